@@ -175,7 +175,7 @@ fn talk(request: &Request, turn: &Turn, nth: usize) -> String {
     let mut numbers =
         lower.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse::<u32>().ok());
     if let (true, Some(last)) = (lower.contains("count"), numbers.next_back()) {
-        let numbers: Vec<String> = (1..=last.min(1000)).map(|number| number.to_string()).collect();
+        let numbers: Vec<String> = (1..=last.min(20_000)).map(|number| number.to_string()).collect();
         return numbers.join(" ");
     }
     let seen = request.history.iter().filter(|message| message.role == Role::User).count();

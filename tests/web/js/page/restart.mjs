@@ -2,7 +2,10 @@
 
 import assert from "node:assert/strict";
 
-import { LONG, accessible, counted, idOf, idle, lastAnswer, open, saved, say, shot, slow, step, streams, texts, until } from "./harness.mjs";
+import { LONG, accessible, counted, idOf, idle, lastAnswer, open, saved, say, shot, slow, step, stop, streams, texts, until } from "./harness.mjs";
+
+/** The question for an answer that lasts longer than all waits of a step together. A step that asks it stops the answer. */
+const ENDLESS = "count to 20000";
 
 /** Kills the server and starts it again. `lost` is called while there is no server. */
 async function restart(page, lost = async () => {}) {
@@ -10,19 +13,34 @@ async function restart(page, lost = async () => {}) {
   await page.locator("#notice", { hasText: "connection to the server is lost" }).waitFor();
   await lost();
   await slow.start();
+  // The page waits up to 15 s between two attempts. If it is connected already, the button is gone.
+  await page.evaluate(() => [...document.querySelectorAll("#notice button")].find((button) => button.textContent === "Try now")?.click());
 }
 
 await step("an answer continues by itself after the server was killed", async (made) => {
   const page = await open(made);
   await say(page, "Hello");
   await idle(page);
-  await say(page, "count to 400");
+  await say(page, ENDLESS);
   await streams(page, " 50 ");
   await restart(page, () => shot(page, "20-lost"));
   await page.locator("#notice", { hasText: "The server was restarted. The answer continues. Its unfinished part is written again." }).waitFor();
   await streams(page, " 20 ");
   await shot(page, "21-continues");
   await accessible(page, "after a restart");
+  await stop(page);
+  await idle(page, 2);
+  assert.deepEqual(await texts(page, ".message.user .plain"), ["Hello", ENDLESS]);
+  assert.equal(await page.locator(".outcome").count(), 0);
+});
+
+await step("an answer that continues after a restart becomes complete, and is saved", async (made) => {
+  const page = await open(made);
+  await say(page, "Hello");
+  await idle(page);
+  await say(page, "count to 400");
+  await streams(page, " 50 ");
+  await restart(page);
   await idle(page, 2);
   assert.equal(await lastAnswer(page), counted(400));
   assert.deepEqual(await texts(page, ".message.user .plain"), ["Hello", "count to 400"]);

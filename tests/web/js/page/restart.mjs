@@ -7,6 +7,14 @@ import { LONG, accessible, counted, idOf, idle, lastAnswer, open, saved, say, sh
 /** The question for an answer that lasts longer than all waits of a step together. A step that asks it stops the answer. */
 const ENDLESS = "count to 20000";
 
+/** Sends a prompt, and waits until the server has stored it. Only then does the prompt survive a kill of the server. */
+async function send(page, text) {
+  const isIts = (request) => request.url().endsWith("/commands") && request.postDataJSON().prompt?.content[0].text === text;
+  const answer = page.waitForResponse((response) => isIts(response.request()));
+  await say(page, text);
+  assert.ok((await answer).ok());
+}
+
 /** Kills the server and starts it again. `lost` is called while there is no server. */
 async function restart(page, lost = async () => {}) {
   await slow.stop("SIGKILL");
@@ -21,7 +29,7 @@ await step("an answer continues by itself after the server was killed", async (m
   const page = await open(made);
   await say(page, "Hello");
   await idle(page);
-  await say(page, ENDLESS);
+  await send(page, ENDLESS);
   await streams(page, " 50 ");
   await restart(page, () => shot(page, "20-lost"));
   await page.locator("#notice", { hasText: "The server was restarted. The answer continues. Its unfinished part is written again." }).waitFor();
@@ -38,7 +46,7 @@ await step("an answer that continues after a restart becomes complete, and is sa
   const page = await open(made);
   await say(page, "Hello");
   await idle(page);
-  await say(page, "count to 400");
+  await send(page, "count to 400");
   await streams(page, " 50 ");
   await restart(page);
   await idle(page, 2);
@@ -53,9 +61,9 @@ await step("an answer that continues after a restart becomes complete, and is sa
 
 await step("an approval waits over a restart, and an interrupted tool is reported", async (made) => {
   const page = await open(made);
-  await say(page, "send_mail `late`");
+  await send(page, "send_mail `late`");
   await page.waitForSelector(".tool.waiting");
-  await say(page, "Hello");
+  await send(page, "Hello");
   await page.locator("#queue li", { hasText: "Hello" }).waitFor();
   await restart(page);
   await page.locator("#notice", { hasText: "The server was restarted. The answer continues." }).waitFor();
@@ -67,7 +75,7 @@ await step("an approval waits over a restart, and an interrupted tool is reporte
   await page.locator(".badge.done").waitFor();
   await until(async () => assert.deepEqual(await texts(page, ".message.user .plain"), ["send_mail `late`", "Hello"]));
   // This tool asks while it is running. It must not run twice, so nobody knows whether it has taken effect.
-  await say(page, 'book_table "Luigi"');
+  await send(page, 'book_table "Luigi"');
   await page.getByText("Which table at Luigi?").waitFor();
   await restart(page);
   await idle(page, 5);
@@ -80,7 +88,7 @@ await step("an approval waits over a restart, and an interrupted tool is reporte
 
 await step("an approval is decided after a restart, while nobody has its conversation open", async (made) => {
   const page = await open(made);
-  await say(page, "send_mail `later`");
+  await send(page, "send_mail `later`");
   await page.waitForSelector(".tool.waiting");
   const id = await idOf(page);
   await page.close();

@@ -14,6 +14,7 @@ use crate::sync::lock;
 const SHORTEST: usize = 4;
 
 /// The maximum number of tokens that are remembered. Each login and each renewal brings up to three tokens.
+#[cfg(feature = "mcp-auth")]
 const MOST_TOKENS: usize = 16;
 
 /// The values of environment variables, headers and parts of URLs, and the tokens of a login. Clones share the tokens.

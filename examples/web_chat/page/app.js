@@ -198,7 +198,7 @@ function ask(title, text, ok, { value, isDanger = false }) {
 /** Watches the conversation on screen and those that wait for decisions, so that the list shows their number. */
 function watch() {
   const ids = current && refused === null ? [current] : [];
-  for (const id of sidebar.paused) if (ids.length < 8 && !ids.includes(id)) ids.push(id);
+  for (const id of sidebar.openPaused) if (ids.length < 8 && !ids.includes(id)) ids.push(id);
   // A conversation whose pause has ended stays watched until another conversation has to be watched. This saves a new
   // connection.
   const isEnough = ids.every((id) => stream.watched.includes(id)) && (!current || stream.watched.includes(current));

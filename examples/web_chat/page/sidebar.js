@@ -55,8 +55,8 @@ export class Sidebar {
     return this.#items.get(id);
   }
 
-  /** The ids of conversations that wait for a decision. */
-  get paused() {
+  /** The ids of open conversations that wait for a decision. The page watches them to count the decisions. */
+  get openPaused() {
     return [...this.#items.values()].filter((item) => item.activity === "paused").map((item) => item.id);
   }
 
@@ -127,6 +127,8 @@ export class Sidebar {
         if (item.activity !== "idle" && item.activity !== null && session.activity === "idle") isUnknown = true;
         item.activity = session.activity;
         item.title = session.title;
+        // This number is from before the conversation was opened.
+        item.waiting = 0;
       } else if (item.activity !== "elsewhere") {
         item.activity = list.waiting.includes(item.id) ? "waiting" : null;
       }

@@ -48,6 +48,23 @@ await step("files are chosen, dropped, pasted and removed", async (made) => {
   await page.waitForFunction(() => [...document.querySelectorAll(".message.user img")].some((image) => image.src.includes("/files/") && image.naturalWidth === 8));
 });
 
+await step("stored decisions count until the conversation is opened", async (made) => {
+  const page = await open(made);
+  const shown = await page.evaluate(async () => {
+    const { Sidebar } = await import("./sidebar.js");
+    const item = { summary: { id: "a", title: "A", updated: 1, damage: null, waiting: 1 }, presence: "stored" };
+    const sidebar = new Sidebar({ conversations: async () => ({ items: [item], next: null }) }, { changed() {} });
+    await sidebar.refresh();
+    const isPaused = () => document.querySelector("#list .meta").classList.contains("paused");
+    const after = (open, type) => {
+      sidebar.take({ last: "1-1", open, waiting: [] }, { type: "event", id: "1-1", event: { type, id: "a" } });
+      return isPaused();
+    };
+    return [isPaused(), after([{ id: "a", title: "A", activity: "busy" }], "opened"), after([], "closed")];
+  });
+  assert.deepEqual(shown, [true, false, false]);
+});
+
 await step("drafts are kept per conversation", async (made) => {
   const page = await open(made);
   // The page changes conversations after the click, not during it.

@@ -98,16 +98,25 @@ await step("an approval is decided after a restart, while nobody has its convers
   const item = other.locator("#list .item", { has: other.locator(`a[href="#/${id}"]`) });
   await item.locator(".meta.paused", { hasText: "paused: 1 decision" }).waitFor();
   await shot(other, "24-stored-approval");
-  const presence = await other.evaluate(async (id) => {
+  /** Returns the entry of the conversation in the list of the server, without opening the conversation. */
+  const listed = () => other.evaluate(async (id) => {
+    const { Client } = await import("./client.js");
+    const { items } = await new Client("agent").conversations();
+    const { summary: { in_flight = false, waiting = 0 }, presence } = items.find(({ summary }) => summary.id === id);
+    return { in_flight, waiting, presence };
+  }, id);
+  assert.deepEqual(await listed(), { in_flight: true, waiting: 1, presence: "stored" });
+  await other.evaluate(async (id) => {
     const { Client } = await import("./client.js");
     const client = new Client("agent");
-    const { items } = await client.conversations();
     const approval = (await client.approvals()).items.find(({ conversation }) => conversation === id);
     await client.decide(id, { turn: approval.turn, tool_use: approval.tool_use.id, decision: "execute" });
-    return items.find(({ summary }) => summary.id === id).presence;
   }, id);
-  assert.equal(presence, "stored");
   // This was the last decision, so the server opens the conversation and finishes the answer. No page watches it.
+  await until(async () => {
+    const { in_flight, presence } = await listed();
+    assert.deepEqual([in_flight, presence.open ?? "idle"], [false, "idle"]);
+  });
   await item.locator(".meta:not(.paused):not(.busy)").waitFor();
   await item.locator("a").click();
   await idle(other, 2);

@@ -75,7 +75,8 @@
 //!
 //! The event `list` contains `{update}`, an update of the list of conversations. The first update of the list is always
 //! a `resync`. The event `refused` has `{conversation, problem}` if a conversation cannot be opened, or if the
-//! principal may not watch it. The event `ending` announces the end of the stream. Leaving a stream never stops a run.
+//! principal may not watch it. If a later attempt can help, `retry_after` is the time in seconds until then. The event
+//! `ending` announces the end of the stream. Leaving a stream never stops a run.
 //!
 //! # Security
 //!

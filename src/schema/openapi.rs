@@ -299,7 +299,16 @@ fn stream_events() -> Map<String, Value> {
             event(
                 "refused",
                 "A conversation cannot be opened, or may no longer be read. The stream no longer contains its updates.",
-                json!({ "conversation": conversation(), "problem": member("Problem", "The reason.") }),
+                json!({
+                    "conversation": conversation(),
+                    "problem": member("Problem", "The reason."),
+                    "retry_after": {
+                        "type": "integer",
+                        "minimum": 0,
+                        "description": "The time in seconds after which the client watches the conversation again. \
+                                        Absent if a later attempt does not help.",
+                    },
+                }),
                 &["conversation", "problem"],
             ),
         ),

@@ -282,8 +282,11 @@ impl Feed {
     fn refused(&mut self, id: &ConversationId, problem: Problem) -> Result<Frame, axum::Error> {
         self.watched.retain(|watched| watched.id != *id);
         self.positions.0.retain(|(known, _)| known != id);
-        let problem = self.web.shown(problem).to_json();
-        let refused = serde_json::json!({ "conversation": id, "problem": problem });
+        let problem = self.web.shown(problem);
+        let mut refused = serde_json::json!({ "conversation": id, "problem": problem.to_json() });
+        if let Some(after) = problem.retry_after() {
+            refused["retry_after"] = after.into();
+        }
         Frame::default().event("refused").json_data(refused)
     }
 

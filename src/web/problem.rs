@@ -109,6 +109,11 @@ impl Problem {
         body.into()
     }
 
+    /// Returns the seconds after which a new attempt makes sense.
+    pub(super) fn retry_after(&self) -> Option<u64> {
+        self.0.retry_after.map(|after| after.as_secs())
+    }
+
     // ---- the problems of the routes ----
 
     fn of(status: StatusCode, code: &'static str, title: &'static str, error: &impl fmt::Display) -> Self {
@@ -252,8 +257,8 @@ impl IntoResponse for Problem {
         *response.status_mut() = self.0.status;
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-        if let Some(after) = self.0.retry_after {
-            headers.insert(header::RETRY_AFTER, after.as_secs().into());
+        if let Some(after) = self.retry_after() {
+            headers.insert(header::RETRY_AFTER, after.into());
         }
         if let Some(challenge) = self.0.challenge {
             headers.insert(header::WWW_AUTHENTICATE, challenge);

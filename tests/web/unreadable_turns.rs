@@ -42,12 +42,12 @@ async fn answers(app: &App, id: &str) -> Vec<Answer> {
     ]
 }
 
-/// Returns the problem with which a stream refuses the conversation.
+/// Returns the event with which a stream refuses the conversation.
 async fn refusal(app: &App, id: &str) -> Value {
     let mut stream = app.stream("ann", &format!("/agent/events?watch={id}"), None).await;
     let refused = stream.next().await.unwrap();
     assert_eq!(refused.event, "refused");
-    refused.data["problem"].clone()
+    refused.data
 }
 
 #[tokio::test(start_paused = true)]
@@ -61,7 +61,9 @@ async fn turn_of_a_newer_version_is_unavailable_on_all_routers() {
         );
         assert!(answer.header("retry-after").is_some());
     }
-    assert_eq!(refusal(&app, &id).await["type"], "urn:omni-agent:newer-turn");
+    let refusal = refusal(&app, &id).await;
+    assert_eq!(refusal["problem"]["type"], "urn:omni-agent:newer-turn");
+    assert_eq!(refusal["retry_after"], 30);
 }
 
 #[tokio::test(start_paused = true)]
@@ -77,5 +79,7 @@ async fn damaged_turn_is_named_on_all_routers_and_for_decisions() {
         );
         assert!(answer.json()["detail"].as_str().unwrap().contains("discard"), "{answer:?}");
     }
-    assert_eq!(refusal(&app, &id).await["type"], "urn:omni-agent:damaged-turn");
+    let refusal = refusal(&app, &id).await;
+    assert_eq!(refusal["problem"]["type"], "urn:omni-agent:damaged-turn");
+    assert_eq!(refusal.get("retry_after"), None);
 }

@@ -223,9 +223,10 @@ function connect() {
       else if (update.type === "closed") again(update.reason);
       schedule();
     },
-    onRefused(id, problem) {
+    onRefused(id, problem, retryAfter) {
       if (id !== current) return;
       refused = problem.status === 404 ? "This conversation does not exist, or it belongs to somebody else." : (problem.detail ?? problem.title);
+      if (retryAfter !== null) setTimeout(() => id === current && retry(), retryAfter * 1000);
       schedule();
     },
     onState(state, error, delay) {
@@ -308,6 +309,13 @@ function again(reason) {
     return;
   }
   setTimeout(watch, 500);
+}
+
+/** Watches the conversation on screen again after the server has refused it. */
+function retry() {
+  refused = null;
+  watch();
+  schedule();
 }
 
 /**

@@ -300,8 +300,9 @@ function search(query) {
  *   snapshot that was replaced. Otherwise it is the same object as `snapshot`, which is changed in place. After an update
  *   of the type `closed`, the conversation is not watched any longer.
  * @property {(list: ManagerSnapshot, update: ManagerUpdate) => void} [onList] Called after each update of the list.
- * @property {(id: string, problem: Problem) => void} [onRefused] Called if a conversation cannot be watched. It is not
- *   watched any longer.
+ * @property {(id: string, problem: Problem, retryAfter: number | null) => void} [onRefused] Called if a conversation
+ *   cannot be watched. It is not watched any longer. `retryAfter` is the time in seconds after which a new attempt makes
+ *   sense, or `null`.
  * @property {(state: StreamState, error: Error | null, delay: number) => void} [onState] Called when the connection's
  *   state changes. While `waiting`, a new attempt follows after `delay` milliseconds. After an error of the kind 401 or
  *   403 the stream is closed.
@@ -506,7 +507,7 @@ export class Stream {
     } else if (event === "refused") {
       this.#watch = this.#watch.filter((id) => id !== data.conversation);
       this.snapshots.delete(data.conversation);
-      onRefused?.(data.conversation, data.problem);
+      onRefused?.(data.conversation, data.problem, data.retry_after ?? null);
     }
   }
 

@@ -182,11 +182,12 @@ test("stream_without_permission_is_closed", async () => {
 });
 
 test("stream_with_a_refused_conversation_reports_the_problem_and_keeps_the_others", async () => {
-  const refused = frame("refused", { conversation: "d", problem: { type: "urn:omni-agent:not-found", title: "…", status: 404 } });
-  const { client } = scripted([refused + resync("a-1")]);
+  const refused = (conversation, code, status, rest) => frame("refused", { conversation, problem: { type: `urn:omni-agent:${code}`, title: "…", status }, ...rest });
+  const { client } = scripted([refused("d", "not-found", 404) + refused("e", "newer-turn", 503, { retry_after: 30 }) + resync("a-1")]);
   const found = [];
-  const stream = await following(client, ({ snapshots }) => snapshots.has("c"), { watch: ["c", "d"], onRefused: (id) => found.push(id) });
-  assert.deepEqual(found, ["d"]);
+  const onRefused = (id, { status }, retryAfter) => found.push([id, status, retryAfter]);
+  const stream = await following(client, ({ snapshots }) => snapshots.has("c"), { watch: ["c", "d", "e"], onRefused });
+  assert.deepEqual(found, [["d", 404, null], ["e", 503, 30]]);
   assert.deepEqual(stream.watched, ["c"]);
 });
 

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 
-import { counted, hide, idle, lastAnswer, open, say, shot, step, streams, until } from "./harness.mjs";
+import { counted, hide, idOf, idle, lastAnswer, open, say, shot, step, streams, texts, until } from "./harness.mjs";
 
 await step("the network is cut and restored", async (made) => {
   const page = await open(made);
@@ -53,6 +53,28 @@ await step("missed updates are reported, and the conversation is loaded again", 
   await page.locator("#notice", { hasText: "Some updates were missed" }).waitFor();
   await shot(page, "17-missed");
   await until(async () => assert.equal(await lastAnswer(page), before));
+  await say(page, "Hello again");
+  await idle(page, 2);
+});
+
+await step("a conversation that is not available for a while is shown as soon as it is available", async (made) => {
+  const page = await open(made);
+  await say(page, "Hello");
+  await idle(page);
+  const [id, before] = [await idOf(page), await lastAnswer(page)];
+  const problem = { type: "urn:omni-agent:newer-turn", title: "…", status: 503, detail: "This server cannot continue the answer." };
+  const refuse = (route) => route.fulfill({
+    contentType: "text/event-stream",
+    body: `event: refused\ndata: ${JSON.stringify({ conversation: id, problem, retry_after: 1 })}\n\nevent: ending\ndata: {"retry_after":3600}\n\n`,
+  });
+  await made.route("**/agent/events?**", refuse);
+  await page.reload();
+  await page.locator(".outcome", { hasText: problem.detail }).waitFor();
+  assert.deepEqual(await texts(page, ".message"), []);
+  await made.unroute("**/agent/events?**", refuse);
+  await idle(page);
+  assert.equal(await lastAnswer(page), before);
+  await page.locator(".outcome").waitFor({ state: "detached" });
   await say(page, "Hello again");
   await idle(page, 2);
 });

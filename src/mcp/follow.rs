@@ -17,7 +17,7 @@ use crate::{
     Session,
     session::WeakSession,
     sync::lock,
-    tool::{Schema, Tool, ToolSet},
+    tool::{Replay, Schema, Tool, ToolSet},
 };
 
 /// How long to wait after a change before the list is read, so that many changes in a row cause only one request for
@@ -135,8 +135,8 @@ async fn adopt(session: &WeakSession, server: &Server, tools: Arc<[Arc<dyn Tool>
 }
 
 /// Returns the parts of a tool by which `adopt` finds out whether a list has changed.
-fn declared(tool: &Arc<dyn Tool>) -> (&str, Cow<'_, str>, &Schema, bool) {
-    (tool.name(), tool.description(), tool.schema(), tool.requires_approval())
+fn declared(tool: &Arc<dyn Tool>) -> (&str, Cow<'_, str>, &Schema, bool, Replay) {
+    (tool.name(), tool.description(), tool.schema(), tool.requires_approval(), tool.replay())
 }
 
 /// Returns the set with `tools` in place of the known tools. The new tools are inserted where the first known tool was.

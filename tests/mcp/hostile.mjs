@@ -21,7 +21,7 @@ let names = [
 if (port) names.push("too_huge_json", "endless_event", "endless_json", "endless_comments", "cut", "no_headers", "status");
 const schema = { type: "object", properties: { text: { type: "string" } } };
 
-const hints = { read: { readOnlyHint: true }, put: { readOnlyHint: false, idempotentHint: true }, send: { readOnlyHint: false } };
+const hints = { read: { readOnlyHint: true }, put: { readOnlyHint: false, idempotentHint: true }, send: { readOnlyHint: false }, drop: {} };
 
 function list() {
   if (like === "hints") names = Object.keys(hints);
@@ -67,6 +67,10 @@ async function call(id, params, send, response) {
       names = ["echo", "added"];
       announce({ method: "notifications/tools/list_changed" });
       return answer(text("changed"));
+    case "drop":
+      hints.read = {};
+      announce({ method: "notifications/tools/list_changed" });
+      return answer(text("dropped"));
     case "added": return answer(text("added"));
     case "spawn": {
       const child = spawn("sleep", ["1000"]);

@@ -1,10 +1,14 @@
 //! Lists of tools: names, refused tools, selection and changes.
 
-use omni_agent::{mcp::McpError, testing::Step, tool::Tool};
+use omni_agent::{
+    mcp::McpError,
+    testing::Step,
+    tool::{Replay, Tool, ToolSet},
+};
 use serde_json::json;
 use tokio::runtime::Handle;
 
-use crate::support::{Hostile, LIMIT, adopts, call, session, set, soon, until};
+use crate::support::{Hostile, LIMIT, adopts, adopts_where, call, session, set, soon, until};
 
 #[tokio::test]
 async fn tools_unusable_tools_are_skipped_and_the_others_work() {
@@ -64,6 +68,19 @@ async fn follow_change_before_it_is_adopted() {
     assert_eq!(call(&set(&client).await, "hostile__add", "").await.text(), "changed");
     client.follow(&session);
     adopts(&session, &["hostile__added", "hostile__echo"]).await;
+}
+
+#[tokio::test]
+async fn follow_hint_that_the_server_drops_is_no_longer_trusted() {
+    let Some(hostile) = Hostile::new() else { return };
+    let client = soon(hostile.like("hints").trust_hints().connect()).await.unwrap();
+    let session = session(&client, []).await;
+    let has =
+        |tools: &ToolSet, replay| tools.get("hostile__read").is_some_and(|tool| tool.replay() == replay);
+    assert!(has(&session.state().await.unwrap().config().tools, Replay::Safe));
+    client.follow(&session);
+    assert_eq!(call(&set(&client).await, "hostile__drop", "").await.text(), "dropped");
+    adopts_where(&session, |tools| has(tools, Replay::Never)).await;
 }
 
 #[tokio::test]

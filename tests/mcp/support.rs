@@ -152,10 +152,15 @@ pub async fn session(client: &McpClient, steps: impl IntoIterator<Item = Step>) 
 
 /// Waits until the session has exactly these tools.
 pub async fn adopts(session: &Session, names: &[&str]) {
+    adopts_where(session, |tools| tools.iter().map(|tool| tool.name()).eq(names.iter().copied())).await;
+}
+
+/// Waits until the tools of the session meet the condition.
+pub async fn adopts_where(session: &Session, is_so: impl Fn(&ToolSet) -> bool) {
     let adopted = async {
         loop {
             let state = session.state().await.unwrap();
-            if state.config().tools.iter().map(|tool| tool.name()).eq(names.iter().copied()) {
+            if is_so(&state.config().tools) {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(5)).await;

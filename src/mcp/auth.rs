@@ -99,6 +99,10 @@ pub trait TokenStore: Send + Sync + 'static {
     /// two clients may send the same renewal. A server that accepts each renewal once then refuses one of the clients, and
     /// some servers end the login.
     ///
+    /// With the guard, the clients renew one after the other. Each client that has found its tokens expired renews them.
+    /// If a renewal at the server ends the earlier access tokens, the server can still refuse a request that another
+    /// client has just sent. So share one client between the parts of an application, or log in once for each client.
+    ///
     /// # Errors
     ///
     /// Fails if the lock can't be used. The request of the client then fails with this error's text.

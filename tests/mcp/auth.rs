@@ -2,7 +2,10 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use axum::{
@@ -28,7 +31,7 @@ use sha2::{Digest, Sha256};
 
 use crate::{
     serving::host::agent,
-    support::{free_port, set, soon},
+    support::{free_port, set, soon, until},
 };
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -192,6 +195,8 @@ struct Kept {
     tokens: Mutex<Option<Tokens>>,
     is_broken: Mutex<bool>,
     renewing: Arc<tokio::sync::Mutex<()>>,
+    /// The number of renewals that have begun.
+    begun: AtomicUsize,
 }
 
 impl Kept {
@@ -220,6 +225,7 @@ impl TokenStore for Kept {
 
     async fn lock(&self) -> Result<Box<dyn Send>, BoxError> {
         self.check()?;
+        self.begun.fetch_add(1, Ordering::Relaxed);
         Ok(Box::new(Arc::clone(&self.renewing).lock_owned().await))
     }
 }
@@ -306,10 +312,17 @@ async fn clients_that_renew_the_same_tokens_at_the_same_time_take_turns() {
     let server = start(behaviour).await;
     let store = logged_in(&server).await;
     server.lock().unwrap().life = Some(3600);
-    let (one, two) = tokio::join!(connect(&server, &store), connect(&server, &store));
+    let renewing = Arc::clone(&store.renewing).lock_owned().await;
+    let both_wait = async {
+        until("both clients find the tokens expired", || store.begun.load(Ordering::Relaxed) == 2).await;
+        drop(renewing);
+    };
+    let (one, two, ()) = tokio::join!(connect(&server, &store), connect(&server, &store), both_wait);
     for client in [one.unwrap(), two.unwrap()] {
         assert!(ask(&client).await.starts_with("You said: Hello"));
     }
+    // The client that waited renews the tokens again.
+    assert_eq!(grants(&server), ["authorization_code", "refresh_token", "refresh_token"]);
 }
 
 #[tokio::test]

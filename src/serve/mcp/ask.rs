@@ -15,7 +15,7 @@ use super::{
     answer::blocks,
     followed::{Change, FollowedPrompt, PromptEnd},
     host::{self, Host, Purpose, Refusal},
-    running::{Outcome, RunningCall},
+    running::{Outcome, RunningCall, Sender},
     tools::{AskInput, AskOutput, id, input},
 };
 use crate::{
@@ -93,7 +93,7 @@ impl<'a> Ask<'a> {
             match session.prompt(prompt).await {
                 Ok(_) => {
                     let followed = FollowedPrompt::new(id_of_prompt);
-                    return Ok(RunningCall::new(self, session, events, followed));
+                    return Ok(RunningCall::new(self, session, events, followed, Sender::ThisCall));
                 }
                 // The session was closed after it was opened here, so open it again.
                 Err(SessionError::Ended(_)) if retries > 0 => retries -= 1,
@@ -113,7 +113,7 @@ impl<'a> Ask<'a> {
         if let Some(Change::Ended(end)) = ended {
             return Ok(Rejoined::Ended(state.conversation, end));
         }
-        let mut call = RunningCall::new(self, session, events, followed);
+        let mut call = RunningCall::new(self, session, events, followed, Sender::EarlierCall);
         if call.followed.turn() == Some(state.turn) {
             call.answered(answers).await;
         }

@@ -81,7 +81,8 @@ const KEEP_ALIVE: Duration = Duration::from_hours(1);
 ///   may do with them. A conversation that it may not read looks like one that does not exist. `ask` needs the actions
 ///   `Read`, `Watch` and `Prompt`, and also `Create` for a new conversation. If the labels of the conversation change,
 ///   the permissions are checked again: a call whose client may no longer watch ends, and its run continues. Without
-///   `Decide`, the client is not asked about tool uses.
+///   `Decide`, the client is not asked about tool uses. If a client closes the connection of a call that it has sent
+///   again with answers, the run is interrupted only if the principal is permitted to `Stop`.
 /// - A call counts as a stream, unless it calls `stop`: see [`WebLimits`](crate::web::WebLimits). A principal has at
 ///   most as many protocol sessions as streams. A session above this limit ends the oldest one. Only clients of
 ///   versions before 2026-07-28 have sessions. A session ends after an hour without messages, and its calls are then

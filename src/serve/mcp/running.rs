@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     ask::Ask,
     followed::{Change, FollowedPrompt, PromptEnd},
-    host::{Purpose, Refusal},
+    host::{Host, Purpose, Refusal},
     question::{Asks, decision, question},
 };
 use crate::{
@@ -65,6 +65,28 @@ enum Progress {
     Over(Outcome),
 }
 
+/// The call that has sent the prompt.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sender {
+    ThisCall,
+    /// The client names the prompt. Another client may have sent it.
+    EarlierCall,
+}
+
+/// What the client may do with the conversation. This may change with the conversation's labels.
+#[derive(Clone, Copy, Default)]
+struct Permissions {
+    decide: bool,
+    stop: bool,
+}
+
+impl Permissions {
+    fn of(host: &dyn Host, labels: &Labels) -> Self {
+        let may = |purpose| host.check(purpose, labels).is_ok();
+        Self { decide: may(Purpose::Decide), stop: may(Purpose::Stop) }
+    }
+}
+
 pub(super) struct RunningCall<'a> {
     ask: Ask<'a>,
     pub(super) session: Session,
@@ -75,8 +97,8 @@ pub(super) struct RunningCall<'a> {
     /// The questions that were sent during this call. A question that was withdrawn has no decision.
     questions: FuturesUnordered<BoxFuture<'static, (Pause, Option<Decision>)>>,
     reports: u32,
-    /// Whether the client may decide about tools of the conversation. This may change with the conversation's labels.
-    decides: bool,
+    sender: Sender,
+    may: Permissions,
 }
 
 impl<'a> RunningCall<'a> {
@@ -85,12 +107,12 @@ impl<'a> RunningCall<'a> {
         session: Session,
         events: SessionSubscription,
         followed: FollowedPrompt,
+        sender: Sender,
     ) -> Self {
         let (asked, questions) = (HashMap::new(), FuturesUnordered::new());
-        let decides = events
-            .snapshot()
-            .is_some_and(|snapshot| ask.host.check(Purpose::Decide, &snapshot.labels).is_ok());
-        Self { ask, session, events, followed, asked, questions, reports: 0, decides }
+        let snapshot = events.snapshot();
+        let may = snapshot.map(|snapshot| Permissions::of(ask.host, &snapshot.labels)).unwrap_or_default();
+        Self { ask, session, events, followed, asked, questions, reports: 0, sender, may }
     }
 
     /// Applies the answers to the questions of an earlier call.
@@ -154,7 +176,7 @@ impl<'a> RunningCall<'a> {
             if let Err(why) = self.ask.host.check(Purpose::Follow, labels) {
                 return Some(Progress::Over(Outcome::Refused(why)));
             }
-            self.decides = self.ask.host.check(Purpose::Decide, labels).is_ok();
+            self.may = Permissions::of(self.ask.host, labels);
         }
         let unanswered = |why| Some(Change::Ended(PromptEnd::Unanswered(why)));
         let change = match update {
@@ -183,13 +205,13 @@ impl<'a> RunningCall<'a> {
     async fn ask_about_pauses(&mut self) -> Option<InputRequests> {
         let pauses = self.followed.pauses().to_vec();
         self.asked.retain(|id, withdrawn| {
-            let is_open = self.decides && pauses.iter().any(|pause| pause.tool_use.id == *id);
+            let is_open = self.may.decide && pauses.iter().any(|pause| pause.tool_use.id == *id);
             if !is_open {
                 withdrawn.cancel();
             }
             is_open
         });
-        if !self.decides {
+        if !self.may.decide {
             return None;
         }
         let asks = Asks::of(self.ask.context);
@@ -237,7 +259,7 @@ impl<'a> RunningCall<'a> {
 
     /// Sends the decision about a pause to the session, if the client may decide.
     async fn decide(&mut self, pause: &Pause, decision: Decision) {
-        if !self.decides {
+        if !self.may.decide {
             return;
         }
         // The pause is over only when its event arrives. Until then, the client is not asked about it again.
@@ -261,7 +283,8 @@ impl<'a> RunningCall<'a> {
         let _ = timeout(SOON, self.ask.context.peer.notify_progress(report)).await;
     }
 
-    /// Withdraws the prompt, because nobody waits for its answer. If its turn has begun, the run is interrupted.
+    /// Withdraws the prompt, because nobody waits for its answer. If its turn has begun, the run is interrupted. If
+    /// another call has sent the prompt, the interruption needs the permission to stop runs.
     pub(super) async fn withdraw(mut self) {
         let withdrawn = async {
             loop {
@@ -274,7 +297,8 @@ impl<'a> RunningCall<'a> {
                     }
                 }
                 if self.followed.turn().is_some() {
-                    return self.session.interrupt().await;
+                    let may_interrupt = self.sender == Sender::ThisCall || self.may.stop;
+                    return if may_interrupt { self.session.interrupt().await } else { Ok(()) };
                 }
                 // This fails if the prompt's turn has begun in the meantime.
                 if self.session.unstage(self.followed.id().clone()).await.is_ok() {

@@ -195,3 +195,31 @@ async fn run_is_stopped_although_no_further_call_is_allowed() {
     assert_eq!(stopped["structuredContent"], json!({ "stopped": true }));
     assert!(text(&message(calling).await["result"]).starts_with("And on"));
 }
+
+#[tokio::test(start_paused = true)]
+async fn abandoned_call_with_the_prompt_of_another_client_stops_its_run_only_if_that_is_permitted() {
+    for (user, expected) in [("asker", Status::Busy), ("prompter", Status::Idle)] {
+        let app = App::with(|web| web.limits(WebLimits::default().with_streams_per_principal(1)));
+        let session = app.session("ann").await;
+        let _calling = app.send(Method::POST, &in_session(&session), &old_ask("Go on for ever")).await;
+        let running = reached(&app.manager, |agent| !agent.partial.is_empty()).await;
+        let agent = running.snapshot().await.unwrap().agent;
+        let (prompt, turn) = (&agent.pending[0].id, agent.turn.unwrap());
+        let state = json!({ "conversation": running.id(), "prompt": prompt, "turn": turn });
+        let mut rejoining = asks("Hello");
+        rejoining["params"]["requestState"] = state.to_string().into();
+        let mut messages = Messages::of(app.send(Method::POST, &new_headers(user, "ask"), &rejoining).await);
+        messages.next("notifications/progress").await;
+        drop(messages);
+        // The call has ended when its principal is allowed another call.
+        let list = new_call("list", json!({}));
+        let is_over = async || {
+            let listed = app.send(Method::POST, &new_headers(user, "list"), &list).await;
+            message(listed).await["result"]["isError"] != true
+        };
+        while !is_over().await {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(running.status().await.unwrap(), expected, "{user}");
+    }
+}

@@ -30,9 +30,9 @@ use crate::{
     support::{free_port, set, soon},
 };
 
-/// Users are known by the header `x-user`. The conversations of `reader`, `prompter` and `decider` are Ann's. `reader` may
-/// only read them, `prompter` may not decide, and `decider` may not send prompts. A conversation with the
-/// label `locked` accepts no decisions.
+/// Users are known by the header `x-user`. The conversations of `reader`, `prompter`, `decider` and `asker` are Ann's.
+/// `reader` may only read them, `prompter` may not decide, `decider` may not send prompts, and `asker` may not stop runs.
+/// A conversation with the label `locked` accepts no decisions.
 struct Users;
 
 #[async_trait]
@@ -40,7 +40,7 @@ impl Access for Users {
     async fn principal(&self, request: &Parts) -> Result<Principal, Challenge> {
         let user = request.headers.get("x-user").and_then(|user| user.to_str().ok());
         let user = user.ok_or_else(Challenge::bearer)?;
-        let owner = if matches!(user, "reader" | "prompter" | "decider") { "ann" } else { user };
+        let owner = if matches!(user, "reader" | "prompter" | "decider" | "asker") { "ann" } else { user };
         Ok(Principal::new(user, Labels::new([("user", owner)]).unwrap()).unwrap())
     }
 
@@ -49,6 +49,7 @@ impl Access for Users {
             "reader" => matches!(action, Action::Read | Action::List),
             "prompter" => action != Action::Decide,
             "decider" => action != Action::Prompt,
+            "asker" => action != Action::Stop,
             _ => true,
         };
         let is_locked = action == Action::Decide && labels.get("locked").is_some();

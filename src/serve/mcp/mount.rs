@@ -31,6 +31,7 @@ use super::{
     ServerInfo,
     handler::{Handler, Hosts},
     host::{Host, Purpose, Refusal},
+    running::LONGEST_QUESTION,
 };
 use crate::{
     manager::{Listed, OpenedSession},
@@ -43,8 +44,9 @@ use crate::{
 const SESSION: &str = "mcp-session-id";
 
 /// The time without messages after which a protocol session and its calls end. If the client wants reports of progress,
-/// a running call sends them more often than that.
-const KEEP_ALIVE: Duration = Duration::from_hours(1);
+/// a running call sends them more often than that. A question that nobody answers ends before its session, so that the
+/// call can continue.
+const KEEP_ALIVE: Duration = LONGEST_QUESTION.saturating_add(Duration::from_mins(5));
 
 /// Returns a router with the path `/`, which serves the conversations of a [`Web`] over the transport that the protocol
 /// calls streamable HTTP. The [`Access`](crate::web::Access) of the web checks each request.
@@ -85,8 +87,8 @@ const KEEP_ALIVE: Duration = Duration::from_hours(1);
 ///   again with answers, the run is interrupted only if the principal is permitted to `Stop`.
 /// - A call counts as a stream, unless it calls `stop`: see [`WebLimits`](crate::web::WebLimits). A principal has at
 ///   most as many protocol sessions as streams. A session above this limit ends the oldest one. Only clients of
-///   versions before 2026-07-28 have sessions. A session ends after an hour without messages, and its calls are then
-///   cancelled. So a client with long calls should ask for progress.
+///   versions before 2026-07-28 have sessions. A session ends after an hour and five minutes without messages, and its
+///   calls are then cancelled. So a client with long calls should ask for progress.
 /// - After [`Web::drain`](crate::web::Web::drain), calls that wait end with an error, and their runs continue.
 pub fn router(web: &Web, info: ServerInfo) -> Router {
     let mount = Arc::new(Mount::new(web.clone(), info));

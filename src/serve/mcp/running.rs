@@ -37,7 +37,7 @@ const NEWS: Duration = Duration::from_secs(15);
 const SOON: Duration = Duration::from_secs(5);
 
 /// How long to wait for the answer to a question. A client over HTTP may be gone without a sign.
-const LONGEST_QUESTION: Duration = Duration::from_hours(1);
+pub(super) const LONGEST_QUESTION: Duration = Duration::from_hours(1);
 
 /// The maximum length of the name of a client's program, in bytes.
 const LONGEST_NAME: usize = 256;

@@ -1,5 +1,7 @@
 //! The permissions of a principal over HTTP, and their changes during a call.
 
+use std::time::Duration;
+
 use axum::{
     body::{Body, BodyDataStream},
     http::{Method, Response, StatusCode},
@@ -16,7 +18,7 @@ use serde_json::{Value, json};
 
 use super::{
     host::{agent, manager, reached},
-    web::{App, initialize, message, new_call, new_headers},
+    web::{App, initialize, last_message, message, new_call, new_headers},
 };
 use crate::support::soon;
 
@@ -91,17 +93,32 @@ async fn call_whose_conversation_goes_to_another_user_ends_and_its_run_goes_on()
     running.interrupt().await.unwrap();
 }
 
-#[tokio::test]
-async fn question_is_withdrawn_while_its_client_may_not_decide() {
-    let app = App::new();
+/// Begins a protocol session of Ann whose client can ask its user, and returns the session's id.
+async fn session_with_questions(app: &App) -> String {
     let mut first = initialize();
     first["params"]["capabilities"] = json!({ "elicitation": {} });
     let created = app.send(Method::POST, &[("x-user", "ann")], &first).await;
     let session = created.headers()["mcp-session-id"].to_str().unwrap().to_owned();
-    let headers = in_session(&session);
     let initialized = json!({ "jsonrpc": "2.0", "method": "notifications/initialized" });
-    app.send(Method::POST, &headers, &initialized).await;
+    app.send(Method::POST, &in_session(&session), &initialized).await;
+    session
+}
 
+#[tokio::test(start_paused = true)]
+async fn question_without_an_answer_is_rejected_before_its_session_ends() {
+    // The timer of the comments that keep a stream open does not know the paused time. So there are no comments.
+    let app = App::with(|web| web.limits(WebLimits::default().with_keep_alive(Duration::from_hours(24))));
+    let session = session_with_questions(&app).await;
+    let calling = app.send(Method::POST, &in_session(&session), &old_ask("Delete")).await;
+    let answer = last_message(calling).await["result"].take();
+    assert!(text(&answer).contains("no answer within an hour"), "{answer}");
+}
+
+#[tokio::test]
+async fn question_is_withdrawn_while_its_client_may_not_decide() {
+    let app = App::new();
+    let session = session_with_questions(&app).await;
+    let headers = in_session(&session);
     let call = old_ask("Delete");
     // Questions arrive on the stream of the call, and withdrawals on the stream that belongs to no call.
     let mut others = Messages::of(app.send(Method::GET, &headers, &Value::Null).await);

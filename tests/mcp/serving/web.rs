@@ -147,10 +147,15 @@ pub fn new_headers<'a>(user: &'a str, tool: &'a str) -> [(&'a str, &'a str); 4] 
     ]
 }
 
-/// Reads the last message of a response.
+/// Reads the last message of a response that ends soon.
 pub async fn message(response: Response<Body>) -> Value {
+    soon(last_message(response)).await
+}
+
+/// Reads the last message of a response.
+pub async fn last_message(response: Response<Body>) -> Value {
     assert_eq!(response.status(), StatusCode::OK);
-    let text = soon(to_bytes(response.into_body(), 1 << 20)).await.unwrap();
+    let text = to_bytes(response.into_body(), 1 << 20).await.unwrap();
     let text = String::from_utf8(text.to_vec()).unwrap();
     let last =
         text.lines().filter_map(|line| line.strip_prefix("data:")).rfind(|data| !data.trim().is_empty());

@@ -289,7 +289,8 @@ impl<'a> RunningCall<'a> {
         let withdrawn = async {
             loop {
                 // If the prompt's run is over, the session may be working for another client. When the snapshot
-                // arrives, all events before it have arrived.
+                // arrives, all events before it have arrived. If the run ends after this check and another client's
+                // run begins before the interruption arrives, that run is interrupted.
                 self.session.snapshot().await?;
                 while let Some(update) = self.events.next().now_or_never() {
                     if let Some(Progress::Over(_)) = self.update(update) {

@@ -1,8 +1,8 @@
 //! Recorded turns of every released format, one for each stage. The files in `tests/store/golden/turns-FORMAT` never
 //! change and must remain readable. For each new format, a folder is added.
 //!
-//! `OMNI_WRITE_GOLDEN=1 cargo test --lib golden` writes the files of the current format. It may be run only while this
-//! format is not released.
+//! `OMNI_WRITE_GOLDEN_TURNS=1 cargo test --lib golden` writes those files of the current format that do not exist. To
+//! renew a file while its format is not released, delete it first.
 
 use std::{fs, path::PathBuf, time::Duration};
 
@@ -148,7 +148,7 @@ fn ending(stage: &str) -> (Vec<Step>, Vec<&'static str>) {
 
 #[tokio::test(start_paused = true)]
 async fn turn_recorded_in_any_stage_continues_to_its_end() {
-    if std::env::var_os("OMNI_WRITE_GOLDEN").is_some() {
+    if std::env::var_os("OMNI_WRITE_GOLDEN_TURNS").is_some() {
         write().await;
     }
     for format in 1..=FORMAT {
@@ -179,14 +179,18 @@ async fn turn_recorded_in_any_stage_continues_to_its_end() {
     }
 }
 
+/// Writes the files of the current format that do not exist.
 async fn write() {
     let folder = folder(FORMAT);
     fs::create_dir_all(&folder).unwrap();
     for (name, expected) in STAGES {
+        let file = folder.join(format!("{name}.json"));
+        if file.exists() {
+            continue;
+        }
         let Contents { history, turn, .. } = killed_in(name).await.contents();
         let golden = Golden { history, turn: turn.unwrap() };
         assert_eq!(stage(&golden.turn), expected, "{name}");
-        fs::write(folder.join(format!("{name}.json")), serde_json::to_string_pretty(&golden).unwrap())
-            .unwrap();
+        fs::write(file, serde_json::to_string_pretty(&golden).unwrap()).unwrap();
     }
 }

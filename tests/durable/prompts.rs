@@ -1,6 +1,7 @@
 //! Prompts with ids, whose senders died: each prompt is sent again, runs once, and has one outcome in all lives.
 
 use std::{
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -137,6 +138,11 @@ async fn outcome(session: &Session, prompt: &str) -> (RunOutcome, Option<NodeId>
     (ended.outcome, ended.through)
 }
 
+/// Returns when the session waits for the outcomes for which it was asked, because it answers commands in order.
+async fn waits(session: &Session) {
+    session.title().await.unwrap();
+}
+
 fn is_unknown(result: &Result<omni_agent::session::PromptOutcome, SessionError>) -> bool {
     matches!(result, Err(SessionError::UnknownPrompt { .. }))
 }
@@ -205,12 +211,12 @@ fn cancelled_prompt_has_its_outcome_and_a_staged_one_can_be_sent_again() {
         talk.life(async |session, _| {
             session.prompt(order()).await.unwrap();
             session.prompt(second()).await.unwrap();
-            let (first, last) = (session.clone(), session.clone());
-            let first = tokio::spawn(async move { outcome(&first, "order").await });
-            let last = tokio::spawn(async move { last.outcome("second").await });
+            let (mut first, mut last) = (pin!(outcome(&session, "order")), pin!(session.outcome("second")));
+            assert!(poll!(&mut first).is_pending() && poll!(&mut last).is_pending());
+            waits(&session).await;
             session.cancel().await.unwrap();
-            assert_eq!(first.await.unwrap(), (RunOutcome::Cancelled, None));
-            assert!(is_unknown(&last.await.unwrap()));
+            assert_eq!(first.await, (RunOutcome::Cancelled, None));
+            assert!(is_unknown(&last.await));
         });
         talk.life(async |session, talk| {
             assert_eq!(outcome(&session, "order").await, (RunOutcome::Cancelled, None));
@@ -231,13 +237,11 @@ fn outcome_of_a_withdrawn_or_unknown_prompt_is_an_error() {
             assert!(error.is_not_found() && error.to_string().contains("order"), "{error}");
             session.prompt(order()).await.unwrap();
             session.prompt(second()).await.unwrap();
-            let last = session.clone();
-            let waiting = tokio::spawn(async move { last.outcome("second").await });
-            // The session has begun to wait when it answers a later command.
-            tokio::task::yield_now().await;
-            session.title().await.unwrap();
+            let mut waiting = pin!(session.outcome("second"));
+            assert!(poll!(&mut waiting).is_pending());
+            waits(&session).await;
             session.unstage("second").await.unwrap();
-            assert!(is_unknown(&waiting.await.unwrap()));
+            assert!(is_unknown(&waiting.await));
         });
     }
 }

@@ -256,6 +256,7 @@ impl Core {
                 self.saver.state_changed(&self.state_now());
                 return true;
             }
+            Event::Staged { id, .. } => self.prompt_staged(id),
             Event::Unstaged { .. } => Self::prompt_unstaged(event, effects),
             Event::Status { status } => {
                 self.status = *status;

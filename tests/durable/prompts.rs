@@ -404,6 +404,37 @@ fn last_32_prompts_of_a_conversation_are_known() {
 }
 
 #[test]
+fn reused_id_of_a_forgotten_prompt_has_the_outcome_of_the_new_prompt() {
+    let talk = Talk::new(Durable::InFlight);
+    let numbered = |number: u64| Prompt::new("Again.").with_id(format!("p{number}"));
+    talk.answer(32);
+    talk.life(async move |session, talk| {
+        for number in 1..=32 {
+            session.prompt(numbered(number)).await.unwrap();
+            session.outcome(format!("p{number}")).await.unwrap();
+        }
+        session.prompt(numbered(33)).await.unwrap();
+        let again = session.prompt(numbered(1)).await.unwrap();
+        assert!(matches!(again, Accepted::Staged { .. }), "{again:?}");
+        let mut waiting = pin!(session.outcome("p1"));
+        assert!(poll!(&mut waiting).is_pending());
+        waits(&session).await;
+        assert!(poll!(&mut waiting).is_pending());
+        talk.answer(1);
+        assert_eq!(outcome(&session, "p33").await, (stopped(), node(66)));
+        assert!(poll!(&mut waiting).is_pending());
+    });
+    talk.life(async move |session, talk| {
+        assert_eq!(state(&session, numbered(1)).await, PromptState::InFlight);
+        let mut waiting = pin!(outcome(&session, "p1"));
+        assert!(poll!(&mut waiting).is_pending());
+        talk.answer(1);
+        assert_eq!(waiting.await, (stopped(), node(68)));
+    });
+    talk.life(async |session, _| assert_eq!(outcome(&session, "p1").await, (stopped(), node(68))));
+}
+
+#[test]
 fn prompt_of_a_turn_that_is_dropped_or_given_up_has_this_outcome() {
     let unreadable = |talk: &Talk| {
         talk.life(async |session, talk| {

@@ -59,7 +59,7 @@ impl Core {
         let Some(prompts) = &mut self.prompts else { return };
         let before = std::mem::replace(&mut prompts.list, std::mem::take(&mut prompts.delivered));
         for prompt in &mut prompts.list {
-            let earlier = before.iter().find(|earlier| earlier.id == prompt.id);
+            let earlier = before.iter().find(|earlier| is_earlier(earlier, prompt));
             if let Some(ended) = earlier.filter(|earlier| has_ended(earlier)) {
                 prompt.clone_from(ended);
                 continue;
@@ -69,6 +69,14 @@ impl Core {
             if is_abandoned && has_ended(prompt) {
                 prompt.state = PromptState::Ended { outcome: RunOutcome::Abandoned };
             }
+        }
+    }
+
+    /// Notes that a prompt with this id was staged. An earlier prompt with this id, which the agent has forgotten, is
+    /// forgotten here too.
+    pub(super) fn prompt_staged(&mut self, id: &PromptId) {
+        if let Some(prompts) = &mut self.prompts {
+            prompts.list.retain(|known| known.id != *id);
         }
     }
 
@@ -134,7 +142,7 @@ impl Core {
     /// Adds to the record of a turn what the agent does not know about the prompts.
     pub(super) fn complete_prompts(&self, record: &mut TurnRecord) {
         for prompt in &mut record.prompts {
-            match self.known_prompt(&prompt.id) {
+            match self.known_prompts().iter().find(|known| is_earlier(known, prompt)) {
                 Some(known) if has_ended(known) => prompt.clone_from(known),
                 Some(known) => prompt.through = known.through,
                 None => {}
@@ -148,6 +156,12 @@ impl Core {
             prompt.through.take_if(|node| erased.nodes.binary_search(node).is_ok());
         }
     }
+}
+
+/// Returns whether `earlier` is the same prompt as `prompt`, in an earlier state or the same state. A prompt that has
+/// ended does not run again, so a prompt with its id that has not ended is another one.
+fn is_earlier(earlier: &KnownPrompt, prompt: &KnownPrompt) -> bool {
+    earlier.id == prompt.id && (has_ended(prompt) || !has_ended(earlier))
 }
 
 fn has_ended(prompt: &KnownPrompt) -> bool {

@@ -85,7 +85,9 @@ impl Task {
         // No number of changes is this great, so the reply waits until the outcome is known.
         let reply = HeldReply::Outcome(Box::new(AwaitedOutcome { id, outcome: None, reply }));
         self.flushes.push(Flush { wanted: u64::MAX, until: None, reply });
-        self.find_outcomes(|_| None);
+        if matches!(state, Some(PromptState::Ended { .. })) {
+            self.find_outcomes(|_| None);
+        }
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 pub use id::ApprovalId;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep_until};
 
 use super::{Inner, Manager, ManagerError, opening::in_a_task};
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
     message::{Timestamp, ToolUse, ToolUseId},
     session::{Session, SessionCommand, SessionError},
     store::{
-        Commit, ConversationId, Filter, Labels, Owner, Page, PendingApproval, Position, StoreError,
+        Commit, ConversationId, Filter, Labels, Lease, Owner, Page, PendingApproval, Position, StoreError,
         StoredTurn, TurnRecord, TurnSummary, Turns, Undecidable, Write,
     },
     tool::Decision,
@@ -129,7 +129,8 @@ impl Manager {
     ///
     /// - [`ManagerError::StaleApproval`] if the tool use does not wait for a decision. It was decided by somebody else,
     ///   its time limit has passed, or its turn has ended.
-    /// - [`ManagerError::OpenElsewhere`] if the conversation is open in another process. Decide there.
+    /// - [`ManagerError::OpenElsewhere`] if the conversation is open in another process. Decide there. The call waits
+    ///   one second first, because another process may own the conversation only while it stores a decision.
     /// - [`AgentError::LongName`] if the name is too long.
     /// - [`SessionError::DamagedTurn`] if the recorded turn can't be read.
     /// - [`StoreError::NotFound`], or another error of the store. If the outcome of a write is unknown, the decision
@@ -168,9 +169,11 @@ impl Manager {
 }
 
 /// The maximum number of times that a decision is applied to a newer state of its turn after a conflict.
-const TRIES: usize = 8;
-/// The delay before the next try if another process owns the conversation. It may own the conversation only for the
-/// moment in which it stores its decision.
+const MAX_CONFLICTS: usize = 8;
+/// The time for which a decision waits if another process owns the conversation. It may own the conversation only for
+/// the moment in which it stores its decision.
+const OWNED_LIMIT: Duration = Duration::from_secs(1);
+/// The delay before the second attempt to own the conversation. Each following delay is twice as long.
 const OWNED_DELAY: Duration = Duration::from_millis(10);
 
 impl Inner {
@@ -215,7 +218,8 @@ impl Inner {
         decision: Decision,
         by: Option<Arc<str>>,
     ) -> Result<(), ManagerError> {
-        let mut tries = 0;
+        let mut conflicts = 0;
+        let until = Instant::now() + OWNED_LIMIT;
         loop {
             let stale = |turn: Option<&StoredTurn>| ManagerError::stale(id, turn);
             if !self.store.keeps_turns() {
@@ -238,12 +242,9 @@ impl Inner {
                     return Err(SessionError::DamagedTurn { problem }.into());
                 }
             };
-            match self.record(&turn, &id.conversation, record).await {
-                Err(StoreError::Conflict { .. }) if tries < TRIES => tries += 1,
-                Err(StoreError::Owned { .. }) if tries < TRIES => {
-                    tries += 1;
-                    sleep(OWNED_DELAY).await;
-                }
+            let lease = self.acquire_before(until, &id.conversation).await?;
+            match self.record_under(&lease, &turn, &id.conversation, record).await {
+                Err(StoreError::Conflict { .. }) if conflicts < MAX_CONFLICTS => conflicts += 1,
                 written => return written.map_err(ManagerError::from).and(result),
             }
         }
@@ -255,6 +256,19 @@ impl Inner {
         if has_limit { self.store.now().await } else { Ok(Timestamp::now()) }
     }
 
+    /// Acquires a conversation. While another process owns it, tries again until this time.
+    async fn acquire_before(&self, until: Instant, id: &ConversationId) -> Result<Lease, StoreError> {
+        let mut delay = OWNED_DELAY;
+        loop {
+            let now = Instant::now();
+            match self.store.acquire(id, &self.owner).await {
+                Err(StoreError::Owned { .. }) if now < until => sleep_until(until.min(now + delay)).await,
+                acquired => return acquired,
+            }
+            delay *= 2;
+        }
+    }
+
     /// Writes a record of a turn whose conversation nobody has open. If the turn has changed since it was read, the
     /// version of the write makes the store reject the write.
     pub(super) async fn record(
@@ -264,11 +278,22 @@ impl Inner {
         record: TurnRecord,
     ) -> Result<(), StoreError> {
         let lease = self.store.acquire(id, &self.owner).await?;
+        self.record_under(&lease, turn, id, record).await
+    }
+
+    /// Writes a record as [`record`](Self::record) does, under this lease, and releases the lease.
+    async fn record_under(
+        &self,
+        lease: &Lease,
+        turn: &StoredTurn,
+        id: &ConversationId,
+        record: TurnRecord,
+    ) -> Result<(), StoreError> {
         let write = Write::on(turn.version);
-        let write = if lease.lasts.is_some() { write.under(&lease) } else { write };
+        let write = if lease.lasts.is_some() { write.under(lease) } else { write };
         let commit = Commit::new(record.head).with_usage([]).with_turn(record);
         let written = self.store.commit(id, &write, &commit).await;
-        self.release_lease(id, &lease).await;
+        self.release_lease(id, lease).await;
         written.map(|_| ())
     }
 }

@@ -12,6 +12,7 @@ mod hostile;
 #[cfg(unix)]
 mod kill;
 mod managed;
+mod owned;
 mod prompts;
 mod stores;
 mod sweep;

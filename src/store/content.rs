@@ -254,8 +254,16 @@ pub struct Stored {
     /// The sum of the usage ledger.
     #[serde(default)]
     pub used: UsageSum,
-    /// The end of the last run, if the run has left a prompt without an answer, or was cancelled or failed, and no turn
-    /// was committed after it.
+    /// The end of the last run, if the last write of a turn or of a run's end has stored it. It is stored in these cases:
+    ///
+    /// - The run was cancelled, has failed, or was abandoned or discarded.
+    /// - The run is complete, but it has left staged prompts unused.
+    /// - Outcomes of prompts with ids are stored with it. Then the run can be complete, with the outcome `Stopped`.
+    /// - The run continues with another turn, and outcomes of prompts are stored. Then this is the end that applies if
+    ///   the process ends before the next turn is committed or recorded: `Stopped`, with prompts that are in flight.
+    ///
+    /// A commit of nodes without an end removes it. An erasure removes it too. If outcomes of prompts are stored, the
+    /// session then stores it again, without messages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_run: Option<RunEnd>,
     /// The turn in flight, if it is recorded.

@@ -38,7 +38,7 @@
 //! | `labels` | label of a conversation |
 //! | `usage` | request: an entry of the usage ledger |
 //! | `kept_usage` | label set, hour and model: the usage of deleted conversations |
-//! | `runs` | conversation whose last run left a prompt without an answer, or was cancelled or failed |
+//! | `runs` | conversation whose last run has a stored end: [`Stored::last_run`](super::Stored::last_run) |
 //! | `turns`, `approvals`, `pending` | the recorded turns in flight, the tool uses that wait for decisions, and the messages and results so far |
 //!
 //! Any program with SQLite support can read the file:

@@ -463,12 +463,13 @@ fn prompt_of_a_turn_that_is_dropped_or_given_up_has_this_outcome() {
     for _ in 0..5 {
         talk.life(async |_, _| {});
     }
-    talk.life(async |session, _| {
-        assert_eq!(outcome(&session, "order").await, (RunOutcome::Abandoned, None));
-    });
-    talk.life(async |session, _| {
-        assert_eq!(outcome(&session, "order").await, (RunOutcome::Abandoned, None));
-    });
+    for _ in 0..2 {
+        talk.life(async |session, _| {
+            assert_eq!(outcome(&session, "order").await, (RunOutcome::Abandoned, None));
+            let ended = PromptState::Ended { outcome: RunOutcome::Abandoned };
+            assert_eq!(state(&session, order()).await, ended);
+        });
+    }
 }
 
 #[test]

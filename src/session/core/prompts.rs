@@ -55,7 +55,6 @@ impl Core {
     /// was committed.
     pub(super) fn settle_prompts(&mut self, through: Option<NodeId>, effects: &mut Effects) {
         effects.push(Effect::PromptsSettled);
-        let is_abandoned = self.is_abandoned();
         let Some(prompts) = &mut self.prompts else { return };
         let before = std::mem::replace(&mut prompts.list, std::mem::take(&mut prompts.delivered));
         for prompt in &mut prompts.list {
@@ -66,9 +65,6 @@ impl Core {
             }
             let of_turn = through.filter(|_| prompt.state != PromptState::Staged);
             prompt.through = of_turn.or(earlier.and_then(|earlier| earlier.through));
-            if is_abandoned && has_ended(prompt) {
-                prompt.state = PromptState::Ended { outcome: RunOutcome::Abandoned };
-            }
         }
     }
 

@@ -1,6 +1,7 @@
 //! A store that fails, or a lease that is lost, while an effect or a reply waits for a record of the turn in flight.
 
 use std::{
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -8,8 +9,9 @@ use std::{
     time::Duration,
 };
 
+use futures_util::poll;
 use omni_agent::{
-    agent::{AgentBuilder, Durable, RunOutcome, Status},
+    agent::{AgentBuilder, Durable, Prompt, RunOutcome, Status},
     session::{Session, SessionError, SessionEvent, SessionSubscription, StoreReport},
     store::Owner,
     subscription::EndReason,
@@ -69,6 +71,39 @@ fn tool_waits_while_the_store_is_down_and_begins_once_when_it_works() {
         session.flush(Duration::from_mins(1)).await.unwrap();
     });
     assert_eq!((world.sent(), world.turn()), (1, None));
+}
+
+#[test]
+fn outcome_of_a_stored_prompt_does_not_wait_for_later_writes() {
+    let (world, is_down) = world();
+    world.process(world.agent([Step::text("A")]), async |session| {
+        let mut events = watch(&session).await;
+        session.prompt(Prompt::new("Q").with_id("order")).await.unwrap();
+        let ended = session.outcome("order").await.unwrap();
+        is_down.store(true, Ordering::SeqCst);
+        session.set_title(Some("T")).await.unwrap();
+        failed(&mut events).await;
+        assert_eq!(in_time(session.outcome("order")).await.unwrap(), ended);
+    });
+}
+
+#[test]
+fn outcome_waits_until_the_end_of_the_run_is_stored() {
+    let (world, is_down) = world();
+    let gate = Gate::new();
+    world.process(world.agent([held(&gate)]), async |session| {
+        let mut events = watch(&session).await;
+        session.prompt(Prompt::new("Q").with_id("order")).await.unwrap();
+        is_down.store(true, Ordering::SeqCst);
+        let mut waiting = pin!(session.outcome("order"));
+        assert!(poll!(&mut waiting).is_pending());
+        gate.open();
+        failed(&mut events).await;
+        in_time(idle(&session)).await;
+        assert!(poll!(&mut waiting).is_pending());
+        is_down.store(false, Ordering::SeqCst);
+        in_time(waiting).await.unwrap();
+    });
 }
 
 #[test]

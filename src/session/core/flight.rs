@@ -108,7 +108,7 @@ impl Core {
 
     /// Notes the end of the loaded turn in flight, which is discarded, so that this end is stored.
     pub(in crate::session) fn discarded(&mut self, end: RunEnd) {
-        self.record(Record::of_end(end));
+        self.store_end(end);
     }
 
     /// Notes the version after a write of [`restart`](Self::restart) or [`handed_over`](Self::handed_over).

@@ -1,7 +1,7 @@
 //! The known prompts of the conversation: those with an id that the application has chosen. Their outcomes are stored
 //! with the end of their run, so that they can be asked for after a restart.
 
-use super::{Core, Effect, Effects};
+use super::{Core, Effect, Effects, saving::Record};
 use crate::{
     agent::{
         Event, KnownPrompt, MAX_LIVES, PromptId, PromptState, RunEnd, RunOutcome, TurnOutcome, UnstageReason,
@@ -19,6 +19,8 @@ pub(super) struct Prompts {
     delivered: Vec<KnownPrompt>,
     /// The outcome of the last run whose end was stored.
     last_outcome: Option<RunOutcome>,
+    /// The number of changes that must be stored before all outcomes in the list are.
+    wanted: u64,
     /// Whether the outcomes are stored, even if the turn in flight is not recorded.
     are_stored: bool,
 }
@@ -113,11 +115,26 @@ impl Core {
         Some(end)
     }
 
-    /// Notes the end of a run that is to be stored.
-    pub(super) fn note_end(&mut self, end: Option<&RunEnd>) {
-        if let (Some(prompts), Some(end)) = (&mut self.prompts, end) {
-            prompts.last_outcome = Some(end.outcome.clone());
+    /// Notes that the outcomes of prompts have joined the changes that are to be stored. `ended` is the outcome of the
+    /// run, if its end is stored.
+    pub(super) fn outcomes_recorded(&mut self, ended: Option<RunOutcome>) {
+        let wanted = self.wanted();
+        if let Some(prompts) = &mut self.prompts {
+            prompts.wanted = wanted;
+            prompts.last_outcome = ended.or(prompts.last_outcome.take());
         }
+    }
+
+    /// Returns the number of changes that must be stored before all known outcomes of prompts are.
+    pub(in crate::session) fn outcomes_wanted(&self) -> u64 {
+        self.prompts.as_ref().map_or(0, |prompts| prompts.wanted)
+    }
+
+    /// Stores the end of a run, with the outcomes of prompts.
+    pub(super) fn store_end(&mut self, end: RunEnd) {
+        let outcome = end.outcome.clone();
+        self.record(Record::of_end(end));
+        self.outcomes_recorded(Some(outcome));
     }
 
     /// Returns the end of the last run as it is stored again after an erasure, which removes it from the store. It

@@ -105,7 +105,8 @@ impl Task {
     /// prompt that is not in the list of known prompts, or `None` if the wait for it continues.
     fn find_outcomes(&mut self, missing: impl Fn(&PromptId) -> Option<SessionError>) {
         let is_stored = self.shared.setup.durable > Durable::Turns;
-        let wanted = if is_stored { self.core.wanted() } else { 0 };
+        let (settled, wanted) =
+            if is_stored { (self.core.outcomes_wanted(), self.core.wanted()) } else { (0, 0) };
         for flush in &mut self.flushes {
             let HeldReply::Outcome(awaited) = &mut flush.reply else { continue };
             if awaited.outcome.is_some() {
@@ -119,8 +120,10 @@ impl Task {
                 Some(_) => None,
                 None => missing(&awaited.id).map(Err),
             };
-            if awaited.outcome.is_some() {
-                flush.wanted = wanted;
+            match awaited.outcome {
+                Some(Ok(_)) => flush.wanted = settled,
+                Some(Err(_)) => flush.wanted = wanted,
+                None => {}
             }
         }
         self.answer_flushes();

@@ -52,12 +52,11 @@ impl Starting {
             return Ok(());
         };
         let (store, id) = (Arc::clone(&self.store), self.session.shared.id.clone());
-        let write = match &self.tenure {
-            Some(tenure) => write.under(&tenure.held().lease()?),
-            None => write,
-        };
-        let written =
-            contained(tracing::Span::current(), async move { store.commit(&id, &write, &commit).await });
+        let lease = self.tenure.as_ref().map(|tenure| tenure.held().lease()).transpose();
+        let written = contained(tracing::Span::current(), async move {
+            let write = lease?.map_or(write, |lease| write.under(&lease));
+            store.commit(&id, &write, &commit).await
+        });
         match written.await {
             Ok(version) => self.core.rewritten(version),
             Err(error) => {

@@ -126,6 +126,10 @@ use client_ids::ClientIds;
 use routes::Route;
 use streams::Streams;
 
+/// The error of a stream whose session can no longer save anything. The conversation may be deleted or damaged, or
+/// another server may have taken it over and continue the answer.
+const LOST: &str = "This server can no longer save the conversation. Load it again to see its current state.";
+
 /// A manager behind HTTP. Cheap to clone.
 ///
 /// See the [module documentation](self) for the routes and an example.

@@ -22,7 +22,8 @@ use tower::ServiceExt;
 use crate::support::{App, Users, labels, request};
 
 /// The error of a stream whose conversation is lost.
-const NOT_SAVED: &str = "The conversation can no longer be saved.";
+const NOT_SAVED: &str =
+    "This server can no longer save the conversation. Load it again to see its current state.";
 
 /// Reads a body to its end. Returns its text, and whether it has failed.
 async fn read(body: Body) -> (String, bool) {
@@ -142,6 +143,29 @@ async fn stream_whose_conversation_is_deleted_by_another_program_in_mid_answer_f
         let (text, has_failed) = read(body).await;
         assert!(!has_failed && text.contains("\"One\"") && text.contains(last), "{text}");
         assert!(text.contains(NOT_SAVED) && !text.contains("\"finish\""), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn stream_of_a_turn_that_another_server_takes_over_fails_and_the_other_server_answers() {
+    for (prompt, last) in [ai_sdk_prompt, ag_ui_prompt].into_iter().zip(["\"error\"", "RUN_ERROR"]) {
+        let (gate, store) = (Gate::new(), MemoryStore::new());
+        let old = App::durable(&store, [long_answer(&gate)]);
+        let id = old.create("ann").await;
+        let body = start(&old.web, prompt(&id)).await;
+        gate.reached().await;
+        let new = App::durable(&store, [Step::text("Whole")]);
+        new.get("ann", &format!("/agent/conversations/{id}")).await;
+        new.idle(&id).await;
+        let conversation = ConversationId::new(id.as_str()).unwrap();
+        new.manager.get(&conversation).unwrap().flush(Duration::from_mins(1)).await.unwrap();
+        // The old session notices the loss when it saves the title.
+        old.manager.rename(&conversation, Some("Plans")).await.unwrap();
+        let (text, has_failed) = read(body).await;
+        assert!(!has_failed && text.contains(last), "{text}");
+        assert!(text.contains(NOT_SAVED) && !text.contains("\"finish\""), "{text}");
+        let messages = new.get("ann", &format!("/api/chat/{id}/messages")).await;
+        assert!(messages.text.contains("\"Whole\"") && !messages.text.contains("\"One"), "{}", messages.text);
     }
 }
 

@@ -7,7 +7,7 @@ use axum::{
 };
 use futures_util::StreamExt;
 use omni_agent::{
-    agent::Agent,
+    agent::{Agent, Durable},
     async_trait,
     manager::{Manager, OpenOptions, Titles},
     message::{Attachment, ResultBlock},
@@ -102,6 +102,21 @@ impl App {
         script: impl IntoIterator<Item = Step>,
         set_up: impl FnOnce(WebBuilder) -> WebBuilder,
     ) -> Self {
+        Self::of(manager, script, set_up, Durable::Turns)
+    }
+
+    /// Returns an application whose turns in flight another application over the same store can continue.
+    pub(crate) fn durable(store: &MemoryStore, script: impl IntoIterator<Item = Step>) -> Self {
+        let manager = Manager::builder(store.clone()).titles(Titles::Off).build();
+        Self::of(manager, script, |web| web, Durable::InFlight)
+    }
+
+    fn of(
+        manager: Manager,
+        script: impl IntoIterator<Item = Step>,
+        set_up: impl FnOnce(WebBuilder) -> WebBuilder,
+        durable: Durable,
+    ) -> Self {
         let provider = ScriptedProvider::new(script);
         let model = provider.model();
         let agents = move |_: &Principal, _: &StartRequest| {
@@ -120,7 +135,7 @@ impl App {
             });
             let agent = Agent::builder().model(model.clone()).system("Secret rules.");
             let agent = agent.tool(lookup).needs_approval("lookup").tool(draw);
-            Ok::<_, Problem>(OpenOptions::new(agent))
+            Ok::<_, Problem>(OpenOptions::new(agent).durable(durable))
         };
         let web = set_up(Web::builder(manager.clone(), Users, agents)).build();
         let router = Router::new().nest("/agent", web.router()).nest("/api", web.ai_sdk());

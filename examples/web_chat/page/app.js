@@ -439,7 +439,7 @@ function paintTail(snapshot, isBusy) {
   const parts = [];
   if (refused !== null) parts.push(h("div", { class: "outcome bad" }, h("p", {}, refused)));
   if (store?.outcome === "failed") parts.push(h("div", { class: "outcome bad" }, h("p", {}, "The last messages are not saved yet. The server tries again.")));
-  if (store?.outcome === "lost") parts.push(h("div", { class: "outcome bad" }, h("p", {}, "The last messages can no longer be saved. Copy what you need.")));
+  if (store?.outcome === "lost") parts.push(h("div", { class: "outcome bad" }, h("p", {}, "This server can no longer save the conversation. Copy what you need, and load the page again.")));
   if (end && !isBusy && runKey(end) !== dismissedRun) {
     if (end.outcome === "failed") {
       const failure = end.failure;

@@ -153,7 +153,7 @@ impl RunStream {
             }
             // The session interrupts its run. Without this error, a client would take the interrupted run as a success.
             (SessionEvent::Store(StoreReport::Lost { .. }), _) => {
-                self.finish_failed("not-saved", "The conversation can no longer be saved.");
+                self.finish_failed("not-saved", crate::web::LOST);
             }
             _ => {}
         }

@@ -162,7 +162,7 @@ impl Translator {
             }
             // The session interrupts its run. Without this error, a client would take the interrupted run as a success.
             SessionEvent::Store(StoreReport::Lost { .. }) => {
-                return self.fail("The conversation can no longer be saved.");
+                return self.fail(crate::web::LOST);
             }
             SessionEvent::Title { title } if !self.is_ended() => {
                 self.writer.data("title", None, &json!({ "title": title }));

@@ -256,6 +256,11 @@ function note(snapshot, event) {
   const { event: inner } = event;
   const use = inner.tool_use_id;
   switch (inner.type) {
+    case "resumed":
+      // Tools that continue report their progress and their results again.
+      seen.progress.clear();
+      seen.results.clear();
+      break;
     case "tool_progress":
       seen.progress.set(use, inner.data);
       break;

@@ -25,6 +25,7 @@ mod npm;
 mod openapi;
 mod page;
 mod problems;
+mod restarts;
 mod routes;
 #[path = "../support/skip.rs"]
 mod skip;

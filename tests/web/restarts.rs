@@ -1,0 +1,55 @@
+//! Readers of a turn in flight that one server hands over to the next one.
+
+use std::time::Duration;
+
+use axum::http::Method;
+use futures_util::StreamExt;
+use omni_agent::{
+    store::MemoryStore,
+    testing::{Gate, Step},
+};
+use serde_json::json;
+
+use crate::support::{App, request, submit};
+
+#[tokio::test(start_paused = true)]
+async fn readers_of_a_turn_that_is_handed_over_continue_at_the_next_server() {
+    let (gate, store) = (Gate::new(), MemoryStore::new());
+    let old = App::durable(&store, [Step::new().then_text(["Half"]).gate(&gate).stop()]);
+    let id = old.create("ann").await;
+    let path = format!("/agent/events?watch={id}");
+    let mut reader = old.stream("ann", &path, None).await;
+    reader.next().await.unwrap();
+    let body = submit(&id, "u1", "Go");
+    let mut chat =
+        old.send(request(Method::POST, "ann", "/api/chat", Some(body))).await.into_body().into_data_stream();
+    gate.reached().await;
+    let seen = reader.until(|frame| frame.data["update"]["event"]["event"]["type"] == "text_delta").await;
+    let last = seen.iter().rev().find_map(|frame| frame.id.clone()).unwrap();
+
+    old.web.drain();
+    let ending = reader.next().await.unwrap();
+    assert_eq!((ending.event.as_str(), ending.data), ("ending", json!({ "retry_after": 5 })));
+    assert!(reader.next().await.is_none());
+    old.manager.hand_over(Duration::from_secs(10)).await.unwrap();
+    let mut text = String::new();
+    let failed = loop {
+        match chat.next().await {
+            Some(Ok(bytes)) => text.push_str(std::str::from_utf8(&bytes).unwrap()),
+            Some(Err(_)) => break true,
+            None => break false,
+        }
+    };
+    assert!(failed && text.contains("Half") && !text.contains("[DONE]"), "{text}");
+
+    let gate = Gate::new();
+    let new = App::durable(&store, [Step::new().then_text(["Whole"]).gate(&gate).stop()]);
+    let mut reader = new.stream("ann", &path, Some(&last)).await;
+    let first = reader.next().await.unwrap();
+    let snapshot = &first.data["update"]["snapshot"];
+    assert_eq!(snapshot["agent"]["pending"][0]["content"][0]["text"], "Go", "{first:?}");
+    gate.open();
+    let rest = reader.run().await;
+    let answer = &rest.last().unwrap().data["update"]["event"]["nodes"][1]["message"];
+    assert_eq!(answer["content"][0]["text"], "Whole", "{rest:#?}");
+}

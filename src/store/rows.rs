@@ -1,7 +1,9 @@
 //! Code that the database stores share. It converts writes to rows, and rows back to content.
 
+mod candidates;
 mod turns;
 
+pub(super) use candidates::{Candidates, MANY, SORTED, WALKED};
 #[cfg(feature = "sqlite")]
 pub(super) use turns::ApprovalRow;
 pub(super) use turns::{ReadApproval, ReadTurn, RecordRow, TurnRow, in_flight};

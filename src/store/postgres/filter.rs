@@ -8,29 +8,10 @@ use super::{
     read::{list, summarise, system_time},
     server::Server,
 };
-use crate::store::{Filter, Page, Summary, rows::count};
-
-/// If at most this many conversations have a label of the filter, all of them are read, and those that match are
-/// sorted. Otherwise, the conversations are read in the order of the list until the page is full.
-pub(super) const SORTED: i64 = 5000;
-
-/// The number of conversations that are examined first in the order of the list. If they do not fill the page, the
-/// candidates are chosen with [`MANY`].
-const WALKED: i64 = 5000;
-
-/// If the first [`WALKED`] conversations of the list do not fill the page, and at most this many conversations have a
-/// label of the filter, all conversations with this label are read. So a page is found soon, even if all conversations
-/// with the label are old.
-const MANY: i64 = 50_000;
-
-/// The conversations from which a query takes a page.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Candidates<'f> {
-    /// All conversations with this label, by its name and its value.
-    Labelled(&'f str, &'f str),
-    /// The conversations in the order of the list. If there is a number, only so many are examined.
-    Listed(Option<i64>),
-}
+use crate::store::{
+    Filter, Page, Summary,
+    rows::{Candidates, MANY, SORTED, WALKED, count},
+};
 
 impl<'f> Candidates<'f> {
     /// Returns the name of the label that all candidates have.

@@ -5,13 +5,13 @@ use tokio_postgres::Row;
 
 use super::{
     error::Fault,
-    filter::{self, Candidates, Query},
+    filter::{self, Query},
     read::{summarise, system_time},
     server::Server,
 };
 use crate::store::{
     Filter, Found, Hit, Page, Query as Words, StoreError,
-    rows::{Origin, count},
+    rows::{Candidates, Origin, count},
 };
 
 /// Returns an SQL expression for the words of a message. The column `content` is null for messages that can't be

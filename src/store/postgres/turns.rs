@@ -7,7 +7,7 @@ use tokio_postgres::{Row, types::ToSql};
 
 use super::{
     error::Fault,
-    filter::{Query, SORTED, rarest},
+    filter::{Query, rarest},
     read::{summarise, system_time},
     server::Server,
     sql::millis,
@@ -16,7 +16,7 @@ use crate::{
     message::Timestamp,
     store::{
         ConversationId, Filter, Page, StoreError, StoredTurn, Summary, TurnSummary, Turns, Version, json,
-        rows::{Origin, ReadApproval, ReadTurn, RecordRow, count},
+        rows::{Origin, ReadApproval, ReadTurn, RecordRow, SORTED, count},
     },
 };
 

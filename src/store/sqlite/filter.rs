@@ -10,28 +10,10 @@ use super::{
     row::Row,
     write::millis,
 };
-use crate::store::{Filter, Page, Summary, rows::count};
-
-/// If at most this many conversations have a label of the filter, all of them are read, and those that match are
-/// sorted. Otherwise, the conversations are read in the order of the list until the page is full.
-pub(super) const SORTED: i64 = 5000;
-
-/// The number of conversations that are examined first in the order of the list. If they do not fill the page, the
-/// candidates are chosen with [`MANY`].
-const WALKED: i64 = 5000;
-
-/// If a page can't be filled from the first conversations of the list, and at most this many conversations have a label
-/// of the filter, all of them are read. So a page is found soon, even if all conversations with the label are old.
-const MANY: i64 = 50_000;
-
-/// The conversations from which a query takes a page.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Candidates<'f> {
-    /// All conversations with this label, by its name and its value.
-    Labelled(&'f str, &'f str),
-    /// The conversations in the order of the list. If there is a time, only those that were updated since this time.
-    Listed(Option<i64>),
-}
+use crate::store::{
+    Filter, Page, Summary,
+    rows::{Candidates, MANY, SORTED, WALKED, count},
+};
 
 /// A condition with its parameters.
 #[derive(Default)]

@@ -9,12 +9,14 @@ use rusqlite::{Connection, OptionalExtension, params, params_from_iter};
 
 use super::{
     database::{Database, Fault, begin},
-    filter::{self, Candidates},
-    read,
+    filter, read,
     row::Row,
     workers::Behind,
 };
-use crate::store::{Filter, Found, Hit, Page, Query, StoreError, Summary, rows::Origin};
+use crate::store::{
+    Filter, Found, Hit, Page, Query, StoreError, Summary,
+    rows::{Candidates, Origin},
+};
 
 /// The number of older nodes that one job indexes.
 const BATCH: i64 = 500;

@@ -6,7 +6,7 @@ use rusqlite::{Connection, OptionalExtension, params, params_from_iter, types::V
 
 use super::{
     database::{Database, Fault},
-    filter::{Condition, SORTED, rarest},
+    filter::{Condition, rarest},
     row::Row,
     write::millis,
 };
@@ -14,7 +14,7 @@ use crate::{
     message::Timestamp,
     store::{
         ConversationId, Filter, Page, StoredTurn, Summary, TurnSummary, Turns,
-        rows::{ApprovalRow, Origin, ReadApproval, ReadTurn, RecordRow, TurnRow, count},
+        rows::{ApprovalRow, Origin, ReadApproval, ReadTurn, RecordRow, SORTED, TurnRow, count},
     },
 };
 

@@ -91,6 +91,7 @@ mod phase;
 mod prompt;
 pub(crate) mod record;
 mod response;
+mod run_end;
 mod snapshot;
 mod state;
 mod task;
@@ -107,7 +108,6 @@ use std::{
     time::Duration,
 };
 
-pub use self::core::Accepted;
 #[cfg(test)]
 pub(crate) use self::core::simulation::process;
 pub(crate) use self::core::{Resume, check_name};
@@ -119,10 +119,11 @@ use command::{Command, Reply, Stop};
 pub use durable::{Durable, OnUncertain, RecordedStage, Recover, Recovery, RecoveryDecision, UncertainUse};
 pub(crate) use durable::{MAX_LIVES, RECORD_DELAY, Record, TurnInFlight, UnreadableTurn, Written};
 pub use error::{AgentError, Failure};
-pub use event::{Decided, Event, RunEnd, RunOutcome, Status, TurnOutcome, UnstageReason};
+pub use event::{Decided, Event, Status, TurnOutcome, UnstageReason};
 pub(crate) use owner::{Asker, FirstMessage, HistoryOwner, Moment};
-pub use prompt::{KnownPrompt, Next, Prompt, PromptId, PromptState};
+pub use prompt::{Accepted, KnownPrompt, Next, Prompt, PromptId, PromptState};
 pub use response::Response;
+pub use run_end::{RunEnd, RunOutcome};
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 pub use snapshot::{Expiry, Pause, Snapshot, ToolRun};

@@ -312,3 +312,28 @@ impl<T: Into<Blocks>> From<T> for Prompt {
         Self::new(content)
     }
 }
+
+/// How an accepted prompt is used.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(tag = "accepted", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Accepted {
+    /// The prompt started a run.
+    Started,
+    /// The prompt is staged until the next turn, or the next step, begins.
+    Staged {
+        /// The id of the prompt, with which [`unstage`](super::Agent::unstage) returns it. If the prompt had no id, the
+        /// agent has given it one.
+        id: PromptId,
+        /// The number of prompts that were staged before this prompt. A prompt for the next step can be used before
+        /// them.
+        ahead: usize,
+    },
+    /// A prompt with the same id was accepted before. Nothing was started, and the content of the new prompt was not
+    /// read.
+    Known {
+        /// The state of the earlier prompt.
+        state: PromptState,
+    },
+}

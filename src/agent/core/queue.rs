@@ -2,9 +2,12 @@
 
 use std::sync::Arc;
 
-use super::{Accepted, Context, Core, Effect, add_message, user_message};
+use super::{Context, Core, Effect, add_message, user_message};
 use crate::{
-    agent::{AgentError, Event, Next, Prompt, PromptId, PromptState, RunOutcome, UnstageReason, phase::Turn},
+    agent::{
+        Accepted, AgentError, Event, Next, Prompt, PromptId, PromptState, RunOutcome, UnstageReason,
+        phase::Turn,
+    },
     message::{Content, Message, MessageId},
 };
 

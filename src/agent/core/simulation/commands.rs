@@ -8,8 +8,8 @@ use super::{Check, ensure, model::Input, world::World};
 use crate::actor::random::Rng;
 use crate::{
     agent::{
-        AgentError, Event, Next, Prompt, PromptState,
-        core::{Accepted, Core, Resume},
+        Accepted, AgentError, Event, Next, Prompt, PromptState,
+        core::{Core, Resume},
         phase::Stage,
     },
     message::{

@@ -1,0 +1,140 @@
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Event, Failure, KnownPrompt, Prompt, TurnOutcome};
+use crate::{
+    message::{Message, Role, TurnId, id::NodeId},
+    provider::StopReason,
+    setters::setters,
+    subscription::EventId,
+};
+
+/// The end of a run, with the prompts that got no answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[non_exhaustive]
+pub struct RunEnd {
+    /// The outcome of the run.
+    #[serde(flatten)]
+    pub outcome: RunOutcome,
+    /// The last turn of the run. `None` if the run was ended between two turns.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turn: Option<TurnId>,
+    /// The prompts of the last turn, if the turn was cancelled or has failed. The history does not contain them, unless
+    /// the run requested another answer to a message that is already in a session's tree.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unanswered: Vec<Arc<Message>>,
+    /// The staged prompts that were not used, without their models, API keys and headers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub staged: Vec<Arc<Prompt>>,
+    /// The last node of the history that belongs to the run. `None` if the node was not recorded with the end, or if
+    /// the run has added no node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub through: Option<NodeId>,
+    /// The last prompts of the conversation with an id that the application has chosen, with the latest prompt at the
+    /// end. Empty if no prompts were recorded with the end of the run.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub prompts: Vec<KnownPrompt>,
+    /// The last event of the session's feed that changed anything. Stores keep it only until the next write, and return
+    /// it as [`Stored::mark`](crate::store::Stored::mark).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mark: Option<EventId>,
+}
+
+setters! {
+    RunEnd: with_turn(turn: some TurnId), with_unanswered(unanswered: Vec<Arc<Message>>),
+        with_staged(staged: Vec<Arc<Prompt>>), with_through(through: some NodeId),
+        with_prompts(prompts: Vec<KnownPrompt>), with_mark(mark: some EventId)
+}
+
+impl RunEnd {
+    /// Returns the end of a run with this outcome, without prompts.
+    pub fn new(outcome: RunOutcome) -> Self {
+        Self {
+            outcome,
+            turn: None,
+            unanswered: Vec::new(),
+            staged: Vec::new(),
+            through: None,
+            prompts: Vec::new(),
+            mark: None,
+        }
+    }
+
+    /// Returns the end of the run if `event` ends a run.
+    pub(crate) fn of(event: &Event) -> Option<Self> {
+        let outcome = RunOutcome::of(event)?;
+        let (response, staged, is_answered) = match event {
+            Event::Turn(TurnOutcome::Stop { response, staged }) => (response, staged, true),
+            Event::Cancelled { response, staged } | Event::Error { response, staged, .. } => {
+                (response, staged, false)
+            }
+            _ => return None,
+        };
+        // The first message of a turn is its prompt, even if it contains results of tools. Prompts that joined the turn
+        // later contain no results.
+        let is_prompt = |index: usize, message: &Message| {
+            message.role == Role::User && (index == 0 || message.tool_results().next().is_none())
+        };
+        let mut unanswered = Vec::new();
+        if !is_answered {
+            let messages = response.messages.iter().enumerate();
+            unanswered.extend(
+                messages.filter(|(index, message)| is_prompt(*index, message)).map(|(_, m)| Arc::clone(m)),
+            );
+        }
+        let staged = staged.iter().map(Prompt::as_serialised).collect();
+        Some(Self { turn: response.turn, unanswered, staged, ..Self::new(outcome) })
+    }
+
+    /// Returns the approximate size in bytes.
+    pub(crate) fn weight(&self) -> usize {
+        self.unanswered.iter().map(|message| message.weight()).sum::<usize>()
+            + self.staged.iter().map(|prompt| prompt.weight()).sum::<usize>()
+            + size_of_val(self.prompts.as_slice())
+    }
+
+    /// Returns whether every prompt of the run got an answer.
+    pub fn is_complete(&self) -> bool {
+        matches!(self.outcome, RunOutcome::Stopped { .. }) && self.staged.is_empty()
+    }
+}
+
+/// The outcome of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(tag = "outcome", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum RunOutcome {
+    /// The run ended with [`TurnOutcome::Stop`]. Its last turn is part of the history.
+    Stopped {
+        /// The stop reason of the last turn.
+        stop_reason: StopReason,
+    },
+    /// The run ended with [`Event::Cancelled`].
+    Cancelled,
+    /// The run ended with [`Event::Error`].
+    Failed {
+        /// The reason for the failure.
+        failure: Failure,
+    },
+    /// The run was ended after too many restarts without progress.
+    Abandoned,
+    /// The recorded turn of the run was dropped when its conversation was opened again.
+    Discarded,
+}
+
+impl RunOutcome {
+    /// Returns the run's outcome if `event` ends a run.
+    pub(crate) fn of(event: &Event) -> Option<Self> {
+        match event {
+            Event::Turn(TurnOutcome::Stop { response, .. }) => {
+                Some(Self::Stopped { stop_reason: response.stop_reason.clone() })
+            }
+            Event::Cancelled { .. } => Some(Self::Cancelled),
+            Event::Error { failure, .. } => Some(Self::Failed { failure: failure.clone() }),
+            _ => None,
+        }
+    }
+}

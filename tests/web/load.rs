@@ -1,16 +1,18 @@
 //! Many streams at once, with readers that stall, leave and return.
 //!
 //! The short variant runs with the other tests. The long run takes a minute, and also compares the resident memory at
-//! its end with the resident memory after a sixth of that time. In between, the amount of data is constant: messages are
-//! erased, and each session already keeps as many events as it ever does.
+//! its end with the resident memory after a sixth of that time. In between, the amount of data in memory is constant:
+//! messages are erased, each session already keeps as many events as it ever does, the usage ledger is stored in files,
+//! and the readers run in another process.
 //!
 //! ```sh
 //! OMNI_LOAD_SECONDS=60 cargo test --release --features web --test web -- --ignored load
 //! ```
 
+mod readers;
+
 use std::{
     collections::BTreeMap,
-    net::SocketAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -24,23 +26,21 @@ use omni_agent::{
         BlockStart, Delta, DeltaStream, Model, Part, Provider, ProviderError, Request, RequestContext,
         StopReason,
     },
-    session::{Session, SessionEvent, SessionSnapshot},
-    store::{ConversationId, MemoryStore},
-    subscription::Update,
+    session::Session,
+    store::{ConversationId, FileSystemStore},
     testing::Step,
     web::{Principal, Problem, StartRequest, Web, WebLimits},
 };
+use readers::{Connection, Ends, Order, Reader, Readers, Seen};
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpSocket, TcpStream},
-    sync::watch,
+    net::TcpSocket,
     task::JoinSet,
     time::{sleep, timeout},
 };
 
 use crate::{
     streams::without_history,
-    support::{App, Frame, Users, labels, prompt, read},
+    support::{App, Users, labels, prompt},
 };
 
 /// The size of a load.
@@ -86,207 +86,6 @@ impl Provider for Words {
     }
 }
 
-/// How a reader behaves.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Habit {
-    /// Reads all the time.
-    Reads,
-    /// Stops reading now and then, and stays connected.
-    Stalls,
-    /// Disconnects now and then, and reconnects at once.
-    Reconnects,
-    /// Disconnects now and then, and reconnects after a while.
-    Leaves,
-}
-
-/// The snapshots at the end of the load, by the ids of the conversations.
-type Ends = BTreeMap<String, SessionSnapshot>;
-
-/// The numbers of events, resyncs and connections that a reader has counted.
-#[derive(Debug, Default)]
-struct Seen {
-    events: usize,
-    resyncs: usize,
-    connections: usize,
-}
-
-/// A connection with a stream. It uses HTTP/1.0, in which the body ends with the connection.
-struct Connection {
-    stream: TcpStream,
-    buffer: Vec<u8>,
-}
-
-impl Connection {
-    async fn open(address: SocketAddr, path: &str, position: Option<&str>) -> Self {
-        let socket = TcpSocket::new_v4().unwrap();
-        // Use small buffers, so that the server soon notices that a reader has stalled.
-        socket.set_recv_buffer_size(8 << 10).unwrap();
-        let mut stream = socket.connect(address).await.unwrap();
-        let position = position.map(|position| format!("last-event-id: {position}\r\n")).unwrap_or_default();
-        let request = format!("GET {path} HTTP/1.0\r\nhost: localhost\r\nx-user: ann\r\n{position}\r\n");
-        stream.write_all(request.as_bytes()).await.unwrap();
-        let mut connection = Self { stream, buffer: Vec::new() };
-        let head = connection.part(b"\r\n\r\n").await.expect("the server answers");
-        assert!(head.starts_with("HTTP/1.0 200"), "{head}");
-        connection
-    }
-
-    /// Returns the whole body.
-    async fn body(mut self) -> Vec<u8> {
-        self.stream.read_to_end(&mut self.buffer).await.unwrap();
-        self.buffer
-    }
-
-    /// Returns the bytes up to the next separator. Returns `None` at the end. Nothing is lost if the future is dropped.
-    async fn part(&mut self, separator: &[u8]) -> Option<String> {
-        let mut from = 0;
-        loop {
-            if let Some(at) =
-                self.buffer[from..].windows(separator.len()).position(|bytes| bytes == separator)
-            {
-                let part = self.buffer.drain(..from + at).collect();
-                self.buffer.drain(..separator.len());
-                return Some(String::from_utf8(part).unwrap());
-            }
-            from = self.buffer.len().saturating_sub(separator.len() - 1);
-            if self.stream.read_buf(&mut self.buffer).await.ok()? == 0 {
-                return None;
-            }
-        }
-    }
-
-    async fn frame(&mut self) -> Option<Frame> {
-        loop {
-            if let Some(frame) = read(&self.part(b"\n\n").await?) {
-                return Some(frame);
-            }
-        }
-    }
-}
-
-/// A client with its copies of one or two conversations.
-struct Reader {
-    path: String,
-    watched: Vec<String>,
-    copies: Ends,
-    position: Option<String>,
-    seen: Seen,
-}
-
-impl Reader {
-    fn new(index: usize, ids: &[String]) -> Self {
-        let one = &ids[index % ids.len()];
-        // Every other reader has the stream of a page.
-        let (path, watched) = if (index / ids.len()).is_multiple_of(2) {
-            (format!("/agent/conversations/{one}/events"), vec![one.clone()])
-        } else {
-            let other = &ids[(index + 1) % ids.len()];
-            let path = format!("/agent/events?list=true&watch={one}&watch={other}");
-            (path, vec![one.clone(), other.clone()])
-        };
-        Self { path, watched, copies: Ends::new(), position: None, seen: Seen::default() }
-    }
-
-    fn take(&mut self, frame: Frame) {
-        assert!(["conversation", "list"].contains(&frame.event.as_str()), "{frame:?}");
-        if let Some(id) = frame.id {
-            self.position = Some(id);
-        }
-        if frame.event != "conversation" {
-            return;
-        }
-        let id = frame.data["conversation"].as_str().unwrap();
-        let update: Update<SessionSnapshot, SessionEvent> =
-            serde_json::from_value(frame.data["update"].clone()).unwrap();
-        match update {
-            Update::Event(event) => {
-                let copy = self.copies.get_mut(id).expect("a conversation begins with a snapshot");
-                assert_eq!(event.id.life, copy.last.life, "the conversation stays open");
-                // After a reconnection, the stream may repeat events that the copy already includes.
-                if event.id.number > copy.last.number {
-                    assert_eq!(
-                        event.id.number,
-                        copy.last.number + 1,
-                        "{id}: an event is missing without a resync"
-                    );
-                    copy.apply(&event).unwrap();
-                }
-                self.seen.events += 1;
-            }
-            Update::Resync(snapshot) => {
-                let before = self.copies.insert(id.to_owned(), SessionSnapshot::clone(&snapshot));
-                self.seen.resyncs += usize::from(before.is_some());
-            }
-            other => panic!("{other:?}"),
-        }
-    }
-
-    /// Returns whether the copies are the snapshots at the end of the load.
-    fn is_at(&self, ends: Option<&Ends>) -> bool {
-        let last = |copies: &Ends, id| copies.get(id).map(|copy| copy.last);
-        ends.is_some_and(|ends| self.watched.iter().all(|id| last(&self.copies, id) == last(ends, id)))
-    }
-
-    /// Reads with this habit until the load ends. Then reads without interruption until the copies have reached the
-    /// snapshots at the end.
-    async fn run(
-        mut self,
-        address: SocketAddr,
-        habit: Habit,
-        load: Load,
-        mut ends: watch::Receiver<Option<Ends>>,
-    ) -> Seen {
-        let mut changes = ends.clone();
-        let mut ended = std::pin::pin!(async move { changes.wait_for(Option::is_some).await.map(|_| ()) });
-        let mut has_ended = false;
-        loop {
-            let mut connection = Connection::open(address, &self.path, self.position.as_deref()).await;
-            self.seen.connections += 1;
-            let mut interruption = std::pin::pin!(sleep(load.absence / 2));
-            loop {
-                if self.is_at(ends.borrow_and_update().as_ref()) {
-                    let ends = ends.borrow().clone().unwrap();
-                    for id in &self.watched {
-                        let copy = without_history(self.copies[id].clone());
-                        assert_eq!(copy, ends[id], "{habit:?}: the copy of {id} differs");
-                    }
-                    return self.seen;
-                }
-                let is_interrupted = tokio::select! {
-                    biased;
-                    _ = &mut ended, if !has_ended => {
-                        has_ended = true;
-                        false
-                    }
-                    () = &mut interruption, if habit != Habit::Reads && !has_ended => true,
-                    frame = connection.frame() => {
-                        self.take(frame.expect("the server does not end the stream"));
-                        false
-                    }
-                };
-                if !is_interrupted {
-                    continue;
-                }
-                match habit {
-                    Habit::Reads | Habit::Reconnects => break,
-                    Habit::Leaves => {
-                        drop(connection);
-                        has_ended = wait(load.absence, &mut ended).await;
-                        break;
-                    }
-                    Habit::Stalls => has_ended = wait(load.absence, &mut ended).await,
-                }
-                interruption.set(sleep(load.absence / 2));
-            }
-        }
-    }
-}
-
-/// Waits until the load ends, but not longer than this. Returns whether it has ended.
-async fn wait(limit: Duration, ended: &mut (impl Future + Unpin)) -> bool {
-    timeout(limit, ended).await.is_ok()
-}
-
 /// Sends prompts until the load ends. The conversation stays small, because its messages are erased.
 async fn converse(session: Session, time: Duration) {
     let began = Instant::now();
@@ -323,7 +122,10 @@ async fn wait_for_kept_events(sessions: &[Session]) {
 /// Runs a load. Returns what the readers with each habit have seen, and the resident memory after each sixth of the
 /// time.
 async fn run(load: Load) -> (BTreeMap<String, Seen>, Vec<usize>) {
-    let manager = Manager::builder(MemoryStore::new()).titles(Titles::Off).build();
+    // A store in memory would grow, because a store keeps the usage ledger and the ids of the writes for good.
+    let folder = std::env::temp_dir().join(format!("omni-web-load-{}", ConversationId::generate()));
+    let store = FileSystemStore::open(&folder).await.unwrap();
+    let manager = Manager::builder(store).titles(Titles::Off).build();
     let model = Model::new(Arc::new(Words { pace: load.pace, deltas: load.deltas }), "words");
     let options = move || OpenOptions::new(Agent::builder().model(model.clone()));
     let mut sessions = BTreeMap::new();
@@ -345,14 +147,8 @@ async fn run(load: Load) -> (BTreeMap<String, Seen>, Vec<usize>) {
     let address = listener.local_addr().unwrap();
     let server = tokio::spawn(axum::serve(listener, router).into_future());
 
-    let (end, ends) = watch::channel(None);
-    let mut readers = JoinSet::new();
-    let habits = [Habit::Reads, Habit::Stalls, Habit::Reconnects, Habit::Leaves];
-    for index in 0..load.streams {
-        let habit = habits[index % habits.len()];
-        let reader = Reader::new(index, &ids).run(address, habit, load, ends.clone());
-        readers.spawn(async move { (format!("{habit:?}"), reader.await) });
-    }
+    let readers =
+        Readers::spawn(&Order { address, ids: ids.clone(), streams: load.streams, absence: load.absence });
     let mut prompts = JoinSet::new();
     let began = Instant::now();
     let sessions: Vec<Session> = sessions.into_values().collect();
@@ -376,16 +172,9 @@ async fn run(load: Load) -> (BTreeMap<String, Seen>, Vec<usize>) {
         let body = Connection::open(address, &format!("/agent/conversations/{id}"), None).await.body().await;
         snapshots.insert(id.clone(), without_history(serde_json::from_slice(&body).unwrap()));
     }
-    end.send_replace(Some(snapshots));
-    let mut seen: BTreeMap<String, Seen> = BTreeMap::new();
-    while let Some(done) = readers.join_next().await {
-        let (habit, one) = done.unwrap();
-        let all = seen.entry(habit).or_default();
-        all.events += one.events;
-        all.resyncs += one.resyncs;
-        all.connections += one.connections;
-    }
+    let seen = readers.end(&snapshots).await;
     server.abort();
+    std::fs::remove_dir_all(&folder).unwrap();
     (seen, memory)
 }
 

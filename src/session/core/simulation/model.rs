@@ -408,7 +408,7 @@ fn left_open(tree: &Tree) -> HashSet<NodeId> {
 
 fn go(tree: &mut Tree, node: Option<NodeId>) {
     match node {
-        Some(node) => tree.navigate(node).expect("nodes are never removed"),
+        Some(node) => tree.navigate(node).expect("the node is part of the tree"),
         None => tree.clear(),
     }
 }

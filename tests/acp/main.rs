@@ -10,6 +10,8 @@ mod conversations;
 mod endings;
 mod faults;
 mod forms;
+#[path = "../support/lives.rs"]
+mod lives;
 #[path = "../support/npm.rs"]
 mod npm;
 mod permissions;

@@ -11,6 +11,8 @@ mod approvals_property;
 mod hostile;
 #[cfg(unix)]
 mod kill;
+#[path = "../support/lives.rs"]
+mod lives;
 mod managed;
 mod owned;
 mod prompts;

@@ -18,7 +18,10 @@ use omni_agent::{
 };
 use serde_json::{Value, json};
 
-use crate::stores::{id, stores};
+use crate::{
+    lives::in_a_life,
+    stores::{id, stores},
+};
 
 /// An agent that uses the tool `send` once, after an approval, and then answers. Any number of agents can be built from
 /// its options, and they share one counter.
@@ -76,18 +79,6 @@ async fn paused(manager: &Manager, sender: &Sender) -> Approval {
 async fn last_text(session: &Session) -> String {
     session.wait_until_idle().await.unwrap();
     session.tree().await.unwrap().history().last().unwrap().text()
-}
-
-/// Runs `work` in a new runtime, and then ends the runtime with all its tasks, as if a process had died.
-pub(crate) fn in_a_life<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> T {
-    let life = || {
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let result = runtime.block_on(work);
-        runtime.shutdown_background();
-        result
-    };
-    std::thread::scope(|scope| scope.spawn(life).join().unwrap())
 }
 
 #[tokio::test(flavor = "multi_thread")]

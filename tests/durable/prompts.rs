@@ -24,7 +24,7 @@ use omni_agent::{
 };
 
 use crate::{
-    managed::in_a_life,
+    lives::in_a_life,
     stores::{id, stores},
 };
 

@@ -12,7 +12,10 @@ use omni_agent::{
 };
 use serde_json::json;
 
-use crate::support::{Hostile, set, soon, until};
+use crate::{
+    lives::in_a_life,
+    support::{Hostile, set, soon, until},
+};
 
 /// Returns a manager whose owner has the same name in each life, so that no lease has to expire.
 fn manager(store: &MemoryStore) -> Manager {
@@ -32,17 +35,6 @@ async fn options(client: &McpClient, tool: &str) -> OpenOptions {
     });
     let agent = Agent::builder().model(provider.model()).tools(set(client).await);
     OpenOptions::new(agent).durable(Durable::InFlight).subscribe(None)
-}
-
-/// Runs work in a runtime that then dies with everything that runs in it.
-fn in_a_life(work: impl Future<Output = ()> + Send) {
-    let life = || {
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        runtime.block_on(work);
-        runtime.shutdown_background();
-    };
-    std::thread::scope(|scope| scope.spawn(life).join().unwrap());
 }
 
 #[tokio::test(flavor = "multi_thread")]

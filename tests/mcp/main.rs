@@ -14,6 +14,8 @@ mod endings;
 mod generations;
 mod hostile_http;
 mod lists;
+#[path = "../support/lives.rs"]
+mod lives;
 mod official;
 mod python;
 mod questions;

@@ -27,6 +27,7 @@ use super::{
 };
 use crate::{
     agent::FOLDER,
+    lives::in_a_life,
     support::{Place, soon, until},
 };
 
@@ -86,18 +87,6 @@ impl Actor {
 fn manager(store: &MemoryStore) -> Manager {
     let manager = Manager::builder(store.clone()).owner(Owner::new("editor"));
     manager.sweep(Sweep::off()).titles(Titles::Off).build()
-}
-
-/// Runs work in a runtime that then dies with everything that runs in it.
-fn in_a_life<T: Send>(work: impl Future<Output = T> + Send) -> T {
-    let life = || {
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let result = runtime.block_on(work);
-        runtime.shutdown_background();
-        result
-    };
-    std::thread::scope(|scope| scope.spawn(life).join().unwrap())
 }
 
 async fn load(window: &mut Window, session: &str) {

@@ -119,7 +119,8 @@ pub enum RunOutcome {
         /// The reason for the failure.
         failure: Failure,
     },
-    /// The run was ended after too many restarts without progress.
+    /// The run was ended after too many restarts without progress. It ended with [`TurnOutcome::Stop`] or
+    /// [`Event::Cancelled`], and the stop reason of its last turn is [`StopReason::Abandoned`].
     Abandoned,
     /// The recorded turn of the run was dropped when its conversation was opened again.
     Discarded,
@@ -129,6 +130,11 @@ impl RunOutcome {
     /// Returns the run's outcome if `event` ends a run.
     pub(crate) fn of(event: &Event) -> Option<Self> {
         match event {
+            Event::Turn(TurnOutcome::Stop { response, .. }) | Event::Cancelled { response, .. }
+                if response.stop_reason == StopReason::Abandoned =>
+            {
+                Some(Self::Abandoned)
+            }
             Event::Turn(TurnOutcome::Stop { response, .. }) => {
                 Some(Self::Stopped { stop_reason: response.stop_reason.clone() })
             }

@@ -178,6 +178,8 @@ pub enum StopReason {
     Interrupted,
     /// The turn was cancelled. Its content is discarded.
     Cancelled,
+    /// The turn was restarted too often without progress. Its completed steps are kept, if there are any.
+    Abandoned,
     /// Another reason, in the words of the wire format.
     Other(String),
 }
@@ -204,6 +206,7 @@ impl fmt::Display for StopReason {
             Self::MaxSteps => "max_steps",
             Self::Interrupted => "interrupted",
             Self::Cancelled => "cancelled",
+            Self::Abandoned => "abandoned",
             Self::Other(word) => word,
         })
     }

@@ -331,6 +331,32 @@ fn turn_without_progress_is_abandoned_after_five_restarts() {
 }
 
 #[test]
+fn abandoned_turn_has_one_outcome() {
+    // A turn without a completed step is discarded, and a completed step is kept.
+    for (steps, kept) in [(vec![], 0), (vec![sends()], 3)] {
+        let world = World::new(Durable::InFlight);
+        let gate = Gate::new();
+        let script = steps.into_iter().chain([held(&gate)]);
+        world.process(world.agent(script), async |session| {
+            session.prompt("Q").await.unwrap();
+            reached(&gate).await;
+        });
+        while world.turn().unwrap().record.lives < 5 {
+            world.process(world.agent([Step::text("A").hang()]), async |_| {});
+        }
+        let snapshot = world.process(world.agent([]), async |session| {
+            session.wait_until_idle().await.unwrap();
+            session.flush(SOON).await.unwrap();
+            session.snapshot().await.unwrap()
+        });
+        let (seen, stored) = (snapshot.agent.last_run.unwrap(), world.stored().last_run.unwrap());
+        assert_eq!((&seen.outcome, snapshot.agent.state.history.len()), (&RunOutcome::Abandoned, kept));
+        assert_eq!((&stored.outcome, stored.turn), (&seen.outcome, seen.turn));
+        assert_eq!(stored.unanswered, seen.unanswered);
+    }
+}
+
+#[test]
 fn create_above_turns_needs_a_store_that_keeps_turns() {
     let folder = std::env::temp_dir().join(format!("omni-agent-durable-{}", std::process::id()));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -909,7 +909,10 @@ function finish(agent, response) {
 function runEnd(event) {
   /** @type {RunEnd} */
   let end;
-  if (event.type === "turn" && event.outcome === "stop") {
+  const isAbandoned = event.response?.stop_reason === "abandoned";
+  if (isAbandoned && (event.type === "turn" || event.type === "cancelled")) {
+    end = { outcome: "abandoned" };
+  } else if (event.type === "turn" && event.outcome === "stop") {
     end = { outcome: "stopped", stop_reason: event.response.stop_reason };
   } else if (event.type === "cancelled") {
     end = { outcome: "cancelled" };

@@ -214,15 +214,15 @@ impl Core {
                 self.phase = Phase::Idle;
                 self.settle(cx);
             }
-            _ => self.cancel_run(None, cx),
+            _ => self.cancel_run(StopReason::Cancelled, None, cx),
         }
         Ok(())
     }
 
     /// Cancels the active run. If `kept` is `Some`, the caller of `ask` gets that response.
-    fn cancel_run(&mut self, kept: Option<Arc<Response>>, cx: &mut Context<'_>) {
+    fn cancel_run(&mut self, reason: StopReason, kept: Option<Arc<Response>>, cx: &mut Context<'_>) {
         cx.push(Effect::Abort);
-        self.discard(StopReason::Cancelled, cx, |response, staged| {
+        self.discard(reason, cx, |response, staged| {
             let answer = kept.ok_or_else(|| AgentError::Cancelled(Arc::clone(&response)));
             (Event::Cancelled { response, staged }, answer)
         });
@@ -266,6 +266,17 @@ impl Core {
     /// Ends the run at once and keeps as much of the turn as possible. If only the prompt could be kept, the run is
     /// cancelled instead.
     pub(in crate::agent) fn interrupt(&mut self, cx: &mut Context<'_>) -> Result<(), AgentError> {
+        self.cut_short(StopReason::Interrupted, cx)
+    }
+
+    /// Ends the run as [`interrupt`](Self::interrupt) does, because it was restarted too often without progress.
+    pub(super) fn abandon(&mut self, cx: &mut Context<'_>) {
+        // A run is in flight, so this succeeds.
+        let _ = self.cut_short(StopReason::Abandoned, cx);
+    }
+
+    /// Ends the run at once and keeps as much of the turn as possible. `reason` is the stop reason of the kept turn.
+    fn cut_short(&mut self, reason: StopReason, cx: &mut Context<'_>) -> Result<(), AgentError> {
         if matches!(self.phase, Phase::Idle) {
             return Err(AgentError::Idle);
         }
@@ -277,7 +288,8 @@ impl Core {
                 return self.cancel(cx);
             }
             let kept = self.phase.asked().and_then(Asked::response);
-            self.cancel_run(kept, cx);
+            let reason = if reason == StopReason::Interrupted { StopReason::Cancelled } else { reason };
+            self.cancel_run(reason, kept, cx);
             return Ok(());
         }
         cx.effects.extend([Effect::Abort, Effect::Watch(None)]);
@@ -304,7 +316,7 @@ impl Core {
             close_tool_uses(&mut turn, results, emitted, cx);
         }
         self.commit(&turn);
-        let mut response = respond(&turn, StopReason::Interrupted, cx.config);
+        let mut response = respond(&turn, reason, cx.config);
         parse_output(&mut response, &turn);
         let response = Arc::new(response);
         if let Some(asked) = &mut turn.origin.asked {

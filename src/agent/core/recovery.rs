@@ -8,7 +8,7 @@ use super::{Call, Context, Core, Effect, response::respond, tools::tool_call};
 use crate::{
     agent::{
         Config, Event, Failure, MAX_LIVES, OnUncertain, Pause, RecordedStage, Recovery, RecoveryDecision,
-        Response, RunOutcome, UncertainUse,
+        Response, UncertainUse,
         durable::RecoveryFacts,
         phase::{AfterEvent, Answer, Op, Phase, Recovering, Remains, Slot, Stage, Tools, Turn},
     },
@@ -34,10 +34,7 @@ impl Core {
             }
         }
         if facts.lives > MAX_LIVES {
-            self.end_prompts(&RunOutcome::Abandoned);
-            // A run is in flight, so this succeeds.
-            let _ = self.interrupt(cx);
-            return;
+            return self.abandon(cx);
         }
         let op = self.next_op();
         match &mut self.phase {

@@ -3,9 +3,7 @@
 
 use super::{Core, Effect, Effects, saving::Record};
 use crate::{
-    agent::{
-        Event, KnownPrompt, MAX_LIVES, PromptId, PromptState, RunEnd, RunOutcome, TurnOutcome, UnstageReason,
-    },
+    agent::{Event, KnownPrompt, PromptId, PromptState, RunEnd, RunOutcome, TurnOutcome, UnstageReason},
     store::TurnRecord,
     tree::{Erased, NodeId},
 };
@@ -105,9 +103,6 @@ impl Core {
             }
             event => RunEnd::of(event)?,
         };
-        if self.is_abandoned() {
-            end.outcome = RunOutcome::Abandoned;
-        }
         if prompts.is_empty() {
             return Some(end).filter(|end| !end.is_complete());
         }
@@ -145,11 +140,6 @@ impl Core {
             self.prompts.as_ref().filter(|prompts| prompts.are_stored && !prompts.list.is_empty())?;
         let outcome = prompts.last_outcome.clone()?;
         Some(RunEnd::new(outcome).with_prompts(prompts.list.clone()))
-    }
-
-    /// Returns whether the turn in flight has been restarted too often, so that it is given up.
-    fn is_abandoned(&self) -> bool {
-        self.last_record().is_some_and(|last| last.lives > MAX_LIVES)
     }
 
     /// Adds to the record of a turn what the agent does not know about the prompts.

@@ -371,7 +371,9 @@ impl Translator {
             StopReason::Length | StopReason::ContextLength => "length",
             StopReason::Refusal => "content-filter",
             StopReason::ToolUse => "tool-calls",
-            StopReason::Interrupted if self.writer.settings.level == Level::Seven => "interrupted",
+            StopReason::Interrupted | StopReason::Abandoned if self.writer.settings.level == Level::Seven => {
+                "interrupted"
+            }
             _ => "other",
         }
     }

@@ -35,9 +35,9 @@ pub(super) fn code(failure: &Failure) -> &'static str {
 }
 
 impl RunStream {
-    /// Ends the stream because the run has ended. The outcome of an interrupted run is `cancelled`.
+    /// Ends the stream because the run has ended. The outcome of an interrupted or abandoned run is `cancelled`.
     pub(super) fn finish(&mut self, response: &Response) {
-        if response.stop_reason == StopReason::Interrupted {
+        if matches!(response.stop_reason, StopReason::Interrupted | StopReason::Abandoned) {
             self.finish_with(Some(Outcome::Cancelled));
         } else {
             let open = response.open_tool_uses.iter().map(|tool_use| tool_use.id.to_string());

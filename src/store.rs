@@ -406,6 +406,9 @@ pub trait Store: Send + Sync + 'static {
     /// After the write is acknowledged, the store no longer contains the messages of the removed nodes, as far as it
     /// controls the medium. The store's documentation states what may remain. The usage ledger keeps its rows.
     ///
+    /// The write also removes the turn in flight and the messages in the [end of the last run](Stored::last_run), which
+    /// may be erased ones. It keeps the outcomes of prompts, as [`Stored::erase`] shows.
+    ///
     /// # Errors
     ///
     /// Fails with [`StoreError::Unsupported`] if the store can't erase nodes. Otherwise, fails in the same cases as

@@ -358,17 +358,17 @@ impl SessionBuilder {
                 (history, Some((record, lives)), None)
             }
         };
-        let (prompts, outcome) = match (&turn, &last_run) {
-            (Some((record, _)), _) => (record.prompts.clone(), None),
-            (None, Some(end)) => (end.prompts.clone(), Some(end.outcome.clone())),
-            (None, None) => (Vec::new(), None),
+        let prompts = match (&turn, &last_run) {
+            (Some((record, _)), _) => record.prompts.clone(),
+            (None, Some(end)) => end.prompts.clone(),
+            (None, None) => Vec::new(),
         };
         self.agent = self.agent.restore(saved(&state)).last_run(last_run).history(history);
         let (keeps_usage, used) = (self.store.keeps_usage(), stored.used.usage);
         let loaded = |config, seen| Core::loaded(tree, &state, version, keeps_usage, config, seen);
         let mut starting = self.start(id, loaded).await?;
         starting.core.loaded_usage(used);
-        starting.core.set_prompts(prompts, outcome, starting.session.shared.setup.durable > Durable::Turns);
+        starting.core.set_prompts(prompts, starting.session.shared.setup.durable > Durable::Turns);
         starting.life = life::next(tenure.as_ref(), mark);
         starting.mark = mark.filter(|_| starting.core.is_as_stored());
         starting.tenure = tenure;
@@ -424,7 +424,7 @@ impl SessionBuilder {
         let keeps_usage = self.store.keeps_usage();
         let core = |config, seen| Core::new(title, labels, keeps_usage, config, seen);
         let mut starting = self.start(id.clone(), core).await?;
-        starting.core.set_prompts(Vec::new(), None, starting.session.shared.setup.durable > Durable::Turns);
+        starting.core.set_prompts(Vec::new(), starting.session.shared.setup.durable > Durable::Turns);
         Ok((starting, id))
     }
 }

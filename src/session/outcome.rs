@@ -33,8 +33,7 @@ impl Session {
     /// knows only the prompts of this life. With [`Durable::Approvals`](crate::agent::Durable::Approvals), it knows a
     /// prompt of an earlier life if a turn of the prompt was committed, or was recorded at a pause. With
     /// [`Durable::InFlight`](crate::agent::Durable::InFlight), it knows every prompt that was accepted. Above `Turns`,
-    /// this method returns when the outcome is stored. [`erase`](Self::erase) removes the outcomes from the store, and
-    /// the next write stores them again.
+    /// this method returns when the outcome is stored.
     ///
     /// ```
     /// # #[cfg(feature = "test-util")]

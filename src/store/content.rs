@@ -262,8 +262,8 @@ pub struct Stored {
     /// - The run continues with another turn, and outcomes of prompts are stored. Then this is the end that applies if
     ///   the process ends before the next turn is committed or recorded: `Stopped`, with prompts that are in flight.
     ///
-    /// A commit of nodes without an end removes it. An erasure removes it too. If outcomes of prompts are stored, the
-    /// session then stores it again, without messages.
+    /// A commit of nodes without an end removes it. An erasure keeps the outcome and the [`prompts`](RunEnd::prompts)
+    /// without the erased nodes, and removes the rest. An erasure removes an end without prompts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_run: Option<RunEnd>,
     /// The turn in flight, if it is recorded.
@@ -366,9 +366,20 @@ impl Stored {
         self.nodes.retain(|node| !is_gone(&node.id()));
         self.cursors.retain(|node, child| !is_gone(node) && !is_gone(child));
         (self.head, self.next) = (erased.head, Some(erased.next));
-        // The end of the last run and the turn in flight may contain an erased message, so both are removed.
-        (self.last_run, self.turn, self.mark) = (None, None, None);
+        self.last_run = self.last_run.take().and_then(|end| without_messages(end, erased));
+        // The turn in flight may contain an erased message.
+        (self.turn, self.mark) = (None, None);
     }
+}
+
+/// Returns the part of the end of a run that stays after an erasure: the outcome and the prompts. The messages may be
+/// erased ones. Returns `None` if the end has no prompts.
+pub(in crate::store) fn without_messages(end: RunEnd, erased: &Erased) -> Option<RunEnd> {
+    let RunEnd { outcome, mut prompts, .. } = end;
+    for prompt in &mut prompts {
+        prompt.through.take_if(|node| erased.nodes.binary_search(node).is_ok());
+    }
+    (!prompts.is_empty()).then(|| RunEnd::new(outcome).with_prompts(prompts))
 }
 
 /// Returns the ledger's row for a node of a commit whose [`usage`](Commit::usage) is `None`. Returns `None` if the node

@@ -13,13 +13,14 @@ use std::sync::Arc;
 use serde::de::DeserializeOwned;
 
 use super::{
-    Commit, ConversationId, Labels, StateChange, StoreError, StoredState, TurnChange, Version, json,
+    Commit, ConversationId, Labels, StateChange, StoreError, StoredState, TurnChange, Version,
+    content::without_messages, json,
 };
 use crate::{
     agent::RunEnd,
     message::{Message, UsageRow},
     subscription::EventId,
-    tree::{Node, NodeId},
+    tree::{Erased, Node, NodeId},
 };
 
 /// The changes of a write.
@@ -113,7 +114,7 @@ impl Change {
 }
 
 impl RunRow {
-    fn of(id: &ConversationId, mut end: RunEnd) -> Result<Self, StoreError> {
+    pub(super) fn of(id: &ConversationId, mut end: RunEnd) -> Result<Self, StoreError> {
         let prompts = std::mem::take(&mut end.prompts);
         end.mark = None;
         Ok(Self {
@@ -214,6 +215,18 @@ impl Origin<'_> {
             end.prompts = self.parse(prompts, what)?;
         }
         Ok(Some(end))
+    }
+
+    /// Returns the end of the last run as it is stored after an erasure. An end that can't be read is removed.
+    pub(super) fn run_after_erasure(
+        &self,
+        ending: Option<&str>,
+        prompts: Option<&str>,
+        erased: &Erased,
+    ) -> Result<Option<RunRow>, StoreError> {
+        let end = self.last_run(ending, prompts).unwrap_or_default();
+        let kept = end.and_then(|end| without_messages(end, erased));
+        kept.map(|end| RunRow::of(self.id, end)).transpose()
     }
 
     /// Returns the mark (the last event of the session's feed), if it was written at the current version. An unreadable

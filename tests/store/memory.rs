@@ -98,7 +98,7 @@ mod forgetful {
 }
 
 #[tokio::test]
-#[should_panic(expected = "4 of 69 checks failed: create_repeated_returns_the_first_result, \
+#[should_panic(expected = "4 of 70 checks failed: create_repeated_returns_the_first_result, \
                            commit_repeated_returns_the_first_result, write_repeated_after_others_returns_the_first_result, \
                            write_with_a_dropped_future_is_all_or_nothing")]
 async fn suite_on_store_that_forgets_write_ids_fails() {

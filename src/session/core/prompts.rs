@@ -15,8 +15,6 @@ pub(super) struct Prompts {
     list: Vec<KnownPrompt>,
     /// The prompts that the agent has delivered with the next event, which ends a turn.
     delivered: Vec<KnownPrompt>,
-    /// The outcome of the last run whose end was stored.
-    last_outcome: Option<RunOutcome>,
     /// The number of changes that must be stored before all outcomes in the list are.
     wanted: u64,
     /// Whether the outcomes are stored, even if the turn in flight is not recorded.
@@ -24,16 +22,11 @@ pub(super) struct Prompts {
 }
 
 impl Core {
-    /// Sets the prompts that are known from earlier lives, and the outcome of the last run, if its end is stored.
-    /// `are_stored` states whether the outcomes of all later prompts are stored.
-    pub(in crate::session) fn set_prompts(
-        &mut self,
-        list: Vec<KnownPrompt>,
-        last_outcome: Option<RunOutcome>,
-        are_stored: bool,
-    ) {
+    /// Sets the prompts that are known from earlier lives. `are_stored` states whether the outcomes of all later prompts
+    /// are stored.
+    pub(in crate::session) fn set_prompts(&mut self, list: Vec<KnownPrompt>, are_stored: bool) {
         if are_stored || !list.is_empty() {
-            self.prompts = Some(Box::new(Prompts { list, last_outcome, are_stored, ..Prompts::default() }));
+            self.prompts = Some(Box::new(Prompts { list, are_stored, ..Prompts::default() }));
         }
     }
 
@@ -110,13 +103,11 @@ impl Core {
         Some(end)
     }
 
-    /// Notes that the outcomes of prompts have joined the changes that are to be stored. `ended` is the outcome of the
-    /// run, if its end is stored.
-    pub(super) fn outcomes_recorded(&mut self, ended: Option<RunOutcome>) {
+    /// Notes that the outcomes of prompts have joined the changes that are to be stored.
+    pub(super) fn outcomes_recorded(&mut self) {
         let wanted = self.wanted();
         if let Some(prompts) = &mut self.prompts {
             prompts.wanted = wanted;
-            prompts.last_outcome = ended.or(prompts.last_outcome.take());
         }
     }
 
@@ -127,19 +118,8 @@ impl Core {
 
     /// Stores the end of a run, with the outcomes of prompts.
     pub(super) fn store_end(&mut self, end: RunEnd) {
-        let outcome = end.outcome.clone();
         self.record(Record::of_end(end));
-        self.outcomes_recorded(Some(outcome));
-    }
-
-    /// Returns the end of the last run as it is stored again after an erasure, which removes it from the store. It
-    /// keeps the outcomes of prompts, but no messages, because they may be erased ones. Returns `None` if no outcomes
-    /// are stored.
-    pub(super) fn end_after_erasure(&self) -> Option<RunEnd> {
-        let prompts =
-            self.prompts.as_ref().filter(|prompts| prompts.are_stored && !prompts.list.is_empty())?;
-        let outcome = prompts.last_outcome.clone()?;
-        Some(RunEnd::new(outcome).with_prompts(prompts.list.clone()))
+        self.outcomes_recorded();
     }
 
     /// Adds to the record of a turn what the agent does not know about the prompts.

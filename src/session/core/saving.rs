@@ -379,9 +379,6 @@ impl Core {
         }
         effects.push(Effect::Emit(SessionEvent::Erased(Arc::new(erased.clone()))));
         saver.erased = Some(Box::new(erased));
-        if let Some(end) = self.end_after_erasure() {
-            self.store_end(end);
-        }
         self.save(env, effects);
     }
 

@@ -1,9 +1,10 @@
 use super::{CheckOutcome, StoreUnderTest, committed, conversation, created, node_id, turn};
 use crate::{
-    agent::{RunEnd, RunOutcome},
+    agent::{KnownPrompt, Prompt, PromptState, RunEnd, RunOutcome},
     message::{Message, RequestEnd, Usage, UsageRow},
+    provider::StopReason,
     store::{Commit, ConversationId, Owner, Page, Store, StoreError, Version, Write},
-    tree::{Erased, NodeId},
+    tree::{Erased, Node, NodeId},
 };
 
 fn erased(nodes: std::ops::RangeInclusive<u64>, head: Option<u64>, next: u64) -> Erased {
@@ -47,6 +48,44 @@ pub(super) async fn erase_keeps_the_ledger_and_removes_the_last_run(
     if store.keeps_usage() {
         assert_eq!((before.map(|rows| rows.len()), stored.used.usage.input), (Some(1), 9));
     }
+    CheckOutcome::Made
+}
+
+pub(super) async fn erase_keeps_the_outcomes_of_prompts(subject: &dyn StoreUnderTest) -> CheckOutcome {
+    let store = subject.store();
+    let id = conversation("a");
+    let version = committed(&*store, &id, created(&*store, &id).await, &turn(1, 4)).await;
+    let ended = |name: &str, node| {
+        let outcome = RunOutcome::Stopped { stop_reason: StopReason::Stop };
+        KnownPrompt::new(name, PromptState::Ended { outcome }).with_through(node_id(node))
+    };
+    let end = RunEnd::new(RunOutcome::Cancelled)
+        .with_unanswered(vec![Message::user("secret\0").into()])
+        .with_staged(vec![Prompt::new("secret").into()])
+        .with_through(node_id(4))
+        .with_prompts(vec![ended("kept", 2), ended("erased", 4)]);
+    let failed = Commit::new(NodeId::new(4)).with_usage([]).with_run_end(end);
+    let version = committed(&*store, &id, version, &failed).await;
+    let gone = erased(3..=4, Some(2), 5);
+    let Some(version) = erase(&*store, &id, &Write::on(version), &gone).await else {
+        return CheckOutcome::Skipped;
+    };
+    let stored = subject.another().await.load(&id).await.expect("loading succeeds");
+    let prompts = vec![ended("kept", 2), KnownPrompt { through: None, ..ended("erased", 4) }];
+    let kept = RunEnd::new(RunOutcome::Cancelled).with_prompts(prompts);
+    assert_eq!(stored.last_run, Some(kept.clone()), "the outcomes of prompts stay, without messages");
+    // A turn without an end removes the outcomes, so an erasure of this turn does not bring them back.
+    let later = [
+        Node::new(node_id(5), Some(node_id(2)), Message::user("again")),
+        Node::new(node_id(6), Some(node_id(5)), Message::assistant("again")),
+    ];
+    let later = Commit::new(Some(node_id(6))).with_nodes(later);
+    let version = committed(&*store, &id, version, &later).await;
+    assert_eq!(store.load(&id).await.expect("loading succeeds").last_run, None);
+    let gone = erased(5..=6, Some(2), 7);
+    erase(&*store, &id, &Write::on(version), &gone).await;
+    let stored = subject.another().await.load(&id).await.expect("loading succeeds");
+    assert_eq!(stored.last_run, None, "outcomes that were removed do not return");
     CheckOutcome::Made
 }
 

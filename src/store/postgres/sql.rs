@@ -27,6 +27,7 @@ pub(super) struct Sql {
     pub(super) usage: String,
     pub(super) sums: String,
     pub(super) erase: String,
+    pub(super) last_run: String,
     pub(super) version: String,
     pub(super) usable_index: String,
     pub(super) find: String,
@@ -169,8 +170,16 @@ const RECORD: &str = ", earlier AS (
         since = excluded.since, expires = excluded.expires
 )";
 
-/// An erasure in one statement, with the same checks as a write. It also deletes the end of the last run and the turn
-/// in flight, because they may contain an erased message.
+/// The end of the last run at a version of the conversation.
+const LAST_RUN: &str = "
+SELECT runs.ending, runs.prompts
+FROM {schema}.conversations JOIN {schema}.runs ON runs.conversation = key AND NOT EXISTS (
+    SELECT FROM {schema}.nodes WHERE nodes.conversation = key AND nodes.version > runs.version
+)
+WHERE id = $1 AND conversations.version = $2";
+
+/// An erasure in one statement, with the same checks as a write. It also deletes the turn in flight, and deletes or
+/// replaces the end of the last run, because they may contain an erased message.
 const ERASE: &str = "
 WITH written AS (
     UPDATE {schema}.conversations SET version = $3, head = $6, next_node = $7,
@@ -185,7 +194,10 @@ WITH written AS (
 ), unlinked AS (
     DELETE FROM {schema}.cursors USING written WHERE conversation = key AND (node = ANY ($8) OR child = ANY ($8))
 ), unended AS (
-    DELETE FROM {schema}.runs USING written WHERE conversation = key
+    DELETE FROM {schema}.runs USING written WHERE conversation = key AND $9::text IS NULL
+), ended AS (
+    UPDATE {schema}.runs SET version = $3, turn = NULL, ending = $9, prompts = $10::text
+    FROM written WHERE conversation = key AND $9 IS NOT NULL
 ), over AS (
     DELETE FROM {schema}.turns USING written WHERE conversation = key
 )
@@ -384,6 +396,7 @@ impl Sql {
             usage: sql(USAGE),
             sums: SUMS.to_owned(),
             erase: sql(ERASE),
+            last_run: sql(LAST_RUN),
             version: sql(VERSION),
             usable_index: format!(
                 "SELECT FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid

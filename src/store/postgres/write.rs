@@ -10,7 +10,7 @@ use super::{error::Fault, ledger, server::Server, turns};
 use crate::{
     store::{
         ConversationId, Labels, Lease, StoreError, StoredState, Version, Write, WriteId,
-        rows::{Change, Column, number},
+        rows::{Change, Column, Origin, number},
     },
     tree::Erased,
 };
@@ -141,7 +141,21 @@ pub(super) async fn erase(
 ) -> Result<Version, Fault> {
     let nodes: Vec<_> = erased.nodes.iter().map(|node| number(*node)).collect();
     let (head, next) = (erased.head.map(number), number(erased.next));
-    perform(connection, server, id, write, &server.sql.erase, &[&head, &next, &nodes]).await
+    // The statement changes nothing if the conversation no longer has this version, so the end that is read here is
+    // still the last one.
+    let last_run = connection.prepare_cached(&server.sql.last_run).await?;
+    let row = connection.query_opt(&last_run, &[&id.as_str(), &write.base.get().cast_signed()]).await?;
+    let run = match &row {
+        None => None,
+        Some(row) => {
+            let origin = Origin { id, place: &server.place };
+            origin.run_after_erasure(row.try_get(0)?, row.try_get(1)?, erased)?
+        }
+    };
+    let (ending, prompts) = run.map(|run| (run.ending, run.prompts)).unzip();
+    let prompts = prompts.flatten();
+    let more: [&(dyn ToSql + Sync); 5] = [&head, &next, &nodes, &ending, &prompts];
+    perform(connection, server, id, write, &server.sql.erase, &more).await
 }
 
 /// Performs a write with a statement. The first parameters of the statement are those of the write, and `more` follows.

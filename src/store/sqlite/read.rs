@@ -44,15 +44,8 @@ pub(super) fn load(
         .query_row([row.key], |row| Ok((row.get::<_, Option<Vec<u8>>>(0)?, row.get(1)?)))?;
     let mark = marked.0.and_then(|mark| String::from_utf8(mark).ok());
     stored.mark = Origin::mark(mark.as_deref(), marked.1, stored.version);
-    let ending: Option<(String, Option<String>)> = transaction
-        .prepare_cached(
-            "SELECT ending, prompts FROM runs WHERE conversation = ?1
-             AND NOT EXISTS (SELECT 1 FROM nodes WHERE nodes.conversation = ?1 AND nodes.version > runs.version)",
-        )?
-        .query_row([row.key], |row| Ok((row.get(0)?, row.get(1)?)))
-        .optional()?;
-    let (ending, prompts) = ending.unzip();
-    stored.last_run = origin.last_run(ending.as_deref(), prompts.flatten().as_deref())?;
+    let (ending, prompts) = last_run(&transaction, row.key)?;
+    stored.last_run = origin.last_run(ending.as_deref(), prompts.as_deref())?;
 
     let mut nodes = transaction.prepare_cached(
         "SELECT id, parent, message, usage FROM nodes WHERE conversation = ? ORDER BY version, place",
@@ -119,6 +112,22 @@ pub(super) fn summaries(rows: &mut rusqlite::Rows<'_>, database: &Database) -> R
         summaries.push(row.into_summary(id, now));
     }
     Ok(summaries)
+}
+
+/// Returns the columns of the end of the last run, unless a turn was committed after it.
+pub(super) fn last_run(
+    transaction: &Connection,
+    key: i64,
+) -> Result<(Option<String>, Option<String>), Fault> {
+    let run: Option<(String, Option<String>)> = transaction
+        .prepare_cached(
+            "SELECT ending, prompts FROM runs WHERE conversation = ?1
+             AND NOT EXISTS (SELECT 1 FROM nodes WHERE nodes.conversation = ?1 AND nodes.version > runs.version)",
+        )?
+        .query_row([key], |row| Ok((row.get(0)?, row.get(1)?)))
+        .optional()?;
+    let (ending, prompts) = run.unzip();
+    Ok((ending, prompts.flatten()))
 }
 
 #[cfg(test)]

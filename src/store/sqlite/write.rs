@@ -5,6 +5,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use super::{
     database::{Database, Fault, begin},
     ledger,
+    read::last_run,
     row::Row,
     turns,
 };
@@ -12,7 +13,7 @@ use crate::{
     message::Timestamp,
     store::{
         ConversationId, Epoch, Lease, Owner, StoreError, Version, Write, WriteId,
-        rows::{Change, Column, number},
+        rows::{Change, Column, Origin, RunRow, number},
     },
     subscription::EventId,
     tree::Erased,
@@ -97,7 +98,13 @@ fn perform(
         .execute(params![row.key, version.get().cast_signed(), millis(updated)])?;
     apply(&transaction, row.key, version, write.id, change, now)?;
     if let Some(erased) = erased {
+        let (ending, prompts) = last_run(&transaction, row.key)?;
+        let run =
+            Origin { id, place: "" }.run_after_erasure(ending.as_deref(), prompts.as_deref(), erased)?;
         remove_nodes(&transaction, row.key, erased)?;
+        if let Some(run) = run {
+            insert_run(&transaction, row.key, version, &run)?;
+        }
     }
     transaction.commit()?;
     Ok(version)
@@ -121,7 +128,7 @@ fn apply(
     now: Timestamp,
 ) -> Result<(), Fault> {
     let Change { head, title, state, labels, nodes, cursors, usage, run, turn, is_record: _ } = change;
-    let version = version.get().cast_signed();
+    let (at, version) = (version, version.get().cast_signed());
     transaction
         .prepare_cached("INSERT INTO writes (conversation, version, write) VALUES (?, ?, ?)")?
         .execute(params![key, version, write.as_bytes()])?;
@@ -176,13 +183,7 @@ fn apply(
             .execute(params![key, number(*node), number(*child)])?;
     }
     if let Some(run) = run {
-        transaction
-            .prepare_cached(
-                "INSERT INTO runs (conversation, version, turn, ending, prompts) VALUES (?, ?, ?, ?, ?)
-                 ON CONFLICT DO UPDATE SET version = excluded.version, turn = excluded.turn, ending = excluded.ending,
-                     prompts = excluded.prompts",
-            )?
-            .execute(params![key, version, run.turn, run.ending, run.prompts])?;
+        insert_run(transaction, key, at, run)?;
     }
     if matches!(head, Column::Set(_)) {
         turns::apply(transaction, key, version, turn, now)?;
@@ -190,7 +191,18 @@ fn apply(
     ledger::insert(transaction, key, version, usage)
 }
 
-/// Removes nodes, and the cursors from and to them.
+fn insert_run(transaction: &Connection, key: i64, version: Version, run: &RunRow) -> Result<(), Fault> {
+    transaction
+        .prepare_cached(
+            "INSERT INTO runs (conversation, version, turn, ending, prompts) VALUES (?, ?, ?, ?, ?)
+             ON CONFLICT DO UPDATE SET version = excluded.version, turn = excluded.turn, ending = excluded.ending,
+                 prompts = excluded.prompts",
+        )?
+        .execute(params![key, version.get().cast_signed(), run.turn, run.ending, run.prompts])?;
+    Ok(())
+}
+
+/// Removes nodes, the cursors from and to them, the end of the last run and the turn in flight.
 fn remove_nodes(transaction: &Connection, key: i64, erased: &Erased) -> Result<(), Fault> {
     // One statement for all nodes: `nodes` has no index on the id, so each statement reads the whole conversation.
     let ids: Vec<i64> = erased.nodes.iter().map(|node| number(*node)).collect();

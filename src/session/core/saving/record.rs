@@ -155,9 +155,8 @@ impl Core {
         let rows = self.take_rows();
         self.settle_prompts(through, effects);
         let end = self.stored_end(event, through, continues);
-        let outcome = end.as_ref().map(|end| end.outcome.clone());
         self.record(Record { rows, end: end.map_or(LastRun::Complete, LastRun::Ended), turn: None });
-        self.outcomes_recorded(outcome);
+        self.outcomes_recorded();
     }
 
     /// Takes the rows of the turn in flight that would otherwise be stored later, with its commit.

@@ -45,7 +45,7 @@ impl Life {
         let process = Process::start(&common.outside, epoch, level, History::new(), None, None);
         let config = Arc::clone(&common.outside.config);
         let mut core = Core::new(None, Labels::default(), true, config, process.last_event());
-        core.set_prompts(Vec::new(), None, level > Durable::Turns);
+        core.set_prompts(Vec::new(), level > Durable::Turns);
         if common.outside.rng.percent(50) {
             let version = common.place.vault.put(core.state());
             core.created(version);
@@ -81,16 +81,16 @@ impl Life {
         };
         let is_attempt = in_flight.as_ref().is_some_and(|turn| !is_waiting(turn.stage()));
         let last_run = last_run.map(closed);
-        let (prompts, outcome) = match (&counted, &last_run) {
-            (Some((record, _)), _) => (record.prompts.clone(), None),
-            (None, Some(end)) => (end.prompts.clone(), Some(end.outcome.clone())),
-            (None, None) => (Vec::new(), None),
+        let prompts = match (&counted, &last_run) {
+            (Some((record, _)), _) => record.prompts.clone(),
+            (None, Some(end)) => end.prompts.clone(),
+            (None, None) => Vec::new(),
         };
         let process = Process::start(&common.outside, epoch, level, history, in_flight, last_run);
         let config = Arc::clone(&common.outside.config);
         let mut core = Core::loaded(tree, &state, version, true, config, process.last_event());
         core.loaded_usage(used.usage);
-        core.set_prompts(prompts, outcome, level > Durable::Turns);
+        core.set_prompts(prompts, level > Durable::Turns);
         let mut counting = None;
         let attempted = turn
             .filter(|turn| is_attempt && !turn.record.orderly)

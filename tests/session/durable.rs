@@ -15,10 +15,12 @@ use omni_agent::{
         Accepted, Agent, AgentBuilder, AgentCallbacks, Durable, Recover, Recovery, RecoveryDecision,
         RunOutcome, State, Status, ToolDecision,
     },
-    message::TurnId,
+    message::{RequestEnd, TurnId, Usage},
     provider::Request,
     session::{Mode, Session, SessionBuilder, SessionError},
-    store::{Commit, ConversationId, FileSystemStore, MemoryStore, Store, StoredTurn, TurnRecord, Write},
+    store::{
+        Commit, ConversationId, FileSystemStore, MemoryStore, Page, Store, StoredTurn, TurnRecord, Write,
+    },
     testing::{Gate, ScriptedProvider, Step},
     tool::{Decision, Replay, Tool, tool_fn},
 };
@@ -354,6 +356,25 @@ fn abandoned_turn_has_one_outcome() {
         assert_eq!((&stored.outcome, stored.turn), (&seen.outcome, seen.turn));
         assert_eq!(stored.unanswered, seen.unanswered);
     }
+}
+
+#[test]
+fn request_that_was_lost_with_its_process_has_a_row_in_the_ledger() {
+    let world = World::new(Durable::InFlight);
+    let gate = Gate::new();
+    world.process(world.agent([held(&gate)]), async |session| {
+        session.prompt("Q").await.unwrap();
+        reached(&gate).await;
+        // The record of this prompt contains the request that was sent.
+        session.prompt("And then?").await.unwrap();
+    });
+    let rows = world.process(world.agent([Step::text("A"), Step::text("B")]), async |session| {
+        session.wait_until_idle().await.unwrap();
+        session.flush(SOON).await.unwrap();
+        world.store.usage(&id(), Page::default()).await.unwrap()
+    });
+    let lost: Vec<_> = rows.iter().filter(|row| row.end == RequestEnd::Lost).collect();
+    assert!(matches!(lost.as_slice(), [row] if row.usage == Usage::default()), "{rows:?}");
 }
 
 #[test]

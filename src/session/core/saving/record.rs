@@ -131,10 +131,10 @@ impl Core {
         self.spent_by_request(&row);
     }
 
-    /// Notes the usage of a request of the turn in flight. A request without usage gets no row, for example because its
-    /// response was lost.
+    /// Notes the usage of a request of the turn in flight. A request without usage gets no row, unless its usage is
+    /// unknown because its process ended.
     pub(in crate::session::core) fn spent_by_request(&mut self, row: &UsageRow) {
-        if row.usage.is_zero() {
+        if row.usage.is_zero() && row.end != RequestEnd::Lost {
             return;
         }
         self.add_used(row.usage);

@@ -158,7 +158,8 @@ pub enum StoreReport {
     ///
     /// There are three possible causes: another process has become the owner of the conversation, another writer has
     /// deleted it or changed more than its title and labels, or the store can never accept the next write
-    /// ([`StoreError::Unstorable`](crate::store::StoreError::Unstorable)). In the third case, all turns before that
+    /// ([`StoreError::Unstorable`](crate::store::StoreError::Unstorable) or
+    /// [`StoreError::Unsupported`](crate::store::StoreError::Unsupported)). In the third case, all turns before that
     /// write are in the store. If the write also contained a change of settings or of the title, that change may be
     /// missing. A write that was already in flight may still be reported as saved.
     #[cfg_attr(

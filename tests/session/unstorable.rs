@@ -140,6 +140,20 @@ async fn unstorable_turn_alone_ends_the_session_and_stays_readable() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn unsupported_commit_ends_the_session_as_unstorable() {
+    let store = ScriptedStore::over(picky(100), []);
+    let session = created(&store, "talk", parrot()).await;
+    store.otherwise(|| Act::Refuse(StoreError::unsupported("commits")));
+    session.ask("One").await.unwrap();
+    let end = session.ended().await;
+    assert_eq!(end.reason, EndReason::Unstorable);
+    let last = end.snapshot.unwrap();
+    let Some(StoreReport::Lost { error }) = &last.store else { panic!("{:?}", last.store) };
+    assert!(error.contains("commits"), "{error}");
+    assert_eq!(last.unsaved, [node(1), node(2)]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn unstorable_turn_among_others_earlier_turns_are_written() {
     let (session, store, gate) = held_up(100).await;
     for said in ["One", "Two", "poison", "Three"] {

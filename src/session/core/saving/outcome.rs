@@ -110,7 +110,7 @@ impl Core {
         if self.saver.loss.is_some() {
             return;
         }
-        let is_unstorable = matches!(error, StoreError::Unstorable { .. });
+        let is_unstorable = matches!(error, StoreError::Unstorable { .. } | StoreError::Unsupported { .. });
         self.saver.loss = Some(if is_unstorable { EndReason::Unstorable } else { EndReason::LostPlace });
         let report = StoreReport::Lost { error: error_chain(error) };
         self.saver.report = Some(Box::new(report.clone()));

@@ -97,13 +97,16 @@ impl Core {
 
     /// Takes over the recorded turn in flight of a loaded conversation.
     pub(in crate::session) fn take_up(&mut self, record: &TurnRecord, status: Status) {
+        let mut last = kept(record);
+        // The stream of such a pause has ended with its process, so the store must not list the pause any more.
+        last.waiting.retain(|waiting| waiting.survives);
         if let Some(BranchPoint { base, answers }) = record.branch {
             let before = self.tree.clone();
             self.go(base);
             self.branch = Some(Box::new(Branch { before, answers }));
         }
         self.status = status;
-        self.flight = Some(Box::new(Flight { last: Some(kept(record)), ..Flight::default() }));
+        self.flight = Some(Box::new(Flight { last: Some(last), ..Flight::default() }));
     }
 
     /// Notes the end of the loaded turn in flight, which is discarded, so that this end is stored.

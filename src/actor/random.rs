@@ -2,6 +2,7 @@
 //! crate.
 
 /// `SplitMix64`, after Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014).
+#[derive(Clone)]
 pub(crate) struct Rng(u64);
 
 impl Rng {

@@ -91,7 +91,7 @@ pub(crate) async fn kill_one_after_another(place: &Place) {
     order.finishes = true;
     Process::start(&order, "open").finish();
     let store = place::open(&place.address).await.unwrap();
-    let counts = check::check_end(&*store, &Facts::read(&order.ledger)).await;
+    let counts = check::check_end(store, &Facts::read(&order.ledger)).await;
     println!("{}: {kills} kills, {counts:?}", order.address.split(' ').next().unwrap());
     assert!(counts.committed > 0, "no turn was completed");
 }

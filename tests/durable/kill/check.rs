@@ -1,17 +1,23 @@
 //! The promises of durable turns, checked with the ledger and the stored conversations.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use omni_agent::{
-    agent::RunOutcome,
+    agent::{Agent, Durable, RunOutcome},
     message::ToolResult,
+    session::Session,
     store::{ConversationId, Store, Stored},
-    tree::Tree,
+    testing::ScriptedProvider,
+    tree::{Node, Tree},
 };
 use serde_json::Value;
 
 use super::{
-    facts::{Fact, Facts, gives_back, has_id},
+    facts::{Fact, Facts, gives_back, has_id, leaves_unused},
     plan::{Kind, Plan, Stop},
 };
 
@@ -45,14 +51,47 @@ pub(crate) async fn check(store: &dyn Store, facts: &Facts) -> Counts {
 }
 
 /// Checks that everything has ended. No process works on the store.
-pub(crate) async fn check_end(store: &dyn Store, facts: &Facts) -> Counts {
-    for name in facts.begun.keys() {
+pub(crate) async fn check_end(store: Arc<dyn Store>, facts: &Facts) -> Counts {
+    for (name, sent) in &facts.begun {
         let id = ConversationId::new(name.as_str()).unwrap();
         let turn = store.turn(&id).await.unwrap();
         assert!(turn.is_none(), "{name}: the turn has not ended: {turn:?}");
         assert!(facts.finished.contains(name), "{name} is not finished");
+        check_outcomes(&store, &id, sent.intersection(&facts.accepted), facts).await;
     }
-    check(store, facts).await
+    check(&*store, facts).await
+}
+
+/// Checks that each accepted prompt has an outcome, unless it was given back from the queue. The outcome of a prompt in
+/// the tree names a node at or below the prompt.
+async fn check_outcomes(
+    store: &Arc<dyn Store>,
+    id: &ConversationId,
+    accepted: impl Iterator<Item = &String>,
+    facts: &Facts,
+) {
+    let Stored { last_run, .. } = store.load(id).await.unwrap();
+    let agent = Agent::builder().model(ScriptedProvider::new([]).model());
+    let session =
+        Session::builder(Arc::clone(store)).agent(agent).durable(Durable::InFlight).open(id.clone());
+    let session = session.await.unwrap();
+    let tree = session.tree().await.unwrap();
+    for prompt in accepted {
+        let mut ends = facts.ends.get(id.as_str()).into_iter().flatten().chain(&last_run);
+        if ends.any(|end| leaves_unused(end, prompt)) {
+            continue;
+        }
+        let outcome = session.outcome(prompt.as_str()).await;
+        let outcome = outcome.unwrap_or_else(|error| panic!("{prompt} has no outcome: {error}"));
+        let own = tree.nodes().find(|node| has_id(node.message(), prompt)).map(Node::id);
+        let mut node = outcome.through.filter(|_| own.is_some());
+        while node != own {
+            let other = node.and_then(|node| tree.node(node));
+            let other = other.unwrap_or_else(|| panic!("{prompt} has the outcome {outcome:?}"));
+            node = other.parent();
+        }
+    }
+    session.stop(Duration::from_secs(10)).await.unwrap();
 }
 
 /// Checks the effects of tools, which are lines of the ledger.

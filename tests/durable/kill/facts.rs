@@ -105,8 +105,12 @@ impl Facts {
 
 /// Returns whether the end of a run gives this prompt back, either unanswered or still staged.
 pub(crate) fn gives_back(end: &RunEnd, prompt: &str) -> bool {
-    let staged = end.staged.iter().any(|staged| staged.id.as_ref().is_some_and(|id| id.as_str() == prompt));
-    staged || end.unanswered.iter().any(|message| has_id(message, prompt))
+    leaves_unused(end, prompt) || end.unanswered.iter().any(|message| has_id(message, prompt))
+}
+
+/// Returns whether the end of a run gives this prompt back from the queue of staged prompts.
+pub(crate) fn leaves_unused(end: &RunEnd, prompt: &str) -> bool {
+    end.staged.iter().any(|staged| staged.id.as_ref().is_some_and(|id| id.as_str() == prompt))
 }
 
 /// Returns whether this is the message of a prompt with this id.

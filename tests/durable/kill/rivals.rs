@@ -63,7 +63,7 @@ pub(crate) async fn kill_one_of_two(place: &Place, outage: Option<Outage<'_>>) {
         process.finish();
     }
     let store = place::open(&place.address).await.unwrap();
-    let counts = check::check_end(&*store, &Facts::read(&place.ledger())).await;
+    let counts = check::check_end(store, &Facts::read(&place.ledger())).await;
     println!(
         "{}: {kills} kills, {outages} outages, {counts:?}",
         order("").address.split(' ').next().unwrap()

@@ -5,6 +5,7 @@
 mod fault;
 mod oracle;
 mod outcomes;
+mod phases;
 mod script;
 mod shell;
 
@@ -12,7 +13,8 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 pub(crate) use fault::Fault;
 pub(crate) use oracle::{Oracle, Reply};
-pub(crate) use script::{Script, random_level};
+pub(crate) use phases::PHASES;
+pub(crate) use script::{Plot, Said, Script, Verdict, random_level};
 
 use super::super::{Call, Context, Core, Effect};
 use crate::{
@@ -21,8 +23,8 @@ use crate::{
         simulation::{Check, ensure},
     },
     agent::{
-        AgentError, Config, Delivery, Durable, FirstMessage, KnownPrompt, Pause, Prompt, Record, Resume,
-        RunEnd, Snapshot, Status, TurnInFlight,
+        Accepted, AgentError, Config, Delivery, Durable, FirstMessage, KnownPrompt, Pause, Prompt, Record,
+        Resume, RunEnd, Snapshot, Status, TurnInFlight,
         durable::RecoveryFacts,
         phase::{Op, Stage, ToolCall},
     },
@@ -32,6 +34,7 @@ use crate::{
 };
 
 /// Everything that all processes share: the randomness, the clock, the promises.
+#[derive(Clone)]
 pub(crate) struct Outside {
     pub(crate) rng: Rng,
     pub(crate) script: Script,
@@ -73,6 +76,14 @@ impl Outside {
     }
 }
 
+/// The state of the question that the provider or a tool asks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Asking {
+    No,
+    Waits,
+    Answered,
+}
+
 /// The state of a process.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Condition {
@@ -98,6 +109,7 @@ pub(crate) struct Process {
     /// The tool uses whose time limits run.
     timers: Vec<ToolUseId>,
     held: Option<(u64, Effect)>,
+    question: Asking,
     soon: bool,
     /// Whether a caller waits for the response of the run.
     is_asked: bool,
@@ -147,6 +159,7 @@ impl Process {
             delay: None,
             timers: Vec::new(),
             held: None,
+            question: Asking::No,
             soon: false,
             is_asked: false,
             last: 0,
@@ -225,6 +238,16 @@ impl Process {
         self.is_asked || self.waiting_replies().any(|reply| matches!(reply, Reply::Answer(_)))
     }
 
+    /// Returns whether a change is to be recorded for which nothing waits.
+    pub(crate) fn records_soon(&self) -> bool {
+        self.soon
+    }
+
+    /// Returns the name of the current phase, which is one of [`PHASES`].
+    pub(crate) fn phase(&self) -> &'static str {
+        phases::name(self.core.phase())
+    }
+
     /// Returns the replies to callers that still wait.
     pub(crate) fn waiting_replies(&self) -> impl Iterator<Item = &Reply> {
         self.replies.iter().map(|(_, reply)| reply)
@@ -285,6 +308,18 @@ impl Process {
         Ok(begun.map(|()| with))
     }
 
+    /// Returns whether the owner of the history has the reply to its last command. Such a reply waits for nothing,
+    /// because the owner performs no write until it has the reply.
+    pub(crate) fn has_replied_to_owner(&self, outside: &Outside) -> bool {
+        outside.fault != Some(Fault::OwnerHeld) || self.written >= self.last
+    }
+
+    /// Sends a prompt again.
+    pub(crate) fn repeat(&mut self, outside: &mut Outside, prompt: Prompt) -> Check<Accepted> {
+        let accepted = self.input(outside, |core, cx| core.prompt(prompt, false, cx))?;
+        accepted.map_err(|error| error.to_string())
+    }
+
     pub(crate) fn decide(&mut self, outside: &mut Outside, pause: Pause, decision: Decision) -> Check {
         let reply = Reply::Decision(pause.turn, pause.tool_use.id.clone());
         let resume = Resume { tool_use: pause.tool_use.id, turn: Some(pause.turn), decision, by: None };
@@ -302,6 +337,11 @@ impl Process {
         let place = outside.rng.below(self.timers.len());
         let id = self.timers.swap_remove(place);
         self.input(outside, |core, cx| core.pause_expired(&id, cx))
+    }
+
+    /// Sends an application event.
+    pub(crate) fn notify(&mut self, outside: &mut Outside) -> Check {
+        self.input(outside, Core::notify)?.map_err(|error| error.to_string())
     }
 
     pub(crate) fn cancel(&mut self, outside: &mut Outside) -> Check {

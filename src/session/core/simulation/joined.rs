@@ -14,6 +14,7 @@ mod loading;
 mod people;
 mod place;
 mod runs;
+mod table;
 mod writes;
 
 use life::Life;
@@ -25,7 +26,7 @@ use crate::{
         simulation::{Check, Simulated, ensure, play_all},
     },
     agent::{
-        Durable,
+        Durable, OnUncertain,
         process::{Condition, Fault, Outside},
     },
     tree::NodeId,
@@ -59,6 +60,7 @@ enum Start {
 }
 
 /// A request for another response to a message.
+#[derive(Clone)]
 struct Regenerated {
     /// The number of the request.
     number: usize,
@@ -70,6 +72,7 @@ struct Regenerated {
 }
 
 /// Everything that the processes of a schedule share.
+#[derive(Clone)]
 struct Common {
     outside: Outside,
     place: Place,
@@ -81,6 +84,10 @@ struct Common {
     regenerated: Vec<Regenerated>,
     /// Whether prompts have ids, so that a repetition is recognised. Otherwise, the user looks for them in the store.
     has_ids: bool,
+    /// How often a staged prompt is for the next step, in percent.
+    joins: usize,
+    /// The treatment of tool uses whose outcome is not known. If it is `None`, it is random.
+    on_uncertain: Option<OnUncertain>,
     /// How often a write fails, in percent.
     trouble: usize,
     /// How often a life freezes instead of ending.
@@ -119,6 +126,8 @@ impl World {
                 place: Place::new(fault),
                 sent: 0,
                 has_ids,
+                joins: 50,
+                on_uncertain: None,
                 regenerated: Vec::new(),
                 trouble: rng.pick(&[0, 20, 50]) * usize::from(crashes),
                 freezes: rng.pick(&[0, 0, 2]),

@@ -12,7 +12,7 @@ use crate::{
 /// The id of all writes by other writers.
 const NOBODY: WriteId = WriteId::from_bytes([255; 16]);
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Vault {
     pub(super) stored: Option<Stored>,
     /// For each write, the version on which it is based, its id and the version that it produced.

@@ -14,15 +14,21 @@ pub(crate) enum Fault {
     KeyChanged,
     /// Replies do not wait for their records.
     RepliesEarly,
+    /// The replies to the owner of the history wait for their records.
+    OwnerHeld,
+    /// The end of a run has no prompts.
+    OutcomesLost,
 }
 
 impl Fault {
-    pub(crate) const ALL: [Self; 6] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::GatesRemoved,
         Self::RecordKept,
         Self::KeepIgnored,
         Self::OlderTurnKept,
         Self::KeyChanged,
         Self::RepliesEarly,
+        Self::OwnerHeld,
+        Self::OutcomesLost,
     ];
 }

@@ -31,13 +31,14 @@ pub(crate) enum Reply {
 }
 
 /// The calls of one tool use.
+#[derive(Clone)]
 struct Calls {
     count: usize,
     key: Arc<str>,
     input: Value,
 }
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Oracle {
     calls: HashMap<(TurnId, u32, ToolUseId), Calls>,
     /// The number of additional calls that persons have allowed, by key.
@@ -102,6 +103,11 @@ impl Oracle {
     pub(super) fn over_stays_over(&self, turn: TurnId) -> Check {
         ensure!(!self.ended.contains(&turn), "the end of turn {turn} was acknowledged, and it continues");
         Ok(())
+    }
+
+    /// Returns the number of calls of tools that are not safe, and of requests that must not be repeated, so far.
+    pub(crate) fn effects(&self) -> usize {
+        self.calls.values().map(|calls| calls.count).sum::<usize>() + self.requests.len()
     }
 
     /// Returns the number of calls that were begun with a key.

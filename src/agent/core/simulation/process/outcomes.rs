@@ -2,13 +2,18 @@
 
 use std::time::Duration;
 
-use super::{Call, Check, Condition, Op, Outside, Process, ToolCall, script::Said};
+use serde_json::json;
+
+use super::{
+    Asking, Call, Check, Condition, Effect, Op, Outside, Process, ToolCall,
+    script::{QUESTION, Said},
+};
 use crate::{
     agent::{
         ErrorDecision, Recovery, RecoveryDecision, TurnDecision,
-        phase::{OutputRequirement, Turn},
+        phase::{OutputRequirement, Stage, Turn},
     },
-    message::{History, Role, Text, ToolResult},
+    message::{History, Role, Text, ToolResult, ToolUse},
     provider::{BlockStart, Delta, ErrorKind, Part, ProviderError, StopReason},
 };
 
@@ -26,9 +31,9 @@ impl Process {
             self.returned(outside, op, call)?;
         } else if let Some(op) = self.permit.take() {
             self.input(outside, |core, cx| core.admitted(op, cx))?;
-        } else if let Some(op) = self.stream {
+        } else if let Some(op) = self.stream.filter(|_| !self.waits_for_an_answer()) {
             self.answer(outside, op)?;
-        } else if let Some((op, calls)) = self.tasks.take() {
+        } else if let Some((op, calls)) = self.tasks.take_if(|_| self.question != Asking::Waits) {
             self.tool_done(outside, op, calls)?;
         } else if let Some(op) = self.delay.take() {
             self.input(outside, |core, cx| core.delay_over(op, cx))?;
@@ -38,7 +43,20 @@ impl Process {
         Ok(true)
     }
 
+    /// Returns whether the provider waits for the answer to its question.
+    fn waits_for_an_answer(&self) -> bool {
+        matches!(self.core.phase().stage(), Some(Stage::Streaming { question: Some(_), .. }))
+            || matches!(self.held, Some((_, Effect::Answer(_))))
+    }
+
     fn tool_done(&mut self, outside: &mut Outside, op: Op, mut calls: Vec<ToolCall>) -> Check {
+        if outside.script.plot.tools_ask && self.question == Asking::No {
+            let slot = calls[0].slot;
+            self.tasks = Some((op, calls));
+            self.question = Asking::Waits;
+            let asked = self.input(outside, |core, cx| core.tool_asked(op, slot, json!("which?"), cx))?;
+            return asked.map(drop);
+        }
         let call = calls.swap_remove(outside.rng.below(calls.len()));
         self.tasks = (!calls.is_empty()).then_some((op, calls));
         let text = Text::new(format!("{} {}", call.tool_use.name, call.tool_use.input));
@@ -47,7 +65,14 @@ impl Process {
     }
 
     fn answer(&mut self, outside: &mut Outside, op: Op) -> Check {
-        if self.may_disturb(outside, 5) {
+        if outside.script.plot.question.is_some() && self.question == Asking::No {
+            self.question = Asking::Waits;
+            let tool_use = ToolUse::new(QUESTION, "put", json!({}));
+            return self.input(outside, |core, cx| core.asked(op, tool_use, cx));
+        }
+        let fails = outside.script.plot.failures > 0;
+        outside.script.plot.failures = outside.script.plot.failures.saturating_sub(1);
+        if fails || self.may_disturb(outside, 5) {
             self.stream = None;
             let error = ProviderError::new(ErrorKind::Truncated, "gone");
             return self.input(outside, |core, cx| core.stream_failed(op, error.into(), cx));
@@ -92,7 +117,10 @@ impl Process {
                 let decision = outside.script.decision(&tool_use);
                 self.input(outside, |core, cx| core.tool_decided(op, decision, cx))
             }
-            Call::HandleToolResult(result) => {
+            Call::HandleToolResult(mut result) => {
+                if outside.script.plot.replaces_results {
+                    result.content = vec![Text::new("reviewed").into()];
+                }
                 self.input(outside, |core, cx| core.result_reviewed(op, *result, cx))
             }
             Call::HandleTurn(_) => {
@@ -108,11 +136,18 @@ impl Process {
             }
             Call::HandleError(_) => {
                 let after = ErrorDecision::RetryAfter(Duration::from_secs(1));
-                let decision = outside.rng.pick(&[ErrorDecision::Stop, ErrorDecision::Retry, after]);
+                let random = outside.rng.pick(&[ErrorDecision::Stop, ErrorDecision::Retry, after]);
+                let decision = outside.script.plot.on_error.unwrap_or(random);
                 self.input(outside, |core, cx| core.error_decided(op, decision, cx))
             }
             Call::HandleRecovery(recovery) => self.recovered(outside, op, &recovery),
-            Call::HandleEvent => Err("an application event without a notice".to_owned()),
+            Call::HandleEvent => {
+                let prompt = outside.script.plot.on_event.clone();
+                self.input(outside, |core, cx| {
+                    core.event_begun(op);
+                    core.event_handled(op, prompt, cx);
+                })
+            }
         }
     }
 
@@ -120,7 +155,7 @@ impl Process {
         let decision = if self.may_disturb(outside, 10) {
             outside.rng.pick(&[RecoveryDecision::Interrupt, RecoveryDecision::Discard])
         } else {
-            recovery.decision
+            outside.script.plot.on_recovery.unwrap_or(recovery.decision)
         };
         let replay = outside.script.provider;
         self.input(outside, |core, cx| core.recovered(op, decision, recovery, replay, cx))

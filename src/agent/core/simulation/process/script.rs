@@ -6,14 +6,20 @@ use serde_json::json;
 
 use crate::{
     actor::random::Rng,
-    agent::{Config, Durable, ToolDecision, core::simulation::world::config},
+    agent::{
+        Config, Durable, ErrorDecision, Prompt, RecoveryDecision, ToolDecision,
+        core::simulation::world::config,
+    },
     message::ToolUse,
     tool::{Decision, Replay, Tool, ToolError, ToolSet, tool_fn},
 };
 
+/// The id of the tool use about which the provider asks.
+pub(super) const QUESTION: &str = "question";
+
 /// One step of the model.
 #[derive(Clone, Debug)]
-pub(super) enum Said {
+pub(crate) enum Said {
     Text,
     /// The names of the tools that are used, and the decisions of `handle_tool_use`.
     Tools(Vec<(&'static str, Verdict)>),
@@ -21,7 +27,7 @@ pub(super) enum Said {
 
 /// A decision of `handle_tool_use`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Verdict {
+pub(crate) enum Verdict {
     Execute,
     Replace,
     Reject,
@@ -40,6 +46,27 @@ pub(crate) struct Script {
     pub(crate) level: Durable,
     /// Whether nothing but crashes disturbs the runs, so that their outcome is determined.
     pub(crate) is_plain: bool,
+    pub(crate) plot: Plot,
+}
+
+/// The parts of a script that are chosen for a purpose. In random scripts, these things do not happen, or the replies
+/// are random.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Plot {
+    /// The number of requests that fail, from now on.
+    pub(crate) failures: usize,
+    /// The reply of `handle_error`.
+    pub(crate) on_error: Option<ErrorDecision>,
+    /// The reply of `handle_recovery`.
+    pub(crate) on_recovery: Option<RecoveryDecision>,
+    /// The reply of `handle_event`.
+    pub(crate) on_event: Option<Prompt>,
+    /// Whether `handle_tool_result` replaces results.
+    pub(crate) replaces_results: bool,
+    /// The decision of `handle_tool_use` about the provider's question, which the first response contains.
+    pub(crate) question: Option<Verdict>,
+    /// Whether running tools ask a question.
+    pub(crate) tools_ask: bool,
 }
 
 impl Script {
@@ -67,7 +94,13 @@ impl Script {
             provider: if is_plain { Replay::Safe } else { rng.pick(&[Replay::Safe, Replay::Never]) },
             level: if is_plain { Durable::InFlight } else { random_level(rng) },
             is_plain,
+            plot: Plot::default(),
         }
+    }
+
+    /// Returns a script without randomness, for turns that are always recorded.
+    pub(crate) fn chosen(steps: Vec<Said>, continuations: usize, provider: Replay, plot: Plot) -> Self {
+        Self { steps, continuations, provider, level: Durable::InFlight, is_plain: false, plot }
     }
 
     /// Returns the model's next step in a conversation that already contains this number of responses.
@@ -77,6 +110,9 @@ impl Script {
 
     /// Returns the decision of `handle_tool_use`, which depends on the tool use alone.
     pub(super) fn decision(&self, tool_use: &ToolUse) -> ToolDecision {
+        if let Some(verdict) = self.plot.question.filter(|_| tool_use.id.as_str().starts_with(QUESTION)) {
+            return verdict.decision();
+        }
         // The agent appends a number to an id that was used before.
         let id = tool_use.id.as_str().split('_').next().unwrap_or_default();
         let place = id.split_once('-');
@@ -85,12 +121,18 @@ impl Script {
             Said::Tools(uses) => uses.get(index).map(|(_, verdict)| *verdict),
             Said::Text => None,
         });
-        match verdict.unwrap_or(Verdict::Execute) {
-            Verdict::Execute => ToolDecision::Execute,
-            Verdict::Replace => ToolDecision::ExecuteWith(json!({ "n": 1 })),
-            Verdict::Reject => ToolDecision::Reject("no".to_owned()),
-            Verdict::Pause => ToolDecision::Pause(json!("ask")),
-            Verdict::PauseFor => ToolDecision::PauseFor {
+        verdict.unwrap_or(Verdict::Execute).decision()
+    }
+}
+
+impl Verdict {
+    fn decision(self) -> ToolDecision {
+        match self {
+            Self::Execute => ToolDecision::Execute,
+            Self::Replace => ToolDecision::ExecuteWith(json!({ "n": 1 })),
+            Self::Reject => ToolDecision::Reject("no".to_owned()),
+            Self::Pause => ToolDecision::Pause(json!("ask")),
+            Self::PauseFor => ToolDecision::PauseFor {
                 reason: json!("ask soon"),
                 expires_in: Duration::from_mins(1),
                 // A person decides in the same way, so that the outcome is determined.

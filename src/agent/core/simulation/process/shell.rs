@@ -3,7 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    Check, Condition, Context, Core, Effect, Fault, Op, Outside, Process, Record, Reply, ToolCall, ensure,
+    Asking, Check, Condition, Context, Core, Effect, Fault, Op, Outside, Process, Record, Reply, ToolCall,
+    ensure,
 };
 use crate::{
     agent::{AgentError, Delivery, Event, Response},
@@ -78,6 +79,7 @@ impl Process {
             Effect::Abort => {
                 (self.call, self.permit, self.stream, self.tasks) = (None, None, None, None);
                 (self.delay, self.held) = (None, None);
+                self.question = Asking::No;
                 self.timers.clear();
             }
             Effect::DropCall => self.call = None,
@@ -103,12 +105,8 @@ impl Process {
                     outside.oracle.acknowledge(reply);
                 }
             }
-            Effect::Watch(_)
-            | Effect::WatchOn { .. }
-            | Effect::FreezeWatch(_)
-            | Effect::Answer(_)
-            | Effect::AnswerTool(..)
-            | Effect::EndTool(_) => {}
+            Effect::Watch(_) | Effect::WatchOn { .. } | Effect::FreezeWatch(_) | Effect::EndTool(_) => {}
+            Effect::Answer(_) | Effect::AnswerTool(..) => self.question = Asking::Answered,
         }
         Ok(())
     }

@@ -2,16 +2,17 @@
 
 use std::collections::HashSet;
 
-use super::{Regenerated, World};
+use super::{Regenerated, Start, World, life::Life};
 use crate::{
     actor::simulation::{Check, ensure},
-    agent::Durable,
+    agent::{Accepted, Durable, KnownPrompt, Prompt, PromptId, PromptState, process::Condition},
+    message::Message,
     store::Stored,
     tree::{Node, Tree},
 };
 
 impl World {
-    pub(super) fn check_end(&self) -> Check {
+    pub(super) fn check_end(&mut self) -> Check {
         let common = &self.common;
         let Some(stored) = common.place.stored() else {
             let is_lost = common.outside.script.level == Durable::InFlight
@@ -22,7 +23,8 @@ impl World {
         ensure!(stored.turn.is_none(), "a turn stays recorded: {:?}", stored.turn);
         every_path_keeps_the_law(stored)?;
         self.nothing_acknowledged_is_lost(stored)?;
-        self.keyed_calls_have_results(stored)
+        self.keyed_calls_have_results(stored)?;
+        self.every_prompt_has_an_outcome()
     }
 
     /// Every acknowledged prompt is used once, or was returned by the end of its run. Every returned response is stored.
@@ -45,6 +47,33 @@ impl World {
         for answered in &common.outside.oracle.answered {
             let is_promised = common.outside.script.level == Durable::InFlight;
             ensure!(!is_promised || turns.contains(answered), "an answer of {answered} is lost");
+        }
+        Ok(())
+    }
+
+    /// The outcome of each prompt with an id is stored with the last node of its run, unless the prompt was staged and
+    /// not used. A process that opens the conversation knows the outcome, and does not accept the prompt again.
+    fn every_prompt_has_an_outcome(&mut self) -> Check {
+        let Self { common, .. } = self;
+        let Some(stored) = common.place.stored().filter(|_| common.has_ids).cloned() else { return Ok(()) };
+        let tree = Tree::restored(stored.nodes, stored.head, stored.cursors, stored.next);
+        let tree = tree.map_err(|error| error.to_string())?;
+        let outcomes = stored.last_run.map(|end| end.prompts).unwrap_or_default();
+        let mut life = Life::begin(common, Condition::Stable)?.ok_or("the conversation is not opened")?;
+        for (number, start) in common.starts.iter().enumerate() {
+            let text = format!("prompt {number}");
+            if !matches!(start, Start::Prompt | Start::Ask) || common.place.has_returned_unused(&text) {
+                continue;
+            }
+            let id = PromptId::new(text.as_str());
+            let known = outcomes.iter().find(|known| known.id == id);
+            let known = known.ok_or_else(|| format!("{text} has no stored outcome"))?;
+            outcome_covers_the_prompt(&tree, known, &text)?;
+            let again =
+                life.process.repeat(&mut common.outside, Prompt::new("again").with_id(text.as_str()))?;
+            ensure!(again == Accepted::Known { state: known.state.clone() }, "{text} again gives {again:?}");
+            let opened = life.core.known_prompt(&id);
+            ensure!(opened == Some(known), "the session knows {opened:?}, not {known:?}");
         }
         Ok(())
     }
@@ -79,16 +108,18 @@ impl World {
     pub(super) fn ends_as_undisturbed(&self) -> Check {
         let mut undisturbed = Self::new(self.seed, false, None, false);
         undisturbed.play()?;
-        let (own, other) = (self.contents(), undisturbed.contents());
+        let (own, other) = (self.contents(|_| false), undisturbed.contents(|_| false));
         ensure!(own == other, "the conversation is {own:#?}, undisturbed {other:#?}");
         Ok(())
     }
 
-    /// Returns the contents of the tree without ids and times.
-    fn contents(&self) -> Vec<String> {
+    /// Returns the contents of the tree without ids and times, and without the content of messages for which `is_hidden`
+    /// returns true.
+    pub(super) fn contents(&self, is_hidden: impl Fn(&Message) -> bool) -> Vec<String> {
         let content = |node: &Node| {
             let message = node.message();
-            let text = format!("{:?} {:?} {:?}", node.parent(), message.role, message.content);
+            let own = Some(&message.content).filter(|_| !is_hidden(message));
+            let text = format!("{:?} {:?} {own:?}", node.parent(), message.role);
             // The agent appends a number to the id of a tool use that was used before.
             text.split('_').map(|part| part.trim_start_matches(|c: char| c.is_ascii_digit())).collect()
         };
@@ -107,5 +138,19 @@ fn every_path_keeps_the_law(stored: &Stored) -> Check {
             tree.history().check().map_err(|error| format!("below {node}: {error}"))?;
         }
     }
+    Ok(())
+}
+
+/// A prompt with an outcome has ended. If the tree contains the prompt, the outcome names a node at or below it.
+fn outcome_covers_the_prompt(tree: &Tree, known: &KnownPrompt, text: &str) -> Check {
+    ensure!(matches!(known.state, PromptState::Ended { .. }), "{text} has the outcome {known:?}");
+    let Some(own) = tree.nodes().find(|node| node.message().text() == text).map(Node::id) else {
+        return Ok(());
+    };
+    let mut node = known.through;
+    while let Some(other) = node.filter(|node| *node != own) {
+        node = tree.node(other).and_then(Node::parent);
+    }
+    ensure!(node == Some(own), "the outcome of {text} at {own} is {known:?}");
     Ok(())
 }

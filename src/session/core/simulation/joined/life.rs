@@ -1,13 +1,12 @@
 //! One life: a process with the cores of an agent and a session, and what its task does.
 
-use super::{Common, people, writes::Storing};
+use super::{Common, people, place::Returned, writes::Storing};
 use crate::{
     actor::simulation::{Check, ensure},
     agent::{
         Delivery, RunEnd, Status,
         process::{Condition, Process, Reply},
     },
-    message::Message,
     session::{
         SessionSnapshot,
         core::{Core, Effect, Env},
@@ -70,7 +69,7 @@ impl Life {
     }
 
     /// Returns whether nothing is left to do.
-    fn is_over(&self, common: &Common) -> bool {
+    pub(super) fn is_over(&self, common: &Common) -> bool {
         self.process.is_settled()
             && self.is_saved()
             && self.begun.is_empty()
@@ -156,7 +155,7 @@ impl Life {
     }
 
     /// When nothing is in progress, nothing waits for a record: each gate has opened or was dropped.
-    fn every_gate_opens(&self, common: &Common) -> Check {
+    pub(super) fn every_gate_opens(&self, common: &Common) -> Check {
         let is_quiet = !self.process.has_deliveries();
         let waits = self.process.status() == Status::Paused || self.process.is_settled();
         ensure!(!is_quiet || waits || self.process.is_dead(), "a gate does not open: nothing is in progress");
@@ -180,7 +179,7 @@ impl Life {
     }
 
     /// The approvals that a list of the store shows are the pauses of the agent.
-    fn approvals_are_listed(&self, common: &Common) -> Check {
+    pub(super) fn approvals_are_listed(&self, common: &Common) -> Check {
         let is_current = self.process.is_recorded_now() && self.is_saved() && self.owns(common);
         if !is_current
             || self.process.is_dead()
@@ -207,7 +206,7 @@ impl Life {
             return Ok(false);
         };
         if let Some(end) = event.as_ref().and_then(|event| RunEnd::of(&event.event)) {
-            self.storing.returned.push(returned(&end));
+            self.storing.returned.push(Returned::of(&end));
         }
         self.step(common, |core, env, effects| {
             if !prompts.is_empty() {
@@ -278,7 +277,7 @@ impl Life {
     }
 
     /// Lets the requests without a reply be sent again in the next life.
-    pub(super) fn resend(&mut self, common: &mut Common) {
+    pub(super) fn resend(&self, common: &mut Common) {
         let replies = self.process.waiting_replies().chain(self.begun.iter().map(|(_, reply)| reply));
         let numbers = replies.filter_map(|reply| match reply {
             Reply::Prompt(text) => text.split_once(' ')?.1.parse().ok(),
@@ -297,10 +296,4 @@ impl Life {
 fn nothing_follows_a_loss(was_lost: bool) -> Check {
     ensure!(!was_lost, "a write follows the loss of the conversation");
     Ok(())
-}
-
-/// Returns the texts of the prompts that the end of a run returns.
-pub(super) fn returned(end: &RunEnd) -> Vec<String> {
-    let unanswered = end.unanswered.iter().map(|message| message.text());
-    unanswered.chain(end.staged.iter().map(|prompt| Message::user(prompt.content.clone()).text())).collect()
 }

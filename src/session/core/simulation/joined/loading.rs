@@ -64,7 +64,8 @@ impl Life {
         let tree = Tree::restored(nodes, head, cursors, next).map_err(|error| error.to_string())?;
         let has_turn = turn.is_some();
         let turn = turn.map(|turn| reread(&turn)).transpose()?;
-        let on_uncertain = common.outside.rng.pick(&[OnUncertain::Report, OnUncertain::Ask]);
+        let random = common.outside.rng.pick(&[OnUncertain::Report, OnUncertain::Ask]);
+        let on_uncertain = common.on_uncertain.unwrap_or(random);
         let recover = Recover::default().with_on_uncertain(on_uncertain);
         let now = common.outside.now();
         let recovered = Recovered::of(&vault::id(), turn.clone().map(Box::new), &tree, recover, now)

@@ -1,18 +1,39 @@
 //! The store: a conversation that one process owns at a time, and the promises that hold over all its writes.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use super::super::vault::{self, Vault};
 use crate::{
     actor::simulation::{Check, ensure},
-    agent::{RunOutcome, process::Fault},
-    message::TurnId,
+    agent::{Prompt, RunEnd, RunOutcome, process::Fault},
+    message::{Message, TurnId},
     session::core::Job,
     store::{Commit, StoreError, Stored, StoredTurn, TurnChange, TurnRecord, Version},
     tree::Tree,
 };
 
-#[derive(Default)]
+/// A prompt that the end of a run has returned.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Returned {
+    /// The prompt has started a turn or has joined one, and got no answer.
+    Unanswered(String),
+    /// The prompt was staged and not used.
+    Staged(String),
+}
+
+impl Returned {
+    /// Returns the prompts that the end of a run returns.
+    pub(super) fn of(end: &RunEnd) -> Vec<Self> {
+        let unanswered = end.unanswered.iter().map(|message| Self::Unanswered(message.text()));
+        let text = |prompt: &Arc<Prompt>| Message::user(prompt.content.clone()).text();
+        unanswered.chain(end.staged.iter().map(|prompt| Self::Staged(text(prompt)))).collect()
+    }
+}
+
+#[derive(Clone, Default)]
 pub(super) struct Place {
     pub(super) vault: Vault,
     epoch: u64,
@@ -22,7 +43,7 @@ pub(super) struct Place {
     /// The turns whose runs have a stored end.
     ended: HashSet<TurnId>,
     /// The prompts that stored ends of runs have returned.
-    returned: HashSet<String>,
+    returned: HashSet<Returned>,
     /// The number of restarts of each turn since its last progress.
     restarts: HashMap<TurnId, u32>,
 }
@@ -61,12 +82,17 @@ impl Place {
     }
 
     /// Takes note of prompts that the stored ends of runs have returned.
-    pub(super) fn returns(&mut self, prompts: impl IntoIterator<Item = String>) {
+    pub(super) fn returns(&mut self, prompts: impl IntoIterator<Item = Returned>) {
         self.returned.extend(prompts);
     }
 
     pub(super) fn has_returned(&self, prompt: &str) -> bool {
-        self.returned.contains(prompt)
+        self.has_returned_unused(prompt) || self.returned.contains(&Returned::Unanswered(prompt.to_owned()))
+    }
+
+    /// Returns whether a stored end of a run has returned this prompt from the queue.
+    pub(super) fn has_returned_unused(&self, prompt: &str) -> bool {
+        self.returned.contains(&Returned::Staged(prompt.to_owned()))
     }
 
     /// Performs a write of the owner with this epoch. The outer result is the check of the promises.
@@ -76,13 +102,9 @@ impl Place {
         }
         let known = self.vault.has_written(job);
         let before = self.turn().cloned();
-        let outcome = match (self.fault, job) {
-            (Some(Fault::KeepIgnored), Job::Commit(write, commit)) => {
-                let mut commit = commit.clone();
-                if let Some(TurnChange::Record(record)) = commit.turn.as_deref_mut() {
-                    record.keep = 0;
-                }
-                self.vault.write(&Job::Commit(*write, commit))
+        let outcome = match job {
+            Job::Commit(write, commit) if self.fault.is_some() => {
+                self.vault.write(&Job::Commit(*write, self.damaged(commit.clone())))
             }
             _ => self.vault.write(job),
         };
@@ -101,6 +123,16 @@ impl Place {
         }
         self.stored_history_keeps_the_law()?;
         Ok(outcome)
+    }
+
+    /// Returns the commit as a faulty store reads it.
+    fn damaged(&self, mut commit: Commit) -> Commit {
+        match (self.fault, commit.turn.as_deref_mut()) {
+            (Some(Fault::KeepIgnored), Some(TurnChange::Record(record))) => record.keep = 0,
+            (Some(Fault::OutcomesLost), Some(TurnChange::End(end))) => end.prompts.clear(),
+            _ => {}
+        }
+        commit
     }
 
     /// Keeps an earlier turn, as a faulty store does.

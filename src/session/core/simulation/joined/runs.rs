@@ -29,7 +29,7 @@ impl Life {
                 if common.has_ids {
                     prompt = prompt.with_id(text.as_str());
                 }
-                if !is_idle && common.outside.rng.percent(50) {
+                if !is_idle && common.outside.rng.percent(common.joins) {
                     prompt.next = Next::Step;
                 }
                 common.sent += 1;
@@ -114,6 +114,13 @@ impl Life {
             return Ok(());
         }
         let with = begun.map_err(|error| error.to_string())?;
+        while !self.process.is_dead() && !self.process.has_replied_to_owner(&common.outside) {
+            let proceeds = self.process.proceed(&mut common.outside)?;
+            ensure!(proceeds, "a gate does not open: the session waits for the agent, and performs no write");
+        }
+        if self.process.is_dead() {
+            return Ok(());
+        }
         self.core.moved(with, then);
         while self.core.seen().number < with.number && !self.process.is_dead() {
             ensure!(self.deliver(common)?, "the event of the new history does not arrive");

@@ -2,10 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{
-    Common,
-    life::{Life, returned},
-};
+use super::{Common, life::Life, place::Returned};
 use crate::{
     actor::simulation::{Check, ensure},
     agent::{Durable, Status, process::Condition},
@@ -21,9 +18,9 @@ pub(super) struct Storing {
     /// Whether a wait before the next attempt is in progress.
     pub(super) waits: bool,
     /// The prompts that the ends of runs have returned, and that are not written yet.
-    pub(super) returned: Vec<Vec<String>>,
+    pub(super) returned: Vec<Vec<Returned>>,
     /// The last write, and the prompts that it returns.
-    last: Option<(WriteId, Vec<String>)>,
+    last: Option<(WriteId, Vec<Returned>)>,
 }
 
 impl Storing {
@@ -37,7 +34,7 @@ impl Storing {
                 if let Some(TurnChange::End(end)) = commit.turn.as_deref() {
                     let last = ends.last().cloned().unwrap_or_default();
                     ensure!(
-                        returned(end) == last,
+                        Returned::of(end) == last,
                         "the stored end returns other prompts than {last:?}: {end:?}"
                     );
                 }

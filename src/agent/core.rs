@@ -56,6 +56,7 @@ use rare::RareList;
 
 use super::{
     AgentError, Durable, Event, Failure, Prompt, RunEnd, Snapshot, StateView, Status,
+    decision::Waits,
     phase::{
         AfterEvent, Asked, Between, Op, Origin, OutputRequirement, Phase, SentRequest, Stage, Turn, Working,
         in_stage,
@@ -137,6 +138,7 @@ impl Core {
             answer: self.phase.turn().and_then(|turn| turn.answer.clone()),
             pauses: self.phase.pauses().cloned().collect(),
             tools: self.phase.tool_runs(),
+            decisions: self.phase.turn().map_or_else(Vec::new, |turn| turn.waits.decisions().to_vec()),
             staged: self.staged.to_vec(),
             last_run: self.last_run.clone(),
         }
@@ -260,7 +262,7 @@ impl Core {
             next_id: 1,
             answer: None,
             recorded,
-            waited: 0,
+            waits: Waits::default(),
             request: SentRequest::default(),
         });
         self.emit_status(Status::Busy, cx);

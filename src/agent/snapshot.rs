@@ -3,7 +3,7 @@ use std::{sync::Arc, time::Duration};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Event, Prompt, Response, RunEnd, StateView, Status, TurnOutcome};
+use super::{Event, NamedDecision, Prompt, Response, RunEnd, StateView, Status, TurnOutcome};
 use crate::{
     message::{Content, Message, MessageId, Role, Text, Thinking, Timestamp, ToolUse, ToolUseId, TurnId},
     provider::{PartialBlock, StopReason},
@@ -84,6 +84,10 @@ pub struct Snapshot {
     /// The tools of the current step that were started and whose results were not emitted yet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tools: Vec<ToolRun>,
+    /// The last decisions about tool uses of the turn in flight that were made under a name, with the latest one at the
+    /// end. The list is empty as soon as the turn has ended.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub decisions: Vec<NamedDecision>,
     /// The staged prompts, in the order in which they were staged. Each has an id.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub staged: Vec<Arc<Prompt>>,
@@ -203,7 +207,10 @@ impl Snapshot {
                 self.decided(&pause.tool_use.id);
                 self.pauses.push(Pause::clone(pause));
             }
-            Event::Decided(decided) => self.decided(&decided.tool_use_id),
+            Event::Decided(decided) => {
+                self.decided(&decided.tool_use_id);
+                NamedDecision::add(&mut self.decisions, decided);
+            }
             Event::Withdrawn { tool_use_id } => self.decided(tool_use_id),
             Event::ToolStart { tool_use_id, input } => {
                 let (tool_use_id, input) = (tool_use_id.clone(), input.clone());
@@ -326,6 +333,7 @@ impl Snapshot {
         self.partial.clear();
         self.answer = None;
         self.tools.clear();
+        self.decisions.clear();
         self.turn = None;
         self.step = response.step;
     }

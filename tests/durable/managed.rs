@@ -9,7 +9,7 @@ use std::{
 };
 
 use omni_agent::{
-    agent::{Agent, Durable},
+    agent::{Agent, Durable, Status},
     manager::{Approval, Decided, Manager, ManagerBuilder, OpenOptions, Sweep},
     session::Session,
     store::{Filter, MemoryStore, Owner, Page, Store, Turns},
@@ -110,6 +110,61 @@ async fn approval_of_a_process_that_died_is_decided_and_the_turn_finishes() {
         assert_eq!(sender.sent(), 1);
         let left = store.turns(Turns::All, &Filter::default(), Page::default()).await.unwrap();
         assert!(left.is_empty(), "{left:?}");
+    }
+}
+
+/// The names of the deciders in the session's snapshot.
+async fn deciders(session: &Session) -> Vec<String> {
+    let snapshot = session.snapshot().await.unwrap();
+    snapshot.agent.decisions.iter().map(|own| own.by.to_string()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn turn_that_was_killed_in_an_approved_tool_still_names_the_decider() {
+    for place in stores().await {
+        let (before, after) = (Gate::new(), Gate::new());
+        let options = |gate: &Gate| {
+            let provider = ScriptedProvider::from_fn(|request| {
+                let is_done = request.history.last().is_some_and(|last| last.tool_results().next().is_some());
+                if is_done { Step::text("Done.") } else { Step::tool_use("call-1", "wait", json!({})) }
+            });
+            let gate = gate.clone();
+            let wait = tool_fn("wait", "Waits.", move |_: Value, _: ToolContext| {
+                let gate = gate.clone();
+                async move {
+                    gate.pass().await;
+                    Ok("over")
+                }
+            });
+            let agent = Agent::builder().model(provider.model()).tool(wait.with_replay(Replay::Safe));
+            OpenOptions::new(agent.needs_approval("wait")).durable(Durable::Approvals).subscribe(None)
+        };
+        let (store, of_first) = (Arc::clone(&place.store), options(&before));
+        in_a_life(async move {
+            let manager = manager(&store).build();
+            let opened = manager.create_with_id(&id("a"), of_first).await.unwrap();
+            opened.session.prompt("Wait.").await.unwrap();
+            while opened.session.status().await.unwrap() != Status::Paused {
+                tokio::task::yield_now().await;
+            }
+            let approval = pending(&manager).await.pop().unwrap();
+            manager.decide(&approval.id, Decision::Execute, Some("ann")).await.unwrap();
+            before.reached().await;
+            assert_eq!(deciders(&opened.session).await, ["ann"]);
+            // The manager is never dropped, because a process that dies runs no destructors.
+            std::mem::forget((manager, opened));
+        });
+
+        let of_starter = after.clone();
+        let worker = manager(&place.store).starter(move |_| Some(options(&of_starter))).build();
+        assert_eq!(worker.recover().await.unwrap().opened, [id("a")]);
+        after.reached().await;
+        let session = worker.get(&id("a")).unwrap();
+        assert_eq!(deciders(&session).await, ["ann"]);
+        after.open();
+        session.wait_until_idle().await.unwrap();
+        assert!(deciders(&session).await.is_empty());
+        worker.shutdown(Duration::from_secs(10)).await.unwrap();
     }
 }
 

@@ -9,7 +9,8 @@ use serde_json::Value;
 use super::{Core, RareList, fresh::Waited, known::KnownPrompts};
 use crate::{
     agent::{
-        Decided, Expiry, Failure, Pause, Prompt, Response, Status, UnreadableTurn,
+        Decided, Expiry, Failure, NamedDecision, Pause, Prompt, Response, Status, UnreadableTurn,
+        decision::Waits,
         durable::FORMAT,
         phase::{
             AfterEvent, Answer, Between, Op, Phase, RecordedSlot, Recovering, Remains, Slot, Stage, Tools,
@@ -40,6 +41,9 @@ struct BareCore<'a> {
     /// The decisions that were stored while no process had the conversation open.
     #[serde(default, skip_serializing_if = "<[_]>::is_empty")]
     decided: Cow<'a, [Decided]>,
+    /// The applied decisions of the turn that were made under a name.
+    #[serde(default, skip_serializing_if = "<[_]>::is_empty")]
+    named: Cow<'a, [NamedDecision]>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -136,6 +140,7 @@ impl Core {
             Phase::Idle | Phase::Noticing { .. } => return None,
         };
         let model = origin.prompt.model.as_ref();
+        let waits = self.phase.turn().map(|turn| &turn.waits);
         let (decided, spent) = match self.phase.stage() {
             Some(Stage::Recovering(recovering)) => (recovering.decided.as_slice(), recovering.spent),
             _ => (&[][..], Duration::ZERO),
@@ -143,12 +148,13 @@ impl Core {
         let bare = BareCore {
             op: self.last_op,
             run: self.runs,
-            waited: self.waited.last(self.phase.turn().map_or(0, |turn| turn.waited)).into(),
+            waited: self.waited.last(waits.map_or(0, Waits::count)).into(),
             staged: self.staged[..].into(),
             turn: self.phase.turn().map(Cow::Borrowed),
             model: model.map(|model| model.saved_name().into()),
             stage,
             decided: decided.into(),
+            named: waits.map_or(&[][..], Waits::decisions).into(),
         };
         let core = serde_json::to_string(&bare).expect("the core has a JSON form");
         let mut record = TurnRecord::new(FORMAT, id, core)
@@ -326,7 +332,8 @@ fn restore(record: TurnRecord, history: History, fallback: Option<History>) -> R
         }
         (Some(turn), stage) => {
             let mut turn = Box::new(turn.into_owned());
-            (turn.id, turn.recorded, turn.waited) = (record.turn, true, waited);
+            (turn.id, turn.recorded) = (record.turn, true);
+            turn.waits = Waits::restored(waited, bare.named.into_owned());
             turn.working = Working::restored(&core.history, record.append);
             let stage = stage.restored(&turn, record.results)?;
             let recovering = Recovering { stage, decided: bare.decided.into_owned(), spent: record.spent };

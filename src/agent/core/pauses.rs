@@ -63,7 +63,7 @@ impl Core {
             cx.emit(Event::Pause(Box::new(pause.clone())));
         }
         if let Phase::InTurn { turn, .. } = &mut self.phase {
-            turn.waited += added;
+            turn.waits.add(added);
         }
     }
 
@@ -146,10 +146,12 @@ impl Core {
         if is_last {
             self.emit_status(Status::Busy, cx);
         }
-        if let Some(turn) = self.phase.turn() {
+        if let Phase::InTurn { turn, .. } = &mut self.phase {
             let decided = decided(turn, tool_use.clone(), decision.clone(), cx);
             let at = at.unwrap_or(decided.at);
-            cx.emit(Event::Decided(Box::new(Decided { by, expired, at, ..decided })));
+            let decided = Decided { by, expired, at, ..decided };
+            turn.waits.decide(&decided);
+            cx.emit(Event::Decided(Box::new(decided)));
         }
         if is_last {
             cx.push(Effect::FreezeWatch(false));

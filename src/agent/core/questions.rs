@@ -60,7 +60,7 @@ impl Core {
         });
         questions.push(ToolQuestion { slot, pause: pause.clone() });
         cx.record_soon(turn.recorded);
-        turn.waited += 1;
+        turn.waits.add(1);
         self.waited.add(id.clone());
         if self.emitted_status != Status::Paused {
             cx.push(Effect::FreezeWatch(true));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{
-    agent::{Config, Prompt, Response},
+    agent::{Config, Prompt, Response, decision::Waits},
     message::{History, Message, MessageId, Role, TurnId, Usage},
     provider::{Corrections, Model, Options, OutputSchema},
     tool::Replay,
@@ -113,9 +113,9 @@ pub(crate) struct Turn {
     /// Whether the turn is recorded. If so, effects wait for records until the run ends.
     #[serde(skip)]
     pub(crate) recorded: bool,
-    /// The number of tool uses and questions of this turn that have waited for decisions.
+    /// The tool uses and questions of this turn that have waited for decisions. They are recorded separately.
     #[serde(skip)]
-    pub(crate) waited: usize,
+    pub(crate) waits: Waits,
     /// The facts about the last request that decide whether it may be repeated, if the turn is recorded.
     #[serde(default)]
     pub(crate) request: SentRequest,

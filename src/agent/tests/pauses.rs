@@ -3,10 +3,13 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    agent::{AgentCallbacks, AgentError, Decided, Event, Pause, State, Status, ToolDecision},
+    agent::{
+        AgentCallbacks, AgentError, Decided, DecisionKind, Event, NamedDecision, Pause, State, Status,
+        ToolDecision,
+    },
     message::{ToolResult, ToolUse},
     testing::{Gate, ScriptedProvider, Step},
-    tool::{Decision, Tool, ToolSet, tool_fn},
+    tool::{Decision, Tool, ToolContext, ToolSet, tool_fn},
 };
 use async_trait::async_trait;
 use serde_json::{Value, json};
@@ -144,6 +147,66 @@ async fn resume_as_names_the_decider_in_the_event() {
     assert_eq!(decided[0].decision, Decision::reject("No."));
     assert_eq!(decided[1].decision, Decision::ExecuteWith(json!({ "n": 7 })));
     assert!(decided.iter().all(|decided| decided.turn == turn && !decided.expired && decided.at.0 > 0));
+}
+
+/// The decisions in the agent's snapshot: the tool use, the name, and the kind.
+async fn named(agent: &Watched) -> Vec<(String, String, DecisionKind)> {
+    let decisions = agent.agent.snapshot().await.unwrap().decisions;
+    let named = |own: NamedDecision| (own.tool_use_id.to_string(), own.by.to_string(), own.kind);
+    decisions.into_iter().map(named).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn snapshot_names_the_deciders_until_the_turn_ends() {
+    let gate = Gate::new();
+    let steps = [step_with(&["a", "b", "c"]), Step::new().gate(&gate).then_text(["Done."]).stop()];
+    let (_, mut builder) = scripted(steps);
+    for tool in ["a", "b", "c"] {
+        builder = builder.tool(noting(tool, &Log::default()));
+    }
+    let mut agent = Watched::start(builder.callbacks(pausing_all())).await;
+    agent.agent.prompt("Go").await.unwrap();
+    agent.until("pause(2)").await;
+    assert!(named(&agent).await.is_empty());
+    agent.agent.resume_as("2", Decision::reject("No."), "ann").await.unwrap();
+    let first = ("2".to_owned(), "ann".to_owned(), DecisionKind::Reject);
+    assert_eq!(named(&agent).await, std::slice::from_ref(&first));
+    // A decision without a name is not listed.
+    agent.agent.resume("0", Decision::Execute).await.unwrap();
+    agent.agent.resume_as("1", Decision::ExecuteWith(json!({ "n": 7 })), "ben").await.unwrap();
+    reached(&gate).await;
+    assert_eq!(named(&agent).await, [first, ("1".to_owned(), "ben".to_owned(), DecisionKind::ExecuteWith)]);
+    gate.open();
+    agent.end().await;
+    assert!(named(&agent).await.is_empty());
+    agent.check().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn snapshot_names_who_answered_the_question_of_a_tool() {
+    let gate = Gate::new();
+    let (_, builder) = scripted([step_with(&["asking"]), Step::text("Done.")]);
+    let asking = tool_fn("asking", "Asks.", {
+        let gate = gate.clone();
+        move |_: Value, context: ToolContext| {
+            let gate = gate.clone();
+            async move {
+                let answer = context.ask(json!("Sure?")).await;
+                gate.pass().await;
+                Ok(format!("{answer:?}"))
+            }
+        }
+    });
+    let mut agent = Watched::start(builder.tool(asking)).await;
+    agent.agent.prompt("Go").await.unwrap();
+    agent.until("pause(0?1)").await;
+    agent.agent.resume_as("0?1", Decision::Execute, "ann").await.unwrap();
+    reached(&gate).await;
+    assert_eq!(named(&agent).await, [("0?1".to_owned(), "ann".to_owned(), DecisionKind::Execute)]);
+    gate.open();
+    agent.end().await;
+    assert!(named(&agent).await.is_empty());
+    agent.check().await;
 }
 
 #[tokio::test(start_paused = true)]

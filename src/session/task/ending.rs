@@ -210,6 +210,7 @@ impl Task {
                 answer: None,
                 pauses: Vec::new(),
                 tools: Vec::new(),
+                decisions: Vec::new(),
                 staged: Vec::new(),
                 last_run: None,
             },

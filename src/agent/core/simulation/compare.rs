@@ -61,6 +61,12 @@ impl Kept {
         ensure!(kept.pending == fresh.pending, "pending: {:?}, not {:?}", kept.pending, fresh.pending);
         ensure!(kept.answer == fresh.answer, "answer: {:?}, not {:?}", kept.answer, fresh.answer);
         ensure!(kept.pauses == fresh.pauses, "pauses: {:?}, not {:?}", kept.pauses, fresh.pauses);
+        ensure!(
+            kept.decisions == fresh.decisions,
+            "decisions: {:?}, not {:?}",
+            kept.decisions,
+            fresh.decisions
+        );
         ensure!(kept.tools == fresh.tools, "tools: {:?}, not {:?}", kept.tools, fresh.tools);
         ensure!(kept.turn == fresh.turn, "turn: {:?}, not {:?}", kept.turn, fresh.turn);
         ensure!(kept.run == fresh.run, "run: {}, not {}", kept.run, fresh.run);
@@ -133,7 +139,7 @@ impl Core {
     fn keep_lost(&mut self, lost: &Self, config: &Config) -> Check {
         (self.notices, self.emitted_status, self.step) = (lost.notices, lost.emitted_status, lost.step);
         self.last_run.clone_from(&lost.last_run);
-        let count = lost.phase.turn().map_or(0, |turn| turn.waited);
+        let count = lost.phase.turn().map_or(0, |turn| turn.waits.count());
         ensure!(self.waited.last(count) == lost.waited.last(count), "{:?} waited", self.waited);
         self.waited.clone_from(&lost.waited);
         match (&mut self.phase, &lost.phase) {

@@ -1,8 +1,9 @@
 use super::*;
 use crate::{
     agent::{
-        Decided, Failure, MAX_LIVES, OnUncertain, Prompt, RecordedStage, Recover, Recovery, RecoveryDecision,
-        Response, State, Status, ToolDecision, TurnDecision, UnreadableTurn, tests::support::name,
+        Decided, DecisionKind, Failure, MAX_LIVES, NamedDecision, OnUncertain, Prompt, RecordedStage,
+        Recover, Recovery, RecoveryDecision, Response, State, Status, ToolDecision, TurnDecision,
+        UnreadableTurn, tests::support::name,
     },
     message::{Timestamp, ToolResult, ToolUse},
     tool::Decision,
@@ -255,6 +256,51 @@ async fn decision_of_a_stored_turn_is_applied_when_it_continues() {
         _ => None,
     });
     assert_eq!(told.as_deref(), Some(&decided));
+}
+
+/// The decisions in the agent's snapshot: the tool use, the name, and the kind.
+async fn named(life: &Life) -> Vec<(String, String, DecisionKind)> {
+    let decisions = life.agent.snapshot().await.unwrap().decisions;
+    let named = |own: NamedDecision| (own.tool_use_id.to_string(), own.by.to_string(), own.kind);
+    decisions.into_iter().map(named).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn snapshot_names_the_decider_of_a_turn_that_was_killed_in_its_tool() {
+    let ann = [("t1".to_owned(), "ann".to_owned(), DecisionKind::Execute)];
+    let calls = Calls::new();
+    let builder = |steps: Vec<Step>| acting(steps, calls.tool(Replay::Safe)).1.needs_approval("act");
+    let mut life = Life::begin(builder(vec![act()]), Durable::Approvals, &Shelf::default()).await;
+    life.agent.prompt("Hi").await.unwrap();
+    settle().await;
+    life.agent.resume_as("t1", Decision::Execute, "ann").await.unwrap();
+    // The tool runs in each of three lives.
+    for _ in 0..2 {
+        answered(calls.gate.reached()).await;
+        settle().await;
+        assert_eq!(named(&life).await, ann);
+        let shelf = life.kill().await;
+        life = Life::begin(builder(vec![Step::text("Done.")]), Durable::Approvals, &shelf).await;
+        settle().await;
+        assert_eq!(named(&life).await, ann);
+    }
+    calls.gate.open();
+    life.idle().await;
+    assert_eq!(life.texts(), WHOLE);
+    assert!(named(&life).await.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn snapshot_names_the_decider_of_a_stored_turn_as_soon_as_the_decision_is_applied() {
+    let calls = Calls::new();
+    let builder = |steps: Vec<Step>| acting(steps, calls.tool(Replay::Safe)).1.needs_approval("act");
+    let (shelf, _) = decided_in_the_store(builder(vec![act()]), Decision::Execute).await;
+    let life = Life::begin(builder(vec![Step::text("Done.")]), Durable::Approvals, &shelf).await;
+    answered(calls.gate.reached()).await;
+    assert_eq!(named(&life).await, [("t1".to_owned(), "ada".to_owned(), DecisionKind::Execute)]);
+    calls.gate.open();
+    life.idle().await;
+    assert!(named(&life).await.is_empty());
 }
 
 #[tokio::test(start_paused = true)]

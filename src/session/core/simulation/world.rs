@@ -71,6 +71,7 @@ fn snapshot(agent: &Agent, tree: &Tree) -> Snapshot {
         answer: None,
         pauses: Vec::new(),
         tools: Vec::new(),
+        decisions: Vec::new(),
         staged: Vec::new(),
         last_run: None,
     }

@@ -1,6 +1,6 @@
 // The page: one stream carries the list and the conversation on screen, and everything else follows from its snapshots.
 
-import { Client, ProblemError } from "./client.js";
+import { Client, ProblemError, backoff } from "./client.js";
 import { Composer } from "./composer.js";
 import { decisionsOf, remember } from "./decisions.js";
 import { byId, h, icon, iconButton, place, setText, visible } from "./dom.js";
@@ -27,6 +27,9 @@ let context = 0;
 let lost = /** @type {import("./client.js").Message[]} */ ([]);
 /** The reason why the conversation on screen is not available. `null` if it is available. */
 let refused = /** @type {string | null} */ (null);
+/** The attempts to open the conversation on screen since another server has opened it. */
+let attempts = 0;
+const MAX_ATTEMPTS = 8;
 let dismissedRun = "";
 
 const emptySeen = () => ({
@@ -217,7 +220,11 @@ function connect() {
         if (update.type !== "event" || update.event.type === "agent") sidebar.render();
         return;
       }
-      if (update.type === "event") note(snapshot, update.event);
+      if (update.type === "event") {
+        attempts = 0;
+        note(snapshot, update.event);
+      }
+      if (update.type !== "closed") notice("elsewhere", null);
       if (update.type !== "event" || ["pause", "decided", "status"].includes(update.event.event?.type)) sidebar.render();
       if (update.type === "resync" && before) replaced(before, snapshot);
       else if (update.type === "closed") again(update.reason);
@@ -225,8 +232,11 @@ function connect() {
     },
     onRefused(id, problem, retryAfter) {
       if (id !== current) return;
+      notice("elsewhere", null);
       refused = problem.status === 404 ? "This conversation does not exist, or it belongs to somebody else." : (problem.detail ?? problem.title);
-      if (retryAfter !== null) setTimeout(() => id === current && retry(), retryAfter * 1000);
+      // The status 421 means that another server has the conversation open.
+      const delay = retryAfter !== null ? retryAfter * 1000 : problem.status === 421 ? nextDelay() : null;
+      if (delay !== null) setTimeout(() => id === current && retry(), delay);
       schedule();
     },
     onState(state, error, delay) {
@@ -265,8 +275,7 @@ function note(snapshot, event) {
       seen.progress.set(use, inner.data);
       break;
     case "decided":
-      seen.decided.set(use, { decision: inner.decision, by: inner.by, expired: inner.expired });
-      remember(snapshot.id, use, seen.decided.get(use));
+      learn(snapshot.id, use, { decision: inner.decision, by: inner.by, expired: inner.expired, at: inner.at });
       break;
     case "tool_start":
       seen.timing.set(use, { start: performance.now() });
@@ -305,15 +314,60 @@ function note(snapshot, event) {
 }
 
 /**
- * Watches a conversation again after its session has ended, for example because nobody used it for a while.
+ * Remembers who has decided on a tool use.
+ * @param {string} conversation
+ * @param {string} use
+ * @param {import("./decisions.js").Decided} decided
+ */
+function learn(conversation, use, decided) {
+  seen.decided.set(use, decided);
+  remember(conversation, use, decided);
+}
+
+/**
+ * Remembers the decisions in a snapshot. They were made before this page was opened.
+ * @param {SessionSnapshot} snapshot
+ */
+function learnDecisions({ id, agent: { decisions = [] } }) {
+  for (const { tool_use_id: use, kind, by, at } of decisions) {
+    const decision = kind === "execute" ? kind : { [kind]: null };
+    if (seen.decided.get(use)?.at !== at) learn(id, use, { decision, by, at });
+  }
+}
+
+/**
+ * Watches a conversation again after its session has ended, for example because nobody used it for a while, or because
+ * another server has opened it.
  * @param {string} reason
  */
 function again(reason) {
-  if (reason === "lost_place") {
-    refused = "Another process has taken over this conversation.";
+  if (reason !== "lost_place") {
+    setTimeout(watch, 500);
     return;
   }
-  setTimeout(watch, 500);
+  const delay = nextDelay();
+  if (delay === null) {
+    refused = "Another server has opened this conversation.";
+    return;
+  }
+  notice("elsewhere", "Another server has opened this conversation. The page opens it again by itself.", { isBad: true });
+  setTimeout(watch, delay);
+}
+
+/**
+ * Returns the delay in milliseconds before the next attempt to open a conversation that another server has opened.
+ * Returns `null` if there were too many attempts.
+ */
+function nextDelay() {
+  if (attempts >= MAX_ATTEMPTS) return null;
+  attempts += 1;
+  return backoff(attempts);
+}
+
+/** Tries to open the conversation on screen again after too many attempts. */
+function startAgain() {
+  attempts = 0;
+  retry();
 }
 
 /** Watches the conversation on screen again after the server has refused it. */
@@ -378,6 +432,7 @@ function schedule() {
 function paint() {
   const snapshot = current ? stream.snapshots.get(current) : undefined;
   const isBusy = snapshot !== undefined && snapshot.agent.status !== "idle";
+  if (snapshot) learnDecisions(snapshot);
   const count = snapshot ? messages.render(snapshot, seen) : 0;
   const known = current ? sidebar.item(current) : undefined;
   const title = refused !== null ? "Not available" : current ? titleOf(snapshot ?? known ?? { title: null }) : "New chat";
@@ -438,11 +493,14 @@ function paintTail(snapshot, isBusy) {
   const tail = byId("tail");
   const end = snapshot?.agent.last_run;
   const store = snapshot?.store;
-  const key = JSON.stringify([refused, isBusy, end && runKey(end), dismissedRun, lost.map((message) => message.id), store]);
+  const key = JSON.stringify([refused, attempts, isBusy, end && runKey(end), dismissedRun, lost.map((message) => message.id), store]);
   if (tail.dataset.key === key) return;
   tail.dataset.key = key;
   const parts = [];
-  if (refused !== null) parts.push(h("div", { class: "outcome bad" }, h("p", {}, refused)));
+  if (refused !== null) {
+    const again = attempts >= MAX_ATTEMPTS && h("button", { type: "button", class: "small", onclick: startAgain }, "Try again");
+    parts.push(h("div", { class: "outcome bad" }, h("p", {}, refused), ...(again ? [again] : [])));
+  }
   if (store?.outcome === "failed") parts.push(h("div", { class: "outcome bad" }, h("p", {}, "The last messages are not saved yet. The server tries again.")));
   if (store?.outcome === "lost") parts.push(h("div", { class: "outcome bad" }, h("p", {}, "This server can no longer save the conversation. Copy what you need, and load the page again.")));
   if (end && !isBusy && runKey(end) !== dismissedRun) {
@@ -567,11 +625,12 @@ function route() {
   if (id === current) return;
   current = id;
   refused = null;
+  attempts = 0;
   lost = [];
   context = 0;
   dismissedRun = "";
   seen = emptySeen();
-  for (const key of ["error", "resync", "decision"]) notice(key, null);
+  for (const key of ["error", "resync", "decision", "elsewhere"]) notice(key, null);
   messages.clear();
   follow();
   say("");

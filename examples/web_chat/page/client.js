@@ -36,6 +36,8 @@
  * @typedef {{ turn: string, tool_use: ToolUse, input_replaced?: boolean, reason: any,
  *   expiry?: { after: Duration, at: number, decision: Decision }, asked_by?: string }} Pause
  * @typedef {{ tool_use_id: string, input?: any, is_error?: boolean }} ToolRun
+ * @typedef {{ tool_use_id: string, by: string, kind: "execute" | "execute_with" | "reject" | "provide",
+ *   at: number }} NamedDecision
  * @typedef {{ content: Content, input?: string, ended: boolean }} PartialBlock
  * @typedef {{ kind: string, message?: string, error?: { kind: string, message: string }, reason?: string,
  *   callback?: string, limit?: Duration }} Failure
@@ -51,7 +53,7 @@
  *   max_steps?: number, turn_timeout?: Duration, history: Message[] }} StateView
  * @typedef {{ last: string, state: StateView, status: "idle" | "busy" | "paused", step: number, pending: Message[],
  *   partial: PartialBlock[], run: number, turn?: string, answer?: string, pauses?: Pause[], tools?: ToolRun[],
- *   staged?: Prompt[], last_run?: RunEnd }} Snapshot
+ *   decisions?: NamedDecision[], staged?: Prompt[], last_run?: RunEnd }} Snapshot
  * @typedef {{ outcome: "saved", what: string, version: number, through?: number }
  *   | { outcome: "failed", what: string, error: string, retry_in: Duration }
  *   | { outcome: "lost", error: string }} StoreReport
@@ -522,8 +524,11 @@ export class Stream {
   }
 }
 
-/** @param {number} failures */
-function backoff(failures) {
+/**
+ * Returns the delay in milliseconds before the next attempt.
+ * @param {number} failures The number of attempts that have failed.
+ */
+export function backoff(failures) {
   const full = Math.min(500 * 2 ** failures, 15_000);
   return full * (0.75 + Math.random() / 2);
 }
@@ -732,6 +737,9 @@ function addUsage(snapshot, usage) {
   if (usage.cost !== undefined) used.cost = (used.cost ?? 0) + usage.cost;
 }
 
+/** The number of decisions that a snapshot contains at most. Older ones are forgotten. */
+const MAX_NAMED = 256;
+
 /**
  * Applies an event of the agent, like `Snapshot::apply` in Rust.
  * @param {Snapshot} agent
@@ -763,7 +771,15 @@ export function apply(agent, event) {
       put(agent, "pauses", [...without(agent, event.tool_use.id), /** @type {Pause} */ (pause)]);
       break;
     }
-    case "decided":
+    case "decided": {
+      put(agent, "pauses", without(agent, event.tool_use_id));
+      const { tool_use_id, by, at, decision } = event;
+      if (by === undefined) break;
+      const kind = typeof decision === "string" ? decision : Object.keys(decision)[0];
+      const named = /** @type {NamedDecision} */ ({ tool_use_id, by, kind, at });
+      put(agent, "decisions", [...(agent.decisions ?? []), named].slice(-MAX_NAMED));
+      break;
+    }
     case "withdrawn":
       put(agent, "pauses", without(agent, event.tool_use_id));
       break;
@@ -878,7 +894,7 @@ function without(agent, toolUse) {
 
 /**
  * Sets a list that is absent while it is empty.
- * @template {"pauses" | "tools" | "staged"} K
+ * @template {"pauses" | "tools" | "decisions" | "staged"} K
  * @param {Snapshot} agent
  * @param {K} name
  * @param {NonNullable<Snapshot[K]>} items
@@ -897,6 +913,7 @@ function finish(agent, response) {
   agent.partial = [];
   delete agent.answer;
   delete agent.tools;
+  delete agent.decisions;
   delete agent.turn;
   agent.step = response.step;
 }

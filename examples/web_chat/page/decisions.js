@@ -1,6 +1,7 @@
-// Remembers who has decided on each tool use. Messages do not contain this, so the browser stores the newest decisions.
+// Remembers who has decided on each tool use. Snapshots contain this until the turn ends, and messages do not contain it.
+// So the browser stores the newest decisions.
 
-/** @typedef {{ decision: any, by?: string, expired?: boolean }} Decided */
+/** @typedef {{ decision: any, by?: string, expired?: boolean, at?: number }} Decided */
 
 const DECIDED = "chat.decided";
 const KEPT = 200;
@@ -28,12 +29,12 @@ export function decisionsOf(conversation) {
  * @param {string} use
  * @param {Decided} decided
  */
-export function remember(conversation, use, { decision, by, expired }) {
+export function remember(conversation, use, { decision, by, expired, at }) {
   // Results and inputs can be large, and the messages contain them.
   const brief = typeof decision === "object" && !("reject" in decision) ? { [Object.keys(decision)[0]]: null } : decision;
   const others = read().filter(([id, other]) => id !== conversation || other !== use);
   try {
-    localStorage.setItem(DECIDED, JSON.stringify([...others.slice(1 - KEPT), [conversation, use, { decision: brief, by, expired }]]));
+    localStorage.setItem(DECIDED, JSON.stringify([...others.slice(1 - KEPT), [conversation, use, { decision: brief, by, expired, at }]]));
   } catch {
     // Without storage, the page knows this until it is reloaded.
   }

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 
-import { counted, hide, idOf, idle, lastAnswer, open, say, shot, step, streams, texts, until } from "./harness.mjs";
+import { accessible, counted, hide, idOf, idle, lastAnswer, open, say, shot, step, streams, texts, until } from "./harness.mjs";
 
 await step("the network is cut and restored", async (made) => {
   const page = await open(made);
@@ -77,4 +77,66 @@ await step("a conversation that is not available for a while is shown as soon as
   await page.locator(".outcome").waitFor({ state: "detached" });
   await say(page, "Hello again");
   await idle(page, 2);
+});
+
+/** Returns a stream that carries one frame, and then asks the page to connect again at once. */
+const only = (event, data) => ({
+  contentType: "text/event-stream",
+  body: `event: ${event}\ndata: ${JSON.stringify(data)}\n\nevent: ending\ndata: {"retry_after":0}\n\n`,
+});
+/** The streams of a conversation. A stream of the list alone is not affected. */
+const STREAMS = /\/agent\/events\?.*watch=/;
+const ELSEWHERE = { type: "urn:omni-agent:open-elsewhere", title: "Another server has the conversation open.", status: 421 };
+
+await step("a conversation that another server has opened for a while is opened again", async (made) => {
+  const page = await open(made);
+  await say(page, "Hello");
+  await idle(page);
+  const [id, before] = [await idOf(page), await lastAnswer(page)];
+  const answers = [
+    ["conversation", { conversation: id, update: { type: "closed", reason: "lost_place", snapshot: null } }],
+    ["refused", { conversation: id, problem: ELSEWHERE }],
+  ];
+  await made.route(STREAMS, (route) => {
+    const answer = answers.shift();
+    return answer ? route.fulfill(only(...answer)) : route.continue();
+  });
+  await hide(page, true);
+  await hide(page, false);
+  await page.locator("#notice", { hasText: "Another server has opened this conversation." }).waitFor();
+  await shot(page, "18-elsewhere");
+  await page.locator(".outcome", { hasText: ELSEWHERE.title }).waitFor();
+  await page.locator(".outcome").waitFor({ state: "detached" });
+  await until(async () => assert.equal(await lastAnswer(page), before));
+  await page.locator("#notice", { hasText: "Another server" }).waitFor({ state: "hidden" });
+  await say(page, "Hello again");
+  await idle(page, 2);
+});
+
+await step("a conversation that stays open on another server is opened again by a button", async (made) => {
+  const page = await open(made);
+  await say(page, "Hello");
+  await idle(page);
+  const [id, before] = [await idOf(page), await lastAnswer(page)];
+  let requests = 0;
+  const refuse = (route) => {
+    requests += 1;
+    return route.fulfill(only("refused", { conversation: id, problem: ELSEWHERE }));
+  };
+  await made.route(STREAMS, refuse);
+  // Without this, the page would wait for a minute in all.
+  await page.evaluate(() => {
+    const { setTimeout } = globalThis;
+    globalThis.setTimeout = (run, delay) => setTimeout(run, Math.min(delay, 10));
+  });
+  await hide(page, true);
+  await hide(page, false);
+  await page.getByRole("button", { name: "Try again", exact: true }).waitFor();
+  await until(() => assert.equal(requests, 9));
+  await shot(page, "18-stays-elsewhere");
+  await accessible(page, "a conversation that another server has open");
+  await made.unroute(STREAMS, refuse);
+  await page.getByRole("button", { name: "Try again", exact: true }).click();
+  await idle(page);
+  assert.equal(await lastAnswer(page), before);
 });

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 
-import { LONG, accessible, counted, idOf, idle, lastAnswer, open, saved, say, shot, slow, step, stop, streams, texts, until } from "./harness.mjs";
+import { LONG, accessible, context, counted, idOf, idle, lastAnswer, open, saved, say, shot, slow, step, stop, streams, texts, until } from "./harness.mjs";
 
 /** The question for an answer that lasts longer than all waits of a step together. A step that asks it stops the answer. */
 const ENDLESS = "count to 20000";
@@ -84,6 +84,37 @@ await step("an approval waits over a restart, and an interrupted tool is reporte
   await card.getByText("Interrupted by a restart. It is not known whether the tool took effect.").waitFor();
   await card.locator(".badge.error").waitFor();
   await shot(page, "23-interrupted-tool");
+});
+
+await step("the name of the decider is known in another browser and after a restart, until the turn ends", async (made) => {
+  const page = await open(made);
+  await send(page, "send_mail `first` and `second`");
+  await page.locator("#waiting", { hasText: "2 decisions are needed" }).waitFor();
+  await page.getByRole("button", { name: "Approve", exact: true }).first().click();
+  await page.locator("#waiting", { hasText: "1 decision is needed" }).waitFor();
+  const id = await idOf(page);
+  /** Opens the conversation in another browser, which knows only what the server sends. */
+  const elsewhere = async (name) => {
+    const browser = await context();
+    const other = await open(browser, `#/${id}`);
+    await other.locator("#waiting", { hasText: "1 decision is needed" }).waitFor();
+    const card = other.locator("details.tool").first();
+    await card.evaluate((card) => (card.open = true));
+    await card.getByText("Approved by ann.").waitFor();
+    await shot(other, name);
+    return { browser, other };
+  };
+  await (await elsewhere("27-decider")).browser.close();
+  await page.close();
+  await slow.stop("SIGKILL");
+  await slow.start();
+  const { browser, other } = await elsewhere("28-decider-after-restart");
+  await other.getByRole("button", { name: "Approve", exact: true }).click();
+  await idle(other, 2);
+  await saved(other);
+  const decisions = await other.evaluate(async (id) => (await (await fetch(`agent/conversations/${id}`)).json()).agent.decisions, id);
+  assert.equal(decisions, undefined);
+  await browser.close();
 });
 
 await step("an approval is decided after a restart, while nobody has its conversation open", async (made) => {

@@ -380,7 +380,18 @@ impl Agent {
     ///
     /// Returns the errors of [`cancel`](Agent::cancel).
     pub async fn interrupt(&self) -> Result<(), AgentError> {
-        self.call(Command::Interrupt).await?
+        self.call(|reply| Command::Interrupt(None, reply)).await?
+    }
+
+    /// Ends the run like [`interrupt`](Self::interrupt) if this turn is in flight. Otherwise, returns `false` and
+    /// changes nothing, so that a late caller never ends the run of somebody else.
+    #[cfg(any(feature = "acp", feature = "mcp-server"))]
+    pub(crate) async fn interrupt_turn(&self, turn: crate::message::TurnId) -> Result<bool, AgentError> {
+        match self.call(|reply| Command::Interrupt(Some(turn), reply)).await? {
+            Ok(()) => Ok(true),
+            Err(AgentError::Idle) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Sends an application event to [`AgentCallbacks::handle_event`]. That callback is called with the event when no

@@ -9,7 +9,7 @@ use super::{
     StateEdit, Status, core::Resume,
 };
 use crate::{
-    message::History,
+    message::{History, TurnId},
     subscription::{Attachment, EventId},
     telemetry::Caller,
 };
@@ -59,7 +59,8 @@ pub(super) enum Command {
     Unstage(PromptId, Reply<CommandResult<Arc<Prompt>>>),
     Resume(Resume, Reply<CommandResult<()>>),
     Cancel(Reply<CommandResult<()>>),
-    Interrupt(Reply<CommandResult<()>>),
+    /// If a turn is given, the run is interrupted only while this turn is in flight.
+    Interrupt(Option<TurnId>, Reply<CommandResult<()>>),
     Notify(AppEvent, Reply<CommandResult<()>>),
     SetState(Edit, Reply<CommandResult<()>>),
     State(Reply<Box<State>>),

@@ -119,6 +119,12 @@ impl Session {
         self.on_agent(async |agent| agent.interrupt().await).await
     }
 
+    /// Ends the run if this turn is in flight. Otherwise, returns `false` and changes nothing.
+    #[cfg(any(feature = "acp", feature = "mcp-server"))]
+    pub(crate) async fn interrupt_turn(&self, turn: crate::message::TurnId) -> Result<bool, SessionError> {
+        self.on_agent(async |agent| agent.interrupt_turn(turn).await).await
+    }
+
     /// Sends an application event to the agent's callbacks: see [`Agent::notify`](crate::agent::Agent::notify).
     ///
     /// # Errors

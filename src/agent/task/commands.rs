@@ -47,8 +47,10 @@ impl Task {
                 let cancelled = self.step(Core::cancel);
                 self.reply(reply, cancelled);
             }
-            Command::Interrupt(reply) => {
-                let interrupted = self.interrupt();
+            Command::Interrupt(only, reply) => {
+                let turn = self.core.phase().turn().map(|turn| turn.id);
+                let is_meant = only.is_none_or(|only| turn == Some(only));
+                let interrupted = if is_meant { self.interrupt() } else { Err(AgentError::Idle) };
                 self.reply(reply, interrupted);
             }
             Command::Notify(event, reply) => {

@@ -214,3 +214,23 @@ async fn handles_dropped_and_stopped_while_in_use_every_operation_answered() {
         assert!(end.await.expect("not closed").snapshot.is_some());
     }
 }
+
+#[cfg(any(feature = "acp", feature = "mcp-server"))]
+#[tokio::test(start_paused = true)]
+async fn interrupt_turn_with_the_id_of_an_earlier_turn_leaves_the_run_of_the_next_one() {
+    use super::{rig::answered, support::scripted};
+
+    let gate = crate::testing::Gate::new();
+    let steps =
+        [Step::text("One."), Step::new().then_text(["Two"]).gate(&gate).then_text([", three."]).stop()];
+    let agent = scripted(steps).1.start().await.unwrap();
+    let earlier = agent.ask("Count.").await.unwrap().turn.unwrap();
+    agent.prompt("Go on.").await.unwrap();
+    answered(gate.reached()).await;
+    assert!(!agent.interrupt_turn(earlier).await.unwrap());
+    let snapshot = agent.snapshot().await.unwrap();
+    assert_eq!((snapshot.status, snapshot.pending.len()), (Status::Busy, 1));
+    assert!(agent.interrupt_turn(snapshot.turn.unwrap()).await.unwrap());
+    assert!(!agent.interrupt_turn(snapshot.turn.unwrap()).await.unwrap(), "the turn is over");
+    assert_eq!(agent.state().await.unwrap().history().last().unwrap().text(), "Two");
+}

@@ -16,9 +16,14 @@ use tokio::{
 
 use super::{
     StartRequest,
-    prompts::{Answer, Prompts},
+    prompts::{Abandoned, Answer, Prompts},
 };
-use crate::{agent::PromptId, session::Session, store::ConversationId, sync::lock};
+use crate::{
+    agent::PromptId,
+    session::{Session, SessionError},
+    store::ConversationId,
+    sync::lock,
+};
 
 /// How long to wait for a session that ends.
 const SOON: Duration = Duration::from_secs(5);
@@ -136,19 +141,41 @@ impl Entry {
     }
 
     /// Stops following the session, because the client is gone. A run of the client's prompts is interrupted, so that
-    /// its completed steps are kept.
+    /// its completed steps are kept, and the client's staged prompts are withdrawn. The runs of other clients continue.
     pub(super) async fn leave(&self) {
-        let (live, has_prompts) = {
+        let (live, abandoned) = {
             let mut state = lock(&self.state);
-            (state.live.take(), !state.prompts.is_empty())
+            (state.live.take(), state.prompts.abandoned())
         };
-        if let Some(live) = live
-            && has_prompts
-        {
-            // An error is ignored, because the run may have ended. The time limit keeps a session that does not answer
-            // from delaying the other sessions.
-            let interrupted = timeout(SOON, live.session.interrupt()).await;
-            tracing::debug!(?interrupted, "the client of a run is gone");
+        if let Some(live) = live {
+            // An error is ignored, because the session may have ended. The time limit keeps a session that does not
+            // answer from delaying the other sessions.
+            let withdrawn = timeout(SOON, withdraw(&live.session, abandoned)).await;
+            tracing::debug!(?withdrawn, "a client is gone");
         }
     }
+}
+
+async fn withdraw(session: &Session, abandoned: Abandoned) -> Result<(), SessionError> {
+    let Abandoned { turn, staged } = abandoned;
+    if let Some(turn) = turn {
+        session.interrupt_turn(turn).await?;
+    }
+    let mut begun = Vec::new();
+    for id in staged {
+        // This fails if the prompt is used already, which the events of the session did not show yet.
+        if session.unstage(id.clone()).await.is_err() {
+            begun.push(id);
+        }
+    }
+    if begun.is_empty() {
+        return Ok(());
+    }
+    let agent = session.snapshot().await?.agent;
+    let mut pending = agent.pending.iter().filter_map(|message| message.id.as_ref());
+    let is_own = pending.any(|id| begun.iter().any(|own| own.as_str() == id.to_string()));
+    if let Some(turn) = agent.turn.filter(|_| is_own) {
+        session.interrupt_turn(turn).await?;
+    }
+    Ok(())
 }

@@ -6,6 +6,7 @@ use tokio::sync::oneshot;
 use crate::{
     agent::{PromptId, RunOutcome, Snapshot, Status},
     error_chain,
+    message::TurnId,
     provider::StopReason,
 };
 
@@ -41,40 +42,60 @@ impl Waiting {
     }
 }
 
+/// The prompts that nobody waits for any more, because the client is gone.
+pub(super) struct Abandoned {
+    /// The turn in flight, if it belongs to a prompt of the client.
+    pub(super) turn: Option<TurnId>,
+    /// The prompts that are not known to be part of a turn.
+    pub(super) staged: Vec<PromptId>,
+}
+
 #[derive(Default)]
-pub(super) struct Prompts(Vec<Waiting>);
+pub(super) struct Prompts {
+    list: Vec<Waiting>,
+    /// The turn in flight, if it belongs to one of the prompts. A callback may have continued the prompt's own turn.
+    turn: Option<TurnId>,
+    /// Whether a prompt of another client was used since the last message.
+    is_other_used: bool,
+}
 
 impl Prompts {
     pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.list.is_empty()
+    }
+
+    /// Returns the prompts that are not answered yet.
+    pub(super) fn abandoned(&self) -> Abandoned {
+        let staged = self.list.iter().filter(|waiting| waiting.stage < Stage::InTurn);
+        Abandoned { turn: self.turn, staged: staged.map(|waiting| waiting.id.clone()).collect() }
     }
 
     /// Adds a prompt. Returns `None` if too many prompts wait.
     pub(super) fn add(&mut self, id: PromptId) -> Option<oneshot::Receiver<Answer>> {
-        if self.0.len() >= MOST {
+        if self.list.len() >= MOST {
             return None;
         }
         let (reply, answer) = oneshot::channel();
-        self.0.push(Waiting { id, stage: Stage::Sent, cancelled: false, reply });
+        self.list.push(Waiting { id, stage: Stage::Sent, cancelled: false, reply });
         Some(answer)
     }
 
     /// Removes a prompt that the session did not accept.
     pub(super) fn remove(&mut self, id: &PromptId) {
-        self.0.retain(|waiting| waiting.id != *id);
+        self.list.retain(|waiting| waiting.id != *id);
     }
 
     /// Records a cancellation of all prompts.
     pub(super) fn cancel(&mut self) {
-        self.0.iter_mut().for_each(|waiting| waiting.cancelled = true);
+        self.list.iter_mut().for_each(|waiting| waiting.cancelled = true);
     }
 
     pub(super) fn is_cancelled(&self, id: &PromptId) -> bool {
-        self.0.iter().any(|waiting| waiting.id == *id && waiting.cancelled)
+        self.list.iter().any(|waiting| waiting.id == *id && waiting.cancelled)
     }
 
     fn reach(&mut self, id: &str, stage: Stage) {
-        for waiting in self.0.iter_mut().filter(|waiting| waiting.id.as_str() == id) {
+        for waiting in self.list.iter_mut().filter(|waiting| waiting.id.as_str() == id) {
             if waiting.stage < stage {
                 waiting.stage = stage;
             }
@@ -82,7 +103,7 @@ impl Prompts {
     }
 
     fn take(&mut self, is_taken: impl Fn(&Waiting) -> bool) -> Vec<Waiting> {
-        self.0.extract_if(.., |waiting| is_taken(waiting)).collect()
+        self.list.extract_if(.., |waiting| is_taken(waiting)).collect()
     }
 
     pub(super) fn accepted(&mut self, id: &PromptId) {
@@ -100,12 +121,22 @@ impl Prompts {
         }
     }
 
-    /// Records the message of a prompt, and answers the earlier prompt: its turn is over, or continues with this
-    /// prompt.
-    pub(super) fn began(&mut self, id: &str) {
-        if !self.0.iter().any(|waiting| waiting.id.as_str() == id) {
+    /// Records that a staged prompt is used. The messages that follow belong to it.
+    pub(super) fn used(&mut self, id: &PromptId) {
+        self.is_other_used = self.list.iter().all(|waiting| waiting.id != *id);
+    }
+
+    /// Records a message of a turn. If it is the message of a prompt, answers the earlier prompt: its turn is over, or
+    /// continues with this prompt.
+    pub(super) fn message(&mut self, id: &str, turn: TurnId) {
+        let is_other_used = std::mem::take(&mut self.is_other_used);
+        if !self.list.iter().any(|waiting| waiting.id.as_str() == id) {
+            if self.turn.is_some_and(|own| own != turn) {
+                self.turn = Some(turn).filter(|_| !is_other_used);
+            }
             return;
         }
+        self.turn = Some(turn);
         for earlier in self.take(|waiting| waiting.stage == Stage::InTurn) {
             earlier.answer(Ok(Reason::EndTurn));
         }
@@ -114,6 +145,7 @@ impl Prompts {
 
     /// Answers all prompts of a run that has ended. A staged prompt that the run did not use counts as cancelled.
     pub(super) fn ended(&mut self, outcome: &RunOutcome) {
+        self.turn = None;
         for waiting in self.take(|waiting| waiting.stage >= Stage::Staged) {
             let answer = if waiting.stage == Stage::InTurn { reason(outcome) } else { Ok(Reason::Cancelled) };
             waiting.answer(answer);
@@ -133,6 +165,9 @@ impl Prompts {
         for id in shown {
             self.reach(&id.to_string(), Stage::InTurn);
         }
+        let mut pending = snapshot.pending.iter().filter_map(|message| message.id.as_ref());
+        let is_own = pending.any(|id| self.list.iter().any(|own| own.id.as_str() == id.to_string()));
+        self.turn = snapshot.turn.filter(|_| is_own);
         for id in last.into_iter().flat_map(|run| &run.staged).filter_map(|prompt| prompt.id.as_ref()) {
             self.reach(id.as_str(), Stage::Staged);
         }
@@ -178,7 +213,7 @@ mod tests {
 
     fn began(prompts: &mut Prompts, id: &str) -> oneshot::Receiver<Answer> {
         let answer = prompts.add(id.into()).unwrap();
-        prompts.began(id);
+        prompts.message(id, TurnId::default());
         answer
     }
 
@@ -208,7 +243,7 @@ mod tests {
         prompts.accepted(&"a".into());
         prompts.ended(&stopped(StopReason::Stop));
         assert!(answer.try_recv().is_err());
-        prompts.began("a");
+        prompts.message("a", TurnId::default());
         prompts.ended(&stopped(StopReason::Stop));
         assert_eq!(answer.try_recv().unwrap().unwrap(), Reason::EndTurn);
     }
@@ -221,12 +256,33 @@ mod tests {
         prompts.staged(&"b".into());
         let mut third = prompts.add("c".into()).unwrap();
         prompts.staged(&"c".into());
-        prompts.began("b");
+        prompts.message("b", TurnId::default());
         assert_eq!(first.try_recv().unwrap().unwrap(), Reason::EndTurn);
         prompts.ended(&stopped(StopReason::Length));
         assert_eq!(second.try_recv().unwrap().unwrap(), Reason::MaxTokens);
         assert_eq!(third.try_recv().unwrap().unwrap(), Reason::Cancelled);
         assert!(prompts.is_empty());
+    }
+
+    #[test]
+    fn turn_in_flight_is_abandoned_until_a_prompt_of_another_client_is_used() {
+        let turn = TurnId::new;
+        let mut prompts = Prompts::default();
+        let _answer = prompts.add("a".into()).unwrap();
+        assert_eq!(prompts.abandoned().staged, ["a".into()]);
+        prompts.message("a", turn(1));
+        assert_eq!((prompts.abandoned().turn, prompts.abandoned().staged), (Some(turn(1)), vec![]));
+        // A callback has continued the run.
+        prompts.message("m", turn(2));
+        assert_eq!(prompts.abandoned().turn, Some(turn(2)));
+        // A prompt of another client joins the turn, and then one begins the next turn.
+        prompts.used(&"b".into());
+        prompts.message("b", turn(2));
+        assert_eq!(prompts.abandoned().turn, Some(turn(2)));
+        prompts.used(&"c".into());
+        prompts.message("c", turn(3));
+        prompts.message("n", turn(3));
+        assert_eq!(prompts.abandoned().turn, None);
     }
 
     #[test]

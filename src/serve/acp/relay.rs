@@ -212,14 +212,17 @@ impl Relay {
             self.send(update).await?;
         }
         match event {
-            Event::Message { message, .. } => {
+            Event::Message { message, turn, .. } => {
                 if let Some(id) = &message.id {
-                    self.entry.prompts(|prompts| prompts.began(&id.to_string()));
+                    self.entry.prompts(|prompts| prompts.message(&id.to_string(), *turn));
                 }
             }
             Event::Staged { id, .. } => self.entry.prompts(|prompts| prompts.staged(id)),
             Event::Unstaged { id, reason: UnstageReason::Withdrawn } => {
                 self.entry.prompts(|prompts| prompts.withdrawn(id));
+            }
+            Event::Unstaged { id, reason: UnstageReason::Taken } => {
+                self.entry.prompts(|prompts| prompts.used(id));
             }
             Event::Step(response) => {
                 state.turn += response.usage;

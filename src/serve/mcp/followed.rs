@@ -40,6 +40,8 @@ pub(super) struct FollowedPrompt {
     message_id: MessageId,
     /// The turn that the prompt belongs to. `None` as long as the prompt waits.
     turn: Option<TurnId>,
+    /// The last turn of the prompt's run. It differs from the prompt's turn if a callback has continued the run.
+    running: Option<TurnId>,
     /// The answer, if the run continues after the prompt's turn.
     answered: Option<PromptEnd>,
     /// The names of the turn's tool uses.
@@ -52,7 +54,8 @@ impl FollowedPrompt {
     /// Follows a prompt that is about to be sent.
     pub(super) fn new(id: PromptId) -> Self {
         let message_id = MessageId::new(id.as_str());
-        Self { id, message_id, turn: None, answered: None, names: HashMap::new(), pauses: Vec::new() }
+        let (names, pauses) = (HashMap::new(), Vec::new());
+        Self { id, message_id, turn: None, running: None, answered: None, names, pauses }
     }
 
     pub(super) fn id(&self) -> &PromptId {
@@ -62,6 +65,11 @@ impl FollowedPrompt {
     /// Returns the turn that the prompt belongs to, or `None` as long as the prompt waits.
     pub(super) fn turn(&self) -> Option<TurnId> {
         self.turn
+    }
+
+    /// Returns the last turn of the prompt's run, or `None` as long as the prompt waits.
+    pub(super) fn running(&self) -> Option<TurnId> {
+        self.running
     }
 
     /// Returns the tool uses and questions of the prompt's turn that wait for a decision.
@@ -113,6 +121,7 @@ impl FollowedPrompt {
             self.turn = Some(turn);
         }
         if self.turn.is_some() {
+            self.running = Some(turn);
             self.names.extend(message.tool_uses().map(|tool| (tool.id.clone(), tool.name.clone())));
         }
     }
@@ -163,7 +172,7 @@ impl FollowedPrompt {
             return Some(Change::Ended(PromptEnd::Answered { message, stop_reason: None }));
         }
         if agent.pending.iter().any(|message| self.is(message)) {
-            self.turn = agent.turn;
+            (self.turn, self.running) = (agent.turn, agent.turn);
             for message in &agent.pending {
                 self.names.extend(message.tool_uses().map(|tool| (tool.id.clone(), tool.name.clone())));
             }

@@ -23,7 +23,7 @@ use super::{
 use crate::{
     agent::Pause,
     message::ToolUseId,
-    session::{Session, SessionCommand, SessionEvent, SessionSnapshot, SessionSubscription},
+    session::{Session, SessionCommand, SessionError, SessionEvent, SessionSnapshot, SessionSubscription},
     store::Labels,
     subscription::Update,
     text::start,
@@ -287,24 +287,28 @@ impl<'a> RunningCall<'a> {
     /// another call has sent the prompt, the interruption needs the permission to stop runs.
     pub(super) async fn withdraw(mut self) {
         let withdrawn = async {
+            // When the snapshot arrives, all events before it have arrived.
+            self.session.snapshot().await?;
+            let mut next = self.events.next().now_or_never();
             loop {
-                // If the prompt's run is over, the session may be working for another client. When the snapshot
-                // arrives, all events before it have arrived. If the run ends after this check and another client's
-                // run begins before the interruption arrives, that run is interrupted.
-                self.session.snapshot().await?;
-                while let Some(update) = self.events.next().now_or_never() {
+                while let Some(update) = next {
                     if let Some(Progress::Over(_)) = self.update(update) {
-                        return Ok(());
+                        return Ok::<_, SessionError>(());
                     }
+                    next = self.events.next().now_or_never();
                 }
-                if self.followed.turn().is_some() {
-                    let may_interrupt = self.sender == Sender::ThisCall || self.may.stop;
-                    return if may_interrupt { self.session.interrupt().await } else { Ok(()) };
-                }
-                // This fails if the prompt's turn has begun in the meantime.
-                if self.session.unstage(self.followed.id().clone()).await.is_ok() {
+                let is_withdrawn = match self.followed.running() {
+                    Some(_) if self.sender != Sender::ThisCall && !self.may.stop => true,
+                    // If this turn has ended in the meantime, the session may be working for another client.
+                    Some(turn) => self.session.interrupt_turn(turn).await?,
+                    // This fails if the prompt's turn has begun in the meantime.
+                    None => self.session.unstage(self.followed.id().clone()).await.is_ok(),
+                };
+                if is_withdrawn {
                     return Ok(());
                 }
+                // The next events show how the prompt's run has continued.
+                next = Some(self.events.next().await);
             }
         };
         let withdrawn = timeout(SOON, withdrawn).await;

@@ -99,6 +99,22 @@ async fn window_that_closes_interrupts_its_own_run_and_no_other() {
 }
 
 #[tokio::test]
+async fn window_that_closes_withdraws_its_waiting_prompt_and_leaves_the_run_of_another_window() {
+    let (mut one, mut two, session) = two().await;
+    let first = one.prompt(&session, "Delete").await;
+    let question = one.question().await;
+    two.question().await;
+    two.prompt(&session, "Hello").await;
+    // The prompt waits as soon as a later request of the same window is answered.
+    two.request("session/list", json!({})).await.unwrap();
+    two.close().await.unwrap();
+    one.decide(&question, "allow").await;
+    assert_eq!(one.answer(first).await.unwrap()["stopReason"], "end_turn");
+    assert_eq!(one.texts("agent_message_chunk"), "Deleted.");
+    assert_eq!(one.texts("user_message_chunk"), "", "the prompt of the closed window was not used");
+}
+
+#[tokio::test]
 async fn run_of_a_window_that_closes_is_interrupted_and_keeps_its_steps() {
     let (mut one, mut two, session) = two().await;
     one.prompt(&session, "Look, then go on for ever").await;

@@ -146,7 +146,10 @@ impl Attempts {
             }
             let span = telemetry::attempt(&chat, number);
             match first_content(provider, request, context, None).instrument(span.clone()).await {
-                Ok(begun) => Ok(Begun { attempt: Some(Box::new(span)), ..begun }),
+                Ok(mut begun) => {
+                    begun.attempt = Some(Box::new(span));
+                    Ok(begun)
+                }
                 Err(error) => {
                     attempt_failed(&span, &error);
                     Err(error)
@@ -193,6 +196,16 @@ impl Begun {
             attempt_failed(attempt, error);
         }
         item
+    }
+}
+
+impl Drop for Begun {
+    /// Drops the rest of the stream inside the attempt's span, because a backend then cancels its turn.
+    fn drop(&mut self) {
+        if let Some(attempt) = self.attempt.as_deref() {
+            let rest = std::mem::replace(&mut self.rest, Box::pin(stream::empty()));
+            attempt.in_scope(|| drop(rest));
+        }
     }
 }
 

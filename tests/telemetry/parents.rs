@@ -9,9 +9,15 @@ use omni_agent::{
     async_trait,
     manager::{OpenOptions, Titles},
     message::{ToolResult, ToolUse},
-    provider::{Delta, DeltaStream, ErrorKind, Model, Provider, ProviderError, Request, RequestContext},
+    provider::{
+        Delta, DeltaStream, ErrorKind, Model, Provider, ProviderError, Request, RequestContext,
+        backend::{
+            Backend, BackendError, BackendEvent, BackendProvider, BackendSession, EventStream, SessionId,
+            SessionOptions, TurnPrompt,
+        },
+    },
     store::MemoryStore,
-    testing::{ScriptedProvider, Step},
+    testing::{Gate, ScriptedProvider, Step},
     tool_fn,
 };
 use serde_json::{Value, json};
@@ -201,6 +207,83 @@ fn branch_and_regeneration_of_a_session_are_children_of_their_callers_spans() {
                 runs.map(|run| parent_of(&spans, run).map(|parent| &*parent.name)).collect();
             assert_eq!(parents, [None, Some("branch"), Some("again")]);
         });
+    });
+}
+
+/// A backend whose turns never end. Each turn opens the gate `begun`, and each cancellation the gate `cancelled`.
+#[derive(Clone)]
+struct Endless {
+    /// Whether a turn sends a text first.
+    has_text: bool,
+    begun: Gate,
+    cancelled: Gate,
+}
+
+#[async_trait]
+impl Backend for Endless {
+    fn name(&self) -> &str {
+        "endless"
+    }
+
+    async fn start(&self, _: &SessionOptions) -> Result<Arc<dyn BackendSession>, BackendError> {
+        Ok(Arc::new(self.clone()))
+    }
+}
+
+#[async_trait]
+impl BackendSession for Endless {
+    fn id(&self) -> Option<SessionId> {
+        None
+    }
+
+    async fn prompt(&self, _: TurnPrompt) -> Result<EventStream, BackendError> {
+        let text = self.has_text.then(|| BackendEvent::Text("So".to_owned()));
+        let begun = self.begun.clone();
+        let rest = futures_util::stream::once(async move {
+            begun.pass().await;
+            std::future::pending().await
+        });
+        Ok(Box::pin(futures_util::stream::iter(text).chain(rest)))
+    }
+
+    async fn cancel(&self) -> Result<(), BackendError> {
+        tokio::task::yield_now().await;
+        visit("cancel");
+        self.cancelled.pass().await;
+        Ok(())
+    }
+
+    async fn terminate(&self) {
+        tokio::task::yield_now().await;
+        visit("terminate");
+    }
+}
+
+#[test]
+fn cancel_of_a_backend_runs_inside_the_span_of_its_attempt() {
+    const TEST: &str = "parents::cancel_of_a_backend_runs_inside_the_span_of_its_attempt";
+    alone(TEST, &[], || {
+        let collector = Collector::install();
+        paused(async {
+            for has_text in [false, true] {
+                let backend = Endless { has_text, begun: Gate::new(), cancelled: Gate::new() };
+                let model = Model::new(Arc::new(BackendProvider::new(backend.clone())), "endless");
+                let agent = Agent::builder().model(model).start().await.unwrap();
+                let caller = tracing::info_span!(target: "test", "caller");
+                agent.prompt("Go.").instrument(caller).await.unwrap();
+                backend.begun.reached().await;
+                agent.cancel().await.unwrap();
+                backend.cancelled.reached().await;
+                let spans = collector.spans();
+                let cancel = spans.iter().rfind(|span| span.name == "cancel").unwrap();
+                let attempt = parent_of(&spans, cancel).unwrap();
+                assert_eq!(attempt.name, "attempt", "{has_text}");
+                let chat = parent_of(&spans, attempt).unwrap();
+                assert_eq!(parent_of(&spans, chat).unwrap().name, "invoke_agent", "{has_text}");
+                backend.cancelled.open();
+            }
+        });
+        assert_eq!(collector.open(), [""; 0]);
     });
 }
 

@@ -1,6 +1,11 @@
 //! Content in spans, which the application has to ask for.
 
-use omni_agent::telemetry::{self, AlreadyConfigured, Capture, CapturedContent, Settings};
+use omni_agent::{
+    Agent,
+    provider::{ErrorKind, ProviderError},
+    telemetry::{self, AlreadyConfigured, Capture, CapturedContent, Settings},
+    testing::{ScriptedProvider, Step},
+};
 
 use super::{
     alone::{alone, paused},
@@ -48,6 +53,28 @@ fn capture_of_messages_records_prompts_and_responses_but_neither_keys_nor_the_sy
         assert!(outputs[0].contains(tool_use), "{}", outputs[0]);
         assert!(inputs[1].contains(r#"{"type":"tool_call_response","id":"call-1","#), "{}", inputs[1]);
         assert_eq!(values(&spans, "gen_ai.tool.call.arguments"), [""; 0]);
+    });
+}
+
+#[test]
+fn capture_of_a_response_that_breaks_off_records_the_inputs_of_its_tool_uses() {
+    const TEST: &str = "capture::capture_of_a_response_that_breaks_off_records_the_inputs_of_its_tool_uses";
+    alone(TEST, &[], || {
+        let collector = Collector::install();
+        telemetry::configure(Settings::new().with_capture(Capture::new().with_messages())).unwrap();
+        paused(async {
+            let step = Step::new()
+                .then_raw_tool_use("call-1", "weather", &["{\"city\":", "\"Oslo\"}"])
+                .then_raw_tool_use("call-2", "weather", &["{\"ci"])
+                .fail(ProviderError::new(ErrorKind::Transport, "the connection was lost"));
+            let provider = ScriptedProvider::new([step]);
+            let agent = Agent::builder().model(provider.model()).start().await.unwrap();
+            agent.ask("Where?").await.unwrap_err();
+        });
+        let whole = r#"{"type":"tool_call","id":"call-1","name":"weather","arguments":{"city":"Oslo"}}"#;
+        let cut = r#"{"type":"tool_call","id":"call-2","name":"weather","arguments":"{\"ci"}"#;
+        let expected = format!(r#"[{{"role":"assistant","parts":[{whole},{cut}]}}]"#);
+        assert_eq!(values(&collector.spans(), "gen_ai.output.messages"), [expected]);
     });
 }
 

@@ -24,13 +24,10 @@ pub(super) fn messages(history: &History) -> String {
 }
 
 pub(super) fn response(fold: &Fold) -> String {
-    // `finish` parses the JSON of the tool inputs. It fails if the response is incomplete. In this case, the inputs are
-    // left out.
-    let parts = match fold.clone().finish(Timestamp::now()) {
-        Ok(complete) => parts(&complete.message.content),
-        Err(_) => parts(fold.blocks().iter().map(|block| &block.content)),
-    };
-    json!([{ "role": "assistant", "parts": parts }]).to_string()
+    // `finish` fails if the response is incomplete. `cut` returns the part so far.
+    let complete = fold.clone().finish(Timestamp::now());
+    let message = complete.map_or_else(|_| fold.clone().cut(Timestamp::now()), |complete| complete.message);
+    json!([{ "role": "assistant", "parts": parts(&message.content) }]).to_string()
 }
 
 pub(super) fn tools(tools: &ToolSet) -> String {
@@ -45,8 +42,8 @@ pub(super) fn tools(tools: &ToolSet) -> String {
     tools.collect::<Value>().to_string()
 }
 
-fn parts<'a>(content: impl IntoIterator<Item = &'a Content>) -> Value {
-    content.into_iter().map(part).collect()
+fn parts(content: &[Content]) -> Value {
+    content.iter().map(part).collect()
 }
 
 fn part(content: &Content) -> Value {
@@ -54,12 +51,12 @@ fn part(content: &Content) -> Value {
         Content::Text(text) => json!({ "type": "text", "content": text.text }),
         Content::Thinking(thinking) => json!({ "type": "reasoning", "content": thinking.text }),
         Content::Attachment(attachment) => self::attachment(attachment),
-        Content::ToolUse(tool_use) => json!({
-            "type": "tool_call",
-            "id": tool_use.id,
-            "name": tool_use.name,
-            "arguments": tool_use.input,
-        }),
+        Content::ToolUse(tool_use) => {
+            // An input that is not a complete JSON object appears as its text.
+            let raw = tool_use.malformed.as_ref();
+            let arguments = raw.map_or_else(|| tool_use.input.clone(), |raw| raw.as_str().into());
+            json!({ "type": "tool_call", "id": tool_use.id, "name": tool_use.name, "arguments": arguments })
+        }
         Content::ToolResult(result) => {
             let blocks = result.content.iter().map(|block| match block {
                 ResultBlock::Text(text) => json!({ "type": "text", "content": text.text }),

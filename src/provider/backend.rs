@@ -349,7 +349,12 @@ pub trait BackendSession: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// If this returns an error, the turn counts as failed.
+    /// If this returns an error, the turn counts as failed. Unless the error is [`BackendError::Ended`], the session must
+    /// still accept prompts.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the method takes longer than [`BackendLimits::prompt`], its future is dropped and the session is terminated.
     async fn update(&self, result: &TurnResult) -> Result<(), BackendError> {
         let _ = result;
         Ok(())

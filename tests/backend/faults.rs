@@ -128,6 +128,20 @@ async fn calls_that_panic_or_hang_are_errors_and_the_next_prompt_works() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn session_whose_update_hangs_or_panics_is_terminated_and_one_whose_update_fails_is_kept() {
+    let failed = Act::Fail(BackendError::Failed("no".into()));
+    for (act, kept) in [(Act::Panic, false), (Act::Hang, false), (failed, true)] {
+        let able = Capabilities::default().with_resume();
+        let backend = ScriptedBackend::able(able, []).act("update", act.clone());
+        let agent = agent(&backend).await;
+        agent.ask("Go").await.unwrap_err();
+        let next = agent.ask("On").await.unwrap().text();
+        assert_eq!(next, if kept { "Go | On" } else { "On" }, "{act:?}");
+        assert_eq!(backend.count("terminate s1"), usize::from(!kept), "{act:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn prompt_that_was_not_accepted_is_retried_if_that_can_help() {
     let backend =
         ScriptedBackend::new([]).act("prompt", Act::Fail(BackendError::Unavailable("a moment".into())));

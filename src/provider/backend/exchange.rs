@@ -225,8 +225,11 @@ impl Exchange {
         let limit = self.turn.owner.limits.prompt;
         let updated = call("update", limit, async { session.update(&result).await }).await;
         let position = updated.and_then(|()| self.where_it_is(false));
-        // If a call panicked or the session has ended, the session can't be used further.
-        self.turn.over(position.as_ref().is_err_and(BackendError::is_final));
+        // If a call panicked or took too long, or the session has ended, the session can't be used further. After any
+        // other error, the backend can continue the session.
+        let is_unusable =
+            |error: &BackendError| error.is_final() || matches!(error, BackendError::Timeout { .. });
+        self.turn.over(position.as_ref().is_err_and(is_unusable));
         let TurnResult { stop_reason, model, warnings, .. } = result;
         let stop_reason = match stop_reason {
             // The agent has no tools to run for this response and can't continue it, so these stop reasons become

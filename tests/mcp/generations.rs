@@ -49,7 +49,7 @@ impl Fixture {
     pub fn client(&self) -> McpBuilder {
         match &self.http {
             Some(_) => McpClient::http(self.url()).name("it"),
-            None => McpClient::stdio("node").args([&self.script]).env("LOG", self.log.path()).name("it"),
+            None => self.log.stdio(&self.script).name("it"),
         }
     }
 

@@ -16,6 +16,8 @@ mod hostile_http;
 mod lists;
 #[path = "../support/lives.rs"]
 mod lives;
+#[path = "../support/npm.rs"]
+mod npm;
 mod official;
 mod python;
 mod questions;

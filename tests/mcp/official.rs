@@ -5,7 +5,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::Stdio,
     time::Duration,
 };
 
@@ -19,13 +19,13 @@ use serde_json::{Value, json};
 use tokio::{io::AsyncBufReadExt, sync::OnceCell, sync::mpsc};
 
 use crate::{
-    skip::skip,
+    npm::{node, packages},
     support::{failure, free_port, set, soon},
 };
 
-/// Returns the folder of the official servers, or `None` if they can't be installed.
-async fn servers() -> Option<PathBuf> {
-    Some(installed().await?.join("node_modules/@modelcontextprotocol"))
+/// Returns the program of Node and the folder of the official servers, or `None` if they can't be installed.
+async fn servers() -> Option<(PathBuf, PathBuf)> {
+    Some((node()?, installed().await?.join("node_modules/@modelcontextprotocol")))
 }
 
 /// Installs the servers and libraries, and returns the folder of the servers that use them. Returns `None`, which skips
@@ -36,34 +36,14 @@ pub async fn installed() -> Option<PathBuf> {
 }
 
 fn install() -> Option<PathBuf> {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("mcp");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mcp/js");
-    let lock = fs::read(source.join("package-lock.json")).unwrap();
-    let is_installed = fs::read(folder.join("installed.json")).is_ok_and(|installed| installed == lock);
-    fs::create_dir_all(&folder).unwrap();
-    for file in fs::read_dir(source).unwrap() {
+    let lists = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mcp");
+    let folder = packages(lists.to_str().unwrap(), "mcp_sdk")?;
+    // Node resolves modules relative to the script, so the scripts are copied next to them.
+    for file in fs::read_dir(lists.join("mcp_sdk")).unwrap() {
         let file = file.unwrap();
         fs::copy(file.path(), folder.join(file.file_name())).unwrap();
     }
-    if is_installed {
-        return Some(folder);
-    }
-    let mut npm = Command::new("npm");
-    npm.args(["ci", "--no-audit", "--no-fund", "--ignore-scripts", "--silent"]).current_dir(&folder);
-    match npm.output() {
-        Ok(output) if output.status.success() => {
-            fs::write(folder.join("installed.json"), lock).unwrap();
-            Some(folder)
-        }
-        Ok(output) => {
-            skip(&format!("the servers can't be installed: {}", String::from_utf8_lossy(&output.stderr)));
-            None
-        }
-        Err(error) => {
-            skip(&format!("npm can't be run: {error}"));
-            None
-        }
-    }
+    Some(folder)
 }
 
 async fn run(tools: &ToolSet, name: &str, input: Value) -> omni_agent::message::ToolResult {
@@ -101,10 +81,10 @@ async fn check_everything(client: &McpClient) {
 
 #[tokio::test]
 async fn everything_server_works_over_standard_io() {
-    let Some(servers) = servers().await else { return };
+    let Some((node, servers)) = servers().await else { return };
     let script = servers.join("server-everything/dist/index.js");
     for version in [None, Some("2025-11-25"), Some("2025-06-18"), Some("2024-11-05")] {
-        let mut builder = McpClient::stdio("node").args([&script]).name("all");
+        let mut builder = McpClient::stdio(node.to_str().unwrap()).args([&script]).name("all");
         if let Some(version) = version {
             builder = builder.version(version);
         }
@@ -117,11 +97,11 @@ async fn everything_server_works_over_standard_io() {
 
 #[tokio::test]
 async fn everything_server_works_over_http_and_a_restarted_server_is_found_again() {
-    let Some(servers) = servers().await else { return };
+    let Some((node, servers)) = servers().await else { return };
     let script = servers.join("server-everything/dist/index.js");
     let port = free_port();
     let start = async || {
-        let mut command = tokio::process::Command::new("node");
+        let mut command = tokio::process::Command::new(&node);
         command.arg(&script).arg("streamableHttp").env("PORT", port.to_string()).kill_on_drop(true);
         let mut server = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = tokio::io::BufReader::new(server.stderr.take().unwrap()).lines();
@@ -143,13 +123,16 @@ async fn everything_server_works_over_http_and_a_restarted_server_is_found_again
 
 #[tokio::test]
 async fn filesystem_server_reads_files_and_its_errors_are_error_results() {
-    let Some(servers) = servers().await else { return };
+    let Some((node, servers)) = servers().await else { return };
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("mcp-files-{}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
     let folder = folder.canonicalize().unwrap();
     fs::write(folder.join("a.txt"), "tea").unwrap();
     let script = servers.join("server-filesystem/dist/index.js");
-    let client = McpClient::stdio("node").args([&script, &folder]).name("files").allow(["read_text_file"]);
+    let client = McpClient::stdio(node.to_str().unwrap())
+        .args([&script, &folder])
+        .name("files")
+        .allow(["read_text_file"]);
     let client = soon(client.connect()).await.unwrap();
     let tools = set(&client).await;
     assert_eq!(tools.len(), 1);

@@ -4,7 +4,7 @@ use std::{
     env, fs,
     net::TcpListener,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::Stdio,
     sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
@@ -21,7 +21,7 @@ use rustix::process::{Pid, test_kill_process};
 use serde_json::json;
 use tokio::{process::Child, time::timeout};
 
-use crate::skip::skip;
+use crate::npm::node;
 
 /// The time limit for everything that the tests wait for.
 pub const LIMIT: Duration = Duration::from_secs(30);
@@ -31,20 +31,25 @@ const HOSTILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/mcp/hostile.mj
 /// The secret that no text may contain.
 pub const TOKEN: &str = "hunter2-hunter2";
 
-/// The path of the file to which the servers of one test write what happens. The file is removed when this value is
-/// dropped.
-pub struct Hostile(PathBuf);
+/// The program of Node, and the path of the file to which the servers of one test write what happens. The file is
+/// removed when this value is dropped.
+pub struct Hostile {
+    node: PathBuf,
+    log: PathBuf,
+}
 
 impl Hostile {
-    /// Returns `None`, which skips the test, if Node is not installed.
+    /// Returns `None`, which skips the test, if Node can't be installed.
     pub fn new() -> Option<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        if Command::new("node").arg("--version").output().is_err() {
-            skip("Node is not installed");
-            return None;
-        }
+        let node = node()?;
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        Some(Self(env::temp_dir().join(format!("omni-mcp-{}-{number}", std::process::id()))))
+        Some(Self { node, log: env::temp_dir().join(format!("omni-mcp-{}-{number}", std::process::id())) })
+    }
+
+    /// Returns a client of a server that is a script of Node.
+    pub fn stdio(&self, script: &Path) -> McpBuilder {
+        McpClient::stdio(self.node.to_str().unwrap()).args([script]).env("LOG", self.path())
     }
 
     /// Returns a client of a server of this kind. The protocol version is fixed, because the server supports only this
@@ -55,12 +60,7 @@ impl Hostile {
 
     /// Like [`like`](Self::like), without a fixed version.
     pub fn unpinned(&self, like: &str) -> McpBuilder {
-        McpClient::stdio("node")
-            .args([HOSTILE])
-            .env("LOG", self.path())
-            .env("LIKE", like)
-            .env("TOKEN", TOKEN)
-            .name("hostile")
+        self.stdio(Path::new(HOSTILE)).env("LIKE", like).env("TOKEN", TOKEN).name("hostile")
     }
 
     /// Starts a server of this kind at an address, and returns it with a client. The server is killed when it is
@@ -77,8 +77,8 @@ impl Hostile {
 
     /// Starts a server at this port, and waits until it listens.
     pub async fn serve(&self, script: &Path, like: &str, port: u16) -> Child {
-        let mut command = tokio::process::Command::new("node");
-        command.arg(script).env("LOG", &self.0).env("LIKE", like).env("TOKEN", TOKEN);
+        let mut command = tokio::process::Command::new(&self.node);
+        command.arg(script).env("LOG", &self.log).env("LIKE", like).env("TOKEN", TOKEN);
         let started = self.count("listening");
         let command = command.env("PORT", port.to_string()).stdin(Stdio::null()).kill_on_drop(true);
         let server = command.spawn().unwrap();
@@ -88,11 +88,11 @@ impl Hostile {
 
     /// Returns the path of the file to which the server writes.
     pub fn path(&self) -> &str {
-        self.0.to_str().unwrap()
+        self.log.to_str().unwrap()
     }
 
     pub fn log(&self) -> Vec<String> {
-        fs::read_to_string(&self.0).unwrap_or_default().lines().map(str::to_owned).collect()
+        fs::read_to_string(&self.log).unwrap_or_default().lines().map(str::to_owned).collect()
     }
 
     pub fn count(&self, line: &str) -> usize {
@@ -112,7 +112,7 @@ impl Hostile {
 
 impl Drop for Hostile {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
+        let _ = fs::remove_file(&self.log);
     }
 }
 

@@ -6,17 +6,15 @@ use omni_agent::{mcp::McpClient, tool::Decision};
 use serde_json::json;
 
 use super::host::program;
-use crate::{official::installed, questions::answered, skip::skip, support::soon};
+use crate::{npm::node, official::installed, questions::answered, support::soon};
 
 /// Runs the client, which checks what it gets. The arguments are an address, or a program with its arguments.
 pub async fn passes(target: &[String], (name, value): (&str, &str)) {
-    let Some(folder) = installed().await else { return };
-    let mut client = tokio::process::Command::new("node");
+    let (Some(node), Some(folder)) = (node(), installed().await) else { return };
+    let mut client = tokio::process::Command::new(node);
     client.arg(folder.join("client.mjs")).args(target).env(name, value);
-    match soon(client.stdin(Stdio::null()).kill_on_drop(true).output()).await {
-        Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr)),
-        Err(error) => skip(&format!("Node can't be run: {error}")),
-    }
+    let output = soon(client.stdin(Stdio::null()).kill_on_drop(true).output()).await.unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[tokio::test]

@@ -193,7 +193,7 @@ impl Core {
     pub(super) fn go(&mut self, node: Option<NodeId>) {
         match node {
             Some(node) => {
-                self.tree.navigate(node).expect("an erasure does not come between a move and its end")
+                self.tree.navigate(node).expect("an erasure does not come between a move and its end");
             }
             None => self.tree.clear(),
         }

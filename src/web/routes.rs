@@ -319,6 +319,10 @@ async fn rows(call: Call) -> Result<Response, Problem> {
 
 async fn usage(call: Call) -> Result<Response, Problem> {
     let PeriodQuery { from, to } = call.query()?;
+    // The sums are those of all conversations with these labels, so no single conversation can be checked.
+    if !call.web.permits(&call.principal, Action::Read, call.principal.labels()) {
+        return Err(Problem::forbidden("This principal cannot read the usage of its conversations."));
+    }
     let period = Timestamp(from.unwrap_or(0))..Timestamp(to.unwrap_or(i64::MAX.unsigned_abs()));
     Ok(json(&call.web.0.manager.used(&call.principal.filter(), period).await?))
 }

@@ -199,3 +199,12 @@ async fn request_for_another_host_is_refused_if_hosts_are_listed() {
     let answer = app.answer(with_headers(&[("host", "127.0.0.1:3000")])).await;
     assert_eq!(answer.status, StatusCode::OK);
 }
+
+#[tokio::test(start_paused = true)]
+async fn usage_is_forbidden_for_a_principal_that_may_read_no_conversation() {
+    let app = App::new([]);
+    assert_eq!(app.get("ann", "/agent/usage").await.status, StatusCode::OK);
+    assert_eq!(app.get("boss", "/agent/usage").await.status, StatusCode::OK);
+    let refused = app.get("lister", "/agent/usage").await;
+    assert_eq!((refused.status, refused.code().as_str()), (StatusCode::FORBIDDEN, "forbidden"));
+}

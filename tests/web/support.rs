@@ -37,7 +37,11 @@ impl Access for Users {
     }
 
     fn permits(&self, principal: &Principal, action: Action, labels: &Labels) -> bool {
-        let may_act = principal.name() != "reader" || matches!(action, Action::Read | Action::List);
+        let may_act = match principal.name() {
+            "reader" => matches!(action, Action::Read | Action::List),
+            "lister" => action == Action::List,
+            _ => true,
+        };
         principal.owns(labels) && may_act
     }
 }

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::problems::{
     BODY, BUSY, COMMAND, CONVERSATION, CREATE, Kinds, MODEL, OPEN, QUERY, SEARCH, STALE, START, STORE,
-    STREAM, TITLE, UNSUPPORTED, WRITE,
+    STREAM, SUMS, TITLE, UNSUPPORTED, WRITE,
 };
 use crate::{
     message::UsageSum,
@@ -209,7 +209,7 @@ pub(super) const OPERATIONS: &[Operation] = &[
         description: "The usage of deleted conversations is included.",
         query: Some(Document::include::<PeriodQuery>),
         answer: Answer::Json(Document::include::<Vec<UsageSum>>),
-        problems: &[QUERY, STORE, UNSUPPORTED],
+        problems: &[QUERY, SUMS, STORE, UNSUPPORTED],
         ..PLAIN
     },
     Operation {

@@ -105,6 +105,7 @@ pub(super) const STALE: Kinds =
 pub(super) const UNSUPPORTED: Kinds =
     &[Kind(422, "unsupported", "The store does not support this operation.")];
 
+pub(super) const SUMS: Kinds = &[Kind(403, "forbidden", "The principal cannot read the usage.")];
 pub(super) const CREATE: Kinds = &[Kind(403, "forbidden", "The principal cannot create conversations.")];
 
 pub(super) const SEARCH: Kinds = &[Kind(422, "invalid-query", "The search cannot be understood.")];

@@ -130,6 +130,8 @@ pub(crate) use schema::{resolve as resolve_reference, walk};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 pub use set::{ToolSet, ToolSetError};
+#[cfg(feature = "web")]
+pub(crate) use typed::declared_tool_of_client;
 pub use typed::{TypedTool, declared_tool, declared_tool_with_schema, tool_fn, tool_fn_with_schema};
 
 use crate::message::ToolResult;
@@ -280,6 +282,12 @@ pub trait Tool: Send + Sync + 'static {
     /// [`Replay::Never`]. [`with_replay`](Tool::with_replay) makes a tool with another declaration.
     fn replay(&self) -> Replay {
         Replay::Never
+    }
+
+    /// Returns whether a client of the application has declared this tool, and not the application itself.
+    #[doc(hidden)]
+    fn is_of_client(&self) -> bool {
+        false
     }
 
     /// Runs the tool. If the tool is called through a [`ToolSet`], the input has already been checked against the

@@ -181,8 +181,9 @@ pub struct WebLimits {
     pub page: usize,
     /// The maximum time that a request waits if the maximum number of sessions is open: 30 seconds by default.
     pub room_timeout: Duration,
-    /// The time after which a stream of the native routes ends, so that the client's access is checked again: 15
-    /// minutes by default. The time of each stream differs by up to 10 % from this value.
+    /// The time after which a stream ends, so that the client's access is checked again: 15 minutes by default. The
+    /// time of each stream differs by up to 10 % from this value. A stream of the native routes ends with an `ending`
+    /// event. The body of a stream of the AI SDK or of AG-UI fails, and the client can join the run again.
     pub stream_lifetime: Duration,
     /// The silence after which a stream sends a comment: 15 seconds by default.
     pub keep_alive: Duration,
@@ -379,8 +380,11 @@ impl WebBuilder {
     }
 
     /// Accepts the tools that AG-UI clients declare. The model can use them, and the client runs them. They are added
-    /// after the agent's own tools, and stay until the conversation is closed. They cannot replace a tool that the
-    /// agent itself runs. By default, they are ignored.
+    /// after the agent's own tools, and stay until the conversation is closed. By default, they are ignored.
+    ///
+    /// They cannot replace a tool of the agent. If the agent itself runs a tool of the same name, the client's
+    /// declaration is ignored. If the agent only declares the tool, its declaration stays, and a client's declaration
+    /// with another schema is refused.
     pub fn client_tools(mut self) -> Self {
         self.0.client_tools = true;
         self

@@ -18,7 +18,7 @@ use super::{
     gate::Call,
     requests::{action, check, starts_a_run},
     routes::{self, Route, decide, file, routes},
-    streams::StreamPermit,
+    streams::{Lifetime, StreamPermit},
     ui_messages::{DONE, Follow, Frame, Level, Plan, Post, Refusal, Settings, Translator, messages, read},
 };
 use crate::{
@@ -166,6 +166,7 @@ struct Reply {
     frames: VecDeque<Frame>,
     session: Session,
     updates: SessionSubscription,
+    lifetime: Lifetime,
     is_done: bool,
     /// Counts this stream among the open streams, whose number is limited, until the stream ends.
     _permit: StreamPermit,
@@ -198,7 +199,12 @@ impl Reply {
             self.frames.extend(self.translator.pause_until(last));
             return Ok(());
         }
-        match self.updates.next().await {
+        let update = tokio::select! {
+            biased;
+            () = &mut self.lifetime => return Err(io::Error::other("the lifetime of the stream is over")),
+            update = self.updates.next() => update,
+        };
+        match update {
             Some(update) if !self.web.still_watches(&self.principal, &update) => {
                 self.frames.extend(self.translator.fail("There is no such conversation."));
             }
@@ -229,6 +235,7 @@ fn respond(
         frames: frames.into(),
         session,
         updates,
+        lifetime: call.web.lifetime(),
         is_done: false,
         _permit: permit,
     };

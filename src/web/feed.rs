@@ -11,10 +11,14 @@ use futures_util::{
     stream::{self, BoxStream, SelectAll},
 };
 use serde::Serialize;
-use tokio::time::{Sleep, sleep};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::{Action, Principal, Problem, Web, gate::Call, streams::StreamPermit, view::Lens};
+use super::{
+    Action, Principal, Problem, Web,
+    gate::Call,
+    streams::{Lifetime, StreamPermit},
+    view::Lens,
+};
 use crate::{
     agent::Event,
     manager::{ManagerEvent, ManagerSnapshot},
@@ -86,7 +90,7 @@ struct Feed {
     positions: Positions,
     /// The conversations of the list that the client knows.
     shown: HashSet<ConversationId>,
-    end: std::pin::Pin<Box<Sleep>>,
+    lifetime: Lifetime,
     has_ended: bool,
     /// The permit of this stream. It is released at the end of the stream, so that another stream can be opened.
     _permit: StreamPermit,
@@ -162,8 +166,6 @@ pub(super) fn respond(
     // sent nothing in between.
     let mut positions = after.clone();
     positions.0.retain(|(id, _)| conversations.iter().any(|watched| watched.id == *id));
-    let limits = &web.0.limits;
-    let lifetime = limits.stream_lifetime.mul_f64(0.9 + 0.2 * f64::from(rand::random::<u8>()) / 255.0);
     let feed = Feed {
         web: web.clone(),
         principal: principal.clone(),
@@ -171,12 +173,12 @@ pub(super) fn respond(
         watched: conversations,
         positions,
         shown: HashSet::new(),
-        end: Box::pin(sleep(lifetime)),
+        lifetime: web.lifetime(),
         has_ended: false,
         _permit: permit,
     };
     let frames = stream::unfold(feed, |mut feed| async move { feed.next().await.map(|frame| (frame, feed)) });
-    let keep_alive = KeepAlive::new().interval(limits.keep_alive);
+    let keep_alive = KeepAlive::new().interval(web.0.limits.keep_alive);
     let mut response = Sse::new(frames).keep_alive(keep_alive).into_response();
     let headers = response.headers_mut();
     headers.insert("cache-control", axum::http::HeaderValue::from_static("no-cache"));
@@ -231,7 +233,7 @@ impl Feed {
             let item = tokio::select! {
                 biased;
                 () = draining.cancelled() => None,
-                () = &mut self.end => None,
+                () = &mut self.lifetime => None,
                 item = self.items.next() => item,
             };
             let Some(item) = item else {

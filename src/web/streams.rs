@@ -2,10 +2,12 @@
 
 use std::{
     collections::{HashMap, hash_map::Entry},
+    pin::Pin,
     sync::{Arc, Mutex, MutexGuard},
 };
 
 use axum::http::StatusCode;
+use tokio::time::{Sleep, sleep};
 
 use super::{
     Principal, Problem, Web,
@@ -21,6 +23,9 @@ struct Counts {
     all: usize,
     of: HashMap<Arc<str>, usize>,
 }
+
+/// The maximum lifetime of a stream. When it is over, the stream ends, so that the client's access is checked again.
+pub(super) type Lifetime = Pin<Box<Sleep>>;
 
 /// The permit of an open stream. When the permit is dropped, the stream no longer counts.
 #[derive(Debug)]
@@ -43,6 +48,13 @@ impl Call {
 }
 
 impl Web {
+    /// Returns the lifetime of a stream that begins now. Lifetimes differ by up to 10 %, so that streams that began
+    /// together do not end together.
+    pub(super) fn lifetime(&self) -> Lifetime {
+        let share = 0.9 + 0.2 * f64::from(rand::random::<u8>()) / 255.0;
+        Box::pin(sleep(self.0.limits.stream_lifetime.mul_f64(share)))
+    }
+
     /// Counts a stream of the principal.
     ///
     /// # Errors

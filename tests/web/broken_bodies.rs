@@ -26,7 +26,7 @@ const NOT_SAVED: &str =
     "This server can no longer save the conversation. Load it again to see its current state.";
 
 /// Reads a body to its end. Returns its text, and whether it has failed.
-async fn read(body: Body) -> (String, bool) {
+pub(crate) async fn read(body: Body) -> (String, bool) {
     let mut stream = body.into_data_stream();
     let mut text = String::new();
     while let Some(piece) = stream.next().await {
@@ -81,6 +81,29 @@ async fn stream_of_a_reader_that_is_too_slow_fails_and_the_answer_is_kept() {
         }
         let messages = app.get("ann", &format!("/api/chat/{id}/messages")).await;
         assert!(messages.text.contains(" 1998 1999\""), "{}", messages.text);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn stream_whose_lifetime_is_over_fails_and_the_client_joins_the_run_again() {
+    let ends = [("[DONE]", "stream"), ("RUN_FINISHED", "?protocolVersion=1.0")];
+    for (prompt, (last, join)) in [ai_sdk_prompt, ag_ui_prompt].into_iter().zip(ends) {
+        let gate = Gate::new();
+        let app = App::new([Step::new().then_text(["One"]).gate(&gate).then_text([" two"]).stop()]);
+        let id = app.create("ann").await;
+        let body = start(&app.web, prompt(&id)).await;
+        gate.reached().await;
+        let (text, has_failed) = read(body).await;
+        assert!(has_failed && text.contains("\"One\""), "{text}");
+        for last in ["[DONE]", "\"finish\"", "RUN_FINISHED", "RUN_ERROR"] {
+            assert!(!text.contains(last), "{last} in {text}");
+        }
+        let path =
+            if join == "stream" { format!("/api/chat/{id}/{join}") } else { format!("/ag-ui/{id}{join}") };
+        let again = app.send(request(Method::GET, "ann", &path, None)).await.into_body();
+        gate.open();
+        let (text, has_failed) = read(again).await;
+        assert!(!has_failed && text.contains("\" two\"") && text.contains(last), "{text}");
     }
 }
 

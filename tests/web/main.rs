@@ -5,6 +5,7 @@
 mod access;
 mod ag_ui;
 mod ag_ui_routes;
+mod ag_ui_tools;
 mod ai_sdk;
 mod ai_sdk_routes;
 mod approvals;
@@ -15,6 +16,8 @@ mod commands;
 mod faulty;
 mod hidden;
 mod js;
+#[cfg(unix)]
+mod killed_server;
 mod limits;
 mod load;
 #[path = "../support/logged.rs"]

@@ -3,14 +3,16 @@
 use std::time::Duration;
 
 use axum::http::Method;
-use futures_util::StreamExt;
 use omni_agent::{
     store::MemoryStore,
     testing::{Gate, Step},
 };
 use serde_json::json;
 
-use crate::support::{App, request, submit};
+use crate::{
+    broken_bodies::read,
+    support::{App, request, submit},
+};
 
 #[tokio::test(start_paused = true)]
 async fn readers_of_a_turn_that_is_handed_over_continue_at_the_next_server() {
@@ -21,9 +23,10 @@ async fn readers_of_a_turn_that_is_handed_over_continue_at_the_next_server() {
     let mut reader = old.stream("ann", &path, None).await;
     reader.next().await.unwrap();
     let body = submit(&id, "u1", "Go");
-    let mut chat =
-        old.send(request(Method::POST, "ann", "/api/chat", Some(body))).await.into_body().into_data_stream();
+    let chat = old.send(request(Method::POST, "ann", "/api/chat", Some(body))).await.into_body();
     gate.reached().await;
+    let join = format!("/ag-ui/{id}?protocolVersion=1.0");
+    let run = old.send(request(Method::GET, "ann", &join, None)).await.into_body();
     let seen = reader.until(|frame| frame.data["update"]["event"]["event"]["type"] == "text_delta").await;
     let last = seen.iter().rev().find_map(|frame| frame.id.clone()).unwrap();
 
@@ -32,19 +35,17 @@ async fn readers_of_a_turn_that_is_handed_over_continue_at_the_next_server() {
     assert_eq!((ending.event.as_str(), ending.data), ("ending", json!({ "retry_after": 5 })));
     assert!(reader.next().await.is_none());
     old.manager.hand_over(Duration::from_secs(10)).await.unwrap();
-    let mut text = String::new();
-    let failed = loop {
-        match chat.next().await {
-            Some(Ok(bytes)) => text.push_str(std::str::from_utf8(&bytes).unwrap()),
-            Some(Err(_)) => break true,
-            None => break false,
-        }
-    };
-    assert!(failed && text.contains("Half") && !text.contains("[DONE]"), "{text}");
+    let (text, has_failed) = read(chat).await;
+    assert!(has_failed && text.contains("Half") && !text.contains("[DONE]"), "{text}");
+    let (text, _) = read(run).await;
+    assert!(text.contains("Half") && text.contains("RUN_ERROR") && !text.contains("RUN_FINISHED"), "{text}");
 
     let gate = Gate::new();
     let new = App::durable(&store, [Step::new().then_text(["Whole"]).gate(&gate).stop()]);
     let mut reader = new.stream("ann", &path, Some(&last)).await;
+    let chat =
+        new.send(request(Method::GET, "ann", &format!("/api/chat/{id}/stream"), None)).await.into_body();
+    let run = new.send(request(Method::GET, "ann", &join, None)).await.into_body();
     let first = reader.next().await.unwrap();
     let snapshot = &first.data["update"]["snapshot"];
     assert_eq!(snapshot["agent"]["pending"][0]["content"][0]["text"], "Go", "{first:?}");
@@ -52,4 +53,8 @@ async fn readers_of_a_turn_that_is_handed_over_continue_at_the_next_server() {
     let rest = reader.run().await;
     let answer = &rest.last().unwrap().data["update"]["event"]["nodes"][1]["message"];
     assert_eq!(answer["content"][0]["text"], "Whole", "{rest:#?}");
+    for (body, finish) in [(chat, "[DONE]"), (run, "RUN_FINISHED")] {
+        let (text, has_failed) = read(body).await;
+        assert!(!has_failed && text.contains("\"Whole\"") && text.contains(finish), "{text}");
+    }
 }

@@ -1,6 +1,6 @@
 //! A posted request to run.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, sync::Arc};
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::{Level, Refusal};
 use crate::{
     message::{Attachment, Blocks, Content, Text},
-    tool::{Schema, Tool, declared_tool_with_schema},
+    tool::{Schema, Tool, declared_tool_of_client},
 };
 
 /// A request to run, as the client posts it.
@@ -88,10 +88,10 @@ impl RunInput {
     }
 
     /// Returns the tools that the client runs, sorted by name.
-    pub(crate) fn client_tools(&self) -> Result<Vec<Box<dyn Tool>>, Refusal> {
+    pub(crate) fn client_tools(&self) -> Result<Vec<Arc<dyn Tool>>, Refusal> {
         let mut tools: Vec<_> = self.tools.iter().flatten().collect();
         tools.sort_by(|a, b| a.name.cmp(&b.name));
-        let tool = |tool: &ClientTool| -> Result<Box<dyn Tool>, Refusal> {
+        let tool = |tool: &ClientTool| -> Result<Arc<dyn Tool>, Refusal> {
             let parameters = tool.parameters.clone().unwrap_or_else(|| json!({ "type": "object" }));
             let schema = Schema::new(parameters).map_err(|error| {
                 Refusal::new(
@@ -99,7 +99,7 @@ impl RunInput {
                     format!("The schema of the tool {:?} is invalid: {error}", tool.name),
                 )
             })?;
-            Ok(Box::new(declared_tool_with_schema(&tool.name, &tool.description, schema)))
+            Ok(Arc::new(declared_tool_of_client(&tool.name, &tool.description, schema)))
         };
         tools.into_iter().map(tool).collect()
     }

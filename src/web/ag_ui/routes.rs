@@ -27,7 +27,7 @@ use crate::{
         gate::Call,
         requests::{action, check, starts_a_run},
         routes::{Route, file, router_of, routes},
-        streams::StreamPermit,
+        streams::{Lifetime, StreamPermit},
     },
 };
 
@@ -75,7 +75,8 @@ async fn run(mut call: Call) -> Result<Response, Problem> {
     match perform(&call, &input, &session, &view).await {
         Ok(start) => {
             let (stream, frames) = RunStream::begin(run, (*view).clone(), &start);
-            Ok(respond(&call, Reply { run: stream, queue: frames.into(), session, updates, permit }))
+            let (queue, lifetime) = (frames.into(), call.web.lifetime());
+            Ok(respond(&call, Reply { run: stream, queue, session, updates, lifetime, permit }))
         }
         Err(problem) => {
             let problem = call.web.shown(problem);
@@ -141,25 +142,34 @@ async fn perform(
     Ok(start)
 }
 
-/// Adds the tools of the client to the agent's own. While a run is active, the tools stay as they are.
-async fn add_tools(session: &Session, tools: Vec<Box<dyn Tool>>) -> Result<(), Problem> {
+/// Adds the tools of the client to the agent's own, in place of those of earlier requests. A tool of the agent is never
+/// replaced: if the agent runs it, the client's declaration is ignored. If the agent only declares it, the client has to
+/// run it, so the client must expect the same inputs. While a run is active, the tools stay as they are.
+async fn add_tools(session: &Session, tools: Vec<Arc<dyn Tool>>) -> Result<(), Problem> {
     if tools.is_empty() {
         return Ok(());
     }
     let edit = move |config: &mut crate::agent::Config| {
         for tool in tools {
-            if config.tools.is_only_declared(tool.name()) {
-                config.tools.remove(tool.name());
+            let name = tool.name();
+            match config.tools.get(name) {
+                Some(own) if own.is_of_client() => drop(config.tools.remove(name)),
+                Some(own) if own.has_handler() || own.schema() == tool.schema() => continue,
+                Some(_) => {
+                    return Err(format!(
+                        "the agent declares the tool {name:?} with another schema; give the client's tool another name"
+                    )
+                    .into());
+                }
+                None => {}
             }
-            if config.tools.get(tool.name()).is_none() {
-                config.tools.insert(Arc::new(tool))?;
-            }
+            config.tools.insert(tool)?;
         }
         Ok(())
     };
     match session.configure(edit).await {
         Err(error) if is_busy(&error) => Ok(()),
-        Err(SessionError::Agent(error @ crate::agent::AgentError::Refused(_))) => {
+        Err(SessionError::Agent(crate::agent::AgentError::Refused(error))) => {
             let problem =
                 Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid-tool", "A tool is not acceptable.");
             Err(problem.with_detail(error.to_string()))
@@ -190,7 +200,8 @@ async fn join(call: Call) -> Result<Response, Problem> {
         state: serde_json::Map::new(),
     };
     let (stream, frames) = RunStream::begin(run, (*view).clone(), &Start::Join);
-    Ok(respond(&call, Reply { run: stream, queue: frames.into(), session, updates, permit }))
+    let (queue, lifetime) = (frames.into(), call.web.lifetime());
+    Ok(respond(&call, Reply { run: stream, queue, session, updates, lifetime, permit }))
 }
 
 async fn stop(call: Call) -> Result<Response, Problem> {
@@ -213,6 +224,7 @@ struct Reply {
     queue: VecDeque<Frame>,
     session: Session,
     updates: SessionSubscription,
+    lifetime: Lifetime,
     permit: StreamPermit,
 }
 
@@ -243,8 +255,8 @@ impl Reply {
         self.run.fail("not-found", "There is no such conversation.")
     }
 
-    /// Returns the next event and the rest of the stream. A reader that is too slow gets an error, which fails the body: a
-    /// body that merely ends counts as a success in the client.
+    /// Returns the next event and the rest of the stream. If its lifetime is over, or if the reader is too slow, the
+    /// reader gets an error, which fails the body: a body that merely ends counts as a success in the client.
     async fn next(
         mut self,
         web: &Web,
@@ -268,7 +280,15 @@ impl Reply {
             if self.run.is_ended() {
                 return None;
             }
-            let frames = match self.updates.next().await {
+            let update = tokio::select! {
+                biased;
+                () = &mut self.lifetime => {
+                    drop(self.permit);
+                    return Some((Err(axum::Error::new("the lifetime of the stream is over")), None));
+                }
+                update = self.updates.next() => update,
+            };
+            let frames = match update {
                 Some(update) if !web.still_watches(principal, &update) => self.lost(),
                 Some(Update::Event(event)) => self.run.event(&event),
                 Some(Update::Resync(_)) => {

@@ -9,12 +9,13 @@ use std::{
 use omni_agent::{
     agent::{Agent, Durable, RunOutcome},
     message::ToolResult,
-    session::Session,
-    store::{ConversationId, Store, Stored},
+    session::{Session, SessionError},
+    store::{ConversationId, Store, StoreError, Stored},
     testing::ScriptedProvider,
     tree::{Node, Tree},
 };
 use serde_json::Value;
+use tokio::time::sleep;
 
 use super::{
     facts::{Fact, Facts, gives_back, has_id, leaves_unused},
@@ -71,10 +72,16 @@ async fn check_outcomes(
     facts: &Facts,
 ) {
     let Stored { last_run, .. } = store.load(id).await.unwrap();
-    let agent = Agent::builder().model(ScriptedProvider::new([]).model());
-    let session =
-        Session::builder(Arc::clone(store)).agent(agent).durable(Durable::InFlight).open(id.clone());
-    let session = session.await.unwrap();
+    let session = loop {
+        let agent = Agent::builder().model(ScriptedProvider::new([]).model());
+        let builder = Session::builder(Arc::clone(store)).agent(agent).durable(Durable::InFlight);
+        match builder.open(id.clone()).await {
+            Ok(session) => break session,
+            // The lease of a process that was killed has not expired yet.
+            Err(SessionError::Store(StoreError::Owned { .. })) => sleep(Duration::from_millis(20)).await,
+            Err(error) => panic!("{id}: {error}"),
+        }
+    };
     let tree = session.tree().await.unwrap();
     for prompt in accepted {
         let mut ends = facts.ends.get(id.as_str()).into_iter().flatten().chain(&last_run);

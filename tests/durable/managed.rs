@@ -155,6 +155,11 @@ async fn turn_that_was_killed_in_an_approved_tool_still_names_the_decider() {
             std::mem::forget((manager, opened));
         });
 
+        // The lease of the killed process is released by another thread.
+        let filter = Filter::default();
+        while place.store.turns(Turns::Left, &filter, Page::default()).await.unwrap().is_empty() {
+            tokio::task::yield_now().await;
+        }
         let of_starter = after.clone();
         let worker = manager(&place.store).starter(move |_| Some(options(&of_starter))).build();
         assert_eq!(worker.recover().await.unwrap().opened, [id("a")]);

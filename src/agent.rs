@@ -198,15 +198,32 @@ pub(crate) struct Delivery {
     pub(crate) event: Option<Numbered<Event>>,
     /// The configuration that was in force, including changes by callbacks.
     pub(crate) config: Arc<Config>,
+    /// If the event commits a turn, the span of the turn's run. Empty if telemetry is off.
+    pub(crate) run: Caller,
+    /// The parts that most deliveries do not have. They are behind one pointer, because each delivery is moved several
+    /// times.
+    pub(crate) extras: Option<Box<DeliveryExtras>>,
+}
+
+/// The parts of a [`Delivery`] that most deliveries do not have.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct DeliveryExtras {
     /// For a message, the settings of the prompt that started the message's turn. `None` if this prompt has no
     /// settings.
     pub(crate) settings: Option<Arc<Prompt>>,
     /// If the event ends a turn, the known prompts and their states at that moment.
     pub(crate) prompts: Vec<KnownPrompt>,
-    /// If the event commits a turn, the span of the turn's run. Empty if telemetry is off.
-    pub(crate) run: Caller,
     /// The state of the turn in flight to store, after the input that has emitted the event.
     pub(crate) record: Option<Arc<Record>>,
+}
+
+impl DeliveryExtras {
+    /// Returns these parts in a box, or `None` if all of them are empty.
+    #[inline]
+    pub(crate) fn boxed(self) -> Option<Box<Self>> {
+        let is_empty = self.settings.is_none() && self.prompts.is_empty() && self.record.is_none();
+        (!is_empty).then(|| Box::new(self))
+    }
 }
 
 /// A snapshot of an agent and the events that follow it.

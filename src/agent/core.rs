@@ -355,7 +355,11 @@ impl Core {
 
     /// Emits the event that ends a run. If the run is `recorded`, its end is recorded too.
     fn end_run(&mut self, event: Event, recorded: bool, cx: &mut Context<'_>) {
-        self.last_run = RunEnd::of(&event).map(Arc::new);
+        match (RunEnd::of(&event), &mut self.last_run) {
+            // The memory of the previous end is reused.
+            (Some(end), Some(last)) => *Arc::make_mut(last) = end,
+            (end, last) => *last = end.map(Arc::new),
+        }
         if let Some(end) = &self.last_run {
             self.known.ended(&end.outcome);
         }

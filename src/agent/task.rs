@@ -23,8 +23,8 @@ use futures_sink::Sink;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
-    Admission, AgentCallbacks, AgentError, Config, Delivery, Durable, Event, Response, RunEnd, Snapshot,
-    State, WeakAgent,
+    Admission, AgentCallbacks, AgentError, Config, Delivery, DeliveryExtras, Durable, Event, Response,
+    RunEnd, Snapshot, State, WeakAgent,
     command::{Command, Reply, Stop},
     core::{Call, Context, Core, Effect},
     phase::Op,
@@ -286,17 +286,15 @@ impl Task {
         if self.core.is_at_rest() {
             drop_contained(self.work.take());
             self.active_calls.take_if(|active| active.is_empty());
-        } else if let Some(work) = &mut self.work {
-            work.effects = effects;
+        } else {
+            self.work().effects = effects;
         }
     }
 
     fn perform(&mut self, effect: Effect) {
         match effect {
             Effect::Emit(event) => {
-                // Get the run's span before the event is recorded, because the last event of a run ends the trace.
-                let run = self.run_of(&event);
-                self.trace(&event);
+                let run = self.trace(&event);
                 self.report_committed(&event);
                 self.emit(event, run);
             }
@@ -376,13 +374,14 @@ impl Task {
             let turn = self.core.phase().turn().filter(|_| matches!(*event.event, Event::Message { .. }));
             let settings =
                 turn.map(|turn| &turn.origin.prompt).filter(|prompt| prompt.has_settings()).cloned();
+            let prompts =
+                self.work.as_mut().map(|work| std::mem::take(&mut work.prompts)).unwrap_or_default();
+            let record = self.durability.as_mut().and_then(|durability| durability.take_loose());
             commit.outbox.push_back(Delivery {
                 event: Some(event),
                 config: Arc::clone(&self.config),
-                settings,
-                prompts: self.work.as_mut().map(|work| std::mem::take(&mut work.prompts)).unwrap_or_default(),
                 run,
-                record: self.durability.as_mut().and_then(|durability| durability.take_loose()),
+                extras: DeliveryExtras { settings, prompts, record }.boxed(),
             });
         }
     }

@@ -31,7 +31,7 @@ use super::{
 };
 use crate::{
     actor::{OwnWake, passed},
-    agent::{Agent, AgentError, Delivery, HistoryOwner, Snapshot, Status},
+    agent::{Agent, AgentError, Delivery, DeliveryExtras, HistoryOwner, Snapshot, Status},
     store::{Store, StoreError, WriteId},
     subscription::{EndReason, EventId, Feed},
 };
@@ -115,7 +115,8 @@ impl Task {
             }
         };
         if reason == EndReason::HandlesDropped && self.core.status() == Status::Paused {
-            self.retire_paused().await;
+            // Boxed, like other rare futures here, because an idle session holds the memory for this future's largest part.
+            Box::pin(self.retire_paused()).await;
         }
         Box::pin(self.finish(commands, reason, stop)).await;
     }
@@ -132,7 +133,7 @@ impl Task {
                 watcher::notify(&**watcher, Notice::Status(self.core.status()));
             }
             // An error means that the agent has ended, which is noticed later.
-            let _ = self.owner.take_up().await;
+            let _ = Box::pin(self.owner.take_up()).await;
         }
     }
 
@@ -158,7 +159,7 @@ impl Task {
             self.commands_in_a_row = 0;
         }
         match input {
-            Input::Command(Some(command)) => return Box::pin(self.serve(*command)).await,
+            Input::Command(Some(command)) => return Box::pin(self.serve(command)).await,
             Input::Command(None) => return Some((EndReason::HandlesDropped, None)),
             Input::Written(outcome) => self.written(outcome),
             Input::Lost(error) => self.step(|core, _, effects| core.lost(&error, effects)),
@@ -208,7 +209,7 @@ impl Task {
 
     /// Processes the agent's next event, or a record of the turn in flight that comes without an event.
     pub(super) fn take(&mut self, delivery: Delivery) {
-        let Delivery { event, config, settings, prompts, run, record } = delivery;
+        let Delivery { event, config, run, mut extras } = delivery;
         let is_between = event.as_ref().and_then(|event| event::is_between_requests(&event.event));
         if let Some(is_between_requests) = is_between {
             self.shared.is_between_requests.store(is_between_requests, Ordering::Release);
@@ -221,13 +222,16 @@ impl Task {
         // The span of the run is entered, so that the watcher finds it as the current span.
         let in_run = run.enter();
         self.step(|core, env, effects| {
-            if let Some(settings) = settings {
-                core.prompted(&settings);
+            if let Some(DeliveryExtras { settings, prompts, .. }) = extras.as_deref_mut() {
+                if let Some(settings) = settings {
+                    core.prompted(settings);
+                }
+                if !prompts.is_empty() {
+                    core.prompts_delivered(std::mem::take(prompts));
+                }
             }
-            if !prompts.is_empty() {
-                core.prompts_delivered(prompts);
-            }
-            core.delivered(event.as_ref(), record.as_deref(), &config, env, effects);
+            let record = extras.as_ref().and_then(|extras| extras.record.as_deref());
+            core.delivered(event.as_ref(), record, &config, env, effects);
         });
         drop(in_run);
         if has_span && self.is_saved() {

@@ -308,8 +308,9 @@ impl Stored {
     /// the new approvals in this record count as waiting since `now`. The version and the time of the last write do not
     /// change, because the store itself [advances](Self::advance) them.
     pub fn commit_at(&mut self, commit: Commit, now: Timestamp) {
-        for row in commit.usage_rows() {
-            self.used.add(1, row.usage);
+        match &commit.usage {
+            Some(rows) => rows.iter().for_each(|row| self.used.add(1, row.usage)),
+            None => commit.nodes.iter().filter_map(Node::usage).for_each(|usage| self.used.add(1, *usage)),
         }
         self.mark = None;
         if commit.ends_turn(self.head) {

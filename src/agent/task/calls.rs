@@ -180,12 +180,19 @@ async fn prepare(callbacks: &mut dyn AgentCallbacks, request: &mut Request, stat
 }
 
 /// Drops a value that contains application code. If its `drop` panics, the panic is caught.
+#[inline]
 pub(super) fn drop_contained<T>(held: T) {
     // `guard` has already logged the panic, and nothing else can be done about it.
     let _ = guard("a drop", || drop(held));
 }
 
 /// Runs application or provider code. If the code panics, logs and returns the panic's message.
+#[inline]
 pub(in crate::agent) fn guard<T>(what: &'static str, code: impl FnOnce() -> T) -> Result<T, String> {
-    contained(code).inspect_err(|words| tracing::error!(what, words, "code outside the crate panicked"))
+    contained(code).inspect_err(|words| log_panic(what, words))
+}
+
+#[cold]
+fn log_panic(what: &'static str, words: &str) {
+    tracing::error!(what, words, "code outside the crate panicked");
 }

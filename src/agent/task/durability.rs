@@ -12,7 +12,7 @@ use tokio::time::{Sleep, sleep};
 
 use super::Task;
 use crate::agent::{
-    AgentError, Delivery, Durable, Record, Written,
+    AgentError, Delivery, DeliveryExtras, Durable, Record, Written,
     command::Reply,
     core::{Core, Effect},
     durable::RecoveryFacts,
@@ -102,10 +102,8 @@ impl Task {
             commit.outbox.push_back(Delivery {
                 event: None,
                 config: Arc::clone(&self.config),
-                settings: None,
-                prompts: Vec::new(),
                 run: crate::telemetry::Caller::default(),
-                record: Some(record),
+                extras: DeliveryExtras { record: Some(record), ..DeliveryExtras::default() }.boxed(),
             });
         }
     }
@@ -122,7 +120,7 @@ impl Task {
                     durability.replies.push_back((last, Box::new(reply)));
                 }
             }
-            effect => self.work().held = Some((last, effect)),
+            effect => self.work().held = Some(Box::new((last, effect))),
         }
     }
 
@@ -164,8 +162,8 @@ impl Task {
             self.step(Core::record_now);
             return Poll::Ready(());
         }
-        let held = self.work.as_mut().and_then(|work| work.held.take_if(|(number, _)| *number <= written));
-        let Some((_, effect)) = held else { return Poll::Pending };
+        let held = self.work.as_mut().and_then(|work| work.held.take_if(|held| held.0 <= written));
+        let Some((_, effect)) = held.map(|held| *held) else { return Poll::Pending };
         self.perform_all(vec![effect]);
         Poll::Ready(())
     }

@@ -1,6 +1,7 @@
 //! The agent's loop: commands first, then all other work.
 
 use std::{
+    collections::VecDeque,
     future::{Future, poll_fn},
     task::{Context, Poll, Waker, ready},
 };
@@ -197,7 +198,12 @@ impl Task {
         }
         match guard("the commit channel", || commit.poll(cx)) {
             Ok(Poll::Pending) => return Poll::Pending,
-            Ok(Poll::Ready(Ok(()))) => {}
+            Ok(Poll::Ready(Ok(()))) => {
+                if self.core.is_at_rest() {
+                    // An idle agent needs no memory for events that wait.
+                    commit.outbox = VecDeque::new();
+                }
+            }
             // The receiver was dropped or the sink is broken. In both cases, the agent continues without the channel.
             Ok(Poll::Ready(Err(()))) | Err(_) => drop_contained(self.commit.take()),
         }

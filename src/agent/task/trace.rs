@@ -23,30 +23,29 @@ impl Work {
 }
 
 impl Task {
-    /// If the event commits a turn, returns the span of the turn's run. Returns no span for other events, without a
-    /// commit channel, or if telemetry is off.
+    /// Records an event in the trace of its run. If the event commits a turn, returns the span of the turn's run.
+    /// Returns no span for other events, without a commit channel, or if telemetry is off.
     #[inline]
-    pub(super) fn run_of(&self, event: &Event) -> Caller {
-        match &self.work {
-            Some(work) if matches!(event, Event::Turn(_)) && self.commit.is_some() => {
-                work.span().map(Caller::of).unwrap_or_default()
-            }
-            _ => Caller::default(),
+    pub(super) fn trace(&mut self, event: &Event) -> Caller {
+        if self.work.as_ref().is_some_and(|work| work.trace.is_some()) {
+            return self.record_in_trace(event);
         }
+        if matches!(event, Event::Status { status: Status::Busy } | Event::Resumed { .. })
+            && telemetry::is_on()
+        {
+            self.begin_trace();
+        }
+        Caller::default()
     }
 
-    /// Records an event in the trace of its run.
-    #[inline]
-    pub(super) fn trace(&mut self, event: &Event) {
-        match &mut self.work {
-            Some(work) if work.trace.is_some() => record(work, event),
-            _ if matches!(event, Event::Status { status: Status::Busy } | Event::Resumed { .. })
-                && telemetry::is_on() =>
-            {
-                self.begin_trace();
-            }
-            _ => {}
-        }
+    #[cold]
+    fn record_in_trace(&mut self, event: &Event) -> Caller {
+        let Some(work) = &mut self.work else { return Caller::default() };
+        // The span is read before the event is recorded, because the last event of a run ends the trace.
+        let span = work.span().filter(|_| matches!(event, Event::Turn(_)) && self.commit.is_some());
+        let run = span.map(Caller::of).unwrap_or_default();
+        record(work, event);
+        run
     }
 
     #[cold]
@@ -70,7 +69,6 @@ impl Task {
     }
 }
 
-#[cold]
 fn record(work: &mut Work, event: &Event) {
     let Some(trace) = &mut work.trace else { return };
     match event {

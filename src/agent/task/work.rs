@@ -45,7 +45,7 @@ pub(super) struct Work {
     pub(super) delay: Option<(Op, Pin<Box<Sleep>>)>,
     pub(super) watch: Option<Watch>,
     /// The effect that is held back until a record with this number is stored.
-    pub(super) held: Option<(u64, Effect)>,
+    pub(super) held: Option<Box<(u64, Effect)>>,
     /// The known prompts that the next event carries to the owner of the history.
     pub(super) prompts: Vec<KnownPrompt>,
     /// The tool uses whose pauses have time limits.

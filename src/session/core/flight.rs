@@ -61,7 +61,7 @@ impl Core {
     pub(super) fn report_written(&mut self, effects: &mut Effects) {
         // If the conversation is lost, its new owner continues the turn, so this agent must not perform the effects
         // that wait.
-        if self.is_lost() {
+        if self.flight.is_none() || self.is_lost() {
             return;
         }
         let due = self.flight.iter().flat_map(|flight| &flight.due);

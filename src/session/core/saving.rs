@@ -33,7 +33,8 @@ use crate::{
 /// One write.
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::session) enum Job {
-    Create(WriteId, StoredState),
+    // Boxed, because jobs are moved and few of them create a conversation.
+    Create(WriteId, Box<StoredState>),
     Commit(Write, Commit),
     State(Write, StateChange),
     Erase(Write, Erased),
@@ -260,7 +261,8 @@ impl Core {
             let is_whole = is_whole && !saver.has_record();
             let wanted = if is_whole { saver.wanted } else { saver.safe };
             // The conversation is first created without nodes. A later write adds them.
-            return due.then(|| attempt(Job::Create((env.write_id)(), state()), Tree::new(), 0, wanted));
+            return due
+                .then(|| attempt(Job::Create((env.write_id)(), Box::new(state())), Tree::new(), 0, wanted));
         };
         if let Some(erased) = self.saver.erased.take() {
             let saver = &self.saver;

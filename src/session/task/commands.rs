@@ -27,7 +27,7 @@ impl Task {
     /// If the agent has ended, the session also ends at once, and all commands are answered with the reason of the end.
     /// The commands are not executed first, because the agent's `terminate` may run for a while and may itself wait for
     /// a reply of the session.
-    pub(super) async fn serve(&mut self, command: Command) -> Option<Exit> {
+    pub(super) async fn serve(&mut self, command: Box<Command>) -> Option<Exit> {
         match self.answer(command).await {
             Ok(()) => None,
             Err(Over::Stopped(stop)) => Some((EndReason::Stopped, Some(stop))),
@@ -36,15 +36,16 @@ impl Task {
         }
     }
 
-    async fn answer(&mut self, command: Command) -> Result<(), Over> {
-        if self.agent.end().is_some() && !matches!(command, Command::Stop(_) | Command::HandOver(_)) {
+    async fn answer(&mut self, command: Box<Command>) -> Result<(), Over> {
+        if self.agent.end().is_some() && !matches!(*command, Command::Stop(_) | Command::HandOver(_)) {
             return Err(Over::AgentEnded);
         }
         // Sending a reply fails if its caller no longer waits. That is not an error.
-        match command {
+        // The futures of rare commands are boxed, because this future is as large as its largest part.
+        match *command {
             Command::Stop(stop) => return Err(Over::Stopped(stop)),
             Command::HandOver(stop) => {
-                self.leave_turn(stop.deadline).await;
+                Box::pin(self.leave_turn(stop.deadline)).await;
                 return Err(Over::Stopped(stop));
             }
             Command::Unsaved(reply) => {
@@ -103,9 +104,9 @@ impl Task {
                 self.step(Core::hurry);
                 self.answer_flushes();
             }
-            Command::Outcome(id, reply) => self.await_outcome(id, reply).await?,
+            Command::Outcome(id, reply) => Box::pin(self.await_outcome(id, reply)).await?,
             Command::Begin(start, wait, caller, reply) => {
-                let begun = self.begin(start, wait, caller).await;
+                let begun = Box::pin(self.begin(start, wait, caller)).await;
                 match settled(begun)? {
                     Ok(answer) if self.shared.setup.durable == Durable::InFlight => {
                         // The agent's record of the turn has to arrive before the reply can wait until it is stored.
@@ -118,11 +119,11 @@ impl Task {
                 }
             }
             Command::Erase(node, reply) => {
-                let erased = self.erase(node).await;
+                let erased = Box::pin(self.erase(node)).await;
                 let _ = reply.send(settled(erased)?);
             }
             Command::Navigate(node, reply) => {
-                let moved = self.navigate(node).await;
+                let moved = Box::pin(self.navigate(node)).await;
                 let _ = reply.send(settled(moved)?);
             }
         }

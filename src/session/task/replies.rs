@@ -67,6 +67,10 @@ impl Task {
         for flush in self.flushes.extract_if(.., |flush| core.is_safe(flush.wanted)) {
             flush.reply.send();
         }
+        if self.flushes.is_empty() {
+            // An idle session needs no memory for calls that wait.
+            self.flushes = Vec::new();
+        }
     }
 
     /// Replies with the outcome of a prompt when the prompt's run has ended.
@@ -104,6 +108,9 @@ impl Task {
     /// Finds the outcomes of prompts, and replies with them when they are stored. `missing` returns the error for a
     /// prompt that is not in the list of known prompts, or `None` if the wait for it continues.
     fn find_outcomes(&mut self, missing: impl Fn(&PromptId) -> Option<SessionError>) {
+        if self.flushes.is_empty() {
+            return;
+        }
         let is_stored = self.shared.setup.durable > Durable::Turns;
         let (settled, wanted) =
             if is_stored { (self.core.outcomes_wanted(), self.core.wanted()) } else { (0, 0) };

@@ -89,7 +89,7 @@ impl Task {
             (Some(tenure), _) => Ownership::Held(tenure.held()),
             (None, Job::Create(write, _)) => {
                 let setup = &self.shared.setup;
-                Ownership::New(setup.creator(*write), setup.keeper.clone())
+                Ownership::New(Box::new((setup.creator(*write), setup.keeper.clone())))
             }
             (None, _) => Ownership::Free,
         };
@@ -97,7 +97,7 @@ impl Task {
         // Only commits contain turns, so other writes have no span.
         let span = if matches!(*job, Job::Commit(..)) { attempts.traces.begin() } else { None };
         let span = span.cloned().unwrap_or_else(Span::none);
-        let write = contained(span, async move { perform(&store, &id, &job, ownership).await });
+        let write = contained(span, perform(store, id, job, ownership));
         let limit = self.shared.setup.write_timeout;
         let attempt = Box::pin(async move {
             timeout(limit, write).await.unwrap_or_else(|_| {
@@ -188,15 +188,16 @@ enum Ownership {
     Held(Arc<Held>),
     /// The conversation does not exist yet. This owner will own the conversation after it is created. If a manager's
     /// keeper is given, that keeper renews the lease.
-    New(Owner, Option<Arc<Keeper>>),
+    New(Box<(Owner, Option<Arc<Keeper>>)>),
     /// The session holds no lease, because the store has no owners.
     Free,
 }
 
 /// Performs an attempt at a write. If another writer was first, loads the conversation as that writer left it.
-async fn perform(store: &Arc<dyn Store>, id: &ConversationId, job: &Job, ownership: Ownership) -> Written {
-    match write(store, id, job, ownership).await {
-        Err(error @ StoreError::Conflict { .. }) => match find(&**store, id).await {
+// The futures of rare operations are boxed, here and in `write`, because the future of each write is moved into a task.
+async fn perform(store: Arc<dyn Store>, id: ConversationId, job: Arc<Job>, ownership: Ownership) -> Written {
+    match write(&store, &id, &job, ownership).await {
+        Err(error @ StoreError::Conflict { .. }) => match Box::pin(find(&*store, &id)).await {
             Ok(found) => Ok(WriteOutcome::Conflict(error, Box::new(found))),
             // The write is repeated after this error. The repetition will fail with the same conflict, and loading the
             // conversation may succeed then.
@@ -221,16 +222,18 @@ async fn write(
     ownership: Ownership,
 ) -> Result<(Version, Option<Tenure>), StoreError> {
     let version = match (job, ownership) {
-        (Job::Create(write, state), Ownership::New(owner, keeper)) => {
+        (Job::Create(write, state), Ownership::New(new)) => {
+            let (owner, keeper) = &*new;
             let version = store.create(id, *write, state).await?;
-            return Ok((version, Tenure::begin(store, keeper.as_ref(), id, &owner).await?));
+            let tenure = Box::pin(Tenure::begin(store, keeper.as_ref(), id, owner)).await?;
+            return Ok((version, tenure));
         }
         (job, Ownership::New(..) | Ownership::Free) => attempt(&**store, id, job, None).await?,
         (job, Ownership::Held(held)) => {
             let lease = held.lease()?;
             match attempt(&**store, id, job, Some(&lease)).await {
                 Err(StoreError::LeaseLost { .. }) => {
-                    let lease = held.lease_after(lease.epoch).await?;
+                    let lease = Box::pin(held.lease_after(lease.epoch)).await?;
                     attempt(&**store, id, job, Some(&lease)).await.map_err(|error| match error {
                         // The lease was renewed a moment ago, so nobody else had acquired the conversation until then.
                         // This error causes another attempt, which shows whether somebody has acquired it since.

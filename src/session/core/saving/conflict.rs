@@ -40,7 +40,7 @@ impl Core {
         match attempt.as_ref().map(|attempt| &*attempt.job) {
             Some(Job::Commit(_, commit)) => {
                 if let Some(record) = Record::of(commit) {
-                    self.saver.record = Some(record.then(self.saver.record.take()));
+                    self.saver.record = Some(Box::new(record.then(self.saver.record.take())));
                 }
             }
             Some(Job::Erase(_, erased)) => self.saver.erased = Some(Box::new(erased.clone())),

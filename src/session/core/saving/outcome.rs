@@ -1,5 +1,7 @@
 //! The outcomes of writes.
 
+use std::collections::VecDeque;
+
 use super::{Attempt, Job, Kept, Record, pace::wait};
 use crate::{
     error::error_chain,
@@ -42,6 +44,10 @@ impl Core {
                 }
                 let portions = saver.portions.drain(..attempt.portions);
                 saver.unsaved -= portions.map(|portion| portion.bytes).sum::<usize>();
+                if saver.portions.is_empty() {
+                    // An idle session needs no memory for unsaved changes.
+                    saver.portions = VecDeque::new();
+                }
                 saver.safe = saver.safe.max(attempt.wanted);
                 if !creates {
                     saver.stored = Some(Box::new(attempt.tree));
@@ -83,7 +89,7 @@ impl Core {
                 let record = if without_end { record.and_then(Record::without_end) } else { record };
                 let later = self.saver.record.take();
                 self.saver.record = match record {
-                    Some(record) => Some(record.then(later)),
+                    Some(record) => Some(Box::new(record.then(later))),
                     None => later,
                 };
                 if !without_end && let Some(at_most) = at_most {

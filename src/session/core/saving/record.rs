@@ -20,7 +20,7 @@ pub(in crate::session) struct Record {
     rows: Vec<UsageRow>,
     end: LastRun,
     /// The turn in flight. It began after the end of the last run.
-    turn: Option<TurnRecord>,
+    turn: Option<Box<TurnRecord>>,
 }
 
 /// How the next write changes the stored end of the last run ([`RunEnd`]).
@@ -30,7 +30,7 @@ enum LastRun {
     Keep,
     /// A later turn is complete. The commit of its nodes removes the stored end.
     Complete,
-    Ended(RunEnd),
+    Ended(Box<RunEnd>),
 }
 
 impl Record {
@@ -41,36 +41,36 @@ impl Record {
 
     /// Returns a record that contains only the turn in flight and the rows of its requests.
     pub(in crate::session::core) fn of_turn(rows: Vec<UsageRow>, turn: TurnRecord) -> Self {
-        Self { rows, end: LastRun::Keep, turn: Some(turn) }
+        Self { rows, end: LastRun::Keep, turn: Some(Box::new(turn)) }
     }
 
     /// Returns a record that contains only the end of a run.
     pub(in crate::session::core) fn of_end(end: RunEnd) -> Self {
-        Self { end: LastRun::Ended(end), ..Self::default() }
+        Self { end: LastRun::Ended(Box::new(end)), ..Self::default() }
     }
 
     /// Adds this data to a commit. A commit either ends a run or records a turn. If this commit ends a run, returns the
     /// turn, which belongs in the next commit.
-    pub(super) fn join(self: Box<Self>, commit: &mut Commit) -> Option<Box<Self>> {
-        let Self { rows, end, turn } = *self;
+    pub(super) fn join(self, commit: &mut Commit) -> Option<Box<Self>> {
+        let Self { rows, end, turn } = self;
         match &mut commit.usage {
             Some(before) if !before.is_empty() => before.extend(rows),
             usage if !rows.is_empty() => *usage = Some(rows),
             _ => {}
         }
         if let LastRun::Ended(end) = end {
-            commit.turn = Some(Box::new(TurnChange::End(end)));
-            return turn.map(|turn| Box::new(Self::of_turn(Vec::new(), turn)));
+            commit.turn = Some(Box::new(TurnChange::End(*end)));
+            return turn.map(|turn| Box::new(Self { turn: Some(turn), ..Self::default() }));
         }
-        commit.turn = turn.map(|turn| Box::new(TurnChange::Record(turn)));
+        commit.turn = turn.map(|turn| Box::new(TurnChange::Record(*turn)));
         None
     }
 
     /// Returns the data that a commit contains, so that it can be written later if the commit was not written.
     pub(super) fn of(commit: &Commit) -> Option<Box<Self>> {
         let (end, turn) = match commit.turn.as_deref() {
-            Some(TurnChange::End(end)) => (LastRun::Ended(end.clone()), None),
-            Some(TurnChange::Record(turn)) => (LastRun::Keep, Some(turn.clone())),
+            Some(TurnChange::End(end)) => (LastRun::Ended(Box::new(end.clone())), None),
+            Some(TurnChange::Record(turn)) => (LastRun::Keep, Some(Box::new(turn.clone()))),
             None => (LastRun::Keep, None),
         };
         let record = Self { rows: commit.usage.clone().unwrap_or_default(), end, turn };
@@ -78,14 +78,14 @@ impl Record {
     }
 
     /// Returns this data combined with `later`, which was added after it.
-    pub(super) fn then(mut self: Box<Self>, later: Option<Box<Self>>) -> Box<Self> {
+    pub(super) fn then(mut self, later: Option<Box<Self>>) -> Self {
         if let Some(later) = later {
             self.rows.extend(later.rows);
             if later.end != LastRun::Keep {
                 (self.end, self.turn) = (later.end, None);
             }
             self.turn = match (self.turn.take(), later.turn) {
-                (Some(earlier), Some(later)) => Some(earlier.then(later)),
+                (Some(earlier), Some(later)) => Some(Box::new(earlier.then(*later))),
                 (earlier, later) => later.or(earlier),
             };
         }
@@ -95,10 +95,10 @@ impl Record {
     /// Returns the approximate size in bytes.
     pub(super) fn weight(&self) -> usize {
         let end = match &self.end {
-            LastRun::Ended(end) => Some(end),
+            LastRun::Ended(end) => Some(&**end),
             LastRun::Keep | LastRun::Complete => None,
         };
-        weight(self.rows.len(), end, self.turn.as_ref())
+        weight(self.rows.len(), end, self.turn.as_deref())
     }
 
     pub(super) fn has_end(&self) -> bool {
@@ -155,7 +155,8 @@ impl Core {
         let rows = self.take_rows();
         self.settle_prompts(through, effects);
         let end = self.stored_end(event, through, continues);
-        self.record(Record { rows, end: end.map_or(LastRun::Complete, LastRun::Ended), turn: None });
+        let end = end.map_or(LastRun::Complete, |end| LastRun::Ended(Box::new(end)));
+        self.record(Record { rows, end, turn: None });
         self.outcomes_recorded();
     }
 
@@ -203,7 +204,7 @@ impl Core {
         }
         let record = Some(Box::new(record));
         self.saver.record = match self.saver.record.take() {
-            Some(earlier) => Some(earlier.then(record)),
+            Some(earlier) => Some(Box::new(earlier.then(record))),
             None => record,
         };
     }

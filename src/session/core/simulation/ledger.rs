@@ -149,7 +149,7 @@ impl Ledger {
             let Job::Create(_, created) = job else {
                 return Err(format!("{job:?} before the conversation is created"));
             };
-            ensure!(created == state, "the conversation is created with {created:?}, not {state:?}");
+            ensure!(**created == *state, "the conversation is created with {created:?}, not {state:?}");
             return Ok(());
         };
         match job {
@@ -376,7 +376,7 @@ impl Ledger {
                     _ => false,
                 };
                 let acked = match (self.acked.take(), &*open.job) {
-                    (None, Job::Create(_, state)) => Stored::new(*version, Timestamp(0), state.clone()),
+                    (None, Job::Create(_, state)) => Stored::new(*version, Timestamp(0), (**state).clone()),
                     (Some(mut acked), job) => {
                         with(&mut acked, job);
                         Stored { version: *version, ..acked }

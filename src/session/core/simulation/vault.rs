@@ -105,7 +105,7 @@ impl Vault {
         };
         match (&mut self.stored, job) {
             (None, Job::Create(_, state)) => {
-                let version = self.put(state.clone());
+                let version = self.put((**state).clone());
                 self.writes.push((None, write, version));
                 Ok(version)
             }

@@ -287,6 +287,16 @@ fn waiting(phase: &Phase) -> Vec<Waiting> {
 /// A description of the problem that makes a record unreadable.
 type Damage = String;
 
+/// The highest number of an operation in a record. The numbers grow one by one, so only damage makes a higher one, and
+/// counting on from it could overflow.
+const MAX_OP: u64 = 1 << 53;
+/// The highest other number in a record that grows one by one.
+const MAX_COUNT: u64 = 1 << 31;
+
+fn in_range(number: u64, max: u64) -> Result<(), Damage> {
+    if number <= max { Ok(()) } else { Err(format!("the number {number} is higher than {max}")) }
+}
+
 impl Core {
     /// Reads the sum of a turn's records. The restored core does nothing before [`take_up`](Core::take_up) is called.
     /// `history` is the history to which the turn's messages are added. `fallback` is the history that is restored if
@@ -310,6 +320,7 @@ impl Core {
 
 fn restore(record: TurnRecord, history: History, fallback: Option<History>) -> Result<Restored, Damage> {
     let bare: BareCore<'_> = serde_json::from_str(&record.core).map_err(|error| error.to_string())?;
+    in_range(bare.op, MAX_OP)?;
     let waited = bare.waited.len();
     let mut core = Core {
         fallback: fallback.map(Box::new),
@@ -323,6 +334,7 @@ fn restore(record: TurnRecord, history: History, fallback: Option<History>) -> R
     };
     core.phase = match (bare.turn, bare.stage) {
         (None, BareStage::Between(mut between)) => {
+            in_range(between.step.into(), MAX_COUNT)?;
             (between.turn, between.recorded) = (record.turn, true);
             // No operation has the number 0. The real number is set when `handle_recovery` is called.
             Phase::Noticing { op: 0, begun: true, then: AfterEvent::Continue(between) }
@@ -332,6 +344,7 @@ fn restore(record: TurnRecord, history: History, fallback: Option<History>) -> R
         }
         (Some(turn), stage) => {
             let mut turn = Box::new(turn.into_owned());
+            in_range(turn.step.max(turn.next_id).into(), MAX_COUNT)?;
             (turn.id, turn.recorded) = (record.turn, true);
             turn.waits = Waits::restored(waited, bare.named.into_owned());
             turn.working = Working::restored(&core.history, record.append);
@@ -442,6 +455,7 @@ fn restored_slots(
             reviewed.extend(result.take());
         }
         let BareSlot { input, runs, asked, replay, .. } = slot;
+        in_range(asked.into(), MAX_COUNT)?;
         restored.push(Slot { tool_use, input, runs, asked, replay, result, recorded });
     }
     Ok((restored, reviewed))

@@ -432,13 +432,20 @@ async fn record_that_cannot_be_read_is_refused() {
         ("/stage/slots", json!([])),
         ("/stage/slots/0/settled", json!(true)),
         ("/stage/stage", json!("dreaming")),
+        ("/stage/slots/0/asked", json!(u32::MAX)),
         ("/turn/step", json!(0)),
+        ("/turn/step", json!(u32::MAX)),
+        ("/turn/next_id", json!(u32::MAX)),
+        ("/op", json!(u64::MAX)),
         ("/turn/step_start", json!(99)),
     ] {
         let mut damaged = value.clone();
         match damaged.pointer_mut(path) {
             Some(member) => *member = wrong,
-            None => damaged["stage"]["slots"][0]["settled"] = wrong,
+            None => {
+                let (parent, member) = path.rsplit_once('/').unwrap();
+                damaged.pointer_mut(parent).unwrap()[member] = wrong;
+            }
         }
         let damaged = TurnRecord { core: damaged.to_string().into(), ..turn.clone() };
         assert!(matches!(read(damaged), Err(UnreadableTurn::Damaged(_))), "{path}");

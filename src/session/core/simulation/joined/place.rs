@@ -200,8 +200,16 @@ fn recorded_turn_is_on_its_head(commit: &Commit) -> Check {
     Ok(())
 }
 
-/// Returns whether a record has new messages or results, or drops messages of the stored turn.
+/// Returns whether a record has new messages or results, drops messages of the stored turn, or belongs to a later step.
+/// The answer to the earlier step may have come and been dropped again between two records.
 fn has_progressed(record: &TurnRecord, before: Option<&StoredTurn>) -> bool {
     let stored = before.map_or(0, |before| before.pending().len());
-    !record.append.is_empty() || !record.results.is_empty() || (record.keep as usize) < stored
+    let is_later = before.is_some_and(|before| step(record) > step(&before.record));
+    is_later || !record.append.is_empty() || !record.results.is_empty() || (record.keep as usize) < stored
+}
+
+/// Returns the number of the request in a record. Returns 0 between two turns.
+fn step(record: &TurnRecord) -> u64 {
+    let core: serde_json::Value = serde_json::from_str(&record.core).expect("a record contains JSON");
+    core["turn"]["step"].as_u64().unwrap_or_default()
 }

@@ -440,13 +440,8 @@ async fn record_that_cannot_be_read_is_refused() {
         ("/turn/step_start", json!(99)),
     ] {
         let mut damaged = value.clone();
-        match damaged.pointer_mut(path) {
-            Some(member) => *member = wrong,
-            None => {
-                let (parent, member) = path.rsplit_once('/').unwrap();
-                damaged.pointer_mut(parent).unwrap()[member] = wrong;
-            }
-        }
+        let (parent, member) = path.rsplit_once('/').unwrap();
+        damaged.pointer_mut(parent).unwrap()[member] = wrong;
         let damaged = TurnRecord { core: damaged.to_string().into(), ..turn.clone() };
         assert!(matches!(read(damaged), Err(UnreadableTurn::Damaged(_))), "{path}");
     }

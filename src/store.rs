@@ -73,6 +73,7 @@ mod transfer;
 mod turn;
 mod write;
 
+pub(crate) use content::erase_content;
 pub use content::{Commit, Page, Position, StateChange, Stored, StoredState, Summary};
 pub use document::{export_json, import_json, import_json_with_settings};
 pub use error::StoreError;

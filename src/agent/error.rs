@@ -366,6 +366,22 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// Replaces the texts that may quote messages, because these messages are erased.
+    pub(super) fn erase_texts(&mut self) {
+        const ERASED: &str = "the text was erased";
+        match self {
+            Self::Provider { error } => {
+                ERASED.clone_into(&mut error.message);
+                error.body = None;
+            }
+            Self::ProviderPanicked { message }
+            | Self::Output { message }
+            | Self::Callback { message, .. }
+            | Self::OnHold { reason: message } => ERASED.clone_into(message),
+            Self::TimeLimit { .. } | Self::Interrupted | Self::Uncertain => {}
+        }
+    }
+
     /// Returns the approximate size in bytes.
     pub(crate) fn weight(&self) -> usize {
         match self {

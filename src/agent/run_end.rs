@@ -127,6 +127,13 @@ pub enum RunOutcome {
 }
 
 impl RunOutcome {
+    /// Replaces the texts that may quote messages, because these messages are erased.
+    pub(crate) fn erase_texts(&mut self) {
+        if let Self::Failed { failure } = self {
+            failure.erase_texts();
+        }
+    }
+
     /// Returns the run's outcome if `event` ends a run.
     pub(crate) fn of(event: &Event) -> Option<Self> {
         match event {

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{ConversationId, Labels, Owner, StoredTurn, TurnChange, Version};
 use crate::{
-    agent::RunEnd,
+    agent::{KnownPrompt, PromptState, RunEnd},
     message::{RequestEnd, Timestamp, UsageRow, UsageSum},
     provider::Options,
     subscription::EventId,
@@ -376,11 +376,20 @@ impl Stored {
 /// Returns the part of the end of a run that stays after an erasure: the outcome and the prompts. The messages may be
 /// erased ones. Returns `None` if the end has no prompts.
 pub(in crate::store) fn without_messages(end: RunEnd, erased: &Erased) -> Option<RunEnd> {
-    let RunEnd { outcome, mut prompts, .. } = end;
+    let RunEnd { mut outcome, mut prompts, .. } = end;
+    outcome.erase_texts();
     for prompt in &mut prompts {
-        prompt.through.take_if(|node| erased.nodes.binary_search(node).is_ok());
+        erase_content(prompt, erased);
     }
     (!prompts.is_empty()).then(|| RunEnd::new(outcome).with_prompts(prompts))
+}
+
+/// Removes the erased node of a known prompt, and the texts of a failure, which may quote an erased message.
+pub(crate) fn erase_content(prompt: &mut KnownPrompt, erased: &Erased) {
+    prompt.through.take_if(|node| erased.nodes.binary_search(node).is_ok());
+    if let PromptState::Ended { outcome } = &mut prompt.state {
+        outcome.erase_texts();
+    }
 }
 
 /// Returns the ledger's row for a node of a commit whose [`usage`](Commit::usage) is `None`. Returns `None` if the node

@@ -4,7 +4,7 @@
 use super::{Core, Effect, Effects, saving::Record};
 use crate::{
     agent::{Event, KnownPrompt, PromptId, PromptState, RunEnd, RunOutcome, TurnOutcome, UnstageReason},
-    store::TurnRecord,
+    store::{TurnRecord, erase_content},
     tree::{Erased, NodeId},
 };
 
@@ -133,10 +133,10 @@ impl Core {
         }
     }
 
-    /// Removes erased nodes from the known prompts.
+    /// Removes erased nodes, and the texts of failures, from the known prompts.
     pub(super) fn forget_nodes(&mut self, erased: &Erased) {
         for prompt in self.prompts.iter_mut().flat_map(|prompts| &mut prompts.list) {
-            prompt.through.take_if(|node| erased.nodes.binary_search(node).is_ok());
+            erase_content(prompt, erased);
         }
     }
 }

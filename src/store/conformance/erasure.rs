@@ -1,6 +1,6 @@
 use super::{CheckOutcome, StoreUnderTest, committed, conversation, created, node_id, turn};
 use crate::{
-    agent::{KnownPrompt, Prompt, PromptState, RunEnd, RunOutcome},
+    agent::{Failure, KnownPrompt, Prompt, PromptState, RunEnd, RunOutcome},
     message::{Message, RequestEnd, Usage, UsageRow},
     provider::StopReason,
     store::{Commit, ConversationId, Owner, Page, Store, StoreError, Version, Write},
@@ -34,8 +34,8 @@ pub(super) async fn erase_keeps_the_ledger_and_removes_the_last_run(
     let first = turn(1, 4).with_usage([row]);
     let version = committed(&*store, &id, created(&*store, &id).await, &first).await;
     let end = RunEnd::new(RunOutcome::Cancelled).with_unanswered(vec![Message::user("secret").into()]);
-    let failed = Commit::new(NodeId::new(4)).with_usage([]).with_run_end(end);
-    let version = committed(&*store, &id, version, &failed).await;
+    let ending = Commit::new(NodeId::new(4)).with_usage([]).with_run_end(end);
+    let version = committed(&*store, &id, version, &ending).await;
     let rows = async || store.usage(&id, Page::default()).await.ok();
     let before = rows().await;
     let gone = erased(3..=4, Some(2), 5);
@@ -59,20 +59,25 @@ pub(super) async fn erase_keeps_the_outcomes_of_prompts(subject: &dyn StoreUnder
         let outcome = RunOutcome::Stopped { stop_reason: StopReason::Stop };
         KnownPrompt::new(name, PromptState::Ended { outcome }).with_through(node_id(node))
     };
-    let end = RunEnd::new(RunOutcome::Cancelled)
+    // The text of a failure may quote a message.
+    let failed = |text: &str| RunOutcome::Failed { failure: Failure::Output { message: text.to_owned() } };
+    let quoting = |text| KnownPrompt::new("quoting", PromptState::Ended { outcome: failed(text) });
+    let end = RunEnd::new(failed("secret"))
         .with_unanswered(vec![Message::user("secret\0").into()])
         .with_staged(vec![Prompt::new("secret").into()])
         .with_through(node_id(4))
-        .with_prompts(vec![ended("kept", 2), ended("erased", 4)]);
-    let failed = Commit::new(NodeId::new(4)).with_usage([]).with_run_end(end);
-    let version = committed(&*store, &id, version, &failed).await;
+        .with_prompts(vec![ended("kept", 2), ended("erased", 4), quoting("secret")]);
+    let ending = Commit::new(NodeId::new(4)).with_usage([]).with_run_end(end);
+    let version = committed(&*store, &id, version, &ending).await;
     let gone = erased(3..=4, Some(2), 5);
     let Some(version) = erase(&*store, &id, &Write::on(version), &gone).await else {
         return CheckOutcome::Skipped;
     };
     let stored = subject.another().await.load(&id).await.expect("loading succeeds");
-    let prompts = vec![ended("kept", 2), KnownPrompt { through: None, ..ended("erased", 4) }];
-    let kept = RunEnd::new(RunOutcome::Cancelled).with_prompts(prompts);
+    let cleared = "the text was erased";
+    let prompts =
+        vec![ended("kept", 2), KnownPrompt { through: None, ..ended("erased", 4) }, quoting(cleared)];
+    let kept = RunEnd::new(failed(cleared)).with_prompts(prompts);
     assert_eq!(stored.last_run, Some(kept.clone()), "the outcomes of prompts stay, without messages");
     // A turn without an end removes the outcomes, so an erasure of this turn does not bring them back.
     let later = [

@@ -210,15 +210,18 @@ impl TurnText {
             return;
         }
         let is_idle = snapshot.status == Status::Idle;
-        let outcome =
-            snapshot.last_run.as_deref().map(|end| &end.outcome).filter(|_| self.has_begun || is_idle);
+        let last_run = snapshot.last_run.as_deref().filter(|_| self.has_begun || is_idle);
+        let outcome = last_run.map(|end| &end.outcome);
+        let is_kept = last_run.is_some_and(|end| match end.outcome {
+            RunOutcome::Stopped { .. } => true,
+            RunOutcome::Abandoned => end.unanswered.is_empty(),
+            _ => false,
+        });
         let after = match &self.prompt {
             // If the history contains the turn's prompt, the turn is committed.
             Some(prompt) => history.iter().rev().position(|message| Arc::ptr_eq(prompt, message)),
             // The last turn was missed completely.
-            None if !self.has_begun && matches!(outcome, Some(RunOutcome::Stopped { .. })) => {
-                history.iter().rev().position(|message| is_prompt(message))
-            }
+            None if !self.has_begun && is_kept => history.iter().rev().position(|message| is_prompt(message)),
             None => None,
         };
         if let Some(after) = after {
@@ -234,7 +237,7 @@ impl TurnText {
                 let response = response(StopReason::Other("error".into()));
                 self.end(Some(AgentError::Failed(failure.clone(), response)));
             }
-            Some(RunOutcome::Stopped { .. }) if self.prompt.is_none() => self.end(None),
+            Some(_) if is_kept && self.prompt.is_none() => self.end(None),
             Some(_) => self.end(Some(AgentError::Cancelled(response(StopReason::Cancelled)))),
             None => {}
         }

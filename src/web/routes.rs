@@ -32,7 +32,7 @@ use crate::{
     manager::{Approval, ApprovalId, Listed, OpenedSession},
     message::{Attachment, Content, Message, MessageId, ResultBlock, Source, Timestamp},
     session::{Mode, Session, SessionCommand, SessionSnapshot, check_title},
-    store::{ConversationId, Labels, Page},
+    store::{ConversationId, Hit, Labels, Page},
 };
 
 /// A route: its method, its path, the action that it needs, and its handler. If the path has the id of a conversation,
@@ -332,7 +332,9 @@ async fn search(call: Call) -> Result<Response, Problem> {
     let page = Page::first(call.limit(limit)).from(offset);
     let mut found = call.web.0.manager.search(&q, (call.principal.filter(), page)).await?;
     let access = &call.web.0.hooks.access;
-    found.hits.retain(|hit| access.permits(&call.principal, Action::List, &hit.conversation.labels));
+    let permits = |action, hit: &Hit| access.permits(&call.principal, action, &hit.conversation.labels);
+    // A hit in a message contains a part of its text.
+    found.hits.retain(|hit| permits(Action::List, hit) && (hit.node.is_none() || permits(Action::Read, hit)));
     if !call.web.0.reveals_owner {
         for hit in &mut found.hits {
             hit.conversation.owner = None;

@@ -208,3 +208,14 @@ async fn usage_is_forbidden_for_a_principal_that_may_read_no_conversation() {
     let refused = app.get("lister", "/agent/usage").await;
     assert_eq!((refused.status, refused.code().as_str()), (StatusCode::FORBIDDEN, "forbidden"));
 }
+
+#[tokio::test(start_paused = true)]
+async fn search_shows_no_text_of_a_conversation_that_may_only_be_listed() {
+    let app = App::new([Step::text("A lake.")]);
+    let id = app.create("ann").await;
+    app.ask("ann", &id, "Hi").await;
+    for (user, is_shown) in [("reader", true), ("lister", false)] {
+        let text = app.get(user, "/agent/search?q=lake").await.text;
+        assert_eq!(text.contains("A lake."), is_shown, "{user}: {text}");
+    }
+}

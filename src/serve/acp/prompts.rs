@@ -178,8 +178,9 @@ impl Prompts {
         }
     }
 
-    /// Answers all accepted prompts, because the session has ended.
+    /// Answers all accepted prompts, because the session has ended. A later session has other turns.
     pub(super) fn closed(&mut self, why: &str) {
+        (self.turn, self.is_other_used) = (None, false);
         for waiting in self.take(|waiting| waiting.stage >= Stage::Accepted) {
             waiting.answer(Err(Error::internal_error().data(format!("the session has ended: {why}"))));
         }

@@ -300,7 +300,7 @@ function note(snapshot, event) {
       seen.settling = inner.response.messages;
       if (inner.outcome === "stop") {
         const words = inner.response.message ? textOf(inner.response.message).split(/\s+/).filter(Boolean).length : 0;
-        const isStopped = inner.response.stop_reason === "interrupted";
+        const isStopped = ["interrupted", "abandoned"].includes(inner.response.stop_reason);
         say(isStopped ? "The answer was stopped." : `The answer is complete: ${words} words.`);
       }
       break;
@@ -329,7 +329,8 @@ function learn(conversation, use, decided) {
  * @param {SessionSnapshot} snapshot
  */
 function learnDecisions({ id, agent: { decisions = [] } }) {
-  for (const { tool_use_id: use, kind, by, at } of decisions) {
+  const latest = new Map(decisions.map((one) => [one.tool_use_id, one])).values();
+  for (const { tool_use_id: use, kind, by, at } of latest) {
     const decision = kind === "execute" ? kind : { [kind]: null };
     if (seen.decided.get(use)?.at !== at) learn(id, use, { decision, by, at });
   }

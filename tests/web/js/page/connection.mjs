@@ -104,7 +104,6 @@ await step("a conversation that another server has opened for a while is opened 
   await hide(page, true);
   await hide(page, false);
   await page.locator("#notice", { hasText: "Another server has opened this conversation." }).waitFor();
-  await shot(page, "18-elsewhere");
   await page.locator(".outcome", { hasText: ELSEWHERE.title }).waitFor();
   await page.locator(".outcome").waitFor({ state: "detached" });
   await until(async () => assert.equal(await lastAnswer(page), before));

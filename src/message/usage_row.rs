@@ -6,8 +6,8 @@ use crate::setters::setters;
 /// The usage of one request to a model, as an entry of the usage ledger.
 ///
 /// The ledger contains one row for each request whose usage is known, whether or not its response became part of the
-/// conversation. A request whose process has ended in the meantime has a row without usage, if its turn is continued. A
-/// session stores the rows with its next write.
+/// conversation. A request whose process has ended in the meantime has a row without usage, if the store has recorded
+/// that the request was sent, and its turn is continued. A session stores the rows with its next write.
 ///
 /// ```
 /// use omni_agent::message::{RequestEnd, Usage, UsageRow};

@@ -142,8 +142,8 @@ async fn perform(
     Ok(start)
 }
 
-/// Adds the tools of the client to the agent's own, in place of those of earlier requests. A tool of the agent is never
-/// replaced: if the agent runs it, the client's declaration is ignored. If the agent only declares it, the client has to
+/// Adds the tools of the client to the agent's own. They replace the client's earlier tools of the same names. A tool of
+/// the agent is never replaced: if the agent runs it, the client's declaration is ignored. If the agent only declares it, the client has to
 /// run it, so the client must expect the same inputs. While a run is active, the tools stay as they are.
 async fn add_tools(session: &Session, tools: Vec<Arc<dyn Tool>>) -> Result<(), Problem> {
     if tools.is_empty() {

@@ -15,7 +15,7 @@ use omni_agent::{
     tree::{Node, Tree},
 };
 use serde_json::Value;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::{
     facts::{Fact, Facts, gives_back, has_id, leaves_unused},
@@ -72,13 +72,16 @@ async fn check_outcomes(
     facts: &Facts,
 ) {
     let Stored { last_run, .. } = store.load(id).await.unwrap();
+    let until = Instant::now() + Duration::from_mins(1);
     let session = loop {
         let agent = Agent::builder().model(ScriptedProvider::new([]).model());
         let builder = Session::builder(Arc::clone(store)).agent(agent).durable(Durable::InFlight);
         match builder.open(id.clone()).await {
             Ok(session) => break session,
             // The lease of a process that was killed has not expired yet.
-            Err(SessionError::Store(StoreError::Owned { .. })) => sleep(Duration::from_millis(20)).await,
+            Err(SessionError::Store(StoreError::Owned { .. })) if Instant::now() < until => {
+                sleep(Duration::from_millis(20)).await;
+            }
             Err(error) => panic!("{id}: {error}"),
         }
     };

@@ -355,10 +355,10 @@ impl Core {
 
     /// Emits the event that ends a run. If the run is `recorded`, its end is recorded too.
     fn end_run(&mut self, event: Event, recorded: bool, cx: &mut Context<'_>) {
-        match (RunEnd::of(&event), &mut self.last_run) {
-            // The memory of the previous end is reused.
-            (Some(end), Some(last)) => *Arc::make_mut(last) = end,
-            (end, last) => *last = end.map(Arc::new),
+        match (RunEnd::of(&event), self.last_run.as_mut().and_then(Arc::get_mut)) {
+            // Nobody else holds the previous end, so its memory is reused.
+            (Some(end), Some(last)) => *last = end,
+            (end, _) => self.last_run = end.map(Arc::new),
         }
         if let Some(end) = &self.last_run {
             self.known.ended(&end.outcome);

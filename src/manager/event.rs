@@ -238,7 +238,12 @@ impl ManagerSnapshot {
                 }
             }
             ManagerEvent::Closed { id, .. } => self.open.retain(|session| session.id != *id),
-            ManagerEvent::Deleted { .. } | ManagerEvent::NotRecovered { .. } => {}
+            // A reader who may no longer see a conversation hears that it is deleted, while it is open.
+            ManagerEvent::Deleted { id } => {
+                self.open.retain(|session| session.id != *id);
+                self.waiting.retain(|waiting| waiting != id);
+            }
+            ManagerEvent::NotRecovered { .. } => {}
         }
     }
 

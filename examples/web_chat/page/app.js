@@ -30,6 +30,12 @@ let refused = /** @type {string | null} */ (null);
 /** The attempts to open the conversation on screen since another server has opened it. */
 let attempts = 0;
 const MAX_ATTEMPTS = 8;
+/** The timer of the next attempt to open the conversation on screen. `null` if none is planned. */
+let planned = /** @type {ReturnType<typeof setTimeout> | null} */ (null);
+/** The reason if the server says that there is no such conversation. No other attempt can help. */
+const MISSING = "This conversation does not exist, or it belongs to somebody else.";
+/** Other conversations that the server refuses. They are listed, but they cannot be watched. */
+const unwatchable = new Set();
 let dismissedRun = "";
 
 const emptySeen = () => ({
@@ -200,11 +206,14 @@ function ask(title, text, ok, { value, isDanger = false }) {
 
 /** Watches the conversation on screen and those that wait for decisions, so that the list shows their number. */
 function watch() {
-  const ids = current && refused === null ? [current] : [];
-  for (const id of sidebar.openPaused) if (ids.length < 8 && !ids.includes(id)) ids.push(id);
+  const wanted = refused === null && planned === null ? current : null;
+  const ids = wanted ? [wanted] : [];
+  for (const id of sidebar.openPaused) {
+    if (ids.length < 8 && id !== current && !unwatchable.has(id)) ids.push(id);
+  }
   // A conversation whose pause has ended stays watched until another conversation has to be watched. This saves a new
   // connection.
-  const isEnough = ids.every((id) => stream.watched.includes(id)) && (!current || stream.watched.includes(current));
+  const isEnough = ids.every((id) => stream.watched.includes(id)) && (!wanted || stream.watched.includes(wanted));
   if (!isEnough) stream.watch(ids);
 }
 
@@ -231,12 +240,17 @@ function connect() {
       schedule();
     },
     onRefused(id, problem, retryAfter) {
-      if (id !== current) return;
+      if (id !== current) {
+        unwatchable.add(id);
+        if (retryAfter !== null) setTimeout(() => unwatchable.delete(id) && watch(), Math.max(retryAfter, 1) * 1000);
+        return;
+      }
       notice("elsewhere", null);
-      refused = problem.status === 404 ? "This conversation does not exist, or it belongs to somebody else." : (problem.detail ?? problem.title);
+      refused = problem.status === 404 ? MISSING : (problem.detail ?? problem.title);
+      if (refused === MISSING) messages.clear();
       // The status 421 means that another server has the conversation open.
-      const delay = retryAfter !== null ? retryAfter * 1000 : problem.status === 421 ? nextDelay() : null;
-      if (delay !== null) setTimeout(() => id === current && retry(), delay);
+      const delay = retryAfter !== null ? Math.max(retryAfter, 1) * 1000 : problem.status === 421 ? nextDelay() : null;
+      if (delay !== null) plan(delay);
       schedule();
     },
     onState(state, error, delay) {
@@ -332,7 +346,8 @@ function learnDecisions({ id, agent: { decisions = [] } }) {
   const latest = new Map(decisions.map((one) => [one.tool_use_id, one])).values();
   for (const { tool_use_id: use, kind, by, at } of latest) {
     const decision = kind === "execute" ? kind : { [kind]: null };
-    if (seen.decided.get(use)?.at !== at) learn(id, use, { decision, by, at });
+    // A snapshot has only decisions that somebody has made by name. A later one without a name stays.
+    if ((seen.decided.get(use)?.at ?? Number.NEGATIVE_INFINITY) < at) learn(id, use, { decision, by, at });
   }
 }
 
@@ -343,7 +358,7 @@ function learnDecisions({ id, agent: { decisions = [] } }) {
  */
 function again(reason) {
   if (reason !== "lost_place") {
-    setTimeout(watch, 500);
+    plan(500);
     return;
   }
   const delay = nextDelay();
@@ -352,7 +367,16 @@ function again(reason) {
     return;
   }
   notice("elsewhere", "Another server has opened this conversation. The page opens it again by itself.", { isBad: true });
-  setTimeout(watch, delay);
+  plan(delay);
+}
+
+/**
+ * Plans the next attempt to open the conversation on screen. Until then, nothing else opens it.
+ * @param {number | null} delay The delay in milliseconds. `null` cancels the attempt.
+ */
+function plan(delay) {
+  if (planned !== null) clearTimeout(planned);
+  planned = delay === null ? null : setTimeout(retry, delay);
 }
 
 /**
@@ -365,14 +389,15 @@ function nextDelay() {
   return backoff(attempts);
 }
 
-/** Tries to open the conversation on screen again after too many attempts. */
+/** Tries to open the conversation on screen again at the user's wish. */
 function startAgain() {
   attempts = 0;
   retry();
 }
 
-/** Watches the conversation on screen again after the server has refused it. */
+/** Watches the conversation on screen again. */
 function retry() {
+  plan(null);
   refused = null;
   watch();
   schedule();
@@ -494,12 +519,12 @@ function paintTail(snapshot, isBusy) {
   const tail = byId("tail");
   const end = snapshot?.agent.last_run;
   const store = snapshot?.store;
-  const key = JSON.stringify([refused, attempts, isBusy, end && runKey(end), dismissedRun, lost.map((message) => message.id), store]);
+  const key = JSON.stringify([refused, planned === null, isBusy, end && runKey(end), dismissedRun, lost.map((message) => message.id), store]);
   if (tail.dataset.key === key) return;
   tail.dataset.key = key;
   const parts = [];
   if (refused !== null) {
-    const again = attempts >= MAX_ATTEMPTS && h("button", { type: "button", class: "small", onclick: startAgain }, "Try again");
+    const again = refused !== MISSING && planned === null && h("button", { type: "button", class: "small", onclick: startAgain }, "Try again");
     parts.push(h("div", { class: "outcome bad" }, h("p", {}, refused), ...(again ? [again] : [])));
   }
   if (store?.outcome === "failed") parts.push(h("div", { class: "outcome bad" }, h("p", {}, "The last messages are not saved yet. The server tries again.")));
@@ -627,6 +652,8 @@ function route() {
   current = id;
   refused = null;
   attempts = 0;
+  plan(null);
+  if (id) unwatchable.delete(id);
   lost = [];
   context = 0;
   dismissedRun = "";

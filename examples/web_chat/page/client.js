@@ -650,6 +650,10 @@ export function foldList(list, update) {
     case "closed":
       remove(list.open, (session) => session.id === event.id);
       break;
+    case "deleted":
+      remove(list.open, (session) => session.id === event.id);
+      remove(list.waiting, (id) => id === event.id);
+      break;
   }
   list.last = update.id;
   return list;

@@ -7,6 +7,19 @@ import { textOf } from "./messages.js";
 
 const DRAFT = "chat.draft.";
 
+/**
+ * @param {string} key The id of a conversation, or `new`.
+ * @param {string} text
+ */
+function keepDraft(key, text) {
+  try {
+    if (text) localStorage.setItem(DRAFT + key, text);
+    else localStorage.removeItem(DRAFT + key);
+  } catch {
+    // Without storage, the draft is kept only until the page is closed.
+  }
+}
+
 export class Composer {
   /** @type {import("./client.js").Attachment[]} */ #files = [];
   /** @type {Map<string, import("./client.js").Attachment[]>} */ #filesOf = new Map();
@@ -150,12 +163,7 @@ export class Composer {
   #changed() {
     const isEmpty = !this.area.value.trim() && this.#files.length === 0;
     byId("send").disabled = isEmpty || this.#isSending;
-    try {
-      if (this.area.value) localStorage.setItem(DRAFT + this.#key, this.area.value);
-      else localStorage.removeItem(DRAFT + this.#key);
-    } catch {
-      // Without storage, the draft is kept only until the page is closed.
-    }
+    keepDraft(this.#key, this.area.value);
     byId("stop").hidden = !this.#isBusy;
     byId("send").hidden = this.#isBusy && isEmpty;
     byId("at-step").hidden = !this.#isBusy || isEmpty;
@@ -184,7 +192,11 @@ export class Composer {
     const isSent = await this.actions.send(prompt);
     this.#isSending = false;
     byId("at-step-box").checked = false;
-    if (!isSent && (key === this.#key || key === "new")) {
+    if (!isSent && key !== this.#key && key !== "new") {
+      // The user has chosen another conversation in the meantime.
+      keepDraft(key, before);
+      this.#filesOf.set(key, files);
+    } else if (!isSent) {
       // Text that was typed in the meantime is kept.
       this.area.value = this.area.value ? `${before}\n${this.area.value}` : before;
       this.#files = [...files, ...this.#files];

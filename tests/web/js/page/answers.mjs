@@ -39,13 +39,13 @@ await step("an answer streams and is shown as Markdown", async (made) => {
 
 await step("a reload in mid-answer shows the text of an undisturbed window", async (made) => {
   const page = await open(made);
-  await say(page, "count to 400");
+  await say(page, "count to 800");
   await streams(page, " 20 ");
   const other = await open(made, `#/${await idOf(page)}`);
   await page.reload();
   await page.waitForSelector(".message.live .markdown");
   await Promise.all([idle(page), idle(other)]);
-  const expected = counted(400);
+  const expected = counted(800);
   assert.equal(await lastAnswer(page), expected);
   assert.equal(await lastAnswer(other), expected);
 });

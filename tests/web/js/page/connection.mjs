@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 
-import { accessible, counted, hide, idOf, idle, lastAnswer, open, say, shot, step, streams, texts, until } from "./harness.mjs";
+import { accessible, counted, fresh, hide, holdTimers, idOf, idle, lastAnswer, open, passTimers, say, shot, step, streams, texts, until } from "./harness.mjs";
 
 await step("the network is cut and restored", async (made) => {
   const page = await open(made);
@@ -101,15 +101,65 @@ await step("a conversation that another server has opened for a while is opened 
     const answer = answers.shift();
     return answer ? route.fulfill(only(...answer)) : route.continue();
   });
+  // The page waits for each attempt until the test has seen it wait, however busy the machine is.
+  await holdTimers(page);
   await hide(page, true);
   await hide(page, false);
   await page.locator("#notice", { hasText: "Another server has opened this conversation." }).waitFor();
+  await passTimers(page);
   await page.locator(".outcome", { hasText: ELSEWHERE.title }).waitFor();
+  await passTimers(page);
   await page.locator(".outcome").waitFor({ state: "detached" });
   await until(async () => assert.equal(await lastAnswer(page), before));
   await page.locator("#notice", { hasText: "Another server" }).waitFor({ state: "hidden" });
   await say(page, "Hello again");
   await idle(page, 2);
+});
+
+await step("a refused conversation can be tried again, and a missing one is no longer shown", async (made) => {
+  const page = await open(made);
+  await say(page, "Hello");
+  await idle(page);
+  const [id, before] = [await idOf(page), await lastAnswer(page)];
+  const refuseWith = async (problem) => {
+    const refuse = (route) => route.fulfill(only("refused", { conversation: id, problem }));
+    await made.route(STREAMS, refuse);
+    await hide(page, true);
+    await hide(page, false);
+    await page.locator(".outcome").waitFor();
+    await made.unroute(STREAMS, refuse);
+  };
+  await refuseWith({ type: "urn:omni-agent:internal", title: "The server has a problem.", status: 500 });
+  await page.locator(".outcome", { hasText: "The server has a problem." }).getByRole("button", { name: "Try again", exact: true }).click();
+  await page.locator(".outcome").waitFor({ state: "detached" });
+  await idle(page);
+  assert.equal(await lastAnswer(page), before);
+  await refuseWith({ type: "urn:omni-agent:not-found", title: "Not found", status: 404 });
+  await page.locator(".outcome", { hasText: "This conversation does not exist" }).waitFor();
+  assert.deepEqual(await texts(page, ".message"), []);
+  assert.equal(await page.getByRole("button", { name: "Try again", exact: true }).count(), 0);
+});
+
+await step("a listed conversation that is refused is not asked for again and again", async (made) => {
+  const page = await open(made);
+  await say(page, "send_mail `one`");
+  await page.waitForSelector(".tool.waiting");
+  const id = await idOf(page);
+  let requests = 0;
+  await made.route(STREAMS, (route, request) => {
+    if (!request.url().includes(id)) return route.continue();
+    requests += 1;
+    return route.fulfill(only("refused", { conversation: id, problem: { type: "urn:omni-agent:forbidden", title: "Not allowed", status: 403 } }));
+  });
+  await fresh(page);
+  await say(page, "Hello");
+  await idle(page);
+  await until(() => assert.equal(requests, 1));
+  // Another answer changes the list several times.
+  await fresh(page);
+  await say(page, "Hello");
+  await idle(page);
+  assert.equal(requests, 1);
 });
 
 await step("a conversation that stays open on another server is opened again by a button", async (made) => {

@@ -137,6 +137,8 @@ export class Sidebar {
       const { event } = update;
       if (event.type === "deleted") this.#items.delete(event.id);
       if (event.type === "closed") isUnknown = true;
+      // Somebody has given this user a conversation.
+      if (event.type === "labels" && !this.#items.has(event.id)) isUnknown = true;
       const item = this.#items.get(event.id);
       if (event.type === "title" && item) item.title = event.title;
     }

@@ -148,7 +148,8 @@ async fn run(load: Load) -> (BTreeMap<String, Seen>, Vec<usize>) {
     let server = tokio::spawn(axum::serve(listener, router).into_future());
 
     let readers =
-        Readers::spawn(&Order { address, ids: ids.clone(), streams: load.streams, absence: load.absence });
+        Readers::spawn(&Order { address, ids: ids.clone(), streams: load.streams, absence: load.absence })
+            .await;
     let mut prompts = JoinSet::new();
     let began = Instant::now();
     let sessions: Vec<Session> = sessions.into_values().collect();

@@ -8,10 +8,10 @@ use omni_agent::{
 };
 use serde::{Deserialize, Serialize};
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines},
     net::{TcpSocket, TcpStream},
-    process::{Child, Command},
-    sync::watch,
+    process::{Child, ChildStdout, Command},
+    sync::{mpsc, watch},
     task::JoinSet,
     time::{sleep, timeout},
 };
@@ -22,6 +22,9 @@ use crate::{
 };
 
 const ORDER: &str = "OMNI_LOAD_READERS";
+
+/// The line after which all readers are connected.
+const CONNECTED: &str = "connected";
 
 /// The text before the counts of the readers in the output.
 const SEEN: &str = "seen ";
@@ -38,15 +41,19 @@ pub(super) struct Order {
 }
 
 /// The process of the readers. It is killed when this is dropped.
-pub(super) struct Readers(Child);
+pub(super) struct Readers(Child, Lines<BufReader<ChildStdout>>);
 
 impl Readers {
-    pub(super) fn spawn(order: &Order) -> Self {
+    /// Starts the process, and waits until each reader has got its first frame.
+    pub(super) async fn spawn(order: &Order) -> Self {
         let mut command = Command::new(env::current_exe().unwrap());
         command.args(["--exact", "load::readers::readers_read_until_the_load_ends", "--nocapture"]);
         command.env(ORDER, serde_json::to_string(order).unwrap());
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
-        Self(command.spawn().unwrap())
+        let mut child = command.spawn().unwrap();
+        let mut output = BufReader::new(child.stdout.take().unwrap()).lines();
+        while output.next_line().await.unwrap().expect("the readers connect") != CONNECTED {}
+        Self(child, output)
     }
 
     /// Lets the readers reach these snapshots at the end of the load. Returns what the readers with each habit have
@@ -55,11 +62,12 @@ impl Readers {
         let mut input = self.0.stdin.take().unwrap();
         input.write_all(&serde_json::to_vec(ends).unwrap()).await.unwrap();
         drop(input);
-        let output = self.0.wait_with_output().await.unwrap();
-        assert!(output.status.success(), "a reader has failed");
-        let output = String::from_utf8(output.stdout).unwrap();
-        let seen = output.lines().find_map(|line| line.strip_prefix(SEEN)).unwrap();
-        serde_json::from_str(seen).unwrap()
+        let mut seen = None;
+        while let Some(line) = self.1.next_line().await.unwrap() {
+            seen = seen.or(line.strip_prefix(SEEN).map(|seen| serde_json::from_str(seen).unwrap()));
+        }
+        assert!(self.0.wait().await.unwrap().success(), "a reader has failed");
+        seen.unwrap()
     }
 }
 
@@ -69,6 +77,7 @@ async fn readers_read_until_the_load_ends() {
     let Ok(order) = env::var(ORDER) else { return };
     let order: Order = serde_json::from_str(&order).unwrap();
     let (end, ends) = watch::channel(None);
+    let (connected, mut connections) = mpsc::channel(order.streams);
     let mut readers = JoinSet::new();
     let habits = [Habit::Reads, Habit::Stalls, Habit::Reconnects, Habit::Leaves];
     for index in 0..order.streams {
@@ -76,9 +85,13 @@ async fn readers_read_until_the_load_ends() {
         // The first interruptions come one after another, so that the load is even.
         let first = order.absence * u32::try_from(index).unwrap() / u32::try_from(order.streams).unwrap();
         let reader = Reader::new(index, &order.ids);
-        let reader = reader.run(order.address, habit, first, order.absence, ends.clone());
+        let reader = reader.run(order.address, habit, first, order.absence, ends.clone(), connected.clone());
         readers.spawn(async move { (format!("{habit:?}"), reader.await) });
     }
+    for _ in 0..order.streams {
+        connections.recv().await.unwrap();
+    }
+    println!("\n{CONNECTED}");
     let mut input = Vec::new();
     tokio::io::stdin().read_to_end(&mut input).await.unwrap();
     end.send_replace(Some(serde_json::from_slice(&input).unwrap()));
@@ -243,7 +256,9 @@ impl Reader {
         first: Duration,
         absence: Duration,
         mut ends: watch::Receiver<Option<Ends>>,
+        connected: mpsc::Sender<()>,
     ) -> Seen {
+        let mut connected = Some(connected);
         let mut changes = ends.clone();
         let mut ended = std::pin::pin!(async move { changes.wait_for(Option::is_some).await.map(|_| ()) });
         let mut has_ended = false;
@@ -269,6 +284,9 @@ impl Reader {
                     () = &mut interruption, if habit != Habit::Reads && !has_ended => true,
                     frame = connection.frame() => {
                         self.take(frame.expect("the server does not end the stream"));
+                        if let Some(connected) = connected.take() {
+                            connected.send(()).await.unwrap();
+                        }
                         false
                     }
                 };

@@ -128,7 +128,7 @@ async fn list(call: Call) -> Result<Response, Problem> {
     if !call.has_conversation() {
         return Ok(routes::json(&[(); 0]));
     }
-    let snapshot = call.on_session(|session| async move { session.snapshot().await }).await?;
+    let snapshot = call.snapshot().await?;
     Ok(routes::json(&messages(&settings, &snapshot)))
 }
 

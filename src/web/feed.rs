@@ -303,6 +303,8 @@ impl Feed {
                 Update::Event(Numbered::new(id, event))
             }
             Update::Resync(snapshot) => {
+                // The conversations that the client knew may belong to somebody else by now.
+                self.shown.clear();
                 let mut snapshot = ManagerSnapshot::clone(&snapshot);
                 snapshot.open.retain(|session| self.may_list(&session.labels));
                 let mut waiting = Vec::new();
@@ -324,21 +326,18 @@ impl Feed {
     async fn list_event(&mut self, event: Arc<ManagerEvent>) -> Option<Arc<ManagerEvent>> {
         let is_visible = match &*event {
             ManagerEvent::Opened { session } => {
-                let may_list = self.may_list(&session.labels);
-                if may_list {
-                    self.shown.insert(session.id.clone());
+                if !self.may_list(&session.labels) {
+                    return self.lost(&session.id);
                 }
-                may_list
+                self.shown.insert(session.id.clone());
+                true
             }
             ManagerEvent::Labels { id, labels } => {
                 if self.may_list(labels) {
                     self.shown.insert(id.clone());
                     true
-                } else if self.shown.remove(id) {
-                    // The conversation belongs to somebody else now, so it is gone for this principal.
-                    return Some(Arc::new(ManagerEvent::Deleted { id: id.clone() }));
                 } else {
-                    false
+                    return self.lost(id);
                 }
             }
             ManagerEvent::Deleted { id } => self.shown.remove(id),
@@ -351,6 +350,12 @@ impl Feed {
             | ManagerEvent::Closed { id, .. } => self.is_listed(id).await,
         };
         is_visible.then_some(event)
+    }
+
+    /// Returns the event about a conversation that belongs to somebody else now: it is gone for this principal. Returns
+    /// `None` if the client does not know the conversation.
+    fn lost(&mut self, id: &ConversationId) -> Option<Arc<ManagerEvent>> {
+        self.shown.remove(id).then(|| Arc::new(ManagerEvent::Deleted { id: id.clone() }))
     }
 
     fn may_list(&self, labels: &Labels) -> bool {

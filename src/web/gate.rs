@@ -23,7 +23,7 @@ use super::{
 use crate::{
     manager::OpenedSession,
     session::{Mode, Session, SessionError, SessionEvent, SessionSnapshot, SessionSubscription},
-    store::{ConversationId, Labels},
+    store::{ConversationId, Labels, Summary},
     subscription::Update,
     sync::lock,
 };
@@ -154,6 +154,16 @@ impl Call {
         }
     }
 
+    /// Returns the snapshot of the route's conversation. The labels are checked once more, because they may have changed
+    /// while the conversation was being opened.
+    pub(super) async fn snapshot(&self) -> Result<SessionSnapshot, Problem> {
+        let snapshot = self.on_session(|session| async move { session.snapshot().await }).await?;
+        if !self.web.0.hooks.access.permits(&self.principal, Action::Read, &snapshot.labels) {
+            return Err(Problem::not_found());
+        }
+        Ok(snapshot)
+    }
+
     /// Checks the content type and the size of the body, and reads the body as JSON.
     pub(super) async fn json<T: DeserializeOwned>(&mut self, limit: usize) -> Result<T, Problem> {
         let content_type = self.parts.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
@@ -252,6 +262,19 @@ impl Web {
             Update::Closed(end) => end.snapshot.as_ref().map(|snapshot| &snapshot.labels),
         };
         labels.is_none_or(|labels| self.may_watch(principal, labels))
+    }
+
+    /// Removes from a summary what only an operator may see: the address of the owner, and the reason of damage, which
+    /// can name a path of the server.
+    pub(super) fn hide(&self, summary: &mut Summary) {
+        if !self.0.reveals_owner {
+            summary.owner = None;
+        }
+        if !self.0.view.everything
+            && let Some(damage) = &mut summary.damage
+        {
+            "The stored conversation is damaged.".clone_into(damage);
+        }
     }
 
     /// Opens a conversation, or returns its session if it is open.

@@ -19,6 +19,9 @@ const CORS: [(HeaderName, &str); 3] = [
     (header::ACCESS_CONTROL_MAX_AGE, "600"),
 ];
 
+/// The headers that a page of another origin may read.
+const EXPOSED: HeaderValue = HeaderValue::from_static("retry-after, location, mcp-session-id");
+
 /// Adds the checks to a router that is not one of [`Web`]'s own, such as the router of the MCP server.
 #[cfg(feature = "mcp-server")]
 pub(crate) fn guarded(router: axum::Router, web: &Web) -> axum::Router {
@@ -56,6 +59,7 @@ fn secured(mut response: Response, origin: Option<HeaderValue>) -> Response {
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     if let Some(origin) = origin {
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+        headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED);
     }
     response
 }

@@ -109,9 +109,11 @@ impl Problem {
         body.into()
     }
 
-    /// Returns the seconds after which a new attempt makes sense.
+    /// Returns the seconds after which a new attempt makes sense, at least one.
     pub(super) fn retry_after(&self) -> Option<u64> {
-        self.0.retry_after.map(|after| after.as_secs())
+        self.0
+            .retry_after
+            .map(|after| after.as_secs() + u64::from(after.subsec_nanos() > 0 || after.is_zero()))
     }
 
     // ---- the problems of the routes ----

@@ -162,10 +162,8 @@ async fn list(call: Call) -> Result<Response, Problem> {
     let mut items = call.web.0.manager.list((call.principal.filter(), page)).await?;
     let next = items.get(limit - 1).map(|last| position_text(&(&last.summary).into()));
     items.retain(|listed| call.may_list(listed));
-    if !call.web.0.reveals_owner {
-        for listed in &mut items {
-            listed.summary.owner = None;
-        }
+    for listed in &mut items {
+        call.web.hide(&mut listed.summary);
     }
     Ok(json(&ListPage { items, next }))
 }
@@ -223,7 +221,7 @@ impl Web {
 }
 
 async fn read(call: Call) -> Result<Response, Problem> {
-    let snapshot = call.on_session(|session| async move { session.snapshot().await }).await?;
+    let snapshot = call.snapshot().await?;
     let seen = call.lens(call.id()?).snapshot(&snapshot);
     Ok(json(&seen))
 }
@@ -335,10 +333,8 @@ async fn search(call: Call) -> Result<Response, Problem> {
     let permits = |action, hit: &Hit| access.permits(&call.principal, action, &hit.conversation.labels);
     // A hit in a message contains a part of its text.
     found.hits.retain(|hit| permits(Action::List, hit) && (hit.node.is_none() || permits(Action::Read, hit)));
-    if !call.web.0.reveals_owner {
-        for hit in &mut found.hits {
-            hit.conversation.owner = None;
-        }
+    for hit in &mut found.hits {
+        call.web.hide(&mut hit.conversation);
     }
     Ok(json(&found))
 }
@@ -346,7 +342,7 @@ async fn search(call: Call) -> Result<Response, Problem> {
 pub(super) async fn file(call: Call) -> Result<Response, Problem> {
     let missing = || Problem::nothing_here("There is no such file.");
     let [(_, message), (_, block)] = &call.path[..] else { return Err(missing()) };
-    let snapshot = call.on_session(|session| async move { session.snapshot().await }).await?;
+    let snapshot = call.snapshot().await?;
     let attachment = attachment(&snapshot, &MessageId::new(message.as_str()), block).ok_or_else(missing)?;
     let Source::Base64 { data } = &attachment.source else { return Err(missing()) };
     let bytes = STANDARD.decode(data).map_err(|_| missing())?;

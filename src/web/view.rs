@@ -45,7 +45,7 @@ const INLINE: usize = 64 << 10;
 
 impl View {
     /// Returns the view of a chat: without the system prompt, the options, the schemas of tools, signatures and the data
-    /// of providers. The reasons for failed writes are hidden, too. The path of the tree is the history, so the agent's
+    /// of providers. The reasons for failed writes and for damage are hidden, too. The path of the tree is the history, so the agent's
     /// state has an empty history.
     pub const fn chat() -> Self {
         Self { everything: false, inline_files: false }

@@ -7,6 +7,7 @@ use axum::{
 };
 use omni_agent::{
     provider::Part,
+    store::ConversationId,
     testing::{Gate, Step},
 };
 use serde_json::json;
@@ -90,4 +91,33 @@ async fn slow_reader_of_a_lost_conversation_gets_no_snapshot() {
     );
     let ending = stream.next().await.unwrap();
     assert_eq!(ending.event, "ending");
+}
+
+#[tokio::test(start_paused = true)]
+async fn slow_reader_of_the_list_hears_nothing_of_a_lost_conversation() {
+    let app = App::new([]);
+    let (lost, kept) = (app.create("ann").await, app.create("ann").await);
+    let [lost_id, kept_id] = [&lost, &kept].map(|id| ConversationId::new(id.as_str()).unwrap());
+    let mut stream = app.stream("ann", "/agent/events?list=true", None).await;
+    let first = stream.next().await.unwrap();
+    assert_eq!(first.data["update"]["snapshot"]["open"].as_array().unwrap().len(), 2, "{first:?}");
+    give_away(&app, &lost).await;
+    // The reader is so late that the change of the labels is no longer among the events that it can get.
+    for number in 0..2_000 {
+        app.manager.rename(&kept_id, Some(&format!("Title {number}"))).await.unwrap();
+    }
+    let mut resynced = stream.next().await.unwrap();
+    while resynced.data["update"]["type"] != "resync" {
+        resynced = stream.next().await.unwrap();
+    }
+    assert_eq!(resynced.data["update"]["snapshot"]["open"].as_array().unwrap().len(), 1, "{resynced:?}");
+    app.manager.rename(&lost_id, Some("Hidden")).await.unwrap();
+    app.manager.rename(&kept_id, Some("The end")).await.unwrap();
+    loop {
+        let frame = stream.next().await.unwrap();
+        assert!(!frame.data.to_string().contains("Hidden"), "{frame:?}");
+        if frame.data.to_string().contains("The end") {
+            return;
+        }
+    }
 }

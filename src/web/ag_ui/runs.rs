@@ -19,9 +19,8 @@ pub(in crate::web) struct Runs(Mutex<VecDeque<Known>>);
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Known {
     conversation: ConversationId,
-    run: String,
-    /// A hash of the answers to interrupts. If the request has no answers, a hash of its newest message.
-    content: u64,
+    /// A hash of the run's id and of the answers to interrupts. If the request has no answers, of its newest message.
+    request: u64,
 }
 
 impl Runs {
@@ -42,10 +41,12 @@ impl Runs {
 }
 
 fn known(conversation: &ConversationId, input: &RunInput) -> Known {
+    // A client chooses the id of the run, which can be long.
     let mut hasher = DefaultHasher::new();
+    input.run_id.hash(&mut hasher);
     match &input.resume {
         Some(answers) => format!("{answers:?}").hash(&mut hasher),
         None => format!("{:?}", input.messages.last()).hash(&mut hasher),
     }
-    Known { conversation: conversation.clone(), run: input.run_id.clone(), content: hasher.finish() }
+    Known { conversation: conversation.clone(), request: hasher.finish() }
 }

@@ -3,7 +3,7 @@
 
 import assert from "node:assert/strict";
 import { createHash } from "node:crypto";
-import { readFileSync } from "node:fs";
+import { readFileSync, readdirSync } from "node:fs";
 import test from "node:test";
 
 import { Client, ProblemError, apply, fold, foldList, frames, pathOf } from "../../../examples/web_chat/page/client.js";
@@ -269,8 +269,10 @@ test("vendored_lexer_has_the_recorded_hash", () => {
 
 test("page_has_no_way_to_parse_html", () => {
   const folder = new URL("../../../examples/web_chat/page/", import.meta.url);
-  for (const name of ["app", "client", "composer", "dom", "files", "format", "markdown", "messages", "outline", "sidebar", "tools"]) {
-    const source = readFileSync(new URL(`${name}.js`, folder), "utf8");
+  const names = readdirSync(folder).filter((name) => name.endsWith(".js"));
+  assert.ok(names.length > 10);
+  for (const name of names) {
+    const source = readFileSync(new URL(name, folder), "utf8");
     assert.doesNotMatch(source, /innerHTML|outerHTML|insertAdjacentHTML|document\.write|setHTML|DOMParser|createContextualFragment|\beval\(|new Function/, name);
   }
 });

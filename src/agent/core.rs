@@ -259,6 +259,7 @@ impl Core {
             wanted: OutputRequirement::default(),
             output_enforced: false,
             joined: Vec::new(),
+            uncertain: Vec::new(),
             next_id: 1,
             answer: None,
             recorded,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::{
     Call, Context, Core, Effect, add_message, callback_failure,
+    recovery::UNCERTAIN,
     response::{Output, discarded, parse_output, respond},
     spending::emit_partial_usage,
     streaming::{close_tool_uses, end_event},
@@ -132,6 +133,7 @@ impl Core {
         }
         turn.step += 1;
         turn.answer = None;
+        turn.uncertain = Vec::new();
         let keep = turn.step_start;
         turn.working.rebase(&self.history, keep);
         if matches!(failure, Failure::TimeLimit { .. }) {
@@ -327,7 +329,7 @@ impl Core {
     }
 }
 
-const NOT_RUN: &str = "Interrupted. The tool was not run.";
+pub(super) const NOT_RUN: &str = "Interrupted. The tool was not run.";
 const RUNNING: &str = "Interrupted while the tool was running. It may have had an effect.";
 
 /// Returns the results of an interrupted step, one for each open tool use, and emits the results that subscribers have
@@ -342,8 +344,9 @@ fn interrupted_results(turn: &Turn, remains: Remains, cx: &mut Context<'_>) -> V
         }
         let decision = answer.and_then(Answer::into_decision);
         let decided = decision.and_then(|decision| decided_result(tool_use, decision));
+        let without_result = if turn.uncertain.contains(&place) { UNCERTAIN } else { NOT_RUN };
         let (result, input) = match slot {
-            None => (decided.unwrap_or_else(|| ToolResult::error(tool_use, NOT_RUN)), None),
+            None => (decided.unwrap_or_else(|| ToolResult::error(tool_use, without_result)), None),
             Some(Slot { result: Some(result), input, .. }) => (result, input),
             Some(Slot { result: None, input, .. }) => (ToolResult::error(tool_use, RUNNING), input),
         };

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// The result of a tool use whose outcome is not known.
-const UNCERTAIN: &str = "Interrupted by a restart. It is not known whether the tool took effect.";
+pub(super) const UNCERTAIN: &str = "Interrupted by a restart. It is not known whether the tool took effect.";
 
 impl Core {
     /// Starts the continuation of a recorded turn, and asks `handle_recovery`. A turn that was restarted too often
@@ -169,7 +169,7 @@ impl Core {
     /// Runs the tools again that may run again. The others get an error result, or wait for a decision.
     fn execute_again(
         &mut self,
-        turn: Box<Turn>,
+        mut turn: Box<Turn>,
         mut slots: Vec<Slot>,
         recovery: &Recovery,
         cx: &mut Context<'_>,
@@ -186,6 +186,8 @@ impl Core {
                 .is_some_and(|own| own.replay == Replay::Never && own.on_uncertain == OnUncertain::Ask)
         };
         if slots.iter().any(asks) {
+            let open = slots.iter().enumerate().filter(|(_, slot)| slot.result.is_none());
+            turn.uncertain = open.map(|(place, _)| place).collect();
             let answers = slots.iter().map(|slot| answer_again(slot, choice(slot), &turn)).collect();
             let uses = slots.into_iter().map(|slot| slot.tool_use).collect();
             return self.answered_all(turn, Box::new(Tools { uses, answers }), cx);

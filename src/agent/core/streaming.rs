@@ -236,6 +236,7 @@ pub(super) fn close_tool_uses(
     let content = results.into_iter().map(Content::from).collect();
     let message = user_message(turn.message_id(), content, cx);
     add_message(turn, message, cx);
+    turn.uncertain = Vec::new();
 }
 
 /// Returns the event for a delta that `fold` has already processed.

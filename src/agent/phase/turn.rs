@@ -104,6 +104,10 @@ pub(crate) struct Turn {
     /// repetition of the step discards that response.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) joined: Vec<Arc<Prompt>>,
+    /// The positions of the current step's tool uses whose tools were running when an earlier process ended. It is not
+    /// known whether these tools took effect.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) uncertain: Vec<usize>,
     /// The number from which the next message id is made. Retries do not reset it. The number 0 is reserved for the
     /// turn's first message.
     pub(crate) next_id: u32,

@@ -196,6 +196,90 @@ async fn uncertain_tool_that_asks_waits_for_a_decision() {
     }
 }
 
+/// Kills the process while three tools run, and starts a process in which the tools `act` and `sign`, which must not
+/// run twice, wait for decisions. The tool `put` may run again with its key.
+async fn uncertain_in_the_next_life(calls: &Calls, restarts: usize) -> Life {
+    let slow = |name, replay| {
+        let gate = calls.gate.clone();
+        let tool = tool_fn(name, "Works.", move |_: Value, _| {
+            let gate = gate.clone();
+            async move {
+                gate.pass().await;
+                Ok("done")
+            }
+        });
+        tool.with_replay(replay)
+    };
+    let builder = |steps: Vec<Step>| {
+        let builder = acting(steps, calls.tool(Replay::Never)).1;
+        builder.tool(slow("sign", Replay::Never)).tool(slow("put", Replay::Keyed))
+    };
+    let uses = [("t1", "act"), ("t2", "sign"), ("t3", "put")];
+    let step = uses.iter().fold(Step::new(), |step, (id, name)| step.then_tool_use(id, name, json!({})));
+    let life = Life::begin(builder(vec![step.stop()]), Durable::InFlight, &Shelf::default()).await;
+    life.agent.prompt("Hi").await.unwrap();
+    settle().await;
+    let mut shelf = life.kill().await;
+    let recover = Recover::default().with_on_uncertain(OnUncertain::Ask);
+    for _ in 0..restarts {
+        let asking = |turn: TurnInFlight| turn.with_recover(recover);
+        let life = Life::begin_with(builder(vec![]), Durable::InFlight, &shelf, asking).await;
+        settle().await;
+        shelf = life.kill().await;
+    }
+    let asking = |turn: TurnInFlight| turn.with_recover(recover);
+    let life = Life::begin_with(builder(vec![]), Durable::InFlight, &shelf, asking).await;
+    settle().await;
+    assert_eq!(life.agent.status().await.unwrap(), Status::Paused);
+    life
+}
+
+const UNCERTAIN: &str = "Interrupted by a restart. It is not known whether the tool took effect.";
+
+fn result_texts(history: &History) -> Vec<String> {
+    history.iter().flat_map(|message| message.tool_results()).map(ToolResult::text).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn interrupt_of_tools_with_unknown_outcome_keeps_them_uncertain() {
+    for restarts in 0..2 {
+        let calls = Calls::new();
+        let life = uncertain_in_the_next_life(&calls, restarts).await;
+        life.agent.interrupt().await.unwrap();
+        life.idle().await;
+        assert_eq!(result_texts(&life.shelf.history()), [UNCERTAIN; 3], "{restarts}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn interrupt_after_a_decision_about_an_unknown_outcome_keeps_it_uncertain_unless_it_has_a_result() {
+    for (decision, expected) in [(Decision::Execute, UNCERTAIN), (Decision::reject("no"), "no")] {
+        let calls = Calls::new();
+        let life = uncertain_in_the_next_life(&calls, 0).await;
+        life.agent.resume("t1", decision.clone()).await.unwrap();
+        life.agent.interrupt().await.unwrap();
+        life.idle().await;
+        assert_eq!(result_texts(&life.shelf.history()), [expected, UNCERTAIN, UNCERTAIN], "{decision:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn step_after_unknown_outcomes_is_not_uncertain() {
+    let calls = Calls::new();
+    let shelf = killed_in_tool(&calls, Replay::Never).await;
+    let recover = Recover::default().with_on_uncertain(OnUncertain::Ask);
+    let steps = [Step::tool_use("t2", "act", json!({}))];
+    let builder = acting(steps, calls.tool(Replay::Never)).1.needs_approval("act");
+    let life = Life::begin_with(builder, Durable::InFlight, &shelf, |turn| turn.with_recover(recover)).await;
+    settle().await;
+    life.agent.resume("t1", Decision::reject("no")).await.unwrap();
+    settle().await;
+    assert_eq!(life.agent.status().await.unwrap(), Status::Paused);
+    life.agent.interrupt().await.unwrap();
+    life.idle().await;
+    assert_eq!(result_texts(&life.shelf.history()), ["no", "Interrupted. The tool was not run."]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn paused_turn_waits_over_restarts_and_runs_its_tool_once() {
     let calls = Calls::open();

@@ -11,9 +11,10 @@ use crate::{
     actor::simulation::{Check, ensure},
     agent::{
         Pause,
+        core::ending::NOT_RUN,
         phase::{ToolCall, Turn},
     },
-    message::{ToolUseId, TurnId},
+    message::{Message, ToolUseId, TurnId},
     tool::Replay,
 };
 
@@ -68,6 +69,15 @@ impl Oracle {
         keyed_calls_agree(own, call)?;
         let allowed = 1 + self.allowed.get(&*own.key).copied().unwrap_or_default();
         never_starts_twice(own.count, allowed, call, replay)
+    }
+
+    /// Checks the results in a message of this step: no result states that a tool was not run if its call has begun.
+    pub(super) fn results(&self, turn: TurnId, step: u32, message: &Message) -> Check {
+        for result in message.tool_results().filter(|result| result.text() == NOT_RUN) {
+            let call = self.calls.get(&(turn, step, result.tool_use_id.clone()));
+            ensure!(call.is_none(), "{} has begun, but its result is {NOT_RUN:?}", result.tool_use_id);
+        }
+        Ok(())
     }
 
     /// Records that a person allows another call with this key.

@@ -143,6 +143,9 @@ impl Process {
         if let Event::Resumed { turn, .. } = &event {
             outside.oracle.over_stays_over(*turn)?;
         }
+        if let Event::Message { message, step, turn, .. } = &event {
+            outside.oracle.results(*turn, *step, message)?;
+        }
         self.view.take_in(&event);
         self.last_event.number += 1;
         let record = self.loose.take();

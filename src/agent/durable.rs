@@ -223,8 +223,14 @@ impl TurnInFlight {
     }
 
     /// Returns the activity at which the turn continues.
+    #[cfg(test)]
     pub(crate) fn stage(&self) -> RecordedStage {
         self.restored.core.recorded_stage()
+    }
+
+    /// Returns whether the turn only waits at the time `now`: for decisions, or for the end of a delay.
+    pub(crate) fn only_waits(&self, now: Timestamp) -> bool {
+        self.restored.core.only_waits(now)
     }
 
     /// Sets the number of restarts since the turn last made progress.

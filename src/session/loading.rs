@@ -4,10 +4,7 @@ use std::time::Duration;
 
 use super::SessionError;
 use crate::{
-    agent::{
-        PromptState, RecordedStage, Recover, RecoveryDecision, RunEnd, RunOutcome, TurnInFlight,
-        UnreadableTurn,
-    },
+    agent::{PromptState, Recover, RecoveryDecision, RunEnd, RunOutcome, TurnInFlight, UnreadableTurn},
     message::{History, Timestamp},
     store::{BranchPoint, ConversationId, PendingApproval, StoredTurn, TurnRecord},
     tree::Tree,
@@ -83,9 +80,9 @@ impl LoadedTurn {
         if let Some(problem) = turn.damage.clone() {
             return Err(SessionError::DamagedTurn { problem });
         }
-        // A restart is counted only if the turn broke off. A turn that only waited or was handed over did not break off.
-        let is_counted = !turn.record.orderly
-            && !matches!(in_flight.stage(), RecordedStage::Paused | RecordedStage::Delaying);
+        // A restart is counted only if the turn broke off. A turn that only waits or was handed over did not break off.
+        // After a delay, the stored record still contains the delay, but the turn has continued.
+        let is_counted = !turn.record.orderly && !in_flight.only_waits(now);
         let lives = turn.record.lives.saturating_add(is_counted.into());
         let age = Duration::from_millis(now.0.saturating_sub(turn.since.0));
         let local = Timestamp::now();

@@ -12,11 +12,11 @@ use std::{
 use async_trait::async_trait;
 use omni_agent::{
     agent::{
-        Accepted, Agent, AgentBuilder, AgentCallbacks, Durable, Recover, Recovery, RecoveryDecision,
-        RunOutcome, State, Status, ToolDecision,
+        Accepted, Agent, AgentBuilder, AgentCallbacks, Durable, ErrorDecision, Failure, Recover, Recovery,
+        RecoveryDecision, RunOutcome, State, Status, ToolDecision, TurnDecision,
     },
     message::{RequestEnd, TurnId, Usage},
-    provider::Request,
+    provider::{ErrorKind, ProviderError, Request},
     session::{Mode, Session, SessionBuilder, SessionError},
     store::{
         Commit, ConversationId, FileSystemStore, MemoryStore, Page, Store, StoredTurn, TurnRecord, Write,
@@ -330,6 +330,61 @@ fn turn_without_progress_is_abandoned_after_five_restarts() {
     });
     let stored = world.stored();
     assert_eq!((stored.turn, stored.last_run.unwrap().outcome), (None, RunOutcome::Abandoned));
+}
+
+/// Callbacks that delay the repetition of a failed request by an hour.
+struct Patient;
+
+#[async_trait]
+impl AgentCallbacks for Patient {
+    async fn handle_error(&mut self, _: &Failure, _: &mut State) -> ErrorDecision {
+        ErrorDecision::RetryAfter(Duration::from_hours(1))
+    }
+}
+
+/// Records a turn whose next request is delayed, with this time of the system clock as the end of the delay.
+fn delayed_until(world: &World, until: u64) {
+    let failing = Step::error(ProviderError::new(ErrorKind::InvalidRequest, "no"));
+    world.process(world.agent([failing]).callbacks(Patient), async |session| {
+        session.prompt("Q").await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let stored = world.store.load(&id()).await.unwrap();
+        let mut record = stored.turn.unwrap().record.with_append(Vec::new());
+        record.keep = 1;
+        let mut core: Value = serde_json::from_str(&record.core).unwrap();
+        assert_eq!(core["stage"]["stage"], "delaying");
+        core["stage"]["until"] = until.into();
+        record.core = core.to_string().into();
+        let commit = Commit::new(stored.head).with_turn(record);
+        world.store.commit(&id(), &Write::on(stored.version), &commit).await.unwrap();
+    });
+}
+
+#[test]
+fn turn_that_breaks_off_after_its_delay_is_abandoned_after_five_restarts() {
+    let world = World::new(Durable::InFlight);
+    delayed_until(&world, 1);
+    for lives in 1..=5 {
+        let gate = Gate::new();
+        world.process(world.agent([held(&gate)]), async |_| reached(&gate).await);
+        assert_eq!(world.turn().unwrap().record.lives, lives);
+    }
+    world.process(world.agent([Step::text("A")]), async |session| {
+        session.wait_until_idle().await.unwrap();
+        session.flush(SOON).await.unwrap();
+    });
+    let stored = world.stored();
+    assert_eq!((stored.turn, stored.last_run.unwrap().outcome), (None, RunOutcome::Abandoned));
+}
+
+#[test]
+fn restart_during_a_delay_is_not_counted() {
+    let world = World::new(Durable::InFlight);
+    delayed_until(&world, u64::MAX / 2);
+    for _ in 0..3 {
+        world.process(world.agent([]), async |_| {});
+        assert_eq!(world.turn().unwrap().record.lives, 0);
+    }
 }
 
 #[test]

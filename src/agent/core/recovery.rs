@@ -12,7 +12,7 @@ use crate::{
         durable::RecoveryFacts,
         phase::{AfterEvent, Answer, Op, Phase, Recovering, Remains, Slot, Stage, Tools, Turn},
     },
-    message::{RequestEnd, ToolResult, ToolUse, Usage, UsageRow},
+    message::{RequestEnd, Timestamp, ToolResult, ToolUse, Usage, UsageRow},
     tool::{Decision, Replay, ToolSet},
 };
 
@@ -51,6 +51,17 @@ impl Core {
                 recovering.recorded_stage(turn)
             }
             _ => RecordedStage::Preparing,
+        }
+    }
+
+    /// Returns whether the recorded turn only waits at the time `now`: for decisions, or for the end of a delay.
+    pub(in crate::agent) fn only_waits(&self, now: Timestamp) -> bool {
+        match (self.recorded_stage(), self.phase.stage()) {
+            (RecordedStage::Paused, _) => true,
+            (_, Some(Stage::Recovering(recovering))) => {
+                matches!(recovering.stage, Stage::Delaying { until, .. } if until > now)
+            }
+            _ => false,
         }
     }
 

@@ -74,6 +74,11 @@ impl Outside {
     pub(crate) fn now(&self) -> Timestamp {
         Timestamp(self.clock)
     }
+
+    /// Lets time pass.
+    fn pass(&mut self, time: Duration) {
+        self.clock = self.now().after(time).0;
+    }
 }
 
 /// The state of the question that the provider or a tool asks.
@@ -105,7 +110,7 @@ pub(crate) struct Process {
     permit: Option<Op>,
     stream: Option<Op>,
     tasks: Option<(Op, Vec<ToolCall>)>,
-    delay: Option<Op>,
+    delay: Option<(Op, Duration)>,
     /// The tool uses whose time limits run.
     timers: Vec<ToolUseId>,
     held: Option<(u64, Effect)>,

@@ -35,7 +35,8 @@ impl Process {
             self.answer(outside, op)?;
         } else if let Some((op, calls)) = self.tasks.take_if(|_| self.question != Asking::Waits) {
             self.tool_done(outside, op, calls)?;
-        } else if let Some(op) = self.delay.take() {
+        } else if let Some((op, delay)) = self.delay.take() {
+            outside.pass(delay);
             self.input(outside, |core, cx| core.delay_over(op, cx))?;
         } else {
             return Ok(false);

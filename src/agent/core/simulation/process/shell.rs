@@ -92,7 +92,7 @@ impl Process {
                 self.stream = Some(op);
             }
             Effect::RunTools(op, calls) => self.run_tools(outside, op, calls)?,
-            Effect::Delay(op, _) => self.delay = Some(op),
+            Effect::Delay(op, delay) => self.delay = Some((op, delay)),
             Effect::Record => self.record(),
             Effect::RecordSoon => self.soon = true,
             Effect::Held(effect) => return self.hold_back(outside, *effect),

@@ -9,13 +9,13 @@ use crate::{
         Durable, OnUncertain, RecordedStage, Recover,
         process::{Condition, Process, random_level},
     },
-    message::History,
+    message::{History, Timestamp},
     session::{
         SessionSnapshot,
         core::{Core, Job, simulation::vault},
         loading::{LoadedTurn, Recovered, closed},
     },
-    store::{Commit, Labels, Stored, StoredTurn, Version, Write},
+    store::{Commit, Labels, Stored, StoredTurn, TurnRecord, Version, Write},
     tree::Tree,
 };
 
@@ -80,7 +80,12 @@ impl Life {
             None => (None, None),
             Some(LoadedTurn { in_flight, record, lives, .. }) => (Some(in_flight), Some((record, lives))),
         };
-        let is_attempt = in_flight.as_ref().is_some_and(|turn| !is_waiting(turn.stage()));
+        let is_attempt =
+            in_flight.as_ref().zip(turn.as_ref()).is_some_and(|(in_flight, turn)| match in_flight.stage() {
+                RecordedStage::Paused => false,
+                RecordedStage::Delaying => end_of_delay(&turn.record) <= now,
+                _ => true,
+            });
         let last_run = last_run.map(closed);
         let prompts = match (&counted, &last_run) {
             (Some((record, _)), _) => record.prompts.clone(),
@@ -150,8 +155,10 @@ impl Life {
     }
 }
 
-fn is_waiting(stage: RecordedStage) -> bool {
-    matches!(stage, RecordedStage::Paused | RecordedStage::Delaying)
+/// Returns the time at which the recorded delay ends.
+fn end_of_delay(record: &TurnRecord) -> Timestamp {
+    let core: serde_json::Value = serde_json::from_str(&record.core).expect("a record contains JSON");
+    Timestamp(core["stage"]["until"].as_u64().unwrap_or_default())
 }
 
 /// Returns the turn as another process reads it.

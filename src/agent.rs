@@ -111,7 +111,7 @@ use std::{
 
 #[cfg(test)]
 pub(crate) use self::core::simulation::process;
-pub(crate) use self::core::{Resume, check_name};
+pub(crate) use self::core::{Resume, check_decision};
 pub(crate) use admission::{Admission, Permit};
 pub use builder::AgentBuilder;
 pub use callbacks::{AgentCallbacks, ErrorDecision, ToolDecision, TurnDecision};
@@ -347,7 +347,8 @@ impl Agent {
     ///
     /// Returns [`AgentError::NotPaused`] if the agent is not paused. Returns [`AgentError::StaleResume`] if the tool
     /// use does not wait for a decision, for example because somebody else has decided. A decision never applies to a
-    /// newer tool use than the one it was made for. Returns [`AgentError::Stopped`] if the agent has ended.
+    /// newer tool use than the one it was made for. Returns [`AgentError::DeepDecision`] if the decision has more than
+    /// 64 levels of arrays and objects. Returns [`AgentError::Stopped`] if the agent has ended.
     pub async fn resume(&self, tool_use: impl Into<ToolUseId>, decision: Decision) -> Result<(), AgentError> {
         self.decide(Resume { tool_use: tool_use.into(), turn: None, decision, by: None }).await
     }

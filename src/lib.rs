@@ -126,6 +126,7 @@ mod chunks;
 mod conformance;
 mod error;
 pub mod guides;
+mod json;
 pub mod manager;
 #[cfg(feature = "mcp")]
 pub mod mcp;

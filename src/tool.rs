@@ -312,7 +312,8 @@ pub trait Tool: Send + Sync + 'static {
 pub enum Decision {
     /// Runs the tool with the model's input.
     Execute,
-    /// Runs the tool with this input instead. The input that the model sent stays in the history.
+    /// Runs the tool with this input instead, which has at most 64 levels of arrays and objects. The input that the
+    /// model sent stays in the history.
     ExecuteWith(Value),
     /// Does not run the tool. The model receives an error result with this text.
     Reject(String),

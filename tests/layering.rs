@@ -12,6 +12,7 @@ const LAYERS: &[&str] = &[
     "setters",
     "sync",
     "text",
+    "json",
     "panics",
     "telemetry",
     "process",

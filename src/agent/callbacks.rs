@@ -171,7 +171,8 @@ pub trait AgentCallbacks: Send + 'static {
 #[async_trait]
 impl AgentCallbacks for () {}
 
-/// The decision of [`handle_tool_use`](AgentCallbacks::handle_tool_use).
+/// The decision of [`handle_tool_use`](AgentCallbacks::handle_tool_use). If its values have more than 64 levels of
+/// arrays and objects, the run ends with [`Failure::Callback`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]

@@ -51,7 +51,7 @@ pub(super) use bare::Restored;
 pub(super) use context::{Call, Context, Effect};
 use fresh::Waited;
 use known::KnownPrompts;
-pub(crate) use pauses::{Resume, check_name};
+pub(crate) use pauses::{Resume, check_decision};
 use rare::RareList;
 
 use super::{

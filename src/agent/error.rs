@@ -39,6 +39,11 @@ pub enum AgentError {
         /// The greatest allowed length of the name in bytes.
         limit: usize,
     },
+    /// The arrays and objects in a decision about a tool use are nested too deeply.
+    DeepDecision {
+        /// The greatest allowed number of levels of nested arrays and objects.
+        limit: usize,
+    },
     /// The prompt has no content.
     EmptyPrompt,
     /// The prompt contains a tool use, or a tool result that answers no open tool use of the history.
@@ -196,6 +201,10 @@ impl fmt::Display for AgentError {
             Self::LongName { length, limit } => write!(
                 f,
                 "the decider's name has {length} bytes, but at most {limit} are allowed; pass a shorter name"
+            ),
+            Self::DeepDecision { limit } => write!(
+                f,
+                "the decision is nested too deeply; at most {limit} levels of arrays and objects are allowed"
             ),
             Self::EmptyPrompt => f.write_str("the prompt is empty; give it text or an attachment"),
             Self::InvalidPrompt(error) => write!(f, "the prompt does not fit the history: {error}"),

@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{Inner, Manager, ManagerError, opening::in_a_task};
 use crate::{
-    agent::{self, AgentError, check_name},
+    agent::{self, AgentError, check_decision},
     message::{Timestamp, ToolUse, ToolUseId},
     session::{Session, SessionCommand, SessionError},
     store::{
@@ -132,6 +132,7 @@ impl Manager {
     /// - [`ManagerError::OpenElsewhere`] if the conversation is open in another process. Decide there. The call waits
     ///   one second first, because another process may own the conversation only while it stores a decision.
     /// - [`AgentError::LongName`] if the name is too long.
+    /// - [`AgentError::DeepDecision`] if the decision has more than 64 levels of arrays and objects.
     /// - [`SessionError::DamagedTurn`] if the recorded turn can't be read.
     /// - [`StoreError::NotFound`], or another error of the store. If the outcome of a write is unknown, the decision
     ///   may have been stored. A repetition then fails with [`ManagerError::StaleApproval`].
@@ -146,7 +147,7 @@ impl Manager {
         by: Option<&str>,
     ) -> Result<Decided, ManagerError> {
         self.0.begin_sweeping();
-        check_name(by).map_err(SessionError::from)?;
+        check_decision(&decision, by).map_err(SessionError::from)?;
         self.0.decide(id, decision, by).await
     }
 

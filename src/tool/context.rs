@@ -180,8 +180,8 @@ impl ToolContext {
     /// given result is the result of the tool, and the call is dropped.
     ///
     /// While a question waits, neither the time limit of the call nor that of the turn passes. Several questions of a
-    /// step can wait at the same time, up to 32. A question beyond this limit is declined. Outside an agent, every
-    /// question is declined.
+    /// step can wait at the same time, up to 32. A question beyond this limit is declined, and so is a question with
+    /// more than 64 levels of arrays and objects. Outside an agent, every question is declined.
     ///
     /// ```
     /// # #[cfg(feature = "test-util")]

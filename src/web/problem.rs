@@ -340,6 +340,7 @@ impl From<AgentError> for Problem {
             AgentError::StaleResume { waiting, .. } => {
                 Self::stale_decision(serde_json::to_value(waiting).unwrap_or_default())
             }
+            AgentError::DeepDecision { .. } => Self::invalid_body(&error),
             AgentError::EmptyPrompt => Self::unfit("empty-prompt", "The prompt is empty.", &error),
             AgentError::InvalidPrompt(_)
             | AgentError::InvalidPromptId { .. }

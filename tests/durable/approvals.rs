@@ -161,6 +161,20 @@ async fn decision_on_another_turn_or_an_unknown_tool_use_is_stale() {
 }
 
 #[tokio::test]
+async fn deeply_nested_decision_is_refused_and_changes_nothing() {
+    let nested = |levels| (0..levels).fold(json!(1), |inner, _| json!([inner]));
+    for place in stores().await {
+        let store = &place.store;
+        leave(&**store, "a", "ann", paused(vec![waiting("1")])).await;
+        let (manager, before) = (manager(store), turn(&**store, "a").await);
+        let deep = manager.decide(&approval("a", "1"), Decision::ExecuteWith(nested(65)), None).await;
+        assert!(deep.unwrap_err().to_string().contains("64 levels"));
+        assert_eq!(turn(&**store, "a").await, before);
+        manager.decide(&approval("a", "1"), Decision::ExecuteWith(nested(64)), None).await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn decision_after_the_time_limit_applies_the_one_for_its_end() {
     for place in stores().await {
         let store = &place.store;

@@ -56,6 +56,7 @@ fn agent_errors() -> Vec<(AgentError, u16, &'static str)> {
         (AgentError::Idle, 409, "idle"),
         (AgentError::NotPaused(Status::Idle), 409, "not-paused"),
         (AgentError::StaleResume { waiting: vec!["a".into()], given: "b".into() }, 409, "stale-decision"),
+        (AgentError::DeepDecision { limit: 8 }, 400, "invalid-body"),
         (AgentError::EmptyPrompt, 422, "empty-prompt"),
         (AgentError::InvalidPrompt(history_error()), 422, "invalid-prompt"),
         (AgentError::InvalidPromptId { length: 0, limit: 64 }, 422, "invalid-prompt"),

@@ -18,7 +18,8 @@ use crate::{
         },
         record::{Settled, TurnRecord, Waiting},
     },
-    message::{History, Timestamp, ToolResult, ToolUse, ToolUseId, TurnId},
+    json,
+    message::{History, Timestamp, ToolResult, ToolUse, ToolUseId, TurnId, answer_open_tool_uses},
     provider::StopReason,
     tool::{Decision, Replay},
 };
@@ -319,7 +320,7 @@ impl Core {
 }
 
 fn restore(record: TurnRecord, history: History, fallback: Option<History>) -> Result<Restored, Damage> {
-    let bare: BareCore<'_> = serde_json::from_str(&record.core).map_err(|error| error.to_string())?;
+    let bare: BareCore<'_> = json::parse(&record.core)?;
     in_range(bare.op, MAX_OP)?;
     let waited = bare.waited.len();
     let mut core = Core {

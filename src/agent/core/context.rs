@@ -135,10 +135,13 @@ pub(in crate::agent) enum Call {
 }
 
 impl Call {
+    /// The name of the callback `handle_tool_use`.
+    pub(in crate::agent) const HANDLE_TOOL_USE: &str = "handle_tool_use";
+
     pub(in crate::agent) fn name(&self) -> &'static str {
         match self {
             Self::PrepareStep => "prepare_step",
-            Self::HandleToolUse(_) => "handle_tool_use",
+            Self::HandleToolUse(_) => Self::HANDLE_TOOL_USE,
             Self::HandleToolResult(_) => "handle_tool_result",
             Self::HandleTurn(_) => "handle_turn",
             Self::HandleError(_) => "handle_error",

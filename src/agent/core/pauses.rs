@@ -8,7 +8,8 @@ use crate::{
         AgentError, Decided, Event, Expiry, Pause, Status, ToolDecision,
         phase::{Answer, Phase, Stage, Turn},
     },
-    message::{Timestamp, ToolUse, ToolUseId, TurnId},
+    message::{ResultBlock, Timestamp, ToolResult, ToolUse, ToolUseId, TurnId},
+    provider::{Fold, is_shallow},
     tool::Decision,
 };
 
@@ -18,14 +19,44 @@ const MAX_NAME: usize = 256;
 /// The reason for a pause of a tool that needs an approval.
 const NEEDS_APPROVAL: &str = "needs approval";
 
-/// Fails if the name of the decider is too long.
-pub(crate) fn check_name(by: Option<&str>) -> Result<(), AgentError> {
+/// Fails if the decision is nested too deeply, or if the name of the decider is too long.
+pub(crate) fn check_decision(decision: &Decision, by: Option<&str>) -> Result<(), AgentError> {
     match by {
         Some(name) if name.len() > MAX_NAME => {
             Err(AgentError::LongName { length: name.len(), limit: MAX_NAME })
         }
+        _ if !is_shallow_decision(decision) => Err(AgentError::DeepDecision { limit: Fold::MAX_DEPTH }),
         _ => Ok(()),
     }
+}
+
+fn is_shallow_decision(decision: &Decision) -> bool {
+    match decision {
+        Decision::Execute | Decision::Reject(_) => true,
+        Decision::ExecuteWith(input) => is_shallow(input),
+        Decision::Provide(result) => is_shallow_result(result),
+    }
+}
+
+fn is_shallow_result(result: &ToolResult) -> bool {
+    result.content.iter().all(|block| match block {
+        ResultBlock::Text(_) => true,
+        ResultBlock::Attachment(attachment) => attachment.metadata.values().all(is_shallow),
+    })
+}
+
+/// Returns the problem with a decision of `handle_tool_use`, if the decision can't be used.
+pub(super) fn problem_of(decision: &ToolDecision) -> Option<String> {
+    let is_shallow = match decision {
+        ToolDecision::Execute | ToolDecision::Approve | ToolDecision::Reject(_) => true,
+        ToolDecision::ExecuteWith(value) | ToolDecision::Pause(value) => is_shallow(value),
+        ToolDecision::Provide(result) => is_shallow_result(result),
+        ToolDecision::PauseFor { reason, on_expiry, .. } => {
+            is_shallow(reason) && is_shallow_decision(on_expiry)
+        }
+    };
+    (!is_shallow)
+        .then(|| format!("the decision has more than {} levels of arrays and objects", Fold::MAX_DEPTH))
 }
 
 /// A decision about a tool use that waits.
@@ -84,7 +115,7 @@ impl Core {
         resume: Resume,
         cx: &mut Context<'_>,
     ) -> Result<(), AgentError> {
-        check_name(resume.by.as_deref())?;
+        check_decision(&resume.decision, resume.by.as_deref())?;
         if let Phase::InTurn { turn, stage: Stage::Recovering(recovering), .. } = &mut self.phase
             && recovering.pauses().any(|pause| pause.tool_use.id == resume.tool_use)
             && resume.turn.is_none_or(|given| given == turn.id)

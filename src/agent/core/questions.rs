@@ -9,6 +9,7 @@ use crate::{
         phase::{Op, Phase, Stage, ToolQuestion},
     },
     message::{ToolUse, ToolUseId},
+    provider::{Fold, is_shallow},
     tool::{Answer, Decision},
 };
 
@@ -25,6 +26,12 @@ impl Core {
         question: Value,
         cx: &mut Context<'_>,
     ) -> Result<ToolUseId, String> {
+        if !is_shallow(&question) {
+            return Err(format!(
+                "the question has more than {} levels of arrays and objects",
+                Fold::MAX_DEPTH
+            ));
+        }
         let ended = || "the call has ended".to_owned();
         let Some((turn, Stage::Executing { slots, questions })) = self.phase.awaited(op) else {
             return Err(ended());

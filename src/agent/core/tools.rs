@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{
     Call, Context, Core, Effect,
-    pauses::{answer, answer_provider},
+    pauses::{answer, answer_provider, problem_of},
     response::respond,
     streaming::close_tool_uses,
 };
@@ -38,6 +38,9 @@ impl Core {
 
     /// Called when `handle_tool_use` has returned, for a tool use of the response or for a question of the provider.
     pub(in crate::agent) fn tool_decided(&mut self, op: Op, decision: ToolDecision, cx: &mut Context<'_>) {
+        if let Some(problem) = problem_of(&decision) {
+            return self.call_failed(op, Call::HANDLE_TOOL_USE, problem, cx);
+        }
         let deciding = in_stage!(Stage::Deciding { tools } => tools);
         let Some((turn, mut tools)) = self.phase.take_awaited(op, deciding) else {
             return self.question_decided(op, decision, cx);

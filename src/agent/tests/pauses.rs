@@ -7,7 +7,7 @@ use crate::{
         AgentCallbacks, AgentError, Decided, DecisionKind, Event, NamedDecision, Pause, State, Status,
         ToolDecision,
     },
-    message::{ToolResult, ToolUse},
+    message::{Attachment, ResultBlock, ToolResult, ToolUse},
     testing::{Gate, ScriptedProvider, Step},
     tool::{Decision, Tool, ToolContext, ToolSet, tool_fn},
 };
@@ -15,7 +15,7 @@ use async_trait::async_trait;
 use serde_json::{Value, json};
 
 use super::{
-    hooks::{Hooks, Log, Watched, noting, reached, results},
+    hooks::{Hooks, Log, Watched, failed, noting, reached, results},
     support::{names, scripted},
 };
 
@@ -218,6 +218,54 @@ async fn resume_as_with_a_long_name_is_refused_and_decides_nothing() {
     assert!(matches!(refused, AgentError::LongName { length: 257, limit: 256 }), "{refused:?}");
     assert_eq!(agent.agent.snapshot().await.unwrap().pauses.len(), 3);
     agent.agent.resume_as("0", Decision::Execute, "x".repeat(256)).await.unwrap();
+}
+
+/// Returns JSON with this number of levels.
+fn nested(levels: usize) -> Value {
+    (0..levels).fold(json!(1), |inner, _| json!([inner]))
+}
+
+#[tokio::test(start_paused = true)]
+async fn resume_with_a_deeply_nested_decision_is_refused_and_decides_nothing() {
+    let (mut agent, _, _) = agent_with(pausing_all()).await;
+    agent.agent.prompt("Go").await.unwrap();
+    agent.until("pause(2)").await;
+    let metadata = [("deep".to_owned(), nested(65))].into_iter().collect();
+    let file = Attachment::url("text/plain", "https://example.com/a").with_metadata(metadata);
+    let result = ToolResult::ok(&ToolUse::new("0", "a", json!({})), ResultBlock::Attachment(file));
+    for decision in [Decision::ExecuteWith(nested(65)), Decision::Provide(result)] {
+        let refused = agent.agent.resume("0", decision).await.unwrap_err();
+        assert!(refused.to_string().contains("64 levels"), "{refused}");
+    }
+    assert_eq!(agent.agent.snapshot().await.unwrap().pauses.len(), 3);
+    agent.agent.resume("0", Decision::ExecuteWith(nested(64))).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn handle_tool_use_with_a_deeply_nested_decision_ends_the_run() {
+    let on_expiry = Decision::ExecuteWith(nested(65));
+    for decision in [
+        ToolDecision::Pause(nested(65)),
+        ToolDecision::ExecuteWith(nested(65)),
+        ToolDecision::PauseFor { reason: json!(1), expires_in: LIMIT, on_expiry },
+    ] {
+        let (mut agent, _, _) = agent_with(Hooks::new().deciding([("a", decision)])).await;
+        let (failure, _) = failed(&agent.run("Go").await);
+        let problem = failure.to_string();
+        assert!(problem.contains("handle_tool_use") && problem.contains("64 levels"), "{problem}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn deeply_nested_question_of_a_tool_is_declined() {
+    let asking = tool_fn("a", "Asks.", |_: Value, context: ToolContext| async move {
+        Ok(format!("{:?}", context.ask(nested(65)).await))
+    });
+    let (_, builder) = scripted([step_with(&["a"]), Step::text("Done.")]);
+    let mut agent = Watched::start(builder.tool(asking)).await;
+    let events = agent.run("Go").await;
+    let answer = results(&events)[0].0.text();
+    assert!(answer.contains("Declined") && answer.contains("64 levels"), "{answer}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -179,6 +179,18 @@ async fn turn_recorded_in_any_stage_continues_to_its_end() {
     }
 }
 
+#[test]
+fn record_with_as_many_levels_as_stores_accept_is_read() {
+    let text = fs::read(folder(FORMAT).join("paused.json")).unwrap();
+    let Golden { history, turn } = serde_json::from_slice(&text).unwrap();
+    let mut core: Value = serde_json::from_str(&turn.core).unwrap();
+    let reason = (0..250).fold(json!(1), |inner, _| json!([inner]));
+    core["stage"]["answers"][0]["waits"]["reason"] = reason;
+    let turn = TurnRecord { core: core.to_string().into(), ..turn };
+    let read = TurnInFlight::read(turn, &history.into_iter().collect(), None);
+    assert_eq!(read.map(|_| ()), Ok(()));
+}
+
 /// Writes the files of the current format that do not exist.
 async fn write() {
     let folder = folder(FORMAT);

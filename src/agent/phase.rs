@@ -53,8 +53,8 @@ pub(crate) enum Stage {
     Executing { slots: Vec<Slot>, questions: Vec<ToolQuestion> },
     /// `handle_tool_result` is running for the slot that follows the reviewed slots.
     Reviewing { slots: Vec<Slot>, reviewed: Vec<ToolResult> },
-    /// `handle_turn` runs.
-    Concluding { response: Arc<Response> },
+    /// `handle_turn` runs. `recorded` states whether the last record contains the decided results of the response.
+    Concluding { response: Arc<Response>, recorded: bool },
     /// `handle_error` runs.
     Failing { failure: Failure, remains: Box<Remains> },
     /// The step is repeated after `delay`, which ends at the time `until` of the system clock.
@@ -331,7 +331,7 @@ impl Stage {
             }
             Self::Executing { slots, .. } => Remains { slots, ..Remains::default() },
             Self::Reviewing { slots, reviewed } => Remains { slots, reviewed, ..Remains::default() },
-            Self::Concluding { response } if !response.decided.is_empty() => {
+            Self::Concluding { response, .. } if !response.decided.is_empty() => {
                 let decided = |tool_use: &ToolUse| {
                     let mut decided = response.decided.iter();
                     let own = decided.find(|result| result.tool_use_id == tool_use.id);

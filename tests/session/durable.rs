@@ -22,7 +22,7 @@ use omni_agent::{
         Commit, ConversationId, FileSystemStore, MemoryStore, Page, Store, StoredTurn, TurnRecord, Write,
     },
     testing::{Gate, ScriptedProvider, Step},
-    tool::{Decision, Replay, Tool, tool_fn},
+    tool::{Decision, Replay, Tool, declared_tool, tool_fn},
 };
 use serde_json::{Value, json};
 
@@ -385,6 +385,50 @@ fn restart_during_a_delay_is_not_counted() {
         world.process(world.agent([]), async |_| {});
         assert_eq!(world.turn().unwrap().record.lives, 0);
     }
+}
+
+#[test]
+fn turn_that_breaks_off_in_handle_turn_with_open_tool_uses_is_abandoned_after_five_restarts() {
+    let world = World::new(Durable::InFlight);
+    let agent = |step: Option<Step>| {
+        let entered = Gate::new();
+        let gate = entered.clone();
+        let callbacks = Hooks::new()
+            .on_tool_use(|tool_use| match tool_use.name.as_str() {
+                "send" => ToolDecision::Reject("No.".into()),
+                _ => ToolDecision::Execute,
+            })
+            .on_turn(move |_, _| {
+                let gate = gate.clone();
+                async move {
+                    gate.pass().await;
+                    TurnDecision::Stop
+                }
+            });
+        let declared = declared_tool::<Value>("ask_user", "The application answers.");
+        (world.agent(step).tool(declared).callbacks(callbacks), entered)
+    };
+    let uses = Step::new().then_tool_use("t", "send", json!({})).then_tool_use("u", "ask_user", json!({}));
+    let mut step = Some(uses.stop());
+    for lives in 0..=5 {
+        let (agent, gate) = agent(step.take());
+        world.process(agent, async |session| {
+            if session.status().await.unwrap() == Status::Idle {
+                session.prompt("Q").await.unwrap();
+            }
+            reached(&gate).await;
+            // The state at this callback is recorded a moment later.
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        });
+        let record = world.turn().unwrap().record;
+        assert_eq!((record.lives, record.results.len()), (lives, 1));
+    }
+    let (agent, _) = agent(None);
+    world.process(agent, async |session| {
+        session.wait_until_idle().await.unwrap();
+        session.flush(SOON).await.unwrap();
+    });
+    assert_eq!(world.stored().last_run.unwrap().outcome, RunOutcome::Abandoned);
 }
 
 #[test]

@@ -184,7 +184,7 @@ impl BareStage {
             Stage::Reviewing { slots, reviewed } => {
                 Self::Reviewing { slots: bare_slots(slots, reviewed.len()) }
             }
-            Stage::Concluding { response } => {
+            Stage::Concluding { response, .. } => {
                 let is_open =
                     |tool_use: &ToolUse| response.open_tool_uses.iter().any(|open| open.id == tool_use.id);
                 let uses = (0..).zip(turn.working.all().open_tool_uses());
@@ -230,14 +230,15 @@ fn bare_slots(slots: &[Slot], reviewed: usize) -> Vec<BareSlot> {
     slots.iter().enumerate().map(bare).collect()
 }
 
-/// Returns the results that no earlier record contains, and marks them as recorded. While `handle_turn` runs for a turn
-/// that leaves tool uses to the application, returns all decided results each time.
+/// Returns the results that no earlier record contains, and marks them as recorded.
 fn settled(stage: &mut Stage, turn: &Turn) -> Vec<Settled> {
     let (slots, reviewed): (_, &[ToolResult]) = match stage {
         Stage::Executing { slots, .. } => (slots, &[]),
         Stage::Reviewing { slots, reviewed } => (slots, reviewed),
         Stage::Failing { remains, .. } => (&mut remains.slots, &remains.reviewed),
-        Stage::Concluding { response } => {
+        Stage::Concluding { recorded: true, .. } => return Vec::new(),
+        Stage::Concluding { response, recorded } => {
+            *recorded = true;
             let places = (0..).zip(turn.working.all().open_tool_uses());
             let decided = places.filter_map(|(place, tool_use)| {
                 let result = response.decided.iter().find(|result| result.tool_use_id == tool_use.id)?;
@@ -380,6 +381,7 @@ impl BareStage {
                 let open = (0..).zip(uses()).filter(|(place, _)| is_open(*place));
                 let decided = results.into_iter().filter(|settled| !is_open(settled.slot));
                 Stage::Concluding {
+                    recorded: true,
                     response: Arc::new(Response {
                         output,
                         output_error,

@@ -35,18 +35,25 @@ impl Core {
     ) {
         let mut response = respond(&turn, reason, cx.config);
         response.set_output(read);
-        self.ask_handle_turn(turn, Arc::new(response), cx);
+        self.ask_handle_turn(turn, Arc::new(response), false, cx);
     }
 
-    pub(super) fn ask_handle_turn(&mut self, turn: Box<Turn>, response: Arc<Response>, cx: &mut Context<'_>) {
+    /// Calls `handle_turn`. `recorded` states whether the last record contains the decided results of the response.
+    pub(super) fn ask_handle_turn(
+        &mut self,
+        turn: Box<Turn>,
+        response: Arc<Response>,
+        recorded: bool,
+        cx: &mut Context<'_>,
+    ) {
         cx.record_soon(turn.recorded);
-        let op = self.enter(turn, Stage::Concluding { response: Arc::clone(&response) });
+        let op = self.enter(turn, Stage::Concluding { response: Arc::clone(&response), recorded });
         cx.push(Effect::Call(op, Call::HandleTurn(response)));
     }
 
     /// Called when `handle_turn` has returned. Commits the turn and starts the next turn, if there is one.
     pub(in crate::agent) fn turn_decided(&mut self, op: Op, decision: TurnDecision, cx: &mut Context<'_>) {
-        let concluding = in_stage!(Stage::Concluding { response } => response);
+        let concluding = in_stage!(Stage::Concluding { response, .. } => response);
         let Some((mut turn, mut response)) = self.phase.take_awaited(op, concluding) else {
             return;
         };

@@ -141,9 +141,9 @@ impl Core {
                 emit_runs(&slots[reviewed.len()..], cx);
                 self.review_next(turn, slots, reviewed, cx);
             }
-            Stage::Concluding { response } => {
+            Stage::Concluding { response, recorded } => {
                 let response = conclusion(&turn, &response, cx.config);
-                self.ask_handle_turn(turn, Arc::new(response), cx);
+                self.ask_handle_turn(turn, Arc::new(response), recorded, cx);
             }
             Stage::Failing { failure, remains } => {
                 emit_runs(&remains.slots[remains.reviewed.len()..], cx);

@@ -180,7 +180,7 @@ impl Core {
         }
         let mut response = respond(&turn, StopReason::ToolUse, cx.config);
         (response.open_tool_uses, response.decided) = (open, decided);
-        self.ask_handle_turn(turn, Arc::new(response), cx);
+        self.ask_handle_turn(turn, Arc::new(response), false, cx);
     }
 
     /// Stores each decided result in its tool use. The tool uses are in the message that is about to be committed.

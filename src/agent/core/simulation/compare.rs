@@ -90,7 +90,7 @@ impl World {
         match &mut recorded.phase {
             Phase::InTurn { turn, stage, .. } => {
                 turn.recorded = true;
-                forget_slots(stage);
+                forget_results(stage);
                 let mut working = Working::new(&recorded.history);
                 turn.working.pending().cloned().for_each(|message| working.push(message));
                 turn.working = working;
@@ -123,8 +123,13 @@ impl World {
     }
 }
 
-fn forget_slots(stage: &mut Stage) {
+/// Lets the next record contain all results.
+fn forget_results(stage: &mut Stage) {
     let slots = match stage {
+        Stage::Concluding { recorded, .. } => {
+            *recorded = false;
+            return;
+        }
         Stage::Executing { slots, .. } | Stage::Reviewing { slots, .. } => slots,
         Stage::Failing { remains, .. } => &mut remains.slots,
         _ => return,
@@ -189,9 +194,10 @@ impl Stage {
                 remains.partial.clone_from(&lost.partial);
                 keep_recorded(&mut remains.slots, &lost.slots);
             }
-            (Stage::Concluding { response }, _) => {
+            (Stage::Concluding { response, recorded }, lost) => {
                 let whole = conclusion(turn, response, config);
                 *response = Arc::new(whole);
+                *recorded = matches!(lost, Stage::Concluding { recorded: true, .. });
             }
             _ => {}
         }

@@ -205,7 +205,11 @@ fn recorded_turn_is_on_its_head(commit: &Commit) -> Check {
 fn has_progressed(record: &TurnRecord, before: Option<&StoredTurn>) -> bool {
     let stored = before.map_or(0, |before| before.pending().len());
     let is_later = before.is_some_and(|before| step(record) > step(&before.record));
-    is_later || !record.append.is_empty() || !record.results.is_empty() || (record.keep as usize) < stored
+    let known =
+        before.filter(|before| before.record.turn == record.turn).map(|before| &before.record.results);
+    let is_new = |result| known.is_none_or(|known| !known.contains(result));
+    let has_results = record.results.iter().any(is_new);
+    is_later || !record.append.is_empty() || has_results || (record.keep as usize) < stored
 }
 
 /// Returns the number of the request in a record. Returns 0 between two turns.

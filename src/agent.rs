@@ -243,7 +243,7 @@ impl Agent {
     /// ends it contains the staged prompts.
     ///
     /// If a prompt with the same id was accepted before, nothing happens, and [`Accepted::Known`] is returned. An agent
-    /// knows the last 32 ids.
+    /// knows the last 32 ids, and those of all prompts whose runs have not ended.
     ///
     /// # Errors
     ///

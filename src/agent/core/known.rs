@@ -1,9 +1,11 @@
 //! The ids of the most recent prompts. They ensure that a prompt that is sent twice runs once.
 
+use std::collections::HashSet;
+
 use super::{Context, Core, Effect, rare::RareList};
 use crate::agent::{KnownPrompt, PromptId, PromptState, RunOutcome};
 
-/// The maximum number of prompts whose ids are remembered.
+/// The maximum number of prompts whose ids are remembered. If more prompts have not ended, all of these are remembered.
 const MAX_KNOWN: usize = 32;
 
 /// The most recent prompts that have an id from the application, with the latest prompt at the end.
@@ -24,22 +26,23 @@ impl KnownPrompts {
 
     /// Restores the prompts from a record.
     pub(super) fn restored(prompts: &[KnownPrompt]) -> Self {
-        let mut known = Self::default();
-        for prompt in prompts {
-            known.add(&prompt.id, prompt.state.clone());
-        }
-        known
+        let mut seen = HashSet::new();
+        let latest = prompts.iter().rev().filter(|prompt| seen.insert(&prompt.id));
+        let mut known: Vec<_> = latest.map(|prompt| (prompt.id.clone(), prompt.state.clone())).collect();
+        known.reverse();
+        Self(RareList::of(known))
     }
 
-    /// Records a prompt that was accepted. If too many are known, forgets the oldest prompt that has ended, or the
-    /// oldest prompt if none has ended.
+    /// Records a prompt that was accepted. If too many are known, forgets the oldest prompts that have ended.
     pub(super) fn add(&mut self, id: &PromptId, state: PromptState) {
         let known = self.0.list();
         known.retain(|(other, _)| other != id);
-        if known.len() >= MAX_KNOWN {
-            let oldest = known.iter().position(|(_, state)| matches!(state, PromptState::Ended { .. }));
-            known.remove(oldest.unwrap_or(0));
-        }
+        let mut excess = (known.len() + 1).saturating_sub(MAX_KNOWN);
+        known.retain(|(_, state)| {
+            let is_forgotten = excess > 0 && matches!(state, PromptState::Ended { .. });
+            excess -= usize::from(is_forgotten);
+            !is_forgotten
+        });
         known.push((id.clone(), state));
     }
 

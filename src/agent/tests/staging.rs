@@ -497,3 +497,30 @@ async fn interrupt_of_a_step_that_is_repeated_after_its_answer_carries_joined_pr
     assert_eq!(agent.history().await, ["user: Go", "assistant: use t", "user: result t"]);
     agent.agent.state().await.unwrap().history().check().unwrap();
 }
+
+#[tokio::test(start_paused = true)]
+async fn prompt_id_is_known_until_its_run_has_ended_even_if_many_are_staged() {
+    let gate = Gate::new();
+    let first = Step::new().gate(&gate).then_text(["One"]).stop();
+    let (provider, builder) = scripted(std::iter::once(first).chain((0..40).map(|_| Step::text("Next"))));
+    let mut agent = Watched::start(builder.max_staged(40)).await;
+    let numbered = |number: usize| Prompt::new("Hi").with_id(format!("p{number}"));
+    for number in 0..=40 {
+        agent.agent.prompt(numbered(number)).await.unwrap();
+    }
+    for number in 0..=40 {
+        let state = if number == 0 { PromptState::InFlight } else { PromptState::Staged };
+        assert_eq!(
+            agent.agent.prompt(numbered(number)).await.unwrap(),
+            Accepted::Known { state },
+            "{number}"
+        );
+    }
+    gate.open();
+    agent.end().await;
+    assert_eq!(provider.requests().len(), 41);
+    // The latest 32 prompts stay known.
+    let ended = PromptState::Ended { outcome: RunOutcome::Stopped { stop_reason: StopReason::Stop } };
+    let again = agent.agent.prompt(numbered(40)).await.unwrap();
+    assert_eq!(again, Accepted::Known { state: ended });
+}

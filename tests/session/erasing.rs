@@ -1,7 +1,9 @@
 //! Erasing messages.
 
 use omni_agent::{
+    agent::{Accepted, Prompt},
     message::Role,
+    provider::{ErrorKind, ProviderError},
     session::{Mode, Session, SessionError, SessionEvent},
     store::{MemoryStore, Store, StoreError},
     subscription::Update,
@@ -241,4 +243,23 @@ async fn erase_removes_the_end_of_a_run_that_was_to_answer_the_message() {
     let snapshot = session.session.snapshot().await.unwrap();
     assert_eq!(snapshot.agent.last_run, None);
     assert!(!serde_json::to_string(&snapshot).unwrap().contains("secret"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn erase_removes_the_texts_of_failures_from_the_states_of_prompts() {
+    let failing = Step::error(ProviderError::new(ErrorKind::InvalidRequest, "no secret"));
+    let agent = scripted([Step::text("A1"), failing]);
+    let session = Session::builder(MemoryStore::new()).agent(agent).create().await.unwrap();
+    session.ask("Q1").await.unwrap();
+    let prompt = || Prompt::new("Q2").with_id("second");
+    session.prompt(prompt()).await.unwrap();
+    session.wait_until_idle().await.unwrap();
+    let state = async || match session.prompt(prompt()).await.unwrap() {
+        Accepted::Known { state } => serde_json::to_string(&state).unwrap(),
+        other => panic!("{other:?}"),
+    };
+    assert!(state().await.contains("no secret"));
+    answered(session.erase(node(1))).await.unwrap();
+    let state = state().await;
+    assert!(state.contains("failed") && !state.contains("secret"), "{state}");
 }

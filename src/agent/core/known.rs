@@ -55,6 +55,15 @@ impl KnownPrompts {
         }
     }
 
+    /// Replaces the texts that may quote messages, because these messages are erased.
+    pub(super) fn erase_texts(&mut self) {
+        for (_, state) in self.0.iter_mut() {
+            if let PromptState::Ended { outcome } = state {
+                outcome.erase_texts();
+            }
+        }
+    }
+
     /// Forgets a prompt that was never used.
     pub(super) fn forget(&mut self, id: Option<&PromptId>) {
         if let Some(index) = self.0.iter().position(|(other, _)| Some(other) == id) {

@@ -26,7 +26,7 @@ impl Core {
     }
 
     /// Replaces the history after messages were erased. Forgets the outcome of the last run, because it may contain an
-    /// erased message.
+    /// erased message, and erases the texts of failures in the states of prompts.
     pub(in crate::agent) fn replace_erased(
         &mut self,
         history: History,
@@ -34,6 +34,7 @@ impl Core {
     ) -> Result<(), AgentError> {
         self.replace_history(history, cx)?;
         self.last_run = None;
+        self.known.erase_texts();
         Ok(())
     }
 

@@ -247,6 +247,17 @@ impl Prompt {
         check(self.max_steps, self.turn_timeout, &self.options)
     }
 
+    /// Checks the conditions for prompts that wait for a turn or a step.
+    pub(super) fn check_staged(&self) -> Result<(), AgentError> {
+        if self.content.0.iter().any(|block| matches!(block, Content::ToolUse(_) | Content::ToolResult(_))) {
+            return Err(AgentError::ResultsWhileBusy);
+        }
+        if self.next == Next::Step && self.has_settings() {
+            return Err(AgentError::NotAtStep);
+        }
+        Ok(())
+    }
+
     /// Returns the approximate size in bytes.
     pub(crate) fn weight(&self) -> usize {
         self.content.0.iter().map(Content::weight).sum::<usize>()

@@ -299,6 +299,26 @@ fn in_range(number: u64, max: u64) -> Result<(), Damage> {
     if number <= max { Ok(()) } else { Err(format!("the number {number} is higher than {max}")) }
 }
 
+/// Checks a prompt that waits for a turn or a step.
+fn check_staged(prompt: &Prompt) -> Result<(), Damage> {
+    if prompt.content.is_blank() {
+        return Err("a staged prompt has no content".to_owned());
+    }
+    prompt.check().and_then(|()| prompt.check_staged()).map_err(|error| error.to_string())
+}
+
+/// Checks that the continuation can start the next turn.
+fn check_continuation(between: &Between, history: &History) -> Result<(), Damage> {
+    let Between { content, origin, step, .. } = between;
+    if origin.max_steps.is_some_and(|max| *step >= max) {
+        return Err(format!("another turn after {step} requests, {:?} allowed", origin.max_steps));
+    }
+    if content.is_blank() {
+        return Err("the continuation has no content".to_owned());
+    }
+    answer_open_tool_uses(history, content.clone()).map(drop).map_err(|error| error.to_string())
+}
+
 impl Core {
     /// Reads the sum of a turn's records. The restored core does nothing before [`take_up`](Core::take_up) is called.
     /// `history` is the history to which the turn's messages are added. `fallback` is the history that is restored if
@@ -324,6 +344,7 @@ fn restore(record: TurnRecord, history: History, fallback: Option<History>) -> R
     let bare: BareCore<'_> = json::parse(&record.core)?;
     in_range(bare.op, MAX_OP)?;
     let waited = bare.waited.len();
+    bare.staged.iter().try_for_each(|prompt| check_staged(prompt))?;
     let mut core = Core {
         fallback: fallback.map(Box::new),
         staged: RareList::of(bare.staged.into_owned()),
@@ -337,6 +358,7 @@ fn restore(record: TurnRecord, history: History, fallback: Option<History>) -> R
     core.phase = match (bare.turn, bare.stage) {
         (None, BareStage::Between(mut between)) => {
             in_range(between.step.into(), MAX_COUNT)?;
+            check_continuation(&between, &core.history)?;
             (between.turn, between.recorded) = (record.turn, true);
             // No operation has the number 0. The real number is set when `handle_recovery` is called.
             Phase::Noticing { op: 0, begun: true, then: AfterEvent::Continue(between) }
@@ -347,6 +369,10 @@ fn restore(record: TurnRecord, history: History, fallback: Option<History>) -> R
         (Some(turn), stage) => {
             let mut turn = Box::new(turn.into_owned());
             in_range(turn.step.max(turn.next_id).into(), MAX_COUNT)?;
+            turn.joined.iter().try_for_each(|prompt| check_staged(prompt))?;
+            if turn.joined.len() >= turn.step_start {
+                return Err(format!("{} prompts joined {} messages", turn.joined.len(), turn.step_start));
+            }
             (turn.id, turn.recorded) = (record.turn, true);
             turn.waits = Waits::restored(waited, bare.named.into_owned());
             turn.working = Working::restored(&core.history, record.append);

@@ -8,7 +8,7 @@ use crate::{
         Accepted, AgentError, Event, Next, Prompt, PromptId, PromptState, RunOutcome, UnstageReason,
         phase::Turn,
     },
-    message::{Content, Message, MessageId},
+    message::{Message, MessageId},
 };
 
 impl Core {
@@ -56,13 +56,7 @@ impl Core {
         if ask {
             return Err(AgentError::Busy(self.emitted_status));
         }
-        if prompt.content.0.iter().any(|block| matches!(block, Content::ToolUse(_) | Content::ToolResult(_)))
-        {
-            return Err(AgentError::ResultsWhileBusy);
-        }
-        if prompt.next == Next::Step && prompt.has_settings() {
-            return Err(AgentError::NotAtStep);
-        }
+        prompt.check_staged()?;
         if self.staged.len() >= limit {
             return Err(AgentError::QueueFull(self.staged.len()));
         }

@@ -11,7 +11,10 @@ use serde::{Deserialize, Serialize};
 
 use super::*;
 use crate::{
-    agent::{ErrorDecision, Failure, Prompt, Response, State, ToolDecision, TurnDecision, durable::FORMAT},
+    agent::{
+        ErrorDecision, Failure, Prompt, Response, State, ToolDecision, TurnDecision, UnreadableTurn,
+        durable::FORMAT,
+    },
     message::{ToolResult, ToolUse},
     provider::{ErrorKind, ProviderError},
     tool::Decision,
@@ -176,6 +179,32 @@ async fn turn_recorded_in_any_stage_continues_to_its_end() {
             let again = life.agent.prompt(Prompt::new("Hi").with_id("first")).await.unwrap();
             assert!(matches!(again, crate::agent::Accepted::Known { .. }), "{name}: {again:?}");
         }
+    }
+}
+
+#[test]
+fn record_with_an_impossible_prompt_or_continuation_is_refused() {
+    let result = json!([{ "type": "tool_result", "tool_use_id": "x", "name": "act", "content": [] }]);
+    let joining = json!([{ "id": "first", "content": result, "next": "step" }]);
+    for (name, path, wrong) in [
+        ("streaming", "/staged/0/content", &result),
+        ("streaming", "/staged/0/content", &json!([])),
+        ("streaming", "/staged/0/app_data", &(0..70).fold(json!(1), |inner, _| json!([inner]))),
+        ("streaming", "/turn/joined", &joining),
+        ("between", "/stage/content", &result),
+        ("between", "/stage/content", &json!([])),
+        ("between", "/stage/origin/max_steps", &json!(2)),
+    ] {
+        let text = fs::read(folder(FORMAT).join(format!("{name}.json"))).unwrap();
+        let Golden { history, turn } = serde_json::from_slice(&text).unwrap();
+        let read =
+            |turn: TurnRecord| TurnInFlight::read(turn, &history.iter().cloned().collect(), None).map(|_| ());
+        assert_eq!(read(turn.clone()), Ok(()), "{name}");
+        let mut core: Value = serde_json::from_str(&turn.core).unwrap();
+        let (parent, member) = path.rsplit_once('/').unwrap();
+        core.pointer_mut(parent).unwrap()[member] = wrong.clone();
+        let damaged = TurnRecord { core: core.to_string().into(), ..turn };
+        assert!(matches!(read(damaged), Err(UnreadableTurn::Damaged(_))), "{path}");
     }
 }
 

@@ -88,6 +88,12 @@ impl RunEnd {
         Some(Self { turn: response.turn, unanswered, staged, ..Self::new(outcome) })
     }
 
+    /// Returns the same end without the messages of prompts, or `None` if it contains none.
+    pub(crate) fn without_messages(&self) -> Option<Self> {
+        let has_messages = !self.unanswered.is_empty() || !self.staged.is_empty();
+        has_messages.then(|| Self { unanswered: Vec::new(), staged: Vec::new(), ..self.clone() })
+    }
+
     /// Returns the approximate size in bytes.
     pub(crate) fn weight(&self) -> usize {
         self.unanswered.iter().map(|message| message.weight()).sum::<usize>()

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use omni_agent::{
-    agent::Agent,
+    agent::{Agent, Durable, RunOutcome},
     message::Usage,
     session::{Session, SessionError, StoreReport},
     store::{
         Commit, ConversationId, MemoryStore, Page, StateChange, Store, StoreError, Stored, StoredState,
-        Summary, Version, Write, WriteId,
+        Summary, TurnChange, Version, Write, WriteId,
     },
     subscription::EndReason,
     testing::{Gate, ScriptedProvider, Step},
@@ -20,8 +20,8 @@ use crate::support::{
     Act, ScriptedStore, configure, created, id, node, parrot, report, secs, tree_in, watch,
 };
 
-/// A store that refuses messages and system prompts that contain a certain word, and commits that contain too many
-/// nodes.
+/// A store that refuses messages, ends of runs and system prompts that contain a certain word, and commits that contain
+/// too many nodes.
 struct Picky {
     beneath: MemoryStore,
     most_nodes: usize,
@@ -44,6 +44,10 @@ fn check(state: Option<&StoredState>) -> Result<(), StoreError> {
 
 #[async_trait]
 impl Store for Picky {
+    fn keeps_turns(&self) -> bool {
+        true
+    }
+
     async fn create(
         &self,
         id: &ConversationId,
@@ -66,6 +70,11 @@ impl Store for Picky {
         }
         if commit.nodes.iter().any(|node| node.message().text().contains("poison")) {
             return Err(refused("poison in a message"));
+        }
+        if let Some(TurnChange::End(end)) = commit.turn.as_deref()
+            && serde_json::to_string(end).unwrap().contains("poison")
+        {
+            return Err(refused("poison in the end of a run"));
         }
         self.beneath.commit(id, write, commit).await
     }
@@ -325,4 +334,21 @@ async fn unstorable_state_with_rows_of_the_ledger_ends_the_session() {
     let stored = store.beneath().load(session.id()).await.unwrap();
     assert_eq!((stored.nodes.len(), stored.used.requests), (4, 2));
     assert!(store.tried().len() < 10, "{} writes", store.tried().len());
+}
+
+#[tokio::test(start_paused = true)]
+async fn unstorable_end_of_a_run_is_stored_without_its_prompts() {
+    let store = picky(100);
+    let provider = ScriptedProvider::new([Step::text("A").hang()]);
+    let agent = Agent::builder().model(provider.model());
+    let builder = Session::builder(Arc::clone(&store)).agent(agent).durable(Durable::InFlight);
+    let session = builder.create_with_id(id("talk")).await.unwrap();
+    session.prompt("poison").await.unwrap();
+    session.prompt("staged").await.unwrap();
+    assert!(store.load(&id("talk")).await.unwrap().turn.is_some());
+    session.cancel().await.unwrap();
+    let stored = store.load(&id("talk")).await.unwrap();
+    assert_eq!(stored.turn, None, "the cancelled turn does not continue");
+    let end = stored.last_run.unwrap();
+    assert_eq!((end.outcome, end.unanswered, end.staged), (RunOutcome::Cancelled, vec![], vec![]));
 }

@@ -79,20 +79,20 @@ impl Core {
                     Job::Commit(_, commit) => Record::of(commit),
                     _ => None,
                 };
-                let without_end = record.as_ref().is_some_and(|record| record.has_end());
+                let has_end = record.as_ref().is_some_and(|record| record.has_end());
                 let at_most = attempt.divided();
-                if at_most.is_none() && !without_end {
+                if at_most.is_none() && !has_end {
                     return self.lost(&error, effects);
                 }
-                // First repeat the write without the end of the run. The end contains prompts, and the store may have
-                // rejected the write because of them.
-                let record = if without_end { record.and_then(Record::without_end) } else { record };
+                // First repeat the write without the messages in the end of the run, because the store may have
+                // rejected the write for them. The end itself remains, because it removes the turn in flight.
+                let record = if has_end { record.and_then(Record::with_less_end) } else { record };
                 let later = self.saver.record.take();
                 self.saver.record = match record {
                     Some(record) => Some(Box::new(record.then(later))),
                     None => later,
                 };
-                if !without_end && let Some(at_most) = at_most {
+                if !has_end && let Some(at_most) = at_most {
                     self.saver.at_most = at_most;
                 }
                 self.saver.state_is_due = !self.saver.has(&self.state_now());

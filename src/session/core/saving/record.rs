@@ -105,9 +105,12 @@ impl Record {
         matches!(self.end, LastRun::Ended(_))
     }
 
-    /// Returns the same data without the end of a run, if anything remains.
-    pub(super) fn without_end(mut self: Box<Self>) -> Option<Box<Self>> {
-        self.end = LastRun::Keep;
+    /// Returns the same data with less of the end of a run, which the store has rejected: without the messages of
+    /// prompts, or without the end if it contains none. Returns `None` if nothing remains.
+    pub(super) fn with_less_end(mut self: Box<Self>) -> Option<Box<Self>> {
+        if let LastRun::Ended(end) = &self.end {
+            self.end = end.without_messages().map_or(LastRun::Keep, |end| LastRun::Ended(Box::new(end)));
+        }
         (!self.is_empty()).then_some(self)
     }
 }

@@ -254,7 +254,7 @@ impl Ledger {
     }
 
     /// Processes a permanent rejection of a write with the end of a run. The session then writes the rest of the data
-    /// without the end of the run.
+    /// with less of the end of the run, or without it.
     pub(super) fn end_refused(&mut self, model: &Model) {
         self.open = None;
         self.note(model, false);

@@ -66,9 +66,10 @@ impl World {
                 && let Some(TurnChange::End(end)) = commit.turn.as_deref()
             {
                 if self.model.books.last_run.as_ref() == Some(end) {
+                    // The end is stored without the messages of prompts. If it has none, it is dropped.
                     let has_turn = !commit.nodes.is_empty();
                     let stored = self.ledger.acked_books().last_run.filter(|_| !has_turn);
-                    self.model.books.last_run = stored;
+                    self.model.books.last_run = end.without_messages().or(stored);
                 }
                 self.ledger.end_refused(&self.model);
                 return self.input(vec![], |core, env, effects| core.written(outcome, env, effects));

@@ -116,7 +116,9 @@ impl Core {
             Decision::Reject(reason) => Answer::Declined(reason),
             Decision::Provide(result) => {
                 cx.push(Effect::EndTool(slot));
-                return self.tool_done(op, slot, result, cx);
+                self.tool_done(op, slot, result, cx);
+                // The reply to the decision waits until the result is stored.
+                return self.record_now(cx);
             }
         };
         cx.push(Effect::AnswerTool(id, answer));

@@ -1,6 +1,7 @@
 use super::*;
 use crate::{
     agent::{Status, tests::rig::unanswered, tests::support::name},
+    message::{ToolResult, ToolUse},
     tool::Decision,
 };
 
@@ -132,4 +133,28 @@ async fn retire_while_paused_but_not_stored_is_refused() {
     tokio::spawn(async move { agent.prompt("staged").await });
     settle().await;
     assert!(!answered(life.owner.retire(None)).await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn result_given_for_a_running_tool_is_stored_before_the_reply() {
+    for replay in [Replay::Safe, Replay::Never] {
+        let asking = tool_fn("act", "Asks.", |_: Value, context: ToolContext| async move {
+            Ok(format!("{:?}", context.ask(json!("Which?")).await))
+        });
+        let (_, builder) = acting([act(), Step::text("Done.").hang()], asking.with_replay(replay));
+        let life = Life::begin(builder, Durable::InFlight, &Shelf::default()).await;
+        life.agent.prompt("Hi").await.unwrap();
+        settle().await;
+        assert_eq!(life.agent.status().await.unwrap(), Status::Paused);
+        let before = life.shelf.records();
+        let result = ToolResult::ok(&ToolUse::new("t1", "act", json!({})), "found");
+        life.agent.resume("t1?1", Decision::Provide(result)).await.unwrap();
+        let contents = life.shelf.contents();
+        assert_eq!(contents.records, before + 1, "{replay:?}");
+        assert!(serde_json::to_string(&contents.turn).unwrap().contains("found"), "{replay:?}");
+        // Nothing else is recorded later.
+        tokio::time::advance(std::time::Duration::from_millis(60)).await;
+        settle().await;
+        assert_eq!(life.shelf.records(), before + 1, "{replay:?}");
+    }
 }

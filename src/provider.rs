@@ -156,6 +156,14 @@ pub trait Provider: Send + Sync + 'static {
     /// Dropping the future or the stream ends the exchange.
     async fn stream(&self, request: Request, context: RequestContext) -> Result<DeltaStream, ProviderError>;
 
+    /// Returns the secrets that the provider sends with this request in addition to the request's own key and headers,
+    /// such as a key from the environment. Recordings for tests remove these values from their texts. The default is an
+    /// empty list.
+    fn secrets(&self, request: &Request) -> Vec<Secret> {
+        let _ = request;
+        Vec::new()
+    }
+
     /// Returns whether a request may be sent again, if the process ended while the response was streamed. The default is
     /// [`Replay::Safe`], because a repeated request to a model costs money and has no other effect. A provider whose
     /// requests have effects returns [`Replay::Never`].

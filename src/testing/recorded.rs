@@ -15,13 +15,13 @@ use tokio::{
 };
 
 use self::{
-    canonical::Rules,
+    canonical::{Rules, secrets},
     cassette::{Cassette, Found, Line},
     recorder::Recorder,
 };
 use crate::{
     message::Message,
-    provider::{DeltaStream, ErrorKind, Model, Provider, ProviderError, Request, RequestContext},
+    provider::{DeltaStream, ErrorKind, Model, Provider, ProviderError, Request, RequestContext, Secret},
     tool::Decision,
 };
 
@@ -35,7 +35,8 @@ const DROPPED: Duration = Duration::from_mins(1);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Recording {
-    /// Answers each request from the file. The wrapped provider is never used.
+    /// Answers each request from the file. The wrapped provider gets no request. Only its secrets are read, so that
+    /// requests that contain them equal the recorded ones.
     #[default]
     Replay,
     /// Passes each request to the wrapped provider, and replaces the file with the exchanges.
@@ -76,7 +77,9 @@ impl Recording {
 /// nearest request of the file, and the first difference.
 ///
 /// The key and the headers of a request are never written. If one of them occurs in another text of the exchange, it is
-/// removed there too. [`scrub`](Self::scrub) removes other secrets.
+/// removed there too. The same applies to the key and the headers that an endpoint adds, for example a key from the
+/// environment ([`Provider::secrets`]). If a secret arrives in several pieces, these pieces are joined.
+/// [`scrub`](Self::scrub) removes other secrets.
 ///
 /// Clones, and the instances that the provider opens for conversations, share one recording. Use one file per test,
 /// because each recording replaces its file.
@@ -251,6 +254,10 @@ impl Provider for Recorded {
         self.provider.name()
     }
 
+    fn secrets(&self, request: &Request) -> Vec<Secret> {
+        self.provider.secrets(request)
+    }
+
     async fn open(&self) -> Result<Option<Arc<dyn Provider>>, ProviderError> {
         if self.cassette.recording() == Recording::Replay {
             return Ok(None);
@@ -260,7 +267,8 @@ impl Provider for Recorded {
     }
 
     async fn stream(&self, request: Request, context: RequestContext) -> Result<DeltaStream, ProviderError> {
-        match self.cassette.find(&self.rules, &request)? {
+        let secrets = secrets(&*self.provider, &request);
+        match self.cassette.find(&self.rules, &request, secrets)? {
             Found::Line(line) => self.replay(line).await,
             Found::Nothing(recorder) => self.record(recorder, request, &context).await,
         }

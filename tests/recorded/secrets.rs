@@ -50,6 +50,72 @@ async fn scrub_changes_every_text_before_it_is_written_and_compared() {
     assert_eq!(error.unwrap().message, "USER left");
 }
 
+#[cfg(feature = "http")]
+mod endpoint {
+    use omni_agent::{
+        provider::http::Endpoint,
+        testing::{Recorded, Recording},
+    };
+
+    use super::*;
+    use crate::{
+        alone::{alone, paused, threaded},
+        http::{Reply, Server},
+    };
+
+    const VARIABLE: &str = "OMNI_RECORDED_TEST_KEY";
+
+    fn endpoint(url: &str) -> Endpoint {
+        Endpoint::openai_compatible("local", url).with_key_variable(VARIABLE).with_header("X-Tenant", HEADER)
+    }
+
+    /// A prompt that contains the environment, as the output of a tool may do.
+    fn request() -> Request {
+        Request::prompt(format!("The environment is {VARIABLE}={KEY}, TENANT={HEADER}."))
+    }
+
+    #[test]
+    fn key_of_the_environment_is_never_written_even_if_it_is_streamed_in_pieces() {
+        const TEST: &str =
+            "secrets::endpoint::key_of_the_environment_is_never_written_even_if_it_is_streamed_in_pieces";
+        alone(TEST, &[(VARIABLE, KEY)], || {
+            let folder = Folder::new();
+            let (path, again) = (folder.file("environment.jsonl"), folder.file("again.jsonl"));
+            threaded(async {
+                let (start, end) = KEY.split_at(11);
+                let pieces = ["Your key is ", start, end, ". Keep", " it."];
+                let reply = pieces.iter().fold(Reply::sse(), |reply, piece| {
+                    let content =
+                        serde_json::json!({ "choices": [{ "index": 0, "delta": { "content": piece } }] });
+                    reply.piece(format!("data: {content}\n\n"))
+                });
+                let stop = r#"{"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}"#;
+                let reply = reply.piece(format!("data: {stop}\n\ndata: [DONE]\n\n"));
+                let server = Server::start([reply]).await;
+                let recorded = Recorded::new(endpoint(&server.url()), &path, Recording::Record);
+                let (live, error) = deltas(&recorded.model("small"), request()).await;
+                assert_eq!(error, None);
+                assert!(format!("{live:?}").contains(end), "the live answer is unchanged: {live:?}");
+            });
+            let text = fs::read_to_string(&path).unwrap();
+            let (start, end) = KEY.split_at(11);
+            for secret in [KEY, start, end, HEADER] {
+                assert!(!text.contains(secret), "{secret} is part of {text}");
+            }
+            assert!(text.contains("Your key is [secret]. Keep it."), "{text}");
+            paused(async {
+                // The same environment has the recorded answer, and a recording of the replay is the same file.
+                let replay =
+                    Recorded::new(endpoint("http://127.0.0.1:9"), &path, Recording::Replay).in_real_time();
+                let recorded = Recorded::new(replay, &again, Recording::Record);
+                let (_, error) = deltas(&recorded.model("small"), request()).await;
+                assert_eq!(error, None);
+            });
+            assert_eq!(fs::read_to_string(&again).unwrap(), text);
+        });
+    }
+}
+
 /// Collects the files of recordings below a folder.
 fn recordings(folder: &Path, found: &mut Vec<std::path::PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {

@@ -259,6 +259,14 @@ impl Provider for Endpoint {
         &self.name
     }
 
+    fn secrets(&self, request: &Request) -> Vec<Secret> {
+        let key = self.keys.find(&self.name, request).ok().flatten();
+        let headers = self.headers.iter().map(|(_, value)| value.clone());
+        let query = Url::parse(self.base_url.trim()).map(|url| outgoing::query_secrets(&url));
+        let query = query.into_iter().flatten().map(|(value, _)| value);
+        key.into_iter().chain(headers).chain(query).collect()
+    }
+
     async fn stream(&self, request: Request, context: RequestContext) -> Result<DeltaStream, ProviderError> {
         let format = self.format(&request);
         let dialect = &*format.dialect;

@@ -1,12 +1,16 @@
 //! The form in which requests are written and compared.
 
-use std::sync::Arc;
+use std::{
+    collections::HashMap,
+    mem::{Discriminant, discriminant, take},
+    sync::Arc,
+};
 
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::failure;
-use crate::provider::{ProviderError, Request, Secret};
+use crate::provider::{Delta, Part, Provider, ProviderError, Request, Secret};
 
 type Scrub = dyn Fn(&str) -> String + Send + Sync;
 
@@ -24,7 +28,7 @@ const NOT_COMPARED: [&str; 4] = ["timestamp", "provider_data", "id", "app_data"]
 
 impl Rules {
     /// Returns the canonical form of a request.
-    pub(super) fn canonical(&self, request: &Request) -> Result<Value, ProviderError> {
+    pub(super) fn canonical(&self, request: &Request, secrets: &[Secret]) -> Result<Value, ProviderError> {
         let mut members = Map::new();
         members.insert("model".to_owned(), Value::from(&*request.model));
         if let Some(system) = &request.system {
@@ -45,7 +49,7 @@ impl Rules {
         members.retain(|_, member| !matches!(member, Value::Object(members) if members.is_empty()));
         let mut canonical = Value::Object(members);
         self.ignore(&mut canonical);
-        self.clean(&mut canonical, &secrets(request));
+        self.clean(&mut canonical, secrets);
         canonical.sort_all_objects();
         Ok(canonical)
     }
@@ -73,9 +77,7 @@ impl Rules {
     pub(super) fn clean(&self, value: &mut Value, secrets: &[Secret]) {
         match value {
             Value::String(text) => {
-                for secret in secrets {
-                    *text = secret.scrub(text);
-                }
+                *text = without(secrets, text);
                 if let Some(scrub) = &self.scrub {
                     *text = scrub(text);
                 }
@@ -87,11 +89,42 @@ impl Rules {
     }
 }
 
-/// Returns the key and the values of the headers of a request.
-pub(super) fn secrets(request: &Request) -> Vec<Secret> {
+/// Returns the key and the values of the headers of a request, and the secrets that the provider adds.
+pub(super) fn secrets(provider: &dyn Provider, request: &Request) -> Vec<Secret> {
     let options = &request.options;
     let headers = options.headers().into_iter().flat_map(|headers| headers.values());
-    options.api_key().into_iter().chain(headers).cloned().collect()
+    let own = options.api_key().into_iter().chain(headers).cloned();
+    own.chain(provider.secrets(request)).collect()
+}
+
+/// Removes the secrets from the texts that arrive in pieces. If a secret extends over several pieces, the first piece
+/// gets the whole text without the secret, and the other pieces become empty.
+pub(super) fn clean_pieces<'d>(deltas: impl IntoIterator<Item = &'d mut Delta>, secrets: &[Secret]) {
+    let mut texts: HashMap<(usize, Discriminant<Part>), Vec<&mut String>> = HashMap::new();
+    for delta in deltas {
+        let Delta::Extend { index, part } = delta else { continue };
+        let kind = discriminant(&*part);
+        match part {
+            Part::Text(piece) | Part::Input(piece) | Part::Signature(piece) | Part::Redacted(piece) => {
+                texts.entry((*index, kind)).or_default().push(piece);
+            }
+            Part::Item(_) => {}
+        }
+    }
+    for pieces in texts.into_values() {
+        let whole: String = pieces.iter().map(|piece| piece.as_str()).collect();
+        let mut whole = without(secrets, &whole);
+        let separately: String = pieces.iter().map(|piece| without(secrets, piece)).collect();
+        if whole != separately {
+            for piece in pieces {
+                *piece = take(&mut whole);
+            }
+        }
+    }
+}
+
+fn without(secrets: &[Secret], text: &str) -> String {
+    secrets.iter().fold(text.to_owned(), |text, secret| secret.scrub(&text))
 }
 
 /// Returns the value as JSON.

@@ -11,13 +11,13 @@ use serde_json::Value;
 
 use super::{
     Recording,
-    canonical::{Rules, json, secrets},
+    canonical::{Rules, clean_pieces, json},
     difference::Difference,
     failure,
     recorder::Recorder,
 };
 use crate::{
-    provider::{Delta, ProviderError, Request},
+    provider::{Delta, ProviderError, Request, Secret},
     sync::lock,
 };
 
@@ -93,8 +93,9 @@ impl Cassette {
         self: &Arc<Self>,
         rules: &Arc<Rules>,
         request: &Request,
+        secrets: Vec<Secret>,
     ) -> Result<Found, ProviderError> {
-        let canonical = rules.canonical(request)?;
+        let canonical = rules.canonical(request, &secrets)?;
         self.with_entries(rules, |entries| {
             let may_replay = self.recording != Recording::Record;
             let unused = entries.iter_mut().filter(|entry| may_replay && !entry.is_used);
@@ -109,7 +110,7 @@ impl Cassette {
             }
             let number = entries.len();
             entries.push(Entry { request: canonical, line: None, is_used: true });
-            Ok(Found::Nothing(Recorder::new(Arc::clone(self), Arc::clone(rules), number, secrets(request))))
+            Ok(Found::Nothing(Recorder::new(Arc::clone(self), Arc::clone(rules), number, secrets)))
         })
     }
 
@@ -122,12 +123,13 @@ impl Cassette {
         &self,
         rules: &Rules,
         number: usize,
-        secrets: &[crate::provider::Secret],
+        secrets: &[Secret],
         make: impl FnOnce(Value) -> Line,
     ) -> Result<(), ProviderError> {
         self.with_entries(rules, |entries| {
             let entry = &mut entries[number];
-            let line = make(entry.request.clone());
+            let mut line = make(entry.request.clone());
+            clean_pieces(line.deltas.iter_mut().map(|timed| &mut timed.delta), secrets);
             let mut value = json(&line)?;
             if let Some(members) = value.as_object_mut() {
                 // Secrets were already removed from the request, so they are removed from the other members only.

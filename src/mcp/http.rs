@@ -75,6 +75,14 @@ pub(super) fn is_unauthorized(error: &(dyn std::error::Error + 'static)) -> bool
 }
 
 type Failure = StreamableHttpError<reqwest::Error>;
+/// Removes the URL, whose query may contain secrets, because rmcp logs the error.
+fn without_url(failure: Failure) -> Failure {
+    match failure {
+        Failure::Client(error) => Failure::Client(error.without_url()),
+        other => other,
+    }
+}
+
 type Headers = HashMap<HeaderName, HeaderValue>;
 
 /// Facts about a connection that rmcp does not expose: the last failure of its event streams, and its protocol session.
@@ -144,7 +152,7 @@ impl StreamableHttpClient for ObservedClient {
     ) -> Result<StreamableHttpPostResponse, Failure> {
         let posted =
             self.client.post_message_with_response_limits(uri, message, session, token, headers, limits);
-        let posted = posted.await?;
+        let posted = posted.await.map_err(without_url)?;
         if let StreamableHttpPostResponse::Sse(_, Some(id)) | StreamableHttpPostResponse::Json(_, Some(id)) =
             &posted
         {
@@ -165,7 +173,7 @@ impl StreamableHttpClient for ObservedClient {
         token: Option<String>,
         headers: Headers,
     ) -> Result<(), Failure> {
-        self.client.delete_session(uri, session, token, headers).await
+        self.client.delete_session(uri, session, token, headers).await.map_err(without_url)
     }
 
     async fn get_stream(
@@ -190,6 +198,6 @@ impl StreamableHttpClient for ObservedClient {
     ) -> Result<BoxedSseResponse, Failure> {
         let events =
             self.client.get_stream_with_max_sse_event_size(uri, session, last, token, headers, limit);
-        Ok(self.observe(events.await?))
+        Ok(self.observe(events.await.map_err(without_url)?))
     }
 }

@@ -42,7 +42,11 @@ impl Secrets {
     pub(super) fn in_url(url: &str) -> Vec<String> {
         let Ok(parsed) = Url::parse(url) else { return vec![url.to_owned()] };
         let parts = [Some(parsed.username()), parsed.password(), parsed.query(), parsed.fragment()];
-        parts.into_iter().flatten().map(str::to_owned).collect()
+        let values = parsed.query().into_iter().flat_map(|query| query.split('&'));
+        let values = values.filter_map(|pair| Some(pair.split_once('=')?.1));
+        // A server may show a value as it was sent, or decoded.
+        let decoded = parsed.query_pairs().map(|(_, value)| value.into_owned());
+        parts.into_iter().flatten().chain(values).map(str::to_owned).chain(decoded).collect()
     }
 
     /// Adds tokens, which change when they are renewed.
@@ -82,5 +86,15 @@ mod tests {
         let secrets = Secrets::new(["Bearer hunter22".to_owned(), "abc".to_owned()]);
         assert_eq!(secrets.removed("hunter22, Bearer hunter22, abc".to_owned()), "[secret], [secret], abc");
         assert!(!format!("{secrets:?}").contains("hunter"));
+    }
+
+    #[test]
+    fn in_url_query_values_are_secrets_raw_and_decoded() {
+        let secrets = Secrets::new(Secrets::in_url(
+            "https://a%40b:p%40ss@example.com/mcp?tavilyApiKey=tvly-1%2F2&x=a+b+c",
+        ));
+        for text in ["tvly-1%2F2", "tvly-1/2", "a+b+c", "a b c", "p%40ss"] {
+            assert_eq!(secrets.removed(format!("invalid key {text}!")), "invalid key [secret]!");
+        }
     }
 }

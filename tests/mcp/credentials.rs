@@ -25,7 +25,7 @@ use tracing_subscriber::{Layer, layer::Context, prelude::*};
 
 use crate::{
     generations::Fixture,
-    support::{LIMIT, soon},
+    support::{LIMIT, free_port, soon},
 };
 
 struct Users;
@@ -75,6 +75,18 @@ impl<S: Subscriber> Layer<S> for Log {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         event.record(&mut self.clone());
     }
+}
+
+#[tokio::test]
+async fn query_of_the_url_is_never_logged_if_the_server_can_not_be_reached() {
+    let log = Log::default();
+    let _logged = tracing::subscriber::set_default(tracing_subscriber::registry().with(log.clone()));
+    tracing::callsite::rebuild_interest_cache();
+    let url = format!("http://127.0.0.1:{}/mcp?apiKey=hunter2-hunter2", free_port());
+    let error = soon(McpClient::http(url).name("it").version("2025-06-18").connect()).await.unwrap_err();
+    assert!(!format!("{error} {error:?}").contains("hunter2"), "{error} {error:?}");
+    let log = log.0.lock().unwrap();
+    assert!(log.contains("worker quit with fatal") && !log.contains("hunter2"), "{log}");
 }
 
 #[tokio::test]

@@ -67,7 +67,9 @@ impl OtelRecorder {
     pub fn new(meter: &Meter, convention: Convention) -> Self {
         let names = convention.durations();
         let counter = |name| meter.u64_counter(name).with_unit("{token}").build();
-        let calls = |name| meter.u64_histogram(name).with_unit("{call}").build();
+        let calls = |name, unit| {
+            meter.u64_histogram(name).with_unit(unit).with_boundaries(powers(1.0, 2.0, 8)).build()
+        };
         Self {
             duration: seconds(meter, names.request, "The duration of a request to a model."),
             first_chunk: seconds(meter, names.first_chunk, "The time until the first content of a response."),
@@ -78,7 +80,7 @@ impl OtelRecorder {
                         .u64_histogram(metrics::TOKEN_USAGE)
                         .with_unit("{token}")
                         .with_description("The number of input and output tokens of a request.")
-                        .with_boundaries(powers(1.0, 4.0))
+                        .with_boundaries(powers(1.0, 4.0, 14))
                         .build(),
                 ),
                 Convention::Latest => Usage::Counters {
@@ -90,9 +92,14 @@ impl OtelRecorder {
                 },
             },
             runs: (convention == Convention::Latest).then(|| RunInstruments {
-                duration: seconds(meter, metrics::RUN_DURATION, "The duration of a run of an agent."),
-                requests: calls(metrics::RUN_REQUESTS),
-                tool_calls: calls(metrics::RUN_TOOL_CALLS),
+                duration: meter
+                    .f64_histogram(metrics::RUN_DURATION)
+                    .with_unit("s")
+                    .with_description("The duration of a run of an agent.")
+                    .with_boundaries(powers(0.1, 2.0, 13))
+                    .build(),
+                requests: calls(metrics::RUN_REQUESTS, "{inference_call}"),
+                tool_calls: calls(metrics::RUN_TOOL_CALLS, "{tool_call}"),
                 tool_duration: seconds(meter, metrics::TOOL_DURATION, "The duration of a tool call."),
             }),
         }
@@ -120,12 +127,12 @@ impl OtelRecorder {
 /// Creates a histogram of durations. Its bucket bounds start at 0.01 s and double up to 81.92 s.
 fn seconds(meter: &Meter, name: &'static str, description: &'static str) -> Histogram<f64> {
     let histogram = meter.f64_histogram(name).with_unit("s").with_description(description);
-    histogram.with_boundaries(powers(0.01, 2.0)).build()
+    histogram.with_boundaries(powers(0.01, 2.0, 14)).build()
 }
 
-/// Returns 14 bucket bounds. The first is `first`, and each further bound is the previous bound times `factor`.
-fn powers(first: f64, factor: f64) -> Vec<f64> {
-    iter::successors(Some(first), |bound| Some(bound * factor)).take(14).collect()
+/// Returns `count` bucket bounds. The first is `first`, and each further bound is the previous bound times `factor`.
+fn powers(first: f64, factor: f64, count: usize) -> Vec<f64> {
+    iter::successors(Some(first), |bound| Some(bound * factor)).take(count).collect()
 }
 
 impl Recorder for OtelRecorder {

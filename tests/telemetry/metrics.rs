@@ -92,22 +92,42 @@ mod otel {
         let mut found = BTreeMap::new();
         for resource in exporter.get_finished_metrics().unwrap() {
             for metric in resource.scope_metrics().flat_map(ScopeMetrics::metrics) {
+                check(metric.name(), metric.unit(), metric.data());
                 found.insert(metric.name().to_owned(), sum(metric.data()));
             }
         }
         found
     }
 
+    /// Checks the unit and the bucket bounds of an instrument against the convention.
+    fn check(name: &str, unit: &str, data: &AggregatedMetrics) {
+        let bounds: Vec<f64> = match data {
+            AggregatedMetrics::F64(MetricData::Histogram(data)) => {
+                data.data_points().next().unwrap().bounds().collect()
+            }
+            AggregatedMetrics::U64(MetricData::Histogram(data)) => {
+                data.data_points().next().unwrap().bounds().collect()
+            }
+            _ => Vec::new(),
+        };
+        let series = |first, factor| std::iter::successors(Some(first), move |bound| Some(bound * factor));
+        let (expected_unit, expected): (_, Vec<f64>) = match name {
+            "gen_ai.client.token.usage" => ("{token}", series(1.0, 4.0).take(14).collect()),
+            "gen_ai.invoke_agent.duration" => ("s", series(0.1, 2.0).take(13).collect()),
+            "gen_ai.invoke_agent.inference_calls" => ("{inference_call}", series(1.0, 2.0).take(8).collect()),
+            "gen_ai.invoke_agent.tool_calls" => ("{tool_call}", series(1.0, 2.0).take(8).collect()),
+            counter if counter.starts_with("gen_ai.client.inference.usage.") => ("{token}", Vec::new()),
+            _ => ("s", series(0.01, 2.0).take(14).collect()),
+        };
+        assert_eq!((unit, bounds), (expected_unit, expected), "{name}");
+    }
+
     #[expect(clippy::cast_precision_loss, reason = "the counts are small")]
     fn sum(data: &AggregatedMetrics) -> (u64, f64) {
         match data {
-            AggregatedMetrics::F64(MetricData::Histogram(histogram)) => {
-                let bounds: Vec<f64> = histogram.data_points().next().unwrap().bounds().collect();
-                assert_eq!((bounds.len(), bounds[0], bounds[13]), (14, 0.01, 81.92));
-                histogram
-                    .data_points()
-                    .fold((0, 0.0), |(count, sum), point| (count + point.count(), sum + point.sum()))
-            }
+            AggregatedMetrics::F64(MetricData::Histogram(histogram)) => histogram
+                .data_points()
+                .fold((0, 0.0), |(count, sum), point| (count + point.count(), sum + point.sum())),
             AggregatedMetrics::U64(MetricData::Histogram(histogram)) => histogram
                 .data_points()
                 .fold((0, 0.0), |(count, sum), point| (count + point.count(), sum + point.sum() as f64)),

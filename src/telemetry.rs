@@ -51,6 +51,7 @@ mod settings;
 mod tool;
 
 pub use capture::{Capture, CapturedContent};
+pub(crate) use names::finish_reason;
 #[cfg(feature = "otel-metrics")]
 pub use otel::OtelRecorder;
 pub use recorder::{Recorder, RequestMetrics, RunMetrics, Tokens, ToolMetrics};

@@ -110,7 +110,7 @@ const FINISH: &[(&str, &str)] = &[
 ];
 
 /// Returns the name of a stop reason in the conventions, or else its own name.
-pub(super) fn finish_reason(name: &str) -> &str {
+pub(crate) fn finish_reason(name: &str) -> &str {
     FINISH.iter().find(|(own, _)| *own == name).map_or(name, |(_, known)| known)
 }
 

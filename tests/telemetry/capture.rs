@@ -2,6 +2,7 @@
 
 use omni_agent::{
     Agent,
+    message::Attachment,
     provider::{ErrorKind, ProviderError},
     telemetry::{self, AlreadyConfigured, Capture, CapturedContent, Settings},
     testing::{ScriptedProvider, Step},
@@ -44,14 +45,19 @@ fn capture_of_messages_records_prompts_and_responses_but_neither_keys_nor_the_sy
         );
         let inputs = values(&spans, "gen_ai.input.messages");
         assert_eq!(inputs[0], r#"[{"role":"user","parts":[{"type":"text","content":"prompt-4f21"}]}]"#);
-        let answer = r#"[{"role":"assistant","parts":[{"type":"text","content":"answer-1e5d"}]}]"#;
+        let answer = |reason: &str| {
+            let parts = r#"[{"type":"text","content":"answer-1e5d"}]"#;
+            format!(r#"[{{"role":"assistant","parts":{parts},"finish_reason":"{reason}"}}]"#)
+        };
         // The last response was cancelled, and its part so far is recorded.
         let outputs = values(&spans, "gen_ai.output.messages");
-        assert_eq!(outputs[1..], [answer, answer]);
+        assert_eq!(outputs[1..], [answer("stop"), answer("error")]);
+        assert!(outputs[0].ends_with(r#","finish_reason":"tool_call"}]"#), "{}", outputs[0]);
         let tool_use =
             r#"{"type":"tool_call","id":"call-1","name":"weather","arguments":{"city":"input-6c30"}}"#;
         assert!(outputs[0].contains(tool_use), "{}", outputs[0]);
-        assert!(inputs[1].contains(r#"{"type":"tool_call_response","id":"call-1","#), "{}", inputs[1]);
+        let result = r#"{"role":"tool","parts":[{"type":"tool_call_response","id":"call-1","#;
+        assert!(inputs[1].contains(result), "{}", inputs[1]);
         assert_eq!(values(&spans, "gen_ai.tool.call.arguments"), [""; 0]);
     });
 }
@@ -73,8 +79,31 @@ fn capture_of_a_response_that_breaks_off_records_the_inputs_of_its_tool_uses() {
         });
         let whole = r#"{"type":"tool_call","id":"call-1","name":"weather","arguments":{"city":"Oslo"}}"#;
         let cut = r#"{"type":"tool_call","id":"call-2","name":"weather","arguments":"{\"ci"}"#;
-        let expected = format!(r#"[{{"role":"assistant","parts":[{whole},{cut}]}}]"#);
+        let expected = format!(r#"[{{"role":"assistant","parts":[{whole},{cut}],"finish_reason":"error"}}]"#);
         assert_eq!(values(&collector.spans(), "gen_ai.output.messages"), [expected]);
+    });
+}
+
+#[test]
+fn capture_of_attachments_records_their_modality_and_not_their_data() {
+    const TEST: &str = "capture::capture_of_attachments_records_their_modality_and_not_their_data";
+    alone(TEST, &[], || {
+        let collector = Collector::install();
+        telemetry::configure(Settings::new().with_capture(Capture::new().with_messages())).unwrap();
+        paused(async {
+            let prompt = [
+                Attachment::base64("image/png", "AAAA"),
+                Attachment::url("application/pdf", "https://example.com/x.pdf"),
+            ];
+            let provider = ScriptedProvider::new([Step::text("Seen.")]);
+            let agent = Agent::builder().model(provider.model()).start().await.unwrap();
+            agent.ask(prompt).await.unwrap();
+        });
+        let image =
+            r#"{"type":"blob","mime_type":"image/png","modality":"image","content":"","omitted_bytes":4}"#;
+        let paper = r#"{"type":"uri","mime_type":"application/pdf","modality":"document","uri":"https://example.com/x.pdf"}"#;
+        let expected = format!(r#"[{{"role":"user","parts":[{image},{paper}]}}]"#);
+        assert_eq!(values(&collector.spans(), "gen_ai.input.messages"), [expected]);
     });
 }
 

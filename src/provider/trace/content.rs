@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use crate::{
     message::{Attachment, Content, History, ResultBlock, Role, Source, Timestamp},
     provider::Fold,
+    telemetry,
     tool::ToolSet,
 };
 
@@ -13,21 +14,29 @@ pub(super) fn system(prompt: Option<&str>) -> String {
 }
 
 pub(super) fn messages(history: &History) -> String {
-    let messages = history.iter().map(|message| {
-        let role = match message.role {
-            Role::Assistant => "assistant",
-            _ => "user",
-        };
-        json!({ "role": role, "parts": parts(&message.content) })
+    let messages = history.iter().flat_map(|message| {
+        // A message of the user may begin with the results of tools, which are a message of the tools here.
+        let is_result = |block: &Content| matches!(block, Content::ToolResult(_));
+        message.content.chunk_by(move |one, other| is_result(one) == is_result(other)).map(move |blocks| {
+            let role = match message.role {
+                Role::Assistant => "assistant",
+                _ if blocks.first().is_some_and(is_result) => "tool",
+                _ => "user",
+            };
+            json!({ "role": role, "parts": parts(blocks) })
+        })
     });
     messages.collect::<Value>().to_string()
 }
 
 pub(super) fn response(fold: &Fold) -> String {
     // `finish` fails if the response is incomplete. `cut` returns the part so far.
-    let complete = fold.clone().finish(Timestamp::now());
-    let message = complete.map_or_else(|_| fold.clone().cut(Timestamp::now()), |complete| complete.message);
-    json!([{ "role": "assistant", "parts": parts(&message.content) }]).to_string()
+    let (message, reason) = match fold.clone().finish(Timestamp::now()) {
+        Ok(complete) => (complete.message, complete.stop_reason.to_string()),
+        Err(_) => (fold.clone().cut(Timestamp::now()), "error".to_owned()),
+    };
+    let reason = telemetry::finish_reason(&reason);
+    json!([{ "role": "assistant", "parts": parts(&message.content), "finish_reason": reason }]).to_string()
 }
 
 pub(super) fn tools(tools: &ToolSet) -> String {
@@ -72,12 +81,22 @@ fn part(content: &Content) -> Value {
     }
 }
 
-/// Returns an attachment without its data, because readers of traces can't use the data.
+/// Returns an attachment without its data, because readers of traces can't use the data. The convention requires the
+/// member for the data, so it is empty.
 fn attachment(attachment: &Attachment) -> Value {
+    let kind = &*attachment.media_type;
+    let modality = match kind.split_once('/') {
+        Some((modality @ ("image" | "audio" | "video"), _)) => modality,
+        _ => "document",
+    };
     match &attachment.source {
-        Source::Url { url } => json!({ "type": "uri", "mime_type": attachment.media_type, "uri": url }),
-        Source::Base64 { data } => {
-            json!({ "type": "blob", "mime_type": attachment.media_type, "omitted_bytes": data.len() })
-        }
+        Source::Url { url } => json!({ "type": "uri", "mime_type": kind, "modality": modality, "uri": url }),
+        Source::Base64 { data } => json!({
+            "type": "blob",
+            "mime_type": kind,
+            "modality": modality,
+            "content": "",
+            "omitted_bytes": data.len(),
+        }),
     }
 }

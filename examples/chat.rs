@@ -95,6 +95,10 @@ async fn chat() -> Result<(), Box<dyn Error>> {
     let followed = chat.follow(&words).await;
     // The conversation is saved even if the chat has ended with an error.
     conversation::close(chat.conversation, &mut chat.printer).await?;
+    // The session holds the span of a run until it is saved, which may be later than the event of its last turn.
+    if let Some(trace) = &chat.trace {
+        trace.show(&mut chat.printer);
+    }
     followed?;
     chat.failed.map_or(Ok(()), Err)
 }

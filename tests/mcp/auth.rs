@@ -56,6 +56,8 @@ struct Behaviour {
     refuses_renewal: bool,
     /// Whether a renewal leaves the earlier tokens valid.
     keeps_tokens: bool,
+    /// The issuer that the metadata names. `None` names the server.
+    issuer: Option<String>,
 }
 
 type Shared = Arc<Mutex<Behaviour>>;
@@ -69,7 +71,7 @@ async fn register(State(server): State<Shared>, Json(request): Json<Value>) -> R
     server.registered += 1;
     assert_eq!(request["redirect_uris"], json!([CALLBACK]));
     let registered = json!({
-        "client_id": "client-1", "client_name": request["client_name"], "redirect_uris": [CALLBACK],
+        "client_id": format!("client-{}", server.registered), "client_name": request["client_name"], "redirect_uris": [CALLBACK],
         "token_endpoint_auth_method": "none",
     });
     (StatusCode::CREATED, Json(registered)).into_response()
@@ -82,6 +84,11 @@ async fn token(State(server): State<Shared>, body: String) -> Response {
     let mut server = server.lock().unwrap();
     let refused = |error: &str| (StatusCode::BAD_REQUEST, Json(json!({ "error": error }))).into_response();
     server.grants.push(form["grant_type"].clone());
+    // The resource is required in each request for a token (RFC 8707, section 2).
+    let resources = ["mcp", "echo"].map(|path| format!("{}/{path}", server.url));
+    if !form.get("resource").is_some_and(|resource| resources.contains(resource)) {
+        return refused("invalid_target");
+    }
     match &*form["grant_type"] {
         "authorization_code" => {
             let Some(challenge) = server.codes.remove(&form["code"]) else { return refused("invalid_grant") };
@@ -116,10 +123,11 @@ async fn metadata(State(server): State<Shared>, OriginalUri(uri): OriginalUri) -
         json!({ "resource": format!("{url}/mcp"), "authorization_servers": [url] })
     } else {
         json!({
-            "issuer": url, "authorization_endpoint": format!("{url}/authorize"),
+            "issuer": server.lock().unwrap().issuer.clone().unwrap_or(url.clone()), "authorization_endpoint": format!("{url}/authorize"),
             "token_endpoint": format!("{url}/token"), "registration_endpoint": format!("{url}/register"),
             "response_types_supported": ["code"], "code_challenge_methods_supported": ["S256"],
             "grant_types_supported": ["authorization_code", "refresh_token"],
+            "authorization_response_iss_parameter_supported": true,
         })
     })
 }
@@ -240,10 +248,14 @@ fn agree(server: &Shared, login: &McpLogin) -> String {
     let (address, query) = login.url().split_once('?').unwrap();
     assert_eq!(address, format!("{}/authorize", server.lock().unwrap().url));
     let query: BTreeMap<_, _> = query.split('&').filter_map(|pair| pair.split_once('=')).collect();
-    assert_eq!((query["code_challenge_method"], query["client_id"]), ("S256", "client-1"));
+    assert_eq!(query["code_challenge_method"], "S256");
+    assert!(query["client_id"].starts_with("client-"), "{query:?}");
+    let mut server = server.lock().unwrap();
+    let escaped = |text: &str| text.replace(':', "%3A").replace('/', "%2F");
+    assert_eq!(query["resource"], escaped(&format!("{}/mcp", server.url)));
     let code = format!("code-{}", query["state"]);
-    server.lock().unwrap().codes.insert(code.clone(), query["code_challenge"].to_owned());
-    format!("{CALLBACK}?code={code}&state={}", query["state"])
+    server.codes.insert(code.clone(), query["code_challenge"].to_owned());
+    format!("{CALLBACK}?code={code}&state={}&iss={}", query["state"], escaped(&server.url))
 }
 
 /// Logs in, and returns the store with the tokens.
@@ -391,15 +403,40 @@ async fn address_of_another_login_is_refused_and_the_own_one_still_works() {
 }
 
 #[tokio::test]
+async fn login_at_a_server_whose_metadata_names_another_issuer_is_refused() {
+    let issuer = Some("http://127.0.0.1:2".to_owned());
+    let server = start(Behaviour { issuer, ..Behaviour::default() }).await;
+    let error = begin(&server, &Arc::default()).await.unwrap_err();
+    assert!(matches!(error, McpError::LoginFailed { .. }), "{error:?}");
+    assert_eq!(server.lock().unwrap().registered, 0);
+}
+
+#[tokio::test]
+async fn address_with_the_issuer_of_another_server_is_refused() {
+    let server = start(Behaviour::default()).await;
+    let store = Arc::<Kept>::default();
+    let login = begin(&server, &store).await.unwrap();
+    let own = agree(&server, &login);
+    let (own_code, issuer) = own.split_once("&iss=").unwrap();
+    for other in [own_code.to_owned(), format!("{own_code}&iss={issuer}5")] {
+        let error = soon(login.finish(&other)).await.unwrap_err();
+        assert!(matches!(error, McpError::LoginFailed { .. }), "{error:?}");
+    }
+    assert!(grants(&server).is_empty() && store.tokens.lock().unwrap().is_none());
+    soon(login.finish(&own)).await.unwrap();
+}
+
+#[tokio::test]
 async fn code_of_another_login_fails_without_its_proof_key() {
     let server = start(Behaviour::default()).await;
     let store = Arc::<Kept>::default();
     let login = begin(&server, &store).await.unwrap();
     let other = begin(&server, &store).await.unwrap();
     let (own, stolen) = (agree(&server, &login), agree(&server, &other));
-    let state = own.split_once("state=").unwrap().1;
+    let state_and_issuer = own.split_once("state=").unwrap().1;
     let code = stolen.split_once("code=").unwrap().1.split_once('&').unwrap().0;
-    let error = soon(login.finish(&format!("{CALLBACK}?code={code}&state={state}"))).await.unwrap_err();
+    let error =
+        soon(login.finish(&format!("{CALLBACK}?code={code}&state={state_and_issuer}"))).await.unwrap_err();
     assert!(matches!(error, McpError::LoginFailed { .. }), "{error:?}");
     assert!(store.tokens.lock().unwrap().is_none());
 }

@@ -1,28 +1,27 @@
 //! Logins at HTTP servers with OAuth 2.1 (feature `mcp-auth`).
 
+mod exchange;
+
 use std::{error::Error, fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use reqwest::{Client, Request, Url};
+use reqwest::Url;
 use rmcp::transport::auth::{
     AuthClient, AuthError, AuthorizationManager, AuthorizationRequest, AuthorizationSession,
-    CredentialRefreshGuard, CredentialStore, OAuthHttpClient, OAuthHttpClientFuture, OAuthHttpRequest,
-    StoredCredentials,
+    CredentialRefreshGuard, CredentialStore, StoredCredentials,
 };
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
+use self::exchange::Exchanges;
 use super::{McpError, secret::Secrets};
-use crate::{error_chain, provider::http::shared_client};
+use crate::error_chain;
 
 type BoxError = Box<dyn Error + Send + Sync>;
 
 /// The time limit of a request to an authorization server, of connecting to it, and of each of the two steps of a
 /// login.
 const LIMIT: Duration = Duration::from_secs(30);
-
-/// The maximum size of an answer of an authorization server, in bytes.
-const LONGEST: usize = 1 << 20;
 
 /// The tokens of one user at one server. As JSON, they can be stored. They are secrets, so store them encrypted.
 #[derive(Clone, Serialize, Deserialize)]
@@ -390,38 +389,9 @@ async fn manager(
 ) -> Result<AuthorizationManager, AuthError> {
     let invalid = |error: &dyn fmt::Display| AuthError::InternalError(format!("the URL is invalid: {error}"));
     let server = Url::parse(url).map_err(|error| invalid(&error))?;
-    let client =
-        shared_client(&server, LIMIT).map_err(|error| AuthError::InternalError(error_chain(&error)))?;
-    let mut manager =
-        AuthorizationManager::new_with_oauth_http_client(url, Arc::new(Exchanges(client))).await?;
+    let exchanges =
+        Exchanges::new(&server).await.map_err(|error| AuthError::InternalError(error_chain(&error)))?;
+    let mut manager = AuthorizationManager::new_with_oauth_http_client(url, Arc::new(exchanges)).await?;
     manager.set_credential_store(StoreAdapter { store, secrets: secrets.clone() });
     Ok(manager)
-}
-
-/// Sends requests to authorization servers with the crate's own client, which follows no redirect.
-struct Exchanges(Client);
-
-impl OAuthHttpClient for Exchanges {
-    fn execute(&self, request: OAuthHttpRequest) -> OAuthHttpClientFuture<'_> {
-        Box::pin(async move {
-            let limit = request.timeout.unwrap_or(LIMIT);
-            let exchanged = timeout(limit, exchange(&self.0, Request::try_from(request.request)?));
-            exchanged.await.map_err(|_| format!("there was no answer within {limit:?}"))?
-        })
-    }
-}
-
-async fn exchange(client: &Client, request: Request) -> Result<http::Response<Vec<u8>>, BoxError> {
-    let mut response = client.execute(request).await?;
-    let mut body = Vec::new();
-    while let Some(piece) = response.chunk().await? {
-        if body.len() + piece.len() > LONGEST {
-            return Err(format!("the answer exceeds {LONGEST} bytes").into());
-        }
-        body.extend_from_slice(&piece);
-    }
-    let mut answer = http::Response::new(body);
-    *answer.status_mut() = response.status();
-    *answer.headers_mut() = std::mem::take(response.headers_mut());
-    Ok(answer)
 }

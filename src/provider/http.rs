@@ -54,6 +54,9 @@ use crate::setters::setters;
 
 #[cfg(feature = "mcp")]
 pub(crate) use client::client as shared_client;
+#[cfg(feature = "mcp")]
+#[cfg(feature = "mcp-auth")]
+pub(crate) use client::resolving_client;
 pub use endpoint::Endpoint;
 pub(crate) use framing::Framer;
 pub use framing::Limits;

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use reqwest::{Client, Url, redirect};
+use reqwest::{Client, Url, dns::Resolve, redirect};
 use rustls::{ClientConfig, RootCertStore, crypto::ring, version::TLS13};
 use rustls_platform_verifier::BuilderVerifierExt;
 use tokio::runtime;
@@ -38,18 +38,24 @@ struct ClientKind {
     tls: bool,
 }
 
+impl ClientKind {
+    fn of(url: &Url, connect: Duration) -> Self {
+        let runtime = runtime::Handle::current().id();
+        Self { runtime, connect, local: is_local(url), tls: url.scheme() == "https" }
+    }
+}
+
 /// Returns the client for requests to `url`. The client is created when it is first needed.
 ///
 /// # Errors
 ///
 /// Returns [`ErrorKind::Transport`] if TLS can't be set up, for example because the system has no root certificate.
 pub(crate) fn client(url: &Url, connect: Duration) -> Result<Client, ProviderError> {
-    let runtime = runtime::Handle::current().id();
-    let kind = ClientKind { runtime, connect, local: is_local(url), tls: url.scheme() == "https" };
+    let kind = ClientKind::of(url, connect);
     let mut clients = lock(&CLIENTS);
     let client = match clients.iter().position(|(other, _)| *other == kind) {
         Some(place) => clients.remove(place).1,
-        None => build(kind)?,
+        None => build(kind, None)?,
     };
     if clients.len() == MAX_CLIENTS {
         clients.remove(0);
@@ -58,7 +64,21 @@ pub(crate) fn client(url: &Url, connect: Duration) -> Result<Client, ProviderErr
     Ok(client)
 }
 
-fn build(kind: ClientKind) -> Result<Client, ProviderError> {
+/// Returns a new client for requests to `url`. Its connections are not shared, because it uses its own resolver of names.
+///
+/// # Errors
+///
+/// Fails like [`client`].
+#[cfg(feature = "mcp-auth")]
+pub(crate) fn resolving_client(
+    url: &Url,
+    connect: Duration,
+    resolver: Arc<dyn Resolve>,
+) -> Result<Client, ProviderError> {
+    build(ClientKind::of(url, connect), Some(resolver))
+}
+
+fn build(kind: ClientKind, resolver: Option<Arc<dyn Resolve>>) -> Result<Client, ProviderError> {
     let tls = tls(kind).map_err(|error| {
         ProviderError::new(ErrorKind::Transport, "TLS can't be set up")
             .with_retryable(false)
@@ -72,6 +92,10 @@ fn build(kind: ClientKind) -> Result<Client, ProviderError> {
         .redirect(redirect::Policy::none())
         .referer(false);
     let builder = if kind.local { builder.no_proxy() } else { builder };
+    let builder = match resolver {
+        Some(resolver) => builder.dns_resolver(resolver),
+        None => builder,
+    };
     builder.build().map_err(|error| {
         exchange::with_cause(ErrorKind::Transport, "the HTTP client can't be set up", error)
             .with_retryable(false)

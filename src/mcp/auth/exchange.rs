@@ -1,0 +1,235 @@
+//! The requests to authorization servers.
+
+use std::{
+    env,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::Arc,
+};
+
+use reqwest::{
+    Client, Request, Url,
+    dns::{Addrs, Name, Resolve, Resolving},
+};
+use rmcp::transport::auth::{OAuthHttpClient, OAuthHttpClientFuture, OAuthHttpRequest};
+use tokio::{net::lookup_host, time::timeout};
+
+use super::{BoxError, LIMIT};
+use crate::provider::{ProviderError, http::resolving_client};
+
+/// The maximum size of an answer of an authorization server, in bytes.
+const LONGEST: usize = 1 << 20;
+
+/// Sends requests to authorization servers with a client that follows no redirect.
+///
+/// The addresses of these servers come from the MCP server, which may not be trusted. So a request to an address of a
+/// private network or of this machine is refused, unless the MCP server itself is in such a network.
+pub(super) struct Exchanges {
+    client: Client,
+    reach: Arc<Reach>,
+}
+
+impl Exchanges {
+    /// Returns the client for the login at the MCP server with this URL.
+    pub(super) async fn new(server: &Url) -> Result<Self, ProviderError> {
+        let reach = Arc::new(Reach::of(server).await);
+        Ok(Self { client: resolving_client(server, LIMIT, Arc::new(Resolver(Arc::clone(&reach))))?, reach })
+    }
+
+    async fn send(&self, request: Request) -> Result<http::Response<Vec<u8>>, BoxError> {
+        // The client connects to an address in a URL without its resolver.
+        if let Some(address) = literal(request.url()) {
+            self.reach.check(address)?;
+        }
+        exchange(&self.client, request).await
+    }
+}
+
+impl OAuthHttpClient for Exchanges {
+    fn execute(&self, request: OAuthHttpRequest) -> OAuthHttpClientFuture<'_> {
+        Box::pin(async move {
+            let limit = request.timeout.unwrap_or(LIMIT);
+            let exchanged = timeout(limit, self.send(Request::try_from(request.request)?));
+            exchanged.await.map_err(|_| format!("there was no answer within {limit:?}"))?
+        })
+    }
+}
+
+async fn exchange(client: &Client, request: Request) -> Result<http::Response<Vec<u8>>, BoxError> {
+    let mut response = client.execute(request).await?;
+    let mut body = Vec::new();
+    while let Some(piece) = response.chunk().await? {
+        if body.len() + piece.len() > LONGEST {
+            return Err(format!("the answer exceeds {LONGEST} bytes").into());
+        }
+        body.extend_from_slice(&piece);
+    }
+    let mut answer = http::Response::new(body);
+    *answer.status_mut() = response.status();
+    *answer.headers_mut() = std::mem::take(response.headers_mut());
+    Ok(answer)
+}
+
+/// The kinds of networks to which an address can belong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Network {
+    Public,
+    Private,
+    /// This machine.
+    Loopback,
+    /// Link-local addresses, which include the metadata services of clouds, and addresses with special meanings.
+    Special,
+}
+
+impl Network {
+    fn of(address: IpAddr) -> Self {
+        match address {
+            IpAddr::V4(address) => Self::of_v4(address),
+            IpAddr::V6(address) => Self::of_v6(address),
+        }
+    }
+
+    fn of_v4(address: Ipv4Addr) -> Self {
+        match address.octets() {
+            [127, ..] => Self::Loopback,
+            // The second range is shared by the customers of a carrier (RFC 6598).
+            [10, ..] | [100, 64..=127, ..] | [172, 16..=31, ..] | [192, 168, ..] => Self::Private,
+            [0 | 224..=255, ..] | [169, 254, ..] | [192, 0, 0, _] | [198, 18 | 19, ..] => Self::Special,
+            _ => Self::Public,
+        }
+    }
+
+    fn of_v6(address: Ipv6Addr) -> Self {
+        match address.segments() {
+            [0, 0, 0, 0, 0, 0, 0, 1] => Self::Loopback,
+            // These addresses stand for an IPv4 address: mapped, compatible, NAT64 and 6to4.
+            [0, 0, 0, 0, 0, 0 | 0xffff, high, low]
+            | [0x64, 0xff9b, 0, 0, 0, 0, high, low]
+            | [0x2002, high, low, ..] => Self::of_v4(((u32::from(high) << 16) | u32::from(low)).into()),
+            [0xfc00..=0xfdff, ..] => Self::Private,
+            // Public addresses are in this range. Teredo addresses contain another address, so they are excluded.
+            [first @ 0x2000..=0x3fff, second, ..] if (first, second) != (0x2001, 0) => Self::Public,
+            _ => Self::Special,
+        }
+    }
+}
+
+/// The addresses to which requests may be sent.
+#[derive(Debug)]
+struct Reach {
+    /// The networks of the MCP server.
+    own: Vec<Network>,
+    /// The names of proxies. The application's environment names them, so their addresses are not checked.
+    proxies: Vec<String>,
+}
+
+impl Reach {
+    async fn of(server: &Url) -> Self {
+        let addresses = match (literal(server), server.host_str()) {
+            (Some(address), _) => vec![address],
+            (None, Some(host)) => lookup(host.to_owned()).await.unwrap_or_default(),
+            (None, None) => Vec::new(),
+        };
+        let own = addresses.into_iter().map(Network::of).collect();
+        let variables = ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"];
+        let values = variables.into_iter().flat_map(|name| [env::var(name), env::var(name.to_lowercase())]);
+        let urls = values.flatten().filter_map(|value| {
+            let value = if value.contains("://") { value } else { format!("http://{value}") };
+            Url::parse(&value).ok()
+        });
+        Self { own, proxies: urls.filter_map(|url| url.host_str().map(str::to_owned)).collect() }
+    }
+
+    fn check(&self, address: IpAddr) -> Result<(), BoxError> {
+        let network = Network::of(address);
+        match network {
+            Network::Public => Ok(()),
+            Network::Private | Network::Loopback if self.own.contains(&network) => Ok(()),
+            _ => {
+                Err(format!("the address {address} is not public, and the MCP server is not in its network")
+                    .into())
+            }
+        }
+    }
+
+    async fn addresses(&self, host: String) -> Result<Vec<IpAddr>, BoxError> {
+        let is_proxy = self.proxies.contains(&host);
+        let mut addresses = lookup(host).await?;
+        let refusal = addresses.iter().find_map(|address| self.check(*address).err());
+        addresses.retain(|address| is_proxy || self.check(*address).is_ok());
+        match refusal {
+            Some(refusal) if addresses.is_empty() => Err(refusal),
+            _ => Ok(addresses),
+        }
+    }
+}
+
+/// The resolver of the client. It returns only the addresses to which requests may be sent.
+struct Resolver(Arc<Reach>);
+
+impl Resolve for Resolver {
+    fn resolve(&self, name: Name) -> Resolving {
+        let reach = Arc::clone(&self.0);
+        Box::pin(async move {
+            let addresses = reach.addresses(name.as_str().to_owned()).await?;
+            Ok(Box::new(addresses.into_iter().map(|address| SocketAddr::new(address, 0))) as Addrs)
+        })
+    }
+}
+
+async fn lookup(host: String) -> Result<Vec<IpAddr>, BoxError> {
+    Ok(lookup_host((host, 0)).await?.map(|address| address.ip()).collect())
+}
+
+/// Returns the address in a URL, if the URL contains an address and not a name.
+fn literal(url: &Url) -> Option<IpAddr> {
+    url.host_str()?.trim_matches(['[', ']']).parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use reqwest::Method;
+
+    use super::*;
+
+    /// Sends a request to a port on which nothing listens, and returns the error.
+    async fn refusal(server: &str, target: &str) -> String {
+        let exchanges = Exchanges::new(&server.parse().unwrap()).await.unwrap();
+        let request = Request::new(Method::GET, format!("http://{target}:9/").parse().unwrap());
+        let refused = timeout(LIMIT, exchanges.send(request)).await.unwrap();
+        crate::error_chain(&*refused.unwrap_err())
+    }
+
+    #[tokio::test]
+    async fn send_to_this_machine_is_refused_unless_the_server_is_on_it() {
+        for target in ["localhost", "127.0.0.1", "[::1]", "[::ffff:127.0.0.1]"] {
+            let refused = refusal("https://203.0.113.7/mcp", target).await;
+            assert!(refused.contains("is not public"), "{target}: {refused}");
+        }
+        for (server, target) in [("http://127.0.0.1/mcp", "localhost"), ("http://localhost/mcp", "127.0.0.1")]
+        {
+            let tried = refusal(server, target).await;
+            assert!(!tried.contains("is not public"), "{server}: {tried}");
+        }
+    }
+
+    #[test]
+    fn check_refuses_addresses_outside_the_servers_networks() {
+        let reach = |own: &[Network]| Reach { own: own.to_vec(), proxies: Vec::new() };
+        let allows = |reach: &Reach, address: &str| reach.check(address.parse().unwrap()).is_ok();
+        for address in
+            ["10.0.0.9", "192.168.1.1", "100.64.0.1", "fd00::1", "::ffff:10.0.0.9", "64:ff9b::a00:9"]
+        {
+            assert!(!allows(&reach(&[Network::Public, Network::Loopback]), address), "{address}");
+            assert!(allows(&reach(&[Network::Private]), address), "{address}");
+        }
+        let everywhere = reach(&[Network::Public, Network::Private, Network::Loopback, Network::Special]);
+        for address in
+            ["169.254.169.254", "fe80::1", "0.0.0.0", "::", "224.0.0.1", "255.255.255.255", "2001::1"]
+        {
+            assert!(!allows(&everywhere, address), "{address}");
+        }
+        for address in ["203.0.113.7", "1.1.1.1", "2606:4700::1111", "2002:101:101::1"] {
+            assert!(allows(&reach(&[]), address), "{address}");
+        }
+    }
+}

@@ -1,19 +1,20 @@
 //! Logins at HTTP servers with OAuth 2.1 (feature `mcp-auth`).
 
 mod exchange;
+mod renewal;
 
 use std::{error::Error, fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use reqwest::Url;
 use rmcp::transport::auth::{
-    AuthClient, AuthError, AuthorizationManager, AuthorizationRequest, AuthorizationSession,
-    CredentialRefreshGuard, CredentialStore, StoredCredentials,
+    AuthError, AuthorizationManager, AuthorizationRequest, AuthorizationSession, StoredCredentials,
 };
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
-use self::exchange::Exchanges;
+pub(super) use self::renewal::authorized;
+use self::{exchange::Exchanges, renewal::StoreAdapter};
 use super::{McpError, secret::Secrets};
 use crate::error_chain;
 
@@ -40,7 +41,7 @@ impl fmt::Debug for Tokens {
 /// The client reads the tokens before each request, and saves them when it has renewed them. A server may accept each
 /// renewal only once. So if several clients use the same tokens at the same time, `save` and `load` must use the same
 /// place, and [`lock`](Self::lock) must keep the clients from renewing at the same time. Clones of an
-/// [`McpClient`](super::McpClient) share its connection, so they need no lock.
+/// [`McpClient`](super::McpClient) share its connection, which renews one token only once. So they need no lock.
 ///
 /// ```
 /// use std::sync::Mutex;
@@ -98,9 +99,7 @@ pub trait TokenStore: Send + Sync + 'static {
     /// two clients may send the same renewal. A server that accepts each renewal once then refuses one of the clients, and
     /// some servers end the login.
     ///
-    /// With the guard, the clients renew one after the other. Each client that has found its tokens expired renews them.
-    /// If a renewal at the server ends the earlier access tokens, the server can still refuse a request that another
-    /// client has just sent. So share one client between the parts of an application, or log in once for each client.
+    /// With the guard, the first client renews the tokens. The other clients then load the renewed tokens and use them.
     ///
     /// # Errors
     ///
@@ -126,51 +125,6 @@ impl<T: TokenStore + ?Sized> TokenStore for Arc<T> {
 
     async fn lock(&self) -> Result<Box<dyn Send>, BoxError> {
         (**self).lock().await
-    }
-}
-
-/// Makes the application's store usable for the library that implements the protocol.
-struct StoreAdapter {
-    store: Arc<dyn TokenStore>,
-    /// The secrets of the client, to which the tokens are added.
-    secrets: Secrets,
-}
-
-impl StoreAdapter {
-    /// Adds the tokens to the secrets that texts must not contain.
-    fn remember(&self, credentials: &StoredCredentials) {
-        let tokens = serde_json::to_value(&credentials.token_response).unwrap_or_default();
-        let values = ["access_token", "refresh_token", "id_token"].map(|name| tokens[name].as_str());
-        self.secrets.add_tokens(values.into_iter().flatten());
-    }
-
-    #[expect(clippy::needless_pass_by_value, reason = "used with `map_err`")]
-    fn failed(error: BoxError) -> AuthError {
-        AuthError::CredentialStoreError(error_chain(&*error))
-    }
-}
-
-#[async_trait]
-impl CredentialStore for StoreAdapter {
-    async fn load(&self) -> Result<Option<StoredCredentials>, AuthError> {
-        let loaded = self.store.load().await.map_err(Self::failed)?.map(|tokens| tokens.0);
-        if let Some(credentials) = &loaded {
-            self.remember(credentials);
-        }
-        Ok(loaded)
-    }
-
-    async fn save(&self, credentials: StoredCredentials) -> Result<(), AuthError> {
-        self.remember(&credentials);
-        self.store.save(Tokens(credentials)).await.map_err(Self::failed)
-    }
-
-    async fn clear(&self) -> Result<(), AuthError> {
-        self.store.clear().await.map_err(Self::failed)
-    }
-
-    async fn acquire_refresh_guard(&self) -> Result<Option<CredentialRefreshGuard>, AuthError> {
-        self.store.lock().await.map(|guard| Some(CredentialRefreshGuard::new(guard))).map_err(Self::failed)
     }
 }
 
@@ -356,7 +310,7 @@ impl McpLoginBuilder {
         let Self { url, request } = self;
         let server = LoginServer { shown: shown(&url), secrets: Secrets::new(Secrets::in_url(&url)) };
         let begun = async {
-            let mut manager = manager(&url, Arc::new(store), &server.secrets).await?;
+            let mut manager = manager(&url, StoreAdapter::new(Arc::new(store), &server.secrets)).await?;
             let found = manager.resolve_metadata().await?;
             manager.set_metadata(found.metadata);
             AuthorizationSession::new(manager, request).await.map_err(|(_, error)| error)
@@ -369,29 +323,12 @@ impl McpLoginBuilder {
     }
 }
 
-/// Returns a client that sends the stored tokens, and renews them if necessary.
-pub(super) async fn authorized<C>(
-    client: C,
-    url: &str,
-    store: &Arc<dyn TokenStore>,
-    secrets: &Secrets,
-) -> Result<AuthClient<C>, AuthError> {
-    let mut manager = manager(url, Arc::clone(store), secrets).await?;
-    // Without tokens, the server refuses the first request.
-    manager.initialize_from_store().await?;
-    Ok(AuthClient::new(client, manager))
-}
-
-async fn manager(
-    url: &str,
-    store: Arc<dyn TokenStore>,
-    secrets: &Secrets,
-) -> Result<AuthorizationManager, AuthError> {
+async fn manager(url: &str, store: StoreAdapter) -> Result<AuthorizationManager, AuthError> {
     let invalid = |error: &dyn fmt::Display| AuthError::InternalError(format!("the URL is invalid: {error}"));
     let server = Url::parse(url).map_err(|error| invalid(&error))?;
     let exchanges =
         Exchanges::new(&server).await.map_err(|error| AuthError::InternalError(error_chain(&error)))?;
     let mut manager = AuthorizationManager::new_with_oauth_http_client(url, Arc::new(exchanges)).await?;
-    manager.set_credential_store(StoreAdapter { store, secrets: secrets.clone() });
+    manager.set_credential_store(store);
     Ok(manager)
 }

@@ -23,7 +23,7 @@ use omni_agent::{
     message::ToolUse,
     serve::mcp::{ServerInfo, router},
     store::{Labels, MemoryStore},
-    tool::ToolLimits,
+    tool::{ToolLimits, ToolSet},
     web::{Access, Challenge, Principal, Problem, StartRequest, Web},
 };
 use serde_json::{Value, json};
@@ -58,6 +58,8 @@ struct Behaviour {
     keeps_tokens: bool,
     /// The issuer that the metadata names. `None` names the server.
     issuer: Option<String>,
+    /// If set, a request whose token is invalid is answered when two of them have arrived.
+    pair: Option<Arc<tokio::sync::Barrier>>,
 }
 
 type Shared = Arc<Mutex<Behaviour>>;
@@ -158,18 +160,20 @@ struct Bearers(Shared);
 #[async_trait]
 impl Access for Bearers {
     async fn principal(&self, request: &Parts) -> Result<Principal, Challenge> {
-        let server = self.0.lock().unwrap();
-        let token = request.headers.get("authorization").and_then(|value| value.to_str().ok());
-        match token.and_then(|token| token.strip_prefix("Bearer ")) {
-            Some(token) if server.valid.contains(token) => {
-                Ok(Principal::new("ann", Labels::new([("user", "ann")]).unwrap()).unwrap())
+        let (challenge, pair) = {
+            let server = self.0.lock().unwrap();
+            let token = request.headers.get("authorization").and_then(|value| value.to_str().ok());
+            let token = token.and_then(|token| token.strip_prefix("Bearer "));
+            if token.is_some_and(|token| server.valid.contains(token)) {
+                return Ok(Principal::new("ann", Labels::new([("user", "ann")]).unwrap()).unwrap());
             }
-            _ => {
-                let metadata = format!("{}/.well-known/oauth-protected-resource/mcp", server.url);
-                let challenge = format!("Bearer resource_metadata=\"{metadata}\"");
-                Err(Challenge::new(HeaderValue::try_from(challenge).unwrap()))
-            }
+            let metadata = format!("{}/.well-known/oauth-protected-resource/mcp", server.url);
+            (format!("Bearer resource_metadata=\"{metadata}\""), server.pair.clone())
+        };
+        if let Some(pair) = pair {
+            pair.wait().await;
         }
+        Err(Challenge::new(HeaderValue::try_from(challenge).unwrap()))
     }
 }
 
@@ -271,9 +275,12 @@ async fn connect(server: &Shared, store: &Arc<Kept>) -> Result<McpClient, McpErr
 }
 
 async fn ask(client: &McpClient) -> String {
+    ask_with(&set(client).await).await
+}
+
+async fn ask_with(tools: &ToolSet) -> String {
     let tool_use = ToolUse::new("call-1", "it__ask", json!({ "prompt": "Hello" }));
-    let run = set(client).await;
-    soon(run.run(&tool_use, ToolContext::detached("call-1"), &ToolLimits::default())).await.text()
+    soon(tools.run(&tool_use, ToolContext::detached("call-1"), &ToolLimits::default())).await.text()
 }
 
 fn grants(server: &Shared) -> Vec<String> {
@@ -333,8 +340,39 @@ async fn clients_that_renew_the_same_tokens_at_the_same_time_take_turns() {
     for client in [one.unwrap(), two.unwrap()] {
         assert!(ask(&client).await.starts_with("You said: Hello"));
     }
-    // The client that waited renews the tokens again.
-    assert_eq!(grants(&server), ["authorization_code", "refresh_token", "refresh_token"]);
+    // The client that waited uses the renewed tokens.
+    assert_eq!(grants(&server), ["authorization_code", "refresh_token"]);
+}
+
+/// Ends the validity of all tokens. The next two requests are then refused together.
+fn revoke(server: &Shared) {
+    let mut server = server.lock().unwrap();
+    server.valid.clear();
+    server.pair = Some(Arc::new(tokio::sync::Barrier::new(2)));
+}
+
+#[tokio::test]
+async fn calls_of_one_client_whose_tokens_were_revoked_renew_them_once() {
+    let server = start(Behaviour::default()).await;
+    let store = logged_in(&server).await;
+    let client = connect(&server, &store).await.unwrap();
+    let tools = set(&client).await;
+    revoke(&server);
+    let (one, two) = tokio::join!(ask_with(&tools), ask_with(&tools));
+    assert!(one.starts_with("You said: Hello") && two.starts_with("You said: Hello"), "{one} {two}");
+    assert_eq!(grants(&server), ["authorization_code", "refresh_token"]);
+}
+
+#[tokio::test]
+async fn calls_of_two_clients_whose_tokens_were_revoked_renew_them_once() {
+    let server = start(Behaviour::default()).await;
+    let store = logged_in(&server).await;
+    let clients = [connect(&server, &store).await.unwrap(), connect(&server, &store).await.unwrap()];
+    let tools = [set(&clients[0]).await, set(&clients[1]).await];
+    revoke(&server);
+    let (one, two) = tokio::join!(ask_with(&tools[0]), ask_with(&tools[1]));
+    assert!(one.starts_with("You said: Hello") && two.starts_with("You said: Hello"), "{one} {two}");
+    assert_eq!(grants(&server), ["authorization_code", "refresh_token"]);
 }
 
 #[tokio::test]

@@ -133,18 +133,15 @@ impl Server {
 
     /// Converts the error of a request. If the connection has ended, the next call opens another connection.
     pub(super) async fn failed(&self, connection: &Arc<Connection>, error: ServiceError) -> McpError {
-        let server = self.settings.name.clone();
         let reason = match error {
-            error if error.is_authorization_required() => return McpError::Unauthorized { server },
-            ServiceError::TransportSend(error) if http::is_unauthorized(&*error.error) => {
-                return McpError::Unauthorized { server };
-            }
+            error if error.is_authorization_required() => None,
+            ServiceError::TransportSend(error) if http::is_unauthorized(&*error.error) => None,
             ServiceError::McpError(error) => {
                 return self.refused(&error.message);
             }
-            ServiceError::TransportClosed => connection.ending().await,
+            ServiceError::TransportClosed => Some(connection.ending().await),
             ServiceError::TransportSend(error) => {
-                format!(": {}", clip(&crate::error_chain(&*error.error), LONGEST))
+                Some(format!(": {}", clip(&crate::error_chain(&*error.error), LONGEST)))
             }
             other => {
                 return self.refused(&other.to_string());
@@ -154,7 +151,11 @@ impl Server {
         if slot.connection.as_ref().is_some_and(|current| Arc::ptr_eq(current, connection)) {
             self.forget(&mut slot);
         }
-        self.lost(self.settings.secrets.removed(reason))
+        match reason {
+            Some(reason) => self.lost(self.settings.secrets.removed(reason)),
+            // After another login, the tokens belong to another client id, which only a new connection uses.
+            None => McpError::Unauthorized { server: self.settings.name.clone() },
+        }
     }
 
     /// Returns the error for an answer that is invalid or refuses the request.

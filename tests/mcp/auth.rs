@@ -376,6 +376,22 @@ async fn calls_of_two_clients_whose_tokens_were_revoked_renew_them_once() {
 }
 
 #[tokio::test]
+async fn client_of_an_earlier_login_uses_the_tokens_of_the_next_login() {
+    let server = start(Behaviour::default()).await;
+    let store = logged_in(&server).await;
+    let client = connect(&server, &store).await.unwrap();
+    let login = begin(&server, &store).await.unwrap();
+    soon(login.finish(&agree(&server, &login))).await.unwrap();
+    assert!(ask(&client).await.starts_with("You said: Hello"));
+    // The connection can't renew the tokens of the second login, which registered another client id.
+    server.lock().unwrap().valid.clear();
+    let error = soon(client.tools()).await.unwrap_err();
+    assert!(matches!(error, McpError::Unauthorized { .. }), "{error:?}");
+    assert!(ask(&client).await.starts_with("You said: Hello"));
+    assert_eq!(grants(&server), ["authorization_code", "authorization_code", "refresh_token"]);
+}
+
+#[tokio::test]
 async fn tokens_do_not_appear_in_the_errors_of_a_client() {
     let server = start(Behaviour { life: Some(0), ..Behaviour::default() }).await;
     let store = logged_in(&server).await;

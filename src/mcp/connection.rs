@@ -25,6 +25,7 @@ use tokio::{
     sync::watch,
     time::{error::Elapsed, timeout},
 };
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
     McpError,
@@ -49,6 +50,8 @@ pub(super) struct Connection {
     service: RunningService<RoleClient, Notified>,
     carrier: Carrier,
     runtime: Handle,
+    /// Ends the requests and the tasks of the connection when the connection is dropped, or when it can't be made.
+    _over: DropGuard,
 }
 
 /// The parts of a connection's transport that rmcp does not expose.
@@ -156,6 +159,8 @@ impl Connection {
     /// Connects within the time limit that the settings contain.
     pub(super) async fn open(settings: &Settings, changes: watch::Sender<u64>) -> Result<Self, McpError> {
         let limit = settings.connect_limit;
+        let over = CancellationToken::new();
+        let guard = over.clone().drop_guard();
         let version = settings.version.clone();
         let mut config =
             ClientConfig::new(capabilities(), Implementation::new("omni-agent", env!("CARGO_PKG_VERSION")));
@@ -184,7 +189,8 @@ impl Connection {
                 (served, Carrier::Program(program))
             }
             Transport::Http(target) => {
-                let (served, observed) = over_http(handler, lifecycle, target, settings).await?;
+                let (served, observed) =
+                    over_http(handler, lifecycle, target, settings, over.clone()).await?;
                 (served, Carrier::Http(observed))
             }
         };
@@ -199,7 +205,7 @@ impl Connection {
             }
             Err(_) => return Err(settings.timed_out(limit)),
         };
-        let connection = Self { service, carrier, runtime: Handle::current() };
+        let connection = Self { service, carrier, runtime: Handle::current(), _over: guard };
         connection.listen(changes);
         Ok(connection)
     }
@@ -303,9 +309,10 @@ async fn over_http(
     lifecycle: ClientLifecycleMode,
     target: &HttpTarget,
     settings: &Settings,
+    over: CancellationToken,
 ) -> Result<(Served, Arc<Observed>), McpError> {
     let limit = settings.connect_limit;
-    let (client, config, observed) = http::client(target, settings)?;
+    let (client, config, observed) = http::client(target, settings, over)?;
     #[cfg(feature = "mcp-auth")]
     if let Some(store) = &target.tokens {
         let authorized =

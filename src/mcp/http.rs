@@ -21,6 +21,8 @@ use rmcp::{
     },
 };
 
+use tokio_util::sync::CancellationToken;
+
 use super::{
     McpError,
     program::LONGEST_MESSAGE,
@@ -29,10 +31,11 @@ use super::{
 use crate::{provider::http::shared_client, sync::lock};
 
 /// Returns the client for the requests to a server, the configuration of the transport, and the facts that the client
-/// will record.
+/// will record. When `over` is cancelled, all requests of the client end.
 pub(super) fn client(
     target: &HttpTarget,
     settings: &Settings,
+    over: CancellationToken,
 ) -> Result<(ObservedClient, StreamableHttpClientTransportConfig, Arc<Observed>), McpError> {
     let wrong = |reason: String| McpError::Misconfigured {
         server: settings.name.clone(),
@@ -60,7 +63,7 @@ pub(super) fn client(
     config.max_sse_event_size = LONGEST_MESSAGE;
     config.max_json_response_size = LONGEST_MESSAGE;
     let observed = Arc::new(Observed::default());
-    let client = ObservedClient { client, observed: Arc::clone(&observed) };
+    let client = ObservedClient { client, observed: Arc::clone(&observed), over };
     Ok((client, config, observed))
 }
 
@@ -108,13 +111,23 @@ impl Observed {
 
 /// A client that records why a stream of events fails, because rmcp only logs the reason. It also records the id of the
 /// protocol session.
+///
+/// Its requests and streams end when the connection is over, because rmcp's task waits for the answers of the handshake
+/// even if nobody needs the connection. The request that ends the protocol session is the last one, so it has a time
+/// limit instead, which rmcp sets.
 #[derive(Clone)]
 pub(super) struct ObservedClient {
     client: Client,
     observed: Arc<Observed>,
+    over: CancellationToken,
 }
 
 impl ObservedClient {
+    async fn unless_over<T>(&self, request: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+        let answered = self.over.run_until_cancelled(request).await;
+        answered.unwrap_or(Err(Failure::TransportChannelClosed))
+    }
+
     fn observe(&self, events: BoxedSseResponse) -> BoxedSseResponse {
         let observed = Arc::clone(&self.observed);
         let record = move |event: &Result<_, _>| {
@@ -122,7 +135,7 @@ impl ObservedClient {
                 *lock(&observed.failure) = Some(crate::error_chain(error));
             }
         };
-        events.inspect(record).boxed()
+        events.inspect(record).take_until(self.over.clone().cancelled_owned()).boxed()
     }
 }
 
@@ -152,7 +165,7 @@ impl StreamableHttpClient for ObservedClient {
     ) -> Result<StreamableHttpPostResponse, Failure> {
         let posted =
             self.client.post_message_with_response_limits(uri, message, session, token, headers, limits);
-        let posted = posted.await.map_err(without_url)?;
+        let posted = self.unless_over(posted).await.map_err(without_url)?;
         if let StreamableHttpPostResponse::Sse(_, Some(id)) | StreamableHttpPostResponse::Json(_, Some(id)) =
             &posted
         {
@@ -198,6 +211,6 @@ impl StreamableHttpClient for ObservedClient {
     ) -> Result<BoxedSseResponse, Failure> {
         let events =
             self.client.get_stream_with_max_sse_event_size(uri, session, last, token, headers, limit);
-        Ok(self.observe(events.await.map_err(without_url)?))
+        Ok(self.observe(self.unless_over(events).await.map_err(without_url)?))
     }
 }

@@ -21,6 +21,8 @@ mod npm;
 mod official;
 mod python;
 mod questions;
+mod raw;
+mod raw_http;
 #[cfg(feature = "mcp-server")]
 mod serving;
 #[path = "../support/skip.rs"]

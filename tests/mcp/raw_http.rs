@@ -1,0 +1,55 @@
+//! Servers over HTTP that misbehave below the protocol: connections that are never answered, break off or flood the
+//! client, and errors of HTTP.
+
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    time::{Duration, Instant},
+};
+
+use omni_agent::{mcp::McpError, tool::Decision};
+use serde_json::{Value, json};
+use tokio::{sync::mpsc, time::timeout};
+
+use crate::{
+    questions::answered,
+    raw::{End, Raw, Reply, list, polite, result, text},
+    support::{adopts, call, failure, session, set, soon},
+};
+
+const NEW: &str = "2026-07-28";
+const OLD: &str = "2025-11-25";
+
+fn nothing() -> Box<dyn Iterator<Item = Value> + Send> {
+    Box::new(std::iter::empty())
+}
+
+#[tokio::test]
+async fn connect_over_http_without_an_answer_leaves_no_connection() {
+    let servers: [fn(&Value) -> Reply; 3] = [
+        |_| Reply::Silence,
+        |_| Reply::Events(nothing(), End::Open),
+        |message| match &message["method"] {
+            method if method == "notifications/initialized" => Reply::Silence,
+            _ => polite(message),
+        },
+    ];
+    for (kind, server) in servers.into_iter().enumerate() {
+        let server = Raw::start(server).await;
+        let versions: &[&str] = if kind == 2 { &[OLD] } else { &[OLD, NEW] };
+        for version in versions {
+            let client = server.client(version).connect_limit(Duration::from_millis(200));
+            let error = soon(client.connect()).await.unwrap_err();
+            assert!(matches!(error, McpError::TimedOut { .. }), "{kind} {version}: {error}");
+            server.is_abandoned().await;
+        }
+        // If the application does not wait for the connection, the connection is closed as well.
+        let client = server.client(OLD).connect_limit(Duration::from_secs(100));
+        let earlier = server.count("initialize");
+        tokio::select! {
+            _ = client.connect() => panic!("the server does not answer"),
+            () = server.receives("initialize", earlier + 1) => {}
+        }
+        server.is_abandoned().await;
+    }
+}
+

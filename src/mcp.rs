@@ -47,6 +47,7 @@
 
 #[cfg(feature = "mcp-auth")]
 mod auth;
+mod bounded;
 mod builder;
 mod call;
 mod connection;

@@ -29,6 +29,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
     McpError,
+    bounded::Bounded,
     http::{self, Observed},
     program::{self, Program},
     question,
@@ -313,6 +314,7 @@ async fn over_http(
 ) -> Result<(Served, Arc<Observed>), McpError> {
     let limit = settings.connect_limit;
     let (client, config, observed) = http::client(target, settings, over)?;
+    let fault = Arc::clone(&observed.fault);
     #[cfg(feature = "mcp-auth")]
     if let Some(store) = &target.tokens {
         let authorized =
@@ -320,10 +322,10 @@ async fn over_http(
         let client = authorized
             .map_err(|_| settings.timed_out(limit))?
             .map_err(|error| settings.unreachable(crate::error_chain(&error)))?;
-        let transport = StreamableHttpClientTransport::with_client(client, config);
+        let transport = Bounded::new(StreamableHttpClientTransport::with_client(client, config), fault);
         return Ok((timeout(limit, handler.serve_with_lifecycle(transport, lifecycle)).await, observed));
     }
-    let transport = StreamableHttpClientTransport::with_client(client, config);
+    let transport = Bounded::new(StreamableHttpClientTransport::with_client(client, config), fault);
     Ok((timeout(limit, handler.serve_with_lifecycle(transport, lifecycle)).await, observed))
 }
 

@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     McpError,
+    bounded::Fault,
     program::LONGEST_MESSAGE,
     settings::{HttpTarget, Settings},
 };
@@ -94,6 +95,7 @@ pub(super) struct Observed {
     failure: Mutex<Option<String>>,
     /// The id of the protocol session, which servers of versions before 2026-07-28 choose.
     session: Mutex<Option<Arc<str>>>,
+    pub(super) fault: Fault,
 }
 
 impl Observed {
@@ -102,9 +104,12 @@ impl Observed {
         lock(&self.session).clone()
     }
 
-    /// Returns the reason why a stream of events failed, as a suffix for the text of an error. Empty if no stream has
-    /// failed.
+    /// Returns a suffix for the text of an error: the fault for which the client ended the connection, or else the
+    /// reason why a stream of events failed. Empty if neither happened.
     pub(super) fn ending(&self) -> String {
+        if let Some(reason) = self.fault.get() {
+            return format!(": {reason}");
+        }
         lock(&self.failure).as_ref().map_or_else(String::new, |failure| format!(": {failure}"))
     }
 }

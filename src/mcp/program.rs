@@ -1,11 +1,6 @@
 //! Servers that are programs: their start, their pipes and their end.
 
-use std::{
-    io,
-    process::Command,
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{io, process::Command, sync::Arc, time::Duration};
 
 use rmcp::{
     RoleClient,
@@ -19,6 +14,7 @@ use tokio::{
 
 use super::{
     McpError,
+    bounded::{Bounded, Fault},
     connection::soon,
     settings::{ProgramStart, Settings},
 };
@@ -29,9 +25,6 @@ use crate::process::{
 
 /// The maximum size of a message in bytes.
 pub(super) const LONGEST_MESSAGE: usize = 16 * 1024 * 1024;
-
-/// The maximum number of messages that wait because the program does not read its input.
-const MOST_WAITING: usize = 1000;
 
 /// How long the program may take to end after its input is closed.
 const GRACE: Duration = Duration::from_secs(2);
@@ -45,12 +38,11 @@ pub(super) struct Program {
     words: Arc<LastWords>,
     name: String,
     secrets: super::secret::Secrets,
-    /// The fault of the server for which the client ended the connection, if there is one.
-    closed: Arc<OnceLock<&'static str>>,
+    fault: Fault,
 }
 
 /// Starts the program.
-pub(super) fn start(start: &ProgramStart, settings: &Settings) -> Result<(Program, Pipe), McpError> {
+pub(super) fn start(start: &ProgramStart, settings: &Settings) -> Result<(Program, Bounded<Pipe>), McpError> {
     let cannot = |error: io::Error| McpError::Unreachable {
         server: settings.name.clone(),
         reason: format!("`{}` did not start: {error}", start.program.to_string_lossy()),
@@ -71,8 +63,8 @@ pub(super) fn start(start: &ProgramStart, settings: &Settings) -> Result<(Progra
     let (heard, name, secrets) = (Arc::clone(&words), settings.name.clone(), settings.secrets.clone());
     // The task ends when the program and its children have closed their standard error.
     tokio::spawn(async move { heard.follow_cleaned(stderr, &name, |text| secrets.removed(text)).await });
-    let closed = Arc::<OnceLock<_>>::default();
-    let is_long = Arc::clone(&closed);
+    let fault = Fault::default();
+    let is_long = Arc::clone(&fault);
     let bounded = BoundedLines::new(stdout, LONGEST_MESSAGE, move |error| {
         if error.kind() == io::ErrorKind::InvalidData {
             let _ = is_long.set("a message of the server exceeded the maximum size of 16777216 bytes");
@@ -81,11 +73,10 @@ pub(super) fn start(start: &ProgramStart, settings: &Settings) -> Result<(Progra
     let pipe = Pipe {
         inner: AsyncRwTransport::new(bounded, stdin).with_max_line_length(usize::MAX),
         process: ended,
-        waiting: Arc::new(()),
-        closed: Arc::clone(&closed),
     };
+    let pipe = Bounded::new(pipe, Arc::clone(&fault));
     let (name, secrets) = (settings.name.clone(), settings.secrets.clone());
-    let program = Program { process, words, name, secrets, closed };
+    let program = Program { process, words, name, secrets, fault };
     Ok((program, pipe))
 }
 
@@ -101,7 +92,7 @@ impl Program {
     /// Returns a suffix for the text of an error: the fault for which the client ended the connection, or else the exit
     /// status of the program and the last lines of its standard error.
     pub(super) async fn words(&self) -> String {
-        if let Some(reason) = self.closed.get() {
+        if let Some(reason) = self.fault.get() {
             return format!(": {reason}");
         }
         let how = soon(self.process.ended()).await;
@@ -126,9 +117,6 @@ impl Drop for KillOnDrop {
 pub(super) struct Pipe {
     inner: AsyncRwTransport<RoleClient, BoundedLines<ChildStdout>, ChildStdin>,
     process: KillOnDrop,
-    /// Each message that waits to be written holds a clone of this pointer, so the clones count these messages.
-    waiting: Arc<()>,
-    closed: Arc<OnceLock<&'static str>>,
 }
 
 impl Transport<RoleClient> for Pipe {
@@ -138,19 +126,10 @@ impl Transport<RoleClient> for Pipe {
         &mut self,
         message: TxJsonRpcMessage<RoleClient>,
     ) -> impl Future<Output = io::Result<()>> + Send + 'static {
-        let (sent, waiting) = (self.inner.send(message), Arc::clone(&self.waiting));
-        async move {
-            let sent = sent.await;
-            drop(waiting);
-            sent
-        }
+        self.inner.send(message)
     }
 
     async fn receive(&mut self) -> Option<RxJsonRpcMessage<RoleClient>> {
-        if Arc::strong_count(&self.waiting) > MOST_WAITING {
-            let _ = self.closed.set("the server does not read its input");
-            return None;
-        }
         self.inner.receive().await
     }
 

@@ -53,3 +53,20 @@ async fn connect_over_http_without_an_answer_leaves_no_connection() {
     }
 }
 
+#[tokio::test]
+async fn call_over_http_flood_of_requests_ends_the_connection() {
+    let server = Raw::start(|message| match message["method"].as_str() {
+        Some("tools/call") => {
+            let ping = |count| json!({ "jsonrpc": "2.0", "id": format!("p{count}"), "method": "ping" });
+            Reply::Events(Box::new((0_u64..).map(ping)), End::Open)
+        }
+        None => Reply::Silence,
+        _ => polite(message),
+    })
+    .await;
+    let client = soon(server.client(OLD).idle_limit(Duration::from_secs(10)).connect()).await.unwrap();
+    let flooded = failure(&call(&set(&client).await, "raw__echo", "").await);
+    assert!(flooded.contains("more than 1,000 messages wait"), "{flooded}");
+    server.is_abandoned().await;
+}
+

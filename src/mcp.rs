@@ -156,7 +156,7 @@ impl McpClient {
     ///
     /// If the future is dropped, nothing is lost.
     pub async fn tools(&self) -> Result<McpTools, McpError> {
-        Ok(tool::tools(&self.0, self.0.list().await?))
+        tool::tools(&self.0, self.0.list().await?).await
     }
 
     /// Keeps the session's tools of this server up to date. When the server's list of tools changes, the new tools

@@ -12,7 +12,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{server::Server, tool::tools};
+use super::{McpError, server::Server, tool::tools};
 use crate::{
     Session,
     session::WeakSession,
@@ -70,11 +70,14 @@ async fn adopt_changes(
         if server.is_over().await {
             return None;
         }
-        match server.list().await {
-            Ok(listed) => {
-                (ttl, failures) = (listed.ttl.map(|ttl| ttl.max(SHORTEST_TTL)), 0);
-                let listed = tools(&server, listed).tools.into();
-                adopt(session, &server, listed).await?;
+        let listed = async {
+            let listed = server.list().await?;
+            Ok::<_, McpError>((listed.ttl, tools(&server, listed).await?.tools))
+        };
+        match listed.await {
+            Ok((expiry, tools)) => {
+                (ttl, failures) = (expiry.map(|ttl| ttl.max(SHORTEST_TTL)), 0);
+                adopt(session, &server, tools.into()).await?;
             }
             Err(error) => {
                 if failures == 0 {

@@ -12,9 +12,10 @@ use rmcp::{
     },
     service::{PeerRequestOptions, ServiceError},
 };
+use serde::Serialize;
 use tokio::{
     sync::{Mutex as AsyncMutex, watch},
-    task::JoinSet,
+    task::{JoinError, JoinSet},
     time::{Instant, sleep, timeout},
 };
 
@@ -22,6 +23,7 @@ use super::{
     McpError,
     connection::{Connection, LONGEST},
     http,
+    program::LONGEST_MESSAGE,
     recovery::{NextAttempt, Recovery},
     settings::Settings,
 };
@@ -57,6 +59,8 @@ pub(super) struct Listed {
     pub(super) tools: Vec<Result<WireTool, (String, String)>>,
     /// How long the list is valid, if the server limits this.
     pub(super) ttl: Option<Duration>,
+    /// The size of the tools as JSON in bytes.
+    size: usize,
 }
 
 impl Listed {
@@ -197,6 +201,7 @@ impl Server {
             };
             cursor = match answer {
                 ServerResult::ListToolsResult(page) => {
+                    listed.size += size(&page.tools);
                     listed.limit_ttl(page.ttl_ms);
                     listed.tools.extend(page.tools.into_iter().map(Ok));
                     page.next_cursor
@@ -205,6 +210,7 @@ impl Server {
                 ServerResult::CustomResult(page) => {
                     let tools = page.0.get("tools").and_then(|tools| tools.as_array());
                     let tools = tools.ok_or_else(|| self.refused("its answer is not a list of tools"))?;
+                    listed.size += size(tools);
                     listed.limit_ttl(page.0.get("ttlMs").and_then(serde_json::Value::as_u64));
                     listed.tools.extend(tools.iter().map(read));
                     page.0.get("nextCursor").and_then(|cursor| cursor.as_str()).map(str::to_owned)
@@ -213,6 +219,10 @@ impl Server {
             };
             if listed.tools.len() > MOST_TOOLS {
                 return Err(self.refused("it has more than 10,000 tools"));
+            }
+            if listed.size > LONGEST_MESSAGE {
+                let reason = "its list of tools exceeded the maximum size of 16777216 bytes";
+                return Err(self.refused(reason));
             }
             if cursor.is_none() {
                 return Ok(listed);
@@ -259,14 +269,21 @@ async fn opened(settings: &Arc<Settings>, changes: &watch::Sender<u64>) -> Resul
     // If the caller's future is dropped, the set is dropped too, which ends the task.
     let mut tasks = JoinSet::new();
     tasks.spawn(async move { Connection::open(&owned, changes).await });
-    match tasks.join_next().await {
-        Some(Ok(opened)) => opened,
-        Some(Err(error)) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-        _ => Err(McpError::Unreachable {
-            server: settings.name.clone(),
-            reason: "the runtime shuts down".to_owned(),
-        }),
-    }
+    let joined = tasks.join_next().await.expect("the set has one task");
+    result(joined, settings)?
+}
+
+/// Returns the result of a task. If the task panicked, continues the panic.
+pub(super) fn result<T>(joined: Result<T, JoinError>, settings: &Settings) -> Result<T, McpError> {
+    joined.map_err(|error| match error.try_into_panic() {
+        Ok(panic) => std::panic::resume_unwind(panic),
+        Err(_) => settings.unreachable("the runtime shuts down".to_owned()),
+    })
+}
+
+/// Returns the size of tools as JSON in bytes.
+fn size(tools: &impl Serialize) -> usize {
+    serde_json::to_vec(tools).map_or(0, |tools| tools.len())
 }
 
 fn read(tool: &serde_json::Value) -> Result<WireTool, (String, String)> {

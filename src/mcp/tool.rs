@@ -8,14 +8,15 @@ use std::{
 };
 
 use async_trait::async_trait;
-use rmcp::model::Tool as WireTool;
+use rmcp::model::{JsonObject, Tool as WireTool};
 use serde_json::Value;
+use tokio::task::spawn_blocking;
 
 use super::{
-    McpTools, SkippedTool, ToolHints, call,
+    McpError, McpTools, SkippedTool, ToolHints, call,
     connection::LONGEST,
     naming::names,
-    server::{Listed, Server},
+    server::{self, Listed, Server},
 };
 use crate::{
     sync::lock,
@@ -26,6 +27,9 @@ use crate::{
 /// The time by which the agent's limit exceeds the client's own limit. The client's limit then applies first, and its
 /// error names the reason.
 const SLACK: Duration = Duration::from_secs(10);
+
+/// The maximum size of a tool's schema in bytes.
+const LONGEST_SCHEMA: usize = 64 * 1024;
 
 struct McpTool {
     server: Arc<Server>,
@@ -71,7 +75,7 @@ impl Tool for McpTool {
 }
 
 /// Returns the usable tools of a list, and the unusable tools with the reasons.
-pub(super) fn tools(server: &Arc<Server>, listed: Listed) -> McpTools {
+pub(super) async fn tools(server: &Arc<Server>, listed: Listed) -> Result<McpTools, McpError> {
     let settings = server.settings();
     let selection = &settings.selection;
     let mut skipped = Vec::new();
@@ -106,15 +110,20 @@ pub(super) fn tools(server: &Arc<Server>, listed: Listed) -> McpTools {
             None => given.next().flatten(),
         })
         .collect();
+    // Many schemas can take long, so they are checked on another thread.
+    let schemas: Vec<_> = found.iter().map(|tool| Arc::clone(&tool.input_schema)).collect();
+    let checked =
+        spawn_blocking(move || schemas.iter().map(|schema| checked(schema)).collect::<Vec<_>>()).await;
+    let checked = server::result(checked, settings)?;
     let mut made = Vec::new();
     let mut hints = BTreeMap::new();
-    for (tool, name) in found.into_iter().zip(named) {
+    for ((tool, name), schema) in found.into_iter().zip(named).zip(checked) {
         let Some(name) = name else {
             skip(&tool.name, "another tool of the server has the same name".to_owned());
             continue;
         };
-        match Schema::new(Value::Object((*tool.input_schema).clone())) {
-            Err(error) => skip(&tool.name, error.to_string()),
+        match schema {
+            Err(reason) => skip(&tool.name, reason),
             Ok(schema) => {
                 hints.extend(tool_hints(&tool).map(|found| (name.clone(), found)));
                 made.push(Arc::new(made_tool(server, &tool, name, schema)));
@@ -137,7 +146,16 @@ pub(super) fn tools(server: &Arc<Server>, listed: Listed) -> McpTools {
     offered.extend(tools.iter().map(Arc::downgrade));
     drop(offered);
     hints.retain(|name, _| tools.iter().any(|tool| (**tool).name() == *name));
-    McpTools { tools, skipped, hints }
+    Ok(McpTools { tools, skipped, hints })
+}
+
+/// Returns a schema that a tool can have, or the reason why it can't.
+fn checked(schema: &JsonObject) -> Result<Schema, String> {
+    let schema = Value::Object(schema.clone());
+    if schema.to_string().len() > LONGEST_SCHEMA {
+        return Err("its schema has more than 64 KiB".to_owned());
+    }
+    Schema::new(schema).map_err(|error| error.to_string())
 }
 
 /// Returns the hints about a tool, if the server gives any.

@@ -31,6 +31,7 @@ function list() {
     tools.push({ name: "bad schema", inputSchema: { type: "object", properties: { a: { type: "nonsense" } } } });
     tools.push({ name: "not object", inputSchema: { type: "string" } });
     tools.push({ name: "no schema" });
+    tools.push({ name: "long schema", inputSchema: { ...schema, description: "x".repeat(65536) } });
     tools.push({ name: "a b", inputSchema: schema }, { name: "a/b", inputSchema: schema });
     tools.push({ name: "n".repeat(300), inputSchema: schema });
   }
@@ -186,6 +187,10 @@ async function receive(message, send, response) {
       if (like === "mute") return;
       return send({ id, result: { protocolVersion: params.protocolVersion, capabilities: { tools: { listChanged: true } }, serverInfo: { name: "hostile", version: "1" } } });
     case "tools/list":
+      if (like === "heavy_list") {
+        const tool = (count) => ({ name: `tool_${count}`, description: "x".repeat(60000), inputSchema: schema });
+        return send({ id, result: { tools: Array.from({ length: 150 }, (_, count) => tool(count)), nextCursor: "again" } });
+      }
       if (like === "endless_list") return send({ id, result: { tools: [], nextCursor: "again" } });
       if (like === "failing_list" && listed++) return send({ id, error: { code: -32603, message: "no list" } });
       if (like === "ttl" && listed++) names = ["echo", "added"];

@@ -16,7 +16,7 @@ async fn tools_unusable_tools_are_skipped_and_the_others_work() {
     let client = soon(hostile.like("odd_list").connect()).await.unwrap();
     let listed = soon(client.tools()).await.unwrap();
     let skipped: Vec<_> = listed.skipped.iter().map(|skipped| &*skipped.name).collect();
-    assert_eq!(skipped, ["bad schema", "no schema", "not object"], "{:?}", listed.skipped);
+    assert_eq!(skipped, ["bad schema", "long schema", "no schema", "not object"], "{:?}", listed.skipped);
     let names: Vec<_> = listed.tools.iter().map(|tool| &**tool).map(Tool::name).collect();
     assert!(names.is_sorted() && names.contains(&"hostile__echo"));
     assert!(names.iter().all(|name| name.len() <= 128));
@@ -41,6 +41,18 @@ async fn tools_endless_list_is_refused() {
     let client = soon(hostile.like("endless_list").connect()).await.unwrap();
     let error = soon(client.tools()).await.unwrap_err();
     assert!(matches!(&error, McpError::Refused { reason, .. } if reason.contains("100 pages")), "{error}");
+}
+
+#[tokio::test]
+async fn tools_list_beyond_the_maximum_size_is_refused() {
+    let Some(hostile) = Hostile::new() else { return };
+    let client = soon(hostile.like("heavy_list").connect()).await.unwrap();
+    let error = soon(client.tools()).await.unwrap_err();
+    assert!(
+        matches!(&error, McpError::Refused { reason, .. } if reason.contains("16777216 bytes")),
+        "{error}"
+    );
+    assert_eq!(hostile.count("tools/list"), 2);
 }
 
 fn tasks() -> usize {

@@ -27,6 +27,7 @@ const WITHOUT_SPAN: &[(&str, &str, &str)] = &[
     ("mcp/follow.rs", "tokio::spawn(", "following a list lives as long as the session"),
     ("mcp/program.rs", "tokio::spawn(", "standard error is read as long as the program runs"),
     ("mcp/server.rs", "tasks.spawn(", "the connection's tasks outlive the caller"),
+    ("mcp/tool.rs", "spawn_blocking(move", "it opens no spans and runs no code of the application"),
     ("process.rs", "command.spawn()", "a program, not a task"),
     ("process.rs", "spawn(move ||", "a thread that waits for a program"),
     ("process/watcher.rs", "command.spawn()", "a program, not a task"),

@@ -142,8 +142,9 @@ impl McpClient {
     }
 
     /// Returns the protocol version in use, such as `2025-11-25`, or `None` if there is no connection.
+    #[expect(clippy::unused_async, reason = "callers await it")]
     pub async fn protocol_version(&self) -> Option<String> {
-        self.0.version().await
+        self.0.version()
     }
 
     /// Returns the tools that the server offers now. A tool that can't be used is listed in [`McpTools::skipped`].
@@ -173,7 +174,8 @@ impl McpClient {
     }
 
     /// Closes the connection. If the server is a program, waits until the program and the processes that it started
-    /// have ended. Later calls fail.
+    /// have ended. Calls that wait for a connection and later calls fail. An attempt to connect is abandoned, and its
+    /// program is killed.
     ///
     /// # Cancel safety
     ///

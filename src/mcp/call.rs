@@ -103,7 +103,7 @@ async fn once(
     match wait(server, connection, handle, context).await {
         Ok(answer) => {
             guard.disarm();
-            server.worked().await;
+            server.worked();
             Ok(answer)
         }
         Err(Unanswered::Idle(limit)) => {

@@ -59,7 +59,7 @@ async fn adopt_changes(
             Some(ttl) => {
                 // If the server is lost, an expired list does not cause a reconnection. The next connection counts as a
                 // change of the list, so the list is read then.
-                if timeout(ttl, changes.changed()).await.is_err() && !server.upgrade()?.is_connected().await {
+                if timeout(ttl, changes.changed()).await.is_err() && !server.upgrade()?.is_connected() {
                     changes.changed().await.ok()?;
                 }
             }
@@ -67,7 +67,7 @@ async fn adopt_changes(
         sleep(SETTLE).await;
         let server = server.upgrade()?;
         changes.borrow_and_update();
-        if server.is_over().await {
+        if server.is_over() {
             return None;
         }
         let listed = async {

@@ -18,6 +18,7 @@ use tokio::{
     task::{JoinError, JoinSet},
     time::{Instant, sleep, timeout},
 };
+use tokio_util::sync::CancellationToken;
 
 use super::{
     McpError,
@@ -27,7 +28,7 @@ use super::{
     recovery::{NextAttempt, Recovery},
     settings::Settings,
 };
-use crate::{text::clip, tool::Tool};
+use crate::{sync::lock, text::clip, tool::Tool};
 
 /// The maximum number of pages of a tool list.
 const MOST_PAGES: usize = 100;
@@ -37,8 +38,11 @@ const MOST_TOOLS: usize = 10_000;
 
 pub(super) struct Server {
     settings: Arc<Settings>,
+    slot: Mutex<Slot>,
     // Held while connecting, so that simultaneous calls make one connection.
-    slot: AsyncMutex<Slot>,
+    connecting: AsyncMutex<()>,
+    /// Cancelled when the client is closed.
+    closed: CancellationToken,
     changes: watch::Sender<u64>,
     since: Instant,
     /// The tools that were created for this server. They identify the server's tools in a session.
@@ -49,7 +53,6 @@ pub(super) struct Server {
 struct Slot {
     connection: Option<Arc<Connection>>,
     recovery: Recovery,
-    closed: bool,
 }
 
 /// A list of tools.
@@ -79,8 +82,15 @@ impl Server {
         let settings = Arc::new(settings);
         let connection = opened(&settings, &changes).await?;
         let slot = Slot { connection: Some(Arc::new(connection)), ..Slot::default() };
-        let (slot, since) = (AsyncMutex::new(slot), Instant::now());
-        Ok(Self { settings, slot, changes, since, offered: Mutex::default() })
+        Ok(Self {
+            settings,
+            slot: Mutex::new(slot),
+            connecting: AsyncMutex::default(),
+            closed: CancellationToken::new(),
+            changes,
+            since: Instant::now(),
+            offered: Mutex::default(),
+        })
     }
 
     pub(super) fn settings(&self) -> &Settings {
@@ -94,21 +104,31 @@ impl Server {
 
     /// Returns the connection. If it was lost, waits for the delay and connects again.
     pub(super) async fn connection(&self) -> Result<Arc<Connection>, McpError> {
-        let mut slot = self.slot.lock().await;
-        if slot.closed {
-            return Err(self.lost("; the client was closed".to_owned()));
-        }
-        if let Some(connection) = &slot.connection {
-            if !connection.is_lost() {
-                return Ok(Arc::clone(connection));
+        let connected = self.closed.run_until_cancelled(self.connected()).await;
+        connected.unwrap_or_else(|| Err(self.was_closed()))
+    }
+
+    async fn connected(&self) -> Result<Arc<Connection>, McpError> {
+        let _connecting = self.connecting.lock().await;
+        let next = {
+            let mut slot = lock(&self.slot);
+            if let Some(connection) = &slot.connection {
+                if !connection.is_lost() {
+                    return Ok(Arc::clone(connection));
+                }
+                self.forget(&mut slot);
             }
-            self.forget(&mut slot);
-        }
-        match slot.recovery.next(self.since.elapsed()) {
+            slot.recovery.next(self.since.elapsed())
+        };
+        match next {
             NextAttempt::Never => return Err(McpError::Down { server: self.settings.name.clone() }),
             NextAttempt::After(delay) => sleep(delay).await,
         }
-        match opened(&self.settings, &self.changes).await {
+        let opened = opened(&self.settings, &self.changes).await;
+        let mut slot = lock(&self.slot);
+        match opened {
+            // `close` cancels the token before it takes the connection out of the slot.
+            Ok(_) if self.closed.is_cancelled() => Err(self.was_closed()),
             Ok(connection) => {
                 let connection = Arc::new(connection);
                 slot.connection = Some(Arc::clone(&connection));
@@ -131,8 +151,8 @@ impl Server {
     }
 
     /// Records that a call was answered.
-    pub(super) async fn worked(&self) {
-        self.slot.lock().await.recovery.worked();
+    pub(super) fn worked(&self) {
+        lock(&self.slot).recovery.worked();
     }
 
     /// Converts the error of a request. If the connection has ended, the next call opens another connection.
@@ -151,7 +171,7 @@ impl Server {
                 return self.refused(&other.to_string());
             }
         };
-        let mut slot = self.slot.lock().await;
+        let mut slot = lock(&self.slot);
         if slot.connection.as_ref().is_some_and(|current| Arc::ptr_eq(current, connection)) {
             self.forget(&mut slot);
         }
@@ -166,6 +186,10 @@ impl Server {
     pub(super) fn refused(&self, reason: &str) -> McpError {
         let reason = self.settings.secrets.removed(clip(reason, LONGEST).into_owned());
         McpError::Refused { server: self.settings.name.clone(), reason }
+    }
+
+    fn was_closed(&self) -> McpError {
+        self.lost("; the client was closed".to_owned())
     }
 
     fn lost(&self, reason: String) -> McpError {
@@ -231,13 +255,11 @@ impl Server {
         Err(self.refused("its list of tools has more than 100 pages"))
     }
 
-    /// Closes the connection for good. If the server is a program, waits until it has ended.
+    /// Closes the connection for good. If the server is a program, waits until it has ended. An attempt to connect is
+    /// abandoned.
     pub(super) async fn close(&self) {
-        let connection = {
-            let mut slot = self.slot.lock().await;
-            slot.closed = true;
-            slot.connection.take()
-        };
+        self.closed.cancel();
+        let connection = lock(&self.slot).connection.take();
         // Wake the tasks that wait for changes of the tool list, so that they see that the client is closed.
         self.changes.send_modify(|count| *count += 1);
         if let Some(connection) = connection {
@@ -246,19 +268,18 @@ impl Server {
     }
 
     /// Returns whether there will never be a connection again.
-    pub(super) async fn is_over(&self) -> bool {
-        let slot = self.slot.lock().await;
-        slot.closed || slot.recovery.next(Duration::ZERO) == NextAttempt::Never
+    pub(super) fn is_over(&self) -> bool {
+        self.closed.is_cancelled() || lock(&self.slot).recovery.next(Duration::ZERO) == NextAttempt::Never
     }
 
     /// Returns whether there is a connection, without making one.
-    pub(super) async fn is_connected(&self) -> bool {
-        self.slot.lock().await.connection.as_ref().is_some_and(|connection| !connection.is_lost())
+    pub(super) fn is_connected(&self) -> bool {
+        lock(&self.slot).connection.as_ref().is_some_and(|connection| !connection.is_lost())
     }
 
     /// Returns the protocol version in use, if there is a connection.
-    pub(super) async fn version(&self) -> Option<String> {
-        self.slot.lock().await.connection.as_ref().and_then(|connection| connection.version())
+    pub(super) fn version(&self) -> Option<String> {
+        lock(&self.slot).connection.as_ref().and_then(|connection| connection.version())
     }
 }
 

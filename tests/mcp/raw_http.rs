@@ -70,3 +70,24 @@ async fn call_over_http_flood_of_requests_ends_the_connection() {
     server.is_abandoned().await;
 }
 
+#[tokio::test]
+async fn close_during_a_reconnection_does_not_wait_for_it() {
+    let connects = AtomicUsize::new(0);
+    let server = Raw::start(move |message| match message["method"].as_str() {
+        Some("initialize") if connects.fetch_add(1, Ordering::SeqCst) > 0 => Reply::Silence,
+        Some("tools/call") => Reply::HangUp,
+        _ => polite(message),
+    })
+    .await;
+    let client = soon(server.client(OLD).connect_limit(Duration::from_secs(100)).connect()).await.unwrap();
+    let tools = set(&client).await;
+    failure(&call(&tools, "raw__echo", "").await);
+    let waiting = tokio::spawn(async move { call(&tools, "raw__echo", "").await });
+    server.receives("initialize", 2).await;
+    assert_eq!(timeout(Duration::from_secs(5), client.protocol_version()).await.unwrap(), None);
+    timeout(Duration::from_secs(5), client.close()).await.unwrap();
+    let closed = failure(&soon(waiting).await.unwrap());
+    assert!(closed.contains("the client was closed"), "{closed}");
+    server.is_abandoned().await;
+}
+

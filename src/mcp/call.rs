@@ -99,7 +99,7 @@ async fn once(
     if is_first && telemetry::is_traced() {
         connection.record(&handle.id, server.settings());
     }
-    let guard = CancelOnDrop { connection: Arc::clone(connection), id: Some(handle.id.clone()) };
+    let guard = CancelOnDrop::new(connection, &handle);
     match wait(server, connection, handle, context).await {
         Ok(answer) => {
             guard.disarm();
@@ -185,15 +185,19 @@ async fn forward(
     std::future::pending().await
 }
 
-/// A guard that sends `notifications/cancelled` if the call is dropped or exceeds its idle limit before its answer has
+/// A guard that sends `notifications/cancelled` if a request is dropped or exceeds its limit before its answer has
 /// arrived.
-struct CancelOnDrop {
+pub(super) struct CancelOnDrop {
     connection: Arc<Connection>,
     id: Option<RequestId>,
 }
 
 impl CancelOnDrop {
-    fn disarm(mut self) {
+    pub(super) fn new(connection: &Arc<Connection>, request: &RequestHandle<RoleClient>) -> Self {
+        Self { connection: Arc::clone(connection), id: Some(request.id.clone()) }
+    }
+
+    pub(super) fn disarm(mut self) {
         self.id = None;
     }
 }
@@ -201,7 +205,7 @@ impl CancelOnDrop {
 impl Drop for CancelOnDrop {
     fn drop(&mut self) {
         let Some(id) = self.id.take() else { return };
-        let params = CancelledNotificationParam::new(Some(id), Some("the call was cancelled".to_owned()));
+        let params = CancelledNotificationParam::new(Some(id), Some("the request was cancelled".to_owned()));
         let cancelled = CancelledNotification::new(params);
         let connection = Arc::clone(&self.connection);
         let cancelling = async move {

@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     McpError,
+    call::CancelOnDrop,
     connection::{Connection, LONGEST},
     http,
     program::LONGEST_MESSAGE,
@@ -216,7 +217,12 @@ impl Server {
             let request = ClientRequest::ListToolsRequest(request);
             let options = PeerRequestOptions::no_options();
             let answer = match connection.peer().send_request_with_option(request, options).await {
-                Ok(handle) => handle.await_response().await,
+                Ok(handle) => {
+                    let guard = CancelOnDrop::new(&connection, &handle);
+                    let answer = handle.await_response().await;
+                    guard.disarm();
+                    answer
+                }
                 Err(error) => Err(error),
             };
             let answer = match answer {

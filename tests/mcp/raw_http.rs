@@ -91,3 +91,17 @@ async fn close_during_a_reconnection_does_not_wait_for_it() {
     server.is_abandoned().await;
 }
 
+#[tokio::test]
+async fn tools_over_http_without_an_answer_are_cancelled() {
+    let server = Raw::start(|message| match message["method"].as_str() {
+        Some("tools/list") => Reply::Silence,
+        _ => polite(message),
+    })
+    .await;
+    let client = soon(server.client(OLD).connect_limit(Duration::from_millis(500)).connect()).await.unwrap();
+    let error = soon(client.tools()).await.unwrap_err();
+    assert!(matches!(error, McpError::TimedOut { .. }), "{error}");
+    server.receives("notifications/cancelled", 1).await;
+    server.is_abandoned().await;
+}
+

@@ -9,13 +9,13 @@ use rmcp::{
     ClientHandler, RoleClient,
     model::{
         ClientCapabilities, ClientConfig, ElicitRequestParams, ElicitResult, ElicitationAction,
-        ElicitationCapability, ErrorData, FormElicitationCapability, Implementation, JsonObject,
+        ElicitationCapability, ErrorCode, ErrorData, FormElicitationCapability, Implementation, JsonObject,
         ProgressNotificationParam, ProgressToken, ProtocolVersion, RequestId, SubscriptionFilter,
         TASKS_EXTENSION_ID, UrlElicitationCapability,
     },
     service::{
         ClientInitializeError, ClientLifecycleMode, ClientServiceExt as _, InboundStreamOrigin,
-        NotificationContext, Peer, RequestContext, RunningService,
+        NotificationContext, Peer, RequestContext, RunningService, ServiceError,
     },
     transport::StreamableHttpClientTransport,
 };
@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 use tokio::{
     runtime::Handle,
     sync::watch,
-    time::{error::Elapsed, timeout},
+    time::{Instant, error::Elapsed, sleep, timeout},
 };
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -33,6 +33,7 @@ use super::{
     http::{self, Observed},
     program::{self, Program},
     question,
+    recovery::{NextAttempt, Recovery},
     settings::{HttpTarget, Settings, Transport},
 };
 use crate::{sync::lock, telemetry::McpCall, text::clip, tool::ToolContext};
@@ -207,13 +208,13 @@ impl Connection {
             Err(_) => return Err(settings.timed_out(limit)),
         };
         let connection = Self { service, carrier, runtime: Handle::current(), _over: guard };
-        connection.listen(changes);
+        connection.listen(over, changes);
         Ok(connection)
     }
 
     /// Subscribes to changes of the tool list. Servers with protocol version 2026-07-28 or later report changes only on
     /// request.
-    fn listen(&self, changes: watch::Sender<u64>) {
+    fn listen(&self, over: CancellationToken, changes: watch::Sender<u64>) {
         let announced = self.peer().peer_info().is_some_and(|info| {
             !info.protocol_version.has_initialize()
                 && info.capabilities.tools.as_ref().is_some_and(|tools| tools.list_changed == Some(true))
@@ -223,18 +224,7 @@ impl Connection {
         }
         let peer = self.peer().clone();
         // The task ends with the connection, and then the subscription ends.
-        tokio::spawn(async move {
-            let filter = SubscriptionFilter::builder().tools_list_changed().build();
-            match peer.listen(filter).await {
-                Ok(mut subscription) => {
-                    drop(peer);
-                    while let Ok(Some(_)) = subscription.next().await {
-                        changes.send_modify(|count| *count += 1);
-                    }
-                }
-                Err(error) => tracing::debug!(%error, "an MCP server refused to report changes of its tools"),
-            }
-        });
+        tokio::spawn(async move { over.run_until_cancelled(subscribed(&peer, &changes)).await });
     }
 
     pub(super) fn peer(&self) -> &Peer<RoleClient> {
@@ -375,4 +365,32 @@ pub(super) fn reason(error: &ClientInitializeError) -> String {
 /// Waits for a program's end for at most [`SOON`].
 pub(super) async fn soon(end: impl Future<Output = String>) -> Option<String> {
     timeout(SOON, end).await.ok()
+}
+
+/// Subscribes to changes of the tool list again and again, and counts the changes. Changes between two subscriptions are
+/// not reported, so each subscription counts as a change.
+async fn subscribed(peer: &Peer<RoleClient>, changes: &watch::Sender<u64>) {
+    let (mut recovery, since) = (Recovery::default(), Instant::now());
+    while !peer.is_transport_closed() {
+        let filter = SubscriptionFilter::builder().tools_list_changed().build();
+        match peer.listen(filter).await {
+            Ok(mut subscription) => {
+                changes.send_modify(|count| *count += 1);
+                while let Ok(Some(_)) = subscription.next().await {
+                    changes.send_modify(|count| *count += 1);
+                    recovery.worked();
+                }
+            }
+            Err(error) => {
+                tracing::debug!(%error, "an MCP server refused to report changes of its tools");
+                if matches!(error, ServiceError::McpError(error) if error.code == ErrorCode::METHOD_NOT_FOUND)
+                {
+                    return;
+                }
+            }
+        }
+        recovery.lost(since.elapsed(), false);
+        let NextAttempt::After(delay) = recovery.next(since.elapsed()) else { return };
+        sleep(delay).await;
+    }
 }

@@ -105,3 +105,31 @@ async fn tools_over_http_without_an_answer_are_cancelled() {
     server.is_abandoned().await;
 }
 
+#[tokio::test]
+async fn follow_subscription_that_ends_is_renewed_and_the_list_read_again() {
+    let listens = AtomicUsize::new(0);
+    let server = Raw::start(move |message| match message["method"].as_str() {
+        Some("subscriptions/listen") => {
+            let meta = json!({ "io.modelcontextprotocol/subscriptionId": message["id"] });
+            let accepted = json!({
+                "jsonrpc": "2.0", "method": "notifications/subscriptions/acknowledged",
+                "params": { "_meta": meta, "notifications": { "toolsListChanged": true } },
+            });
+            let end = if listens.fetch_add(1, Ordering::SeqCst) < 2 { End::Complete } else { End::Open };
+            Reply::Events(Box::new(std::iter::once(accepted)), end)
+        }
+        Some("tools/list") if listens.load(Ordering::SeqCst) > 2 => {
+            result(message, &list(&["added", "echo"]))
+        }
+        _ => polite(message),
+    })
+    .await;
+    let client = soon(server.client(NEW).connect()).await.unwrap();
+    let session = session(&client, []).await;
+    client.follow(&session);
+    adopts(&session, &["raw__added", "raw__echo"]).await;
+    assert_eq!(server.count("subscriptions/listen"), 3);
+    soon(client.close()).await;
+    server.is_abandoned().await;
+}
+

@@ -19,11 +19,7 @@ const WITHOUT_SPAN: &[(&str, &str, &str)] = &[
         "tokio::spawn(async move { let mut after",
         "a sweep lives as long as the manager",
     ),
-    (
-        "mcp/connection.rs",
-        "tokio::spawn(async move { let filter",
-        "a subscription lives as long as its connection",
-    ),
+    ("mcp/connection.rs", "tokio::spawn(async move { over", "a subscription lives as long as its connection"),
     ("mcp/follow.rs", "tokio::spawn(", "following a list lives as long as the session"),
     ("mcp/program.rs", "tokio::spawn(", "standard error is read as long as the program runs"),
     ("mcp/server.rs", "tasks.spawn(", "the connection's tasks outlive the caller"),

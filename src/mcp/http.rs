@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use futures_util::StreamExt as _;
@@ -13,7 +14,7 @@ use reqwest::{
 use rmcp::{
     model::ClientJsonRpcMessage,
     transport::{
-        common::client_side_sse::BoxedSseResponse,
+        common::client_side_sse::{BoxedSseResponse, ExponentialBackoff},
         streamable_http_client::{
             StreamableHttpClient, StreamableHttpClientTransportConfig, StreamableHttpError,
             StreamableHttpPostResponse, StreamableHttpResponseLimits,
@@ -21,6 +22,7 @@ use rmcp::{
     },
 };
 
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -30,6 +32,13 @@ use super::{
     settings::{HttpTarget, Settings},
 };
 use crate::{provider::http::shared_client, sync::lock};
+
+/// The shortest time between two requests for a stream of events. A server could otherwise end each stream at once and
+/// make the client send requests without a pause.
+const STREAM_INTERVAL: Duration = Duration::from_millis(250);
+
+/// The longest delay before a stream of events is requested again after a failed request.
+const LONGEST_DELAY: Duration = Duration::from_secs(30);
 
 /// Returns the client for the requests to a server, the configuration of the transport, and the facts that the client
 /// will record. When `over` is cancelled, all requests of the client end.
@@ -63,9 +72,16 @@ pub(super) fn client(
         StreamableHttpClientTransportConfig::with_uri(target.url.as_str()).custom_headers(headers);
     config.max_sse_event_size = LONGEST_MESSAGE;
     config.max_json_response_size = LONGEST_MESSAGE;
+    config.retry_config = Arc::new(backoff());
     let observed = Arc::new(Observed::default());
     let client = ObservedClient { client, observed: Arc::clone(&observed), over };
     Ok((client, config, observed))
+}
+
+fn backoff() -> ExponentialBackoff {
+    let mut backoff = ExponentialBackoff::default();
+    backoff.max_delay = Some(LONGEST_DELAY);
+    backoff
 }
 
 /// Returns whether the server answered with the status 401.
@@ -95,6 +111,8 @@ pub(super) struct Observed {
     failure: Mutex<Option<String>>,
     /// The id of the protocol session, which servers of versions before 2026-07-28 choose.
     session: Mutex<Option<Arc<str>>>,
+    /// The earliest time of the next request for a stream of events.
+    next_stream: Mutex<Option<Instant>>,
     pub(super) fault: Fault,
 }
 
@@ -131,6 +149,18 @@ impl ObservedClient {
     async fn unless_over<T>(&self, request: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
         let answered = self.over.run_until_cancelled(request).await;
         answered.unwrap_or(Err(Failure::TransportChannelClosed))
+    }
+
+    /// Waits until the next stream of events may be requested.
+    async fn next_stream(&self) {
+        let due = {
+            let mut next = lock(&self.observed.next_stream);
+            let now = Instant::now();
+            let due = next.map_or(now, |next| next.max(now));
+            *next = Some(due + STREAM_INTERVAL);
+            due
+        };
+        sleep_until(due).await;
     }
 
     fn observe(&self, events: BoxedSseResponse) -> BoxedSseResponse {
@@ -214,8 +244,23 @@ impl StreamableHttpClient for ObservedClient {
         headers: Headers,
         limit: usize,
     ) -> Result<BoxedSseResponse, Failure> {
-        let events =
-            self.client.get_stream_with_max_sse_event_size(uri, session, last, token, headers, limit);
+        let events = async {
+            self.next_stream().await;
+            self.client.get_stream_with_max_sse_event_size(uri, session, last, token, headers, limit).await
+        };
         Ok(self.observe(self.unless_over(events).await.map_err(without_url)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rmcp::transport::common::client_side_sse::SseRetryPolicy as _;
+
+    use super::*;
+
+    #[test]
+    fn backoff_after_many_failures_stays_at_the_longest_delay() {
+        assert_eq!(backoff().retry(1), Some(Duration::from_secs(2)));
+        assert_eq!(backoff().retry(40), Some(LONGEST_DELAY));
     }
 }

@@ -133,3 +133,27 @@ async fn follow_subscription_that_ends_is_renewed_and_the_list_read_again() {
     server.is_abandoned().await;
 }
 
+#[tokio::test]
+async fn stream_over_http_that_breaks_off_is_not_opened_again_at_once() {
+    for end in [End::Broken, End::Complete] {
+        let is_broken = matches!(end, End::Broken);
+        let (sender, mut opened) = mpsc::unbounded_channel();
+        let server = Raw::start(move |message| match message["method"].as_str() {
+            Some("GET") => {
+                sender.send(Instant::now()).unwrap();
+                Reply::Events(nothing(), if is_broken { End::Broken } else { End::Complete })
+            }
+            _ => polite(message),
+        })
+        .await;
+        let client = soon(server.client(OLD).connect()).await.unwrap();
+        let first = soon(opened.recv()).await.unwrap();
+        let mut last = first;
+        for _ in 0..4 {
+            last = soon(opened.recv()).await.unwrap();
+        }
+        assert!(last - first > Duration::from_millis(900), "{is_broken}: {:?}", last - first);
+        soon(client.close()).await;
+    }
+}
+

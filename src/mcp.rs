@@ -25,8 +25,9 @@
 //!   it ends with a checksum of the whole name.
 //! - **Calls.** A call has two limits: the time without progress, and the total time. Dropping a call cancels it at the
 //!   server. Progress becomes [`ToolContext::progress`](crate::ToolContext::progress), at most ten times per second.
-//! - **Results.** Texts, images, audio and embedded resources become blocks. The agent's
-//!   [`ToolLimits`](crate::tool::ToolLimits) limit their size. A message of more than 16 MiB ends the connection.
+//! - **Results.** Texts, images, PDF files and embedded texts become blocks. Other files are replaced by a text, because
+//!   most models do not accept them. The agent's [`ToolLimits`](crate::tool::ToolLimits) limit the size of results. A
+//!   message of more than 16 MiB ends the connection.
 //! - **Lost servers.** If the connection to the server is lost, the next call connects again. The delay before an
 //!   attempt is half a second at first, and doubles with each failure up to thirty seconds. A call that was already
 //!   sent is never repeated. A program that ends three times within a minute is not started again.

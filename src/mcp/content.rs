@@ -1,5 +1,6 @@
 //! Converts results of servers to outputs of tools.
 
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use rmcp::model::{CallToolResult, ContentBlock, ResourceContents};
 
 use crate::{
@@ -10,6 +11,10 @@ use crate::{
 
 /// The maximum length of a URI or a name in a result.
 const LONGEST: usize = 4096;
+
+/// The media types of files that become attachments.
+const ACCEPTED: [&str; 6] =
+    ["image/png", "image/jpeg", "image/jpg", "image/gif", "image/webp", "application/pdf"];
 
 /// Converts the result of a call.
 pub(super) fn output(result: CallToolResult) -> ToolOutput {
@@ -24,8 +29,8 @@ pub(super) fn output(result: CallToolResult) -> ToolOutput {
 fn block(content: ContentBlock) -> ResultBlock {
     match content {
         ContentBlock::Text(text) => Text::new(text.text).into(),
-        ContentBlock::Image(image) => Attachment::base64(image.mime_type, image.data).into(),
-        ContentBlock::Audio(audio) => Attachment::base64(audio.mime_type, audio.data).into(),
+        ContentBlock::Image(image) => file("an image", &image.mime_type, image.data, None),
+        ContentBlock::Audio(audio) => file("audio", &audio.mime_type, audio.data, None),
         ContentBlock::Resource(resource) => embedded(resource.resource),
         ContentBlock::ResourceLink(link) => {
             let (name, uri) = (clip(&link.name, LONGEST), clip(&link.uri, LONGEST));
@@ -37,22 +42,34 @@ fn block(content: ContentBlock) -> ResultBlock {
 }
 
 fn embedded(resource: ResourceContents) -> ResultBlock {
-    let named = |uri: String, media_type: String, data: String| {
-        let mut attachment = Attachment::base64(media_type, data);
-        attachment.name = Some(clip(&uri, LONGEST).into_owned());
-        attachment.into()
-    };
     match resource {
-        ResourceContents::TextResourceContents { uri, mime_type, text, .. } => {
-            use base64::Engine as _;
-            let data = base64::prelude::BASE64_STANDARD.encode(text);
-            named(uri, mime_type.unwrap_or_else(|| "text/plain".to_owned()), data)
+        // A text is not sent as a file, because many services accept no text files.
+        ResourceContents::TextResourceContents { uri, text, .. } => {
+            Text::new(format!("Resource {}:\n{text}", clip(&uri, LONGEST))).into()
         }
         ResourceContents::BlobResourceContents { uri, mime_type, blob, .. } => {
-            named(uri, mime_type.unwrap_or_else(|| "application/octet-stream".to_owned()), blob)
+            let uri = clip(&uri, LONGEST).into_owned();
+            let media_type = mime_type.as_deref().unwrap_or("application/octet-stream");
+            file(&format!("the resource {uri}"), media_type, blob, Some(uri))
         }
         _ => Text::new("[The server sent a resource of an unknown kind.]").into(),
     }
+}
+
+/// Returns an attachment, or a text in its place. By default, a request with an attachment that the service does not
+/// accept fails, so only the kinds that most services accept become attachments.
+fn file(what: &str, media_type: &str, data: String, name: Option<String>) -> ResultBlock {
+    let kind = media_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    let reason = if !ACCEPTED.contains(&&*kind) {
+        "models do not accept this kind in results of tools"
+    } else if BASE64_STANDARD.decode(&data).is_err() {
+        "its data is not valid base64"
+    } else {
+        let mut attachment = Attachment::base64(kind, data);
+        attachment.name = name;
+        return attachment.into();
+    };
+    Text::new(format!("[The server sent {what} ({}), left out: {reason}.]", clip(media_type, LONGEST))).into()
 }
 
 #[cfg(test)]
@@ -70,10 +87,13 @@ mod tests {
     fn output_each_kind_of_content_becomes_its_block() {
         let found = converted(json!({ "isError": true, "content": [
             { "type": "text", "text": "a" },
-            { "type": "image", "mimeType": "image/png", "data": "aa==" },
-            { "type": "audio", "mimeType": "audio/wav", "data": "bb==" },
+            { "type": "image", "mimeType": "image/png", "data": "aGk=" },
+            { "type": "image", "mimeType": "image/svg+xml", "data": "aGk=" },
+            { "type": "image", "mimeType": "image/png", "data": "aGk" },
+            { "type": "audio", "mimeType": "audio/wav", "data": "aGk=" },
             { "type": "resource", "resource": { "uri": "file:///a", "text": "hi" } },
-            { "type": "resource", "resource": { "uri": "file:///b", "blob": "cc==", "mimeType": "image/gif" } },
+            { "type": "resource", "resource": { "uri": "file:///b", "blob": "aGk=", "mimeType": "IMAGE/GIF; a=b" } },
+            { "type": "resource", "resource": { "uri": "file:///b", "blob": "aGk=" } },
             { "type": "resource_link", "name": "c", "uri": "file:///c" },
         ] }));
         let described = |block: &ResultBlock| match block {
@@ -88,10 +108,15 @@ mod tests {
             found.blocks.iter().map(described).collect::<Vec<_>>(),
             [
                 "a",
-                "image/png aa== None",
-                "audio/wav bb== None",
-                r#"text/plain aGk= Some("file:///a")"#,
-                r#"image/gif cc== Some("file:///b")"#,
+                "image/png aGk= None",
+                "[The server sent an image (image/svg+xml), left out: models do not accept this kind in results of \
+                 tools.]",
+                "[The server sent an image (image/png), left out: its data is not valid base64.]",
+                "[The server sent audio (audio/wav), left out: models do not accept this kind in results of tools.]",
+                "Resource file:///a:\nhi",
+                r#"image/gif aGk= Some("file:///b")"#,
+                "[The server sent the resource file:///b (application/octet-stream), left out: models do not accept \
+                 this kind in results of tools.]",
                 "Resource c: file:///c",
             ]
         );

@@ -67,7 +67,7 @@ async fn check_everything(client: &McpClient) {
     assert!(links.text().contains("Resource "), "{}", links.text());
     let resource = json!({ "resourceType": "Text", "resourceId": 1 });
     let resource = run(&tools, "all__get-resource-reference", resource).await;
-    assert!(resource.content.iter().any(|block| matches!(block, ResultBlock::Attachment(_))), "{resource:?}");
+    assert!(resource.text().contains("Resource demo://resource/dynamic/text/1:\n"), "{resource:?}");
 
     let (sender, mut reports) = mpsc::channel(100);
     let long =

@@ -6,7 +6,8 @@ use rmcp::{
     RoleClient,
     model::{
         CallToolRequest, CallToolRequestParams, CallToolResult, CancelledNotification,
-        CancelledNotificationParam, ClientRequest, RequestId, RequestMetaObject, ServerResult,
+        CancelledNotificationParam, ClientRequest, ErrorCode, ErrorData, RequestId, RequestMetaObject,
+        ServerResult,
     },
     service::{PeerRequestOptions, RequestHandle, ServiceError},
 };
@@ -32,6 +33,9 @@ use crate::{
 
 /// The shortest time between two reports of progress.
 const REPORT_EVERY: Duration = Duration::from_millis(100);
+
+/// The error of a server that performs a call only after a person has opened URLs.
+const URLS_REQUIRED: ErrorCode = ErrorCode(-32042);
 
 /// How long sending a cancellation may take.
 pub(super) const CANCEL_LIMIT: Duration = Duration::from_secs(5);
@@ -62,33 +66,45 @@ async fn answered(
 ) -> Result<ToolOutput, McpError> {
     let connection = server.connection().await?;
     for round in 0..=MOST_ROUNDS {
-        let (requests, state) = match once(server, &connection, params.clone(), context).await? {
-            ServerResult::CallToolResult(result) => return Ok(output(result)),
-            ServerResult::EmptyResult(_) => return Ok(output(CallToolResult::default())),
-            ServerResult::CreateTaskResult(created) => {
+        let asked = match once(server, &connection, params.clone(), context).await? {
+            Ok(ServerResult::CallToolResult(result)) => return Ok(output(result)),
+            Ok(ServerResult::EmptyResult(_)) => return Ok(output(CallToolResult::default())),
+            Ok(ServerResult::CreateTaskResult(created)) => {
                 return task::result(server, &connection, created.task, context).await;
             }
-            ServerResult::InputRequiredResult(asked) => (asked.input_requests, asked.request_state),
-            _ => return Err(server.refused("its answer is not the result of a tool")),
+            Ok(ServerResult::InputRequiredResult(asked)) => Ok(asked),
+            Ok(_) => return Err(server.refused("its answer is not the result of a tool")),
+            Err(urls_required) => Err(urls_required),
         };
         if round == MOST_ROUNDS {
             break;
         }
         let name = &server.settings().name;
-        let answers = question::answers(name, requests.unwrap_or_default(), context).await;
-        params.input_responses = Some(answers.map_err(|reason| server.refused(&reason))?);
-        params.request_state = state;
+        match asked {
+            Ok(asked) => {
+                let answers =
+                    question::answers(name, asked.input_requests.unwrap_or_default(), context).await;
+                params.input_responses = Some(answers.map_err(|reason| server.refused(&reason))?);
+                params.request_state = asked.request_state;
+            }
+            Err(error) => {
+                if !question::are_opened(name, error.data, context).await {
+                    return Err(server.refused(&error.message));
+                }
+            }
+        }
     }
     Err(server.refused("it asked questions more than ten times"))
 }
 
-/// Sends the request once, and waits for its answer.
+/// Sends the request once, and waits for its answer. The inner error asks a person to open URLs before the request is
+/// repeated.
 async fn once(
     server: &Server,
     connection: &Arc<Connection>,
     params: CallToolRequestParams,
     context: &Arc<ToolContext>,
-) -> Result<ServerResult, McpError> {
+) -> Result<Result<ServerResult, ErrorData>, McpError> {
     let is_first = params.input_responses.is_none() && params.request_state.is_none();
     let request = ClientRequest::CallToolRequest(CallToolRequest::new(params));
     let sent = connection.peer().send_request_with_option(request, options()).await;
@@ -104,7 +120,11 @@ async fn once(
         Ok(answer) => {
             guard.disarm();
             server.worked();
-            Ok(answer)
+            Ok(Ok(answer))
+        }
+        Err(Unanswered::Failed(ServiceError::McpError(error))) if error.code == URLS_REQUIRED => {
+            guard.disarm();
+            Ok(Err(error))
         }
         Err(Unanswered::Idle(limit)) => {
             Err(McpError::TimedOut { server: server.settings().name.clone(), limit })

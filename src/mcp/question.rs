@@ -6,6 +6,7 @@ use futures_util::future::join_all;
 use rmcp::model::{
     ElicitRequestParams, ElicitResult, ElicitationAction, InputRequest, InputRequests, InputResponses,
 };
+use serde::Deserialize as _;
 use serde_json::{Value, json};
 
 use super::connection::LONGEST;
@@ -46,6 +47,18 @@ pub(super) async fn answers(
         (key, serde_json::to_value(answer).expect("an answer is valid JSON"))
     });
     Ok(join_all(asked).await.into_iter().collect())
+}
+
+/// Asks a person to open the URLs that an error of the server requires. Returns whether the person agrees to open all of
+/// them.
+pub(super) async fn are_opened(server: &str, required: Option<Value>, context: &ToolContext) -> bool {
+    let urls = required.as_ref().and_then(|required| required.get("elicitations"));
+    let urls = urls.and_then(|urls| Vec::<ElicitRequestParams>::deserialize(urls).ok()).unwrap_or_default();
+    if urls.is_empty() || urls.len() > MOST_QUESTIONS {
+        return false;
+    }
+    let asked = urls.into_iter().map(|url| answer(server, url, context));
+    join_all(asked).await.iter().all(|answer| answer.action == ElicitationAction::Accept)
 }
 
 /// Asks one question.

@@ -157,3 +157,44 @@ async fn stream_over_http_that_breaks_off_is_not_opened_again_at_once() {
     }
 }
 
+fn must_open(message: &Value) -> Reply {
+    let link = json!({ "mode": "url", "elicitationId": "1", "message": "Log in", "url": "https://example.com/login" });
+    Reply::Json(json!({
+        "jsonrpc": "2.0", "id": message["id"],
+        "error": { "code": -32042, "message": "Log in first", "data": { "elicitations": [link] } },
+    }))
+}
+
+#[tokio::test]
+async fn call_that_requires_a_url_asks_and_is_repeated() {
+    let calls = AtomicUsize::new(0);
+    let server = Raw::start(move |message| match message["method"].as_str() {
+        Some("tools/call") if calls.fetch_add(1, Ordering::SeqCst) == 0 => must_open(message),
+        Some("tools/call") => text(message, "logged in"),
+        _ => polite(message),
+    })
+    .await;
+    let client = soon(server.client(OLD).connect()).await.unwrap();
+    let (questions, result) = answered(&client, "raw__echo", json!({}), |_| Decision::Execute).await;
+    let question =
+        json!({ "mcp": "url", "server": "raw", "message": "Log in", "url": "https://example.com/login" });
+    assert_eq!((questions, result.as_str()), (vec![question], "logged in"));
+}
+
+#[tokio::test]
+async fn call_that_requires_a_url_for_ever_or_is_declined_fails() {
+    let server = Raw::start(|message| match message["method"].as_str() {
+        Some("tools/call") => must_open(message),
+        _ => polite(message),
+    })
+    .await;
+    let client = soon(server.client(OLD).connect()).await.unwrap();
+    let reject = |_: &Value| Decision::Reject("no".to_owned());
+    let (questions, result) = answered(&client, "raw__echo", json!({}), reject).await;
+    assert_eq!(questions.len(), 1);
+    assert!(result.contains("Log in first"), "{result}");
+    let (questions, result) = answered(&client, "raw__echo", json!({}), |_| Decision::Execute).await;
+    assert_eq!(questions.len(), 10);
+    assert!(result.contains("more than ten times"), "{result}");
+}
+

@@ -198,10 +198,10 @@ impl Connection {
         };
         let service = match served {
             Ok(Ok(service)) => service,
-            Ok(Err(error)) if requires_authorization(&error) => {
-                return Err(McpError::Unauthorized { server: settings.name.clone() });
-            }
             Ok(Err(error)) => {
+                if let Some(unauthorized) = unauthorized(&error, settings) {
+                    return Err(unauthorized);
+                }
                 let reason = format!("{}{}", reason(&error), carrier.ending().await);
                 return Err(settings.unreachable(reason));
             }
@@ -328,12 +328,18 @@ impl Carrier {
     }
 }
 
-fn requires_authorization(error: &ClientInitializeError) -> bool {
-    match error {
-        ClientInitializeError::LegacyFallbackFailed { fallback, .. } => requires_authorization(fallback),
-        ClientInitializeError::TransportError { error, .. } if http::is_unauthorized(&*error.error) => true,
-        other => other.is_authorization_required(),
-    }
+/// Returns the error for a handshake that failed because the server requires another authorization.
+fn unauthorized(error: &ClientInitializeError, settings: &Settings) -> Option<McpError> {
+    let refused = match error {
+        ClientInitializeError::LegacyFallbackFailed { fallback, .. } => {
+            return unauthorized(fallback, settings);
+        }
+        ClientInitializeError::TransportError { error, .. } => http::refusal(&*error.error, settings),
+        _ => None,
+    };
+    refused
+        .filter(|refused| matches!(refused, McpError::Unauthorized { .. }))
+        .or_else(|| error.is_authorization_required().then(|| settings.unauthorized(None)))
 }
 
 struct Route {

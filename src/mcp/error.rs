@@ -33,10 +33,12 @@ pub enum McpError {
         reason: String,
     },
     /// The server requires an authorization that the client does not have.
-    #[error("the MCP server {server:?} requires authorization; {UNAUTHORIZED}")]
+    #[error("the MCP server {server:?} requires authorization{}; {UNAUTHORIZED}", for_scope(.scope.as_deref()))]
     Unauthorized {
         /// The name of the server.
         server: String,
+        /// The scope that the authorization lacks, if the server names it.
+        scope: Option<String>,
     },
     /// A login at the server failed (feature `mcp-auth`).
     #[cfg(feature = "mcp-auth")]
@@ -78,4 +80,8 @@ pub enum McpError {
         /// The reason in the server's words, or the description of the invalid answer.
         reason: String,
     },
+}
+
+fn for_scope(scope: Option<&str>) -> String {
+    scope.map_or_else(String::new, |scope| format!(" for the scope {scope:?}"))
 }

@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    error::Error,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -84,13 +85,22 @@ fn backoff() -> ExponentialBackoff {
     backoff
 }
 
-/// Returns whether the server answered with the status 401.
-pub(super) fn is_unauthorized(error: &(dyn std::error::Error + 'static)) -> bool {
-    match error.downcast_ref::<Failure>() {
-        // If the response has no challenge, rmcp reports the status only as text.
-        Some(Failure::UnexpectedServerResponse(text)) => text.starts_with("HTTP 401"),
-        Some(Failure::AuthRequired(_)) => true,
-        _ => false,
+/// Returns the error for a request that the server refused with a status of HTTP. The connection remains usable. `None`
+/// if the request failed for another reason.
+pub(super) fn refusal(error: &(dyn Error + 'static), settings: &Settings) -> Option<McpError> {
+    match error.downcast_ref::<Failure>()? {
+        Failure::AuthRequired(_) => Some(settings.unauthorized(None)),
+        Failure::InsufficientScope(error) if error.www_authenticate_header.contains("insufficient_scope") => {
+            Some(settings.unauthorized(error.required_scope.as_deref()))
+        }
+        Failure::InsufficientScope(_) => Some(settings.refused("HTTP 403 Forbidden")),
+        Failure::HttpStatus(error) => Some(settings.refused(&error.to_string())),
+        // rmcp reports other statuses only as text.
+        Failure::UnexpectedServerResponse(text) if text.starts_with("HTTP 401") => {
+            Some(settings.unauthorized(None))
+        }
+        Failure::UnexpectedServerResponse(text) if text.starts_with("HTTP ") => Some(settings.refused(text)),
+        _ => None,
     }
 }
 

@@ -158,35 +158,28 @@ impl Server {
 
     /// Converts the error of a request. If the connection has ended, the next call opens another connection.
     pub(super) async fn failed(&self, connection: &Arc<Connection>, error: ServiceError) -> McpError {
-        let reason = match error {
-            error if error.is_authorization_required() => None,
-            ServiceError::TransportSend(error) if http::is_unauthorized(&*error.error) => None,
-            ServiceError::McpError(error) => {
-                return self.refused(&error.message);
-            }
-            ServiceError::TransportClosed => Some(connection.ending().await),
-            ServiceError::TransportSend(error) => {
-                Some(format!(": {}", clip(&crate::error_chain(&*error.error), LONGEST)))
-            }
-            other => {
-                return self.refused(&other.to_string());
-            }
+        let failure = match error {
+            error if error.is_authorization_required() => self.settings.unauthorized(None),
+            ServiceError::McpError(error) => return self.refused(&error.message),
+            ServiceError::TransportClosed => self.lost(connection.ending().await),
+            ServiceError::TransportSend(error) => match http::refusal(&*error.error, &self.settings) {
+                Some(refused @ McpError::Refused { .. }) => return refused,
+                // After another login, the tokens belong to another client id, which only a new connection uses.
+                Some(unauthorized) => unauthorized,
+                None => self.lost(format!(": {}", clip(&crate::error_chain(&*error.error), LONGEST))),
+            },
+            other => return self.refused(&other.to_string()),
         };
         let mut slot = lock(&self.slot);
         if slot.connection.as_ref().is_some_and(|current| Arc::ptr_eq(current, connection)) {
             self.forget(&mut slot);
         }
-        match reason {
-            Some(reason) => self.lost(self.settings.secrets.removed(reason)),
-            // After another login, the tokens belong to another client id, which only a new connection uses.
-            None => McpError::Unauthorized { server: self.settings.name.clone() },
-        }
+        failure
     }
 
     /// Returns the error for an answer that is invalid or refuses the request.
     pub(super) fn refused(&self, reason: &str) -> McpError {
-        let reason = self.settings.secrets.removed(clip(reason, LONGEST).into_owned());
-        McpError::Refused { server: self.settings.name.clone(), reason }
+        self.settings.refused(reason)
     }
 
     fn was_closed(&self) -> McpError {
@@ -194,7 +187,7 @@ impl Server {
     }
 
     fn lost(&self, reason: String) -> McpError {
-        McpError::Lost { server: self.settings.name.clone(), reason }
+        McpError::Lost { server: self.settings.name.clone(), reason: self.settings.secrets.removed(reason) }
     }
 
     /// Returns all pages of the tool list.

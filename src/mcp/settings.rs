@@ -9,7 +9,8 @@ use std::{
 
 use rmcp::model::ProtocolVersion;
 
-use super::{McpError, secret::Secrets};
+use super::{McpError, connection::LONGEST, secret::Secrets};
+use crate::text::clip;
 
 /// Everything that a client needs to connect, and to connect again.
 pub(super) struct Settings {
@@ -27,6 +28,18 @@ impl Settings {
     /// Returns the error for a server that can't be reached. Secrets in the reason are replaced.
     pub(super) fn unreachable(&self, reason: String) -> McpError {
         McpError::Unreachable { server: self.name.clone(), reason: self.secrets.removed(reason) }
+    }
+
+    /// Returns the error for an answer that is invalid or refuses the request.
+    pub(super) fn refused(&self, reason: &str) -> McpError {
+        let reason = self.secrets.removed(clip(reason, LONGEST).into_owned());
+        McpError::Refused { server: self.name.clone(), reason }
+    }
+
+    /// Returns the error for a request that requires another authorization, with the scope that the server names.
+    pub(super) fn unauthorized(&self, scope: Option<&str>) -> McpError {
+        let scope = scope.map(|scope| self.secrets.removed(clip(scope, LONGEST).into_owned()));
+        McpError::Unauthorized { server: self.name.clone(), scope }
     }
 
     /// Returns the error for a server that did not answer within the limit.

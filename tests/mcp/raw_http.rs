@@ -198,3 +198,43 @@ async fn call_that_requires_a_url_for_ever_or_is_declined_fails() {
     assert!(result.contains("more than ten times"), "{result}");
 }
 
+#[tokio::test]
+async fn call_over_http_refused_by_status_keeps_the_connection() {
+    const STATUSES: [u16; 4] = [400, 403, 429, 500];
+    let calls = AtomicUsize::new(0);
+    let server = Raw::start(move |message| match message["method"].as_str() {
+        Some("tools/call") => match STATUSES.get(calls.fetch_add(1, Ordering::SeqCst)) {
+            Some(status) => Reply::Status(*status, ""),
+            None => text(message, "echoed"),
+        },
+        _ => polite(message),
+    })
+    .await;
+    let client = soon(server.client(OLD).connect()).await.unwrap();
+    let tools = set(&client).await;
+    for status in STATUSES {
+        let refused = failure(&call(&tools, "raw__echo", "").await);
+        let expected = format!(r#"the MCP server "raw" refused the request: HTTP {status}"#);
+        assert!(refused.starts_with(&expected), "{refused}");
+    }
+    assert_eq!(call(&tools, "raw__echo", "").await.text(), "echoed");
+    assert_eq!(server.count("initialize"), 1);
+}
+
+#[tokio::test]
+async fn tools_over_http_insufficient_scope_names_the_scope() {
+    const CHALLENGE: &str = r#"www-authenticate: Bearer error="insufficient_scope", scope="tools:read""#;
+    let server = Raw::start(|message| match message["method"].as_str() {
+        Some("tools/list") => Reply::Status(403, CHALLENGE),
+        _ => polite(message),
+    })
+    .await;
+    let client = soon(server.client(OLD).connect()).await.unwrap();
+    let error = soon(client.tools()).await.unwrap_err();
+    assert!(error.to_string().contains(r#"the scope "tools:read""#), "{error}");
+    assert!(
+        matches!(&error, McpError::Unauthorized { scope: Some(scope), .. } if scope == "tools:read"),
+        "{error:?}"
+    );
+    assert_eq!(server.count("initialize"), 1);
+}

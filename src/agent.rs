@@ -123,6 +123,8 @@ pub(crate) use durable::{MAX_LIVES, RECORD_DELAY, Record, TurnInFlight, Unreadab
 pub use error::{AgentError, Failure};
 pub use event::{Decided, Event, Status, TurnOutcome, UnstageReason};
 pub(crate) use owner::{Asker, FirstMessage, HistoryOwner, Moment};
+#[cfg(feature = "web")]
+pub(crate) use prompt::ClientTools;
 pub use prompt::{Accepted, KnownPrompt, Next, Prompt, PromptId, PromptState};
 pub use response::Response;
 pub use run_end::{RunEnd, RunOutcome};

@@ -130,8 +130,6 @@ pub(crate) use schema::{resolve as resolve_reference, walk};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 pub use set::{ToolSet, ToolSetError};
-#[cfg(feature = "web")]
-pub(crate) use typed::declared_tool_of_client;
 pub use typed::{TypedTool, declared_tool, declared_tool_with_schema, tool_fn, tool_fn_with_schema};
 
 use crate::message::ToolResult;
@@ -284,12 +282,6 @@ pub trait Tool: Send + Sync + 'static {
         Replay::Never
     }
 
-    /// Returns whether a client of the application has declared this tool, and not the application itself.
-    #[doc(hidden)]
-    fn is_of_client(&self) -> bool {
-        false
-    }
-
     /// Runs the tool. If the tool is called through a [`ToolSet`], the input has already been checked against the
     /// schema.
     ///
@@ -354,4 +346,11 @@ pub struct ToolDeclaration {
     /// Whether every use of the tool needs an approval. The model does not see this.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub requires_approval: bool,
+}
+
+impl ToolDeclaration {
+    /// Returns the approximate size in bytes, without the schema.
+    pub(crate) fn weight(&self) -> usize {
+        64 + self.name.len() + self.description.len()
+    }
 }

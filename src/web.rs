@@ -380,7 +380,7 @@ impl WebBuilder {
     }
 
     /// Accepts the tools that AG-UI clients declare. The model can use them, and the client runs them. They are added
-    /// after the agent's own tools, and stay until the conversation is closed. By default, they are ignored.
+    /// after the agent's own tools, for the run of their request only. By default, they are ignored.
     ///
     /// They cannot replace a tool of the agent. If the agent itself runs a tool of the same name, the client's
     /// declaration is ignored. If the agent only declares the tool, its declaration stays, and a client's declaration

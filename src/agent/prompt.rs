@@ -6,8 +6,10 @@ use serde_json::Value;
 use super::{AgentError, RunOutcome, state::check};
 use crate::{
     message::{Blocks, Content, MessageId, id::NodeId, text_id, value_weight},
+    panics::contained,
     provider::{Fold, Model, Options, is_shallow},
     setters::setters,
+    tool::{ToolDeclaration, ToolSet},
 };
 
 text_id! {
@@ -154,6 +156,44 @@ pub struct Prompt {
     /// of the prompt is stored with the data. The data is never sent to a model service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub app_data: Option<Arc<Value>>,
+    /// The tools that the client behind the prompt runs. They are offered in addition to the agent's tools, and only
+    /// during the run of this prompt. They are never serialised.
+    #[serde(skip)]
+    pub(crate) client_tools: ClientTools,
+}
+
+/// Tools that a client of the application runs.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ClientTools(ToolSet);
+
+impl ClientTools {
+    /// Creates a list of these tools, which must have no handlers.
+    #[cfg(feature = "web")]
+    pub(crate) fn new(tools: ToolSet) -> Self {
+        Self(tools)
+    }
+
+    /// Returns the tools of the agent with the client's tools at the end. A client's tool never replaces a tool of the
+    /// agent.
+    pub(super) fn after(&self, own: &ToolSet) -> ToolSet {
+        let all = || {
+            let new = self.0.iter().filter(|tool| own.get(tool.name()).is_none()).cloned();
+            own.clone().extended(new).ok()
+        };
+        // A tool of the agent may panic when its name is read.
+        contained(all).ok().flatten().unwrap_or_else(|| own.clone())
+    }
+
+    fn weight(&self) -> usize {
+        self.0.declarations().iter().map(ToolDeclaration::weight).sum()
+    }
+}
+
+impl PartialEq for ClientTools {
+    /// Compares the declarations, because the tools have no handlers.
+    fn eq(&self, other: &Self) -> bool {
+        self.0.declarations() == other.0.declarations()
+    }
 }
 
 impl Prompt {
@@ -262,6 +302,7 @@ impl Prompt {
     pub(crate) fn weight(&self) -> usize {
         self.content.0.iter().map(Content::weight).sum::<usize>()
             + self.app_data.as_deref().map_or(0, value_weight)
+            + self.client_tools.weight()
     }
 
     /// Returns whether the prompt has any settings.
@@ -277,19 +318,20 @@ impl Prompt {
         Self { content: Blocks::default(), app_data: None, ..self }
     }
 
-    /// Returns the same prompt without the parts that have no JSON form: the model, the API key and the headers.
+    /// Returns the same prompt without the parts that have no JSON form: the model, the API key, the headers and the
+    /// tools of the client.
     pub(crate) fn as_serialised(self: &Arc<Self>) -> Arc<Self> {
-        if self.model.is_none() && !self.options.has_secrets() {
+        if self.model.is_none() && !self.options.has_secrets() && self.client_tools.0.is_empty() {
             return Arc::clone(self);
         }
         let options = self.options.clone().without_secrets();
-        Arc::new(Self { model: None, options, ..Self::clone(self) })
+        Arc::new(Self { model: None, options, client_tools: ClientTools::default(), ..Self::clone(self) })
     }
 
-    /// Returns the settings without the content, the API key and the headers.
+    /// Returns the settings without the content, the API key, the headers and the tools of the client.
     pub(crate) fn settings(&self) -> Self {
         let options = self.options.clone().without_secrets();
-        Self { options, ..self.clone().without_content() }
+        Self { options, client_tools: ClientTools::default(), ..self.clone().without_content() }
     }
 
     /// Returns `over`, with each setting that `over` lacks taken from `self`.
@@ -303,6 +345,7 @@ impl Prompt {
             options: self.options.overlaid(&over.options),
             max_steps: over.max_steps.or(self.max_steps),
             turn_timeout: over.turn_timeout.or(self.turn_timeout),
+            client_tools: over.client_tools,
         }
     }
 }

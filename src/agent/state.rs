@@ -330,7 +330,7 @@ impl StateView {
     /// Returns the approximate size in bytes. O(n).
     pub(crate) fn weight(&self) -> usize {
         self.system.as_ref().map_or(0, |system| system.len())
-            + self.tools.iter().map(|tool| 64 + tool.name.len() + tool.description.len()).sum::<usize>()
+            + self.tools.iter().map(ToolDeclaration::weight).sum::<usize>()
             + self.history.iter().map(|message| message.weight()).sum::<usize>()
     }
 }

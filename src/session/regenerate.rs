@@ -68,6 +68,13 @@ impl Regenerate {
         self.settings = self.settings.with_turn_timeout(limit);
         self
     }
+
+    /// Sets the tools of the client for this run.
+    #[cfg(feature = "web")]
+    pub(crate) fn with_client_tools(mut self, tools: crate::agent::ClientTools) -> Self {
+        self.settings.client_tools = tools;
+        self
+    }
 }
 
 impl From<NodeId> for Regenerate {

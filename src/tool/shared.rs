@@ -55,11 +55,6 @@ macro_rules! delegate {
                 $replay
             }
 
-            fn is_of_client(&self) -> bool {
-                let $this = self;
-                $inner.is_of_client()
-            }
-
             async fn call(&self, input: Value, context: ToolContext) -> Result<ToolOutput, ToolError> {
                 let $this = self;
                 $inner.call(input, context).await

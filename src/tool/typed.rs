@@ -186,13 +186,7 @@ pub fn declared_tool<I: JsonSchema>(name: &str, description: &str) -> impl Tool 
 
 /// Makes a tool with a schema written by hand. The tool is offered to the model but never run.
 pub fn declared_tool_with_schema(name: &str, description: &str, schema: Schema) -> impl Tool + use<> {
-    DeclaredTool { name: name.into(), description: description.into(), schema, is_of_client: false }
-}
-
-/// Makes a tool that a client of the application has declared and runs itself.
-#[cfg(feature = "web")]
-pub(crate) fn declared_tool_of_client(name: &str, description: &str, schema: Schema) -> impl Tool + use<> {
-    DeclaredTool { name: name.into(), description: description.into(), schema, is_of_client: true }
+    DeclaredTool { name: name.into(), description: description.into(), schema }
 }
 
 /// A tool without a handler.
@@ -200,7 +194,6 @@ struct DeclaredTool {
     name: String,
     description: String,
     schema: Schema,
-    is_of_client: bool,
 }
 
 #[async_trait]
@@ -219,10 +212,6 @@ impl Tool for DeclaredTool {
 
     fn has_handler(&self) -> bool {
         false
-    }
-
-    fn is_of_client(&self) -> bool {
-        self.is_of_client
     }
 
     async fn call(&self, _input: Value, _context: ToolContext) -> Result<ToolOutput, ToolError> {

@@ -1,11 +1,12 @@
 //! The tools that AG-UI clients declare.
 
-use axum::{Router, http::Method};
+use axum::{Router, body::Body, http::Method};
 use omni_agent::{
     Agent,
     manager::{Manager, OpenOptions, Titles},
+    provider::Request,
     store::{ConversationId, MemoryStore},
-    testing::{ScriptedProvider, Step},
+    testing::{Gate, ScriptedProvider, Step},
     tool::{Schema, ToolContext, declared_tool_with_schema, tool_fn_with_schema},
     web::{Principal, Problem, StartRequest, Web},
 };
@@ -20,6 +21,7 @@ fn schema(property: &str) -> Value {
 
 /// A server whose agent runs the tool `look`, and only declares the tool `confirm`.
 struct Server {
+    manager: Manager,
     router: Router,
     provider: ScriptedProvider,
     runs: u32,
@@ -27,7 +29,10 @@ struct Server {
 
 impl Server {
     async fn new() -> Self {
-        let provider = ScriptedProvider::from_fn(|_| Step::text("Done."));
+        Self::with(ScriptedProvider::from_fn(|_| Step::text("Done."))).await
+    }
+
+    async fn with(provider: ScriptedProvider) -> Self {
         let model = provider.model();
         let options = move || {
             let of = |property: &str| Schema::new(schema(property)).unwrap();
@@ -40,19 +45,35 @@ impl Server {
         let id = ConversationId::new("talk").unwrap();
         manager.create_with_id(&id, options().labels(labels("ann"))).await.unwrap();
         let agents = move |_: &Principal, _: &StartRequest| Ok::<_, Problem>(options());
-        let web = Web::builder(manager, Users, agents).client_tools().build();
-        Self { router: Router::new().nest("/ag-ui", web.ag_ui()), provider, runs: 0 }
+        let web = Web::builder(manager.clone(), Users, agents).client_tools().build();
+        let router = Router::new().nest("/agent", web.router()).nest("/ag-ui", web.ag_ui());
+        Self { manager, router, provider, runs: 0 }
+    }
+
+    async fn send(&self, path: &str, body: Value) -> Body {
+        let sent = request(Method::POST, "ann", path, Some(body));
+        self.router.clone().oneshot(sent).await.unwrap().into_body()
+    }
+
+    /// Starts a run with these tools of the client. The new message has an id for each run.
+    async fn start(&mut self, tools: Value) -> Body {
+        self.runs += 1;
+        let mut body = run_input("talk", &format!("r{}", self.runs), "Go");
+        body["tools"] = tools;
+        self.send("/ag-ui", body).await
     }
 
     /// Runs the agent with one tool of the client, and returns the text of the stream.
     async fn run(&mut self, name: &str, description: &str, schema: Value) -> String {
-        self.runs += 1;
-        let mut body = run_input("talk", &format!("r{}", self.runs), "Go");
-        body["tools"] = json!([{ "name": name, "description": description, "parameters": schema }]);
-        let sent = request(Method::POST, "ann", "/ag-ui", Some(body));
-        let response = self.router.clone().oneshot(sent).await.unwrap();
-        let bytes = axum::body::to_bytes(response.into_body(), 1 << 20).await.unwrap();
-        String::from_utf8(bytes.to_vec()).unwrap()
+        read(self.start(json!([{ "name": name, "description": description, "parameters": schema }])).await)
+            .await
+    }
+
+    /// Runs the agent with tools of these names, and returns the names of the tools in its last request.
+    async fn run_with(&mut self, names: &[&str]) -> Vec<String> {
+        let text = read(self.start(tools(names)).await).await;
+        assert!(text.contains("RUN_FINISHED"), "{text}");
+        self.names().pop().unwrap()
     }
 
     /// Returns the description and the schema of each tool of the last request to the model.
@@ -61,6 +82,30 @@ impl Server {
         let declarations = tools.declarations().into_iter();
         declarations.map(|tool| (tool.name, tool.description, tool.schema.as_value().clone())).collect()
     }
+
+    /// Returns the names of the tools of each request to the model.
+    fn names(&self) -> Vec<Vec<String>> {
+        let names = |request: &Request| request.tools.iter().map(|tool| tool.name().to_owned()).collect();
+        self.provider.requests().iter().map(names).collect()
+    }
+}
+
+async fn read(body: Body) -> String {
+    let bytes = axum::body::to_bytes(body, 1 << 20).await.unwrap();
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// Returns tools of a client as a request declares them.
+fn tools(names: &[&str]) -> Value {
+    names
+        .iter()
+        .map(|name| json!({ "name": name, "description": "Mine.", "parameters": schema("x") }))
+        .collect()
+}
+
+/// Returns the names of the agent's tools and of these tools of the client.
+fn with(names: &[&str]) -> Vec<String> {
+    ["look", "confirm"].iter().chain(names).map(|name| (*name).to_owned()).collect()
 }
 
 fn own() -> [(String, String, Value); 2] {
@@ -93,6 +138,70 @@ async fn tool_of_a_client_never_replaces_one_of_the_agent() {
     let requests = server.provider.requests().len();
     let text = server.run("confirm", "Mine.", schema("answer")).await;
     assert!(text.contains("RUN_ERROR") && text.contains("invalid-tool"), "{text}");
-    assert!(text.contains("the agent declares the tool \\\"confirm\\\" with another schema"), "{text}");
+    assert!(text.contains("The agent declares the tool \\\"confirm\\\" with another schema"), "{text}");
     assert_eq!(server.provider.requests().len(), requests, "nothing was started");
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_begins_with_exactly_the_tools_that_its_request_declares() {
+    let mut server = Server::new().await;
+    for names in [&["first", "second"][..], &["second"], &["third"], &[]] {
+        assert_eq!(server.run_with(names).await, with(names));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn tools_of_many_runs_with_new_names_do_not_add_up() {
+    let mut server = Server::new().await;
+    for run in 0..1000 {
+        let name = format!("tool-{run}");
+        assert_eq!(server.run_with(&[&name]).await, with(&[&name]));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn runs_of_other_requests_have_no_tools_of_a_client() {
+    let mut server = Server::new().await;
+    server.run_with(&["show"]).await;
+    let prompt =
+        |text: &str| json!({ "type": "prompt", "prompt": { "content": [{ "type": "text", "text": text }] } });
+    read(server.send("/agent/conversations/talk/commands", prompt("And?")).await).await;
+    let session = server.manager.get(&ConversationId::new("talk").unwrap()).unwrap();
+    session.wait_until_idle().await.unwrap();
+    // The same message with the same settings gets another answer.
+    let shown = session.tree().await.unwrap().iter().next().unwrap().id();
+    session.regenerate(shown).await.unwrap();
+    session.wait_until_idle().await.unwrap();
+    assert_eq!(server.names(), [with(&["show"]), with(&[]), with(&[])]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn other_answer_to_a_message_is_made_with_the_tools_of_its_request() {
+    let mut server = Server::new().await;
+    server.run_with(&["show"]).await;
+    let mut again = run_input("talk", "r2", "Go");
+    again["messages"][0]["id"] = "u-r1".into();
+    again["tools"] = tools(&["draw"]);
+    let text = read(server.send("/ag-ui", again).await).await;
+    assert!(text.contains("RUN_FINISHED"), "{text}");
+    assert_eq!(server.names(), [with(&["show"]), with(&["draw"])]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn runs_at_the_same_time_have_their_own_tools() {
+    let gate = Gate::new();
+    let look = Step::new().then_tool_use("t1", "look", json!({})).gate(&gate).stop();
+    let steps = [look, Step::text("One."), Step::text("Two."), Step::text("Three.")];
+    let mut server = Server::with(ScriptedProvider::new(steps)).await;
+    let first = server.start(tools(&["first"])).await;
+    gate.reached().await;
+    // The second and the third run wait for the end of the first one, which makes another request.
+    let second = server.start(tools(&["second"])).await;
+    let third = server.start(tools(&[])).await;
+    gate.open();
+    for (body, answer) in [(first, "One."), (second, "Two."), (third, "Three.")] {
+        let text = read(body).await;
+        assert!(text.contains(answer) && text.contains("RUN_FINISHED"), "{text}");
+    }
+    assert_eq!(server.names(), [with(&["first"]), with(&["first"]), with(&["second"]), with(&[])]);
 }

@@ -100,7 +100,7 @@ impl Task {
         let model = turn.model_in(&self.config);
         request.model = Arc::clone(model.id());
         request.system.clone_from(&self.config.system);
-        request.tools = self.config.tools.clone();
+        request.tools = turn.origin.prompt.client_tools.after(&self.config.tools);
         let ours =
             kept_secrets(&self.config.options, self.secrets_of.as_ref().map(Model::provider_name), model);
         request.options = ours.overlaid(&kept_secrets(own, turn.origin.secrets_of.as_deref(), model));

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::{Level, Refusal};
 use crate::{
     message::{Attachment, Blocks, Content, Text},
-    tool::{Schema, Tool, declared_tool_of_client},
+    tool::{Schema, ToolDeclaration, ToolSet, declared_tool_with_schema},
 };
 
 /// A request to run, as the client posts it.
@@ -87,21 +87,31 @@ impl RunInput {
         self.state.as_object().cloned().unwrap_or_default()
     }
 
-    /// Returns the tools that the client runs, sorted by name.
-    pub(crate) fn client_tools(&self) -> Result<Vec<Arc<dyn Tool>>, Refusal> {
+    /// Returns the tools that the client runs, sorted by name. `own` are the tools of the agent, which a client can't
+    /// replace: if the agent runs a tool of the same name, the client's declaration is ignored. If the agent only
+    /// declares the tool, the client runs it, so both must expect the same inputs.
+    pub(crate) fn client_tools(&self, own: &[ToolDeclaration]) -> Result<ToolSet, Refusal> {
         let mut tools: Vec<_> = self.tools.iter().flatten().collect();
         tools.sort_by(|a, b| a.name.cmp(&b.name));
-        let tool = |tool: &ClientTool| -> Result<Arc<dyn Tool>, Refusal> {
-            let parameters = tool.parameters.clone().unwrap_or_else(|| json!({ "type": "object" }));
-            let schema = Schema::new(parameters).map_err(|error| {
-                Refusal::new(
-                    "invalid-tool",
-                    format!("The schema of the tool {:?} is invalid: {error}", tool.name),
-                )
-            })?;
-            Ok(Arc::new(declared_tool_of_client(&tool.name, &tool.description, schema)))
-        };
-        tools.into_iter().map(tool).collect()
+        let mut set = ToolSet::new();
+        for ClientTool { name, description, parameters } in tools {
+            let refused = |reason: String| Refusal::new("invalid-tool", reason);
+            let parameters = parameters.clone().unwrap_or_else(|| json!({ "type": "object" }));
+            let schema = Schema::new(parameters)
+                .map_err(|error| refused(format!("The schema of the tool {name:?} is invalid: {error}")))?;
+            match own.iter().find(|tool| tool.name == *name) {
+                Some(tool) if tool.has_handler || tool.schema == schema => continue,
+                Some(_) => {
+                    return Err(refused(format!(
+                        "The agent declares the tool {name:?} with another schema. Give the client's tool another name."
+                    )));
+                }
+                None => {}
+            }
+            let tool = Arc::new(declared_tool_with_schema(name, description, schema));
+            set.insert(tool).map_err(|error| refused(format!("A tool is not acceptable: {error}.")))?;
+        }
+        Ok(set)
     }
 }
 

@@ -1,9 +1,6 @@
 //! The routes of AG-UI.
 
-use std::{
-    collections::{HashSet, VecDeque},
-    sync::Arc,
-};
+use std::collections::{HashSet, VecDeque};
 
 use axum::{
     Router,
@@ -18,10 +15,9 @@ use serde::Deserialize;
 
 use super::{Files, Frame, Level, Plan, Run, RunInput, RunStream, Start};
 use crate::{
-    agent::{Accepted, PromptState},
-    session::{Session, SessionAnswer, SessionCommand, SessionError, SessionSnapshot, SessionSubscription},
+    agent::{Accepted, ClientTools, PromptState},
+    session::{Regenerate, Session, SessionAnswer, SessionCommand, SessionSnapshot, SessionSubscription},
     subscription::Update,
-    tool::Tool,
     web::{
         Action, Principal, Problem, Web,
         gate::Call,
@@ -119,16 +115,29 @@ async fn perform(
             return Err(Problem::draining());
         }
     }
+    let mut tools = ClientTools::default();
     if call.web.0.client_tools {
-        add_tools(session, input.client_tools().map_err(refused)?).await?;
+        tools = ClientTools::new(input.client_tools(&view.agent.state.tools).map_err(refused)?);
     }
     let mut start = Start::Command;
-    for command in commands {
+    for mut command in commands {
+        if let SessionCommand::Prompt { prompt }
+        | SessionCommand::Edit { prompt, .. }
+        | SessionCommand::Branch { prompt, .. } = &mut command
+        {
+            prompt.client_tools = tools.clone();
+        }
         let prompt = match &command {
             SessionCommand::Prompt { prompt } => prompt.id.clone(),
             _ => None,
         };
-        let answer = session.perform(command, Some(call.principal.name())).await?;
+        let answer = match command {
+            SessionCommand::Regenerate { node } => {
+                session.regenerate(Regenerate::new(node).with_client_tools(tools.clone())).await?;
+                SessionAnswer::Done
+            }
+            command => session.perform(command, Some(call.principal.name())).await?,
+        };
         start = match (answer, prompt) {
             (SessionAnswer::Prompt(Accepted::Staged { id, .. }), _) => Start::Staged(id),
             (SessionAnswer::Prompt(Accepted::Known { state: PromptState::Staged }), Some(id)) => {
@@ -140,50 +149,6 @@ async fn perform(
     }
     runs.insert(id, input);
     Ok(start)
-}
-
-/// Adds the tools of the client to the agent's own. They replace the client's earlier tools of the same names. A tool of
-/// the agent is never replaced: if the agent runs it, the client's declaration is ignored. If the agent only declares it, the client has to
-/// run it, so the client must expect the same inputs. While a run is active, the tools stay as they are.
-async fn add_tools(session: &Session, tools: Vec<Arc<dyn Tool>>) -> Result<(), Problem> {
-    if tools.is_empty() {
-        return Ok(());
-    }
-    let edit = move |config: &mut crate::agent::Config| {
-        for tool in tools {
-            let name = tool.name();
-            match config.tools.get(name) {
-                Some(own) if own.is_of_client() => drop(config.tools.remove(name)),
-                Some(own) if own.has_handler() || own.schema() == tool.schema() => continue,
-                Some(_) => {
-                    return Err(format!(
-                        "the agent declares the tool {name:?} with another schema; give the client's tool another name"
-                    )
-                    .into());
-                }
-                None => {}
-            }
-            config.tools.insert(tool)?;
-        }
-        Ok(())
-    };
-    match session.configure(edit).await {
-        Err(error) if is_busy(&error) => Ok(()),
-        Err(SessionError::Agent(crate::agent::AgentError::Refused(error))) => {
-            let problem =
-                Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid-tool", "A tool is not acceptable.");
-            Err(problem.with_detail(error.to_string()))
-        }
-        other => Ok(other?),
-    }
-}
-
-fn is_busy(error: &SessionError) -> bool {
-    match error {
-        SessionError::Busy(_) => true,
-        SessionError::Agent(error) => error.is_busy(),
-        _ => false,
-    }
 }
 
 async fn join(call: Call) -> Result<Response, Problem> {

@@ -139,9 +139,9 @@ async fn client_tools_are_sorted_and_checked() {
     let mut rig = Rig::new(Level::V1, []).await;
     let tool = |name: &str, schema: Value| json!({ "name": name, "description": "", "parameters": schema });
     let tools = json!([tool("z", json!({ "type": "object" })), { "name": "b", "description": "B" }]);
-    let tools = rig.request(json!({ "tools": tools })).client_tools().unwrap();
+    let tools = rig.request(json!({ "tools": tools })).client_tools(&[]).unwrap();
     assert_eq!(tools.iter().map(|tool| tool.name()).collect::<Vec<_>>(), ["b", "z"]);
     assert!(tools.iter().all(|tool| !tool.has_handler()));
-    let refused = rig.request(json!({ "tools": [tool("x", json!({ "type": 1 }))] })).client_tools();
+    let refused = rig.request(json!({ "tools": [tool("x", json!({ "type": 1 }))] })).client_tools(&[]);
     assert_eq!(refused.err().unwrap().code, "invalid-tool");
 }

@@ -99,6 +99,8 @@ mod problem;
 mod requests;
 mod routes;
 mod streams;
+#[cfg(test)]
+mod testing;
 mod ui_messages;
 mod view;
 
@@ -129,6 +131,10 @@ use streams::Streams;
 /// The error of a stream whose session can no longer save anything. The conversation may be deleted or damaged, or
 /// another server may have taken it over and continue the answer.
 const LOST: &str = "This server can no longer save the conversation. Load it again to see its current state.";
+
+/// The error of a stream whose run was abandoned. The user has not asked for the end of the run, so a client must not
+/// take the answer for complete.
+const ABANDONED: &str = "The run was ended after too many restarts.";
 
 /// A manager behind HTTP. Cheap to clone.
 ///

@@ -58,3 +58,58 @@ async fn readers_of_a_turn_that_is_handed_over_continue_at_the_next_server() {
         assert!(!has_failed && text.contains("\"Whole\"") && text.contains(finish), "{text}");
     }
 }
+
+/// Runs a server until `work` is done. Then the server is killed.
+fn life<T>(
+    store: &MemoryStore,
+    script: impl IntoIterator<Item = Step>,
+    work: impl AsyncFnOnce(&App) -> T,
+) -> T {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+    let (app, output) = runtime.block_on(async {
+        let app = App::durable(store, script);
+        let output = work(&app).await;
+        (app, output)
+    });
+    drop(runtime);
+    drop(app);
+    output
+}
+
+#[test]
+fn run_that_is_abandoned_is_an_error_in_both_protocols() {
+    // A turn without a complete step is discarded, and a complete step is kept.
+    for is_kept in [false, true] {
+        let (gate, store) = (Gate::new(), MemoryStore::new());
+        let draws = is_kept.then(|| Step::tool_use("t1", "draw", json!({})));
+        let script = draws.into_iter().chain([Step::new().gate(&gate).stop()]);
+        let chat = |id: &str| request(Method::POST, "ann", "/api/chat", Some(submit(id, "u1", "Go")));
+        let id = life(&store, script, async |app| {
+            let id = app.create("ann").await;
+            let _unread = app.send(chat(&id)).await;
+            gate.reached().await;
+            id
+        });
+        for _ in 0..5 {
+            life(&store, [Step::new().hang()], async |app| {
+                app.get("ann", &format!("/agent/conversations/{id}")).await;
+            });
+        }
+        life(&store, [], async |app| {
+            // The first request opens the conversation.
+            for _ in 0..2 {
+                let (text, has_failed) = read(app.send(chat(&id)).await.into_body()).await;
+                let error = r#"{"type":"error","errorText":"The run was ended after too many restarts."}"#;
+                assert!(!has_failed && text.contains(error) && text.contains("[DONE]"), "{text}");
+                assert!(!text.contains("\"finish\"") && !text.contains("\"abort\""), "{text}");
+                assert_eq!(text.contains("Drawn."), is_kept, "{text}");
+                let join = format!("/ag-ui/{id}?protocolVersion=1.0");
+                let (text, _) =
+                    read(app.send(request(Method::GET, "ann", &join, None)).await.into_body()).await;
+                assert!(text.contains("RUN_ERROR") && text.contains("\"abandoned\""), "{text}");
+                assert!(!text.contains("RUN_FINISHED"), "{text}");
+            }
+        });
+    }
+}

@@ -143,6 +143,9 @@ async fn perform(
             (SessionAnswer::Prompt(Accepted::Known { state: PromptState::Staged }), Some(id)) => {
                 Start::Staged(id)
             }
+            (SessionAnswer::Prompt(Accepted::Known { state: PromptState::Ended { outcome } }), _) => {
+                Start::Ended(outcome)
+            }
             (SessionAnswer::Prompt(Accepted::Known { .. }), _) => Start::Join,
             _ => start,
         };

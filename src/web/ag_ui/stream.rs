@@ -13,7 +13,7 @@ use super::{
     messages::{Files, Messages, block_id, result, result_id},
 };
 use crate::{
-    agent::{Event, PromptId, Status, TurnOutcome, UnstageReason},
+    agent::{Event, PromptId, RunOutcome, Status, TurnOutcome, UnstageReason},
     message::{Content, Message, Role, ToolResult, ToolUseId, Usage, value_weight},
     session::{SessionEvent, SessionSnapshot, StoreReport},
     subscription::Numbered,
@@ -44,8 +44,10 @@ pub(crate) enum Start {
     Command,
     /// The turn of this prompt, which is staged.
     Staged(PromptId),
-    /// The run that is active, from its current state on.
+    /// The run that is active, from its current state on. If no run is active, the end of the last run.
     Join,
+    /// The end of an earlier run with this outcome.
+    Ended(RunOutcome),
 }
 
 /// The current phase of a stream.
@@ -93,35 +95,42 @@ impl RunStream {
         let is_paused = view.agent.status == Status::Paused;
         let phase = match start {
             Start::Command if view.agent.status == Status::Busy => Phase::Behind,
-            Start::Command | Start::Join => Phase::Live,
+            Start::Command | Start::Join | Start::Ended(_) => Phase::Live,
             Start::Staged(id) => {
                 let seen = view.agent.staged.iter().any(|prompt| prompt.id.as_ref() == Some(id));
                 Phase::Staged { id: id.clone(), seen }
             }
         };
+        let is_late = matches!(start, Start::Join | Start::Ended(_));
         let mut stream = Self {
             run,
             view,
             phase,
-            is_own: *start != Start::Join,
+            is_own: !is_late,
             is_between_turns: false,
             step: None,
             blocks: Blocks::default(),
             results: HashSet::new(),
-            holds_results: *start == Start::Join || is_paused,
+            holds_results: is_late || is_paused,
             usage: HashMap::new(),
             out: Vec::new(),
         };
         stream.out.push(stream.started());
         stream.send_state();
-        if *start == Start::Join {
+        if is_late {
             stream.send_messages();
+        }
+        if let Start::Ended(outcome) = start {
+            stream.finish(outcome);
         }
         if stream.phase == Phase::Live {
             stream.reopen();
             match stream.view.agent.status {
                 _ if *start != Start::Join => {}
-                Status::Idle => stream.finish_idle(),
+                Status::Idle => match stream.view.agent.last_run.clone() {
+                    Some(end) => stream.finish(&end.outcome),
+                    None => stream.finish_success(),
+                },
                 Status::Paused if stream.view.agent.pauses.is_empty() => stream.phase = Phase::Paused,
                 Status::Paused => stream.finish_paused(),
                 Status::Busy => {}
@@ -278,7 +287,7 @@ impl RunStream {
             Event::Unstaged { id, reason } => {
                 let is_taken = *reason == UnstageReason::Taken;
                 if is_taken && self.is_own && self.is_between_turns {
-                    self.finish_idle();
+                    self.finish_success();
                 } else {
                     self.send_staged(id, if is_taken { "taken" } else { "withdrawn" });
                 }
@@ -297,12 +306,16 @@ impl RunStream {
                 self.close();
                 self.is_between_turns = true;
             }
-            Event::Turn(TurnOutcome::Stop { response, .. }) => self.finish(response),
-            Event::Cancelled { .. } => self.finish_cancelled(),
-            Event::Error { failure, .. } => {
-                self.finish_failed(ending::code(failure), &failure.to_string());
-            }
-            _ => self.block_event(event),
+            _ => match RunOutcome::of(event) {
+                Some(outcome) => {
+                    if outcome == RunOutcome::Cancelled {
+                        self.close();
+                        self.send_messages();
+                    }
+                    self.finish(&outcome);
+                }
+                None => self.block_event(event),
+            },
         }
     }
 

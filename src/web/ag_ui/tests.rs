@@ -13,9 +13,9 @@ use serde_json::{Value, json};
 use super::{Files, Frame, Level, Plan, Run, RunInput, RunStream, Start, messages::Messages};
 use crate::{
     agent::{Accepted, Agent, AgentBuilder, PromptState},
-    session::{Mode, Session, SessionAnswer, SessionSnapshot, SessionSubscription},
+    session::{Mode, Session, SessionAnswer, SessionEvent, SessionSnapshot, SessionSubscription},
     store::MemoryStore,
-    subscription::Update,
+    subscription::{Numbered, Update},
     testing::{ScriptedProvider, Step},
     tool::{ToolContext, tool_fn_with_schema},
 };
@@ -170,9 +170,10 @@ fn parsed(message: &Value) -> Value {
 fn started(answer: SessionAnswer) -> Option<Start> {
     match answer {
         SessionAnswer::Prompt(Accepted::Staged { id, .. }) => Some(Start::Staged(id)),
-        SessionAnswer::Prompt(Accepted::Known {
-            state: PromptState::Ended { .. } | PromptState::InFlight,
-        }) => Some(Start::Join),
+        SessionAnswer::Prompt(Accepted::Known { state: PromptState::Ended { outcome } }) => {
+            Some(Start::Ended(outcome))
+        }
+        SessionAnswer::Prompt(Accepted::Known { state: PromptState::InFlight }) => Some(Start::Join),
         _ => None,
     }
 }
@@ -208,6 +209,14 @@ impl Posted {
 
     /// Reads the next update. Returns whether there was one.
     async fn next(&mut self) -> bool {
+        self.next_with(|event| event.clone()).await
+    }
+
+    /// Reads the next update, and translates the event that `change` returns for it.
+    async fn next_with(
+        &mut self,
+        change: impl Fn(&Numbered<SessionEvent>) -> Numbered<SessionEvent>,
+    ) -> bool {
         let Some(stream) = &mut self.stream else { return false };
         if stream.is_paused() {
             let view = self.session.snapshot().await.unwrap();
@@ -219,7 +228,7 @@ impl Posted {
         let update =
             tokio::time::timeout(Duration::from_mins(1), self.updates.next()).await.unwrap().unwrap();
         let Update::Event(event) = update else { panic!("{update:?}") };
-        self.frames.extend(stream.event(&event));
+        self.frames.extend(stream.event(&change(&event)));
         true
     }
 

@@ -138,7 +138,7 @@ impl<'a> Reader<'a> {
             return Ok(Plan { commands: Vec::new(), follow: Follow::InFlight });
         }
         if self.snapshot.tree.find(&id).is_some() {
-            let outcome = RunOutcome::Stopped { stop_reason: StopReason::Stop };
+            let outcome = self.outcome(&id);
             return Ok(Plan { commands: Vec::new(), follow: Follow::Ended(id, outcome) });
         }
         let prompt = self.new_prompt(message, PromptId::new(message.id.as_str()))?;
@@ -147,6 +147,21 @@ impl<'a> Reader<'a> {
             PromptBase::Below(node) => SessionCommand::Branch { node: Some(node), prompt },
         };
         Ok(Plan { commands: vec![command], follow: Follow::Prompt(id) })
+    }
+
+    /// Returns the outcome of the run of a prompt that is part of the tree. Only the outcome of the last run is recorded,
+    /// so an earlier run counts as complete.
+    fn outcome(&self, prompt: &MessageId) -> RunOutcome {
+        let is_asked = |exchange: &&Exchange<'_>| {
+            exchange.prompt.is_some_and(|entry| entry.message.id.as_ref() == Some(prompt))
+        };
+        let answer = self.exchanges.iter().rfind(is_asked).into_iter().flat_map(|exchange| &exchange.rest);
+        let mut turns = answer.filter_map(|entry| entry.message.id.as_ref()?.turn());
+        let last = self.snapshot.agent.last_run.as_deref();
+        match last.filter(|end| turns.any(|turn| end.turn == Some(turn))) {
+            Some(end) => end.outcome.clone(),
+            None => RunOutcome::Stopped { stop_reason: StopReason::Stop },
+        }
     }
 
     /// Returns the plan for a new version of a message. `id` is the client's id of the message that the new version

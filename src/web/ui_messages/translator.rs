@@ -199,6 +199,12 @@ impl Translator {
             wanted.is_none() || ids.into_iter().any(|id| Some(&id) == wanted.as_ref())
         };
         match event {
+            Event::Turn(TurnOutcome::Stop { staged, .. }) | Event::Cancelled { staged, .. }
+                if is_abandoned(event) && is_carried(staged) =>
+            {
+                self.start();
+                self.error(crate::web::ABANDONED);
+            }
             Event::Message { message, .. } if message.role == Role::User => {
                 let is_wanted = is_wanted(message.id.as_ref());
                 if has_own_content(message) {
@@ -231,6 +237,7 @@ impl Translator {
 
     fn run_event(&mut self, event: &Event) {
         match event {
+            _ if is_abandoned(event) => self.abandoned(),
             Event::TextStart { index } => self.writer.text_start(*index),
             Event::ThinkingStart { index } => self.writer.thinking_start(*index),
             Event::TextDelta { index, delta } | Event::ThinkingDelta { index, delta } => {
@@ -371,9 +378,7 @@ impl Translator {
             StopReason::Length | StopReason::ContextLength => "length",
             StopReason::Refusal => "content-filter",
             StopReason::ToolUse => "tool-calls",
-            StopReason::Interrupted | StopReason::Abandoned if self.writer.settings.level == Level::Seven => {
-                "interrupted"
-            }
+            StopReason::Interrupted if self.writer.settings.level == Level::Seven => "interrupted",
             _ => "other",
         }
     }
@@ -404,8 +409,21 @@ impl Translator {
         self.end("other", json!({ "discarded": true }));
     }
 
+    /// Ends the response to an abandoned run.
+    fn abandoned(&mut self) {
+        self.writer.close(crate::web::ABANDONED);
+        self.writer.seal();
+        self.writer.step_end();
+        self.error(crate::web::ABANDONED);
+    }
+
     fn error(&mut self, text: &str) {
         self.writer.frame(json!({ "type": "error", "errorText": text }));
         self.phase = Phase::Ended;
     }
+}
+
+/// Returns whether `event` ends an abandoned run.
+fn is_abandoned(event: &Event) -> bool {
+    RunOutcome::of(event) == Some(RunOutcome::Abandoned)
 }

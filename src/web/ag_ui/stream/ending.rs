@@ -2,7 +2,7 @@
 
 use super::{Phase, RunStream};
 use crate::{
-    agent::{Failure, Response},
+    agent::{Failure, RunOutcome},
     message::Content,
     provider::StopReason,
     text::clip,
@@ -35,18 +35,23 @@ pub(super) fn code(failure: &Failure) -> &'static str {
 }
 
 impl RunStream {
-    /// Ends the stream because the run has ended. The outcome of an interrupted or abandoned run is `cancelled`.
-    pub(super) fn finish(&mut self, response: &Response) {
-        if matches!(response.stop_reason, StopReason::Interrupted | StopReason::Abandoned) {
-            self.finish_with(Some(Outcome::Cancelled));
-        } else {
-            let open = response.open_tool_uses.iter().map(|tool_use| tool_use.id.to_string());
-            self.finish_with(Some(Outcome::Success { pending_tool_call_ids: open.collect() }));
+    /// Ends the stream because the run has ended. An abandoned run is an error, because the user has not asked for its
+    /// end.
+    pub(super) fn finish(&mut self, outcome: &RunOutcome) {
+        match outcome {
+            RunOutcome::Failed { failure } => self.finish_failed(code(failure), &failure.to_string()),
+            RunOutcome::Abandoned => self.finish_failed("abandoned", crate::web::ABANDONED),
+            RunOutcome::Cancelled
+            | RunOutcome::Discarded
+            | RunOutcome::Stopped { stop_reason: StopReason::Interrupted } => {
+                self.finish_with(Some(Outcome::Cancelled));
+            }
+            RunOutcome::Stopped { .. } => self.finish_success(),
         }
     }
 
-    /// Ends a stream whose conversation is idle, or busy with the turn of another request.
-    pub(super) fn finish_idle(&mut self) {
+    /// Ends the stream after a complete turn.
+    pub(super) fn finish_success(&mut self) {
         let last = self.view.agent.state.history.last();
         let open = last.into_iter().flat_map(|message| &message.content).filter_map(|block| match block {
             Content::ToolUse(tool_use) if tool_use.decided.is_none() => Some(tool_use.id.to_string()),
@@ -54,13 +59,6 @@ impl RunStream {
         });
         let pending_tool_call_ids = open.collect();
         self.finish_with(Some(Outcome::Success { pending_tool_call_ids }));
-    }
-
-    /// Ends the stream after the messages of the run were discarded.
-    pub(super) fn finish_cancelled(&mut self) {
-        self.close();
-        self.send_messages();
-        self.finish_with(Some(Outcome::Cancelled));
     }
 
     /// Ends the stream with an interrupt for each pause.

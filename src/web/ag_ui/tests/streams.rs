@@ -2,11 +2,12 @@ use serde_json::{Value, json};
 
 use super::{Client, Frame, Level, Rig, kind_of, kinds, last};
 use crate::{
-    agent::{AgentCallbacks, ErrorDecision, Failure, State},
+    agent::{AgentCallbacks, ErrorDecision, Failure, RunEnd, RunOutcome, State},
     message::{Attachment, Usage},
     provider::{BlockStart, Delta, ErrorKind, ProviderError},
     session::Mode,
     testing::{Gate, Step},
+    web::testing::abandoned,
 };
 
 const LEVELS: [Level; 2] = [Level::V0, Level::V1];
@@ -196,6 +197,93 @@ async fn cancelled_run_takes_its_messages_back() {
         let texts = rig.client.messages.iter().filter(|message| message["role"] != "reasoning");
         assert_eq!(texts.count(), 2);
     }
+}
+
+/// Joins a conversation whose last run has ended with `outcome`. Returns the last frame.
+async fn end_of_join(rig: &mut Rig, outcome: Option<RunOutcome>) -> Value {
+    let mut view = rig.session.snapshot().await.unwrap();
+    if let Some(outcome) = outcome {
+        view.agent.last_run = Some(std::sync::Arc::new(RunEnd::new(outcome)));
+    }
+    let input = rig.request(json!({ "messages": [] }));
+    let (stream, frames) = super::RunStream::begin(super::run_of(&input), view, &super::Start::Join);
+    assert!(stream.is_ended());
+    let mut other = Client::new(rig.client.level);
+    other.read(&frames);
+    other.check_ended();
+    super::check_messages(&other, &rig.session.snapshot().await.unwrap());
+    last(&frames)
+}
+
+#[tokio::test(start_paused = true)]
+async fn abandoned_run_is_the_same_error_live_and_discarded_and_after_a_return() {
+    for level in LEVELS {
+        for is_kept in [true, false] {
+            let gate = Gate::new();
+            let step = if is_kept { Step::new().then_text(["Hal"]) } else { Step::new() };
+            let mut rig = Rig::new(level, [step.gate(&gate).stop()]).await;
+            rig.client.messages.push(json!({ "id": "u", "role": "user", "content": "Hi" }));
+            let mut posted = rig.post(json!({})).await;
+            gate.reached().await;
+            rig.session.interrupt().await.unwrap();
+            while posted.next_with(abandoned).await {}
+            rig.client.read(&posted.frames);
+            rig.client.check_ended();
+            let returned = end_of_join(&mut rig, Some(RunOutcome::Abandoned)).await;
+            for end in [last(&posted.frames), returned] {
+                assert_eq!((&end["type"], &end["code"]), (&json!("RUN_ERROR"), &json!("abandoned")));
+                assert_eq!(end["message"], "The run was ended after too many restarts.");
+            }
+            assert_eq!(rig.session.snapshot().await.unwrap().tree.iter().len(), if is_kept { 2 } else { 0 });
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn join_of_an_idle_conversation_ends_as_its_last_run_has_ended() {
+    for level in LEVELS {
+        let steps = [
+            Step::new().then_text(["Hal"]).hang(),
+            Step::new().then_text(["Hal"]).hang(),
+            Step::new().fail(ProviderError::new(ErrorKind::InvalidRequest, "bad")),
+            Step::text("Good."),
+        ];
+        let mut rig = Rig::new(level, steps).await;
+        for end in ["interrupt", "cancel", "fail", "stop"] {
+            rig.client.messages.push(json!({ "id": end, "role": "user", "content": "Hi" }));
+            let mut posted = rig.post(json!({})).await;
+            if matches!(end, "interrupt" | "cancel") {
+                posted.until("TEXT_MESSAGE_CONTENT").await;
+            }
+            match end {
+                "interrupt" => rig.session.interrupt().await.unwrap(),
+                "cancel" => rig.session.cancel().await.unwrap(),
+                _ => {}
+            }
+            let live = last(&posted.finish(&mut rig.client).await);
+            let joined = end_of_join(&mut rig, None).await;
+            for name in ["type", "code", "message", "outcome"] {
+                assert_eq!(joined.get(name), live.get(name), "{end}");
+            }
+            rig.client.messages.clear();
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_of_an_earlier_cancelled_run_that_is_sent_again_is_not_a_success() {
+    let mut rig = Rig::new(Level::V1, [Step::new().then_text(["Hal"]).hang(), Step::text("Two.")]).await;
+    let first = json!({ "id": "u1", "role": "user", "content": "First" });
+    rig.client.messages.push(first.clone());
+    let mut posted = rig.post(json!({})).await;
+    posted.until("TEXT_MESSAGE_CONTENT").await;
+    rig.session.cancel().await.unwrap();
+    posted.finish(&mut rig.client).await;
+    rig.say("Second").await;
+    rig.client.messages.push(first);
+    let frames = rig.run(json!({})).await;
+    assert_eq!(last(&frames)["outcome"], json!({ "type": "cancelled" }));
+    rig.check_messages().await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -4,9 +4,9 @@ use serde_json::{Value, json};
 
 use crate::{
     agent::{Agent, AgentBuilder},
-    session::{Mode, Session, SessionCommand, SessionSnapshot, SessionSubscription},
+    session::{Mode, Session, SessionCommand, SessionEvent, SessionSnapshot, SessionSubscription},
     store::MemoryStore,
-    subscription::Update,
+    subscription::{Numbered, Update},
     testing::{ScriptedProvider, Step},
     tool::{Tool, ToolContext, ToolSet, declared_tool, tool_fn},
     web::ui_messages::{
@@ -84,6 +84,11 @@ impl Client {
 
     /// Translates one event. If the response ends at a pause, no event is read.
     pub(super) async fn step(&mut self) {
+        self.step_with(|event| event.clone()).await;
+    }
+
+    /// Translates the event that `change` returns for the next one.
+    async fn step_with(&mut self, change: impl Fn(&Numbered<SessionEvent>) -> Numbered<SessionEvent>) {
         if self.translator.is_pausing() {
             let last = self.session.snapshot().await.unwrap().last;
             self.frames.extend(self.translator.pause_until(last));
@@ -92,8 +97,18 @@ impl Client {
             }
         }
         match self.updates.next().await {
-            Some(Update::Event(event)) => self.frames.extend(self.translator.event(&event)),
+            Some(Update::Event(event)) => self.frames.extend(self.translator.event(&change(&event))),
             other => panic!("the session ended: {other:?}"),
+        }
+    }
+
+    /// Translates the events that `change` returns until the response is complete.
+    pub(super) async fn finish_with(
+        &mut self,
+        change: impl Fn(&Numbered<SessionEvent>) -> Numbered<SessionEvent>,
+    ) {
+        while !self.translator.is_ended() {
+            self.step_with(&change).await;
         }
     }
 

@@ -5,15 +5,21 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::rig::{
-    Client, LEVELS, ask, check, find, finish, fold, lasting, listed, session, session_of, submit, types,
+    Client, LEVELS, ask, check, find, finish, fold, lasting, listed, session, session_of, settings, submit,
+    types,
 };
 use crate::{
-    agent::{AgentCallbacks, ErrorDecision, Failure, Next, Prompt, Response, State, TurnDecision},
+    agent::{
+        AgentCallbacks, ErrorDecision, Failure, Next, Prompt, Response, RunOutcome, State, TurnDecision,
+    },
     message::ProviderItem,
     provider::{BlockStart, Delta, ErrorKind, ProviderError},
     session::Session,
     testing::{Gate, ScriptedProvider, Step},
-    web::ui_messages::{Follow, Frame, Level},
+    web::{
+        testing::abandoned,
+        ui_messages::{Follow, Frame, Level, Translator},
+    },
 };
 
 fn zone() -> Value {
@@ -138,6 +144,51 @@ async fn interrupt_keeps_the_text_and_cancel_marks_the_message_as_discarded() {
             assert_eq!(finish(&frames)["messageMetadata"]["discarded"] == true, is_cancelled);
             assert_eq!(find(&frames, "abort").is_some(), is_cancelled);
         }
+    }
+}
+
+#[tokio::test]
+async fn abandoned_run_is_the_same_error_live_and_discarded_and_after_a_return() {
+    for level in LEVELS {
+        for is_kept in [true, false] {
+            let gate = Gate::new();
+            let step = if is_kept { Step::new().then_text(["Half"]) } else { Step::new() };
+            let session = session([step.gate(&gate).stop()]).await;
+            let post = || Client::post(&session, level, submit(&[], "u1", "Hi"));
+            let mut client = post().await.unwrap();
+            gate.reached().await;
+            let mut staged = Client::post(&session, level, submit(&[], "u2", "And?")).await.unwrap();
+            session.interrupt().await.unwrap();
+            client.finish_with(abandoned).await;
+            staged.finish_with(abandoned).await;
+            let snapshot = session.snapshot().await.unwrap();
+            let ended = Follow::Ended("u1".into(), RunOutcome::Abandoned);
+            let (_, returned) = Translator::begin(settings(level), &snapshot, ended);
+            for frames in [&client.frames, &staged.frames, &returned] {
+                check(level, frames);
+                let error =
+                    json!({ "type": "error", "errorText": "The run was ended after too many restarts." });
+                assert_eq!(frames.last(), Some(&error), "{frames:?}");
+                assert!(find(frames, "abort").is_none());
+            }
+            let texts = |frames: &[Frame]| fold(frames).iter().filter(|part| part["text"] == "Half").count();
+            assert_eq!((texts(&client.frames), texts(&returned)), (is_kept.into(), is_kept.into()));
+        }
+    }
+}
+
+#[tokio::test]
+async fn prompt_that_is_sent_again_ends_as_its_run_has_ended() {
+    for level in LEVELS {
+        let gate = Gate::new();
+        let session = session([Step::new().then_text(["Half"]).gate(&gate).stop()]).await;
+        let client = Client::post(&session, level, submit(&[], "u1", "Hi")).await.unwrap();
+        gate.reached().await;
+        session.interrupt().await.unwrap();
+        let first = client.finish().await;
+        let again = ask(&session, level, "u1").await;
+        assert_eq!(finish(&again)["finishReason"], finish(&first)["finishReason"]);
+        assert_eq!(finish(&again)["messageMetadata"]["stopReason"], "interrupted");
     }
 }
 

@@ -88,7 +88,7 @@ impl Translator {
             }
             RunOutcome::Cancelled => self.discarded("The run was cancelled."),
             RunOutcome::Failed { failure } => self.error(&failure.to_string()),
-            RunOutcome::Abandoned => self.error("The run was ended after too many restarts."),
+            RunOutcome::Abandoned => self.abandoned(),
             RunOutcome::Discarded => self.discarded("The run was discarded."),
         }
     }

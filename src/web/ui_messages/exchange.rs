@@ -45,6 +45,11 @@ pub(super) fn answer_id(prompt: &str) -> String {
     format!("a-{prompt}")
 }
 
+/// Returns the id of the assistant's message that answers the prompt whose message has this id.
+pub(super) fn answer_of(prompt: &MessageId) -> String {
+    answer_id(base_id(&prompt.to_string()))
+}
+
 /// The character between the client's id of a message and the mark of its version.
 const VERSION: char = '~';
 

@@ -225,7 +225,7 @@ impl<'a> Reader<'a> {
             if !results.is_empty() {
                 let id = self.fresh_id("results");
                 let prompt = Prompt::new(Blocks(results)).with_id(id.as_str());
-                let follow = Follow::Prompt(MessageId::new(id));
+                let follow = Follow::Results(MessageId::new(id));
                 return Ok(Plan { commands: vec![SessionCommand::Prompt { prompt }], follow });
             }
         }

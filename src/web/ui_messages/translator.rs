@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::{
     Frame, Level, Settings,
-    exchange::{Exchange, answer_id, exchanges, has_own_content, ui_id},
+    exchange::{Exchange, answer_id, answer_of, exchanges, has_own_content, ui_id},
     writer::Writer,
 };
 use crate::{
@@ -27,6 +27,8 @@ use crate::{
 pub(in crate::web) enum Follow {
     /// The run of this prompt, from its start. The prompt may be staged first.
     Prompt(MessageId),
+    /// The run of the prompt with this id, which contains only the results of tools. The run continues the last answer.
+    Results(MessageId),
     /// The rest of a run that was paused in the snapshot. The client has the answer up to the pause.
     Decisions,
     /// The run that is active in the snapshot, from its start.
@@ -66,8 +68,7 @@ struct Finish {
 pub(in crate::web) struct Translator {
     writer: Writer,
     phase: Phase,
-    /// The id of the assistant's message. Until the message of the prompt is added, the id of the previous assistant's
-    /// message.
+    /// The id of the assistant's message.
     answer: String,
     /// The id of the last event that was translated.
     last: EventId,
@@ -101,7 +102,11 @@ impl Translator {
             nodes: Vec::new(),
         };
         match follow {
-            Follow::Prompt(id) => this.phase = Phase::Waiting(Some(id)),
+            Follow::Prompt(id) => {
+                this.answer = answer_of(&id);
+                this.phase = Phase::Waiting(Some(id));
+            }
+            Follow::Results(id) => this.phase = Phase::Waiting(Some(id)),
             Follow::Decisions => this.continue_answer(snapshot),
             Follow::InFlight if snapshot.agent.pending.is_empty() => this.phase = Phase::Waiting(None),
             Follow::InFlight => this.replay(snapshot),
@@ -205,14 +210,18 @@ impl Translator {
                 self.start();
                 self.error(crate::web::ABANDONED);
             }
-            Event::Message { message, .. } if message.role == Role::User => {
-                let is_wanted = is_wanted(message.id.as_ref());
-                if has_own_content(message) {
+            Event::Message { message, .. }
+                if message.role == Role::User && is_wanted(message.id.as_ref()) =>
+            {
+                let is_new = has_own_content(message);
+                if is_new {
                     self.answer = answer_id(&ui_id(message, None));
                 }
-                if is_wanted {
-                    self.start();
-                    self.is_whole = true;
+                self.start();
+                self.is_whole = true;
+                // The results in a new message belong to the previous answer. The client rejects results of tools that
+                // are not part of this answer.
+                if !is_new {
                     self.results(message);
                 }
             }

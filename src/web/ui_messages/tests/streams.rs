@@ -283,7 +283,8 @@ async fn staged_prompt_waits_for_its_turn_and_ends_the_response_before() {
 #[tokio::test]
 async fn staged_prompt_of_a_cancelled_run_is_discarded() {
     let gate = Gate::new();
-    let session = session([Step::new().then_text(["One."]).gate(&gate).stop()]).await;
+    let session = session([Step::text("Zero."), Step::new().then_text(["One."]).gate(&gate).stop()]).await;
+    ask(&session, Level::Seven, "u0").await;
     let _first = Client::post(&session, Level::Seven, submit(&[], "u1", "Hi")).await.unwrap();
     gate.reached().await;
     let second = Client::post(&session, Level::Seven, submit(&[], "u2", "And?")).await.unwrap();
@@ -291,6 +292,37 @@ async fn staged_prompt_of_a_cancelled_run_is_discarded() {
     let frames = second.finish().await;
     check(Level::Seven, &frames);
     assert_eq!(finish(&frames)["messageMetadata"]["discarded"], true);
+    assert_eq!(frames[0]["messageId"], "a-u2", "no two messages have one id");
+}
+
+#[tokio::test]
+async fn prompt_of_a_failed_run_that_is_sent_again_has_its_own_answer() {
+    for level in LEVELS {
+        let failed = Step::new().fail(ProviderError::new(ErrorKind::Auth, "no key"));
+        let session = session([Step::text("Zero."), failed]).await;
+        ask(&session, level, "u0").await;
+        let first = ask(&session, level, "u1").await;
+        let snapshot = session.snapshot().await.unwrap();
+        let outcome = snapshot.agent.last_run.as_ref().unwrap().outcome.clone();
+        let ended = Follow::Ended("u1".into(), outcome);
+        let (_, again) = Translator::begin(settings(level), &snapshot, ended);
+        check(level, &again);
+        assert_eq!((&again[0], again.last()), (&first[0], first.last()));
+        assert_eq!(again[0]["messageId"], "a-u1");
+    }
+}
+
+#[tokio::test]
+async fn message_in_place_of_a_clients_result_starts_an_answer_without_the_result() {
+    for level in LEVELS {
+        let session = session([Step::tool_use("t1", "locate", zone()), Step::text("Then not.")]).await;
+        ask(&session, level, "u1").await;
+        let frames = ask(&session, level, "u2").await;
+        check(level, &frames);
+        assert_eq!(frames[0]["messageId"], "a-u2");
+        assert!(frames.iter().all(|frame| frame["toolCallId"] != "t1"), "{frames:?}");
+        check_listed(&session, level, &frames).await;
+    }
 }
 
 #[tokio::test]

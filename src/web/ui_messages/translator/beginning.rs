@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::{
     super::{
-        exchange::{exchanges, ui_id},
+        exchange::{answer_of, exchanges, ui_id},
         writer::Writer,
     },
     Phase, Translator,
@@ -71,8 +71,8 @@ impl Translator {
         let asked = |message: &Message| message.id.as_ref() == Some(prompt);
         let found = all.iter().rfind(|exchange| exchange.prompt.is_some_and(|entry| asked(entry.message)));
         let mut nodes = Vec::new();
+        self.answer = answer_of(prompt);
         if let Some(exchange) = found {
-            self.answer = exchange.answer_id();
             nodes = exchange.rest.iter().filter_map(|entry| entry.node).map(crate::tree::Node::id).collect();
         }
         self.start();

@@ -209,7 +209,7 @@ impl Posted {
 
     /// Reads the next update. Returns whether there was one.
     async fn next(&mut self) -> bool {
-        self.next_with(|event| event.clone()).await
+        self.next_with(Numbered::clone).await
     }
 
     /// Reads the next update, and translates the event that `change` returns for it.

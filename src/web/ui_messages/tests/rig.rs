@@ -84,7 +84,7 @@ impl Client {
 
     /// Translates one event. If the response ends at a pause, no event is read.
     pub(super) async fn step(&mut self) {
-        self.step_with(|event| event.clone()).await;
+        self.step_with(Numbered::clone).await;
     }
 
     /// Translates the event that `change` returns for the next one.

@@ -139,6 +139,8 @@ pub(super) type Outlet = Pin<Box<dyn Sink<Delivery, Error = ()> + Send>>;
 struct Commit {
     sink: Outlet,
     outbox: VecDeque<Delivery>,
+    /// If the next event commits a turn and telemetry is on, the span of the turn's run.
+    run: Caller,
 }
 
 /// When dropped, reports that the task was killed, unless the task has ended cleanly.
@@ -191,7 +193,8 @@ impl Task {
             setup: Arc::new(setup),
             weak,
             feed: Feed::new(rand::random()),
-            commit: commit.map(|sink| Box::new(Commit { sink, outbox: VecDeque::new() })),
+            commit: commit
+                .map(|sink| Box::new(Commit { sink, outbox: VecDeque::new(), run: Caller::default() })),
             notices: VecDeque::new(),
             asker: None,
             idle_waiters: Vec::new(),
@@ -294,9 +297,9 @@ impl Task {
     fn perform(&mut self, effect: Effect) {
         match effect {
             Effect::Emit(event) => {
-                let run = self.trace(&event);
+                self.trace(&event);
                 self.report_committed(&event);
-                self.emit(event, run);
+                self.emit(event);
             }
             Effect::Prompts(prompts) => self.work().prompts = prompts,
             Effect::Call(op, call) => {
@@ -364,7 +367,7 @@ impl Task {
         self.work.get_or_insert_default()
     }
 
-    fn emit(&mut self, event: Event, run: Caller) {
+    fn emit(&mut self, event: Event) {
         if !self.feed.is_listened_to() && self.commit.is_none() {
             return self.feed.skip();
         }
@@ -380,7 +383,7 @@ impl Task {
             commit.outbox.push_back(Delivery {
                 event: Some(event),
                 config: Arc::clone(&self.config),
-                run,
+                run: std::mem::take(&mut commit.run),
                 extras: DeliveryExtras { settings, prompts, record }.boxed(),
             });
         }

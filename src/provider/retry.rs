@@ -341,9 +341,13 @@ impl Stream for RetryStream {
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = self.get_mut();
-        let chat = this.trace.as_ref().map(|trace| trace.span().clone().entered());
-        let mut item = this.poll_answer(cx);
-        drop(chat);
+        let mut item = match &this.trace {
+            None => this.poll_answer(cx),
+            Some(trace) => {
+                let chat = trace.span().clone();
+                chat.in_scope(|| this.poll_answer(cx))
+            }
+        };
         if let Poll::Ready(Some(Ok(Delta::Message(data)))) = &mut item {
             data.usage = data.usage.map(Usage::with_finite_cost);
             if let Some(priced) = &this.priced {

@@ -146,7 +146,7 @@ impl Task {
         }
         self.configure(Arc::new(draft.config));
         self.core.set_history(draft.history.clone());
-        self.emit(Event::State(Arc::new(self.config.view(draft.history))), Caller::default());
+        self.emit(Event::State(Arc::new(self.config.view(draft.history))));
         Ok(())
     }
 

@@ -130,7 +130,7 @@ impl Task {
     /// full.
     fn hand_over_outbox(&mut self) {
         if let Some(commit) = self.commit.take().filter(|commit| !commit.outbox.is_empty()) {
-            let Commit { mut sink, outbox } = *commit;
+            let Commit { mut sink, outbox, .. } = *commit;
             tokio::spawn(async move {
                 for delivery in outbox {
                     if sink.send(delivery).await.is_err() {

@@ -24,7 +24,6 @@ use crate::{
     message::ToolResult,
     provider::ProviderError,
     subscription::EndReason,
-    telemetry::Caller,
     tool::{Answer, ToolReport},
 };
 
@@ -382,7 +381,7 @@ impl Task {
     fn take_report(&mut self, report: ToolReport) {
         let (slot, question, answer) = match report {
             ToolReport::Progress(tool_use_id, data) => {
-                return self.emit(Event::ToolProgress { tool_use_id, data }, Caller::default());
+                return self.emit(Event::ToolProgress { tool_use_id, data });
             }
             ToolReport::Question { slot, question, answer } => (slot, question, answer),
         };

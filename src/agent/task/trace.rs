@@ -23,29 +23,27 @@ impl Work {
 }
 
 impl Task {
-    /// Records an event in the trace of its run. If the event commits a turn, returns the span of the turn's run.
-    /// Returns no span for other events, without a commit channel, or if telemetry is off.
+    /// Records an event in the trace of its run, if telemetry is on. If the event commits a turn, keeps the run's span
+    /// for the event's delivery to the owner of the history.
     #[inline]
-    pub(super) fn trace(&mut self, event: &Event) -> Caller {
+    pub(super) fn trace(&mut self, event: &Event) {
         if self.work.as_ref().is_some_and(|work| work.trace.is_some()) {
-            return self.record_in_trace(event);
-        }
-        if matches!(event, Event::Status { status: Status::Busy } | Event::Resumed { .. })
+            self.record_in_trace(event);
+        } else if matches!(event, Event::Status { status: Status::Busy } | Event::Resumed { .. })
             && telemetry::is_on()
         {
             self.begin_trace();
         }
-        Caller::default()
     }
 
     #[cold]
-    fn record_in_trace(&mut self, event: &Event) -> Caller {
-        let Some(work) = &mut self.work else { return Caller::default() };
+    fn record_in_trace(&mut self, event: &Event) {
+        let Some(work) = &mut self.work else { return };
         // The span is read before the event is recorded, because the last event of a run ends the trace.
-        let span = work.span().filter(|_| matches!(event, Event::Turn(_)) && self.commit.is_some());
-        let run = span.map(Caller::of).unwrap_or_default();
+        if let (Event::Turn(_), Some(commit), Some(span)) = (event, &mut self.commit, work.span()) {
+            commit.run = Caller::of(span);
+        }
         record(work, event);
-        run
     }
 
     #[cold]

@@ -27,8 +27,7 @@ pub(super) type Key = u64;
 
 pub(super) struct Registry {
     slots: HashMap<ConversationId, Slot>,
-    /// The open conversations. This map and the map of waiting conversations are sorted by [`Slot::since`].
-    open: BTreeMap<u64, ConversationId>,
+    /// The conversations that wait for room, sorted by [`Slot::since`].
     waiting: BTreeMap<u64, ConversationId>,
     /// The openings that are waiting for a place.
     line: BTreeMap<Number, WaitingOpening>,
@@ -123,7 +122,6 @@ impl Registry {
     pub(super) fn new(places: usize) -> Self {
         Self {
             slots: HashMap::new(),
-            open: BTreeMap::new(),
             waiting: BTreeMap::new(),
             line: BTreeMap::new(),
             free: places,
@@ -253,7 +251,6 @@ impl Registry {
         let ended = slot.ended.take();
         let open = slot.open_session(&id);
         self.waiting.remove(&waited_since);
-        self.open.insert(clock, id.clone());
         self.emit(ManagerEvent::Opened { session: open });
         if let Some(reason) = ended {
             self.ended(&id, key, &reason);
@@ -346,13 +343,12 @@ impl Registry {
         if !was_open {
             slot.ended = Some(reason.clone());
         }
-        let (since, rest) = (slot.since, std::mem::take(&mut slot.rest));
+        let rest = std::mem::take(&mut slot.rest);
         let place = if was_open { slot.place.take() } else { None };
         if slot.claim.is_none() {
             self.slots.remove(id);
         }
         if was_open {
-            self.open.remove(&since);
             self.emit(ManagerEvent::Closed { id: id.clone(), reason: reason.clone() });
         }
         self.end_rest(rest);
@@ -402,8 +398,17 @@ impl Registry {
         Some(slot.open_session(id))
     }
 
+    /// Returns the open conversations with their sessions, in the order in which they were opened. They are sorted here,
+    /// because a sorted map would take memory for each idle session.
+    fn open(&self) -> impl Iterator<Item = (&ConversationId, &Slot, &Session)> {
+        let open = self.slots.iter().filter_map(|(id, slot)| Some((id, slot, slot.session.as_ref()?)));
+        let mut open: Vec<_> = open.collect();
+        open.sort_unstable_by_key(|(_, slot, _)| slot.since);
+        open.into_iter()
+    }
+
     pub(super) fn sessions(&self) -> Vec<Session> {
-        self.open.values().filter_map(|id| self.get(id)).collect()
+        self.open().map(|(_, _, session)| session.clone()).collect()
     }
 
     pub(super) fn claims(&self) -> Vec<CancellationToken> {
@@ -413,7 +418,7 @@ impl Registry {
     pub(super) fn snapshot(&self) -> ManagerSnapshot {
         ManagerSnapshot {
             last: self.feed.last(),
-            open: self.open.values().filter_map(|id| self.open_session(id)).collect(),
+            open: self.open().map(|(id, slot, _)| slot.open_session(id)).collect(),
             waiting: self.waiting.values().cloned().collect(),
         }
     }

@@ -275,9 +275,9 @@ impl Registry {
     /// Returns the sessions whose tools or callbacks are running. Their places cannot become free before these tools
     /// and callbacks are done.
     pub(in crate::manager) fn parents(&self) -> Vec<ConversationId> {
-        let is_parent = |slot: &Slot| {
-            slot.status == Status::Busy && slot.session.as_ref().is_some_and(Session::is_between_requests)
+        let is_parent = |(id, slot, session): (&ConversationId, &Slot, &Session)| {
+            (slot.status == Status::Busy && session.is_between_requests()).then(|| id.clone())
         };
-        self.open.values().filter(|id| self.slots.get(*id).is_some_and(is_parent)).cloned().collect()
+        self.open().filter_map(is_parent).collect()
     }
 }

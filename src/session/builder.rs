@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 
 use super::{
     Guard, Session, SessionError, Setup, Watcher, check_title,
-    core::{Core, saved},
+    core::{Core, StoredFlight, saved},
     life,
     loading::{LoadedTurn, Recovered, closed},
     starting::Starting,
@@ -343,6 +343,7 @@ impl SessionBuilder {
         let stored = self.store.load(&id).await?;
         let (state, version, mark) = (stored.state, stored.version, stored.mark);
         let tree = Tree::restored(stored.nodes, stored.head, stored.cursors, stored.next)?;
+        let flight = StoredFlight::of_stored(stored.turn.as_deref(), tree.head());
         let now = if stored.turn.is_some() { self.store.now().await? } else { Timestamp::default() };
         let recovered = Recovered::of(&id, stored.turn, &tree, self.setup.recover, now)?;
         let mut last_run = stored.last_run.map(closed);
@@ -368,6 +369,7 @@ impl SessionBuilder {
         let loaded = |config, seen| Core::loaded(tree, &state, version, keeps_usage, config, seen);
         let mut starting = self.start(id, loaded).await?;
         starting.core.loaded_usage(used);
+        starting.core.loaded_flight(flight);
         starting.core.set_prompts(prompts, starting.session.shared.setup.durable > Durable::Turns);
         starting.life = life::next(tenure.as_ref(), mark);
         starting.mark = mark.filter(|_| starting.core.is_as_stored());

@@ -21,7 +21,7 @@ use branching::Branch;
 pub(super) use branching::{Base, Move};
 use flight::Flight;
 use prompts::Prompts;
-pub(super) use saving::{Found, Job, saved};
+pub(super) use saving::{Found, Job, StoredFlight, saved};
 use saving::{Saver, Spending};
 
 use super::{SessionEvent, StoreReport};

@@ -40,7 +40,7 @@ impl Commit {
     }
 
     /// Returns whether the commit ends a turn in flight that an earlier commit has recorded on this head.
-    pub(super) fn ends_turn(&self, head: Option<NodeId>) -> bool {
+    pub(crate) fn ends_turn(&self, head: Option<NodeId>) -> bool {
         match self.turn.as_deref() {
             Some(TurnChange::Record(record)) => record.head != self.head,
             Some(TurnChange::End(_)) => true,

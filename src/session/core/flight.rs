@@ -2,7 +2,11 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use super::{Core, Effect, Effects, branching::Branch, saving::Record};
+use super::{
+    Core, Effect, Effects,
+    branching::Branch,
+    saving::{Record, StoredFlight},
+};
 use crate::{
     agent::{self, Config, RunEnd, Status},
     store::{BranchPoint, Commit, TurnRecord, Version, Write},
@@ -116,7 +120,8 @@ impl Core {
 
     /// Notes the version after a write of [`restart`](Self::restart) or [`handed_over`](Self::handed_over).
     pub(in crate::session) fn rewritten(&mut self, version: Version) {
-        self.saver.set_version(version);
+        let turn = self.last_record().map(StoredFlight::of);
+        self.saver.rewritten(version, turn);
     }
 
     /// Sets the number of restarts of the loaded turn in flight, and removes the mark of a handover. Returns the write,

@@ -18,6 +18,7 @@ use std::{collections::VecDeque, sync::Arc};
 pub(in crate::session) use conflict::Found;
 pub(in crate::session) use record::Record;
 pub(super) use record::Spending;
+pub(in crate::session) use record::StoredFlight;
 pub(in crate::session) use state::saved;
 use state::{Kept, same};
 
@@ -65,6 +66,8 @@ pub(super) struct Saver {
     erased: Option<Box<Erased>>,
     /// The usage, the end of a run and the turn in flight that are not in the store.
     record: Option<Box<Record>>,
+    /// The turn in flight that is in the store.
+    flight: Option<Box<StoredFlight>>,
     /// The changes to the tree that are not in the store, in order.
     portions: VecDeque<Portion>,
     /// The maximum number of portions in a commit. `usize::MAX` means no limit. While there is a limit, the state is
@@ -120,6 +123,7 @@ impl Saver {
             attempt: None,
             erased: None,
             record: None,
+            flight: None,
             portions: VecDeque::new(),
             at_most: usize::MAX,
             unsaved: 0,
@@ -143,10 +147,11 @@ impl Saver {
         Self { version: Some(version), config, title, labels, replaced, ..Self::new() }
     }
 
-    /// Sets the version of the conversation after a write that was made outside this module: a counted restart or the
-    /// mark of a handover.
-    pub(super) fn set_version(&mut self, version: Version) {
+    /// Notes the version of the conversation and its turn in flight after a write that was made outside this module: a
+    /// counted restart or the mark of a handover.
+    pub(super) fn rewritten(&mut self, version: Version, flight: Option<StoredFlight>) {
         self.version = Some(version);
+        self.flight = flight.map(Box::new);
     }
 
     /// Returns whether usage, the end of a run or the turn in flight is not in the store.
@@ -382,6 +387,11 @@ impl Core {
         effects.push(Effect::Emit(SessionEvent::Erased(Arc::new(erased.clone()))));
         saver.erased = Some(Box::new(erased));
         self.save(env, effects);
+    }
+
+    /// Notes the turn in flight that is in the store.
+    pub(in crate::session) fn loaded_flight(&mut self, flight: Option<StoredFlight>) {
+        self.saver.flight = flight.map(Box::new);
     }
 
     /// Returns the version of the conversation in the store.

@@ -14,7 +14,7 @@ use tracing::{Instrument, Span};
 use super::Task;
 use crate::{
     session::{
-        core::{Core, Found, Job},
+        core::{Core, Found, Job, StoredFlight},
         tenure::{Held, Keeper, Tenure},
     },
     store::{ConversationId, Lease, Owner, Store, StoreError, Stored, Version, Write},
@@ -209,10 +209,11 @@ async fn perform(store: Arc<dyn Store>, id: ConversationId, job: Arc<Job>, owner
 }
 
 async fn find(store: &dyn Store, id: &ConversationId) -> Result<Found, StoreError> {
-    let Stored { version, state, nodes, head, cursors, next, .. } = store.load(id).await?;
+    let Stored { version, state, nodes, head, cursors, next, turn, .. } = store.load(id).await?;
+    let flight = StoredFlight::of_stored(turn.as_deref(), head);
     let tree = Tree::restored(nodes, head, cursors, next)
         .map_err(|error| StoreError::damaged(format!("conversation {id}"), error.to_string()))?;
-    Ok(Found { version, tree, state })
+    Ok(Found { version, tree, state, flight })
 }
 
 async fn write(

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Job, Record, Saver, state::persistable};
+use super::{Job, Record, Saver, StoredFlight, state::persistable};
 use crate::{
     session::{
         SavedPart, SessionEvent, StoreReport,
@@ -23,6 +23,8 @@ pub(in crate::session) struct Found {
     pub(in crate::session) version: Version,
     pub(in crate::session) tree: Tree,
     pub(in crate::session) state: StoredState,
+    /// The turn in flight.
+    pub(in crate::session) flight: Option<StoredFlight>,
 }
 
 impl Core {
@@ -46,7 +48,7 @@ impl Core {
             Some(Job::Erase(_, erased)) => self.saver.erased = Some(Box::new(erased.clone())),
             _ => {}
         }
-        let Found { version, mut tree, mut state } = found;
+        let Found { version, mut tree, mut state, flight } = found;
         // A late write of an earlier session of this conversation may already have erased some of the nodes that this
         // session wants to erase. Remove the others from the stored tree before the comparison. If they cannot be
         // removed, the trees differ anyway.
@@ -59,7 +61,12 @@ impl Core {
         }
         let (title, labels) = (state.title.take().map(Arc::from), std::mem::take(&mut state.labels));
         let stored = self.saver.stored.as_deref().unwrap_or(self.stable());
-        let is_retitled = self.saver.is_followed_by(version) && tree == *stored && self.saver.holds(&state);
+        // Another session or a manager may have continued the turn in flight. In a store without leases, only its record
+        // shows this.
+        let is_retitled = self.saver.is_followed_by(version)
+            && tree == *stored
+            && self.saver.holds(&state)
+            && flight.as_ref() == self.saver.flight.as_deref();
         if self.is_lost() || !is_retitled {
             return self.lost(error, effects);
         }

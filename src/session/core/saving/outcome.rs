@@ -36,7 +36,9 @@ impl Core {
         };
         match outcome {
             Ok(version) => {
+                let head = self.saver.stored.as_deref().unwrap_or(self.stable()).head();
                 let saver = &mut self.saver;
+                saver.flight_written(&attempt.job, head);
                 let creates = saver.version.replace(version).is_none();
                 if let Some(Kept { config, title, labels }) = attempt.kept {
                     (saver.config, saver.title, saver.labels) = (Some(config), title, labels);

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use super::Job;
+use super::{Job, Saver};
 use crate::{
     agent::{Event, Response, RunEnd},
-    message::{RequestEnd, Usage, UsageRow},
+    message::{RequestEnd, TurnId, Usage, UsageRow},
     session::{
         SessionEvent,
         core::{Core, Effect, Effects, Env},
     },
-    store::{Commit, TurnChange, TurnRecord},
+    store::{Commit, StoredTurn, TurnChange, TurnRecord},
     tree::NodeId,
 };
 
@@ -112,6 +112,49 @@ impl Record {
             self.end = end.without_messages().map_or(LastRun::Keep, |end| LastRun::Ended(Box::new(end)));
         }
         (!self.is_empty()).then_some(self)
+    }
+}
+
+/// The turn in flight in the store: the parts of its record that differ between any two records of a conversation.
+#[derive(Debug, PartialEq)]
+pub(in crate::session) struct StoredFlight {
+    turn: TurnId,
+    lives: u32,
+    orderly: bool,
+    core: Box<str>,
+}
+
+impl StoredFlight {
+    /// Returns the turn in flight after this record was stored.
+    pub(in crate::session) fn of(record: &TurnRecord) -> Self {
+        let TurnRecord { turn, lives, orderly, core, .. } = record;
+        Self { turn: *turn, lives: *lives, orderly: *orderly, core: core.clone() }
+    }
+
+    /// Returns the turn in flight of a loaded conversation with this head. A turn on another head is outdated, and not
+    /// in flight any more.
+    pub(in crate::session) fn of_stored(turn: Option<&StoredTurn>, head: Option<NodeId>) -> Option<Self> {
+        turn.filter(|turn| turn.is_on(head)).map(|turn| Self::of(&turn.record))
+    }
+}
+
+impl Saver {
+    /// Notes the turn in flight after a write has succeeded. `head` is the stored head before the write.
+    pub(super) fn flight_written(&mut self, job: &Job, head: Option<NodeId>) {
+        match job {
+            Job::Commit(_, commit) => {
+                if commit.ends_turn(head) {
+                    self.flight = None;
+                }
+                if let Some(TurnChange::Record(record)) = commit.turn.as_deref()
+                    && record.head == commit.head
+                {
+                    self.flight = Some(Box::new(StoredFlight::of(record)));
+                }
+            }
+            Job::Create(..) | Job::Erase(..) => self.flight = None,
+            Job::State(..) => {}
+        }
     }
 }
 

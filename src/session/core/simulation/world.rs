@@ -18,7 +18,7 @@ use crate::{
     message::Usage,
     session::{
         SessionEvent, SessionSnapshot, StoreReport,
-        core::{Core, Effect, Env, Job},
+        core::{Core, Effect, Env, Job, StoredFlight},
     },
     store::{StoredState, WriteId},
     subscription::{EventId, Numbered},
@@ -172,6 +172,7 @@ impl World {
         self.core =
             Core::loaded(tree.clone(), &stored.state, stored.version, true, config, self.agent.last());
         self.core.loaded_usage(used);
+        self.core.loaded_flight(StoredFlight::of_stored(stored.turn.as_deref(), stored.head));
         self.model.rows.clone_from(&self.vault.rows);
         self.ledger = Ledger::new(&self.model, Some(&stored))?;
         self.agent_now = snapshot(&self.agent, &tree);

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     session::{
         SessionEvent, StoreReport,
-        core::{Effect, Found, Job},
+        core::{Effect, Found, Job, StoredFlight},
     },
     store::{StoreError, TurnChange},
 };
@@ -98,7 +98,8 @@ impl World {
     fn conflicted(&mut self, error: &StoreError) -> Check {
         let stored = self.vault.stored.clone().ok_or("a conflict without a stored conversation")?;
         let (tree, state, books) = vault::content(&stored)?;
-        let found = Found { version: stored.version, tree, state };
+        let flight = StoredFlight::of_stored(stored.turn.as_deref(), stored.head);
+        let found = Found { version: stored.version, tree, state, flight };
         let kinds = if self.ledger.is_retitled(&stored)? {
             // From here on, the session knows all stored content.
             self.vault.is_foreign = false;

@@ -12,7 +12,7 @@ use crate::{
     message::{History, Timestamp},
     session::{
         SessionSnapshot,
-        core::{Core, Job, simulation::vault},
+        core::{Core, Job, StoredFlight, simulation::vault},
         loading::{LoadedTurn, Recovered, closed},
     },
     store::{Commit, Labels, Stored, StoredTurn, TurnRecord, Version, Write},
@@ -64,6 +64,7 @@ impl Life {
         let tree = Tree::restored(nodes, head, cursors, next).map_err(|error| error.to_string())?;
         let has_turn = turn.is_some();
         let turn = turn.map(|turn| reread(&turn)).transpose()?;
+        let flight = StoredFlight::of_stored(turn.as_ref(), head);
         let random = common.outside.rng.pick(&[OnUncertain::Report, OnUncertain::Ask]);
         let on_uncertain = common.on_uncertain.unwrap_or(random);
         let recover = Recover::default().with_on_uncertain(on_uncertain);
@@ -96,6 +97,7 @@ impl Life {
         let config = Arc::clone(&common.outside.config);
         let mut core = Core::loaded(tree, &state, version, true, config, process.last_event());
         core.loaded_usage(used.usage);
+        core.loaded_flight(flight);
         core.set_prompts(prompts, level > Durable::Turns);
         let mut counting = None;
         let attempted = turn

@@ -543,7 +543,8 @@ impl Session {
     /// grace, its requests and tools are aborted, and the next owner treats them as after a crash. New prompts are
     /// refused.
     ///
-    /// A turn that is not recorded is interrupted, as by [`stop`](Self::stop).
+    /// If the state of the turn can't be stored within the limit, the next owner continues from the last state that is
+    /// stored. A turn of which nothing is stored is interrupted, as by [`stop`](Self::stop).
     ///
     /// # Errors
     ///
@@ -552,11 +553,7 @@ impl Session {
         self.drain();
         // The result is ignored: the session is ended in any case, after it rests or after the grace.
         let _ = tokio::time::timeout(grace, self.rest()).await;
-        let stop = |reply| Command::HandOver(Stop { deadline: limit, in_flight: InFlight::Keep, reply });
-        match self.call(stop).await {
-            Ok(stopped) => stopped,
-            Err(_) => self.end_within(limit, InFlight::Keep).await,
-        }
+        self.end_within(limit, InFlight::Leave).await
     }
 
     /// Waits until the session is idle or paused.

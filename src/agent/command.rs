@@ -25,7 +25,7 @@ pub(super) struct Stop {
     pub(super) reply: Reply<CommandResult<()>>,
 }
 
-/// Whether the turn in flight is kept or discarded when the agent ends.
+/// The treatment of the turn in flight when the agent ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum InFlight {
     /// The turn is interrupted, so its completed steps are committed.
@@ -33,6 +33,9 @@ pub(crate) enum InFlight {
     Keep,
     /// The turn is cancelled, so the history stays as it was before the turn.
     Discard,
+    /// The turn stays in flight, because it is stored and the next owner of the conversation continues it. Its work is
+    /// aborted without an event.
+    Leave,
 }
 
 /// The reply to a subscriber: the point in the stream of events at which its subscription begins.

@@ -39,12 +39,14 @@ pub(crate) enum FirstMessage {
 /// The sender that delivers the response of a run to the caller of `ask`.
 pub(crate) type Asker = oneshot::Sender<Result<Arc<Response>, AgentError>>;
 
-/// The agent's last event and the agent's status.
+/// The agent's last event, its last record and its status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub(crate) struct Moment {
     /// The id of the last event that was emitted.
     pub(crate) last: EventId,
+    /// The number of the last record, or 0 if the agent has made none.
+    pub(crate) record: u64,
     /// The status of the agent.
     pub(crate) status: Status,
 }
@@ -54,8 +56,8 @@ impl HistoryOwner {
         Self { agent, written }
     }
 
-    /// Returns the agent's last event and the agent's status. The effects of all earlier calls, from any handle, are
-    /// included in the events up to `last`.
+    /// Returns the agent's last event, its last record and its status. The effects of all earlier calls, from any
+    /// handle, are included in the events up to `last` and in the records up to `record`.
     ///
     /// # Errors
     ///
@@ -153,8 +155,9 @@ impl HistoryOwner {
         self.agent.call(Command::TakeUp).await.map_err(stopped)
     }
 
-    /// Records the turn in flight, even if nothing has required a record so far. When the operation returns, the record
-    /// is in the queue of the commit channel. Does nothing if no turn is in flight, or if the agent makes no records.
+    /// Records the turn in flight, even if nothing has required a record so far. The record is the one whose number a
+    /// later [`moment`](Self::moment) returns, or an earlier one. Does nothing if no turn is in flight, or if the agent
+    /// makes no records.
     ///
     /// # Errors
     ///

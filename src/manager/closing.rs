@@ -218,6 +218,7 @@ impl Inner {
                 let _ = match in_flight {
                     InFlight::Keep => session.interrupt().await,
                     InFlight::Discard => session.cancel().await,
+                    InFlight::Leave => Ok(()),
                 };
             }
             self.titled(session).await;

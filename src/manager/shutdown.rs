@@ -33,8 +33,8 @@ impl Manager {
     /// In a session with a level above [`Durable::Turns`](crate::agent::Durable::Turns), a run gets the grace period to
     /// end or to pause. After it, the session records its turn and ends its requests and tools. Another manager
     /// continues the turn when it opens the conversation, for instance in its next
-    /// [sweep](super::ManagerBuilder::sweep). The restart does not count as a crash. The runs of other sessions are
-    /// interrupted, as by `shutdown`.
+    /// [sweep](super::ManagerBuilder::sweep). The restart does not count as a crash. If the turn can't be recorded before
+    /// the deadline, it continues from its last record. The runs of other sessions are interrupted, as by `shutdown`.
     ///
     /// # Errors
     ///

@@ -85,6 +85,4 @@ pub(super) enum Command {
     Outcome(PromptId, OutcomeReply),
     Unsaved(Reply<Option<Unsaved>>),
     Stop(Stop),
-    /// Ends the session within the deadline, and leaves its turn in flight to the next owner.
-    HandOver(Stop),
 }

@@ -114,10 +114,7 @@ impl Task {
                 break exit;
             }
         };
-        if reason == EndReason::HandlesDropped && self.core.status() == Status::Paused {
-            // Boxed, like other rare futures here, because an idle session holds the memory for this future's largest part.
-            Box::pin(self.retire_paused()).await;
-        }
+        // Boxed, like other rare futures here, because an idle session holds the memory for this future's largest part.
         Box::pin(self.finish(commands, reason, stop)).await;
     }
 
@@ -254,7 +251,12 @@ impl Task {
 
     /// Processes the agent's events up to `last`.
     async fn take_until(&mut self, last: EventId) -> Result<(), AgentError> {
-        while self.core.seen().number < last.number {
+        self.take_while(|core| core.seen().number < last.number).await
+    }
+
+    /// Processes the agent's events and records as long as the condition is met.
+    async fn take_while(&mut self, is_behind: impl Fn(&Core) -> bool) -> Result<(), AgentError> {
+        while is_behind(&self.core) {
             match self.deliveries.next().await {
                 Some(delivery) => self.take(delivery),
                 None => return Err(AgentError::Stopped(EndReason::Killed)),
@@ -266,10 +268,13 @@ impl Task {
         Ok(())
     }
 
-    /// Processes all events that the agent has emitted so far, and returns the agent's status after them.
+    /// Processes all events that the agent has emitted so far and all records that it has made so far. Returns the
+    /// agent's status after them.
     async fn catch_up(&mut self) -> Result<Status, AgentError> {
         let moment = self.owner.moment().await?;
         self.take_until(moment.last).await?;
+        // The last record may come after the last event, in a delivery without an event.
+        self.take_while(|core| core.last_number() < moment.record).await?;
         Ok(moment.status)
     }
 

@@ -162,7 +162,8 @@ impl Task {
     }
 
     fn moment(&self) -> Moment {
-        Moment { last: self.feed.last(), status: self.core.status() }
+        let record = self.durability.as_ref().map_or(0, |durability| durability.last());
+        Moment { last: self.feed.last(), record, status: self.core.status() }
     }
 
     /// Performs a change for the history's owner, and returns the id of the resulting `state` event.

@@ -65,6 +65,11 @@ impl Durability {
         self.written.number() >= self.last
     }
 
+    /// Returns the number of the last record.
+    pub(super) fn last(&self) -> u64 {
+        self.last
+    }
+
     /// Takes the record that the next event carries.
     pub(super) fn take_loose(&mut self) -> Option<Arc<Record>> {
         self.loose.take()

@@ -22,9 +22,9 @@ use crate::{
 };
 
 impl Task {
-    /// Interrupts the turn in flight, or cancels it if the `stop` command requests that. A paused turn whose state is
-    /// stored stays in flight in the store, unless a `stop` command ends the agent. Then makes the last snapshot
-    /// available, runs `terminate`, and waits for aborted tools.
+    /// Ends the turn in flight as the `stop` command requests. Without such a command, interrupts the turn, unless it is
+    /// paused and its state is stored. Then makes the last snapshot available, runs `terminate`, and waits for aborted
+    /// tools.
     pub(super) async fn finish(
         mut self,
         callbacks: &mut dyn AgentCallbacks,
@@ -32,13 +32,17 @@ impl Task {
         reason: EndReason,
         stop: Option<Box<Stop>>,
     ) {
-        let leaves_turn = stop.is_none() && self.is_parked();
+        let in_flight = match &stop {
+            Some(stop) => stop.in_flight,
+            None if self.is_parked() => InFlight::Leave,
+            None => InFlight::Keep,
+        };
         // If the agent is idle, the interrupt or the cancel returns an error, because no turn is in flight. Ignore this
         // error.
-        let _ = match stop.as_ref().map(|stop| stop.in_flight).unwrap_or_default() {
-            _ if leaves_turn => Ok(()),
+        let _ = match in_flight {
             InFlight::Keep => self.interrupt(),
             InFlight::Discard => self.step(Core::cancel),
+            InFlight::Leave => Ok(()),
         };
         drop_contained(self.work.take());
         drop_contained(self.wanted.take());

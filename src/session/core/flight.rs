@@ -20,6 +20,8 @@ pub(super) struct Flight {
     /// The records that are not stored yet, as pairs: the number of the last change that must be stored before the
     /// record counts as stored, and the number of the record.
     due: VecDeque<(u64, u64)>,
+    /// The number of the last record that the agent has made.
+    number: u64,
     /// Whether the turn is left to the next owner of the conversation.
     is_left: bool,
 }
@@ -38,6 +40,7 @@ impl Core {
         let wanted = self.wanted();
         let flight = self.flight.get_or_insert_default();
         flight.last = last;
+        flight.number = record.number;
         flight.due.push_back((wanted, record.number));
     }
 
@@ -59,6 +62,11 @@ impl Core {
     /// Returns the last record of the turn in flight.
     pub(super) fn last_record(&self) -> Option<&TurnRecord> {
         self.flight.as_ref().and_then(|flight| flight.last.as_ref())
+    }
+
+    /// Returns the number of the last record that the agent has made, or 0 if it has made none.
+    pub(in crate::session) fn last_number(&self) -> u64 {
+        self.flight.as_ref().map_or(0, |flight| flight.number)
     }
 
     /// Releases the agent's effects and replies that wait for records, if these records are stored.

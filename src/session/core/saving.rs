@@ -394,6 +394,12 @@ impl Core {
         self.saver.flight = flight.map(Box::new);
     }
 
+    /// Returns whether the store has a turn in flight. Its state may be older than the last record, or the turn may be
+    /// an earlier one, whose end is not stored yet.
+    pub(in crate::session) fn has_stored_turn(&self) -> bool {
+        self.saver.flight.is_some()
+    }
+
     /// Returns the version of the conversation in the store.
     pub(in crate::session) fn version(&self) -> Option<Version> {
         self.saver.version

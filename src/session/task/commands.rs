@@ -37,17 +37,13 @@ impl Task {
     }
 
     async fn answer(&mut self, command: Box<Command>) -> Result<(), Over> {
-        if self.agent.end().is_some() && !matches!(*command, Command::Stop(_) | Command::HandOver(_)) {
+        if self.agent.end().is_some() && !matches!(*command, Command::Stop(_)) {
             return Err(Over::AgentEnded);
         }
         // Sending a reply fails if its caller no longer waits. That is not an error.
         // The futures of rare commands are boxed, because this future is as large as its largest part.
         match *command {
             Command::Stop(stop) => return Err(Over::Stopped(stop)),
-            Command::HandOver(stop) => {
-                Box::pin(self.leave_turn(stop.deadline)).await;
-                return Err(Over::Stopped(stop));
-            }
             Command::Unsaved(reply) => {
                 self.catch_up().await?;
                 let _ = reply.send(self.unsaved());

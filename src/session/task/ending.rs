@@ -10,7 +10,7 @@ use tokio::{
 
 use tracing::Span;
 
-use super::{Task, writing};
+use super::{Task, leaving::Leaves, writing};
 use crate::{
     actor::passed,
     agent::{Agent, AgentError, InFlight, Snapshot, Status},
@@ -27,7 +27,9 @@ use crate::{
 const CUTTING_OFF: Duration = Duration::from_millis(100);
 
 impl Task {
-    /// Stops the agent, saves all changes, releases the conversation, and keeps the last snapshot for readers.
+    /// Stops the agent, saves all changes, releases the conversation, and keeps the last snapshot for readers. If the
+    /// session ends because its handles were dropped, or if `stop` requests it, leaves the turn in flight to the next
+    /// owner of the conversation.
     pub(super) async fn finish(
         mut self: Box<Self>,
         mut commands: mpsc::Receiver<Box<Command>>,
@@ -36,14 +38,17 @@ impl Task {
     ) {
         self.shared.termination.close(reason.clone());
         let limit = stop.as_ref().map_or(self.shared.setup.end_timeout, |stop| stop.deadline);
-        let in_flight = stop.as_ref().map(|stop| stop.in_flight).unwrap_or_default();
-        let in_flight = if self.core.leaves_turn() { InFlight::Discard } else { in_flight };
         self.ends_by = Instant::now().checked_add(limit);
+        let in_flight = match stop.as_ref().map(|stop| stop.in_flight).unwrap_or_default() {
+            InFlight::Leave => self.leave_turn(Leaves::All).await,
+            InFlight::Keep if reason == EndReason::HandlesDropped => self.leave_turn(Leaves::Paused).await,
+            in_flight => in_flight,
+        };
         let mut waiting: Vec<Stop> = stop.into_iter().collect();
         self.wind_down(&mut commands, &mut waiting, limit, in_flight).await;
         // Abort the agent if it is still running. It ends at once, unless its callbacks block their thread. The agent
         // must have ended before the next session of this conversation starts.
-        let cut_off = match timeout(CUTTING_OFF, self.agent.stop(Duration::ZERO)).await {
+        let cut_off = match timeout(CUTTING_OFF, self.agent.end_within(Duration::ZERO, in_flight)).await {
             // If `terminate` was aborted, the agent has already logged that. Only tools that are still running are
             // reported.
             Ok(Err(error)) if matches!(&error, AgentError::Deadline { tools, .. } if !tools.is_empty()) => {
@@ -58,7 +63,7 @@ impl Task {
 
         // If the run was aborted, its uncommitted branch must be removed, unless the turn is recorded.
         self.step(|core, _, effects| core.agent_ended(effects));
-        let left = self.ends_by.map_or(limit, |ends_by| ends_by.saturating_duration_since(Instant::now()));
+        let left = self.left_of(limit);
         let _ = timeout(left.max(CUTTING_OFF), self.release()).await;
         let snapshot = Arc::new(self.last_snapshot());
         let unsaved = self.unsaved().or_else(|| self.missed());
@@ -84,6 +89,11 @@ impl Task {
         }
     }
 
+    /// Returns the time until the deadline of the end. `limit` is the time from the begin of the end to the deadline.
+    fn left_of(&self, limit: Duration) -> Duration {
+        self.ends_by.map_or(limit, |ends_by| ends_by.saturating_duration_since(Instant::now()))
+    }
+
     /// Ends the agent, processes its last events and saves all changes. Returns when everything is done or the deadline
     /// has passed.
     async fn wind_down(
@@ -93,17 +103,19 @@ impl Task {
         limit: Duration,
         in_flight: InFlight,
     ) {
-        let agent: Agent = self.agent.clone();
+        let (agent, limit): (Agent, _) = (self.agent.clone(), self.left_of(limit));
         let mut stopping = Box::pin(async move {
             // The result is ignored: the agent has ended in any case, and if its callbacks were aborted, the agent logs
             // that itself.
             let _ = agent.end_within(limit, in_flight).await;
         });
+        // The events of an agent whose turn is left have no end, so the session waits for the agent itself.
+        let waits_for_agent = in_flight == InFlight::Leave;
         let (mut stopped, mut heard_out, mut open) = (false, false, true);
         let mut deadline = self.ends_by.map(|ends_by| Box::pin(sleep_until(ends_by)));
         // The agent may use all the remaining time. Meanwhile, the session continues to save and repeats failed writes.
         self.step(Core::hurry);
-        while !heard_out || !self.core.is_lost() && !self.is_saved() {
+        while !heard_out || waits_for_agent && !stopped || !self.core.is_lost() && !self.is_saved() {
             // Commands are polled last, so that many commands do not delay the end.
             tokio::select! {
                 biased;

@@ -1,66 +1,114 @@
 //! Leaves a turn in flight to the next owner of the conversation.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use futures_util::FutureExt;
-use tokio::time::timeout;
+use tokio::time::timeout_at;
 use tracing::Span;
 
-use super::{Deliveries, StreamExt, Task, writing};
+use super::{Deliveries, Task, writing};
 use crate::{
-    agent::{Durable, Status},
+    actor::passed,
+    agent::{AgentError, Durable, InFlight, Status},
     session::core::Core,
 };
 
-impl Task {
-    /// Ends an agent that waits for decisions about a recorded turn. Returns whether it has ended. If it can't be
-    /// ended, nothing changes.
-    pub(super) async fn retire_paused(&mut self) -> bool {
-        self.core.is_recorded()
-            && self.catch_up().await.is_ok()
-            && self.is_saved()
-            && matches!(self.owner.retire(Some(self.core.seen())).await, Ok(true))
-    }
+/// The turns that a session leaves to the next owner when it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Leaves {
+    /// A turn that waits for decisions, and is recorded anyway.
+    Paused,
+    /// Any turn of a session that may record turns.
+    All,
+}
 
-    /// Stores the turn in flight within the limit. If the turn is paused, the agent is ended. Otherwise, the task stops
-    /// listening to the agent, so that its later events change nothing. If the turn can't be stored, or is not
-    /// recorded, it is interrupted later.
-    pub(super) async fn leave_turn(&mut self, limit: Duration) {
-        let is_stored = timeout(limit, self.store_turn()).await.unwrap_or_default();
-        if !is_stored || self.core.status() == Status::Paused && self.retire_paused().await {
-            return;
+/// The outcome of an attempt to store the turn in flight.
+enum Storing {
+    /// The store has the current state of the turn, and the agent still runs.
+    Stored,
+    /// The store has the turn, which waits for decisions. The agent has ended.
+    Retired,
+    /// The session has nothing to leave, or the conversation is lost.
+    Nothing,
+}
+
+impl Task {
+    /// Leaves the turn in flight to the next owner of the conversation, if its state can be stored before the session
+    /// has to end. If it can't be stored in time, leaves the last state that is stored. Returns the treatment of the
+    /// turn by an agent that still runs.
+    ///
+    /// If the turn is left, the task stops listening to the agent, so that the agent's later events change nothing.
+    pub(super) async fn leave_turn(&mut self, leaves: Leaves) -> InFlight {
+        if self.shared.setup.durable == Durable::Turns && !self.core.is_recorded() {
+            return InFlight::Keep;
+        }
+        let storing = match self.ends_by {
+            Some(ends_by) => timeout_at(ends_by, self.store_turn(leaves)).await.ok(),
+            None => Some(self.store_turn(leaves).await),
+        };
+        let is_left = match storing {
+            Some(Ok(Storing::Stored)) => true,
+            Some(Ok(Storing::Retired | Storing::Nothing) | Err(_)) => false,
+            None => {
+                let is_meant = leaves == Leaves::All || self.core.status() == Status::Paused;
+                is_meant && self.core.is_recorded() && self.core.has_stored_turn()
+            }
+        };
+        if !is_left {
+            return InFlight::Keep;
         }
         self.core.leave_turn();
         let (_, ended): (_, Deliveries) = futures_channel::mpsc::channel(0);
         self.deliveries = ended;
+        InFlight::Leave
     }
 
-    /// Stores the current state of the turn in flight. Returns whether there is such a turn, and it is stored.
-    async fn store_turn(&mut self) -> bool {
-        let is_kept = self.core.is_recorded() || self.shared.setup.durable > Durable::Turns;
-        if !is_kept || self.owner.record_now().await.is_err() || self.catch_up().await.is_err() {
-            return false;
+    /// Stores the current state of the turn in flight. If the turn only waits for decisions, ends the agent.
+    async fn store_turn(&mut self, leaves: Leaves) -> Result<Storing, AgentError> {
+        let mut before = None;
+        loop {
+            if leaves == Leaves::All {
+                self.owner.record_now().await?;
+            }
+            let is_paused = self.catch_up().await? == Status::Paused;
+            if !self.core.is_recorded() || leaves == Leaves::Paused && !is_paused {
+                return Ok(Storing::Nothing);
+            }
+            self.save_all().await;
+            if self.core.is_lost() {
+                return Ok(Storing::Nothing);
+            }
+            if is_paused && self.owner.retire(Some(self.core.seen())).await? {
+                return Ok(Storing::Retired);
+            }
+            if leaves == Leaves::All {
+                return Ok(Storing::Stored);
+            }
+            // The agent has continued, or its pause can't outlive it. In the second case, nothing has changed since the
+            // previous attempt.
+            let now = (self.core.seen(), self.core.last_number());
+            if before.replace(now) == Some(now) {
+                return Ok(Storing::Nothing);
+            }
         }
-        // The record may come after the last event, in a delivery without an event.
-        while let Some(Some(delivery)) = self.deliveries.next().now_or_never() {
-            self.take(delivery);
-        }
-        if !self.core.is_recorded() {
-            return false;
-        }
+    }
+
+    /// Waits until all changes are in the store, or the conversation is lost.
+    async fn save_all(&mut self) {
         self.step(Core::hurry);
         while !self.is_saved() && !self.core.is_lost() {
             tokio::select! {
                 outcome = writing::outcome(&mut self.attempts) => self.written(outcome),
-                () = crate::actor::passed(&mut self.retry) => self.retry(),
+                () = passed(&mut self.retry) => self.retry(),
             }
         }
-        !self.core.is_lost()
     }
 
-    /// Marks the stored turn as handed over, so that the next owner does not count a restart. If this fails, the
-    /// restart is counted.
+    /// Marks the stored turn as handed over, so that the next owner does not count a restart. If this fails, or if the
+    /// store has only an older state of the turn, the restart is counted.
     pub(super) async fn mark_handed_over(&mut self) {
+        if !self.is_saved() {
+            return;
+        }
         let Some((write, commit)) = self.core.handed_over() else { return };
         let (store, id) = (Arc::clone(&self.store), self.shared.id.clone());
         let write = match self.tenure.as_ref().map(|tenure| tenure.held().lease()) {

@@ -136,22 +136,30 @@ impl Life {
         Ok(())
     }
 
-    /// Leaves the turn in flight to the next process. Returns whether there was such a turn, and it is stored.
+    /// Leaves the turn in flight to the next process. If its state can't be stored, leaves an earlier state. Returns
+    /// whether the store has a turn.
     fn hand_over(&mut self, common: &mut Common) -> Check<bool> {
         if !self.core.is_recorded() && self.process.level() == Durable::Turns {
             return Ok(false);
         }
         self.process.record_turn(&mut common.outside)?;
         self.catch_up(common)?;
-        if self.process.is_dead() || !self.core.is_recorded() || !self.save_all(common)? {
+        if self.process.is_dead() || !self.core.is_recorded() {
             return Ok(false);
         }
-        if self.process.is_parked() {
+        let is_saved = self.save_all(common)?;
+        if self.process.is_dead() || !is_saved && !self.core.has_stored_turn() {
+            return Ok(false);
+        }
+        let is_known = self.core.has_stored_turn() == common.place.turn().is_some();
+        ensure!(!is_saved || is_known || common.place.fault.is_some(), "the stored turn is not known");
+        if is_saved && self.process.is_parked() {
             return Ok(true);
         }
         self.core.leave_turn();
         self.step(common, |core, _, effects| core.agent_ended(effects))?;
-        if !self.process.is_dead()
+        if is_saved
+            && !self.process.is_dead()
             && let Some((write, commit)) = self.core.handed_over()
             && self.writes_at_once(common, write, commit)?.is_some()
         {

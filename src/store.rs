@@ -93,7 +93,7 @@ pub use turn::{
 };
 pub use write::{Epoch, Lease, Owner, Version, Write};
 
-use std::{ops::Range, sync::Arc};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 
@@ -472,6 +472,14 @@ pub trait Store: Send + Sync + 'static {
     /// Fails if the store can't be reached.
     async fn now(&self) -> Result<Timestamp, StoreError> {
         Ok(Timestamp::now())
+    }
+
+    /// Returns how long a lease lasts without renewal. Returns `None` if the store relies on versions alone.
+    ///
+    /// Managers choose the interval of their [sweep](crate::manager::Sweep) by it. The default implementation returns
+    /// `None`.
+    fn lease_duration(&self) -> Option<Duration> {
+        None
     }
 
     /// Makes `owner` the owner of the conversation.

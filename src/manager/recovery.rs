@@ -33,8 +33,14 @@ const PAGE: usize = 64;
 const PARALLEL: usize = 16;
 /// The number of turns that one sweep looks at. The next sweep continues after them.
 const MOST_PER_SWEEP: usize = 1024;
+/// The duration that is assumed for the leases of a store that names none.
+const USUAL_LEASE: Duration = Duration::from_secs(30);
 
 /// When a manager looks for turns that nobody works on.
+///
+/// By default, a sweep runs after each third of the duration of the store's
+/// [leases](crate::store::Store::lease_duration). In a store without leases, it runs every ten seconds. Each interval is
+/// up to a quarter shorter or longer, so that several processes do not keep sweeping at the same moment.
 ///
 /// ```
 /// use std::time::Duration;
@@ -43,34 +49,48 @@ const MOST_PER_SWEEP: usize = 1024;
 /// let sweep = Sweep::every(Duration::from_secs(30));
 /// # let _ = sweep;
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sweep {
-    every: Option<Duration>,
+    interval: Interval,
     filter: Filter,
 }
 
+/// The interval between the sweeps of a manager.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Interval {
+    /// A third of the duration of the store's leases.
+    #[default]
+    ThirdOfLease,
+    Every(Duration),
+    /// The sweep does not run by itself.
+    Off,
+}
+
+impl Interval {
+    /// Returns the interval for a store whose leases last this long.
+    fn with_leases(self, lasts: Option<Duration>) -> Option<Duration> {
+        match self {
+            Self::ThirdOfLease => Some(lasts.unwrap_or(USUAL_LEASE) / 3),
+            Self::Every(interval) => Some(interval),
+            Self::Off => None,
+        }
+    }
+}
+
 impl Sweep {
-    /// Returns a sweep that runs at this interval. Each interval is up to a quarter shorter or longer, so that several
-    /// processes do not keep sweeping at the same moment.
+    /// Returns a sweep that runs at this interval.
     pub fn every(interval: Duration) -> Self {
-        Self { every: Some(interval), filter: Filter::default() }
+        Self { interval: Interval::Every(interval), filter: Filter::default() }
     }
 
     /// Returns a sweep that does not run by itself. [`Manager::recover`] still runs it.
     pub fn off() -> Self {
-        Self { every: None, filter: Filter::default() }
+        Self { interval: Interval::Off, filter: Filter::default() }
     }
 
     /// Returns the same sweep for the conversations that match this filter.
     pub fn with_filter(self, filter: Filter) -> Self {
         Self { filter, ..self }
-    }
-}
-
-/// Sweeps every ten seconds, which is a third of the default duration of leases.
-impl Default for Sweep {
-    fn default() -> Self {
-        Self::every(Duration::from_secs(10))
     }
 }
 
@@ -215,13 +235,10 @@ impl Inner {
     /// Starts the task of the sweep with the first operation of the manager, because a manager can be built outside of
     /// a runtime.
     pub(super) fn begin_sweeping(self: &Arc<Self>) {
-        let Recovery { starter: Some(starter), sweep: Sweep { every: Some(every), .. }, is_sweeping, .. } =
-            &self.recovery
-        else {
-            return;
-        };
+        let Recovery { starter: Some(starter), sweep, is_sweeping, .. } = &self.recovery else { return };
+        let Some(every) = sweep.interval.with_leases(self.store.lease_duration()) else { return };
         if self.store.keeps_turns() && !is_sweeping.swap(true, Ordering::Relaxed) {
-            let (inner, starter, every) = (Arc::downgrade(self), Arc::clone(starter), *every);
+            let (inner, starter, every) = (Arc::downgrade(self), Arc::clone(starter), every);
             let gone = self.recovery.alive.token().clone();
             // The task belongs to no caller, so it has no span of a caller.
             tokio::spawn(async move {

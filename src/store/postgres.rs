@@ -474,6 +474,10 @@ impl Store for PostgresStore {
         true
     }
 
+    fn lease_duration(&self) -> Option<Duration> {
+        Some(self.0.server.limits.lease)
+    }
+
     async fn turn(&self, id: &ConversationId) -> Result<Option<StoredTurn>, StoreError> {
         self.run(Lane::Conversations, Some(id), id.clone(), |connection, server, id| {
             Box::pin(turns::turn(connection, server, id))

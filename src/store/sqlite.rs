@@ -568,6 +568,10 @@ impl Store for SqliteStore {
         true
     }
 
+    fn lease_duration(&self) -> Option<Duration> {
+        Some(self.0.database.lease)
+    }
+
     async fn turn(&self, id: &ConversationId) -> Result<Option<StoredTurn>, StoreError> {
         let named = id.clone();
         self.read(Some(id), move |connection, database| turns::turn(connection, database, &named)).await

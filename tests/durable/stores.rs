@@ -51,9 +51,15 @@ async fn files() -> Place {
 
 #[cfg(feature = "sqlite")]
 async fn sqlite() -> Place {
+    sqlite_with_leases(std::time::Duration::from_secs(30)).await
+}
+
+/// Returns a new SQLite store whose leases last this long.
+#[cfg(feature = "sqlite")]
+pub(crate) async fn sqlite_with_leases(lasts: std::time::Duration) -> Place {
     let folder = temporary();
     std::fs::create_dir(&folder).unwrap();
-    let store = omni_agent::store::SqliteStore::builder(folder.join("conversations"));
+    let store = omni_agent::store::SqliteStore::builder(folder.join("conversations")).lease(lasts);
     let store = Arc::new(store.durability(Durability::Process).open().await.unwrap());
     Place { store, folder: Some(folder) }
 }

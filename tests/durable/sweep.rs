@@ -255,3 +255,17 @@ async fn recover_applies_time_limits_that_have_passed() {
         manager.shutdown(Duration::from_secs(10)).await.unwrap();
     }
 }
+
+#[cfg(feature = "sqlite")]
+#[tokio::test]
+async fn default_sweep_runs_after_each_third_of_the_lease() {
+    let place = crate::stores::sqlite_with_leases(Duration::from_millis(300)).await;
+    let manager = Manager::builder(Arc::clone(&place.store)).starter(|_| Some(options())).build();
+    let mut events = manager.subscribe();
+    leave(&*place.store, "a", "ann", running()).await;
+    manager.pending_approvals(&Filter::default(), Page::default()).await.unwrap();
+    assert_eq!(event(&mut events, opened).await, "a");
+    leave(&*place.store, "b", "ann", running()).await;
+    let next = tokio::time::timeout(Duration::from_secs(5), event(&mut events, opened));
+    assert_eq!(next.await.expect("the next sweep takes more than five seconds"), "b");
+}

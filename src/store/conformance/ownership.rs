@@ -16,6 +16,9 @@ pub(super) async fn lease_excludes_other_owners(subject: &dyn StoreUnderTest) ->
     let lease = store.renew(&id, &lease).await.expect("the lease is valid");
     let write = Write::on(version).under(&lease);
     let version = store.commit(&id, &write, &turn(1, 2)).await.expect("the owner may write");
+    if let Some(lasts) = store.lease_duration() {
+        assert_eq!(lease.lasts, Some(lasts), "a lease lasts as long as the store states");
+    }
     if lease.lasts.is_none() {
         store.release(&id, &lease).await.expect("releasing succeeds");
         return CheckOutcome::Skipped;

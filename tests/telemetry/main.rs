@@ -8,6 +8,7 @@ mod capture;
 mod collector;
 #[cfg(feature = "http")]
 mod endpoint;
+mod exporter;
 mod failures;
 mod golden;
 mod idle;

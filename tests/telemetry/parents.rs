@@ -26,6 +26,7 @@ use tracing::Instrument;
 use super::{
     alone::{alone, paused, threaded},
     collector::Collector,
+    exporter::Exporter,
     tree::Node,
 };
 
@@ -259,31 +260,53 @@ impl BackendSession for Endless {
     }
 }
 
+/// Cancels a run before and after the first text of its backend. Ends when the backend has cancelled both turns.
+async fn cancelled_at_the_backend() {
+    for has_text in [false, true] {
+        let backend = Endless { has_text, begun: Gate::new(), cancelled: Gate::new() };
+        let model = Model::new(Arc::new(BackendProvider::new(backend.clone())), "endless");
+        let agent = Agent::builder().model(model).start().await.unwrap();
+        let caller = tracing::info_span!(target: "test", "caller");
+        agent.prompt("Go.").instrument(caller).await.unwrap();
+        backend.begun.reached().await;
+        agent.cancel().await.unwrap();
+        backend.cancelled.reached().await;
+        backend.cancelled.open();
+        // The agent closes its provider, which waits until the cancellation has ended.
+        agent.stop(Duration::from_secs(10)).await.unwrap();
+    }
+}
+
+/// Checks that both cancellations of a backend have the span of their attempt as parent.
+fn assert_cancelled_inside_attempts(spans: &[Node]) {
+    let cancels: Vec<_> = spans.iter().filter(|span| span.name == "cancel").collect();
+    assert_eq!(cancels.len(), 2);
+    for cancel in cancels {
+        let parents = std::iter::successors(parent_of(spans, cancel), |span| parent_of(spans, span));
+        let parents: Vec<_> = parents.map(|span| &*span.name).collect();
+        assert_eq!(parents, ["attempt", "chat endless", "invoke_agent", "caller"]);
+    }
+}
+
 #[test]
 fn cancel_of_a_backend_runs_inside_the_span_of_its_attempt() {
     const TEST: &str = "parents::cancel_of_a_backend_runs_inside_the_span_of_its_attempt";
     alone(TEST, &[], || {
         let collector = Collector::install();
-        paused(async {
-            for has_text in [false, true] {
-                let backend = Endless { has_text, begun: Gate::new(), cancelled: Gate::new() };
-                let model = Model::new(Arc::new(BackendProvider::new(backend.clone())), "endless");
-                let agent = Agent::builder().model(model).start().await.unwrap();
-                let caller = tracing::info_span!(target: "test", "caller");
-                agent.prompt("Go.").instrument(caller).await.unwrap();
-                backend.begun.reached().await;
-                agent.cancel().await.unwrap();
-                backend.cancelled.reached().await;
-                let spans = collector.spans();
-                let cancel = spans.iter().rfind(|span| span.name == "cancel").unwrap();
-                let attempt = parent_of(&spans, cancel).unwrap();
-                assert_eq!(attempt.name, "attempt", "{has_text}");
-                let chat = parent_of(&spans, attempt).unwrap();
-                assert_eq!(parent_of(&spans, chat).unwrap().name, "invoke_agent", "{has_text}");
-                backend.cancelled.open();
-            }
-        });
+        paused(cancelled_at_the_backend());
+        assert_cancelled_inside_attempts(&collector.spans());
         assert_eq!(collector.open(), [""; 0]);
+    });
+}
+
+#[test]
+fn cancel_of_a_backend_through_opentelemetry_has_the_context_of_its_attempt_as_parent() {
+    const TEST: &str =
+        "parents::cancel_of_a_backend_through_opentelemetry_has_the_context_of_its_attempt_as_parent";
+    alone(TEST, &[], || {
+        let exporter = Exporter::install();
+        paused(cancelled_at_the_backend());
+        assert_cancelled_inside_attempts(&exporter.spans());
     });
 }
 

@@ -20,7 +20,7 @@ const CORS: [(HeaderName, &str); 3] = [
 ];
 
 /// The headers that a page of another origin may read.
-const EXPOSED: HeaderValue = HeaderValue::from_static("retry-after, location, mcp-session-id");
+const EXPOSED: HeaderValue = HeaderValue::from_static("retry-after, location");
 
 /// Adds the checks to a router that is not one of [`Web`]'s own, such as the router of the MCP server.
 #[cfg(feature = "mcp-server")]
@@ -59,7 +59,7 @@ fn secured(mut response: Response, origin: Option<HeaderValue>) -> Response {
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     if let Some(origin) = origin {
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
-        headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED);
+        headers.entry(header::ACCESS_CONTROL_EXPOSE_HEADERS).or_insert(EXPOSED);
     }
     response
 }

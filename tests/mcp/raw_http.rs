@@ -64,7 +64,7 @@ async fn call_over_http_flood_of_requests_ends_the_connection() {
         _ => polite(message),
     })
     .await;
-    let client = soon(server.client(OLD).idle_limit(Duration::from_secs(10)).connect()).await.unwrap();
+    let client = soon(server.client(OLD).idle_limit(Duration::from_secs(25)).connect()).await.unwrap();
     let flooded = failure(&call(&set(&client).await, "raw__echo", "").await);
     assert!(flooded.contains("more than 1,000 messages wait"), "{flooded}");
     server.is_abandoned().await;

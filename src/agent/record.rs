@@ -115,7 +115,8 @@ impl TurnRecord {
     /// let first = TurnRecord::new(1, turn, "{}").with_keep(1).with_append(messages(&["a", "b"]));
     /// let second = TurnRecord::new(1, turn, "{}").with_keep(2).with_append(messages(&["c"]));
     /// let both = first.then(second);
-    /// assert_eq!((both.keep, both.append), (1, messages(&["a", "c"])));
+    /// let texts: Vec<_> = both.append.iter().map(|message| message.text()).collect();
+    /// assert_eq!((both.keep, texts), (1, vec!["a".into(), "c".into()]));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]

@@ -105,6 +105,7 @@ pub(super) fn refusal(error: &(dyn Error + 'static), settings: &Settings) -> Opt
 }
 
 type Failure = StreamableHttpError<reqwest::Error>;
+
 /// Removes the URL, whose query may contain secrets, because rmcp logs the error.
 fn without_url(failure: Failure) -> Failure {
     match failure {

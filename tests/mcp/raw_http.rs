@@ -98,7 +98,7 @@ async fn tools_over_http_without_an_answer_are_cancelled() {
         _ => polite(message),
     })
     .await;
-    let client = soon(server.client(OLD).connect_limit(Duration::from_millis(500)).connect()).await.unwrap();
+    let client = soon(server.client(OLD).connect_limit(Duration::from_secs(3)).connect()).await.unwrap();
     let error = soon(client.tools()).await.unwrap_err();
     assert!(matches!(error, McpError::TimedOut { .. }), "{error}");
     server.receives("notifications/cancelled", 1).await;

@@ -35,14 +35,16 @@ const call = async (name, input) => {
 
 const looked = await call("ask", { prompt: "Look" });
 assert.equal(looked.answer, "Seen.");
-assert.deepEqual(reports, ["Running look"]);
 
 assert.equal((await call("ask", { prompt: "Delete both" })).answer, "gone, gone");
 assert.equal(questions.length, 2);
 answer = { action: "decline" };
 assert.equal((await call("ask", { prompt: "Delete" })).answer, "The user did not allow it.");
 answer = { action: "accept", content: { name: "Ann" } };
+// This client drops a report that arrives in the same chunk as the result. The result of this call follows an answer.
+reports.length = 0;
 assert.match((await call("ask", { prompt: "Ask" })).answer, /Ann/);
+assert.deepEqual(reports, ["Running form"]);
 
 // A cancelled call stops the agent.
 const { conversation } = looked;

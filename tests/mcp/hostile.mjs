@@ -170,6 +170,7 @@ function receiveAsModern({ id, method, params }, send) {
 
 let asked;
 const replies = [];
+const methods = new Map();
 async function receive(message, send, response) {
   const { id, method, params } = message;
   if (!method) {
@@ -179,7 +180,8 @@ async function receive(message, send, response) {
     }
     return;
   }
-  note(method === "notifications/cancelled" ? `cancelled ${params.requestId}` : method);
+  if (id !== undefined) methods.set(id, method);
+  note(method === "notifications/cancelled" ? `cancelled ${methods.get(params.requestId)}` : method);
   if (like === "tasks") return receiveAsModern(message, send);
   switch (method) {
     case "initialize":

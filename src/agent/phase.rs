@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use tools::{Answer, Question, RecordedSlot, Slot, ToolCall, ToolQuestion, Tools};
 pub(crate) use turn::{Asked, Origin, OutputRequirement, SentRequest, Turn, Working};
 
-use super::{Decided, Failure, Pause, Response, Status, ToolRun};
+use super::{Failure, Pause, Response, Status, ToolRun};
 use crate::{
     message::{Blocks, Timestamp, ToolResult, ToolUse, TurnId},
     provider::Fold,
@@ -67,8 +67,6 @@ pub(crate) enum Stage {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Recovering {
     pub(crate) stage: Stage,
-    /// The decisions that were made while no process had the conversation open.
-    pub(crate) decided: Vec<Decided>,
     /// The time that the turn has taken so far.
     pub(crate) spent: Duration,
 }
@@ -295,39 +293,33 @@ impl Phase {
     }
 }
 
-impl Recovering {
-    /// Returns the recorded pauses that wait for a decision. They are not reported again yet.
-    pub(crate) fn pauses(&self) -> impl Iterator<Item = &Pause> {
-        let tools = match &self.stage {
-            Stage::Deciding { tools } if tools.next().is_none() => Some(tools),
-            _ => None,
-        };
-        let is_open = |pause: &&Pause| self.decided.iter().all(|own| own.tool_use_id != pause.tool_use.id);
-        tools.into_iter().flat_map(|tools| tools.pauses()).filter(is_open)
-    }
-
-    /// Returns the recorded stage with the decisions. If the turn ends before it continues, it keeps them.
-    fn into_decided(mut self) -> Stage {
-        if let Stage::Deciding { tools } | Stage::Paused { tools } = &mut self.stage {
-            for Decided { turn, tool_use_id, decision, .. } in self.decided {
-                let is_meant = |pause: &Pause| pause.tool_use.id == tool_use_id && pause.turn == turn;
-                let mut answers = tools.answers.iter_mut();
-                if let Some(answer) = answers.find(|answer| answer.pause().is_some_and(is_meant)) {
-                    *answer = Answer::Decided(decision);
-                }
-            }
-        }
-        self.stage
-    }
-}
-
 impl Stage {
+    /// Returns the tool uses of a step whose pauses are recorded but not reported yet.
+    pub(crate) fn unreported(&self) -> Option<&Tools> {
+        match self {
+            Self::Deciding { tools } => {
+                Some(tools).filter(|tools| tools.next().is_none()).map(|tools| &**tools)
+            }
+            Self::Recovering(recovering) => recovering.stage.unreported(),
+            _ => None,
+        }
+    }
+
+    /// Like [`unreported`](Self::unreported), to add a decision.
+    pub(crate) fn unreported_mut(&mut self) -> Option<&mut Tools> {
+        match self {
+            Self::Deciding { tools } => Some(&mut **tools).filter(|tools| tools.next().is_none()),
+            Self::Recovering(recovering) => recovering.stage.unreported_mut(),
+            _ => None,
+        }
+    }
+
     /// Returns the parts of the step that are not part of the turn's messages yet.
     pub(crate) fn into_remains(self, turn: &Turn) -> Remains {
         match self {
             Self::Streaming { fold, .. } => Remains::of(fold),
             Self::Deciding { tools } | Self::Paused { tools } => {
-                Remains { answers: tools.answers, ..Remains::default() }
+                Remains { answers: tools.into_answers(), ..Remains::default() }
             }
             Self::Executing { slots, .. } => Remains { slots, ..Remains::default() },
             Self::Reviewing { slots, reviewed } => Remains { slots, reviewed, ..Remains::default() },
@@ -341,7 +333,7 @@ impl Stage {
                 Remains { answers, ..Remains::default() }
             }
             Self::Failing { remains, .. } => *remains,
-            Self::Recovering(recovering) => recovering.into_decided().into_remains(turn),
+            Self::Recovering(recovering) => recovering.stage.into_remains(turn),
             _ => Remains::default(),
         }
     }

@@ -1,31 +1,48 @@
-//! Decisions about a conversation that another owner holds for a time.
+//! A store that makes callers wait: decisions about a conversation that another owner holds for a time, decisions before
+//! a commit is answered, and sweeps whose list does not come.
 
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
 use async_trait::async_trait;
 use omni_agent::{
-    manager::{ApprovalId, Decided, Manager, ManagerError},
+    agent::{Agent, Durable},
+    manager::{ApprovalId, Decided, Manager, ManagerError, OpenOptions, Sweep},
     store::{
-        Commit, ConversationId, Lease, MemoryStore, Owner, Page, StateChange, Store, StoreError, Stored,
-        StoredState, StoredTurn, Summary, Version, Write, WriteId,
+        Commit, ConversationId, Filter, Lease, MemoryStore, Owner, Page, StateChange, Store, StoreError,
+        Stored, StoredState, StoredTurn, Summary, TurnChange, TurnSummary, Turns, Version, Write, WriteId,
     },
-    tool::Decision,
+    testing::{Gate, ScriptedProvider, Step},
+    tool::{Decision, Tool, ToolContext, tool_fn},
 };
-use tokio::time::Instant;
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
 
 use crate::stores::{id, leave, paused, turn_id, waiting};
 
-/// A store whose conversations belong to another owner until a certain time.
+/// A store that answers late.
 struct HeldStore {
     store: MemoryStore,
+    /// Until this time, the conversations belong to another owner.
     until: Instant,
     reads: AtomicUsize,
+    /// Commits with a record of a turn are stored at once, but each is answered only when this gate opens.
+    answers: Option<Gate>,
+    /// Whether the next list of the turns that nobody works on never comes.
+    is_stuck: AtomicBool,
+}
+
+impl HeldStore {
+    /// Returns a store whose conversations belong to another owner for this time.
+    fn new(store: MemoryStore, hold: Duration) -> Self {
+        let (reads, is_stuck) = (AtomicUsize::new(0), AtomicBool::new(false));
+        Self { store, until: Instant::now() + hold, reads, answers: None, is_stuck }
+    }
 }
 
 #[async_trait]
@@ -45,7 +62,11 @@ impl Store for HeldStore {
         write: &Write,
         commit: &Commit,
     ) -> Result<Version, StoreError> {
-        self.store.commit(id, write, commit).await
+        let version = self.store.commit(id, write, commit).await;
+        if let (Some(answers), Some(TurnChange::Record(_))) = (&self.answers, commit.turn.as_deref()) {
+            answers.pass().await;
+        }
+        version
     }
 
     async fn save_state(
@@ -82,6 +103,13 @@ impl Store for HeldStore {
         self.store.turn(id).await
     }
 
+    async fn turns(&self, which: Turns, filter: &Filter, page: Page) -> Result<Vec<TurnSummary>, StoreError> {
+        if which == Turns::Left && self.is_stuck.swap(false, Ordering::SeqCst) {
+            std::future::pending::<()>().await;
+        }
+        self.store.turns(which, filter, page).await
+    }
+
     async fn acquire(&self, id: &ConversationId, owner: &Owner) -> Result<Lease, StoreError> {
         if Instant::now() < self.until {
             return Err(StoreError::Owned { id: id.clone(), owner: Owner::new("another") });
@@ -95,7 +123,7 @@ impl Store for HeldStore {
 async fn decide_while_held(hold: Duration) -> (Result<Decided, ManagerError>, usize) {
     let store = MemoryStore::new();
     leave(&store, "a", "ann", paused(vec![waiting("1")])).await;
-    let place = Arc::new(HeldStore { store, until: Instant::now() + hold, reads: AtomicUsize::new(0) });
+    let place = Arc::new(HeldStore::new(store, hold));
     let manager = Manager::builder(Arc::clone(&place) as Arc<dyn Store>).build();
     let wanted = ApprovalId::new(id("a"), turn_id(7), "1");
     let decided = manager.decide(&wanted, Decision::Execute, None).await;
@@ -115,4 +143,63 @@ async fn decide_on_a_conversation_that_stays_owned_is_open_elsewhere() {
     let (decided, reads) = decide_while_held(Duration::from_mins(1)).await;
     let Err(ManagerError::OpenElsewhere { owner, .. }) = decided else { panic!("{decided:?}") };
     assert_eq!((&*owner.name, reads), ("another", 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn decide_after_the_record_and_before_its_answer_is_kept() {
+    let answers = Gate::new();
+    let place =
+        HeldStore { answers: Some(answers.clone()), ..HeldStore::new(MemoryStore::new(), Duration::ZERO) };
+    let manager = Manager::builder(place).build();
+    let steps = [Step::tool_use("1", "send", json!({})), Step::text("Done.")];
+    let tool =
+        tool_fn("send", "Sends.", async |_: Value, _: ToolContext| Ok::<_, omni_agent::ToolError>("sent"));
+    let agent = Agent::builder().model(ScriptedProvider::new(steps).model()).tool(tool.needs_approval());
+    let options = OpenOptions::new(agent).durable(Durable::Approvals);
+    let session = manager.create_with_id(&id("a"), options).await.unwrap().session;
+    session.prompt("Send it.").await.unwrap();
+    answers.reached().await;
+    let listed = manager.pending_approvals(&Filter::default(), Page::default()).await.unwrap();
+    let [approval] = &listed[..] else { panic!("{listed:?}") };
+    assert!(session.snapshot().await.unwrap().agent.pauses.is_empty(), "the pause is not reported yet");
+
+    let (deciding, wanted) = (manager.clone(), approval.id.clone());
+    let decided = tokio::spawn(async move { deciding.decide(&wanted, Decision::Execute, Some("ann")).await });
+    sleep(Duration::from_secs(1)).await;
+    assert!(!decided.is_finished(), "the decision is not stored yet");
+    let again = manager.decide(&approval.id, Decision::reject("No."), Some("ben")).await;
+    assert!(
+        matches!(&again, Err(ManagerError::StaleApproval { waiting, .. }) if waiting.is_empty()),
+        "{again:?}"
+    );
+
+    // Five records are made at most: of the pause, the decision, the start of the tool, its result and the next request.
+    for _ in 0..5 {
+        answers.open();
+    }
+    assert_eq!(decided.await.unwrap().unwrap(), Decided::InSession);
+    session.wait_until_idle().await.unwrap();
+    let tree = session.tree().await.unwrap();
+    let messages = tree.history();
+    let texts = messages.iter().flat_map(|message| message.tool_results()).map(|result| result.text());
+    assert_eq!(texts.collect::<Vec<_>>(), ["sent"]);
+    assert_eq!(messages.last().unwrap().text(), "Done.");
+}
+
+#[tokio::test(start_paused = true)]
+async fn sweep_whose_list_never_comes_is_followed_by_the_next_one() {
+    let store = MemoryStore::new();
+    leave(&store, "a", "ann", paused(vec![waiting("1").with_expires_in(Duration::ZERO)])).await;
+    let place = Arc::new(HeldStore::new(store, Duration::ZERO));
+    place.is_stuck.store(true, Ordering::SeqCst);
+    let builder = Manager::builder(Arc::clone(&place) as Arc<dyn Store>).starter(|_| None);
+    let manager = builder.sweep(Sweep::every(Duration::from_mins(10))).build();
+    let pending =
+        async || manager.pending_approvals(&Filter::default(), Page::default()).await.unwrap().len();
+    assert_eq!(pending().await, 1);
+    for _ in 0..60 {
+        sleep(Duration::from_mins(1)).await;
+    }
+    assert!(!place.is_stuck.load(Ordering::SeqCst), "the first sweep has begun");
+    assert_eq!(pending().await, 0, "a later sweep applies the time limit");
 }

@@ -39,7 +39,8 @@ struct BareCore<'a> {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     model: Option<Cow<'a, str>>,
     stage: BareStage,
-    /// The decisions that were stored while no process had the conversation open.
+    /// The decisions that were made before their pauses were reported, most of them while no process had the
+    /// conversation open.
     #[serde(default, skip_serializing_if = "<[_]>::is_empty")]
     decided: Cow<'a, [Decided]>,
     /// The applied decisions of the turn that were made under a name.
@@ -142,9 +143,10 @@ impl Core {
         };
         let model = origin.prompt.model.as_ref();
         let waits = self.phase.turn().map(|turn| &turn.waits);
-        let (decided, spent) = match self.phase.stage() {
-            Some(Stage::Recovering(recovering)) => (recovering.decided.as_slice(), recovering.spent),
-            _ => (&[][..], Duration::ZERO),
+        let early = self.phase.stage().and_then(Stage::unreported).map(|tools| &tools.early[..]);
+        let spent = match self.phase.stage() {
+            Some(Stage::Recovering(recovering)) => recovering.spent,
+            _ => Duration::ZERO,
         };
         let bare = BareCore {
             op: self.last_op,
@@ -154,7 +156,7 @@ impl Core {
             turn: self.phase.turn().map(Cow::Borrowed),
             model: model.map(|model| model.saved_name().into()),
             stage,
-            decided: decided.into(),
+            decided: early.unwrap_or_default().into(),
             named: waits.map_or(&[][..], Waits::decisions).into(),
         };
         let core = serde_json::to_string(&bare).expect("the core has a JSON form");
@@ -267,10 +269,9 @@ fn settled(stage: &mut Stage, turn: &Turn) -> Vec<Settled> {
 
 /// Returns the tool uses that wait for decisions. A pause that is about to be reported counts too.
 fn waiting(phase: &Phase) -> Vec<Waiting> {
-    let (pauses, survives): (Vec<&Pause>, _) = match phase.stage() {
-        Some(Stage::Recovering(recovering)) => (recovering.pauses().collect(), true),
-        Some(Stage::Deciding { tools }) if tools.next().is_none() => (tools.pauses().collect(), true),
-        stage => (phase.pauses().collect(), matches!(stage, Some(Stage::Paused { .. }))),
+    let (pauses, survives): (Vec<&Pause>, _) = match phase.stage().and_then(Stage::unreported) {
+        Some(tools) => (tools.undecided().collect(), true),
+        None => (phase.pauses().collect(), matches!(phase.stage(), Some(Stage::Paused { .. }))),
     };
     let waiting = |pause: &Pause| {
         let mut waiting =
@@ -376,8 +377,8 @@ fn restore(record: TurnRecord, history: History, fallback: Option<History>) -> R
             (turn.id, turn.recorded) = (record.turn, true);
             turn.waits = Waits::restored(waited, bare.named.into_owned());
             turn.working = Working::restored(&core.history, record.append);
-            let stage = stage.restored(&turn, record.results)?;
-            let recovering = Recovering { stage, decided: bare.decided.into_owned(), spent: record.spent };
+            let stage = stage.restored(&turn, record.results, bare.decided.into_owned())?;
+            let recovering = Recovering { stage, spent: record.spent };
             Phase::InTurn { op: 0, turn, stage: Stage::Recovering(Box::new(recovering)) }
         }
     };
@@ -385,7 +386,7 @@ fn restore(record: TurnRecord, history: History, fallback: Option<History>) -> R
 }
 
 impl BareStage {
-    fn restored(self, turn: &Turn, results: Vec<Settled>) -> Result<Stage, Damage> {
+    fn restored(self, turn: &Turn, results: Vec<Settled>, early: Vec<Decided>) -> Result<Stage, Damage> {
         let uses = || turn.working.all().open_tool_uses().cloned();
         Ok(match self {
             Self::Between(_) | Self::Preparing => Stage::Preparing,
@@ -393,7 +394,7 @@ impl BareStage {
             Self::Deciding { answers } => {
                 let uses: Vec<_> = uses().collect();
                 let answers = restored_answers(answers, &uses, turn.id)?;
-                Stage::Deciding { tools: Box::new(Tools { uses, answers }) }
+                Stage::Deciding { tools: Box::new(Tools { uses, answers, early }) }
             }
             Self::Executing { slots } => {
                 Stage::Executing { slots: restored_slots(slots, uses(), results)?.0, questions: Vec::new() }

@@ -116,14 +116,15 @@ impl Core {
         cx: &mut Context<'_>,
     ) -> Result<(), AgentError> {
         check_decision(&resume.decision, resume.by.as_deref())?;
-        if let Phase::InTurn { turn, stage: Stage::Recovering(recovering), .. } = &mut self.phase
-            && recovering.pauses().any(|pause| pause.tool_use.id == resume.tool_use)
+        if let Phase::InTurn { turn, stage, .. } = &mut self.phase
             && resume.turn.is_none_or(|given| given == turn.id)
+            && let Some(tools) = stage.unreported_mut()
+            && tools.undecided().any(|pause| pause.tool_use.id == resume.tool_use)
         {
-            // The pause was restored from the record, but is not reported again yet. The decision is applied when the
-            // pause is reported.
+            // The pause is recorded, so somebody who reads the store may decide. It is not reported yet. The decision
+            // is applied when the pause is reported.
             let decided = decided(turn, resume.tool_use, resume.decision, cx);
-            recovering.decided.push(Decided { by: resume.by, ..decided });
+            tools.early.push(Decided { by: resume.by, ..decided });
             cx.push(Effect::Record);
             return Ok(());
         }
@@ -152,8 +153,8 @@ impl Core {
         }
     }
 
-    /// Applies a decision that was stored while no process had the conversation open. Does nothing if the tool use does
-    /// not wait any more.
+    /// Applies a decision that was made before its pause was reported. Does nothing if the tool use does not wait any
+    /// more.
     pub(super) fn apply_decided(&mut self, decided: Decided, cx: &mut Context<'_>) {
         let Decided { turn, tool_use_id: tool_use, decision, by, expired, at } = decided;
         if self.phase.pauses().any(|pause| pause.tool_use.id == tool_use && pause.turn == turn) {

@@ -118,7 +118,7 @@ impl Core {
         provider: Replay,
         cx: &mut Context<'_>,
     ) {
-        let Recovering { stage, decided, spent } = recovering;
+        let Recovering { stage, spent } = recovering;
         if let Some(limit) = turn.origin.prompt.turn_timeout.or(cx.config.turn_timeout) {
             cx.push(Effect::WatchOn { limit, spent });
         }
@@ -132,9 +132,6 @@ impl Core {
                     return self.answered_all(turn, tools, cx);
                 }
                 self.wait(turn, tools, cx);
-                for decided in decided {
-                    self.apply_decided(decided, cx);
-                }
             }
             Stage::Executing { slots, .. } => self.execute_again(turn, slots, recovery, cx),
             Stage::Reviewing { slots, reviewed } => {
@@ -201,7 +198,7 @@ impl Core {
             turn.uncertain = open.map(|(place, _)| place).collect();
             let answers = slots.iter().map(|slot| answer_again(slot, choice(slot), &turn)).collect();
             let uses = slots.into_iter().map(|slot| slot.tool_use).collect();
-            return self.answered_all(turn, Box::new(Tools { uses, answers }), cx);
+            return self.answered_all(turn, Box::new(Tools { uses, answers, early: Vec::new() }), cx);
         }
         let mut calls = Vec::new();
         let mut reported = Vec::new();
@@ -265,7 +262,9 @@ impl Recovering {
             Stage::Noticing { .. } | Stage::Preparing | Stage::Streaming { .. } | Stage::Recovering(_) => {
                 RecordedStage::Preparing
             }
-            Stage::Deciding { .. } if self.pauses().next().is_some() => RecordedStage::Paused,
+            Stage::Deciding { tools } if tools.next().is_none() && tools.undecided().next().is_some() => {
+                RecordedStage::Paused
+            }
             Stage::Deciding { .. } => RecordedStage::Deciding,
             Stage::Paused { .. } => RecordedStage::Paused,
             Stage::Executing { .. } => RecordedStage::Executing,

@@ -23,7 +23,7 @@ use crate::{
 impl Core {
     /// Starts processing the tool uses of a response.
     pub(super) fn decide(&mut self, turn: Box<Turn>, uses: Vec<ToolUse>, cx: &mut Context<'_>) {
-        self.decide_next(turn, Box::new(Tools { uses, answers: Vec::new() }), cx);
+        self.decide_next(turn, Box::new(Tools { uses, answers: Vec::new(), early: Vec::new() }), cx);
     }
 
     /// Asks `handle_tool_use` about the next tool use. After the last tool use, the agent pauses if the callback left a
@@ -87,15 +87,19 @@ impl Core {
             let op = self.enter(turn, Stage::Deciding { tools });
             return cx.gate(true, Effect::Return(op));
         }
-        let Tools { uses, answers } = *tools;
+        let Tools { uses, answers, .. } = *tools;
         let decisions: Vec<_> = answers.into_iter().filter_map(Answer::into_decision).collect();
         self.decided_all(turn, uses, decisions, cx);
     }
 
-    /// Waits for the decisions about the tool uses that need one.
-    pub(super) fn wait(&mut self, turn: Box<Turn>, tools: Box<Tools>, cx: &mut Context<'_>) {
+    /// Waits for the decisions about the tool uses that need one. Decisions that were made earlier are applied.
+    pub(super) fn wait(&mut self, turn: Box<Turn>, mut tools: Box<Tools>, cx: &mut Context<'_>) {
+        let early = std::mem::take(&mut tools.early);
         self.enter(turn, Stage::Paused { tools });
         self.pause(cx);
+        for decided in early {
+            self.apply_decided(decided, cx);
+        }
     }
 
     /// Called when the pause is stored, so that it can be reported.

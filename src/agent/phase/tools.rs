@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::Op;
 use crate::{
-    agent::{Pause, ToolRun},
+    agent::{Decided, Pause, ToolRun},
     message::{ToolResult, ToolUse},
     tool::{Decision, Replay},
 };
@@ -25,6 +25,9 @@ pub(crate) struct Question {
 pub(crate) struct Tools {
     pub(crate) uses: Vec<ToolUse>,
     pub(crate) answers: Vec<Answer>,
+    /// The decisions about pauses that are recorded but not reported yet. Each one is applied when its pause is
+    /// reported.
+    pub(crate) early: Vec<Decided>,
 }
 
 /// The answer about one tool use.
@@ -61,6 +64,24 @@ impl Tools {
     /// Returns the pauses of the tool uses that wait for `resume`.
     pub(crate) fn pauses(&self) -> impl Iterator<Item = &Pause> {
         self.answers.iter().filter_map(Answer::pause)
+    }
+
+    /// Returns the pauses for which no decision was made yet.
+    pub(crate) fn undecided(&self) -> impl Iterator<Item = &Pause> {
+        let is_open = |pause: &&Pause| self.early.iter().all(|own| own.tool_use_id != pause.tool_use.id);
+        self.pauses().filter(is_open)
+    }
+
+    /// Returns the answers, with the decisions that were made before their pauses were reported.
+    pub(crate) fn into_answers(mut self) -> Vec<Answer> {
+        for Decided { turn, tool_use_id, decision, .. } in self.early {
+            let is_meant = |pause: &Pause| pause.tool_use.id == tool_use_id && pause.turn == turn;
+            let mut answers = self.answers.iter_mut();
+            if let Some(answer) = answers.find(|answer| answer.pause().is_some_and(is_meant)) {
+                *answer = Answer::Decided(decision);
+            }
+        }
+        self.answers
     }
 
     pub(crate) fn pauses_mut(&mut self) -> impl Iterator<Item = &mut Pause> {

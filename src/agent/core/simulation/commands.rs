@@ -9,7 +9,7 @@ use crate::actor::random::Rng;
 use crate::{
     agent::{
         Accepted, AgentError, Event, Next, Prompt, PromptState,
-        core::{Core, Resume},
+        core::{Core, Effect, Resume},
         phase::Stage,
     },
     message::{
@@ -218,11 +218,14 @@ impl World {
 
     pub(super) fn resume(&mut self) -> Check {
         let waiting = self.model.pauses.waiting.clone();
+        let is_held = matches!(self.held, Some(Effect::Return(_)));
+        let unreported = if is_held { self.desk.undecided() } else { Vec::new() };
+        let open = if unreported.is_empty() { &waiting } else { &unreported };
         let mut spent: Vec<_> = self.model.pauses.spent.iter().cloned().collect();
         spent.sort();
         spent.push("never".into());
-        let valid = !waiting.is_empty() && (self.friendly || self.rng.percent(70));
-        let id = self.rng.pick(if valid { &waiting } else { &spent });
+        let valid = !open.is_empty() && (self.friendly || self.rng.percent(70));
+        let id = self.rng.pick(if valid { open } else { &spent });
         let decision = random_decision(&mut self.rng);
         let by: Option<Arc<str>> = self.rng.percent(50).then(|| "somebody".into());
         self.note(|| format!("resume {id} {decision:?}"));
@@ -231,9 +234,19 @@ impl World {
         let resume = Resume { tool_use: id.clone(), turn, decision: decision.clone(), by: by.clone() };
         let (resumed, effects) = self.feed(|core, cx| core.resume(resume, cx));
         match resumed {
+            Ok(()) if unreported.contains(&id) => {
+                let only_records = matches!(effects[..], [Effect::Record]);
+                ensure!(only_records, "the decision about {id} has the effects {effects:?}");
+                let decision = self.with_replaced(&id, decision);
+                self.model.pauses.early.push((id.clone(), decision.clone(), by, false));
+                self.desk.resumed(&id, decision)?;
+            }
             Ok(()) => {
                 ensure!(waiting.contains(&id), "a stale resume of {id} succeeds, but {waiting:?} wait");
                 self.expect_decision(&id, decision, by, false, in_stream)?;
+            }
+            Err(error) if unreported.contains(&id) => {
+                return Err(format!("a resume of {id}, which is recorded, fails: {error:?}"));
             }
             Err(error) if waiting.is_empty() => {
                 same_error(&AgentError::NotPaused(self.model.status), &error, effects.is_empty())?;
@@ -258,20 +271,25 @@ impl World {
         in_stream: bool,
     ) -> Check {
         if let Some(slot) = self.questions.slot_of(id) {
-            self.model.pauses.decided = Some((id.clone(), decision.clone(), by, expired));
+            self.model.pauses.decided.push_back((id.clone(), decision.clone(), by, expired));
             self.expect_answer(id, slot, decision);
             return Ok(());
         }
-        let decision = match (decision, self.model.pauses.replaced.get(id)) {
-            (Decision::Execute, Some(input)) => Decision::ExecuteWith(input.clone()),
-            (other, _) => other,
-        };
-        self.model.pauses.decided = Some((id.clone(), decision.clone(), by, expired));
+        let decision = self.with_replaced(id, decision);
+        self.model.pauses.decided.push_back((id.clone(), decision.clone(), by, expired));
         if in_stream {
             self.answer = Some(decision);
             return Ok(());
         }
         self.desk.resumed(id, decision)
+    }
+
+    /// Returns the decision that is applied: an approval runs the tool with the input that the approver saw.
+    fn with_replaced(&self, id: &ToolUseId, decision: Decision) -> Decision {
+        match (decision, self.model.pauses.replaced.get(id)) {
+            (Decision::Execute, Some(input)) => Decision::ExecuteWith(input.clone()),
+            (other, _) => other,
+        }
     }
 
     fn cancel(&mut self) -> Check {

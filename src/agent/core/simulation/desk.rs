@@ -65,6 +65,12 @@ impl Desk {
         Ok(())
     }
 
+    /// Returns the tool uses that were left to a person and are not decided.
+    pub(super) fn undecided(&self) -> Vec<ToolUseId> {
+        let undecided = self.uses.iter().zip(&self.decisions).filter(|(_, decision)| decision.is_none());
+        undecided.map(|(tool_use, _)| tool_use.id.clone()).collect()
+    }
+
     /// Records the answer of `handle_tool_use`.
     pub(super) fn decided(&mut self, decision: Option<Decision>) -> Check {
         ensure!(self.decisions.len() < self.uses.len(), "a decision without a tool use");

@@ -197,7 +197,7 @@ impl World {
         };
         let plain = decision == ToolDecision::Execute;
         if let Some(decision) = decided.clone().filter(|_| !plain) {
-            self.model.pauses.decided = Some((tool_use.id, decision, None, false));
+            self.model.pauses.decided.push_back((tool_use.id, decision, None, false));
         }
         if matches!(self.core.phase().stage(), Some(Stage::Deciding { .. })) {
             self.desk.decided(decided)?;

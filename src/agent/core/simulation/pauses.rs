@@ -1,7 +1,7 @@
 //! Checks the tool uses that wait for decisions, and the decisions.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{HashMap, HashSet, VecDeque},
     sync::Arc,
 };
 
@@ -21,9 +21,10 @@ pub(super) struct Pauses {
     pub(super) waiting: Vec<ToolUseId>,
     /// The ids of all tool uses for which a pause was emitted.
     pub(super) spent: HashSet<ToolUseId>,
-    /// A decision that must be emitted at once: the tool use, the decision, the name of who decided, and whether the
-    /// decision applies because a time limit is over.
-    pub(super) decided: Option<(ToolUseId, Decision, Option<Arc<str>>, bool)>,
+    /// The decisions that must be emitted at once.
+    pub(super) decided: VecDeque<Made>,
+    /// The decisions that were made before their pauses were reported. They must be emitted after the pauses.
+    pub(super) early: Vec<Made>,
     /// The inputs with which `handle_tool_use` has replaced the inputs from the model.
     pub(super) replaced: HashMap<ToolUseId, Value>,
     /// A question of a running tool that must be emitted at once: the id of its call, and the question.
@@ -33,6 +34,10 @@ pub(super) struct Pauses {
     /// The decision that applies to each tool use when the time limit of its pause ends.
     pub(super) on_expiry: HashMap<ToolUseId, Decision>,
 }
+
+/// A decision: the tool use, the decision, the name of who decided, and whether the decision applies because a time
+/// limit is over.
+pub(super) type Made = (ToolUseId, Decision, Option<Arc<str>>, bool);
 
 impl Pauses {
     pub(super) fn pause(&mut self, pause: &Pause) -> Check {
@@ -56,7 +61,7 @@ impl Pauses {
         let Decided { tool_use_id, decision, by, expired, .. } = decided.clone();
         self.waiting.retain(|id| *id != tool_use_id);
         let given = (tool_use_id, decision, by, expired);
-        let expected = self.decided.take();
+        let expected = self.decided.pop_front();
         ensure!(expected.as_ref() == Some(&given), "{given:?} is emitted, not {expected:?}");
         Ok(())
     }
@@ -69,7 +74,7 @@ impl Pauses {
     }
 
     pub(super) fn check_rest(&self, core: &Core) -> Check {
-        ensure!(self.decided.is_none(), "the decision {:?} was not emitted", self.decided);
+        ensure!(self.decided.is_empty(), "the decisions {:?} were not emitted", self.decided);
         ensure!(self.asking.is_none(), "the question {:?} was not emitted", self.asking);
         ensure!(self.withdrawing.is_empty(), "the withdrawal of {:?} was not emitted", self.withdrawing);
         let waiting: Vec<_> = core.phase().pauses().map(|pause| &pause.tool_use.id).collect();

@@ -213,6 +213,12 @@ impl Process {
         self.core.phase().pauses().cloned().collect()
     }
 
+    /// Returns the pauses that can be decided on: those that wait, or those that are recorded but not reported yet.
+    pub(crate) fn undecided(&self) -> Vec<Pause> {
+        let unreported = self.core.phase().stage().and_then(Stage::unreported);
+        unreported.map_or_else(|| self.pauses(), |tools| tools.undecided().cloned().collect())
+    }
+
     /// Returns whether the last record shows the present state, so that a store that has the record shows it too.
     pub(crate) fn is_recorded_now(&self) -> bool {
         self.written >= self.last && !self.soon && self.held.is_none() && self.outbox.is_empty()
@@ -326,7 +332,7 @@ impl Process {
     }
 
     pub(crate) fn decide(&mut self, outside: &mut Outside, pause: Pause, decision: Decision) -> Check {
-        let reply = Reply::Decision(pause.turn, pause.tool_use.id.clone());
+        let reply = Reply::Decision(pause.turn, self.core.step(), pause.tool_use.id.clone());
         let resume =
             Resume { tool_use: pause.tool_use.id, turn: Some(pause.turn), decision, by: Some("ben".into()) };
         let resumed = self.input(outside, |core, cx| core.resume(resume, cx))?;

@@ -286,11 +286,13 @@ impl World {
             }
             Effect::Expire(id, after) => {
                 ensure!(after == Duration::from_mins(1), "{id} expires after {after:?}");
-                ensure!(self.core.status() == crate::agent::Status::Paused, "{id} expires without a pause");
+                // An early decision may end the pause in the same input.
+                ensure!(self.model.status == crate::agent::Status::Paused, "{id} expires without a pause");
                 self.expiries.push(id);
             }
             Effect::Abort => {
                 self.expiries.clear();
+                self.model.pauses.early.clear();
                 self.questions.open.clear();
                 self.held = None;
                 (self.call, self.stream, self.question, self.tasks, self.delay) =
@@ -319,6 +321,8 @@ impl World {
                 }
             }
             Effect::Return(op) => {
+                let early = std::mem::take(&mut self.model.pauses.early);
+                self.model.pauses.decided.extend(early);
                 let ((), effects) = self.feed(|core, cx| core.paused(op, cx));
                 effects.into_iter().try_for_each(|effect| self.perform(effect))?;
             }

@@ -158,3 +158,25 @@ async fn result_given_for_a_running_tool_is_stored_before_the_reply() {
         assert_eq!(life.shelf.records(), before + 1, "{replay:?}");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn decision_before_its_pause_is_reported_is_applied_afterwards() {
+    let calls = Calls::open();
+    let builder = acting([act(), Step::text("Done.")], calls.tool(Replay::Never)).1.needs_approval("act");
+    let life = Life::begin(builder, Durable::Approvals, &Shelf::default()).await;
+    life.cut();
+    life.agent.prompt("Hi").await.unwrap();
+    settle().await;
+    let agent = life.agent.clone();
+    let decided = tokio::spawn(async move { agent.resume("t1", Decision::Execute).await });
+    settle().await;
+    assert!(!decided.is_finished() && life.agent.snapshot().await.unwrap().pauses.is_empty());
+    assert!(life.agent.resume("t1", Decision::reject("No.")).await.is_err(), "it is decided");
+    life.owner.written(1);
+    settle().await;
+    assert!(calls.made().is_empty() && !decided.is_finished(), "the decision is not stored yet");
+    life.owner.written(u64::MAX);
+    answered(decided).await.unwrap().unwrap();
+    settle().await;
+    assert_eq!(calls.made().len(), 1);
+}

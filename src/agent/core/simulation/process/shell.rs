@@ -57,7 +57,8 @@ impl Process {
         self.core.check()?;
         let fresh = self.core.snapshot(self.view.last, outside.config.view(self.core.history().clone()));
         if self.condition != Condition::Former {
-            self.view.pauses.iter().try_for_each(|pause| outside.oracle.decided_once(pause))?;
+            let mut pauses = self.view.pauses.iter();
+            pauses.try_for_each(|pause| outside.oracle.decided_once(pause, fresh.step))?;
         }
         ensure!(self.view == fresh, "the events lead to {:?}, not {fresh:?}", self.view);
         Ok(())

@@ -4,7 +4,7 @@ use super::{Common, people, place::Returned, writes::Storing};
 use crate::{
     actor::simulation::{Check, ensure},
     agent::{
-        Delivery, DeliveryExtras, RunEnd, Status,
+        Delivery, DeliveryExtras, Pause, RunEnd, Status,
         process::{Condition, Process, Reply},
     },
     session::{
@@ -129,12 +129,12 @@ impl Life {
             let title = format!("title {}", common.outside.rng.below(3)).into();
             return self.step(common, |core, env, effects| core.set_title(Some(title), env, effects));
         }
-        if self.process.status() == Status::Paused && percent(common, 30) {
-            return if percent(common, 20) {
-                self.process.expire(&mut common.outside)
-            } else {
-                self.decide(common)
-            };
+        if self.process.status() == Status::Paused && percent(common, 6) {
+            return self.process.expire(&mut common.outside);
+        }
+        let undecided = self.process.undecided();
+        if !undecided.is_empty() && percent(common, 25) {
+            return self.decide(common, &undecided);
         }
         self.progress(common)
     }
@@ -171,9 +171,8 @@ impl Life {
         common.place.is_owned(self.epoch)
     }
 
-    fn decide(&mut self, common: &mut Common) -> Check {
-        let pauses = self.process.pauses();
-        let pause = common.outside.rng.pick(&pauses);
+    fn decide(&mut self, common: &mut Common, pauses: &[Pause]) -> Check {
+        let pause = common.outside.rng.pick(pauses);
         let decision = people::verdict(&mut common.outside, &pause.reason);
         self.process.decide(&mut common.outside, pause, decision)
     }

@@ -200,20 +200,32 @@ fn recorded_turn_is_on_its_head(commit: &Commit) -> Check {
     Ok(())
 }
 
-/// Returns whether a record has new messages or results, drops messages of the stored turn, or belongs to a later step.
-/// The answer to the earlier step may have come and been dropped again between two records.
+/// Returns whether a record has new messages, results or decisions, drops messages of the stored turn, or belongs to a
+/// later step. The answer to the earlier step may have come and been dropped again between two records. A decision is
+/// progress because a turn that needs a person does not restart without end by itself.
 fn has_progressed(record: &TurnRecord, before: Option<&StoredTurn>) -> bool {
     let stored = before.map_or(0, |before| before.pending().len());
     let is_later = before.is_some_and(|before| step(record) > step(&before.record));
-    let known =
-        before.filter(|before| before.record.turn == record.turn).map(|before| &before.record.results);
-    let is_new = |result| known.is_none_or(|known| !known.contains(result));
+    let own = before.map(|before| &before.record).filter(|before| before.turn == record.turn);
+    let is_new = |result| own.is_none_or(|own| !own.results.contains(result));
     let has_results = record.results.iter().any(is_new);
-    is_later || !record.append.is_empty() || has_results || (record.keep as usize) < stored
+    let has_decisions = own.is_some_and(|own| decisions(record) > decisions(own));
+    is_later || !record.append.is_empty() || has_results || has_decisions || (record.keep as usize) < stored
+}
+
+/// Returns the number of the decisions in a record.
+fn decisions(record: &TurnRecord) -> usize {
+    let core = core(record);
+    let count = |member: &str| core[member].as_array().map_or(0, Vec::len);
+    count("named") + count("decided")
 }
 
 /// Returns the number of the request in a record. Returns 0 between two turns.
-fn step(record: &TurnRecord) -> u64 {
-    let core: serde_json::Value = serde_json::from_str(&record.core).expect("a record contains JSON");
-    core["turn"]["step"].as_u64().unwrap_or_default()
+pub(super) fn step(record: &TurnRecord) -> u32 {
+    let step = core(record)["turn"]["step"].as_u64();
+    step.and_then(|step| step.try_into().ok()).unwrap_or_default()
+}
+
+fn core(record: &TurnRecord) -> serde_json::Value {
+    serde_json::from_str(&record.core).expect("a record contains JSON")
 }

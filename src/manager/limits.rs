@@ -50,9 +50,9 @@ impl Limits {
         Some(Arc::new(Gate { tenant, turns, inner: Arc::downgrade(inner), id: id.clone(), key }))
     }
 
-    /// Returns whether one more session could start a request at once, in addition to this many sessions.
-    pub(super) fn has_room(&self, sessions: usize) -> bool {
-        self.turns.as_ref().is_none_or(|turns| turns.available_permits() > sessions)
+    /// Returns the number of requests that could start at once.
+    pub(super) fn room(&self) -> usize {
+        self.turns.as_ref().map_or(usize::MAX, |turns| turns.available_permits())
     }
 
     fn tenant(&self, tenant: Arc<str>, limit: usize) -> Arc<Semaphore> {

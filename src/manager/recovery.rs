@@ -3,7 +3,7 @@
 mod attempts;
 
 use std::{
-    fmt,
+    fmt, io,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -286,11 +286,14 @@ impl Inner {
         most: usize,
         recovered: &mut Recovered,
     ) -> Result<Option<Position>, ManagerError> {
-        let now = self.store.now().await?;
+        let now = self.listed(self.store.now()).await?;
+        // The number is taken once, because the opened sessions take permits at different times.
+        let room = self.limits.room();
         let (mut seen, mut tasks) = (0, JoinSet::new());
         let next = 'turns: loop {
             let page = Page { after: after.clone(), ..Page::first(PAGE) };
-            let turns = self.store.turns(Turns::Left, &self.recovery.sweep.filter, page).await?;
+            let turns = self.store.turns(Turns::Left, &self.recovery.sweep.filter, page);
+            let turns = self.listed(turns).await?;
             let is_last = turns.len() < PAGE;
             seen += turns.len();
             for turn in turns {
@@ -303,7 +306,7 @@ impl Inner {
                     self.settle(&mut tasks, attempts, recovered).await;
                 }
                 if !self.registry().has_room_for_recovery(tasks.len())
-                    || !self.limits.has_room(recovered.opened.len() + tasks.len())
+                    || recovered.opened.len() + tasks.len() >= room
                 {
                     break 'turns after;
                 }
@@ -326,6 +329,16 @@ impl Inner {
             self.settle(&mut tasks, attempts, recovered).await;
         }
         Ok(next)
+    }
+
+    /// Waits for a part of the list of turns, for a limited time. Otherwise a call of the store that never returns would
+    /// end all sweeps.
+    async fn listed<T>(&self, part: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+        let limit = self.patience();
+        timeout(limit, part).await.unwrap_or_else(|_| {
+            let late = io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {limit:?}"));
+            Err(StoreError::failed("list the turns in flight", late))
+        })
     }
 
     /// Waits until one of the tasks ends, and records the outcome for its turn.

@@ -113,6 +113,27 @@ async fn approval_of_a_process_that_died_is_decided_and_the_turn_finishes() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn recover_opens_as_many_turns_as_requests_are_free() {
+    const TURNS: usize = 24;
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let hanging = || {
+        let provider = ScriptedProvider::from_fn(|_| Step::new().hang());
+        OpenOptions::new(Agent::builder().model(provider.model())).durable(Durable::InFlight).subscribe(None)
+    };
+    let first = Arc::clone(&store);
+    in_a_life(async move {
+        let manager = manager(&first).build();
+        for number in 0..TURNS {
+            let opened = manager.create_with_id(&id(&number.to_string()), hanging()).await.unwrap();
+            opened.session.prompt("Go").await.unwrap();
+        }
+        std::mem::forget(manager);
+    });
+    let worker = manager(&store).max_turns(TURNS - 1).starter(move |_| Some(hanging())).build();
+    assert_eq!(worker.recover().await.unwrap().opened.len(), TURNS - 1);
+}
+
 /// The names of the deciders in the session's snapshot.
 async fn deciders(session: &Session) -> Vec<String> {
     let snapshot = session.snapshot().await.unwrap();

@@ -207,7 +207,9 @@ impl Manager {
     ///
     /// - [`ManagerError::NoStarter`] if the manager has no [starter](ManagerBuilder::starter).
     /// - [`ManagerError::ShutDown`].
-    /// - The error of the store, such as [`StoreError::Unsupported`] if the store does not keep turns.
+    /// - The error of the store, such as [`StoreError::Unsupported`] if the store does not keep turns, or
+    ///   [`StoreError::Failed`] if it does not list the turns within twice the
+    ///   [close timeout](ManagerBuilder::close_timeout).
     ///
     /// # Cancel safety
     ///

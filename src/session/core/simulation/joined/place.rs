@@ -209,15 +209,16 @@ fn has_progressed(record: &TurnRecord, before: Option<&StoredTurn>) -> bool {
     let own = before.map(|before| &before.record).filter(|before| before.turn == record.turn);
     let is_new = |result| own.is_none_or(|own| !own.results.contains(result));
     let has_results = record.results.iter().any(is_new);
-    let has_decisions = own.is_some_and(|own| decisions(record) > decisions(own));
+    // A stored decision moves from one list to the other when it is applied.
+    let has_decisions = own.is_some_and(|own| {
+        ["decided", "named"].into_iter().any(|list| decisions(record, list) > decisions(own, list))
+    });
     is_later || !record.append.is_empty() || has_results || has_decisions || (record.keep as usize) < stored
 }
 
-/// Returns the number of the decisions in a record.
-fn decisions(record: &TurnRecord) -> usize {
-    let core = core(record);
-    let count = |member: &str| core[member].as_array().map_or(0, Vec::len);
-    count("named") + count("decided")
+/// Returns the number of the decisions in a list of a record.
+fn decisions(record: &TurnRecord, list: &str) -> usize {
+    core(record)[list].as_array().map_or(0, Vec::len)
 }
 
 /// Returns the number of the request in a record. Returns 0 between two turns.

@@ -13,6 +13,7 @@ use async_trait::async_trait;
 use omni_agent::{
     agent::{Agent, Durable},
     manager::{ApprovalId, Decided, Manager, ManagerError, OpenOptions, Sweep},
+    message::ToolResult,
     store::{
         Commit, ConversationId, Filter, Lease, MemoryStore, Owner, Page, StateChange, Store, StoreError,
         Stored, StoredState, StoredTurn, Summary, TurnChange, TurnSummary, Turns, Version, Write, WriteId,
@@ -181,7 +182,7 @@ async fn decide_after_the_record_and_before_its_answer_is_kept() {
     session.wait_until_idle().await.unwrap();
     let tree = session.tree().await.unwrap();
     let messages = tree.history();
-    let texts = messages.iter().flat_map(|message| message.tool_results()).map(|result| result.text());
+    let texts = messages.iter().flat_map(|message| message.tool_results()).map(ToolResult::text);
     assert_eq!(texts.collect::<Vec<_>>(), ["sent"]);
     assert_eq!(messages.last().unwrap().text(), "Done.");
 }

@@ -10,7 +10,7 @@ use crate::{
         Config, Event, Failure, MAX_LIVES, OnUncertain, Pause, RecordedStage, Recovery, RecoveryDecision,
         Response, UncertainUse,
         durable::RecoveryFacts,
-        phase::{AfterEvent, Answer, Op, Phase, Recovering, Remains, Slot, Stage, Tools, Turn},
+        phase::{AfterEvent, Answer, Op, Phase, Recovering, Remains, SentRequest, Slot, Stage, Tools, Turn},
     },
     message::{RequestEnd, Timestamp, ToolResult, ToolUse, Usage, UsageRow},
     tool::{Decision, Replay, ToolSet},
@@ -29,7 +29,10 @@ impl Core {
         cx.emit(Event::Resumed { turn: recovery.turn, lives: facts.lives, uncertain });
         if let Phase::InTurn { turn, stage: Stage::Recovering(recovering), .. } = &mut self.phase {
             recovering.set_expiries(facts);
-            if matches!(recovering.stage, Stage::Streaming { .. }) && turn.request.sent {
+            let SentRequest { sent, lost, .. } = turn.request;
+            // A record that is made before `handle_recovery` returns contains this report, and repeats the stage.
+            if matches!(recovering.stage, Stage::Streaming { .. }) && sent && !lost {
+                turn.request.lost = true;
                 lose_request(turn, cx);
             }
         }

@@ -134,6 +134,9 @@ pub(crate) struct SentRequest {
     pub(crate) sent: bool,
     /// Whether the provider was allowed to run a tool for the request.
     pub(crate) ran_tool: bool,
+    /// Whether the usage of the request was reported as lost after a restart.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) lost: bool,
 }
 
 impl SentRequest {

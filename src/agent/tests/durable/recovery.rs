@@ -5,7 +5,7 @@ use crate::{
         Recover, Recovery, RecoveryDecision, Response, State, Status, ToolDecision, TurnDecision,
         UnreadableTurn, tests::support::name,
     },
-    message::{Timestamp, ToolResult, ToolUse},
+    message::{RequestEnd, Timestamp, ToolResult, ToolUse},
     tool::Decision,
 };
 use async_trait::async_trait;
@@ -48,6 +48,11 @@ impl AgentCallbacks for Hanging {
     async fn handle_error(&mut self, _: &Failure, _: &mut State) -> crate::agent::ErrorDecision {
         self.at("handle_error").await;
         crate::agent::ErrorDecision::Retry
+    }
+
+    async fn handle_recovery(&mut self, recovery: &mut Recovery, _: &mut State) -> RecoveryDecision {
+        self.at("handle_recovery").await;
+        recovery.decision
     }
 }
 
@@ -495,6 +500,50 @@ async fn snapshot_and_events_during_a_recovery_agree() {
     }
     assert_eq!(view, life.agent.snapshot().await.unwrap());
     assert_eq!(view.tools.len(), 1);
+}
+
+/// Returns the number of the events about requests whose responses were lost.
+fn lost(shelf: &Shelf) -> usize {
+    let events = shelf.contents().events;
+    let is_lost = |event: &&Arc<Event>| matches!(&***event, Event::Usage(row) if row.end == RequestEnd::Lost);
+    events.iter().filter(is_lost).count()
+}
+
+/// Continues the conversation until `handle_recovery` hangs. Then stages a prompt if `stages`, which makes a record, and
+/// kills the process.
+async fn killed_in_recovery(shelf: &Shelf, stages: bool) -> Shelf {
+    let gate = Gate::new();
+    let builder = scripted([]).1.callbacks(Hanging { at: "handle_recovery", gate: gate.clone() });
+    let life = Life::begin(builder, Durable::InFlight, shelf).await;
+    answered(gate.reached()).await;
+    if stages {
+        life.agent.prompt(Prompt::new("More")).await.unwrap();
+    }
+    settle().await;
+    life.kill().await
+}
+
+#[tokio::test(start_paused = true)]
+async fn lost_request_is_reported_again_only_if_the_report_was_not_recorded() {
+    let life = Life::begin(scripted([Step::new().hang()]).1, Durable::InFlight, &Shelf::default()).await;
+    life.agent.prompt("Hi").await.unwrap();
+    settle().await;
+    // The request is sent now, and this record shows it.
+    life.agent.prompt(Prompt::new("And")).await.unwrap();
+    let shelf = life.kill().await;
+    assert_eq!(lost(&shelf), 0);
+    let unrecorded = killed_in_recovery(&shelf, false).await;
+    assert_eq!(lost(&unrecorded), 1);
+    let recorded = killed_in_recovery(&unrecorded, true).await;
+    assert_eq!(lost(&recorded), 1, "the store does not have the first report");
+    let again = killed_in_recovery(&recorded, true).await;
+    assert_eq!(lost(&again), 0, "the store has the report");
+    // The next request for the same step can be lost too.
+    let life = Life::begin(scripted([Step::new().hang()]).1, Durable::InFlight, &again).await;
+    settle().await;
+    life.agent.prompt(Prompt::new("Too")).await.unwrap();
+    let shelf = killed_in_recovery(&life.kill().await, false).await;
+    assert_eq!(lost(&shelf), 1);
 }
 
 #[tokio::test(start_paused = true)]

@@ -295,7 +295,10 @@ impl Inner {
         let next = 'turns: loop {
             let page = Page { after: after.clone(), ..Page::first(PAGE) };
             let turns = self.store.turns(Turns::Left, &self.recovery.sweep.filter, page);
-            let turns = self.listed(turns).await?;
+            let turns = match self.listed(turns).await {
+                Ok(turns) => turns,
+                Err(error) => break Err(error.into()),
+            };
             let is_last = turns.len() < PAGE;
             seen += turns.len();
             for turn in turns {
@@ -310,7 +313,7 @@ impl Inner {
                 if !self.registry().has_room_for_recovery(tasks.len())
                     || recovered.opened.len() + tasks.len() >= room
                 {
-                    break 'turns after;
+                    break 'turns Ok(after);
                 }
                 after = Some(turn.position.clone());
                 let (inner, starter) = (Arc::clone(self), Arc::clone(starter));
@@ -321,16 +324,16 @@ impl Inner {
                 tasks.spawn(one.in_current_span());
             }
             if is_last {
-                break None;
+                break Ok(None);
             }
             if seen >= most {
-                break after;
+                break Ok(after);
             }
         };
         while !tasks.is_empty() {
             self.settle(&mut tasks, attempts, recovered).await;
         }
-        Ok(next)
+        next
     }
 
     /// Waits for a part of the list of turns, for a limited time. Otherwise a call of the store that never returns would

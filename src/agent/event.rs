@@ -187,7 +187,9 @@ pub enum Event {
         message_id: MessageId,
     },
     /// A decision about a tool use was made: by [`resume`](super::Agent::resume), by the time limit of a pause, or by
-    /// `handle_tool_use`. If `handle_tool_use` just executes a tool as it is, there is no such event.
+    /// `handle_tool_use`. If `handle_tool_use` just executes a tool as it is, there is no such event. A decision on a
+    /// pause that a store shows, but that is not reported yet, has this event after that of the pause. If the turn ends
+    /// before that, the decision has no event.
     Decided(Box<Decided>),
     /// A tool is about to run. A tool use without this event gets its result without running the tool, for example from
     /// a decision, or because the limit of requests is reached.

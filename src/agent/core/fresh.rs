@@ -1,7 +1,10 @@
 //! Unique ids of tool uses, so that a late `resume` never applies to another tool use.
 
 use crate::{
-    agent::phase::{Op, Question},
+    agent::{
+        Pause,
+        phase::{Op, Question, Turn},
+    },
     message::{Content, ToolUseId},
     provider::{BlockStart, Delta, Fold},
 };
@@ -16,8 +19,18 @@ pub(super) struct Waited(Vec<ToolUseId>);
 const MAX_WAITED: usize = 256;
 
 impl Waited {
-    /// Stores the id of a tool use whose pause was emitted.
-    pub(super) fn add(&mut self, id: ToolUseId) {
+    /// Stores the ids of pauses that begin to wait, and counts them in their turn.
+    pub(super) fn add_all<'a>(&mut self, pauses: impl IntoIterator<Item = &'a Pause>, turn: &mut Turn) {
+        for pause in pauses {
+            if !self.contains(&pause.tool_use.id) {
+                self.add(pause.tool_use.id.clone());
+                turn.waits.add(1);
+            }
+        }
+    }
+
+    /// Stores the id of a tool use that begins to wait.
+    fn add(&mut self, id: ToolUseId) {
         if self.0.len() >= MAX_WAITED {
             self.0.remove(0);
         }

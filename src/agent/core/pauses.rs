@@ -75,13 +75,8 @@ impl Core {
     pub(super) fn pause(&mut self, cx: &mut Context<'_>) {
         cx.push(Effect::FreezeWatch(true));
         self.emit_status(Status::Paused, cx);
-        let mut added = 0;
         for pause in self.phase.pauses_mut() {
             let id = &pause.tool_use.id;
-            if !self.waited.contains(id) {
-                added += 1;
-                self.waited.add(id.clone());
-            }
             if let Some(expiry) = &mut pause.expiry {
                 let left = if expiry.at == Timestamp::default() {
                     expiry.at = cx.now().after(expiry.after);
@@ -93,8 +88,14 @@ impl Core {
             }
             cx.emit(Event::Pause(Box::new(pause.clone())));
         }
-        if let Phase::InTurn { turn, .. } = &mut self.phase {
-            turn.waits.add(added);
+        if let Phase::InTurn { turn, stage, .. } = &mut self.phase {
+            match stage {
+                Stage::Paused { tools } => self.waited.add_all(tools.pauses(), turn),
+                Stage::Streaming { question: Some(question), .. } => {
+                    self.waited.add_all(question.paused.as_deref(), turn);
+                }
+                _ => {}
+            }
         }
     }
 
@@ -116,30 +117,44 @@ impl Core {
         cx: &mut Context<'_>,
     ) -> Result<(), AgentError> {
         check_decision(&resume.decision, resume.by.as_deref())?;
-        if let Phase::InTurn { turn, stage, .. } = &mut self.phase
-            && resume.turn.is_none_or(|given| given == turn.id)
-            && let Some(tools) = stage.unreported_mut()
-            && tools.undecided().any(|pause| pause.tool_use.id == resume.tool_use)
-        {
-            // The pause is recorded, so somebody who reads the store may decide. It is not reported yet. The decision
-            // is applied when the pause is reported.
-            let decided = decided(turn, resume.tool_use, resume.decision, cx);
-            tools.early.push(Decided { by: resume.by, ..decided });
-            cx.push(Effect::Record);
-            return Ok(());
-        }
-        if self.phase.pauses().next().is_none() {
+        let unreported = self.phase.stage().and_then(Stage::unreported);
+        let waiting: Vec<_> = match unreported {
+            Some(tools) => tools.undecided().collect(),
+            None => self.phase.pauses().collect(),
+        };
+        if waiting.is_empty() {
             return Err(AgentError::NotPaused(self.emitted_status));
         }
-        let is_meant = |pause: &Pause| {
+        let is_meant = |pause: &&Pause| {
             pause.tool_use.id == resume.tool_use && resume.turn.is_none_or(|turn| turn == pause.turn)
         };
-        if !self.phase.pauses().any(is_meant) {
-            let waiting = self.phase.pauses().map(|pause| pause.tool_use.id.clone()).collect();
-            return Err(AgentError::StaleResume { waiting, given: resume.tool_use });
+        let Some(meant) = waiting.iter().copied().find(is_meant) else {
+            return Err(stale(waiting, resume.tool_use));
+        };
+        if unreported.is_none() {
+            self.decide_waiting(resume, false, None, cx);
+            return Ok(());
         }
-        self.decide_waiting(resume, false, None, cx);
-        Ok(())
+        // The pause is recorded, so somebody who reads the store may decide. It is not reported yet. The decision is
+        // applied when the pause is reported. After a restart, the time limit of the pause may be over already.
+        let is_over = |expiry: &&Expiry| expiry.at != Timestamp::default() && expiry.at <= cx.now();
+        let expired = meant.expiry.as_deref().filter(is_over).map(|expiry| expiry.decision.clone());
+        let result = if expired.is_some() { Err(stale(waiting, resume.tool_use.clone())) } else { Ok(()) };
+        self.decide_early(resume, expired, cx);
+        result
+    }
+
+    /// Keeps the decision about a pause that is not reported yet: that of the caller, or `expired` if the time limit of
+    /// the pause is over.
+    fn decide_early(&mut self, resume: Resume, expired: Option<Decision>, cx: &mut Context<'_>) {
+        let Phase::InTurn { turn, stage, .. } = &mut self.phase else { return };
+        let Some(tools) = stage.unreported_mut() else { return };
+        let has_expired = expired.is_some();
+        let by = resume.by.filter(|_| !has_expired);
+        let decision = expired.unwrap_or(resume.decision);
+        let decided = decided(turn, resume.tool_use, decision, cx);
+        tools.early.push(Decided { by, expired: has_expired, ..decided });
+        cx.push(Effect::Record);
     }
 
     /// Returns the decision for an approved tool use: to run the tool with the input that the approver saw.
@@ -207,6 +222,12 @@ impl Core {
             _ => {}
         }
     }
+}
+
+/// Returns the error for a decision about a tool use that does not wait.
+fn stale(waiting: Vec<&Pause>, given: ToolUseId) -> AgentError {
+    let waiting = waiting.into_iter().map(|pause| pause.tool_use.id.clone()).collect();
+    AgentError::StaleResume { waiting, given }
 }
 
 /// Answers the provider's question. After an answer that allows a tool to run, the request must not be repeated. If the

@@ -67,8 +67,7 @@ impl Core {
         });
         questions.push(ToolQuestion { slot, pause: pause.clone() });
         cx.record_soon(turn.recorded);
-        turn.waits.add(1);
-        self.waited.add(id.clone());
+        self.waited.add_all([&*pause], turn);
         if self.emitted_status != Status::Paused {
             cx.push(Effect::FreezeWatch(true));
             self.emit_status(Status::Paused, cx);

@@ -84,6 +84,8 @@ impl Core {
             if !turn.recorded {
                 return self.wait(turn, tools, cx);
             }
+            // Whoever reads the store sees these ids from now on, so no later tool use of the turn may have them.
+            self.waited.add_all(tools.pauses(), &mut turn);
             let op = self.enter(turn, Stage::Deciding { tools });
             return cx.gate(true, Effect::Return(op));
         }

@@ -248,12 +248,12 @@ impl World {
             Err(error) if unreported.contains(&id) => {
                 return Err(format!("a resume of {id}, which is recorded, fails: {error:?}"));
             }
-            Err(error) if waiting.is_empty() => {
+            Err(error) if open.is_empty() => {
                 same_error(&AgentError::NotPaused(self.model.status), &error, effects.is_empty())?;
             }
             Err(error) => {
                 ensure!(!waiting.contains(&id), "a resume of {id}, which waits, fails: {error:?}");
-                let expected = AgentError::StaleResume { waiting, given: id };
+                let expected = AgentError::StaleResume { waiting: open.clone(), given: id };
                 ensure!(format!("{expected:?}") == format!("{error:?}"), "{error:?}, not {expected:?}");
                 same_error(&expected, &error, effects.is_empty())?;
             }

@@ -332,7 +332,7 @@ impl Process {
     }
 
     pub(crate) fn decide(&mut self, outside: &mut Outside, pause: Pause, decision: Decision) -> Check {
-        let reply = Reply::Decision(pause.turn, self.core.step(), pause.tool_use.id.clone());
+        let reply = Reply::Decision(pause.turn, pause.tool_use.id.clone());
         let resume =
             Resume { tool_use: pause.tool_use.id, turn: Some(pause.turn), decision, by: Some("ben".into()) };
         let resumed = self.input(outside, |core, cx| core.resume(resume, cx))?;

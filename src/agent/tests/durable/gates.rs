@@ -1,6 +1,8 @@
 use super::*;
 use crate::{
-    agent::{Status, tests::rig::unanswered, tests::support::name},
+    agent::{
+        AgentError, ErrorDecision, Failure, State, Status, tests::rig::unanswered, tests::support::name,
+    },
     message::{ToolResult, ToolUse},
     tool::Decision,
 };
@@ -45,14 +47,33 @@ async fn tool_starts_after_its_step_is_stored_unless_it_is_safe() {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn pause_is_reported_after_it_is_stored() {
+/// Starts a turn whose tool use waits for a decision. The record of the pause is made, but not stored yet.
+async fn unreported(
+    steps: impl IntoIterator<Item = Step>,
+    adjust: impl FnOnce(AgentBuilder) -> AgentBuilder,
+) -> (Life, Calls) {
     let calls = Calls::open();
-    let builder = acting([act(), Step::text("Done.")], calls.tool(Replay::Never)).1.needs_approval("act");
-    let life = Life::begin(builder, Durable::Approvals, &Shelf::default()).await;
+    let builder = acting(steps, calls.tool(Replay::Never)).1.needs_approval("act");
+    let life = Life::begin(adjust(builder), Durable::Approvals, &Shelf::default()).await;
     life.cut();
     life.agent.prompt("Hi").await.unwrap();
     settle().await;
+    (life, calls)
+}
+
+/// Callbacks that repeat each step that fails.
+struct Repeating;
+
+#[async_trait::async_trait]
+impl AgentCallbacks for Repeating {
+    async fn handle_error(&mut self, _: &Failure, _: &mut State) -> ErrorDecision {
+        ErrorDecision::Retry
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn pause_is_reported_after_it_is_stored() {
+    let (life, calls) = unreported([act(), Step::text("Done.")], |builder| builder).await;
     assert_eq!(life.agent.status().await.unwrap(), Status::Busy);
     assert!(life.agent.snapshot().await.unwrap().pauses.is_empty());
     life.owner.written(1);
@@ -161,12 +182,7 @@ async fn result_given_for_a_running_tool_is_stored_before_the_reply() {
 
 #[tokio::test(start_paused = true)]
 async fn decision_before_its_pause_is_reported_is_applied_afterwards() {
-    let calls = Calls::open();
-    let builder = acting([act(), Step::text("Done.")], calls.tool(Replay::Never)).1.needs_approval("act");
-    let life = Life::begin(builder, Durable::Approvals, &Shelf::default()).await;
-    life.cut();
-    life.agent.prompt("Hi").await.unwrap();
-    settle().await;
+    let (life, calls) = unreported([act(), Step::text("Done.")], |builder| builder).await;
     let agent = life.agent.clone();
     let decided = tokio::spawn(async move { agent.resume("t1", Decision::Execute).await });
     settle().await;
@@ -179,4 +195,35 @@ async fn decision_before_its_pause_is_reported_is_applied_afterwards() {
     answered(decided).await.unwrap().unwrap();
     settle().await;
     assert_eq!(calls.made().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn decision_on_another_tool_use_before_the_report_names_those_that_wait() {
+    let (life, calls) = unreported([act(), Step::text("Done.")], |builder| builder).await;
+    let wrong = answered(life.agent.resume("t2", Decision::Execute)).await;
+    let Err(AgentError::StaleResume { waiting, .. }) = wrong else { panic!("{wrong:?}") };
+    assert_eq!(waiting, ["t1".into()]);
+    assert!(calls.made().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn step_repeated_before_its_pause_is_reported_gets_another_id() {
+    let limit = std::time::Duration::from_mins(1);
+    let steps = [act(), act(), Step::text("Done.")];
+    let repeats = |builder: AgentBuilder| builder.callbacks(Repeating).turn_timeout(limit);
+    let (life, calls) = unreported(steps, repeats).await;
+    let agent = life.agent.clone();
+    tokio::spawn(async move { agent.resume("t1", Decision::Execute).await });
+    settle().await;
+    // The time limit ends the step, and the next response contains the same id again.
+    tokio::time::advance(limit).await;
+    settle().await;
+    life.owner.written(u64::MAX);
+    settle().await;
+    let pauses = life.agent.snapshot().await.unwrap().pauses;
+    let [pause] = &pauses[..] else { panic!("{pauses:?}") };
+    assert_ne!(pause.tool_use.id.as_str(), "t1");
+    let late = life.agent.resume("t1", Decision::Execute).await;
+    assert!(matches!(late, Err(AgentError::StaleResume { .. })), "{late:?}");
+    assert!(calls.made().is_empty(), "nobody has approved the new tool use");
 }

@@ -23,8 +23,8 @@ use crate::{
 pub(crate) enum Reply {
     /// The prompt with this text is accepted.
     Prompt(String),
-    /// The decision about this tool use of a step is accepted.
-    Decision(TurnId, u32, ToolUseId),
+    /// The decision about this tool use is accepted.
+    Decision(TurnId, ToolUseId),
     /// The run with this turn is over.
     Ended(TurnId),
     /// The response of this turn.
@@ -50,7 +50,7 @@ pub(crate) struct Oracle {
     pub(crate) acknowledged: HashSet<String>,
     /// The turns whose response was returned.
     pub(crate) answered: HashSet<TurnId>,
-    decided: HashSet<(TurnId, u32, ToolUseId)>,
+    decided: HashSet<(TurnId, ToolUseId)>,
     ended: HashSet<TurnId>,
 }
 
@@ -95,15 +95,15 @@ impl Oracle {
     pub(crate) fn acknowledge(&mut self, reply: Reply) {
         match reply {
             Reply::Prompt(text) => drop(self.acknowledged.insert(text)),
-            Reply::Decision(turn, step, tool_use) => drop(self.decided.insert((turn, step, tool_use))),
+            Reply::Decision(turn, tool_use) => drop(self.decided.insert((turn, tool_use))),
             Reply::Ended(turn) => drop(self.ended.insert(turn)),
             Reply::Answer(turn) => drop(self.answered.insert(turn)),
         }
     }
 
-    /// Checks a pause of a step that waits after an input: an acknowledged decision is never asked for again.
-    pub(super) fn decided_once(&self, pause: &Pause, step: u32) -> Check {
-        let is_decided = self.decided.contains(&(pause.turn, step, pause.tool_use.id.clone()));
+    /// Checks a pause that waits after an input: an acknowledged decision is never asked for again.
+    pub(super) fn decided_once(&self, pause: &Pause) -> Check {
+        let is_decided = self.decided.contains(&(pause.turn, pause.tool_use.id.clone()));
         let is_uncertain = pause.reason.get("uncertain").is_some();
         ensure!(!is_decided || is_uncertain, "{} was decided, and waits again", pause.tool_use.id);
         Ok(())

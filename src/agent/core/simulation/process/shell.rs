@@ -57,8 +57,7 @@ impl Process {
         self.core.check()?;
         let fresh = self.core.snapshot(self.view.last, outside.config.view(self.core.history().clone()));
         if self.condition != Condition::Former {
-            let mut pauses = self.view.pauses.iter();
-            pauses.try_for_each(|pause| outside.oracle.decided_once(pause, fresh.step))?;
+            self.view.pauses.iter().try_for_each(|pause| outside.oracle.decided_once(pause))?;
         }
         ensure!(self.view == fresh, "the events lead to {:?}, not {fresh:?}", self.view);
         Ok(())

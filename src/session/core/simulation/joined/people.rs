@@ -50,11 +50,10 @@ pub(super) fn decide_stored(common: &mut Common) -> Check {
             expired: false,
             at: Timestamp(1),
         };
-        let step = super::place::step(&turn.record);
         let record = turn.decide(decided.clone()).map_err(|problem| format!("{problem:?}"))?;
         outside.note(|| format!("stored decision {decided:?}"));
         store(outside, place, record)?;
-        outside.oracle.acknowledge(Reply::Decision(decided.turn, step, decided.tool_use_id.clone()));
+        outside.oracle.acknowledge(Reply::Decision(decided.turn, decided.tool_use_id.clone()));
         let again = place.turn().ok_or("a decision removed the turn")?.decide(decided);
         ensure!(again == Err(Undecidable::Stale), "a second decision gives {again:?}");
     }

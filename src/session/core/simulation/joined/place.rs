@@ -222,7 +222,7 @@ fn decisions(record: &TurnRecord, list: &str) -> usize {
 }
 
 /// Returns the number of the request in a record. Returns 0 between two turns.
-pub(super) fn step(record: &TurnRecord) -> u32 {
+fn step(record: &TurnRecord) -> u32 {
     let step = core(record)["turn"]["step"].as_u64();
     step.and_then(|step| step.try_into().ok()).unwrap_or_default()
 }

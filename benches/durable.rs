@@ -1,4 +1,8 @@
-//! 100,000 approvals that wait in one database: listing 50 at a time, and deciding.
+//! The time that durable turns add, and 100,000 approvals that wait in one database: listing 50 at a time, and deciding.
+//!
+//! The first figures are the median wall times of turns of one session, from the prompt until the turn is saved. The
+//! model answers at once. In each turn, it calls one tool that must not run twice. Each write waits for the disk. The
+//! level `Approvals` records nothing in these turns, because no tool use waits.
 //!
 //! Each approval is the tool use of a turn in flight in its own conversation, and each of 1,000 users has 100 of them.
 //! Each figure for a list is the median of calls of `Manager::pending_approvals`, one after another. The list "from the
@@ -20,19 +24,28 @@ fn main() {
 
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 mod approvals {
-    use std::{fs, hint::black_box, sync::Arc, time::Instant};
+    use std::{
+        fs,
+        hint::black_box,
+        sync::Arc,
+        time::{Duration, Instant},
+    };
 
     use futures_util::{StreamExt, stream};
     use omni_agent::{
+        ToolError,
+        agent::{Agent, Durable},
         manager::{Approval, Manager},
         message::{Message, Role, ToolUse, TurnId},
+        session::Session,
         store::{
-            Commit, ConversationId, Filter, Labels, Page, Store, StoredState, TurnRecord, Waiting, Write,
-            WriteId,
+            Commit, ConversationId, FileSystemStore, Filter, Labels, Page, Store, StoredState, TurnRecord,
+            Waiting, Write, WriteId,
         },
-        tool::Decision,
+        testing::{ScriptedProvider, Step},
+        tool::{Decision, ToolContext, tool_fn},
     };
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::{
         databases,
@@ -47,11 +60,48 @@ mod approvals {
         let folder = std::env::temp_dir().join(format!("omni-agent-bench-{}", ConversationId::generate()));
         on_this_thread(async {
             let (subjects, _server) = databases::subjects(&folder).await;
+            let files = FileSystemStore::builder(folder.join("files")).exclusive().open();
+            levels("the file system", Arc::new(files.await.expect("the folder is free"))).await;
+            for databases::Subject { name, store, .. } in &subjects {
+                levels(name, Arc::clone(store)).await;
+            }
             for databases::Subject { name, store, quick, .. } in &subjects {
                 measure(name, store, &**quick).await;
             }
         });
         fs::remove_dir_all(&folder).expect("the benchmark's folder can be removed");
+    }
+
+    /// Measures turns with one tool use at each level.
+    async fn levels(name: &str, store: Arc<dyn Store>) {
+        head(&format!("a turn with one tool use, saved to {name}"));
+        let mut least = None;
+        for level in [Durable::Turns, Durable::Approvals, Durable::InFlight] {
+            let mut figures = Vec::new();
+            let provider = ScriptedProvider::from_fn(|request| {
+                let has_result = |message: &Arc<Message>| message.tool_results().next().is_some();
+                if request.history.last().is_some_and(has_result) {
+                    Step::text("Done.")
+                } else {
+                    Step::tool_use("call", "note", json!({ "text": "milk" }))
+                }
+            });
+            let tool =
+                tool_fn("note", "Notes.", async |_: Value, _: ToolContext| Ok::<_, ToolError>("noted"));
+            let agent = Agent::builder().model(provider.model()).tool(tool);
+            let builder = Session::builder(Arc::clone(&store)).agent(agent).durable(level);
+            let session = builder.create().await.expect("the id is free");
+            for _ in 0..size(300, 3) {
+                let begun = Instant::now();
+                session.ask("Note milk, please.").await.expect("the model answers");
+                session.flush(Duration::from_secs(30)).await.expect("the store works");
+                figures.push(begun.elapsed().as_secs_f64() * 1e3);
+            }
+            session.stop(Duration::from_secs(30)).await.expect("the store works");
+            let time = median(figures);
+            let added = time - *least.get_or_insert(time);
+            row(&format!("{level:?}: median"), format!("{time:.2} ms ({added:+.2} ms)"), "");
+        }
     }
 
     async fn measure(name: &str, store: &Arc<dyn Store>, quick: &dyn Store) {

@@ -3,7 +3,7 @@
 mod candidates;
 mod turns;
 
-pub(super) use candidates::{Candidates, MANY, SORTED, WALKED};
+pub(super) use candidates::{Candidates, MANY, RARE, SORTED, WALKED};
 #[cfg(feature = "sqlite")]
 pub(super) use turns::ApprovalRow;
 pub(super) use turns::{ReadApproval, ReadTurn, RecordRow, TurnRow, in_flight};

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::store::{
     Filter, Page, Summary,
-    rows::{Candidates, MANY, SORTED, WALKED, count},
+    rows::{Candidates, MANY, RARE, SORTED, WALKED, count},
 };
 
 impl<'f> Candidates<'f> {
@@ -83,15 +83,20 @@ pub(super) async fn rarest<'f>(
     filter: &'f Filter,
     most: i64,
 ) -> Result<Option<(&'f str, &'f str)>, Fault> {
-    let mut rarest = (most.saturating_add(1), None);
     let query = connection.prepare_cached(&server.sql.label_count).await?;
-    for (name, value) in filter.labels.iter() {
-        let found: i64 = connection.query_one(&query, &[&name, &value, &rarest.0]).await?.try_get(0)?;
-        if found < rarest.0 {
-            rarest = (found, Some((name, value)));
+    for most in [RARE, most] {
+        let mut rarest = (most + 1, None);
+        for (name, value) in filter.labels.iter() {
+            let found: i64 = connection.query_one(&query, &[&name, &value, &rarest.0]).await?.try_get(0)?;
+            if found < rarest.0 {
+                rarest = (found, Some((name, value)));
+            }
+        }
+        if rarest.1.is_some() {
+            return Ok(rarest.1);
         }
     }
-    Ok(rarest.1)
+    Ok(None)
 }
 
 /// Reads a page with the query that the function makes, from the candidates that are likely to be the fastest.

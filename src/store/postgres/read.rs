@@ -86,9 +86,7 @@ pub(super) async fn list(connection: &Object, server: &Server, page: Page) -> Re
 }
 
 pub(super) fn summarise(row: &Row, place: &str) -> Result<Summary, Fault> {
-    let id = ConversationId::new(row.try_get::<_, &str>(0)?).map_err(|error| {
-        StoreError::damaged(format!("the id of a conversation in {place}"), error.to_string())
-    })?;
+    let id = id(row, 0, place)?;
     let version = Version::new(row.try_get::<_, i64>(1)?.cast_unsigned());
     let (title, labels) = (title(row, 4)?, labels(row, 7)?);
     let (in_flight, waiting) = in_flight(row.try_get(8)?);
@@ -105,6 +103,13 @@ pub(super) fn summarise(row: &Row, place: &str) -> Result<Summary, Fault> {
     })
 }
 
+pub(super) fn id(row: &Row, column: usize, place: &str) -> Result<ConversationId, Fault> {
+    let id = ConversationId::new(row.try_get::<_, &str>(column)?);
+    Ok(id.map_err(|error| {
+        StoreError::damaged(format!("the id of a conversation in {place}"), error.to_string())
+    })?)
+}
+
 /// Returns the owner. This column contains the owner's name, and the next column contains its address.
 pub(super) fn owner(row: &Row, column: usize) -> Result<Option<Owner>, Fault> {
     let name: Option<String> = row.try_get(column)?;
@@ -119,7 +124,7 @@ fn title(row: &Row, column: usize) -> Result<Result<Option<String>, String>, Fau
 }
 
 /// Returns the labels, or a description of the problem if another program has written invalid labels.
-fn labels(row: &Row, column: usize) -> Result<Result<Labels, String>, Fault> {
+pub(super) fn labels(row: &Row, column: usize) -> Result<Result<Labels, String>, Fault> {
     let labels: Option<&str> = row.try_get(column)?;
     Ok(labels.map_or(Ok(Labels::default()), json::parse))
 }

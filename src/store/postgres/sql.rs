@@ -10,7 +10,7 @@ pub(super) struct Sql {
     /// A write with a record of the turn in flight.
     pub(super) record: String,
     pub(super) turn: String,
-    pub(super) turn_columns: String,
+    pub(super) listed_turn: String,
     pub(super) held: String,
     pub(super) examine: String,
     pub(super) conversation: String,
@@ -260,14 +260,17 @@ const LABELS: &str =
 
 /// The columns of a turn in flight, with its approvals as JSON. The limits prevent an overflow if another program has
 /// written a time that is far too early or too late.
-pub(super) const TURN_COLUMNS: &str =
-    "turns.turn, turns.lives, turns.orderly, turns.format, turns.core, turns.head,
+const TURN_COLUMNS: &str = "turns.turn, turns.lives, turns.orderly, turns.format, turns.core, turns.head,
     turns.branch, least(greatest(extract(epoch FROM turns.spent) * 1000000, 0), 1e15)::bigint, turns.prompts,
     {since}, {recorded}, (
         SELECT json_agg(json_build_array(content, reason, on_expiry, survives, {approval_since}, {expires})
             ORDER BY place)::text
         FROM {schema}.approvals WHERE approvals.conversation = turns.conversation
     )";
+
+/// The columns of an entry in a list of turns: those of the conversation, and those of the turn.
+const LISTED_TURN: &str =
+    "conversations.id, version, CASE WHEN {held} THEN owner END, owner_address, {labels}, {turn_columns}";
 
 /// The turn in flight of a conversation.
 const TURN: &str = "
@@ -374,7 +377,7 @@ impl Sql {
             write: sql(&WRITE.replace("{turn}", END)),
             record: sql(&WRITE.replace("{turn}", RECORD)),
             turn: sql(TURN),
-            turn_columns: sql(TURN_COLUMNS),
+            listed_turn: sql(LISTED_TURN),
             held: HELD.to_owned(),
             examine: sql(EXAMINE),
             conversation: sql(CONVERSATION),

@@ -8,14 +8,14 @@ use tokio_postgres::{Row, types::ToSql};
 use super::{
     error::Fault,
     filter::{Query, rarest},
-    read::{summarise, system_time},
+    read::{id, labels, owner, system_time},
     server::Server,
     sql::millis,
 };
 use crate::{
     message::Timestamp,
     store::{
-        ConversationId, Filter, Page, StoreError, StoredTurn, Summary, TurnSummary, Turns, Version, json,
+        ConversationId, Filter, Page, StoreError, StoredTurn, TurnSummary, Turns, Version, json,
         rows::{Origin, ReadApproval, ReadTurn, RecordRow, SORTED, count},
     },
 };
@@ -174,7 +174,7 @@ fn page_of(
     // The condition `held` uses column names without a table, so it is evaluated in a subquery on one table.
     let owned =
         |key: &str| format!("(SELECT {held} FROM {schema}.conversations AS owned WHERE owned.key = {key})");
-    let matches = query.matches(schema, "conversations.key", filter, None);
+    let matches = query.matches(schema, "conversations.key", filter, rarest.map(|(name, _)| name));
     let is_current = format!("turns.head IS NOT DISTINCT FROM conversations.head AND {matches}");
     let (mut sql, age, key) = match which {
         // The oldest open approval of each conversation. `OFFSET 0` keeps the planner from reading all conversations.
@@ -239,26 +239,23 @@ pub(super) async fn list(
     page: &Page,
 ) -> Result<Vec<TurnSummary>, Fault> {
     let query = page_of(server, which, rarest(connection, server, filter, SORTED).await?, filter, page);
-    let (summary, schema) = (&server.sql.summary_columns, &server.sql.schema);
-    let (columns_of_summary, _) = summary.split_once("\nFROM ").unwrap_or_default();
-    let columns_of_summary =
-        columns_of_summary.replacen("SELECT id, version,", "SELECT conversations.id, version,", 1);
+    let (listed, schema) = (&server.sql.listed_turn, &server.sql.schema);
     let sql = format!(
-        "{columns_of_summary}, {}, {}
+        "SELECT {}, {listed}
          FROM ({}) AS page JOIN {schema}.conversations USING (key)
              JOIN {schema}.turns ON turns.conversation = key
          ORDER BY page.age, conversations.id",
         millis("page.age"),
-        server.sql.turn_columns,
         query.sql
     );
     let statement = connection.prepare(&sql).await?;
     let rows = connection.query(&statement, &query.params()).await?;
     let listed = rows.iter().map(|row| {
-        let summary = summarise(row, &server.place)?;
-        let age = Timestamp(row.try_get::<_, i64>(9)?.cast_unsigned());
-        let turn = columns(row, 10)?.into_turn(summary.version);
-        let Summary { id, labels, owner, .. } = summary;
+        let age = Timestamp(row.try_get::<_, i64>(0)?.cast_unsigned());
+        let (id, version) =
+            (id(row, 1, &server.place)?, Version::new(row.try_get::<_, i64>(2)?.cast_unsigned()));
+        let (owner, labels) = (owner(row, 3)?, labels(row, 5)?.unwrap_or_default());
+        let turn = columns(row, 6)?.into_turn(version);
         Ok(TurnSummary { labels, owner, ..TurnSummary::new(id, &turn) }.aged(age))
     });
     listed.collect()

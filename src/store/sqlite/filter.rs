@@ -12,7 +12,7 @@ use super::{
 };
 use crate::store::{
     Filter, Page, Summary,
-    rows::{Candidates, MANY, SORTED, WALKED, count},
+    rows::{Candidates, MANY, RARE, SORTED, WALKED, count},
 };
 
 /// A condition with its parameters.
@@ -71,17 +71,22 @@ pub(super) fn rarest<'f>(
     filter: &'f Filter,
     most: i64,
 ) -> Result<Option<(&'f str, &'f str)>, Fault> {
-    let mut rarest = (most + 1, None);
     let mut query = connection.prepare_cached(
         "SELECT count(*) FROM (SELECT 1 FROM labels WHERE name = ?1 AND value = ?2 LIMIT ?3)",
     )?;
-    for (name, value) in filter.labels.iter() {
-        let count: i64 = query.query_row(params![name, value, rarest.0], |row| row.get(0))?;
-        if count < rarest.0 {
-            rarest = (count, Some((name, value)));
+    for most in [RARE, most] {
+        let mut rarest = (most + 1, None);
+        for (name, value) in filter.labels.iter() {
+            let count: i64 = query.query_row(params![name, value, rarest.0], |row| row.get(0))?;
+            if count < rarest.0 {
+                rarest = (count, Some((name, value)));
+            }
+        }
+        if rarest.1.is_some() {
+            return Ok(rarest.1);
         }
     }
-    Ok(rarest.1)
+    Ok(None)
 }
 
 /// Reads a page with the function `read`, from the candidates that are likely to be the fastest.

@@ -386,13 +386,13 @@ impl SqliteStore {
         urgency: Urgency,
         id: Option<&ConversationId>,
         prepare: impl FnOnce() -> Result<P, Fault> + Send + 'static,
-        action: impl FnOnce(&mut Connection, &Database, P) -> Result<T, Fault> + Send + 'static,
+        action: impl Fn(&mut Connection, &Database, &P) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T, StoreError> {
         let Writing { writer, upkeep } = self.writing()?;
         let (upkeep, database, id) = (Arc::clone(upkeep), Arc::clone(&self.0.database), id.cloned());
         let action = {
             let database = Arc::clone(&database);
-            move |connection: &mut Connection, prepared| action(connection, &database, prepared)
+            move |connection: &mut Connection, prepared: &P| action(connection, &database, prepared)
         };
         let end = move |written: Result<T, Fault>| {
             upkeep.look_at_log();
@@ -412,8 +412,8 @@ impl SqliteStore {
         change: impl FnOnce() -> Result<Change, StoreError> + Send + 'static,
     ) -> Result<Version, StoreError> {
         let (named, write) = (id.clone(), *write);
-        let action = move |connection: &mut Connection, _: &Database, change| {
-            write::change(connection, &named, &write, &change)
+        let action = move |connection: &mut Connection, _: &Database, change: &Change| {
+            write::change(connection, &named, &write, change)
         };
         self.write(Urgency::Other, Some(id), move || Ok(change()?), action).await
     }
@@ -476,8 +476,8 @@ impl Store for SqliteStore {
         let (named, state) = (id.clone(), state.clone());
         let target = named.clone();
         let prepare = move || Ok(Change::default().with_state(&named, state)?);
-        let create = move |connection: &mut Connection, _: &Database, change| {
-            write::create(connection, &target, write, &change)
+        let create = move |connection: &mut Connection, _: &Database, change: &Change| {
+            write::create(connection, &target, write, change)
         };
         self.write(Urgency::Other, Some(id), prepare, create).await
     }
@@ -593,7 +593,7 @@ impl Store for SqliteStore {
 
     async fn acquire(&self, id: &ConversationId, owner: &Owner) -> Result<Lease, StoreError> {
         let (named, owner) = (id.clone(), owner.clone());
-        let acquire = move |connection: &mut Connection, database: &Database, ()| {
+        let acquire = move |connection: &mut Connection, database: &Database, (): &()| {
             write::acquire(connection, database, &named, &owner)
         };
         self.write(Urgency::Other, Some(id), || Ok(()), acquire).await
@@ -607,7 +607,7 @@ impl Store for SqliteStore {
     async fn renew_all(&self, leases: &[(ConversationId, Lease)]) -> Result<Vec<ConversationId>, StoreError> {
         let leases = leases.to_vec();
         // Renewals run before waiting writes, so that a lease does not expire because of many writes.
-        let renew = move |connection: &mut Connection, database: &Database, ()| {
+        let renew = move |connection: &mut Connection, database: &Database, (): &()| {
             write::renew(connection, database, &leases)
         };
         self.write(Urgency::Renewal, None, || Ok(()), renew).await
@@ -624,7 +624,7 @@ impl Store for SqliteStore {
         mark: Option<EventId>,
     ) -> Result<(), StoreError> {
         let (named, lease) = (id.clone(), lease.clone());
-        let release = move |connection: &mut Connection, _: &Database, ()| {
+        let release = move |connection: &mut Connection, _: &Database, (): &()| {
             write::release(connection, &named, &lease, mark)
         };
         self.write(Urgency::Other, Some(id), || Ok(()), release).await

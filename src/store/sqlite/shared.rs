@@ -14,95 +14,116 @@ use super::database::Fault;
 pub(super) const MAX_SHARED: usize = 64;
 
 /// A write that can share a transaction. Calling it prepares the write before the transaction begins.
-pub(super) type Together = Box<dyn FnOnce() -> Apply + Send>;
-
-/// A prepared write. Within a transaction, it is called with the connection. If the transaction could not begin, it is
-/// called with the error.
-pub(super) type Apply = Box<dyn FnOnce(Result<&mut Connection, rusqlite::Error>) -> Applied>;
-
-/// A write whose transaction has not ended yet.
-pub(super) struct Applied {
-    /// The error of the database, if there was one.
-    error: Option<rusqlite::Error>,
-    settle: Settle,
-}
-
-/// Passes the result of the write to its caller. If the transaction has failed, its error replaces the result. Returns
-/// whether other connections or processes kept the file locked.
-type Settle = Box<dyn FnOnce(Result<(), rusqlite::Error>) -> bool>;
+pub(super) type Together = Box<dyn FnOnce() -> Box<dyn Prepared> + Send>;
 
 /// The result of a write, or its panic.
 pub(super) type Written<T> = Result<Result<T, Fault>, Box<dyn Any + Send>>;
 
+/// A prepared write.
+pub(super) trait Prepared {
+    /// Performs the write, and keeps its result until [`settle`](Self::settle). If the connection is in a transaction,
+    /// the write is a part of it. Returns `false` if the write has failed and may have changed something, so that the
+    /// transaction must be rolled back. Then the write can be performed again.
+    fn perform(&mut self, connection: &mut Connection) -> bool;
+
+    /// Passes the result to the caller. An error of the transaction replaces the result. Returns whether other
+    /// connections or processes kept the file locked.
+    fn settle(self: Box<Self>, outcome: Result<(), rusqlite::Error>) -> bool;
+}
+
+struct Member<P, T, A, E> {
+    /// The prepared input, or `None` if the preparation has failed.
+    input: Option<P>,
+    action: A,
+    end: E,
+    written: Option<Written<T>>,
+}
+
 /// Returns a write whose result is passed to `end`.
 pub(super) fn member<P: 'static, T: 'static>(
     prepare: impl FnOnce() -> Result<P, Fault> + Send + 'static,
-    action: impl FnOnce(&mut Connection, P) -> Result<T, Fault> + Send + 'static,
+    action: impl Fn(&mut Connection, &P) -> Result<T, Fault> + Send + 'static,
     end: impl FnOnce(Written<T>) -> bool + Send + 'static,
 ) -> Together {
     Box::new(move || {
-        let prepared = catch_unwind(AssertUnwindSafe(prepare));
-        Box::new(move |connection| {
-            // If a panic interrupts the write, its part of the transaction is rolled back during unwinding.
-            let written = prepared
-                .and_then(|prepared| catch_unwind(AssertUnwindSafe(|| action(connection?, prepared?))));
-            let error = match &written {
-                Ok(Err(Fault::Sqlite(error))) => Some(copy(error)),
-                _ => None,
-            };
-            let settle = move |outcome: Result<(), rusqlite::Error>| {
-                end(written.map(|written| outcome.map_err(Fault::Sqlite).and(written)))
-            };
-            Applied { error, settle: Box::new(settle) }
-        })
+        let (input, written) = match catch_unwind(AssertUnwindSafe(prepare)) {
+            Ok(Ok(input)) => (Some(input), None),
+            Ok(Err(fault)) => (None, Some(Ok(Err(fault)))),
+            Err(panic) => (None, Some(Err(panic))),
+        };
+        Box::new(Member { input, action, end, written })
     })
 }
 
-/// Performs these writes in one transaction. A write that fails is undone alone. If the transaction fails, all of its
+impl<P, T, A, E> Prepared for Member<P, T, A, E>
+where
+    A: Fn(&mut Connection, &P) -> Result<T, Fault>,
+    E: FnOnce(Written<T>) -> bool,
+{
+    fn perform(&mut self, connection: &mut Connection) -> bool {
+        let Some(input) = &self.input else { return true };
+        let before = connection.total_changes();
+        // If a panic interrupts a write that has its own transaction, the transaction is rolled back during unwinding.
+        let written = catch_unwind(AssertUnwindSafe(|| (self.action)(connection, input)));
+        let is_clean = match &written {
+            Ok(Ok(_)) => true,
+            Ok(Err(Fault::Store(_))) => connection.total_changes() == before,
+            Ok(Err(Fault::Sqlite(_))) | Err(_) => false,
+        };
+        self.written = Some(written);
+        is_clean
+    }
+
+    fn settle(self: Box<Self>, outcome: Result<(), rusqlite::Error>) -> bool {
+        let written = match (self.written, outcome) {
+            (Some(Err(panic)), _) => Err(panic),
+            (_, Err(error)) => Ok(Err(error.into())),
+            (Some(written), Ok(())) => written,
+            (None, Ok(())) => Ok(Err(failure(ffi::SQLITE_ABORT, "the write was not performed").into())),
+        };
+        (self.end)(written)
+    }
+}
+
+/// Performs these writes in one transaction. If a write fails after it has changed something, the transaction is rolled
+/// back, and each write is performed in its own transaction. If the transaction can't begin or be committed, all of its
 /// writes fail. Returns whether other connections or processes kept the file locked.
 pub(super) fn write(connection: &mut Connection, writes: Vec<Together>) -> bool {
-    let mut prepared: Vec<Apply> = writes.into_iter().map(|write| write()).collect();
-    if let [_] = *prepared {
-        // A single write begins its own transaction.
-        return prepared.into_iter().any(|apply| (apply(Ok(connection)).settle)(Ok(())));
-    }
+    let mut writes: Vec<_> = writes.into_iter().map(|write| write()).collect();
+    let shared = if writes.len() > 1 { together(connection, &mut writes) } else { None };
     let mut is_held = false;
-    while !prepared.is_empty() {
-        if let Err(error) = connection.execute_batch("BEGIN IMMEDIATE") {
-            let fail = |apply: Apply| (apply(Err(copy(&error))).settle)(Ok(()));
-            return prepared.into_iter().map(fail).fold(is_held, |held, is_busy| held | is_busy);
-        }
-        let mut outcome = Ok(());
-        let mut settles = Vec::with_capacity(prepared.len());
-        let mut rest = prepared.into_iter();
-        while outcome.is_ok()
-            && let Some(apply) = rest.next()
-        {
-            let Applied { error, settle } = apply(Ok(connection));
-            settles.push(settle);
-            // After some errors, such as a full disk, SQLite itself rolls the whole transaction back. Then all of its
-            // writes fail.
-            if connection.is_autocommit() {
-                outcome =
-                    Err(error
-                        .unwrap_or_else(|| failure(ffi::SQLITE_ABORT, "the transaction was rolled back")));
+    for mut write in writes {
+        let outcome = match &shared {
+            Some(outcome) => outcome.as_ref().copied().map_err(copy),
+            // The file was locked for the whole waiting time of the previous write, so this write does not wait again.
+            None if is_held => Err(failure(ffi::SQLITE_BUSY, "database is locked")),
+            None => {
+                write.perform(connection);
+                Ok(())
             }
-        }
-        if outcome.is_ok() {
-            outcome = connection.execute_batch("COMMIT");
-        }
-        if !connection.is_autocommit() {
-            // The commit has failed, and the transaction is still open. A rollback always ends the transaction, so an
-            // error is ignored.
-            let _ = connection.execute_batch("ROLLBACK");
-        }
-        for settle in settles {
-            is_held |= settle(outcome.as_ref().copied().map_err(copy));
-        }
-        // If a write has ended the transaction, the writes after it run in a new transaction.
-        prepared = rest.collect();
+        };
+        is_held |= write.settle(outcome);
     }
     is_held
+}
+
+/// Performs these writes in one transaction, and returns the outcome of the transaction. Returns `None` if the
+/// transaction was rolled back because of one of the writes.
+fn together(
+    connection: &mut Connection,
+    writes: &mut [Box<dyn Prepared>],
+) -> Option<Result<(), rusqlite::Error>> {
+    if let Err(error) = connection.execute_batch("BEGIN IMMEDIATE") {
+        return Some(Err(error));
+    }
+    let is_complete = writes.iter_mut().all(|write| write.perform(connection));
+    let outcome = is_complete.then(|| connection.execute_batch("COMMIT"));
+    // After some errors, such as a full disk, SQLite itself has rolled the transaction back.
+    if !connection.is_autocommit() {
+        // A rollback always ends the transaction, so an error is ignored.
+        let _ = connection.execute_batch("ROLLBACK");
+    }
+    outcome
 }
 
 fn failure(code: i32, reason: &str) -> rusqlite::Error {
@@ -116,5 +137,56 @@ fn copy(error: &rusqlite::Error) -> rusqlite::Error {
             rusqlite::Error::SqliteFailure(*error, reason.clone())
         }
         other => failure(ffi::SQLITE_ERROR, &other.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    /// Returns a write whose action is called with the number of the attempt, and which sends its result.
+    fn attempts(
+        results: &mpsc::Sender<Result<u32, rusqlite::Error>>,
+        action: impl Fn(u32) -> Result<(), rusqlite::Error> + Send + 'static,
+    ) -> Together {
+        let (results, attempts) = (results.clone(), std::cell::Cell::new(0));
+        let action = move |_: &mut Connection, (): &()| {
+            attempts.set(attempts.get() + 1);
+            action(attempts.get())?;
+            Ok(attempts.get())
+        };
+        let end = move |written: Written<u32>| {
+            let written = written.expect("no action panics").map_err(|fault| match fault {
+                Fault::Sqlite(error) => error,
+                Fault::Store(error) => panic!("no action returns {error}"),
+            });
+            let is_held = matches!(&written, Err(error)
+                if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DatabaseBusy));
+            results.send(written).expect("the test waits for it");
+            is_held
+        };
+        member(|| Ok(()), action, end)
+    }
+
+    #[test]
+    fn write_alone_after_a_write_that_waited_in_vain_fails_without_waiting() {
+        let mut connection = Connection::open_in_memory().unwrap();
+        let (results, result) = mpsc::channel();
+        let fails =
+            |attempt| Err(failure(if attempt == 1 { ffi::SQLITE_ERROR } else { ffi::SQLITE_BUSY }, "no"));
+        let writes = vec![
+            attempts(&results, |_| Ok(())),
+            attempts(&results, fails),
+            attempts(&results, |attempt| panic!("attempt {attempt}")),
+        ];
+        assert!(write(&mut connection, writes));
+        assert_eq!(result.recv().unwrap().unwrap(), 2, "the transaction was rolled back once");
+        for _ in 0..2 {
+            let error = result.recv().unwrap().unwrap_err();
+            assert_eq!(error.sqlite_error_code(), Some(rusqlite::ErrorCode::DatabaseBusy));
+        }
+        assert!(connection.is_autocommit());
     }
 }

@@ -255,13 +255,13 @@ impl Workers {
     }
 
     /// Runs a write in a transaction that other writes may share. The result of `prepare` is passed to `action`, which
-    /// runs in the transaction. `end` gets the result of `action`, or the error of the transaction, and runs after the
+    /// runs in the transaction, and runs again if the transaction is rolled back because of another write. `end` gets the result of `action`, or the error of the transaction, and runs after the
     /// transaction. The caller can cancel the write like a job of [`run`](Self::run).
     pub(super) async fn run_together<P: 'static, T: Send + 'static>(
         &self,
         urgency: Urgency,
         prepare: impl FnOnce() -> Result<P, Fault> + Send + 'static,
-        action: impl FnOnce(&mut Connection, P) -> Result<T, Fault> + Send + 'static,
+        action: impl Fn(&mut Connection, &P) -> Result<T, Fault> + Send + 'static,
         end: impl FnOnce(Result<T, Fault>) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
         let (answer, answered) = oneshot::channel();

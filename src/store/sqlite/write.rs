@@ -91,11 +91,16 @@ fn perform(
     if row.version != write.base {
         return Err(StoreError::Conflict { id: id.clone(), current: row.version }.into());
     }
-    let keeps_head = matches!(change.head, Column::Set(head) if head.map(number) == row.head);
-    let updated = if change.is_record && keeps_head { row.updated } else { now };
+    let head = match change.head {
+        Column::Set(head) => head.map(number),
+        Column::Keep => row.head,
+    };
+    let updated = if change.is_record && head == row.head { row.updated } else { now };
     transaction
-        .prepare_cached("UPDATE conversations SET version = ?2, updated = max(updated, ?3) WHERE key = ?1")?
-        .execute(params![row.key, version.get().cast_signed(), millis(updated)])?;
+        .prepare_cached(
+            "UPDATE conversations SET version = ?2, updated = max(updated, ?3), head = ?4 WHERE key = ?1",
+        )?
+        .execute(params![row.key, version.get().cast_signed(), millis(updated), head])?;
     apply(&transaction, row.key, version, write.id, change, now)?;
     if let Some(erased) = erased {
         let (ending, prompts) = last_run(&transaction, row.key)?;
@@ -132,11 +137,6 @@ fn apply(
     transaction
         .prepare_cached("INSERT INTO writes (conversation, version, write) VALUES (?, ?, ?)")?
         .execute(params![key, version, write.as_bytes()])?;
-    if let Column::Set(head) = head {
-        transaction
-            .prepare_cached("UPDATE conversations SET head = ?2 WHERE key = ?1")?
-            .execute(params![key, head.map(number)])?;
-    }
     if let Column::Set(title) = title {
         transaction
             .prepare_cached("UPDATE conversations SET title = ?2 WHERE key = ?1")?

@@ -32,7 +32,7 @@ use crate::{
     manager::{Approval, ApprovalId, Listed, OpenedSession},
     message::{Attachment, Content, Message, MessageId, ResultBlock, Source, Timestamp},
     session::{Mode, Session, SessionCommand, SessionSnapshot, check_title},
-    store::{ConversationId, Hit, Labels, Page},
+    store::{ConversationId, Hit, Labels, Page, Position},
 };
 
 /// A route: its method, its path, the action that it needs, and its handler. If the path has the id of a conversation,
@@ -159,9 +159,19 @@ async fn list(call: Call) -> Result<Response, Problem> {
     if let Some(after) = &query.after {
         page = page.after(position(after)?);
     }
-    let mut items = call.web.0.manager.list((call.principal.filter(), page)).await?;
+    let mut items: Vec<Listed> = Vec::new();
+    // Pages are read until enough conversations are visible, so that `next` never names a hidden conversation.
+    loop {
+        let found = call.web.0.manager.list((call.principal.filter(), page)).await?;
+        let last = found.get(limit - 1).map(|last| Position::from(&last.summary));
+        items.extend(found.into_iter().filter(|listed| call.may_list(listed)));
+        match last {
+            Some(last) if items.len() < limit => page = Page::first(limit).after(last),
+            _ => break,
+        }
+    }
+    items.truncate(limit);
     let next = items.get(limit - 1).map(|last| position_text(&(&last.summary).into()));
-    items.retain(|listed| call.may_list(listed));
     for listed in &mut items {
         call.web.hide(&mut listed.summary);
     }
@@ -285,15 +295,28 @@ async fn approvals(call: Call) -> Result<Response, Problem> {
     if let Some(after) = &query.after {
         page = page.after(position(after)?);
     }
-    let all = call.web.0.manager.pending_approvals(&call.principal.filter(), page).await?;
-    // The limit counts turns, and a turn may have several approvals.
-    let turns = all.chunk_by(|one, next| one.position == next.position).count();
-    let next = all.last().filter(|_| turns == limit).map(|last| position_text(&last.position));
     let access = &call.web.0.hooks.access;
     let may_see = |approval: &Approval| {
         let may = |action| access.permits(&call.principal, action, &approval.labels);
         call.principal.owns(&approval.labels) && may(Action::List) && may(Action::Read)
     };
+    // The limit counts turns, and a turn may have several approvals. Pages are read until enough turns are visible.
+    let turns = |approvals: &[Approval]| -> Vec<usize> {
+        approvals.chunk_by(|one, next| one.position == next.position).map(<[_]>::len).collect()
+    };
+    let mut all: Vec<Approval> = Vec::new();
+    loop {
+        let found = call.web.0.manager.pending_approvals(&call.principal.filter(), page).await?;
+        let last = found.last().filter(|_| turns(&found).len() == limit).map(|last| last.position.clone());
+        all.extend(found.into_iter().filter(may_see));
+        match last {
+            Some(last) if turns(&all).len() < limit => page = Page::first(limit).after(last),
+            _ => break,
+        }
+    }
+    let shown: Vec<usize> = turns(&all).into_iter().take(limit).collect();
+    all.truncate(shown.iter().sum());
+    let next = all.last().filter(|_| shown.len() == limit).map(|last| position_text(&last.position));
     let item = |approval: Approval| WaitingToolUse {
         tool_use: call.lens(&approval.id.conversation).tool_use(&approval.tool_use),
         conversation: approval.id.conversation,
@@ -303,7 +326,7 @@ async fn approvals(call: Call) -> Result<Response, Problem> {
         expires: approval.expires,
         on_expiry: approval.on_expiry,
     };
-    let items = all.into_iter().filter(may_see).map(item).collect();
+    let items = all.into_iter().map(item).collect();
     Ok(json(&ApprovalPage { items, next }))
 }
 

@@ -50,6 +50,34 @@ async fn stranger_and_unknown_id_get_equal_answers_on_every_route() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn list_with_hidden_conversations_has_full_pages_and_never_names_them() {
+    let app = App::new([]);
+    let (mut shown, mut hidden) = (Vec::new(), Vec::new());
+    for number in 0..20 {
+        let id = app.create("ann").await;
+        if number % 4 == 0 {
+            shown.push(id);
+        } else {
+            app.hide("ann", &id).await;
+            hidden.push(id);
+        }
+    }
+    let pages = app.pages("ann", "/agent/conversations", 2).await;
+    let items = |page: &Value| page["items"].as_array().unwrap().clone();
+    assert_eq!(pages.iter().map(|page| items(page).len()).collect::<Vec<_>>(), [2, 2, 1]);
+    let found = pages.iter().flat_map(items).map(|item| item["id"].as_str().unwrap().to_owned());
+    let mut found: Vec<String> = found.collect();
+    found.sort();
+    shown.sort();
+    assert_eq!(found, shown);
+    for page in pages {
+        assert!(!hidden.iter().any(|id| page.to_string().contains(id)), "{page}");
+    }
+    let all = app.pages("boss", "/agent/conversations", 50).await;
+    assert_eq!(items(&all[0]).len(), 20);
+}
+
+#[tokio::test(start_paused = true)]
 async fn lists_searches_and_streams_show_a_stranger_nothing() {
     let app = App::new([Step::text("A lake.")]);
     let id = app.create("ann").await;

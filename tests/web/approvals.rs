@@ -87,21 +87,43 @@ async fn approvals_in_pages_contain_each_once() {
     for _ in 0..5 {
         made.push(paused(&app, &store, "ann", &["a", "b"]).await);
     }
-    let (mut found, mut path, mut pages) = (Vec::new(), "/agent/approvals?limit=2".to_owned(), 0);
-    loop {
-        let page = app.get("ann", &path).await.json();
-        found.extend(entries(&page).into_iter().map(|(id, tool_use)| (id.to_owned(), tool_use.to_owned())));
-        pages += 1;
-        let Some(next) = page["next"].as_str() else { break };
-        path = format!("/agent/approvals?limit=2&after={next}");
-    }
+    let pages = app.pages("ann", "/agent/approvals", 2).await;
+    let entries = pages.iter().flat_map(entries);
+    let mut found: Vec<_> = entries.map(|(id, tool_use)| (id.to_owned(), tool_use.to_owned())).collect();
     found.sort();
     let mut expected: Vec<_> =
         made.iter().flat_map(|id| [(id.clone(), "a".to_owned()), (id.clone(), "b".to_owned())]).collect();
     expected.sort();
-    assert_eq!((found, pages), (expected, 3));
+    assert_eq!((found, pages.len()), (expected, 3));
     for query in ["after=x", "after=1", "limit=-1", "unknown=1"] {
         let bad = app.get("ann", &format!("/agent/approvals?{query}")).await;
         assert_eq!((bad.status, bad.code().as_str()), (StatusCode::BAD_REQUEST, "invalid-query"), "{query}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn approvals_of_hidden_conversations_leave_no_gap_in_the_pages_and_are_never_named() {
+    let store = MemoryStore::new();
+    let app = app(&store);
+    let (mut shown, mut hidden) = (Vec::new(), Vec::new());
+    for number in 0..12 {
+        let id = paused(&app, &store, "ann", &["a", "b"]).await;
+        if number % 4 == 0 {
+            shown.push(id);
+        } else {
+            app.hide("ann", &id).await;
+            hidden.push(id);
+        }
+    }
+    let pages = app.pages("ann", "/agent/approvals", 2).await;
+    let sizes: Vec<_> = pages.iter().map(|page| entries(page).len()).collect();
+    assert_eq!(sizes, [4, 2]);
+    let mut found: Vec<_> = pages.iter().flat_map(entries).map(|(id, _)| id.to_owned()).collect();
+    found.dedup();
+    found.sort();
+    shown.sort();
+    assert_eq!(found, shown);
+    for page in pages {
+        assert!(!hidden.iter().any(|id| page.to_string().contains(id)), "{page}");
     }
 }

@@ -22,7 +22,7 @@ use tower::ServiceExt;
 use crate::openapi;
 
 /// The access hook of the tests. The header `x-user` names the user. `boss` is an operator, and `reader` may only read
-/// Ann's conversations.
+/// Ann's conversations. Only operators may see conversations with the label `hidden`.
 pub(crate) struct Users;
 
 #[async_trait]
@@ -42,7 +42,8 @@ impl Access for Users {
             "lister" => action == Action::List,
             _ => true,
         };
-        principal.owns(labels) && may_act
+        let is_hidden = labels.get("hidden").is_some() && !principal.is_operator();
+        principal.owns(labels) && may_act && !is_hidden
     }
 }
 
@@ -181,6 +182,23 @@ impl App {
         let created = self.post(user, "/agent/conversations", json!({})).await;
         assert_eq!(created.status, StatusCode::CREATED, "{created:?}");
         created.json()["id"].as_str().unwrap().to_owned()
+    }
+
+    /// Hides a conversation from its user.
+    pub(crate) async fn hide(&self, user: &str, id: &str) {
+        let labels = Labels::new([("user", user), ("hidden", "yes")]).unwrap();
+        self.manager.set_labels(&ConversationId::new(id).unwrap(), labels).await.unwrap();
+    }
+
+    /// Reads a list page by page, and returns the pages.
+    pub(crate) async fn pages(&self, user: &str, list: &str, limit: usize) -> Vec<Value> {
+        let first = format!("{list}?limit={limit}");
+        let mut pages = vec![self.get(user, &first).await.json()];
+        while let Some(next) = pages.last().and_then(|page| page["next"].as_str()) {
+            let path = format!("{first}&after={next}");
+            pages.push(self.get(user, &path).await.json());
+        }
+        pages
     }
 
     /// Sends a prompt and waits until the session is idle.

@@ -65,7 +65,7 @@ async fn list_with_hidden_conversations_has_full_pages_and_never_names_them() {
     let pages = app.pages("ann", "/agent/conversations", 2).await;
     let items = |page: &Value| page["items"].as_array().unwrap().clone();
     assert_eq!(pages.iter().map(|page| items(page).len()).collect::<Vec<_>>(), [2, 2, 1]);
-    let found = pages.iter().flat_map(items).map(|item| item["id"].as_str().unwrap().to_owned());
+    let found = pages.iter().flat_map(items).map(|item| item["summary"]["id"].as_str().unwrap().to_owned());
     let mut found: Vec<String> = found.collect();
     found.sort();
     shown.sort();

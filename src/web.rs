@@ -95,6 +95,7 @@ mod client_ids;
 mod feed;
 mod gate;
 mod guard;
+mod pages;
 mod problem;
 mod requests;
 mod routes;

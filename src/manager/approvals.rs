@@ -50,6 +50,11 @@ pub struct Approval {
 }
 
 impl Approval {
+    /// Returns the approvals of a turn.
+    pub(crate) fn all_of(mut turn: TurnSummary) -> impl Iterator<Item = Self> {
+        std::mem::take(&mut turn.approvals).into_iter().map(move |approval| Self::of(&turn, approval))
+    }
+
     fn of(turn: &TurnSummary, approval: PendingApproval) -> Self {
         let PendingApproval { waiting, since, expires } = approval;
         let tool_use = waiting.tool_use.id.clone();
@@ -106,13 +111,29 @@ impl Manager {
         filter: &Filter,
         page: Page,
     ) -> Result<Vec<Approval>, ManagerError> {
+        let mut page = page;
+        loop {
+            let turns = self.waiting_turns(filter, page.clone()).await?;
+            let last = turns.last().filter(|_| turns.len() >= page.limit).map(|last| last.position.clone());
+            let approvals: Vec<_> = turns.into_iter().flat_map(Approval::all_of).collect();
+            match last {
+                // Turns that can't be read have no approvals. A page of such turns is not the end of the list.
+                Some(last) if approvals.is_empty() && page.after.as_ref() != Some(&last) => {
+                    page = Page::first(page.limit).after(last);
+                }
+                _ => return Ok(approvals),
+            }
+        }
+    }
+
+    /// Returns the turns that [`pending_approvals`](Self::pending_approvals) lists, with those that can't be read.
+    pub(crate) async fn waiting_turns(
+        &self,
+        filter: &Filter,
+        page: Page,
+    ) -> Result<Vec<TurnSummary>, ManagerError> {
         self.0.begin_sweeping();
-        let turns = self.0.store.turns(Turns::Waiting, filter, page).await?;
-        let approvals = turns.into_iter().flat_map(|mut turn| {
-            let approvals = std::mem::take(&mut turn.approvals);
-            approvals.into_iter().map(move |approval| Approval::of(&turn, approval))
-        });
-        Ok(approvals.collect())
+        Ok(self.0.store.turns(Turns::Waiting, filter, page).await?)
     }
 
     /// Decides on a tool use that waits, whether or not its conversation is open. `by` is the name of the person or

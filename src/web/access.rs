@@ -51,9 +51,10 @@ pub trait Access: Send + Sync + 'static {
     /// Returns whether the principal may perform this action on a conversation with these labels.
     ///
     /// By default, a principal may do everything with the conversations that have all labels of the principal. Lists
-    /// and searches contain only such conversations, even if this method permits more. A list reads on until its page is
-    /// full of permitted conversations, so a method that refuses most of them makes lists slow. It is better to give
-    /// such conversations other labels.
+    /// and searches contain only such conversations, even if this method permits more.
+    ///
+    /// A list reads on until its page is full of permitted conversations, so a method that refuses most of them makes
+    /// lists slow. It is better to give such conversations other labels.
     fn permits(&self, principal: &Principal, action: Action, labels: &Labels) -> bool {
         let _ = action;
         principal.owns(labels)

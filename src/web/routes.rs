@@ -22,6 +22,7 @@ use super::{
     feed::{self, Positions, Watch},
     gate::{Call, Handler},
     guard::guard,
+    pages::visible,
     requests::{
         ApprovalPage, Change, Created, DecisionRequest, ListPage, ListQuery, NewConversation, PeriodQuery,
         RowsPage, RowsQuery, SearchQuery, TitleChange, WaitingToolUse, action, check, position,
@@ -32,7 +33,7 @@ use crate::{
     manager::{Approval, ApprovalId, Listed, OpenedSession},
     message::{Attachment, Content, Message, MessageId, ResultBlock, Source, Timestamp},
     session::{Mode, Session, SessionCommand, SessionSnapshot, check_title},
-    store::{ConversationId, Hit, Labels, Page, Position},
+    store::{ConversationId, Hit, Labels, Page, TurnSummary},
 };
 
 /// A route: its method, its path, the action that it needs, and its handler. If the path has the id of a conversation,
@@ -137,7 +138,7 @@ fn document(text: impl Into<Body>) -> Response {
 
 impl Call {
     fn limit(&self, limit: Option<usize>) -> usize {
-        limit.unwrap_or(50).clamp(1, self.web.0.limits.page)
+        limit.unwrap_or(50).min(self.web.0.limits.page).max(1)
     }
 
     fn may_list(&self, listed: &Listed) -> bool {
@@ -159,19 +160,12 @@ async fn list(call: Call) -> Result<Response, Problem> {
     if let Some(after) = &query.after {
         page = page.after(position(after)?);
     }
-    let mut items: Vec<Listed> = Vec::new();
-    // Pages are read until enough conversations are visible, so that `next` never names a hidden conversation.
-    loop {
-        let found = call.web.0.manager.list((call.principal.filter(), page)).await?;
-        let last = found.get(limit - 1).map(|last| Position::from(&last.summary));
-        items.extend(found.into_iter().filter(|listed| call.may_list(listed)));
-        match last {
-            Some(last) if items.len() < limit => page = Page::first(limit).after(last),
-            _ => break,
-        }
-    }
-    items.truncate(limit);
-    let next = items.get(limit - 1).map(|last| position_text(&(&last.summary).into()));
+    let (manager, filter) = (&call.web.0.manager, call.principal.filter());
+    let read = |page| manager.list((filter.clone(), page));
+    let place = |listed: &Listed| (&listed.summary).into();
+    let (mut items, last) =
+        visible(page, call.limit(None), read, place, |listed| call.may_list(listed)).await?;
+    let next = last.as_ref().map(position_text);
     for listed in &mut items {
         call.web.hide(&mut listed.summary);
     }
@@ -295,28 +289,16 @@ async fn approvals(call: Call) -> Result<Response, Problem> {
     if let Some(after) = &query.after {
         page = page.after(position(after)?);
     }
-    let access = &call.web.0.hooks.access;
-    let may_see = |approval: &Approval| {
-        let may = |action| access.permits(&call.principal, action, &approval.labels);
-        call.principal.owns(&approval.labels) && may(Action::List) && may(Action::Read)
+    let (manager, filter) = (&call.web.0.manager, call.principal.filter());
+    let read = |page| manager.waiting_turns(&filter, page);
+    let may_see = |turn: &TurnSummary| {
+        call.web.may_list(&call.principal, &turn.labels)
+            && call.web.permits(&call.principal, Action::Read, &turn.labels)
     };
-    // The limit counts turns, and a turn may have several approvals. Pages are read until enough turns are visible.
-    let turns = |approvals: &[Approval]| -> Vec<usize> {
-        approvals.chunk_by(|one, next| one.position == next.position).map(<[_]>::len).collect()
-    };
-    let mut all: Vec<Approval> = Vec::new();
-    loop {
-        let found = call.web.0.manager.pending_approvals(&call.principal.filter(), page).await?;
-        let last = found.last().filter(|_| turns(&found).len() == limit).map(|last| last.position.clone());
-        all.extend(found.into_iter().filter(may_see));
-        match last {
-            Some(last) if turns(&all).len() < limit => page = Page::first(limit).after(last),
-            _ => break,
-        }
-    }
-    let shown: Vec<usize> = turns(&all).into_iter().take(limit).collect();
-    all.truncate(shown.iter().sum());
-    let next = all.last().filter(|_| shown.len() == limit).map(|last| position_text(&last.position));
+    // The limit counts turns, and a turn may have several approvals.
+    let (turns, last) =
+        visible(page, call.limit(None), read, |turn: &TurnSummary| turn.position.clone(), may_see).await?;
+    let next = last.as_ref().map(position_text);
     let item = |approval: Approval| WaitingToolUse {
         tool_use: call.lens(&approval.id.conversation).tool_use(&approval.tool_use),
         conversation: approval.id.conversation,
@@ -326,7 +308,7 @@ async fn approvals(call: Call) -> Result<Response, Problem> {
         expires: approval.expires,
         on_expiry: approval.on_expiry,
     };
-    let items = all.into_iter().map(item).collect();
+    let items = turns.into_iter().flat_map(Approval::all_of).map(item).collect();
     Ok(json(&ApprovalPage { items, next }))
 }
 

@@ -84,7 +84,8 @@ pub(super) async fn rarest<'f>(
     most: i64,
 ) -> Result<Option<(&'f str, &'f str)>, Fault> {
     let query = connection.prepare_cached(&server.sql.label_count).await?;
-    for most in [RARE, most] {
+    let few = (filter.labels.iter().count() > 1).then_some(RARE);
+    for most in few.into_iter().chain([most]) {
         let mut rarest = (most + 1, None);
         for (name, value) in filter.labels.iter() {
             let found: i64 = connection.query_one(&query, &[&name, &value, &rarest.0]).await?.try_get(0)?;

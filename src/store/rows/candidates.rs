@@ -4,8 +4,8 @@
 /// sorted. Otherwise, the conversations are read in the order of the list until the page is full.
 pub(in crate::store) const SORTED: i64 = 5000;
 
-/// The labels of a filter are first counted up to this bound, and only if no label is that rare, up to the given bound. So
-/// a frequent label of the filter costs little if another label is rare.
+/// If a filter has several labels, they are first counted up to this bound. Only if none of them is that rare, they are
+/// counted up to the bound of the caller. So a frequent label costs little if another label is rare.
 pub(in crate::store) const RARE: i64 = 250;
 
 /// The number of conversations that are examined first in the order of the list. If they do not fill the page, the

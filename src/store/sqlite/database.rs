@@ -28,9 +28,9 @@ const APPLICATION: i32 = i32::from_be_bytes(*b"omni");
 const MIGRATIONS: &[&str] = &[include_str!("migrations/1.sql"), include_str!("migrations/2.sql")];
 /// The maximum size of the write-ahead log's file after a checkpoint, in bytes.
 pub(super) const LOG_LIMIT: u32 = 16 * 1024 * 1024;
-/// The number of pages in the log from which a commit copies them to the database file. SQLite's default is 1000. A page
-/// that many writes have changed is copied only once, so many busy conversations write faster with a longer log. A log
-/// of this length stays below [`LOG_LIMIT`].
+/// When the log has this many pages, the next commit copies them to the database file. SQLite's default is 1000. A page
+/// that many writes have changed is copied only once, so many busy conversations write faster with a longer log. With
+/// SQLite's default page size of 4 KiB, a log of this length stays below [`LOG_LIMIT`].
 const LOG_PAGES: u32 = 4000;
 
 /// The settings of the database, and the state of its file when it was opened.

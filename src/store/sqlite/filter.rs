@@ -74,7 +74,8 @@ pub(super) fn rarest<'f>(
     let mut query = connection.prepare_cached(
         "SELECT count(*) FROM (SELECT 1 FROM labels WHERE name = ?1 AND value = ?2 LIMIT ?3)",
     )?;
-    for most in [RARE, most] {
+    let few = (filter.labels.iter().count() > 1).then_some(RARE);
+    for most in few.into_iter().chain([most]) {
         let mut rarest = (most + 1, None);
         for (name, value) in filter.labels.iter() {
             let count: i64 = query.query_row(params![name, value, rarest.0], |row| row.get(0))?;

@@ -22,8 +22,8 @@ pub(super) type Written<T> = Result<Result<T, Fault>, Box<dyn Any + Send>>;
 /// A prepared write.
 pub(super) trait Prepared {
     /// Performs the write, and keeps its result until [`settle`](Self::settle). If the connection is in a transaction,
-    /// the write is a part of it. Returns `false` if the write has failed and may have changed something, so that the
-    /// transaction must be rolled back. Then the write can be performed again.
+    /// the write is a part of it. Returns `false` if the write has failed and may have changed something. Then the
+    /// transaction must be rolled back, and the write can be performed again.
     fn perform(&mut self, connection: &mut Connection) -> bool;
 
     /// Passes the result to the caller. An error of the transaction replaces the result. Returns whether other
@@ -67,8 +67,9 @@ where
         let written = catch_unwind(AssertUnwindSafe(|| (self.action)(connection, input)));
         let is_clean = match &written {
             Ok(Ok(_)) => true,
-            Ok(Err(Fault::Store(_))) => connection.total_changes() == before,
-            Ok(Err(Fault::Sqlite(_))) | Err(_) => false,
+            // SQLite undoes the failed statement in most cases, but not in all.
+            Ok(Err(Fault::Sqlite(rusqlite::Error::SqliteFailure(..)))) | Err(_) => false,
+            Ok(Err(_)) => connection.total_changes() == before,
         };
         self.written = Some(written);
         is_clean
@@ -77,6 +78,8 @@ where
     fn settle(self: Box<Self>, outcome: Result<(), rusqlite::Error>) -> bool {
         let written = match (self.written, outcome) {
             (Some(Err(panic)), _) => Err(panic),
+            // The preparation has failed, so the transaction does not matter.
+            (Some(written), _) if self.input.is_none() => written,
             (_, Err(error)) => Ok(Err(error.into())),
             (Some(written), Ok(())) => written,
             (None, Ok(())) => Ok(Err(failure(ffi::SQLITE_ABORT, "the write was not performed").into())),
@@ -85,7 +88,7 @@ where
     }
 }
 
-/// Performs these writes in one transaction. If a write fails after it has changed something, the transaction is rolled
+/// Performs these writes in one transaction. If a write fails and may have changed something, the transaction is rolled
 /// back, and each write is performed in its own transaction. If the transaction can't begin or be committed, all of its
 /// writes fail. Returns whether other connections or processes kept the file locked.
 pub(super) fn write(connection: &mut Connection, writes: Vec<Together>) -> bool {
@@ -116,12 +119,15 @@ fn together(
     if let Err(error) = connection.execute_batch("BEGIN IMMEDIATE") {
         return Some(Err(error));
     }
-    let is_complete = writes.iter_mut().all(|write| write.perform(connection));
+    // After some errors, such as a full disk, SQLite itself rolls the transaction back.
+    let is_complete = writes.iter_mut().all(|write| write.perform(connection) && !connection.is_autocommit());
     let outcome = is_complete.then(|| connection.execute_batch("COMMIT"));
-    // After some errors, such as a full disk, SQLite itself has rolled the transaction back.
-    if !connection.is_autocommit() {
-        // A rollback always ends the transaction, so an error is ignored.
-        let _ = connection.execute_batch("ROLLBACK");
+    if !connection.is_autocommit()
+        && let Err(error) = connection.execute_batch("ROLLBACK")
+        && !connection.is_autocommit()
+    {
+        // The transaction is still open, so no write can have its own transaction.
+        return Some(Err(error));
     }
     outcome
 }

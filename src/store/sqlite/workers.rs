@@ -255,8 +255,9 @@ impl Workers {
     }
 
     /// Runs a write in a transaction that other writes may share. The result of `prepare` is passed to `action`, which
-    /// runs in the transaction, and runs again if the transaction is rolled back because of another write. `end` gets the result of `action`, or the error of the transaction, and runs after the
-    /// transaction. The caller can cancel the write like a job of [`run`](Self::run).
+    /// runs in the transaction. If the transaction is rolled back because of one of its writes, `action` runs again.
+    /// `end` gets the result of `action`, or the error of the transaction, and runs after the transaction. The caller
+    /// can cancel the write like a job of [`run`](Self::run).
     pub(super) async fn run_together<P: 'static, T: Send + 'static>(
         &self,
         urgency: Urgency,

@@ -2,7 +2,12 @@
 
 use std::{collections::BTreeMap, fs};
 
-use omni_agent::store::{Page, SqliteStore, Store, StoreError, Write};
+use omni_agent::{
+    manager::Manager,
+    message::ToolUse,
+    store::{Commit, Filter, Page, SqliteStore, Store, StoreError, TurnRecord, Waiting, Write},
+};
+use serde_json::json;
 
 use super::{file, quick, raw};
 use crate::{
@@ -145,4 +150,32 @@ async fn changed_row_of_a_turn_affects_only_its_conversation() {
             }
         }
     }
+}
+
+#[tokio::test]
+async fn pending_approvals_after_a_page_of_unreadable_turns_are_listed() {
+    let folder = Folder::new();
+    let store = quick(&folder).await;
+    for name in ["a", "b", "c"] {
+        let version = create(&store, &id(name)).await;
+        let waiting = Waiting::new(ToolUse::new("use", "lookup", json!({})));
+        let turn = "00112233445566778899aabbccddeeff".parse().unwrap();
+        let record = TurnRecord::new(1, turn, "{}").with_waiting(vec![waiting]);
+        store.commit(&id(name), &Write::on(version), &Commit::new(None).with_turn(record)).await.unwrap();
+    }
+    raw(&folder)
+        .execute_batch(
+            "UPDATE approvals SET since = conversation;
+             UPDATE approvals SET on_expiry = '{' WHERE conversation < (SELECT max(conversation) FROM approvals)",
+        )
+        .unwrap();
+    let manager = Manager::builder(store).build();
+    for size in [1, 2, 3, 4] {
+        let listed = manager.pending_approvals(&Filter::default(), Page::first(size)).await.unwrap();
+        let found: Vec<_> = listed.iter().map(|approval| approval.id.conversation.as_str()).collect();
+        assert_eq!(found, ["c"], "pages of {size}");
+    }
+    let listed = manager.pending_approvals(&Filter::default(), Page::first(1)).await.unwrap();
+    let rest = Page::first(1).after(&listed[0]);
+    assert!(manager.pending_approvals(&Filter::default(), rest).await.unwrap().is_empty());
 }

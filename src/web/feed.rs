@@ -225,6 +225,16 @@ fn updates(
     .flatten()
 }
 
+/// Adds data in its JSON form to a frame. `Frame::json_data` would make the frame's buffer grow in several steps.
+fn with_data(frame: Frame, data: &impl Serialize) -> Result<Frame, axum::Error> {
+    /// Most frames are smaller, in bytes.
+    const USUAL: usize = 512;
+
+    let mut json = Vec::with_capacity(USUAL);
+    serde_json::to_writer(&mut json, data).map_err(axum::Error::new)?;
+    String::from_utf8(json).map(|json| frame.data(json)).map_err(axum::Error::new)
+}
+
 impl Feed {
     /// Returns the next frame, or `None` at the end of the stream.
     async fn next(&mut self) -> Option<Result<Frame, axum::Error>> {
@@ -240,7 +250,7 @@ impl Feed {
                 self.has_ended = true;
                 let retry_after = if self.web.is_draining() { 5 } else { 0 };
                 let ending = serde_json::json!({ "retry_after": retry_after });
-                return Some(Frame::default().event("ending").json_data(ending));
+                return Some(with_data(Frame::default().event("ending"), &ending));
             };
             let frame = match item {
                 Item::Conversation(id, update) => self.conversation(&id, *update),
@@ -277,7 +287,7 @@ impl Feed {
         if !is_delta {
             frame = frame.id(self.positions.text());
         }
-        Some(frame.json_data(OfConversation { conversation: id, update: &update }))
+        Some(with_data(frame, &OfConversation { conversation: id, update: &update }))
     }
 
     /// Removes a conversation from the stream, and returns a frame that reports the problem with it.
@@ -289,7 +299,7 @@ impl Feed {
         if let Some(after) = problem.retry_after() {
             refused["retry_after"] = after.into();
         }
-        Frame::default().event("refused").json_data(refused)
+        with_data(Frame::default().event("refused"), &refused)
     }
 
     /// Returns the frame of an update of the list, without conversations that the principal may not see.
@@ -319,7 +329,7 @@ impl Feed {
             }
             closed @ Update::Closed(_) => closed,
         };
-        Some(Frame::default().event("list").json_data(OfList { update: &update }))
+        Some(with_data(Frame::default().event("list"), &OfList { update: &update }))
     }
 
     /// Returns an event of the list as the principal sees it, or `None` if the principal may not see it.

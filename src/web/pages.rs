@@ -32,13 +32,9 @@ pub(super) async fn visible<T, F: Future<Output = Result<Vec<T>, ManagerError>>>
                 shown.push(entry);
             }
         }
-        match last {
-            // A page without a new entry shows that the store does not continue after the position.
-            Some(last) if shown.len() < limit && examined.len() > before => {
-                page = Page::first(more).after(last)
-            }
-            _ => break,
-        }
+        // A page without a new entry shows that the store does not continue after the position.
+        let Some(last) = last.filter(|_| shown.len() < limit && examined.len() > before) else { break };
+        page = Page::first(more).after(last);
     }
     shown.truncate(limit);
     let last = shown.last().filter(|_| shown.len() == limit).map(position);
@@ -52,14 +48,14 @@ mod tests {
     use super::*;
     use crate::{message::Timestamp, store::ConversationId};
 
-    fn place(number: &u64) -> Position {
-        Position { updated: Timestamp(*number), id: ConversationId::new(format!("c{number}")).unwrap() }
+    fn place(number: u64) -> Position {
+        Position { updated: Timestamp(number), id: ConversationId::new(format!("c{number}")).unwrap() }
     }
 
     /// Reads the first page of 2 even numbers, 3 numbers at a time after the first page.
     fn even(read: impl Fn(Page) -> Vec<u64>) -> (Vec<u64>, Option<Position>) {
         let read = |page| ready(Ok(read(page)));
-        let page = visible(Page::first(2), 3, read, place, |number| number % 2 == 0);
+        let page = visible(Page::first(2), 3, read, |number| place(*number), |number| number % 2 == 0);
         page.now_or_never().expect("nothing waits").unwrap()
     }
 
@@ -71,7 +67,7 @@ mod tests {
                 (after + 1..=last).take(page.limit).collect()
             }
         };
-        assert_eq!(even(numbers(9)), (vec![2, 4], Some(place(&4))));
+        assert_eq!(even(numbers(9)), (vec![2, 4], Some(place(4))));
         assert_eq!(even(numbers(3)), (vec![2], None));
         assert_eq!(even(numbers(0)), (vec![], None));
     }
@@ -85,6 +81,6 @@ mod tests {
     #[test]
     fn visible_with_an_entry_that_moves_shows_it_once() {
         let moved = |page: Page| if page.after.is_none() { vec![2, 3] } else { vec![5, 2, 6] };
-        assert_eq!(even(moved), (vec![2, 6], Some(place(&6))));
+        assert_eq!(even(moved), (vec![2, 6], Some(place(6))));
     }
 }

@@ -9,8 +9,8 @@ use crate::{
 };
 
 /// Reads a list from `page` on, until as many entries are visible as the page has room for, or the list ends. Returns
-/// the visible entries. If the list may go on, also returns the position of the last one. So a position never names a
-/// hidden entry.
+/// the visible entries. If the list may have more, also returns the position of the last one. So a position never names
+/// a hidden entry.
 ///
 /// `more` is the number of entries to read at once after the first page.
 pub(super) async fn visible<T, F: Future<Output = Result<Vec<T>, ManagerError>>>(
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn visible_over_a_list_that_never_goes_on_ends() {
+    fn visible_over_a_list_that_never_advances_ends() {
         assert_eq!(even(|page| vec![1; page.limit]), (vec![], None));
         assert_eq!(even(|page| vec![2; page.limit]), (vec![2], None));
     }

@@ -44,6 +44,16 @@ fn transactions(folder: &Folder) -> usize {
     frames.filter(|frame| word(&frame[4..8]) > 0).count()
 }
 
+/// Adds a trigger with which SQLite fails in this way when a message of the conversation `c3` is inserted.
+fn fail_c3(folder: &Folder, how: &str) {
+    let trigger = format!(
+        "CREATE TRIGGER fails BEFORE INSERT ON nodes
+         WHEN new.conversation = (SELECT key FROM conversations WHERE id = 'c3')
+         BEGIN SELECT RAISE({how}, 'no'); END"
+    );
+    raw(folder).execute_batch(&trigger).unwrap();
+}
+
 async fn conversations(store: &SqliteStore, count: usize) -> Vec<(ConversationId, Write, Commit)> {
     let mut commits = Vec::new();
     for number in 0..count {
@@ -95,13 +105,7 @@ async fn commit_that_rolls_the_shared_transaction_back_fails_alone_and_can_be_re
     let store = quick(&folder).await;
     let commits = conversations(&store, 6).await;
     // Some failures, such as a full disk, make SQLite roll the whole transaction back. This trigger does the same.
-    raw(&folder)
-        .execute_batch(
-            "CREATE TRIGGER fails BEFORE INSERT ON nodes
-             WHEN new.conversation = (SELECT key FROM conversations WHERE id = 'c3')
-             BEGIN SELECT RAISE(ROLLBACK, 'no'); END",
-        )
-        .unwrap();
+    fail_c3(&folder, "ROLLBACK");
     let written = commit_at_once(&folder, &store, &commits).await;
     for (number, written) in written.iter().enumerate() {
         // The other writes are performed again, each in its own transaction.
@@ -120,13 +124,7 @@ async fn commit_that_fails_after_a_change_leaves_nothing_of_it_and_the_others_su
     let store = quick(&folder).await;
     let commits = conversations(&store, 6).await;
     // The statements before the failing one have already changed the conversation.
-    raw(&folder)
-        .execute_batch(
-            "CREATE TRIGGER fails BEFORE INSERT ON nodes
-             WHEN new.conversation = (SELECT key FROM conversations WHERE id = 'c3')
-             BEGIN SELECT RAISE(ABORT, 'no'); END",
-        )
-        .unwrap();
+    fail_c3(&folder, "ABORT");
     let written = commit_at_once(&folder, &store, &commits).await;
     for (number, (written, (id, write, _))) in written.into_iter().zip(&commits).enumerate() {
         let stored = store.load(id).await.unwrap();

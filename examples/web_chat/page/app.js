@@ -235,6 +235,9 @@ function connect() {
       }
       if (update.type !== "closed") notice("elsewhere", null);
       if (update.type !== "event" || ["pause", "decided", "status"].includes(update.event.event?.type)) sidebar.render();
+      // A run's last write can follow its end. Its time then counts as seen.
+      const isSaved = update.type === "event" && update.event.type === "store" && update.event.outcome === "saved";
+      if (isSaved && snapshot.agent.status === "idle") sidebar.refresh();
       if (update.type === "resync" && before) replaced(before, snapshot);
       else if (update.type === "closed") again(update.reason);
       schedule();

@@ -17,18 +17,23 @@ const UNREAD = "chat.seen";
  * @property {import("./client.js").Activity | "elsewhere" | "waiting" | null} activity
  * @property {string | null} damage
  * @property {number} waiting The number of stored decisions that are needed. It counts while the conversation is not open.
+ * @property {boolean} isUnread
  */
 
 export class Sidebar {
   /** @type {Map<string, Item>} */ #items = new Map();
   /** @type {Map<string, { element: HTMLElement, update: (item: Item, isCurrent: boolean) => void }>} */ #views = new Map();
   /** @type {string | null} */ #next = null;
+  /** @type {Map<string, import("./client.js").OpenSession>} */ #open = new Map();
+  /** The time of the last write that the user has seen, by id. */
   /** @type {Record<string, number>} */ #seen;
   /** @type {{ id: string, excerpt: string }[] | null} */ #hits = null;
   #query = "";
   #canSearch = true;
   #refreshing = false;
   #refreshAgain = false;
+  /** Whether the next list replaces missed updates. */
+  #hasMissed = false;
 
   /**
    * @param {import("./client.js").Client} client
@@ -70,6 +75,8 @@ export class Sidebar {
     try {
       do {
         this.#refreshAgain = false;
+        const hasMissed = this.#hasMissed;
+        this.#hasMissed = false;
         const page = await this.client.conversations({ limit: PAGE });
         if (this.#items.size <= PAGE) {
           // A conversation that is not listed any more was deleted.
@@ -77,9 +84,10 @@ export class Sidebar {
           for (const id of this.#items.keys()) if (!ids.has(id)) this.#items.delete(id);
           this.#next = page.next;
         }
-        this.#add(page.items);
+        this.#add(page.items, hasMissed);
       } while (this.#refreshAgain);
     } catch (error) {
+      this.#hasMissed = true;
       // The stream reports a lost connection. When the stream is connected again, the list is loaded again.
       if (error instanceof ProblemError) this.actions.fail(error);
     } finally {
@@ -101,15 +109,35 @@ export class Sidebar {
     }
   }
 
-  /** @param {import("./client.js").Listed[]} listed */
-  #add(listed) {
+  /**
+   * @param {import("./client.js").Listed[]} listed
+   * @param {boolean} [hasMissed]
+   */
+  #add(listed, hasMissed) {
     for (const { summary, presence } of listed) {
-      const activity = typeof presence === "object" ? presence.open : presence === "stored" ? null : presence;
+      // The list may be older than the stream, which reports each activity in the right order.
+      const stored = typeof presence === "object" || presence === "stored" ? null : presence;
+      const activity = this.#open.get(summary.id)?.activity ?? stored;
       const { id, title, updated, damage, waiting = 0 } = summary;
-      this.#items.set(id, { id, title, updated, activity, damage, waiting });
-      this.#seen[id] ??= updated;
+      this.#put({ id, title, updated, activity, damage, waiting }, hasMissed);
     }
-    if (this.current) this.read(this.current);
+    writeSeen(this.#seen);
+  }
+
+  /**
+   * Adds or replaces an item. The time of the last write shows whether there is news since the page was last shown, or
+   * since updates were missed. Apart from that, `take` marks an item as unread when its run ends, because the run's last
+   * write can follow later.
+   * @param {Omit<Item, "isUnread">} item
+   * @param {boolean} [hasMissed] Whether updates of a known item may have been missed.
+   */
+  #put(item, hasMissed = false) {
+    const { id, updated } = item;
+    const known = this.#items.get(id);
+    const isNewer = (!known || hasMissed) && this.#seen[id] < updated;
+    const isUnread = id !== this.current && (isNewer || known?.isUnread === true);
+    if (!isUnread) this.#seen[id] = updated;
+    this.#items.set(id, { ...item, isUnread });
   }
 
   /**
@@ -118,13 +146,15 @@ export class Sidebar {
    * @param {import("./client.js").ManagerUpdate} update
    */
   take(list, update) {
-    const open = new Map(list.open.map((session) => [session.id, session]));
+    const open = (this.#open = new Map(list.open.map((session) => [session.id, session])));
     let isUnknown = [...open.keys()].some((id) => !this.#items.has(id));
     for (const item of this.#items.values()) {
       const session = open.get(item.id);
+      const hasEnded = session ? session.activity === "idle" && isActive(item) : item.activity === "busy";
+      if (hasEnded && item.id !== this.current) item.isUnread = true;
       if (session) {
         // When a run ends, its activity is reported before its title and the time of its last write.
-        if (item.activity !== "idle" && item.activity !== null && session.activity === "idle") isUnknown = true;
+        if (hasEnded) isUnknown = true;
         item.activity = session.activity;
         item.title = session.title;
         // This number is from before the conversation was opened.
@@ -144,7 +174,8 @@ export class Sidebar {
     }
     this.render();
     this.actions.changed();
-    if (isUnknown || update.type === "resync") this.refresh();
+    if (update.type === "resync") this.#hasMissed = true;
+    if (isUnknown || this.#hasMissed) this.refresh();
   }
 
   /**
@@ -153,9 +184,10 @@ export class Sidebar {
    */
   read(id) {
     const item = this.#items.get(id);
-    if (!item || this.#seen[id] >= item.updated) return;
-    this.#seen[id] = item.updated;
-    writeSeen(this.#seen);
+    if (!item?.isUnread) return;
+    item.isUnread = false;
+    // The next list shows the time of the run's last write, which is seen too.
+    this.refresh();
   }
 
   /** @param {string} query */
@@ -169,7 +201,7 @@ export class Sidebar {
         const { hits, complete } = await this.client.search({ q: query, limit: PAGE });
         if (query !== this.#query) return;
         for (const { conversation: { id, title, updated, damage, waiting = 0 } } of hits) {
-          if (!this.#items.has(id)) this.#items.set(id, { id, title, updated, activity: null, damage, waiting });
+          if (!this.#items.has(id)) this.#put({ id, title, updated, activity: null, damage, waiting });
         }
         this.#hits = hits.map(({ conversation, excerpt }) => ({ id: conversation.id, excerpt }));
         setText(byId("search-note"), complete ? "" : "Older messages are not indexed yet.");
@@ -224,7 +256,7 @@ export class Sidebar {
     const element = h("li", { class: "item" }, link, h("div", { class: "actions" }, rename, remove));
     const update = (/** @type {Item} */ item, /** @type {boolean} */ isCurrent) => {
       const name = titleOf(item);
-      const isUnread = !isCurrent && this.#seen[id] < item.updated;
+      const { isUnread } = item;
       const excerpt = this.#hits?.find((hit) => hit.id === id)?.excerpt;
       setText(title, name);
       setText(meta, this.#query && excerpt && excerpt !== item.title ? excerpt : this.#status(item, isUnread));
@@ -261,6 +293,9 @@ export class Sidebar {
 }
 
 /** @param {Item} item */
+const isActive = ({ activity }) => activity === "busy" || activity === "queued" || activity === "paused";
+
+/** @param {Item} item */
 const isPaused = ({ activity, waiting }) => activity === "paused" || (activity === null && waiting > 0);
 
 /** @param {{ title: string | null }} item */
@@ -280,6 +315,8 @@ function readSeen() {
 /** @param {Record<string, number>} seen */
 function writeSeen(seen) {
   try {
+    // Another window may have shown newer messages.
+    for (const [id, time] of Object.entries(readSeen())) seen[id] = Math.max(time, seen[id] ?? 0);
     // Only the newest marks are kept.
     const kept = Object.entries(seen).sort((a, b) => b[1] - a[1]).slice(0, 2000);
     localStorage.setItem(UNREAD, JSON.stringify(Object.fromEntries(kept)));

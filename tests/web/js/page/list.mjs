@@ -65,6 +65,41 @@ await step("stored decisions count until the conversation is opened", async (mad
   assert.deepEqual(shown, [true, false, false]);
 });
 
+await step("a run that ends while its conversation is not on screen is news, whenever its last write follows", async (made) => {
+  const page = await open(made);
+  const shown = await page.evaluate(async () => {
+    const { Sidebar } = await import("./sidebar.js");
+    let updated = 1;
+    const list = () => ({ items: [{ summary: { id: "a", title: "A", updated, damage: null }, presence: { open: "idle" } }], next: null });
+    const sidebar = new Sidebar({ conversations: async () => list() }, { changed() {} });
+    await sidebar.refresh();
+    const isUnread = async () => {
+      // Lets the sidebar load the list.
+      await new Promise((resolve) => setTimeout(resolve));
+      return document.querySelector("#list .item").classList.contains("unread");
+    };
+    const take = async (activity, type = "status") => {
+      const update = type === "resync" ? { type } : { type: "event", id: "1-1", event: { type, id: "a", activity } };
+      sidebar.take({ last: "1-1", open: [{ id: "a", title: "A", activity }], waiting: [] }, update);
+      return isUnread();
+    };
+    const seen = [await isUnread(), await take("busy"), await take("idle")];
+    updated = 2;
+    sidebar.current = "a";
+    sidebar.read("a");
+    seen.push(await isUnread(), await take("busy"), await take("idle"));
+    // The last write of the run on screen follows after the user has chosen another conversation.
+    sidebar.current = null;
+    updated = 3;
+    seen.push(await take("idle", "title"));
+    // A run has begun and ended while the page was not connected.
+    updated = 4;
+    seen.push(await take("idle", "resync"));
+    return seen;
+  });
+  assert.deepEqual(shown, [false, false, true, false, false, false, false, true]);
+});
+
 await step("drafts are kept per conversation", async (made) => {
   const page = await open(made);
   // The page changes conversations after the click, not during it.

@@ -1,4 +1,4 @@
-//! The walk through the chat page in Chromium. It leaves its screenshots in `target/tmp/web_chat`.
+//! The walks through the chat page in Chromium. They leave their screenshots in `target/tmp/web_chat`.
 
 use std::{
     fs,
@@ -62,12 +62,22 @@ fn build_web_chat() -> PathBuf {
 }
 
 #[tokio::test]
-async fn walk_through_the_chat_page_in_chromium_succeeds() {
+async fn walk_through_answers_and_the_list_in_chromium_succeeds() {
+    walk("answers", &["answers", "acting", "list"]).await;
+}
+
+#[tokio::test]
+async fn walk_through_looks_attacks_and_restarts_in_chromium_succeeds() {
+    walk("restarts", &["looks", "connection", "attacks", "long", "restart"]).await;
+}
+
+/// Runs the steps of these scripts, which have their own browser and servers.
+async fn walk(name: &str, scripts: &[&str]) {
     let (Some(chromium), Some(node), Some(packages)) = (chromium(), node(), packages("page")) else { return };
-    let screenshots = Path::new(env!("CARGO_TARGET_TMPDIR")).join("web_chat");
+    let screenshots = Path::new(env!("CARGO_TARGET_TMPDIR")).join("web_chat").join(name);
     let _ = fs::remove_dir_all(&screenshots);
     fs::create_dir_all(&screenshots).unwrap();
-    let store = Path::new(env!("CARGO_TARGET_TMPDIR")).join("web_chat_store");
+    let store = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("web_chat_store_{name}"));
     let _ = fs::remove_dir_all(&store);
     store_long_conversation(&store).await;
     let mut command = Command::new(node);
@@ -78,6 +88,7 @@ async fn walk_through_the_chat_page_in_chromium_succeeds() {
         .env("OMNI_CHROMIUM", chromium)
         .env("OMNI_STORE", &store)
         .env("OMNI_SCREENSHOTS", screenshots)
+        .env("OMNI_STEPS", scripts.join(" "))
         .stdin(Stdio::null())
         .kill_on_drop(true);
     // The script has a shorter time limit. When the limit is reached, the script ends the browser and the server too.

@@ -5,13 +5,14 @@
 //   OMNI_CHROMIUM       the browser
 //   OMNI_STORE          the folder of a store that contains the conversation `long`: 1,000 messages, with costs
 //   OMNI_SCREENSHOTS    the folder for screenshots
+//   OMNI_STEPS          the names of the scripts whose steps are run, separated by spaces
 //   OMNI_ONLY           a word; only the steps whose names contain it are run
 
 import { end } from "./harness.mjs";
 
 // The imports are dynamic and awaited, because modules with a top-level `await` would otherwise be evaluated
 // concurrently.
-for (const steps of ["answers", "acting", "list", "looks", "connection", "attacks", "long", "restart"]) {
+for (const steps of process.env.OMNI_STEPS.split(" ")) {
   await import(`./${steps}.mjs`);
 }
 await end();

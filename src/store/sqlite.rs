@@ -293,7 +293,7 @@ impl SqliteStoreBuilder {
                 }
                 let writer = start("sqlite-writer", vec![writer])?;
                 search::index_older(&writer.behind());
-                Ok::<_, StoreError>(Writing { upkeep: Upkeep::new(&database.file, writer.behind()), writer })
+                Ok::<_, StoreError>(Writing { upkeep: Upkeep::new(writer.behind()), writer })
             };
             Ok(SqliteStore(Arc::new(Inner {
                 writing: writer.map(writing).transpose()?,
@@ -388,21 +388,19 @@ impl SqliteStore {
         prepare: impl FnOnce() -> Result<P, Fault> + Send + 'static,
         action: impl Fn(&mut Connection, &Database, &P) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let Writing { writer, upkeep } = self.writing()?;
-        let (upkeep, database, id) = (Arc::clone(upkeep), Arc::clone(&self.0.database), id.cloned());
+        let (database, id) = (Arc::clone(&self.0.database), id.cloned());
         let action = {
             let database = Arc::clone(&database);
             move |connection: &mut Connection, prepared: &P| action(connection, &database, prepared)
         };
         let end = move |written: Result<T, Fault>| {
-            upkeep.look_at_log();
             let written = written.map_err(|fault| database.failed("writing to", id.as_ref(), fault));
             // The check follows the transaction. Otherwise a write to a file that has been removed or replaced could be
             // acknowledged.
             database.still_there()?;
             written
         };
-        writer.run_together(urgency, prepare, action, end).await
+        self.writing()?.writer.run_together(urgency, prepare, action, end).await
     }
 
     async fn change(
@@ -424,14 +422,7 @@ impl SqliteStore {
         id: Option<&ConversationId>,
         action: impl FnOnce(&mut Connection, &Database) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let Writing { writer, upkeep } = self.writing()?;
-        let upkeep = Arc::clone(upkeep);
-        let write = move |connection: &mut Connection, database: &Database| {
-            let done = action(connection, database);
-            upkeep.look_at_log();
-            done
-        };
-        self.run(writer, id, "writing to", write).await
+        self.run(&self.writing()?.writer, id, "writing to", action).await
     }
 
     async fn remove(&self, id: &ConversationId, lease: Option<Lease>) -> Result<(), StoreError> {

@@ -28,10 +28,6 @@ const APPLICATION: i32 = i32::from_be_bytes(*b"omni");
 const MIGRATIONS: &[&str] = &[include_str!("migrations/1.sql"), include_str!("migrations/2.sql")];
 /// The maximum size of the write-ahead log's file after a checkpoint, in bytes.
 pub(super) const LOG_LIMIT: u32 = 16 * 1024 * 1024;
-/// When the log has this many pages, the next commit copies them to the database file. SQLite's default is 1000. A page
-/// that many writes have changed is copied only once, so many busy conversations write faster with a longer log. With
-/// SQLite's default page size of 4 KiB, a log of this length stays below [`LOG_LIMIT`].
-const LOG_PAGES: u32 = 4000;
 
 /// The settings of the database, and the state of its file when it was opened.
 pub(super) struct Database {
@@ -259,7 +255,6 @@ impl Database {
         connection.pragma_update(None, "synchronous", synchronous)?;
         connection.pragma_update(None, "foreign_keys", true)?;
         connection.pragma_update(None, "journal_size_limit", LOG_LIMIT)?;
-        connection.pragma_update(None, "wal_autocheckpoint", LOG_PAGES)?;
         connection.set_prepared_statement_cache_capacity(64);
         Ok(connection)
     }

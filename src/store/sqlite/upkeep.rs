@@ -1,27 +1,32 @@
 //! Background jobs that keep the file and its write-ahead log small. They run after the jobs for which a caller waits.
 
 use std::{
-    fs,
-    path::{Path, PathBuf},
+    ffi::c_int,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::Duration,
 };
 
-use rusqlite::{Connection, ErrorCode};
+use rusqlite::{Connection, ErrorCode, hooks::Wal};
 
-use super::{database::LOG_LIMIT, read_only::neighbour, workers::Behind};
+use super::{database::LOG_LIMIT, workers::Behind};
 
 /// The number of pages that one job returns to the file system. Returning a page costs as much as writing it.
 const FREED: u32 = 4096;
 /// The minimum number of free pages that stay in the file for later conversations.
 const SPARE: i64 = 1024;
 
-/// The size of the log, in bytes, above which the store restarts the log from its beginning. To do this, the store
+/// SQLite's default size of a page in bytes.
+const PAGE: u32 = 4096;
+/// When the log has this many pages, the next commit copies them to the database file. SQLite's default is 1000. A page
+/// that many writes have changed is copied only once, so many busy conversations write faster with a longer log. A log
+/// of this length stays below [`LOG_LIMIT`].
+const COPIED: u32 = 4000;
+/// The number of pages in the log above which the store restarts the log from its beginning. To do this, the store
 /// waits for the readers of the log. SQLite by itself restarts the log only at a moment without readers.
-const LONG: u64 = 4 * LOG_LIMIT as u64;
+const LONG: u32 = 4 * LOG_LIMIT / PAGE;
 /// The maximum time to wait for the readers. Readers that begin during this time are not waited for, and nobody can
 /// write during this time.
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -30,9 +35,8 @@ const PATIENCE: Duration = Duration::from_millis(200);
 const PAUSE: Duration = Duration::from_secs(10);
 
 pub(super) struct Upkeep {
-    log: PathBuf,
-    /// The size of the log at which the next restart of the log is due.
-    due: AtomicU64,
+    /// The number of pages in the log at which the next restart of the log is due.
+    due: AtomicU32,
     /// Whether a job is returning free pages to the file system.
     is_reclaiming: AtomicBool,
     /// Whether a job is removing deleted content from the log.
@@ -43,36 +47,61 @@ pub(super) struct Upkeep {
 }
 
 impl Upkeep {
-    /// Returns the upkeep of an existing file. Its jobs run on the thread that writes to the file.
-    pub(super) fn new(file: &Path, behind: Behind) -> Arc<Self> {
-        Arc::new(Self {
-            log: neighbour(file, "-wal"),
-            due: AtomicU64::new(LONG),
+    /// Returns the upkeep of a file. Its jobs run on the thread that writes to the file.
+    pub(super) fn new(behind: Behind) -> Arc<Self> {
+        Self::with_pause(behind, PAUSE)
+    }
+
+    fn with_pause(behind: Behind, pause: Duration) -> Arc<Self> {
+        let upkeep = Arc::new(Self {
+            due: AtomicU32::new(LONG),
             is_reclaiming: AtomicBool::new(false),
             clears: AtomicBool::new(false),
-            pause: PAUSE,
+            pause,
             behind,
-        })
+        });
+        let watching = Arc::clone(&upkeep);
+        // This job runs before the first write.
+        upkeep.behind.leave(move |connection| {
+            // SQLite calls this after each commit with the number of pages in the log. It replaces SQLite's automatic
+            // copying of the log. Reading the log's length from the file system would make the next sync slower on some
+            // file systems, because the log's time of change would have to be written too.
+            let watch = move |log: &mut Wal, pages: c_int| {
+                watching.look_at_log(log, pages.unsigned_abs());
+                Ok(())
+            };
+            if let Err(error) = connection.wal_hook(Some(watch)) {
+                tracing::warn!(%error, "the length of SQLite's write-ahead log can't be observed, so SQLite copies it as often as by default");
+            }
+            false
+        });
+        upkeep
     }
 
-    fn log_len(&self) -> u64 {
-        fs::metadata(&self.log).map_or(0, |log| log.len())
+    /// Copies the log to the database file if the log has become long, and queues a job that restarts the log if the
+    /// log has become very long. Called after each commit.
+    fn look_at_log(self: &Arc<Self>, log: &mut Wal, pages: u32) {
+        if pages >= COPIED
+            && let Err(error) = log.checkpoint()
+        {
+            tracing::debug!(%error, "the write-ahead log could not be copied to the SQLite file");
+        }
+        self.restart_if_due(pages);
     }
 
-    /// Queues a job that restarts the log if the log has become long. Called after each write.
-    pub(super) fn look_at_log(self: &Arc<Self>) {
-        if self.log_len() < self.due.load(Ordering::Relaxed) {
+    fn restart_if_due(self: &Arc<Self>, pages: u32) {
+        if pages < self.due.load(Ordering::Relaxed) {
             return;
         }
         // Until this job is done, no other write may queue such a job.
-        self.due.store(u64::MAX, Ordering::Relaxed);
+        self.due.store(u32::MAX, Ordering::Relaxed);
         let upkeep = Arc::clone(self);
         self.behind.leave(move |connection| {
             let due = match restart_log(connection) {
                 Ok(false) => LONG,
                 // The current readers take longer than `PATIENCE`. The next attempt is due when the log has grown by
                 // `LOG_LIMIT`.
-                _ => LONG.max(upkeep.log_len().saturating_add(LOG_LIMIT.into())),
+                _ => LONG.max(pages.saturating_add(LOG_LIMIT / PAGE)),
             };
             upkeep.due.store(due, Ordering::Relaxed);
             // This job waited for readers, and readers do not lock the file for other jobs. So its waiting time does
@@ -201,7 +230,7 @@ fn is_busy(error: &rusqlite::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::{env, sync::mpsc};
+    use std::{env, fs, path::PathBuf, sync::mpsc};
 
     use futures_util::future::join3;
 
@@ -222,6 +251,10 @@ mod tests {
 
         fn file(&self) -> PathBuf {
             self.0.join("file")
+        }
+
+        fn log_len(&self) -> u64 {
+            fs::metadata(self.0.join("file-wal")).expect("the log").len()
         }
     }
 
@@ -248,7 +281,7 @@ mod tests {
         let all = free(&connection);
         assert!(all > 5 * FREED);
         let workers = Workers::start("test", vec![connection], BUSY).expect("a thread");
-        let upkeep = Upkeep::new(Path::new("nowhere"), workers.behind());
+        let upkeep = Upkeep::new(workers.behind());
         let (all_wait, waited) = mpsc::channel();
         let begun = Arc::clone(&upkeep);
         let deletes = workers.run(move |connection| {
@@ -282,7 +315,7 @@ mod tests {
         fs::write(folder.file(), "this is not a database").expect("a file");
         let connection = Connection::open(folder.file()).expect("it is not read yet");
         let workers = Workers::start("test", Vec::new(), BUSY).expect("no threads");
-        let upkeep = Upkeep::new(&folder.file(), workers.behind());
+        let upkeep = Upkeep::new(workers.behind());
         free_pages(&connection).expect_err("it is not a database");
         upkeep.reclaim_pages(&connection);
         assert!(!upkeep.is_reclaiming.load(Ordering::Relaxed));
@@ -297,23 +330,41 @@ mod tests {
         reader.execute_batch("BEGIN; SELECT * FROM a").expect("it reads");
         writer.execute_batch("INSERT INTO a VALUES (1)").expect("a row");
         let workers = Workers::start("test", vec![writer], BUSY).expect("a thread");
-        let mut upkeep = Upkeep::new(&folder.file(), workers.behind());
-        Arc::get_mut(&mut upkeep).expect("the only reference").pause = Duration::from_millis(1);
+        let upkeep = Upkeep::with_pause(workers.behind(), Duration::from_millis(1));
         let clearing = Arc::clone(&upkeep);
         let clear = move |connection: &mut Connection| {
             clearing.clear(connection);
             Ok(clearing.clears.load(Ordering::Relaxed))
         };
         assert!(workers.run(clear).await.expect("the job runs"), "a later attempt is queued");
-        assert_ne!(upkeep.log_len(), 0, "the reader blocks the attempt");
+        assert_ne!(folder.log_len(), 0, "the reader blocks the attempt");
         reader.execute_batch("COMMIT").expect("it has read");
         // No other job runs in the meantime, so the worker repeats the attempt without being woken by another job.
-        while upkeep.log_len() != 0 {
+        while folder.log_len() != 0 {
             std::thread::yield_now();
         }
         while upkeep.clears.load(Ordering::Relaxed) {
             std::thread::yield_now();
         }
+    }
+
+    #[tokio::test]
+    async fn log_that_has_become_long_is_copied_and_begins_anew() {
+        let folder = Folder::new();
+        let writer = Connection::open(folder.file()).expect("a database");
+        writer.execute_batch("PRAGMA journal_mode = WAL; CREATE TABLE a (b)").expect("a table");
+        let workers = Workers::start("test", vec![writer], BUSY).expect("a thread");
+        let _upkeep = Upkeep::new(workers.behind());
+        let write = |connection: &mut Connection| {
+            // Each commit adds about 256 pages, all in all the double of `COPIED`.
+            for _ in 0..2 * COPIED / 256 {
+                connection.execute("INSERT INTO a VALUES (zeroblob(1 << 20))", []).expect("a row");
+            }
+            Ok(())
+        };
+        workers.run(write).await.expect("the job runs");
+        let most = u64::from(PAGE) * u64::from(COPIED + 512);
+        assert!(folder.log_len() < most, "the log has {} bytes", folder.log_len());
     }
 
     #[tokio::test]
@@ -325,14 +376,14 @@ mod tests {
         reader.execute_batch("BEGIN; SELECT * FROM a").expect("it reads");
         assert!(restart_log(&writer).expect("the restart waits"), "the reader blocks the restart");
         let workers = Workers::start("test", vec![writer], BUSY).expect("a thread");
-        let upkeep = Upkeep::new(&folder.file(), workers.behind());
+        let upkeep = Upkeep::new(workers.behind());
         upkeep.due.store(0, Ordering::Relaxed);
         let restart = Arc::clone(&upkeep);
         let left = workers.run(move |_| {
-            restart.look_at_log();
+            restart.restart_if_due(0);
             Ok(restart.due.load(Ordering::Relaxed))
         });
-        assert_eq!(left.await.expect("the job runs"), u64::MAX, "a restart is queued");
+        assert_eq!(left.await.expect("the job runs"), u32::MAX, "a restart is queued");
         let waits = |connection: &mut Connection| {
             Ok(connection
                 .pragma_query_value(None, "busy_timeout", |row| row.get::<_, u32>(0))

@@ -1,14 +1,20 @@
 //! The stream of a page: updates of the list and of several conversations, as server-sent events.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{
+    collections::{HashSet, VecDeque},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
 
 use axum::response::{
     IntoResponse, Response, Sse,
     sse::{Event as Frame, KeepAlive},
 };
+use futures_core::Stream;
 use futures_util::{
     StreamExt,
-    stream::{self, BoxStream, SelectAll},
+    stream::{self, BoxStream},
 };
 use serde::Serialize;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -67,9 +73,32 @@ pub(super) struct Watch {
 
 /// One item of the merged stream.
 enum Item {
-    Conversation(ConversationId, Box<Update<SessionSnapshot, SessionEvent>>),
+    Conversation(ConversationId, Update<SessionSnapshot, SessionEvent>),
     Refused(ConversationId, Problem),
-    List(Box<Update<ManagerSnapshot, ManagerEvent>>),
+    List(Update<ManagerSnapshot, ManagerEvent>),
+}
+
+/// The items of a few streams, which take turns. Unlike `SelectAll`, it allocates nothing for an item.
+#[derive(Default)]
+struct Merged(VecDeque<BoxStream<'static, Item>>);
+
+impl Stream for Merged {
+    type Item = Item;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Item>> {
+        for _ in 0..self.0.len() {
+            let Some(mut stream) = self.0.pop_front() else { break };
+            match stream.poll_next_unpin(context) {
+                Poll::Ready(None) => {}
+                Poll::Ready(item) => {
+                    self.0.push_back(stream);
+                    return Poll::Ready(item);
+                }
+                Poll::Pending => self.0.push_back(stream),
+            }
+        }
+        if self.0.is_empty() { Poll::Ready(None) } else { Poll::Pending }
+    }
 }
 
 /// A conversation of a stream, as the client sees it.
@@ -84,7 +113,7 @@ struct Watched {
 struct Feed {
     web: Web,
     principal: Principal,
-    items: SelectAll<BoxStream<'static, Item>>,
+    items: Merged,
     /// The conversations of the stream. A conversation is removed when it is refused.
     watched: Vec<Watched>,
     positions: Positions,
@@ -150,15 +179,15 @@ pub(super) fn respond(
     after: &Positions,
 ) -> Response {
     let (web, principal) = (&call.web, &call.principal);
-    let mut items = SelectAll::new();
+    let mut items = Merged::default();
     let mut conversations = Vec::new();
     if list {
-        items.push(list_items(web).boxed());
+        items.0.push_back(list_items(web).boxed());
     }
     for watch in watches {
         let (id, ended) = (watch.id.clone(), CancellationToken::new());
         let updates = updates(web.clone(), principal.clone(), watch, after.of(&id));
-        items.push(updates.take_until(ended.clone().cancelled_owned()).boxed());
+        items.0.push_back(updates.take_until(ended.clone().cancelled_owned()).boxed());
         conversations.push(Watched { lens: call.lens(&id), id, _subscription: ended.drop_guard() });
     }
     // The id of a frame contains the positions in all conversations, beginning with the positions from the request.
@@ -186,13 +215,13 @@ pub(super) fn respond(
     response
 }
 
-fn list_items(web: &Web) -> impl futures_core::Stream<Item = Item> + Send + use<> {
+fn list_items(web: &Web) -> impl Stream<Item = Item> + Send + use<> {
     let subscription: Subscription<ManagerSnapshot, ManagerEvent> = web.0.manager.subscribe();
     let first = subscription.snapshot().map(Arc::clone).map(Update::Resync);
-    let first = stream::iter(first.map(|update| Item::List(Box::new(update))));
+    let first = stream::iter(first.map(Item::List));
     first.chain(stream::unfold(subscription, |mut subscription| async move {
         let update = subscription.next().await?;
-        Some((Item::List(Box::new(update)), subscription))
+        Some((Item::List(update), subscription))
     }))
 }
 
@@ -202,7 +231,7 @@ fn updates(
     principal: Principal,
     watch: Watch,
     after: Option<EventId>,
-) -> impl futures_core::Stream<Item = Item> + Send {
+) -> impl Stream<Item = Item> + Send {
     stream::once(async move {
         let Watch { id, subscription } = watch;
         let subscription = match subscription {
@@ -215,10 +244,10 @@ fn updates(
         };
         // A resumed subscription has no snapshot of its own. Its first update is a resync if events are missing.
         let first = subscription.snapshot().map(Arc::clone).map(Update::Resync);
-        let first = stream::iter(first.map(|update| Item::Conversation(id.clone(), Box::new(update))));
+        let first = stream::iter(first.map(|update| Item::Conversation(id.clone(), update)));
         let rest = stream::unfold((subscription, id), |(mut subscription, id)| async move {
             let update = subscription.next().await?;
-            Some((Item::Conversation(id.clone(), Box::new(update)), (subscription, id)))
+            Some((Item::Conversation(id.clone(), update), (subscription, id)))
         });
         first.chain(rest).boxed()
     })
@@ -253,9 +282,9 @@ impl Feed {
                 return Some(with_data(Frame::default().event("ending"), &ending));
             };
             let frame = match item {
-                Item::Conversation(id, update) => self.conversation(&id, *update),
+                Item::Conversation(id, update) => self.conversation(&id, update),
                 Item::Refused(id, problem) => Some(self.refused(&id, problem)),
-                Item::List(update) => self.list(*update).await,
+                Item::List(update) => self.list(update).await,
             };
             if frame.is_some() {
                 return frame;

@@ -72,6 +72,7 @@ async fn walk_through_looks_attacks_and_restarts_in_chromium_succeeds() {
 }
 
 /// Runs the steps of these scripts, which have their own browser and servers.
+#[allow(clippy::print_stdout)]
 async fn walk(name: &str, scripts: &[&str]) {
     let (Some(chromium), Some(node), Some(packages)) = (chromium(), node(), packages("page")) else { return };
     let screenshots = Path::new(env!("CARGO_TARGET_TMPDIR")).join("web_chat").join(name);

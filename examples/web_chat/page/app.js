@@ -204,6 +204,9 @@ function ask(title, text, ok, { value, isDanger = false }) {
 
 // ---- the stream ----
 
+/** Whether the stream connects again only to watch other conversations. */
+let isSwitching = false;
+
 /** Watches the conversation on screen and those that wait for decisions, so that the list shows their number. */
 function watch() {
   const wanted = refused === null && planned === null ? current : null;
@@ -214,7 +217,9 @@ function watch() {
   // A conversation whose pause has ended stays watched until another conversation has to be watched. This saves a new
   // connection.
   const isEnough = ids.every((id) => stream.watched.includes(id)) && (!wanted || stream.watched.includes(wanted));
-  if (!isEnough) stream.watch(ids);
+  if (isEnough) return;
+  isSwitching = true;
+  stream.watch(ids);
 }
 
 function connect() {
@@ -222,7 +227,8 @@ function connect() {
     list: true,
     watch: current ? [current] : [],
     onList(list, update) {
-      sidebar.take(list, update);
+      sidebar.take(list, update, isSwitching);
+      isSwitching = false;
     },
     onConversation(id, snapshot, update, before) {
       if (id !== current) {
@@ -235,7 +241,7 @@ function connect() {
       }
       if (update.type !== "closed") notice("elsewhere", null);
       if (update.type !== "event" || ["pause", "decided", "status"].includes(update.event.event?.type)) sidebar.render();
-      // A run's last write can follow its end. Its time then counts as seen.
+      // If a write follows the end of a run on screen, the write's time counts as seen.
       const isSaved = update.type === "event" && update.event.type === "store" && update.event.outcome === "saved";
       if (isSaved && snapshot.agent.status === "idle") sidebar.refresh();
       if (update.type === "resync" && before) replaced(before, snapshot);
@@ -261,6 +267,7 @@ function connect() {
         if (notices.has("offline")) notice("online", "Connected again.", { seconds: 4 });
         notice("offline", null);
       } else if (state === "waiting") {
+        isSwitching = false;
         const retry = ["Try now", () => stream.reconnect()];
         const why = navigator.onLine ? "The connection to the server is lost." : "You are offline.";
         const wait = Number.isFinite(delay) ? " The page tries again by itself." : "";
@@ -764,7 +771,11 @@ addEventListener("keydown", (event) => {
   }
 });
 // A hidden page needs no stream. When it is shown again, the stream continues after the last event.
-document.addEventListener("visibilitychange", () => (document.hidden ? stream.pause() : stream.resume()));
+document.addEventListener("visibilitychange", () => {
+  isSwitching = false;
+  if (document.hidden) stream.pause();
+  else stream.resume();
+});
 
 connect();
 route();

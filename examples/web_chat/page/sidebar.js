@@ -32,7 +32,7 @@ export class Sidebar {
   #canSearch = true;
   #refreshing = false;
   #refreshAgain = false;
-  /** Whether the next list replaces missed updates. */
+  /** Whether updates may have been missed since the last list. */
   #hasMissed = false;
 
   /**
@@ -72,10 +72,11 @@ export class Sidebar {
       return;
     }
     this.#refreshing = true;
+    let hasMissed = false;
     try {
       do {
         this.#refreshAgain = false;
-        const hasMissed = this.#hasMissed;
+        hasMissed = this.#hasMissed;
         this.#hasMissed = false;
         const page = await this.client.conversations({ limit: PAGE });
         if (this.#items.size <= PAGE) {
@@ -85,9 +86,10 @@ export class Sidebar {
           this.#next = page.next;
         }
         this.#add(page.items, hasMissed);
+        hasMissed = false;
       } while (this.#refreshAgain);
     } catch (error) {
-      this.#hasMissed = true;
+      this.#hasMissed ||= hasMissed;
       // The stream reports a lost connection. When the stream is connected again, the list is loaded again.
       if (error instanceof ProblemError) this.actions.fail(error);
     } finally {
@@ -125,18 +127,21 @@ export class Sidebar {
   }
 
   /**
-   * Adds or replaces an item. The time of the last write shows whether there is news since the page was last shown, or
-   * since updates were missed. Apart from that, `take` marks an item as unread when its run ends, because the run's last
-   * write can follow later.
+   * Adds or replaces an item. `take` marks an item as unread when its run ends. The time of the last write marks only an
+   * item whose runs the stream has not reported, because a write after the end of a run, such as a generated title, is
+   * nothing to read.
    * @param {Omit<Item, "isUnread">} item
    * @param {boolean} [hasMissed] Whether updates of a known item may have been missed.
    */
   #put(item, hasMissed = false) {
     const { id, updated } = item;
     const known = this.#items.get(id);
-    const isNewer = (!known || hasMissed) && this.#seen[id] < updated;
+    const isUnreported = !known || hasMissed || known.activity === "elsewhere" || item.activity === "elsewhere";
+    const isNewer = isUnreported && this.#seen[id] < updated;
     const isUnread = id !== this.current && (isNewer || known?.isUnread === true);
-    if (!isUnread) this.#seen[id] = updated;
+    // If the page is closed during a run, the next page finds out that the run has written something.
+    const isSeen = !isUnread && (id === this.current || !isRunning(item));
+    if (isSeen || this.#seen[id] === undefined) this.#seen[id] = updated;
     this.#items.set(id, { ...item, isUnread });
   }
 
@@ -144,13 +149,15 @@ export class Sidebar {
    * Applies an update of the list's stream.
    * @param {import("./client.js").ManagerSnapshot} list
    * @param {import("./client.js").ManagerUpdate} update
+   * @param {boolean} [isSwitch] Whether the page has connected again only to watch other conversations. Then a resync
+   *   does not mean that updates were missed.
    */
-  take(list, update) {
+  take(list, update, isSwitch = false) {
     const open = (this.#open = new Map(list.open.map((session) => [session.id, session])));
     let isUnknown = [...open.keys()].some((id) => !this.#items.has(id));
     for (const item of this.#items.values()) {
       const session = open.get(item.id);
-      const hasEnded = session ? session.activity === "idle" && isActive(item) : item.activity === "busy";
+      const hasEnded = session ? session.activity === "idle" && isRunning(item) : item.activity === "busy";
       if (hasEnded && item.id !== this.current) item.isUnread = true;
       if (session) {
         // When a run ends, its activity is reported before its title and the time of its last write.
@@ -171,11 +178,14 @@ export class Sidebar {
       if (event.type === "labels" && !this.#items.has(event.id)) isUnknown = true;
       const item = this.#items.get(event.id);
       if (event.type === "title" && item) item.title = event.title;
+      // The new title is a write too. Its time is not news.
+      if (event.type === "title") isUnknown = true;
     }
     this.render();
     this.actions.changed();
-    if (update.type === "resync") this.#hasMissed = true;
-    if (isUnknown || this.#hasMissed) this.refresh();
+    const isResync = update.type === "resync";
+    if (isResync && !isSwitch) this.#hasMissed = true;
+    if (isUnknown || isResync) this.refresh();
   }
 
   /**
@@ -186,7 +196,9 @@ export class Sidebar {
     const item = this.#items.get(id);
     if (!item?.isUnread) return;
     item.isUnread = false;
-    // The next list shows the time of the run's last write, which is seen too.
+    this.#seen[id] = item.updated;
+    writeSeen(this.#seen);
+    // The run's last write may be newer than the list.
     this.refresh();
   }
 
@@ -292,8 +304,8 @@ export class Sidebar {
   }
 }
 
-/** @param {Item} item */
-const isActive = ({ activity }) => activity === "busy" || activity === "queued" || activity === "paused";
+/** @param {Pick<Item, "activity">} item */
+const isRunning = ({ activity }) => activity === "busy" || activity === "paused";
 
 /** @param {Item} item */
 const isPaused = ({ activity, waiting }) => activity === "paused" || (activity === null && waiting > 0);

@@ -69,14 +69,19 @@ await step("stored decisions count until the conversation is opened", async (mad
   assert.deepEqual(shown, [true, false, false]);
 });
 
-await step("a run that ends while its conversation is not on screen is news, whenever its last write follows", async (made) => {
+await step("news is marked when a run ends while its conversation is not on screen", async (made) => {
   const page = await open(made);
   const shown = await page.evaluate(async () => {
     const { Sidebar } = await import("./sidebar.js");
     let updated = 1;
-    const list = () => ({ items: [{ summary: { id: "a", title: "A", updated, damage: null }, presence: { open: "idle" } }], next: null });
-    const sidebar = new Sidebar({ conversations: async () => list() }, { changed() {} });
-    await sidebar.refresh();
+    let presence = "stored";
+    let fails = false;
+    const conversations = async () => {
+      if (fails) throw new TypeError("the network is down");
+      return { items: [{ summary: { id: "a", title: "A", updated, damage: null }, presence }], next: null };
+    };
+    const made = () => new Sidebar({ conversations }, { changed() {}, fail() {} });
+    let sidebar = made();
     const isUnread = async () => {
       // Lets the sidebar load the list.
       await new Promise((resolve) => setTimeout(resolve));
@@ -84,26 +89,64 @@ await step("a run that ends while its conversation is not on screen is news, whe
       sidebar.render();
       return document.querySelector("#list .item").classList.contains("unread");
     };
-    const take = async (activity, type = "status") => {
+    const take = (activity, type = "status", isSwitch = false) => {
       const update = type === "resync" ? { type } : { type: "event", id: "1-1", event: { type, id: "a", activity } };
-      sidebar.take({ last: "1-1", open: [{ id: "a", title: "A", activity }], waiting: [] }, update);
+      const open = activity ? [{ id: "a", title: "A", activity }] : [];
+      sidebar.take({ last: "1-1", open, waiting: [] }, update, isSwitch);
       return isUnread();
     };
-    const seen = [await isUnread(), await take("busy"), await take("idle")];
-    updated = 2;
+    const seen = {};
+    await sidebar.refresh();
+    seen.first = [await isUnread(), await take("busy"), await take("idle")];
     sidebar.current = "a";
     sidebar.read("a");
-    seen.push(await isUnread(), await take("busy"), await take("idle"));
+    seen.onScreen = [await isUnread(), await take("busy"), await take("idle")];
     // The last write of the run on screen follows after the user has chosen another conversation.
     sidebar.current = null;
+    updated = 2;
+    seen.left = [await take("idle", "resync", true)];
+    // A title follows while the list cannot be loaded.
     updated = 3;
-    seen.push(await take("idle", "title"));
-    // A run has begun and ended while the page was not connected.
+    fails = true;
+    seen.titled = [await take("idle", "title")];
+    fails = false;
+    seen.titled.push(await take("idle", "resync", true));
+    // A queued prompt is withdrawn.
+    seen.withdrawn = [await take("queued"), await take("idle")];
+    // A run has begun and ended while the page was not connected, and the first list cannot be loaded.
     updated = 4;
-    seen.push(await take("idle", "resync"));
+    fails = true;
+    seen.missed = [await take("idle", "resync")];
+    fails = false;
+    seen.missed.push(await take("idle", "title"));
+    sidebar.read("a");
+    seen.missed.push(await isUnread());
+    // Another process runs the conversation.
+    presence = "elsewhere";
+    seen.elsewhere = [await take(null, "closed")];
+    [updated, presence] = [5, "stored"];
+    await sidebar.refresh();
+    seen.elsewhere.push(await isUnread());
+    sidebar.read("a");
+    // The page is loaded again after a run during which the list was loaded.
+    await take("busy");
+    updated = 6;
+    await sidebar.refresh();
+    sidebar = made();
+    await sidebar.refresh();
+    seen.loaded = [await isUnread()];
     return seen;
   });
-  assert.deepEqual(shown, [false, false, true, false, false, false, false, true]);
+  assert.deepEqual(shown, {
+    first: [false, false, true],
+    onScreen: [false, false, false],
+    left: [false],
+    titled: [false, false],
+    withdrawn: [false, false],
+    missed: [false, true, false],
+    elsewhere: [false, true],
+    loaded: [true],
+  });
 });
 
 await step("drafts are kept per conversation", async (made) => {

@@ -292,8 +292,9 @@ impl SqliteStoreBuilder {
                     search::enable(&mut writer).map_err(|fault| database.failed("preparing", None, fault))?;
                 }
                 let writer = start("sqlite-writer", vec![writer])?;
+                let upkeep = Upkeep::new(writer.behind());
                 search::index_older(&writer.behind());
-                Ok::<_, StoreError>(Writing { upkeep: Upkeep::new(writer.behind()), writer })
+                Ok::<_, StoreError>(Writing { writer, upkeep })
             };
             Ok(SqliteStore(Arc::new(Inner {
                 writing: writer.map(writing).transpose()?,

@@ -78,7 +78,7 @@ enum Item {
     List(Update<ManagerSnapshot, ManagerEvent>),
 }
 
-/// The items of a few streams, which take turns. Unlike `SelectAll`, it allocates nothing for an item.
+/// A stream of the items of a few streams, which take turns. Unlike `SelectAll`, `Merged` allocates nothing per item.
 #[derive(Default)]
 struct Merged(VecDeque<BoxStream<'static, Item>>);
 

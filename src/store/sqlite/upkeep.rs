@@ -19,14 +19,14 @@ const FREED: u32 = 4096;
 const SPARE: i64 = 1024;
 
 /// SQLite's default size of a page in bytes.
-const PAGE: u32 = 4096;
+const PAGE_SIZE: u32 = 4096;
 /// When the log has this many pages, the next commit copies them to the database file. SQLite's default is 1000. A page
 /// that many writes have changed is copied only once, so many busy conversations write faster with a longer log. A log
 /// of this length stays below [`LOG_LIMIT`].
-const COPIED: u32 = 4000;
+const COPY_PAGES: u32 = 4000;
 /// The number of pages in the log above which the store restarts the log from its beginning. To do this, the store
 /// waits for the readers of the log. SQLite by itself restarts the log only at a moment without readers.
-const LONG: u32 = 4 * LOG_LIMIT / PAGE;
+const RESTART_PAGES: u32 = 4 * LOG_LIMIT / PAGE_SIZE;
 /// The maximum time to wait for the readers. Readers that begin during this time are not waited for, and nobody can
 /// write during this time.
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -54,7 +54,7 @@ impl Upkeep {
 
     fn with_pause(behind: Behind, pause: Duration) -> Arc<Self> {
         let upkeep = Arc::new(Self {
-            due: AtomicU32::new(LONG),
+            due: AtomicU32::new(RESTART_PAGES),
             is_reclaiming: AtomicBool::new(false),
             clears: AtomicBool::new(false),
             pause,
@@ -63,11 +63,11 @@ impl Upkeep {
         let watching = Arc::clone(&upkeep);
         // This job runs before the first write.
         upkeep.behind.leave(move |connection| {
-            // SQLite calls this after each commit with the number of pages in the log. It replaces SQLite's automatic
-            // copying of the log. Reading the log's length from the file system would make the next sync slower on some
-            // file systems, because the log's time of change would have to be written too.
+            // SQLite calls this hook after each commit with the number of pages in the log. The hook replaces SQLite's
+            // automatic copying of the log. Reading the log's length from the file system would make the next sync
+            // slower on some systems, because the sync would have to write the file's time of change too.
             let watch = move |log: &mut Wal, pages: c_int| {
-                watching.look_at_log(log, pages.unsigned_abs());
+                watching.shorten_log(log, pages.unsigned_abs());
                 Ok(())
             };
             if let Err(error) = connection.wal_hook(Some(watch)) {
@@ -80,8 +80,8 @@ impl Upkeep {
 
     /// Copies the log to the database file if the log has become long, and queues a job that restarts the log if the
     /// log has become very long. Called after each commit.
-    fn look_at_log(self: &Arc<Self>, log: &mut Wal, pages: u32) {
-        if pages >= COPIED
+    fn shorten_log(self: &Arc<Self>, log: &mut Wal, pages: u32) {
+        if pages >= COPY_PAGES
             && let Err(error) = log.checkpoint()
         {
             tracing::debug!(%error, "the write-ahead log could not be copied to the SQLite file");
@@ -90,7 +90,12 @@ impl Upkeep {
     }
 
     fn restart_if_due(self: &Arc<Self>, pages: u32) {
-        if pages < self.due.load(Ordering::Relaxed) {
+        let due = self.due.load(Ordering::Relaxed);
+        if pages < due {
+            if pages < COPY_PAGES && due != u32::MAX {
+                // SQLite has restarted the log, so an attempt that readers have blocked no longer matters.
+                self.due.store(RESTART_PAGES, Ordering::Relaxed);
+            }
             return;
         }
         // Until this job is done, no other write may queue such a job.
@@ -98,12 +103,12 @@ impl Upkeep {
         let upkeep = Arc::clone(self);
         self.behind.leave(move |connection| {
             let due = match restart_log(connection) {
-                Ok(false) => LONG,
+                Ok(None) => RESTART_PAGES,
                 // The current readers take longer than `PATIENCE`. The next attempt is due when the log has grown by
                 // `LOG_LIMIT`.
-                _ => LONG.max(pages.saturating_add(LOG_LIMIT / PAGE)),
+                blocked => blocked.ok().flatten().unwrap_or(pages).saturating_add(LOG_LIMIT / PAGE_SIZE),
             };
-            upkeep.due.store(due, Ordering::Relaxed);
+            upkeep.due.store(due.max(RESTART_PAGES), Ordering::Relaxed);
             // This job waited for readers, and readers do not lock the file for other jobs. So its waiting time does
             // not count as time during which the file was locked, and the next jobs keep their full time limits.
             false
@@ -199,10 +204,14 @@ impl Drop for Reclaiming {
     }
 }
 
-/// Restarts the log. Returns whether readers or another writer prevented this.
-fn restart_log(connection: &Connection) -> Result<bool, rusqlite::Error> {
+/// Restarts the log. If readers or another writer prevent this, returns the number of pages in the log.
+fn restart_log(connection: &Connection) -> Result<Option<u32>, rusqlite::Error> {
     connection.busy_timeout(PATIENCE)?;
-    connection.query_row("PRAGMA wal_checkpoint(RESTART)", [], |row| row.get(0))
+    connection.query_row("PRAGMA wal_checkpoint(RESTART)", [], |row| {
+        let (is_held, pages): (bool, i64) = (row.get(0)?, row.get(1)?);
+        // If another process copies the log, the number is -1.
+        Ok(is_held.then(|| pages.try_into().unwrap_or(0)))
+    })
 }
 
 /// Frees some pages if there are too many free pages. Returns whether too many remain.
@@ -356,15 +365,17 @@ mod tests {
         let workers = Workers::start("test", vec![writer], BUSY).expect("a thread");
         let _upkeep = Upkeep::new(workers.behind());
         let write = |connection: &mut Connection| {
-            // Each commit adds about 256 pages, all in all the double of `COPIED`.
-            for _ in 0..2 * COPIED / 256 {
+            // Each commit adds about 256 pages, about twice `COPY_PAGES` in total.
+            for _ in 0..2 * COPY_PAGES / 256 {
                 connection.execute("INSERT INTO a VALUES (zeroblob(1 << 20))", []).expect("a row");
             }
             Ok(())
         };
         workers.run(write).await.expect("the job runs");
-        let most = u64::from(PAGE) * u64::from(COPIED + 512);
+        let most = u64::from(PAGE_SIZE) * u64::from(COPY_PAGES + 512);
         assert!(folder.log_len() < most, "the log has {} bytes", folder.log_len());
+        // By itself, SQLite would copy the log at 1000 pages.
+        assert!(folder.log_len() > most / 2, "the log has {} bytes", folder.log_len());
     }
 
     #[tokio::test]
@@ -374,13 +385,14 @@ mod tests {
         let (writer, reader) = (open(), open());
         writer.execute_batch("PRAGMA journal_mode = WAL; CREATE TABLE a (b)").expect("a table");
         reader.execute_batch("BEGIN; SELECT * FROM a").expect("it reads");
-        assert!(restart_log(&writer).expect("the restart waits"), "the reader blocks the restart");
+        let pages = restart_log(&writer).expect("the restart waits");
+        assert!(pages.is_some_and(|pages| pages > 0), "the reader blocks the restart");
         let workers = Workers::start("test", vec![writer], BUSY).expect("a thread");
         let upkeep = Upkeep::new(workers.behind());
-        upkeep.due.store(0, Ordering::Relaxed);
+        upkeep.due.store(1, Ordering::Relaxed);
         let restart = Arc::clone(&upkeep);
-        let left = workers.run(move |_| {
-            restart.restart_if_due(0);
+        let left = workers.run(move |connection| {
+            connection.execute("INSERT INTO a VALUES (1)", []).expect("a row");
             Ok(restart.due.load(Ordering::Relaxed))
         });
         assert_eq!(left.await.expect("the job runs"), u32::MAX, "a restart is queued");
@@ -390,7 +402,7 @@ mod tests {
                 .expect("a number"))
         };
         let waits = workers.run(waits).await.expect("the job runs");
-        assert_eq!(upkeep.due.load(Ordering::Relaxed), LONG, "the restart has run");
+        assert_eq!(upkeep.due.load(Ordering::Relaxed), RESTART_PAGES, "the restart has run");
         assert_eq!(Duration::from_millis(waits.into()), BUSY);
     }
 }

@@ -422,3 +422,31 @@ impl Feed {
 fn is_a_delta(event: &Event) -> bool {
     matches!(event, Event::TextDelta { .. } | Event::ThinkingDelta { .. } | Event::ToolUseDelta { .. })
 }
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    fn items(name: &str, count: usize) -> BoxStream<'static, Item> {
+        let id = ConversationId::new(name).expect("an id");
+        let item = move || Item::Refused(id.clone(), Problem::not_found());
+        stream::repeat_with(item).take(count).boxed()
+    }
+
+    #[test]
+    fn merged_streams_take_turns_until_all_have_ended() {
+        let waiting = stream::pending().boxed();
+        let mut merged = Merged(VecDeque::from([items("a", 3), waiting, items("b", 1), items("c", 2)]));
+        let mut names = Vec::new();
+        while let Some(item) = merged.next().now_or_never() {
+            let Some(Item::Refused(id, _)) = item else { panic!("one stream still waits") };
+            names.push(id.to_string());
+        }
+        assert_eq!(names, ["a", "b", "c", "a", "c", "a"]);
+        merged.0.clear();
+        merged.0.push_back(items("d", 0));
+        assert!(merged.next().now_or_never().is_some_and(|end| end.is_none()));
+    }
+}

@@ -14,7 +14,8 @@
 //! turn's messages to a file and syncs it. The second reference inserts one row with this JSON into the same database
 //! with the database's plain client. A commit does the work of this insert and more: it finds the conversation,
 //! compares its version, and adds four rows to three tables. The growth of the database's log is measured separately,
-//! with commits that are not timed.
+//! with commits that are not timed. Another table compares the commits per second of one busy session with those of 64
+//! busy sessions. These sessions use one runtime with one thread. Their model answers at once.
 //!
 //! The files are written to the folder `OMNI_BENCH_FOLDER`, or to the system's folder for temporary files. The folder
 //! should be on a real disk.
@@ -42,6 +43,13 @@ use omni_agent::{
     tree::{Node, NodeId},
 };
 use support::{cpu, head, median, on_this_thread, row, size};
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+use {
+    futures_util::future::join_all,
+    omni_agent::{agent::Agent, provider::Request, session::Session},
+    std::sync::Arc,
+    support::{InMemory, model, text},
+};
 
 fn main() {
     let base = std::env::var_os("OMNI_BENCH_FOLDER").map_or_else(std::env::temp_dir, PathBuf::from);
@@ -81,17 +89,22 @@ impl<'a> Talk<'a> {
     }
 }
 
+fn question() -> String {
+    "What is the tallest mountain of each continent, and who climbed it first? ".repeat(3)
+}
+
+fn answer() -> String {
+    "Everest in Asia, Aconcagua in South America, Denali in North America, Kilimanjaro. ".repeat(6)
+}
+
 /// Returns a commit of a question and an answer that follow this many nodes. The ids always have the same length, so
 /// that all lines of the log also have the same length.
 fn turn(nodes: u64) -> Commit {
     let id = |number: u64| NodeId::new(100_000 + number).expect("an id is not zero");
-    let question = "What is the tallest mountain of each continent, and who climbed it first? ".repeat(3);
-    let answer =
-        "Everest in Asia, Aconcagua in South America, Denali in North America, Kilimanjaro. ".repeat(6);
     let usage = Usage::default().with_input(1200).with_cache_read(800).with_output(150).with_cost(0.0125);
     let parent = (nodes > 0).then(|| id(nodes - 1));
-    let question = Node::new(id(nodes), parent, Message::user(question));
-    let answer = Node::new(id(nodes + 1), Some(id(nodes)), Message::assistant(answer)).with_usage(usage);
+    let question = Node::new(id(nodes), parent, Message::user(question()));
+    let answer = Node::new(id(nodes + 1), Some(id(nodes)), Message::assistant(answer())).with_usage(usage);
     Commit::new(Some(id(nodes + 1))).with_nodes([question, answer])
 }
 
@@ -225,30 +238,70 @@ async fn in_databases(folder: &std::path::Path) {
     }
 }
 
-/// Compares the commits per second of one busy conversation with those of 64 conversations that commit at once.
+/// Compares the commits per second of one busy session with those of 64 busy sessions, and also those of conversations
+/// without sessions.
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 async fn many(subject: &databases::Subject) {
     const BUSY: usize = 64;
 
-    let turns = size(200, 2);
-    let mut rates = [0.0; 2];
-    for (rate, talks) in rates.iter_mut().zip([1, BUSY]) {
-        let starts = (0..talks).map(|_| Talk::start(&*subject.store, 0));
-        let mut busy = futures_util::future::join_all(starts).await;
-        let begun = Instant::now();
-        futures_util::future::join_all(busy.iter_mut().map(|talk| async {
-            for _ in 0..turns {
-                talk.turn().await;
-            }
-        }))
-        .await;
-        *rate = (talks * turns) as f64 / begun.elapsed().as_secs_f64();
+    let (rounds, turns) = (size(5, 1), size(200, 2));
+    let mut rates = [(); 4].map(|()| Vec::new());
+    for _ in 0..rounds {
+        for (rates, busy) in rates.chunks_exact_mut(2).zip([1, BUSY]) {
+            rates[0].push(sessions(subject, busy, turns).await);
+            rates[1].push(conversations(subject, busy, turns).await);
+        }
     }
-    let [one, all] = rates;
-    head(&format!("synced commits per second to {}", subject.name));
-    row("one conversation", format!("{one:.0}"), "");
-    row(&format!("{BUSY} conversations at once"), format!("{all:.0}"), "");
-    row("ratio", format!("{:.1}", all / one), "≥ 5 (SQLite)");
+    head(&format!("synced commits per second to {}, medians of {rounds} rounds", subject.name));
+    let [one_session, one_conversation, sessions, conversations] = rates;
+    for (what, one, all, goal) in [
+        ("session", one_session, sessions, "≥ 5 (SQLite)"),
+        ("conversation without a session", one_conversation, conversations, ""),
+    ] {
+        let ratios = one.iter().zip(&all).map(|(one, all)| all / one).collect();
+        row(&format!("one busy {what}"), format!("{:.0}", median(one)), "");
+        row(&format!("{BUSY} at once"), format!("{:.0}", median(all)), "");
+        row("ratio", format!("{:.1}", median(ratios)), goal);
+    }
+}
+
+/// Returns the commits per second of this many sessions. Each session has a model in memory, and waits after each turn
+/// until the turn is saved.
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+async fn sessions(subject: &databases::Subject, count: usize, turns: usize) -> f64 {
+    let limit = Duration::from_secs(60);
+    let create = async || {
+        let agent = Agent::builder().model(model(InMemory(|_: &Request| text(&answer()))));
+        let builder = Session::builder(Arc::clone(&subject.store)).agent(agent);
+        builder.create().await.expect("the id is free")
+    };
+    let sessions = join_all((0..count).map(|_| create())).await;
+    let begun = Instant::now();
+    join_all(sessions.iter().map(|session| async move {
+        for _ in 0..turns {
+            session.ask(question()).await.expect("the model answers");
+            session.flush(limit).await.expect("the store works");
+        }
+    }))
+    .await;
+    let rate = (count * turns) as f64 / begun.elapsed().as_secs_f64();
+    join_all(sessions.iter().map(|session| session.stop(limit))).await;
+    rate
+}
+
+/// Returns the commits per second of this many conversations that are written to without sessions.
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+async fn conversations(subject: &databases::Subject, count: usize, turns: usize) -> f64 {
+    let starts = (0..count).map(|_| Talk::start(&*subject.store, 0));
+    let mut busy = join_all(starts).await;
+    let begun = Instant::now();
+    join_all(busy.iter_mut().map(|talk| async {
+        for _ in 0..turns {
+            talk.turn().await;
+        }
+    }))
+    .await;
+    (count * turns) as f64 / begun.elapsed().as_secs_f64()
 }
 
 #[cfg(any(feature = "sqlite", feature = "postgres"))]

@@ -64,7 +64,7 @@
 //! seconds, and then their writes fail with [`StoreError::Busy`]. A write that is queued behind such a write in the
 //! same process also fails once it has waited for this time.
 //!
-//! The store does all its work on its own threads, without a runtime. If the caller of a write stops waiting, the write
+//! The store uses the file on its own threads, without a runtime. Short texts are encoded on the caller's thread. If the caller of a write stops waiting, the write
 //! is dropped unless it has already begun. A write that has begun is completed.
 //!
 //! If the file is removed or replaced while a store has it open, all operations fail with [`StoreError::Unreachable`]
@@ -394,14 +394,16 @@ impl SqliteStore {
             let database = Arc::clone(&database);
             move |connection: &mut Connection, prepared: &P| action(connection, &database, prepared)
         };
-        let end = move |written: Result<T, Fault>| {
-            let written = written.map_err(|fault| database.failed("writing to", id.as_ref(), fault));
-            // The check follows the transaction. Otherwise a write to a file that has been removed or replaced could be
-            // acknowledged.
-            database.still_there()?;
-            written
+        // The check follows the transaction. Otherwise a write to a file that has been removed or replaced could be
+        // acknowledged.
+        let check = {
+            let database = Arc::clone(&database);
+            move || database.still_there()
         };
-        self.writing()?.writer.run_together(urgency, prepare, action, end).await
+        let end = move |written: Result<T, Fault>| {
+            written.map_err(|fault| database.failed("writing to", id.as_ref(), fault))
+        };
+        self.writing()?.writer.run_together(urgency, prepare, action, check, end).await
     }
 
     async fn change(
@@ -480,7 +482,13 @@ impl Store for SqliteStore {
         write: &Write,
         commit: &Commit,
     ) -> Result<Version, StoreError> {
+        // If nothing can be written, this error comes first, as for all other writes.
+        self.writing()?;
         let (named, commit) = (id.clone(), commit.clone());
+        if write::is_light(&commit) {
+            let change = Change::of_commit(id, commit)?;
+            return self.change(id, write, move || Ok(change)).await;
+        }
         self.change(id, write, move || Change::of_commit(&named, commit)).await
     }
 

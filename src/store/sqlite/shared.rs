@@ -9,6 +9,7 @@ use std::{
 use rusqlite::{Connection, ffi};
 
 use super::database::Fault;
+use crate::store::StoreError;
 
 /// The maximum number of writes in one transaction.
 pub(super) const MAX_SHARED: usize = 64;
@@ -26,23 +27,29 @@ pub(super) trait Prepared {
     /// transaction must be rolled back, and the write can be performed again.
     fn perform(&mut self, connection: &mut Connection) -> bool;
 
-    /// Passes the result to the caller. An error of the transaction replaces the result. Returns whether other
-    /// connections or processes kept the file locked.
-    fn settle(self: Box<Self>, outcome: Result<(), rusqlite::Error>) -> bool;
+    /// Checks that the file is still in its place. Called after the transaction, on one of its writes, because all of
+    /// them have the same file.
+    fn check(&self) -> Result<(), StoreError>;
+
+    /// Passes the result to the caller. An error of the transaction, or of the check after it, replaces the result.
+    /// Returns whether other connections or processes kept the file locked.
+    fn settle(self: Box<Self>, outcome: Result<(), Fault>) -> bool;
 }
 
-struct Member<P, T, A, E> {
+struct Member<P, T, A, C, E> {
     /// The prepared input, or `None` if the preparation has failed.
     input: Option<P>,
     action: A,
+    check: C,
     end: E,
     written: Option<Written<T>>,
 }
 
-/// Returns a write whose result is passed to `end`.
+/// Returns a write whose result is passed to `end`. `check` runs after the transaction.
 pub(super) fn member<P: 'static, T: 'static>(
     prepare: impl FnOnce() -> Result<P, Fault> + Send + 'static,
     action: impl Fn(&mut Connection, &P) -> Result<T, Fault> + Send + 'static,
+    check: impl Fn() -> Result<(), StoreError> + Send + 'static,
     end: impl FnOnce(Written<T>) -> bool + Send + 'static,
 ) -> Together {
     Box::new(move || {
@@ -51,13 +58,14 @@ pub(super) fn member<P: 'static, T: 'static>(
             Ok(Err(fault)) => (None, Some(Ok(Err(fault)))),
             Err(panic) => (None, Some(Err(panic))),
         };
-        Box::new(Member { input, action, end, written })
+        Box::new(Member { input, action, check, end, written })
     })
 }
 
-impl<P, T, A, E> Prepared for Member<P, T, A, E>
+impl<P, T, A, C, E> Prepared for Member<P, T, A, C, E>
 where
     A: Fn(&mut Connection, &P) -> Result<T, Fault>,
+    C: Fn() -> Result<(), StoreError>,
     E: FnOnce(Written<T>) -> bool,
 {
     fn perform(&mut self, connection: &mut Connection) -> bool {
@@ -75,12 +83,16 @@ where
         is_clean
     }
 
-    fn settle(self: Box<Self>, outcome: Result<(), rusqlite::Error>) -> bool {
+    fn check(&self) -> Result<(), StoreError> {
+        (self.check)()
+    }
+
+    fn settle(self: Box<Self>, outcome: Result<(), Fault>) -> bool {
         let written = match (self.written, outcome) {
             (Some(Err(panic)), _) => Err(panic),
-            // The preparation has failed, so the transaction does not matter.
+            // The preparation has failed, so the transaction and the check do not matter.
             (Some(written), _) if self.input.is_none() => written,
-            (_, Err(error)) => Ok(Err(error.into())),
+            (_, Err(fault)) => Ok(Err(fault)),
             (Some(written), Ok(())) => written,
             (None, Ok(())) => Ok(Err(failure(ffi::SQLITE_ABORT, "the write was not performed").into())),
         };
@@ -90,20 +102,28 @@ where
 
 /// Performs these writes in one transaction. If a write fails and may have changed something, the transaction is rolled
 /// back, and each write is performed in its own transaction. If the transaction can't begin or be committed, all of its
-/// writes fail. Returns whether other connections or processes kept the file locked.
+/// writes fail. The file is checked after each transaction. Returns whether other connections or processes kept the file
+/// locked.
 pub(super) fn write(connection: &mut Connection, writes: Vec<Together>) -> bool {
     let mut writes: Vec<_> = writes.into_iter().map(|write| write()).collect();
     let shared = if writes.len() > 1 { together(connection, &mut writes) } else { None };
+    // An error of the check comes first, because it explains the errors of the transaction.
+    let shared =
+        shared.map(|outcome| writes[0].check().map_err(Fault::from).and(outcome.map_err(Fault::from)));
     let mut is_held = false;
     for mut write in writes {
-        let outcome = match &shared {
-            Some(outcome) => outcome.as_ref().copied().map_err(copy),
-            // The file was locked for the whole waiting time of the previous write, so this write does not wait again.
-            None if is_held => Err(failure(ffi::SQLITE_BUSY, "database is locked")),
-            None => {
+        let outcome = if let Some(outcome) = &shared {
+            outcome.as_ref().copied().map_err(copy)
+        } else {
+            let performed = if is_held {
+                // The file was locked for the whole waiting time of the previous write, so this write does not wait
+                // again.
+                Err(failure(ffi::SQLITE_BUSY, "database is locked").into())
+            } else {
                 write.perform(connection);
                 Ok(())
-            }
+            };
+            write.check().map_err(Fault::from).and(performed)
         };
         is_held |= write.settle(outcome);
     }
@@ -136,63 +156,124 @@ fn failure(code: i32, reason: &str) -> rusqlite::Error {
     rusqlite::Error::SqliteFailure(ffi::Error::new(code), Some(reason.to_owned()))
 }
 
-/// Returns an error with the same meaning. Errors of SQLite are copied exactly.
-fn copy(error: &rusqlite::Error) -> rusqlite::Error {
-    match error {
-        rusqlite::Error::SqliteFailure(error, reason) => {
-            rusqlite::Error::SqliteFailure(*error, reason.clone())
+/// Returns a fault with the same meaning. Errors of SQLite are copied exactly.
+fn copy(fault: &Fault) -> Fault {
+    match fault {
+        Fault::Store(error) => error.clone().into(),
+        Fault::Sqlite(rusqlite::Error::SqliteFailure(error, reason)) => {
+            rusqlite::Error::SqliteFailure(*error, reason.clone()).into()
         }
-        other => failure(ffi::SQLITE_ERROR, &other.to_string()),
+        Fault::Sqlite(other) => failure(ffi::SQLITE_ERROR, &other.to_string()).into(),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
+    use std::{cell::Cell, sync::mpsc};
+
+    use rusqlite::ErrorCode;
 
     use super::*;
 
-    /// Returns a write whose action is called with the number of the attempt, and which sends its result.
-    fn attempts(
-        results: &mpsc::Sender<Result<u32, rusqlite::Error>>,
-        action: impl Fn(u32) -> Result<(), rusqlite::Error> + Send + 'static,
-    ) -> Together {
-        let (results, attempts) = (results.clone(), std::cell::Cell::new(0));
-        let action = move |_: &mut Connection, (): &()| {
-            attempts.set(attempts.get() + 1);
-            action(attempts.get())?;
-            Ok(attempts.get())
-        };
-        let end = move |written: Written<u32>| {
-            let written = written.expect("no action panics").map_err(|fault| match fault {
-                Fault::Sqlite(error) => error,
-                Fault::Store(error) => panic!("no action returns {error}"),
-            });
-            let is_held = matches!(&written, Err(error)
-                if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DatabaseBusy));
-            results.send(written).expect("the test waits for it");
-            is_held
-        };
-        member(|| Ok(()), action, end)
+    /// The results of a test's writes, in order. The error of a failed check has no code.
+    struct Results {
+        sender: mpsc::Sender<Result<u32, Option<ErrorCode>>>,
+        receiver: mpsc::Receiver<Result<u32, Option<ErrorCode>>>,
+        checks: mpsc::Receiver<()>,
+        checked: mpsc::Sender<()>,
+        /// Whether the checks fail.
+        fails: bool,
+    }
+
+    impl Results {
+        fn new(fails: bool) -> Self {
+            let ((sender, receiver), (checked, checks)) = (mpsc::channel(), mpsc::channel());
+            Self { sender, receiver, checks, checked, fails }
+        }
+
+        /// Returns a write whose action is called with the number of the attempt.
+        fn of(&self, action: impl Fn(u32) -> Result<(), rusqlite::Error> + Send + 'static) -> Together {
+            let (results, checked, fails) = (self.sender.clone(), self.checked.clone(), self.fails);
+            let attempts = Cell::new(0);
+            let action = move |_: &mut Connection, (): &()| {
+                attempts.set(attempts.get() + 1);
+                action(attempts.get())?;
+                Ok(attempts.get())
+            };
+            let check = move || {
+                checked.send(()).expect("the test counts it");
+                if fails { Err(StoreError::unsupported("anything")) } else { Ok(()) }
+            };
+            let end = move |written: Written<u32>| {
+                let written = written.expect("no action panics").map_err(|fault| match fault {
+                    Fault::Sqlite(error) => error.sqlite_error_code(),
+                    Fault::Store(_) => None,
+                });
+                results.send(written).expect("the test waits for it");
+                written == Err(Some(ErrorCode::DatabaseBusy))
+            };
+            member(|| Ok(()), action, check, end)
+        }
+
+        /// Performs a write that succeeds and two more, of which the first fails in the given attempts. Returns the
+        /// results and the number of checks.
+        fn write(
+            &self,
+            connection: &mut Connection,
+            fails: fn(u32) -> bool,
+        ) -> (Vec<Result<u32, Option<ErrorCode>>>, usize) {
+            let fails =
+                move |attempt| if fails(attempt) { Err(failure(ffi::SQLITE_FULL, "no")) } else { Ok(()) };
+            write(connection, vec![self.of(|_| Ok(())), self.of(fails), self.of(|_| Ok(()))]);
+            (self.receiver.try_iter().collect(), self.checks.try_iter().count())
+        }
     }
 
     #[test]
     fn write_alone_after_a_write_that_waited_in_vain_fails_without_waiting() {
         let mut connection = Connection::open_in_memory().unwrap();
-        let (results, result) = mpsc::channel();
+        let results = Results::new(false);
         let fails =
             |attempt| Err(failure(if attempt == 1 { ffi::SQLITE_ERROR } else { ffi::SQLITE_BUSY }, "no"));
         let writes = vec![
-            attempts(&results, |_| Ok(())),
-            attempts(&results, fails),
-            attempts(&results, |attempt| panic!("attempt {attempt}")),
+            results.of(|_| Ok(())),
+            results.of(fails),
+            results.of(|attempt| panic!("attempt {attempt}")),
         ];
         assert!(write(&mut connection, writes));
-        assert_eq!(result.recv().unwrap().unwrap(), 2, "the transaction was rolled back once");
+        assert_eq!(results.receiver.recv().unwrap(), Ok(2), "the transaction was rolled back once");
         for _ in 0..2 {
-            let error = result.recv().unwrap().unwrap_err();
-            assert_eq!(error.sqlite_error_code(), Some(rusqlite::ErrorCode::DatabaseBusy));
+            assert_eq!(results.receiver.recv().unwrap(), Err(Some(ErrorCode::DatabaseBusy)));
         }
         assert!(connection.is_autocommit());
+    }
+
+    #[test]
+    fn write_of_a_shared_transaction_checks_the_file_once() {
+        let mut connection = Connection::open_in_memory().unwrap();
+        let written = Results::new(false).write(&mut connection, |_| false);
+        assert_eq!(written, (vec![Ok(1); 3], 1));
+        let written = Results::new(true).write(&mut connection, |_| false);
+        assert_eq!(written, (vec![Err(None); 3], 1), "the failed check fails all writes");
+    }
+
+    #[test]
+    fn write_after_a_rollback_checks_the_file_for_each_write() {
+        let mut connection = Connection::open_in_memory().unwrap();
+        let written = Results::new(false).write(&mut connection, |_| true);
+        assert_eq!(written, (vec![Ok(2), Err(Some(ErrorCode::DiskFull)), Ok(1)], 3));
+        let written = Results::new(true).write(&mut connection, |attempt| attempt == 1);
+        assert_eq!(written, (vec![Err(None); 3], 3));
+    }
+
+    #[test]
+    fn write_in_a_transaction_that_cannot_begin_returns_the_error_of_the_check_first() {
+        let mut connection = Connection::open_in_memory().unwrap();
+        // A transaction can't begin within another one.
+        connection.execute_batch("BEGIN").unwrap();
+        let written = Results::new(false).write(&mut connection, |_| false);
+        assert_eq!(written, (vec![Err(Some(ErrorCode::Unknown)); 3], 1));
+        let written = Results::new(true).write(&mut connection, |_| false);
+        assert_eq!(written, (vec![Err(None); 3], 1));
     }
 }

@@ -49,7 +49,7 @@ pub(super) struct Workers(Arc<Queue>);
 
 /// The jobs that wait for a worker. The queue is unbounded: if a job had to wait for room in the queue, it would block
 /// everything behind it. Apart from a few jobs of the upkeep and the index, there are never more jobs than callers,
-/// because a job is removed with its caller. A job holds data that its caller has in memory anyway.
+/// because a job is removed with its caller. A job holds data that its caller has in memory anyway, or a small encoded copy.
 #[derive(Default)]
 struct Queue {
     jobs: Mutex<Jobs>,
@@ -256,18 +256,20 @@ impl Workers {
 
     /// Runs a write in a transaction that other writes may share. The result of `prepare` is passed to `action`, which
     /// runs in the transaction. If the transaction is rolled back because of one of its writes, `action` runs again.
-    /// `end` gets the result of `action`, or the error of the transaction, and runs after the transaction. The caller
-    /// can cancel the write like a job of [`run`](Self::run).
+    /// After the transaction, one of its writes runs `check`, and each write runs `end`. `end` gets the result of
+    /// `action`, or the error of the transaction or of the check. The caller can cancel the write like a job of
+    /// [`run`](Self::run).
     pub(super) async fn run_together<P: 'static, T: Send + 'static>(
         &self,
         urgency: Urgency,
         prepare: impl FnOnce() -> Result<P, Fault> + Send + 'static,
         action: impl Fn(&mut Connection, &P) -> Result<T, Fault> + Send + 'static,
+        check: impl Fn() -> Result<(), StoreError> + Send + 'static,
         end: impl FnOnce(Result<T, Fault>) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
         let (answer, answered) = oneshot::channel();
         let given = Instant::now();
-        let write = shared::member(prepare, action, move |written| {
+        let write = shared::member(prepare, action, check, move |written| {
             let done = written.and_then(|written| catch_unwind(AssertUnwindSafe(|| end(written))));
             reply(answer, given, done)
         });

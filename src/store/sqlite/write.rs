@@ -10,14 +10,36 @@ use super::{
     turns,
 };
 use crate::{
-    message::Timestamp,
+    message::{Content, Message, Timestamp},
     store::{
-        ConversationId, Epoch, Lease, Owner, StoreError, Version, Write, WriteId,
+        Commit, ConversationId, Epoch, Lease, Owner, StoreError, Version, Write, WriteId,
         rows::{Change, Column, Origin, RunRow, number},
     },
     subscription::EventId,
-    tree::Erased,
+    tree::{Erased, Node},
 };
+
+/// Returns whether a commit is small enough to be encoded on the caller's thread: it has no state and no change of a
+/// turn, and its messages are short texts. Other commits are encoded on the writing thread, which limits the number of
+/// commits per second.
+pub(super) fn is_light(commit: &Commit) -> bool {
+    /// The maximum weight of all messages together, in bytes.
+    const LIGHT: usize = 16 * 1024;
+
+    // JSON values can be nested, and the caller's thread may have little stack left.
+    let is_text = |message: &Message| {
+        let is_text = |block: &Content| matches!(block, Content::Text(_) | Content::Thinking(_));
+        message.provider_data.is_empty() && message.app_data.is_none() && message.content.iter().all(is_text)
+    };
+    let mut weight = 0;
+    let mut is_short = |message: &Message| {
+        weight += message.weight();
+        weight <= LIGHT
+    };
+    commit.turn.is_none()
+        && commit.state.is_none()
+        && commit.nodes.iter().map(Node::message).all(|message| is_text(message) && is_short(message))
+}
 
 pub(super) fn create(
     connection: &mut Connection,
@@ -325,4 +347,39 @@ fn term(now: Timestamp, lease: &Lease, database: &Database) -> (i64, i64) {
 /// reaches such times.
 pub(super) fn millis(time: Timestamp) -> i64 {
     i64::try_from(time.0).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::{
+        message::{Role, ToolUse, TurnId},
+        store::{StoredState, TurnRecord},
+        tree::NodeId,
+    };
+
+    fn commit(messages: impl IntoIterator<Item = Message>) -> Commit {
+        let node = |(number, message)| Node::new(NodeId::new(number).unwrap(), None, message);
+        Commit::new(None).with_nodes((1..).zip(messages).map(node))
+    }
+
+    #[test]
+    fn is_light_holds_for_short_texts_without_anything_else() {
+        let text = |length| Message::user("a".repeat(length));
+        assert!(is_light(&commit([])));
+        assert!(is_light(&commit([text(8_000), Message::assistant("b".repeat(8_000))])));
+        assert!(!is_light(&commit([text(16 * 1024)])), "the message itself has a weight too");
+        assert!(!is_light(&commit([text(8_000), text(8_200)])));
+        assert!(!is_light(&commit([text(1)]).with_state(StoredState::default())));
+        assert!(!is_light(&commit([Message::new(Role::Assistant, [ToolUse::new("a", "b", json!({}))])])));
+        let mut annotated = text(1);
+        annotated.app_data = Some(Arc::new(json!([[[1]]])));
+        assert!(!is_light(&commit([annotated])));
+        let turn: TurnId = format!("{:032x}", 1).parse().unwrap();
+        assert!(!is_light(&commit([]).with_turn(TurnRecord::new(1, turn, "{}"))));
+    }
 }

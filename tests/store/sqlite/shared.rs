@@ -16,6 +16,18 @@ async fn commit_at_once(
     store: &SqliteStore,
     commits: &[(ConversationId, Write, Commit)],
 ) -> Vec<Result<Version, StoreError>> {
+    let (deleted, written) = commit_at_once_after(folder, store, commits, || ()).await;
+    deleted.unwrap();
+    written
+}
+
+/// Like [`commit_at_once`], but runs `action` before the file is unlocked. Also returns the result of the delete.
+async fn commit_at_once_after(
+    folder: &Folder,
+    store: &SqliteStore,
+    commits: &[(ConversationId, Write, Commit)],
+    action: impl FnOnce(),
+) -> (Result<(), StoreError>, Vec<Result<Version, StoreError>>) {
     let mut other = raw(folder);
     let lock = other.transaction_with_behavior(TransactionBehavior::Immediate).unwrap();
     let absent = id("absent");
@@ -26,9 +38,9 @@ async fn commit_at_once(
     for commit in &mut waiting {
         assert!(commit.now_or_never().is_none());
     }
+    action();
     lock.rollback().unwrap();
-    delete.await.unwrap();
-    join_all(waiting).await
+    (delete.await, join_all(waiting).await)
 }
 
 /// Returns the number of transactions in the write-ahead log.
@@ -135,5 +147,23 @@ async fn commit_that_fails_after_a_change_leaves_nothing_of_it_and_the_others_su
             assert_eq!(written.unwrap(), write.base.next());
             assert_eq!(stored.nodes.len(), 1);
         }
+    }
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn commits_to_a_replaced_file_all_fail() {
+    let folder = Folder::new();
+    let store = quick(&folder).await;
+    let commits = conversations(&store, 5).await;
+    let replace = || {
+        fs::rename(file(&folder), folder.path().join("moved")).unwrap();
+        fs::write(file(&folder), "").unwrap();
+    };
+    let (deleted, written) = commit_at_once_after(&folder, &store, &commits, replace).await;
+    for written in written.into_iter().map(|written| written.map(|_| ())).chain([deleted]) {
+        let error = written.unwrap_err();
+        assert!(matches!(error, StoreError::Unreachable { .. }), "{error:?}");
+        assert!(error.to_string().contains("another file has taken its place"), "{error}");
     }
 }

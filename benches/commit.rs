@@ -262,7 +262,7 @@ async fn many(subject: &databases::Subject) {
         let ratios = one.iter().zip(&all).map(|(one, all)| all / one).collect();
         row(&format!("one busy {what}"), format!("{:.0}", median(one)), "");
         row(&format!("{BUSY} at once"), format!("{:.0}", median(all)), "");
-        row("ratio", format!("{:.1}", median(ratios)), goal);
+        row("ratio", format!("{:.2}", median(ratios)), goal);
     }
 }
 

@@ -64,8 +64,9 @@
 //! seconds, and then their writes fail with [`StoreError::Busy`]. A write that is queued behind such a write in the
 //! same process also fails once it has waited for this time.
 //!
-//! The store uses the file on its own threads, without a runtime. Short texts are encoded on the caller's thread. If the caller of a write stops waiting, the write
-//! is dropped unless it has already begun. A write that has begun is completed.
+//! The store uses the file on its own threads, without a runtime. Only commits of short texts are encoded on the thread
+//! of the caller. If the caller of a write stops waiting, the write is dropped unless it has already begun. A write that
+//! has begun is completed.
 //!
 //! If the file is removed or replaced while a store has it open, all operations fail with [`StoreError::Unreachable`]
 //! until the original file is back or the store is opened again. A replaced file is detected on Unix only.

@@ -49,7 +49,8 @@ pub(super) struct Workers(Arc<Queue>);
 
 /// The jobs that wait for a worker. The queue is unbounded: if a job had to wait for room in the queue, it would block
 /// everything behind it. Apart from a few jobs of the upkeep and the index, there are never more jobs than callers,
-/// because a job is removed with its caller. A job holds data that its caller has in memory anyway, or a small encoded copy.
+/// because a job is removed with its caller. A job holds data that its caller has in memory anyway, or an encoded copy
+/// of a few short texts.
 #[derive(Default)]
 struct Queue {
     jobs: Mutex<Jobs>,

@@ -379,6 +379,9 @@ mod tests {
         let mut annotated = text(1);
         annotated.app_data = Some(Arc::new(json!([[[1]]])));
         assert!(!is_light(&commit([annotated])));
+        let mut private = text(1);
+        private.provider_data.insert("format".to_owned(), json!([[[1]]]));
+        assert!(!is_light(&commit([private])));
         let turn: TurnId = format!("{:032x}", 1).parse().unwrap();
         assert!(!is_light(&commit([]).with_turn(TurnRecord::new(1, turn, "{}"))));
     }

@@ -268,9 +268,10 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         uncertain: Vec<ToolUseId>,
     },
-    /// A request is repeated, and its partial response is discarded. The cause is one of four: the retry policy before
+    /// A request is repeated, and its partial response is discarded. The cause is one of five: the retry policy before
     /// the first content arrived, [`handle_error`](super::AgentCallbacks::handle_error), a response that does not match
-    /// the output schema, or the end of the process during the request.
+    /// the output schema, the end of the process during the request, or a service that itself starts its response
+    /// again, which does not send the request again.
     Retry {
         /// The failure of the repeated request.
         failure: Failure,

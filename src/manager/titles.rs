@@ -162,7 +162,8 @@ async fn generate(
     let mut stream = model.stream(request);
     let mut fold = Fold::default();
     while let Some(delta) = stream.next().await {
-        let is_retry = matches!(delta, Ok(Delta::Retry { .. }));
+        // If the service itself starts its answer again, the usage is still that of one request.
+        let is_retry = matches!(delta, Ok(Delta::Retry { .. })) && fold.blocks().is_empty();
         if let Err(error) = delta.and_then(|delta| fold.apply(delta)) {
             add(&mut fold, RequestEnd::Failed);
             return Err(error);

@@ -37,12 +37,13 @@ pub enum Delta {
     },
     /// Data about the whole message arrived.
     Message(Box<MessageDelta>),
-    /// The request failed before its first content, and is sent again after a delay. This delta is emitted by a
-    /// [`RetryPolicy`](super::RetryPolicy), not by a provider.
+    /// The blocks so far are void, and the answer starts again with block 0. A [`RetryPolicy`](super::RetryPolicy)
+    /// emits this delta if the request failed before its first content and is sent again. A wire format emits it if the
+    /// service itself starts its answer again, for example because another model takes over from a model that declined.
     Retry {
         /// The failure of the attempt.
         error: Box<ProviderError>,
-        /// The time until the request is sent again.
+        /// The time until the request is sent again. Zero if the service itself starts its answer again.
         delay: Duration,
     },
 }

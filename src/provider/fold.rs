@@ -128,8 +128,18 @@ impl Fold {
                 Ok(())
             }
             Delta::Message(data) => self.merge(MessageDelta::clone(data)),
-            Delta::Retry { .. } => Ok(()),
+            Delta::Retry { .. } => {
+                self.restart();
+                Ok(())
+            }
         }
+    }
+
+    /// Discards the blocks so far. The message data is kept.
+    pub(crate) fn restart(&mut self) {
+        self.blocks.clear();
+        self.ids.clear();
+        self.weight = self.message.weight();
     }
 
     fn start(&mut self, index: usize, block: BlockStart) -> Result<(), ProviderError> {

@@ -117,7 +117,10 @@ impl Halves {
                     resolve_members(&mut message.provider_data);
                     deltas.push(Delta::Message(message));
                 }
-                retry @ Delta::Retry { .. } => deltas.push(retry),
+                retry @ Delta::Retry { .. } => {
+                    self.open.clear();
+                    deltas.push(retry);
+                }
             }
         }
     }

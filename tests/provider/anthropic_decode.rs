@@ -72,7 +72,8 @@ fn decode_stop_reason_maps_to_its_meaning() {
         ("pause_turn", StopReason::Pause),
         ("refusal", StopReason::Refusal),
         ("model_context_window_exceeded", StopReason::ContextLength),
-        ("compaction", StopReason::Other("compaction".into())),
+        ("compaction", StopReason::Pause),
+        ("new_reason", StopReason::Other("new_reason".into())),
     ] {
         assert_eq!(answer(text_block(), word).stop_reason, reason);
     }

@@ -13,6 +13,8 @@ mod anthropic_encode;
 mod anthropic_errors;
 mod anthropic_irregular;
 mod anthropic_property;
+#[cfg(feature = "test-util")]
+mod anthropic_turns;
 #[cfg(feature = "http")]
 mod bodies;
 mod catalogue;

@@ -28,8 +28,13 @@ impl Core {
         let delta = match delta {
             Delta::Retry { error, delay } => {
                 let pending = turn.working.pending_len();
-                emit_partial_usage(turn, fold, RequestEnd::Void, cx);
-                turn.usage += fold.take_usage();
+                // The retry policy repeats only requests without content. If there is content, the service itself has
+                // started its answer again, and the usage is still that of one request.
+                if fold.blocks().is_empty() {
+                    emit_partial_usage(turn, fold, RequestEnd::Void, cx);
+                    turn.usage += fold.take_usage();
+                }
+                fold.restart();
                 cx.emit(Event::Retry { failure: (*error).into(), delay, pending, step: turn.step });
                 return announce(turn, cx);
             }

@@ -70,17 +70,21 @@ impl Price {
     ///
     /// Returns `None` if a rate that applies or the sum is not a finite number.
     pub fn cost(&self, usage: &Usage, cache: Option<CacheHint>) -> Option<f64> {
+        self.cost_of(usage, if cache == Some(CacheHint::Long) { usage.cache_write } else { 0 })
+    }
+
+    /// Returns the cost of one request in US dollars, as [`cost`](Self::cost) does. `long` of the tokens that were
+    /// written to a cache are kept for an hour or longer.
+    pub(in crate::provider) fn cost_of(&self, usage: &Usage, long: u64) -> Option<f64> {
         let rates = self.rates_for(usage.prompt());
         let write = rates.cache_write.unwrap_or(rates.input);
-        let write = match cache {
-            Some(CacheHint::Long) => rates.cache_write_long.unwrap_or(write),
-            Some(CacheHint::Short) | None => write,
-        };
+        let long = long.min(usage.cache_write);
         let reasoning = usage.reasoning.min(usage.output);
         let parts = [
             (usage.input, rates.input),
             (usage.cache_read, rates.cache_read.unwrap_or(rates.input)),
-            (usage.cache_write, write),
+            (usage.cache_write - long, write),
+            (long, rates.cache_write_long.unwrap_or(write)),
             (usage.output - reasoning, rates.output),
             (reasoning, rates.reasoning.unwrap_or(rates.output)),
         ];

@@ -100,7 +100,7 @@ impl Dialect for AnthropicMessages {
             Output::Native => Reading { enforced: true, ..Reading::default() },
             Output::Tool { .. } => output_tool::reading(request),
         };
-        let decoder = named(decode::MessagesDecoder::default(), &prepared(request), content::NAME_LIMIT, "");
+        let decoder = named(decode::MessagesDecoder::new(request), &prepared(request), content::NAME_LIMIT, "");
         output::read(decoder, reading)
     }
 

@@ -57,7 +57,11 @@ impl<D: Decoder> OutputDecoder<D> {
                 Delta::Extend { index, part } => self.extend(index, part, deltas),
                 Delta::End { index } => self.end_block(index, deltas),
                 Delta::Message(message) => self.message(message, deltas),
-                retry @ Delta::Retry { .. } => deltas.push(retry),
+                retry @ Delta::Retry { .. } => {
+                    self.blocks.clear();
+                    self.uses_tools = false;
+                    deltas.push(retry);
+                }
             }
         }
     }

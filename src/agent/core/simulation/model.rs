@@ -82,6 +82,8 @@ pub(super) enum Input {
     Misfit,
     /// The provider sends the request again.
     NewAttempt,
+    /// The service starts its response again.
+    Restart,
 }
 
 /// The progress of a turn.
@@ -355,6 +357,10 @@ impl Model {
             Event::Usage(row) => self.usage_told(row),
             Event::Retry { pending, failure, step, .. } => {
                 self.ids.answer = None;
+                if self.input == Input::Restart {
+                    self.check_step(*step)?;
+                    return self.attempted(*pending, failure);
+                }
                 self.turn()?.check_booked(RequestEnd::Void)?;
                 self.turn()?.next_request();
                 if self.input == Input::NewAttempt {
@@ -582,6 +588,7 @@ impl Model {
         ensure!(matches!(failure, Failure::Provider { .. }), "an attempt fails with {failure:?}");
         let turn = self.turn()?;
         ensure!(pending == turn.pending.len(), "{pending} messages remain for an attempt");
+        turn.blocks.clear();
         Ok(())
     }
 
@@ -602,7 +609,8 @@ impl Model {
     /// Checks that the model agrees with the core, and that no event is missing.
     pub(super) fn check_rest(&mut self, core: &Core) -> Check {
         ensure!(self.input != Input::Misfit, "a response that does not match is not requested again");
-        ensure!(self.input != Input::NewAttempt, "another attempt is not emitted");
+        let again = matches!(self.input, Input::NewAttempt | Input::Restart);
+        ensure!(!again, "another attempt is not emitted");
         self.input = Input::Plain;
         let ending = self.turn.as_ref().and_then(|turn| turn.ending);
         ensure!(ending.is_none(), "a request with a row for {ending:?} does not end");

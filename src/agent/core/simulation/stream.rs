@@ -64,10 +64,13 @@ impl Stream {
                 ..MessageDelta::default()
             }))),
             37..39 => Next::Delta(self.refused(rng)),
-            39..42 if self.blocks.is_empty() => Next::Delta(Delta::Retry {
-                error: Box::new(ProviderError::new(ErrorKind::Overloaded, "again")),
-                delay: std::time::Duration::from_secs(1),
-            }),
+            39..42 => {
+                self.blocks.clear();
+                Next::Delta(Delta::Retry {
+                    error: Box::new(ProviderError::new(ErrorKind::Overloaded, "again")),
+                    delay: std::time::Duration::from_secs(1),
+                })
+            }
             39..60 if self.blocks.len() < 4 => Next::Delta(self.start(rng)),
             60..70 if !self.blocks.is_empty() => {
                 // If the last block has already ended, the core must treat its second `End` as an error.
@@ -144,7 +147,7 @@ impl World {
         let Some(stream) = &mut self.stream else {
             return Err("no stream is open".to_owned());
         };
-        let op = stream.op;
+        let (op, begun) = (stream.op, !stream.blocks.is_empty());
         match stream.next(&mut self.rng, self.friendly) {
             Next::Delta(delta) => {
                 self.note(|| format!("{delta:?}"));
@@ -152,7 +155,7 @@ impl World {
                     self.model.told(data)?;
                 }
                 if matches!(delta, Delta::Retry { .. }) {
-                    self.model.input = Input::NewAttempt;
+                    self.model.input = if begun { Input::Restart } else { Input::NewAttempt };
                 }
                 self.input(|core, cx| core.delta(op, delta, cx))
             }

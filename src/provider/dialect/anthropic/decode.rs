@@ -5,6 +5,8 @@ mod item;
 mod start;
 mod wire;
 
+use std::sync::Arc;
+
 use item::Item;
 use serde_json::{Map, Value};
 use wire::{Body, Event};
@@ -13,7 +15,7 @@ use super::NAME;
 use crate::{
     message::Usage,
     provider::{
-        Delta, ErrorKind, Fold, MessageDelta, Part, ProviderError, StopReason,
+        Delta, ErrorKind, Fold, MessageDelta, ModelInfo, Part, ProviderError, Request, StopReason,
         dialect::{Decoder, Frame, counts::Counts, error, strays, tame::tamed},
     },
 };
@@ -30,9 +32,17 @@ type Decoded = Result<(), ProviderError>;
 #[derive(Debug, Default)]
 pub(super) struct MessagesDecoder {
     phase: Phase,
-    /// The blocks so far. The position of a block is its index in the message.
+    /// The blocks so far, including void blocks. The position of a block, without the void blocks, is its index in the
+    /// message.
     blocks: Vec<Block>,
+    /// The number of blocks at the start that are void, because another model has taken over from the model that wrote
+    /// them.
+    void: usize,
     usage: Usage,
+    /// The number of tokens written to a cache that is kept for an hour, if the service reports it.
+    long_writes: Option<u64>,
+    /// The facts about the model, if they contain a price.
+    priced: Option<Arc<ModelInfo>>,
     /// Whether the warning about unreadable usage was emitted.
     usage_warned: bool,
     /// The provider data of the message. After each change, the complete data is emitted.
@@ -106,6 +116,12 @@ impl Decoder for MessagesDecoder {
 }
 
 impl MessagesDecoder {
+    /// Creates a decoder for the response to `request`.
+    pub(super) fn new(request: &Request) -> Self {
+        let priced = request.model_info.clone().filter(|info| info.price.is_some());
+        Self { priced, ..Self::default() }
+    }
+
     /// Decodes an event of a known shape. The data of the event names its kind. If the data names no kind, the name of
     /// the event is used.
     fn event(&mut self, name: &str, event: Event<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
@@ -115,10 +131,8 @@ impl MessagesDecoder {
             "content_block_delta" => self.delta(event, data, deltas),
             "content_block_start" => self.block_start(&event, data, deltas),
             "content_block_stop" => {
-                let index = self.open_block(event.index, data)?;
-                self.complete(index, deltas);
-                self.blocks[index].open = false;
-                deltas.push(Delta::End { index });
+                let position = self.open_block(event.index, data)?;
+                self.end_block(position, deltas);
                 Ok(())
             }
             "message_start" => self.message_start(&event, data, deltas),
@@ -158,8 +172,8 @@ impl MessagesDecoder {
         }
         let delta = event.get("delta").and_then(Value::as_object);
         if kind == "content_block_delta" && delta.is_some_and(wire::is_unknown_delta) {
-            let index = self.open_block(event.get("index").and_then(Value::as_u64), data)?;
-            return self.unknown_delta(index, data);
+            let position = self.open_block(event.get("index").and_then(Value::as_u64), data)?;
+            return self.unknown_delta(position, data);
         }
         Err(bad(&format!("a {kind} event has an unknown shape"), data))
     }
@@ -193,13 +207,14 @@ impl MessagesDecoder {
 
     fn message_stop(&mut self, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
         self.must_be_open(data)?;
-        for index in 0..self.blocks.len() {
-            self.complete(index, deltas);
+        for position in self.void..self.blocks.len() {
+            self.complete(position, deltas);
         }
         if !self.has_stop_reason {
             // This is the last event, so the response is complete. Some services send no stop reason, so derive one
             // from the blocks.
-            let uses_tools = self.blocks.iter().any(|block| matches!(block.kind, OpenKind::ToolUse(_)));
+            let counting = &self.blocks[self.void..];
+            let uses_tools = counting.iter().any(|block| matches!(block.kind, OpenKind::ToolUse(_)));
             deltas.push(Delta::stop(if uses_tools { StopReason::ToolUse } else { StopReason::Stop }));
         }
         self.phase = Phase::Done;
@@ -208,18 +223,18 @@ impl MessagesDecoder {
     }
 
     fn delta(&mut self, event: Event<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
-        let index = self.open_block(event.index, data)?;
+        let position = self.open_block(event.index, data)?;
         let Some(delta) = event.delta else {
             return Err(bad("a content_block_delta event without a delta", data));
         };
         let (kind, body) = delta.into_parts();
-        if matches!(body, Body::Unknown) || matches!(self.blocks[index].kind, OpenKind::Item(_)) {
+        if matches!(body, Body::Unknown) || matches!(self.blocks[position].kind, OpenKind::Item(_)) {
             if kind.is_empty() {
                 return Err(bad("a delta without a type", data));
             }
-            return self.unknown_delta(index, data);
+            return self.unknown_delta(position, data);
         }
-        let part = match (&mut self.blocks[index].kind, body) {
+        let part = match (&mut self.blocks[position].kind, body) {
             (OpenKind::Text, Body::Text(text)) | (OpenKind::Thinking(_), Body::Thinking(text)) => {
                 Part::Text(text.into())
             }
@@ -238,22 +253,34 @@ impl MessagesDecoder {
             _ => return Err(bad(&format!("a {} for a block of another kind", &*kind), data)),
         };
         if !matches!(&part, Part::Text(text) if text.is_empty()) {
-            deltas.push(Delta::Extend { index, part });
+            deltas.extend(self.extension(position, part));
         }
         Ok(())
     }
 
+    /// Returns the delta that extends a block, unless the block is void.
+    fn extension(&self, position: usize, part: Part) -> Option<Delta> {
+        let index = position.checked_sub(self.void)?;
+        Some(Delta::Extend { index, part })
+    }
+
+    fn end_block(&mut self, position: usize, deltas: &mut Vec<Delta>) {
+        self.complete(position, deltas);
+        self.blocks[position].open = false;
+        deltas.extend(position.checked_sub(self.void).map(|index| Delta::End { index }));
+    }
+
     /// Decodes a delta whose own kind is unknown, or whose block is a provider item. A provider item collects its
     /// deltas. Other blocks ignore unknown deltas.
-    fn unknown_delta(&mut self, index: usize, data: &str) -> Decoded {
-        if !matches!(self.blocks[index].kind, OpenKind::Item(_)) {
+    fn unknown_delta(&mut self, position: usize, data: &str) -> Decoded {
+        if !matches!(self.blocks[position].kind, OpenKind::Item(_)) {
             return Ok(());
         }
         self.gather(data.len(), data)?;
         let mut event: Map<String, Value> = serde_json::from_str(data)
             .map_err(|cause| bad("an event is not a JSON object", data).with_source(cause))?;
         if let (OpenKind::Item(item), Some(Value::Object(delta))) =
-            (&mut self.blocks[index].kind, event.remove("delta"))
+            (&mut self.blocks[position].kind, event.remove("delta"))
         {
             item.extend(delta);
         }
@@ -261,14 +288,14 @@ impl MessagesDecoder {
     }
 
     /// Emits the data that a block holds back until its end.
-    fn complete(&mut self, index: usize, deltas: &mut Vec<Delta>) {
-        let part = match &mut self.blocks[index].kind {
+    fn complete(&mut self, position: usize, deltas: &mut Vec<Delta>) {
+        let part = match &mut self.blocks[position].kind {
             OpenKind::Thinking(whole) => whole.take().map(Part::Signature),
             OpenKind::ToolUse(whole) => whole.take().map(Part::Input),
             OpenKind::Item(item) => item.take().map(Part::Item),
             OpenKind::Text | OpenKind::Redacted => None,
         };
-        deltas.extend(part.map(|part| Delta::Extend { index, part }));
+        deltas.extend(part.and_then(|part| self.extension(position, part)));
     }
 
     /// Returns whether an event of this unknown kind is an error object that was sent instead of a response.
@@ -306,25 +333,61 @@ impl MessagesDecoder {
     /// Reads a usage report. The counts of a report are totals. A count that the report omits stays the same.
     fn count(&mut self, report: &Value, deltas: &mut Vec<Delta>) -> Option<Usage> {
         let mut counts = Counts::of("usage", report);
-        let Usage { input, cache_read, cache_write, output, reasoning, .. } = &mut self.usage;
-        let members: [(&mut u64, &[&str]); 5] = [
-            (input, &["input_tokens"]),
-            (cache_read, &["cache_read_input_tokens"]),
-            (cache_write, &["cache_creation_input_tokens"]),
-            (output, &["output_tokens"]),
-            (reasoning, &["output_tokens_details", "thinking_tokens"]),
-        ];
-        for (total, path) in members {
-            *total = counts.count(path).unwrap_or(*total);
-        }
-        let usage = (!counts.is_empty()).then_some(self.usage);
+        read_counts(&mut counts, &mut self.usage, &mut self.long_writes);
+        let is_report = !counts.is_empty();
         counts.warn(&mut self.usage_warned, deltas);
-        usage
+        self.count_iterations(report, deltas);
+        let priced = self.priced.as_ref().and_then(|info| info.price.as_ref());
+        // Without a report of the lifetimes, the cost is computed from the request's cache hint.
+        self.usage.cost =
+            priced.zip(self.long_writes).and_then(|(price, long)| price.cost_of(&self.usage, long));
+        is_report.then_some(self.usage)
+    }
+
+    /// Reads the usage of the single iterations of a response, if the service reports it. The totals of the report lack
+    /// compactions, and attempts of a model from which another model took over:
+    /// <https://platform.claude.com/docs/en/build-with-claude/compaction-threshold>,
+    /// <https://platform.claude.com/docs/en/build-with-claude/refusals-and-fallback>. Attempts without output are not
+    /// billed.
+    fn count_iterations(&mut self, report: &Value, deltas: &mut Vec<Delta>) {
+        let (mut sum, mut long_writes) = (Usage::default(), None);
+        for iteration in report.get("iterations").and_then(Value::as_array).into_iter().flatten() {
+            let mut counts = Counts::of("usage.iterations", iteration);
+            let (mut usage, mut long) = (Usage::default(), None);
+            read_counts(&mut counts, &mut usage, &mut long);
+            counts.warn(&mut self.usage_warned, deltas);
+            if usage.output > 0 {
+                sum += usage;
+                long_writes = long.map(|long| long.saturating_add(long_writes.unwrap_or(0))).or(long_writes);
+            }
+        }
+        if !sum.is_zero() {
+            sum.reasoning = sum.reasoning.max(self.usage.reasoning);
+            self.usage = sum;
+            self.long_writes = long_writes.or(self.long_writes);
+        }
     }
 
     fn provider_data(&self) -> Map<String, Value> {
         Map::from_iter([(NAME.to_owned(), Value::Object(self.data.clone()))])
     }
+}
+
+/// Reads the counts of a response or of one iteration. `long_writes` is the number of tokens written to a cache that is
+/// kept for an hour. A count that the report omits stays the same.
+fn read_counts(counts: &mut Counts<'_>, usage: &mut Usage, long_writes: &mut Option<u64>) {
+    let Usage { input, cache_read, cache_write, output, reasoning, .. } = usage;
+    let members: [(&mut u64, &[&str]); 5] = [
+        (input, &["input_tokens"]),
+        (cache_read, &["cache_read_input_tokens"]),
+        (cache_write, &["cache_creation_input_tokens"]),
+        (output, &["output_tokens"]),
+        (reasoning, &["output_tokens_details", "thinking_tokens"]),
+    ];
+    for (total, path) in members {
+        *total = counts.count(path).unwrap_or(*total);
+    }
+    *long_writes = counts.count(&["cache_creation", "ephemeral_1h_input_tokens"]).or(*long_writes);
 }
 
 /// Encodes a citation as one line of JSON for the signature of its text.
@@ -339,7 +402,7 @@ fn stop_reason(word: &str) -> StopReason {
         "max_tokens" => StopReason::Length,
         "model_context_window_exceeded" => StopReason::ContextLength,
         "tool_use" => StopReason::ToolUse,
-        "pause_turn" => StopReason::Pause,
+        "pause_turn" | "compaction" => StopReason::Pause,
         "refusal" => StopReason::Refusal,
         other => StopReason::Other(other.to_owned()),
     }

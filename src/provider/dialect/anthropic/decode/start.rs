@@ -1,5 +1,7 @@
 //! Decoding of the starts of a message and its blocks.
 
+use std::time::Duration;
+
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -11,7 +13,7 @@ use super::{
 use crate::{
     message::{ProviderItem, map_weight},
     provider::{
-        BlockStart, Delta, Fold, MessageDelta, Part, ProviderError,
+        BlockStart, Delta, ErrorKind, Fold, MessageDelta, Part, ProviderError,
         dialect::{Decoder, Frame, anthropic::NAME},
     },
 };
@@ -50,10 +52,8 @@ impl MessagesDecoder {
             let Value::Object(block) = block else {
                 return Err(bad("a block starts without its content", data));
             };
-            let index = self.begin(None, block, data, deltas)?;
-            self.complete(index, deltas);
-            self.blocks[index].open = false;
-            deltas.push(Delta::End { index });
+            let position = self.begin(None, block, data, deltas)?;
+            self.end_block(position, deltas);
         }
         Ok(())
     }
@@ -106,8 +106,8 @@ impl MessagesDecoder {
         data: &str,
         deltas: &mut Vec<Delta>,
     ) -> Result<usize, ProviderError> {
-        let index = self.blocks.len();
-        if index >= Fold::MAX_BLOCKS {
+        let position = self.blocks.len();
+        if position >= Fold::MAX_BLOCKS {
             return Err(bad("a block's index exceeds the limit", data));
         }
         let text = |key: &str| match block.get(key) {
@@ -139,16 +139,35 @@ impl MessagesDecoder {
                 (start, OpenKind::ToolUse(wire::whole_input(block.get("input"))))
             }
             "" => return Err(bad("a block starts without a type", data)),
-            _ => {
+            kind => {
+                if kind == "fallback" {
+                    self.take_over(block, deltas);
+                }
                 self.gather(map_weight(block), data)?;
                 let item = ProviderItem { format: NAME.to_owned(), data: Value::Object(block.clone()) };
                 (BlockStart::ProviderItem(item), OpenKind::Item(Box::new(Item::new(block.clone()))))
             }
         };
         self.blocks.push(Block { wire, open: true, kind });
+        let index = position - self.void;
         deltas.push(Delta::Start { index, block });
         parts.retain(|part| !matches!(part, Part::Text(text) | Part::Redacted(text) if text.is_empty()));
         deltas.extend(parts.into_iter().map(|part| Delta::Extend { index, part }));
-        Ok(index)
+        Ok(position)
+    }
+
+    /// Called when another model takes over from a model that declined. The blocks so far are void: the application must
+    /// neither act on them nor send them back. Source:
+    /// <https://platform.claude.com/docs/en/build-with-claude/refusals-and-fallback>.
+    fn take_over(&mut self, block: &Map<String, Value>, deltas: &mut Vec<Delta>) {
+        let model = block.get("to").and_then(|to| Some(to.get("model")?.as_str()?.to_owned()));
+        if self.blocks.len() > self.void {
+            self.void = self.blocks.len();
+            let next = model.as_deref().unwrap_or("another model");
+            let message = format!("the model declined to continue its answer; {next} answers in its place");
+            let error = Box::new(ProviderError::new(ErrorKind::InvalidRequest, message));
+            deltas.push(Delta::Retry { error, delay: Duration::ZERO });
+        }
+        deltas.push(Delta::Message(Box::new(MessageDelta { model, ..MessageDelta::default() })));
     }
 }

@@ -328,7 +328,6 @@ impl Timestamp {
     }
 
     /// Returns the time in UTC, in the format of RFC 3339.
-    #[cfg(any(feature = "acp", feature = "mcp-server", feature = "web", test))]
     pub(crate) fn rfc_3339(self) -> String {
         let (days, millis) = (self.0 / 86_400_000, self.0 % 86_400_000);
         // The algorithm counts years from March on, in eras of 400 years, so that a leap day is the last day of a year.

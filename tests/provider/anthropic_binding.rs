@@ -15,12 +15,13 @@ fn encode_for_a_service_not_known_to_support_the_binding_omits_it() {
     let plain = AnthropicMessages::default().encode(&request).unwrap();
     let compatible =
         Endpoint::anthropic_compatible("gateway", "http://localhost").preview(&request).unwrap().1;
+    let shown = json!({"type": "adaptive", "display": "summarized"});
     for body in [plain.body, compatible.body] {
-        assert_eq!(body.get("thinking"), None);
+        assert_eq!(body["thinking"], shown);
     }
     request.options.set_thinking(Some(ThinkingMode::Effort(Effort::Low)));
     let body = AnthropicMessages::default().encode(&request).unwrap().body;
-    assert_eq!(body["thinking"], json!({"type": "adaptive"}));
+    assert_eq!(body["thinking"], shown);
 }
 
 #[test]
@@ -47,6 +48,6 @@ fn encode_users_own_thinking_setting_replaces_or_joins_the_binding() {
     let expected = json!({"type": "between_tools", "display": "summarized"});
     assert_eq!(sent("claude-sonnet-5-5", Some(ThinkingMode::Off), &own), expected);
     let own = json!({"type": "adaptive"});
-    let expected = json!({"type": "adaptive", "block_binding": binding});
+    let expected = json!({"type": "adaptive", "block_binding": binding, "display": "summarized"});
     assert_eq!(sent("claude-sonnet-5-5", Some(ThinkingMode::Off), &own), expected);
 }

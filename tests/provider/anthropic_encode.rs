@@ -34,7 +34,7 @@ fn encode_plain_request_gives_the_whole_body() {
         Value::Object(encoded.body),
         json!({
             "model": SONNET,
-            "max_tokens": 4096,
+            "max_tokens": 32_000,
             "stream": true,
             "system": "Be brief.",
             "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}],
@@ -121,7 +121,7 @@ fn encode_levels_on_older_models_become_budgets_below_max_tokens() {
     for model in models.into_iter().chain(["claude-haiku-4-5", "anthropic/claude-opus-4.5", "kimi-k2"]) {
         for (effort, budget) in levels {
             let expected = json!({
-                "max_tokens": budget + 4096,
+                "max_tokens": (budget + 4096).max(32_000),
                 "thinking": {"type": "enabled", "budget_tokens": budget},
             });
             assert_eq!(body(model, thinking(ThinkingMode::Effort(effort))), (expected, vec![]), "{model}");
@@ -138,13 +138,18 @@ fn encode_levels_on_newer_models_become_adaptive_effort() {
         (Effort::High, "high"),
         (Effort::Max, "max"),
     ];
-    let models =
-        ["claude-opus-4-6", "claude-sonnet-4-6", "us.anthropic.claude-opus-4-7-v1:0", "claude-fable-5"];
-    for model in models.into_iter().chain(["claude-sonnet-5", "claude-opus-5", "claude-mythos-preview"]) {
+    let hidden = ["us.anthropic.claude-opus-4-7-v1:0", "claude-fable-5", "claude-sonnet-5", "claude-opus-5"];
+    let hidden = hidden.into_iter().chain(["claude-mythos-preview"]).map(|model| (model, true));
+    for (model, hides) in [("claude-opus-4-6", false), ("claude-sonnet-4-6", false)].into_iter().chain(hidden)
+    {
+        let mut adaptive = json!({"type": "adaptive"});
+        if hides {
+            adaptive["display"] = "summarized".into();
+        }
         for (effort, word) in levels {
             let expected = json!({
-                "max_tokens": 4096,
-                "thinking": {"type": "adaptive"},
+                "max_tokens": 32_000,
+                "thinking": adaptive,
                 "output_config": {"effort": word},
             });
             assert_eq!(body(model, thinking(ThinkingMode::Effort(effort))), (expected, vec![]), "{model}");
@@ -165,13 +170,14 @@ fn encode_effort_with_output_schema_shares_the_output_config() {
 #[test]
 fn encode_budget_is_sent_if_the_model_accepts_one() {
     for model in [SONNET, "claude-opus-4-6"] {
-        let expected = json!({"max_tokens": 6096, "thinking": {"type": "enabled", "budget_tokens": 2000}});
+        let expected = json!({"max_tokens": 32_000, "thinking": {"type": "enabled", "budget_tokens": 2000}});
         assert_eq!(body(model, thinking(ThinkingMode::Budget(2000))), (expected, vec![]));
     }
     let (newer, warnings) = body("claude-opus-4-7", thinking(ThinkingMode::Budget(20_000)));
     assert_eq!(
         newer,
-        json!({"max_tokens": 4096, "thinking": {"type": "adaptive"}, "output_config": {"effort": "medium"}})
+        json!({"max_tokens": 32_000, "thinking": {"type": "adaptive", "display": "summarized"},
+            "output_config": {"effort": "medium"}})
     );
     assert_eq!(warnings.len(), 1);
     let (small, warnings) = body(SONNET, thinking(ThinkingMode::Budget(10)));
@@ -200,9 +206,9 @@ fn encode_limit_below_the_budget_lowers_the_budget() {
 fn encode_thinking_off_has_the_form_of_each_model() {
     let off = |model| body(model, thinking(ThinkingMode::Off));
     for model in [SONNET, "claude-opus-4-6", "claude-sonnet-5", "claude-opus-5"] {
-        assert_eq!(off(model), (json!({"max_tokens": 4096, "thinking": {"type": "disabled"}}), vec![]));
+        assert_eq!(off(model), (json!({"max_tokens": 32_000, "thinking": {"type": "disabled"}}), vec![]));
     }
-    let between = json!({"max_tokens": 4096, "thinking": {"type": "between_tools"}});
+    let between = json!({"max_tokens": 32_000, "thinking": {"type": "between_tools"}});
     assert_eq!(off("claude-sonnet-5-5"), (between, vec![]));
     assert_eq!(off("claude-3-5-haiku-latest"), (json!({"max_tokens": 4096}), vec![]));
     for (model, bound) in
@@ -211,7 +217,7 @@ fn encode_thinking_off_has_the_form_of_each_model() {
         let (mut body, warnings) = off(model);
         let thinking = body.as_object_mut().unwrap().shift_remove("thinking");
         assert_eq!(thinking.map(|thinking| thinking["type"] == "adaptive"), bound.then_some(true), "{model}");
-        assert_eq!(body, json!({"max_tokens": 4096, "output_config": {"effort": "low"}}));
+        assert_eq!(body, json!({"max_tokens": 32_000, "output_config": {"effort": "low"}}));
         assert_eq!(warnings.len(), 1);
     }
 }
@@ -219,14 +225,16 @@ fn encode_thinking_off_has_the_form_of_each_model() {
 #[test]
 fn encode_thinking_bound_to_its_prefix_may_be_dropped() {
     let bound = json!({"type": "adaptive", "block_binding": {"prefix_mismatch_behavior": "drop_block"}});
+    let mut shown = bound.clone();
+    shown["display"] = "summarized".into();
     let always = ["claude-fable-5-1", "claude-mythos-5-2", "claude-opus-5-5-20260922"];
     let models = always.into_iter().chain(["anthropic/claude-sonnet-5.5", "claude-haiku-5-5"]);
     for model in models {
         let (plain, warnings) = body(model, Options::default());
-        assert_eq!(plain, json!({"max_tokens": 4096, "thinking": bound}), "{model}");
+        assert_eq!(plain, json!({"max_tokens": 32_000, "thinking": shown}), "{model}");
         assert_eq!(warnings, Vec::<String>::new());
         let (effort, _) = body(model, thinking(ThinkingMode::Effort(Effort::High)));
-        let expected = json!({"max_tokens": 4096, "thinking": bound, "output_config": {"effort": "high"}});
+        let expected = json!({"max_tokens": 32_000, "thinking": shown, "output_config": {"effort": "high"}});
         assert_eq!(effort, expected, "{model}");
     }
     for model in always {
@@ -235,10 +243,10 @@ fn encode_thinking_bound_to_its_prefix_may_be_dropped() {
     // The service accepts the binding only together with adaptive thinking.
     for (model, off) in [("claude-sonnet-5-5", "between_tools"), ("claude-haiku-5-5", "disabled")] {
         let (body, _) = body(model, thinking(ThinkingMode::Off));
-        assert_eq!(body, json!({"max_tokens": 4096, "thinking": {"type": off}}), "{model}");
+        assert_eq!(body, json!({"max_tokens": 32_000, "thinking": {"type": off}}), "{model}");
     }
-    for model in ["claude-opus-5", "claude-fable-5", "claude-sonnet-5", "claude-haiku-4-5", "kimi-k5.5"] {
-        assert_eq!(body(model, Options::default()).0, json!({"max_tokens": 4096}), "{model}");
+    for model in ["claude-opus-5", "claude-sonnet-5", "claude-haiku-4-5", "kimi-k5.5"] {
+        assert_eq!(body(model, Options::default()).0, json!({"max_tokens": 32_000}), "{model}");
     }
 }
 
@@ -270,7 +278,7 @@ fn encode_sampling_that_a_model_refuses_is_omitted() {
         assert_eq!(body, kept, "{model}");
     }
     let one = Options::default().with_temperature(1.0);
-    assert_eq!(body("claude-opus-4-7", one.clone()), (json!({"max_tokens": 4096}), vec![]));
+    assert_eq!(body("claude-opus-4-7", one.clone()), (json!({"max_tokens": 32_000}), vec![]));
     let thinks = one.with_thinking(ThinkingMode::Budget(1024)).with_top_p(0.97);
     assert_eq!(body("claude-sonnet-4-0", thinks.clone()).0["temperature"], 1.0);
     assert_eq!(body("claude-sonnet-4-0", thinks).0["top_p"], 0.97);
@@ -284,7 +292,7 @@ fn encode_temperature_out_of_range_becomes_the_nearest_valid_value() {
     assert_eq!((other["temperature"].as_f64(), warnings.len()), (Some(1.6), 0));
     let (none, warnings) =
         body("other", Options::default().with_temperature(f64::NAN).with_top_p(f64::INFINITY));
-    assert_eq!((none, warnings.len()), (json!({"max_tokens": 4096}), 2));
+    assert_eq!((none, warnings.len()), (json!({"max_tokens": 32_000}), 2));
 }
 
 #[test]
@@ -401,7 +409,7 @@ fn encode_extra_and_timeout_are_left_to_the_endpoint() {
         .with_extra(Map::from_iter([("top_k".into(), 5.into())]))
         .with_timeout(std::time::Duration::from_secs(1))
         .with_max_retries(7);
-    assert_eq!(body(SONNET, options), (json!({"max_tokens": 4096}), vec![]));
+    assert_eq!(body(SONNET, options), (json!({"max_tokens": 32_000}), vec![]));
 }
 
 #[test]

@@ -107,7 +107,7 @@ fn cases() -> Vec<Case> {
         model,
         address,
         key: ("x-api-key", ""),
-        body: json!({"model": model, "max_tokens": 4096, "stream": true,
+        body: json!({"model": model, "max_tokens": 32_000, "stream": true,
             "messages": [{"role": "user", "content": [{"type": "text", "text": "Hallo"}]}]}),
         answer: MESSAGES,
     };

@@ -142,7 +142,7 @@ fn anthropic_max_tokens_respects_the_output_limit_of_the_model() {
         request.model = "claude-sonnet-4-5".into();
         AnthropicMessages::default().encode(&request).unwrap().body
     };
-    assert_eq!(body(64_000, Options::default())["max_tokens"], 4096);
+    assert_eq!(body(64_000, Options::default())["max_tokens"], 32_000);
     assert_eq!(body(2_000, Options::default())["max_tokens"], 2_000);
     let thinking = body(8_000, Options::default().with_thinking(ThinkingMode::Budget(7_000)));
     assert_eq!(

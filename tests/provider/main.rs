@@ -7,11 +7,15 @@ mod alibaba;
 mod anthropic;
 #[cfg(feature = "http")]
 mod anthropic_binding;
+#[cfg(feature = "http")]
+mod anthropic_container;
 mod anthropic_content;
 mod anthropic_decode;
 mod anthropic_encode;
 mod anthropic_errors;
 mod anthropic_irregular;
+#[cfg(feature = "http")]
+mod anthropic_limits;
 mod anthropic_property;
 #[cfg(feature = "test-util")]
 mod anthropic_turns;

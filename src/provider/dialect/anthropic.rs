@@ -46,8 +46,21 @@ const NAME: &str = "anthropic_messages";
 /// Claude 5.1 and later reject a request that sends thinking back after the system prompt, the tools or earlier
 /// messages have changed. [`with_block_binding`](Self::with_block_binding) lets the service drop such thinking instead.
 ///
-/// Claude 4.7 and later hide the text of their thinking unless `thinking.display` requests it. Set it through
+/// Claude 4.7 and later hide the text of their thinking unless `thinking.display` requests it. Whenever thinking is on,
+/// a summary of the text is requested. To hide the text, set `thinking.display` to `omitted` in
 /// [`Options::extra`](crate::provider::Options::extra).
+///
+/// # Output limit
+///
+/// The wire format requires a limit. If the options set none, the limit is the smallest of 32,000 tokens, the model's
+/// output limit, and the model's context window without the estimated input, but at least 4,096 tokens. For a thinking
+/// budget, 4,096 tokens more than the budget take the place of 32,000 tokens, if that is more.
+///
+/// # Code execution and fallbacks
+///
+/// The newest container of the conversation that has not expired is sent as `container`, unless
+/// [`Options::extra`](crate::provider::Options::extra) sets it. If another model takes over within a response, the blocks
+/// before its `fallback` block are void, which a [`Delta::Retry`](crate::provider::Delta::Retry) reports.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AnthropicMessages {
     block_binding: bool,
@@ -100,7 +113,8 @@ impl Dialect for AnthropicMessages {
             Output::Native => Reading { enforced: true, ..Reading::default() },
             Output::Tool { .. } => output_tool::reading(request),
         };
-        let decoder = named(decode::MessagesDecoder::new(request), &prepared(request), content::NAME_LIMIT, "");
+        let decoder =
+            named(decode::MessagesDecoder::new(request), &prepared(request), content::NAME_LIMIT, "");
         output::read(decoder, reading)
     }
 

@@ -3,11 +3,13 @@
 use serde_json::{Map, Value, json};
 
 use super::{
+    NAME,
     content::{self, Kept, NAME_LIMIT, object},
     schema,
 };
+use crate::message::History;
 use crate::provider::{
-    Options, ProviderError, Request, ThinkingMode, ToolChoice,
+    ModelInfo, Options, ProviderError, Request, ThinkingMode, ToolChoice,
     catalogue::{MessagesSampling as Sampling, MessagesThinking as Thinking, MessagesTraits, ThinkingOff},
     dialect::{
         EffortWords, Encoded, cache_control,
@@ -17,9 +19,17 @@ use crate::provider::{
     },
 };
 
-/// The output limit that is sent if a request has none, because the wire format requires a limit. A thinking budget is
-/// added to this limit.
-const MAX_TOKENS: u32 = 4096;
+/// The output limit that is sent if a request has none, because the wire format requires a limit. Thinking counts
+/// towards the limit.
+const MAX_TOKENS: u32 = 32_000;
+
+/// The smallest output limit that is sent if a request has none. A thinking budget leaves at least this room for the
+/// rest of the response.
+const MIN_TOKENS: u32 = 4096;
+
+/// The number of bytes of JSON text that count as one token of the input. Tokens of most texts are longer, so the
+/// estimate is rather too high.
+const BYTES_PER_TOKEN: u64 = 3;
 
 /// The smallest thinking budget that the service accepts.
 const MIN_BUDGET: u32 = 1024;
@@ -36,23 +46,26 @@ pub(super) fn encode(request: &Request, block_binding: bool) -> Result<Encoded, 
         options,
         names: &names,
         traits: &request.traits().messages,
-        output_limit: request.model_info.as_ref().and_then(|info| u32::try_from(info.output_limit?).ok()),
+        info: request.model_info.as_deref(),
         cache: cache.as_ref(),
         body: Map::new(),
         warnings: Vec::new(),
     };
     encoder.set("model", &*request.model);
     let thinking = encoder.thinking();
+    encoder.show_thinking();
     let kept = encoder.unbind_thinking(block_binding);
     encoder.set("stream", true);
     encoder.system(request.system.as_deref());
     encoder.tools(request);
     encoder.tool_choice(request, thinking.on);
     encoder.set("messages", content::messages(request, &names, encoder.cache, kept)?);
+    encoder.container(&request.history);
     encoder.sampling(thinking.on);
     encoder.stop_sequences();
     encoder.output(thinking.effort);
     encoder.metadata();
+    encoder.limits(thinking.budget);
     Ok(Encoded { body: encoder.body, warnings: encoder.warnings })
 }
 
@@ -60,8 +73,7 @@ struct Encoder<'a> {
     options: &'a Options,
     names: &'a ToolNames<'a>,
     traits: &'a MessagesTraits,
-    /// The maximum number of tokens that the model can generate, if it is known.
-    output_limit: Option<u32>,
+    info: Option<&'a ModelInfo>,
     cache: Option<&'a Value>,
     body: Map<String, Value>,
     warnings: Vec<String>,
@@ -73,6 +85,7 @@ struct Decided {
     /// Whether the request turns thinking on.
     on: bool,
     effort: Option<&'static str>,
+    budget: Option<u32>,
 }
 
 impl Encoder<'_> {
@@ -84,11 +97,10 @@ impl Encoder<'_> {
         self.warnings.push(warning.into());
     }
 
-    /// Sets `max_tokens` and `thinking`, which depend on each other.
+    /// Sets `thinking`. The output limit may lower its budget later.
     fn thinking(&mut self) -> Decided {
         let MessagesTraits { thinking, off, .. } = *self.traits;
         let mut decided = Decided::default();
-        let mut budget = None;
         match self.options.thinking() {
             None => {}
             Some(ThinkingMode::Off | ThinkingMode::Budget(0)) => match off {
@@ -104,7 +116,7 @@ impl Encoder<'_> {
                 self.warn("`thinking` is ignored: this model does not think");
             }
             Some(ThinkingMode::Effort(effort)) if thinking == Thinking::Budget => {
-                budget = Some(budget_of(effort));
+                decided.budget = Some(budget_of(effort));
             }
             Some(ThinkingMode::Effort(effort)) => decided.effort = Some(WORDS.word(effort)),
             Some(ThinkingMode::Budget(tokens)) if thinking == Thinking::Adaptive => {
@@ -120,12 +132,10 @@ impl Encoder<'_> {
                         "`thinking` is raised to {MIN_BUDGET} tokens, the smallest possible budget"
                     ));
                 }
-                budget = Some(tokens.max(MIN_BUDGET));
+                decided.budget = Some(tokens.max(MIN_BUDGET));
             }
         }
-        let (max_tokens, budget) = self.limits(budget);
-        self.set("max_tokens", max_tokens);
-        if let Some(budget) = budget {
+        if let Some(budget) = decided.budget {
             decided.on = true;
             self.set("thinking", json!({"type": "enabled", "budget_tokens": budget}));
         } else if decided.effort.is_some() && self.options.thinking().is_some_and(ThinkingMode::is_on) {
@@ -133,6 +143,45 @@ impl Encoder<'_> {
             self.set("thinking", json!({"type": "adaptive"}));
         }
         decided
+    }
+
+    /// Asks for the text of the thinking if the request turns thinking on, unless the user decides about the text.
+    /// Models that think only adaptively hide the text otherwise. Earlier models show it, and don't know the member.
+    fn show_thinking(&mut self) {
+        let own = self.own_thinking();
+        if self.traits.thinking != Thinking::Adaptive || own.is_some_and(|own| own.get("display").is_some()) {
+            return;
+        }
+        let on = match self.thinking_type() {
+            Some(kind) => kind == "adaptive",
+            // These models think if a request has no setting. A setting that turns thinking on would conflict with a
+            // forced tool use.
+            None => {
+                let choice = self.options.tool_choice();
+                self.options.thinking().is_none()
+                    && (self.traits.bound_thinking || self.traits.off == ThinkingOff::Never)
+                    && !matches!(choice, Some(ToolChoice::Required | ToolChoice::Tool(_)))
+            }
+        };
+        if on {
+            let thinking = self.body.entry("thinking").or_insert_with(|| json!({"type": "adaptive"}));
+            thinking["display"] = "summarized".into();
+        }
+    }
+
+    /// Returns the user's `thinking` option, which is merged over that of the body.
+    fn own_thinking(&self) -> Option<&Value> {
+        self.options.extra().and_then(|extra| extra.get("thinking"))
+    }
+
+    /// Returns the type of thinking that the user's `thinking` option or the body requests.
+    fn thinking_type(&self) -> Option<&Value> {
+        let of_body = || self.body.get("thinking")?.get("type");
+        match self.own_thinking() {
+            Some(Value::Object(own)) => own.get("type").or_else(of_body),
+            Some(own) => Some(own),
+            None => of_body(),
+        }
     }
 
     /// If `block_binding` is true, lets the service drop thinking whose preceding content has changed since the
@@ -145,17 +194,8 @@ impl Encoder<'_> {
         if !self.traits.bound_thinking {
             return Kept::All;
         }
-        // The user's `extra` options are merged over this body, so they decide whether the request turns thinking on.
-        let extra = self.options.extra().and_then(|extra| extra.get("thinking"));
-        let kind = match extra {
-            Some(Value::Object(extra)) => {
-                extra.get("type").or_else(|| self.body.get("thinking")?.get("type"))
-            }
-            Some(_) => extra,
-            None => self.body.get("thinking").and_then(|thinking| thinking.get("type")),
-        };
         // Models with bound thinking think adaptively by default, so a missing type has the same effect as `adaptive`.
-        match kind.map(Value::as_str) {
+        match self.thinking_type().map(Value::as_str) {
             None | Some(Some("adaptive")) => {}
             Some(Some("disabled")) => return Kept::None,
             Some(_) => return Kept::Open,
@@ -167,32 +207,67 @@ impl Encoder<'_> {
         Kept::All
     }
 
-    /// Returns `max_tokens` and the thinking budget. Thinking counts towards the limit, so the budget has to be below
-    /// the limit.
-    fn limits(&mut self, budget: Option<u32>) -> (u32, Option<u32>) {
-        let room = budget.unwrap_or(0).saturating_add(MAX_TOKENS);
-        let limit = self.options.max_tokens().or_else(|| self.output_limit.filter(|limit| *limit < room));
-        match (limit, budget) {
-            (None, budget) => (room, budget),
-            (Some(limit), None) => (limit, None),
-            (Some(limit), Some(budget)) if budget < limit => (limit, Some(budget)),
-            // The limit must not be exceeded, so the budget is lowered. The lowered budget leaves a quarter of the
-            // limit for the rest of the response.
-            (Some(limit), Some(_)) if limit > MIN_BUDGET => {
+    /// Sets `max_tokens`, and lowers the thinking budget if necessary. Thinking counts towards the limit, so the budget
+    /// has to be below the limit.
+    fn limits(&mut self, budget: Option<u32>) {
+        let mut limit = self.options.max_tokens().unwrap_or_else(|| self.default_limit(budget));
+        if budget.is_some_and(|budget| budget >= limit) {
+            let fitting = if limit > MIN_BUDGET {
+                // The limit must not be exceeded, so the budget is lowered. The lowered budget leaves a quarter of the
+                // limit for the rest of the response.
                 let fitting = (limit - limit / 4).clamp(MIN_BUDGET, limit - 1);
                 self.warn(format!(
                     "`thinking` is lowered to {fitting} tokens: the budget has to be below max_tokens"
                 ));
-                (limit, Some(fitting))
-            }
-            (Some(limit), Some(_)) => {
-                let raised = limit.saturating_add(MIN_BUDGET);
+                fitting
+            } else {
+                limit = limit.saturating_add(MIN_BUDGET);
                 self.warn(format!(
-                    "`max_tokens` is raised to {raised}: it has to be above the smallest thinking budget, \
+                    "`max_tokens` is raised to {limit}: it has to be above the smallest thinking budget, \
                      {MIN_BUDGET} tokens"
                 ));
-                (raised, Some(MIN_BUDGET))
-            }
+                MIN_BUDGET
+            };
+            self.set("thinking", json!({"type": "enabled", "budget_tokens": fitting}));
+        }
+        self.body.shift_insert(1, "max_tokens".to_owned(), limit.into());
+    }
+
+    /// Returns the output limit for a request that sets none. The limit has room for the thinking and the answer, and
+    /// lies within the model's limit and within the estimated rest of its context window. The limit does not belong to
+    /// the prompt that the service caches, so it may change with each request:
+    /// <https://platform.claude.com/docs/en/build-with-claude/prompt-caching>.
+    fn default_limit(&self, budget: Option<u32>) -> u32 {
+        let count = |tokens: Option<u64>| tokens.and_then(|tokens| u32::try_from(tokens).ok());
+        let output = count(self.info.and_then(|info| info.output_limit));
+        if output.is_none() && self.traits.thinking == Thinking::None {
+            // Claude models before 3.7 have limits from 4,096 tokens on.
+            return MIN_TOKENS;
+        }
+        let wanted = MAX_TOKENS.max(budget.map_or(0, |budget| budget.saturating_add(MIN_TOKENS)));
+        let free = self
+            .info
+            .and_then(|info| info.context_window)
+            .map(|window| window.saturating_sub(object_len(&self.body) / BYTES_PER_TOKEN));
+        let fitting = wanted.min(count(free).unwrap_or(u32::MAX)).max(MIN_TOKENS);
+        fitting.min(output.unwrap_or(u32::MAX))
+    }
+
+    /// Names the newest container of the conversation in which the service ran code and that has not expired. The
+    /// service rejects the results of the application's tools without the container in which a code execution waits for
+    /// them: <https://platform.claude.com/docs/en/agents-and-tools/tool-use/programmatic-tool-calling>.
+    fn container(&mut self, history: &History) {
+        if self.options.extra().is_some_and(|extra| extra.contains_key("container")) {
+            return;
+        }
+        // The encoding of a request does not depend on a clock. A request is sent directly after its last message was
+        // created, so the time of that message is used.
+        let now = history.last().map(|last| last.timestamp.rfc_3339()).unwrap_or_default();
+        let mut containers =
+            history.iter().rev().filter_map(|message| message.provider_data.get(NAME)?.get("container"));
+        let of = |container: &Value| container.get("id").filter(|_| !has_expired(container, &now)).cloned();
+        if let Some(id) = containers.find_map(of) {
+            self.set("container", id);
         }
     }
 
@@ -344,5 +419,30 @@ impl Encoder<'_> {
                 _ => self.warn(format!("`metadata` {key} is ignored: the service supports only user_id")),
             }
         }
+    }
+}
+
+/// Returns whether a container has expired at `now`, to the second. The times are in the format of RFC 3339, so times
+/// in UTC are in the order of their texts. A container whose time is missing or not in UTC counts as valid.
+fn has_expired(container: &Value, now: &str) -> bool {
+    const SECONDS: usize = "2026-01-01T00:00:00".len();
+    let expiry = container.get("expires_at").and_then(Value::as_str).unwrap_or_default();
+    let is_utc = expiry.ends_with('Z') || expiry.ends_with("+00:00");
+    is_utc && expiry.get(..SECONDS) <= now.get(..SECONDS)
+}
+
+/// Returns the approximate length of an object in JSON text, without the escapes of strings and without base64.
+fn object_len(members: &Map<String, Value>) -> u64 {
+    let is_base64 = members.get("type").is_some_and(|kind| kind == "base64");
+    let sent = members.iter().filter(|(key, _)| !is_base64 || *key != "data");
+    sent.map(|(key, value)| key.len() as u64 + 4 + json_len(value)).sum()
+}
+
+fn json_len(value: &Value) -> u64 {
+    match value {
+        Value::String(text) => text.len() as u64 + 2,
+        Value::Array(items) => items.iter().map(|item| json_len(item) + 1).sum(),
+        Value::Object(members) => object_len(members),
+        Value::Null | Value::Bool(_) | Value::Number(_) => 4,
     }
 }

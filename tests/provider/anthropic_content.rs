@@ -203,6 +203,33 @@ fn encode_server_tool_that_waits_for_a_tool_of_the_application_is_kept() {
 }
 
 #[test]
+fn encode_server_tool_use_beside_a_tool_of_the_application_waits_for_its_result() {
+    let search = json!({"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {}});
+    let item = || Content::from(ProviderItem::new("anthropic_messages", search.clone()));
+    let call = tool_use("toolu_1");
+    let result = || Content::from(ToolResult::ok(&call, "rain"));
+    let asked = || Message::assistant(vec![item(), call.clone().into()]);
+    let kinds = |history: Vec<Message>| -> Vec<String> {
+        let encoded = messages(history);
+        let blocks = encoded[1]["content"].as_array().unwrap().clone();
+        blocks.iter().map(|block| block["type"].as_str().unwrap().to_owned()).collect()
+    };
+    let resumed = || vec![Message::user("a"), asked(), Message::user(result())];
+    assert_eq!(kinds(resumed()), ["server_tool_use", "tool_use"]);
+    // The service resumes only if the message has nothing but results.
+    let joined = Message::user(vec![result(), "Quick!".into()]);
+    assert_eq!(kinds(vec![Message::user("a"), asked(), joined]), ["tool_use"]);
+    assert_eq!(kinds([resumed(), vec![Message::user("Quick!")]].concat()), ["tool_use"]);
+    // The service answered without the result of its tool.
+    let later = [resumed(), vec![Message::assistant("Rain."), Message::user("b")]].concat();
+    assert_eq!(kinds(later), ["tool_use"]);
+    let found = json!({"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": []});
+    let found = Content::from(ProviderItem::new("anthropic_messages", found));
+    let rest = Message::assistant(vec![found, "Rain.".into()]);
+    assert_eq!(kinds([resumed(), vec![rest, Message::user("b")]].concat()), ["server_tool_use", "tool_use"]);
+}
+
+#[test]
 fn encode_answer_that_ends_in_thinking_omits_that_thinking() {
     let cut = Message::assistant(vec![Content::from("so"), thinking("then", Some("sig"), None)]);
     let only = Message::assistant(vec![thinking("then", Some("sig"), None)]);

@@ -162,12 +162,17 @@ fn trim_end(blocks: &mut [Block]) {
 }
 
 /// Removes uses of the service's own tools that have no results because the response was cut off there. The service
-/// rejects a conversation that continues after such a use. Two kinds of uses are kept, because the service continues
-/// them: uses in the last message, and code executions that wait for a tool of the application.
+/// rejects a conversation that continues after such a use. Three kinds of uses are kept, because the service continues
+/// them: uses in the last message, uses beside uses of the application's tools whose results are the whole last message,
+/// and code executions that wait for a tool of the application. The page "Server tools" of the service's documentation
+/// describes the second kind: <https://platform.claude.com/docs/en/agents-and-tools/tool-use/server-tools>.
 fn drop_unanswered(turns: &mut [Turn]) {
-    let Some((_, earlier)) = turns.split_last() else {
+    let Some((last, mut earlier)) = turns.split_last() else {
         return;
     };
+    if last.blocks.iter().all(|block| block.kind == BlockRole::ToolResult) {
+        earlier = earlier.split_last().map_or(earlier, |(_, earlier)| earlier);
+    }
     let own_use = |block: &Block| {
         let kind = block.value.get("type").and_then(Value::as_str);
         block.kind == BlockRole::Opaque && matches!(kind, Some("server_tool_use" | "mcp_tool_use"))
@@ -182,8 +187,8 @@ fn drop_unanswered(turns: &mut [Turn]) {
         })
         .filter_map(|id| id?.as_str().map(ToOwned::to_owned))
         .collect();
-    let last = turns.len() - 1;
-    for turn in &mut turns[..last] {
+    let count = earlier.len();
+    for turn in &mut turns[..count] {
         turn.blocks.retain(|block| {
             let id = block.value.get("id").and_then(Value::as_str);
             !own_use(block) || id.is_some_and(|id| answered.contains(id))

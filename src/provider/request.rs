@@ -37,6 +37,9 @@ pub struct Request {
     pub(super) key: Option<KeySource>,
     /// The facts that the catalogue's rules yield for the model's id, together with that id.
     pub(super) rule: Option<(Arc<str>, &'static Traits)>,
+    /// The end of the part of `history` that the next requests contain too: a number of messages, and a number of
+    /// blocks of the message after them. Only set if a callback changed the history of this request.
+    pub(super) lasting: Option<(usize, usize)>,
 }
 
 impl Request {
@@ -74,6 +77,13 @@ impl Request {
         self
     }
 
+    /// Records which part of the history stems from `conversation`, the messages that the next requests contain too. A
+    /// callback may have added the rest for this request only.
+    pub(crate) fn mark_lasting(&mut self, conversation: &History) {
+        let changed = !self.history.same(conversation);
+        self.lasting = if changed { lasting(conversation, &self.history) } else { None };
+    }
+
     /// Returns how the model takes options: according to the facts about the model, or else according to the rules for
     /// its id.
     pub(super) fn traits(&self) -> &Traits {
@@ -102,4 +112,24 @@ impl Request {
         let mut answers = self.history.iter().rev().filter(|message| message.role == Role::Assistant);
         answers.find_map(|message| message.provider_data.get(name))
     }
+}
+
+/// Returns the end of the part of `sent` that stems from `conversation`, or `None` if the end of `conversation` is not
+/// in `sent`. Blocks that were appended to the last message don't stem from `conversation`.
+fn lasting(conversation: &History, sent: &History) -> Option<(usize, usize)> {
+    let end_of = |message: &Arc<Message>| {
+        let found = sent.iter().rposition(|other| Arc::ptr_eq(other, message) || other == message);
+        found.map(|index| index + 1)
+    };
+    let last = conversation.last()?;
+    if let Some(end) = end_of(last) {
+        return Some((end, 0));
+    }
+    let end = match conversation.iter().nth_back(1) {
+        Some(before) => end_of(before)?,
+        None => 0,
+    };
+    let changed = sent.get(end).filter(|changed| changed.role == last.role)?;
+    let same = last.content.iter().zip(&changed.content).take_while(|(own, other)| own == other);
+    Some((end, same.count()))
 }

@@ -7,6 +7,8 @@ mod alibaba;
 mod anthropic;
 #[cfg(feature = "http")]
 mod anthropic_binding;
+#[cfg(feature = "test-util")]
+mod anthropic_cache;
 #[cfg(feature = "http")]
 mod anthropic_container;
 mod anthropic_content;

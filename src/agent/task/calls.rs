@@ -46,8 +46,11 @@ impl Task {
         match call {
             Call::PrepareStep => {
                 let mut request = Box::new(self.request());
+                let turn = self.core.phase().turn();
+                let conversation = turn.map(|turn| turn.working.all().clone()).unwrap_or_default();
                 contain(async move {
                     prepare(callbacks, &mut request, &mut state).await;
+                    request.mark_lasting(&conversation);
                     Returned { outcome: CallbackOutcome::Prepared(request), before, after: state.config }
                 })
             }

@@ -49,6 +49,8 @@ struct Turn {
 struct Block {
     kind: BlockRole,
     value: Object,
+    /// Whether the next requests contain the block too.
+    lasts: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -98,7 +100,7 @@ pub(super) fn messages(
     let mut turns: Vec<Turn> = Vec::new();
     for (number, message) in request.history.iter().enumerate() {
         encoder.keeps_thinking = number >= start;
-        let blocks = encoder.message(message)?;
+        let blocks = encoder.message(number, message)?;
         match turns.last_mut() {
             _ if blocks.is_empty() => {}
             Some(last) if last.role == message.role => last.blocks.extend(blocks),
@@ -130,14 +132,25 @@ pub(super) fn messages(
         trim_end(blocks);
     }
     if let Some(cache) = cache {
-        let mut blocks = turns.iter_mut().rev().flat_map(|turn| turn.blocks.iter_mut().rev());
-        if let Some(block) =
-            blocks.find(|block| matches!(block.kind, BlockRole::Plain | BlockRole::ToolResult))
-        {
+        let blocks = turns.iter_mut().rev().flat_map(|turn| turn.blocks.iter_mut().rev());
+        let mut blocks =
+            blocks.filter(|block| matches!(block.kind, BlockRole::Plain | BlockRole::ToolResult));
+        let last = blocks.next();
+        // The next requests don't contain what a callback added to this request, so their cached beginning ends before.
+        let lasts = last.as_ref().is_some_and(|last| last.lasts) || has_breakpoints(request);
+        let lasting = if lasts { None } else { blocks.find(|block| block.lasts) };
+        for block in last.into_iter().chain(lasting) {
             block.value.insert("cache_control".to_owned(), cache.clone());
         }
     }
     Ok(turns.into_iter().map(Turn::into_value).collect())
+}
+
+/// Returns whether the user's own options contain cache breakpoints. The service accepts only four, and the tools, the
+/// system prompt and the last block already have one each.
+fn has_breakpoints(request: &Request) -> bool {
+    let extra = request.options.extra().map(serde_json::to_string);
+    extra.is_some_and(|json| json.is_ok_and(|json| json.contains("\"cache_control\"")))
 }
 
 impl Turn {
@@ -154,7 +167,7 @@ impl Turn {
 /// Removes the white space at the end of an assistant message that ends the conversation and that the model continues.
 /// The service rejects such white space.
 fn trim_end(blocks: &mut [Block]) {
-    if let Some(Block { kind: BlockRole::Plain, value }) = blocks.last_mut()
+    if let Some(Block { kind: BlockRole::Plain, value, .. }) = blocks.last_mut()
         && let Some(Value::String(text)) = value.get_mut("text")
     {
         text.truncate(text.trim_end().len());
@@ -163,7 +176,7 @@ fn trim_end(blocks: &mut [Block]) {
 
 /// Removes uses of the service's own tools that have no results because the response was cut off there. The service
 /// rejects a conversation that continues after such a use. Three kinds of uses are kept, because the service continues
-/// them: uses in the last message, uses beside uses of the application's tools whose results are the whole last message,
+/// them: uses in the last message, uses next to uses of the application's tools whose results are the whole last message,
 /// and code executions that wait for a tool of the application. The page "Server tools" of the service's documentation
 /// describes the second kind: <https://platform.claude.com/docs/en/agents-and-tools/tool-use/server-tools>.
 fn drop_unanswered(turns: &mut [Turn]) {
@@ -204,22 +217,29 @@ struct Encoder<'a> {
 }
 
 impl Encoder<'_> {
-    fn message(&mut self, message: &Message) -> Result<Vec<Block>, ProviderError> {
+    fn message(&mut self, number: usize, message: &Message) -> Result<Vec<Block>, ProviderError> {
         let native = message.is_native_to(NAME);
         let mut blocks = Vec::with_capacity(message.content.len());
-        for content in &message.content {
-            blocks.extend(self.block(message.role, native, content)?);
+        for (index, content) in message.content.iter().enumerate() {
+            let block = self.block(message.role, native, content)?;
+            let lasts = self.request.lasting.is_none_or(|end| (number, index) < end);
+            blocks.extend(block.map(|(kind, value)| Block { kind, value, lasts }));
         }
         Ok(blocks)
     }
 
-    fn block(&mut self, role: Role, native: bool, content: &Content) -> Result<Option<Block>, ProviderError> {
+    fn block(
+        &mut self,
+        role: Role,
+        native: bool,
+        content: &Content,
+    ) -> Result<Option<(BlockRole, Object)>, ProviderError> {
         let block = match (content, role) {
             (Content::Text(text), _) => {
                 let citations = text.signature.as_deref().filter(|_| native).and_then(citations);
                 text_block(&text.text).map(|mut value| {
                     value.extend(citations.map(|citations| ("citations".to_owned(), citations)));
-                    Block { kind: BlockRole::Plain, value }
+                    (BlockRole::Plain, value)
                 })
             }
             (Content::Thinking(thinking), Role::Assistant) if native && self.keeps_thinking => {
@@ -231,20 +251,20 @@ impl Encoder<'_> {
                     }
                     (None, None) => None,
                 };
-                value.map(|value| Block { kind: BlockRole::Thinking, value: object(value) })
+                value.map(|value| (BlockRole::Thinking, object(value)))
             }
             (Content::Attachment(attachment), _) => {
                 let value = self.attachment(role, attachment)?;
-                value.map(|value| Block { kind: BlockRole::Plain, value })
+                value.map(|value| (BlockRole::Plain, value))
             }
             (Content::ToolUse(tool_use), Role::Assistant) => {
-                Some(Block { kind: BlockRole::Plain, value: self.tool_use(tool_use, native) })
+                Some((BlockRole::Plain, self.tool_use(tool_use, native)))
             }
             (Content::ToolResult(result), Role::User) => {
-                Some(Block { kind: BlockRole::ToolResult, value: self.tool_result(result)? })
+                Some((BlockRole::ToolResult, self.tool_result(result)?))
             }
             (Content::ProviderItem(item), _) if item.format == NAME => match &item.data {
-                Value::Object(value) => Some(Block { kind: BlockRole::Opaque, value: value.clone() }),
+                Value::Object(value) => Some((BlockRole::Opaque, value.clone())),
                 _ => None,
             },
             _ => None,

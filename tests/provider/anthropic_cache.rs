@@ -1,0 +1,104 @@
+//! Anthropic's Messages format: cache breakpoints in the requests of an agent whose callback adds messages.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use omni_agent::{
+    Agent, AgentCallbacks,
+    agent::State,
+    message::Message,
+    provider::{
+        CacheHint, Options, Request,
+        dialect::{AnthropicMessages, Dialect},
+    },
+    testing::{ScriptedProvider, Step},
+    tool::{Tool, tool_fn},
+};
+use serde_json::{Map, Value, json};
+
+type Prepare = Box<dyn FnMut(&mut Request) + Send>;
+
+struct Preparing(Prepare);
+
+#[async_trait]
+impl AgentCallbacks for Preparing {
+    async fn prepare_step(&mut self, request: &mut Request, _: &mut State) {
+        (self.0)(request);
+    }
+}
+
+fn echo() -> impl Tool {
+    tool_fn("echo", "Echoes.", |_: Value, _| async { Ok("echo") })
+}
+
+/// Returns the texts and kinds of the blocks of `messages` that carry a cache breakpoint.
+fn marked(request: &Request) -> Vec<String> {
+    let body = AnthropicMessages::default().encode(request).unwrap().body;
+    let messages = body["messages"].as_array().unwrap();
+    let blocks = messages.iter().flat_map(|message| message["content"].as_array().unwrap());
+    let marked = blocks.filter(|block| block.get("cache_control").is_some());
+    marked.map(|block| block["text"].as_str().or(block["type"].as_str()).unwrap().to_owned()).collect()
+}
+
+/// Runs two steps, the first of which uses a tool. Returns the marked blocks of both requests.
+async fn marks(options: Options, prepare: impl FnMut(&mut Request) + Send + 'static) -> [Vec<String>; 2] {
+    let provider = ScriptedProvider::new([Step::tool_use("a", "echo", json!({})), Step::text("Done.")]);
+    let agent = Agent::builder()
+        .model(provider.model())
+        .options(options)
+        .tool(echo())
+        .callbacks(Preparing(Box::new(prepare)))
+        .start()
+        .await
+        .unwrap();
+    agent.ask("Hi").await.unwrap();
+    let requests = provider.requests();
+    [marked(&requests[0]), marked(&requests[1])]
+}
+
+fn cached() -> Options {
+    Options::default().with_cache(CacheHint::Short)
+}
+
+#[tokio::test(start_paused = true)]
+async fn encode_with_a_reminder_marks_the_end_of_the_conversation_too() {
+    let remind = |request: &mut Request| request.history.push(Message::user("Remember."));
+    assert_eq!(marks(cached(), remind).await, [["Hi", "Remember."], ["tool_result", "Remember."]]);
+    let options = Options::default();
+    assert_eq!(marks(options, remind).await, [Vec::<String>::new(), Vec::new()]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn encode_with_a_reminder_in_the_last_message_marks_the_end_of_the_conversation_too() {
+    let extend = |request: &mut Request| {
+        let mut messages: Vec<Arc<Message>> = request.history.iter().cloned().collect();
+        let mut last = Message::clone(&messages.pop().unwrap());
+        last.content.push("Remember.".into());
+        request.history = messages.into_iter().chain([Arc::new(last)]).collect();
+    };
+    assert_eq!(marks(cached(), extend).await, [["Hi", "Remember."], ["tool_result", "Remember."]]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn encode_without_messages_of_a_callback_marks_the_last_block() {
+    assert_eq!(marks(cached(), |_| {}).await, [["Hi"], ["tool_result"]]);
+    // A callback that shortens or replaces the conversation adds nothing behind it.
+    let newest = |request: &mut Request| {
+        let newest: Vec<Arc<Message>> = request.history.iter().skip(1).cloned().collect();
+        if !newest.is_empty() {
+            request.history = [Arc::new(Message::user("Summary."))].into_iter().chain(newest).collect();
+        }
+    };
+    assert_eq!(marks(cached(), newest).await, [["Hi"], ["tool_result"]]);
+    let replaced =
+        |request: &mut Request| request.history = [Message::user("Summary.")].into_iter().collect();
+    assert_eq!(marks(cached(), replaced).await, [["Summary."], ["Summary."]]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn encode_with_breakpoints_of_the_user_marks_only_the_last_block() {
+    // The service accepts four breakpoints. Three of them are on the tools, the system prompt and the last block.
+    let extra = Map::from_iter([("cache_control".to_owned(), json!({"type": "ephemeral"}))]);
+    let remind = |request: &mut Request| request.history.push(Message::user("Remember."));
+    assert_eq!(marks(cached().with_extra(extra), remind).await, [["Remember."], ["Remember."]]);
+}

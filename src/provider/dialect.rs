@@ -134,6 +134,7 @@ mod error;
 mod gemini;
 mod ids;
 mod lenient;
+mod limits;
 mod names;
 mod ollama;
 mod openai;
@@ -157,6 +158,8 @@ pub use effort::EffortWords;
 #[cfg(feature = "http")]
 pub(crate) use error::is_error;
 pub use gemini::GoogleGemini;
+#[cfg(feature = "http")]
+pub(in crate::provider) use limits::default_limit;
 pub use ollama::OllamaChat;
 pub use responses::{OpenAiResponses, ReasoningItems};
 use serde_json::{Map, Value, json};

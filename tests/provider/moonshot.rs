@@ -5,7 +5,8 @@
 use omni_agent::{
     message::{Attachment, Content, History, Message, ToolResult, ToolUse},
     provider::{
-        Effort, Options, Request, StopReason, ThinkingMode, ToolChoice, UnsupportedAttachment, http::Endpoint,
+        Catalogue, Effort, Options, Request, StopReason, ThinkingMode, ToolChoice, UnsupportedAttachment,
+        http::Endpoint,
     },
 };
 use serde_json::{Value, json};
@@ -154,4 +155,19 @@ async fn images_are_sent_only_as_data() {
     let parts = &sent["messages"][0]["content"];
     assert_eq!(parts[0], json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}));
     assert!(parts[1]["text"].as_str().unwrap().contains("as base64"), "{parts}");
+}
+
+#[test]
+fn request_without_a_limit_to_a_model_that_thinks_leaves_room_for_thinking() {
+    let limit = |model: &str, bytes: usize, max: Option<u32>| {
+        let mut request = Request::prompt("a".repeat(bytes));
+        request.model = model.into();
+        request.model_info = Catalogue::built_in().find("moonshot", model);
+        request.options.set_max_tokens(max);
+        Endpoint::moonshot().preview(&request).unwrap().1.body.get("max_completion_tokens").cloned()
+    };
+    assert_eq!(limit("kimi-k2.6", 10, None), Some(32_000.into()));
+    assert_eq!(limit("kimi-k2.6", 780_000, None), Some(4_096.into()));
+    assert_eq!(limit("kimi-k2.6", 10, Some(5)), Some(5.into()));
+    assert_eq!(limit("moonshot-v1-8k", 10, None), None);
 }

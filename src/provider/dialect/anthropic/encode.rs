@@ -14,22 +14,11 @@ use crate::provider::{
     dialect::{
         EffortWords, Encoded, cache_control,
         effort::{budget_of, nearest},
+        limits,
         names::ToolNames,
         tool_schema::tool_schema,
     },
 };
-
-/// The output limit that is sent if a request has none, because the wire format requires a limit. Thinking counts
-/// towards the limit.
-const MAX_TOKENS: u32 = 32_000;
-
-/// The smallest output limit that is sent if a request has none. A thinking budget leaves at least this room for the
-/// rest of the response.
-const MIN_TOKENS: u32 = 4096;
-
-/// The number of bytes of JSON text that count as one token of the input. Tokens of most texts are longer, so the
-/// estimate is rather too high.
-const BYTES_PER_TOKEN: u64 = 3;
 
 /// The smallest thinking budget that the service accepts.
 const MIN_BUDGET: u32 = 1024;
@@ -207,10 +196,16 @@ impl Encoder<'_> {
         Kept::All
     }
 
-    /// Sets `max_tokens`, and lowers the thinking budget if necessary. Thinking counts towards the limit, so the budget
-    /// has to be below the limit.
+    /// Sets `max_tokens`, which the wire format requires, and lowers the thinking budget if necessary. Thinking counts
+    /// towards the limit, so the budget has to be below the limit. The limit does not belong to the prompt that the
+    /// service caches, so it may change with each request:
+    /// <https://platform.claude.com/docs/en/build-with-claude/prompt-caching>.
     fn limits(&mut self, budget: Option<u32>) {
-        let mut limit = self.options.max_tokens().unwrap_or_else(|| self.default_limit(budget));
+        let mut limit = self.options.max_tokens().unwrap_or_else(|| match self.info {
+            // Claude models before 3.7 have limits from 4,096 tokens on.
+            None if self.traits.thinking == Thinking::None => limits::MIN_TOKENS,
+            info => limits::default_limit(info, &self.body, budget),
+        });
         if budget.is_some_and(|budget| budget >= limit) {
             let fitting = if limit > MIN_BUDGET {
                 // The limit must not be exceeded, so the budget is lowered. The lowered budget leaves a quarter of the
@@ -231,26 +226,6 @@ impl Encoder<'_> {
             self.set("thinking", json!({"type": "enabled", "budget_tokens": fitting}));
         }
         self.body.shift_insert(1, "max_tokens".to_owned(), limit.into());
-    }
-
-    /// Returns the output limit for a request that sets none. The limit has room for the thinking and the answer, and
-    /// lies within the model's limit and within the estimated rest of its context window. The limit does not belong to
-    /// the prompt that the service caches, so it may change with each request:
-    /// <https://platform.claude.com/docs/en/build-with-claude/prompt-caching>.
-    fn default_limit(&self, budget: Option<u32>) -> u32 {
-        let count = |tokens: Option<u64>| tokens.and_then(|tokens| u32::try_from(tokens).ok());
-        let output = count(self.info.and_then(|info| info.output_limit));
-        if output.is_none() && self.traits.thinking == Thinking::None {
-            // Claude models before 3.7 have limits from 4,096 tokens on.
-            return MIN_TOKENS;
-        }
-        let wanted = MAX_TOKENS.max(budget.map_or(0, |budget| budget.saturating_add(MIN_TOKENS)));
-        let free = self
-            .info
-            .and_then(|info| info.context_window)
-            .map(|window| window.saturating_sub(object_len(&self.body) / BYTES_PER_TOKEN));
-        let fitting = wanted.min(count(free).unwrap_or(u32::MAX)).max(MIN_TOKENS);
-        fitting.min(output.unwrap_or(u32::MAX))
     }
 
     /// Names the newest container of the conversation in which the service ran code and that has not expired. The
@@ -429,20 +404,4 @@ fn has_expired(container: &Value, now: &str) -> bool {
     let expiry = container.get("expires_at").and_then(Value::as_str).unwrap_or_default();
     let is_utc = expiry.ends_with('Z') || expiry.ends_with("+00:00");
     is_utc && expiry.get(..SECONDS) <= now.get(..SECONDS)
-}
-
-/// Returns the approximate length of an object in JSON text, without the escapes of strings and without base64.
-fn object_len(members: &Map<String, Value>) -> u64 {
-    let is_base64 = members.get("type").is_some_and(|kind| kind == "base64");
-    let sent = members.iter().filter(|(key, _)| !is_base64 || *key != "data");
-    sent.map(|(key, value)| key.len() as u64 + 4 + json_len(value)).sum()
-}
-
-fn json_len(value: &Value) -> u64 {
-    match value {
-        Value::String(text) => text.len() as u64 + 2,
-        Value::Array(items) => items.iter().map(|item| json_len(item) + 1).sum(),
-        Value::Object(members) => object_len(members),
-        Value::Null | Value::Bool(_) | Value::Number(_) => 4,
-    }
 }

@@ -3,21 +3,35 @@
 //! <https://platform.kimi.ai/docs/guide/use-thinking-effort>
 
 use super::Endpoint;
-use crate::provider::dialect::{ChatCompletions, Files, OutputSupport, ToolChoices};
+use crate::provider::dialect::{ChatCompletions, Files, OutputSupport, ToolChoices, default_limit};
+
+const LIMIT: &str = "max_completion_tokens";
 
 impl Endpoint {
     /// Moonshot, with the key from `MOONSHOT_API_KEY`.
     ///
     /// Models that think reject a conversation that lacks their earlier reasoning. Therefore, the reasoning is sent
     /// back.
+    ///
+    /// If a request sets no output limit, the service's own limit may be as small as 1,024 tokens, and thinking counts
+    /// towards it. Therefore, a request to a model that thinks, according to the catalogue, gets a limit as with
+    /// [`AnthropicMessages`](crate::provider::dialect::AnthropicMessages).
     pub fn moonshot() -> Self {
         let chat = ChatCompletions::default()
-            .with_max_tokens_field("max_completion_tokens")
+            .with_max_tokens_field(LIMIT)
             .with_output(OutputSupport::Object)
             .with_tool_choices(ToolChoices::Unforced)
             .with_files(Files::ImageData)
             .without_metadata()
             .of_service("moonshot");
-        Self::custom("moonshot", "https://api.moonshot.ai", chat).with_key_variable("MOONSHOT_API_KEY")
+        Self::custom("moonshot", "https://api.moonshot.ai", chat)
+            .with_key_variable("MOONSHOT_API_KEY")
+            .with_body_hook(|body, request| {
+                let info = request.model_info.as_deref().filter(|info| info.thinking == Some(true));
+                if info.is_some() && !body.contains_key(LIMIT) {
+                    body.insert(LIMIT.to_owned(), default_limit(info, body, None).into());
+                }
+                Ok(())
+            })
     }
 }

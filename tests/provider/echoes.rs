@@ -118,6 +118,41 @@ async fn key_echoed_in_other_forms_is_never_shown() {
 }
 
 #[tokio::test]
+async fn key_echoed_in_another_case_is_never_shown() {
+    let key = "sk-live-Zq47/xT9wLm2Rb8cVnE6uH1+5pKd";
+    let token = "Hush/HUSH+Token=42";
+    let base64 = |text: &str| STANDARD.encode(format!("user:{text}")).to_lowercase();
+    let percent = |text: &str| text.to_lowercase().replace('/', "%2f").replace('+', "%2b");
+    let unicode = |text: &str| text.to_uppercase().replace('/', "\\u002F");
+    let title = |text: &str| text[..1].to_uppercase() + &text[1..].to_lowercase();
+    let forms: [(&str, Form<'_>); 6] = [
+        ("lower", &|text| text.to_lowercase()),
+        ("upper", &|text| text.to_uppercase()),
+        ("title", &title),
+        ("base64", &base64),
+        ("percent", &percent),
+        ("unicode", &unicode),
+    ];
+    for (name, form) in forms {
+        let echo = format!("bad key {}, token {}", form(key), form(token));
+        for reply in [
+            Reply::json(401, &format!("{{\"error\":{{\"message\":\"{echo}\"}}}}")),
+            Reply::new(500).piece(echo.clone()).header("x-request-id", &form(key)),
+            Reply::sse().piece(TEXT).piece(format!("data: {echo}\n\n")),
+        ] {
+            let server = Server::start([reply]).await;
+            let endpoint = endpoint(&server.url()).with_key(key).with_header("x-token", token);
+            let shown = shown(&ask(&endpoint).await.error()).to_lowercase();
+            for part in [form(key), form(token), key[8..16].to_owned(), key[26..34].to_owned()] {
+                for part in [part.to_lowercase(), part.to_lowercase().replace('\\', "\\\\")] {
+                    assert!(!shown.contains(&part), "{name}: {part} in {shown}");
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
 async fn key_in_the_query_of_the_base_url_is_never_shown() {
     let server =
         Server::start([Reply::new(400).piece("no such key: Zq47%2FxT9wLm2Rb, api version 2024-10-21")]).await;

@@ -185,7 +185,7 @@ fn merged(mut ranges: Vec<(usize, usize)>) -> Vec<(usize, usize)> {
     merged
 }
 
-/// Returns the base64 characters that the value determines, for each of its three possible alignments.
+/// Returns the base64 characters that the value determines, in lower case, for each of its three possible alignments.
 fn base64(value: &[u8]) -> [Vec<u8>; 3] {
     [0, 1, 2].map(|before: usize| {
         let mut bytes = vec![0; before];
@@ -193,11 +193,11 @@ fn base64(value: &[u8]) -> [Vec<u8>; 3] {
         let text = STANDARD_NO_PAD.encode(&bytes);
         let first = (before * 8).div_ceil(6);
         let last = bytes.len() * 8 / 6;
-        text.as_bytes().get(first..last).unwrap_or_default().to_vec()
+        text.as_bytes().get(first..last).unwrap_or_default().to_ascii_lowercase()
     })
 }
 
-/// A text without escapes, and the position of each byte in the original text.
+/// A text in lower case and without escapes, and the position of each byte in the original text.
 struct Canonical {
     bytes: Vec<u8>,
     /// The position of each byte, and the end of the text.
@@ -205,7 +205,8 @@ struct Canonical {
 }
 
 impl Canonical {
-    /// Undoes escapes of JSON, however often they were applied, and percent-encoding.
+    /// Undoes escapes of JSON, however often they were applied, and percent-encoding. Converts letters to lower case,
+    /// because services may echo a value in another case.
     fn of(text: &str) -> Self {
         let raw = text.as_bytes();
         let mut canonical =
@@ -243,7 +244,7 @@ impl Canonical {
     }
 
     fn push(&mut self, byte: u8, start: usize) {
-        self.bytes.push(byte);
+        self.bytes.push(byte.to_ascii_lowercase());
         self.starts.push(start);
     }
 }

@@ -43,6 +43,7 @@ mod endpoint;
 mod exchange;
 #[cfg_attr(not(feature = "test-util"), allow(unreachable_pub, reason = "`testing::internals` has it"))]
 pub(crate) mod framing;
+mod gzip;
 mod key;
 mod meta;
 mod origin;

@@ -33,6 +33,8 @@ mod chat_errors;
 #[cfg(feature = "http")]
 mod chat_irregular;
 mod chat_properties;
+#[cfg(feature = "http")]
+mod compressed;
 mod cost;
 mod deltas;
 #[cfg(feature = "http")]

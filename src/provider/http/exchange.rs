@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::{
     Timeouts,
     answer::{ReaderParts, ResponseReader},
-    client, meta,
+    client, gzip, meta,
 };
 use crate::provider::{DeltaStream, ErrorKind, Extent, ProviderError, Scrubber, Secret, dialect::Dialect};
 
@@ -174,8 +174,13 @@ async fn refusal(
     let headers = response.headers();
     let retry_after = meta::retry_after(headers);
     let should_retry = meta::should_retry(headers);
-    let compression = meta::compression(headers);
-    let body = read(response, limit).await;
+    let mut compression = meta::compression(headers);
+    let mut body = read(response, limit).await;
+    if let None | Some("gzip" | "x-gzip") = compression.as_deref()
+        && let Some(content) = gzip::unpacked(&body, limit)
+    {
+        (body, compression) = (content, None);
+    }
     let mut error = match text(&body, compression) {
         // The body is scrubbed before it is truncated, because a fragment of a key would not be recognised.
         Ok(body) => dialect.error(status, &error_context.scrub(&body)),

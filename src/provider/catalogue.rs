@@ -91,7 +91,14 @@ pub struct Catalogue {
 }
 
 /// The built-in data, in the format of models.dev's `api.json`. It was made from the files of
-/// <https://github.com/anomalyco/models.dev> in October 2026.
+/// <https://github.com/anomalyco/models.dev> in October 2026. Some rows were added later, from packages that contain
+/// data of models.dev:
+///
+/// - `claude-opus-5-5`, `claude-fable-5-1`, `gpt-6-sol`, `gpt-6-luna`, `gpt-6.1-sol` and `glm-5.3-flash` are from the
+///   npm package `opencode-linux-x64` 1.18.34. The Python package `model-prices` 0.0.5, which contains the prices of
+///   models.dev of 23 October 2026, has the same prices.
+/// - The price of `claude-haiku-5-5` is from the same `model-prices`. Its limits are from the npm package
+///   `@earendil-works/pi-ai` 1.6.0. So are the limits of `claude-fable-5-2`, which has no price in the other packages.
 pub(in crate::provider) const BUILT_IN: &str = include_str!("catalogue/models.json");
 
 impl Catalogue {

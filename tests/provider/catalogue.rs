@@ -72,6 +72,35 @@ fn built_in_entry_is_read_completely() {
 }
 
 #[test]
+fn built_in_has_the_models_of_the_autumn_with_a_price_only_if_models_dev_has_one() {
+    let catalogue = Catalogue::built_in();
+    for (provider, id, price) in [
+        ("anthropic", "claude-opus-5-5", Some((4.0, 20.0, 0.2, 5.0))),
+        ("anthropic", "claude-fable-5-1", Some((10.0, 50.0, 0.25, 12.5))),
+        ("anthropic", "claude-fable-5-2", None),
+        ("anthropic", "claude-haiku-5-5", Some((0.1, 0.5, 0.01, 0.125))),
+        ("openai", "gpt-6-sol", Some((2.0, 10.0, 0.2, 2.5))),
+        ("openai", "gpt-6-luna", Some((0.1, 0.5, 0.01, 0.125))),
+        ("openai_responses", "gpt-6.1-sol", Some((2.0, 10.0, 0.1, 2.5))),
+        ("zai", "glm-5.3-flash", Some((0.15, 0.5, 0.03, 0.0))),
+    ] {
+        let info = catalogue.find(provider, id).unwrap_or_else(|| panic!("{id} is not found"));
+        assert_eq!(info.thinking, Some(true), "{id}");
+        assert!(info.context_window.is_some_and(|tokens| tokens >= 1_000_000), "{id}");
+        let found = info.price.as_ref().map(|price| {
+            let rates = &price.rates;
+            (rates.input, rates.output, rates.cache_read.unwrap(), rates.cache_write.unwrap())
+        });
+        assert_eq!(found, price, "{id}");
+    }
+    // A tier applies to longer prompts.
+    let luna = catalogue.find("openai", "gpt-6-luna").unwrap();
+    assert_eq!(luna.price.as_ref().unwrap().rates_for(300_000).input, 0.2);
+    let haiku = catalogue.find("anthropic", "claude-haiku-5-5").unwrap();
+    assert_eq!(haiku.price.as_ref().unwrap().rates_for(100_001).output, 2.5);
+}
+
+#[test]
 fn find_of_a_dated_build_returns_the_model_without_its_date() {
     let catalogue = Catalogue::built_in();
     for (provider, id, expected) in [

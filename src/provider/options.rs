@@ -220,8 +220,9 @@ struct OptionFields {
     #[serde(skip_serializing_if = "Option::is_none")]
     unsupported_attachment(set_unsupported_attachment) -> value UnsupportedAttachment =
         with_unsupported_attachment(fate: UnsupportedAttachment) => fate;
-    /// Members that are merged into the request's JSON body, for settings that have no option here. Objects are merged,
-    /// other values are replaced.
+    /// Members that are merged into the request's JSON body, for settings that have no option here. Objects are merged.
+    /// The items of `tools` follow the agent's tools, and an item with the name of an agent's tool replaces that tool.
+    /// Other values are replaced. Each value that is replaced causes a warning.
     #[serde(skip_serializing_if = "Option::is_none")]
     extra(set_extra) -> reference Map<String, Value> =
         with_extra(body: impl IntoIterator<Item = (impl Into<String>, impl Into<Value>)>) => members(body);

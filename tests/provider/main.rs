@@ -46,6 +46,8 @@ mod endings;
 mod endpoints;
 mod error;
 #[cfg(feature = "http")]
+mod extra;
+#[cfg(feature = "http")]
 mod faults;
 mod fit;
 mod fold;

@@ -39,6 +39,11 @@ pub(crate) fn rows(model: &str) -> Vec<Row> {
     option("`metadata: {\"user_id\": \"u1\"}`", none().with_metadata([("user_id", "u1")]));
     option("`extra: {\"seed\": 7}`", none().with_extra([("seed", 7)]));
 
+    let with = hello(model)
+        .with_tools(tools())
+        .with_options(none().with_extra([("tools", json!([{"type": "web_search"}]))]));
+    rows.push(Row { name: "`extra: {\"tools\": […]}`", without: hello(model).with_tools(tools()), with });
+
     let mut choice = |name, choice| {
         let without = hello(model).with_tools(tools());
         rows.push(Row { name, with: without.clone().with_options(none().with_tool_choice(choice)), without });

@@ -110,7 +110,11 @@ impl Endpoint {
             hook(&mut encoded.body, request)?;
         }
         if let Some(extra) = request.options.extra() {
-            merge(&mut encoded.body, extra);
+            let Encoded { body, warnings } = &mut encoded;
+            let name = &self.name;
+            merge(body, extra, "", &mut |member: &str| {
+                warnings.push(format!("`extra` replaces `{member}`: {name} gets only the value of `extra`"));
+            });
         }
         Ok(encoded)
     }
@@ -223,14 +227,48 @@ fn unfit(name: &str) -> ProviderError {
     ProviderError::new(ErrorKind::InvalidRequest, message)
 }
 
-/// Merges `over` into `body`: objects are merged, all other values are replaced.
-fn merge(body: &mut Map<String, Value>, over: &Map<String, Value>) {
+/// Merges `over` into `body`: objects are merged, tools follow the tools of the body, and all other values are replaced.
+/// `path` is the path of `body`. Calls `replaced` with the path of each member that had another value.
+fn merge(
+    body: &mut Map<String, Value>,
+    over: &Map<String, Value>,
+    path: &str,
+    replaced: &mut dyn FnMut(&str),
+) {
     for (key, value) in over {
+        let place = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
         match (body.get_mut(key), value) {
-            (Some(Value::Object(inner)), Value::Object(over)) => merge(inner, over),
-            (_, value) => {
+            (Some(Value::Object(inner)), Value::Object(over)) => merge(inner, over, &place, replaced),
+            (Some(Value::Array(tools)), Value::Array(more)) if place == "tools" => {
+                append(tools, more, replaced);
+            }
+            (Some(old), value) if old == value => {}
+            (Some(old), value) => {
+                *old = value.clone();
+                replaced(&place);
+            }
+            (None, value) => {
                 body.insert(key.clone(), value.clone());
             }
         }
     }
+}
+
+/// Appends tools. A tool replaces the earlier tool of the same name, because services reject two tools with one name.
+fn append(tools: &mut Vec<Value>, more: &[Value], replaced: &mut dyn FnMut(&str)) {
+    for tool in more {
+        let name = tool_name(tool);
+        match tools.iter_mut().find(|own| name.is_some() && tool_name(own) == name) {
+            Some(own) => {
+                *own = tool.clone();
+                replaced(&format!("tools.{}", name.unwrap_or_default()));
+            }
+            None => tools.push(tool.clone()),
+        }
+    }
+}
+
+/// Returns the name of a tool in the formats that have one object per tool.
+fn tool_name(tool: &Value) -> Option<&str> {
+    tool.get("name").or_else(|| tool.get("function")?.get("name"))?.as_str()
 }

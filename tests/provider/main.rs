@@ -114,6 +114,8 @@ mod server;
 mod services;
 #[cfg(feature = "http")]
 mod strays;
+#[cfg(feature = "http")]
+mod text_files;
 mod tool_input;
 mod tool_names;
 mod tool_schemas;

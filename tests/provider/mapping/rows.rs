@@ -64,6 +64,8 @@ pub(crate) fn rows(model: &str) -> Vec<Row> {
     attached("a PDF as data", Attachment::base64("application/pdf", "AQID").named("b.pdf"));
     attached("a PDF by URL", Attachment::url("application/pdf", "https://a.test/b.pdf"));
     attached("audio as data", Attachment::base64("audio/wav", "AQID"));
+    attached("a text file as data", Attachment::from_bytes("text/plain", "Notes").named("b.txt"));
+    attached("a text file by URL", Attachment::url("text/plain", "https://a.test/b.txt"));
     rows
 }
 

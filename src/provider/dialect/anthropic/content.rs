@@ -2,11 +2,6 @@
 
 use std::collections::{HashMap, HashSet};
 
-use base64::{
-    Engine,
-    alphabet::STANDARD,
-    engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
-};
 use serde_json::{Map, Value, json};
 
 use super::NAME;
@@ -16,7 +11,7 @@ use crate::{
     },
     provider::{
         ProviderError, Request,
-        dialect::{names::ToolNames, placeholder, texts::is_text},
+        dialect::{names::ToolNames, placeholder, texts},
     },
 };
 
@@ -24,15 +19,6 @@ type Object = Map<String, Value>;
 
 /// The image types that the service supports.
 const IMAGES: [&str; 4] = ["image/jpeg", "image/png", "image/gif", "image/webp"];
-
-/// Base64 in the standard alphabet. Padding is optional, so that an application need not know whether its data is
-/// padded.
-const BASE64: GeneralPurpose = GeneralPurpose::new(
-    &STANDARD,
-    GeneralPurposeConfig::new()
-        .with_decode_padding_mode(DecodePaddingMode::Indifferent)
-        .with_decode_allow_trailing_bits(true),
-);
 
 /// The text that replaces the empty output of a failed tool, which the service rejects.
 const SILENT_FAILURE: &str = "The tool failed without a message.";
@@ -326,7 +312,7 @@ impl Encoder<'_> {
         } else if media_type == "application/pdf" {
             let source = source(&attachment.source, media_type);
             return Ok(Some(document(attachment, &source)));
-        } else if is_text(media_type) {
+        } else if texts::is_text(media_type) {
             match text(&attachment.source) {
                 Ok(text) => {
                     let source = json!({"type": "text", "media_type": "text/plain", "data": text});
@@ -368,12 +354,7 @@ fn text(source: &Source) -> Result<String, &'static str> {
     let Source::Base64 { data } = source else {
         return Err("the Messages wire format supports only images and PDF by URL");
     };
-    let bytes = BASE64.decode(data).map_err(|_| "its base64 is invalid")?;
-    match String::from_utf8(bytes) {
-        Ok(text) if text.trim().is_empty() => Err("it is empty"),
-        Ok(text) => Ok(text),
-        Err(_) => Err("its text is not UTF-8"),
-    }
+    texts::decoded(data).and_then(|text| if text.trim().is_empty() { Err("it is empty") } else { Ok(text) })
 }
 
 /// Returns the citations that the decoder put into a text's signature, one JSON object per line.

@@ -187,6 +187,9 @@ impl<'a> Encoder<'a> {
         let media_type = attachment.media_type.split(';').next().unwrap_or_default().trim();
         let media_type = media_type.to_ascii_lowercase();
         let (kind, subtype) = media_type.split_once('/').unwrap_or((&media_type, ""));
+        if let Some(text) = texts::inlined(self.request, attachment)? {
+            return Ok(ContentPart::Text(text.into()));
+        }
         let files = self.chat.files;
         let data = matches!(files, Files::Data | Files::DataOrUrl);
         let part = match (&attachment.source, kind, subtype) {
@@ -221,14 +224,17 @@ impl<'a> Encoder<'a> {
                         "the service supports only images and PDF files by URL; send the file as base64"
                     }
                     (Files::Data | Files::DataOrUrl, Source::Base64 { .. }) => {
-                        "the wire format supports only images, PDF, WAV and MP3 files"
+                        "the wire format supports only images and PDF, WAV, MP3 and text files"
                     }
                     (Files::FileUrl, Source::Base64 { .. }) => {
-                        "the service supports only images as base64; send the URL of the file"
+                        "the service supports only images and text files as base64; send the URL of the file"
                     }
                     (Files::FileUrl, Source::Url { .. }) => "the service supports only images and documents",
-                    (Files::Images, _) => "the service supports only images",
-                    (Files::ImageData, _) => "the service supports only images, as base64",
+                    (Files::Images, Source::Url { .. }) => "the service supports only images by URL",
+                    (Files::Images, Source::Base64 { .. }) => {
+                        "the service supports only images and text files"
+                    }
+                    (Files::ImageData, _) => "the service supports only images and text files, as base64",
                 };
                 return Ok(ContentPart::Text(placeholder(self.request, attachment, why)?.into()));
             }

@@ -121,8 +121,9 @@ pub enum ToolChoices {
     Auto,
 }
 
-/// The attachments that a service supports, and how they are sent. Unsupported attachments cause an error or become a
-/// placeholder, depending on [`Options::unsupported_attachment`](crate::provider::Options::unsupported_attachment).
+/// The attachments that a service supports, and how they are sent. Text files as data are supported by every service,
+/// because they are sent as text with their names. Unsupported attachments cause an error or become a placeholder,
+/// depending on [`Options::unsupported_attachment`](crate::provider::Options::unsupported_attachment).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Files {

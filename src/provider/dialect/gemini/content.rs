@@ -9,7 +9,7 @@ use crate::{
     message::{Attachment, Content, Message, ResultBlock, Role, Source, ToolResult, ToolUse, ToolUseId},
     provider::{
         ProviderError, Request,
-        dialect::{names::ToolNames, placeholder, texts::is_text},
+        dialect::{names::ToolNames, placeholder, texts},
     },
 };
 
@@ -228,7 +228,7 @@ impl<'a> Encoder<'a> {
         let full = attachment.media_type.to_ascii_lowercase();
         let media_type = match full.split(';').next().unwrap_or_default().trim() {
             "image/jpg" => "image/jpeg",
-            other if is_text(other) && !other.starts_with("text/") => "text/plain",
+            other if texts::is_text(other) && !other.starts_with("text/") => "text/plain",
             other => other,
         };
         let taken = IMAGES.contains(&media_type)

@@ -159,6 +159,10 @@ impl<'a> Encoder<'a> {
     }
 
     fn attachment(&self, attachment: &'a Attachment, parts: &mut Parts<'a>) -> Result<(), ProviderError> {
+        if let Some(text) = texts::inlined(self.request, attachment)? {
+            parts.texts.push(text.into());
+            return Ok(());
+        }
         let why = match &attachment.source {
             Source::Base64 { data } if attachment.is_image() => {
                 parts.images.push(data);
@@ -167,7 +171,7 @@ impl<'a> Encoder<'a> {
             Source::Url { .. } if attachment.is_image() => {
                 "the wire format does not support images by URL; send the image as base64"
             }
-            _ => "the wire format supports only images",
+            _ => "the wire format supports only images and text files, as base64",
         };
         parts.texts.push(placeholder(self.request, attachment, why)?.into());
         Ok(())

@@ -13,7 +13,7 @@ use crate::{
     message::{Attachment, Content, Message, ResultBlock, Role, Source, Text, Thinking, ToolResult, ToolUse},
     provider::{
         ProviderError, Request,
-        dialect::{ids::hash, names::ToolNames, openai, placeholder},
+        dialect::{ids::hash, names::ToolNames, openai, placeholder, texts},
     },
 };
 
@@ -194,7 +194,11 @@ impl<'a> Input<'a> {
         let known = FILES.iter().find(|(known, _)| *known == media_type).map(|(_, name)| *name);
         let Some(name) = known.or(media_type.starts_with("text/").then_some("document.txt")) else {
             let why = "the wire format supports only images, PDF, text and office files";
-            return Ok(input_text(&placeholder(self.request, attachment, why)?));
+            let text = match texts::inlined(self.request, attachment)? {
+                Some(text) => text,
+                None => placeholder(self.request, attachment, why)?,
+            };
+            return Ok(input_text(&text));
         };
         Ok(match &attachment.source {
             Source::Url { url } => json!({"type": "input_file", "file_url": url}),

@@ -57,7 +57,9 @@ pub(crate) fn tools(tools: &[(&'static str, &'static str, Value)]) -> ToolSet {
 pub(crate) fn encode(mut request: Request, model: &str) -> Encoded {
     request.model = model.into();
     // The endpoint of Anthropic itself also encodes its requests with block binding.
-    AnthropicMessages::default().with_block_binding().encode(&request).unwrap()
+    let mut encoded = AnthropicMessages::default().with_block_binding().encode(&request).unwrap();
+    crate::without_opening(&mut encoded.body, "messages");
+    encoded
 }
 
 /// Encodes this history and returns the `messages` of the body.

@@ -62,7 +62,9 @@ pub(crate) fn calls(folded: &Completion) -> Vec<(String, String, Value)> {
 }
 
 pub(crate) fn encode(chat: &ChatCompletions, request: &Request) -> Value {
-    Value::Object(chat.encode(request).unwrap().body)
+    let mut body = chat.encode(request).unwrap().body;
+    crate::without_opening(&mut body, "messages");
+    Value::Object(body)
 }
 
 #[test]

@@ -56,7 +56,9 @@ pub(crate) fn request(model: &str, messages: impl IntoIterator<Item = Message>) 
 }
 
 pub(crate) fn contents(model: &str, messages: impl IntoIterator<Item = Message>) -> Value {
-    GoogleGemini::default().encode(&request(model, messages)).unwrap().body["contents"].clone()
+    let mut body = GoogleGemini::default().encode(&request(model, messages)).unwrap().body;
+    crate::without_opening(&mut body, "contents");
+    body["contents"].take()
 }
 
 #[test]

@@ -20,7 +20,9 @@ fn with(model: &str, options: Options) -> Request {
 }
 
 fn encode(request: &Request) -> Encoded {
-    GoogleGemini::default().encode(request).unwrap()
+    let mut encoded = GoogleGemini::default().encode(request).unwrap();
+    crate::without_opening(&mut encoded.body, "contents");
+    encoded
 }
 
 fn tools() -> ToolSet {

@@ -22,6 +22,8 @@ mod anthropic_property;
 #[cfg(feature = "test-util")]
 mod anthropic_turns;
 #[cfg(feature = "http")]
+mod assistant_first;
+#[cfg(feature = "http")]
 mod bodies;
 mod catalogue;
 mod catalogue_models_dev;
@@ -127,3 +129,11 @@ mod usage_reports;
 mod wires;
 #[cfg(feature = "http")]
 mod zai;
+
+/// Removes the placeholder before a conversation that the assistant begins, so that tests can encode a single message.
+/// `assistant_first` tests the placeholder.
+fn without_opening(body: &mut serde_json::Map<String, serde_json::Value>, key: &str) {
+    if let Some(serde_json::Value::Array(messages)) = body.get_mut(key) {
+        messages.retain(|message| !message.to_string().contains("(The assistant begins the conversation.)"));
+    }
+}

@@ -41,15 +41,6 @@ async fn generate_with_an_empty_prompt_sends_nothing_in_every_format() {
 }
 
 #[tokio::test]
-async fn generate_with_a_history_that_begins_with_an_answer_sends_nothing_in_every_format() {
-    for wire in Wire::ALL {
-        let history = History::from_iter([Message::assistant("Hello"), Message::user("Hi")]);
-        let error = refused(wire, Request::new(history)).await;
-        assert!(error.message.contains("begins with an assistant message"), "{error}");
-    }
-}
-
-#[tokio::test]
 async fn generate_with_an_attachment_alone_is_sent() {
     let wire = Wire::Chat;
     let reply: Reply = wire.reply().piece(wire.body(&wire.text(&["A cat."])));

@@ -87,7 +87,9 @@ pub(crate) fn calls(folded: &Completion) -> Vec<(String, String, Value)> {
 }
 
 pub(crate) fn encode(format: &OpenAiResponses, request: &Request) -> Value {
-    Value::Object(format.encode(request).unwrap().body)
+    let mut body = format.encode(request).unwrap().body;
+    crate::without_opening(&mut body, "input");
+    Value::Object(body)
 }
 
 pub(crate) fn input(format: &OpenAiResponses, messages: impl IntoIterator<Item = Message>) -> Value {

@@ -54,6 +54,9 @@ const NAME: &str = "chat_completions";
 pub struct ChatCompletions {
     max_tokens_field: &'static str,
     system_role: &'static str,
+    /// Whether a placeholder precedes a conversation that the assistant begins. DeepSeek and the templates of many
+    /// models require a user message first.
+    user_first: bool,
     stream_usage: bool,
     output: OutputSupport,
     output_beside_tools: bool,
@@ -80,6 +83,7 @@ impl Default for ChatCompletions {
         Self {
             max_tokens_field: "max_tokens",
             system_role: "system",
+            user_first: true,
             stream_usage: true,
             output: OutputSupport::default(),
             output_beside_tools: true,
@@ -105,7 +109,7 @@ impl Default for ChatCompletions {
 impl ChatCompletions {
     /// The wire format as OpenAI itself implements it.
     pub fn openai() -> Self {
-        Self::default()
+        Self { user_first: false, ..Self::default() }
             .with_max_tokens_field("max_completion_tokens")
             .with_system_role("developer")
             .with_thinking(ThinkingField::Effort(EffortWords::OPENAI))

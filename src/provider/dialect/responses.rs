@@ -54,6 +54,9 @@ pub struct OpenAiResponses {
     metadata: bool,
     cache_hints: bool,
     min_output_tokens: u32,
+    /// Whether a placeholder precedes a conversation that the assistant begins. The templates of many open models
+    /// require a user message first.
+    user_first: bool,
 }
 
 /// The reasoning items that are sent back to a model with the conversation.
@@ -82,6 +85,7 @@ impl Default for OpenAiResponses {
             metadata: true,
             cache_hints: false,
             min_output_tokens: 0,
+            user_first: true,
         }
     }
 }
@@ -89,7 +93,7 @@ impl Default for OpenAiResponses {
 impl OpenAiResponses {
     /// The wire format as OpenAI itself implements it.
     pub fn openai() -> Self {
-        Self::default()
+        Self { user_first: false, ..Self::default() }
             .with_effort(Some(EffortWords::OPENAI))
             .with_summaries()
             .with_reasoning(ReasoningItems::Encrypted)

@@ -21,6 +21,9 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
         .with_decode_allow_trailing_bits(true),
 );
 
+/// The user message before a conversation that the assistant begins, for services that want a user message first.
+pub(super) const OPENING: &str = "(The assistant begins the conversation.)";
+
 /// The formats, other than `text/*`, that are text.
 const TEXTS: [&str; 8] = ["json", "xml", "yaml", "toml", "javascript", "jsonl", "ndjson", "sql"];
 

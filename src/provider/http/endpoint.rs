@@ -60,8 +60,8 @@ pub(super) type DeltaHook = Arc<dyn Fn(&mut Vec<Delta>) -> Result<(), ProviderEr
 /// reason is that the writer of the request can see the reset before the response is read, and that the HTTP library
 /// then drops the connection and the response.
 ///
-/// An empty prompt is refused with [`ErrorKind::InvalidRequest`], and nothing is sent. The same applies to a history
-/// that begins with an assistant message.
+/// An empty prompt is refused with [`ErrorKind::InvalidRequest`], and nothing is sent. If the history begins with an
+/// assistant message and the service wants a user message first, a short placeholder is sent before it.
 #[derive(Clone)]
 pub struct Endpoint {
     name: String,

@@ -1,7 +1,7 @@
 //! The requests behind the rows of the tables: one row per option.
 
 use omni_agent::{
-    message::{Attachment, Content},
+    message::{Attachment, Content, History, Message},
     provider::{CacheHint, Effort, Options, OutputSchema, Request, ThinkingMode, ToolChoice},
     tool::{Schema, ToolSet, declared_tool_with_schema},
 };
@@ -66,6 +66,11 @@ pub(crate) fn rows(model: &str) -> Vec<Row> {
     attached("audio as data", Attachment::base64("audio/wav", "AQID"));
     attached("a text file as data", Attachment::from_bytes("text/plain", "Notes").named("b.txt"));
     attached("a text file by URL", Attachment::url("text/plain", "https://a.test/b.txt"));
+
+    let greeted = [Message::assistant("Hello"), Message::user("Hi")];
+    let mut with = Request::new(History::from_iter(greeted));
+    with.model = model.into();
+    rows.push(Row { name: "an assistant message first", without: hello(model), with });
     rows
 }
 

@@ -129,7 +129,13 @@ pub(super) fn messages(
             block.value.insert("cache_control".to_owned(), cache.clone());
         }
     }
-    Ok(turns.into_iter().map(Turn::into_value).collect())
+    let mut messages: Vec<Value> = turns.into_iter().map(Turn::into_value).collect();
+    // The service rejects a conversation whose first message is not a user message.
+    if messages.first().is_some_and(|first| first["role"] == "assistant") {
+        let content = json!([{"type": "text", "text": texts::OPENING}]);
+        messages.insert(0, json!({"role": "user", "content": content}));
+    }
+    Ok(messages.into())
 }
 
 /// Returns whether the user's own options contain cache breakpoints. The service accepts only four, and the tools, the

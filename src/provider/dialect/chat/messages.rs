@@ -27,11 +27,16 @@ impl<'a> Encoder<'a> {
     /// Encodes the system prompt and the history.
     pub(super) fn messages(&mut self) -> Result<Vec<Value>, ProviderError> {
         self.system();
+        let start = self.messages.len();
         for message in &self.request.history {
             match message.role {
                 Role::User => self.user(message)?,
                 Role::Assistant => self.assistant(message)?,
             }
+        }
+        if self.chat.user_first && self.messages.get(start).is_some_and(|first| first["role"] == "assistant")
+        {
+            self.messages.insert(start, json!({"role": "user", "content": texts::OPENING}));
         }
         Ok(std::mem::take(&mut self.messages))
     }

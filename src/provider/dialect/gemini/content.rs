@@ -49,6 +49,11 @@ pub(super) fn contents(
             Role::Assistant => encoder.assistant(message)?,
         }
     }
+    // The service rejects a conversation that begins with a content of the model.
+    if encoder.turns.first().is_some_and(|turn| turn.role == Role::Assistant) {
+        let parts = vec![part("text", texts::OPENING)];
+        encoder.turns.insert(0, Turn { role: Role::User, parts, results: false });
+    }
     Ok(encoder.turns.into_iter().map(Turn::into_value).collect())
 }
 

@@ -28,7 +28,7 @@ pub(super) fn encode(format: &OpenAiResponses, request: &Request) -> Result<Enco
         Encoder { format, request, names: &names, traits, output, body: Map::new(), warnings: Vec::new() };
     encoder.set("model", &*request.model);
     encoder.instructions();
-    encoder.set("input", Input::of(request, &names, format.reasoning)?);
+    encoder.set("input", Input::of(request, &names, format)?);
     encoder.set("stream", true);
     encoder.set("store", false);
     if format.reasoning != ReasoningItems::Never && traits.reasons() {

@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::{Map, Value, json};
 
-use super::{NAME, ReasoningItems};
+use super::{NAME, OpenAiResponses, ReasoningItems};
 use crate::{
     message::{Attachment, Content, Message, ResultBlock, Role, Source, Text, Thinking, ToolResult, ToolUse},
     provider::{
@@ -55,15 +55,22 @@ impl<'a> Input<'a> {
     pub(super) fn of(
         request: &'a Request,
         names: &'a ToolNames<'a>,
-        reasoning: ReasoningItems,
+        format: &OpenAiResponses,
     ) -> Result<Value, ProviderError> {
         let ids = CallIds::default();
+        let reasoning = format.reasoning;
         let mut input = Self { request, names, reasoning, ids, callers: HashMap::new(), items: Vec::new() };
+        let mut first = None;
         for message in &request.history {
             match message.role {
                 Role::User => input.user(message)?,
                 Role::Assistant => input.assistant(message)?,
             }
+            first = first.or((!input.items.is_empty()).then_some(message.role));
+        }
+        if format.user_first && first == Some(Role::Assistant) {
+            let opening = json!({"type": "message", "role": "user", "content": texts::OPENING});
+            input.items.insert(0, opening);
         }
         Ok(Value::Array(input.items))
     }

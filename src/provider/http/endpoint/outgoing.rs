@@ -120,20 +120,13 @@ impl Endpoint {
     }
 }
 
-/// Rejects a conversation that services would reject or change, because the services' errors rarely name the reason.
+/// Rejects an empty prompt, because the services' errors rarely name the reason.
 fn check_conversation(history: &History) -> Result<(), ProviderError> {
-    let refused = |message: String| Err(ProviderError::new(ErrorKind::InvalidRequest, message));
-    if history.first().is_some_and(|first| first.role == Role::Assistant) {
-        return refused(
-            "the history begins with an assistant message; put a user message before it, or its text into the \
-             system prompt"
-                .to_owned(),
-        );
-    }
     match history.last() {
         Some(last) if last.role == Role::User && last.content.iter().all(is_blank) => {
             let index = history.len() - 1;
-            refused(format!("message {index}: the prompt is empty; give it text or an attachment"))
+            let message = format!("message {index}: the prompt is empty; give it text or an attachment");
+            Err(ProviderError::new(ErrorKind::InvalidRequest, message))
         }
         _ => Ok(()),
     }

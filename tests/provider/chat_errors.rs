@@ -1,7 +1,9 @@
 use omni_agent::provider::{
     ErrorKind::{self, *},
-    ProviderError,
-    dialect::{ChatCompletions, Dialect},
+    ProviderError, Request,
+    dialect::{
+        AnthropicMessages, ChatCompletions, Dialect, Frame, GoogleGemini, OllamaChat, OpenAiResponses,
+    },
 };
 
 fn error(status: u16, body: &str) -> ProviderError {
@@ -100,6 +102,38 @@ fn error_bodies_of_services_map_to_their_kind() {
         assert_eq!((error.kind, error.retryable), (kind, retryable), "{status} {body}: {error}");
         assert!(error.message.contains(part), "{status} {body}: {error}");
         assert_eq!((error.status, error.body.as_deref()), (Some(status), Some(body)));
+    }
+}
+
+/// Returns the error for a body before an answer and the error for the same body inside an answer, in every format.
+fn in_every_format(status: u16, body: &str) -> Vec<ProviderError> {
+    let dialects: [Box<dyn Dialect>; 5] = [
+        Box::new(AnthropicMessages::default()),
+        Box::new(ChatCompletions::default()),
+        Box::new(OpenAiResponses::default()),
+        Box::new(GoogleGemini::default()),
+        Box::new(OllamaChat::default()),
+    ];
+    let errors = dialects.iter().flat_map(|dialect| {
+        let mut decoder = dialect.decoder(&Request::default());
+        let inside = decoder.decode(Frame::new("error", body), &mut Vec::new()).unwrap_err();
+        [dialect.error(status, body), inside]
+    });
+    errors.collect()
+}
+
+/// Groq rejects a response if the model wrote an unreadable call or JSON: <https://console.groq.com/docs/errors>.
+#[test]
+fn error_of_an_unreadable_call_is_retried_in_every_format() {
+    for code in ["tool_use_failed", "json_validate_failed"] {
+        let message =
+            "Failed to call a function. Please adjust your prompt. See 'failed_generation' for more details.";
+        let body = format!(
+            r#"{{"error":{{"message":"{message}","type":"invalid_request_error","code":"{code}","failed_generation":"<function=a","status_code":400}}}}"#
+        );
+        for error in in_every_format(400, &body) {
+            assert_eq!((error.kind, error.retryable), (Service, true), "{code}: {error}");
+        }
     }
 }
 

@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 
 use crate::{
     anthropic::tools,
-    endpoints::{body, chunks, exchange, output_tool, said, said_schema, said_tool, schema},
+    endpoints::{body, chunks, exchange, model, output_tool, said, said_schema, said_tool, schema},
+    server::{Reply, Server},
 };
 
 #[tokio::test]
@@ -117,6 +118,24 @@ async fn error_in_the_services_own_member_ends_the_answer() {
     let error = answer.unwrap_err();
     assert_eq!((error.kind, error.retryable), (ErrorKind::Service, true), "{error}");
     assert!(error.message.contains("over capacity"), "{error}");
+}
+
+/// The error arrives with status 400, or as an event before the first content.
+#[tokio::test]
+async fn unreadable_call_is_a_slip_of_the_model_and_is_requested_again() {
+    let failed = json!({"error": {"message": "Failed to call a function. Please adjust your prompt.",
+        "type": "invalid_request_error", "code": "tool_use_failed", "failed_generation": "<function=place"}});
+    let answer = || {
+        chunks(&[
+            json!({"id": "1", "choices": [{"index": 0, "delta": {"content": "Ja."}, "finish_reason": "stop"}]}),
+        ])
+    };
+    for failing in [Reply::json(400, &failed.to_string()), chunks(std::slice::from_ref(&failed))] {
+        let server = Server::start([failing, answer()]).await;
+        let model = model(&Endpoint::groq(), "m", &server);
+        assert_eq!(model.generate(Request::prompt("Hallo")).await.unwrap().message.text(), "Ja.");
+        assert_eq!(server.received().len(), 2);
+    }
 }
 
 #[tokio::test]

@@ -226,6 +226,10 @@ impl ErrorBody {
 
 /// Words that determine the kind regardless of the status. The first match counts.
 const TELLING_WORDS: &[(&str, ErrorKind)] = &[
+    // Groq sends these two words with status 400 if the model wrote an unreadable call or unreadable JSON. Another
+    // response may be readable: <https://console.groq.com/docs/errors>.
+    ("toolusefailed", ErrorKind::Service),
+    ("jsonvalidatefailed", ErrorKind::Service),
     ("contextlength", ErrorKind::ContextTooLong),
     ("contextwindow", ErrorKind::ContextTooLong),
     ("contextsize", ErrorKind::ContextTooLong),

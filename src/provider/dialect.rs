@@ -156,7 +156,7 @@ pub use chat::{
 };
 pub use effort::EffortWords;
 #[cfg(feature = "http")]
-pub(crate) use error::is_error;
+pub(crate) use error::{is_error, with_wait};
 pub use gemini::GoogleGemini;
 #[cfg(feature = "http")]
 pub(in crate::provider) use limits::default_limit;

@@ -122,6 +122,36 @@ fn in_every_format(status: u16, body: &str) -> Vec<ProviderError> {
     errors.collect()
 }
 
+/// Cerebras answers with these codes: <https://inference-docs.cerebras.ai/support/error>.
+#[test]
+fn error_of_a_quota_per_minute_is_a_rate_limit_in_every_format() {
+    let body = |code: &str, message: &str| {
+        format!(
+            r#"{{"error":{{"message":"{message}","type":"too_many_tokens_error","param":"quota","code":"{code}"}}}}"#
+        )
+    };
+    let tokens = "Tokens per minute limit exceeded - too many tokens processed.";
+    let requests = "Requests per minute limit exceeded - too many requests sent.";
+    for (code, message, kind) in [
+        ("token_quota_exceeded", tokens, RateLimit),
+        ("request_quota_exceeded", requests, RateLimit),
+        ("insufficient_quota", "Limit of tokens per min reached.", RateLimit),
+        ("token_quota_exceeded", "The budget is spent.", Quota),
+        ("insufficient_quota", "You exceeded your current quota.", Quota),
+        ("billing_hard_limit", "Your credit balance allows no tokens per minute.", Quota),
+    ] {
+        for error in in_every_format(429, &body(code, message)) {
+            assert_eq!((error.kind, error.retryable), (kind, kind == RateLimit), "{code}: {error}");
+        }
+    }
+    let google = r#"{"error":{"code":429,"message":"Spent.","status":"QUOTA_EXCEEDED","details":[{"retryDelay":"7s"}]}}"#;
+    for error in in_every_format(429, google) {
+        assert_eq!((error.kind, error.retryable), (RateLimit, true), "{error}");
+    }
+    let spent = body("token_quota_exceeded", "Pay to raise your limit per minute.");
+    assert_eq!(error(402, &spent).kind, Quota);
+}
+
 /// Groq rejects a response if the model wrote an unreadable call or JSON: <https://console.groq.com/docs/errors>.
 #[test]
 fn error_of_an_unreadable_call_is_retried_in_every_format() {

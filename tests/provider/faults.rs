@@ -281,6 +281,27 @@ async fn retry_after_is_read_in_every_form() {
 }
 
 #[tokio::test]
+async fn quota_with_a_retry_after_header_is_a_rate_limit() {
+    let body = |code: &str| format!(r#"{{"error":{{"message":"Limit exceeded.","code":"{code}"}}}}"#);
+    let wait = Some(Duration::from_secs(7));
+    for (code, kind) in [
+        ("token_quota_exceeded", ErrorKind::RateLimit),
+        ("request_quota_exceeded", ErrorKind::RateLimit),
+        ("billing_not_active", ErrorKind::Quota),
+    ] {
+        let server = Server::start([Reply::json(429, &body(code)).header("retry-after", "7")]).await;
+        let chat = omni_agent::provider::dialect::ChatCompletions::default();
+        let endpoint = Endpoint::custom("cerebras", &server.url(), chat).with_key("k");
+        let error = ask(&endpoint).await.error();
+        assert_eq!(
+            (error.kind, error.retryable, error.retry_after),
+            (kind, kind.is_transient(), wait),
+            "{code}"
+        );
+    }
+}
+
+#[tokio::test]
 async fn should_retry_header_overrides_the_kind() {
     let error = outcome(Reply::new(400).header("x-should-retry", "true")).await.error();
     assert!(error.retryable);

@@ -11,12 +11,19 @@ const MESSAGE_LIMIT: usize = 1000;
 
 /// Returns the error for an HTTP response with this status and body.
 pub(crate) fn from_body(status: u16, body: &str) -> ProviderError {
-    let report = match halves::read(body) {
-        Ok(value) if value.is_object() || value.is_array() => ErrorBody::read(&value, 0),
-        Ok(Value::String(text)) => ErrorBody::plain(&text),
-        _ => ErrorBody::plain(body),
-    };
-    report.into_error(Some(status)).with_status(status).with_body(body)
+    ErrorBody::of(body).into_error(Some(status)).with_status(status).with_body(body)
+}
+
+/// Adds the delay that a header of the response requests, if there is one. A quota that is available again after the
+/// delay is a rate limit.
+#[cfg(feature = "http")]
+pub(crate) fn with_wait(mut error: ProviderError, wait: Option<Duration>) -> ProviderError {
+    let names_quota = || error.body.as_deref().is_some_and(|body| ErrorBody::of(body).names_quota());
+    if wait.is_some() && error.kind == ErrorKind::Quota && error.status != Some(402) && names_quota() {
+        (error.kind, error.retryable) = (ErrorKind::RateLimit, true);
+    }
+    error.retry_after = wait.or(error.retry_after);
+    error
 }
 
 /// Returns the error for an error object inside a response. `error` is the error object itself or its envelope, which
@@ -72,6 +79,20 @@ struct ErrorBody {
 }
 
 impl ErrorBody {
+    fn of(body: &str) -> Self {
+        match halves::read(body) {
+            Ok(value) if value.is_object() || value.is_array() => Self::read(&value, 0),
+            Ok(Value::String(text)) => Self::plain(&text),
+            _ => Self::plain(body),
+        }
+    }
+
+    /// Returns whether a code names a quota. Services send such codes for a spent budget, and also for a limit per
+    /// minute: Cerebras sends `token_quota_exceeded` and `request_quota_exceeded`.
+    fn names_quota(&self) -> bool {
+        self.words.iter().any(|word| word.contains("quota"))
+    }
+
     fn plain(text: &str) -> Self {
         Self { message: readable(text), ..Self::default() }
     }
@@ -178,6 +199,7 @@ impl ErrorBody {
             raw => Self { message: cap(&raw.to_string()), ..Self::default() },
         };
         self.words.extend(quoted.words);
+        self.retry_after = self.retry_after.or(quoted.retry_after);
         self.flagged |= quoted.flagged;
         if !quoted.message.is_empty() && !self.message.contains(&quoted.message) {
             let from = metadata.get("provider_name").and_then(Value::as_str).unwrap_or("upstream");
@@ -213,7 +235,10 @@ impl ErrorBody {
             return ErrorKind::InvalidRequest;
         }
         let may_be_request = matches!(status, None | Some(..=400 | 413 | 422 | 500..));
+        let waits = self.retry_after.is_some() || message.contains("per min");
+        let is_short = waits && status != Some(402) && self.names_quota();
         by_word(TELLING_WORDS)
+            .map(|kind| if kind == ErrorKind::Quota && is_short { ErrorKind::RateLimit } else { kind })
             .or_else(|| find(PHRASES, message))
             .or_else(|| if may_be_request { find(TOO_LONG, message) } else { None })
             // Many services describe every rejected request as invalid, so the status is more precise than a vague

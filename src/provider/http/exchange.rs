@@ -15,7 +15,8 @@ use super::{
     answer::{ReaderParts, ResponseReader},
     client, gzip, meta,
 };
-use crate::provider::{DeltaStream, ErrorKind, Extent, ProviderError, Scrubber, Secret, dialect::Dialect};
+use crate::provider::dialect::{Dialect, with_wait};
+use crate::provider::{DeltaStream, ErrorKind, Extent, ProviderError, Scrubber, Secret};
 
 /// How long to wait for the body of an error. The status is already known, and the body only adds an explanation.
 const ERROR_BODY_TIME: Duration = Duration::from_secs(10);
@@ -193,7 +194,7 @@ async fn refusal(
         }
     };
     error.status = error.status.or(Some(status));
-    error.retry_after = retry_after.or(error.retry_after);
+    error = with_wait(error, retry_after);
     error.retryable = should_retry.unwrap_or(error.retryable);
     error
 }

@@ -270,8 +270,9 @@ impl ManagerBuilder {
 
     /// Sets how many sessions may have a model request in flight at once. The minimum is one. Unlimited by default.
     ///
-    /// The requests of further sessions wait in line. A run does not count while it is paused or while its tools or
-    /// callbacks are running. Therefore, a tool can prompt another session under any limit.
+    /// The requests of further sessions wait in line. A run does not count while it is paused, while its tools or
+    /// callbacks are running, or while it waits before it sends a rejected request again. Therefore, a tool can prompt
+    /// another session under any limit.
     pub fn max_turns(mut self, limit: usize) -> Self {
         self.max_turns = Some(limit);
         self

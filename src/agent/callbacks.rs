@@ -252,6 +252,7 @@ pub enum ErrorDecision {
     /// Repeat the step at once, with the history that the failed step had. The repetition counts as a request. If the
     /// limit of requests is reached, the run ends with an error event instead.
     Retry,
-    /// Repeat the step after this delay. The delay counts towards the turn's time limit.
+    /// Repeat the step after this delay. The delay counts towards the turn's time limit. It is exact: a delay that a
+    /// service requests is extended only by the [`RetryPolicy`](crate::provider::RetryPolicy).
     RetryAfter(Duration),
 }

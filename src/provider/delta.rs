@@ -38,8 +38,10 @@ pub enum Delta {
     /// Data about the whole message arrived.
     Message(Box<MessageDelta>),
     /// The blocks so far are void, and the answer starts again with block 0. A [`RetryPolicy`](super::RetryPolicy)
-    /// emits this delta if the request failed before its first content and is sent again. A wire format emits it if the
-    /// service itself starts its answer again, for example because another model takes over from a model that declined.
+    /// emits this delta if the request failed before its first content and is sent again. The delay begins with this
+    /// delta, and the request is sent when the stream is polled after the delay. A wire format emits this delta, with a
+    /// delay of zero, if the service itself starts its answer again, for example because another model takes over from a
+    /// model that declined.
     Retry {
         /// The failure of the attempt.
         error: Box<ProviderError>,

@@ -22,7 +22,8 @@ use crate::{message::Usage, setters::setters, telemetry};
 
 /// The rules for repeating a failed request. A request is repeated only if its error is retryable, and only if it has
 /// neither returned content nor asked for a decision. The delay uses exponential backoff with jitter, or the time that
-/// the service requests. The default figures are those of the official SDKs of Anthropic and OpenAI.
+/// the service requests, with a random extension. The default figures are those of the official SDKs of Anthropic and
+/// OpenAI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RetryPolicy {
@@ -34,7 +35,8 @@ pub struct RetryPolicy {
     /// The longest delay that the backoff can reach.
     pub max_delay: Duration,
     /// The longest delay that a service may request. If a service requests a longer delay, the request is not repeated,
-    /// and its error is reported.
+    /// and its error is reported. A requested delay is extended by a random part of up to a fifth, and by at most ten
+    /// seconds. The extension does not count for this limit.
     pub max_retry_after: Duration,
 }
 
@@ -48,6 +50,9 @@ impl Default for RetryPolicy {
         }
     }
 }
+
+/// The longest time by which a delay that a service requests is extended.
+const LONGEST_SPREAD: Duration = Duration::from_secs(10);
 
 setters!(RetryPolicy:
     with_max_retries(max_retries: u32),
@@ -64,7 +69,10 @@ impl RetryPolicy {
         }
         match error.retry_after {
             Some(wait) if wait > self.max_retry_after => None,
-            Some(wait) => Some(wait),
+            // Many agents may be rejected with the same delay. They must not repeat their requests at the same moment.
+            Some(wait) => {
+                Some(wait.saturating_add((wait / 5).min(LONGEST_SPREAD).mul_f64(rand::rng().random())))
+            }
             None => {
                 let backoff = self.base_delay.saturating_mul(1 << retry.min(16)).min(self.max_delay);
                 Some(backoff.mul_f64(1.0 - rand::rng().random::<f64>() * 0.25))
@@ -107,7 +115,7 @@ impl RetryPolicy {
         });
         let attempts = Attempts { policy, provider, request, retries: 0 };
         Box::pin(RetryStream {
-            state: RequestState::Beginning(attempts.begin(None, context.clone(), trace.as_deref())),
+            state: RequestState::Beginning(attempts.begin(context.clone(), trace.as_deref())),
             attempts,
             trace,
             warnings,
@@ -128,24 +136,16 @@ struct Attempts {
 }
 
 impl Attempts {
-    /// Starts an attempt: sends the request, after a delay if the attempt is a repetition.
-    fn begin(
-        &self,
-        delay: Option<Duration>,
-        context: RequestContext,
-        trace: Option<&StreamTrace>,
-    ) -> Beginning {
+    /// Starts an attempt: sends the request.
+    fn begin(&self, context: RequestContext, trace: Option<&StreamTrace>) -> Beginning {
         let (provider, request) = (Arc::clone(&self.provider), self.request.clone());
         let Some(trace) = trace else {
-            return Box::pin(first_content(provider, request, context, delay));
+            return Box::pin(first_content(provider, request, context));
         };
         let (chat, number) = (trace.span().clone(), self.retries + 1);
         Box::pin(async move {
-            if let Some(delay) = delay {
-                sleep(delay).await;
-            }
             let span = telemetry::attempt(&chat, number);
-            match first_content(provider, request, context, None).instrument(span.clone()).await {
+            match first_content(provider, request, context).instrument(span.clone()).await {
                 Ok(mut begun) => {
                     begun.attempt = Some(Box::new(span));
                     Ok(begun)
@@ -162,10 +162,12 @@ impl Attempts {
     /// could not start before the deadline.
     fn repeat(&mut self, error: &ProviderError, deadline: Option<Instant>) -> Option<Duration> {
         let delay = self.policy.delay(self.retries, error)?;
-        let until = Instant::now().checked_add(delay);
-        if deadline.is_some_and(|deadline| until.is_none_or(|until| until >= deadline)) {
-            return None;
-        }
+        let fits = |delay: &Duration| {
+            let until = Instant::now().checked_add(*delay);
+            deadline.is_none_or(|deadline| until.is_some_and(|until| until < deadline))
+        };
+        // A requested delay that fits is not extended beyond the deadline.
+        let delay = Some(delay).filter(fits).or(error.retry_after.filter(fits))?;
         self.retries += 1;
         let retry = self.retries;
         tracing::debug!(%error, ?delay, retry, "the request failed before its first content and is repeated");
@@ -212,19 +214,15 @@ impl Drop for Begun {
 /// The maximum number of message data deltas that are held back until content follows.
 const MAX_HEAD: usize = 64;
 
-/// Sends the request after a delay. Returns the response once its first content, its end or [`MAX_HEAD`] deltas have
+/// Sends the request. Returns the response once its first content, its end or [`MAX_HEAD`] deltas have
 /// arrived.
 #[expect(clippy::manual_async_fn, reason = "an `async fn` would move the request once more")]
 fn first_content(
     provider: Arc<dyn Provider>,
     mut request: Request,
     context: RequestContext,
-    delay: Option<Duration>,
 ) -> impl Future<Output = Result<Begun, ProviderError>> + Send {
     async move {
-        if let Some(delay) = delay {
-            sleep(delay).await;
-        }
         request.authorise();
         let mut rest = provider.stream(request, context).await?;
         let mut head = Vec::new();
@@ -283,6 +281,8 @@ impl Priced {
 type Beginning = Pin<Box<dyn Future<Output = Result<Begun, ProviderError>> + Send>>;
 
 enum RequestState {
+    /// The delay before the next attempt.
+    Waiting(Pin<Box<Sleep>>),
     Beginning(Beginning),
     Streaming(Begun),
     Over,
@@ -301,6 +301,17 @@ impl RetryStream {
     fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Delta, ProviderError>>> {
         loop {
             match &mut self.state {
+                RequestState::Waiting(delay) => {
+                    ready!(delay.as_mut().poll(cx));
+                    // An agent polls only when it has a permit for the attempt. The time until then does not count.
+                    if let Some(limit) = &mut self.limit {
+                        let late = delay.deadline().elapsed();
+                        limit.deadline = limit.deadline.checked_add(late).unwrap_or(limit.deadline);
+                        limit.sleep = None;
+                    }
+                    let attempt = self.attempts.begin(self.context.clone(), self.trace.as_deref());
+                    self.state = RequestState::Beginning(attempt);
+                }
                 RequestState::Beginning(beginning) => match ready!(beginning.as_mut().poll(cx)) {
                     Ok(begun) => {
                         self.state = RequestState::Streaming(begun);
@@ -316,11 +327,7 @@ impl RetryStream {
                         let Some(delay) = self.attempts.repeat(&error, deadline) else {
                             return Poll::Ready(Some(Err(error)));
                         };
-                        self.state = RequestState::Beginning(self.attempts.begin(
-                            Some(delay),
-                            self.context.clone(),
-                            self.trace.as_deref(),
-                        ));
+                        self.state = RequestState::Waiting(Box::pin(sleep(delay)));
                         return Poll::Ready(Some(Ok(Delta::Retry { error: Box::new(error), delay })));
                     }
                 },

@@ -295,6 +295,21 @@ async fn runs_beyond_the_limit_are_queued_in_order() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn run_that_waits_for_retry_after_leaves_its_place_to_others() {
+    use omni_agent::provider::{ErrorKind, ProviderError};
+    let manager = in_memory().max_turns(1).build();
+    let error = ProviderError::new(ErrorKind::RateLimit, "slow down").with_retry_after(Some(secs(55)));
+    let limited = create(&manager, "a", scripted([Step::error(error), Step::text("Later.")])).await;
+    let other = create(&manager, "b", parrot()).await;
+    let begun = tokio::time::Instant::now();
+    let waiting = tokio::spawn(async move { limited.ask("Hi").await.unwrap().text() });
+    settle().await;
+    assert_eq!(other.ask("Hi").await.unwrap().text(), "re: Hi");
+    assert!(begun.elapsed() < secs(1), "{:?}", begun.elapsed());
+    assert_eq!(waiting.await.unwrap(), "Later.");
+}
+
+#[tokio::test(start_paused = true)]
 async fn queued_run_cancelled_or_closed_leaves_the_queue() {
     let sessions = [("a", "t"), ("b", "t"), ("c", "t"), ("d", "t")];
     let (manager, made) = running(in_memory().max_turns(1), &sessions).await;

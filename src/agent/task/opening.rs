@@ -2,11 +2,14 @@
 //! one, and for the provider's instance. Then its stream starts.
 
 use std::{
+    pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use futures_util::{StreamExt, future::BoxFuture, stream};
+use tokio::time::{Sleep, sleep};
 use tracing::Span;
 
 use super::{
@@ -36,10 +39,20 @@ enum Wait {
     /// An effect of the core that opens or connects the request.
     Effect,
     /// A permit to send the request.
-    Permit(Op, BoxFuture<'static, Permit>),
+    Permit(Op, Admitting),
     /// The provider's instance for this conversation.
     Instance(Op, BoxFuture<'static, Result<Option<Arc<dyn Provider>>, ProviderError>>),
 }
+
+/// The next thing for which another attempt of a rejected request waits.
+pub(super) enum NextAttempt {
+    /// The delay before the attempt. The request's stream waits for the same delay, but is not polled meanwhile.
+    Delay(Pin<Box<Sleep>>),
+    /// A permit to send the request again.
+    Permit(Admitting),
+}
+
+type Admitting = BoxFuture<'static, Permit>;
 
 impl Task {
     /// Called when `prepare_step` has returned the request for `model`.
@@ -60,17 +73,51 @@ impl Task {
     /// Waits for a permit for the prepared request, if the agent needs one, and then continues with the sending of the
     /// request.
     pub(super) fn open(&mut self, op: Op) {
-        if let Some(admission) = &self.setup.admission {
-            match guard("admission", || admission.admit()) {
-                Ok(admitting) => {
-                    let work = self.work();
-                    work.freeze_watch(true);
-                    return work.await_opening(Wait::Permit(op, admitting));
-                }
-                Err(words) => tracing::error!(words, "admission panicked; sending without a permit"),
+        match self.ask_for_permit() {
+            Some(admitting) => self.work().await_opening(Wait::Permit(op, admitting)),
+            None => self.admitted(op),
+        }
+    }
+
+    /// Asks for a permit, if the agent needs one. The turn's clock is stopped until the permit is granted.
+    fn ask_for_permit(&mut self) -> Option<Admitting> {
+        let admission = self.setup.admission.as_ref()?;
+        match guard("admission", || admission.admit()) {
+            Ok(admitting) => {
+                self.work().freeze_watch(true);
+                Some(admitting)
+            }
+            Err(words) => {
+                tracing::error!(words, "admission panicked; sending without a permit");
+                None
             }
         }
-        self.admitted(op);
+    }
+
+    /// Called when the request was rejected and will be repeated after `delay`. During the delay, the permit can be used
+    /// by other agents.
+    pub(super) fn await_attempt(&mut self, delay: Duration) {
+        if self.setup.admission.is_some() {
+            let work = self.work();
+            work.give_permit_back();
+            work.attempt = Some(NextAttempt::Delay(Box::pin(sleep(delay))));
+        }
+    }
+
+    /// Ready when the next attempt of the request may be sent, or if no attempt waits.
+    pub(super) fn poll_attempt(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if let Some(NextAttempt::Delay(delay)) = &mut self.work().attempt {
+            ready!(delay.as_mut().poll(cx));
+            self.work().attempt = self.ask_for_permit().map(NextAttempt::Permit);
+        }
+        if let Some(NextAttempt::Permit(admitting)) = &mut self.work().attempt {
+            let permit = ready!(poll_permit(admitting, cx));
+            let work = self.work();
+            drop_contained(work.attempt.take());
+            work.permit = permit;
+            work.freeze_watch(false);
+        }
+        Poll::Ready(())
     }
 
     /// Connects to the provider. If the agent makes records, the core may delay the connection until a record is
@@ -96,14 +143,7 @@ impl Task {
             Wait::Effect => return Poll::Pending,
             Wait::Permit(op, admitting) => {
                 let op = *op;
-                let permit = match guard("admission", || admitting.as_mut().poll(cx)) {
-                    Ok(Poll::Pending) => return Poll::Pending,
-                    Ok(Poll::Ready(permit)) => Some(permit),
-                    Err(words) => {
-                        tracing::error!(words, "admission panicked; sending without a permit");
-                        None
-                    }
-                };
+                let permit = ready!(poll_permit(admitting, cx));
                 drop(in_run);
                 let work = self.work();
                 work.await_opening(Wait::Effect);
@@ -180,6 +220,17 @@ impl Task {
             answer = Box::pin(stream::iter([Ok(Delta::Message(Box::new(data)))]).chain(answer));
         }
         work.stream = Some((op, answer));
+    }
+}
+
+/// Polls for a permit. If the admission panics, the request is sent without a permit.
+fn poll_permit(admitting: &mut Admitting, cx: &mut Context<'_>) -> Poll<Option<Permit>> {
+    match guard("admission", || admitting.as_mut().poll(cx)) {
+        Ok(permit) => permit.map(Some),
+        Err(words) => {
+            tracing::error!(words, "admission panicked; sending without a permit");
+            Poll::Ready(None)
+        }
     }
 }
 

@@ -22,7 +22,7 @@ use crate::{
     actor::OwnWake,
     agent::{Event, Failure, command::Command, core::Core, phase::Op},
     message::ToolResult,
-    provider::ProviderError,
+    provider::{Delta, ProviderError},
     subscription::EndReason,
     tool::{Answer, ToolReport},
 };
@@ -283,6 +283,9 @@ impl Task {
     }
 
     fn poll_stream(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.work.as_ref().is_some_and(|work| work.attempt.is_some()) {
+            ready!(self.poll_attempt(cx));
+        }
         let Some(work) = &mut self.work else {
             return Poll::Pending;
         };
@@ -296,7 +299,12 @@ impl Task {
         };
         match polled {
             Ok(Poll::Pending) => return Poll::Pending,
-            Ok(Poll::Ready(Some(Ok(delta)))) => self.step(|core, cx| core.delta(op, delta, cx)),
+            Ok(Poll::Ready(Some(Ok(delta)))) => {
+                if let Delta::Retry { delay, .. } = &delta {
+                    self.await_attempt(*delay);
+                }
+                self.step(|core, cx| core.delta(op, delta, cx));
+            }
             Ok(Poll::Ready(Some(Err(error)))) => self.stream_failed(op, error),
             Ok(Poll::Ready(None)) => {
                 self.work().end_stream();

@@ -13,7 +13,7 @@ use tracing::Instrument;
 use super::{
     Instance, Task,
     calls::{drop_contained, guard},
-    opening::Opening,
+    opening::{NextAttempt, Opening},
 };
 use crate::{
     agent::{
@@ -38,6 +38,9 @@ pub(super) struct Work {
     /// The request that is being opened, from the end of `prepare_step` until its stream starts.
     pub(super) opening: Option<Opening>,
     pub(super) stream: Option<(Op, DeltaStream)>,
+    /// The next attempt of the request in flight, if the agent needs a permit for it. Until then, the stream is not
+    /// polled.
+    pub(super) attempt: Option<NextAttempt>,
     pub(super) questions: Option<Questions>,
     /// The sender for the answer to the question that the provider is waiting on.
     pub(super) question: Option<oneshot::Sender<Decision>>,
@@ -139,6 +142,7 @@ impl Work {
     /// Ends the request in flight and drops its permit.
     pub(super) fn end_stream(&mut self) {
         drop_contained(self.stream.take());
+        drop_contained(self.attempt.take());
         // At the end of a stream, an effect that is still held back can only be an answer to a question of this stream.
         self.held = None;
         (self.questions, self.question) = (None, None);

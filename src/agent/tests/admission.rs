@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 use tokio::{sync::Semaphore, time::Instant};
 
 use super::{
-    hooks::{Hooks, Log, Watched, failed, in_time, reached},
+    hooks::{Hooks, Log, Watched, failed, in_time, reached, stopped},
     rig::{Flag, Spiteful, echoing},
     support::{name, scripted},
 };
@@ -263,6 +263,89 @@ async fn time_limit_is_paused_while_the_run_waits_again() {
     let events = agent.end().await;
     assert_eq!(failed(&events).0, Failure::TimeLimit { limit: seconds(10) });
     assert_eq!(admitted.elapsed().as_secs(), 6);
+}
+
+/// Returns an agent whose first request was rejected. Its next attempt begins after 55 to 65 seconds.
+async fn waits_for_an_attempt(builder: AgentBuilder, turnstile: &Arc<Turnstile>) -> Watched {
+    let mut agent = watched(builder, turnstile).await;
+    agent.agent.prompt("Go").await.unwrap();
+    agent.until("retry").await;
+    settle().await;
+    assert_eq!(turnstile.now(), (0, 0), "a permit is held during a delay");
+    agent
+}
+
+fn limited() -> Step {
+    let error = ProviderError::new(ErrorKind::RateLimit, "slow down");
+    Step::error(error.with_retry_after(Some(seconds(55))))
+}
+
+#[tokio::test(start_paused = true)]
+async fn attempt_after_a_delay_asks_for_a_permit_again() {
+    let turnstile = Turnstile::new(1);
+    let gate = Gate::new();
+    let (provider, builder) = scripted([limited(), Step::new().gate(&gate).then_text(["Done."]).stop()]);
+    let options = crate::provider::Options::default().with_timeout(seconds(70));
+    let builder = builder.options(options).turn_timeout(seconds(100));
+    let mut agent = waits_for_an_attempt(builder, &turnstile).await;
+    // Another run takes the permit. Neither the time limit of the request nor that of the turn runs meanwhile.
+    let other = turnstile.places.clone().try_acquire_owned().unwrap();
+    tokio::time::sleep(seconds(3600)).await;
+    assert_eq!((turnstile.asked(), turnstile.now(), provider.requests().len()), (2, (1, 1), 1));
+    assert_eq!(agent.agent.status().await.unwrap(), Status::Busy);
+    drop(other);
+    reached(&gate).await;
+    assert_eq!((turnstile.now(), provider.requests().len()), ((1, 0), 2));
+    gate.open();
+    assert_eq!(stopped(&agent.end().await).text(), "Done.");
+    assert_eq!(turnstile.now(), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn attempt_that_hangs_after_a_delay_ends_at_the_time_limits() {
+    for request in [true, false] {
+        let turnstile = Turnstile::new(1);
+        let (_, builder) = scripted([limited(), Step::new().hang()]);
+        let builder = if request {
+            builder.options(crate::provider::Options::default().with_timeout(seconds(70)))
+        } else {
+            builder.turn_timeout(seconds(70))
+        };
+        let mut agent = waits_for_an_attempt(builder, &turnstile).await;
+        let begun = Instant::now();
+        agent.end().await;
+        assert!((69..=71).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
+        assert_eq!(turnstile.now(), (0, 0));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn attempt_that_waits_ended_early_leaves_the_queue() {
+    for wait in [1, 100] {
+        for interrupt in [false, true] {
+            let turnstile = Turnstile::new(1);
+            let (provider, builder) = scripted([limited(), Step::text("Never.")]);
+            let mut agent = waits_for_an_attempt(builder, &turnstile).await;
+            let other = turnstile.places.clone().try_acquire_owned().unwrap();
+            tokio::time::sleep(seconds(wait)).await;
+            assert_eq!(turnstile.now(), (1, usize::from(wait == 100)));
+            let ended = if interrupt { agent.agent.interrupt().await } else { agent.agent.cancel().await };
+            ended.unwrap();
+            agent.end().await;
+            drop(other);
+            tokio::time::sleep(seconds(3600)).await;
+            assert_eq!((turnstile.now(), provider.requests().len()), ((0, 0), 1));
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn delay_that_handle_error_requests_holds_no_permit() {
+    let turnstile = Turnstile::new(1);
+    let (_, builder) = scripted([refused(), Step::text("Done.")]);
+    let hooks = Hooks::new().on_error(|_, _| ErrorDecision::RetryAfter(seconds(55)));
+    waits_for_an_attempt(builder.callbacks(hooks), &turnstile).await.end().await;
+    assert_eq!((turnstile.asked(), turnstile.now()), (2, (0, 0)));
 }
 
 #[tokio::test(start_paused = true)]

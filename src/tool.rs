@@ -133,7 +133,7 @@ pub use set::{ToolSet, ToolSetError};
 pub use typed::{TypedTool, declared_tool, declared_tool_with_schema, tool_fn, tool_fn_with_schema};
 
 use crate::message::ToolResult;
-use shared::{WithApproval, WithReplay, WithTimeout};
+use shared::{WithApproval, WithIdleTimeout, WithReplay, WithTimeout};
 
 /// A function that a model can call.
 ///
@@ -228,6 +228,37 @@ pub trait Tool: Send + Sync + 'static {
     /// [`ToolLimits::timeout`] applies. The agent's limit is two minutes unless it is set. `Some(Duration::MAX)` means
     /// no limit.
     fn timeout(&self) -> Option<Duration> {
+        None
+    }
+
+    /// Returns the same tool with another limit on the time between [progress reports](ToolContext::progress).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use omni_agent::tool::{Tool, ToolContext, tool_fn};
+    /// use serde_json::{Value, json};
+    ///
+    /// let build = tool_fn("build", "Builds the project.", |_: Value, context: ToolContext| async move {
+    ///     context.progress(json!({ "compiled": 12 })).await;
+    ///     Ok("The project was built.")
+    /// });
+    /// // The build may take an hour, but it may not be silent for more than a minute.
+    /// let build = build.with_timeout(Duration::from_hours(1)).with_idle_timeout(Duration::from_mins(1));
+    /// assert_eq!(build.idle_timeout(), Some(Duration::from_mins(1)));
+    /// ```
+    fn with_idle_timeout(self, limit: Duration) -> impl Tool
+    where
+        Self: Sized,
+    {
+        WithIdleTimeout(self, limit)
+    }
+
+    /// Returns the longest time that a call of this tool may take without a [progress report](ToolContext::progress),
+    /// counted from the call's start or the last report. The time during which a question of the call waits does not
+    /// count. If it is `None`, which is the default, the agent's limit [`ToolLimits::idle_timeout`] applies.
+    /// `Some(Duration::MAX)` means no limit.
+    fn idle_timeout(&self) -> Option<Duration> {
         None
     }
 

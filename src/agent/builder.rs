@@ -231,7 +231,7 @@ impl AgentBuilder {
         self
     }
 
-    /// Sets the time limit of a tool call and the maximum size of its output.
+    /// Sets the time limits of a tool call and the maximum size of its output.
     pub fn tool_limits(mut self, limits: ToolLimits) -> Self {
         self.tool_limits = limits;
         self

@@ -60,6 +60,12 @@ impl Tool for McpTool {
         Some(self.server.settings().total_limit.saturating_add(SLACK))
     }
 
+    /// Returns no limit, because the client applies its own idle limit. For this limit, the server's answers about a
+    /// running task count too, which are not reported as progress.
+    fn idle_timeout(&self) -> Option<Duration> {
+        Some(Duration::MAX)
+    }
+
     fn requires_approval(&self) -> bool {
         self.approval
     }

@@ -5,7 +5,7 @@ use std::{
 };
 
 use serde_json::Value;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
 use super::ask::{AgentLink, Answer, CallClock};
@@ -49,6 +49,8 @@ pub struct ToolContext {
     agent: Option<Arc<AgentLink>>,
     extensions: Extensions,
     epoch: Option<u64>,
+    /// Notified at each progress report, if the call has a limit on the time between reports.
+    watched: Option<Arc<Notify>>,
 }
 
 impl ToolContext {
@@ -64,6 +66,7 @@ impl ToolContext {
             agent: None,
             extensions: Extensions::default(),
             epoch: None,
+            watched: None,
         }
     }
 
@@ -151,6 +154,12 @@ impl ToolContext {
         (self.clone().with_cancellation(own.clone()), own)
     }
 
+    /// Returns a value that is notified at each progress report. A call inside another call shares the value, because
+    /// its reports also show that the outer call makes progress.
+    pub(super) fn watch_progress(&mut self) -> Arc<Notify> {
+        Arc::clone(self.watched.get_or_insert_default())
+    }
+
     /// Returns whether the call has been cancelled, timed out or dropped.
     pub fn is_cancelled(&self) -> bool {
         self.cancellation.is_cancelled()
@@ -164,6 +173,9 @@ impl ToolContext {
     ///
     /// If the future is dropped while it is waiting, the progress is not reported.
     pub async fn progress(&self, data: Value) {
+        if let Some(watched) = &self.watched {
+            watched.notify_waiters();
+        }
         if let Some(progress) = &self.progress {
             let _ = progress.send((self.tool_use_id.clone(), data)).await;
         } else if let Some(agent) = &self.agent {

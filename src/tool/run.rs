@@ -1,6 +1,7 @@
-use std::{pin::pin, time::Duration};
+use std::{future::pending, pin::pin, sync::Arc, time::Duration};
 
 use serde_json::Value;
+use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 use tracing::{Instrument, Span};
 
@@ -20,19 +21,24 @@ pub struct ToolLimits {
     /// The time limit of the call. If a tool has its own [`Tool::timeout`], that limit applies instead. `Duration::MAX`
     /// means no limit.
     pub timeout: Duration,
+    /// The longest time without a [progress report](ToolContext::progress), counted from the call's start or the last
+    /// report. This limit applies in addition to `timeout`. If a tool has its own [`Tool::idle_timeout`], that limit
+    /// applies instead. `Duration::MAX`, which is the default, means no limit.
+    pub idle_timeout: Duration,
     /// The maximum size of the output in bytes, for all blocks together. A text is counted as UTF-8 together with its
-    /// signature, and an attachment as its base64 data or URL, its media type and its name. Text beyond the limit is
-    /// cut, and an attachment that does not fit is omitted. A notice in the result reports this. The notice counts
-    /// towards the limit if the limit leaves room for it.
+    /// signature, and an attachment as its base64 data or URL, its media type and its name. A longer text keeps its
+    /// beginning and its end, and an attachment that does not fit is omitted. A notice at the gap reports this. The
+    /// notice counts towards the limit if the limit leaves room for it.
     pub max_output: usize,
 }
 
-setters!(ToolLimits: with_timeout(timeout: Duration), with_max_output(max_output: usize));
+setters!(ToolLimits: with_timeout(timeout: Duration), with_idle_timeout(idle_timeout: Duration));
+setters!(ToolLimits: with_max_output(max_output: usize));
 
 impl Default for ToolLimits {
-    /// Returns limits of two minutes and 256 KiB.
+    /// Returns limits of two minutes and 256 KiB, without a limit on the time between progress reports.
     fn default() -> Self {
-        Self { timeout: Duration::from_mins(2), max_output: 256 * 1024 }
+        Self { timeout: Duration::from_mins(2), idle_timeout: Duration::MAX, max_output: 256 * 1024 }
     }
 }
 
@@ -83,8 +89,8 @@ impl ToolSet {
         if let Some(trace) = &trace {
             trace.capture(CapturedContent::ToolInput, || tool_use.input.to_string());
         }
-        let outcome = match contained(|| span.in_scope(|| self.admit(tool_use, limits.timeout))) {
-            Ok(Ok((tool, limit))) => call(tool, tool_use, &context, limit).instrument(span).await,
+        let outcome = match contained(|| span.in_scope(|| self.admit(tool_use, *limits))) {
+            Ok(Ok((tool, limits))) => call(tool, tool_use, &context, limits).instrument(span).await,
             Ok(Err(reason)) => Err(reason),
             Err(panic) => Err(panicked(&tool_use.name, &panic)),
         };
@@ -105,9 +111,9 @@ impl ToolSet {
         result
     }
 
-    /// Returns the tool to call and its time limit, or the reason why the tool is not called. This runs code of the
+    /// Returns the tool to call and its limits, or the reason why the tool is not called. This runs code of the
     /// application, which may panic.
-    fn admit(&self, tool_use: &ToolUse, timeout: Duration) -> Result<(&dyn Tool, Duration), String> {
+    fn admit(&self, tool_use: &ToolUse, mut limits: ToolLimits) -> Result<(&dyn Tool, ToolLimits), String> {
         let name = &tool_use.name;
         let tool = self.get(name).ok_or_else(|| self.no_such_tool(name))?;
         if !tool.has_handler() {
@@ -117,7 +123,9 @@ impl ToolSet {
             return Err(malformed(name, raw));
         }
         check_input(&**tool, name, &tool_use.input)?;
-        Ok((&**tool, tool.timeout().unwrap_or(timeout)))
+        limits.timeout = tool.timeout().unwrap_or(limits.timeout);
+        limits.idle_timeout = tool.idle_timeout().unwrap_or(limits.idle_timeout);
+        Ok((&**tool, limits))
     }
 
     fn no_such_tool(&self, name: &str) -> String {
@@ -153,10 +161,12 @@ async fn call(
     tool: &dyn Tool,
     tool_use: &ToolUse,
     context: &ToolContext,
-    limit: Duration,
+    limits: ToolLimits,
 ) -> Result<ToolOutput, String> {
     let name = &tool_use.name;
-    let (own, cancellation) = context.with_own_cancellation();
+    let ToolLimits { timeout, idle_timeout, .. } = limits;
+    let (mut own, cancellation) = context.with_own_cancellation();
+    let reports = (idle_timeout < Duration::MAX).then(|| own.watch_progress());
     // If the call is abandoned, this guard cancels the tool's context, so that work that the tool has started elsewhere
     // can stop.
     let abandoned = cancellation.drop_guard();
@@ -164,20 +174,28 @@ async fn call(
     let outcome = tokio::select! {
         biased;
         () = context.cancelled() => return Err(format!("The call of {name:?} was cancelled.")),
-        outcome = within(limit, call, context) => outcome,
+        outcome = within(timeout, call, context) => {
+            outcome.ok_or_else(|| format!("The tool {name:?} did not finish within {timeout:?} and was stopped."))?
+        }
+        () = silence(idle_timeout, reports, context) => {
+            return Err(format!("The tool {name:?} reported no progress for {idle_timeout:?} and was stopped."));
+        }
     };
-    if outcome.is_some() {
-        abandoned.disarm();
-    }
+    abandoned.disarm();
     match outcome {
-        Some(Ok(Ok(output))) => Ok(output),
-        Some(Ok(Err(error))) if error.text().trim().is_empty() => {
+        Ok(Ok(output)) => Ok(output),
+        Ok(Err(error)) if error.text().trim().is_empty() => {
             Err(format!("The tool {name:?} failed without an error message."))
         }
-        Some(Ok(Err(error))) => Err(error.text().to_owned()),
-        Some(Err(panic)) => Err(panicked(name, &panic)),
-        None => Err(format!("The tool {name:?} did not finish within {limit:?} and was stopped.")),
+        Ok(Err(error)) => Err(error.text().to_owned()),
+        Err(panic) => Err(panicked(name, &panic)),
     }
+}
+
+/// Waits until no progress was reported for `limit`. Waits forever if the reports are not watched.
+async fn silence(limit: Duration, reports: Option<Arc<Notify>>, context: &ToolContext) {
+    let Some(reports) = reports else { return pending().await };
+    while within(limit, reports.notified(), context).await.is_some() {}
 }
 
 /// Waits for the call, but not longer than `limit`. Returns `None` if the limit has passed. The time during which a

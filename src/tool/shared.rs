@@ -10,14 +10,30 @@ use super::{Replay, Schema, Tool, ToolContext, ToolError, ToolOutput};
 /// A tool whose time limit is replaced.
 pub(super) struct WithTimeout<T>(pub(super) T, pub(super) Duration);
 
+/// A tool whose limit on the time between progress reports is replaced.
+pub(super) struct WithIdleTimeout<T>(pub(super) T, pub(super) Duration);
+
 /// A tool whose declaration about repeated calls is replaced.
 pub(super) struct WithReplay<T>(pub(super) T, pub(super) Replay);
 
 /// A tool that needs an approval.
 pub(super) struct WithApproval<T>(pub(super) T);
 
+/// Returns the given property of a wrapper, or otherwise the property of the tool inside.
+macro_rules! property {
+    (; $inner:expr) => {
+        $inner
+    };
+    ($own:expr; $inner:expr) => {
+        $own
+    };
+}
+
 macro_rules! delegate {
-    (<$($parameter:ident),*> $tool:ty, |$this:ident| $inner:expr, $timeout:expr, $approval:expr, $replay:expr) => {
+    (
+        <$($parameter:ident),*> $tool:ty, |$this:ident| $inner:expr
+        $(, timeout: $timeout:expr)? $(, idle: $idle:expr)? $(, approval: $approval:expr)? $(, replay: $replay:expr)?
+    ) => {
         #[async_trait]
         impl<T: Tool $(+ ?$parameter)*> Tool for $tool {
             fn name(&self) -> &str {
@@ -42,17 +58,22 @@ macro_rules! delegate {
 
             fn timeout(&self) -> Option<Duration> {
                 let $this = self;
-                $timeout
+                property!($($timeout)?; $inner.timeout())
+            }
+
+            fn idle_timeout(&self) -> Option<Duration> {
+                let $this = self;
+                property!($($idle)?; $inner.idle_timeout())
             }
 
             fn requires_approval(&self) -> bool {
                 let $this = self;
-                $approval
+                property!($($approval)?; $inner.requires_approval())
             }
 
             fn replay(&self) -> Replay {
                 let $this = self;
-                $replay
+                property!($($replay)?; $inner.replay())
             }
 
             async fn call(&self, input: Value, context: ToolContext) -> Result<ToolOutput, ToolError> {
@@ -63,8 +84,9 @@ macro_rules! delegate {
     };
 }
 
-delegate!(<Sized> Arc<T>, |tool| (**tool), (**tool).timeout(), (**tool).requires_approval(), (**tool).replay());
-delegate!(<Sized> Box<T>, |tool| (**tool), (**tool).timeout(), (**tool).requires_approval(), (**tool).replay());
-delegate!(<> WithTimeout<T>, |tool| tool.0, Some(tool.1), tool.0.requires_approval(), tool.0.replay());
-delegate!(<> WithApproval<T>, |tool| tool.0, tool.0.timeout(), { let _ = tool; true }, tool.0.replay());
-delegate!(<> WithReplay<T>, |tool| tool.0, tool.0.timeout(), tool.0.requires_approval(), tool.1);
+delegate!(<Sized> Arc<T>, |tool| (**tool));
+delegate!(<Sized> Box<T>, |tool| (**tool));
+delegate!(<> WithTimeout<T>, |tool| tool.0, timeout: Some(tool.1));
+delegate!(<> WithIdleTimeout<T>, |tool| tool.0, idle: Some(tool.1));
+delegate!(<> WithApproval<T>, |tool| tool.0, approval: { let _ = tool; true });
+delegate!(<> WithReplay<T>, |tool| tool.0, replay: tool.1);

@@ -26,6 +26,11 @@ pub trait TypedTool: Send + Sync + 'static {
         None
     }
 
+    /// Returns the limit on the time between progress reports, like [`Tool::idle_timeout`].
+    fn idle_timeout(&self) -> Option<Duration> {
+        None
+    }
+
     /// Returns whether a call may be repeated, like [`Tool::replay`].
     fn replay(&self) -> Replay {
         Replay::Never
@@ -77,6 +82,10 @@ impl<T: TypedTool> Tool for TypedAdapter<T> {
 
     fn timeout(&self) -> Option<Duration> {
         self.tool.timeout()
+    }
+
+    fn idle_timeout(&self) -> Option<Duration> {
+        self.tool.idle_timeout()
     }
 
     fn replay(&self) -> Replay {

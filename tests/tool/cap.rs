@@ -35,33 +35,67 @@ fn run_output_of_exactly_the_limit_is_whole() {
     assert_eq!(run(blocks.clone(), 200).content, blocks);
 }
 
-#[test]
-fn run_text_beyond_the_limit_is_cut_with_a_note() {
-    let result = run(vec!["x".repeat(1_000).into()], 200);
-    assert!(!result.is_error);
-    let [ResultBlock::Text(start), ResultBlock::Text(notice)] = &result.content[..] else {
-        panic!("{:?}", result.content)
-    };
-    let kept = start.text.len();
-    assert!((100..=200).contains(&kept) && start.text.bytes().all(|byte| byte == b'x'));
-    let expected = format!("[Output was cut to 200 bytes: {} bytes of text omitted.]", 1_000 - kept);
-    assert_eq!(notice.text.trim(), expected);
-    assert!(bytes(&result) <= 200);
+/// Returns the text blocks of a result.
+fn texts(result: &ToolResult) -> Vec<&str> {
+    let texts = result.content.iter().filter_map(|block| match block {
+        ResultBlock::Text(text) => Some(text.text.as_str()),
+        _ => None,
+    });
+    texts.collect()
 }
 
 #[test]
-fn run_text_after_a_cut_is_omitted() {
-    let result = run(vec!["x".repeat(1_000).into(), "end".into()], 500);
-    assert!(!result.text().contains("end"), "{}", result.text());
-    assert_eq!(result.content.len(), 2);
+fn run_text_beyond_the_limit_keeps_its_beginning_and_end_around_a_notice() {
+    let text: String = (0..1_000).map(|number| format!("{number:04}\n")).collect();
+    let result = run(vec![text.as_str().into()], 400);
+    assert!(!result.is_error);
+    let [start, notice, end] = texts(&result)[..] else { panic!("{:?}", result.content) };
+    assert!(text.starts_with(start) && text.ends_with(end));
+    assert!(start.len().abs_diff(end.len()) <= 1 && start.len() > 150, "{start:?} {end:?}");
+    let missing = text.len() - start.len() - end.len();
+    assert_eq!(notice, format!("\n[Output was cut to 400 bytes: {missing} bytes of text omitted here.]\n"));
+    assert!(bytes(&result) <= 400);
+}
+
+#[test]
+fn run_texts_of_several_blocks_keep_the_first_beginning_and_the_last_end() {
+    let blocks = |middle: ResultBlock| {
+        vec!["first ".into(), "x".repeat(300).into(), middle, "y".repeat(300).into(), " last".into()]
+    };
+    let result = run(blocks("middle".into()), 400);
+    assert!(
+        result.text().starts_with("first xxx") && result.text().ends_with("yyy last"),
+        "{}",
+        result.text()
+    );
+    assert!(!result.text().contains("middle"));
+    assert_eq!(texts(&result).iter().filter(|text| text.contains("omitted here")).count(), 1);
+    assert!(bytes(&result) <= 400);
+
+    // An attachment that comes before the cut is kept.
+    let image = Attachment::url("image/png", "https://example.com/a.png");
+    let result =
+        run(vec!["first ".into(), image.clone().into(), "x".repeat(900).into(), " last".into()], 400);
+    assert_eq!(result.content[1], image.into());
+    assert!(result.text().ends_with("x last"), "{}", result.text());
+}
+
+#[test]
+fn run_json_beyond_the_limit_keeps_its_beginning_and_end() {
+    let lines: Vec<Value> = (0..500).map(|number| json!({ "line": number })).collect();
+    let output = json!({ "lines": lines, "status": "failed" });
+    let result = run(vec![output.to_string().into()], 600);
+    assert!(result.text().starts_with(r#"{"lines":[{"line":0}"#), "{}", result.text());
+    assert!(result.text().ends_with(r#"],"status":"failed"}"#), "{}", result.text());
 }
 
 #[test]
 fn run_text_is_cut_between_characters() {
     for limit in 100..120 {
         let result = run(vec!["日本語".repeat(100).into()], limit);
-        let ResultBlock::Text(start) = &result.content[0] else { panic!() };
-        assert!(!start.text.is_empty() && "日本語".repeat(100).starts_with(&start.text));
+        let [start, _, end] = texts(&result)[..] else { panic!("{:?}", result.content) };
+        let text = "日本語".repeat(100);
+        assert!(!start.is_empty() && text.starts_with(start) && !end.is_empty() && text.ends_with(end));
         assert!(bytes(&result) <= limit);
     }
 }
@@ -85,8 +119,10 @@ fn run_attachment_that_does_not_fit_is_named_instead() {
 #[test]
 fn run_signature_of_cut_text_is_dropped() {
     let text = Text::new("x".repeat(1_000)).with_signature("s");
-    let ResultBlock::Text(start) = &run(vec![text.into()], 300).content[0] else { panic!() };
-    assert_eq!(start.signature, None);
+    for block in run(vec![text.into()], 300).content {
+        let ResultBlock::Text(part) = block else { panic!() };
+        assert_eq!(part.signature, None);
+    }
 }
 
 #[test]

@@ -283,6 +283,101 @@ async fn run_timeout_is_two_minutes_unless_set() {
     assert_eq!(started.elapsed(), Duration::from_mins(2));
 }
 
+/// Returns a tool that reports progress after each of these numbers of seconds, and then takes `rest` seconds.
+fn reporting(waits: &'static [u64], rest: u64) -> impl Tool {
+    tool_fn("report", "Reports.", move |_: Value, context: ToolContext| async move {
+        for wait in waits {
+            tokio::time::sleep(Duration::from_secs(*wait)).await;
+            context.progress(json!(wait)).await;
+        }
+        tokio::time::sleep(Duration::from_secs(rest)).await;
+        Ok("done")
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_idle_timeout_counts_from_the_last_progress_report() {
+    let idle = Duration::from_secs(10);
+    for (waits, rest, stops_after) in
+        [(&[9, 9, 9][..], 9, None), (&[9, 9], 11, Some(28)), (&[], 11, Some(10)), (&[11], 0, Some(10))]
+    {
+        let limits = ToolLimits::default().with_idle_timeout(idle);
+        let tool_use = ToolUse::new("id", "report", json!({}));
+        let (start, tools) = (tokio::time::Instant::now(), tools(reporting(waits, rest)));
+        let result = tools.run(&tool_use, ToolContext::detached("id"), &limits).await;
+        let Some(stops_after) = stops_after else {
+            assert_eq!(result.text(), "done");
+            continue;
+        };
+        let text = r#"The tool "report" reported no progress for 10s and was stopped."#;
+        assert_eq!((result.text().as_str(), result.is_error), (text, true));
+        assert_eq!(start.elapsed().as_secs(), stops_after);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_idle_timeout_applies_beside_the_total_timeout() {
+    let limits = limits(Duration::from_secs(20)).with_idle_timeout(Duration::from_secs(10));
+    let tool_use = ToolUse::new("id", "report", json!({}));
+    let tools = tools(reporting(&[9, 9, 9], 9));
+    let result = tools.run(&tool_use, ToolContext::detached("id"), &limits).await;
+    assert_eq!(result.text(), r#"The tool "report" did not finish within 20s and was stopped."#);
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_idle_timeout_of_the_tool_replaces_that_of_the_limits() {
+    struct Typed;
+    impl TypedTool for Typed {
+        type Input = Value;
+        fn name(&self) -> &'static str {
+            "typed"
+        }
+        fn description(&self) -> Cow<'_, str> {
+            "Typed.".into()
+        }
+        fn idle_timeout(&self) -> Option<Duration> {
+            Some(Duration::from_secs(3))
+        }
+        async fn call(&self, _: Value, _: ToolContext) -> Result<ToolOutput, ToolError> {
+            std::future::pending().await
+        }
+    }
+    let (three, four) = (Some(Duration::from_secs(3)), Duration::from_secs(4));
+    let inner = || reporting(&[], 60).with_idle_timeout(Duration::from_secs(3));
+    let wrapped: [Box<dyn Tool>; 6] = [
+        Box::new(inner()),
+        Box::new(Arc::new(inner())),
+        Box::new(inner().with_timeout(Duration::from_mins(1))),
+        Box::new(inner().needs_approval()),
+        Box::new(inner().with_replay(omni_agent::tool::Replay::Safe)),
+        Box::new(Typed.into_tool()),
+    ];
+    for tool in wrapped {
+        assert_eq!(tool.idle_timeout(), three);
+        for (tool, most) in [(tool, 3), (Box::new(reporting(&[], 60)), 4)] {
+            let (start, name) = (tokio::time::Instant::now(), tool.name().to_owned());
+            let tool_use = ToolUse::new("id", name, json!({}));
+            let limits = ToolLimits::default().with_idle_timeout(four);
+            let result =
+                ToolSet::new().with(tool).unwrap().run(&tool_use, ToolContext::detached("id"), &limits).await;
+            assert!(result.is_error, "{result:?}");
+            assert_eq!(start.elapsed().as_secs(), most);
+        }
+    }
+    assert_eq!(inner().with_timeout(four).timeout(), Some(four));
+    assert_eq!(inner().timeout(), None);
+    assert_eq!(reporting(&[], 60).idle_timeout(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_idle_timed_out_cancels_spawned_tasks() {
+    let (tools, mut reports) = spawns(true);
+    let limits = ToolLimits::default().with_idle_timeout(Duration::from_secs(1));
+    let tool_use = ToolUse::new("id", "spawns", json!({}));
+    assert!(tools.run(&tool_use, ToolContext::detached("id"), &limits).await.is_error);
+    assert_eq!(reports.recv().await, Some("stopped"));
+}
+
 #[tokio::test(start_paused = true)]
 async fn run_timeout_of_the_tool_replaces_that_of_the_limits() {
     let slow = |name: &str, limit| {

@@ -79,6 +79,29 @@ async fn question_of_a_tool_stops_the_clocks_of_the_call_and_of_the_turn() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn question_of_a_tool_stops_the_clock_of_its_idle_limit() {
+    for (after, is_late) in [(LIMIT.mul_f32(0.499), false), (LIMIT.mul_f32(0.501), true)] {
+        let slow = tool_fn("slow", "Asks in between.", move |_: Value, context: ToolContext| async move {
+            tokio::time::sleep(LIMIT * 3 / 4).await;
+            context.progress(Value::Null).await;
+            tokio::time::sleep(LIMIT / 2).await;
+            context.ask(Value::Null).await;
+            tokio::time::sleep(after).await;
+            Ok("done")
+        });
+        let step = Step::new().then_tool_use("c", "slow", json!({}));
+        let slow = slow.with_timeout(LIMIT * 10).with_idle_timeout(LIMIT);
+        let mut agent = agent_with([Box::new(slow) as _], step).await;
+        agent.until("pause").await;
+        tokio::time::sleep(LIMIT * 30).await;
+        agent.agent.resume("c?1", Decision::Execute).await.unwrap();
+        let events = agent.end().await;
+        assert_eq!(results(&events)[0].0.is_error, is_late, "{:?}", results(&events));
+        stopped(&events);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn time_before_and_after_a_question_counts_for_the_limit_of_the_call() {
     for (after, is_late) in [(LIMIT.mul_f32(0.499), false), (LIMIT.mul_f32(0.501), true)] {
         let slow = tool_fn("slow", "Asks in between.", move |_: Value, context: ToolContext| async move {

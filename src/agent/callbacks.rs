@@ -109,6 +109,9 @@ pub trait AgentCallbacks: Send + 'static {
 
     /// Called for each tool use of a step, in order, before any tool runs. Also called for tools that a service runs
     /// itself, if the service asks for a decision.
+    ///
+    /// Not called if the output limit has cut the response. None of its tools run then, and the model is asked again. If
+    /// the next response is cut too, the turn ends with [`StopReason::Length`](crate::provider::StopReason::Length).
     async fn handle_tool_use(&mut self, tool_use: &ToolUse, state: &mut State) -> ToolDecision {
         let _ = (tool_use, state);
         ToolDecision::Execute
@@ -125,7 +128,7 @@ pub trait AgentCallbacks: Send + 'static {
     }
 
     /// Called when the model needs no more tools. Also called when the tools that the model uses are not run, because
-    /// the limit of requests is reached, the response was refused, or a tool has no handler. The response covers the
+    /// the limit of requests is reached, the response was refused or cut, or a tool has no handler. The response covers the
     /// whole turn. The turn is committed when the callback returns.
     ///
     /// A staged prompt takes precedence over a continuation. If the limit of requests is reached, a continuation is

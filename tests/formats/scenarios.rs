@@ -68,6 +68,7 @@ scenarios! {
         Gemini: Unsupported, "inputs come parsed; the service fails with MALFORMED_FUNCTION_CALL";
         Ollama: Unsupported, "inputs come parsed; the server fails";
     }
+    tools::tool_uses_of_a_cut_answer
     tools::open_tool_answered_by_the_application
     tools::tool_choice_none
     tools::tool_choice_required { Ollama: Unsupported, "a tool can't be forced"; }

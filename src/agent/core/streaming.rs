@@ -182,20 +182,30 @@ impl Core {
                 reason => self.conclude(turn, reason, read, cx),
             };
         }
-        let refused = stop_reason == StopReason::Refusal;
-        if exhausted || refused {
-            let (text, reason) = if refused {
-                ("Not run: the response with this tool use was refused.".to_owned(), StopReason::Refusal)
-            } else {
+        // The text of the results if no tool is run, and the reason with which the turn then ends. Without a reason, the
+        // model is asked again.
+        let (text, reason) = match stop_reason {
+            StopReason::Refusal => (REFUSED.to_owned(), Some(stop_reason)),
+            StopReason::ContextLength => (NO_ROOM.to_owned(), Some(stop_reason)),
+            StopReason::Length if follows_cut(&turn) => (CUT.to_owned(), Some(stop_reason)),
+            StopReason::Length => (CUT.to_owned(), exhausted.then_some(StopReason::MaxSteps)),
+            _ if exhausted => {
                 let steps = if turn.step == 1 { "step" } else { "steps" };
-                (format!("Not run: the limit of {} {steps} is reached.", turn.step), StopReason::MaxSteps)
-            };
-            let results = uses.iter().map(|tool_use| ToolResult::error(tool_use, text.as_str())).collect();
+                let text = format!("Not run: the limit of {} {steps} is reached.", turn.step);
+                (text, Some(StopReason::MaxSteps))
+            }
+            _ => {
+                cx.record_soon(turn.recorded);
+                return self.decide(turn, uses, cx);
+            }
+        };
+        let results = uses.iter().map(|tool_use| ToolResult::error(tool_use, text.as_str())).collect();
+        if let Some(reason) = reason {
             close_tool_uses(&mut turn, results, 0, cx);
             return self.conclude(turn, reason, None, cx);
         }
         cx.record_soon(turn.recorded);
-        self.decide(turn, uses, cx);
+        self.next_step(turn, results, 0, cx);
     }
 
     /// Called when the request could not be prepared or sent, or when its stream failed.
@@ -226,6 +236,23 @@ impl Core {
         let op = self.enter(turn, Stage::Failing { failure: failure.clone(), remains: Box::new(remains) });
         cx.push(Effect::Call(op, Call::HandleError(Box::new(failure))));
     }
+}
+
+/// The result of each tool use of a response that the output limit has cut. Even the input of a tool use that looks whole
+/// may be part of a larger plan.
+const CUT: &str = "Not run: the output limit cut the response with this tool use. Use the tool again with a shorter \
+                   input, or divide the work between several responses.";
+
+const REFUSED: &str = "Not run: the response with this tool use was refused.";
+
+const NO_ROOM: &str =
+    "Not run: the response with this tool use was cut, because the model's context window is full.";
+
+/// Returns whether the last response follows the results of a response that was cut. The results are pending messages, so
+/// this is still known after a restart.
+fn follows_cut(turn: &Turn) -> bool {
+    let is_cut = |result: &ToolResult| result.is_error && result.text() == CUT;
+    turn.prompts_of_step().iter().any(|message| message.tool_results().any(is_cut))
 }
 
 /// Adds `results` as the results of the last message's tool uses. The first `emitted` results were already emitted.

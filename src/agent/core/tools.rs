@@ -256,8 +256,19 @@ impl Core {
             close_tool_uses(&mut turn, reviewed, emitted, cx);
             return self.conclude(turn, StopReason::MaxSteps, None, cx);
         }
+        self.next_step(turn, reviewed, emitted, cx);
+    }
+
+    /// Sends the results of the last message's tool uses to the model. The first `emitted` results were already emitted.
+    pub(super) fn next_step(
+        &mut self,
+        mut turn: Box<Turn>,
+        results: Vec<ToolResult>,
+        emitted: usize,
+        cx: &mut Context<'_>,
+    ) {
         turn.step += 1;
-        close_tool_uses(&mut turn, reviewed, emitted, cx);
+        close_tool_uses(&mut turn, results, emitted, cx);
         self.join_step(&mut turn, cx);
         self.prepare(turn, cx);
     }

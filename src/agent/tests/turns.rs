@@ -219,6 +219,75 @@ async fn malformed_and_invalid_input_get_error_results_and_the_turn_continues() 
     assert_eq!((&uses[1].input, uses[1].malformed.as_deref()), (&json!({ "town": "Oslo" }), None));
 }
 
+/// A response with a whole tool use and a tool use that was cut off.
+fn cut_uses(id: &str, reason: StopReason) -> Step {
+    let whole = Step::new().then_tool_use(id, "note", json!({ "n": 1 }));
+    whole.then_raw_tool_use(&format!("{id}-cut"), "note", &["{\"n\": "]).stop_with(reason)
+}
+
+#[tokio::test(start_paused = true)]
+async fn tool_uses_of_a_cut_response_do_not_run_and_the_model_is_asked_again() {
+    let steps =
+        [cut_uses("a", StopReason::Length), Step::tool_use("b", "note", json!({})), Step::text("Done.")];
+    let (provider, builder) = scripted(steps);
+    let ran = Log::default();
+    let mut agent = Watched::start(builder.tool(noting("note", &ran))).await;
+    let events = agent.run("Go").await;
+    assert_eq!(ran.all(), ["note {}"]);
+    let results = results(&events);
+    for (result, _) in &results[..2] {
+        assert!(result.is_error && result.text().contains("output limit"), "{}", result.text());
+    }
+    assert!(!results[2].0.is_error);
+    let response = stopped(&events);
+    assert_eq!((response.text().as_str(), response.step), ("Done.", 3));
+    let steps: Vec<_> = steps_of(&events);
+    assert_eq!(steps, [(StopReason::Length, 1), (StopReason::ToolUse, 2), (StopReason::Stop, 3)]);
+    assert_eq!(provider.requests()[1].history.last().unwrap().tool_results().count(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn tool_uses_of_a_second_cut_response_end_the_turn_with_length() {
+    // A response that is not cut lies between the first two cut responses.
+    let cut = |id| cut_uses(id, StopReason::Length);
+    let steps = [cut("a"), Step::tool_use("b", "note", json!({})), cut("c"), cut("d"), Step::text("Hello.")];
+    let (provider, builder) = scripted(steps);
+    let ran = Log::default();
+    let mut agent = Watched::start(builder.tool(noting("note", &ran))).await;
+    let response = stopped(&agent.run("Go").await);
+    assert_eq!(
+        (response.stop_reason, response.step, ran.all()),
+        (StopReason::Length, 4, vec!["note {}".to_owned()])
+    );
+    assert_eq!(provider.requests().len(), 4);
+    // The tool uses have results, so the next prompt can be sent.
+    assert_eq!(stopped(&agent.run("Hi").await).text(), "Hello.");
+}
+
+#[tokio::test(start_paused = true)]
+async fn tool_uses_of_a_cut_response_at_another_limit_end_the_turn() {
+    let cases = [
+        (StopReason::Length, 1, StopReason::MaxSteps, "output limit"),
+        (StopReason::ContextLength, 9, StopReason::ContextLength, "context window"),
+    ];
+    for (reason, max_steps, ends, word) in cases {
+        let (provider, builder) = scripted([cut_uses("a", reason)]);
+        let ran = Log::default();
+        let builder = builder.tool(noting("note", &ran)).max_steps(max_steps);
+        let events = Watched::start(builder).await.run("Go").await;
+        assert_eq!((stopped(&events).stop_reason, ran.all().len(), provider.requests().len()), (ends, 0, 1));
+        let results = results(&events);
+        assert!(
+            results.iter().all(|(result, _)| result.is_error && result.text().contains(word)),
+            "{results:?}"
+        );
+    }
+}
+
+fn steps_of(events: &[std::sync::Arc<Event>]) -> Vec<(StopReason, u32)> {
+    steps(events).iter().map(|step| (step.stop_reason.clone(), step.step)).collect()
+}
+
 #[tokio::test(start_paused = true)]
 async fn handle_turn_sees_the_whole_turn() {
     let step = Step::new().usage(tokens(10)).then_tool_use("a", "look", json!({})).stop();

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::{
     rig::{Cell, Format, PNG, Rig, camera, provider_error, question, warned, weather},
-    script::{Answer, Block},
+    script::{Answer, Block, Stop},
 };
 
 pub(super) async fn one_tool(rig: &mut Rig) -> Cell {
@@ -114,6 +114,35 @@ pub(super) async fn malformed_tool_input(rig: &mut Rig) -> Cell {
     let call = response.messages[1].tool_uses().next().unwrap();
     assert_eq!((call.malformed.as_deref(), &call.input), (Some(input), &json!({})));
     assert!(rig.last().results.remove(0).failed);
+    Cell::Works
+}
+
+/// The output limit cuts an answer after a whole call. In Gemini and Ollama, calls are sent only as a whole.
+pub(super) async fn tool_uses_of_a_cut_answer(rig: &mut Rig) -> Cell {
+    let agent = rig.builder().tool(weather()).start().await.unwrap();
+    let cut = |number: u32| {
+        let whole = Answer::call(&format!("call_{number}a"), "weather", &json!({"city": "Rome"}));
+        let half = Block::Call {
+            id: format!("call_{number}b"),
+            name: "weather".into(),
+            input: "{\"city\": \"Os".into(),
+        };
+        let parsed = rig.is(&[Format::Gemini, Format::Ollama]);
+        if parsed { whole } else { whole.then(half) }.stopping(Stop::Length)
+    };
+    rig.service.will(cut(1));
+    rig.service.will(cut(2));
+    let response = agent.ask("Weather?").await.unwrap();
+    assert_eq!((&response.stop_reason, response.step), (&StopReason::Length, 2));
+    rig.service.will(Answer::text("Sunny."));
+    assert_eq!(agent.ask("And now?").await.unwrap().text(), "Sunny.");
+    let results = rig.last().results;
+    let each = if rig.is(&[Format::Gemini, Format::Ollama]) { 1 } else { 2 };
+    assert_eq!(results.len(), 2 * each);
+    assert!(
+        results.iter().all(|result| result.failed && result.text.contains("output limit")),
+        "{results:?}"
+    );
     Cell::Works
 }
 

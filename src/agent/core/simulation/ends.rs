@@ -76,7 +76,7 @@ impl Model {
         let own = match (turn.place, step) {
             // The turn left tool uses open. `Desk` checks which ones.
             (TurnStage::Deciding, _) => StopReason::ToolUse,
-            (TurnStage::Closed, StopReason::Refusal) => StopReason::Refusal,
+            (TurnStage::Closed, step) if turn.ends_unrun() => step.clone(),
             (TurnStage::Closed, _) | (TurnStage::Complete, StopReason::Pause) => StopReason::MaxSteps,
             // All tools have run, so the turn does not end with the service's stop reason `ToolUse`.
             (TurnStage::Complete, StopReason::ToolUse) => StopReason::Stop,

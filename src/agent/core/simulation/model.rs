@@ -110,6 +110,8 @@ pub(super) struct Turn {
     pub(super) results: Vec<Content>,
     /// The stop reason of the last step.
     pub(super) reason: Option<StopReason>,
+    /// The number of consecutive responses with tool uses that the output limit has cut.
+    pub(super) cut: u32,
     /// The usage of the earlier requests of the turn.
     before: Usage,
     /// The usage of the current request.
@@ -140,6 +142,7 @@ impl Turn {
             base: 1,
             results: Vec::new(),
             reason: None,
+            cut: 0,
             before: Usage::default(),
             current: Usage::default(),
             booked: None,
@@ -191,6 +194,17 @@ impl Turn {
             response.usage
         );
         Ok(())
+    }
+
+    /// Returns whether none of the last response's tools may run.
+    pub(super) fn is_unrun(&self) -> bool {
+        use StopReason::{ContextLength, Length, Refusal};
+        matches!(self.reason, Some(Length | ContextLength | Refusal))
+    }
+
+    /// Returns whether the turn must end although the last response's tools did not run.
+    pub(super) fn ends_unrun(&self) -> bool {
+        self.is_unrun() && (self.reason != Some(StopReason::Length) || self.cut > 1)
     }
 
     pub(super) fn uses(&self) -> usize {
@@ -440,8 +454,7 @@ impl Model {
         if let Some(prompt) = self.queue.taken.take() {
             return self.joins_step(prompt, message, step);
         }
-        let closes =
-            self.interrupting() || self.exhausted() || self.turn()?.reason == Some(StopReason::Refusal);
+        let closes = self.interrupting() || self.exhausted() || self.turn()?.ends_unrun();
         let turn = self.turn()?;
         ensure!(
             matches!(turn.place, TurnStage::Deciding | TurnStage::Answered),
@@ -569,6 +582,15 @@ impl Model {
         turn.booked = Some(RequestEnd::Answered);
         turn.told_rows += response.usage;
         turn.reason = Some(response.stop_reason.clone());
+        let is_cut = response.stop_reason == StopReason::Length && turn.uses() > 0;
+        let continues = response.stop_reason == StopReason::Pause && turn.uses() == 0;
+        turn.cut = if is_cut {
+            turn.cut + 1
+        } else if continues {
+            turn.cut
+        } else {
+            0
+        };
         turn.place = match response.stop_reason {
             _ if turn.uses() > 0 => TurnStage::Deciding,
             StopReason::Pause if !exhausted => TurnStage::Asking,

@@ -85,11 +85,11 @@ impl Stream {
         let usual = if self.blocks.contains(&Kind::ToolUse) { StopReason::ToolUse } else { StopReason::Stop };
         let reason = match rng.below(20) {
             _ if friendly => usual,
-            0..13 => usual,
-            13..15 => StopReason::Pause,
-            15 => StopReason::Length,
+            0..11 => usual,
+            11..13 => StopReason::Pause,
+            13..16 => StopReason::Length,
             16 => StopReason::Refusal,
-            17 => StopReason::ToolUse,
+            17 => rng.pick(&[StopReason::ToolUse, StopReason::ContextLength]),
             18 => StopReason::Stop,
             _ => StopReason::Other("strange".into()),
         };

@@ -383,7 +383,10 @@ impl World {
                 ensure!(asked.name == tool_use.name, "the question is about {asked:?}, not {tool_use:?}");
                 Ok(())
             }
-            Call::HandleToolUse(tool_use) => self.desk.asks(tool_use),
+            Call::HandleToolUse(tool_use) => {
+                ensure!(!self.model.turn()?.is_unrun(), "a tool use of a response that was cut is processed");
+                self.desk.asks(tool_use)
+            }
             Call::HandleToolResult(result) => self.desk.reviews(result),
             Call::HandleTurn(response) => {
                 self.desk.concludes(response, &self.tools)?;

@@ -97,6 +97,22 @@ async fn turn_killed_in_a_callback_ends_as_if_undisturbed() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn turn_killed_after_a_cut_response_ends_at_the_next_one() {
+    let calls = Calls::open();
+    let cut = |id| Step::new().then_raw_tool_use(id, "act", &["{"]).stop_with(StopReason::Length);
+    let failed = Step::error(crate::provider::ProviderError::new(crate::provider::ErrorKind::Auth, "no"));
+    let shelf = killed_in("handle_error", [cut("a"), failed], calls.tool(Replay::Never)).await;
+    let builder = acting([cut("b")], calls.tool(Replay::Never)).1;
+    let gate = Gate::new();
+    gate.open();
+    let builder = builder.callbacks(Hanging { at: "", gate });
+    let life = Life::begin(builder, Durable::InFlight, &shelf).await;
+    life.idle().await;
+    let end = life.agent.snapshot().await.unwrap().last_run.unwrap();
+    assert_eq!(end.outcome, crate::agent::RunOutcome::Stopped { stop_reason: StopReason::Length });
+}
+
+#[tokio::test(start_paused = true)]
 async fn turn_killed_in_handle_turn_is_committed() {
     let calls = Calls::open();
     let shelf = killed_in("handle_turn", [act(), Step::text("Done.")], calls.tool(Replay::Never)).await;

@@ -264,7 +264,7 @@ impl Chat {
                 }
                 staged
             }
-            Event::Error { failure, staged, response } => {
+            Event::Error { failure, staged, response, .. } => {
                 self.printer.line(&format!("error: {}", explain(failure)));
                 self.failed = Some("a request failed".into());
                 self.keep(&response.messages);

@@ -250,10 +250,13 @@ impl TurnDecision {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ErrorDecision {
-    /// End the run with an error event.
+    /// End the run with an error event, and commit the completed steps and the streamed text of the turn, as an
+    /// interrupt does. If only the prompt could be kept, nothing is committed.
     Stop,
+    /// End the run with an error event, and discard the turn.
+    Discard,
     /// Repeat the step at once, with the history that the failed step had. The repetition counts as a request. If the
-    /// limit of requests is reached, the run ends with an error event instead.
+    /// limit of requests is reached, the run ends as with `Stop` instead.
     Retry,
     /// Repeat the step after this delay. The delay counts towards the turn's time limit. It is exact: a delay that a
     /// service requests is extended only by the [`RetryPolicy`](crate::provider::RetryPolicy).

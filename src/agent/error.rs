@@ -111,7 +111,8 @@ pub enum AgentError {
     OnHold(Arc<dyn Error + Send + Sync>),
     /// The run that this call started was cancelled. The response contains the discarded messages.
     Cancelled(Arc<Response>),
-    /// The run that this call started failed. The response contains the discarded messages.
+    /// The run that this call started failed. The response contains the messages that the failed turn has kept or
+    /// discarded, as [`Event::Error`](super::Event::Error) does.
     Failed(Failure, Arc<Response>),
     /// The response does not match the output schema or the requested type. The values are the problem and the
     /// response.
@@ -177,6 +178,22 @@ impl AgentError {
     pub fn provider_error(&self) -> Option<&ProviderError> {
         match self {
             Self::Failed(Failure::Provider { error }, _) => Some(error),
+            _ => None,
+        }
+    }
+
+    /// Returns the response of the run, if this error is the end of a run or about its response.
+    ///
+    /// If the run failed, the history contains the messages of the response, so a repeated prompt would be a second
+    /// one. The messages were discarded instead in these cases: only the prompt could be kept, a callback failed, or
+    /// `handle_error` returned [`ErrorDecision::Discard`](super::ErrorDecision::Discard). Then the run's end lists the
+    /// prompt in [`RunEnd::unanswered`](super::RunEnd::unanswered). If the run was cancelled, the messages were
+    /// discarded.
+    pub fn response(&self) -> Option<&Arc<Response>> {
+        match self {
+            Self::Cancelled(response) | Self::Failed(_, response) | Self::Output(_, response) => {
+                Some(response)
+            }
             _ => None,
         }
     }

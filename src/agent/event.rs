@@ -283,12 +283,18 @@ pub enum Event {
         /// count as another request.
         step: u32,
     },
-    /// The run failed, and its pending messages are discarded.
+    /// The run failed. If the turn in flight had completed more than its prompt, its work is committed, as by an
+    /// interrupt, unless [`handle_error`](super::AgentCallbacks::handle_error) has decided to discard it or a callback
+    /// has failed.
     Error {
         /// The reason for the failure.
         failure: Failure,
-        /// The discarded messages and the usage of their requests.
+        /// The messages of the turn in flight and the usage of their requests. If `committed` is set, the history
+        /// contains these messages. Otherwise they are discarded.
         response: Arc<Response>,
+        /// Whether the messages of `response` are committed.
+        #[serde(default)]
+        committed: bool,
         /// The prompts that were not used: staged prompts, and a prompt that `handle_event` returned while the session
         /// accepts no prompts.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -408,7 +414,7 @@ impl Event {
             Self::Staged { prompt, .. } => prompt.weight(),
             Self::ToolStart { input, .. } => input.as_ref().map_or(0, value_weight),
             Self::Retry { failure, .. } => failure.weight(),
-            Self::Error { failure, response, staged: prompts } => {
+            Self::Error { failure, response, staged: prompts, .. } => {
                 failure.weight() + response.weight() + staged(prompts)
             }
             Self::State(state) => state.weight(),

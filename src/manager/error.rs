@@ -1,7 +1,8 @@
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use super::ApprovalId;
 use crate::{
+    agent::Response,
     message::ToolUseId,
     provider::ProviderError,
     session::SessionError,
@@ -138,6 +139,15 @@ impl ManagerError {
     pub fn provider_error(&self) -> Option<&ProviderError> {
         match self {
             Self::Session(error) => error.provider_error(),
+            _ => None,
+        }
+    }
+
+    /// Returns the response of the run, if this error is the end of a run: see
+    /// [`AgentError::response`](crate::agent::AgentError::response).
+    pub fn response(&self) -> Option<&Arc<Response>> {
+        match self {
+            Self::Session(error) => error.response(),
             _ => None,
         }
     }

@@ -1,7 +1,7 @@
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use crate::{
-    agent::{AgentError, PromptId, Status},
+    agent::{AgentError, PromptId, Response, Status},
     provider::ProviderError,
     store::StoreError,
     subscription::EndReason,
@@ -188,6 +188,15 @@ impl SessionError {
     pub fn provider_error(&self) -> Option<&ProviderError> {
         match self {
             Self::Agent(error) => error.provider_error(),
+            _ => None,
+        }
+    }
+
+    /// Returns the response of the run, if this error is the end of a run: see
+    /// [`AgentError::response`](crate::agent::AgentError::response).
+    pub fn response(&self) -> Option<&Arc<Response>> {
+        match self {
+            Self::Agent(error) => error.response(),
             _ => None,
         }
     }

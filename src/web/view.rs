@@ -195,9 +195,10 @@ impl Lens {
             Event::Turn(TurnOutcome::Continue { response }) => {
                 Event::Turn(TurnOutcome::Continue { response: self.response(response) })
             }
-            Event::Error { failure, response, staged } => Event::Error {
+            Event::Error { failure, response, committed, staged } => Event::Error {
                 failure: failure.clone(),
                 response: self.response(response),
+                committed: *committed,
                 staged: staged.clone(),
             },
             Event::Cancelled { response, staged } => {

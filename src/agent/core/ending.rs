@@ -126,7 +126,7 @@ impl Core {
             return;
         };
         let delay = match decision {
-            ErrorDecision::Stop => return self.fail(turn, failure, remains, cx),
+            ErrorDecision::Stop | ErrorDecision::Discard => return self.fail(turn, failure, remains, cx),
             ErrorDecision::Retry => std::time::Duration::ZERO,
             ErrorDecision::RetryAfter(delay) => delay,
         };
@@ -206,7 +206,7 @@ impl Core {
     pub(super) fn end_in_error(&mut self, failure: Failure, cx: &mut Context<'_>) {
         self.discard(StopReason::Other("error".into()), cx, |response, staged| {
             let error = AgentError::Failed(failure.clone(), Arc::clone(&response));
-            (Event::Error { failure, response, staged }, Err(error))
+            (Event::Error { failure, response, committed: false, staged }, Err(error))
         });
     }
 

@@ -394,7 +394,7 @@ impl Model {
                 ensure!(response.stop_reason == StopReason::Cancelled, "{:?}", response.stop_reason);
                 self.discarded(response, staged)
             }
-            Event::Error { response, staged, failure } => {
+            Event::Error { response, staged, failure, .. } => {
                 ensure!(self.run || self.input == Input::EventFails, "an error without a run");
                 ensure!(
                     self.input != Input::GivesUp || self.failure.as_ref() == Some(failure),

@@ -279,7 +279,7 @@ impl Agent {
         self.emit(if is_cancelled {
             Event::Cancelled { response, staged: Vec::new() }
         } else {
-            Event::Error { failure, response, staged: Vec::new() }
+            Event::Error { failure, response, committed: false, staged: Vec::new() }
         });
         if let Some(before) = self.before.take() {
             self.history = before;

@@ -277,8 +277,8 @@ impl Agent {
     ///
     /// Returns the errors of [`prompt`](Agent::prompt), except that [`AgentError::Busy`] replaces `ResultsWhileBusy`
     /// and is returned whenever a run is active. Returns [`AgentError::KnownPrompt`] if the prompt's id is known.
-    /// Returns [`AgentError::Cancelled`] or [`AgentError::Failed`] if the run is cancelled or fails. Both errors
-    /// contain the messages that were discarded.
+    /// Returns [`AgentError::Cancelled`] or [`AgentError::Failed`] if the run is cancelled or fails. Both errors have a
+    /// [`response`](AgentError::response): the work that a failed run has kept, or the messages that were discarded.
     ///
     /// # Cancel safety
     ///

@@ -26,6 +26,7 @@
 //!
 //! Messages and histories serialize with `serde`. Files and databases keep messages in this JSON form.
 
+mod cleared;
 mod content;
 mod file;
 mod history;
@@ -43,6 +44,7 @@ pub use law::HistoryError;
 pub use usage::Usage;
 pub use usage_row::{Purpose, RequestEnd, UsageRow, UsageSum};
 
+pub(crate) use cleared::cleared;
 pub(crate) use id::text_id;
 
 pub(crate) use content::{map_weight, member_weight, value_weight};

@@ -171,8 +171,8 @@ pub trait Provider: Send + Sync + 'static {
         Replay::Safe
     }
 
-    /// Reports to an instance from [`open`](Provider::open) that these messages of a complete or interrupted turn are
-    /// now part of the conversation. A response of the instance that is never reported here was discarded. Agents call
+    /// Reports to an instance from [`open`](Provider::open) that these messages of a turn are now part of the
+    /// conversation. The turn is complete, or was interrupted or has failed and keeps its work. A response of the instance that is never reported here was discarded. Agents call
     /// this when a turn is committed, before the next request. Code that opens an instance without an agent, or wraps a
     /// provider, must call it too.
     fn committed(&self, messages: &[Arc<Message>]) {

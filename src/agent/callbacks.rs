@@ -139,7 +139,8 @@ pub trait AgentCallbacks: Send + 'static {
     }
 
     /// Called when a step failed and the retry policy does not allow another attempt. Also called when the turn reached
-    /// its time limit.
+    /// its time limit. If this callback itself takes longer than the time limit, the run ends as with
+    /// [`ErrorDecision::Stop`]. If it panics, the turn is discarded.
     async fn handle_error(&mut self, failure: &Failure, state: &mut State) -> ErrorDecision {
         let _ = (failure, state);
         ErrorDecision::Stop
@@ -252,6 +253,14 @@ impl TurnDecision {
 pub enum ErrorDecision {
     /// End the run with an error event, and commit the completed steps and the streamed text of the turn, as an
     /// interrupt does. If only the prompt could be kept, nothing is committed.
+    ///
+    /// If the service has refused the request ([`InvalidRequest`], [`Unsupported`] or [`ContextTooLong`]), it would
+    /// refuse the results of the last step in every later request too. So each attachment in these results, and each
+    /// text of more than 512 bytes, is replaced by a note, unless the response had begun.
+    ///
+    /// [`InvalidRequest`]: crate::provider::ErrorKind::InvalidRequest
+    /// [`Unsupported`]: crate::provider::ErrorKind::Unsupported
+    /// [`ContextTooLong`]: crate::provider::ErrorKind::ContextTooLong
     Stop,
     /// End the run with an error event, and discard the turn.
     Discard,

@@ -263,6 +263,7 @@ impl Core {
             next_id: 1,
             answer: None,
             recorded,
+            refused: false,
             waits: Waits::default(),
             request: SentRequest::default(),
         });

@@ -6,7 +6,7 @@ use super::{PromptId, PromptState, Response, Status};
 use crate::{
     error::source_after,
     message::{HistoryError, ToolUse, ToolUseId},
-    provider::{ProviderError, RegistryError},
+    provider::{ErrorKind, ProviderError, RegistryError},
     subscription::EndReason,
     tool::{SchemaError, ToolSetError},
 };
@@ -111,8 +111,8 @@ pub enum AgentError {
     OnHold(Arc<dyn Error + Send + Sync>),
     /// The run that this call started was cancelled. The response contains the discarded messages.
     Cancelled(Arc<Response>),
-    /// The run that this call started failed. The response contains the messages that the failed turn has kept or
-    /// discarded, as [`Event::Error`](super::Event::Error) does.
+    /// The run that this call started failed. The response contains the messages that the run has kept. If the last turn
+    /// was discarded, the response contains the discarded messages: see [`response`](Self::response).
     Failed(Failure, Arc<Response>),
     /// The response does not match the output schema or the requested type. The values are the problem and the
     /// response.
@@ -184,11 +184,12 @@ impl AgentError {
 
     /// Returns the response of the run, if this error is the end of a run or about its response.
     ///
-    /// If the run failed, the history contains the messages of the response, so a repeated prompt would be a second
-    /// one. The messages were discarded instead in these cases: only the prompt could be kept, a callback failed, or
-    /// `handle_error` returned [`ErrorDecision::Discard`](super::ErrorDecision::Discard). Then the run's end lists the
-    /// prompt in [`RunEnd::unanswered`](super::RunEnd::unanswered). If the run was cancelled, the messages were
-    /// discarded.
+    /// If the run failed, its work is kept: the response has the messages of all turns of the run, and the history
+    /// contains them. So do not send the prompt again, but a prompt such as "Continue". In three cases, the last turn
+    /// was discarded instead, and the response has the discarded messages: only the prompt could be kept, a callback
+    /// failed, or `handle_error` returned [`ErrorDecision::Discard`](super::ErrorDecision::Discard). Then
+    /// [`RunEnd::unanswered`](super::RunEnd::unanswered) in [`Snapshot::last_run`](super::Snapshot::last_run) lists the
+    /// prompt. Otherwise this list is empty. If the run was cancelled, the messages were discarded.
     pub fn response(&self) -> Option<&Arc<Response>> {
         match self {
             Self::Cancelled(response) | Self::Failed(_, response) | Self::Output(_, response) => {
@@ -392,6 +393,25 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// Returns whether the service has refused the content of the request, so that it would refuse the same content
+    /// again.
+    pub(super) fn is_refusal(&self) -> bool {
+        let Self::Provider { error } = self else { return false };
+        matches!(error.kind, ErrorKind::InvalidRequest | ErrorKind::Unsupported | ErrorKind::ContextTooLong)
+    }
+
+    /// Returns a description without the message of an error, because the message may quote a prompt or a response.
+    pub(super) fn summary(&self) -> String {
+        match self {
+            Self::Provider { error } => error.kind.to_string(),
+            Self::ProviderPanicked { .. } => "the provider panicked".to_owned(),
+            Self::TimeLimit { .. } | Self::Interrupted | Self::Uncertain => self.to_string(),
+            Self::Output { .. } => "the response does not have the requested shape".to_owned(),
+            Self::OnHold { .. } => "the prompt that handle_event returned was refused".to_owned(),
+            Self::Callback { callback, .. } => format!("callback {callback} failed"),
+        }
+    }
+
     /// Replaces the texts that may quote messages, because these messages are erased.
     pub(super) fn erase_texts(&mut self) {
         const ERASED: &str = "the text was erased";

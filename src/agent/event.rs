@@ -283,14 +283,15 @@ pub enum Event {
         /// count as another request.
         step: u32,
     },
-    /// The run failed. If the turn in flight had completed more than its prompt, its work is committed, as by an
-    /// interrupt, unless [`handle_error`](super::AgentCallbacks::handle_error) has decided to discard it or a callback
-    /// has failed.
+    /// The run failed. The completed steps and the streamed text of the turn in flight are committed, as by an interrupt.
+    /// The turn is discarded instead if only its prompt could be kept, if a callback has failed, or if
+    /// [`handle_error`](super::AgentCallbacks::handle_error) has returned
+    /// [`ErrorDecision::Discard`](super::ErrorDecision::Discard).
     Error {
         /// The reason for the failure.
         failure: Failure,
         /// The messages of the turn in flight and the usage of their requests. If `committed` is set, the history
-        /// contains these messages. Otherwise they are discarded.
+        /// contains these messages, in this form. Otherwise they are discarded.
         response: Arc<Response>,
         /// Whether the messages of `response` are committed.
         #[serde(default)]
@@ -390,6 +391,15 @@ impl TurnOutcome {
 }
 
 impl Event {
+    /// Returns the response whose messages become part of the history with this event, if the event commits a turn.
+    pub(crate) fn committed(&self) -> Option<&Arc<Response>> {
+        match self {
+            Self::Turn(outcome) => Some(outcome.response()),
+            Self::Error { response, committed: true, .. } => Some(response),
+            _ => None,
+        }
+    }
+
     /// Returns the approximate size in bytes. The sum of these sizes bounds the buffers of events.
     pub(crate) fn weight(&self) -> usize {
         let staged = |prompts: &[Arc<Prompt>]| prompts.iter().map(|prompt| prompt.weight()).sum::<usize>();

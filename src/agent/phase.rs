@@ -94,7 +94,7 @@ pub(crate) struct Between {
     pub(crate) recorded: bool,
 }
 
-/// The parts of an unfinished step. An interrupt keeps them where possible.
+/// The parts of an unfinished step. An interrupt or a failure keeps them where possible.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Remains {
     /// The partial response.
@@ -110,6 +110,11 @@ pub(crate) struct Remains {
 impl Remains {
     pub(crate) fn of(partial: Box<Fold>) -> Self {
         Self { partial: Some(partial), ..Self::default() }
+    }
+
+    /// Returns whether the response has begun.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.partial.as_ref().is_some_and(|fold| !fold.blocks().is_empty())
     }
 }
 

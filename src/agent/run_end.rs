@@ -21,8 +21,9 @@ pub struct RunEnd {
     /// The last turn of the run. `None` if the run was ended between two turns.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turn: Option<TurnId>,
-    /// The prompts of the last turn, if the turn was cancelled or has failed. The history does not contain them, unless
-    /// the run requested another answer to a message that is already in a session's tree.
+    /// The prompts of the last turn, if the turn was discarded because the run was cancelled or has failed. The history
+    /// does not contain them, unless the run requested another answer to a message that is already in a session's tree.
+    /// Empty if the turn was committed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unanswered: Vec<Arc<Message>>,
     /// The staged prompts that were not used, without their models, API keys and headers.
@@ -67,9 +68,8 @@ impl RunEnd {
         let outcome = RunOutcome::of(event)?;
         let (response, staged, is_answered) = match event {
             Event::Turn(TurnOutcome::Stop { response, staged }) => (response, staged, true),
-            Event::Cancelled { response, staged } | Event::Error { response, staged, .. } => {
-                (response, staged, false)
-            }
+            Event::Error { response, staged, committed, .. } => (response, staged, *committed),
+            Event::Cancelled { response, staged } => (response, staged, false),
             _ => return None,
         };
         // The first message of a turn is its prompt, even if it contains results of tools. Prompts that joined the turn
@@ -120,7 +120,7 @@ pub enum RunOutcome {
     },
     /// The run ended with [`Event::Cancelled`].
     Cancelled,
-    /// The run ended with [`Event::Error`].
+    /// The run ended with [`Event::Error`]. If its last turn was committed, [`RunEnd::unanswered`] is empty.
     Failed {
         /// The reason for the failure.
         failure: Failure,

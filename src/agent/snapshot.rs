@@ -240,6 +240,9 @@ impl Snapshot {
             Event::Staged { prompt, .. } => self.staged.push(Arc::clone(prompt)),
             Event::Unstaged { id, .. } => self.staged.retain(|prompt| prompt.id.as_ref() != Some(id)),
             Event::Error { response, .. } | Event::Cancelled { response, .. } => {
+                if let Some(kept) = event.committed() {
+                    self.state.history.extend(kept.messages.iter().cloned());
+                }
                 self.finish(response);
                 self.staged.clear();
             }

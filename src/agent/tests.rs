@@ -18,6 +18,7 @@ mod durable;
 mod ending;
 mod errors;
 mod event_data;
+mod failing;
 mod finished_tools;
 mod flood;
 mod hooks;

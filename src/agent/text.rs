@@ -8,9 +8,9 @@ use std::{
 use futures_core::Stream;
 use futures_util::{StreamExt, stream};
 
-use super::{AgentError, Event, Response, RunOutcome, Snapshot, Status};
+use super::{AgentError, Event, Response, RunEnd, RunOutcome, Snapshot, Status};
 use crate::{
-    message::{Message, Role},
+    message::{Message, Role, TurnId},
     provider::{PartialBlock, StopReason},
     subscription::{Subscription, Update},
 };
@@ -29,12 +29,12 @@ use crate::{
 /// **End.** The stream ends when the turn is committed. The subscription is then positioned after the turn, and
 /// `text_deltas` can be called again for the next turn. If the agent is paused, the stream waits.
 ///
-/// **Errors.** If the turn is discarded, the last item is [`AgentError::Cancelled`] or [`AgentError::Failed`]. If the
-/// agent ends before a turn is complete, the last item is [`AgentError::Stopped`]. An interrupted turn is committed, so
-/// its stream ends without an error.
+/// **Errors.** If the turn is cancelled or fails, the last item is [`AgentError::Cancelled`] or [`AgentError::Failed`],
+/// even if a part of the failed turn is committed. If the agent ends before a turn is complete, the last item is
+/// [`AgentError::Stopped`]. An interrupted turn is committed, so its stream ends without an error.
 ///
 /// **Resync.** If the reader was too slow, the missed text is read from the snapshot, so no text is repeated or lost.
-/// There are three exceptions. If the turn was discarded in the meantime, the response in the error is empty. If a
+/// There are three exceptions. If the turn was cancelled or failed in the meantime, the response in the error is empty. If a
 /// whole turn was missed before the first piece, the stream yields the text of the last committed turn. If updates of
 /// the turn were read before `text_deltas` was called, the missed text of complete responses is not yielded.
 ///
@@ -153,6 +153,8 @@ struct TurnText {
     /// The prompt of the turn. The turn is found in a snapshot by this prompt. `None` if neither an event nor a
     /// snapshot has shown the prompt.
     prompt: Option<Arc<Message>>,
+    /// The id of the turn.
+    turn: Option<TurnId>,
     /// The number of complete messages that were read, including the prompt.
     messages: usize,
     /// The number of bytes that were already read from the response that is being streamed.
@@ -175,7 +177,8 @@ impl TurnText {
                 self.partial += delta.len();
                 self.text.push_str(delta);
             }
-            Event::Message { message, .. } => {
+            Event::Message { message, turn, .. } => {
+                self.turn = Some(*turn);
                 if !self.has_begun && is_prompt(message) {
                     self.prompt = Some(Arc::clone(message));
                 }
@@ -207,6 +210,7 @@ impl TurnText {
             let read = if is_partly_known { pending.len() } else { self.messages };
             self.read(pending.iter().skip(read), &snapshot.partial);
             (self.has_begun, self.messages, self.prompt) = (true, pending.len(), pending.first().cloned());
+            self.turn = snapshot.turn;
             return;
         }
         let is_idle = snapshot.status == Status::Idle;
@@ -214,7 +218,7 @@ impl TurnText {
         let outcome = last_run.map(|end| &end.outcome);
         let is_kept = last_run.is_some_and(|end| match end.outcome {
             RunOutcome::Stopped { .. } => true,
-            RunOutcome::Abandoned => end.unanswered.is_empty(),
+            RunOutcome::Abandoned | RunOutcome::Failed { .. } => end.unanswered.is_empty(),
             _ => false,
         });
         let after = match &self.prompt {
@@ -224,19 +228,25 @@ impl TurnText {
             None if !self.has_begun && is_kept => history.iter().rev().position(|message| is_prompt(message)),
             None => None,
         };
+        let response =
+            |reason| Arc::new(Response::empty(&snapshot.state.model, reason, snapshot.step, snapshot.run));
+        let failed = outcome.and_then(|outcome| match outcome {
+            RunOutcome::Failed { failure } => {
+                Some(AgentError::Failed(failure.clone(), response(StopReason::Other("error".into()))))
+            }
+            _ => None,
+        });
         if let Some(after) = after {
             let start = history.len() - 1 - after;
             let messages = history.iter().skip(start + 1).take_while(|message| !is_prompt(message));
             self.read(messages.skip(self.messages.saturating_sub(1)), &[]);
-            return self.end(None);
+            // The run may have failed in a later turn.
+            let is_last = |end: &RunEnd| self.turn.is_none_or(|turn| end.turn == Some(turn));
+            let is_last = is_kept && last_run.is_some_and(is_last);
+            return self.end(failed.filter(|_| is_last));
         }
-        let response =
-            |reason| Arc::new(Response::empty(&snapshot.state.model, reason, snapshot.step, snapshot.run));
         match outcome {
-            Some(RunOutcome::Failed { failure }) => {
-                let response = response(StopReason::Other("error".into()));
-                self.end(Some(AgentError::Failed(failure.clone(), response)));
-            }
+            Some(RunOutcome::Failed { .. }) => self.end(failed),
             Some(_) if is_kept && self.prompt.is_none() => self.end(None),
             Some(_) => self.end(Some(AgentError::Cancelled(response(StopReason::Cancelled)))),
             None => {}

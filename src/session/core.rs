@@ -240,8 +240,10 @@ impl Core {
         match &**event {
             Event::Step(response) => self.spent_by_step(response),
             Event::Usage(row) => self.spent_by_request(row),
-            Event::Turn(outcome) => {
-                self.commit(outcome.response(), effects);
+            Event::Turn(_) | Event::Error { committed: true, .. } => {
+                if let Some(response) = event.committed() {
+                    self.commit(response, effects);
+                }
                 self.turn_ended(event, self.tree.head(), continues, effects);
                 self.adopt(config);
                 return true;

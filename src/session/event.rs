@@ -14,9 +14,10 @@ use crate::{
 ///
 /// Events are emitted in a fixed order:
 ///
-/// - When a turn is committed, the agent's `Turn` event is emitted first, and then `Tree`.
-/// - When a run that started a branch ends before its first turn is complete, the agent's `Cancelled` or `Error` event
-///   is emitted first, then `Tree`, and then the agent's `State` event.
+/// - When a turn is committed, the agent's `Turn` event is emitted first, and then `Tree`. If the run has failed, this
+///   event is the agent's `Error` event.
+/// - When a run that started a branch ends without a committed turn, the agent's `Cancelled` or `Error` event is emitted
+///   first, then `Tree`, and then the agent's `State` event.
 /// - When the path moves, `Tree` is emitted first, and then the agent's `State` event.
 /// - When changes are written to the store, a `Store` event follows the events of these changes.
 ///

@@ -28,7 +28,7 @@ pub(crate) enum Notice<'a> {
     Title(Option<&'a Arc<str>>),
     /// The conversation's labels changed.
     Labels(&'a Labels),
-    /// A turn was committed. The run may continue.
+    /// A turn was committed. The run may continue, or has failed with this turn.
     #[cfg_attr(not(test), expect(dead_code, reason = "the manager needs only the fact, tests the response"))]
     Finished(&'a Arc<Response>),
     /// The last controller was dropped.
@@ -47,8 +47,10 @@ pub(super) fn notify_event(watcher: &dyn Watcher, event: &SessionEvent) {
         SessionEvent::Labels { labels } => Notice::Labels(labels),
         SessionEvent::Agent(event) => match &**event {
             Event::Status { status } => Notice::Status(*status),
-            Event::Turn(outcome) => Notice::Finished(outcome.response()),
-            _ => return,
+            event => match event.committed() {
+                Some(response) => Notice::Finished(response),
+                None => return,
+            },
         },
         _ => return,
     };

@@ -10,6 +10,7 @@ mod cost;
 mod durable;
 mod ends;
 mod erasing;
+mod failed_runs;
 mod fairness;
 mod files;
 mod flushing;

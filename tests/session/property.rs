@@ -240,7 +240,9 @@ impl Life {
         self.session.wait_until_idle().await.unwrap();
         let after = self.session.tree().await.unwrap();
         match (turn, last) {
-            (Turn::Cancelled(_) | Turn::Failed(_) | Turn::Interrupted(false), _) => assert_eq!(after, before),
+            (Turn::Cancelled(_) | Turn::Failed(false) | Turn::Interrupted(false), _) => {
+                assert_eq!(after, before);
+            }
             (_, Turn::Stopped) => {}
             _ => assert!(after.len() > before.len()),
         }

@@ -377,6 +377,7 @@ fn restore(record: TurnRecord, history: History, fallback: Option<History>) -> R
             (turn.id, turn.recorded) = (record.turn, true);
             turn.waits = Waits::restored(waited, bare.named.into_owned());
             turn.working = Working::restored(&core.history, record.append);
+            turn.refused = matches!(&stage, BareStage::Failing { failure, .. } if failure.is_refusal());
             let stage = stage.restored(&turn, record.results, bare.decided.into_owned())?;
             let recovering = Recovering { stage, spent: record.spent };
             Phase::InTurn { op: 0, turn, stage: Stage::Recovering(Box::new(recovering)) }

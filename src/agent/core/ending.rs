@@ -16,9 +16,12 @@ use crate::{
         TurnOutcome,
         phase::{AfterEvent, Answer, Asked, Between, Op, Phase, Remains, Slot, Stage, Turn, in_stage},
     },
-    message::{Message, RequestEnd, ToolResult, answer_open_tool_uses},
+    message::{Message, RequestEnd, Role, ToolResult, answer_open_tool_uses, cleared},
     provider::{Fold, StopReason},
 };
+
+/// The stop reason of a response of a failed run.
+const FAILED: &str = "error";
 
 /// The result that the caller of `ask` gets.
 type AskResult = Result<Arc<Response>, AgentError>;
@@ -74,7 +77,8 @@ impl Core {
             };
             if let Err(message) = checked {
                 let failure = callback_failure(Call::HandleTurn(response).name(), message);
-                return self.fail(turn, failure, Remains::default(), cx);
+                self.enter(turn, Stage::Preparing);
+                return self.end_in_error(failure, cx);
             }
         }
 
@@ -110,11 +114,30 @@ impl Core {
     }
 
     fn stop_run(&mut self, turn: &Turn, response: Arc<Response>, cx: &mut Context<'_>) {
+        self.end_committed(turn, None, response, cx);
+    }
+
+    /// Ends the run, whose last turn is committed: with `failure` if there is one.
+    fn end_committed(
+        &mut self,
+        turn: &Turn,
+        failure: Option<Failure>,
+        response: Arc<Response>,
+        cx: &mut Context<'_>,
+    ) {
         let staged = self.give_up_staged();
         self.emit_status(Status::Idle, cx);
-        self.end_run(Event::Turn(TurnOutcome::Stop { response, staged }), turn.recorded, cx);
-        if let Some(response) = turn.origin.asked.as_deref().and_then(Asked::response) {
-            cx.hold_back(turn.recorded, Effect::Resolve(Ok(response)));
+        let kept = turn.origin.asked.as_deref().and_then(Asked::response);
+        let (event, answer) = match failure {
+            None => (Event::Turn(TurnOutcome::Stop { response, staged }), kept.map(Ok)),
+            Some(failure) => {
+                let error = kept.map(|kept| Err(AgentError::Failed(failure.clone(), kept)));
+                (Event::Error { failure, response, committed: true, staged }, error)
+            }
+        };
+        self.end_run(event, turn.recorded, cx);
+        if let Some(answer) = answer {
+            cx.hold_back(turn.recorded, Effect::Resolve(answer));
         }
         self.settle(cx);
     }
@@ -126,7 +149,11 @@ impl Core {
             return;
         };
         let delay = match decision {
-            ErrorDecision::Stop | ErrorDecision::Discard => return self.fail(turn, failure, remains, cx),
+            ErrorDecision::Stop => return self.fail(turn, failure, remains, cx),
+            ErrorDecision::Discard => {
+                self.enter(turn, Stage::Failing { failure: failure.clone(), remains: Box::new(remains) });
+                return self.end_in_error(failure, cx);
+            }
             ErrorDecision::Retry => std::time::Duration::ZERO,
             ErrorDecision::RetryAfter(delay) => delay,
         };
@@ -196,15 +223,18 @@ impl Core {
         self.end_in_error(callback_failure(callback, message), cx);
     }
 
-    /// Ends the run with an error.
+    /// Ends the run with an error, and keeps as much of the turn as possible. If only the prompt could be kept, the turn
+    /// is discarded.
     fn fail(&mut self, turn: Box<Turn>, failure: Failure, remains: Remains, cx: &mut Context<'_>) {
         self.enter(turn, Stage::Failing { failure: failure.clone(), remains: Box::new(remains) });
-        self.end_in_error(failure, cx);
+        if !self.keep(StopReason::Other(FAILED.into()), Some(&failure), cx) {
+            self.end_in_error(failure, cx);
+        }
     }
 
     /// Ends all work in progress with an error, and discards the pending messages.
     pub(super) fn end_in_error(&mut self, failure: Failure, cx: &mut Context<'_>) {
-        self.discard(StopReason::Other("error".into()), cx, |response, staged| {
+        self.discard(StopReason::Other(FAILED.into()), cx, |response, staged| {
             let error = AgentError::Failed(failure.clone(), Arc::clone(&response));
             (Event::Error { failure, response, committed: false, staged }, Err(error))
         });
@@ -289,30 +319,43 @@ impl Core {
         if matches!(self.phase, Phase::Idle) {
             return Err(AgentError::Idle);
         }
-        let salvaged = self.phase.partial().and_then(|fold| fold.clone().salvage(cx.now()));
-        let worth_keeping =
-            self.phase.turn().is_some_and(|turn| turn.working.pending_len() > 1) || salvaged.is_some();
-        if !worth_keeping {
-            if self.is_at_rest() {
-                return self.cancel(cx);
-            }
-            let kept = self.phase.asked().and_then(Asked::response);
-            let reason = if reason == StopReason::Interrupted { StopReason::Cancelled } else { reason };
-            self.cancel_run(reason, kept, cx);
+        if self.keep(reason.clone(), None, cx) {
             return Ok(());
+        }
+        if self.is_at_rest() {
+            return self.cancel(cx);
+        }
+        let kept = self.phase.asked().and_then(Asked::response);
+        let reason = if reason == StopReason::Interrupted { StopReason::Cancelled } else { reason };
+        self.cancel_run(reason, kept, cx);
+        Ok(())
+    }
+
+    /// Ends the run at once and commits as much of the turn as possible. `reason` is the stop reason of the kept turn.
+    /// `failure` is set if the run fails. If only the prompt could be kept, returns `false` and changes nothing.
+    fn keep(&mut self, reason: StopReason, failure: Option<&Failure>, cx: &mut Context<'_>) -> bool {
+        let salvaged = self.phase.partial().and_then(|fold| fold.clone().salvage(cx.now()));
+        let has_more = self.phase.turn().is_some_and(|turn| turn.working.pending_len() > 1);
+        if !has_more && salvaged.is_none() {
+            return false;
         }
         cx.effects.extend([Effect::Abort, Effect::Watch(None)]);
         let Some((mut turn, stage)) = self.phase.take_turn() else {
             unreachable!("a turn is in flight, as checked above");
         };
         let mut remains = stage.into_remains(&turn);
+        let is_refused = turn.refused && !remains.has_begun();
         let partial = remains.partial.take();
         if let Some(partial) = &partial {
             turn.usage += partial.usage();
-            emit_partial_usage(&turn, partial, RequestEnd::Interrupted, cx);
+            let end = if failure.is_some() { RequestEnd::Failed } else { RequestEnd::Interrupted };
+            emit_partial_usage(&turn, partial, end, cx);
         }
         if salvaged.is_none() {
             self.leave_step(&mut turn);
+            if is_refused {
+                self.clear_results(&mut turn);
+            }
         }
         if let (Some(fold), Some(mut message)) = (partial, salvaged) {
             message.id = turn.answer.take();
@@ -320,30 +363,59 @@ impl Core {
             add_message(&mut turn, message, cx);
         }
         if turn.working.all().open_tool_uses().next().is_some() {
-            let results = interrupted_results(&turn, remains, cx);
+            let results = cut_results(&turn, remains, failure, cx);
             let emitted = results.len();
             close_tool_uses(&mut turn, results, emitted, cx);
         }
         self.commit(&turn);
         let mut response = respond(&turn, reason, cx.config);
-        parse_output(&mut response, &turn);
+        if failure.is_none() {
+            parse_output(&mut response, &turn);
+        }
         let response = Arc::new(response);
         if let Some(asked) = &mut turn.origin.asked {
             asked.add(&response);
         }
-        self.stop_run(&turn, response, cx);
-        Ok(())
+        self.end_committed(&turn, failure.cloned(), response, cx);
+        true
+    }
+
+    /// Clears the results of the last step, because a service has refused the request with them. Otherwise, the service
+    /// would refuse all later requests too.
+    fn clear_results(&self, turn: &mut Turn) {
+        if let Some(last) = turn.working.all().last().filter(|last| last.role == Role::User) {
+            let cleared = cleared(last);
+            turn.working.replace_last(&self.history, Arc::new(cleared));
+        }
     }
 }
 
-pub(super) const NOT_RUN: &str = "Interrupted. The tool was not run.";
+pub(super) const NOT_RUN: &str = "The tool was not run.";
 const RUNNING: &str = "Interrupted while the tool was running. It may have had an effect.";
 
-/// Returns the results of an interrupted step, one for each open tool use, and emits the results that subscribers have
-/// not seen. Existing results are kept, because the tool has already had its effect or the application gave the result.
-fn interrupted_results(turn: &Turn, remains: Remains, cx: &mut Context<'_>) -> Vec<ToolResult> {
+/// Returns the texts of the results for a tool that was not run, and for one that was running.
+fn texts(failure: Option<&Failure>) -> (String, String) {
+    match failure.map(Failure::summary) {
+        None => (format!("Interrupted. {NOT_RUN}"), RUNNING.to_owned()),
+        Some(failure) => (
+            format!("The run failed ({failure}). {NOT_RUN}"),
+            format!("The run failed while the tool was running ({failure}). It may have had an effect."),
+        ),
+    }
+}
+
+/// Returns the results of a step that is cut short by an interrupt or by `failure`, one for each open tool use, and
+/// emits the results that subscribers have not seen. Existing results are kept, because the tool has already had its
+/// effect or the application gave the result.
+fn cut_results(
+    turn: &Turn,
+    remains: Remains,
+    failure: Option<&Failure>,
+    cx: &mut Context<'_>,
+) -> Vec<ToolResult> {
     let Remains { answers, slots, reviewed: mut results, .. } = remains;
     let (mut answers, mut slots) = (answers.into_iter(), slots.into_iter());
+    let (not_run, running) = texts(failure);
     for (place, tool_use) in turn.working.all().open_tool_uses().enumerate() {
         let (answer, slot) = (answers.next(), slots.next());
         if place < results.len() {
@@ -351,11 +423,11 @@ fn interrupted_results(turn: &Turn, remains: Remains, cx: &mut Context<'_>) -> V
         }
         let decision = answer.and_then(Answer::into_decision);
         let decided = decision.and_then(|decision| decided_result(tool_use, decision));
-        let without_result = if turn.uncertain.contains(&place) { UNCERTAIN } else { NOT_RUN };
+        let without_result = if turn.uncertain.contains(&place) { UNCERTAIN } else { &not_run };
         let (result, input) = match slot {
             None => (decided.unwrap_or_else(|| ToolResult::error(tool_use, without_result)), None),
             Some(Slot { result: Some(result), input, .. }) => (result, input),
-            Some(Slot { result: None, input, .. }) => (ToolResult::error(tool_use, RUNNING), input),
+            Some(Slot { result: None, input, .. }) => (ToolResult::error(tool_use, running.as_str()), input),
         };
         cx.emit(Event::ToolResult { result: Box::new(result.clone()), input });
         results.push(result);

@@ -101,6 +101,7 @@ impl Core {
         turn.usage += usage;
         turn.model = model;
         turn.output_enforced = output_enforced;
+        turn.refused = false;
         // If the limit of requests is reached, no further request continues the response. The step must then not report
         // the stop reason `Pause`, because subscribers expect another request after a step with this reason.
         if stop_reason == StopReason::Pause && turn.is_exhausted() && message.tool_uses().next().is_none() {
@@ -227,11 +228,12 @@ impl Core {
     /// Calls `handle_error` for a failed step.
     pub(super) fn recover(
         &mut self,
-        turn: Box<Turn>,
+        mut turn: Box<Turn>,
         failure: Failure,
         remains: Remains,
         cx: &mut Context<'_>,
     ) {
+        turn.refused = !remains.has_begun() && (turn.refused || failure.is_refusal());
         cx.record_soon(turn.recorded);
         let op = self.enter(turn, Stage::Failing { failure: failure.clone(), remains: Box::new(remains) });
         cx.push(Effect::Call(op, Call::HandleError(Box::new(failure))));

@@ -117,6 +117,10 @@ pub(crate) struct Turn {
     /// Whether the turn is recorded. If so, effects wait for records until the run ends.
     #[serde(skip)]
     pub(crate) recorded: bool,
+    /// Whether the service has refused the last request because of its content. If so, no response to the current step
+    /// has begun since.
+    #[serde(skip)]
+    pub(crate) refused: bool,
     /// The tool uses and questions of this turn that have waited for decisions. They are recorded separately.
     #[serde(skip)]
     pub(crate) waits: Waits,

@@ -40,7 +40,9 @@ impl Task {
     fn record_in_trace(&mut self, event: &Event) {
         let Some(work) = &mut self.work else { return };
         // The span is read before the event is recorded, because the last event of a run ends the trace.
-        if let (Event::Turn(_), Some(commit), Some(span)) = (event, &mut self.commit, work.span()) {
+        if event.committed().is_some()
+            && let (Some(commit), Some(span)) = (&mut self.commit, work.span())
+        {
             commit.run = Caller::of(span);
         }
         record(work, event);
@@ -84,7 +86,7 @@ fn record(work: &mut Work, event: &Event) {
             end(work, response, Some((&response.stop_reason.to_string(), None)));
         }
         Event::Error { failure, response, .. } => {
-            end(work, response, Some(("error", Some((&kind(failure), &description(failure))))));
+            end(work, response, Some(("error", Some((&kind(failure), &failure.summary())))));
         }
         Event::Cancelled { response, .. } => end(work, response, None),
         _ => {}
@@ -122,17 +124,5 @@ fn kind(failure: &Failure) -> String {
         Failure::Interrupted => "interrupted".to_owned(),
         Failure::Uncertain => "uncertain".to_owned(),
         Failure::Callback { .. } => "callback".to_owned(),
-    }
-}
-
-/// Returns a description without the failure's own message, because the message may quote a prompt or a response.
-fn description(failure: &Failure) -> String {
-    match failure {
-        Failure::Provider { error } => error.kind.to_string(),
-        Failure::ProviderPanicked { .. } => "the provider panicked".to_owned(),
-        Failure::TimeLimit { .. } | Failure::Interrupted | Failure::Uncertain => failure.to_string(),
-        Failure::Output { .. } => "the response does not have the requested shape".to_owned(),
-        Failure::OnHold { .. } => "the prompt that handle_event returned was refused".to_owned(),
-        Failure::Callback { callback, .. } => format!("callback {callback} failed"),
     }
 }

@@ -203,12 +203,12 @@ impl Work {
 impl Task {
     /// Passes committed messages to the provider's instance.
     pub(super) fn report_committed(&self, event: &Event) {
-        let (Event::Turn(outcome), Some(Instance { own: Some(own), .. })) = (event, &self.instance) else {
+        let (Some(response), Some(Instance { own: Some(own), .. })) = (event.committed(), &self.instance)
+        else {
             return;
         };
-        let messages = &outcome.response().messages;
         // `guard` has already logged a panic, so ignore the result.
-        let _ = guard("committed", || own.committed(messages));
+        let _ = guard("committed", || own.committed(&response.messages));
     }
 
     /// Drops the provider's instance. A separate task closes the instance, so the agent does not wait.

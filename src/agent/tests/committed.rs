@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use crate::{
     agent::{Agent, AgentCallbacks, Response, State, TurnDecision},
     message::Message,
-    provider::{DeltaStream, Model, Provider, ProviderError, Request, RequestContext},
+    provider::{DeltaStream, ErrorKind, Model, Provider, ProviderError, Request, RequestContext},
     testing::{ScriptedProvider, Step},
 };
 use async_trait::async_trait;
@@ -66,6 +66,19 @@ async fn heard(panics: bool) -> Vec<Vec<String>> {
 #[tokio::test(start_paused = true)]
 async fn committed_turns_are_reported_and_discarded_turns_are_not() {
     assert_eq!(heard(false).await, [["1", "One."], ["3", "Three."]]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn committed_work_of_a_failed_turn_is_reported() {
+    let error = ProviderError::new(ErrorKind::Auth, "no");
+    let script =
+        ScriptedProvider::new([Step::new().then_text(["Half"]).fail(error.clone()), Step::error(error)]);
+    let heard = Heard::default();
+    let provider = Listening { script, heard: Arc::clone(&heard), panics: false };
+    let agent = Agent::builder().model(Model::new(Arc::new(provider), "m")).start().await.unwrap();
+    agent.ask("1").await.unwrap_err();
+    agent.ask("2").await.unwrap_err();
+    assert_eq!(*heard.lock().unwrap(), [["1", "Half"]]);
 }
 
 #[tokio::test(start_paused = true)]

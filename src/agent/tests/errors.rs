@@ -29,7 +29,7 @@ fn seconds(count: u64) -> Duration {
 }
 
 #[tokio::test(start_paused = true)]
-async fn handle_error_stop_ends_the_run_and_carries_the_discarded_messages() {
+async fn handle_error_discard_ends_the_run_and_carries_the_discarded_messages() {
     let step = Step::new().usage(tokens(10)).then_tool_use("a", "look", json!({})).stop();
     let broken = Step::new().usage(tokens(3)).then_text(["A c"]).fail(down());
     let (_, builder) = scripted([step, broken, Step::text("Hello")]);
@@ -37,7 +37,7 @@ async fn handle_error_stop_ends_the_run_and_carries_the_discarded_messages() {
     let noted = seen.clone();
     let hooks = Hooks::new().on_error(move |failure, _| {
         noted.push(failure.clone());
-        ErrorDecision::Stop
+        ErrorDecision::Discard
     });
     let mut agent = Watched::start(builder.tool(noting("look", &Log::default())).callbacks(hooks)).await;
     let events = agent.run("Look").await;
@@ -197,7 +197,7 @@ async fn stream_that_ends_without_a_stop_reason_is_truncated() {
     let (failure, response) = failed(&agent.run("Hi").await);
     let Failure::Provider { error } = failure else { panic!("{failure:?}") };
     assert_eq!((error.kind, response.text().as_str()), (ErrorKind::Truncated, "Half a"));
-    assert!(agent.history().await.is_empty());
+    assert_eq!(agent.history().await, ["user: Hi", "assistant: Half a"]);
 }
 
 #[tokio::test(start_paused = true)]

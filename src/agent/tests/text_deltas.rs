@@ -227,7 +227,9 @@ async fn text_deltas_resync_after_a_discarded_turn_are_its_error() {
             Step::new().then_text(pieces(0..5)).gate(&gates[usize::from(fails)]).then_text(pieces(5..400));
         let step =
             if fails { step.fail(ProviderError::new(ErrorKind::InvalidRequest, "no")) } else { step.hang() };
-        let (agent, mut events) = start([step]).await;
+        let hooks = Hooks::new().on_error(|_, _| ErrorDecision::Discard);
+        let agent = echoing([step]).callbacks(hooks).start().await.unwrap();
+        let mut events = agent.subscribe().await.unwrap();
         agent.prompt("Hi").await.unwrap();
         let mut deltas = events.text_deltas();
         assert_eq!(read(&mut deltas, 2).await, text(0..2));
@@ -244,6 +246,24 @@ async fn text_deltas_resync_after_a_discarded_turn_are_its_error() {
             error => panic!("{error:?}"),
         }
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn text_deltas_resync_after_a_failed_turn_have_its_text_and_its_error() {
+    let gate = Gate::new();
+    let step = Step::new().then_text(pieces(0..5)).gate(&gate).then_text(pieces(5..400));
+    let step = step.fail(ProviderError::new(ErrorKind::Service, "no"));
+    let (agent, mut events) = start([step, Step::new().then_text(pieces(0..400)).stop()]).await;
+    agent.prompt("Hi").await.unwrap();
+    let mut deltas = events.text_deltas();
+    assert_eq!(read(&mut deltas, 2).await, text(0..2));
+    gate.open();
+    agent.wait_until_idle().await.unwrap();
+    let (missed, error) = rest(deltas).await;
+    assert_eq!(missed, text(2..400), "the streamed text is kept");
+    assert!(matches!(error, Some(AgentError::Failed(..))), "{error:?}");
+    agent.ask("Again").await.unwrap();
+    assert_eq!(whole(&mut events).await, text(0..400), "the next turn has its own end");
 }
 
 #[tokio::test(start_paused = true)]

@@ -14,23 +14,31 @@ pub(super) struct Asks {
     waiting: Option<Vec<Arc<Response>>>,
     /// The response that was discarded when the run ended, if any.
     discarded: Option<Arc<Response>>,
+    /// Whether the run has failed, and its last turn was committed.
+    failed: bool,
 }
 
 impl Asks {
     pub(super) fn begin(&mut self) {
-        (self.waiting, self.discarded) = (Some(Vec::new()), None);
+        *self = Self { waiting: Some(Vec::new()), ..Self::default() };
     }
 
     pub(super) fn event(&mut self, event: &Event) {
         match event {
-            Event::Turn(outcome) => {
-                self.waiting.iter_mut().for_each(|turns| turns.push(Arc::clone(outcome.response())));
+            Event::Turn(outcome) => self.committed(outcome.response()),
+            Event::Error { response, committed: true, .. } => {
+                self.committed(response);
+                self.failed = true;
             }
             Event::Cancelled { response, .. } | Event::Error { response, .. } => {
                 self.discarded = Some(Arc::clone(response));
             }
             _ => {}
         }
+    }
+
+    fn committed(&mut self, response: &Arc<Response>) {
+        self.waiting.iter_mut().for_each(|turns| turns.push(Arc::clone(response)));
     }
 
     /// Checks a result for the caller of `ask`. `over` states whether the turns that the `ask` waits for have ended.
@@ -45,6 +53,10 @@ impl Asks {
         // If an interrupt keeps nothing of the last turn, the caller still gets the response of the turns before it, if
         // there are any.
         let discarded = self.discarded.take().filter(|_| !interrupting || turns.is_empty());
+        let answer = match answer {
+            Err(AgentError::Failed(_, kept)) if std::mem::take(&mut self.failed) => Ok(kept),
+            answer => answer,
+        };
         match (answer, discarded) {
             (Err(AgentError::Cancelled(told) | AgentError::Failed(_, told)), Some(discarded)) => {
                 ensure!(Arc::ptr_eq(&told, &discarded), "the error does not contain the discarded response");
@@ -65,7 +77,7 @@ impl Asks {
 
     pub(super) fn check_rest(&mut self, running: bool) -> Check {
         ensure!(running || self.waiting.is_none(), "a caller of ask gets no response");
-        self.discarded = None;
+        (self.discarded, self.failed) = (None, false);
         Ok(())
     }
 

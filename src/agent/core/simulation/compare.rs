@@ -158,7 +158,7 @@ impl Core {
             }
             (Phase::InTurn { op, turn, stage }, Phase::InTurn { op: own, turn: lost, stage: lost_stage }) => {
                 *op = *own;
-                turn.recorded = lost.recorded;
+                (turn.recorded, turn.refused) = (lost.recorded, lost.refused);
                 turn.origin.asked.clone_from(&lost.origin.asked);
                 turn.origin.secrets_of.clone_from(&lost.origin.secrets_of);
                 let Stage::Recovering(recovering) = std::mem::replace(stage, Stage::Preparing) else {

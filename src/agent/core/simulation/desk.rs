@@ -192,7 +192,7 @@ impl Desk {
         Ok(())
     }
 
-    pub(super) fn event(&mut self, event: &Event, interrupting: bool) -> Check {
+    pub(super) fn event(&mut self, event: &Event, is_cut_short: bool) -> Check {
         match event {
             Event::Message { message, .. } if message.role == Role::Assistant => {
                 self.clear(message.tool_uses().cloned().collect());
@@ -207,13 +207,13 @@ impl Desk {
                 let given = Some((tool_use_id.clone(), *is_error));
                 ensure!(ended == given, "the end {given:?} is emitted, not {ended:?}");
             }
-            Event::ToolResult { result, input } => return self.tells(result, input.as_ref(), interrupting),
+            Event::ToolResult { result, input } => return self.tells(result, input.as_ref(), is_cut_short),
             _ => {}
         }
         Ok(())
     }
 
-    fn tells(&mut self, result: &ToolResult, input: Option<&Value>, interrupting: bool) -> Check {
+    fn tells(&mut self, result: &ToolResult, input: Option<&Value>, is_cut_short: bool) -> Check {
         let index = self.told;
         self.told += 1;
         let tool_use = self.uses.get(index).ok_or_else(|| format!("{result:?} has no tool use"))?;
@@ -223,14 +223,14 @@ impl Desk {
             ensure!(result == reviewed, "{result:?} is emitted, but the reviewed result is {reviewed:?}");
             return self.ran_with(index, input);
         }
-        if interrupting && let Some(kept) = self.unreviewed(index, tool_use) {
-            ensure!(*result == kept, "{result:?} is emitted, but an interrupt keeps {kept:?}");
+        if is_cut_short && let Some(kept) = self.unreviewed(index, tool_use) {
+            ensure!(*result == kept, "{result:?} is emitted, but {kept:?} is kept");
             return self.ran_with(index, input);
         }
-        // If an interrupt, the limit of requests or a refusal prevents the review of a result, the result must be an
+        // If an interrupt, a failure, the limit of requests or a refusal prevents the review of a result, the result must be an
         // error.
         ensure!(result.is_error, "{result:?} was not reviewed");
-        ensure!(interrupting || self.decisions.is_empty(), "{result:?} replaces a decision");
+        ensure!(is_cut_short || self.decisions.is_empty(), "{result:?} replaces a decision");
         Ok(())
     }
 

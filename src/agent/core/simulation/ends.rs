@@ -8,40 +8,20 @@ use super::{
 };
 use crate::{
     agent::{Prompt, Response, RunOutcome, Status, TurnOutcome},
-    message::{Content, RequestEnd, Usage},
+    message::{Content, RequestEnd, Role, Usage, cleared},
     provider::StopReason,
 };
 
 impl Model {
     pub(super) fn turn_ends(&mut self, outcome: &TurnOutcome) -> Check {
         let response = outcome.response();
-        let mut turn = self.turn.take().ok_or("a turn ends, but none is active")?;
-        let answer = self.ids.answer.take();
-        ensure!(answer.is_none() || self.interrupting(), "a turn ends before its answer {answer:?}");
-        turn.keep_decided(response);
-        if self.interrupting() && !turn.joined.is_empty() && turn.pending.len() == turn.base {
-            // The prompts that joined the turn got no answer, so they are staged again.
-            turn.pending.truncate(turn.pending.len() - turn.joined.len());
-            self.queue.staged.splice(0..0, turn.joined.drain(..));
-        }
-        ensure!(response.messages == turn.pending, "a turn's event contains other messages than its own");
-        ensure!(response.usage == turn.usage(), "a turn used {:?}, not {:?}", response.usage, turn.usage());
-        ensure!(response.step == self.step, "a turn of step {} ends in {}", response.step, self.step);
-        turn.check_booked(RequestEnd::Interrupted)?;
-        turn.check_rows(response)?;
         let stops = matches!(outcome, TurnOutcome::Stop { .. });
-        if self.interrupting() {
+        let turn = self.commits(response, RequestEnd::Interrupted)?;
+        if self.is_cut_short() {
             ensure!(stops && response.stop_reason == StopReason::Interrupted, "{:?}", response.stop_reason);
-            let open = turn.uses() > 0;
-            ensure!(!open, "an interrupt leaves tool uses open");
         } else {
             self.check_reason(&turn, response)?;
         }
-        self.told_usage += response.usage;
-        self.spent_usage += turn.usage();
-        self.committed.extend(turn.pending);
-        self.before = None;
-        self.committed.check().map_err(|error| format!("committed: {error}"))?;
         match outcome {
             TurnOutcome::Continue { .. } => {
                 if !self.queue.staged.is_empty() {
@@ -60,7 +40,7 @@ impl Model {
             }
             TurnOutcome::Stop { staged, .. } => {
                 ensure!(
-                    self.interrupting() || self.queue.staged.is_empty(),
+                    self.is_cut_short() || self.queue.staged.is_empty(),
                     "the run ends before a staged prompt"
                 );
                 ensure!(self.continuation.is_none(), "the run ends before its continuation");
@@ -68,6 +48,54 @@ impl Model {
             }
         }
         Ok(())
+    }
+
+    /// Checks the messages and the usage of a turn that is committed. If its last request has no complete response, the
+    /// request has this end.
+    fn commits(&mut self, response: &Response, end: RequestEnd) -> Check<Turn> {
+        let mut turn = self.turn.take().ok_or("a turn ends, but none is active")?;
+        let answer = self.ids.answer.take();
+        ensure!(answer.is_none() || self.is_cut_short(), "a turn ends before its answer {answer:?}");
+        turn.keep_decided(response);
+        if self.is_cut_short() && !turn.joined.is_empty() && turn.pending.len() == turn.base {
+            // The prompts that joined the turn got no answer, so they are staged again.
+            turn.pending.truncate(turn.pending.len() - turn.joined.len());
+            self.queue.staged.splice(0..0, turn.joined.drain(..));
+        }
+        if self.is_cut_short() {
+            turn.clear_refused();
+            ensure!(turn.uses() == 0, "a turn that is cut short leaves tool uses open");
+        }
+        ensure!(response.messages == turn.pending, "a turn's event contains other messages than its own");
+        ensure!(response.usage == turn.usage(), "a turn used {:?}, not {:?}", response.usage, turn.usage());
+        ensure!(response.step == self.step, "a turn of step {} ends in {}", response.step, self.step);
+        turn.check_booked(end)?;
+        turn.check_rows(response)?;
+        self.told_usage += response.usage;
+        self.spent_usage += turn.usage();
+        self.committed.extend(turn.pending.iter().cloned());
+        self.before = None;
+        self.committed.check().map_err(|error| format!("committed: {error}"))?;
+        Ok(turn)
+    }
+
+    /// Checks the end of a run that fails. Its turn is committed if `handle_error` has not discarded it, no callback
+    /// has failed, and more than the prompt can be kept.
+    pub(super) fn failed(&mut self, response: &Response, staged: &[Arc<Prompt>], committed: bool) -> Check {
+        let keeps = self.input == Input::GivesUp && !self.nothing_to_keep();
+        ensure!(committed == keeps, "whether the turn is committed is {committed}, not {keeps}");
+        ensure!(
+            response.stop_reason == StopReason::Other("error".into()),
+            "a failed run ends as {}",
+            response.stop_reason
+        );
+        if !committed {
+            return self.discarded(response, staged);
+        }
+        self.commits(response, RequestEnd::Failed)?;
+        ensure!(response.output.is_none() && response.output_error.is_none(), "a failed run has an output");
+        ensure!(self.continuation.is_none(), "a failed run has a continuation");
+        self.run_ends(staged)
     }
 
     fn check_reason(&self, turn: &Turn, response: &Response) -> Check {
@@ -97,8 +125,8 @@ impl Model {
 
     pub(super) fn discarded(&mut self, response: &Response, staged: &[Arc<Prompt>]) -> Check {
         ensure!(
-            !self.interrupting() || self.nothing_to_keep(),
-            "an interrupt discards messages that it could keep"
+            !self.is_cut_short() || self.nothing_to_keep(),
+            "an interrupt or a failure discards messages that it could keep"
         );
         let mut turn = self.turn.take();
         if let Some(turn) = &mut turn {
@@ -142,6 +170,18 @@ impl Model {
 }
 
 impl Turn {
+    /// Clears the results of the last step if a service has refused the request with them.
+    fn clear_refused(&mut self) {
+        let is_unanswered = self.place == TurnStage::Asking && self.blocks.is_empty();
+        if let Some(last) = self.pending.last_mut()
+            && self.refused
+            && is_unanswered
+            && last.role == Role::User
+        {
+            *last = Arc::new(cleared(last));
+        }
+    }
+
     /// Stores the decided results in the last message of a turn whose remaining tool uses are left to the application.
     fn keep_decided(&mut self, response: &Response) {
         let Some(answer) = self.pending.last_mut().filter(|_| !response.decided.is_empty()) else {

@@ -8,7 +8,7 @@ use crate::{
     message::{
         Blocks, Content, History, Message, RequestEnd, Role, TurnId, Usage, UsageRow, answer_open_tool_uses,
     },
-    provider::{self, MessageDelta, StopReason},
+    provider::{self, ErrorKind, MessageDelta, StopReason},
 };
 
 /// The model of one agent, which predicts the agent's events.
@@ -76,8 +76,10 @@ pub(super) enum Input {
     EventFails,
     /// `handle_turn` returns a continuation that the limit of requests forbids.
     Ignored,
-    /// `handle_error` stops the run.
+    /// The run fails, and keeps its work: `handle_error` stops it, must not repeat the step, or takes too long.
     GivesUp,
+    /// `handle_error` discards the turn.
+    Discards,
     /// The response that is ending does not match the output schema and may be requested again.
     Misfit,
     /// The provider sends the request again.
@@ -131,6 +133,8 @@ pub(super) struct Turn {
     pub(super) outputs: Outputs,
     /// The prompts that have joined the turn since the last response.
     pub(super) joined: Vec<Arc<Prompt>>,
+    /// Whether a service has refused the request of the current step, and no response to it has begun since.
+    pub(super) refused: bool,
 }
 
 impl Turn {
@@ -153,6 +157,7 @@ impl Turn {
             told: None,
             outputs: Outputs::default(),
             joined: Vec::new(),
+            refused: false,
         }
     }
 
@@ -218,8 +223,9 @@ impl Model {
         Self { committed: committed.clone(), own_limit, own_timeout, ..Self::default() }
     }
 
-    pub(super) fn interrupting(&self) -> bool {
-        self.input == Input::Interrupt
+    /// Returns whether the current input ends the run and keeps as much of the turn as possible.
+    pub(super) fn is_cut_short(&self) -> bool {
+        matches!(self.input, Input::Interrupt | Input::GivesUp)
     }
 
     pub(super) fn is_running(&self) -> bool {
@@ -295,7 +301,7 @@ impl Model {
     }
 
     pub(super) fn concludes(&mut self, response: &Response) -> Check {
-        ensure!(!self.interrupting(), "handle_turn is called on an interrupt");
+        ensure!(!self.is_cut_short(), "handle_turn is called although the run is cut short");
         self.met = self.limit == Some(self.step);
         let turn = self.turn()?;
         ensure!(
@@ -305,6 +311,16 @@ impl Model {
         ensure!(response.messages == turn.pending, "handle_turn gets other messages than the turn's");
         ensure!(response.usage == turn.usage(), "handle_turn gets the usage {:?}", response.usage);
         Ok(())
+    }
+
+    /// Records the failure for which `handle_error` is called.
+    pub(super) fn fails(&mut self, failure: &Failure) {
+        if let Some(turn) = &mut self.turn {
+            let refusals = [ErrorKind::InvalidRequest, ErrorKind::Unsupported, ErrorKind::ContextTooLong];
+            let is_refusal = matches!(failure, Failure::Provider { error } if refusals.contains(&error.kind));
+            turn.refused = turn.blocks.is_empty() && (turn.refused || is_refusal);
+        }
+        self.failure = Some(failure.clone());
     }
 
     // ---- events ----
@@ -347,9 +363,9 @@ impl Model {
             Event::StepStart { step, message_id } => self.step_starts(*step, message_id),
             Event::Step(response) => self.stepped(response),
             Event::ToolResult { result, .. } => {
-                let interrupting = self.interrupting();
+                let is_cut_short = self.is_cut_short();
                 let turn = self.turn()?;
-                let early = interrupting && turn.place == TurnStage::Answered;
+                let early = is_cut_short && turn.place == TurnStage::Answered;
                 ensure!(turn.place == TurnStage::Deciding || early, "a tool result at {:?}", turn.place);
                 turn.results.push((**result).clone().into());
                 Ok(())
@@ -394,13 +410,14 @@ impl Model {
                 ensure!(response.stop_reason == StopReason::Cancelled, "{:?}", response.stop_reason);
                 self.discarded(response, staged)
             }
-            Event::Error { response, staged, failure, .. } => {
+            Event::Error { response, staged, failure, committed } => {
                 ensure!(self.run || self.input == Input::EventFails, "an error without a run");
                 ensure!(
-                    self.input != Input::GivesUp || self.failure.as_ref() == Some(failure),
+                    !matches!(self.input, Input::GivesUp | Input::Discards)
+                        || self.failure.as_ref() == Some(failure),
                     "an error for {failure:?}"
                 );
-                self.discarded(response, staged)
+                self.failed(response, staged, *committed)
             }
             Event::State(state) => self.history_told(&state.history),
             block => self.block_event(block),
@@ -454,7 +471,7 @@ impl Model {
         if let Some(prompt) = self.queue.taken.take() {
             return self.joins_step(prompt, message, step);
         }
-        let closes = self.interrupting() || self.exhausted() || self.turn()?.ends_unrun();
+        let closes = self.is_cut_short() || self.exhausted() || self.turn()?.ends_unrun();
         let turn = self.turn()?;
         ensure!(
             matches!(turn.place, TurnStage::Deciding | TurnStage::Answered),
@@ -482,7 +499,7 @@ impl Model {
     /// Checks the message of a staged prompt that joins the turn after the tool results of a step.
     fn joins_step(&mut self, prompt: Arc<Prompt>, message: &Arc<Message>, step: u32) -> Check {
         ensure!(
-            self.queue.has_results && !self.interrupting(),
+            self.queue.has_results && !self.is_cut_short(),
             "a prompt joins the turn without tool results"
         );
         let turn = self.turn()?;
@@ -546,11 +563,11 @@ impl Model {
     }
 
     fn assistant(&mut self, message: &Arc<Message>, step: u32) -> Check {
-        let interrupting = self.interrupting();
+        let is_cut_short = self.is_cut_short();
         self.ids.assistant(message)?;
         let turn = self.turn()?;
         ensure!(turn.place == TurnStage::Asking, "a response at {:?}", turn.place);
-        super::blocks::check_answer(&turn.blocks, message, interrupting)?;
+        super::blocks::check_answer(&turn.blocks, message, is_cut_short)?;
         turn.blocks.clear();
         turn.pending.push(Arc::clone(message));
         turn.place = TurnStage::Answered;
@@ -561,9 +578,9 @@ impl Model {
     fn stepped(&mut self, response: &Response) -> Check {
         self.check_output(response)?;
         let exhausted = self.exhausted();
-        let (interrupting, step) = (self.interrupting(), self.step);
+        let (is_cut_short, step) = (self.is_cut_short(), self.step);
         let turn = self.turn()?;
-        ensure!(turn.place == TurnStage::Answered && !interrupting, "a step at {:?}", turn.place);
+        ensure!(turn.place == TurnStage::Answered && !is_cut_short, "a step at {:?}", turn.place);
         let is_user = |message: &&Arc<Message>| message.role == Role::User;
         let earlier = turn.pending.iter().rev().skip_while(|message| !is_user(message));
         let mut messages: Vec<_> = earlier.take_while(is_user).cloned().collect();
@@ -580,6 +597,7 @@ impl Model {
         ensure!(response.model == model, "a step of the model {}, not {model}", response.model);
         ensure!(turn.booked.is_none(), "a step with a row for {:?}", turn.booked);
         turn.booked = Some(RequestEnd::Answered);
+        turn.refused = false;
         turn.told_rows += response.usage;
         turn.reason = Some(response.stop_reason.clone());
         let is_cut = response.stop_reason == StopReason::Length && turn.uses() > 0;

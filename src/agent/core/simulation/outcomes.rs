@@ -29,6 +29,10 @@ impl World {
         {
             self.note(|| "time over".to_owned());
             self.watch = None;
+            if matches!(self.core.phase().stage(), Some(Stage::Failing { .. })) {
+                self.model.failure = Some(Failure::TimeLimit { limit });
+                self.model.input = Input::GivesUp;
+            }
             return self.input(|core, cx| core.time_over(limit, cx));
         }
         if !self.expiries.is_empty() && self.rng.percent(if self.friendly { 50 } else { 5 }) {
@@ -75,7 +79,8 @@ impl World {
         }
         let other = ToolUse::new("other", "other", json!({}));
         let tool_use = if self.rng.percent(10) { &other } else { &call.tool_use };
-        let text = Text::new(format!("done at {}", self.rng.below(1000)));
+        let long = if self.rng.percent(10) { "!".repeat(600) } else { String::new() };
+        let text = Text::new(format!("done at {}{long}", self.rng.below(1000)));
         let result = if self.rng.percent(20) {
             ToolResult::error(tool_use, text.text)
         } else {
@@ -121,23 +126,25 @@ impl World {
                 let decision = match self.rng.below(10) {
                     _ if self.friendly => ErrorDecision::Stop,
                     0..2 => ErrorDecision::Stop,
-                    2..6 => ErrorDecision::Retry,
+                    2 => ErrorDecision::Discard,
+                    3..6 => ErrorDecision::Retry,
                     6 => ErrorDecision::RetryAfter(Duration::ZERO),
                     _ => ErrorDecision::RetryAfter(Duration::from_secs(1)),
                 };
                 self.note(|| format!("handle_error: {decision:?}"));
-                let retries = decision != ErrorDecision::Stop;
-                if !retries {
-                    self.model.input = Input::GivesUp;
-                }
+                let retries = matches!(decision, ErrorDecision::Retry | ErrorDecision::RetryAfter(_));
                 self.retry_after = match decision {
                     ErrorDecision::RetryAfter(delay) => Some(delay).filter(|delay| !delay.is_zero()),
                     _ => None,
                 };
                 let timed_out = matches!(self.model.failure, Some(Failure::TimeLimit { .. }));
                 let (limit, step) = (self.model.limit, self.model.step);
-                self.input(|core, cx| core.error_decided(op, decision, cx))?;
                 let goes_on = retries && limit.is_none_or(|limit| step < limit);
+                if !goes_on {
+                    let discards = decision == ErrorDecision::Discard;
+                    self.model.input = if discards { Input::Discards } else { Input::GivesUp };
+                }
+                self.input(|core, cx| core.error_decided(op, decision, cx))?;
                 ensure!(goes_on == self.model.is_running(), "a retry at {step} of {limit:?}: {decision:?}");
                 ensure!(!timed_out || !goes_on || self.watch.is_some(), "the clock is not restarted");
                 let delayed = self.retry_after.is_some() == self.delay.is_some();

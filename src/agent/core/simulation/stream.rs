@@ -52,7 +52,10 @@ impl Stream {
         match rng.below(100) {
             _ if friendly => self.stop(rng, true),
             0..18 => self.stop(rng, false),
-            18..20 => Next::Fail(ProviderError::new(ErrorKind::Overloaded, "overloaded").into()),
+            18..20 => {
+                let kinds = [ErrorKind::Overloaded, ErrorKind::InvalidRequest, ErrorKind::ContextTooLong];
+                Next::Fail(ProviderError::new(rng.pick(&kinds), "failed").into())
+            }
             20 => Next::Fail(Failure::ProviderPanicked { message: "boom".into() }),
             21..23 => Next::End,
             23..26 => Next::Ask,

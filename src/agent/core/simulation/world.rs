@@ -268,7 +268,7 @@ impl World {
                 let begins = !self.model.has_turn();
                 self.model.event(&event)?;
                 ensure!(!begins || !self.model.has_turn() || self.watches, "a turn begins without its clock");
-                self.desk.event(&event, self.model.interrupting())?;
+                self.desk.event(&event, self.model.is_cut_short())?;
                 self.asks.event(&event);
                 if self.model.took_staged {
                     self.asks.check_none()?;
@@ -362,7 +362,7 @@ impl World {
             }
             Effect::Resolve(answer) => {
                 let over = !self.model.is_running() || !self.model.queue.staged.is_empty();
-                self.asks.resolve(answer, over, self.model.interrupting())?;
+                self.asks.resolve(answer, over, self.model.input == super::model::Input::Interrupt)?;
             }
         }
         Ok(())
@@ -393,7 +393,7 @@ impl World {
                 self.model.concludes(response)
             }
             Call::HandleError(failure) => {
-                self.model.failure = Some((**failure).clone());
+                self.model.fails(failure);
                 Ok(())
             }
             Call::HandleRecovery(_) => Err("a recovery without a restart".to_owned()),

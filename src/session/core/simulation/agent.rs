@@ -157,8 +157,7 @@ impl Agent {
             return self.add(prompt);
         };
         let uses: Vec<ToolUse> = last.tool_uses().cloned().collect();
-        let may_end = last.role == Role::Assistant || last.tool_results().next().is_some();
-        if may_end && self.pending.len() > 1 && rng.percent(if uses.is_empty() { 85 } else { 30 }) {
+        if self.may_end() && rng.percent(if uses.is_empty() { 85 } else { 30 }) {
             return self.end_turn(rng);
         }
         if last.role == Role::User {
@@ -248,6 +247,13 @@ impl Agent {
         Arc::new(Response { message, messages, usage, turn, ..Response::empty("model", reason, 0, 1) })
     }
 
+    /// Returns whether the turn in flight can be committed.
+    fn may_end(&self) -> bool {
+        let is_end =
+            |last: &Arc<Message>| last.role == Role::Assistant || last.tool_results().next().is_some();
+        self.pending.len() > 1 && self.pending.last().is_some_and(is_end)
+    }
+
     fn end_turn(&mut self, rng: &mut Rng) {
         self.history.extend(self.pending.iter().cloned());
         self.before = None;
@@ -274,12 +280,17 @@ impl Agent {
             self.breaks_off(if is_cancelled { RequestEnd::Cancelled } else { RequestEnd::Failed }, rng);
         }
         self.become_(Status::Idle);
+        let committed = !is_cancelled && self.may_end() && rng.percent(50);
+        if committed {
+            self.history.extend(self.pending.iter().cloned());
+            self.before = None;
+        }
         let response = self.response(StopReason::Cancelled);
         let failure = Failure::TimeLimit { limit: Duration::from_secs(1) };
         self.emit(if is_cancelled {
             Event::Cancelled { response, staged: Vec::new() }
         } else {
-            Event::Error { failure, response, committed: false, staged: Vec::new() }
+            Event::Error { failure, response, committed, staged: Vec::new() }
         });
         if let Some(before) = self.before.take() {
             self.history = before;

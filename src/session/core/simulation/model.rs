@@ -7,7 +7,7 @@ use std::{
 
 use super::{Check, ensure, vault::Books};
 use crate::{
-    agent::{Config, Event, FirstMessage, Prompt, Status},
+    agent::{Config, Event, FirstMessage, Prompt, RunEnd, RunOutcome, Status},
     message::{History, Message, RequestEnd, Role, Usage, UsageRow},
     provider::Options,
     session::{
@@ -133,12 +133,23 @@ impl Model {
                 self.in_flight.push(UsageRow::clone(row));
                 (vec![Kind::Agent], false)
             }
-            Event::Turn(outcome) => {
+            Event::Turn(_) | Event::Error { committed: true, .. } => {
                 self.spend();
-                self.books.last_run = None;
+                let response = match event {
+                    Event::Turn(outcome) => {
+                        self.books.last_run = None;
+                        outcome.response()
+                    }
+                    Event::Error { response, failure, .. } => {
+                        // The end is stored with the messages, so it does not return the prompts.
+                        let end = RunEnd::new(RunOutcome::Failed { failure: failure.clone() });
+                        self.books.last_run = Some(RunEnd { turn: response.turn, ..end });
+                        response
+                    }
+                    _ => unreachable!("matched above"),
+                };
                 self.pending.clear();
                 self.before = None;
-                let response = outcome.response();
                 self.committed.extend(response.messages.iter().cloned());
                 let mut new = response.messages.as_slice();
                 let mut prompted = self.prompted.take();
@@ -179,7 +190,7 @@ impl Model {
             }
             Event::Cancelled { .. } | Event::Error { .. } => {
                 self.spend();
-                self.books.last_run = crate::agent::RunEnd::of(event);
+                self.books.last_run = RunEnd::of(event);
                 let mut kinds = vec![Kind::Agent];
                 kinds.extend(self.roll_back());
                 (kinds, true)

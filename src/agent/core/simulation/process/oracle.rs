@@ -73,9 +73,14 @@ impl Oracle {
 
     /// Checks the results in a message of this step: no result states that a tool was not run if its call has begun.
     pub(super) fn results(&self, turn: TurnId, step: u32, message: &Message) -> Check {
-        for result in message.tool_results().filter(|result| result.text() == NOT_RUN) {
+        for result in message.tool_results().filter(|result| result.text().ends_with(NOT_RUN)) {
             let call = self.calls.get(&(turn, step, result.tool_use_id.clone()));
-            ensure!(call.is_none(), "{} has begun, but its result is {NOT_RUN:?}", result.tool_use_id);
+            ensure!(
+                call.is_none(),
+                "{} has begun, but its result is {:?}",
+                result.tool_use_id,
+                result.text()
+            );
         }
         Ok(())
     }

@@ -75,7 +75,8 @@ impl Process {
         outside.script.plot.failures = outside.script.plot.failures.saturating_sub(1);
         if fails || self.may_disturb(outside, 5) {
             self.stream = None;
-            let error = ProviderError::new(ErrorKind::Truncated, "gone");
+            let kind = outside.rng.pick(&[ErrorKind::Truncated, ErrorKind::ContextTooLong]);
+            let error = ProviderError::new(kind, "gone");
             return self.input(outside, |core, cx| core.stream_failed(op, error.into(), cx));
         }
         let conversation = self.core.phase().turn().map(Turn::conversation).unwrap_or_default();
@@ -137,7 +138,8 @@ impl Process {
             }
             Call::HandleError(_) => {
                 let after = ErrorDecision::RetryAfter(Duration::from_secs(1));
-                let random = outside.rng.pick(&[ErrorDecision::Stop, ErrorDecision::Retry, after]);
+                let decisions = [ErrorDecision::Stop, ErrorDecision::Discard, ErrorDecision::Retry, after];
+                let random = outside.rng.pick(&decisions);
                 let decision = outside.script.plot.on_error.unwrap_or(random);
                 self.input(outside, |core, cx| core.error_decided(op, decision, cx))
             }

@@ -155,7 +155,8 @@ impl Place {
     /// A run has one end over all lives: its messages are stored once, or its end is, and no record of it follows.
     fn one_end_for_each_run(&mut self, commit: &Commit) -> Check {
         let turns = commit.nodes.iter().filter_map(|node| node.message().id.as_ref()?.turn());
-        for turn in turns.collect::<HashSet<_>>() {
+        let turns: HashSet<_> = turns.collect();
+        for turn in turns.iter().copied() {
             ensure!(self.committed.insert(turn), "turn {turn} is committed a second time");
             ensure!(!self.ended.contains(&turn), "turn {turn} is committed after its end");
         }
@@ -163,8 +164,16 @@ impl Place {
             Some(TurnChange::End(end)) => {
                 let Some(turn) = end.turn else { return Ok(()) };
                 ensure!(self.ended.insert(turn), "the run of turn {turn} ends a second time: {end:?}");
-                let keeps = matches!(end.outcome, RunOutcome::Stopped { .. } | RunOutcome::Abandoned);
-                ensure!(keeps || !self.committed.contains(&turn), "turn {turn} was committed: {end:?}");
+                let is_committed = self.committed.contains(&turn);
+                let keeps = match end.outcome {
+                    RunOutcome::Stopped { .. } | RunOutcome::Abandoned => true,
+                    // The messages that a failed run keeps are stored with its end, and then no prompt is returned.
+                    RunOutcome::Failed { .. } => turns.contains(&turn) && end.unanswered.is_empty(),
+                    _ => false,
+                };
+                ensure!(keeps || !is_committed, "turn {turn} was committed: {end:?}");
+                let returns = is_committed || !end.unanswered.is_empty();
+                ensure!(returns, "turn {turn} was neither committed nor returned: {end:?}");
             }
             Some(TurnChange::Record(record)) => {
                 let turn = record.turn;

@@ -1,0 +1,102 @@
+//! The form in which the history keeps tool results that a model service has refused.
+
+use super::{Attachment, Content, Message, ResultBlock, Source, Text};
+
+/// The greatest length in bytes of a text that is kept.
+const KEPT: usize = 512;
+
+/// Returns the message with a note in place of each attachment, and of each text of more than 512 bytes, in its tool
+/// results.
+pub(crate) fn cleared(message: &Message) -> Message {
+    let mut message = message.clone();
+    for block in &mut message.content {
+        if let Content::ToolResult(result) = block {
+            result.content.iter_mut().for_each(clear);
+        }
+    }
+    message
+}
+
+fn clear(block: &mut ResultBlock) {
+    let removed = match block {
+        ResultBlock::Text(text) if text.text.len() <= KEPT => return,
+        ResultBlock::Text(text) => format!("{} characters", grouped(text.text.chars().count())),
+        ResultBlock::Attachment(Attachment { source, media_type, .. }) => match source {
+            Source::Base64 { data } => {
+                let bytes = data.trim_end_matches('=').len() * 3 / 4;
+                format!("{media_type}, {} KB", grouped(bytes.div_ceil(1000)))
+            }
+            Source::Url { .. } => media_type.clone(),
+        },
+    };
+    *block = Text::new(format!("[Removed after an error of the model service: {removed}]")).into();
+}
+
+/// Returns the number with a comma before each group of three digits.
+fn grouped(number: usize) -> String {
+    let digits = number.to_string();
+    let mut grouped = String::with_capacity(digits.len() + digits.len() / 3);
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    grouped
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::message::{Role, ToolResult, ToolUse};
+
+    fn clear_of(blocks: Vec<ResultBlock>) -> Vec<ResultBlock> {
+        let tool_use = ToolUse::new("a", "read", json!({}));
+        let result = ToolResult { content: blocks, ..ToolResult::error(&tool_use, "") };
+        let message = Message::new(Role::User, vec![Content::from(result.clone())]);
+        let cleared = cleared(&message);
+        let Some(Content::ToolResult(kept)) = cleared.content.first() else { panic!("{cleared:?}") };
+        assert_eq!((&kept.tool_use_id, &kept.name, kept.is_error), (&result.tool_use_id, &result.name, true));
+        kept.content.clone()
+    }
+
+    #[test]
+    fn cleared_of_long_texts_and_attachments_names_what_was_removed() {
+        let notes = clear_of(vec![
+            "é".repeat(8412).into(),
+            Attachment::base64("image/png", "A".repeat(285_332)).into(),
+            Attachment::url("application/pdf", "https://example.org/a.pdf").into(),
+        ]);
+        let notes: Vec<_> = notes
+            .iter()
+            .map(|block| match block {
+                ResultBlock::Text(text) => text.text.as_str(),
+                ResultBlock::Attachment(_) => panic!("{block:?}"),
+            })
+            .collect();
+        assert_eq!(
+            notes,
+            [
+                "[Removed after an error of the model service: 8,412 characters]",
+                "[Removed after an error of the model service: image/png, 214 KB]",
+                "[Removed after an error of the model service: application/pdf]",
+            ]
+        );
+    }
+
+    #[test]
+    fn cleared_of_short_texts_changes_nothing() {
+        let short = vec!["a".repeat(KEPT).into(), ResultBlock::from("")];
+        assert_eq!(clear_of(short.clone()), short);
+        let note = clear_of(vec!["a".repeat(KEPT + 1).into()]);
+        assert_eq!(clear_of(note.clone()), note);
+    }
+
+    #[test]
+    fn grouped_separates_thousands() {
+        let groups = [0, 12, 999, 1000, 1_234_567].map(grouped);
+        assert_eq!(groups, ["0", "12", "999", "1,000", "1,234,567"]);
+    }
+}

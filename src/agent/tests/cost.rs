@@ -124,7 +124,10 @@ async fn every_request_with_usage_has_one_row_with_its_own_model_and_end() {
     let events = agent.run("Two").await;
     assert_eq!(rows(&events), [(RequestEnd::Failed, 4, 1, "other".to_owned())]);
     let order = super::support::names(&events);
-    assert_eq!(order[order.len() - 3..], ["usage", "status(idle)", "error"]);
+    assert_eq!(
+        order[order.len() - 5..],
+        ["usage", "text_end", "message(assistant)", "status(idle)", "error"]
+    );
     agent.agent.prompt("Three").await.unwrap();
     agent.until("text_delta").await;
     agent.agent.interrupt().await.unwrap();

@@ -237,14 +237,26 @@ async fn stop_discarding_before_the_first_commit_last_snapshot_has_the_previous_
 #[tokio::test(start_paused = true)]
 async fn failure_before_the_first_commit_previous_history_restored() {
     let refused = Step::error(ProviderError::new(ErrorKind::InvalidRequest, "no"));
-    let broken = Step::new().then_text(["Half"]).panic("broke");
-    for step in [refused, broken, Step::new().then_text(["Half"]).hang()] {
+    for step in [refused, Step::new().panic("broke"), Step::new().hang()] {
         let (_, builder) = scripted([step, Step::text("Again.")]);
         let (mut agent, owner) = owned(builder).await;
         let prompt = Prompt::new("Hi").with_turn_timeout(Duration::from_secs(9));
         owner.prompt(None, base(), prompt).await.unwrap();
         rolled_back(&mut agent, "error").await;
         agent.check().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn failure_that_keeps_a_text_stays_on_the_new_history() {
+    let half = || Step::new().then_text(["Half"]);
+    for step in [half().panic("broke"), half().hang()] {
+        let (_, builder) = scripted([step, Step::text("Again.")]);
+        let (mut agent, owner) = owned(builder).await;
+        let prompt = Prompt::new("Hi").with_turn_timeout(Duration::from_secs(9));
+        owner.prompt(None, base(), prompt).await.unwrap();
+        agent.end().await;
+        assert_eq!(agent.history().await, [BASE[0], BASE[1], "user: Hi", "assistant: Half"]);
     }
 }
 

@@ -112,16 +112,13 @@ async fn run_provider_fails_handle_error_called_and_agent_survives() {
             }
             other => panic!("{deed:?}: {other:?}"),
         }
-        if deed == Deed::PanicInMidStream {
-            assert_eq!(
-                response.message.as_ref().unwrap().text(),
-                "Half",
-                "the error event carries the void output"
-            );
+        let kept = if deed == Deed::PanicInMidStream { 2 } else { 0 };
+        if kept > 0 {
+            assert_eq!(response.message.as_ref().unwrap().text(), "Half", "the streamed text is kept");
             assert_eq!(response.usage.output, 3);
         }
         assert_eq!(*failures.lock().unwrap(), std::slice::from_ref(failure), "{deed:?}");
-        assert_eq!(agent.state().await.unwrap().history().len(), 0);
+        assert_eq!(agent.state().await.unwrap().history().len(), kept, "{deed:?}");
         let answer = answered(agent.ask("Hello?")).await.unwrap();
         assert_eq!(answer.text(), "Half");
     }

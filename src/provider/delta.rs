@@ -56,6 +56,11 @@ impl Delta {
         Self::Message(Box::new(MessageDelta { stop_reason: Some(reason), ..MessageDelta::default() }))
     }
 
+    /// Returns message data that contains only a warning.
+    pub(in crate::provider) fn warning(text: impl Into<String>) -> Self {
+        Self::Message(Box::new(MessageDelta { warnings: vec![text.into()], ..MessageDelta::default() }))
+    }
+
     /// Returns whether this delta contains content. After the first content, a request is not repeated any more.
     pub fn is_content(&self) -> bool {
         !matches!(self, Self::Message(_) | Self::Retry { .. })

@@ -1,5 +1,5 @@
 use super::lenient::Count;
-use crate::provider::{Delta, MessageDelta};
+use crate::provider::Delta;
 
 /// Picks one of several alternative responses, if a service sends more than the one that was requested.
 #[derive(Debug, Default)]
@@ -29,8 +29,7 @@ impl Alternatives {
             } else if !std::mem::replace(&mut self.warned, true) {
                 let warning =
                     "the service sent several alternative responses to one request: only the first is used";
-                let warnings = vec![warning.to_owned()];
-                deltas.push(Delta::Message(Box::new(MessageDelta { warnings, ..MessageDelta::default() })));
+                deltas.push(Delta::warning(warning));
             }
         }
         picked

@@ -127,8 +127,7 @@ impl LatestUsage {
     pub(super) fn end(&self, deltas: &mut Vec<Delta>) {
         if self.expected && self.usage.is_none() && !self.warned {
             let warning = "usage is unknown: the stream ended before the service reported it";
-            let warnings = vec![warning.to_owned()];
-            deltas.push(Delta::Message(Box::new(MessageDelta { warnings, ..MessageDelta::default() })));
+            deltas.push(Delta::warning(warning));
         }
     }
 }
@@ -137,11 +136,9 @@ fn warn(unreadable: Option<&str>, warned: &mut bool, deltas: &mut Vec<Delta>) {
     if let Some(member) = unreadable
         && !std::mem::replace(warned, true)
     {
-        let warning = format!(
+        deltas.push(Delta::warning(format!(
             "usage is incomplete: the service reports `{member}` in a form that cannot be read as a number"
-        );
-        let warnings = vec![warning];
-        deltas.push(Delta::Message(Box::new(MessageDelta { warnings, ..MessageDelta::default() })));
+        )));
     }
 }
 

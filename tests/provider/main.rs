@@ -82,6 +82,7 @@ mod ollama;
 mod ollama_decode;
 mod ollama_encode;
 mod ollama_errors;
+mod open_items;
 mod openai_models;
 #[cfg(feature = "http")]
 mod opencode;

@@ -9,6 +9,7 @@ mod decode;
 mod encode;
 mod input;
 mod item;
+mod open;
 mod reasoning;
 mod received;
 mod wire;
@@ -34,6 +35,10 @@ const NAME: &str = "openai_responses";
 /// reasoning becomes a thinking block, whose signature is the reasoning item itself. Items of tools that the service
 /// runs become provider items and keep their positions. The signature of a text contains the other data that is needed
 /// to send its part back. This data is the citations, the phase, and the information that the part is a refusal.
+///
+/// An item that the application has to answer, such as a call of a custom tool, a shell or a computer, causes a warning
+/// at the end of the response. To answer it, add a user message with a [`ProviderItem`](crate::message::ProviderItem)
+/// that contains the answer. Requests without an answer omit the item, because the service would reject them.
 ///
 /// The default value suits services that are compatible with OpenAI. The setters configure the deviations of a service:
 ///

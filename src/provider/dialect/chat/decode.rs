@@ -203,6 +203,16 @@ impl ChatDecoder {
         }
         self.calls.add(fragment, &self.id, &mut self.blocks, deltas)
     }
+        if let Some(custom) = call.custom {
+            // Only the first piece of a call has the name.
+            let name = custom["name"].as_str().filter(|name| !name.is_empty());
+            deltas.extend(name.map(|name| {
+                Delta::warning(format!(
+                    "the call of the custom tool `{name}` is not kept: this crate cannot answer it"
+                ))
+            }));
+            return Ok(());
+        }
 
     fn extend(&mut self, kind: Kind, text: Cow<'_, str>, deltas: &mut Vec<Delta>) {
         if text.is_empty() {

@@ -93,6 +93,9 @@ pub(super) struct ToolCall<'a> {
 
 #[derive(Default, Deserialize)]
 pub(super) struct Function<'a> {
+    /// The call of a custom tool, in place of `function`.
+    #[serde(default)]
+    pub(super) custom: Option<Box<Value>>,
     #[serde(borrow, default)]
     pub(super) name: Text<'a>,
     #[serde(borrow, default)]

@@ -8,12 +8,13 @@ use serde_json::Value;
 use super::{
     NAME,
     item::{self, Blocks, Call, Item, ItemKind, ItemState, Repetition},
+    open,
     reasoning::{Reasoning, Shown},
     wire::{self, ItemRef, list, text},
 };
 use crate::{
     message::ProviderItem,
-    provider::{BlockStart, Delta, ErrorKind, Fold, MessageDelta, Part, ProviderError},
+    provider::{BlockStart, Delta, ErrorKind, Fold, Part, ProviderError},
 };
 
 type DecodeResult = Result<(), ProviderError>;
@@ -29,6 +30,8 @@ pub(super) struct ResponseItems {
     /// The number of bytes that are stored until the response ends.
     kept: usize,
     pub(super) refused: bool,
+    /// The items that nothing has answered so far: the id to which the answer refers, and the warning about the item.
+    open: Vec<(String, String)>,
     /// Whether the warning about a differing text was emitted.
     warned: bool,
 }
@@ -266,6 +269,9 @@ impl ResponseItems {
             ItemState::Opaque { block } => {
                 blocks.extend(*block, Part::Item(whole.clone()));
                 blocks.end(*block);
+                let answered = open::answered(whole);
+                self.open.retain(|(id, _)| answered != Some(id));
+                self.open.extend(open::asked(whole).map(|id| (id.to_owned(), open::warning(whole))));
             }
         }
         self.check_blocks()
@@ -306,6 +312,7 @@ impl ResponseItems {
                 call.give_up(&mut blocks).map_err(broken)?;
             }
         }
+        deltas.extend(self.open.drain(..).map(|(_, warning)| Delta::warning(warning)));
         Ok(())
     }
 
@@ -331,8 +338,7 @@ impl ResponseItems {
             self.warned = true;
             let warning = "the complete text at the end of the response differs from the streamed text: \
                            the streamed text is kept, and its end may be missing";
-            let warnings = vec![warning.to_owned()];
-            deltas.push(Delta::Message(Box::new(MessageDelta { warnings, ..MessageDelta::default() })));
+            deltas.push(Delta::warning(warning));
         }
     }
 

@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::{Map, Value, json};
 
-use super::{NAME, OpenAiResponses, ReasoningItems};
+use super::{NAME, OpenAiResponses, ReasoningItems, open};
 use crate::{
     message::{Attachment, Content, Message, ResultBlock, Role, Source, Text, Thinking, ToolResult, ToolUse},
     provider::{
@@ -47,6 +47,8 @@ pub(super) struct Input<'a> {
     /// service runs. Only the calls of the last response are included. The result of such a call must repeat its
     /// caller.
     callers: HashMap<&'a str, Value>,
+    /// The ids to which the answers of the conversation refer, except for results of tool calls.
+    answered: HashSet<&'a str>,
     items: Vec<Value>,
 }
 
@@ -56,10 +58,13 @@ impl<'a> Input<'a> {
         request: &'a Request,
         names: &'a ToolNames<'a>,
         format: &OpenAiResponses,
-    ) -> Result<Value, ProviderError> {
+    ) -> Result<Vec<Value>, ProviderError> {
         let ids = CallIds::default();
+        let items = request.history.iter().flat_map(|message| &message.content).filter_map(own_item);
+        let answered = items.filter_map(open::answered).collect();
         let reasoning = format.reasoning;
-        let mut input = Self { request, names, reasoning, ids, callers: HashMap::new(), items: Vec::new() };
+        let callers = HashMap::new();
+        let mut input = Self { request, names, reasoning, ids, callers, answered, items: Vec::new() };
         let mut first = None;
         for message in &request.history {
             match message.role {
@@ -72,7 +77,7 @@ impl<'a> Input<'a> {
             let opening = json!({"type": "message", "role": "user", "content": texts::OPENING});
             input.items.insert(0, opening);
         }
-        Ok(Value::Array(input.items))
+        Ok(input.items)
     }
 
     /// Encodes a user message. Tool results come first, because nothing may separate them from their calls. Provider
@@ -87,7 +92,7 @@ impl<'a> Input<'a> {
             }
             self.items.push(item);
         }
-        self.items.extend(message.content.iter().filter_map(own_item));
+        self.items.extend(message.content.iter().filter_map(own_item).cloned());
         let mut parts = Vec::new();
         for block in &message.content {
             match block {
@@ -155,7 +160,12 @@ impl<'a> Input<'a> {
                     assistant_message(json!({"type": "output_text", "text": text, "annotations": []}), None)
                 }
                 other => match own_item(other) {
-                    Some(item) => item,
+                    // The service rejects an item without its answer, and reasoning without the item that follows it.
+                    Some(item) if open::asked(item).is_some_and(|asked| !self.answered.contains(asked)) => {
+                        waiting.clear();
+                        continue;
+                    }
+                    Some(item) => item.clone(),
                     None => continue,
                 },
             };
@@ -218,11 +228,9 @@ impl<'a> Input<'a> {
 }
 
 /// Returns the block's item unchanged if it belongs to this wire format.
-fn own_item(block: &Content) -> Option<Value> {
+fn own_item(block: &Content) -> Option<&Value> {
     match block {
-        Content::ProviderItem(item) if item.format == NAME && item.data.is_object() => {
-            Some(item.data.clone())
-        }
+        Content::ProviderItem(item) if item.format == NAME && item.data.is_object() => Some(&item.data),
         _ => None,
     }
 }

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use omni_agent::{
-    message::{Content, Usage},
+    message::{Content, History, Message, Thinking, Usage},
     provider::{
         CacheHint, Effort, Options, Request, ThinkingMode, ToolChoice,
         http::{AlibabaRegion, Endpoint},
@@ -50,6 +50,32 @@ async fn thinking_is_sent_as_a_switch_and_a_budget() {
             said(&Endpoint::alibaba(), model, Options::default().with_thinking(mode)).await;
         assert_eq!((said, warnings.len()), (expected, warned), "{model} {mode:?}: {warnings:?}");
     }
+}
+
+#[tokio::test]
+async fn reasoning_is_sent_back_to_models_that_keep_it() {
+    let mut said = Message::assistant([Content::from(Thinking::new("Rain?")), "Ja.".into()]);
+    said.provider_data.insert("chat_completions".to_owned(), json!({"id": "1"}));
+    let history = History::from_iter([Message::user("Regen?"), said, Message::user("Und?")]);
+    for (model, kept) in [
+        ("qwen3.6-plus", true),
+        ("qwen3.6-plus-2026-04-02", true),
+        ("qwen3.7-plus", true),
+        ("qwen3.7-max", true),
+        ("qwen3.5-plus", false),
+        ("qwen3-max", false),
+        ("qwen3.6-flash", false),
+    ] {
+        let (sent, warnings) = body(&Endpoint::alibaba(), model, Request::new(history.clone())).await;
+        assert_eq!(sent.get("preserve_thinking"), kept.then_some(&json!(true)), "{model}");
+        let reasoning = json!("Rain?");
+        assert_eq!(sent["messages"][1].get("reasoning_content"), kept.then_some(&reasoning), "{model}");
+        assert!(warnings.is_empty(), "{model}: {warnings:?}");
+    }
+    // The models are otherwise treated as before.
+    let off = Options::default().with_thinking(ThinkingMode::Off);
+    let (sent, _) = crate::endpoints::said(&Endpoint::alibaba(), "qwen3.7-max", off).await;
+    assert_eq!(sent, json!({"enable_thinking": false, "preserve_thinking": true}));
 }
 
 #[tokio::test]

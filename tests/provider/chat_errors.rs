@@ -3,6 +3,7 @@ use omni_agent::provider::{
     ProviderError, Request,
     dialect::{
         AnthropicMessages, ChatCompletions, Dialect, Frame, GoogleGemini, OllamaChat, OpenAiResponses,
+        ReasoningReturn,
     },
 };
 
@@ -221,4 +222,24 @@ fn error_with_a_long_body_shortens_it() {
         assert!(error.message.len() <= 1100, "{}", error.message.len());
         assert!(error.body.unwrap().len() <= ProviderError::BODY_LIMIT);
     }
+}
+
+#[test]
+fn error_that_asks_for_reasoning_names_the_setting_that_sends_it_back() {
+    const SETTING: &str = "ChatCompletions::with_reasoning(ReasoningReturn::ContentWithCalls)";
+    let asks = [
+        "The `reasoning_content` in the thinking mode must be passed back to the API.",
+        "Missing `reasoning_content` field in the assistant message at message index 2.",
+        "thinking is enabled but reasoning_content is missing in assistant tool call message at index 2",
+    ];
+    for text in asks {
+        let body = format!(r#"{{"error":{{"message":"{text}","type":"invalid_request_error"}}}}"#);
+        let error = error(400, &body);
+        assert_eq!(error.kind, InvalidRequest);
+        assert!(error.message.contains(text) && error.message.contains(SETTING), "{error}");
+        let set = ChatCompletions::default().with_reasoning(ReasoningReturn::ContentWithCalls);
+        assert!(!set.error(400, &body).message.contains(SETTING));
+    }
+    let other = error(400, r#"{"error":{"message":"`temperature` must be at most 2"}}"#);
+    assert!(!other.message.contains(SETTING), "{other}");
 }

@@ -48,6 +48,22 @@ async fn thinking_is_switched_on_or_off_if_the_model_has_a_setting() {
 }
 
 #[tokio::test]
+async fn reasoning_of_earlier_turns_is_kept_while_the_model_thinks() {
+    let kept = || json!({"thinking": {"type": "enabled", "keep": "all"}});
+    let with = |mode: ThinkingMode| Options::default().with_thinking(mode);
+    for (model, options, expected) in [
+        ("kimi-k2.6", Options::default(), kept()),
+        ("kimi-k2.6", with(Effort::High.into()), kept()),
+        ("kimi-k2.6", with(ThinkingMode::Off), json!({"thinking": {"type": "disabled"}})),
+        (KIMI, Options::default(), json!({})),
+        ("kimi-k3", Options::default(), json!({})),
+    ] {
+        let (sent, _) = said(&Endpoint::moonshot(), model, options).await;
+        assert_eq!(sent, expected, "{model}");
+    }
+}
+
+#[tokio::test]
 async fn request_with_everything_sends_what_the_service_accepts() {
     let options = Options::default()
         .with_max_tokens(100)

@@ -4,7 +4,7 @@
 
 use futures_util::StreamExt;
 use omni_agent::{
-    message::{Content, History, Message, Timestamp, ToolResult},
+    message::{Content, History, Message, ProviderItem, Timestamp, ToolResult, ToolUse},
     provider::{
         CacheHint, Effort, ErrorKind, Options, Request, ThinkingMode, ToolChoice,
         http::{Endpoint, OpenRouter, RoutingSort},
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::{
     anthropic::tools,
-    endpoints::{body, exchange, model, said},
+    endpoints::{body, chunks, exchange, model, said},
     server::{Reply, Server},
     services::CHAT,
 };
@@ -241,6 +241,45 @@ async fn reasoning_is_sent_back_unchanged_with_its_message() {
     // `reasoning_details` is not sent to Groq, which does not know this member.
     let (body, _) = crate::endpoints::body(&Endpoint::groq(), "m", Request::new(history)).await;
     assert_eq!(body["messages"][1], json!({"role": "assistant", "content": "Grüß dich"}));
+}
+
+#[tokio::test]
+async fn call_without_reasoning_is_sent_back_to_deepseek_with_an_empty_list() {
+    let call = ToolUse::new("a", "weather", json!({}));
+    let result = Content::from(ToolResult::ok(&call, "rain"));
+    let mut asked = Message::assistant([Content::from(call.clone())]);
+    asked.provider_data.insert("chat_completions".to_owned(), json!({"id": "1"}));
+    let mut reasoned = asked.clone();
+    let entry = json!({"type": "reasoning.text", "text": "Oslo?"});
+    reasoned
+        .content
+        .push(ProviderItem::new("chat_completions", json!({"reasoning_details": [entry]})).into());
+    let history = |asked: &Message| {
+        Request::new(History::from_iter([
+            Message::user("Wetter?"),
+            asked.clone(),
+            Message::user([result.clone()]),
+        ]))
+    };
+    for (model, message, details) in [
+        ("deepseek/deepseek-v4-pro", &asked, Some(json!([]))),
+        ("deepseek/deepseek-v4-flash", &reasoned, Some(json!([entry]))),
+        (CLAUDE, &asked, None),
+        (CLAUDE, &reasoned, Some(json!([entry]))),
+    ] {
+        let (sent, _) = body(&Endpoint::openrouter(), model, history(message)).await;
+        assert_eq!(sent["messages"][1].get("reasoning_details"), details.as_ref(), "{model}");
+    }
+    // The entries of an answer are kept too.
+    let detail = json!({"content": "Ja", "reasoning_details": [entry]});
+    let reply = chunks(&[
+        json!({"id": "g", "choices": [{"index": 0, "delta": detail}]}),
+        json!({"id": "g", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}),
+    ]);
+    let (_, answer) =
+        exchange(&Endpoint::openrouter(), "deepseek/deepseek-v4-pro", history(&asked), reply).await;
+    let kept = answer.unwrap().message.content.iter().any(|block| matches!(block, Content::ProviderItem(_)));
+    assert!(kept);
 }
 
 #[tokio::test]

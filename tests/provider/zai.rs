@@ -19,15 +19,22 @@ const GLM: &str = "glm-4.6";
 async fn thinking_is_a_switch_and_a_level_for_the_newest_models() {
     let on = || json!({"thinking": {"type": "enabled"}});
     let off = || json!({"thinking": {"type": "disabled"}});
-    let level = |word: &str| json!({"thinking": {"type": "enabled"}, "reasoning_effort": word});
-    let cases: [(&str, ThinkingMode, Value, usize); 9] = [
+    let level = |word: &str| json!({"thinking": {"type": "enabled", "clear_thinking": false}, "reasoning_effort": word});
+    let cases: [(&str, ThinkingMode, Value, usize); 16] = [
         (GLM, Effort::High.into(), on(), 1),
         ("glm-4.5-air", ThinkingMode::Budget(2000), on(), 1),
         ("glm-5-turbo", ThinkingMode::Off, off(), 0),
         ("glm-5.2", Effort::High.into(), level("high"), 0),
         ("glm-5.2", Effort::Max.into(), level("max"), 0),
         ("glm-5.2", Effort::Minimal.into(), level("low"), 1),
+        ("glm-5.2", Effort::Medium.into(), level("medium"), 0),
         ("glm-5.2", ThinkingMode::Off, off(), 0),
+        ("glm-5.3", ThinkingMode::Off, level("low"), 1),
+        ("glm-5.3-flash", ThinkingMode::Budget(0), level("low"), 1),
+        ("glm-5.3", Effort::Low.into(), level("low"), 0),
+        ("glm-5.3", Effort::Medium.into(), level("high"), 1),
+        ("glm-5.3-flash", ThinkingMode::Budget(16_000), level("high"), 1),
+        ("glm-5.3", Effort::Max.into(), level("max"), 0),
         ("glm-4-32b-0414-128k", Effort::High.into(), json!({}), 1),
         ("glm-4-32b-0414-128k", ThinkingMode::Off, json!({}), 0),
     ];
@@ -87,6 +94,21 @@ async fn reasoning_is_sent_back() {
     let history = History::from_iter([Message::user("Wetter?"), asked, Message::user(result)]);
     let (sent, _) = body(&Endpoint::zai(), GLM, Request::new(history)).await;
     assert_eq!(sent["messages"][1]["reasoning_content"], "Oslo, then.");
+}
+
+#[tokio::test]
+async fn reasoning_of_earlier_turns_counts_without_an_option() {
+    let kept = json!({"thinking": {"type": "enabled", "clear_thinking": false}});
+    for (model, expected) in [
+        ("glm-4.7", kept.clone()),
+        ("glm-5", kept.clone()),
+        ("glm-5.3", kept),
+        (GLM, json!({})),
+        ("glm-4", json!({})),
+    ] {
+        let sent = said(&Endpoint::zai(), model, Options::default()).await;
+        assert_eq!(sent, (expected, Vec::new()), "{model}");
+    }
 }
 
 #[tokio::test]

@@ -65,6 +65,8 @@ pub struct ChatCompletions {
     thinking_beside_forced_tools: bool,
     reasoning: ReasoningReturn,
     sampling: bool,
+    /// Members that are added to the object `thinking` while thinking is on. They keep the reasoning of earlier turns.
+    thinking_members: Map<String, Value>,
     tool_choices: ToolChoices,
     files: Files,
     metadata: bool,
@@ -76,6 +78,8 @@ pub struct ChatCompletions {
     /// The service whose built-in rules for individual models apply.
     service: Option<&'static str>,
     rules: Option<fn(&str, Self) -> Self>,
+    /// Members that are added to each assistant message with tool calls that does not have them.
+    call_members: Map<String, Value>,
 }
 
 impl Default for ChatCompletions {
@@ -92,6 +96,7 @@ impl Default for ChatCompletions {
             thinking_beside_forced_tools: true,
             reasoning: ReasoningReturn::default(),
             sampling: true,
+            thinking_members: Map::new(),
             tool_choices: ToolChoices::default(),
             files: Files::default(),
             metadata: true,
@@ -103,6 +108,7 @@ impl Default for ChatCompletions {
             service: None,
             rules: None,
         }
+            call_members: Map::new(),
     }
 }
 
@@ -292,6 +298,12 @@ impl Dialect for ChatCompletions {
     }
 
     fn error(&self, status: u16, body: &str) -> ProviderError {
-        error::from_body(status, body)
+        let mut error = error::from_body(status, body);
+        let plain = self.service.is_none() && self.reasoning == ReasoningReturn::Never;
+        if plain && error.message.contains("reasoning_content") {
+            let switch = "ChatCompletions::with_reasoning(ReasoningReturn::ContentWithCalls)";
+            error.message = format!("{} ({switch} sends the reasoning back)", error.message);
+        }
+        error
     }
 }

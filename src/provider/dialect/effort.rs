@@ -13,7 +13,8 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[non_exhaustive]
 pub struct EffortWords {
-    /// The word for no reasoning. `None` if reasoning cannot be turned off.
+    /// The word for no reasoning. `None` if reasoning cannot be turned off. If the word is the word for
+    /// [`Effort::Low`], a request that turns reasoning off gets this effort and a warning.
     pub off: Option<&'static str>,
     /// The word for [`Effort::Minimal`].
     pub minimal: &'static str,

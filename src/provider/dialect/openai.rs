@@ -28,6 +28,11 @@ pub(super) fn effort(
         ThinkingMode::Off | ThinkingMode::Budget(0) => {
             if words.off.is_none() {
                 warnings.push("`thinking` stays on: it cannot be turned off for this model".to_owned());
+            } else if words.off == Some(words.low) {
+                warnings.push(format!(
+                    "`thinking` is changed from off to effort {}: it cannot be turned off for this model",
+                    words.low
+                ));
             }
             words.off
         }

@@ -150,6 +150,7 @@ impl<'a> Encoder<'a> {
         Ok(())
     }
 
+            out.extend(self.chat.call_members.clone());
     fn call(&self, tool_use: &ToolUse, native: bool) -> Value {
         // The request must be valid even if the model wrote invalid JSON or an invalid name.
         let arguments =

@@ -15,12 +15,14 @@ use crate::provider::catalogue::{BUILT_IN, Family, find};
 pub(super) struct Switches {
     output: Option<OutputSupport>,
     thinking: Option<ThinkingField>,
+    thinking_members: Map<String, Value>,
     thinking_beside_forced_tools: Option<bool>,
     reasoning: Option<ReasoningReturn>,
     cache: Option<CacheField>,
     sampling: Option<bool>,
     members: Map<String, Value>,
     tool_members: Map<String, Value>,
+    call_members: Map<String, Value>,
 }
 
 #[derive(Deserialize)]
@@ -52,7 +54,9 @@ impl Switches {
         chat.sampling = self.sampling.unwrap_or(chat.sampling);
         chat.thinking_beside_forced_tools =
             self.thinking_beside_forced_tools.unwrap_or(chat.thinking_beside_forced_tools);
+        chat.thinking_members.extend(self.thinking_members.clone());
         chat.members.extend(self.members.clone());
         chat.tool_members.extend(self.tool_members.clone());
+        chat.call_members.extend(self.call_members.clone());
     }
 }

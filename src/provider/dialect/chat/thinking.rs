@@ -54,7 +54,14 @@ impl Encoder<'_> {
     }
 
     fn encode_thinking(&mut self, body: &mut Map<String, Value>) {
+        let enabled = || {
+            let mut thinking = Map::from_iter([("type".to_owned(), "enabled".into())]);
+            thinking.extend(self.chat.thinking_members.clone());
+            ("thinking".to_owned(), Value::Object(thinking))
+        };
         let Some(mode) = self.request.options.thinking() else {
+            // These models think by default. The members are needed even if the request does not set the option.
+            body.extend((!self.chat.thinking_members.is_empty()).then(enabled));
             return;
         };
         let on = mode.is_on();
@@ -105,10 +112,12 @@ impl Encoder<'_> {
                 }
             }
             ThinkingField::Type(words) => {
-                let word = if on { "enabled" } else { "disabled" };
-                body.insert("thinking".to_owned(), json!({"type": word}));
+                if !on && words.is_none_or(|words| words.off.is_none()) {
+                    body.insert("thinking".to_owned(), json!({"type": "disabled"}));
+                    return;
+                }
+                body.extend([enabled()]);
                 match words {
-                    _ if !on => {}
                     Some(words) => {
                         let word = openai::effort(words, mode, &mut self.warnings);
                         body.extend(word.map(|word| ("reasoning_effort".to_owned(), word.into())));

@@ -1,6 +1,7 @@
 //! Alibaba. Sources: <https://www.alibabacloud.com/help/en/model-studio/compatibility-of-openai-with-dashscope>,
 //! <https://www.alibabacloud.com/help/en/model-studio/deep-thinking>,
-//! <https://www.alibabacloud.com/help/en/model-studio/qwen-structured-output>
+//! <https://www.alibabacloud.com/help/en/model-studio/qwen-structured-output>,
+//! <https://docs.qwencloud.com/developer-guides/text-generation/thinking>
 
 use super::Endpoint;
 use crate::provider::dialect::{ChatCompletions, Files, OutputSupport};
@@ -33,6 +34,9 @@ impl AlibabaRegion {
 
 impl Endpoint {
     /// Alibaba's international region, with the key from `DASHSCOPE_API_KEY`.
+    ///
+    /// Models that can use the reasoning of earlier turns are asked to do so (`preserve_thinking`), and the reasoning is
+    /// sent back to them.
     ///
     /// Only some models accept a `json_schema`. Therefore, an output schema is requested as a JSON object, and the
     /// schema is added to the system prompt. The service can't combine this with thinking. If the model thinks, the

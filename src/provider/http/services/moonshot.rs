@@ -11,7 +11,8 @@ impl Endpoint {
     /// Moonshot, with the key from `MOONSHOT_API_KEY`.
     ///
     /// Models that think reject a conversation that lacks their earlier reasoning. Therefore, the reasoning is sent
-    /// back.
+    /// back. While Kimi K2.6 thinks, it is asked to use the reasoning of earlier turns (`keep: "all"`), which later
+    /// models always do.
     ///
     /// If a request sets no output limit, the service's own limit may be as small as 1,024 tokens, and thinking counts
     /// towards it. Therefore, a request to a model that thinks, according to the catalogue, gets a limit as with

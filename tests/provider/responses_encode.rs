@@ -245,6 +245,36 @@ fn encode_metadata_above_the_limits_is_omitted_and_reported() {
 }
 
 #[test]
+fn encode_instructions_come_first_for_models_that_place_them_behind_the_input() {
+    let options = || Options::default().with_cache(CacheHint::Short);
+    let sent = |model: &str, prompt: &str| {
+        let mut request = Request::prompt(prompt).with_options(options()).with_system("Be brief.");
+        request.model = model.into();
+        encode(&OpenAiResponses::openai(), &request)
+    };
+    let first = json!({"type": "message", "role": "developer", "content": "Be brief."});
+    for model in
+        ["gpt-6.2", "gpt-6.2-luna", "openai/gpt-6.2-sol-2026-11-17", "gpt-6.3-pro", "gpt-7", "gpt-7-luna"]
+    {
+        let body = sent(model, "Hi");
+        assert_eq!((body.get("instructions"), &body["input"][0]), (None, &first), "{model}");
+        assert_eq!(body["input"][1]["content"], "Hi");
+        assert_ne!(body["prompt_cache_key"], sent(model, "Hello")["prompt_cache_key"], "{model}");
+    }
+    for model in ["gpt-6.1", "gpt-6-luna", "gpt-5", "new-model"] {
+        let body = sent(model, "Hi");
+        assert_eq!(
+            (&body["instructions"], &body["input"][0]["role"]),
+            (&json!("Be brief."), &json!("user")),
+            "{model}"
+        );
+    }
+    let mut bare = Request::prompt("Hi");
+    bare.model = "gpt-6.2".into();
+    assert_eq!(encode(&OpenAiResponses::openai(), &bare)["input"].as_array().unwrap().len(), 1);
+}
+
+#[test]
 fn encode_cache_key_is_stable_within_a_conversation() {
     let openai = OpenAiResponses::openai();
     let key = |system: &str, messages: Vec<Message>| {

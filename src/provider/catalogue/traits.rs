@@ -5,7 +5,8 @@
 //!   `effort`, `preserved-thinking` and `structured-outputs` next to it, and the migration guides under
 //!   <https://platform.claude.com/docs/en/models>.
 //! - OpenAI: <https://developers.openai.com/api/docs/guides/reasoning>,
-//!   <https://developers.openai.com/api/docs/guides/latest-model> for the parameters of GPT-5 and later,
+//!   <https://developers.openai.com/api/docs/guides/latest-model> for the parameters of GPT-5 and later and for the
+//!   place of instructions since GPT-6.2,
 //!   <https://developers.openai.com/api/docs/guides/deployment-checklist> for tools in Chat Completions,
 //!   <https://developers.openai.com/api/docs/guides/prompt-caching>, `reasoning.effort` in
 //!   <https://platform.openai.com/docs/api-reference/responses/create>, and the pages about single models under
@@ -104,6 +105,7 @@ pub(in crate::provider) enum MessagesSampling {
 /// The facts about a model for OpenAI's wire formats.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(clippy::struct_excessive_bools, reason = "they are independent facts")]
 pub(in crate::provider) struct OpenAiTraits {
     /// The supported efforts, sorted. The list is empty for a model that cannot reason. Such a model rejects requests
     /// with reasoning options.
@@ -121,6 +123,8 @@ pub(in crate::provider) struct OpenAiTraits {
     pub(in crate::provider) chat_tools: ChatTools,
     /// Whether a prompt for the model can be kept in the cache for a day.
     pub(in crate::provider) long_cache: LongCache,
+    /// Whether the Responses wire format places `instructions` behind the input.
+    pub(in crate::provider) late_instructions: bool,
 }
 
 impl OpenAiTraits {

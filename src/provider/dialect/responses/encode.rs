@@ -27,8 +27,9 @@ pub(super) fn encode(format: &OpenAiResponses, request: &Request) -> Result<Enco
     let mut encoder =
         Encoder { format, request, names: &names, traits, output, body: Map::new(), warnings: Vec::new() };
     encoder.set("model", &*request.model);
-    encoder.instructions();
-    encoder.set("input", Input::of(request, &names, format)?);
+    let mut input = Input::of(request, &names, format)?;
+    encoder.instructions(&mut input);
+    encoder.set("input", input);
     encoder.set("stream", true);
     encoder.set("store", false);
     if format.reasoning != ReasoningItems::Never && traits.reasons() {
@@ -56,12 +57,18 @@ struct Encoder<'a> {
 }
 
 impl Encoder<'_> {
-    fn instructions(&mut self) {
+    fn instructions(&mut self, input: &mut Vec<Value>) {
         let mut system = Cow::Borrowed(self.request.system.as_deref().unwrap_or_default());
         if let (true, Some(output)) = (self.output.needs_words(), self.request.options.output()) {
             system = words::with_schema(&system, output).into();
         }
-        if !system.trim().is_empty() {
+        if system.trim().is_empty() {
+            return;
+        }
+        if self.traits.late_instructions {
+            // The service places instructions behind the input, so a cached prompt would end before them.
+            input.insert(0, json!({"type": "message", "role": "developer", "content": system}));
+        } else {
             self.set("instructions", system);
         }
     }
@@ -194,7 +201,10 @@ impl Encoder<'_> {
             }
             return;
         }
-        let beginning = [self.body.get("instructions"), self.body["input"].get(0)];
+        // The key depends on the first message of the conversation, which may follow a developer message.
+        let system = self.body["input"].get(0).filter(|item| item["role"] == "developer");
+        let first = self.body["input"].get(usize::from(system.is_some()));
+        let beginning = [self.body.get("instructions").or(system), first];
         let beginning: String = beginning.into_iter().flatten().map(Value::to_string).collect();
         self.set("prompt_cache_key", format!("{NAME}_{:016x}", hash(&beginning)));
         match hint {

@@ -129,6 +129,34 @@ fn encode_thinking_is_a_switch_or_a_level_depending_on_the_model() {
     assert_eq!(said("gpt-oss:20b", ThinkingMode::Budget(16_000)), (json!("medium"), 1));
 }
 
+#[cfg(feature = "http")]
+#[test]
+fn encode_thinking_on_the_cloud_has_levels_for_every_model() {
+    use omni_agent::provider::http::Endpoint;
+    let said = |endpoint: &Endpoint, model: &str, mode: ThinkingMode| {
+        let mut request = with(Options::default().with_thinking(mode));
+        request.model = model.into();
+        let encoded = endpoint.preview(&request).unwrap().1;
+        (encoded.body["think"].clone(), encoded.warnings.len())
+    };
+    let effort = ThinkingMode::Effort;
+    let (cloud, local) = (Endpoint::ollama_cloud(), Endpoint::ollama_at(""));
+    // A local server passes requests for models of the cloud on.
+    for (endpoint, model) in
+        [(&cloud, "deepseek-v4-pro"), (&local, "deepseek-v4-pro:cloud"), (&local, "qwen3.5:397b-cloud")]
+    {
+        assert_eq!(said(endpoint, model, ThinkingMode::Off), (json!(false), 0), "{model}");
+        assert_eq!(said(endpoint, model, effort(Effort::Minimal)), (json!("low"), 1), "{model}");
+        assert_eq!(said(endpoint, model, effort(Effort::Low)), (json!("low"), 0), "{model}");
+        assert_eq!(said(endpoint, model, effort(Effort::High)), (json!("high"), 0), "{model}");
+        assert_eq!(said(endpoint, model, effort(Effort::Max)), (json!("max"), 0), "{model}");
+        assert_eq!(said(endpoint, model, ThinkingMode::Budget(16_000)), (json!("medium"), 1), "{model}");
+    }
+    assert_eq!(said(&cloud, "gpt-oss:120b", effort(Effort::Max)), (json!("high"), 1));
+    assert_eq!(said(&local, "gpt-oss:120b-cloud", ThinkingMode::Off), (json!("low"), 1));
+    assert_eq!(said(&local, "qwen3:8b", effort(Effort::High)), (json!(true), 1));
+}
+
 #[test]
 fn encode_options_without_an_equivalent_are_reported() {
     let options = Options::default().with_temperature(f64::NAN).with_metadata([("user", "u")]);

@@ -23,7 +23,7 @@ const NAME: &str = "ollama_chat";
 /// loses something, it causes a warning:
 ///
 /// - A tool cannot be forced.
-/// - Thinking is either on or off. Only `gpt-oss` has levels.
+/// - Thinking is either on or off. Only `gpt-oss` and [Ollama's own service](Self::with_levels) have levels.
 /// - A local server that enforces an output schema never calls tools. If a request has both a schema and tools, the
 ///   model returns the value as the input of an additional tool, which cannot be forced.
 /// - A hint for a long cache keeps the model loaded for an hour.
@@ -39,7 +39,19 @@ const NAME: &str = "ollama_chat";
 /// # let _ = options;
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
-pub struct OllamaChat(());
+pub struct OllamaChat {
+    levels: bool,
+}
+
+impl OllamaChat {
+    /// Sends the effort of thinking as a level to every model. This suits Ollama's own service, which also accepts the
+    /// level `max`. Without this setting, levels are sent only to `gpt-oss` and to models that a local server passes on
+    /// to Ollama's own service.
+    pub fn with_levels(mut self) -> Self {
+        self.levels = true;
+        self
+    }
+}
 
 impl Dialect for OllamaChat {
     fn name(&self) -> &'static str {
@@ -56,7 +68,8 @@ impl Dialect for OllamaChat {
 
     fn encode(&self, request: &Request) -> Result<Encoded, ProviderError> {
         // The wire format has no tool choice, so the output tool cannot be forced.
-        encode::encode(&output_tool::prepared(request, answers_by_tool(request).then_some(false)))
+        let prepared = output_tool::prepared(request, answers_by_tool(request).then_some(false));
+        encode::encode(&prepared, self.levels)
     }
 
     fn decoder(&self, request: &Request) -> Box<dyn Decoder> {

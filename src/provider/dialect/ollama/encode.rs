@@ -13,8 +13,9 @@ use crate::{
     },
 };
 
-pub(super) fn encode(request: &Request) -> Result<Encoded, ProviderError> {
-    let mut encoder = Encoder { request, messages: Vec::new(), warnings: Vec::new() };
+/// Encodes a request. `levels` indicates whether the service has levels of thinking for every model.
+pub(super) fn encode(request: &Request, levels: bool) -> Result<Encoded, ProviderError> {
+    let mut encoder = Encoder { request, levels, messages: Vec::new(), warnings: Vec::new() };
     let tools = encoder.tools();
     encoder.system();
     for message in &request.history {
@@ -51,6 +52,7 @@ pub(super) fn encode(request: &Request) -> Result<Encoded, ProviderError> {
 
 struct Encoder<'a> {
     request: &'a Request,
+    levels: bool,
     messages: Vec<Value>,
     warnings: Vec<String>,
 }
@@ -200,9 +202,10 @@ impl<'a> Encoder<'a> {
 
     fn think(&mut self) -> Option<Value> {
         let mode = self.request.options.thinking()?;
-        let levels = self.request.traits().ollama.levels;
+        let traits = &self.request.traits().ollama;
+        let levels = self.levels || traits.levels || traits.cloud;
         let effort = match mode {
-            ThinkingMode::Off | ThinkingMode::Budget(0) if levels => {
+            ThinkingMode::Off | ThinkingMode::Budget(0) if traits.levels => {
                 self.warn("`thinking` is set to low: it cannot be turned off for this model");
                 return Some("low".into());
             }
@@ -214,7 +217,10 @@ impl<'a> Encoder<'a> {
             self.warn("`thinking` is only turned on: Ollama has no efforts and no budgets for this model");
             return Some(true.into());
         }
-        let word = EffortWords::COMMON.word(effort);
+        // Ollama's own service replaces a level that the model does not have with the model's default:
+        // <https://docs.ollama.com/capabilities/thinking>.
+        let max = if traits.levels { "high" } else { "max" };
+        let word = EffortWords { max, ..EffortWords::COMMON }.word(effort);
         match mode {
             ThinkingMode::Budget(budget) => {
                 self.warn(format!(
@@ -223,7 +229,9 @@ impl<'a> Encoder<'a> {
                 ));
             }
             ThinkingMode::Effort(Effort::Minimal) => self.warn("`thinking` minimal is sent to Ollama as low"),
-            ThinkingMode::Effort(Effort::Max) => self.warn("`thinking` max is sent to Ollama as high"),
+            ThinkingMode::Effort(Effort::Max) if word != "max" => {
+                self.warn("`thinking` max is sent to Ollama as high");
+            }
             _ => {}
         }
         Some(word.into())

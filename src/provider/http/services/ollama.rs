@@ -26,14 +26,16 @@ impl Endpoint {
     /// Source: `envconfig.Host` in <https://github.com/ollama/ollama>.
     pub fn ollama_at(host: &str) -> Self {
         let base_url = ollama_url(host);
-        let endpoint = Self::custom("ollama", &*base_url, OllamaChat::default()).with_version("/api");
+        let endpoint = |chat| Self::custom("ollama", &*base_url, chat).with_version("/api");
         match base_url.strip_prefix("https://").and_then(|rest| rest.split([':', '/']).next()) {
-            Some(OLLAMA_CLOUD) => endpoint.with_key_variable("OLLAMA_API_KEY"),
-            _ => endpoint,
+            Some(OLLAMA_CLOUD) => {
+                endpoint(OllamaChat::default().with_levels()).with_key_variable("OLLAMA_API_KEY")
+            }
+            _ => endpoint(OllamaChat::default()),
         }
     }
 
-    /// Ollama's own service, with the key from `OLLAMA_API_KEY`.
+    /// Ollama's own service, with the key from `OLLAMA_API_KEY`. It has levels of thinking for every model.
     pub fn ollama_cloud() -> Self {
         Self::ollama_at("https://ollama.com").with_name("ollama-cloud")
     }

@@ -1,7 +1,7 @@
 #![allow(clippy::unwrap_used, clippy::needless_pass_by_value, reason = "helpers of tests")]
 
 use omni_agent::{
-    message::{Content, History, ProviderItem, Usage},
+    message::{Attachment, Content, History, Message, ProviderItem, Usage},
     provider::{
         Delta, ErrorKind, Part, Request, StopReason,
         dialect::{ChatCompletions, Dialect, Frame, ReasoningReturn},
@@ -520,4 +520,52 @@ fn decode_endless_annotations_are_an_error() {
     let events: Vec<Value> =
         (0..600).map(|n| delta(json!({"annotations": [{"type": "url_citation", "n": n}]}))).collect();
     assert_eq!(answer(&events).unwrap_err().kind, ErrorKind::Decoding);
+}
+
+#[test]
+fn decode_images_of_an_answer_are_attachments_that_later_requests_only_mention() {
+    let image = |url: &str| json!({"type": "image_url", "image_url": {"url": url}});
+    let pieces = [image("data:image/webp;base64,AQID"), image("https://a.test/b.png"), json!({"odd": 1})];
+    let whole = json!({"id": "c", "choices": [{"message": {"role": "assistant", "content": "Here.", "images": pieces},
+        "finish_reason": "stop"}]});
+    let streamed = [
+        delta(json!({"content": "Here."})),
+        delta(json!({"content": "", "images": pieces})),
+        finish("stop"),
+        json!("[DONE]"),
+    ];
+    for events in [&streamed[..], &[whole]] {
+        let folded = answer(events).unwrap();
+        let attachments: Vec<&Attachment> = folded
+            .message
+            .content
+            .iter()
+            .filter_map(|block| match block {
+                Content::Attachment(attachment) => Some(attachment),
+                _ => None,
+            })
+            .collect();
+        let url = Attachment::url("image/png", "https://a.test/b.png");
+        assert_eq!(attachments, [&Attachment::base64("image/webp", "AQID"), &url]);
+        let history = History::from_iter([Message::user("Draw."), folded.message, Message::user("Thanks.")]);
+        let body = encode(&ChatCompletions::default(), &Request::new(history));
+        let said = body["messages"][1]["content"].as_str().unwrap();
+        assert!(said.starts_with("Here.") && said.contains("image/webp") && !said.contains("AQID"), "{said}");
+    }
+}
+
+#[test]
+fn decode_audio_of_an_answer_keeps_the_transcript_and_warns_once() {
+    let folded = answer(&[
+        delta(json!({"audio": {"id": "audio_1", "transcript": "Hel"}})),
+        delta(json!({"audio": {"data": "AQID"}})),
+        delta(json!({"audio": {"transcript": "lo"}})),
+        delta(json!({"audio": {"data": "BAUG", "expires_at": 1}})),
+        finish("stop"),
+        json!("[DONE]"),
+    ])
+    .unwrap();
+    assert_eq!(folded.message.text(), "Hello");
+    assert_eq!(folded.warnings.len(), 1, "{:?}", folded.warnings);
+    assert!(folded.warnings[0].contains("audio"), "{:?}", folded.warnings);
 }

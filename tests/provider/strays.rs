@@ -46,6 +46,10 @@ async fn event_that_reports_a_failure_in_a_known_shape_is_an_error() {
             r#"{"type":"invalid_request_error","message":"prompt is too long"}"#,
             r#"{"object":"error","message":"prompt is too long","code":400}"#,
             r#"{"errors":[{"message":"prompt is too long"}]}"#,
+            r#"{"error":{"error":{"message":"prompt is too long"}}}"#,
+            r#"{"error":{"error":{"error":{"message":"prompt is too long"}}}}"#,
+            r#"{"error":{"message":"upstream failed","error":{"message":"no","code":"context_length_exceeded"}}}"#,
+            r#"{"data":{"error":{"message":"prompt is too long"}}}"#,
             r#"{"msg":"prompt is too long","success":false}"#,
         ] {
             for begun in [vec![], wire.text(&["Hel"])] {
@@ -54,6 +58,38 @@ async fn event_that_reports_a_failure_in_a_known_shape_is_an_error() {
                 let error = wire.answer(&body).await.unwrap_err();
                 assert_eq!(error.kind, ErrorKind::ContextTooLong, "{wire:?} {report}: {error}");
             }
+        }
+    }
+}
+
+#[tokio::test]
+async fn error_inside_a_started_answer_is_found_one_level_deeper_in_every_format() {
+    let error = r#"{"error":{"message":"prompt is too long","type":"invalid_request_error"}}"#;
+    let events = |wire: Wire| match wire {
+        Wire::Chat => vec![
+            format!(r#"{{"error":{error}}}"#),
+            format!(r#"{{"id":"c","choices":[{{"index":0,"error":{error},"delta":{{}}}}]}}"#),
+            r#"{"id":"c","choices":[{"index":0,"delta":{"error":{"message":"prompt is too long"}}}]}"#
+                .to_owned(),
+        ],
+        Wire::Responses => vec![
+            format!(r#"{{"type":"error","error":{error}}}"#),
+            format!(
+                r#"{{"type":"response.failed","response":{{"id":"r","status":"failed","error":{error}}}}}"#
+            ),
+        ],
+        Wire::Messages => vec![format!(r#"{{"type":"error","error":{error}}}"#)],
+        Wire::Gemini | Wire::Ollama => vec![format!(r#"{{"error":{error}}}"#)],
+    };
+    for wire in Wire::ALL {
+        for event in events(wire) {
+            // In the Messages format, nothing can precede the start of the message, except for an error.
+            let begun = if wire == Wire::Messages { Vec::new() } else { wire.text(&["Hel"]) };
+            let events = [begun, vec![event.clone()]].concat();
+            let body: String = events.iter().map(|event| wire.frame(event)).collect();
+            let error = wire.answer(&body).await.unwrap_err();
+            assert_eq!(error.kind, ErrorKind::ContextTooLong, "{wire:?} {event}: {error}");
+            assert_eq!(error.message, "prompt is too long", "{wire:?} {event}");
         }
     }
 }

@@ -49,6 +49,9 @@ const NAME: &str = "chat_completions";
 ///     });
 /// # let _ = service;
 /// ```
+///
+/// Images in a response become attachments. Later requests only mention them, because an assistant message cannot contain
+/// images. Of audio, only the transcript is kept.
 #[derive(Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "they are independent switches")]
 pub struct ChatCompletions {
@@ -62,11 +65,11 @@ pub struct ChatCompletions {
     output_beside_tools: bool,
     output_enforced: bool,
     thinking: ThinkingField,
+    /// Members that are added to the object `thinking` while thinking is on. They keep the reasoning of earlier turns.
+    thinking_members: Map<String, Value>,
     thinking_beside_forced_tools: bool,
     reasoning: ReasoningReturn,
     sampling: bool,
-    /// Members that are added to the object `thinking` while thinking is on. They keep the reasoning of earlier turns.
-    thinking_members: Map<String, Value>,
     tool_choices: ToolChoices,
     files: Files,
     metadata: bool,
@@ -75,11 +78,11 @@ pub struct ChatCompletions {
     tools_beside_effort: bool,
     members: Map<String, Value>,
     tool_members: Map<String, Value>,
+    /// Members that are added to each assistant message with tool calls that does not have them.
+    call_members: Map<String, Value>,
     /// The service whose built-in rules for individual models apply.
     service: Option<&'static str>,
     rules: Option<fn(&str, Self) -> Self>,
-    /// Members that are added to each assistant message with tool calls that does not have them.
-    call_members: Map<String, Value>,
 }
 
 impl Default for ChatCompletions {
@@ -93,10 +96,10 @@ impl Default for ChatCompletions {
             output_beside_tools: true,
             output_enforced: false,
             thinking: ThinkingField::default(),
+            thinking_members: Map::new(),
             thinking_beside_forced_tools: true,
             reasoning: ReasoningReturn::default(),
             sampling: true,
-            thinking_members: Map::new(),
             tool_choices: ToolChoices::default(),
             files: Files::default(),
             metadata: true,
@@ -105,10 +108,10 @@ impl Default for ChatCompletions {
             tools_beside_effort: true,
             members: Map::new(),
             tool_members: Map::new(),
+            call_members: Map::new(),
             service: None,
             rules: None,
         }
-            call_members: Map::new(),
     }
 }
 

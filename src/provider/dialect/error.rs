@@ -109,7 +109,10 @@ impl ErrorBody {
         };
         let mut report = Self::default();
         let first = outer.get("errors").and_then(|errors| errors.get(0));
-        match outer.get("error").or(first) {
+        // Some gateways wrap the envelope of another service, under any name.
+        let wrapped =
+            || outer.values().filter_map(|member| member.get("error")).find(|error| is_error(error));
+        match outer.get("error").or(first).or_else(wrapped) {
             Some(Value::Object(inner)) => report.read_object(inner, depth),
             Some(Value::String(text)) => {
                 report.read_object(outer, depth);
@@ -146,6 +149,14 @@ impl ErrorBody {
             .unwrap_or_default();
         for detail in error.get("details").and_then(Value::as_array).into_iter().flatten() {
             self.read_detail(detail);
+        }
+        if let Some(nested) = error.get("error").filter(|nested| nested.is_object() && depth < 2) {
+            let nested = Self::read(nested, depth + 1);
+            self.words.extend(nested.words);
+            self.code = self.code.or(nested.code);
+            if self.message.is_empty() {
+                self.message = nested.message;
+            }
         }
         if let Some(metadata) = error.get("metadata").and_then(Value::as_object) {
             self.read_metadata(metadata, depth);

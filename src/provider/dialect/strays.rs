@@ -104,8 +104,10 @@ fn is_report(event: &Map<String, Value>) -> bool {
 /// Returns whether the members of an event report a failure explicitly.
 fn is_named_report(event: &Map<String, Value>) -> bool {
     let has_errors = event.get("errors").and_then(Value::as_array).is_some_and(|errors| !errors.is_empty());
+    let has_error = |member: &Value| member.get("error").is_some_and(is_error);
     has_errors
         || event.get("error").is_some_and(is_error)
+        || event.values().any(has_error)
         || name_of(event).is_some_and(|name| name.to_ascii_lowercase().ends_with("error"))
 }
 

@@ -9,7 +9,7 @@ use super::{
     wire::{self, Choice, Chunk, Piece, PromptDetails, ToolCall, Usage as WireUsage},
 };
 use crate::{
-    message::{ProviderItem, Usage},
+    message::{Attachment, ProviderItem, Usage},
     provider::{
         BlockStart, Delta, ErrorKind, MessageDelta, Part, ProviderError, StopReason,
         dialect::{
@@ -30,6 +30,7 @@ use crate::{
 /// The terminal event is `[DONE]`. Many compatible servers omit it, so a stream that ends after a finish reason is
 /// complete too. Conversely, `[DONE]` makes a response complete even if no chunk had a finish reason, unless the
 /// response is empty.
+#[expect(clippy::struct_excessive_bools, reason = "they are independent facts")]
 pub(super) struct ChatDecoder {
     keep_details: bool,
     alternatives: Alternatives,
@@ -44,6 +45,7 @@ pub(super) struct ChatDecoder {
     usage: LatestUsage,
     stop: Option<StopReason>,
     refused: bool,
+    has_audio: bool,
     done: bool,
 }
 
@@ -71,6 +73,7 @@ impl ChatDecoder {
             usage: LatestUsage::new(wants_usage),
             stop: None,
             refused: false,
+            has_audio: false,
             done: false,
         }
     }
@@ -118,7 +121,10 @@ impl ChatDecoder {
         if whole {
             self.usage.is_settled();
         }
-        if let Some(piece) = choice.delta.or(choice.message) {
+        if let Some(mut piece) = choice.delta.or(choice.message) {
+            if let Some(error) = piece.error.take().filter(|error| is_error(error)) {
+                return Err(error::from_value(&error).with_body(data));
+            }
             self.piece(*piece, deltas)?;
         }
         match finish_reason(choice.finish_reason.as_str()) {
@@ -162,6 +168,16 @@ impl ChatDecoder {
             self.refused = true;
             self.extend(Kind::Text, refusal, deltas);
         }
+        for image in piece.images.as_deref().and_then(Value::as_array).into_iter().flatten() {
+            self.image(image, deltas);
+        }
+        if let Some(audio) = piece.audio {
+            let member = |key| audio[key].as_str().unwrap_or_default();
+            self.extend(Kind::Text, Cow::Borrowed(member("transcript")), deltas);
+            if !member("data").is_empty() && !std::mem::replace(&mut self.has_audio, true) {
+                deltas.push(Delta::warning("the audio of the response is not kept, only its transcript"));
+            }
+        }
         self.calls.next_chunk();
         let calls = piece.tool_calls.unwrap_or_default();
         let none = calls.iter().all(Option::is_none);
@@ -187,6 +203,16 @@ impl ChatDecoder {
         place: Option<usize>,
         deltas: &mut Vec<Delta>,
     ) -> Result<(), ProviderError> {
+        if let Some(custom) = call.custom {
+            // Only the first piece of a call has the name.
+            let name = custom["name"].as_str().filter(|name| !name.is_empty());
+            deltas.extend(name.map(|name| {
+                Delta::warning(format!(
+                    "the call of the custom tool `{name}` is not kept: this crate cannot answer it"
+                ))
+            }));
+            return Ok(());
+        }
         let function = call.function.unwrap_or_default();
         let extra = call.extra_content.filter(|extra| extra.as_object().is_some_and(|it| !it.is_empty()));
         let fragment = Fragment {
@@ -203,16 +229,6 @@ impl ChatDecoder {
         }
         self.calls.add(fragment, &self.id, &mut self.blocks, deltas)
     }
-        if let Some(custom) = call.custom {
-            // Only the first piece of a call has the name.
-            let name = custom["name"].as_str().filter(|name| !name.is_empty());
-            deltas.extend(name.map(|name| {
-                Delta::warning(format!(
-                    "the call of the custom tool `{name}` is not kept: this crate cannot answer it"
-                ))
-            }));
-            return Ok(());
-        }
 
     fn extend(&mut self, kind: Kind, text: Cow<'_, str>, deltas: &mut Vec<Delta>) {
         if text.is_empty() {
@@ -267,6 +283,19 @@ impl ChatDecoder {
             return;
         };
         self.emit_aside(json!({"reasoning_details": entries}), deltas);
+    }
+
+    /// Emits an image that the model made: a data URL or another URL, in `image_url`.
+    fn image(&mut self, image: &Value, deltas: &mut Vec<Delta>) {
+        let Some(url) = image["image_url"]["url"].as_str() else { return };
+        let data = url.strip_prefix("data:").and_then(|rest| rest.split_once(";base64,"));
+        let attachment = match data {
+            Some((media_type, data)) => Attachment::base64(media_type, data),
+            None => Attachment::url("image/png", url),
+        };
+        let index = self.blocks.item();
+        deltas.push(Delta::Start { index, block: BlockStart::Attachment(attachment) });
+        deltas.push(Delta::End { index });
     }
 
     /// Emits opaque members of the message as a provider item.

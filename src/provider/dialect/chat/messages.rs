@@ -117,6 +117,12 @@ impl<'a> Encoder<'a> {
                 }
                 Content::ToolUse(tool_use) => calls.push(self.call(tool_use, message.is_native_to(NAME))),
                 Content::ProviderItem(item) if item.format == NAME => self.item(&item.data, &mut extra),
+                // A message cannot contain a file that a model made. The text only mentions the file, because an error
+                // would block the conversation.
+                Content::Attachment(file) if message.provider_data.contains_key(NAME) => {
+                    let text = format!("[{} of this answer, omitted]", file.media_type);
+                    parts.push(ContentPart::Text(text.into()));
+                }
                 Content::Attachment(attachment) => {
                     let why = "the wire format does not support files in assistant messages";
                     parts.push(ContentPart::Text(placeholder(self.request, attachment, why)?.into()));
@@ -144,13 +150,13 @@ impl<'a> Encoder<'a> {
         }
         if !calls.is_empty() {
             out.insert("tool_calls".to_owned(), Value::Array(calls));
+            out.extend(self.chat.call_members.clone());
         }
         out.extend(extra);
         self.messages.push(Value::Object(out));
         Ok(())
     }
 
-            out.extend(self.chat.call_members.clone());
     fn call(&self, tool_use: &ToolUse, native: bool) -> Value {
         // The request must be valid even if the model wrote invalid JSON or an invalid name.
         let arguments =

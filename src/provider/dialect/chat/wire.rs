@@ -70,6 +70,14 @@ pub(super) struct Piece<'a> {
     pub(super) annotations: Option<Box<Value>>,
     #[serde(borrow, default)]
     pub(super) refusal: Text<'a>,
+    /// The images of the response, at OpenRouter and other gateways.
+    #[serde(default)]
+    pub(super) images: Option<Box<Value>>,
+    /// The audio of the response, with its transcript.
+    #[serde(default)]
+    pub(super) audio: Option<Box<Value>>,
+    #[serde(default)]
+    pub(super) error: Option<Box<Value>>,
     #[serde(borrow, default)]
     pub(super) tool_calls: Option<Vec<Option<ToolCall<'a>>>>,
     /// The only call, in the older API without parallel calls.
@@ -85,6 +93,9 @@ pub(super) struct ToolCall<'a> {
     pub(super) id: Text<'a>,
     #[serde(borrow, default)]
     pub(super) function: Option<Function<'a>>,
+    /// The call of a custom tool, in place of `function`.
+    #[serde(default)]
+    pub(super) custom: Option<Box<Value>>,
     /// Data that has to be sent back with the call. Google's compatible endpoint sends its thought signature in this
     /// member.
     #[serde(default)]
@@ -93,9 +104,6 @@ pub(super) struct ToolCall<'a> {
 
 #[derive(Default, Deserialize)]
 pub(super) struct Function<'a> {
-    /// The call of a custom tool, in place of `function`.
-    #[serde(default)]
-    pub(super) custom: Option<Box<Value>>,
     #[serde(borrow, default)]
     pub(super) name: Text<'a>,
     #[serde(borrow, default)]

@@ -325,3 +325,72 @@ proptest! {
         let _ = decoder.end(&mut deltas);
     }
 }
+
+/// Returns the name and the input of each tool use of an answer.
+fn inputs(chunks: &[Value]) -> Vec<(String, Value)> {
+    let folded = answer(chunks).unwrap();
+    assert_eq!(folded.stop_reason, StopReason::ToolUse);
+    folded.message.tool_uses().map(|call| (call.name.clone(), call.input.clone())).collect()
+}
+
+#[test]
+fn decode_call_whose_arguments_arrive_in_parts_is_assembled() {
+    let call = |call: Value| parts(json!([{ "functionCall": call }]));
+    let more = |args: Value| call(json!({"partialArgs": args, "willContinue": true}));
+    let signed = json!([{"functionCall": {"id": "c-1", "name": "book", "willContinue": true}, "thoughtSignature": "s"}]);
+    let chunks = [
+        parts(signed),
+        more(json!([{"jsonPath": "$.city", "stringValue": "Os", "willContinue": true}])),
+        more(
+            json!([{"jsonPath": "$.city", "stringValue": "lo"}, {"jsonPath": "$.nights", "numberValue": 2}]),
+        ),
+        more(
+            json!([{"jsonPath": "$.rooms[0].beds", "numberValue": 1.5}, {"jsonPath": "$.rooms[0].view", "boolValue": true}]),
+        ),
+        more(
+            json!([{"jsonPath": "$.rooms[1]['a.b']", "nullValue": "NULL_VALUE"}, {"jsonPath": "$.none", "nullValue": null}, {"jsonPath": "$[\"x\"]", "stringValue": ""}]),
+        ),
+        more(json!([{"jsonPath": "$.city"}])),
+        call(json!({})),
+        call(json!({"name": "look", "args": {"a": 1}})),
+        call(
+            json!({"name": "take", "args": {"a": 1}, "partialArgs": [{"jsonPath": "$.b", "stringValue": "x"}]}),
+        ),
+        call(json!({"name": "stay", "willContinue": true})),
+        finish("STOP"),
+    ];
+    let booked = json!({"city": "Oslo", "nights": 2, "rooms": [{"beds": 1.5, "view": true}, {"a.b": null}], "none": null, "x": ""});
+    assert_eq!(
+        inputs(&chunks),
+        [
+            ("book".to_owned(), booked),
+            ("look".to_owned(), json!({"a": 1})),
+            ("take".to_owned(), json!({"a": 1, "b": "x"})),
+            ("stay".to_owned(), json!({})),
+        ]
+    );
+    let folded = answer(&chunks).unwrap();
+    let first = folded.message.tool_uses().next().unwrap();
+    assert_eq!((first.id.as_str(), first.signature.as_deref()), ("c-1", Some("s")));
+}
+
+#[test]
+fn decode_parts_of_arguments_that_do_not_fit_are_an_error() {
+    let nested = "$".to_owned() + &".a".repeat(200);
+    for path in ["city", "$.a[7]", "$.a[", "$['a", "$..a", "$.s.t", &nested] {
+        let args = json!([{"jsonPath": "$.s", "numberValue": 1}, {"jsonPath": path, "stringValue": "x"}]);
+        let call = json!({"name": "f", "partialArgs": args});
+        let error = answer(&[parts(json!([{ "functionCall": call }])), finish("STOP")]).unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Decoding, "{path}: {error}");
+    }
+}
+
+#[test]
+fn decode_stop_without_parts_causes_a_warning() {
+    let empty = json!({"candidates": [{"content": {"role": "model"}, "finishReason": "STOP", "index": 0}]});
+    let folded = answer(std::slice::from_ref(&empty)).unwrap();
+    assert_eq!((folded.stop_reason, folded.message.content.len()), (StopReason::Stop, 0));
+    assert_eq!(folded.warnings.len(), 1, "{:?}", folded.warnings);
+    assert!(folded.warnings[0].contains("STOP"), "{:?}", folded.warnings);
+    assert!(answer(&[text("Hi"), empty]).unwrap().warnings.is_empty());
+}

@@ -6,6 +6,7 @@
 mod content;
 mod decode;
 mod encode;
+mod partial;
 mod schema;
 mod wire;
 

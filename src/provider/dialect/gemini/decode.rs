@@ -1,7 +1,9 @@
 use serde_json::{Map, Value};
 
 use super::{
-    NAME, SOURCES, refined,
+    NAME, SOURCES,
+    partial::OpenCall,
+    refined,
     wire::{self, Blob, Call, Candidate, Chunk, Part as WirePart, Usage as WireUsage},
 };
 use crate::{
@@ -34,6 +36,8 @@ pub(super) struct GeminiDecoder {
     strays: Strays,
     blocks: Blocks,
     ids: CallIds,
+    /// The call whose arguments are not complete yet.
+    open_call: Option<OpenCall>,
     /// The id of the response.
     id: String,
     /// The provider data of the message, which is always emitted as a whole. `None` before the first chunk.
@@ -153,20 +157,41 @@ impl GeminiDecoder {
 
     fn call(&mut self, call: &Call<'_>, signature: &str, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
         let name = call.name.as_str().to_owned();
-        if name.is_empty() {
-            return Err(bad("a function call has no name", data));
-        }
-        let id = ToolUseId::from(self.ids.next(call.id.as_str(), &self.id)?);
-        let index = self.blocks.item();
-        deltas.push(Delta::Start { index, block: BlockStart::ToolUse { id, name } });
-        let input = call.args.as_str();
-        let input = if input.is_empty() { "{}" } else { input };
-        deltas.push(Delta::Extend { index, part: Part::Input(input.to_owned()) });
+        // Only the first part of a call has a name.
+        let open = self.open_call.take_if(|_| name.is_empty());
+        self.end_call(deltas);
+        let mut open = match open {
+            Some(open) => open,
+            None if name.is_empty() => return Err(bad("a function call has no name", data)),
+            None => {
+                let id = ToolUseId::from(self.ids.next(call.id.as_str(), &self.id)?);
+                let block = self.blocks.item();
+                deltas.push(Delta::Start { index: block, block: BlockStart::ToolUse { id, name } });
+                OpenCall { block, args: call.args.as_str().to_owned(), ..OpenCall::default() }
+            }
+        };
+        call.partial_args
+            .iter()
+            .flatten()
+            .try_for_each(|part| open.add(part))
+            .map_err(|why| bad(why, data))?;
         if !signature.is_empty() {
-            deltas.push(Delta::Extend { index, part: Part::Signature(signature.to_owned()) });
+            let part = Part::Signature(signature.to_owned());
+            deltas.push(Delta::Extend { index: open.block, part });
         }
-        deltas.push(Delta::End { index });
+        self.open_call = Some(open);
+        if call.will_continue != Some(true) {
+            self.end_call(deltas);
+        }
         Ok(())
+    }
+
+    fn end_call(&mut self, deltas: &mut Vec<Delta>) {
+        if let Some(open) = self.open_call.take() {
+            let index = open.block;
+            deltas.push(Delta::Extend { index, part: Part::Input(open.input()) });
+            deltas.push(Delta::End { index });
+        }
     }
 
     /// Adds a file that the model created. A file in the model's thoughts becomes a provider item, because it is not
@@ -242,6 +267,10 @@ impl GeminiDecoder {
             return Err(self.strays.truncated(self.data.is_some(), message));
         };
         self.done = true;
+        self.end_call(deltas);
+        if reason == StopReason::Stop && self.blocks.count == 0 {
+            deltas.push(Delta::warning("the response has the finish reason STOP, but no content"));
+        }
         if let Some(data) = self.data.take().filter(|_| self.has_more_data) {
             let provider_data = Map::from_iter([(NAME.to_owned(), Value::Object(data))]);
             deltas.push(Delta::Message(Box::new(MessageDelta { provider_data, ..MessageDelta::default() })));

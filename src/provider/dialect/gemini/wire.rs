@@ -74,6 +74,12 @@ pub(super) struct Call<'a> {
     pub(super) name: Text<'a>,
     #[serde(borrow, default)]
     pub(super) args: Arguments<'a>,
+    /// Parts of the arguments, if the request asks for them with `streamFunctionCallArguments`.
+    #[serde(rename = "partialArgs", default)]
+    pub(super) partial_args: Option<Vec<Value>>,
+    /// Whether more parts of the call follow.
+    #[serde(rename = "willContinue", default)]
+    pub(super) will_continue: Option<bool>,
 }
 
 #[derive(Deserialize)]

@@ -256,7 +256,7 @@ async fn tool_uses_of_a_second_cut_response_end_the_turn_with_length() {
     let mut agent = Watched::start(builder.tool(noting("note", &ran))).await;
     let response = stopped(&agent.run("Go").await);
     assert_eq!(
-        (response.stop_reason, response.step, ran.all()),
+        (response.stop_reason.clone(), response.step, ran.all()),
         (StopReason::Length, 4, vec!["note {}".to_owned()])
     );
     assert_eq!(provider.requests().len(), 4);
@@ -275,7 +275,10 @@ async fn tool_uses_of_a_cut_response_at_another_limit_end_the_turn() {
         let ran = Log::default();
         let builder = builder.tool(noting("note", &ran)).max_steps(max_steps);
         let events = Watched::start(builder).await.run("Go").await;
-        assert_eq!((stopped(&events).stop_reason, ran.all().len(), provider.requests().len()), (ends, 0, 1));
+        assert_eq!(
+            (stopped(&events).stop_reason.clone(), ran.all().len(), provider.requests().len()),
+            (ends, 0, 1)
+        );
         let results = results(&events);
         assert!(
             results.iter().all(|(result, _)| result.is_error && result.text().contains(word)),

@@ -98,9 +98,10 @@ async fn turn_killed_in_a_callback_ends_as_if_undisturbed() {
 
 #[tokio::test(start_paused = true)]
 async fn turn_killed_after_a_cut_response_ends_at_the_next_one() {
+    use crate::provider::{ErrorKind, ProviderError, StopReason};
     let calls = Calls::open();
     let cut = |id| Step::new().then_raw_tool_use(id, "act", &["{"]).stop_with(StopReason::Length);
-    let failed = Step::error(crate::provider::ProviderError::new(crate::provider::ErrorKind::Auth, "no"));
+    let failed = Step::error(ProviderError::new(ErrorKind::Auth, "no"));
     let shelf = killed_in("handle_error", [cut("a"), failed], calls.tool(Replay::Never)).await;
     let builder = acting([cut("b")], calls.tool(Replay::Never)).1;
     let gate = Gate::new();

@@ -112,8 +112,9 @@ pub(super) struct Turn {
     pub(super) results: Vec<Content>,
     /// The stop reason of the last step.
     pub(super) reason: Option<StopReason>,
-    /// The number of consecutive responses with tool uses that the output limit has cut.
-    pub(super) cut: u32,
+    /// Whether the current request answers the tool uses of a response that the output limit has cut. A repetition of
+    /// the step does not change this.
+    cut: bool,
     /// The usage of the earlier requests of the turn.
     before: Usage,
     /// The usage of the current request.
@@ -146,7 +147,7 @@ impl Turn {
             base: 1,
             results: Vec::new(),
             reason: None,
-            cut: 0,
+            cut: false,
             before: Usage::default(),
             current: Usage::default(),
             booked: None,
@@ -209,7 +210,7 @@ impl Turn {
 
     /// Returns whether the turn must end although the last response's tools did not run.
     pub(super) fn ends_unrun(&self) -> bool {
-        self.is_unrun() && (self.reason != Some(StopReason::Length) || self.cut > 1)
+        self.is_unrun() && (self.reason != Some(StopReason::Length) || self.cut)
     }
 
     pub(super) fn uses(&self) -> usize {
@@ -489,6 +490,7 @@ impl Model {
         } else {
             turn.place = TurnStage::Asking;
             turn.base = turn.pending.len();
+            turn.cut = turn.reason == Some(StopReason::Length);
             turn.joined.clear();
             self.step += 1;
             self.queue.has_results = true;
@@ -600,15 +602,6 @@ impl Model {
         turn.refused = false;
         turn.told_rows += response.usage;
         turn.reason = Some(response.stop_reason.clone());
-        let is_cut = response.stop_reason == StopReason::Length && turn.uses() > 0;
-        let continues = response.stop_reason == StopReason::Pause && turn.uses() == 0;
-        turn.cut = if is_cut {
-            turn.cut + 1
-        } else if continues {
-            turn.cut
-        } else {
-            0
-        };
         turn.place = match response.stop_reason {
             _ if turn.uses() > 0 => TurnStage::Deciding,
             StopReason::Pause if !exhausted => TurnStage::Asking,

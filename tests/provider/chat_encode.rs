@@ -164,6 +164,10 @@ fn encode_thinking_maps_to_the_efforts_of_the_service() {
     assert_eq!(said(&openai, ThinkingMode::Budget(u32::MAX)), word("xhigh", 1));
     let silent = ChatCompletions::default().with_thinking(ThinkingField::None);
     assert_eq!(said(&silent, ThinkingMode::Effort(Effort::High)), (None, 1));
+    // The word for no reasoning is not needed if thinking itself is turned off.
+    let typed = ChatCompletions::default().with_thinking(ThinkingField::Type(Some(EffortWords::COMMON)));
+    assert_eq!(said(&typed, ThinkingMode::Off), (None, 0));
+    assert_eq!(said(&typed, ThinkingMode::Effort(Effort::High)), word("high", 0));
     let always = EffortWords::COMMON.with_off(None);
     assert_eq!(
         said(&ChatCompletions::default().with_thinking(ThinkingField::Effort(always)), ThinkingMode::Off),

@@ -51,8 +51,8 @@ pub enum ThinkingField {
     /// An object `reasoning` with one of `effort`, `max_tokens` and `enabled: false`, as at OpenRouter.
     Reasoning(EffortWords),
     /// `thinking: {"type": "enabled"}` or `"disabled"`, as at Moonshot, Z.ai and DeepSeek. If words are given, the
-    /// effort is sent in `reasoning_effort` as well. If the words have a word for `off`, thinking cannot be turned off,
-    /// and this effort is sent instead.
+    /// effort is sent in `reasoning_effort` as well. If the words for `off` and `low` are equal, thinking cannot be
+    /// turned off, and this effort is sent instead.
     Type(Option<EffortWords>),
     /// `enable_thinking`, with the number of tokens in `thinking_budget`, as at Alibaba.
     ///

@@ -112,7 +112,7 @@ impl Encoder<'_> {
                 }
             }
             ThinkingField::Type(words) => {
-                if !on && words.is_none_or(|words| words.off.is_none()) {
+                if !on && words.is_none_or(|words| words.off != Some(words.low)) {
                     body.insert("thinking".to_owned(), json!({"type": "disabled"}));
                     return;
                 }

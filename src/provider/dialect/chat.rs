@@ -50,8 +50,8 @@ const NAME: &str = "chat_completions";
 /// # let _ = service;
 /// ```
 ///
-/// Images in a response become attachments. Later requests only mention them, because an assistant message cannot contain
-/// images. Of audio, only the transcript is kept.
+/// Images in a response become attachments. Later requests only mention them, because an assistant message cannot
+/// contain images. Of audio, only the transcript is kept.
 #[derive(Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "they are independent switches")]
 pub struct ChatCompletions {

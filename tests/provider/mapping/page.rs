@@ -17,12 +17,12 @@ const MODELS: [(&str, &[&str]); 12] = [
     ("openai_responses", &["gpt-5.1", "gpt-6-luna", "gpt-4.1"]),
     ("google", &["gemini-3-pro-preview", "gemini-2.5-flash"]),
     ("ollama", &["qwen3", "gpt-oss:20b"]),
-    ("ollama-cloud", &["gpt-oss:120b"]),
+    ("ollama-cloud", &["gpt-oss:120b", "deepseek-v4-pro"]),
     ("openrouter", &["openai/gpt-5.1", "anthropic/claude-sonnet-4.6"]),
     ("groq", &["openai/gpt-oss-120b", "qwen/qwen3-32b"]),
-    ("moonshot", &["kimi-k2.5"]),
-    ("zai", &["glm-4.7"]),
-    ("alibaba", &["qwen3-max", "qwq-plus"]),
+    ("moonshot", &["kimi-k2.5", "kimi-k2.6"]),
+    ("zai", &["glm-5.3", "glm-4.7"]),
+    ("alibaba", &["qwen3-max", "qwen3.7-max", "qwq-plus"]),
     ("opencode", &["kimi-k2.5", "claude-opus-4-7", "gpt-5.1", "gemini-3-pro-preview"]),
 ];
 

@@ -1,7 +1,7 @@
 //! Assembly of a function call whose arguments arrive in parts.
 //!
-//! Source: `FunctionCall` and `PartialArg` in <https://googleapis.github.io/js-genai/release_docs/interfaces/>. The path
-//! of a part has the form of RFC 9535, with only names and indices: `$.rooms[0]['a.b']`.
+//! Source: `FunctionCall` and `PartialArg` in <https://googleapis.github.io/js-genai/release_docs/interfaces/>. The
+//! path of a part has the form of RFC 9535, with only names and indices: `$.rooms[0]['a.b']`.
 
 use serde_json::{Value, json};
 

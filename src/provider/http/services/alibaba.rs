@@ -35,8 +35,8 @@ impl AlibabaRegion {
 impl Endpoint {
     /// Alibaba's international region, with the key from `DASHSCOPE_API_KEY`.
     ///
-    /// Models that can use the reasoning of earlier turns are asked to do so (`preserve_thinking`), and the reasoning is
-    /// sent back to them.
+    /// Models that can use the reasoning of earlier turns are asked to do so (`preserve_thinking`), and the reasoning
+    /// is sent back to them.
     ///
     /// Only some models accept a `json_schema`. Therefore, an output schema is requested as a JSON object, and the
     /// schema is added to the system prompt. The service can't combine this with thinking. If the model thinks, the

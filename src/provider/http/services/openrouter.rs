@@ -198,10 +198,10 @@ impl OpenRouter {
 impl Endpoint {
     /// OpenRouter, with the key from `OPENROUTER_API_KEY`.
     ///
-    /// Reasoning is sent back unchanged (`reasoning_details`). Models of DeepSeek reject tool calls without it, so that a
-    /// call without reasoning is sent to them with an empty list. The usage contains the price that the service reports. A
-    /// cache hint marks the parts of a prompt that models of Anthropic should cache; other models cache prompts without
-    /// it.
+    /// Reasoning is sent back unchanged (`reasoning_details`). Models of DeepSeek reject tool calls without it, so that
+    /// a call without reasoning is sent to them with an empty list. The usage contains the price that the service
+    /// reports. A cache hint marks the parts of a prompt that models of Anthropic should cache; other models cache
+    /// prompts without it.
     pub fn openrouter() -> Self {
         Self::openrouter_with(OpenRouter::default())
     }

@@ -8,8 +8,9 @@ impl Endpoint {
     /// Z.ai, with the key from `ZAI_API_KEY`.
     ///
     /// Models that think expect their earlier reasoning in a loop of tool calls, so the reasoning is sent back. If the
-    /// model supports it, reasoning of earlier turns is kept too (`clear_thinking: false`), and the arguments of tool calls are requested as a stream (`tool_stream`), because the service
-    /// would otherwise send nothing for a long time.
+    /// model supports it, reasoning of earlier turns is kept too (`clear_thinking: false`), and the arguments of tool
+    /// calls are requested as a stream (`tool_stream`), because the service would otherwise send nothing for a long
+    /// time.
     pub fn zai() -> Self {
         let chat = ChatCompletions::default()
             .with_output(OutputSupport::Object)

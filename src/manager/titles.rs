@@ -10,7 +10,7 @@ use crate::{
     provider::{Completion, Delta, Fold, Model, Options, ProviderError, Request, StopReason},
 };
 
-/// How untitled conversations get their titles after the first finished turn.
+/// How untitled conversations get their titles after the first committed turn.
 #[derive(Clone, Default)]
 #[non_exhaustive]
 pub enum Titles {

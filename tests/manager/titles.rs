@@ -70,6 +70,18 @@ async fn heuristic_cuts_one_long_word_and_counts_characters() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn heuristic_after_a_failed_run_names_a_conversation_with_kept_work() {
+    let error = || ProviderError::new(ErrorKind::Auth, "no");
+    let manager = with(Titles::Heuristic);
+    let steps = [Step::error(error()), Step::new().then_text(["Half"]).fail(error())];
+    let session = create(&manager, "talk", scripted(steps)).await;
+    session.ask("First").await.unwrap_err();
+    assert_eq!(title(&session).await, None, "nothing was kept");
+    session.ask("Second").await.unwrap_err();
+    assert_eq!(title(&session).await.unwrap(), "Second");
+}
+
+#[tokio::test(start_paused = true)]
 async fn heuristic_without_a_text_waits_for_the_next_turn() {
     let manager = with(Titles::Heuristic);
     let session = create(&manager, "talk", parrot()).await;

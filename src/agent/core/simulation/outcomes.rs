@@ -79,7 +79,7 @@ impl World {
         }
         let other = ToolUse::new("other", "other", json!({}));
         let tool_use = if self.rng.percent(10) { &other } else { &call.tool_use };
-        let long = if self.rng.percent(10) { "!".repeat(600) } else { String::new() };
+        let long = if self.rng.percent(30) { "!".repeat(600) } else { String::new() };
         let text = Text::new(format!("done at {}{long}", self.rng.below(1000)));
         let result = if self.rng.percent(20) {
             ToolResult::error(tool_use, text.text)

@@ -51,11 +51,12 @@ impl Stream {
         }
         match rng.below(100) {
             _ if friendly => self.stop(rng, true),
-            0..18 => self.stop(rng, false),
-            18..20 => {
-                let kinds = [ErrorKind::Overloaded, ErrorKind::InvalidRequest, ErrorKind::ContextTooLong];
-                Next::Fail(ProviderError::new(rng.pick(&kinds), "failed").into())
+            _ if self.blocks.is_empty() && rng.percent(4) => {
+                let kinds = [ErrorKind::InvalidRequest, ErrorKind::Unsupported, ErrorKind::ContextTooLong];
+                Next::Fail(ProviderError::new(rng.pick(&kinds), "refused").into())
             }
+            0..18 => self.stop(rng, false),
+            18..20 => Next::Fail(ProviderError::new(ErrorKind::Overloaded, "overloaded").into()),
             20 => Next::Fail(Failure::ProviderPanicked { message: "boom".into() }),
             21..23 => Next::End,
             23..26 => Next::Ask,

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 const NOW: u64 = 1_795_255_200_000;
 
 /// Returns an answer of this service that used this container.
-fn answer(service: &str, container: Value) -> Message {
+fn answer(service: &str, container: &Value) -> Message {
     let mut answer = Message::assistant("Done.");
     answer.provider_data.insert("anthropic_messages".to_owned(), json!({"id": "m", "container": container}));
     answer.provider_data.insert("service".to_owned(), service.into());
@@ -32,9 +32,9 @@ fn sent(answers: Vec<Message>, options: Options) -> Option<Value> {
 
 #[test]
 fn encode_after_code_was_run_names_the_newest_container() {
-    let used = |id: &str, at: &str| answer("anthropic", container(id, at));
+    let used = |id: &str, at: &str| answer("anthropic", &container(id, at));
     let answers = vec![used("one", "2026-11-21T10:04:30Z"), used("two", "2026-11-21T10:04:30.5Z")];
-    let with_plain = [answers.clone(), vec![answer("anthropic", Value::Null)]].concat();
+    let with_plain = [answers.clone(), vec![answer("anthropic", &Value::Null)]].concat();
     assert_eq!(sent(answers, Options::default()), Some("two".into()));
     assert_eq!(sent(with_plain, Options::default()), Some("two".into()));
     assert_eq!(sent(vec![Message::assistant("Hi")], Options::default()), None);
@@ -42,7 +42,7 @@ fn encode_after_code_was_run_names_the_newest_container() {
 
 #[test]
 fn encode_container_that_has_expired_is_omitted() {
-    let of = |at: &str| sent(vec![answer("anthropic", container("one", at))], Options::default());
+    let of = |at: &str| sent(vec![answer("anthropic", &container("one", at))], Options::default());
     for at in ["2026-11-21T09:59:59Z", "2026-11-21T09:59:59.999+00:00", "2025-12-31T23:59:59Z"] {
         assert_eq!(of(at), None, "{at}");
     }
@@ -51,15 +51,18 @@ fn encode_container_that_has_expired_is_omitted() {
     }
     // The service decides about a time that cannot be read.
     assert_eq!(of("2026-11-21T11:00:00+02:00"), Some("one".into()));
-    assert_eq!(sent(vec![answer("anthropic", json!({"id": "one"}))], Options::default()), Some("one".into()));
-    let kept = answer("anthropic", container("kept", "2026-11-21T12:00:00Z"));
-    let expired = answer("anthropic", container("expired", "2026-11-21T09:00:00Z"));
+    assert_eq!(
+        sent(vec![answer("anthropic", &json!({"id": "one"}))], Options::default()),
+        Some("one".into())
+    );
+    let kept = answer("anthropic", &container("kept", "2026-11-21T12:00:00Z"));
+    let expired = answer("anthropic", &container("expired", "2026-11-21T09:00:00Z"));
     assert_eq!(sent(vec![kept, expired], Options::default()), Some("kept".into()));
 }
 
 #[test]
 fn encode_container_of_another_service_is_omitted() {
-    let foreign = answer("other", container("foreign", "2026-11-21T12:00:00Z"));
+    let foreign = answer("other", &container("foreign", "2026-11-21T12:00:00Z"));
     assert_eq!(sent(vec![foreign], Options::default()), None);
 }
 
@@ -67,6 +70,6 @@ fn encode_container_of_another_service_is_omitted() {
 fn encode_container_of_the_user_replaces_that_of_the_conversation() {
     let own = json!({"id": "mine", "skills": []});
     let options = Options::default().with_extra(Map::from_iter([("container".to_owned(), own.clone())]));
-    let answers = vec![answer("anthropic", container("one", "2026-11-21T12:00:00Z"))];
+    let answers = vec![answer("anthropic", &container("one", "2026-11-21T12:00:00Z"))];
     assert_eq!(sent(answers, options), Some(own));
 }

@@ -264,10 +264,14 @@ impl Chat {
                 }
                 staged
             }
-            Event::Error { failure, staged, response, .. } => {
+            Event::Error { failure, staged, response, committed } => {
                 self.printer.line(&format!("error: {}", explain(failure)));
                 self.failed = Some("a request failed".into());
-                self.keep(&response.messages);
+                if *committed {
+                    self.printer.note("[the work so far is kept; say \"continue\"]");
+                } else {
+                    self.keep(&response.messages);
+                }
                 staged
             }
             Event::Cancelled { staged, response } => {

@@ -161,6 +161,7 @@ async fn record_ends() -> Value {
         fails(ErrorKind::Service),
         Step::text("Again."),
         fails(ErrorKind::InvalidRequest),
+        Step::new().then_text(["Half"]).fail(ProviderError::new(ErrorKind::Auth, "out of order")),
         waits(),
     ]);
     let session = session(&provider).await;
@@ -178,10 +179,13 @@ async fn record_ends() -> Value {
     recorder.until_idle(3).await;
     session.prompt("Fail").await.unwrap();
     recorder.until_idle(4).await;
+    session.prompt("Fail later").await.unwrap();
+    recorder.until_idle(5).await;
+    recorder.until(|snapshot| snapshot.tree.history().last().is_some_and(|last| last.text() == "Half")).await;
     session.regenerate(NodeId::new(1).unwrap()).await.unwrap();
     gate.reached().await;
     session.cancel().await.unwrap();
-    recorder.until_idle(5).await;
+    recorder.until_idle(6).await;
     recorder.end(&session).await
 }
 

@@ -329,7 +329,8 @@ function note(snapshot, event) {
       }
       break;
     case "error":
-      say("The answer failed.");
+      if (inner.committed) seen.settling = inner.response.messages;
+      say(inner.committed ? "The answer failed. Its beginning is kept." : "The answer failed.");
       break;
     case "message":
       if (inner.message.role === "user" && snapshot.agent.pending.length === 1) say("Answering.");

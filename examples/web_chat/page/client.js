@@ -820,6 +820,8 @@ export function apply(agent, event) {
       break;
     case "error":
     case "cancelled":
+      // A run that has failed can have kept its messages.
+      if (event.committed) agent.state.history.push(...event.response.messages);
       finish(agent, event.response);
       delete agent.staged;
       break;
@@ -943,7 +945,7 @@ function runEnd(event) {
     return null;
   }
   if (event.response.turn !== undefined) end.turn = event.response.turn;
-  if (event.type !== "turn") {
+  if (event.type !== "turn" && !event.committed) {
     const isPrompt = (/** @type {Message} */ message, /** @type {number} */ index) =>
       message.role === "user" && (index === 0 || !message.content.some((block) => block.type === "tool_result"));
     const unanswered = event.response.messages.filter(isPrompt);

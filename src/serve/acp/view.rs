@@ -1,6 +1,6 @@
 //! The conversation as the client sees it. Converts each event and each message to updates once. Performs no I/O.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
 use agent_client_protocol::v1::schema::{
     ContentBlock, ContentChunk, SessionUpdate, ToolCall, ToolCallStatus, ToolCallUpdate, ToolCallUpdateFields,
@@ -34,6 +34,8 @@ pub(super) struct View {
     shown: Vec<usize>,
     /// The tool uses of the last response.
     tools: HashMap<ToolUseId, ShownTool>,
+    /// The last message with results that was shown.
+    results: Option<Arc<Message>>,
 }
 
 struct ShownTool {
@@ -44,7 +46,7 @@ struct ShownTool {
 
 impl View {
     pub(super) fn new(own: String) -> Self {
-        Self { own, last: None, answer: None, shown: Vec::new(), tools: HashMap::new() }
+        Self { own, last: None, answer: None, shown: Vec::new(), tools: HashMap::new(), results: None }
     }
 
     /// Returns the updates with which a client joins.
@@ -69,22 +71,19 @@ impl View {
     /// Returns the updates for everything that was missed before this snapshot.
     pub(super) fn catch_up(&mut self, snapshot: &SessionSnapshot) -> Vec<SessionUpdate> {
         let messages: Vec<_> = snapshot.messages().collect();
-        let known = |message: &&std::sync::Arc<Message>| message.id.is_some() && message.id == self.last;
+        let known = |message: &&Arc<Message>| message.id.is_some() && message.id == self.last;
         // If the last shown message is not on the current path, only the turn in flight is shown.
         let unknown = messages.len() - snapshot.agent.pending.len();
         let from = messages.iter().rposition(known).map_or(unknown, |known| known + 1);
         let mut updates = self.messages(messages[from..].iter().copied());
         updates.extend(self.in_flight(&snapshot.agent));
         if snapshot.agent.status == Status::Idle {
-            updates.extend(self.run_ended());
+            updates.extend(self.run_ended(messages.iter().copied()));
         }
         updates
     }
 
-    fn messages<'a>(
-        &mut self,
-        messages: impl Iterator<Item = &'a std::sync::Arc<Message>>,
-    ) -> Vec<SessionUpdate> {
+    fn messages<'a>(&mut self, messages: impl Iterator<Item = &'a Arc<Message>>) -> Vec<SessionUpdate> {
         let mut updates = Vec::new();
         for message in messages {
             match message.role {
@@ -93,6 +92,7 @@ impl View {
                         updates.extend(self.result(result));
                     }
                     updates.extend(self.user(message));
+                    self.note_results(message);
                 }
                 Role::Assistant => {
                     self.begin(message.id.as_ref());
@@ -249,13 +249,46 @@ impl View {
         ToolCallUpdate::new(self.wire_id(pause.call()), fields)
     }
 
-    /// Returns the failures of the tools that the run has left without a result.
-    fn run_ended(&mut self) -> Vec<SessionUpdate> {
+    fn note_results(&mut self, message: &Arc<Message>) {
+        if message.id.is_some() && message.tool_results().next().is_some() {
+            self.results = Some(Arc::clone(message));
+        }
+    }
+
+    /// Returns the results that the end of the run has replaced: if a service refuses a request, the newest results in
+    /// it are kept in a shorter form.
+    fn replaced<'a>(
+        &mut self,
+        messages: impl DoubleEndedIterator<Item = &'a Arc<Message>>,
+    ) -> Vec<SessionUpdate> {
+        let Some(shown) = self.results.take() else { return Vec::new() };
+        let mut earlier = messages.rev().skip_while(|message| message.id != shown.id);
+        // A message with results follows the response that has used the tools.
+        let (Some(kept), Some(answer)) = (earlier.next(), earlier.next()) else { return Vec::new() };
+        self.begin(answer.id.as_ref());
+        for (index, block) in answer.content.iter().enumerate() {
+            if let Content::ToolUse(tool_use) = block {
+                self.tool_use(index, tool_use);
+            }
+        }
+        let is_new = |result: &&ToolResult| shown.tool_results().all(|other| other != *result);
+        let updates = kept.tool_results().filter(is_new).filter_map(|result| self.result(result)).collect();
+        (self.answer, self.tools) = (None, HashMap::new());
+        updates
+    }
+
+    /// Returns the updates for the end of a run with these messages: the failures of the tools that the run has left
+    /// without a result, and the results that differ from those that were shown.
+    fn run_ended<'a>(
+        &mut self,
+        messages: impl DoubleEndedIterator<Item = &'a Arc<Message>>,
+    ) -> Vec<SessionUpdate> {
         let mut open: Vec<_> =
             self.tools.drain().filter(|(_, tool)| !tool.has_ended).map(|(_, tool)| tool.id).collect();
         open.sort_unstable();
         let failed = || ToolCallUpdateFields::new().status(ToolCallStatus::Failed);
-        open.into_iter().map(|id| SessionUpdate::ToolCallUpdate(ToolCallUpdate::new(id, failed()))).collect()
+        let failed = |id| SessionUpdate::ToolCallUpdate(ToolCallUpdate::new(id, failed()));
+        open.into_iter().map(failed).chain(self.replaced(messages)).collect()
     }
 
     /// Returns the updates for an event.
@@ -281,6 +314,7 @@ impl View {
             }
             Event::Message { message, .. } => {
                 self.last.clone_from(&message.id);
+                self.note_results(message);
                 if message.role == Role::User {
                     return self.user(message);
                 }
@@ -293,7 +327,10 @@ impl View {
                 Some(self.update(tool_use_id, fields))
             }
             Event::ToolResult { result, .. } => self.result(result),
-            Event::Turn(_) | Event::Cancelled { .. } | Event::Error { .. } => return self.run_ended(),
+            Event::Turn(turn) => return self.run_ended(turn.response().messages.iter()),
+            Event::Cancelled { response, .. } | Event::Error { response, .. } => {
+                return self.run_ended(response.messages.iter());
+            }
             _ => None,
         };
         update.into_iter().collect()

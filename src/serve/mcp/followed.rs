@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use crate::{
-    agent::{Event, Pause, PromptId, RunOutcome, Snapshot, Status, TurnOutcome, UnstageReason},
+    agent::{Event, Pause, PromptId, RunEnd, RunOutcome, Snapshot, Status, TurnOutcome, UnstageReason},
     error_chain,
     message::{Message, MessageId, Role, ToolUseId, TurnId},
     provider::StopReason,
@@ -109,7 +109,8 @@ impl FollowedPrompt {
             Event::Cancelled { staged, .. } | Event::Error { staged, .. } => {
                 let unused = staged.iter().any(|prompt| prompt.id.as_ref() == Some(&self.id));
                 let outcome = RunOutcome::of(event)?;
-                return self.stopped(&outcome, unused);
+                let kept = matches!(event, Event::Error { committed: true, .. });
+                return self.stopped(&outcome, kept, unused);
             }
             _ => {}
         }
@@ -143,17 +144,18 @@ impl FollowedPrompt {
         match outcome {
             TurnOutcome::Stop { staged, .. } => {
                 let unused = staged.iter().any(|prompt| prompt.id.as_ref() == Some(&self.id));
-                self.stopped(&RunOutcome::Cancelled, unused)
+                self.stopped(&RunOutcome::Cancelled, false, unused)
             }
             TurnOutcome::Continue { .. } => None,
         }
     }
 
-    /// Processes the end of the run. `unused` is whether the prompt was still staged.
-    fn stopped(&mut self, outcome: &RunOutcome, unused: bool) -> Option<Change> {
+    /// Processes the end of the run. `kept` is whether a failed run has kept its messages, and `unused` whether the
+    /// prompt was still staged.
+    fn stopped(&mut self, outcome: &RunOutcome, kept: bool, unused: bool) -> Option<Change> {
         match self.answered.take() {
             Some(end) => Some(Change::Ended(end)),
-            None if self.turn.is_some() => Some(Change::Ended(PromptEnd::Unanswered(reason(outcome)))),
+            None if self.turn.is_some() => Some(Change::Ended(PromptEnd::Unanswered(reason(outcome, kept)))),
             None if unused => ended("the run before it ended, so the prompt was not used"),
             None => None,
         }
@@ -167,7 +169,13 @@ impl FollowedPrompt {
             let is_next = |message: &&Arc<Message>| {
                 message.role == Role::User && message.tool_results().next().is_none()
             };
-            let turn = committed().skip(at + 1).take_while(|message| !is_next(message));
+            let mut after = committed().skip(at + 1);
+            let last = agent.last_run.as_deref();
+            if let Some(run) = last.filter(|run| failed_and_kept(run) && !after.clone().any(|m| is_next(&m)))
+            {
+                return Some(Change::Ended(PromptEnd::Unanswered(reason(&run.outcome, true))));
+            }
+            let turn = after.by_ref().take_while(|message| !is_next(message));
             let message = turn.filter(|message| message.role == Role::Assistant).last().cloned();
             return Some(Change::Ended(PromptEnd::Answered { message, stop_reason: None }));
         }
@@ -190,7 +198,7 @@ impl FollowedPrompt {
         }
         let last = agent.last_run.as_deref();
         if last.is_some_and(|run| run.unanswered.iter().any(|message| self.is(message))) {
-            return last.map(|run| Change::Ended(PromptEnd::Unanswered(reason(&run.outcome))));
+            return last.map(|run| Change::Ended(PromptEnd::Unanswered(reason(&run.outcome, false))));
         }
         ended("the conversation does not contain the prompt any more")
     }
@@ -201,8 +209,16 @@ fn ended(why: &str) -> Option<Change> {
     Some(Change::Ended(PromptEnd::Unanswered(why.to_owned())))
 }
 
-fn reason(outcome: &RunOutcome) -> String {
+/// Returns whether this run has failed during a turn, and the messages of the turn are part of the history.
+fn failed_and_kept(run: &RunEnd) -> bool {
+    matches!(run.outcome, RunOutcome::Failed { .. }) && run.turn.is_some() && run.unanswered.is_empty()
+}
+
+fn reason(outcome: &RunOutcome, kept: bool) -> String {
     match outcome {
+        RunOutcome::Failed { failure } if kept => {
+            format!("{}. The conversation contains the work that was done before", error_chain(failure))
+        }
         RunOutcome::Failed { failure } => error_chain(failure),
         RunOutcome::Abandoned => "the run was ended after too many restarts".to_owned(),
         _ => "the run was cancelled".to_owned(),

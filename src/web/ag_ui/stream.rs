@@ -308,7 +308,9 @@ impl RunStream {
             }
             _ => match RunOutcome::of(event) {
                 Some(outcome) => {
-                    if outcome == RunOutcome::Cancelled {
+                    // The history lacks the messages of a cancelled run, and can have other results than those sent.
+                    let is_kept = matches!(event, Event::Error { committed: true, .. });
+                    if is_kept || outcome == RunOutcome::Cancelled {
                         self.close();
                         self.send_messages();
                     }
@@ -328,6 +330,11 @@ impl RunStream {
             // The complete answer may lack blocks that were shown, for example after an interrupt. Then all messages
             // are sent again.
             if message.id.is_some() && !self.blocks.are_of(&complete.into_list()) {
+                // The blocks may have other ids now, and the client leaves an id that it knows in its place. So the
+                // client first removes the answer.
+                let answer = self.view.agent.pending.pop();
+                self.send_messages();
+                self.view.agent.pending.extend(answer);
                 self.send_messages();
             }
             return;

@@ -81,7 +81,7 @@ pub(super) fn has_own_content(message: &Message) -> bool {
     message.content.iter().any(|block| !matches!(block, Content::ToolResult(_)))
 }
 
-fn has_results(message: &Message) -> bool {
+pub(super) fn has_results(message: &Message) -> bool {
     message.tool_results().next().is_some()
 }
 

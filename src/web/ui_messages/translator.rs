@@ -10,12 +10,12 @@ use serde_json::{Value, json};
 
 use super::{
     Frame, Level, Settings,
-    exchange::{Exchange, answer_id, answer_of, exchanges, has_own_content, ui_id},
+    exchange::{Exchange, answer_id, answer_of, exchanges, has_own_content, has_results, ui_id},
     writer::Writer,
 };
 use crate::{
     agent::{Event, Pause, Prompt, Response, RunOutcome, Status, TurnOutcome, UnstageReason},
-    message::{Message, MessageId, Role, Usage},
+    message::{Content, Message, MessageId, Role, Usage},
     provider::StopReason,
     session::{SessionEvent, SessionSnapshot, StoreReport},
     subscription::{EventId, Numbered},
@@ -76,6 +76,8 @@ pub(in crate::web) struct Translator {
     usage: Usage,
     /// The usage of the steps of the turn in flight.
     steps: Usage,
+    /// The message with the last results of tools in the turn in flight.
+    results: Option<Arc<Message>>,
     /// Whether the response shows the turn in flight from its start. If so, the sum of the steps' usage is the usage of
     /// the turn.
     is_whole: bool,
@@ -98,6 +100,7 @@ impl Translator {
             last: snapshot.last,
             usage: Usage::default(),
             steps: Usage::default(),
+            results: snapshot.agent.pending.iter().rfind(|message| has_results(message)).cloned(),
             is_whole: false,
             nodes: Vec::new(),
         };
@@ -185,6 +188,11 @@ impl Translator {
     // ---- events of the agent ----
 
     fn agent_event(&mut self, event: &Event) {
+        if let Event::Message { message, .. } = event
+            && has_results(message)
+        {
+            self.results = Some(Arc::clone(message));
+        }
         match self.phase {
             Phase::Ended => {}
             Phase::Waiting(_) => self.await_prompt(event),
@@ -323,8 +331,12 @@ impl Translator {
                 self.writer.step_end();
                 self.discarded("The run was cancelled.");
             }
-            Event::Error { failure, .. } => {
+            Event::Error { failure, response, committed, .. } => {
                 self.writer.close("The run failed.");
+                if *committed {
+                    self.replace_results(response);
+                    self.writer.seal();
+                }
                 self.writer.step_end();
                 self.error(&failure.to_string());
             }
@@ -345,6 +357,19 @@ impl Translator {
     fn results(&mut self, message: &Message) {
         write_results(&mut self.writer, message);
         self.writer.step_over();
+    }
+
+    /// Writes the results that the end of the run has replaced: if a service refuses a request, the newest results in
+    /// it are kept in a shorter form.
+    fn replace_results(&mut self, response: &Response) {
+        let Some(shown) = self.results.take() else { return };
+        let is_same = |message: &&Arc<Message>| message.id.is_some() && message.id == shown.id;
+        let Some(kept) = response.messages.iter().find(is_same) else { return };
+        for (index, block) in kept.content.iter().enumerate() {
+            if let (Content::ToolResult(result), true) = (block, shown.content.get(index) != Some(block)) {
+                self.writer.replace(result, kept.id.as_ref().map(|id| (id, index)));
+            }
+        }
     }
 
     fn count_turn(&mut self, response: &Response) {

@@ -453,6 +453,14 @@ impl Writer {
         });
     }
 
+    /// Writes a result in place of the one that was written before.
+    pub(super) fn replace(&mut self, result: &ToolResult, block: Option<(&MessageId, usize)>) {
+        if let Some(tool_use) = self.find(&result.tool_use_id) {
+            tool_use.state = UseState::Available;
+        }
+        self.result(result, block);
+    }
+
     // ---- ends ----
 
     /// Closes everything that is open, because the answer ends here. Tool uses without a result get `reason` as an

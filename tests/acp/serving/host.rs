@@ -146,6 +146,9 @@ fn answer(model: &str, request: &Request) -> Step {
     let list = || Step::tool_use("call-1", "list_files", json!({ "in": "." }));
     match said.as_str() {
         "Look" | "Look, then go on for ever" if !begun => list(),
+        "Look long, then fail" if !begun => {
+            Step::tool_use("call-1", "list_files", json!({ "in": "x".repeat(600) }))
+        }
         "Look" => {
             Step::new().then_text(["Seen."]).usage(Usage::default().with_input(90).with_output(10)).stop()
         }
@@ -182,7 +185,9 @@ fn answer(model: &str, request: &Request) -> Step {
         "Where are you?" => Step::text(request.system.as_deref().unwrap_or("nowhere")),
         "Run out" => Step::new().then_text(["Too"]).stop_with(StopReason::Length),
         "Refuse" => Step::new().then_text(["No."]).stop_with(StopReason::Refusal),
-        "Fail" => Step::error(ProviderError::new(ErrorKind::InvalidRequest, "the model is down")),
+        "Fail" | "Look long, then fail" => {
+            Step::error(ProviderError::new(ErrorKind::InvalidRequest, "the model is down"))
+        }
         other => Step::text(format!("You said: {other}")),
     }
 }

@@ -21,6 +21,54 @@ fn of(session: &str) -> Value {
     json!({ "sessionId": session, "cwd": "/work", "mcpServers": [] })
 }
 
+/// Loads a session, and returns the kind and the text or status of each update, except for those of the title.
+async fn load(window: &mut Window, session: &str) -> Vec<String> {
+    let id = window.ask("session/load", of(session)).await;
+    let mut shown = Vec::new();
+    loop {
+        let mut message = window.next(|_| true).await;
+        if message["id"] == id {
+            assert_eq!(message["result"]["configOptions"][0]["currentValue"], "small:scripted");
+            break;
+        }
+        let update = message["params"]["update"].take();
+        let text = update["content"]["text"].as_str().or(update["status"].as_str()).unwrap_or_default();
+        shown.push(format!("{} {text}", update["sessionUpdate"].as_str().unwrap()));
+    }
+    shown.retain(|update| !update.starts_with("session_info_update"));
+    shown
+}
+
+#[tokio::test]
+async fn failed_prompt_keeps_its_work_and_replaces_the_result_that_was_refused() {
+    let manager = manager();
+    let mut one = Window::open(&manager).await;
+    let session = one.create().await;
+    let id = one.prompt(&session, "Look long, then fail").await;
+    let failed = one.answer(id).await.unwrap_err();
+    assert!(failed.to_string().contains("the model is down"), "{failed}");
+    let call = one.update("tool_call").await;
+    let is_result = |message: &Value| message["params"]["update"]["status"] == "completed";
+    for beginning in ["a b in xxx", "[Removed after an error of the model service:"] {
+        let result = one.next(is_result).await["params"]["update"].take();
+        let text = result["content"][0]["content"]["text"].as_str().unwrap();
+        assert!(text.starts_with(beginning), "{text}");
+        assert_eq!(result["toolCallId"], call["toolCallId"]);
+    }
+    assert_eq!(one.say(&session, "Hello").await, "You said: Hello");
+    one.close().await.unwrap();
+
+    let mut two = Window::open(&manager).await;
+    let expected = [
+        "user_message_chunk Look long, then fail",
+        "tool_call ",
+        "tool_call_update completed",
+        "user_message_chunk Hello",
+        "agent_message_chunk You said: Hello",
+    ];
+    assert_eq!(load(&mut two, &session).await, expected);
+}
+
 #[tokio::test]
 async fn loaded_conversation_is_shown_once_and_in_order() {
     let manager = manager();
@@ -31,18 +79,6 @@ async fn loaded_conversation_is_shown_once_and_in_order() {
     one.close().await.unwrap();
 
     let mut two = Window::open(&manager).await;
-    let id = two.ask("session/load", of(&session)).await;
-    let mut shown = Vec::new();
-    loop {
-        let mut message = two.next(|_| true).await;
-        if message["id"] == id {
-            assert_eq!(message["result"]["configOptions"][0]["currentValue"], "small:scripted");
-            break;
-        }
-        let update = message["params"]["update"].take();
-        let text = update["content"]["text"].as_str().or(update["status"].as_str()).unwrap_or_default();
-        shown.push(format!("{} {text}", update["sessionUpdate"].as_str().unwrap()));
-    }
     let expected = [
         "user_message_chunk Look",
         "tool_call ",
@@ -52,8 +88,7 @@ async fn loaded_conversation_is_shown_once_and_in_order() {
         "agent_thought_chunk Hm.",
         "agent_message_chunk Thought.",
     ];
-    shown.retain(|update| !update.starts_with("session_info_update"));
-    assert_eq!(shown, expected);
+    assert_eq!(load(&mut two, &session).await, expected);
     assert_eq!(two.say(&session, "Hello").await, "You said: Hello");
 }
 

@@ -1,6 +1,7 @@
 //! Calls and clients that end before the agent has answered.
 
-use omni_agent::agent::Status;
+use omni_agent::{agent::Status, tool::Decision};
+use rmcp::model::CallToolResponse;
 use serde_json::json;
 
 use super::{
@@ -26,6 +27,37 @@ async fn cancelled_call_interrupts_the_run_and_keeps_its_steps() {
         let last = tree.history().iter().last().unwrap().text();
         assert_eq!((tree.history().len(), last.as_str()), (4, "And on"));
     }
+}
+
+#[tokio::test]
+async fn failed_prompt_is_an_error_and_its_work_is_read_later() {
+    for version in [OLD, NEW] {
+        let manager = manager();
+        let (client, _serving) = connect(&manager, Person::new(version, Answers::Decline)).await;
+        let failed = failure(&call(&client, "ask", json!({ "prompt": "Look, then fail" })).await);
+        let expected = "the model is down. The conversation contains the work that was done before";
+        assert!(failed.contains(expected), "{failed}");
+        let session = reached(&manager, |agent| agent.status == Status::Idle).await;
+        let read = done(&call(&client, "read", json!({ "conversation": session.id() })).await);
+        let texts: Vec<_> = read["messages"].as_array().unwrap().iter().map(|line| &line["text"]).collect();
+        assert_eq!(texts, ["Look, then fail", "", "Half"]);
+    }
+}
+
+#[tokio::test]
+async fn call_that_is_repeated_after_its_run_has_failed_is_an_error() {
+    let manager = manager();
+    let (client, _serving) = connect(&manager, Person::new(NEW, Answers::Never)).await;
+    let ask = params("ask", json!({ "prompt": "Delete, then fail" }));
+    let first = soon(client.call_tool_once(ask.clone())).await.unwrap();
+    let CallToolResponse::InputRequired(asked) = first else { panic!("{first:?}") };
+    let session = reached(&manager, |agent| agent.status == Status::Paused).await;
+    session.resume("call-1", Decision::Execute).await.unwrap();
+    session.wait_until_idle().await.unwrap();
+    let again =
+        soon(client.call_tool_once(ask.with_request_state(asked.request_state.unwrap()))).await.unwrap();
+    let CallToolResponse::Complete(result) = again else { panic!("{again:?}") };
+    assert!(failure(&result).contains("the model is down. The conversation contains"), "{result:?}");
 }
 
 #[tokio::test]

@@ -92,6 +92,14 @@ fn answer(request: &Request) -> Step {
         "Look" | "Look, then go on for ever" if !begun => Step::tool_use("call-1", "look", json!({})),
         "Look" => Step::text("Seen."),
         "Go on for ever" | "Look, then go on for ever" => Step::new().then_text(["And on"]).hang(),
+        "Look, then fail" if !begun => Step::tool_use("call-1", "look", json!({})),
+        "Delete, then fail" if !begun => Step::tool_use("call-1", "delete", json!({ "file": "x" })),
+        "Look, then fail" | "Delete, then fail" => {
+            Step::new().then_text(["Half"]).fail(omni_agent::provider::ProviderError::new(
+                omni_agent::provider::ErrorKind::Auth,
+                "the model is down",
+            ))
+        }
         "Delete" if !begun => Step::tool_use("call-1", "delete", json!({ "file": "x" })),
         "Delete both" if !begun => Step::new()
             .then_tool_use("call-1", "delete", json!({ "file": "x" }))

@@ -151,8 +151,8 @@ fn replay(first: &SessionSnapshot, events: &[Numbered<SessionEvent>], from: usiz
         client.read(&frames);
         client.check_ended();
         let view = fold(first, &events[..at]);
-        let failed = at > 0 && matches!(events[at - 1].event.agent(), Some(Event::Error { .. }));
-        if !failed {
+        let is_discarded = |event: &Event| matches!(event, Event::Error { committed: false, .. });
+        if at == 0 || !events[at - 1].event.agent().is_some_and(is_discarded) {
             check_messages(&client, &view);
         }
         if view.agent.status != Status::Paused {

@@ -183,6 +183,34 @@ async fn interrupted_run_keeps_its_text() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn failed_run_keeps_its_work_and_a_join_shows_the_same() {
+    for level in LEVELS {
+        for (kind, is_replaced) in [(ErrorKind::Auth, false), (ErrorKind::InvalidRequest, true)] {
+            let input = json!({ "n": "1".repeat(1000) });
+            // A service that has begun to answer has accepted the results.
+            let error = ProviderError::new(kind, "no more");
+            let fails =
+                if is_replaced { Step::error(error) } else { Step::new().then_text(["Hal"]).fail(error) };
+            let mut rig = Rig::new(level, [Step::tool_use("t1", "add", input), fails]).await;
+            let frames = rig.say("Hi").await;
+            let end = last(&frames);
+            assert_eq!((&end["type"], &end["code"]), (&json!("RUN_ERROR"), &json!("provider")));
+            rig.check_messages().await;
+            let texts = rig.client.messages.iter().filter(|message| message["content"] == "Hal");
+            assert_eq!(texts.count(), usize::from(!is_replaced), "{:#?}", rig.client.messages);
+            let result = rig.client.messages.iter().find(|message| message["role"] == "tool").unwrap();
+            let text = result["content"].as_str().unwrap();
+            assert_eq!(
+                text.starts_with("[Removed after an error of the model service:"),
+                is_replaced,
+                "{text}"
+            );
+            assert_eq!(end_of_join(&mut rig, None).await["message"], end["message"]);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn cancelled_run_takes_its_messages_back() {
     for level in LEVELS {
         let steps = [Step::text("One."), Step::new().then_thinking("Hm.", "").then_text(["Hal"]).hang()];

@@ -16,6 +16,7 @@ use crate::{
     provider::{BlockStart, Delta, ErrorKind, ProviderError},
     session::Session,
     testing::{Gate, ScriptedProvider, Step},
+    tool::{Tool, ToolContext, tool_fn},
     web::{
         testing::abandoned,
         ui_messages::{Follow, Frame, Level, Translator},
@@ -117,6 +118,51 @@ async fn error_of_the_run_ends_the_stream_with_an_error_frame() {
         check(level, &frames);
         assert!(find(&frames, "error").unwrap()["errorText"].as_str().unwrap().contains("no key"));
         assert!(find(&frames, "finish").is_none());
+    }
+}
+
+/// A tool with a result that is too long to be kept if a service refuses the request with it.
+fn read() -> impl Tool {
+    tool_fn("read", "Reads.", |_: Value, _: ToolContext| async { Ok("long ".repeat(200)) })
+}
+
+#[tokio::test]
+async fn failed_run_keeps_its_work_and_the_list_and_a_return_show_the_same() {
+    for level in LEVELS {
+        for (kind, is_replaced) in [(ErrorKind::Auth, false), (ErrorKind::InvalidRequest, true)] {
+            let uses =
+                Step::new().then_tool_use("t1", "clock", zone()).then_tool_use("t2", "read", json!({}));
+            // A service that has begun to answer has accepted the results.
+            let error = ProviderError::new(kind, "no more");
+            let fails =
+                if is_replaced { Step::error(error) } else { Step::new().then_text(["Half"]).fail(error) };
+            let provider = ScriptedProvider::new([uses.stop(), fails]);
+            let session = session_of(provider.clone(), |agent| agent.tool(read())).await;
+            let frames = ask(&session, level, "u1").await;
+            assert!(frames.last().unwrap()["errorText"].as_str().unwrap().contains("no more"), "{frames:?}");
+            check_listed(&session, level, &frames).await;
+            let parts = fold(&frames);
+            assert_eq!(parts.iter().filter(|part| part["text"] == "Half").count(), usize::from(!is_replaced));
+            let read = parts.iter().find(|part| part["toolCallId"] == "t2").unwrap();
+            let output = read["output"].as_str().unwrap();
+            assert_eq!(
+                output.starts_with("[Removed after an error of the model service:"),
+                is_replaced,
+                "{output}"
+            );
+            let outputs = frames.iter().filter(|frame| frame["type"] == "tool-output-available");
+            // The progress of the clock and the two results.
+            assert_eq!(
+                outputs.count(),
+                3 + usize::from(is_replaced),
+                "only a result that has changed is sent again"
+            );
+            // The prompt is part of the tree, so it is not sent to the model again.
+            let again = ask(&session, level, "u1").await;
+            check_listed(&session, level, &again).await;
+            assert_eq!(again.last(), frames.last());
+            assert_eq!(provider.requests().len(), 2);
+        }
     }
 }
 

@@ -87,7 +87,10 @@ impl Translator {
                 self.end(reason, json!({ "stopReason": stop_reason.to_string() }));
             }
             RunOutcome::Cancelled => self.discarded("The run was cancelled."),
-            RunOutcome::Failed { failure } => self.error(&failure.to_string()),
+            RunOutcome::Failed { failure } => {
+                self.writer.seal();
+                self.error(&failure.to_string());
+            }
             RunOutcome::Abandoned => self.abandoned(),
             RunOutcome::Discarded => self.discarded("The run was discarded."),
         }

@@ -96,15 +96,16 @@ fn heuristic(history: &History) -> Option<String> {
     Some(shorten(&text, HEURISTIC))
 }
 
-/// Puts a text on one line of at most `limit` characters plus an ellipsis. The text is cut between words if possible.
+/// Puts a text on one line of at most `limit` characters plus an ellipsis, without control characters. The text is cut
+/// between words if possible.
 fn shorten(text: &str, limit: usize) -> String {
     let mut short = String::new();
     let mut length = 0;
-    for word in text.split_whitespace() {
+    for word in text.split(|c: char| c.is_whitespace() || c.is_control()).filter(|word| !word.is_empty()) {
         let more = word.chars().count() + usize::from(length > 0);
         if length + more > limit {
             if length == 0 {
-                short.extend(word.chars().take(limit));
+                short.push_str(beginning(word, limit));
             }
             short.push('…');
             return short;
@@ -116,6 +117,24 @@ fn shorten(text: &str, limit: usize) -> String {
         length += more;
     }
     short
+}
+
+/// Returns at most `limit` characters of a word. The cut is never inside of what a reader takes for one character, such
+/// as a letter with an accent, a flag, or an emoji with a skin tone.
+fn beginning(word: &str, limit: usize) -> &str {
+    let (mut end, mut before, mut flags) = (0, ' ', 0);
+    for (at, c) in word.char_indices().take(limit + 1) {
+        let is_flag = matches!(c, '\u{1f1e6}'..='\u{1f1ff}');
+        // `escape_debug` escapes the characters that extend another one, and those that cannot be seen.
+        let extends = c.escape_debug().len() > 4 || matches!(c, '\u{1f3fb}'..='\u{1f3ff}');
+        if !extends && before != '\u{200d}' && !(is_flag && flags % 2 == 1) {
+            end = at;
+        }
+        flags = if is_flag { flags + 1 } else { 0 };
+        before = c;
+    }
+    let whole = word.char_indices().nth(limit).map_or(word.len(), |(at, _)| at);
+    &word[..if end == 0 { whole } else { end }]
 }
 
 async fn by_model(model: &Model, history: &History) -> Made {

@@ -373,10 +373,12 @@ fn attachment<'s>(snapshot: &'s SessionSnapshot, id: &MessageId, block: &str) ->
         None => (block.parse().ok()?, None),
     };
     let has_id = |message: &&Message| message.id.as_ref() == Some(id);
-    let pending = || snapshot.agent.pending.iter().map(|message| &**message);
+    // A client can send the prompts of the last run again.
+    let unanswered = snapshot.agent.last_run.iter().flat_map(|end| &end.unanswered);
+    let others = || snapshot.agent.pending.iter().chain(unanswered.clone()).map(|message| &**message);
     let stored =
         snapshot.tree.find(id).and_then(|node| snapshot.tree.node(node)).map(|node| &**node.message());
-    let content = match stored.or_else(|| pending().find(has_id)) {
+    let content = match stored.or_else(|| others().find(has_id)) {
         Some(message) => message.content.get(index)?,
         None if snapshot.agent.answer.as_ref() == Some(id) => &snapshot.agent.partial.get(index)?.content,
         None => return None,

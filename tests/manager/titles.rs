@@ -60,6 +60,19 @@ async fn heuristic_cuts_a_long_text_at_a_word() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn heuristic_cuts_no_character_in_two_and_keeps_no_control_character() {
+    // Each of these is one character for a reader: an accent, a flag, a skin tone, a family of four.
+    for letter in ["e\u{301}", "🇩🇪", "👍🏽", "👨‍👩‍👧‍👦"] {
+        let title = heuristic(format!("a{}", letter.repeat(60))).await.unwrap();
+        let kept = (50 - 1) / letter.chars().count();
+        assert_eq!(title, format!("a{}…", letter.repeat(kept)));
+    }
+    assert_eq!(heuristic("Is \u{1b}[31mthis\u{0}red?\u{7}").await.unwrap(), "Is [31mthis red?");
+    let endless = heuristic("\u{301}".repeat(80)).await.unwrap();
+    assert_eq!(endless.chars().count(), 51);
+}
+
+#[tokio::test(start_paused = true)]
 async fn heuristic_cuts_one_long_word_and_counts_characters() {
     let long = heuristic("a".repeat(80)).await.unwrap();
     assert_eq!(long, format!("{}…", "a".repeat(50)));

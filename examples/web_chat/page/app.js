@@ -4,11 +4,11 @@ import { Client, ProblemError, backoff } from "./client.js";
 import { Composer } from "./composer.js";
 import { decisionsOf, remember } from "./decisions.js";
 import { byId, h, icon, iconButton, place, setText, visible } from "./dom.js";
-import { save } from "./files.js";
-import { money, percent, short } from "./format.js";
-import { Messages, textOf } from "./messages.js";
+import { save, withData } from "./files.js";
+import { locale, money, percent, short } from "./format.js";
+import { Messages, firstWords, textOf } from "./messages.js";
 import { showOutline } from "./outline.js";
-import { Sidebar, titleOf } from "./sidebar.js";
+import { Sidebar } from "./sidebar.js";
 
 /** @typedef {import("./client.js").SessionSnapshot} SessionSnapshot */
 
@@ -40,6 +40,7 @@ let dismissedRun = "";
 
 const emptySeen = () => ({
   progress: new Map(), decided: decisionsOf(current), timing: new Map(), inputs: new Map(), results: new Map(), settling: /** @type {any[]} */ ([]),
+  unstarted: new Set(), waiting: /** @type {{ until: number, why: string } | null} */ (null),
 });
 let seen = emptySeen();
 
@@ -289,7 +290,17 @@ function note(snapshot, event) {
   if (event.type !== "agent") return;
   const { event: inner } = event;
   const use = inner.tool_use_id;
+  if (["step_start", "turn", "cancelled", "error"].includes(inner.type)) seen.waiting = null;
   switch (inner.type) {
+    case "retry": {
+      const delay = inner.delay.secs * 1000 + inner.delay.nanos / 1e6;
+      // A shorter delay is over before anybody has read about it.
+      if (delay >= 2000) seen.waiting = { until: Date.now() + delay, why: reasonOf(inner.failure) };
+      break;
+    }
+    case "tool_use_end":
+      seen.unstarted.add(inner.content.id);
+      break;
     case "resumed":
       // Tools that continue report their progress and their results again.
       seen.progress.clear();
@@ -302,6 +313,7 @@ function note(snapshot, event) {
       learn(snapshot.id, use, { decision: inner.decision, by: inner.by, expired: inner.expired, at: inner.at });
       break;
     case "tool_start":
+      seen.unstarted.delete(use);
       seen.timing.set(use, { start: performance.now() });
       if (inner.input !== undefined) seen.inputs.set(use, inner.input);
       break;
@@ -471,8 +483,15 @@ function paint() {
   const isBusy = snapshot !== undefined && snapshot.agent.status !== "idle";
   if (snapshot) learnDecisions(snapshot);
   const count = snapshot ? messages.render(snapshot, seen) : 0;
-  const known = current ? sidebar.item(current) : undefined;
-  const title = refused !== null ? "Not available" : current ? titleOf(snapshot ?? known ?? { title: null }) : "New chat";
+  if (snapshot && !snapshot.title && !sidebar.words.has(snapshot.id)) {
+    const words = firstWords(snapshot);
+    if (words !== null) {
+      sidebar.words.set(snapshot.id, words);
+      sidebar.render();
+    }
+  }
+  const known = current ? sidebar.nameOf({ id: current, title: snapshot ? snapshot.title : (sidebar.item(current)?.title ?? null) }) : null;
+  const title = refused !== null ? "Not available" : (known ?? "New chat");
   setText(byId("title"), title);
   document.title = current ? `${title} · Chat` : "Chat";
   byId("welcome").hidden = count > 0 || (current !== null && !snapshot);
@@ -516,6 +535,9 @@ function paintWaiting(snapshot) {
   ]);
 }
 
+/** @param {import("./client.js").Failure} [failure] */
+const reasonOf = (failure) => failure?.error?.message ?? failure?.message ?? failure?.kind ?? "unknown";
+
 /** @param {import("./client.js").RunEnd} end */
 function runKey(end) {
   return JSON.stringify([end.turn, end.outcome, end.unanswered?.map((message) => message.id), end.staged?.map((prompt) => prompt.id)]);
@@ -530,7 +552,7 @@ function paintTail(snapshot, isBusy) {
   const tail = byId("tail");
   const end = snapshot?.agent.last_run;
   const store = snapshot?.store;
-  const key = JSON.stringify([refused, planned === null, isBusy, end && runKey(end), dismissedRun, lost.map((message) => message.id), store]);
+  const key = JSON.stringify([refused, planned === null, isBusy, end && runKey(end), dismissedRun, lost.map((message) => message.id), store, seen.waiting]);
   if (tail.dataset.key === key) return;
   tail.dataset.key = key;
   const parts = [];
@@ -540,11 +562,13 @@ function paintTail(snapshot, isBusy) {
   }
   if (store?.outcome === "failed") parts.push(h("div", { class: "outcome bad" }, h("p", {}, "The last messages are not saved yet. The server tries again.")));
   if (store?.outcome === "lost") parts.push(h("div", { class: "outcome bad" }, h("p", {}, "This server can no longer save the conversation. Copy what you need, and load the page again.")));
+  if (isBusy && seen.waiting) {
+    const at = new Date(seen.waiting.until).toLocaleTimeString(locale);
+    parts.push(h("p", { class: "note", role: "status", dir: "auto" }, `The model service does not answer now (${seen.waiting.why}). The request is sent again at ${at}.`));
+  }
   if (end && !isBusy && runKey(end) !== dismissedRun) {
     if (end.outcome === "failed") {
-      const failure = end.failure;
-      const text = failure?.error?.message ?? failure?.message ?? failure?.kind ?? "unknown";
-      parts.push(h("div", { class: "outcome bad", role: "alert" }, h("p", { dir: "auto" }, `The answer failed: ${text}`)));
+      parts.push(h("div", { class: "outcome bad", role: "alert" }, h("p", { dir: "auto" }, `The answer failed: ${reasonOf(end.failure)}`)));
     }
     if (end.outcome === "abandoned") parts.push(h("div", { class: "outcome bad" }, h("p", {}, "The answer was given up after too many restarts of the server.")));
     if (end.outcome === "stopped" && end.stop_reason === "interrupted") parts.push(h("p", { class: "note" }, "Stopped."));
@@ -566,7 +590,12 @@ function paintTail(snapshot, isBusy) {
  */
 function unanswered(prompt, why, done) {
   const again = async () => {
-    const { content } = prompt;
+    let { content } = prompt;
+    try {
+      content = await withData(content);
+    } catch (error) {
+      return fail(error);
+    }
     if ((await press({ type: "prompt", prompt: { id: crypto.randomUUID(), content } })) === undefined) return;
     done();
     schedule();

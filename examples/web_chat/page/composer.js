@@ -1,7 +1,7 @@
 // The message box: drafts, attached files, and queued prompts.
 
 import { byId, h, icon, iconButton, place, setText, visible } from "./dom.js";
-import { LIMIT, bytesOf, read } from "./files.js";
+import { LIMIT, bytesOf, read, withData } from "./files.js";
 import { size } from "./format.js";
 import { textOf } from "./messages.js";
 
@@ -118,10 +118,19 @@ export class Composer {
    * Puts a text back into the box, after the text that is already there.
    * @param {import("./client.js").Prompt | import("./client.js").Message} prompt
    */
-  putBack(prompt) {
+  async putBack(prompt) {
+    const key = this.#key;
+    let files = prompt.content.filter((block) => block.type === "attachment");
+    try {
+      files = await withData(files);
+    } catch (error) {
+      files = [];
+      this.actions.fail(error);
+    }
+    // The user may have chosen another conversation in the meantime.
+    if (key !== this.#key) return;
     const text = textOf(prompt);
     this.area.value = this.area.value.trim() ? `${this.area.value}\n${text}` : text;
-    const files = prompt.content.filter((block) => block.type === "attachment");
     this.#files.push(...files);
     this.#showFiles();
     this.#changed();

@@ -30,14 +30,37 @@ export function attachment(file) {
     });
     return link;
   }
-  // A path leads to this server. Other addresses are only linked, because loading them would reveal the reader.
-  const isOwn = source.url.startsWith("/") && !source.url.startsWith("//");
-  if (isOwn && isImage) return figure(source.url, name, file.name);
-  const href = isOwn ? source.url : safeAddress(source.url);
+  // Addresses of other servers are only linked, because loading them would reveal the reader.
+  const isLocal = isOwn(source.url);
+  if (isLocal && isImage) return figure(source.url, name, file.name);
+  const href = isLocal ? source.url : safeAddress(source.url);
   if (!href) return h("span", { class: "chip" }, name);
-  return h("a", { class: "file-link", href, target: "_blank", rel: "noopener noreferrer", download: isOwn ? (file.name ?? "file") : undefined },
+  return h("a", { class: "file-link", href, target: "_blank", rel: "noopener noreferrer", download: isLocal ? (file.name ?? "file") : undefined },
     icon("save"), h("bdi", {}, name));
 }
+
+/**
+ * Returns the content with the data of the files that the server has sent as addresses. Nobody but this page can read
+ * these addresses, so a new message must contain the data.
+ * @template {import("./client.js").Content} T
+ * @param {T[]} content
+ * @returns {Promise<T[]>}
+ */
+export function withData(content) {
+  return Promise.all(content.map(async (block) => {
+    if (block.type !== "attachment" || block.source.type !== "url" || !isOwn(block.source.url)) return block;
+    const response = await fetch(block.source.url);
+    if (!response.ok) throw new Error(`The file ${visible(block.name ?? block.media_type)} cannot be read any more. Attach it again.`);
+    const { source } = await read(new File([await response.blob()], block.name ?? ""));
+    return { ...block, source };
+  }));
+}
+
+/**
+ * Returns whether a path leads to this server.
+ * @param {string} url
+ */
+const isOwn = (url) => url.startsWith("/") && !url.startsWith("//");
 
 /**
  * Returns the number of bytes of a text in base64.

@@ -3,7 +3,7 @@
 
 import { childrenOf, nodeOf, pathOf } from "./client.js";
 import { h, iconButton, place, setText } from "./dom.js";
-import { attachment } from "./files.js";
+import { attachment, withData } from "./files.js";
 import { moment, when } from "./format.js";
 import { Markdown, copyText } from "./markdown.js";
 import { ToolCard } from "./tools.js";
@@ -24,6 +24,7 @@ import { ToolCard } from "./tools.js";
  * @property {Map<string, any>} decided
  * @property {Map<string, { start: number, end?: number }>} timing
  * @property {Map<string, any>} inputs
+ * @property {Set<string>} unstarted The tool uses that were written and not started.
  * @property {Message[]} settling The messages of a turn that has ended, until the tree contains them.
  */
 
@@ -37,6 +38,26 @@ import { ToolCard } from "./tools.js";
 
 /** @param {Message} message */
 export const isPrompt = (message) => message.role === "user" && !message.content.some((block) => block.type === "tool_result");
+
+/** The maximum length of a provisional title, as for the titles that the server makes from the first words. */
+const TITLE = 50;
+
+/**
+ * Returns the first words of a conversation on one line, or `null` if it has none yet.
+ * @param {SessionSnapshot} snapshot
+ */
+export function firstWords(snapshot) {
+  const all = [...pathOf(snapshot.tree).map((node) => node.message), ...snapshot.agent.pending];
+  const text = all.filter((message) => message.role === "user").map(textOf).find((text) => text.trim());
+  if (text === undefined) return null;
+  const line = text.slice(0, 2000).replace(/[\s\p{Cc}]+/gu, " ").trim();
+  // A segment is what a reader takes for one character, such as an emoji with a skin tone.
+  const letters = [...new Intl.Segmenter().segment(line)].map(({ segment }) => segment);
+  if (letters.length <= TITLE) return line || null;
+  const cut = letters.slice(0, TITLE).join("");
+  const end = letters[TITLE] === " " ? cut.length : cut.lastIndexOf(" ");
+  return `${end > 0 ? cut.slice(0, end) : cut}…`;
+}
 
 /** @param {Message | import("./client.js").Prompt} message */
 export const textOf = (message) => message.content.map((block) => (block.type === "text" ? block.text : "")).join("");
@@ -244,11 +265,12 @@ class UserMessage {
       this.foot.querySelector("button")?.focus();
     };
     const submit = async () => {
-      const files = message.content.filter((block) => block.type === "attachment");
+      const attached = message.content.filter((block) => block.type === "attachment");
       const text = area.value.trim();
-      if (!text && !files.length) return;
-      const content = [...files, ...(text ? [{ type: /** @type {const} */ ("text"), text }] : [])];
+      if (!text && !attached.length) return;
       try {
+        const files = await withData(attached);
+        const content = [...files, ...(text ? [{ type: /** @type {const} */ ("text"), text }] : [])];
         await this.actions.command({ type: "edit", node, prompt: { id: crypto.randomUUID(), content } });
         close();
       } catch (error) {
@@ -401,6 +423,7 @@ function makeBlock(block, actions) {
             progress: seen.progress.get(use.id),
             decided: seen.decided.get(use.id),
             timing: seen.timing.get(use.id),
+            isUnstarted: seen.unstarted.has(use.id),
             input: seen.inputs.get(use.id) ?? tools.runs.get(use.id)?.input,
           });
           return found !== undefined;

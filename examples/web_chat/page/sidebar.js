@@ -28,6 +28,8 @@ export class Sidebar {
   /** The time of the last write that the user has seen, by id. */
   /** @type {Record<string, number>} */ #seen;
   /** @type {{ id: string, excerpt: string }[] | null} */ #hits = null;
+  /** The first words of conversations, which are shown as long as the store has no title. */
+  words = /** @type {Map<string, string>} */ (new Map());
   #query = "";
   #canSearch = true;
   #refreshing = false;
@@ -58,6 +60,11 @@ export class Sidebar {
   /** @param {string} id */
   item(id) {
     return this.#items.get(id);
+  }
+
+  /** @param {{ id: string, title: string | null }} item */
+  nameOf({ id, title }) {
+    return titleOf({ title: title?.trim() || (this.words.get(id) ?? null) });
   }
 
   /** The ids of open conversations that wait for a decision. The page watches them to count the decisions. */
@@ -239,7 +246,7 @@ export class Sidebar {
     let items = [...this.#items.values()].sort((a, b) => b.updated - a.updated || a.id.localeCompare(b.id));
     if (query) {
       const hits = new Set(this.#hits?.map(({ id }) => id));
-      items = items.filter((item) => hits.has(item.id) || titleOf(item).toLocaleLowerCase().includes(query));
+      items = items.filter((item) => hits.has(item.id) || this.nameOf(item).toLocaleLowerCase().includes(query));
     }
     const elements = [];
     for (const item of items) {
@@ -264,10 +271,10 @@ export class Sidebar {
       h("span", { class: "name" }, title), meta);
     const item = () => /** @type {Item} */ (this.#items.get(id));
     const rename = iconButton("edit", "Rename", () => this.actions.rename(id, item().title));
-    const remove = iconButton("trash", "Delete", () => this.actions.delete(id, titleOf(item())));
+    const remove = iconButton("trash", "Delete", () => this.actions.delete(id, this.nameOf(item())));
     const element = h("li", { class: "item" }, link, h("div", { class: "actions" }, rename, remove));
     const update = (/** @type {Item} */ item, /** @type {boolean} */ isCurrent) => {
-      const name = titleOf(item);
+      const name = this.nameOf(item);
       const { isUnread } = item;
       const excerpt = this.#hits?.find((hit) => hit.id === id)?.excerpt;
       setText(title, name);
@@ -311,7 +318,7 @@ const isRunning = ({ activity }) => activity === "busy" || activity === "paused"
 const isPaused = ({ activity, waiting }) => activity === "paused" || (activity === null && waiting > 0);
 
 /** @param {{ title: string | null }} item */
-export function titleOf(item) {
+function titleOf(item) {
   return visible(item.title?.trim() || "Untitled");
 }
 

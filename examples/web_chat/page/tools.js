@@ -21,6 +21,7 @@ import { showQuestion } from "./questions.js";
  * @property {any} [progress]
  * @property {{ decision: Decision, by?: string, expired?: boolean }} [decided]
  * @property {{ start: number, end?: number }} [timing]
+ * @property {boolean} [isUnstarted] Whether the page has seen that the tool use was written, and not that its tool began.
  * @property {any} [input] The input that the tool was run with, if it differs.
  */
 
@@ -135,12 +136,17 @@ function section(title, ...children) {
   return h("section", {}, h("h3", {}, title), ...children);
 }
 
+/** The texts of the crate in the results of tools that were not run. After a reload, nothing else tells them apart. */
+const NOT_RUN = /^Not run\b|\bThe tool was not run\.$/;
+
 /** @param {ToolFacts} facts */
-function stateOf({ pause, run, result, decided, isWritten, isActive }) {
+export function stateOf({ pause, run, result, decided, isWritten, isActive, isUnstarted }) {
   if (pause) return pause.asked_by === undefined ? "waiting" : "asking";
   if (result) {
-    const isDenied = decided && typeof decided.decision === "object" && "reject" in decided.decision;
-    return isDenied ? "denied" : result.is_error ? "error" : "done";
+    if (decided && typeof decided.decision === "object" && "reject" in decided.decision) return "denied";
+    if (!result.is_error) return "done";
+    const text = result.content.map((block) => (block.type === "text" ? block.text : "")).join("");
+    return isUnstarted || NOT_RUN.test(text) ? "open" : "error";
   }
   if (run) return run.is_error === undefined ? "running" : run.is_error ? "error" : "done";
   if (!isWritten) return "writing";

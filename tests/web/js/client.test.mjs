@@ -7,6 +7,8 @@ import { readFileSync, readdirSync } from "node:fs";
 import test from "node:test";
 
 import { Client, ProblemError, apply, fold, foldList, frames, pathOf } from "../../../examples/web_chat/page/client.js";
+import { firstWords } from "../../../examples/web_chat/page/messages.js";
+import { stateOf } from "../../../examples/web_chat/page/tools.js";
 
 const recordings = process.env.OMNI_RECORDINGS ? JSON.parse(readFileSync(process.env.OMNI_RECORDINGS, "utf8")) : [];
 
@@ -275,4 +277,27 @@ test("page_has_no_way_to_parse_html", () => {
     const source = readFileSync(new URL(name, folder), "utf8");
     assert.doesNotMatch(source, /innerHTML|outerHTML|insertAdjacentHTML|document\.write|setHTML|DOMParser|createContextualFragment|\beval\(|new Function/, name);
   }
+});
+
+const conversation = (text) => {
+  const snapshot = empty("1-1");
+  snapshot.agent.pending.push({ role: "user", content: [{ type: "text", text }], timestamp: 1 });
+  return snapshot;
+};
+
+test("firstWords_of_a_long_or_strange_text_are_cut_between_whole_characters", () => {
+  assert.equal(firstWords(empty("1-1")), null);
+  assert.equal(firstWords(conversation(" Where\n\u0007is \u001b[31mit? ")), "Where is [31mit?");
+  assert.equal(firstWords(conversation(`${"word ".repeat(9)}and the rest`)), `${"word ".repeat(9)}and…`);
+  const family = "👨‍👩‍👧‍👦";
+  assert.equal(firstWords(conversation(family.repeat(60))), `${family.repeat(50)}…`);
+});
+
+test("stateOf_a_tool_that_never_ran_is_not_a_failure", () => {
+  const failed = (text) => ({ content: [{ type: "text", text }], is_error: true });
+  const facts = { use: { id: "a", name: "send", input: {} }, isWritten: true, isActive: false };
+  const texts = ["Not run: the limit of 20 steps is reached.", "Interrupted. The tool was not run.", "The run failed (invalid request). The tool was not run."];
+  for (const text of texts) assert.equal(stateOf({ ...facts, result: failed(text) }), "open", text);
+  assert.equal(stateOf({ ...facts, result: failed("The disk is full.") }), "error");
+  assert.equal(stateOf({ ...facts, isUnstarted: true, result: failed("There is no tool \"sned\".") }), "open");
 });

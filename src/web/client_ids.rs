@@ -22,7 +22,7 @@ impl WebBuilder {
     ///
     /// `scope` returns the id of the stored conversation for a principal and the client's id, or `None` if the client's
     /// id is unacceptable. It must give different principals different ids, for example by including the principal's
-    /// name.
+    /// name and its labels. Two tenants can have principals with the same name.
     pub fn client_ids(
         mut self,
         scope: impl Fn(&Principal, &str) -> Option<ConversationId> + Send + Sync + 'static,

@@ -126,8 +126,9 @@ use tokio_util::sync::CancellationToken;
 use crate::{manager::Manager, setters::setters};
 use access::Hooks;
 use client_ids::ClientIds;
+use feed::ReadLabels;
 use routes::Route;
-use streams::Streams;
+use streams::Loads;
 
 /// The error of a stream whose session can no longer save anything. The conversation may be deleted or damaged, or
 /// another server may have taken it over and continue the answer.
@@ -154,7 +155,8 @@ struct Inner {
     hosts: Option<HashSet<String>>,
     reveals_owner: bool,
     draining: CancellationToken,
-    streams: Arc<Streams>,
+    loads: Arc<Loads>,
+    read_labels: ReadLabels,
     client_ids: Option<ClientIds>,
     client_tools: bool,
     ag_ui_runs: ag_ui::Runs,
@@ -180,6 +182,12 @@ pub struct WebLimits {
     pub command_body: usize,
     /// The maximum size of all other bodies in bytes: 64 KiB by default.
     pub body: usize,
+    /// The maximum sum of the sizes of one principal's bodies that are received or processed at the same time, in bytes:
+    /// 32 MiB by default.
+    pub bodies_per_principal: usize,
+    /// The maximum sum of the sizes of all bodies that are received or processed at the same time, in bytes: 128 MiB by
+    /// default. It bounds the memory for requests, which is a multiple of this size.
+    pub bodies: usize,
     /// The maximum number of streams of one principal: 16 by default.
     pub streams_per_principal: usize,
     /// The maximum number of streams in all: 10,000 by default.
@@ -198,6 +206,7 @@ pub struct WebLimits {
 
 setters! {
     WebLimits: with_command_body(command_body: usize), with_body(body: usize),
+    with_bodies_per_principal(bodies_per_principal: usize), with_bodies(bodies: usize),
     with_streams_per_principal(streams_per_principal: usize), with_streams(streams: usize), with_page(page: usize),
     with_room_timeout(room_timeout: Duration), with_stream_lifetime(stream_lifetime: Duration),
     with_keep_alive(keep_alive: Duration)
@@ -208,6 +217,8 @@ impl Default for WebLimits {
         Self {
             command_body: 8 << 20,
             body: 64 << 10,
+            bodies_per_principal: 32 << 20,
+            bodies: 128 << 20,
             streams_per_principal: 16,
             streams: 10_000,
             page: 200,
@@ -232,7 +243,8 @@ impl Web {
             hosts: None,
             reveals_owner: false,
             draining: CancellationToken::new(),
-            streams: Arc::default(),
+            loads: Arc::default(),
+            read_labels: ReadLabels::default(),
             client_ids: None,
             client_tools: false,
             ag_ui_runs: ag_ui::Runs::default(),

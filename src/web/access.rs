@@ -18,6 +18,9 @@ use crate::{
 /// [`permits`](Access::permits) with the conversation's labels. A conversation that the principal may not read looks
 /// like a conversation that does not exist.
 ///
+/// A client decides how long the body of its request takes. So both methods are called before the body is read, and
+/// again when it has arrived. `permits` is also called again when a conversation had to be opened for the request.
+///
 /// ```
 /// use axum::http::request::Parts;
 /// use omni_agent::{async_trait, store::Labels, web::{Access, Challenge, Principal}};
@@ -64,7 +67,7 @@ pub trait Access: Send + Sync + 'static {
 /// The sender of a request: a name and labels.
 ///
 /// A conversation belongs to a principal if it has all labels of the principal. A conversation that the principal
-/// creates gets these labels.
+/// creates gets these labels. Principals with the same name and other labels are different, such as those of two tenants.
 ///
 /// ```
 /// use omni_agent::{store::Labels, web::Principal};
@@ -75,7 +78,7 @@ pub trait Access: Send + Sync + 'static {
 /// assert!(Principal::new("nobody", Labels::default()).is_err());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Principal {
     name: Arc<str>,
     /// The labels, or empty labels for an operator.

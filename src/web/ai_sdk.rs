@@ -18,7 +18,7 @@ use super::{
     gate::Call,
     requests::{action, check, starts_a_run},
     routes::{self, Route, decide, file, routes},
-    streams::{Lifetime, StreamPermit},
+    streams::{Lifetime, Permit},
     ui_messages::{DONE, Follow, Frame, Level, Plan, Post, Refusal, Settings, Translator, messages, read},
 };
 use crate::{
@@ -78,8 +78,8 @@ fn settings(call: &Call) -> Result<Settings, Problem> {
 }
 
 async fn post(mut call: Call) -> Result<Response, Problem> {
-    let post: Post = call.json(call.web.0.limits.command_body).await?;
     let permit = call.open_stream()?;
+    let post: Post = call.json(call.web.0.limits.command_body).await?;
     call.enter_or_create(&post.id, Action::Watch).await?;
     let settings = settings(&call)?;
     let (session, updates, snapshot) = call.subscribe().await?;
@@ -109,7 +109,7 @@ async fn post(mut call: Call) -> Result<Response, Problem> {
     Ok(respond(&call, begun, session, updates, permit))
 }
 
-async fn resume(call: Call) -> Result<Response, Problem> {
+async fn resume(mut call: Call) -> Result<Response, Problem> {
     let settings = settings(&call)?;
     let permit = call.open_stream()?;
     if !call.has_conversation() {
@@ -137,7 +137,7 @@ async fn stop(call: Call) -> Result<Response, Problem> {
     let stop = |session: Session| async move {
         if discard { session.cancel().await } else { session.interrupt().await }
     };
-    match stop(call.session().await?).await {
+    match stop(call.session(Action::Stop).await?).await {
         // `Idle` means that the run had ended before the user stopped it, which counts as success.
         Ok(()) | Err(SessionError::Agent(AgentError::Idle)) => Ok(StatusCode::NO_CONTENT.into_response()),
         Err(error) => Err(error.into()),
@@ -169,7 +169,7 @@ struct Reply {
     lifetime: Lifetime,
     is_done: bool,
     /// Counts this stream among the open streams, whose number is limited, until the stream ends.
-    _permit: StreamPermit,
+    _permit: Permit,
 }
 
 impl Reply {
@@ -226,7 +226,7 @@ fn respond(
     (translator, frames): (Translator, Vec<Frame>),
     session: Session,
     updates: SessionSubscription,
-    permit: StreamPermit,
+    permit: Permit,
 ) -> Response {
     let reply = Reply {
         web: call.web.clone(),

@@ -3,7 +3,7 @@
 use std::{
     collections::{HashSet, VecDeque},
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, Mutex},
     task::{Context, Poll},
 };
 
@@ -17,20 +17,22 @@ use futures_util::{
     stream::{self, BoxStream},
 };
 use serde::Serialize;
+use tokio::sync::OnceCell;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
     Action, Principal, Problem, Web,
     gate::Call,
-    streams::{Lifetime, StreamPermit},
+    streams::{Lifetime, Permit},
     view::Lens,
 };
 use crate::{
     agent::Event,
-    manager::{ManagerEvent, ManagerSnapshot},
+    manager::{ManagerEvent, ManagerSnapshot, OpenSession},
     session::{Mode, Session, SessionEvent, SessionSnapshot, SessionSubscription},
     store::{ConversationId, Labels},
     subscription::{EventId, Numbered, Subscription, Update},
+    sync::lock,
 };
 
 /// For each conversation of a stream, the id of the last session event that the client has seen. The text
@@ -117,12 +119,10 @@ struct Feed {
     /// The conversations of the stream. A conversation is removed when it is refused.
     watched: Vec<Watched>,
     positions: Positions,
-    /// The conversations of the list that the client knows.
-    shown: HashSet<ConversationId>,
     lifetime: Lifetime,
     has_ended: bool,
     /// The permit of this stream. It is released at the end of the stream, so that another stream can be opened.
-    _permit: StreamPermit,
+    _permit: Permit,
 }
 
 #[derive(Serialize)]
@@ -137,7 +137,8 @@ struct OfList<'a> {
 }
 
 /// Opens a conversation, unless it is open, and subscribes to it: as a controller if the principal may prompt,
-/// otherwise as an observer. With `after`, the subscription continues after that event.
+/// otherwise as an observer. With `after`, the subscription continues after that event. Fails if the principal may not
+/// watch the open conversation.
 pub(super) async fn subscribe(
     web: &Web,
     principal: &Principal,
@@ -153,6 +154,10 @@ pub(super) async fn subscribe(
         (None, None) => opened.session.subscribe(mode).await?,
         (Some(after), _) => opened.session.resume_from(after, mode).await?,
     };
+    // The labels may have changed while the conversation was being opened.
+    if !web.may_watch(principal, &opened.session.labels().await?) {
+        return Err(Problem::not_found());
+    }
     Ok((opened.session, subscription))
 }
 
@@ -173,7 +178,7 @@ async fn enter(
 /// Returns the response with the stream.
 pub(super) fn respond(
     call: &Call,
-    permit: StreamPermit,
+    permit: Permit,
     list: bool,
     watches: Vec<Watch>,
     after: &Positions,
@@ -182,7 +187,7 @@ pub(super) fn respond(
     let mut items = Merged::default();
     let mut conversations = Vec::new();
     if list {
-        items.0.push_back(list_items(web).boxed());
+        items.0.push_back(Listing::of(web, principal).items().boxed());
     }
     for watch in watches {
         let (id, ended) = (watch.id.clone(), CancellationToken::new());
@@ -201,7 +206,6 @@ pub(super) fn respond(
         items,
         watched: conversations,
         positions,
-        shown: HashSet::new(),
         lifetime: web.lifetime(),
         has_ended: false,
         _permit: permit,
@@ -213,16 +217,6 @@ pub(super) fn respond(
     headers.insert("cache-control", axum::http::HeaderValue::from_static("no-cache"));
     headers.insert("x-accel-buffering", axum::http::HeaderValue::from_static("no"));
     response
-}
-
-fn list_items(web: &Web) -> impl Stream<Item = Item> + Send + use<> {
-    let subscription: Subscription<ManagerSnapshot, ManagerEvent> = web.0.manager.subscribe();
-    let first = subscription.snapshot().map(Arc::clone).map(Update::Resync);
-    let first = stream::iter(first.map(Item::List));
-    first.chain(stream::unfold(subscription, |mut subscription| async move {
-        let update = subscription.next().await?;
-        Some((Item::List(update), subscription))
-    }))
 }
 
 /// Opens a conversation, unless it is open, and returns its updates.
@@ -284,7 +278,9 @@ impl Feed {
             let frame = match item {
                 Item::Conversation(id, update) => self.conversation(&id, update),
                 Item::Refused(id, problem) => Some(self.refused(&id, problem)),
-                Item::List(update) => self.list(update).await,
+                Item::List(update) => {
+                    Some(with_data(Frame::default().event("list"), &OfList { update: &update }))
+                }
             };
             if frame.is_some() {
                 return frame;
@@ -330,25 +326,59 @@ impl Feed {
         }
         with_data(Frame::default().event("refused"), &refused)
     }
+}
 
-    /// Returns the frame of an update of the list, without conversations that the principal may not see.
-    async fn list(
-        &mut self,
-        update: Update<ManagerSnapshot, ManagerEvent>,
-    ) -> Option<Result<Frame, axum::Error>> {
-        let update = match update {
+/// The list as a principal sees it.
+struct Listing {
+    web: Web,
+    principal: Principal,
+    /// The first update, until it is read.
+    first: Option<ListUpdate>,
+    rest: Subscription<ManagerSnapshot, ManagerEvent>,
+    /// The conversations of the list that the client knows.
+    shown: HashSet<ConversationId>,
+}
+
+type ListUpdate = Update<ManagerSnapshot, ManagerEvent>;
+
+impl Listing {
+    fn of(web: &Web, principal: &Principal) -> Self {
+        let rest = web.0.manager.subscribe();
+        let first = rest.snapshot().map(Arc::clone).map(Update::Resync);
+        Self { web: web.clone(), principal: principal.clone(), first, rest, shown: HashSet::new() }
+    }
+
+    /// Returns the visible updates. Reading labels can take long, so it is part of this stream: the other items and the
+    /// end of the whole stream do not wait for it.
+    fn items(self) -> impl Stream<Item = Item> + Send {
+        stream::unfold(self, |mut listing| async move {
+            loop {
+                let next = match listing.first.take() {
+                    Some(first) => first,
+                    None => listing.rest.next().await?,
+                };
+                if let Some(update) = listing.visible(next).await {
+                    return Some((Item::List(update), listing));
+                }
+            }
+        })
+    }
+
+    /// Returns an update as the principal sees it, or `None` if the principal may not see it.
+    async fn visible(&mut self, update: ListUpdate) -> Option<ListUpdate> {
+        Some(match update {
             Update::Event(Numbered { id, event }) => {
-                let event = self.list_event(event).await?;
+                let event = self.event(id, event).await?;
                 Update::Event(Numbered::new(id, event))
             }
             Update::Resync(snapshot) => {
                 // The conversations that the client knew may belong to somebody else by now.
                 self.shown.clear();
                 let mut snapshot = ManagerSnapshot::clone(&snapshot);
-                snapshot.open.retain(|session| self.may_list(&session.labels));
+                snapshot.open.retain(|session| self.web.may_list(&self.principal, &session.labels));
                 let mut waiting = Vec::new();
                 for id in std::mem::take(&mut snapshot.waiting) {
-                    if self.is_listed(&id).await {
+                    if self.is_listed(snapshot.last, &id).await {
                         waiting.push(id);
                     }
                 }
@@ -357,36 +387,27 @@ impl Feed {
                 Update::Resync(Arc::new(snapshot))
             }
             closed @ Update::Closed(_) => closed,
-        };
-        Some(with_data(Frame::default().event("list"), &OfList { update: &update }))
+        })
     }
 
-    /// Returns an event of the list as the principal sees it, or `None` if the principal may not see it.
-    async fn list_event(&mut self, event: Arc<ManagerEvent>) -> Option<Arc<ManagerEvent>> {
+    async fn event(&mut self, at: EventId, event: Arc<ManagerEvent>) -> Option<Arc<ManagerEvent>> {
         let is_visible = match &*event {
-            ManagerEvent::Opened { session } => {
-                if !self.may_list(&session.labels) {
-                    return self.lost(&session.id);
-                }
-                self.shown.insert(session.id.clone());
-                true
-            }
-            ManagerEvent::Labels { id, labels } => {
-                if self.may_list(labels) {
-                    self.shown.insert(id.clone());
-                    true
-                } else {
+            ManagerEvent::Opened { session: OpenSession { id, labels, .. } }
+            | ManagerEvent::Labels { id, labels } => {
+                if !self.web.may_list(&self.principal, labels) {
                     return self.lost(id);
                 }
+                self.shown.insert(id.clone());
+                true
             }
             ManagerEvent::Deleted { id } => self.shown.remove(id),
             // This event contains the reason of a failure, which only an operator may see.
             ManagerEvent::NotRecovered { .. } => false,
-            ManagerEvent::Waiting { id }
-            | ManagerEvent::GivenUp { id }
+            // An earlier event or the snapshot has shown the conversation, if the principal may see it.
+            ManagerEvent::GivenUp { id }
             | ManagerEvent::Status { id, .. }
-            | ManagerEvent::Title { id, .. }
-            | ManagerEvent::Closed { id, .. } => self.is_listed(id).await,
+            | ManagerEvent::Closed { id, .. } => self.shown.contains(id),
+            ManagerEvent::Waiting { id } | ManagerEvent::Title { id, .. } => self.is_listed(at, id).await,
         };
         is_visible.then_some(event)
     }
@@ -397,24 +418,45 @@ impl Feed {
         self.shown.remove(id).then(|| Arc::new(ManagerEvent::Deleted { id: id.clone() }))
     }
 
-    fn may_list(&self, labels: &Labels) -> bool {
-        self.principal.owns(labels) && self.web.0.hooks.access.permits(&self.principal, Action::List, labels)
-    }
-
     /// Returns whether the principal may see a conversation. If so, also notes that the client knows the conversation.
-    async fn is_listed(&mut self, id: &ConversationId) -> bool {
+    /// `at` is the event that needs this.
+    async fn is_listed(&mut self, at: EventId, id: &ConversationId) -> bool {
         if self.shown.contains(id) {
             return true;
         }
+        let labels = self.web.labels_at(at, id).await;
         // A conversation whose labels cannot be read is not shown.
-        let is_listed = match self.web.0.manager.labels_of(id).await {
-            Ok(labels) => self.may_list(&labels),
-            Err(_) => false,
-        };
+        let is_listed = labels.is_some_and(|labels| self.web.may_list(&self.principal, &labels));
         if is_listed {
             self.shown.insert(id.clone());
         }
         is_listed
+    }
+}
+
+/// The labels that the latest events of the list needed. All streams read them from the store once.
+#[derive(Debug, Default)]
+pub(super) struct ReadLabels(Mutex<VecDeque<((EventId, ConversationId), Arc<OnceCell<Option<Labels>>>)>>);
+
+/// The number of conversations whose labels are kept.
+const KEPT_LABELS: usize = 64;
+
+impl Web {
+    /// Returns the labels of a conversation that an event of the list is about, or `None` if they cannot be read.
+    async fn labels_at(&self, event: EventId, id: &ConversationId) -> Option<Labels> {
+        let key = (event, id.clone());
+        let labels = {
+            let mut kept = lock(&self.0.read_labels.0);
+            match kept.iter().find(|(known, _)| *known == key) {
+                Some((_, labels)) => Arc::clone(labels),
+                None => {
+                    kept.truncate(KEPT_LABELS - 1);
+                    kept.push_front((key, Arc::default()));
+                    Arc::clone(&kept[0].1)
+                }
+            }
+        };
+        labels.get_or_init(|| async { self.0.manager.labels_of(id).await.ok() }).await.clone()
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 
 use axum::{
     RequestPartsExt,
-    body::{Body, to_bytes},
+    body::Body,
     extract::{OriginalUri, Path, Request},
     http::{StatusCode, header, request::Parts},
     response::Response,
@@ -18,6 +18,7 @@ use serde::de::DeserializeOwned;
 
 use super::{
     Action, Principal, Problem, StartRequest, Web, feed,
+    streams::Permit,
     view::{Lens, encoded},
 };
 use crate::{
@@ -35,6 +36,8 @@ pub(super) struct Call {
     /// The conversation and its labels. `None` on a route without a conversation. Also `None` if clients may choose ids
     /// and no conversation with this id exists yet.
     target: Option<(ConversationId, Labels)>,
+    /// The action that the route needs.
+    action: Action,
     /// The id of the conversation as the client has written it, on routes of the AI SDK and AG-UI.
     pub(super) client_id: String,
     /// The path parameters after the conversation's id.
@@ -45,6 +48,8 @@ pub(super) struct Call {
     /// The body, which a handler takes once. The mutex makes `Call` usable from several threads, because `Body` is not
     /// `Sync`.
     body: Mutex<Body>,
+    /// Counts the bytes of the body among the bytes in work.
+    held: Option<Permit>,
 }
 
 impl Call {
@@ -75,7 +80,17 @@ impl Call {
             _ => {}
         }
         let base = base(&mut parts).await;
-        Ok(Self { web, principal, target, client_id, path, base, parts, body: Mutex::new(body) })
+        let body = Mutex::new(body);
+        Ok(Self { web, principal, target, action, client_id, path, base, parts, body, held: None })
+    }
+
+    /// Checks again what [`admit`](Self::admit) has checked, because the client has chosen how long its body takes.
+    async fn admit_again(&mut self) -> Result<(), Problem> {
+        self.principal = self.web.principal(&self.parts).await?;
+        if let Some((id, _)) = self.target.take() {
+            self.enter(id, self.action).await?;
+        }
+        Ok(())
     }
 
     /// Makes this conversation the target of the request, if the action on it is permitted. For routes whose path has
@@ -122,34 +137,39 @@ impl Call {
         self.web.0.view.of(format!("{}/conversations/{id}/files", self.base))
     }
 
-    /// Opens the route's conversation and subscribes to it. The events follow the snapshot without a gap. Fails if the
-    /// labels in the snapshot do not permit the principal to watch the conversation.
+    /// Opens the route's conversation and subscribes to it. The events follow the snapshot without a gap. From now on,
+    /// the labels of the snapshot decide what is permitted.
     pub(super) async fn subscribe(
-        &self,
+        &mut self,
     ) -> Result<(Session, SessionSubscription, Arc<SessionSnapshot>), Problem> {
         let (id, labels) = self.conversation()?;
         let (session, updates) = feed::subscribe(&self.web, &self.principal, id, labels, None).await?;
         let snapshot = updates.snapshot().map(Arc::clone).ok_or_else(Problem::invalid_position)?;
-        if !self.web.may_watch(&self.principal, &snapshot.labels) {
-            return Err(Problem::not_found());
-        }
+        self.target = Some((id.clone(), snapshot.labels.clone()));
         Ok((session, updates, snapshot))
     }
 
-    /// Opens the route's conversation without a subscription.
-    pub(super) async fn session(&self) -> Result<Session, Problem> {
+    /// Opens the route's conversation without a subscription. Checks the action again afterwards, because opening can
+    /// wait for a place among the open sessions.
+    pub(super) async fn session(&self, action: Action) -> Result<Session, Problem> {
         let (id, labels) = self.conversation()?;
-        Ok(self.web.open(&self.principal, id, labels, None).await?.session)
+        let session = self.web.open(&self.principal, id, labels, None).await?.session;
+        self.web.permitted(&self.principal, id.clone(), action).await?;
+        Ok(session)
     }
 
-    /// Performs an operation on the route's conversation. If the session is ended at the same moment, the conversation
-    /// is opened again, once.
-    pub(super) async fn on_session<T, F>(&self, operation: impl Fn(Session) -> F) -> Result<T, Problem>
+    /// Performs an operation on the route's conversation, if the action is permitted. If the session is ended at the
+    /// same moment, the conversation is opened again, once.
+    pub(super) async fn on_session<T, F>(
+        &self,
+        action: Action,
+        operation: impl Fn(Session) -> F,
+    ) -> Result<T, Problem>
     where
         F: Future<Output = Result<T, SessionError>>,
     {
-        match operation(self.session().await?).await {
-            Err(SessionError::Ended(_)) => Ok(operation(self.session().await?).await?),
+        match operation(self.session(action).await?).await {
+            Err(SessionError::Ended(_)) => Ok(operation(self.session(action).await?).await?),
             other => Ok(other?),
         }
     }
@@ -157,14 +177,15 @@ impl Call {
     /// Returns the snapshot of the route's conversation. The labels are checked once more, because they may have changed
     /// while the conversation was being opened.
     pub(super) async fn snapshot(&self) -> Result<SessionSnapshot, Problem> {
-        let snapshot = self.on_session(|session| async move { session.snapshot().await }).await?;
+        let snapshot =
+            self.on_session(Action::Read, |session| async move { session.snapshot().await }).await?;
         if !self.web.0.hooks.access.permits(&self.principal, Action::Read, &snapshot.labels) {
             return Err(Problem::not_found());
         }
         Ok(snapshot)
     }
 
-    /// Checks the content type and the size of the body, and reads the body as JSON.
+    /// Checks the content type and the size of the body, and reads the body as JSON. Then checks the access again.
     pub(super) async fn json<T: DeserializeOwned>(&mut self, limit: usize) -> Result<T, Problem> {
         let content_type = self.parts.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
         let media_type = content_type.and_then(|value| value.split(';').next()).map(str::trim);
@@ -176,17 +197,15 @@ impl Call {
             );
             return Err(problem);
         }
-        let too_large = || {
-            Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too-large", "The body is too large.")
-                .with_member("limit", limit)
-        };
         let declared = self.parts.headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok());
         if declared.and_then(|length| length.parse::<u64>().ok()).is_some_and(|length| length > limit as u64)
         {
-            return Err(too_large());
+            return Err(Problem::too_large(limit));
         }
         let body = std::mem::take(&mut *lock(&self.body));
-        let body = to_bytes(body, limit).await.map_err(|_| too_large())?;
+        let (body, held) = self.web.receive(&self.principal, body, limit).await?;
+        self.held = Some(held);
+        self.admit_again().await?;
         serde_json::from_slice(&body).map_err(|error| Problem::invalid_body(&error))
     }
 

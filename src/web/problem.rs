@@ -140,6 +140,11 @@ impl Problem {
         Self::forbidden("The conversation may be read, but this action is not permitted.")
     }
 
+    pub(super) fn too_large(limit: usize) -> Self {
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too-large", "The body is too large.")
+            .with_member("limit", limit)
+    }
+
     pub(super) fn invalid_body(error: &impl fmt::Display) -> Self {
         Self::of(StatusCode::BAD_REQUEST, "invalid-body", "The body cannot be read.", error)
     }

@@ -242,13 +242,15 @@ async fn change(mut call: Call) -> Result<Response, Problem> {
         check_title(title.as_deref())?;
     }
     if let Some(model) = change.model {
-        call.on_session(|session| {
+        call.on_session(Action::Configure, |session| {
             let model = model.clone();
             async move { session.configure(move |config| Ok(config.set_model(model)?)).await }
         })
         .await?;
     }
     if let TitleChange::To(title) = change.title {
+        // Setting the model can have waited.
+        call.web.permitted(&call.principal, call.id()?.clone(), Action::Rename).await?;
         call.web.0.manager.rename(call.id()?, title.as_deref()).await?;
     }
     Ok(StatusCode::NO_CONTENT.into_response())
@@ -261,7 +263,8 @@ async fn delete(call: Call) -> Result<Response, Problem> {
 
 async fn command(mut call: Call) -> Result<Response, Problem> {
     let command: SessionCommand = call.json(call.web.0.limits.command_body).await?;
-    call.permit(action(&command))?;
+    let action = action(&command);
+    call.permit(action)?;
     check(&command, &call.principal)?;
     if starts_a_run(&command) && call.web.is_draining() {
         return Err(Problem::draining());
@@ -271,7 +274,7 @@ async fn command(mut call: Call) -> Result<Response, Problem> {
         let command = command.clone();
         async move { session.perform(command, Some(by)).await }
     };
-    let answer = call.on_session(perform).await?;
+    let answer = call.on_session(action, perform).await?;
     Ok(json(&answer))
 }
 

@@ -1,48 +1,95 @@
-//! The number of open streams, in all and per principal.
+//! The open streams and the bytes of bodies in work, in all and per principal.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::HashMap,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Arc, Mutex},
 };
 
-use axum::http::StatusCode;
+use axum::{body::Body, http::StatusCode};
+use futures_util::StreamExt;
 use tokio::time::{Sleep, sleep};
 
 use super::{
     Principal, Problem, Web,
     gate::{Call, RETRY},
 };
+use crate::sync::lock;
 
-/// The open streams of all principals. An entry exists only while the principal has a stream.
+/// The load of all principals. An entry exists only while the principal has a permit.
 #[derive(Debug, Default)]
-pub(super) struct Streams(Mutex<Counts>);
+pub(super) struct Loads(Mutex<Counts>);
 
 #[derive(Debug, Default)]
 struct Counts {
-    all: usize,
-    of: HashMap<Arc<str>, usize>,
+    all: Load,
+    of: HashMap<Principal, Load>,
+}
+
+/// The open streams, and the bytes of bodies that are being received or processed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Load {
+    streams: usize,
+    bytes: usize,
+}
+
+impl Load {
+    fn plus(self, more: Self) -> Self {
+        Self { streams: self.streams + more.streams, bytes: self.bytes + more.bytes }
+    }
+
+    fn minus(self, less: Self) -> Self {
+        Self { streams: self.streams - less.streams, bytes: self.bytes - less.bytes }
+    }
+
+    fn fits(self, limit: Self) -> bool {
+        self.streams <= limit.streams && self.bytes <= limit.bytes
+    }
 }
 
 /// The maximum lifetime of a stream. When it is over, the stream ends, so that the client's access is checked again.
 pub(super) type Lifetime = Pin<Box<Sleep>>;
 
-/// The permit of an open stream. When the permit is dropped, the stream no longer counts.
+/// The permit of an open stream, or of a body in work. When the permit is dropped, its load no longer counts.
 #[derive(Debug)]
-pub(crate) struct StreamPermit {
-    streams: Arc<Streams>,
-    principal: Arc<str>,
+pub(crate) struct Permit {
+    loads: Arc<Loads>,
+    principal: Principal,
+    held: Load,
 }
 
-impl Streams {
-    fn counts(&self) -> MutexGuard<'_, Counts> {
-        crate::sync::lock(&self.0)
+impl Permit {
+    /// Adds this load, unless it exceeds the limit of the principal or of all. Returns whether it was added.
+    fn add(&mut self, more: Load, own: Load, all: Load) -> bool {
+        let mut counts = lock(&self.loads.0);
+        let of_all = counts.all.plus(more);
+        let of_own = counts.of.get(&self.principal).copied().unwrap_or_default().plus(more);
+        let fits = of_all.fits(all) && of_own.fits(own);
+        if fits {
+            counts.all = of_all;
+            counts.of.insert(self.principal.clone(), of_own);
+            self.held = self.held.plus(more);
+        }
+        fits
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        let mut counts = lock(&self.loads.0);
+        counts.all = counts.all.minus(self.held);
+        if let Some(own) = counts.of.get_mut(&self.principal) {
+            *own = own.minus(self.held);
+            if *own == Load::default() {
+                counts.of.remove(&self.principal);
+            }
+        }
     }
 }
 
 impl Call {
     /// Counts a stream of the principal: see [`Web::open_stream`].
-    pub(super) fn open_stream(&self) -> Result<StreamPermit, Problem> {
+    pub(super) fn open_stream(&self) -> Result<Permit, Problem> {
         self.web.open_stream(&self.principal)
     }
 }
@@ -55,20 +102,31 @@ impl Web {
         Box::pin(sleep(self.0.limits.stream_lifetime.mul_f64(share)))
     }
 
+    /// Adds a load to a permit of this web.
+    fn load(&self, permit: &mut Permit, more: Load) -> bool {
+        let limits = &self.0.limits;
+        // A body of the greatest size must be possible while there is no other.
+        let bytes = |limit: usize| limit.max(limits.command_body).max(limits.body);
+        let own = Load { streams: limits.streams_per_principal, bytes: bytes(limits.bodies_per_principal) };
+        permit.add(more, own, Load { streams: limits.streams, bytes: bytes(limits.bodies) })
+    }
+
+    fn permit(&self, principal: &Principal) -> Permit {
+        let (loads, principal) = (Arc::clone(&self.0.loads), principal.clone());
+        Permit { loads, principal, held: Load::default() }
+    }
+
     /// Counts a stream of the principal.
     ///
     /// # Errors
     ///
     /// Fails if the server is about to stop, or if too many streams are open.
-    pub(crate) fn open_stream(&self, principal: &Principal) -> Result<StreamPermit, Problem> {
+    pub(crate) fn open_stream(&self, principal: &Principal) -> Result<Permit, Problem> {
         if self.is_draining() {
             return Err(Problem::draining());
         }
-        let (streams, limits) = (&self.0.streams, &self.0.limits);
-        let name = principal.shared_name();
-        let mut counts = streams.counts();
-        let own = counts.of.get(&name).copied().unwrap_or(0);
-        if own >= limits.streams_per_principal || counts.all >= limits.streams {
+        let mut permit = self.permit(principal);
+        if !self.load(&mut permit, Load { streams: 1, bytes: 0 }) {
             let problem = Problem::new(
                 StatusCode::TOO_MANY_REQUESTS,
                 "too-many-streams",
@@ -76,22 +134,34 @@ impl Web {
             );
             return Err(problem.with_retry_after(RETRY));
         }
-        counts.all += 1;
-        counts.of.insert(Arc::clone(&name), own + 1);
-        drop(counts);
-        Ok(StreamPermit { streams: Arc::clone(streams), principal: name })
+        Ok(permit)
     }
-}
 
-impl Drop for StreamPermit {
-    fn drop(&mut self) {
-        let mut counts = self.streams.counts();
-        counts.all -= 1;
-        if let Entry::Occupied(mut own) = counts.of.entry(Arc::clone(&self.principal)) {
-            *own.get_mut() -= 1;
-            if *own.get() == 0 {
-                own.remove();
+    /// Reads the body of a request of this principal. The permit counts the bytes as long as they are in work.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the body is larger than `limit`, or if the bodies in work have too many bytes.
+    pub(crate) async fn receive(
+        &self,
+        principal: &Principal,
+        body: Body,
+        limit: usize,
+    ) -> Result<(Vec<u8>, Permit), Problem> {
+        let (mut permit, mut bytes) = (self.permit(principal), Vec::new());
+        let mut pieces = body.into_data_stream();
+        while let Some(piece) = pieces.next().await {
+            let piece = piece.map_err(|_| Problem::too_large(limit))?;
+            if bytes.len() + piece.len() > limit {
+                return Err(Problem::too_large(limit));
             }
+            if !self.load(&mut permit, Load { streams: 0, bytes: piece.len() }) {
+                let title = "Too many large requests are being processed. Try again later.";
+                let problem = Problem::new(StatusCode::TOO_MANY_REQUESTS, "too-many-bodies", title);
+                return Err(problem.with_retry_after(RETRY));
+            }
+            bytes.extend_from_slice(&piece);
         }
+        Ok((bytes, permit))
     }
 }

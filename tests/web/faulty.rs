@@ -3,7 +3,10 @@
 
 use std::{
     ops::Range,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
 };
 
 use omni_agent::{
@@ -35,6 +38,8 @@ pub(crate) enum Operation {
 pub(crate) struct FaultyStore {
     beneath: Arc<MemoryStore>,
     fault: Arc<Mutex<Option<(Operation, StoreError)>>>,
+    summaries: Arc<AtomicUsize>,
+    hangs: Arc<AtomicBool>,
 }
 
 impl FaultyStore {
@@ -46,6 +51,16 @@ impl FaultyStore {
     /// Makes all operations work.
     pub(crate) fn mend(&self) {
         *self.fault.lock().unwrap() = None;
+    }
+
+    /// Returns how many summaries were read.
+    pub(crate) fn summaries(&self) -> usize {
+        self.summaries.load(Ordering::Relaxed)
+    }
+
+    /// Makes all further readings of summaries wait forever.
+    pub(crate) fn hang(&self) {
+        self.hangs.store(true, Ordering::Relaxed);
     }
 
     fn act(&self, operation: Operation) -> Result<(), StoreError> {
@@ -94,6 +109,10 @@ impl Store for FaultyStore {
     }
 
     async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError> {
+        self.summaries.fetch_add(1, Ordering::Relaxed);
+        if self.hangs.load(Ordering::Relaxed) {
+            std::future::pending::<()>().await;
+        }
         self.act(Operation::Summary)?;
         self.beneath.summary(id).await
     }

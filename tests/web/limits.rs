@@ -1,19 +1,25 @@
 //! Limits, and the headers of streams.
 
-use std::time::Duration;
+use std::{convert::Infallible, time::Duration};
 
 use axum::{
     body::Body,
-    http::{Method, Request},
+    http::{Method, Request, request::Parts},
 };
-use futures_util::StreamExt;
+use futures_util::{StreamExt, stream};
 use omni_agent::{
+    async_trait,
+    manager::{Manager, Titles},
+    store::{ConversationId, Labels, MemoryStore},
     testing::{Gate, Step},
-    web::WebLimits,
+    web::{Access, Challenge, Principal, WebLimits},
 };
 use tokio::time::Instant;
 
-use crate::support::{App, request, run_input, submit};
+use crate::{
+    faulty::FaultyStore,
+    support::{App, prompt, request, run_input, submit},
+};
 
 /// A step that sends a text, and then nothing until the gate is opened.
 fn silent(gate: &Gate) -> Step {
@@ -86,4 +92,117 @@ async fn streams_of_all_principals_and_routers_count_against_the_limits() {
     assert!(stream.next().await.is_some());
     gate.open();
     app.idle(&ann).await;
+}
+
+/// Users of two tenants with the same names.
+struct Tenants;
+
+#[async_trait]
+impl Access for Tenants {
+    async fn principal(&self, request: &Parts) -> Result<Principal, Challenge> {
+        let tenant = request.headers["x-user"].to_str().unwrap();
+        Ok(Principal::new("ann", Labels::new([("tenant", tenant)]).unwrap()).unwrap())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn streams_of_users_with_one_name_in_two_tenants_count_separately() {
+    let limits = WebLimits::default().with_streams_per_principal(1);
+    let manager = Manager::builder(MemoryStore::new()).build();
+    let app = App::guarded(manager, Tenants, [], |web| web.limits(limits));
+    let _one = app.stream("acme", "/agent/events?list=true", None).await;
+    let _other = app.stream("apex", "/agent/events?list=true", None).await;
+    let second = app.get("acme", "/agent/events?list=true").await;
+    assert_eq!(second.code(), "too-many-streams");
+}
+
+/// Returns a prompt whose body consists of this many bytes and then waits forever.
+fn unfinished(user: &str, id: &str, bytes: usize) -> Request<Body> {
+    let mut request =
+        request(Method::POST, user, &format!("/agent/conversations/{id}/commands"), Some(prompt("Hi")));
+    let beginning = stream::once(async move { Ok::<_, Infallible>(vec![b' '; bytes]) });
+    *request.body_mut() = Body::from_stream(beginning.chain(stream::pending()));
+    request
+}
+
+#[tokio::test(start_paused = true)]
+async fn bodies_in_work_are_limited_in_all_and_for_each_principal() {
+    let limits = WebLimits::default().with_command_body(1000).with_body(1000);
+    let limits = limits.with_bodies(3000).with_bodies_per_principal(2000);
+    let app = App::with([Step::text("Hello!")], |web| web.limits(limits));
+    let (ann, ben) = (app.create("ann").await, app.create("ben").await);
+    let mut waiting = Vec::new();
+    for (user, id) in [("ann", &ann), ("ann", &ann), ("ben", &ben)] {
+        let mut sent = Box::pin(app.send(unfinished(user, id, 950)));
+        assert!(futures_util::poll!(&mut sent).is_pending());
+        waiting.push(sent);
+    }
+    // Ann has used her share, and Ben finds no room although he has not.
+    for (user, id) in [("ann", &ann), ("ben", &ben)] {
+        let refused = app.answer(request(
+            Method::POST,
+            user,
+            &format!("/agent/conversations/{id}/commands"),
+            Some(prompt(&"x".repeat(200))),
+        ));
+        let refused = refused.await;
+        assert_eq!((refused.status.as_u16(), refused.code().as_str()), (429, "too-many-bodies"), "{user}");
+        assert_eq!(refused.header("retry-after"), Some("5"));
+    }
+    drop(waiting);
+    app.ask("ann", &ann, "Hi").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn closings_in_many_lists_of_other_users_read_nothing_from_the_store() {
+    let store = FaultyStore::default();
+    let manager = Manager::builder(store.clone()).titles(Titles::Off).build();
+    let app = App::over(manager, [], |web| web.limits(WebLimits::default().with_streams_per_principal(100)));
+    let mut ids = Vec::new();
+    for _ in 0..20 {
+        ids.push(ConversationId::new(app.create("ann").await).unwrap());
+    }
+    let kept = ConversationId::new(app.create("ben").await).unwrap();
+    let mut lists = Vec::new();
+    for _ in 0..50 {
+        let mut list = app.stream("ben", "/agent/events?list=true", None).await;
+        list.next().await.unwrap();
+        lists.push(list);
+    }
+    let read_by_all = async |lists: &mut Vec<crate::support::Frames>, title: &str| {
+        app.manager.rename(&kept, Some(title)).await.unwrap();
+        for list in lists {
+            list.until(|frame| frame.data["update"]["event"]["title"] == title).await;
+        }
+    };
+    for id in &ids {
+        app.manager.close(id).await.unwrap();
+    }
+    let before = store.summaries();
+    read_by_all(&mut lists, "closed").await;
+    assert_eq!(store.summaries() - before, 0, "the lists have shown no conversation of Ann");
+    // A conversation that is not open has no labels in the memory, so they are read once for all lists.
+    app.manager.rename(&ids[0], Some("Hidden")).await.unwrap();
+    let before = store.summaries();
+    read_by_all(&mut lists, "renamed").await;
+    assert_eq!(store.summaries() - before, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn drain_ends_a_list_whose_store_hangs_and_the_conversation_in_it_goes_on() {
+    let store = FaultyStore::default();
+    let manager = Manager::builder(store.clone()).titles(Titles::Off).build();
+    let app = App::over(manager, [Step::text("Hello!")], |web| web);
+    let (ann, ben) = (app.create("ann").await, app.create("ben").await);
+    let ben = ConversationId::new(ben).unwrap();
+    app.manager.close(&ben).await.unwrap();
+    let mut stream = app.stream("ann", &format!("/agent/events?list=true&watch={ann}"), None).await;
+    stream.until(|frame| frame.event == "conversation").await;
+    app.manager.rename(&ben, Some("Hidden")).await.unwrap();
+    store.hang();
+    app.ask("ann", &ann, "Hi").await;
+    stream.run().await;
+    app.web.drain();
+    stream.until(|frame| frame.event == "ending").await;
+    assert!(stream.next().await.is_none());
 }

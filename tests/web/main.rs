@@ -18,6 +18,7 @@ mod hidden;
 mod js;
 #[cfg(unix)]
 mod killed_server;
+mod late_access;
 mod limits;
 mod load;
 #[path = "../support/logged.rs"]

@@ -107,17 +107,28 @@ impl App {
         script: impl IntoIterator<Item = Step>,
         set_up: impl FnOnce(WebBuilder) -> WebBuilder,
     ) -> Self {
-        Self::of(manager, script, set_up, Durable::Turns)
+        Self::of(manager, Users, script, set_up, Durable::Turns)
+    }
+
+    /// Returns an application with this access hook.
+    pub(crate) fn guarded(
+        manager: Manager,
+        access: impl Access,
+        script: impl IntoIterator<Item = Step>,
+        set_up: impl FnOnce(WebBuilder) -> WebBuilder,
+    ) -> Self {
+        Self::of(manager, access, script, set_up, Durable::Turns)
     }
 
     /// Returns an application whose turns in flight another application over the same store can continue.
     pub(crate) fn durable(store: &MemoryStore, script: impl IntoIterator<Item = Step>) -> Self {
         let manager = Manager::builder(store.clone()).titles(Titles::Off).build();
-        Self::of(manager, script, |web| web, Durable::InFlight)
+        Self::of(manager, Users, script, |web| web, Durable::InFlight)
     }
 
     fn of(
         manager: Manager,
+        access: impl Access,
         script: impl IntoIterator<Item = Step>,
         set_up: impl FnOnce(WebBuilder) -> WebBuilder,
         durable: Durable,
@@ -142,7 +153,7 @@ impl App {
             let agent = agent.tool(lookup).needs_approval("lookup").tool(draw);
             Ok::<_, Problem>(OpenOptions::new(agent).durable(durable))
         };
-        let web = set_up(Web::builder(manager.clone(), Users, agents)).build();
+        let web = set_up(Web::builder(manager.clone(), access, agents)).build();
         let router = Router::new().nest("/agent", web.router()).nest("/api", web.ai_sdk());
         let router = router.nest("/ag-ui", web.ag_ui());
         Self { manager, web, provider, router }

@@ -88,6 +88,11 @@ pub(super) const START: Kinds = &[Kind(503, "draining", "The server is about to 
 pub(super) const BODY: Kinds = &[
     Kind(400, "invalid-body", "The body is not JSON, or does not fit its schema."),
     Kind(413, "too-large", "The body is too large."),
+    Kind(
+        429,
+        "too-many-bodies",
+        "Too many large requests are being processed, in total or for this principal.",
+    ),
     Kind(415, "content-type", "The content type of the body is not `application/json`."),
 ];
 

@@ -120,7 +120,7 @@ impl Owners {
     fn add(&mut self, id: String, principal: &Principal, most: usize) -> Option<String> {
         self.created += 1;
         self.of.insert(id, (self.created, principal.clone()));
-        let own = self.of.iter().filter(|(_, (_, owner))| is_same(owner, principal));
+        let own = self.of.iter().filter(|(_, (_, owner))| owner == principal);
         let (count, oldest) = own.fold((0, None), |(count, oldest), (id, (number, _))| {
             (count + 1, oldest.into_iter().chain([(*number, id)]).min())
         });
@@ -128,10 +128,6 @@ impl Owners {
         self.of.remove(&oldest);
         Some(oldest)
     }
-}
-
-fn is_same(one: &Principal, other: &Principal) -> bool {
-    one.name() == other.name() && one.labels() == other.labels()
 }
 
 impl Mount {
@@ -161,15 +157,17 @@ impl Mount {
 
     async fn handle(&self, mut request: Request) -> Result<Response, Problem> {
         let (mut parts, body) = request.into_parts();
-        let principal = self.web.principal(&parts).await?;
-        if let Some(id) = parts.headers.get(SESSION) {
-            self.check(id, &principal)?;
-        }
+        let mut principal = self.admit(&parts).await?;
         // A stream that belongs to no call stays open as long as the client wants, so it counts against the principal's
         // limit.
         let permit = if parts.method == Method::GET { Some(self.web.open_stream(&principal)?) } else { None };
+        let (body, _held) = self.web.receive(&principal, body, self.web.limits().command_body).await?;
+        if !body.is_empty() {
+            // The client has chosen how long its body takes, so its access may have ended in the meantime.
+            principal = self.admit(&parts).await?;
+        }
         parts.extensions.insert(principal.clone());
-        request = Request::from_parts(parts, body);
+        request = Request::from_parts(parts, body.into());
         let response = self.service.handle(request).await;
         let created = response.headers().get(SESSION).and_then(|id| id.to_str().ok()).map(str::to_owned);
         let mut response = response.map(Body::new);
@@ -193,12 +191,21 @@ impl Mount {
         })
     }
 
+    /// Returns the sender of a request. Fails if its session belongs to another principal.
+    async fn admit(&self, parts: &Parts) -> Result<Principal, Problem> {
+        let principal = self.web.principal(parts).await?;
+        match parts.headers.get(SESSION) {
+            Some(id) => self.check(id, &principal).map(|()| principal),
+            None => Ok(principal),
+        }
+    }
+
     /// Checks that the session belongs to the principal.
     fn check(&self, id: &HeaderValue, principal: &Principal) -> Result<(), Problem> {
         let owners = lock(&self.owners);
         let owner = id.to_str().ok().and_then(|id| owners.of.get(id));
         match owner {
-            Some((_, owner)) if is_same(owner, principal) => Ok(()),
+            Some((_, owner)) if owner == principal => Ok(()),
             _ => Err(Problem::new(StatusCode::NOT_FOUND, "not-found", "There is no such session.")),
         }
     }

@@ -259,6 +259,9 @@ impl<'a> RunningCall<'a> {
 
     /// Sends the decision about a pause to the session, if the client may decide.
     async fn decide(&mut self, pause: &Pause, decision: Decision) {
+        // The client decides how long an answer takes, so the permission may have ended in the meantime.
+        let permitted = self.ask.host.running(self.session.id(), Purpose::Decide).await;
+        self.may.decide &= permitted.is_ok();
         if !self.may.decide {
             return;
         }

@@ -32,7 +32,7 @@ pub(crate) struct RunInput {
 }
 
 /// A message in a request.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Hash, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Posted {
     pub(crate) id: String,
@@ -55,7 +55,7 @@ pub(crate) struct ClientTool {
 }
 
 /// The answer to an interrupt.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Hash, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Answer {
     pub(crate) interrupt_id: String,
@@ -64,7 +64,7 @@ pub(crate) struct Answer {
     pub(crate) payload: Value,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum AnswerStatus {
     Resolved,

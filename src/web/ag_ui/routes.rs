@@ -23,7 +23,7 @@ use crate::{
         gate::Call,
         requests::{action, check, starts_a_run},
         routes::{Route, file, router_of, routes},
-        streams::{Lifetime, StreamPermit},
+        streams::{Lifetime, Permit},
     },
 };
 
@@ -56,8 +56,8 @@ struct StopQuery {
 }
 
 async fn run(mut call: Call) -> Result<Response, Problem> {
-    let input: RunInput = call.json(call.web.0.limits.command_body).await?;
     let permit = call.open_stream()?;
+    let input: RunInput = call.json(call.web.0.limits.command_body).await?;
     call.enter_or_create(&input.thread_id, Action::Watch).await?;
     let (session, updates, view) = call.subscribe().await?;
     let run = Run {
@@ -154,7 +154,7 @@ async fn perform(
     Ok(start)
 }
 
-async fn join(call: Call) -> Result<Response, Problem> {
+async fn join(mut call: Call) -> Result<Response, Problem> {
     let query: JoinQuery = call.query()?;
     let permit = call.open_stream()?;
     let (session, updates, view) = call.subscribe().await?;
@@ -177,7 +177,7 @@ async fn stop(call: Call) -> Result<Response, Problem> {
     let stop = |session: Session| async move {
         if discard { session.cancel().await } else { session.interrupt().await }
     };
-    call.on_session(stop).await?;
+    call.on_session(Action::Stop, stop).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
@@ -193,7 +193,7 @@ struct Reply {
     session: Session,
     updates: SessionSubscription,
     lifetime: Lifetime,
-    permit: StreamPermit,
+    permit: Permit,
 }
 
 fn respond(call: &Call, reply: Reply) -> Response {

@@ -45,8 +45,8 @@ fn known(conversation: &ConversationId, input: &RunInput) -> Known {
     let mut hasher = DefaultHasher::new();
     input.run_id.hash(&mut hasher);
     match &input.resume {
-        Some(answers) => format!("{answers:?}").hash(&mut hasher),
-        None => format!("{:?}", input.messages.last()).hash(&mut hasher),
+        Some(answers) => answers.hash(&mut hasher),
+        None => input.messages.last().hash(&mut hasher),
     }
     Known { conversation: conversation.clone(), request: hasher.finish() }
 }

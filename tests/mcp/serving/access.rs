@@ -1,24 +1,31 @@
 //! The permissions of a principal over HTTP, and their changes during a call.
 
-use std::time::Duration;
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use axum::{
     body::{Body, BodyDataStream},
-    http::{Method, Response, StatusCode},
+    http::{Method, Response, StatusCode, request::Parts},
 };
-use futures_util::StreamExt;
+use futures_util::{StreamExt, stream};
 use omni_agent::{
     agent::Status,
     async_trait,
     manager::{Manager, OpenOptions},
     store::Labels,
-    web::{Agents, Principal, Problem, StartRequest, WebLimits},
+    web::{Access, Action, Agents, Challenge, Principal, Problem, StartRequest, WebLimits},
 };
 use serde_json::{Value, json};
 
 use super::{
     host::{agent, manager, reached},
-    web::{App, initialize, last_message, message, new_call, new_headers},
+    web::{App, Users, initialize, last_message, message, new_call, new_headers},
 };
 use crate::support::soon;
 
@@ -239,4 +246,66 @@ async fn abandoned_call_with_the_prompt_of_another_client_stops_its_run_only_if_
         }
         assert_eq!(running.status().await.unwrap(), expected, "{user}");
     }
+}
+
+/// The users of the tests, of whom Ann can lose her access or the permission to decide.
+#[derive(Clone, Default)]
+struct Losing {
+    is_signed_out: Arc<AtomicBool>,
+    may_not_decide: Arc<AtomicBool>,
+}
+
+#[async_trait]
+impl Access for Losing {
+    async fn principal(&self, request: &Parts) -> Result<Principal, Challenge> {
+        if self.is_signed_out.load(Ordering::Relaxed) {
+            Err(Challenge::bearer())
+        } else {
+            Users.principal(request).await
+        }
+    }
+
+    fn permits(&self, principal: &Principal, action: Action, labels: &Labels) -> bool {
+        let is_refused = action == Action::Decide && self.may_not_decide.load(Ordering::Relaxed);
+        Users.permits(principal, action, labels) && !is_refused
+    }
+}
+
+fn losing() -> (App, Losing) {
+    let access = Losing::default();
+    let agents = |_: &Principal, _: &StartRequest| Ok::<_, Problem>(OpenOptions::new(agent()));
+    (App::guarded(manager(), access.clone(), agents, |web| web), access)
+}
+
+#[tokio::test]
+async fn principal_that_is_signed_out_while_its_call_arrives_begins_no_conversation() {
+    let (app, access) = losing();
+    let call = new_call("ask", json!({ "prompt": "Hello" })).to_string();
+    let body = stream::once(async move {
+        access.is_signed_out.store(true, Ordering::Relaxed);
+        Ok::<_, Infallible>(call)
+    });
+    let refused = app.send_body(Method::POST, &new_headers("ann", "ask"), Body::from_stream(body)).await;
+    assert_eq!(refused.status(), StatusCode::UNAUTHORIZED);
+    assert!(app.manager.list_open().is_empty());
+}
+
+#[tokio::test]
+async fn answer_of_a_user_that_may_no_longer_decide_is_ignored() {
+    let (app, access) = losing();
+    let session = session_with_questions(&app).await;
+    let headers = in_session(&session);
+    let mut messages = Messages::of(app.send(Method::POST, &headers, &old_ask("Delete")).await);
+    let question = soon(messages.next("elicitation/create")).await;
+    let running = reached(&app.manager, |agent| agent.status == Status::Paused).await;
+    access.may_not_decide.store(true, Ordering::Relaxed);
+    let accepted = json!({ "jsonrpc": "2.0", "id": question["id"], "result": { "action": "accept" } });
+    app.send(Method::POST, &headers, &accepted).await;
+    // The call goes on, so the user can still stop it.
+    let stopped = app.call("ann", &session, "stop", json!({ "conversation": running.id() })).await;
+    assert_eq!(stopped["structuredContent"], json!({ "stopped": true }));
+    soon(running.wait_until_idle()).await.unwrap();
+    let text =
+        running.tree().await.unwrap().history().last().unwrap().tool_results().next().map(|r| r.text());
+    assert_eq!(text.as_deref(), Some("Interrupted. The tool was not run."));
 }

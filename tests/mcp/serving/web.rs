@@ -33,7 +33,7 @@ use crate::{
 /// Users are known by the header `x-user`. The conversations of `reader`, `prompter`, `decider` and `asker` are Ann's.
 /// `reader` may only read them, `prompter` may not decide, `decider` may not send prompts, and `asker` may not stop runs.
 /// A conversation with the label `locked` accepts no decisions.
-struct Users;
+pub struct Users;
 
 #[async_trait]
 impl Access for Users {
@@ -74,7 +74,16 @@ impl App {
     }
 
     pub fn of(manager: Manager, agents: impl Agents, set_up: impl FnOnce(WebBuilder) -> WebBuilder) -> Self {
-        let web = set_up(Web::builder(manager.clone(), Users, agents)).build();
+        Self::guarded(manager, Users, agents, set_up)
+    }
+
+    pub fn guarded(
+        manager: Manager,
+        access: impl Access,
+        agents: impl Agents,
+        set_up: impl FnOnce(WebBuilder) -> WebBuilder,
+    ) -> Self {
+        let web = set_up(Web::builder(manager.clone(), access, agents)).build();
         let router = Router::new().nest("/mcp", router(&web, ServerInfo::new("served", "1.0.0")));
         Self { manager, web, router }
     }
@@ -89,13 +98,17 @@ impl App {
     }
 
     pub async fn send(&self, method: Method, headers: &[(&str, &str)], body: &Value) -> Response<Body> {
+        let body = if body.is_null() { Body::empty() } else { Body::from(body.to_string()) };
+        self.send_body(method, headers, body).await
+    }
+
+    pub async fn send_body(&self, method: Method, headers: &[(&str, &str)], body: Body) -> Response<Body> {
         let mut request = Request::builder().method(method).uri("/mcp").header("host", "it");
         request = request.header("content-type", "application/json");
         request = request.header("accept", "application/json, text/event-stream");
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        let body = if body.is_null() { Body::empty() } else { Body::from(body.to_string()) };
         soon(self.router.clone().oneshot(request.body(body).unwrap())).await.unwrap()
     }
 

@@ -1,0 +1,203 @@
+//! A principal whose access ends while its request waits: for the rest of its body, or for a place among the open
+//! sessions.
+
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use axum::{
+    body::{Body, to_bytes},
+    http::{Request, StatusCode, request::Parts},
+};
+use futures_util::stream;
+use omni_agent::{
+    async_trait,
+    manager::{Manager, Titles},
+    store::{ConversationId, Labels, MemoryStore},
+    testing::{Gate, Step},
+    web::{Access, Action, Challenge, Principal},
+};
+use serde_json::json;
+use tokio::sync::oneshot;
+
+use crate::{
+    support::{App, Users, labels, problem, prompt},
+    table::routes,
+};
+
+/// The users of the tests, of whom Ann can lose her access.
+#[derive(Clone, Default)]
+struct Losing {
+    is_signed_out: Arc<AtomicBool>,
+    is_refused: Arc<AtomicBool>,
+}
+
+#[async_trait]
+impl Access for Losing {
+    async fn principal(&self, request: &Parts) -> Result<Principal, Challenge> {
+        let principal = Users.principal(request).await?;
+        let is_out = principal.name() == "ann" && self.is_signed_out.load(Ordering::Relaxed);
+        if is_out { Err(Challenge::bearer()) } else { Ok(principal) }
+    }
+
+    fn permits(&self, principal: &Principal, action: Action, labels: &Labels) -> bool {
+        let is_refused = principal.name() == "ann" && self.is_refused.load(Ordering::Relaxed);
+        Users.permits(principal, action, labels) && !is_refused
+    }
+}
+
+/// How Ann loses her access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Loss {
+    /// The conversation goes to Ben.
+    GivenAway,
+    /// The session of the user ends.
+    SignedOut,
+    /// The application permits nothing any more.
+    Refused,
+}
+
+impl Loss {
+    async fn happen(self, app: &App, access: &Losing, id: &str) {
+        match self {
+            Self::GivenAway => {
+                app.manager.set_labels(&ConversationId::new(id).unwrap(), labels("ben")).await.unwrap();
+            }
+            Self::SignedOut => access.is_signed_out.store(true, Ordering::Relaxed),
+            Self::Refused => access.is_refused.store(true, Ordering::Relaxed),
+        }
+    }
+}
+
+fn manager() -> Manager {
+    Manager::builder(MemoryStore::new()).titles(Titles::Off).build()
+}
+
+/// Replaces the body of a request by one that arrives when the gate is opened. The receiver hears when it is read.
+async fn delayed(
+    request: Request<Body>,
+    gate: oneshot::Receiver<()>,
+) -> (Request<Body>, oneshot::Receiver<()>) {
+    let (parts, body) = request.into_parts();
+    let bytes = to_bytes(body, 1 << 20).await.unwrap();
+    let (read, is_read) = oneshot::channel();
+    let body = stream::once(async move {
+        read.send(()).unwrap();
+        gate.await.unwrap();
+        Ok::<_, Infallible>(bytes)
+    });
+    (Request::from_parts(parts, Body::from_stream(body)), is_read)
+}
+
+#[tokio::test(start_paused = true)]
+async fn access_that_ends_while_the_body_arrives_is_missing_on_every_route() {
+    let mut checked = 0;
+    for route in routes() {
+        for loss in [Loss::GivenAway, Loss::SignedOut, Loss::Refused] {
+            if route.body("").is_none() || (loss == Loss::GivenAway && !route.is_of_a_conversation()) {
+                continue;
+            }
+            let access = Losing::default();
+            let app = App::guarded(manager(), access.clone(), [Step::text("Never.")], |web| web);
+            let id = app.create("ann").await;
+            let (open, gate) = oneshot::channel();
+            let (request, is_read) = delayed(route.request("ann", &id), gate).await;
+            let answer = async {
+                is_read.await.expect("the route reads its body");
+                loss.happen(&app, &access, &id).await;
+                open.send(()).unwrap();
+            };
+            let (answer, ()) = tokio::join!(app.send(request), answer);
+            let expected = match loss {
+                Loss::SignedOut => (401, "unauthenticated"),
+                _ if route.is_of_a_conversation() => (404, "not-found"),
+                _ => (403, "forbidden"),
+            };
+            let (status, code) = problem(answer).await;
+            assert_eq!((status, code.as_str()), expected, "{route:?} {loss:?}");
+            let left = app.get("boss", &format!("/agent/conversations/{id}")).await.json();
+            assert_eq!(
+                (&left["title"], &left["tree"]["nodes"]),
+                (&json!(null), &json!([])),
+                "{route:?} {loss:?}"
+            );
+            assert_eq!(app.manager.list(omni_agent::store::Filter::default()).await.unwrap().len(), 1);
+            assert!(app.provider.requests().is_empty(), "{route:?} {loss:?}");
+            checked += 1;
+        }
+    }
+    assert!(checked >= 18, "{checked}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn access_that_ends_while_a_request_waits_for_a_place_is_missing_on_every_route() {
+    let mut waited = 0;
+    for route in routes().into_iter().filter(crate::table::Entry::is_of_a_conversation) {
+        for loss in [Loss::GivenAway, Loss::Refused] {
+            let (access, busy) = (Losing::default(), Gate::new());
+            let manager = Manager::builder(MemoryStore::new()).titles(Titles::Off).max_open(1).build();
+            let script = [Step::new().gate(&busy).then_text(["Ben's answer."]).stop(), Step::text("Never.")];
+            let app = App::guarded(manager, access.clone(), script, |web| web.models(["m"]));
+            let ann = app.create("ann").await;
+            let ben = app.create("ben").await;
+            app.post("ben", &format!("/agent/conversations/{ben}/commands"), prompt("Wait")).await;
+            busy.reached().await;
+            let mut request = route.request("ann", &ann);
+            if request.method() == "PATCH" {
+                *request.body_mut() = json!({ "model": "m" }).to_string().into();
+            }
+            let answer = app.send(request);
+            tokio::pin!(answer);
+            // Either the request waits for a place, or it needs none.
+            let mut events = app.manager.subscribe();
+            let early = tokio::select! {
+                biased;
+                early = &mut answer => Some(early),
+                () = async { while !is_waiting(&events.next().await, &ann) {} } => None,
+            };
+            if early.is_some() {
+                continue;
+            }
+            loss.happen(&app, &access, &ann).await;
+            busy.open();
+            let (status, code) = problem(answer.await).await;
+            assert_eq!((status, code.as_str()), (404, "not-found"), "{route:?} {loss:?}");
+            assert_eq!(app.provider.requests().len(), 1, "{route:?} {loss:?}");
+            waited += 1;
+        }
+    }
+    assert!(waited >= 20, "{waited}");
+}
+
+fn is_waiting(
+    update: &Option<
+        omni_agent::Update<omni_agent::manager::ManagerSnapshot, omni_agent::manager::ManagerEvent>,
+    >,
+    id: &str,
+) -> bool {
+    let Some(omni_agent::Update::Event(event)) = update else { panic!("{update:?}") };
+    matches!(&*event.event, omni_agent::manager::ManagerEvent::Waiting { id: waiting } if waiting.as_str() == id)
+}
+
+#[tokio::test(start_paused = true)]
+async fn stream_that_is_resumed_without_access_shows_nothing() {
+    let access = Losing::default();
+    let app = App::guarded(manager(), access.clone(), [Step::text("Shown.")], |web| web);
+    let id = app.create("ann").await;
+    app.ask("ann", &id, "Hi").await;
+    let last = app.get("ann", &format!("/agent/conversations/{id}")).await.json()["last"].clone();
+    Loss::GivenAway.happen(&app, &access, &id).await;
+    let mut request = crate::support::request(
+        axum::http::Method::GET,
+        "ann",
+        &format!("/agent/conversations/{id}/events"),
+        None,
+    );
+    let position = format!("{id}:{}", last.as_str().unwrap());
+    request.headers_mut().insert("last-event-id", position.parse().unwrap());
+    assert_eq!(app.send(request).await.status(), StatusCode::NOT_FOUND);
+}

@@ -34,9 +34,9 @@ use crate::{
 /// [`AgentError::Stopped`]. An interrupted turn is committed, so its stream ends without an error.
 ///
 /// **Resync.** If the reader was too slow, the missed text is read from the snapshot, so no text is repeated or lost.
-/// There are three exceptions. If the turn was cancelled or failed in the meantime, the response in the error is empty. If a
-/// whole turn was missed before the first piece, the stream yields the text of the last committed turn. If updates of
-/// the turn were read before `text_deltas` was called, the missed text of complete responses is not yielded.
+/// There are three exceptions. If the turn was cancelled or failed in the meantime, the response in the error is empty.
+/// If a whole turn was missed before the first piece, the stream yields the text of the last committed turn. If updates
+/// of the turn were read before `text_deltas` was called, the missed text of complete responses is not yielded.
 ///
 /// **Retries.** If a request is repeated after a part of its response was streamed, the text of the new response
 /// follows the discarded part. To ignore discarded text, read the [events](Event::Retry) instead.

@@ -104,7 +104,7 @@ impl Task {
         }
     }
 
-    /// Ready when the next attempt of the request may be sent, or if no attempt waits.
+    /// Ready when the next attempt of the request may be sent.
     pub(super) fn poll_attempt(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if let Some(NextAttempt::Delay(delay)) = &mut self.work().attempt {
             ready!(delay.as_mut().poll(cx));

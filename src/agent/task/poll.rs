@@ -241,6 +241,10 @@ impl Task {
         if work.opening.is_some() {
             return self.poll_opening(cx);
         }
+        if work.attempt.is_some() {
+            // When the permit is granted, the turn's clock continues, so it is polled again before the stream.
+            return self.poll_attempt(cx);
+        }
         // Questions are polled before the stream, because the stream may always be ready. This first poll uses no
         // waker. The task registers for questions only after the stream was pending. Otherwise the task would be woken
         // needlessly when the stream drops the channel.
@@ -283,9 +287,6 @@ impl Task {
     }
 
     fn poll_stream(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.work.as_ref().is_some_and(|work| work.attempt.is_some()) {
-            ready!(self.poll_attempt(cx));
-        }
         let Some(work) = &mut self.work else {
             return Poll::Pending;
         };
@@ -300,7 +301,10 @@ impl Task {
         match polled {
             Ok(Poll::Pending) => return Poll::Pending,
             Ok(Poll::Ready(Some(Ok(delta)))) => {
-                if let Delta::Retry { delay, .. } = &delta {
+                // Without a delay, the request may still be in flight, because a service can start its answer again.
+                if let Delta::Retry { delay, .. } = &delta
+                    && !delay.is_zero()
+                {
                     self.await_attempt(*delay);
                 }
                 self.step(|core, cx| core.delta(op, delta, cx));

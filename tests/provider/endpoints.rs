@@ -149,7 +149,7 @@ fn cases() -> Vec<Case> {
         ollama(Endpoint::ollama_cloud()),
         chat(Endpoint::openrouter(), "/api/v1/chat/completions", "anthropic/claude-sonnet-4.6"),
         chat(Endpoint::groq(), "/openai/v1/chat/completions", "openai/gpt-oss-120b"),
-        chat(Endpoint::moonshot(), "/v1/chat/completions", "kimi-k2.5"),
+        chat(Endpoint::moonshot(), "/v1/chat/completions", "kimi-k2-0905-preview"),
         chat(Endpoint::zai(), "/api/paas/v4/chat/completions", "glm-4.6"),
         chat(Endpoint::alibaba(), "/compatible-mode/v1/chat/completions", "qwen-plus"),
         messages(Endpoint::opencode(), "/zen/v1/messages", "claude-sonnet-4-6"),

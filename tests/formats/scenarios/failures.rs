@@ -13,10 +13,12 @@ use crate::{
     script::{Answer, End, Fault},
 };
 
-/// Returns the error of a prompt. Asserts that the prompt left nothing in the history and that the agent still works.
-async fn failed(rig: &Rig, agent: &Agent) -> ProviderError {
+/// Returns the error of a prompt. Asserts that the prompt left messages with these texts in the history and that the
+/// agent still works.
+async fn failed(rig: &Rig, agent: &Agent, kept: &[&str]) -> ProviderError {
     let error = provider_error(agent.ask("Hello?").await);
-    assert!(agent.state().await.unwrap().history().is_empty());
+    let state = agent.state().await.unwrap();
+    assert_eq!(state.history().iter().map(|message| message.text()).collect::<Vec<_>>(), kept);
     rig.service.will(Answer::text("Here I am."));
     assert_eq!(agent.ask("Hello!").await.unwrap().text(), "Here I am.");
     error
@@ -35,7 +37,7 @@ pub(super) async fn error_before_the_stream(rig: &mut Rig) -> Cell {
         let status = rig.format.wire().fault(&fault).0;
         let wait = matches!(fault, Fault::RateLimit(_)).then_some(Duration::from_hours(1));
         rig.service.will(fault);
-        let error = failed(rig, &rig.agent().await).await;
+        let error = failed(rig, &rig.agent().await, &[]).await;
         assert_eq!(
             (error.kind, error.retryable, error.status, error.retry_after),
             (kind, retryable, Some(status), wait),
@@ -59,7 +61,7 @@ pub(super) async fn rate_limit_then_answer(rig: &mut Rig) -> Cell {
 
 pub(super) async fn error_inside_the_stream(rig: &mut Rig) -> Cell {
     rig.service.will(Answer::thinking("Hm.", "sig").then_text("Well, ").ending(End::Failed));
-    let error = failed(rig, &rig.agent().await).await;
+    let error = failed(rig, &rig.agent().await, &["Hello?", "Well, "]).await;
     assert!(matches!(error.kind, ErrorKind::Overloaded | ErrorKind::Service), "{error:?}");
     assert!(error.retryable && !error.message.is_empty(), "{error:?}");
     Cell::Works
@@ -67,7 +69,7 @@ pub(super) async fn error_inside_the_stream(rig: &mut Rig) -> Cell {
 
 pub(super) async fn end_missing(rig: &mut Rig) -> Cell {
     rig.service.will(Answer::text("It looks whole.").ending(End::Truncated));
-    let error = failed(rig, &rig.agent().await).await;
+    let error = failed(rig, &rig.agent().await, &["Hello?", "It looks whole."]).await;
     assert_eq!((error.kind, error.retryable), (ErrorKind::Truncated, true), "{error:?}");
     Cell::Works
 }

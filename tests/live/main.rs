@@ -130,7 +130,7 @@ fn weather() -> impl Tool {
 async fn tool_round_trip(live: &Live, format: Format) {
     // The model must call a tool in each step. The second request contains the result of the first call. The calls of
     // the second answer are refused, because the limit of steps is reached.
-    let options = options(40).with_tool_choice(ToolChoice::Required);
+    let options = options(120).with_tool_choice(ToolChoice::Required);
     let model = live.tools(format);
     let builder = Agent::builder().model(model).options(options).tool(weather()).max_steps(2);
     let agent = builder.start().await.unwrap();
@@ -170,7 +170,7 @@ fn conversation_with_tools_real_model_continues_in_each_format_and_returns() {
 }
 
 async fn change_formats(live: &Live) {
-    let options = options(40).with_tool_choice(ToolChoice::Required);
+    let options = options(120).with_tool_choice(ToolChoice::Required);
     let builder = Agent::builder().model(live.tools(Format::ChatCompletions)).options(options);
     let agent = builder.tool(weather()).max_steps(2).start().await.unwrap();
     let mut before = History::new();

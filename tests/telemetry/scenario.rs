@@ -31,9 +31,10 @@ pub const SECRETS: &[&str] = &[
 /// decision; and a cancel.
 pub async fn play() {
     let gate = Gate::new();
+    // Without a delay, because a delay that a service requests is extended by a random part.
     let busy = ProviderError::new(ErrorKind::RateLimit, "refused-58af prompt-4f21")
         .with_status(429)
-        .with_retry_after(Some(Duration::from_secs(2)));
+        .with_retry_after(Some(Duration::ZERO));
     let named = MessageDelta::default().with_model("weather-1-20260101");
     let provider = ScriptedProvider::new([
         Step::error(busy),

@@ -148,6 +148,7 @@ pub mod telemetry;
 #[cfg(feature = "test-util")]
 pub mod testing;
 mod text;
+mod time;
 pub mod tool;
 pub mod tree;
 #[cfg(feature = "web")]

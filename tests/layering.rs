@@ -11,6 +11,7 @@ use std::{
 const LAYERS: &[&str] = &[
     "setters",
     "sync",
+    "time",
     "text",
     "json",
     "panics",

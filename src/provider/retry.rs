@@ -18,7 +18,12 @@ use super::{
     fit::fit,
     trace::{StreamTrace, error_type},
 };
-use crate::{message::Usage, setters::setters, telemetry};
+use crate::{
+    message::Usage,
+    setters::setters,
+    telemetry,
+    time::{moment_after, scaled},
+};
 
 /// The rules for repeating a failed request. A request is repeated only if its error is retryable, and only if it has
 /// neither returned content nor asked for a decision. The delay uses exponential backoff with jitter, or the time that
@@ -75,7 +80,7 @@ impl RetryPolicy {
             }
             None => {
                 let backoff = self.base_delay.saturating_mul(1 << retry.min(16)).min(self.max_delay);
-                Some(backoff.mul_f64(1.0 - rand::rng().random::<f64>() * 0.25))
+                Some(scaled(backoff, 1.0 - rand::rng().random::<f64>() * 0.25))
             }
         }
     }
@@ -369,7 +374,7 @@ impl Stream for RetryStream {
             while sleep.as_mut().poll(cx).is_ready() && this.context.is_asking() {
                 // A person may take any time for the decision. After the decision, the timeout starts again from the
                 // beginning.
-                sleep.as_mut().reset(Instant::now() + limit.timeout);
+                sleep.as_mut().reset(moment_after(limit.timeout));
             }
             if !sleep.is_elapsed() {
                 return Poll::Pending;

@@ -5,10 +5,7 @@ use std::{collections::VecDeque, io};
 use axum::{
     Router,
     http::{HeaderValue, StatusCode, header},
-    response::{
-        IntoResponse, Response, Sse,
-        sse::{Event as SseEvent, KeepAlive},
-    },
+    response::{IntoResponse, Response, Sse, sse::Event as SseEvent},
 };
 use futures_util::stream;
 use serde::Deserialize;
@@ -241,8 +238,7 @@ fn respond(
     };
     let frames =
         stream::unfold(reply, |mut reply| async move { reply.next().await.map(|frame| (frame, reply)) });
-    let keep_alive = KeepAlive::new().interval(call.web.0.limits.keep_alive);
-    let mut response = Sse::new(frames).keep_alive(keep_alive).into_response();
+    let mut response = Sse::new(frames).keep_alive(call.web.keep_alive()).into_response();
     let headers = response.headers_mut();
     headers.insert("x-vercel-ai-ui-message-stream", HeaderValue::from_static("v1"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));

@@ -7,10 +7,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use axum::response::{
-    IntoResponse, Response, Sse,
-    sse::{Event as Frame, KeepAlive},
-};
+use axum::response::{IntoResponse, Response, Sse, sse::Event as Frame};
 use futures_core::Stream;
 use futures_util::{
     StreamExt,
@@ -211,8 +208,7 @@ pub(super) fn respond(
         _permit: permit,
     };
     let frames = stream::unfold(feed, |mut feed| async move { feed.next().await.map(|frame| (frame, feed)) });
-    let keep_alive = KeepAlive::new().interval(web.0.limits.keep_alive);
-    let mut response = Sse::new(frames).keep_alive(keep_alive).into_response();
+    let mut response = Sse::new(frames).keep_alive(web.keep_alive()).into_response();
     let headers = response.headers_mut();
     headers.insert("cache-control", axum::http::HeaderValue::from_static("no-cache"));
     headers.insert("x-accel-buffering", axum::http::HeaderValue::from_static("no"));

@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use axum::{body::Body, http::StatusCode};
+use axum::{body::Body, http::StatusCode, response::sse::KeepAlive};
 use futures_util::StreamExt;
 use tokio::time::{Sleep, sleep};
 
@@ -14,7 +14,10 @@ use super::{
     Principal, Problem, Web,
     gate::{Call, RETRY},
 };
-use crate::sync::lock;
+use crate::{
+    sync::lock,
+    time::{NEVER, SHORTEST_INTERVAL, scaled},
+};
 
 /// The load of all principals. An entry exists only while the principal has a permit.
 #[derive(Debug, Default)]
@@ -99,7 +102,12 @@ impl Web {
     /// together do not end together.
     pub(super) fn lifetime(&self) -> Lifetime {
         let share = 0.9 + 0.2 * f64::from(rand::random::<u8>()) / 255.0;
-        Box::pin(sleep(self.0.limits.stream_lifetime.mul_f64(share)))
+        Box::pin(sleep(scaled(self.0.limits.stream_lifetime, share)))
+    }
+
+    /// Returns the setting that keeps a silent stream alive.
+    pub(super) fn keep_alive(&self) -> KeepAlive {
+        KeepAlive::new().interval(self.0.limits.keep_alive.clamp(SHORTEST_INTERVAL, NEVER))
     }
 
     /// Adds a load to a permit of this web.

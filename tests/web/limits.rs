@@ -67,6 +67,32 @@ async fn stream_has_headers_for_proxies_and_a_comment_after_silence() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn stream_with_durations_at_the_edge_works() {
+    for (lifetime, keep_alive) in [(Duration::MAX, Duration::MAX), (Duration::MAX, Duration::ZERO)] {
+        let gate = Gate::new();
+        let limits = WebLimits::default().with_stream_lifetime(lifetime).with_keep_alive(keep_alive);
+        let app = App::with([silent(&gate)], |web| web.limits(limits));
+        let id = app.create("ann").await;
+        for stream in streams("ann", &id) {
+            let path = stream.uri().to_string();
+            let mut body = app.send(stream).await.into_body().into_data_stream();
+            assert!(body.next().await.unwrap().is_ok(), "{path}");
+            let begun = Instant::now();
+            let mut comments = 0;
+            while begun.elapsed() < Duration::from_millis(100) && comments < 100 {
+                tokio::select! {
+                    bytes = body.next() => comments += usize::from(bytes.unwrap().unwrap().starts_with(b":")),
+                    () = tokio::time::sleep(Duration::from_millis(100)) => {}
+                }
+            }
+            assert!(comments <= 11, "{path}: {comments} comments in 100 ms");
+        }
+        gate.open();
+        app.idle(&id).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn streams_of_all_principals_and_routers_count_against_the_limits() {
     let gate = Gate::new();
     let limits = WebLimits::default().with_streams(2).with_streams_per_principal(2);

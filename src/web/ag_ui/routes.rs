@@ -5,10 +5,7 @@ use std::collections::{HashSet, VecDeque};
 use axum::{
     Router,
     http::{HeaderValue, StatusCode, header},
-    response::{
-        IntoResponse, Response, Sse,
-        sse::{Event, KeepAlive},
-    },
+    response::{IntoResponse, Response, Sse, sse::Event},
 };
 use futures_util::stream;
 use serde::Deserialize;
@@ -197,13 +194,12 @@ struct Reply {
 }
 
 fn respond(call: &Call, reply: Reply) -> Response {
-    let keep_alive = KeepAlive::new().interval(call.web.0.limits.keep_alive);
     let (web, principal) = (call.web.clone(), call.principal.clone());
     let events = stream::unfold(Some(reply), move |reply| {
         let (web, principal) = (web.clone(), principal.clone());
         async move { reply?.next(&web, &principal).await }
     });
-    with_headers(Sse::new(events).keep_alive(keep_alive).into_response())
+    with_headers(Sse::new(events).keep_alive(call.web.keep_alive()).into_response())
 }
 
 fn with_headers(mut response: Response) -> Response {

@@ -1,10 +1,6 @@
 //! Opens a session and runs its turns.
 
-use std::{
-    path::PathBuf,
-    sync::Mutex,
-    time::{Duration, Instant},
-};
+use std::{path::PathBuf, sync::Mutex, time::Duration};
 
 use agent_client_protocol::{
     ErrorCode, JsonRpcRequest,
@@ -18,7 +14,7 @@ use agent_client_protocol::{
 };
 use async_trait::async_trait;
 use futures_util::stream;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::{
     AcpBackend,
@@ -28,6 +24,7 @@ use super::{
 use crate::{
     provider::backend::{BackendError, BackendSession, EventStream, SessionId, SessionOptions, TurnPrompt},
     sync::lock,
+    time::moment_after,
 };
 
 /// How long the agent must be silent after it has loaded a session. After this silence, its repetition of the
@@ -64,7 +61,7 @@ pub(super) async fn open(
 ) -> Result<AcpSession, BackendError> {
     let folder = backend.folder(options.folder()?)?;
     let connection = Connection::open(backend.command(&folder), &backend.name).await?;
-    let until = Instant::now() + backend.start_limit;
+    let until = moment_after(backend.start_limit);
     let mut opening = SessionStart { backend, connection, until, sign_in: Vec::new() };
     let can = opening.initialize().await?;
     let servers: Result<Vec<WireServer>, _> =

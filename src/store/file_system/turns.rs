@@ -71,7 +71,7 @@ fn recorded(
     record: &TurnRecord,
     version: Version,
 ) -> After {
-    let recorded = before.map_or_else(Timestamp::now, |before| before.recorded.max(Timestamp::now()));
+    let recorded = Timestamp::now();
     let mut record = record.clone();
     record.normalise();
     let waiting = record.waiting_count();

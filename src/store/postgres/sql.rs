@@ -123,13 +123,13 @@ const END: &str = ", over AS (
 
 /// The last part of a write that records the turn in flight.
 const RECORD: &str = ", earlier AS (
-    SELECT since, recorded, (
+    SELECT since, (
         SELECT count(*) FROM {schema}.pending WHERE pending.conversation = turns.conversation AND slot = -1
     ) AS messages
     FROM {schema}.turns JOIN written ON conversation = key
     WHERE turns.turn = $25::text AND turns.head IS NOT DISTINCT FROM written.head
 ), base AS (
-    SELECT key, written.head, since, greatest(date_trunc('milliseconds', clock_timestamp()), recorded) AS moment,
+    SELECT key, written.head, since, date_trunc('milliseconds', clock_timestamp()) AS moment,
         least($34::integer, coalesce(messages, 0))::integer AS kept
     FROM written LEFT JOIN earlier ON true
 ), recorded AS (

@@ -51,18 +51,17 @@ fn record(transaction: &Connection, key: i64, record: &RecordRow, now: Timestamp
     transaction
         .prepare_cached("DELETE FROM turns WHERE conversation = ? AND (turn <> ? OR head IS NOT ?)")?
         .execute(params![key, record.turn, record.head])?;
-    let now: i64 = transaction
+    let now = millis(now);
+    transaction
         .prepare_cached(
             "INSERT INTO turns (conversation, turn, lives, orderly, format, core, head, branch, spent, prompts,
                  since, recorded, waits)
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?11, ?12)
              ON CONFLICT DO UPDATE SET lives = excluded.lives, orderly = excluded.orderly,
                  format = excluded.format, core = excluded.core, branch = excluded.branch, spent = excluded.spent,
-                 prompts = excluded.prompts, recorded = max(recorded, excluded.recorded), waits = excluded.waits
-             RETURNING recorded",
+                 prompts = excluded.prompts, recorded = excluded.recorded, waits = excluded.waits",
         )?
-        .query_row(
-            params![
+        .execute(params![
                 key,
                 record.turn,
                 record.lives,
@@ -73,10 +72,9 @@ fn record(transaction: &Connection, key: i64, record: &RecordRow, now: Timestamp
                 record.branch,
                 record.spent,
                 record.prompts,
-                millis(now),
+                now,
                 record.waits
             ],
-            |row| row.get(0),
         )?;
     let stored: i64 = transaction
         .prepare_cached("SELECT count(*) FROM pending WHERE conversation = ? AND slot = -1")?

@@ -38,7 +38,6 @@ impl StoredTurn {
     pub fn fold(earlier: Option<Self>, mut record: TurnRecord, now: Timestamp, version: Version) -> Self {
         record.normalise();
         let earlier = earlier.filter(|earlier| earlier.record.turn == record.turn);
-        let now = earlier.as_ref().map_or(now, |earlier| now.max(earlier.recorded));
         let since = earlier.as_ref().map_or(now, |earlier| earlier.since);
         let waiting_since = record.waiting.iter().map(|waiting| {
             let before = earlier.as_ref().and_then(|earlier| earlier.waits_since(waiting));

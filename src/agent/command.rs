@@ -75,7 +75,7 @@ pub(super) enum Command {
     PromptState(PromptId, Reply<(EventId, Option<PromptState>)>),
     Change(Option<EventId>, Change, Reply<CommandResult<EventId>>),
     TakeUp(Reply<()>),
-    Record(Reply<()>),
+    Leave(Reply<()>),
     Retire(Option<EventId>, Reply<bool>),
     Stop(Box<Stop>),
 }

@@ -63,7 +63,7 @@ use super::{
     },
 };
 use crate::{
-    message::{Content, History, Message, MessageId, Role, TurnId, Usage, answer_open_tool_uses},
+    message::{Content, History, Message, MessageId, Role, Timestamp, TurnId, Usage, answer_open_tool_uses},
     provider::{Corrections, Fold, Model},
     subscription::EventId,
     tool::Replay,
@@ -94,6 +94,10 @@ pub(super) struct Core {
     waited: Waited,
     /// The outcome of the last run.
     last_run: Option<Arc<RunEnd>>,
+    /// The time since which the turn in flight is left to another process, so that nothing starts here any more.
+    leaving_since: Option<Timestamp>,
+    /// The operation of the last tools that were decided on, unless the turn is left and they have started.
+    decided: Op,
 }
 
 impl Core {
@@ -183,8 +187,18 @@ impl Core {
         }
     }
 
-    /// Records the turn in flight, and records its later changes too.
-    pub(super) fn record_turn(&mut self, cx: &mut Context<'_>) {
+    /// Leaves the turn in flight to another process: starts nothing any more, and records the turn and its later
+    /// changes. `withheld` is the effect that was waiting for a record. It is never performed, so the records state
+    /// that its tools or its request have not started.
+    pub(super) fn leave(&mut self, withheld: Option<&Effect>, cx: &mut Context<'_>) {
+        self.leaving_since = Some(cx.now());
+        self.decided = match withheld {
+            Some(Effect::RunTools(op, _)) if *op == self.decided => *op,
+            _ => 0,
+        };
+        if let (Some(Effect::Connect(_)), Phase::InTurn { turn, .. }) = (withheld, &mut self.phase) {
+            turn.request.sent = false;
+        }
         match &mut self.phase {
             Phase::InTurn { turn, .. } => turn.recorded = true,
             Phase::Noticing { then: AfterEvent::Continue(between), .. } => between.recorded = true,
@@ -311,7 +325,9 @@ impl Core {
     /// Called when the request has its permit. If the turn is recorded and the request must not be repeated, the
     /// sending of the request is recorded first, and the request is sent when the record is stored.
     pub(super) fn admitted(&mut self, op: Op, cx: &mut Context<'_>) {
-        if let Some((turn, Stage::Streaming { .. })) = self.phase.awaited(op) {
+        if let Some((turn, Stage::Streaming { .. })) = self.phase.awaited(op)
+            && self.leaving_since.is_none()
+        {
             turn.request.sent = true;
             cx.gate(turn.recorded && turn.request.replay == Replay::Never, Effect::Connect(op));
         }

@@ -155,15 +155,16 @@ impl HistoryOwner {
         self.agent.call(Command::TakeUp).await.map_err(stopped)
     }
 
-    /// Records the turn in flight, even if nothing has required a record so far. The record is the one whose number a
-    /// later [`moment`](Self::moment) returns, or an earlier one. Does nothing if no turn is in flight, or if the agent
-    /// makes no records.
+    /// Leaves the turn in flight to another process, and records it, even if nothing has required a record so far. The
+    /// record is the one whose number a later [`moment`](Self::moment) returns, or an earlier one. From now on, no
+    /// effect that waits for a record is performed, and the records state that it has not started. Does nothing if the
+    /// agent makes no records.
     ///
     /// # Errors
     ///
     /// [`AgentError::Stopped`] if the agent has ended.
-    pub(crate) async fn record_now(&self) -> Result<(), AgentError> {
-        self.agent.call(Command::Record).await.map_err(stopped)
+    pub(crate) async fn leave(&self) -> Result<(), AgentError> {
+        self.agent.call(Command::Leave).await.map_err(stopped)
     }
 
     async fn change(&self, at: Option<EventId>, change: Change) -> Result<EventId, AgentError> {

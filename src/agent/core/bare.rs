@@ -143,7 +143,13 @@ impl Core {
         };
         let model = origin.prompt.model.as_ref();
         let waits = self.phase.turn().map(|turn| &turn.waits);
-        let early = self.phase.stage().and_then(Stage::unreported).map(|tools| &tools.early[..]);
+        let withdrawn = self.withdrawn();
+        let stage = withdrawn.as_ref().map_or(stage, |tools| {
+            let answers = answers(&tools.answers);
+            BareStage::Deciding { answers }
+        });
+        let undecided = self.phase.stage().and_then(Stage::unreported);
+        let early = withdrawn.as_ref().or(undecided).map(|tools| &tools.early[..]);
         let spent = match self.phase.stage() {
             Some(Stage::Recovering(recovering)) => recovering.spent,
             _ => Duration::ZERO,

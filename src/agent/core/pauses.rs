@@ -17,7 +17,7 @@ use crate::{
 const MAX_NAME: usize = 256;
 
 /// The reason for a pause of a tool that needs an approval.
-const NEEDS_APPROVAL: &str = "needs approval";
+pub(super) const NEEDS_APPROVAL: &str = "needs approval";
 
 /// Fails if the decision is nested too deeply, or if the name of the decider is too long.
 pub(crate) fn check_decision(decision: &Decision, by: Option<&str>) -> Result<(), AgentError> {
@@ -82,7 +82,7 @@ impl Core {
                     expiry.at = cx.now().after(expiry.after);
                     expiry.after
                 } else {
-                    expiry.at.since(cx.now())
+                    expiry.at.since(cx.now()).min(expiry.after)
                 };
                 cx.push(Effect::Expire(id.clone(), left));
             }

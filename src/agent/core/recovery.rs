@@ -167,6 +167,10 @@ impl Core {
             return self.recover(turn, Failure::Uncertain, Remains::default(), cx);
         }
         turn.answer = None;
+        // Tools of the interrupted step may have started without a record. The repetition is a new step, so that its
+        // tools have other keys. It does not count towards the limit of requests.
+        turn.step += 1;
+        turn.origin.max_steps = turn.origin.max_steps.map(|max| max.saturating_add(1));
         let pending = turn.working.pending_len();
         cx.emit(Event::Retry {
             failure: Failure::Interrupted,

@@ -6,13 +6,13 @@ use serde_json::Value;
 
 use super::{
     Call, Context, Core, Effect,
-    pauses::{answer, answer_provider, problem_of},
+    pauses::{NEEDS_APPROVAL, answer, answer_provider, problem_of},
     response::respond,
     streaming::close_tool_uses,
 };
 use crate::{
     agent::{
-        Durable, Event, Response, ToolDecision,
+        Decided, Durable, Event, Pause, Response, ToolDecision,
         phase::{Answer, Op, Phase, RecordedSlot, Slot, Stage, ToolCall, Tools, Turn, in_stage},
     },
     message::{Content, Message, ToolResult, ToolUse},
@@ -147,6 +147,48 @@ impl Core {
             slots.push(Slot { tool_use, input, runs, asked: 0, replay, result, recorded });
         }
         self.run_tools(turn, slots, calls, cx);
+        self.decided = self.last_op;
+    }
+
+    /// Returns the tool uses of a step whose tools do not start any more, because the turn is left to another process. If
+    /// a decision was made about a tool use that had waited, this tool use waits again, together with its decision, as
+    /// if the decision had been made while no process had the conversation open. Otherwise, `handle_tool_use` decides
+    /// again.
+    pub(super) fn withdrawn(&self) -> Option<Tools> {
+        let at = self.leaving_since?;
+        let Phase::InTurn { op, turn, stage: Stage::Executing { slots, .. } } = &self.phase else {
+            return None;
+        };
+        if *op != self.decided {
+            return None;
+        }
+        let waited = slots.iter().position(|slot| self.waited.contains(&slot.tool_use.id));
+        let kept = match waited {
+            Some(_) => slots.len(),
+            None => slots.iter().position(|slot| slot.result.is_none())?,
+        };
+        let decision = |slot: &Slot| match (&slot.result, &slot.input) {
+            (Some(result), _) => Decision::Provide(result.clone()),
+            (None, Some(input)) => Decision::ExecuteWith(input.clone()),
+            (None, None) => Decision::Execute,
+        };
+        let mut answers: Vec<_> = slots[..kept].iter().map(decision).map(Answer::Decided).collect();
+        let early = waited.map(|place| {
+            let Slot { tool_use, .. } = &slots[place];
+            let pause = Pause {
+                turn: turn.id,
+                tool_use: tool_use.clone(),
+                input_replaced: false,
+                reason: NEEDS_APPROVAL.into(),
+                expiry: None,
+                asked_by: None,
+            };
+            answers[place] = Answer::Waits(Box::new(pause));
+            let (tool_use_id, decision) = (tool_use.id.clone(), decision(&slots[place]));
+            Decided { turn: turn.id, tool_use_id, decision, by: None, expired: false, at }
+        });
+        let uses = slots.iter().map(|slot| slot.tool_use.clone()).collect();
+        Some(Tools { uses, answers, early: early.into_iter().collect() })
     }
 
     /// Runs the tools of a step. If the turn is recorded and one of the tools must not run twice, or only with its key,
@@ -164,8 +206,9 @@ impl Core {
         let recorded = turn.recorded;
         let is_safe = calls.iter().all(|call| slots[call.slot].replay == Replay::Safe);
         let op = self.enter(turn, Stage::Executing { slots, questions: Vec::new() });
+        let is_held = recorded && (!is_safe || self.leaving_since.is_some());
         cx.record_soon(recorded && is_safe);
-        cx.gate(recorded && !is_safe, Effect::RunTools(op, calls));
+        cx.gate(is_held, Effect::RunTools(op, calls));
     }
 
     /// Ends the turn because a tool has no handler. None of the step's tools are run.

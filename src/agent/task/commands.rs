@@ -91,10 +91,8 @@ impl Task {
                 self.take_up();
                 let _ = reply.send(());
             }
-            Command::Record(reply) => {
-                if self.durability.is_some() {
-                    self.step(Core::record_turn);
-                }
+            Command::Leave(reply) => {
+                self.leave();
                 let _ = reply.send(());
             }
             Command::Stop(_) | Command::Retire(..) => {

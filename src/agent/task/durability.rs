@@ -31,6 +31,8 @@ pub(in crate::agent) struct Durability {
     loose: Option<Arc<Record>>,
     /// Whether the input that is being processed was recorded.
     is_recorded: bool,
+    /// Whether the turn is left to another process, so that no effect that waits for a record is performed any more.
+    is_leaving: bool,
     /// The timer of a record for which nothing waits.
     soon: Option<Pin<Box<Sleep>>>,
     /// The replies that wait, each with the number of the record for which it waits.
@@ -55,6 +57,7 @@ impl Durability {
             last: 0,
             loose: None,
             is_recorded: false,
+            is_leaving: false,
             soon: None,
             replies: VecDeque::new(),
             facts,
@@ -113,9 +116,19 @@ impl Task {
         }
     }
 
+    /// Leaves the turn in flight to another process: records it, and performs no effect that waits for a record any
+    /// more.
+    pub(super) fn leave(&mut self) {
+        let Some(durability) = &mut self.durability else { return };
+        durability.is_leaving = true;
+        let withheld = self.work.as_mut().and_then(|work| work.held.take()).map(|held| held.1);
+        self.step(|core, cx| core.leave(withheld.as_ref(), cx));
+    }
+
     /// Performs an effect when the last record is stored.
     pub(super) fn hold_back(&mut self, effect: Effect) {
-        let Some(last) = self.durability.as_ref().filter(|own| !own.is_written()).map(|own| own.last) else {
+        let waits = |own: &&Durability| own.is_leaving || !own.is_written();
+        let Some(last) = self.durability.as_deref().filter(waits).map(|own| own.last) else {
             return self.perform(effect);
         };
         match effect {
@@ -167,7 +180,8 @@ impl Task {
             self.step(Core::record_now);
             return Poll::Ready(());
         }
-        let held = self.work.as_mut().and_then(|work| work.held.take_if(|held| held.0 <= written));
+        let is_due = |held: &mut Box<(u64, Effect)>| held.0 <= written && !durability.is_leaving;
+        let held = self.work.as_mut().and_then(|work| work.held.take_if(is_due));
         let Some((_, effect)) = held.map(|held| *held) else { return Poll::Pending };
         self.perform_all(vec![effect]);
         Poll::Ready(())

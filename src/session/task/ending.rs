@@ -119,6 +119,9 @@ impl Task {
             // Commands are polled last, so that many commands do not delay the end.
             tokio::select! {
                 biased;
+                // The agent gets the order to end before it learns of another write, so that it starts no tool that
+                // would be cut off at once.
+                () = &mut stopping, if !stopped => stopped = true,
                 delivery = self.deliveries.next(), if !heard_out => {
                     if let Some(delivery) = delivery {
                         self.take(delivery);
@@ -132,7 +135,6 @@ impl Task {
                 }
                 outcome = writing::outcome(&mut self.attempts) => self.written(outcome),
                 () = passed(&mut self.retry) => self.retry(),
-                () = &mut stopping, if !stopped => stopped = true,
                 () = passed(&mut deadline) => break,
                 command = commands.recv(), if open => match command {
                     // Further calls of `stop` wait together with the first call, and the nearest of their deadlines

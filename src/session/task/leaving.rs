@@ -67,7 +67,7 @@ impl Task {
         let mut before = None;
         loop {
             if leaves == Leaves::All {
-                self.owner.record_now().await?;
+                self.owner.leave().await?;
             }
             let is_paused = self.catch_up().await? == Status::Paused;
             if !self.core.is_recorded() || leaves == Leaves::Paused && !is_paused {

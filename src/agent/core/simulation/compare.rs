@@ -115,6 +115,8 @@ impl World {
         for (prompt, own) in read.staged.iter_mut().zip(self.core.staged.iter()) {
             Arc::make_mut(prompt).model = own.model.clone();
         }
+        // Whether tools may be withdrawn is not recorded, because a later process can't withdraw them.
+        read.decided = self.core.decided;
         ensure!(read == self.core, "{:?} was recorded, but {read:?} was read", self.core);
         let working = |core: &Core| core.phase().turn().map(|turn| turn.working.all().clone());
         ensure!(working(&read) == working(&self.core), "the working history differs");

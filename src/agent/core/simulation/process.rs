@@ -386,9 +386,10 @@ impl Process {
         self.input(outside, |core, cx| core.time_over(Duration::from_secs(1), cx))
     }
 
-    /// Records the turn in flight, even if nothing requires it.
-    pub(crate) fn record_turn(&mut self, outside: &mut Outside) -> Check {
-        self.input(outside, Core::record_turn)
+    /// Leaves the turn in flight to the next process.
+    pub(crate) fn leave(&mut self, outside: &mut Outside) -> Check {
+        let withheld = self.held.take().map(|(_, effect)| effect);
+        self.input(outside, |core, cx| core.leave(withheld.as_ref(), cx))
     }
 
     /// Records a change for which nothing waits, if there is one.

@@ -564,6 +564,33 @@ async fn lost_request_is_reported_again_only_if_the_report_was_not_recorded() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn tools_of_a_repeated_request_have_other_keys_than_unrecorded_tools_of_the_lost_one() {
+    let (calls, gate) = (Calls::new(), Gate::new());
+    let late = Step::new().gate(&gate).then_tool_use("t1", "act", json!({ "n": 1 })).stop();
+    let (_, builder) = acting([late], calls.tool(Replay::Safe));
+    let life = Life::begin(builder.max_steps(2), Durable::InFlight, &Shelf::default()).await;
+    life.agent.prompt("Hi").await.unwrap();
+    answered(gate.reached()).await;
+    // This record shows that the request was sent. It is the last one.
+    life.agent.prompt(Prompt::new("And")).await.unwrap();
+    settle().await;
+    life.cut();
+    gate.open();
+    answered(calls.gate.reached()).await;
+    let shelf = life.kill().await;
+
+    let other = Step::tool_use("t1", "act", json!({ "n": 2 }));
+    (0..4).for_each(|_| calls.gate.open());
+    let steps = [other, Step::text("Done."), Step::text("Then.")];
+    let life = continued(steps, calls.tool(Replay::Safe), &shelf).await;
+    let made = calls.made();
+    let [(first, _), (second, _)] = &made[..] else { panic!("{made:?}") };
+    assert_ne!(first, second, "{made:?}");
+    // The lost request does not count towards the limit of two requests.
+    assert_eq!(life.texts()[..4], ["Hi", "", "", "Done."], "{:?}", life.texts());
+}
+
+#[tokio::test(start_paused = true)]
 async fn record_that_cannot_be_read_is_refused() {
     let calls = Calls::new();
     let shelf = killed_in_tool(&calls, Replay::Safe).await;

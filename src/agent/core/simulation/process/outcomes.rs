@@ -25,7 +25,8 @@ impl Process {
 
     /// Reports the next outcome. Returns whether something was in progress.
     pub(crate) fn proceed(&mut self, outside: &mut Outside) -> Check<bool> {
-        if let Some((_, effect)) = self.held.take_if(|(waits_for, _)| *waits_for <= self.written) {
+        let is_due = |held: &mut (u64, Effect)| held.0 <= self.written && self.core.leaving_since.is_none();
+        if let Some((_, effect)) = self.held.take_if(is_due) {
             self.perform_all(outside, vec![effect])?;
         } else if let Some((op, call)) = self.call.take() {
             self.returned(outside, op, call)?;

@@ -113,7 +113,8 @@ impl Process {
 
     /// Performs an effect when the last record is stored.
     fn hold_back(&mut self, outside: &mut Outside, effect: Effect) -> Check {
-        if self.written >= self.last || outside.fault == Some(Fault::GatesRemoved) {
+        let is_written = self.written >= self.last && self.core.leaving_since.is_none();
+        if is_written || outside.fault == Some(Fault::GatesRemoved) {
             return self.perform(outside, effect);
         }
         if let Effect::Resolve(response) = effect {

@@ -142,7 +142,7 @@ impl Life {
         if !self.core.is_recorded() && self.process.level() == Durable::Turns {
             return Ok(false);
         }
-        self.process.record_turn(&mut common.outside)?;
+        self.process.leave(&mut common.outside)?;
         self.catch_up(common)?;
         if self.process.is_dead() || !self.core.is_recorded() {
             return Ok(false);

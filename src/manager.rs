@@ -138,6 +138,7 @@ struct Inner {
     setup: Arc<Setup>,
     registry_of_models: Registry,
     close_timeout: Duration,
+    decide_timeout: Option<Duration>,
     room_timeout: Option<Duration>,
     titles: Titles,
     limits: Limits,
@@ -175,6 +176,7 @@ pub struct ManagerBuilder {
     registry: Option<Registry>,
     idle_shutdown: Option<Duration>,
     close_timeout: Duration,
+    decide_timeout: Option<Duration>,
     room_timeout: Option<Duration>,
     titles: Titles,
     max_open: Option<usize>,
@@ -229,6 +231,17 @@ impl ManagerBuilder {
     /// its caller stopped waiting, the operation is given up.
     pub fn close_timeout(mut self, limit: Duration) -> Self {
         self.close_timeout = limit;
+        self
+    }
+
+    /// Sets how long [`Manager::decide`] waits while another process owns the conversation. Defaults to the duration of
+    /// the store's [leases](Store::lease_duration) plus 5 seconds.
+    ///
+    /// If a process has crashed, its conversations are owned until its leases expire. With the default, the decision
+    /// waits until then, and succeeds. If the owner is alive, it renews its lease, and the decision fails with
+    /// [`ManagerError::OpenElsewhere`] after this time.
+    pub fn decide_timeout(mut self, limit: Duration) -> Self {
+        self.decide_timeout = Some(limit);
         self
     }
 
@@ -307,6 +320,7 @@ impl ManagerBuilder {
             setup,
             registry_of_models: self.registry.unwrap_or_default(),
             close_timeout: self.close_timeout,
+            decide_timeout: self.decide_timeout,
             room_timeout: self.room_timeout,
             titles: self.titles,
             limits: Limits::new(self.max_turns, self.max_turns_per_tenant),
@@ -327,6 +341,7 @@ impl Manager {
             registry: None,
             idle_shutdown: Some(Duration::from_mins(5)),
             close_timeout: Duration::from_secs(30),
+            decide_timeout: None,
             room_timeout: Some(Duration::from_mins(1)),
             titles: Titles::default(),
             max_open: None,

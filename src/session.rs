@@ -94,6 +94,7 @@ pub(crate) use shared::Setup;
 pub use snapshot::SessionSnapshot;
 use subscription::Hold;
 pub use subscription::{Guard, Mode, SessionSubscription};
+pub(crate) use tenure::Tenure;
 use tokio::{sync::mpsc, time::Instant};
 pub(crate) use watcher::{Notice, Watcher};
 

@@ -9,15 +9,16 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::time::{Instant, sleep_until};
 
-use super::{Inner, Manager, ManagerError, opening::in_a_task};
+use super::{Inner, Manager, ManagerError, opening::in_a_task, recovery::USUAL_LEASE};
 use crate::{
     agent::{self, AgentError, check_decision},
     message::{Timestamp, ToolUse, ToolUseId},
-    session::{Session, SessionCommand, SessionError},
+    session::{Session, SessionCommand, SessionError, Tenure},
     store::{
-        Commit, ConversationId, Filter, Labels, Lease, Owner, Page, PendingApproval, Position, StoreError,
+        Commit, ConversationId, Filter, Labels, Owner, Page, PendingApproval, Position, StoreError,
         StoredTurn, TurnRecord, TurnSummary, Turns, Undecidable, Write,
     },
+    time::moment_after,
     tool::Decision,
 };
 
@@ -150,8 +151,9 @@ impl Manager {
     ///
     /// - [`ManagerError::StaleApproval`] if the tool use does not wait for a decision. It was decided by somebody else,
     ///   its time limit has passed, or its turn has ended.
-    /// - [`ManagerError::OpenElsewhere`] if the conversation is open in another process. Decide there. The call waits
-    ///   one second first, because another process may own the conversation only while it stores a decision.
+    /// - [`ManagerError::OpenElsewhere`] if the conversation is open in another process. Decide there. The call first
+    ///   waits for the [decide timeout](super::ManagerBuilder::decide_timeout), because the process may have crashed, and
+    ///   its lease then ends.
     /// - [`AgentError::LongName`] if the name is too long.
     /// - [`AgentError::DeepDecision`] if the decision has more than 64 levels of arrays and objects.
     /// - [`SessionError::DamagedTurn`] if the recorded turn can't be read.
@@ -192,11 +194,17 @@ impl Manager {
 
 /// The maximum number of times that a decision is applied to a newer state of its turn after a conflict.
 const MAX_CONFLICTS: usize = 8;
-/// The time for which a decision waits if another process owns the conversation. It may own the conversation only for
-/// the moment in which it stores its decision.
-const OWNED_LIMIT: Duration = Duration::from_secs(1);
-/// The delay before the second attempt to own the conversation. Each following delay is twice as long.
+/// The time for which a decision waits beyond the duration of a lease, if the application sets no other time.
+const LEASE_MARGIN: Duration = Duration::from_secs(5);
+/// The delay before the second attempt to own a conversation that another process owns. Each following delay is twice as
+/// long. Most processes own a conversation for a long time, but some only while they store a decision.
 const OWNED_DELAY: Duration = Duration::from_millis(10);
+/// The longest delay between two attempts to own a conversation.
+const LONGEST_OWNED_DELAY: Duration = Duration::from_secs(1);
+
+/// The outcome of an attempt to decide on a tool use of a conversation that is not open in this manager. If another
+/// process owns the conversation, the outcome is an error with the turn and the error of the store.
+type Attempt = Result<(), Box<(StoredTurn, StoreError)>>;
 
 impl Inner {
     async fn decide(
@@ -206,6 +214,11 @@ impl Inner {
         by: Option<&str>,
     ) -> Result<Decided, ManagerError> {
         let by: Option<Arc<str>> = by.map(Into::into);
+        let lease = self.store.lease_duration();
+        let limit = self.decide_timeout;
+        let limit = limit.unwrap_or_else(|| lease.unwrap_or(USUAL_LEASE).saturating_add(LEASE_MARGIN));
+        let (begun, until) = (Instant::now(), moment_after(limit));
+        let (mut known, mut delay) = (None, OWNED_DELAY);
         loop {
             let (hold, session) = self.hold(&id.conversation).await.split();
             if let Some(session) = session {
@@ -219,35 +232,53 @@ impl Inner {
                     decided => return decided.map(|()| Decided::InSession),
                 }
             }
+            let now = Instant::now();
             let (inner, wanted, cut_off) = (Arc::clone(self), id.clone(), id.conversation.clone());
-            return in_a_task(self.patience(), async move {
-                let decided = inner.decide_stored(&wanted, decision, by).await;
+            let (decision, by) = (decision.clone(), by.clone());
+            let attempt = in_a_task(self.patience(), async move {
+                let decided = inner.decide_stored(&wanted, decision, by, known).await;
                 drop(hold);
-                if decided.is_ok() {
+                if matches!(decided, Ok(Ok(()))) {
                     inner.continue_decided(&wanted.conversation);
                 }
-                decided.map(|()| Decided::InStore)
-            })
-            .await
-            .unwrap_or_else(|reason| Err(ManagerError::CutOff { id: cut_off, reason }));
+                decided
+            });
+            let attempt = attempt.await;
+            let attempt = attempt.unwrap_or_else(|reason| Err(ManagerError::CutOff { id: cut_off, reason }));
+            let Err(owned) = attempt? else { return Ok(Decided::InStore) };
+            let (turn, error) = *owned;
+            if now >= until || self.shutting.is_cancelled() {
+                return Err(ManagerError::from(error).with_left(lease, begun.elapsed()));
+            }
+            known = Some(turn);
+            // The id is released meanwhile, so that other callers need not wait for the other process.
+            tokio::select! {
+                () = self.shutting.cancelled() => {}
+                () = sleep_until(until.min(now + delay)) => {}
+            }
+            delay = (delay * 2).min(LONGEST_OWNED_DELAY);
         }
     }
 
-    /// Decides on a tool use of a conversation that is not open in this manager.
+    /// Decides on a tool use of a conversation that is not open in this manager. `known` is the turn as an earlier
+    /// attempt has read it. If the turn has changed since, the store rejects the write, and the turn is read again.
     async fn decide_stored(
         &self,
         id: &ApprovalId,
         decision: Decision,
         by: Option<Arc<str>>,
-    ) -> Result<(), ManagerError> {
+        mut known: Option<StoredTurn>,
+    ) -> Result<Attempt, ManagerError> {
         let mut conflicts = 0;
-        let until = Instant::now() + OWNED_LIMIT;
         loop {
             let stale = |turn: Option<&StoredTurn>| ManagerError::stale(id, turn);
             if !self.store.keeps_turns() {
                 return Err(stale(None));
             }
-            let Some(turn) = self.store.turn(&id.conversation).await? else { return Err(stale(None)) };
+            let turn = match known.take() {
+                Some(turn) => turn,
+                None => self.store.turn(&id.conversation).await?.ok_or_else(|| stale(None))?,
+            };
             let decided = agent::Decided {
                 turn: id.turn,
                 tool_use_id: id.tool_use.clone(),
@@ -264,10 +295,10 @@ impl Inner {
                     return Err(SessionError::DamagedTurn { problem }.into());
                 }
             };
-            let lease = self.acquire_before(until, &id.conversation).await?;
-            match self.record_under(&lease, &turn, &id.conversation, record).await {
+            match self.record(&turn, &id.conversation, record).await {
                 Err(StoreError::Conflict { .. }) if conflicts < MAX_CONFLICTS => conflicts += 1,
-                written => return written.map_err(ManagerError::from).and(result),
+                Err(error @ StoreError::Owned { .. }) => return Ok(Err(Box::new((turn, error)))),
+                written => return written.map_err(ManagerError::from).and(result).map(Ok),
             }
         }
     }
@@ -278,19 +309,6 @@ impl Inner {
         if has_limit { self.store.now().await } else { Ok(Timestamp::now()) }
     }
 
-    /// Acquires a conversation. While another process owns it, tries again until this time.
-    async fn acquire_before(&self, until: Instant, id: &ConversationId) -> Result<Lease, StoreError> {
-        let mut delay = OWNED_DELAY;
-        loop {
-            let now = Instant::now();
-            match self.store.acquire(id, &self.owner).await {
-                Err(StoreError::Owned { .. }) if now < until => sleep_until(until.min(now + delay)).await,
-                acquired => return acquired,
-            }
-            delay *= 2;
-        }
-    }
-
     /// Writes a record of a turn whose conversation nobody has open. If the turn has changed since it was read, the
     /// version of the write makes the store reject the write.
     pub(super) async fn record(
@@ -299,23 +317,16 @@ impl Inner {
         id: &ConversationId,
         record: TurnRecord,
     ) -> Result<(), StoreError> {
-        let lease = self.store.acquire(id, &self.owner).await?;
-        self.record_under(&lease, turn, id, record).await
-    }
-
-    /// Writes a record as [`record`](Self::record) does, under this lease, and releases the lease.
-    async fn record_under(
-        &self,
-        lease: &Lease,
-        turn: &StoredTurn,
-        id: &ConversationId,
-        record: TurnRecord,
-    ) -> Result<(), StoreError> {
+        // If this future is dropped, the tenure releases the conversation.
+        let tenure = self.setup.acquire(&self.store, id).await?;
         let write = Write::on(turn.version);
-        let write = if lease.lasts.is_some() { write.under(lease) } else { write };
+        let lease = tenure.as_ref().map(Tenure::lease).transpose()?;
+        let write = lease.map_or(write, |lease| write.under(&lease));
         let commit = Commit::new(record.head).with_usage([]).with_turn(record);
         let written = self.store.commit(id, &write, &commit).await;
-        self.release_lease(id, lease).await;
+        if let Some(tenure) = tenure {
+            tenure.end(None).await;
+        }
         written.map(|_| ())
     }
 }

@@ -12,7 +12,7 @@ use super::{Inner, ManagerError, Shutdown, opening::in_a_task};
 use crate::{
     actor::OwnWake,
     agent::InFlight,
-    session::{Session, SessionError},
+    session::{Session, SessionError, Tenure},
     store::{ConversationId, Labels, Lease, StateChange, StoreError, Write},
 };
 
@@ -155,17 +155,16 @@ impl Inner {
 
     /// Deletes a conversation that is not open.
     async fn delete_stored(&self, id: &ConversationId) -> Result<(), StoreError> {
-        let lease = match self.store.acquire(id, &self.owner).await {
-            Ok(lease) => lease,
+        let tenure = match self.setup.acquire(&self.store, id).await {
+            Ok(tenure) => tenure,
             // The conversation does not exist, but a crash may have left parts of it in the store, so let the store
             // delete them.
             Err(StoreError::NotFound { .. }) => return self.store.delete(id).await,
             Err(error) => return Err(error),
         };
-        let deleted = self.store.delete_under(id, &lease).await;
-        if deleted.is_err() {
-            self.release_lease(id, &lease).await;
-        }
+        let Some(tenure) = tenure else { return self.store.delete_under(id, &Lease::unlimited()).await };
+        let deleted = self.store.delete_under(id, &tenure.lease()?).await;
+        tenure.end(None).await;
         deleted
     }
 
@@ -173,15 +172,18 @@ impl Inner {
     /// has the conversation open, there are two cases: if the store supports owners, the operation fails. Otherwise,
     /// the other session adopts the title or the labels.
     async fn describe_stored(&self, id: &ConversationId, change: StateChange) -> Result<(), StoreError> {
-        let lease = self.store.acquire(id, &self.owner).await?;
-        let described = self.describe_under(&lease, id, change).await;
-        self.release_lease(id, &lease).await;
+        let tenure = self.setup.acquire(&self.store, id).await?;
+        let lease = tenure.as_ref().map(Tenure::lease).transpose()?;
+        let described = self.describe_under(lease.as_ref(), id, change).await;
+        if let Some(tenure) = tenure {
+            tenure.end(None).await;
+        }
         described
     }
 
     async fn describe_under(
         &self,
-        lease: &Lease,
+        lease: Option<&Lease>,
         id: &ConversationId,
         change: StateChange,
     ) -> Result<(), StoreError> {
@@ -189,7 +191,7 @@ impl Inner {
         let mut tries = 0;
         loop {
             let write = Write::on(version);
-            let write = if lease.lasts.is_some() { write.under(lease) } else { write };
+            let write = lease.map_or(write, |lease| write.under(lease));
             match self.store.save_state(id, &write, &change).await {
                 // A title and labels do not depend on the changes of other writers, so after a conflict, write them on
                 // the current version.
@@ -272,12 +274,6 @@ impl Inner {
             failed.extend(or_panic(ended));
         }
         failed
-    }
-
-    pub(super) async fn release_lease(&self, id: &ConversationId, lease: &Lease) {
-        if let Err(error) = self.store.release(id, lease).await {
-            tracing::warn!(%id, %error, "releasing a conversation failed; it is owned until its lease expires");
-        }
     }
 }
 

@@ -25,13 +25,17 @@ pub enum ManagerError {
     /// The conversation is open in another process or another manager. Use it there. If that process has died, the
     /// conversation can be opened in this manager after its lease expires.
     #[error(
-        "conversation {id} is open elsewhere, owned by {owner}; use it there, or wait until its lease expires"
+        "conversation {id} is open elsewhere, owned by {owner}; use it there, or wait until its lease expires{}",
+        within(.left.as_ref())
     )]
     OpenElsewhere {
         /// The conversation's id.
         id: ConversationId,
         /// The owner's name, and its address if it gave one.
         owner: Owner,
+        /// The maximum time until the lease expires, unless its owner renews it. `None` if it is not known.
+        /// [`Manager::decide`](super::Manager::decide) knows it.
+        left: Option<Duration>,
     },
     /// The tool use does not wait for a decision: it was already decided, its time limit has passed, or its turn has
     /// ended.
@@ -135,6 +139,16 @@ impl ManagerError {
         }
     }
 
+    /// Returns the same error with the maximum time until the lease expires, if the conversation is open elsewhere.
+    /// `lease` is the duration of leases. A lease that was not renewed while the caller has `waited` lasts for the rest of
+    /// it. If this caller has waited for longer than the duration, the lease was renewed.
+    pub(super) fn with_left(mut self, lease: Option<Duration>, waited: Duration) -> Self {
+        if let Self::OpenElsewhere { left, .. } = &mut self {
+            *left = lease.map(|lease| lease.checked_sub(waited).unwrap_or(lease));
+        }
+        self
+    }
+
     /// Returns the error of the model service, if this error caused a run to fail.
     pub fn provider_error(&self) -> Option<&ProviderError> {
         match self {
@@ -151,6 +165,10 @@ impl ManagerError {
             _ => None,
         }
     }
+}
+
+fn within(left: Option<&Duration>) -> String {
+    left.map(|left| format!(", in at most {left:?}")).unwrap_or_default()
 }
 
 fn still(waiting: &[ToolUseId]) -> String {
@@ -171,7 +189,7 @@ fn list(ids: &[ConversationId]) -> String {
 impl From<SessionError> for ManagerError {
     fn from(error: SessionError) -> Self {
         match error {
-            SessionError::Store(StoreError::Owned { id, owner }) => Self::OpenElsewhere { id, owner },
+            SessionError::Store(error @ StoreError::Owned { .. }) => error.into(),
             other => Self::Session(other),
         }
     }
@@ -180,7 +198,7 @@ impl From<SessionError> for ManagerError {
 impl From<StoreError> for ManagerError {
     fn from(error: StoreError) -> Self {
         match error {
-            StoreError::Owned { id, owner } => Self::OpenElsewhere { id, owner },
+            StoreError::Owned { id, owner } => Self::OpenElsewhere { id, owner, left: None },
             other => Self::Store(other),
         }
     }

@@ -5,7 +5,7 @@ mod attempts;
 use std::{
     fmt, io,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -22,9 +22,10 @@ use tracing::Instrument;
 use super::{Inner, Manager, ManagerBuilder, ManagerError, OpenOptions, opening::Beginning};
 use crate::{
     error_chain,
+    panics::{contained, contained_async},
     session::SessionError,
     store::{ConversationId, Filter, Page, Position, StoreError, StoredTurn, TurnSummary, Turns},
-    sync::lock,
+    time::{SHORTEST_INTERVAL, scaled},
 };
 
 /// The number of turns that are read from the store at once.
@@ -33,8 +34,10 @@ const PAGE: usize = 64;
 const PARALLEL: usize = 16;
 /// The number of turns that one sweep looks at. The next sweep continues after them.
 const MOST_PER_SWEEP: usize = 1024;
+/// The time limit for opening one conversation, if the application sets no other limit.
+const TIMEOUT: Duration = Duration::from_mins(1);
 /// The duration that is assumed for the leases of a store that names none.
-const USUAL_LEASE: Duration = Duration::from_secs(30);
+pub(super) const USUAL_LEASE: Duration = Duration::from_secs(30);
 
 /// When a manager looks for turns that nobody works on.
 ///
@@ -74,11 +77,12 @@ impl Interval {
             Self::Every(interval) => Some(interval),
             Self::Off => None,
         }
+        .map(|interval| interval.max(SHORTEST_INTERVAL))
     }
 }
 
 impl Sweep {
-    /// Returns a sweep that runs at this interval.
+    /// Returns a sweep that runs at this interval, which is at least ten milliseconds.
     pub fn every(interval: Duration) -> Self {
         Self { interval: Interval::Every(interval), filter: Filter::default() }
     }
@@ -113,6 +117,7 @@ type Starter = dyn Fn(&TurnSummary) -> Option<OpenOptions> + Send + Sync;
 pub(super) struct RecoverySettings {
     starter: Option<Arc<Starter>>,
     sweep: Sweep,
+    timeout: Option<Duration>,
 }
 
 impl fmt::Debug for RecoverySettings {
@@ -125,24 +130,25 @@ impl fmt::Debug for RecoverySettings {
 pub(super) struct Recovery {
     starter: Option<Arc<Starter>>,
     sweep: Sweep,
+    /// The time limit for opening one conversation, and for one part of the list of turns.
+    timeout: Duration,
     /// Whether the task of the sweep was started.
     is_sweeping: AtomicBool,
     /// The moment from which the times of attempts are counted.
     begun: Instant,
-    attempts: Mutex<Attempts>,
     /// Ends the task of the sweep when the manager is dropped.
     alive: DropGuard,
 }
 
 impl RecoverySettings {
     pub(super) fn build(self) -> Recovery {
-        let Self { starter, sweep } = self;
+        let Self { starter, sweep, timeout } = self;
         Recovery {
             starter,
             sweep,
+            timeout: timeout.unwrap_or(TIMEOUT),
             is_sweeping: AtomicBool::new(false),
             begun: Instant::now(),
-            attempts: Mutex::default(),
             alive: CancellationToken::new().drop_guard(),
         }
     }
@@ -186,14 +192,24 @@ impl ManagerBuilder {
     /// Sets when the manager looks for turns that nobody works on. This needs a [`starter`](Self::starter). Defaults to
     /// [`Sweep::default`].
     ///
-    /// The first sweep begins with the first operation of the manager. A sweep opens the oldest turns first. If no
-    /// place for an [open session](Self::max_open) is free, a sweep opens one conversation at a time, in the place of
-    /// an idle session, and only if no caller waits for a place. If all [requests](Self::max_turns) are in use, it
-    /// opens none. After each restart of a turn without progress, and after each failure, the sweeps wait longer before
-    /// they open the conversation. A conversation that cannot be opened is reported as
-    /// [`ManagerEvent::NotRecovered`](super::ManagerEvent::NotRecovered).
+    /// The first sweep begins with the first operation of the manager. A sweep opens the oldest turns first. A turn for
+    /// which the starter returns `None` takes no place. If no place for an [open session](Self::max_open) is free, a
+    /// sweep opens one conversation, in the place of an idle session, and only if no caller waits for a place. If all
+    /// [requests](Self::max_turns) are in use, it opens none. After each restart of a turn without progress, and after
+    /// each failure, the sweeps wait longer before they open the conversation. A conversation that cannot be opened is
+    /// reported as [`ManagerEvent::NotRecovered`](super::ManagerEvent::NotRecovered).
     pub fn sweep(mut self, sweep: Sweep) -> Self {
         self.recovery.sweep = sweep;
+        self
+    }
+
+    /// Sets how long a [sweep](Self::sweep) and [`Manager::recover`] wait for the opening of one conversation, with the
+    /// time for `init` and for a place. The limit also applies to each page of the list of turns. Defaults to one
+    /// minute.
+    ///
+    /// If the time is over, the attempt counts as a failure.
+    pub fn recovery_timeout(mut self, limit: Duration) -> Self {
+        self.recovery.timeout = Some(limit);
         self
     }
 }
@@ -208,8 +224,8 @@ impl Manager {
     /// - [`ManagerError::NoStarter`] if the manager has no [starter](ManagerBuilder::starter).
     /// - [`ManagerError::ShutDown`].
     /// - The error of the store, such as [`StoreError::Unsupported`] if the store does not keep turns, or
-    ///   [`StoreError::Failed`] if it does not list the turns within twice the
-    ///   [close timeout](ManagerBuilder::close_timeout).
+    ///   [`StoreError::Failed`] if it does not list the turns within the
+    ///   [recovery timeout](ManagerBuilder::recovery_timeout).
     ///
     /// # Cancel safety
     ///
@@ -244,12 +260,20 @@ impl Inner {
             let gone = self.recovery.alive.token().clone();
             // The task belongs to no caller, so it has no span of a caller.
             tokio::spawn(async move {
-                let mut after = None;
+                let (mut attempts, mut after) = (Attempts::default(), None);
                 loop {
                     let Some(inner) = inner.upgrade().filter(|inner| !inner.registry().is_shut) else {
                         return;
                     };
-                    after = inner.sweep(&starter, after).await;
+                    // A panic of the store ends this sweep, but not the sweeps that follow.
+                    let swept = contained_async(inner.sweep(&starter, &mut attempts, after.take())).await;
+                    after = swept.unwrap_or_else(|panic| {
+                        tracing::error!(
+                            panic,
+                            "a sweep for turns that nobody works on panicked; the next one follows"
+                        );
+                        None
+                    });
                     drop(inner);
                     tokio::select! {
                         biased;
@@ -262,16 +286,19 @@ impl Inner {
     }
 
     /// Runs one sweep of the task. Returns the position at which the next one continues.
-    async fn sweep(self: &Arc<Self>, starter: &Arc<Starter>, after: Option<Position>) -> Option<Position> {
-        let mut attempts = std::mem::take(&mut *lock(&self.recovery.attempts));
+    async fn sweep(
+        self: &Arc<Self>,
+        starter: &Arc<Starter>,
+        attempts: &mut Attempts,
+        after: Option<Position>,
+    ) -> Option<Position> {
         let mut recovered = Recovered::default();
-        let swept = self.look_through(starter, &mut attempts, after, MOST_PER_SWEEP, &mut recovered);
+        let swept = self.look_through(starter, attempts, after, MOST_PER_SWEEP, &mut recovered);
         let swept = tokio::select! {
             biased;
             swept = swept => swept,
             () = self.shutting.cancelled() => Ok(None),
         };
-        *lock(&self.recovery.attempts) = attempts;
         swept.unwrap_or_else(|error| {
             tracing::warn!(error = error_chain(&error), "turns that nobody works on could not be listed");
             None
@@ -307,18 +334,32 @@ impl Inner {
                     after = Some(turn.position);
                     continue;
                 }
-                while tasks.len() >= PARALLEL {
-                    self.settle(&mut tasks, attempts, recovered).await;
+                // A turn that another manager is responsible for needs no place. If time limits have passed, their
+                // decisions are applied first, whether or not this manager opens the conversation.
+                let mut options = None;
+                if verdict == Verdict::Open {
+                    match ask(starter, &turn) {
+                        Ok(asked) => options = asked,
+                        Err(error) => self.failed(turn.clone(), error, attempts, recovered),
+                    }
+                    if options.is_none() {
+                        after = Some(turn.position);
+                        continue;
+                    }
                 }
-                if !self.registry().has_room_for_recovery(tasks.len())
-                    || recovered.opened.len() + tasks.len() >= room
-                {
-                    break 'turns Ok(after);
+                // An opening that has failed has no place any more.
+                while !self.has_room(&tasks, recovered, room) {
+                    if tasks.is_empty() {
+                        break 'turns Ok(after);
+                    }
+                    self.settle(&mut tasks, attempts, recovered).await;
                 }
                 after = Some(turn.position.clone());
                 let (inner, starter) = (Arc::clone(self), Arc::clone(starter));
                 let one = async move {
-                    let outcome = inner.recover_one(&starter, &turn, verdict).await;
+                    let outcome = contained_async(inner.recover_one(&starter, &turn, verdict, options)).await;
+                    let id = &turn.id;
+                    let outcome = outcome.unwrap_or_else(|reason| Outcome::Failed(cut_off(id, reason)));
                     (turn, outcome)
                 };
                 tasks.spawn(one.in_current_span());
@@ -336,10 +377,18 @@ impl Inner {
         next
     }
 
+    /// Returns whether another conversation may be opened, while these tasks are running.
+    fn has_room(&self, tasks: &JoinSet<(TurnSummary, Outcome)>, recovered: &Recovered, room: usize) -> bool {
+        let (opening, opened) = (tasks.len(), recovered.opened.len());
+        opening < PARALLEL
+            && opened + opening < room
+            && self.registry().has_room_for_recovery(opening, opened)
+    }
+
     /// Waits for a part of the list of turns, for a limited time. Otherwise a call of the store that never returns would
     /// end all sweeps.
     async fn listed<T>(&self, part: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
-        let limit = self.patience();
+        let limit = self.recovery.timeout;
         timeout(limit, part).await.unwrap_or_else(|_| {
             let late = io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {limit:?}"));
             Err(StoreError::failed("list the turns in flight", late))
@@ -358,17 +407,26 @@ impl Inner {
                 attempts.opened(&turn.id);
                 recovered.opened.push(turn.id);
             }
-            Some(Ok((turn, Outcome::Failed(error)))) => {
-                attempts.failed(&turn, self.recovery.begun.elapsed());
-                // Do not report a turn that a newer version of this crate has recorded: a process with that version
-                // continues it.
-                if !matches!(error, ManagerError::Session(SessionError::NewerTurn { .. })) {
-                    self.report_failure(&turn.id, &error);
-                }
-                recovered.failed.push((turn.id, error));
-            }
+            Some(Ok((turn, Outcome::Failed(error)))) => self.failed(turn, error, attempts, recovered),
             Some(Ok((_, Outcome::Skipped)) | Err(_)) | None => {}
         }
+    }
+
+    /// Records that a turn could not be opened.
+    fn failed(
+        &self,
+        turn: TurnSummary,
+        error: ManagerError,
+        attempts: &mut Attempts,
+        recovered: &mut Recovered,
+    ) {
+        attempts.failed(&turn, self.recovery.begun.elapsed());
+        // Do not report a turn that a newer version of this crate has recorded: a process with that version continues
+        // it.
+        if !matches!(error, ManagerError::Session(SessionError::NewerTurn { .. })) {
+            self.report_failure(&turn.id, &error);
+        }
+        recovered.failed.push((turn.id, error));
     }
 
     fn report_failure(&self, id: &ConversationId, error: &ManagerError) {
@@ -382,17 +440,24 @@ impl Inner {
         starter: &Arc<Starter>,
         turn: &TurnSummary,
         verdict: Verdict,
+        mut options: Option<OpenOptions>,
     ) -> Outcome {
         let recovered = async {
-            if verdict == Verdict::Expire && !self.expire(&turn.id).await? {
-                return Ok(Outcome::Skipped);
+            if verdict == Verdict::Expire {
+                if !self.expire(&turn.id).await? {
+                    return Ok(Outcome::Skipped);
+                }
+                options = ask(starter, turn)?;
             }
-            self.open_for(starter, turn).await
+            self.open_for(&turn.id, options).await
         };
-        timeout(self.patience(), recovered).await.map_or_else(
+        let limit = self.recovery.timeout;
+        timeout(limit, recovered).await.map_or_else(
             |_| {
-                let reason = format!("the conversation was not opened within {:?}", self.patience());
-                Outcome::Failed(ManagerError::CutOff { id: turn.id.clone(), reason })
+                Outcome::Failed(cut_off(
+                    &turn.id,
+                    format!("the conversation was not opened within {limit:?}"),
+                ))
             },
             |outcome| outcome.unwrap_or_else(Outcome::Failed),
         )
@@ -400,18 +465,11 @@ impl Inner {
 
     async fn open_for(
         self: &Arc<Self>,
-        starter: &Arc<Starter>,
-        turn: &TurnSummary,
+        id: &ConversationId,
+        options: Option<OpenOptions>,
     ) -> Result<Outcome, ManagerError> {
-        let (id, shared, asked) = (turn.id.clone(), Arc::clone(starter), turn.clone());
-        // The application's function runs in a task, so that its panic ends only this task.
-        let options = tokio::spawn(async move { shared(&asked) }.in_current_span()).await;
-        let Some(options) =
-            options.map_err(|error| ManagerError::CutOff { id: id.clone(), reason: error.to_string() })?
-        else {
-            return Ok(Outcome::Skipped);
-        };
-        match self.open(id, options.subscribe(None), Beginning::Stored).await {
+        let Some(options) = options else { return Ok(Outcome::Skipped) };
+        match self.open(id.clone(), options.subscribe(None), Beginning::Stored).await {
             Ok(_) => Ok(Outcome::Opened),
             // Another process was faster, or the conversation was deleted.
             Err(ManagerError::OpenElsewhere { .. } | ManagerError::ShutDown) => Ok(Outcome::Skipped),
@@ -432,9 +490,10 @@ impl Inner {
                 };
                 let labels = inner.store.summary(&id).await?.labels;
                 let turn = TurnSummary { labels, ..TurnSummary::new(id.clone(), &turn) };
-                inner.open_for(&starter, &turn).await
+                inner.open_for(&id, ask(&starter, &turn)?).await
             };
-            if let Err(error) = opened.await {
+            let opened = contained_async(opened).await;
+            if let Err(error) = opened.unwrap_or_else(|panic| Err(cut_off(&id, panic))) {
                 inner.report_failure(&id, &error);
             }
         };
@@ -445,7 +504,8 @@ impl Inner {
     /// should be opened: no other caller or process works on it, and the turn needs more than decisions.
     async fn expire(self: &Arc<Self>, id: &ConversationId) -> Result<bool, ManagerError> {
         let (_hold, session) = self.hold(id).await.split();
-        if session.is_some() {
+        // A shutdown that began before this claim does not wait for it.
+        if session.is_some() || self.registry().is_shut {
             return Ok(false);
         }
         let Some(turn) = self.store.turn(id).await? else { return Ok(false) };
@@ -468,6 +528,15 @@ fn only_waits(turn: &StoredTurn) -> bool {
     !waiting.is_empty() && waiting.iter().all(|waiting| waiting.survives)
 }
 
+/// Asks the application for the options to open the conversation of a turn.
+fn ask(starter: &Arc<Starter>, turn: &TurnSummary) -> Result<Option<OpenOptions>, ManagerError> {
+    contained(|| starter(turn)).map_err(|panic| cut_off(&turn.id, format!("the starter panicked: {panic}")))
+}
+
+fn cut_off(id: &ConversationId, reason: String) -> ManagerError {
+    ManagerError::CutOff { id: id.clone(), reason }
+}
+
 fn with_jitter(interval: Duration) -> Duration {
-    interval.mul_f64(rand::random_range(0.75..=1.25))
+    scaled(interval, rand::random_range(0.75..=1.25))
 }

@@ -11,8 +11,9 @@ impl Manager {
     /// As soon as the call starts, no more conversations are opened and prompts are refused. Active runs may continue
     /// for the [grace period](Shutdown::with_grace), and are interrupted after it. Each session may then use the time
     /// up to the [deadline](Shutdown::within) to finish the title that is being generated for it and to save its
-    /// changes. A second shutdown succeeds. If a [`Duration`] is given instead of a [`Shutdown`], it is the deadline,
-    /// and there is no grace period.
+    /// changes. Openings are given up, also those of a [sweep](super::ManagerBuilder::sweep), and the call waits until
+    /// their leases are released. A second shutdown succeeds. If a [`Duration`] is given instead of a [`Shutdown`], it is
+    /// the deadline, and there is no grace period.
     ///
     /// # Errors
     ///
@@ -77,6 +78,10 @@ impl Manager {
             }
             tokio::task::yield_now().await;
         }
+        // An opening that was given up may still get its lease from the store, and then releases it. The process may
+        // exit after this call, so wait for the release.
+        let left = grace.saturating_add(deadline).saturating_sub(begun.elapsed());
+        let _ = tokio::time::timeout(left, inner.setup.all_released()).await;
         inner.registry().finish();
         if failed.is_empty() { Ok(()) } else { Err(ManagerError::EndedIncomplete { sessions: failed }) }
     }

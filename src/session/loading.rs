@@ -88,8 +88,9 @@ impl LoadedTurn {
         let local = Timestamp::now();
         let expiries =
             turn.approvals().into_iter().filter_map(|PendingApproval { waiting, expires, .. }| {
-                let left = expires?.0.saturating_sub(now.0);
-                Some((waiting.tool_use.id, local.after(Duration::from_millis(left))))
+                // If the clock was ahead when the tool use began to wait, its limit begins now.
+                let left = expires?.since(now).min(waiting.expires_in.unwrap_or(Duration::MAX));
+                Some((waiting.tool_use.id, local.after(left)))
             });
         let in_flight =
             in_flight.with_lives(lives).with_age(age).with_recover(recover).with_expiries(expiries.collect());

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     actor::{Signal, Termination},
     agent::{AgentError, Durable, Hold, Recover, WeakAgent},
-    store::{ConversationId, Owner, WriteId},
+    store::{ConversationId, Owner, Store, StoreError, WriteId},
     subscription::{End, EndReason, FeedLimits},
 };
 
@@ -42,6 +42,26 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
+    /// Makes the owner of these settings the owner of a conversation, as [`Tenure::begin`] does.
+    pub(crate) async fn acquire(
+        &self,
+        store: &Arc<dyn Store>,
+        id: &ConversationId,
+    ) -> Result<Option<Tenure>, StoreError> {
+        Tenure::begin(store, self.keeper.as_ref(), id, &self.owner()).await
+    }
+
+    /// Waits until each lease under these settings is released, and none is being acquired.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, nothing changes.
+    pub(crate) async fn all_released(&self) {
+        if let Some(keeper) = &self.keeper {
+            keeper.all_released().await;
+        }
+    }
+
     pub(super) fn owner(&self) -> Owner {
         self.owner.as_deref().cloned().unwrap_or_else(Owner::unique)
     }

@@ -29,7 +29,7 @@ use crate::{
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The ownership of one conversation. The conversation is released shortly after this is dropped.
-pub(super) struct Tenure {
+pub(crate) struct Tenure {
     held: Arc<Held>,
     /// Completes with the reason when the conversation is lost. The future is boxed once, so that a session without a
     /// lease needs no space for it.
@@ -44,6 +44,8 @@ pub(super) struct Held {
     /// Whether the session has released the lease.
     is_over: AtomicBool,
     keeper: Arc<Keeper>,
+    /// Counts the lease until it is released. See [`Keeper::all_released`].
+    _counted: Option<watch::Receiver<()>>,
 }
 
 impl Tenure {
@@ -63,8 +65,9 @@ impl Tenure {
         id: &ConversationId,
         owner: &Owner,
     ) -> Result<Option<Self>, StoreError> {
+        let counted = keeper.map(|keeper| keeper.count());
         let (store, keeper, id, owner) = (Arc::clone(store), keeper.cloned(), id.clone(), owner.clone());
-        let mut begun = PendingAcquisition(Some(Box::pin(Self::acquire(store, keeper, id, owner))));
+        let mut begun = PendingAcquisition(Some(Box::pin(Self::acquire(store, keeper, id, owner, counted))));
         let tenure = begun.0.as_mut().expect("the acquisition was just set").await;
         begun.0 = None;
         tenure
@@ -75,6 +78,7 @@ impl Tenure {
         keeper: Option<Arc<Keeper>>,
         id: ConversationId,
         owner: Owner,
+        counted: Option<watch::Receiver<()>>,
     ) -> Result<Option<Self>, StoreError> {
         let lease = store.acquire(&id, &owner).await?;
         if lease.lasts.is_none() {
@@ -87,10 +91,20 @@ impl Tenure {
             lease: watch::Sender::new(Ok(lease)),
             is_over: AtomicBool::new(false),
             keeper,
+            _counted: counted,
         });
         held.keeper.send(Order::Keep(Arc::clone(&held)));
         let loss = Arc::clone(&held).loss().fuse().boxed();
         Ok(Some(Self { held, loss }))
+    }
+
+    /// Returns the lease.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error that states why the conversation is lost.
+    pub(crate) fn lease(&self) -> Result<Lease, StoreError> {
+        self.held.lease()
     }
 
     pub(super) fn held(&self) -> Arc<Held> {
@@ -118,7 +132,7 @@ impl Tenure {
     /// # Cancel safety
     ///
     /// If the future is dropped, the release continues.
-    pub(super) async fn end(self, mark: Option<EventId>) {
+    pub(crate) async fn end(self, mark: Option<EventId>) {
         let (reply, answer) = oneshot::channel();
         self.held.keeper.send(Order::Release(self.held(), mark, Some(reply)));
         // The keeper drops the sender after the release of the lease. The release in `drop` then has no effect.

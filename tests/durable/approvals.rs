@@ -204,10 +204,12 @@ async fn decide_on_a_conversation_of_another_owner_is_open_elsewhere() {
         if lease.lasts.is_none() {
             continue;
         }
-        let manager = manager(store);
+        let builder = Manager::builder(Arc::clone(store)).decide_timeout(Duration::from_millis(100));
+        let manager = builder.build();
         let result = manager.decide(&approval("a", "1"), Decision::Execute, None).await;
-        let Err(ManagerError::OpenElsewhere { owner, .. }) = result else { panic!("{result:?}") };
+        let Err(ManagerError::OpenElsewhere { owner, left, .. }) = result else { panic!("{result:?}") };
         assert_eq!(owner.address.as_deref(), Some("host-2"));
+        assert!(left.is_some_and(|left| Some(left) < lease.lasts), "{left:?}");
         store.release(&id("a"), &lease).await.unwrap();
         manager.decide(&approval("a", "1"), Decision::Execute, None).await.unwrap();
         // The lease was released, so another owner can open the conversation at once.

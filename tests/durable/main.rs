@@ -8,6 +8,7 @@
 
 mod approvals;
 mod approvals_property;
+mod faults;
 mod foreign;
 mod hostile;
 #[cfg(unix)]

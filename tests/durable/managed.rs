@@ -113,6 +113,27 @@ async fn approval_of_a_process_that_died_is_decided_and_the_turn_finishes() {
     }
 }
 
+#[cfg(feature = "sqlite")]
+#[tokio::test(flavor = "multi_thread")]
+async fn decision_after_a_process_has_died_waits_for_the_end_of_its_lease() {
+    let place = crate::stores::sqlite_with_leases(Duration::from_millis(1500)).await;
+    let sender = Sender::default();
+    let (store, of_first) = (Arc::clone(&place.store), sender.clone());
+    let approval = in_a_life(async move {
+        let manager = manager(&store).owner(Owner::new("dead")).build();
+        let approval = paused(&manager, &of_first).await;
+        std::mem::forget(manager);
+        approval
+    });
+    // The thread that renews leases survives the life, so another lease stands for that of the dead process.
+    while place.store.acquire(&id("a"), &Owner::new("killed")).await.is_err() {
+        tokio::task::yield_now().await;
+    }
+    let other = manager(&place.store).owner(Owner::new("other")).build();
+    let decided = other.decide(&approval.id, Decision::Execute, Some("ann")).await.unwrap();
+    assert_eq!(decided, Decided::InStore);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn recover_opens_as_many_turns_as_requests_are_free() {
     const TURNS: usize = 24;

@@ -1,9 +1,9 @@
 //! A store that makes callers wait: decisions about a conversation that another owner holds for a time, decisions before
-//! a commit is answered, and sweeps whose list does not come.
+//! a commit is answered, and sweeps whose list does not come. The tests of `faults` use it too.
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
@@ -13,10 +13,11 @@ use async_trait::async_trait;
 use omni_agent::{
     agent::{Agent, Durable},
     manager::{ApprovalId, Decided, Manager, ManagerError, OpenOptions, Sweep},
-    message::ToolResult,
+    message::{Timestamp, ToolResult},
     store::{
-        Commit, ConversationId, Filter, Lease, MemoryStore, Owner, Page, StateChange, Store, StoreError,
-        Stored, StoredState, StoredTurn, Summary, TurnChange, TurnSummary, Turns, Version, Write, WriteId,
+        Commit, ConversationId, Epoch, Filter, Lease, MemoryStore, Owner, Page, StateChange, Store,
+        StoreError, Stored, StoredState, StoredTurn, Summary, TurnChange, TurnSummary, Turns, Version, Write,
+        WriteId,
     },
     testing::{Gate, ScriptedProvider, Step},
     tool::{Decision, Tool, ToolContext, tool_fn},
@@ -27,22 +28,53 @@ use tokio::time::{Instant, sleep};
 use crate::stores::{id, leave, paused, turn_id, waiting};
 
 /// A store that answers late.
-struct HeldStore {
-    store: MemoryStore,
+pub(crate) struct HeldStore {
+    pub(crate) store: MemoryStore,
     /// Until this time, the conversations belong to another owner.
-    until: Instant,
-    reads: AtomicUsize,
+    pub(crate) until: Instant,
+    pub(crate) reads: AtomicUsize,
     /// Commits with a record of a turn are stored at once, but each is answered only when this gate opens.
-    answers: Option<Gate>,
+    pub(crate) answers: Option<Gate>,
     /// Whether the next list of the turns that nobody works on never comes.
-    is_stuck: AtomicBool,
+    pub(crate) is_stuck: AtomicBool,
+    /// The number of lists of these turns so far.
+    pub(crate) lists: AtomicUsize,
+    /// The number of the list that panics.
+    pub(crate) bad_list: Option<usize>,
+    /// The time by which the clock was ahead when turns were recorded.
+    pub(crate) ahead: Duration,
+    /// The time that it takes to load a conversation.
+    pub(crate) load: Duration,
+    /// The duration of leases, if the store has them.
+    pub(crate) lease: Option<Duration>,
+    /// The conversations with leases.
+    pub(crate) leases: Mutex<Vec<ConversationId>>,
+    /// Leases are granted at once, but each is answered only when this gate opens.
+    pub(crate) grants: Option<Gate>,
 }
 
 impl HeldStore {
     /// Returns a store whose conversations belong to another owner for this time.
-    fn new(store: MemoryStore, hold: Duration) -> Self {
-        let (reads, is_stuck) = (AtomicUsize::new(0), AtomicBool::new(false));
-        Self { store, until: Instant::now() + hold, reads, answers: None, is_stuck }
+    pub(crate) fn new(store: MemoryStore, hold: Duration) -> Self {
+        Self {
+            store,
+            until: Instant::now() + hold,
+            reads: AtomicUsize::new(0),
+            answers: None,
+            is_stuck: AtomicBool::new(false),
+            lists: AtomicUsize::new(0),
+            bad_list: None,
+            ahead: Duration::ZERO,
+            load: Duration::ZERO,
+            lease: None,
+            leases: Mutex::default(),
+            grants: None,
+        }
+    }
+
+    /// Returns the time at which a clock that was ahead has recorded something.
+    fn ahead(&self, time: Timestamp) -> Timestamp {
+        Timestamp(time.0 + u64::try_from(self.ahead.as_millis()).unwrap())
     }
 }
 
@@ -80,7 +112,12 @@ impl Store for HeldStore {
     }
 
     async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
-        self.store.load(id).await
+        sleep(self.load).await;
+        let mut stored = self.store.load(id).await?;
+        if let Some(turn) = &mut stored.turn {
+            turn.waiting_since = turn.waiting_since.iter().map(|since| self.ahead(*since)).collect();
+        }
+        Ok(stored)
     }
 
     async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError> {
@@ -108,14 +145,34 @@ impl Store for HeldStore {
         if which == Turns::Left && self.is_stuck.swap(false, Ordering::SeqCst) {
             std::future::pending::<()>().await;
         }
-        self.store.turns(which, filter, page).await
+        if which == Turns::Left {
+            let list = self.lists.fetch_add(1, Ordering::SeqCst);
+            assert_ne!(Some(list), self.bad_list, "the store broke");
+        }
+        let mut turns = self.store.turns(which, filter, page).await?;
+        for turn in &mut turns {
+            turn.recorded = self.ahead(turn.recorded);
+        }
+        Ok(turns)
+    }
+
+    fn lease_duration(&self) -> Option<Duration> {
+        self.lease
     }
 
     async fn acquire(&self, id: &ConversationId, owner: &Owner) -> Result<Lease, StoreError> {
         if Instant::now() < self.until {
             return Err(StoreError::Owned { id: id.clone(), owner: Owner::new("another") });
         }
-        self.store.acquire(id, owner).await
+        let Some(grants) = &self.grants else { return self.store.acquire(id, owner).await };
+        self.leases.lock().unwrap().push(id.clone());
+        grants.pass().await;
+        Ok(Lease::lasting(Epoch(1), Duration::from_hours(1)))
+    }
+
+    async fn release(&self, id: &ConversationId, _: &Lease) -> Result<(), StoreError> {
+        self.leases.lock().unwrap().retain(|held| held != id);
+        Ok(())
     }
 }
 
@@ -133,7 +190,7 @@ async fn decide_while_held(hold: Duration) -> (Result<Decided, ManagerError>, us
 
 #[tokio::test(start_paused = true)]
 async fn decide_waits_for_another_owner_that_releases_the_conversation() {
-    for hold in [0, 5, 200, 900].map(Duration::from_millis) {
+    for hold in [0, 5, 200, 900, 29_000, 34_000].map(Duration::from_millis) {
         let (decided, reads) = decide_while_held(hold).await;
         assert_eq!((decided.unwrap(), reads), (Decided::InStore, 1), "{hold:?}");
     }
@@ -141,7 +198,9 @@ async fn decide_waits_for_another_owner_that_releases_the_conversation() {
 
 #[tokio::test(start_paused = true)]
 async fn decide_on_a_conversation_that_stays_owned_is_open_elsewhere() {
+    let begun = Instant::now();
     let (decided, reads) = decide_while_held(Duration::from_mins(1)).await;
+    assert_eq!(begun.elapsed().as_secs(), 35, "the usual lease and five seconds");
     let Err(ManagerError::OpenElsewhere { owner, .. }) = decided else { panic!("{decided:?}") };
     assert_eq!((&*owner.name, reads), ("another", 1));
 }

@@ -221,6 +221,33 @@ async fn sweep_takes_only_the_places_that_nobody_needs() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn recover_with_turns_that_are_declined_or_fail_opens_one_in_the_only_place() {
+    let store = MemoryStore::new();
+    for number in 0..20 {
+        leave(&store, &format!("foreign-{number:02}"), "ben", running()).await;
+    }
+    leave(&store, "bad", "ann", running()).await;
+    leave(&store, "panics", "ann", running()).await;
+    let expired = waiting("1").with_expires_in(Duration::ZERO);
+    leave(&store, "waits", "ann", paused(vec![expired, waiting("2")])).await;
+    leave(&store, "own", "ann", running()).await;
+    let manager = Manager::builder(store).sweep(Sweep::off()).max_open(1).starter(|turn| {
+        let bad = || OpenOptions::new(Agent::builder().model("nobody:nothing"));
+        match turn.id.as_str() {
+            "bad" => Some(bad()),
+            "panics" => panic!("the starter fails"),
+            _ => (turn.labels.get("user") == Some("ann")).then(options),
+        }
+    });
+    let manager = manager.build();
+    let recovered = manager.recover().await.unwrap();
+    assert_eq!(recovered.opened, [id("own")], "{recovered:?}");
+    let mut failed: Vec<_> = recovered.failed.iter().map(|(id, _)| id.to_string()).collect();
+    failed.sort();
+    assert_eq!(failed, ["bad", "panics"]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn last_decision_opens_the_conversation() {
     let store = MemoryStore::new();
     leave(&store, "a", "ann", paused(vec![waiting("1"), waiting("2")])).await;

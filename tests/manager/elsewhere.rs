@@ -30,7 +30,7 @@ async fn created(manager: &Manager, name: &str) -> OpenedSession {
 
 fn assert_elsewhere<T>(outcome: Result<T, ManagerError>, owner: &str) {
     match outcome {
-        Err(ManagerError::OpenElsewhere { id: talk, owner: found }) => {
+        Err(ManagerError::OpenElsewhere { id: talk, owner: found, .. }) => {
             assert_eq!(talk, id("talk"));
             assert_eq!((found.name.as_str(), found.address), (owner, Some(format!("http://{owner}"))));
         }

@@ -150,7 +150,7 @@ fn manager_errors() -> Vec<(ManagerError, u16, &'static str)> {
     vec![
         (ManagerError::ShutDown, 503, "shut-down"),
         (ManagerError::AlreadyExists { id: id() }, 409, "already-exists"),
-        (ManagerError::OpenElsewhere { id: id(), owner: owner() }, 421, "open-elsewhere"),
+        (ManagerError::OpenElsewhere { id: id(), owner: owner(), left: None }, 421, "open-elsewhere"),
         (ManagerError::NoRoom { id: id(), waited: Duration::ZERO, parents: Vec::new() }, 503, "no-room"),
         (ManagerError::ChangeUnsaved { id: id(), cause: Box::new(unsaved) }, 503, "store-behind"),
         (ManagerError::CutOff { id: id(), reason: CAUSE.into() }, 500, "internal"),

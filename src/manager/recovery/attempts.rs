@@ -58,9 +58,12 @@ impl Attempts {
         if has_expired {
             return Verdict::Expire;
         }
-        // A turn that was handed over was not interrupted by a crash, so it continues without a delay.
+        // A turn that was handed over was not interrupted by a crash, so it continues without a delay. If the clock was
+        // ahead when the turn was recorded, the delay can't be measured. The turn then continues at once, and its
+        // restart is recorded with the right time.
         let delay = if turn.orderly { Duration::ZERO } else { delay(turn.lives, LONGEST_BETWEEN_LIVES) };
-        if turn.recorded.after(delay) > now { Verdict::Wait } else { Verdict::Open }
+        let waits = turn.recorded <= now && turn.recorded.after(delay) > now;
+        if waits { Verdict::Wait } else { Verdict::Open }
     }
 
     /// Records that a turn could not be opened.

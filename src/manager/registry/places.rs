@@ -262,10 +262,11 @@ impl Registry {
         }
     }
 
-    /// Returns whether one more conversation may be opened for recovery, while this many are being opened. If no place
-    /// is free, one conversation at a time may take the place of an idle session, unless others wait for it.
-    pub(in crate::manager) fn has_room_for_recovery(&self, opening: usize) -> bool {
-        self.free > opening || self.free == 0 && self.line.is_empty() && opening == 0
+    /// Returns whether one more conversation may be opened for recovery, after this sweep has opened some and while it
+    /// is opening others. If no place is free, one conversation of each sweep may take the place of an idle session,
+    /// unless others wait for it.
+    pub(in crate::manager) fn has_room_for_recovery(&self, opening: usize, opened: usize) -> bool {
+        self.free > opening || self.free == 0 && self.line.is_empty() && opening + opened == 0
     }
 
     pub(in crate::manager) fn is_waiting(&self, id: &ConversationId) -> bool {

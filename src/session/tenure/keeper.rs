@@ -18,7 +18,7 @@ use futures_util::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use rand::seq::SliceRandom;
 use tokio::{
     runtime::{Builder, Handle},
-    sync::{mpsc, oneshot},
+    sync::{mpsc, oneshot, watch},
     time::{Instant, sleep_until, timeout},
 };
 
@@ -28,6 +28,7 @@ use crate::{
     store::{ConversationId, Epoch, Lease, Store, StoreError},
     subscription::EventId,
     sync::lock,
+    time::moment_after,
 };
 
 /// The maximum number of leases that are renewed in one call.
@@ -48,6 +49,8 @@ pub(in crate::session) struct Keeper {
     /// The channel for orders to the task. The task is started for the first lease. The channel is unbounded, because a
     /// session must be able to send an order while it is dropped. A session sends only a few orders in its life.
     orders: OnceLock<mpsc::UnboundedSender<Order>>,
+    /// Has a receiver for each lease that is being acquired, or is not released yet.
+    leases: watch::Sender<()>,
 }
 
 type Reply = oneshot::Sender<Result<Lease, StoreError>>;
@@ -64,7 +67,7 @@ pub(super) enum Order {
 
 impl Keeper {
     pub(in crate::session) fn new(store: Arc<dyn Store>) -> Self {
-        Self { store, orders: OnceLock::new() }
+        Self { store, orders: OnceLock::new(), leases: watch::Sender::new(()) }
     }
 
     /// Starts the task, unless it is already running.
@@ -82,6 +85,20 @@ impl Keeper {
             });
         }
         Ok(())
+    }
+
+    /// Counts a lease until the receiver is dropped.
+    pub(super) fn count(&self) -> watch::Receiver<()> {
+        self.leases.subscribe()
+    }
+
+    /// Waits until each lease is released, and none is being acquired.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, nothing changes.
+    pub(in crate::session) async fn all_released(&self) {
+        self.leases.closed().await;
     }
 
     pub(super) fn send(&self, order: Order) {
@@ -200,7 +217,7 @@ impl Watch {
             self.held.insert((held.id.clone(), lease.epoch), held);
             // Only the new lease can make the next renewal earlier, because `due` already takes account of all other
             // leases.
-            let due = Instant::now() + third(lease.lasts.unwrap_or(AGAIN));
+            let due = moment_after(third(lease.lasts.unwrap_or(AGAIN)));
             self.due = Some(self.due.map_or(due, |other| other.min(due)));
         }
     }
@@ -213,10 +230,10 @@ impl Watch {
         if self.held.remove(&(held.id.clone(), lease.epoch)).is_none() {
             return;
         }
-        let (store, id) = (Arc::clone(&self.store), held.id.clone());
+        let (store, held) = (Arc::clone(&self.store), Arc::clone(held));
         self.work.push(Box::pin(async move {
-            release_lease(&*store, &id, &lease, mark).await;
-            drop(reply);
+            release_lease(&*store, &held.id, &lease, mark).await;
+            drop((reply, held));
             Done::Released
         }));
     }
@@ -230,11 +247,11 @@ impl Watch {
         // each time.
         leases.shuffle(&mut rand::rng());
         let store = Arc::clone(&self.store);
-        self.due = Some(Instant::now() + limit);
+        self.due = Some(moment_after(limit));
         self.is_renewing = true;
         self.work.push(Box::pin(async move {
             let (mut lost, mut failed) = (Vec::new(), Ok(()));
-            let end = Instant::now() + limit * 2;
+            let end = moment_after(limit.saturating_mul(2));
             for some in leases.chunks(TOGETHER) {
                 let left = end.saturating_duration_since(Instant::now());
                 match in_time(limit.min(left), store.renew_all(some)).await {

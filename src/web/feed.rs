@@ -432,27 +432,37 @@ impl Listing {
 
 /// The labels that the latest events of the list needed. All streams read them from the store once.
 #[derive(Debug, Default)]
-pub(super) struct ReadLabels(Mutex<VecDeque<((EventId, ConversationId), Arc<OnceCell<Option<Labels>>>)>>);
+pub(super) struct ReadLabels(Mutex<VecDeque<Arc<Reading>>>);
 
-/// The number of conversations whose labels are kept.
-const KEPT_LABELS: usize = 64;
+/// The labels of a conversation at an event of the list.
+#[derive(Debug)]
+struct Reading {
+    event: EventId,
+    conversation: ConversationId,
+    /// `None` inside the cell if the labels cannot be read.
+    labels: OnceCell<Option<Labels>>,
+}
+
+/// The number of readings that are kept.
+const KEPT_READINGS: usize = 64;
 
 impl Web {
     /// Returns the labels of a conversation that an event of the list is about, or `None` if they cannot be read.
     async fn labels_at(&self, event: EventId, id: &ConversationId) -> Option<Labels> {
-        let key = (event, id.clone());
-        let labels = {
+        let reading = {
             let mut kept = lock(&self.0.read_labels.0);
-            match kept.iter().find(|(known, _)| *known == key) {
-                Some((_, labels)) => Arc::clone(labels),
-                None => {
-                    kept.truncate(KEPT_LABELS - 1);
-                    kept.push_front((key, Arc::default()));
-                    Arc::clone(&kept[0].1)
-                }
+            let known = kept.iter().find(|known| known.event == event && known.conversation == *id);
+            if let Some(known) = known {
+                Arc::clone(known)
+            } else {
+                let (conversation, labels) = (id.clone(), OnceCell::new());
+                let reading = Arc::new(Reading { event, conversation, labels });
+                kept.truncate(KEPT_READINGS - 1);
+                kept.push_front(Arc::clone(&reading));
+                reading
             }
         };
-        labels.get_or_init(|| async { self.0.manager.labels_of(id).await.ok() }).await.clone()
+        reading.labels.get_or_init(|| async { self.0.manager.labels_of(id).await.ok() }).await.clone()
     }
 }
 

@@ -11,13 +11,14 @@ use std::{
 
 use axum::{
     body::{Body, to_bytes},
-    http::{Request, StatusCode, request::Parts},
+    http::{Request, request::Parts},
 };
 use futures_util::stream;
 use omni_agent::{
     async_trait,
-    manager::{Manager, Titles},
-    store::{ConversationId, Labels, MemoryStore},
+    manager::{Manager, ManagerEvent, ManagerSnapshot, Titles},
+    store::{ConversationId, Filter, Labels, MemoryStore},
+    subscription::Update,
     testing::{Gate, Step},
     web::{Access, Action, Challenge, Principal},
 };
@@ -125,7 +126,7 @@ async fn access_that_ends_while_the_body_arrives_is_missing_on_every_route() {
                 (&json!(null), &json!([])),
                 "{route:?} {loss:?}"
             );
-            assert_eq!(app.manager.list(omni_agent::store::Filter::default()).await.unwrap().len(), 1);
+            assert_eq!(app.manager.list(Filter::default()).await.unwrap().len(), 1);
             assert!(app.provider.requests().is_empty(), "{route:?} {loss:?}");
             checked += 1;
         }
@@ -157,7 +158,7 @@ async fn access_that_ends_while_a_request_waits_for_a_place_is_missing_on_every_
             let early = tokio::select! {
                 biased;
                 early = &mut answer => Some(early),
-                () = async { while !is_waiting(&events.next().await, &ann) {} } => None,
+                () = async { while !is_waiting(events.next().await.as_ref(), &ann) {} } => None,
             };
             if early.is_some() {
                 continue;
@@ -173,31 +174,7 @@ async fn access_that_ends_while_a_request_waits_for_a_place_is_missing_on_every_
     assert!(waited >= 20, "{waited}");
 }
 
-fn is_waiting(
-    update: &Option<
-        omni_agent::Update<omni_agent::manager::ManagerSnapshot, omni_agent::manager::ManagerEvent>,
-    >,
-    id: &str,
-) -> bool {
-    let Some(omni_agent::Update::Event(event)) = update else { panic!("{update:?}") };
-    matches!(&*event.event, omni_agent::manager::ManagerEvent::Waiting { id: waiting } if waiting.as_str() == id)
-}
-
-#[tokio::test(start_paused = true)]
-async fn stream_that_is_resumed_without_access_shows_nothing() {
-    let access = Losing::default();
-    let app = App::guarded(manager(), access.clone(), [Step::text("Shown.")], |web| web);
-    let id = app.create("ann").await;
-    app.ask("ann", &id, "Hi").await;
-    let last = app.get("ann", &format!("/agent/conversations/{id}")).await.json()["last"].clone();
-    Loss::GivenAway.happen(&app, &access, &id).await;
-    let mut request = crate::support::request(
-        axum::http::Method::GET,
-        "ann",
-        &format!("/agent/conversations/{id}/events"),
-        None,
-    );
-    let position = format!("{id}:{}", last.as_str().unwrap());
-    request.headers_mut().insert("last-event-id", position.parse().unwrap());
-    assert_eq!(app.send(request).await.status(), StatusCode::NOT_FOUND);
+fn is_waiting(update: Option<&Update<ManagerSnapshot, ManagerEvent>>, id: &str) -> bool {
+    let Some(Update::Event(event)) = update else { panic!("{update:?}") };
+    matches!(&*event.event, ManagerEvent::Waiting { id: waiting } if waiting.as_str() == id)
 }

@@ -18,6 +18,7 @@ use omni_agent::{
     agent::Status,
     async_trait,
     manager::{Manager, OpenOptions},
+    message::ToolResult,
     store::Labels,
     web::{Access, Action, Agents, Challenge, Principal, Problem, StartRequest, WebLimits},
 };
@@ -306,6 +307,6 @@ async fn answer_of_a_user_that_may_no_longer_decide_is_ignored() {
     assert_eq!(stopped["structuredContent"], json!({ "stopped": true }));
     soon(running.wait_until_idle()).await.unwrap();
     let text =
-        running.tree().await.unwrap().history().last().unwrap().tool_results().next().map(|r| r.text());
+        running.tree().await.unwrap().history().last().unwrap().tool_results().next().map(ToolResult::text);
     assert_eq!(text.as_deref(), Some("Interrupted. The tool was not run."));
 }

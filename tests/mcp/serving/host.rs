@@ -89,18 +89,14 @@ fn answer(request: &Request) -> Step {
         .collect();
     let begun = !results.is_empty();
     match said.as_str() {
-        "Look" | "Look, then go on for ever" if !begun => Step::tool_use("call-1", "look", json!({})),
+        "Look" | "Look, then go on for ever" | "Look, then fail" if !begun => {
+            Step::tool_use("call-1", "look", json!({}))
+        }
         "Look" => Step::text("Seen."),
         "Go on for ever" | "Look, then go on for ever" => Step::new().then_text(["And on"]).hang(),
-        "Look, then fail" if !begun => Step::tool_use("call-1", "look", json!({})),
-        "Delete, then fail" if !begun => Step::tool_use("call-1", "delete", json!({ "file": "x" })),
-        "Look, then fail" | "Delete, then fail" => {
-            Step::new().then_text(["Half"]).fail(omni_agent::provider::ProviderError::new(
-                omni_agent::provider::ErrorKind::Auth,
-                "the model is down",
-            ))
+        "Delete" | "Delete, then fail" if !begun => {
+            Step::tool_use("call-1", "delete", json!({ "file": "x" }))
         }
-        "Delete" if !begun => Step::tool_use("call-1", "delete", json!({ "file": "x" })),
         "Delete both" if !begun => Step::new()
             .then_tool_use("call-1", "delete", json!({ "file": "x" }))
             .then_tool_use("call-2", "delete", json!({ "file": "y" }))
@@ -109,6 +105,12 @@ fn answer(request: &Request) -> Step {
         "Ask" if !begun => Step::tool_use("call-1", "form", json!({})),
         "Delete" | "Delete both" | "Delete much" | "Ask" => {
             Step::text(results.iter().map(ToolResult::text).collect::<Vec<_>>().join(", "))
+        }
+        "Look, then fail" | "Delete, then fail" => {
+            Step::new().then_text(["Half"]).fail(omni_agent::provider::ProviderError::new(
+                omni_agent::provider::ErrorKind::Auth,
+                "the model is down",
+            ))
         }
         "Count" => Step::text(messages.len().to_string()),
         "Fail" => Step::error(omni_agent::provider::ProviderError::new(

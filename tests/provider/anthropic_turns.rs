@@ -8,7 +8,7 @@ use omni_agent::{
     agent::Snapshot,
     message::{Content, Usage},
     provider::{
-        CacheHint, Delta, ModelInfo, Price, Request, StopReason,
+        CacheHint, Delta, ModelInfo, Price, Rates, Request, StopReason,
         dialect::{AnthropicMessages, Dialect, Frame},
     },
     testing::{ScriptedProvider, Step},
@@ -139,6 +139,26 @@ fn decode_usage_of_several_iterations_is_their_sum() {
     for nothing in [Value::Null, json!([]), json!([iteration("message", 23, 0)])] {
         assert_eq!(of(nothing.clone()), Usage::default().with_input(23).with_output(10), "{nothing}");
     }
+}
+
+#[test]
+fn decode_usage_of_several_iterations_stays_their_sum_and_each_has_its_own_rates() {
+    let mut price = Price::new(1.0, 0.0).with_cache(0.1, 1.25).with_tier(200_000, Rates::new(10.0, 0.0));
+    price.rates.cache_write_long = Some(2.0);
+    let mut request = Request::prompt("Hi").with_model_info(ModelInfo::new("m").with_price(price));
+    request.options.set_cache(Some(CacheHint::Long));
+    let usage = |iterations: Value| json!({"input_tokens": 1, "output_tokens": 1, "iterations": iterations});
+    let end = |usage: &Value| json!({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": usage});
+    let iteration = json!({"type": "message", "input_tokens": 100_000, "cache_creation_input_tokens": 50_000, "output_tokens": 1});
+    let reports = [usage(json!([iteration, iteration])), usage(Value::Null), usage(json!([]))];
+    let mut decoder = AnthropicMessages::default().decoder(&request);
+    let mut deltas = Vec::new();
+    for event in [start()].into_iter().chain(text(0, "a")).chain(reports.iter().map(end)) {
+        decoder.decode(Frame::new("", &event.to_string()), &mut deltas).unwrap();
+    }
+    let usage = fold(deltas).usage;
+    assert_eq!((usage.input, usage.cache_write, usage.output), (200_000, 100_000, 2));
+    assert_eq!(usage.cost, Some(0.4));
 }
 
 #[test]

@@ -15,7 +15,7 @@ use super::NAME;
 use crate::{
     message::Usage,
     provider::{
-        Delta, ErrorKind, Fold, MessageDelta, ModelInfo, Part, ProviderError, Request, StopReason,
+        CacheHint, Delta, ErrorKind, Fold, MessageDelta, ModelInfo, Part, ProviderError, Request, StopReason,
         dialect::{Decoder, Frame, counts::Counts, error, strays, tame::tamed},
     },
 };
@@ -39,10 +39,14 @@ pub(super) struct MessagesDecoder {
     /// them.
     void: usize,
     usage: Usage,
+    /// The sum of the usage of the single iterations, with its cost. It replaces the totals in `usage`.
+    sum: Option<Usage>,
     /// The number of tokens written to a cache that is kept for an hour, if the service reports it.
     long_writes: Option<u64>,
     /// The facts about the model, if they contain a price.
     priced: Option<Arc<ModelInfo>>,
+    /// The request's cache hint, which determines the cost of cache writes without a reported lifetime.
+    hint: Option<CacheHint>,
     /// Whether the warning about unreadable usage was emitted.
     usage_warned: bool,
     /// The provider data of the message. After each change, the complete data is emitted.
@@ -119,7 +123,7 @@ impl MessagesDecoder {
     /// Creates a decoder for the response to `request`.
     pub(super) fn new(request: &Request) -> Self {
         let priced = request.model_info.clone().filter(|info| info.price.is_some());
-        Self { priced, ..Self::default() }
+        Self { priced, hint: request.options.cache(), ..Self::default() }
     }
 
     /// Decodes an event of a known shape. The data of the event names its kind. If the data names no kind, the name of
@@ -330,7 +334,8 @@ impl MessagesDecoder {
         Ok(())
     }
 
-    /// Reads a usage report. The counts of a report are totals. A count that the report omits stays the same.
+    /// Reads a usage report. The counts of a report are totals. A count that the report omits stays the same. Once the
+    /// service has reported its iterations, a report without them changes nothing.
     fn count(&mut self, report: &Value, deltas: &mut Vec<Delta>) -> Option<Usage> {
         let mut counts = Counts::of("usage", report);
         read_counts(&mut counts, &mut self.usage, &mut self.long_writes);
@@ -341,30 +346,33 @@ impl MessagesDecoder {
         // Without a report of the lifetimes, the cost is computed from the request's cache hint.
         self.usage.cost =
             priced.zip(self.long_writes).and_then(|(price, long)| price.cost_of(&self.usage, long));
-        is_report.then_some(self.usage)
+        is_report.then(|| self.sum.unwrap_or(self.usage))
     }
 
     /// Reads the usage of the single iterations of a response, if the service reports it. The totals of the report lack
     /// compactions, and attempts of a model from which another model took over:
     /// <https://platform.claude.com/docs/en/build-with-claude/compaction-threshold>,
     /// <https://platform.claude.com/docs/en/build-with-claude/refusals-and-fallback>. Attempts without output are not
-    /// billed.
+    /// billed. Each iteration has its own prompt, which selects its rates.
     fn count_iterations(&mut self, report: &Value, deltas: &mut Vec<Delta>) {
-        let (mut sum, mut long_writes) = (Usage::default(), None);
+        let price = self.priced.as_ref().and_then(|info| info.price.as_ref());
+        let mut sum: Option<Usage> = None;
         for iteration in report.get("iterations").and_then(Value::as_array).into_iter().flatten() {
             let mut counts = Counts::of("usage.iterations", iteration);
             let (mut usage, mut long) = (Usage::default(), None);
             read_counts(&mut counts, &mut usage, &mut long);
             counts.warn(&mut self.usage_warned, deltas);
             if usage.output > 0 {
-                sum += usage;
-                long_writes = long.map(|long| long.saturating_add(long_writes.unwrap_or(0))).or(long_writes);
+                usage.cost = price.and_then(|price| match long.or(self.long_writes) {
+                    Some(long) => price.cost_of(&usage, long),
+                    None => price.cost(&usage, self.hint),
+                });
+                sum = Some(sum.map_or(usage, |sum| sum + usage));
             }
         }
-        if !sum.is_zero() {
+        if let Some(mut sum) = sum {
             sum.reasoning = sum.reasoning.max(self.usage.reasoning);
-            self.usage = sum;
-            self.long_writes = long_writes.or(self.long_writes);
+            self.sum = Some(sum);
         }
     }
 

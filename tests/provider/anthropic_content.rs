@@ -230,6 +230,34 @@ fn encode_server_tool_use_beside_a_tool_of_the_application_waits_for_its_result(
 }
 
 #[test]
+fn encode_stored_blocks_before_a_fallback_are_omitted_with_their_results() {
+    let fallback = json!({"type": "fallback", "from": {"model": "a"}, "to": {"model": "b"}});
+    let item = || Content::from(ProviderItem::new("anthropic_messages", fallback.clone()));
+    let (declined, kept) = (tool_use("declined"), tool_use("kept"));
+    let result = |call| Content::from(ToolResult::ok(call, "rain"));
+    let void = || vec![Content::from("I will"), declined.clone().into(), item(), "Hm".into(), item()];
+    let rest = vec![Content::from("Better: "), kept.clone().into()];
+    let answer = written_by("anthropic_messages", Message::assistant([void(), rest].concat()));
+    let results = Message::user(vec![result(&declined), result(&kept)]);
+    let encoded = messages([Message::user("a"), answer, results]);
+    let kinds = |message: &Value| -> Vec<String> {
+        let blocks = message["content"].as_array().unwrap();
+        blocks.iter().map(|block| block["type"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(kinds(&encoded[1]), ["fallback", "text", "tool_use"]);
+    assert_eq!(kinds(&encoded[2]), ["tool_result"]);
+    assert_eq!(encoded[2]["content"][0]["tool_use_id"], "kept");
+    // A message that had only results of void uses is omitted, and a later use may have the same id.
+    let again = Message::assistant(Content::from(declined.clone()));
+    let history = [Message::user("a"), Message::assistant(void()), Message::user(result(&declined)), again];
+    let encoded = messages(history.into_iter().chain([Message::user(result(&declined))]));
+    assert_eq!(
+        (kinds(&encoded[1]), kinds(&encoded[2])),
+        (vec!["fallback".into(), "tool_use".into()], vec!["tool_result".into()])
+    );
+}
+
+#[test]
 fn encode_answer_that_ends_in_thinking_omits_that_thinking() {
     let cut = Message::assistant(vec![Content::from("so"), thinking("then", Some("sig"), None)]);
     let only = Message::assistant(vec![thinking("then", Some("sig"), None)]);

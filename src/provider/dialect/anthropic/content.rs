@@ -82,7 +82,8 @@ pub(super) fn messages(
     kept: Kept,
 ) -> Result<Value, ProviderError> {
     let start = kept.start(&request.history);
-    let mut encoder = Encoder { request, names, keeps_thinking: true, ids: ToolUseIds::default() };
+    let mut encoder =
+        Encoder { request, names, keeps_thinking: true, ids: ToolUseIds::default(), void: HashSet::new() };
     let mut turns: Vec<Turn> = Vec::new();
     for (number, message) in request.history.iter().enumerate() {
         encoder.keeps_thinking = number >= start;
@@ -206,13 +207,22 @@ struct Encoder<'a> {
     names: &'a ToolNames<'a>,
     keeps_thinking: bool,
     ids: ToolUseIds,
+    /// The ids of the tool uses that are not sent because another model has taken over.
+    void: HashSet<ToolUseId>,
 }
 
 impl Encoder<'_> {
     fn message(&mut self, number: usize, message: &Message) -> Result<Vec<Block>, ProviderError> {
         let native = message.is_native_to(NAME);
         let mut blocks = Vec::with_capacity(message.content.len());
-        for (index, content) in message.content.iter().enumerate() {
+        let fallback = message.content.iter().rposition(is_fallback);
+        let start = fallback.filter(|_| message.role == Role::Assistant).unwrap_or(0);
+        // The decoder removes void blocks, but stored and imported conversations may contain them.
+        self.void.extend(message.content[..start].iter().filter_map(|content| match content {
+            Content::ToolUse(tool_use) => Some(tool_use.id.clone()),
+            _ => None,
+        }));
+        for (index, content) in message.content.iter().enumerate().skip(start) {
             let block = self.block(message.role, native, content)?;
             let lasts = self.request.lasting.is_none_or(|end| (number, index) < end);
             blocks.extend(block.map(|(kind, value)| Block { kind, value, lasts }));
@@ -252,7 +262,7 @@ impl Encoder<'_> {
             (Content::ToolUse(tool_use), Role::Assistant) => {
                 Some((BlockRole::Plain, self.tool_use(tool_use, native)))
             }
-            (Content::ToolResult(result), Role::User) => {
+            (Content::ToolResult(result), Role::User) if !self.void.contains(&result.tool_use_id) => {
                 Some((BlockRole::ToolResult, self.tool_result(result)?))
             }
             (Content::ProviderItem(item), _) if item.format == NAME => match &item.data {
@@ -272,6 +282,7 @@ impl Encoder<'_> {
             other => json!({"value": other}),
         };
         let id = self.ids.assign(&tool_use.id);
+        self.void.remove(&tool_use.id);
         let name = self.names.get(&tool_use.name);
         let mut value = object(json!({"type": "tool_use", "id": id, "name": name, "input": input}));
         let caller = tool_use.signature.as_deref().filter(|_| native);
@@ -333,6 +344,12 @@ impl Encoder<'_> {
         };
         placeholder(self.request, attachment, refused).map(|text| text_block(&text))
     }
+}
+
+/// Returns whether the content is the block with which another model takes over. The blocks before it are void:
+/// <https://platform.claude.com/docs/en/build-with-claude/refusals-and-fallback>.
+fn is_fallback(content: &Content) -> bool {
+    matches!(content, Content::ProviderItem(item) if item.format == NAME && item.data["type"] == "fallback")
 }
 
 /// Encodes a text block. Returns `None` for a blank text, because the service rejects it.

@@ -11,7 +11,7 @@ const NOW: u64 = 1_795_255_200_000;
 
 /// Returns an answer of this service that used this container.
 fn answer(service: &str, container: &Value) -> Message {
-    let mut answer = Message::assistant("Done.");
+    let mut answer = Message::assistant("Done.").with_timestamp(Timestamp(1000));
     answer.provider_data.insert("anthropic_messages".to_owned(), json!({"id": "m", "container": container}));
     answer.provider_data.insert("service".to_owned(), service.into());
     answer
@@ -23,7 +23,9 @@ fn container(id: &str, expires_at: &str) -> Value {
 
 /// Returns the container that a request after these answers names.
 fn sent(answers: Vec<Message>, options: Options) -> Option<Value> {
-    let turns = answers.into_iter().flat_map(|answer| [Message::user("Go on."), answer]);
+    let turns = answers
+        .into_iter()
+        .flat_map(|answer| [Message::user("Go on.").with_timestamp(Timestamp(1000)), answer]);
     let prompt = Message::user("And now?").with_timestamp(Timestamp(NOW));
     let mut request = Request::new(turns.chain([prompt]).collect()).with_options(options);
     request.model = "claude-opus-4-7".into();
@@ -43,10 +45,11 @@ fn encode_after_code_was_run_names_the_newest_container() {
 #[test]
 fn encode_container_that_has_expired_is_omitted() {
     let of = |at: &str| sent(vec![answer("anthropic", &container("one", at))], Options::default());
-    for at in ["2026-11-21T09:59:59Z", "2026-11-21T09:59:59.999+00:00", "2025-12-31T23:59:59Z"] {
+    // The request needs a moment, so the last minute does not count.
+    for at in ["2026-11-21T10:01:00Z", "2026-11-21T09:59:59.999+00:00", "2025-12-31T23:59:59Z"] {
         assert_eq!(of(at), None, "{at}");
     }
-    for at in ["2026-11-21T10:00:01Z", "2026-11-21T10:04:30.123456Z", "2027-01-01T00:00:00+00:00"] {
+    for at in ["2026-11-21T10:01:01Z", "2026-11-21T10:04:30.123456Z", "2027-01-01T00:00:00+00:00"] {
         assert_eq!(of(at), Some("one".into()), "{at}");
     }
     // The service decides about a time that cannot be read.
@@ -58,6 +61,20 @@ fn encode_container_that_has_expired_is_omitted() {
     let kept = answer("anthropic", &container("kept", "2026-11-21T12:00:00Z"));
     let expired = answer("anthropic", &container("expired", "2026-11-21T09:00:00Z"));
     assert_eq!(sent(vec![kept, expired], Options::default()), Some("kept".into()));
+}
+
+#[test]
+fn encode_container_that_expires_before_the_newest_message_is_omitted() {
+    let used = answer("anthropic", &container("one", "2026-11-21T09:59:00Z"));
+    let newest = Message::assistant("Hi").with_timestamp(Timestamp(NOW));
+    let imported = Message::user("Hello").with_timestamp(Timestamp(1000));
+    let mut request = Request::new(
+        [Message::user("Go on.").with_timestamp(Timestamp(1000)), used, newest, imported]
+            .into_iter()
+            .collect(),
+    );
+    request.model = "claude-opus-4-7".into();
+    assert_eq!(Endpoint::anthropic().preview(&request).unwrap().1.body.get("container"), None);
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Encoding of requests as JSON bodies. Source of the rules: <https://platform.claude.com/docs/en/api/messages>.
 
+use std::time::Duration;
+
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -22,6 +24,9 @@ use crate::provider::{
 
 /// The smallest thinking budget that the service accepts.
 const MIN_BUDGET: u32 = 1024;
+
+/// The time before its expiry from which a container is not used any more.
+const CONTAINER_MARGIN: Duration = Duration::from_secs(60);
 
 /// The wire format's words for efforts.
 const WORDS: EffortWords = EffortWords { max: "max", ..EffortWords::COMMON };
@@ -235,9 +240,10 @@ impl Encoder<'_> {
         if self.options.extra().is_some_and(|extra| extra.contains_key("container")) {
             return;
         }
-        // The encoding of a request does not depend on a clock. A request is sent directly after its last message was
-        // created, so the time of that message is used.
-        let now = history.last().map(|last| last.timestamp.rfc_3339()).unwrap_or_default();
+        // The encoding of a request does not depend on a clock. A request is usually sent soon after its newest message
+        // was created.
+        let newest = history.iter().map(|message| message.timestamp).max().unwrap_or_default();
+        let now = newest.after(CONTAINER_MARGIN).rfc_3339();
         let mut containers =
             history.iter().rev().filter_map(|message| message.provider_data.get(NAME)?.get("container"));
         let of = |container: &Value| container.get("id").filter(|_| !has_expired(container, &now)).cloned();

@@ -82,6 +82,25 @@ fn encode_request_without_a_limit_changes_nothing_but_the_limit_when_the_convers
 }
 
 #[test]
+fn encode_budget_near_a_full_window_falls_in_coarse_steps_without_a_warning() {
+    let sent = |bytes: usize, options: Options| {
+        let info = ModelInfo::new("m").with_context_window(40_000).with_output_limit(64_000);
+        let mut request = Request::prompt("a".repeat(bytes)).with_model_info(info).with_options(options);
+        request.model = "claude-haiku-4-5".into();
+        let encoded = AnthropicMessages::default().encode(&request).unwrap();
+        (encoded.body["thinking"]["budget_tokens"].as_u64().unwrap(), encoded.warnings.len())
+    };
+    let high = || thinking(Effort::High);
+    let mut budgets: Vec<u64> = (0..110_000).step_by(1000).map(|bytes| sent(bytes, high()).0).collect();
+    budgets.dedup();
+    assert_eq!(budgets, [24_576, 16_384, 4_096, 1_024]);
+    assert_eq!(sent(80_000, high()), (4_096, 0));
+    // The user's own limit stays the same, so its budget does too.
+    assert_eq!(sent(80_000, high().with_max_tokens(10_000)), (7_500, 1));
+    assert_eq!(sent(80_000, thinking(ThinkingMode::Budget(24_000))), (4_096, 1));
+}
+
+#[test]
 fn encode_thinking_that_is_on_requests_its_text() {
     let shown = json!({"type": "adaptive", "display": "summarized"});
     let of = |model: &str, options| {

@@ -152,7 +152,7 @@ fn anthropic_max_tokens_respects_the_output_limit_of_the_model() {
     let thinking = body(8_000, Options::default().with_thinking(ThinkingMode::Budget(30_000)));
     assert_eq!(
         (&thinking["max_tokens"], &thinking["thinking"]["budget_tokens"]),
-        (&json!(8_000), &json!(6_000))
+        (&json!(8_000), &json!(4_096))
     );
 }
 

@@ -91,6 +91,12 @@ pub(super) const fn budget_of(effort: Effort) -> u32 {
     }
 }
 
+/// Returns the highest usual budget that is not above `tokens`, or else the smallest one.
+pub(super) fn budget_within(tokens: u32) -> u32 {
+    let levels = [Effort::Max, Effort::High, Effort::Medium, Effort::Low].map(budget_of);
+    levels.into_iter().find(|budget| *budget <= tokens).unwrap_or(budget_of(Effort::Minimal))
+}
+
 /// Returns the effort whose usual budget is nearest to `tokens`.
 pub(super) fn nearest(tokens: u32) -> Effort {
     let levels = [Effort::Minimal, Effort::Low, Effort::Medium, Effort::High, Effort::Max];

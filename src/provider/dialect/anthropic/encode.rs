@@ -15,7 +15,7 @@ use crate::provider::{
     catalogue::{MessagesSampling as Sampling, MessagesThinking as Thinking, MessagesTraits, ThinkingOff},
     dialect::{
         EffortWords, Encoded, cache_control,
-        effort::{budget_of, nearest},
+        effort::{budget_of, budget_within, nearest},
         limits,
         names::ToolNames,
         tool_schema::tool_schema,
@@ -202,8 +202,9 @@ impl Encoder<'_> {
     }
 
     /// Sets `max_tokens`, which the wire format requires, and lowers the thinking budget if necessary. Thinking counts
-    /// towards the limit, so the budget has to be below the limit. The limit does not belong to the prompt that the
-    /// service caches, so it may change with each request:
+    /// towards the limit, so the budget has to be below the limit. A lowered budget causes a warning only if the user
+    /// has set the limit or the budget. The limit does not belong to the prompt that the service caches, so it may
+    /// change with each request:
     /// <https://platform.claude.com/docs/en/build-with-claude/prompt-caching>.
     fn limits(&mut self, budget: Option<u32>) {
         let mut limit = self.options.max_tokens().unwrap_or_else(|| match self.info {
@@ -215,10 +216,15 @@ impl Encoder<'_> {
             let fitting = if limit > MIN_BUDGET {
                 // The limit must not be exceeded, so the budget is lowered. The lowered budget leaves a quarter of the
                 // limit for the rest of the response.
-                let fitting = (limit - limit / 4).clamp(MIN_BUDGET, limit - 1);
-                self.warn(format!(
-                    "`thinking` is lowered to {fitting} tokens: the budget has to be below max_tokens"
-                ));
+                let rest = (limit - limit / 4).clamp(MIN_BUDGET, limit - 1);
+                // A default limit may shrink with each request, and a changed budget invalidates the cached messages.
+                let fixed = self.options.max_tokens().is_some();
+                let fitting = if fixed { rest } else { budget_within(rest) };
+                if fixed || matches!(self.options.thinking(), Some(ThinkingMode::Budget(_))) {
+                    self.warn(format!(
+                        "`thinking` is lowered to {fitting} tokens: the budget has to be below max_tokens"
+                    ));
+                }
                 fitting
             } else {
                 limit = limit.saturating_add(MIN_BUDGET);

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use omni_agent::{
     Agent, AgentCallbacks,
     agent::State,
-    message::Message,
+    message::{Content, Message, ProviderItem},
     provider::{
         CacheHint, Options, Request,
         dialect::{AnthropicMessages, Dialect},
@@ -42,18 +42,23 @@ fn marked(request: &Request) -> Vec<String> {
 
 /// Runs two steps, the first of which uses a tool. Returns the marked blocks of both requests.
 async fn marks(options: Options, prepare: impl FnMut(&mut Request) + Send + 'static) -> [Vec<String>; 2] {
+    requests(options, prepare).await.map(|request| marked(&request))
+}
+
+/// Runs two steps, the first of which uses a tool. Returns both requests.
+async fn requests(options: Options, prepare: impl FnMut(&mut Request) + Send + 'static) -> [Request; 2] {
     let provider = ScriptedProvider::new([Step::tool_use("a", "echo", json!({})), Step::text("Done.")]);
     let agent = Agent::builder()
         .model(provider.model())
         .options(options)
+        .system("Be brief.")
         .tool(echo())
         .callbacks(Preparing(Box::new(prepare)))
         .start()
         .await
         .unwrap();
     agent.ask("Hi").await.unwrap();
-    let requests = provider.requests();
-    [marked(&requests[0]), marked(&requests[1])]
+    provider.requests().try_into().unwrap()
 }
 
 fn cached() -> Options {
@@ -101,4 +106,30 @@ async fn encode_with_breakpoints_of_the_user_marks_only_the_last_block() {
     let extra = Map::from_iter([("cache_control".to_owned(), json!({"type": "ephemeral"}))]);
     let remind = |request: &mut Request| request.history.push(Message::user("Remember."));
     assert_eq!(marks(cached().with_extra(extra), remind).await, [["Remember."], ["Remember."]]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn encode_with_breakpoints_in_the_conversation_keeps_to_the_limit_of_the_service() {
+    let search = |marked: bool| {
+        let mut block = json!({"type": "search_result", "title": "a", "source": "b", "content": []});
+        if marked {
+            block["cache_control"] = json!({"type": "ephemeral"});
+        }
+        Message::user(Content::from(ProviderItem::new("anthropic_messages", block)))
+    };
+    for (own, expected) in [(true, vec!["search_result", "Remember."]), (false, vec!["Hi", "Remember."])] {
+        let remind = move |request: &mut Request| {
+            let before = [Arc::new(search(own))];
+            let history = before.into_iter().chain(request.history.iter().cloned());
+            request.history = history.chain([Arc::new(Message::user("Remember."))]).collect();
+        };
+        assert_eq!(marks(cached(), remind).await[0], expected);
+    }
+    // Options that replace the system prompt replace its breakpoint too. A schema contains no breakpoints.
+    let system = json!([{"type": "text", "text": "Be brief."}]);
+    let tool = json!({"name": "other", "cache_control": {"type": "ephemeral"},
+        "input_schema": {"type": "object", "properties": {"cache_control": {"type": "string"}}}});
+    let extra = Map::from_iter([("system".to_owned(), system), ("tools".to_owned(), json!([tool]))]);
+    let remind = |request: &mut Request| request.history.push(Message::user("Remember."));
+    assert_eq!(marks(cached().with_extra(extra), remind).await[0], ["Hi", "Remember."]);
 }

@@ -73,12 +73,17 @@ impl Kept {
     }
 }
 
+/// The number of cache breakpoints that the service accepts in a request:
+/// <https://platform.claude.com/docs/en/build-with-claude/prompt-caching>.
+const MAX_BREAKPOINTS: usize = 4;
+
 /// Encodes the messages with the thinking that `kept` selects. Adds `cache` to the last block that may carry a cache
-/// breakpoint.
+/// breakpoint. `marked` is the number of breakpoints outside of the messages.
 pub(super) fn messages(
     request: &Request,
     names: &ToolNames<'_>,
     cache: Option<&Value>,
+    marked: usize,
     kept: Kept,
 ) -> Result<Value, ProviderError> {
     let start = kept.start(&request.history);
@@ -119,13 +124,15 @@ pub(super) fn messages(
         trim_end(blocks);
     }
     if let Some(cache) = cache {
+        let own = turns.iter().flat_map(|turn| &turn.blocks).map(|block| breakpoints_of(&block.value));
+        let is_full = marked + own.sum::<usize>() + 1 >= MAX_BREAKPOINTS;
         let blocks = turns.iter_mut().rev().flat_map(|turn| turn.blocks.iter_mut().rev());
         let mut blocks =
             blocks.filter(|block| matches!(block.kind, BlockRole::Plain | BlockRole::ToolResult));
         let last = blocks.next();
         // The next requests don't contain what a callback added to this request, so their cached beginning ends before.
-        let lasts = last.as_ref().is_some_and(|last| last.lasts) || has_breakpoints(request);
-        let lasting = if lasts { None } else { blocks.find(|block| block.lasts) };
+        let lasts = last.as_ref().is_some_and(|last| last.lasts);
+        let lasting = if lasts || is_full { None } else { blocks.find(|block| block.lasts) };
         for block in last.into_iter().chain(lasting) {
             block.value.insert("cache_control".to_owned(), cache.clone());
         }
@@ -139,11 +146,19 @@ pub(super) fn messages(
     Ok(messages.into())
 }
 
-/// Returns whether the user's own options contain cache breakpoints. The service accepts only four, and the tools, the
-/// system prompt and the last block already have one each.
-fn has_breakpoints(request: &Request) -> bool {
-    let extra = request.options.extra().map(serde_json::to_string);
-    extra.is_some_and(|json| json.is_ok_and(|json| json.contains("\"cache_control\"")))
+/// Returns the number of cache breakpoints in a list of blocks or tools.
+pub(super) fn breakpoints(value: &Value) -> usize {
+    match value {
+        Value::Array(items) => items.iter().map(breakpoints).sum(),
+        Value::Object(block) => breakpoints_of(block),
+        _ => 0,
+    }
+}
+
+/// Returns the number of cache breakpoints of a block and of its content.
+fn breakpoints_of(block: &Object) -> usize {
+    let own = block.get("cache_control").is_some_and(|control| !control.is_null());
+    usize::from(own) + block.get("content").map_or(0, breakpoints)
 }
 
 impl Turn {

@@ -53,7 +53,8 @@ pub(super) fn encode(request: &Request, block_binding: bool) -> Result<Encoded, 
     encoder.system(request.system.as_deref());
     encoder.tools(request);
     encoder.tool_choice(request, thinking.on);
-    encoder.set("messages", content::messages(request, &names, encoder.cache, kept)?);
+    let marked = encoder.breakpoints();
+    encoder.set("messages", content::messages(request, &names, encoder.cache, marked, kept)?);
     encoder.container(&request.history);
     encoder.sampling(thinking.on);
     encoder.stop_sequences();
@@ -256,6 +257,15 @@ impl Encoder<'_> {
         if let Some(id) = containers.find_map(of) {
             self.set("container", id);
         }
+    }
+
+    /// Returns the number of cache breakpoints in the system prompt, the tools and the user's own options.
+    fn breakpoints(&self) -> usize {
+        let extra = |key: &str| self.options.extra().and_then(|extra| extra.get(key));
+        let system = extra("system").or(self.body.get("system"));
+        let lists = [system, extra("tools"), self.body.get("tools")].into_iter().flatten();
+        let whole = extra("cache_control").is_some_and(|control| !control.is_null());
+        usize::from(whole) + lists.map(content::breakpoints).sum::<usize>()
     }
 
     fn system(&mut self, system: Option<&str>) {

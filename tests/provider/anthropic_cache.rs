@@ -10,6 +10,7 @@ use omni_agent::{
     provider::{
         CacheHint, Options, Request,
         dialect::{AnthropicMessages, Dialect},
+        http::Endpoint,
     },
     testing::{ScriptedProvider, Step},
     tool::{Tool, tool_fn},
@@ -132,4 +133,31 @@ async fn encode_with_breakpoints_in_the_conversation_keeps_to_the_limit_of_the_s
     let extra = Map::from_iter([("system".to_owned(), system), ("tools".to_owned(), json!([tool]))]);
     let remind = |request: &mut Request| request.history.push(Message::user("Remember."));
     assert_eq!(marks(cached().with_extra(extra), remind).await[0], ["Hi", "Remember."]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn encode_for_openrouter_with_a_reminder_marks_the_end_of_the_conversation_too() {
+    let texts = |request: &Request| -> Vec<String> {
+        let mut request = request.clone();
+        request.model = "anthropic/claude-sonnet-4.5".into();
+        let body = Endpoint::openrouter().preview(&request).unwrap().1.body;
+        let messages = body["messages"].as_array().unwrap();
+        let parts = messages.iter().filter_map(|message| message["content"].as_array()).flatten();
+        let marked = parts.filter(|part| part.get("cache_control").is_some());
+        marked.map(|part| part["text"].as_str().unwrap().to_owned()).collect()
+    };
+    let remind = |request: &mut Request| request.history.push(Message::user("Remember."));
+    let [first, second] = requests(cached(), remind).await;
+    assert_eq!(texts(&first), ["Be brief.", "Hi", "Remember."]);
+    assert_eq!(texts(&second), ["Be brief.", "echo", "Remember."]);
+    let extend = |request: &mut Request| {
+        let mut messages: Vec<Arc<Message>> = request.history.iter().cloned().collect();
+        let mut last = Message::clone(&messages.pop().unwrap());
+        last.content.push("Remember.".into());
+        request.history = messages.into_iter().chain([Arc::new(last)]).collect();
+    };
+    let [_, second] = requests(cached(), extend).await;
+    assert_eq!(texts(&second), ["Be brief.", "echo", "Remember."]);
+    let [_, second] = requests(cached(), |_| {}).await;
+    assert_eq!(texts(&second), ["Be brief.", "echo"]);
 }

@@ -5,12 +5,15 @@ use serde_json::{Map, Value, json};
 use crate::provider::{CacheHint, dialect::cache_control};
 
 /// Marks the system prompt and the last text. The service caches the messages up to each mark, so that the next request
-/// can reuse them.
-pub(super) fn mark(messages: &mut [Value], hint: CacheHint) {
+/// can reuse them. The next requests don't contain the last `passing` messages, so the last text before them is marked
+/// too.
+pub(super) fn mark(messages: &mut [Value], hint: CacheHint, passing: usize) {
     let control = cache_control(hint);
     if let Some((first, rest)) = messages.split_first_mut() {
         let is_system = matches!(first["role"].as_str(), Some("system" | "developer"));
-        let marked = rest.iter_mut().rev().any(|message| mark_text(message, &control));
+        let mut mark_last =
+            |skipped: usize| rest.iter_mut().rev().skip(skipped).any(|it| mark_text(it, &control));
+        let marked = mark_last(0) && mark_last(passing);
         if is_system || !marked {
             mark_text(first, &control);
         }

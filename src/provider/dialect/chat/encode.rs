@@ -24,9 +24,9 @@ pub(super) fn encode(chat: &ChatCompletions, request: &Request) -> Result<Encode
     let names = ToolNames::of(request, openai::NAME_LIMIT, "");
     let mut encoder =
         Encoder { chat, request, names, traits, output, messages: Vec::new(), warnings: Vec::new() };
-    let mut messages = encoder.messages()?;
+    let (mut messages, passing) = encoder.messages()?;
     let mut body = Map::new();
-    encoder.cache(&mut messages, &mut body);
+    encoder.cache(&mut messages, passing, &mut body);
     body.insert("model".to_owned(), Value::from(&*request.model));
     body.insert("messages".to_owned(), Value::Array(messages));
     body.insert("stream".to_owned(), Value::Bool(true));
@@ -182,12 +182,12 @@ impl Encoder<'_> {
         }
     }
 
-    fn cache(&mut self, messages: &mut [Value], body: &mut Map<String, Value>) {
+    fn cache(&mut self, messages: &mut [Value], passing: usize, body: &mut Map<String, Value>) {
         let Some(hint) = self.request.options.cache() else {
             return;
         };
         match (self.chat.cache, hint) {
-            (CacheField::Breakpoints, hint) => cache::mark(messages, hint),
+            (CacheField::Breakpoints, hint) => cache::mark(messages, hint, passing),
             (CacheField::Retention, CacheHint::Long)
                 if self.request.traits().openai.keeps_long(&self.request.model) =>
             {

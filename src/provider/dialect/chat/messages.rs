@@ -24,21 +24,30 @@ enum ContentPart<'a> {
 }
 
 impl<'a> Encoder<'a> {
-    /// Encodes the system prompt and the history.
-    pub(super) fn messages(&mut self) -> Result<Vec<Value>, ProviderError> {
+    /// Encodes the system prompt and the history. Also returns the number of messages at the end that the next requests
+    /// don't contain.
+    pub(super) fn messages(&mut self) -> Result<(Vec<Value>, usize), ProviderError> {
         self.system();
         let start = self.messages.len();
-        for message in &self.request.history {
+        let mut end = None;
+        for (number, message) in self.request.history.iter().enumerate() {
+            if let Some((_, blocks)) = self.request.lasting.filter(|(messages, _)| *messages == number) {
+                // The results of the tools come first, each in its own message.
+                let lasting = message.content.iter().take(blocks);
+                let results = lasting.filter(|block| matches!(block, Content::ToolResult(_))).count();
+                end = Some(self.messages.len() + results);
+            }
             match message.role {
                 Role::User => self.user(message)?,
                 Role::Assistant => self.assistant(message)?,
             }
         }
+        let passing = end.map_or(0, |end| self.messages.len().saturating_sub(end));
         if self.chat.user_first && self.messages.get(start).is_some_and(|first| first["role"] == "assistant")
         {
             self.messages.insert(start, json!({"role": "user", "content": texts::OPENING}));
         }
-        Ok(std::mem::take(&mut self.messages))
+        Ok((std::mem::take(&mut self.messages), passing))
     }
 
     fn system(&mut self) {

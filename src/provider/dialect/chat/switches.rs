@@ -105,7 +105,8 @@ pub enum CacheField {
     /// `prompt_cache_retention` for long caching, which OpenAI supports for some models. Short caching needs no
     /// setting.
     Retention,
-    /// `cache_control` on the system prompt and on the last text, as at OpenRouter for Anthropic's models.
+    /// `cache_control` on the system prompt and on the last text, as at OpenRouter for Anthropic's models. If a callback
+    /// added messages to this request only, the last text before them is marked too.
     Breakpoints,
 }
 

@@ -56,11 +56,37 @@ const NAME: &str = "anthropic_messages";
 /// output limit, and the model's context window without the estimated input, but at least 4,096 tokens. For a thinking
 /// budget, 4,096 tokens more than the budget take the place of 32,000 tokens, if that is more.
 ///
+/// If a thinking budget does not fit below the limit, the request has a lower budget. If the options set no limit, the
+/// budget is lowered to the budget of a lower effort, so that it seldom changes while the context window fills. Each
+/// change invalidates the cached messages.
+///
+/// # Cache breakpoints
+///
+/// If the options contain a cache hint, the system prompt, the last tool and the end of the messages have a cache
+/// breakpoint. If [`prepare_step`](crate::AgentCallbacks::prepare_step) has added something at the end, a second
+/// breakpoint in the messages stands before it, unless the request would then have more than the four breakpoints that
+/// the service accepts. Breakpoints in [`Options::extra`](crate::provider::Options::extra) and in the provider items of
+/// the history count. Body hooks run later, so a hook that adds a breakpoint has to keep to the limit itself.
+///
+/// # Tools that the service runs
+///
+/// If a model uses a tool of the service and a tool of the application at the same time, the service runs its own tool
+/// when it gets the application's results. The message with the results must then contain nothing else: a text in it
+/// ends the turn, and the service rejects the request because of the use that still waits
+/// (<https://platform.claude.com/docs/en/agents-and-tools/tool-use/handle-tool-calls>). Therefore, if anything else
+/// stands in that message, such as a reminder that `prepare_step` has added or a prompt that has joined the turn, the
+/// waiting use is not sent. The model can repeat it.
+///
 /// # Code execution and fallbacks
 ///
 /// The newest container of the conversation that has not expired is sent as `container`, unless
-/// [`Options::extra`](crate::provider::Options::extra) sets it. If another model takes over within a response, the blocks
-/// before its `fallback` block are void, which a [`Delta::Retry`](crate::provider::Delta::Retry) reports.
+/// [`Options::extra`](crate::provider::Options::extra) sets it. A container counts as expired from one minute before its
+/// expiry on, at the time of the newest message. A request that is sent much later may name an expired container, which
+/// the service rejects. To continue such a conversation, set `container` in `Options::extra`.
+///
+/// If another model takes over within a response, the blocks before its `fallback` block are void, which a
+/// [`Delta::Retry`](crate::provider::Delta::Retry) reports. If a stored history still has such blocks, they are not
+/// sent, and neither are the results of their tool uses.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AnthropicMessages {
     block_binding: bool,

@@ -186,7 +186,9 @@ fn trim_end(blocks: &mut [Block]) {
 /// rejects a conversation that continues after such a use. Three kinds of uses are kept, because the service continues
 /// them: uses in the last message, uses next to uses of the application's tools whose results are the whole last message,
 /// and code executions that wait for a tool of the application. The page "Server tools" of the service's documentation
-/// describes the second kind: <https://platform.claude.com/docs/en/agents-and-tools/tool-use/server-tools>.
+/// describes the second kind: <https://platform.claude.com/docs/en/agents-and-tools/tool-use/server-tools>. A text next to
+/// the results ends the turn, and the service then rejects the use that still waits:
+/// <https://platform.claude.com/docs/en/agents-and-tools/tool-use/handle-tool-calls>.
 fn drop_unanswered(turns: &mut [Turn]) {
     let Some((last, mut earlier)) = turns.split_last() else {
         return;

@@ -165,7 +165,7 @@ pub use responses::{OpenAiResponses, ReasoningItems};
 use serde_json::{Map, Value, json};
 
 use super::{CacheHint, Delta, ErrorKind, ProviderError, Request, UnsupportedAttachment};
-use crate::message::Attachment;
+use crate::message::{Attachment, Message, Role};
 use crate::setters::setters;
 
 /// A wire format, which encodes requests and creates decoders for their responses.
@@ -318,4 +318,23 @@ pub fn placeholder(request: &Request, attachment: &Attachment, why: &str) -> Res
             ),
         )),
     }
+}
+
+/// Returns the text that replaces an unsupported attachment of `message`. A file that a model made is only mentioned,
+/// because an error would block the conversation. All other attachments are replaced by a [`placeholder`].
+///
+/// # Errors
+///
+/// Fails like [`placeholder`].
+pub(in crate::provider) fn mention(
+    request: &Request,
+    message: &Message,
+    attachment: &Attachment,
+    why: &str,
+) -> Result<String, ProviderError> {
+    // Each response has provider data. Assistant messages that the application wrote have none.
+    if message.role == Role::Assistant && !message.provider_data.is_empty() {
+        return Ok(format!("[{} of this answer, omitted]", attachment.media_type));
+    }
+    placeholder(request, attachment, why)
 }

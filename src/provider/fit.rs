@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::{ErrorKind, ModelInfo, ProviderError, Request, ThinkingMode, ToolChoice, dialect::placeholder};
+use super::{ErrorKind, ModelInfo, ProviderError, Request, ThinkingMode, ToolChoice, dialect::mention};
 use crate::{
     message::{Attachment, Content, Message, ResultBlock},
     tool::ToolSet,
@@ -65,28 +65,28 @@ fn attachments(request: &mut Request, info: &ModelInfo) -> Result<(), ProviderEr
     if info.input.is_none() || request.history.iter().all(|message| of(message).all(fits)) {
         return Ok(());
     }
-    let replace = |attachment: &Attachment| -> Result<Option<String>, ProviderError> {
+    let replace = |message: &Message, attachment: &Attachment| -> Result<Option<String>, ProviderError> {
         if fits(attachment) {
             return Ok(None);
         }
-        placeholder(request, attachment, &format!("{} does not accept it", request.model)).map(Some)
+        mention(request, message, attachment, &format!("{} does not accept it", request.model)).map(Some)
     };
-    let messages = request.history.iter().map(|message| {
-        if of(message).all(fits) {
-            return Ok(Arc::clone(message));
+    let messages = request.history.iter().map(|original| {
+        if of(original).all(fits) {
+            return Ok(Arc::clone(original));
         }
-        let mut message = Message::clone(message);
+        let mut message = Message::clone(original);
         for content in &mut message.content {
             match content {
                 Content::Attachment(attachment) => {
-                    if let Some(text) = replace(attachment)? {
+                    if let Some(text) = replace(original, attachment)? {
                         *content = text.into();
                     }
                 }
                 Content::ToolResult(result) => {
                     for block in &mut result.content {
                         if let ResultBlock::Attachment(attachment) = block
-                            && let Some(text) = replace(attachment)?
+                            && let Some(text) = replace(original, attachment)?
                         {
                             *block = text.into();
                         }

@@ -1,7 +1,7 @@
 //! Requests that a model can't accept unchanged.
 
 use omni_agent::{
-    message::{Attachment, History, Message, ToolResult, ToolUse},
+    message::{Attachment, Content, History, Message, ToolResult, ToolUse},
     provider::{
         Effort, ErrorKind, Modality, Model, ModelInfo, Options, OutputSchema, Request, ThinkingMode,
         ToolChoice, UnsupportedAttachment,
@@ -11,6 +11,8 @@ use omni_agent::{
     tool::{Schema, ToolSet, declared_tool_with_schema},
 };
 use serde_json::json;
+
+use crate::wires::Wire;
 
 fn model(info: ModelInfo) -> (ScriptedProvider, Model) {
     let provider = ScriptedProvider::from_fn(|_| Step::text("ok"));
@@ -66,6 +68,34 @@ async fn unsupported_attachment_becomes_a_placeholder_if_requested() {
         "messages without attachments are shared"
     );
     assert!(sent.check_sendable().is_ok());
+}
+
+/// A conversation with an image that a model of another service made.
+fn drawn() -> History {
+    let mut drawn = Message::assistant(vec!["Here.".into(), Content::from(image())]);
+    drawn.provider_data.insert("service".to_owned(), json!("another"));
+    History::from_iter([Message::user("Draw."), drawn, Message::user("Thanks.")])
+}
+
+#[tokio::test]
+async fn image_that_a_model_made_is_only_mentioned_to_a_model_without_image_input() {
+    let (provider, model) = model(blind());
+    model.generate(Request::new(drawn())).await.unwrap();
+    let sent = provider.last_request().unwrap().history;
+    assert_eq!(sent.get(1).unwrap().text(), "Here.[image/png of this answer, omitted]");
+}
+
+#[test]
+fn image_that_a_model_made_is_sent_or_mentioned_in_every_format() {
+    for wire in Wire::ALL {
+        let mut request = Request::new(drawn());
+        request.model = "m".into();
+        let body = wire.endpoint("http://localhost").preview(&request).unwrap().1.body;
+        let body = serde_json::to_string(&body).unwrap();
+        // In Gemini's format, a message of the model can contain images.
+        let part = if wire == Wire::Gemini { "AAAA" } else { "[image/png of this answer, omitted]" };
+        assert!(body.contains(part), "{wire:?} {body}");
+    }
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ use crate::{
     },
     provider::{
         ProviderError, Request,
-        dialect::{names::ToolNames, placeholder, texts},
+        dialect::{mention, names::ToolNames, placeholder, texts},
     },
 };
 
@@ -240,7 +240,7 @@ impl Encoder<'_> {
             _ => None,
         }));
         for (index, content) in message.content.iter().enumerate().skip(start) {
-            let block = self.block(message.role, native, content)?;
+            let block = self.block(message, native, content)?;
             let lasts = self.request.lasting.is_none_or(|end| (number, index) < end);
             blocks.extend(block.map(|(kind, value)| Block { kind, value, lasts }));
         }
@@ -249,11 +249,11 @@ impl Encoder<'_> {
 
     fn block(
         &mut self,
-        role: Role,
+        message: &Message,
         native: bool,
         content: &Content,
     ) -> Result<Option<(BlockRole, Object)>, ProviderError> {
-        let block = match (content, role) {
+        let block = match (content, message.role) {
             (Content::Text(text), _) => {
                 let citations = text.signature.as_deref().filter(|_| native).and_then(citations);
                 text_block(&text.text).map(|mut value| {
@@ -272,8 +272,13 @@ impl Encoder<'_> {
                 };
                 value.map(|value| (BlockRole::Thinking, object(value)))
             }
-            (Content::Attachment(attachment), _) => {
-                let value = self.attachment(role, attachment)?;
+            (Content::Attachment(attachment), Role::Assistant) => {
+                let why = "the Messages wire format does not support files in assistant messages";
+                let text = mention(self.request, message, attachment, why)?;
+                text_block(&text).map(|value| (BlockRole::Plain, value))
+            }
+            (Content::Attachment(attachment), Role::User) => {
+                let value = self.attachment(attachment)?;
                 value.map(|value| (BlockRole::Plain, value))
             }
             (Content::ToolUse(tool_use), Role::Assistant) => {
@@ -314,7 +319,7 @@ impl Encoder<'_> {
         for block in &result.content {
             let value = match block {
                 ResultBlock::Text(text) => text_block(&text.text),
-                ResultBlock::Attachment(attachment) => self.attachment(Role::User, attachment)?,
+                ResultBlock::Attachment(attachment) => self.attachment(attachment)?,
             };
             content.extend(value.map(Value::Object));
         }
@@ -334,12 +339,10 @@ impl Encoder<'_> {
 
     /// Encodes an image, a PDF or a text file in the form that the service supports. All other attachments become a
     /// [`placeholder`], or an error.
-    fn attachment(&self, role: Role, attachment: &Attachment) -> Result<Option<Object>, ProviderError> {
+    fn attachment(&self, attachment: &Attachment) -> Result<Option<Object>, ProviderError> {
         let full = attachment.media_type.to_ascii_lowercase();
         let media_type = full.split(';').next().unwrap_or_default().trim();
-        let refused = if role == Role::Assistant {
-            "the Messages wire format does not support files in assistant messages"
-        } else if media_type == "image/jpg" || IMAGES.contains(&media_type) {
+        let refused = if media_type == "image/jpg" || IMAGES.contains(&media_type) {
             let media_type = if media_type == "image/jpg" { "image/jpeg" } else { media_type };
             let value = json!({"type": "image", "source": source(&attachment.source, media_type)});
             return Ok(Some(object(value)));

@@ -9,7 +9,7 @@ use crate::{
     message::{Attachment, Content, Message, ResultBlock, Role, Source, ToolResult, ToolUse},
     provider::{
         ProviderError,
-        dialect::{ids::hash, openai, placeholder, texts, words},
+        dialect::{ids::hash, mention, openai, placeholder, texts, words},
     },
 };
 
@@ -126,15 +126,9 @@ impl<'a> Encoder<'a> {
                 }
                 Content::ToolUse(tool_use) => calls.push(self.call(tool_use, message.is_native_to(NAME))),
                 Content::ProviderItem(item) if item.format == NAME => self.item(&item.data, &mut extra),
-                // A message cannot contain a file that a model made. The text only mentions the file, because an error
-                // would block the conversation.
-                Content::Attachment(file) if message.provider_data.contains_key(NAME) => {
-                    let text = format!("[{} of this answer, omitted]", file.media_type);
-                    parts.push(ContentPart::Text(text.into()));
-                }
                 Content::Attachment(attachment) => {
                     let why = "the wire format does not support files in assistant messages";
-                    parts.push(ContentPart::Text(placeholder(self.request, attachment, why)?.into()));
+                    parts.push(ContentPart::Text(mention(self.request, message, attachment, why)?.into()));
                 }
                 _ => {}
             }

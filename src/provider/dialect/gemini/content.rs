@@ -9,7 +9,7 @@ use crate::{
     message::{Attachment, Content, Message, ResultBlock, Role, Source, ToolResult, ToolUse, ToolUseId},
     provider::{
         ProviderError, Request,
-        dialect::{names::ToolNames, placeholder, texts},
+        dialect::{mention, names::ToolNames, texts},
     },
 };
 
@@ -85,13 +85,13 @@ impl<'a> Encoder<'a> {
         let mut parts = Vec::new();
         let mut answers = Vec::with_capacity(results.len());
         for result in results {
-            answers.push(self.tool_result(result, &mut parts)?);
+            answers.push(self.tool_result(message, result, &mut parts)?);
         }
         self.push(Role::User, answers, true);
         for block in &message.content {
             match block {
                 Content::Text(text) => parts.extend(text_part(&text.text)),
-                Content::Attachment(attachment) => parts.push(self.attachment(attachment)?),
+                Content::Attachment(attachment) => parts.push(self.attachment(message, attachment)?),
                 // An application may create parts of this wire format itself. They are sent unchanged.
                 Content::ProviderItem(item) if item.format == NAME => {
                     parts.extend(item.data.as_object().cloned());
@@ -104,7 +104,12 @@ impl<'a> Encoder<'a> {
     }
 
     /// Encodes a tool result. The files of the result are moved after all results.
-    fn tool_result(&self, result: &'a ToolResult, moved: &mut Vec<Object>) -> Result<Object, ProviderError> {
+    fn tool_result(
+        &self,
+        message: &Message,
+        result: &'a ToolResult,
+        moved: &mut Vec<Object>,
+    ) -> Result<Object, ProviderError> {
         let mut texts: Vec<Cow<'_, str>> = Vec::new();
         let mut files = Vec::new();
         for block in &result.content {
@@ -112,7 +117,7 @@ impl<'a> Encoder<'a> {
                 ResultBlock::Text(text) if text.text.is_empty() => {}
                 ResultBlock::Text(text) => texts.push(Cow::Borrowed(&text.text)),
                 ResultBlock::Attachment(attachment) => {
-                    let part = self.attachment(attachment)?;
+                    let part = self.attachment(message, attachment)?;
                     match part.get("text") {
                         Some(Value::String(text)) => texts.push(text.clone().into()),
                         _ => files.push(part),
@@ -177,7 +182,7 @@ impl<'a> Encoder<'a> {
                     let signature = given(&tool_use.signature).or(missing.then_some(NO_SIGNATURE));
                     (self.tool_use(tool_use), signature)
                 }
-                Content::Attachment(attachment) => (self.attachment(attachment)?, None),
+                Content::Attachment(attachment) => (self.attachment(message, attachment)?, None),
                 Content::ProviderItem(item) if item.format == NAME => match &item.data {
                     // This item is the signature of a file. The signature is stored separately, because a file has no
                     // member for a signature.
@@ -228,8 +233,8 @@ impl<'a> Encoder<'a> {
         }
     }
 
-    /// Encodes a file in the form that the service supports. Unsupported files become a [`placeholder`], or an error.
-    fn attachment(&self, attachment: &Attachment) -> Result<Object, ProviderError> {
+    /// Encodes a file in the form that the service supports. Unsupported files become a text, or an error.
+    fn attachment(&self, message: &Message, attachment: &Attachment) -> Result<Object, ProviderError> {
         let full = attachment.media_type.to_ascii_lowercase();
         let media_type = match full.split(';').next().unwrap_or_default().trim() {
             "image/jpg" => "image/jpeg",
@@ -242,7 +247,7 @@ impl<'a> Encoder<'a> {
         if !taken {
             let why =
                 "the wire format supports only PNG, JPEG, WebP and HEIC images, PDF, text, audio and video";
-            return Ok(part("text", placeholder(self.request, attachment, why)?));
+            return Ok(part("text", mention(self.request, message, attachment, why)?));
         }
         Ok(match &attachment.source {
             Source::Base64 { data } => part("inlineData", json!({"mimeType": media_type, "data": data})),

@@ -8,7 +8,7 @@ use crate::{
     provider::{
         CacheHint, Effort, ProviderError, Request, ThinkingMode, ToolChoice,
         dialect::{
-            EffortWords, Encoded, effort::nearest, openai, placeholder, texts, tool_schema::tool_schema,
+            EffortWords, Encoded, effort::nearest, mention, openai, placeholder, texts, tool_schema::tool_schema,
         },
     },
 };
@@ -140,7 +140,7 @@ impl<'a> Encoder<'a> {
                 Content::ToolUse(tool_use) => calls.push(call(tool_use)),
                 Content::Attachment(attachment) => {
                     let why = "the wire format does not support files in assistant messages";
-                    texts.push(placeholder(self.request, attachment, why)?.into());
+                    texts.push(mention(self.request, message, attachment, why)?.into());
                 }
                 _ => {}
             }

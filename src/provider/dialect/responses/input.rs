@@ -13,7 +13,7 @@ use crate::{
     message::{Attachment, Content, Message, ResultBlock, Role, Source, Text, Thinking, ToolResult, ToolUse},
     provider::{
         ProviderError, Request,
-        dialect::{ids::hash, names::ToolNames, openai, placeholder, texts},
+        dialect::{ids::hash, mention, names::ToolNames, openai, placeholder, texts},
     },
 };
 
@@ -156,7 +156,7 @@ impl<'a> Input<'a> {
                 Content::ToolUse(tool_use) => self.call(tool_use, native),
                 Content::Attachment(attachment) => {
                     let why = "the wire format does not support files in assistant messages";
-                    let text = placeholder(self.request, attachment, why)?;
+                    let text = mention(self.request, message, attachment, why)?;
                     assistant_message(json!({"type": "output_text", "text": text, "annotations": []}), None)
                 }
                 other => match own_item(other) {

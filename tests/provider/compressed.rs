@@ -74,6 +74,19 @@ async fn compressed_error_that_cannot_be_read_is_reported_with_its_coding() {
 }
 
 #[tokio::test]
+async fn gzipped_error_with_endless_empty_blocks_is_not_unpacked() {
+    // Four empty blocks with the fixed code, of 10 bits each, and then a block of text.
+    let empty = [0x02, 0x08, 0x20, 0x80, 0x00];
+    let packed = |blocks: usize| {
+        let stored = bytes(STORED);
+        [&stored[..10], &empty.repeat(blocks / 4), &stored[10..]].concat()
+    };
+    let kinds = async |blocks| error(Wire::Chat, 400, "gzip", packed(blocks)).await.kind;
+    assert_eq!(kinds(400).await, ErrorKind::ContextTooLong);
+    assert_eq!(kinds(4000).await, ErrorKind::InvalidRequest);
+}
+
+#[tokio::test]
 async fn gzipped_error_of_any_damage_ends_without_a_panic() {
     for whole in [FIXED, DYNAMIC].map(bytes) {
         for at in 0..whole.len() {

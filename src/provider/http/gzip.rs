@@ -9,6 +9,9 @@ use std::collections::HashMap;
 /// The order in which a block lists the lengths of the codes that its lengths have themselves.
 const ORDER: [usize; 19] = [16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15];
 
+/// The maximum number of blocks. A block may have no content, so the limit of the content does not limit the work.
+const MAX_BLOCKS: usize = 1000;
+
 /// The meanings of prefix codes. A one precedes the bits of each code, so that codes of all lengths differ.
 type Codes = HashMap<usize, usize>;
 
@@ -18,7 +21,7 @@ pub(super) fn unpacked(body: &[u8], limit: usize) -> Option<Vec<u8>> {
     // The flags are zero, because a body has none of the optional members of the header, such as a file's name.
     let data = body.strip_prefix(b"\x1f\x8b\x08\0")?.get(6..)?;
     let (mut bits, mut content) = (Bits { data, at: 0 }, Vec::new());
-    while bits.block(limit, &mut content) == Some(false) {}
+    let _ = (0..MAX_BLOCKS).find(|_| bits.block(limit, &mut content) != Some(false));
     (!content.is_empty()).then_some(content)
 }
 

@@ -3,8 +3,11 @@
 #![allow(clippy::unwrap_used, clippy::needless_pass_by_value, reason = "helpers of tests")]
 
 use omni_agent::{
-    message::{Content, Message, ProviderItem, ToolResult},
-    provider::{StopReason, dialect::OpenAiResponses},
+    message::{Content, History, Message, ProviderItem, ToolResult},
+    provider::{
+        Options, Request, StopReason,
+        dialect::{Dialect, OpenAiResponses},
+    },
 };
 use serde_json::{Value, json};
 
@@ -120,6 +123,22 @@ fn encode_open_item_is_left_out_with_its_reasoning_until_it_is_answered() {
             .insert(2, Message::user([Content::from(ProviderItem::new("openai_responses", reply.clone()))]));
         let expected = ["message", "reasoning", "message", "reasoning", kind(&item), kind(&reply), "message"];
         assert_eq!(kinds(answered), expected);
+    }
+}
+
+#[test]
+fn encode_answer_to_an_item_that_is_not_sent_is_left_out() {
+    for (item, reply) in questions() {
+        let reply = Message::user([Content::from(ProviderItem::new("openai_responses", reply))]);
+        let encode = |request: Request| {
+            let body = OpenAiResponses::default().encode(&request).unwrap().body;
+            body["input"].as_array().unwrap().iter().map(|item| kind(item).to_owned()).collect::<Vec<_>>()
+        };
+        let history = History::from_iter([Message::user("Go."), reply.clone(), Message::user("So?")]);
+        assert_eq!(encode(Request::new(history.clone())), ["message", "message"], "{item}");
+        // The service itself has the first part of the conversation.
+        let stored = Options::default().with_extra([("previous_response_id", "resp_1")]);
+        assert_eq!(encode(Request::new(history).with_options(stored)).len(), 3, "{item}");
     }
 }
 

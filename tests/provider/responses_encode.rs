@@ -421,10 +421,12 @@ fn encode_tool_results_come_first_and_contain_their_files() {
 #[test]
 fn encode_items_in_a_user_message_follow_the_results_unchanged() {
     let approval = json!({"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": true});
+    let asked = json!({"type": "mcp_approval_request", "id": "mcpr_1", "name": "drop", "arguments": "{}"});
+    let asked = ProviderItem::new("openai_responses", asked);
     let call = ToolUse::new("call_1", "f", json!({}));
     let result = ToolResult::ok(&call, "ok");
     let encoded = plain([
-        Message::assistant(Content::from(call)),
+        Message::assistant([Content::from(asked), call.into()]),
         Message::user([
             Content::from(Text::new("Go on.")),
             ProviderItem::new("openai_responses", approval.clone()).into(),
@@ -433,7 +435,7 @@ fn encode_items_in_a_user_message_follow_the_results_unchanged() {
         ]),
     ]);
     assert_eq!(
-        encoded.as_array().unwrap()[1..],
+        encoded.as_array().unwrap()[2..],
         [
             json!({"type": "function_call_output", "call_id": "call_1", "output": "ok"}),
             approval,

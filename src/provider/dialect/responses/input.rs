@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::{Map, Value, json};
 
-use super::{NAME, OpenAiResponses, ReasoningItems, open};
+use super::{NAME, OpenAiResponses, ReasoningItems, open, wire::text};
 use crate::{
     message::{Attachment, Content, Message, ResultBlock, Role, Source, Text, Thinking, ToolResult, ToolUse},
     provider::{
@@ -49,6 +49,10 @@ pub(super) struct Input<'a> {
     callers: HashMap<&'a str, Value>,
     /// The ids to which the answers of the conversation refer, except for results of tool calls.
     answered: HashSet<&'a str>,
+    /// The ids of the encoded items. A user's answer to any other item is omitted, because the service rejects it.
+    sent: HashSet<&'a str>,
+    /// Whether the service has items of the conversation that the history lacks.
+    continues: bool,
     items: Vec<Value>,
 }
 
@@ -63,8 +67,11 @@ impl<'a> Input<'a> {
         let items = request.history.iter().flat_map(|message| &message.content).filter_map(own_item);
         let answered = items.filter_map(open::answered).collect();
         let reasoning = format.reasoning;
-        let callers = HashMap::new();
-        let mut input = Self { request, names, reasoning, ids, callers, answered, items: Vec::new() };
+        let continues = request.options.extra().is_some_and(|extra| {
+            extra.contains_key("previous_response_id") || extra.contains_key("conversation")
+        });
+        let (callers, sent, items) = (HashMap::new(), HashSet::new(), Vec::new());
+        let mut input = Self { request, names, reasoning, ids, callers, answered, sent, continues, items };
         let mut first = None;
         for message in &request.history {
             match message.role {
@@ -92,7 +99,12 @@ impl<'a> Input<'a> {
             }
             self.items.push(item);
         }
-        self.items.extend(message.content.iter().filter_map(own_item).cloned());
+        for item in message.content.iter().filter_map(own_item) {
+            if self.continues || open::answered(item).is_none_or(|asked| self.sent.contains(asked)) {
+                let item = self.own(item);
+                self.items.push(item);
+            }
+        }
         let mut parts = Vec::new();
         for block in &message.content {
             match block {
@@ -165,7 +177,7 @@ impl<'a> Input<'a> {
                         waiting.clear();
                         continue;
                     }
-                    Some(item) => item.clone(),
+                    Some(item) => self.own(item),
                     None => continue,
                 },
             };
@@ -175,6 +187,12 @@ impl<'a> Input<'a> {
         Ok(())
     }
 
+    /// Returns an item of this wire format unchanged, and remembers its ids for its answer.
+    fn own(&mut self, item: &'a Value) -> Value {
+        self.sent.extend(["call_id", "id"].map(|key| text(item, key)));
+        item.clone()
+    }
+
     fn call(&mut self, tool_use: &'a ToolUse, native: bool) -> Value {
         // The request must be valid even if the model wrote invalid JSON or an invalid name.
         let arguments =
@@ -182,6 +200,7 @@ impl<'a> Input<'a> {
         // The item's own id is not sent. If it were sent, the service would look for the reasoning that belongs to the
         // item.
         let id = self.ids.assign(tool_use.id.as_str());
+        self.sent.insert(tool_use.id.as_str());
         let name = self.names.get(&tool_use.name);
         let mut item = json!({"type": "function_call", "call_id": id, "name": name, "arguments": arguments});
         let signature = tool_use.signature.as_deref().filter(|_| native);

@@ -17,6 +17,7 @@ async fn answer_with_unrelated_events_is_read_in_every_format() {
         r#"{"ts":17}"#,
         r#"{"error":null}"#,
         r#"{"event":"progress","error":{}}"#,
+        r#"{"type":"tool_result","result":{"error":"file not found"}}"#,
     ];
     for wire in Wire::ALL {
         for stray in strays.map(ToOwned::to_owned) {
@@ -50,6 +51,7 @@ async fn event_that_reports_a_failure_in_a_known_shape_is_an_error() {
             r#"{"error":{"error":{"error":{"message":"prompt is too long"}}}}"#,
             r#"{"error":{"message":"upstream failed","error":{"message":"no","code":"context_length_exceeded"}}}"#,
             r#"{"data":{"error":{"message":"prompt is too long"}}}"#,
+            r#"{"type":"error","data":{"error":{"message":"prompt is too long"}}}"#,
             r#"{"msg":"prompt is too long","success":false}"#,
         ] {
             for begun in [vec![], wire.text(&["Hel"])] {

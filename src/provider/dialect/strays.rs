@@ -107,7 +107,8 @@ fn is_named_report(event: &Map<String, Value>) -> bool {
     let has_error = |member: &Value| member.get("error").is_some_and(is_error);
     has_errors
         || event.get("error").is_some_and(is_error)
-        || event.values().any(has_error)
+        // An event of a known kind may quote the failure of something else, such as a tool.
+        || name_of(event).is_none() && event.values().any(has_error)
         || name_of(event).is_some_and(|name| name.to_ascii_lowercase().ends_with("error"))
 }
 

@@ -208,6 +208,31 @@ fn error_keeps_the_request_id_and_wait_of_the_body() {
 }
 
 #[test]
+fn error_of_a_gateway_keeps_its_own_words_beside_a_nested_error() {
+    let body = r#"{"message":"slow down","code":"rate_limit_exceeded","upstream":{"error":{
+        "message":"prompt is too long","code":"context_length_exceeded","request_id":"req_1"}}}"#;
+    let error = error(400, body);
+    assert_eq!((error.kind, &*error.message), (ErrorKind::RateLimit, "slow down"));
+    assert_eq!(error.request_id.as_deref(), Some("req_1"));
+}
+
+#[test]
+fn error_inside_another_error_gives_its_wait_and_request_id() {
+    let wait = r#"[{"@type":"type.googleapis.com/google.rpc.RetryInfo","retryDelay":"34.5s"}]"#;
+    let nested = format!(r#"{{"error":{{"message":"inner","request_id":"req_1","details":{wait}}}}}"#);
+    for body in [
+        format!(r#"{{"error":{{"message":"outer","error":{nested}}}}}"#),
+        format!(r#"{{"detail":{nested}}}"#),
+        format!(r#"{{"type":"error","data":{nested}}}"#),
+    ] {
+        let error = error(429, &body);
+        assert_eq!(error.retry_after.map(|wait| wait.as_millis()), Some(34_500), "{body}");
+        assert_eq!(error.request_id.as_deref(), Some("req_1"), "{body}");
+        assert_eq!(error.message, if body.contains("outer") { "outer" } else { "inner" }, "{body}");
+    }
+}
+
+#[test]
 fn error_with_a_long_body_shortens_it() {
     let long = "é".repeat(50_000);
     for body in [

@@ -109,10 +109,15 @@ impl ErrorBody {
         };
         let mut report = Self::default();
         let first = outer.get("errors").and_then(|errors| errors.get(0));
-        // Some gateways wrap the envelope of another service, under any name.
-        let wrapped =
-            || outer.values().filter_map(|member| member.get("error")).find(|error| is_error(error));
-        match outer.get("error").or(first).or_else(wrapped) {
+        let own = outer.get("error").or(first);
+        // Some gateways wrap the envelope of another service, under any name. The words of the gateway itself, if there
+        // are any, come first.
+        let mut nested = outer.values().filter_map(|member| member.get("error"));
+        let wrapped = if own.is_some() { None } else { nested.find(|error| is_error(error)) };
+        let speaks = ["message", "msg", "detail", "code", "type"].iter().any(|key| {
+            outer.get(*key).is_some_and(|word| is_error(word) && !word.is_object() && word != "error")
+        });
+        match own.or(wrapped.filter(|_| !speaks)) {
             Some(Value::Object(inner)) => report.read_object(inner, depth),
             Some(Value::String(text)) => {
                 report.read_object(outer, depth);
@@ -124,6 +129,9 @@ impl ErrorBody {
                 }
             }
             _ => report.read_object(outer, depth),
+        }
+        if let Some(wrapped) = wrapped.filter(|_| speaks && depth < 2) {
+            report.merge(Self::read(wrapped, depth + 1));
         }
         report.request_id = report.request_id.or_else(|| text_at(outer, "request_id"));
         if report.message.is_empty() {
@@ -151,16 +159,24 @@ impl ErrorBody {
             self.read_detail(detail);
         }
         if let Some(nested) = error.get("error").filter(|nested| nested.is_object() && depth < 2) {
-            let nested = Self::read(nested, depth + 1);
-            self.words.extend(nested.words);
+            let mut nested = Self::read(nested, depth + 1);
+            self.words.append(&mut nested.words);
             self.code = self.code.or(nested.code);
-            if self.message.is_empty() {
-                self.message = nested.message;
-            }
+            self.merge(nested);
         }
         if let Some(metadata) = error.get("metadata").and_then(Value::as_object) {
             self.read_metadata(metadata, depth);
         }
+    }
+
+    /// Adds the facts of a nested error that this error lacks.
+    fn merge(&mut self, nested: Self) {
+        if self.message.is_empty() {
+            self.message = nested.message;
+        }
+        self.request_id = self.request_id.take().or(nested.request_id);
+        self.retry_after = self.retry_after.or(nested.retry_after);
+        self.flagged |= nested.flagged;
     }
 
     fn add_word(&mut self, word: &str) {

@@ -90,6 +90,37 @@ fn cache_breakpoint_with_tools_of_extra_stays_on_the_last_tool_of_the_agent() {
 }
 
 #[test]
+fn tool_of_extra_that_replaces_the_last_tool_keeps_its_cache_breakpoint() {
+    let endpoint = Wire::Messages.endpoint("http://localhost");
+    let replaced = |members: Value| {
+        let mut tool = json!({"name": "read", "input_schema": {}});
+        tool.as_object_mut().unwrap().extend(members.as_object().unwrap().clone());
+        let options = extra(json!({"tools": [tool]})).with_cache(CacheHint::Short);
+        sent(&endpoint, options).0["tools"][1]["cache_control"].take()
+    };
+    assert_eq!(replaced(json!({"strict": true})), json!({"type": "ephemeral"}));
+    let long = json!({"type": "ephemeral", "ttl": "1h"});
+    assert_eq!(replaced(json!({"cache_control": long})), long);
+    // Anthropic rejects the mark for such a tool.
+    assert_eq!(replaced(json!({"defer_loading": true})), Value::Null);
+}
+
+#[test]
+fn function_of_extra_in_gemini_replaces_the_agents_function_of_its_name() {
+    let endpoint = Wire::Gemini.endpoint("http://localhost");
+    let plain = sent(&endpoint, Options::default()).0["tools"][0]["functionDeclarations"].take();
+    let name = omni_agent::provider::Provider::name(&endpoint).to_owned();
+    let warning = |tool| format!("`extra` replaces `tools.{tool}`: {name} gets only the value of `extra`");
+    let look = json!({"functionDeclarations": [{"name": "look", "description": "Mine."}]});
+    let (body, warnings) = sent(&endpoint, extra(json!({"tools": [look]})));
+    assert_eq!(body["tools"], json!([{"functionDeclarations": [plain[1]]}, look]));
+    assert_eq!(warnings, [warning("look")]);
+    let both = json!({"functionDeclarations": [{"name": "look"}, {"name": "read"}], "googleSearch": {}});
+    let (body, warnings) = sent(&endpoint, extra(json!({"tools": [both]})));
+    assert_eq!((&body["tools"], warnings), (&json!([both]), vec![warning("look"), warning("read")]));
+}
+
+#[test]
 fn member_of_extra_that_replaces_another_value_is_a_warning_in_every_format() {
     for (wire, members, paths) in [
         (Wire::Chat, json!({"max_tokens": 7, "stream": true}), &["max_tokens"][..]),

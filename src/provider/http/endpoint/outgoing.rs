@@ -7,7 +7,7 @@ use reqwest::{
         TRANSFER_ENCODING,
     },
 };
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::{Endpoint, EndpointFormat};
 use crate::{
@@ -247,19 +247,37 @@ fn merge(
     }
 }
 
-/// Appends tools. A tool replaces the earlier tool of the same name, because services reject two tools with one name.
+/// Appends tools. A tool replaces the earlier tool of the same name, and a function inside a tool replaces the earlier
+/// function of the same name, because services reject two tools with one name.
 fn append(tools: &mut Vec<Value>, more: &[Value], replaced: &mut dyn FnMut(&str)) {
     for tool in more {
+        for name in tool[FUNCTIONS].as_array().into_iter().flatten().filter_map(tool_name) {
+            for own in tools.iter_mut().filter_map(|own| own.get_mut(FUNCTIONS)?.as_array_mut()) {
+                let old = own.extract_if(.., |function| tool_name(function) == Some(name));
+                old.for_each(|_| replaced(&format!("tools.{name}")));
+            }
+        }
+        tools.retain(|own| *own != json!({FUNCTIONS: []}));
         let name = tool_name(tool);
         match tools.iter_mut().find(|own| name.is_some() && tool_name(own) == name) {
             Some(own) => {
+                // Without this mark, the prompt would no longer be cached up to this tool. Anthropic rejects the mark for
+                // a tool that is loaded later.
+                let mark = own.get_mut("cache_control").map(Value::take);
+                let mark = mark.filter(|_| tool["defer_loading"] != true);
                 *own = tool.clone();
+                if let (Some(mark), Value::Object(own)) = (mark, own) {
+                    own.entry("cache_control").or_insert(mark);
+                }
                 replaced(&format!("tools.{}", name.unwrap_or_default()));
             }
             None => tools.push(tool.clone()),
         }
     }
 }
+
+/// The member with the functions of a tool in Gemini's format, which has one object for several functions.
+const FUNCTIONS: &str = "functionDeclarations";
 
 /// Returns the name of a tool in the formats that have one object per tool.
 fn tool_name(tool: &Value) -> Option<&str> {

@@ -152,6 +152,10 @@ fn encode_thinking_on_the_cloud_has_levels_for_every_model() {
         assert_eq!(said(endpoint, model, effort(Effort::Max)), (json!("max"), 0), "{model}");
         assert_eq!(said(endpoint, model, ThinkingMode::Budget(16_000)), (json!("medium"), 1), "{model}");
     }
+    assert_eq!(said(&local, "gemini-3-flash-preview:cloud", effort(Effort::Low)).0, json!("low"));
+    for id in ["my-cloud/qwen3.5", "qwen3.5-cloud", "cloud:8b"] {
+        assert_eq!(said(&local, id, effort(Effort::Low)).0, json!(true), "{id}");
+    }
     assert_eq!(said(&cloud, "gpt-oss:120b", effort(Effort::Max)), (json!("high"), 1));
     assert_eq!(said(&local, "gpt-oss:120b-cloud", ThinkingMode::Off), (json!("low"), 1));
     assert_eq!(said(&local, "qwen3:8b", effort(Effort::High)), (json!(true), 1));

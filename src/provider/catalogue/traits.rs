@@ -232,8 +232,6 @@ pub(in crate::provider) enum GeminiThinking {
 pub(in crate::provider) struct OllamaTraits {
     /// Whether thinking has levels. If it has levels, it cannot be turned off.
     pub(in crate::provider) levels: bool,
-    /// Whether Ollama's own service runs the model, for a local server that passes the request on.
-    pub(in crate::provider) cloud: bool,
 }
 
 impl Traits {

@@ -8,7 +8,8 @@ use crate::{
     provider::{
         CacheHint, Effort, ProviderError, Request, ThinkingMode, ToolChoice,
         dialect::{
-            EffortWords, Encoded, effort::nearest, mention, openai, placeholder, texts, tool_schema::tool_schema,
+            EffortWords, Encoded, effort::nearest, mention, openai, placeholder, texts,
+            tool_schema::tool_schema,
         },
     },
 };
@@ -203,7 +204,10 @@ impl<'a> Encoder<'a> {
     fn think(&mut self) -> Option<Value> {
         let mode = self.request.options.thinking()?;
         let traits = &self.request.traits().ollama;
-        let levels = self.levels || traits.levels || traits.cloud;
+        // The end of a tag states that Ollama's own service runs the model, and that a local server only passes the
+        // request on: <https://docs.ollama.com/cloud>.
+        let tag = self.request.model.rsplit_once(':').map_or("", |(_, tag)| tag);
+        let levels = self.levels || traits.levels || tag == "cloud" || tag.ends_with("-cloud");
         let effort = match mode {
             ThinkingMode::Off | ThinkingMode::Budget(0) if traits.levels => {
                 self.warn("`thinking` is set to low: it cannot be turned off for this model");

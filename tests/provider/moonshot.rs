@@ -193,3 +193,23 @@ fn request_without_a_limit_to_a_model_that_thinks_leaves_room_for_thinking() {
     assert_eq!(limit("kimi-k2.6", 10, Some(5)), Some(5.into()));
     assert_eq!(limit("moonshot-v1-8k", 10, None), None);
 }
+
+#[test]
+fn members_of_extra_are_not_mixed_with_members_for_a_model_that_thinks() {
+    let sent = |members: Value| {
+        let Value::Object(members) = members else { panic!("{members} is not an object") };
+        let mut request = Request::prompt("Hi").with_options(Options::default().with_extra(members));
+        request.model = "kimi-k2.6".into();
+        request.model_info = Catalogue::built_in().find("moonshot", "kimi-k2.6");
+        let encoded = Endpoint::moonshot().preview(&request).unwrap().1;
+        assert!(encoded.warnings.is_empty(), "{:?}", encoded.warnings);
+        Value::Object(encoded.body)
+    };
+    for key in ["max_tokens", "max_completion_tokens"] {
+        let body = sent(json!({key: 7}));
+        let limits = ["max_tokens", "max_completion_tokens"].map(|key| body.get(key).is_some());
+        assert_eq!((body[key].clone(), limits), (json!(7), ["max_tokens" == key, "max_tokens" != key]));
+    }
+    let off = json!({"type": "disabled"});
+    assert_eq!(sent(json!({"thinking": off}))["thinking"], off);
+}

@@ -60,8 +60,10 @@ impl Encoder<'_> {
             ("thinking".to_owned(), Value::Object(thinking))
         };
         let Some(mode) = self.request.options.thinking() else {
-            // These models think by default. The members are needed even if the request does not set the option.
-            body.extend((!self.chat.thinking_members.is_empty()).then(enabled));
+            // These models think by default. The members are needed even if the request does not set the option, unless
+            // it has its own `thinking`, into which these members must not be mixed.
+            let own = self.request.options.extra().is_some_and(|extra| extra.contains_key("thinking"));
+            body.extend((!own && !self.chat.thinking_members.is_empty()).then(enabled));
             return;
         };
         let on = mode.is_on();

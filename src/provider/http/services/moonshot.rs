@@ -29,7 +29,8 @@ impl Endpoint {
             .with_key_variable("MOONSHOT_API_KEY")
             .with_body_hook(|body, request| {
                 let info = request.model_info.as_deref().filter(|info| info.thinking == Some(true));
-                if info.is_some() && !body.contains_key(LIMIT) {
+                let own = |key| request.options.extra().is_some_and(|extra| extra.contains_key(key));
+                if info.is_some() && !body.contains_key(LIMIT) && !own(LIMIT) && !own("max_tokens") {
                     body.insert(LIMIT.to_owned(), default_limit(info, body, None).into());
                 }
                 Ok(())

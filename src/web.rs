@@ -178,7 +178,8 @@ pub struct WebBuilder(Inner);
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WebLimits {
-    /// The maximum size of a command's body in bytes: 8 MiB by default.
+    /// The maximum size of a body in bytes, if the body is a command, a decision, or a request of the AI SDK, of AG-UI or
+    /// of the mounted MCP server: 8 MiB by default.
     pub command_body: usize,
     /// The maximum size of all other bodies in bytes: 64 KiB by default.
     pub body: usize,

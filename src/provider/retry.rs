@@ -86,7 +86,8 @@ impl RetryPolicy {
     }
 
     /// Streams `provider`'s response to `request` under this policy and the request's total timeout, which starts now.
-    /// If a retry could not start within the timeout, the stream fails at once.
+    /// If a retry could not start within the timeout, the stream fails at once. The timeout does not count the time
+    /// between the end of a retry's delay and the next poll of the stream, in which the caller may wait for a permit.
     ///
     /// The facts about the model ([`Request::model_info`]) are applied: a request that the model does not support is
     /// changed to fit, with a warning, or fails before it is sent. If the service does not report the cost, the cost is

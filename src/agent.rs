@@ -393,8 +393,9 @@ impl Agent {
     /// Completed steps and the text streamed so far are committed. A finished tool keeps its result. A tool use that a
     /// decision rejected or gave a result also keeps that result. All other complete tool uses get a result that
     /// reports the interruption. No callback runs, so [`handle_tool_result`](AgentCallbacks::handle_tool_result) does
-    /// not process the results that it had not returned yet. If nothing except the prompt can be kept, the interrupt
-    /// acts as a [`cancel`](Agent::cancel).
+    /// not process the results that it had not returned yet. Results that the service has just refused are kept in
+    /// cleared form: see [`ErrorDecision::Stop`]. If nothing except the prompt can be kept, the interrupt acts as a
+    /// [`cancel`](Agent::cancel).
     ///
     /// # Errors
     ///
@@ -525,7 +526,8 @@ impl Agent {
 
     /// Ends the agent.
     ///
-    /// A run in flight is [interrupted](Agent::interrupt), so its completed steps are committed. Then
+    /// A run in flight is [interrupted](Agent::interrupt), so its completed steps are committed. Results that the
+    /// service has just refused are kept in cleared form: see [`ErrorDecision::Stop`]. Then
     /// [`terminate`](AgentCallbacks::terminate) runs, and subscribers get the final snapshot. The agent waits for
     /// aborted tools, including those of earlier runs, because an aborted tool that does not await continues to run.
     /// The agent does not wait for work that a tool started elsewhere. Everything that is not finished by the deadline

@@ -109,8 +109,8 @@ impl Session {
         self.on_agent(async |agent| agent.cancel().await).await
     }
 
-    /// Ends the run at once and keeps as much of it as possible: see
-    /// [`Agent::interrupt`](crate::agent::Agent::interrupt).
+    /// Ends the run at once and keeps as much of it as possible. Results that the service has just refused are kept in
+    /// cleared form: see [`Agent::interrupt`](crate::agent::Agent::interrupt).
     ///
     /// # Errors
     ///

@@ -193,7 +193,8 @@ impl Work {
             return;
         };
         if freeze {
-            watch.frozen = Some(watch.timer.deadline().saturating_duration_since(Instant::now()));
+            let left = || watch.timer.deadline().saturating_duration_since(Instant::now());
+            watch.frozen.get_or_insert_with(left);
         } else if let Some(left) = watch.frozen.take() {
             watch.timer = Box::pin(sleep_until(Instant::now() + left));
         }
@@ -263,5 +264,25 @@ impl Task {
             tasks.calls.push(RunningTool { task, call, is_ended: false });
         }
         work.tasks = Some(tasks);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn clock_that_is_stopped_twice_keeps_its_remaining_time() {
+        let second = Duration::from_secs(1);
+        let mut work = Work::default();
+        work.watch(Some(second * 10));
+        tokio::time::sleep(second).await;
+        work.freeze_watch(true);
+        tokio::time::sleep(second * 5).await;
+        work.freeze_watch(true);
+        assert_eq!(work.spent(), Some(second));
+        work.freeze_watch(false);
+        tokio::time::sleep(second * 2).await;
+        assert_eq!(work.spent(), Some(second * 3));
     }
 }

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use crate::{
-    agent::{Event, Pause, PromptId, RunEnd, RunOutcome, Snapshot, Status, TurnOutcome, UnstageReason},
+    agent::{Event, Pause, PromptId, RunOutcome, Snapshot, Status, TurnOutcome, UnstageReason},
     error_chain,
     message::{Message, MessageId, Role, ToolUseId, TurnId},
     provider::StopReason,
@@ -154,9 +154,10 @@ impl FollowedPrompt {
     /// prompt was still staged.
     fn stopped(&mut self, outcome: &RunOutcome, kept: bool, unused: bool) -> Option<Change> {
         match self.answered.take() {
+            // The prompt may have joined the turn. It then has a turn, but is not part of the history.
+            _ if unused => not_used(outcome),
             Some(end) => Some(Change::Ended(end)),
             None if self.turn.is_some() => Some(Change::Ended(PromptEnd::Unanswered(reason(outcome, kept)))),
-            None if unused => ended("the run before it ended, so the prompt was not used"),
             None => None,
         }
     }
@@ -169,14 +170,14 @@ impl FollowedPrompt {
             let is_next = |message: &&Arc<Message>| {
                 message.role == Role::User && message.tool_results().next().is_none()
             };
-            let mut after = committed().skip(at + 1);
+            let rest = committed().skip(at + 1).take_while(|message| !is_next(message));
+            let mut turns = rest.clone().filter_map(|message| message.id.as_ref()?.turn());
             let last = agent.last_run.as_deref();
-            if let Some(run) = last.filter(|run| failed_and_kept(run) && !after.clone().any(|m| is_next(&m)))
-            {
+            let failed = last.filter(|run| matches!(run.outcome, RunOutcome::Failed { .. }));
+            if let Some(run) = failed.filter(|run| turns.any(|turn| run.turn == Some(turn))) {
                 return Some(Change::Ended(PromptEnd::Unanswered(reason(&run.outcome, true))));
             }
-            let turn = after.by_ref().take_while(|message| !is_next(message));
-            let message = turn.filter(|message| message.role == Role::Assistant).last().cloned();
+            let message = rest.filter(|message| message.role == Role::Assistant).last().cloned();
             return Some(Change::Ended(PromptEnd::Answered { message, stop_reason: None }));
         }
         if agent.pending.iter().any(|message| self.is(message)) {
@@ -200,6 +201,9 @@ impl FollowedPrompt {
         if last.is_some_and(|run| run.unanswered.iter().any(|message| self.is(message))) {
             return last.map(|run| Change::Ended(PromptEnd::Unanswered(reason(&run.outcome, false))));
         }
+        if let Some(run) = last.filter(|run| run.staged.iter().any(|prompt| is_own(prompt.id.as_ref()))) {
+            return not_used(&run.outcome);
+        }
         ended("the conversation does not contain the prompt any more")
     }
 }
@@ -209,9 +213,8 @@ fn ended(why: &str) -> Option<Change> {
     Some(Change::Ended(PromptEnd::Unanswered(why.to_owned())))
 }
 
-/// Returns whether this run has failed during a turn, and the messages of the turn are part of the history.
-fn failed_and_kept(run: &RunEnd) -> bool {
-    matches!(run.outcome, RunOutcome::Failed { .. }) && run.turn.is_some() && run.unanswered.is_empty()
+fn not_used(outcome: &RunOutcome) -> Option<Change> {
+    ended(&format!("the run ended, so the prompt was not used: {}", reason(outcome, false)))
 }
 
 fn reason(outcome: &RunOutcome, kept: bool) -> String {
@@ -224,3 +227,6 @@ fn reason(outcome: &RunOutcome, kept: bool) -> String {
         _ => "the run was cancelled".to_owned(),
     }
 }
+
+#[cfg(all(test, feature = "test-util"))]
+mod tests;

@@ -117,8 +117,9 @@ pub(crate) struct Turn {
     /// Whether the turn is recorded. If so, effects wait for records until the run ends.
     #[serde(skip)]
     pub(crate) recorded: bool,
-    /// Whether the service has refused the last request because of its content. If so, no response to the current step
-    /// has begun since.
+    /// Whether the service has refused a request of the current step because of its content. If so, no response to the
+    /// step has begun since, and no other model was asked. Not recorded: after a restart, only the failure that
+    /// `handle_error` gets is known.
     #[serde(skip)]
     pub(crate) refused: bool,
     /// The tool uses and questions of this turn that have waited for decisions. They are recorded separately.

@@ -160,6 +160,8 @@ impl Core {
             }
             (Phase::InTurn { op, turn, stage }, Phase::InTurn { op: own, turn: lost, stage: lost_stage }) => {
                 *op = *own;
+                // A record has the failure that `handle_error` gets, but not the start of the response, and no failure
+                // before a delay. So `refused` can differ after a restart.
                 (turn.recorded, turn.refused) = (lost.recorded, lost.refused);
                 turn.origin.asked.clone_from(&lost.origin.asked);
                 turn.origin.secrets_of.clone_from(&lost.origin.secrets_of);

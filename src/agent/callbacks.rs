@@ -256,7 +256,9 @@ pub enum ErrorDecision {
     ///
     /// If the service has refused the request ([`InvalidRequest`], [`Unsupported`] or [`ContextTooLong`]), it would
     /// refuse the results of the last step in every later request too. So each attachment in these results, and each
-    /// text of more than 512 bytes, is replaced by a note, unless the response had begun.
+    /// text of more than 512 bytes, is replaced by a note, unless the response had begun. [`InvalidRequest`] with a
+    /// status of 300 to 399, 404 or 405 and each error with the status 501 or 505 do not count, because they concern
+    /// the model or the address. If another model got the last request, only errors of that model count.
     ///
     /// [`InvalidRequest`]: crate::provider::ErrorKind::InvalidRequest
     /// [`Unsupported`]: crate::provider::ErrorKind::Unsupported

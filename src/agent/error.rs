@@ -397,7 +397,17 @@ impl Failure {
     /// again.
     pub(super) fn is_refusal(&self) -> bool {
         let Self::Provider { error } = self else { return false };
-        matches!(error.kind, ErrorKind::InvalidRequest | ErrorKind::Unsupported | ErrorKind::ContextTooLong)
+        // With some statuses, a service reports that it does not have the model or the address. It has not read the
+        // content.
+        let is_misdirected = match error.status {
+            Some(300..=399 | 404 | 405) => error.kind == ErrorKind::InvalidRequest,
+            status => matches!(status, Some(501 | 505)),
+        };
+        !is_misdirected
+            && matches!(
+                error.kind,
+                ErrorKind::InvalidRequest | ErrorKind::Unsupported | ErrorKind::ContextTooLong
+            )
     }
 
     /// Returns a description without the message of an error, because the message may quote a prompt or a response.

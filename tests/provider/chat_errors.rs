@@ -25,6 +25,9 @@ const BODIES: &[(u16, &str, ErrorKind, bool, &str)] = &[
     (400, r#"{"error":{"message":"This model's maximum context length is 8192 tokens.","type":"invalid_request_error","param":"messages","code":"context_length_exceeded"}}"#, ContextTooLong, false, "8192"),
     (400, r#"{"error":{"message":"Unsupported value","type":"invalid_request_error","param":"temperature","code":"unsupported_value"}}"#, InvalidRequest, false, "Unsupported value"),
     (404, r#"{"error":{"message":"The model does not exist","type":"invalid_request_error","param":null,"code":"model_not_found"}}"#, InvalidRequest, false, "does not exist"),
+    // OpenRouter, if no host of the model reads images
+    (404, r#"{"error":{"message":"No endpoints found that support image input","code":404}}"#, Unsupported, false, "image input"),
+    (404, r#"{"error":{"message":"No endpoints found that support tool use.","code":404}}"#, InvalidRequest, false, "tool use"),
     (500, r#"{"error":{"message":"The server had an error","type":"server_error","param":null,"code":null}}"#, Service, true, "had an error"),
     (503, r#"{"error":{"message":"The engine is currently overloaded, please try again later","type":"server_error"}}"#, Overloaded, true, "overloaded"),
     (503, r#"{"error":{"message":"Slow Down","type":"server_error","code":"slow_down"}}"#, Overloaded, true, "Slow"),

@@ -360,3 +360,54 @@ async fn refused_results_of_an_earlier_step_are_kept_whole() {
     let history = agent.state().await.unwrap().history().clone();
     assert!(history.iter().all(|message| !matches!(message.content[0], Content::Attachment(_))));
 }
+
+#[tokio::test(start_paused = true)]
+async fn results_are_kept_whole_if_the_error_concerns_the_model_or_the_address() {
+    let refusal = ErrorKind::InvalidRequest;
+    let cases = [
+        (refusal, Some(307), true),
+        (refusal, Some(404), true),
+        (refusal, Some(405), true),
+        (ErrorKind::Unsupported, Some(501), true),
+        (ErrorKind::Unsupported, Some(505), true),
+        (refusal, Some(400), false),
+        (ErrorKind::ContextTooLong, Some(413), false),
+        // A host that reads no images has refused the content.
+        (ErrorKind::Unsupported, Some(404), false),
+        (refusal, None, false),
+    ];
+    for (kind, status, is_whole) in cases {
+        let error = ProviderError::new(kind, "no");
+        let error = status.into_iter().fold(error, ProviderError::with_status);
+        let (_, builder) = scripted([Step::tool_use("a", "fetch", json!({})), Step::error(error)]);
+        let fetch = tool_fn("fetch", "Fetches.", |_: Value, _| async { Ok("x".repeat(5000)) });
+        let agent = builder.tool(fetch).start().await.unwrap();
+        agent.ask("Fetch").await.unwrap_err();
+        assert_eq!(kept_results(&agent).await[0].len() == 5000, is_whole, "{kind:?} {status:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn refused_results_are_kept_whole_if_another_model_then_fails() {
+    for (change, is_whole) in [(true, true), (false, false)] {
+        let refusal = ProviderError::new(ErrorKind::InvalidRequest, "no");
+        let steps = [Step::tool_use("a", "fetch", json!({})), Step::error(refusal), Step::error(down())];
+        let (_, builder) = scripted(steps);
+        let other = ScriptedProvider::new([Step::error(down())]).named("other").model();
+        let mut first = true;
+        let hooks = Hooks::new().on_error(move |_, state| {
+            if !std::mem::take(&mut first) {
+                return ErrorDecision::Stop;
+            }
+            if change {
+                state.config_mut().model = other.clone();
+            }
+            ErrorDecision::Retry
+        });
+        let fetch = tool_fn("fetch", "Fetches.", |_: Value, _| async { Ok("x".repeat(5000)) });
+        let agent = builder.tool(fetch).callbacks(hooks).start().await.unwrap();
+        let error = agent.ask("Fetch").await.unwrap_err();
+        assert_eq!(error.provider_error(), Some(&down()));
+        assert_eq!(kept_results(&agent).await[0].len() == 5000, is_whole, "another model: {change}");
+    }
+}

@@ -346,6 +346,8 @@ const PHRASES: &[(&str, ErrorKind)] = &[
     ("api key not valid", ErrorKind::Auth),
     ("invalid api key", ErrorKind::Auth),
     ("incorrect api key", ErrorKind::Auth),
+    // OpenRouter sends this with 404 if no host of the model reads images.
+    ("support image input", ErrorKind::Unsupported),
 ];
 
 /// Phrases in messages about a prompt that does not fit the model's context.

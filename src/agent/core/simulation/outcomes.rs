@@ -115,7 +115,9 @@ impl World {
                 self.model.prepared(wanted.clone());
                 let model = model.ok_or("a step without a turn")?;
                 let replay = self.rng.pick(&[Replay::Safe, Replay::Never]);
-                self.model.turn()?.requested = Arc::clone(&model);
+                let turn = self.model.turn()?;
+                turn.refused &= turn.requested == model;
+                turn.requested = Arc::clone(&model);
                 self.input(|core, cx| core.prepared(op, wanted, model, replay, cx))
             }
             Call::HandleToolUse(tool_use) => self.tool_decided(op, *tool_use),

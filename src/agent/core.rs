@@ -314,7 +314,8 @@ impl Core {
         cx: &mut Context<'_>,
     ) {
         if let Some((mut turn, ())) = self.phase.take_awaited(op, in_stage!(Stage::Preparing => ())) {
-            // Another model may accept the content that the last model has refused.
+            // Another model may accept the content that the last model has refused. Models of two providers with the
+            // same id count as one model.
             turn.refused &= turn.requested.as_ref() == Some(&model);
             (turn.wanted, turn.requested) = (wanted, Some(model));
             turn.request = SentRequest { replay, ..SentRequest::default() };

@@ -5,7 +5,7 @@ use std::{future::pending, sync::Arc, time::Duration};
 use crate::{
     agent::{Agent, AgentError, ErrorDecision, Event, Failure, Next, Prompt, RunEnd, RunOutcome},
     message::{Attachment, Content, History, RequestEnd, ResultBlock, UsageRow},
-    provider::{ErrorKind, ProviderError, Request, StopReason},
+    provider::{ErrorKind, ProviderError, Registry, Request, StopReason},
     testing::{Gate, ScriptedProvider, Step},
     tool::{ToolLimits, ToolOutput, tool_fn},
 };
@@ -393,14 +393,15 @@ async fn refused_results_are_kept_whole_if_another_model_then_fails() {
         let refusal = ProviderError::new(ErrorKind::InvalidRequest, "no");
         let steps = [Step::tool_use("a", "fetch", json!({})), Step::error(refusal), Step::error(down())];
         let (_, builder) = scripted(steps);
-        let other = ScriptedProvider::new([Step::error(down())]).named("other").model();
+        let other = ScriptedProvider::new([Step::error(down())]).named("other");
+        let builder = builder.registry(Registry::empty().with(other));
         let mut first = true;
         let hooks = Hooks::new().on_error(move |_, state| {
             if !std::mem::take(&mut first) {
                 return ErrorDecision::Stop;
             }
             if change {
-                state.config_mut().model = other.clone();
+                state.config_mut().set_model("other:small").unwrap();
             }
             ErrorDecision::Retry
         });

@@ -2,6 +2,7 @@
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use rmcp::model::{CallToolResult, ContentBlock, ResourceContents};
+use serde_json::Value;
 
 use crate::{
     message::{Attachment, ResultBlock, Text},
@@ -19,11 +20,23 @@ const ACCEPTED: [&str; 6] =
 /// Converts the result of a call.
 pub(super) fn output(result: CallToolResult) -> ToolOutput {
     let mut blocks: Vec<ResultBlock> = result.content.into_iter().map(block).collect();
-    if let (true, Some(value)) = (blocks.is_empty(), result.structured_content) {
+    if let Some(value) = result.structured_content
+        && !blocks.iter().any(|block| repeats(block, &value))
+    {
         blocks.push(Text::new(value.to_string()).into());
     }
     let output = ToolOutput::from(blocks);
     if result.is_error == Some(true) { output.failed() } else { output }
+}
+
+/// Returns whether a block contains the structured content, as the protocol recommends. Some servers send a text, and the
+/// same text as the only member of an object.
+fn repeats(block: &ResultBlock, value: &Value) -> bool {
+    let ResultBlock::Text(text) = block else { return false };
+    let only =
+        value.as_object().filter(|members| members.len() == 1).and_then(|members| members.values().next());
+    only.is_some_and(|only| only == &text.text)
+        || serde_json::from_str(&text.text).is_ok_and(|text: Value| text == *value)
 }
 
 fn block(content: ContentBlock) -> ResultBlock {
@@ -74,7 +87,7 @@ fn file(what: &str, media_type: &str, data: String, name: Option<String>) -> Res
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
     use crate::message::Source;
@@ -123,9 +136,18 @@ mod tests {
     }
 
     #[test]
-    fn output_structured_content_is_used_only_without_other_content() {
-        assert_eq!(converted(json!({ "content": [], "structuredContent": { "a": 1 } })), r#"{"a":1}"#.into());
-        let both = json!({ "content": [{ "type": "text", "text": "a" }], "structuredContent": { "a": 1 } });
-        assert_eq!(converted(both), "a".into());
+    fn output_structured_content_is_kept_unless_a_text_repeats_it() {
+        let with = |content: Value, is_error: bool| {
+            let value = json!({ "a": 1, "b": 2 });
+            converted(json!({ "content": content, "structuredContent": value, "isError": is_error }))
+        };
+        let text = |text: &str| json!({ "type": "text", "text": text });
+        assert_eq!(with(json!([]), false), r#"{"a":1,"b":2}"#.into());
+        assert_eq!(with(json!([text("{ \"b\": 2, \"a\": 1 }")]), false), r#"{ "b": 2, "a": 1 }"#.into());
+        let wrapped = json!({ "content": [text("no")], "structuredContent": { "result": "no" } });
+        assert_eq!(converted(wrapped), "no".into());
+        let both = vec![Text::new("no").into(), Text::new(r#"{"a":1,"b":2}"#).into()];
+        assert_eq!(with(json!([text("no")]), false), ToolOutput::from(both.clone()));
+        assert_eq!(with(json!([text("no")]), true), ToolOutput::from(both).failed());
     }
 }

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::connection::LONGEST;
 use crate::{
     text::clip,
-    tool::{Answer, ToolContext},
+    tool::{Answer, Schema, ToolContext},
 };
 
 /// The maximum number of rounds of questions in one call.
@@ -64,7 +64,7 @@ pub(super) async fn are_opened(server: &str, required: Option<Value>, context: &
 /// Asks one question.
 pub(super) async fn answer(server: &str, params: ElicitRequestParams, context: &ToolContext) -> ElicitResult {
     let declined = || ElicitResult::new(ElicitationAction::Decline);
-    let (question, is_form) = match params {
+    let (question, form) = match params {
         ElicitRequestParams::FormElicitationParams { message, requested_schema, .. } => {
             let Ok(schema) = serde_json::to_value(requested_schema) else { return declined() };
             if schema.to_string().len() > LONGEST_SCHEMA {
@@ -72,7 +72,7 @@ pub(super) async fn answer(server: &str, params: ElicitRequestParams, context: &
                 return declined();
             }
             let message = clip(&message, LONGEST);
-            (json!({ "mcp": "form", "server": server, "message": message, "schema": schema }), true)
+            (json!({ "mcp": "form", "server": server, "message": message, "schema": &schema }), Some(schema))
         }
         ElicitRequestParams::UrlElicitationParams { message, url, .. } => {
             if url.len() > LONGEST {
@@ -80,19 +80,35 @@ pub(super) async fn answer(server: &str, params: ElicitRequestParams, context: &
                 return declined();
             }
             let message = clip(&message, LONGEST);
-            (json!({ "mcp": "url", "server": server, "message": message, "url": url }), false)
+            (json!({ "mcp": "url", "server": server, "message": message, "url": url }), None)
         }
         _ => return declined(),
     };
     let accepted = ElicitResult::new(ElicitationAction::Accept);
-    match context.ask(question).await {
-        Answer::Accepted(_) if !is_form => accepted,
-        Answer::Accepted(None) => accepted.with_content(json!({})),
-        Answer::Accepted(Some(fields @ Value::Object(_))) => accepted.with_content(fields),
-        Answer::Accepted(Some(_)) => {
-            tracing::warn!(server, "a question is declined: the answer to a form must be a JSON object");
+    let answer = context.ask(question).await;
+    let Answer::Accepted(fields) = answer else { return declined() };
+    let Some(schema) = form else { return accepted };
+    match filled(schema, fields) {
+        Ok(fields) => accepted.with_content(fields),
+        Err(reason) => {
+            tracing::warn!(server, reason, "a question is declined: the answer does not fit the form");
             declined()
         }
-        Answer::Declined(_) => declined(),
     }
+}
+
+/// Returns the answer to a form with the defaults of fields that the answer omits. Fails with the reason if the answer
+/// does not match the form's schema.
+fn filled(schema: Value, answer: Option<Value>) -> Result<Value, String> {
+    let mut fields = answer.unwrap_or_else(|| json!({}));
+    if let (Some(fields), Some(properties)) = (fields.as_object_mut(), schema["properties"].as_object()) {
+        for (name, property) in properties {
+            if let Some(default) = property.get("default") {
+                fields.entry(name).or_insert_with(|| default.clone());
+            }
+        }
+    }
+    let schema = Schema::new(schema).map_err(|error| error.to_string())?;
+    schema.validate(&fields)?;
+    Ok(fields)
 }

@@ -25,9 +25,9 @@
 //!   it ends with a checksum of the whole name.
 //! - **Calls.** A call has two limits: the time without progress, and the total time. Dropping a call cancels it at the
 //!   server. Progress becomes [`ToolContext::progress`](crate::ToolContext::progress), at most ten times per second.
-//! - **Results.** Texts, images, PDF files and embedded texts become blocks. Other files are replaced by a text, because
-//!   most models do not accept them. The agent's [`ToolLimits`](crate::tool::ToolLimits) limit the size of results. A
-//!   message of more than 16 MiB ends the connection.
+//! - **Results.** Texts, images, PDF files, embedded texts and structured content become blocks. Other files are replaced
+//!   by a text, because most models do not accept them. The agent's [`ToolLimits`](crate::tool::ToolLimits) limit the size of results. A
+//!   message of more than 16 MiB ends the connection. If an answer can't be read, its call fails at once.
 //! - **Lost servers.** If the connection to the server is lost, the next call connects again. The delay before an
 //!   attempt is half a second at first, and doubles with each failure up to thirty seconds. A call that was already
 //!   sent is never repeated. A program that ends three times within a minute is not started again.
@@ -37,7 +37,8 @@
 //!   [`McpBuilder::allow`] and [`McpBuilder::approve`] decide what a model can use. [`McpBuilder::trust_hints`] lets
 //!   the annotations decide which calls a durable turn may repeat after a crash.
 //! - **Questions.** A question of a server (elicitation) becomes [`ToolContext::ask`](crate::ToolContext::ask), so the
-//!   agent pauses until a person answers. Outside an agent, questions are declined.
+//!   agent pauses until a person answers. An answer that does not match the schema of its form is declined. Outside an
+//!   agent, questions are declined.
 //! - **Tasks.** If a server answers a call with a task, the client waits for its result. Dropping the call cancels the
 //!   task.
 //! - **Logins.** With the feature `mcp-auth`, `McpLogin` logs a user in at a server with OAuth 2.1, and
@@ -56,6 +57,7 @@ mod content;
 mod error;
 mod follow;
 mod http;
+pub(crate) mod incoming;
 mod naming;
 mod program;
 mod question;

@@ -4,24 +4,25 @@ use std::{io, process::Command, sync::Arc, time::Duration};
 
 use rmcp::{
     RoleClient,
+    model::ServerJsonRpcMessage,
     service::{RxJsonRpcMessage, TxJsonRpcMessage},
     transport::{Transport, async_rw::AsyncRwTransport},
 };
 use tokio::{
+    io::AsyncRead,
     process::{ChildStderr, ChildStdin, ChildStdout},
     time::timeout,
 };
+use tokio_util::codec::AnyDelimiterCodecError;
 
 use super::{
     McpError,
     bounded::{Bounded, Fault},
     connection::soon,
+    incoming::messages,
     settings::{ProgramStart, Settings},
 };
-use crate::process::{
-    Process,
-    lines::{BoundedLines, LastWords},
-};
+use crate::process::{Process, lines::LastWords};
 
 /// The maximum size of a message in bytes.
 pub(super) const LONGEST_MESSAGE: usize = 16 * 1024 * 1024;
@@ -65,13 +66,14 @@ pub(super) fn start(start: &ProgramStart, settings: &Settings) -> Result<(Progra
     tokio::spawn(async move { heard.follow_cleaned(stderr, &name, |text| secrets.removed(text)).await });
     let fault = Fault::default();
     let is_long = Arc::clone(&fault);
-    let bounded = BoundedLines::new(stdout, LONGEST_MESSAGE, move |error| {
-        if error.kind() == io::ErrorKind::InvalidData {
+    let messages = messages::<ServerJsonRpcMessage>(stdout, LONGEST_MESSAGE, move |error| {
+        if matches!(error, AnyDelimiterCodecError::MaxChunkLengthExceeded) {
             let _ = is_long.set("a message of the server exceeded the maximum size of 16777216 bytes");
         }
     });
+    let messages: BoxedReader = Box::new(messages);
     let pipe = Pipe {
-        inner: AsyncRwTransport::new(bounded, stdin).with_max_line_length(usize::MAX),
+        inner: AsyncRwTransport::new(messages, stdin).with_max_line_length(usize::MAX),
         process: ended,
     };
     let pipe = Bounded::new(pipe, Arc::clone(&fault));
@@ -113,9 +115,11 @@ impl Drop for KillOnDrop {
     }
 }
 
+type BoxedReader = Box<dyn AsyncRead + Send + Unpin>;
+
 /// The transport over the pipes of a program.
 pub(super) struct Pipe {
-    inner: AsyncRwTransport<RoleClient, BoundedLines<ChildStdout>, ChildStdin>,
+    inner: AsyncRwTransport<RoleClient, BoxedReader, ChildStdin>,
     process: KillOnDrop,
 }
 

@@ -15,6 +15,7 @@ use tokio::task::spawn_blocking;
 use super::{
     McpError, McpTools, SkippedTool, ToolHints, call,
     connection::LONGEST,
+    incoming::TOO_DEEP,
     naming::names,
     server::{self, Listed, Server},
 };
@@ -158,8 +159,12 @@ pub(super) async fn tools(server: &Arc<Server>, listed: Listed) -> Result<McpToo
 /// Returns a schema that a tool can have, or the reason why it can't.
 fn checked(schema: &JsonObject) -> Result<Schema, String> {
     let schema = Value::Object(schema.clone());
-    if schema.to_string().len() > LONGEST_SCHEMA {
+    let text = schema.to_string();
+    if text.len() > LONGEST_SCHEMA {
         return Err("its schema has more than 64 KiB".to_owned());
+    }
+    if text.contains(TOO_DEEP) {
+        return Err("its schema is nested too deeply".to_owned());
     }
     Schema::new(schema).map_err(|error| error.to_string())
 }

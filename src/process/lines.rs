@@ -4,18 +4,10 @@ use std::{
     collections::VecDeque,
     sync::{Mutex, MutexGuard},
 };
-#[cfg(feature = "mcp")]
-use std::{
-    io,
-    pin::Pin,
-    task::{Context, Poll},
-};
 
 use bytes::Bytes;
 use futures_util::StreamExt;
 use tokio::io::AsyncRead;
-#[cfg(feature = "mcp")]
-use tokio::io::ReadBuf;
 use tokio_util::codec::{AnyDelimiterCodec, AnyDelimiterCodecError, FramedRead};
 
 use crate::sync::lock;
@@ -30,53 +22,6 @@ const KEPT: usize = 8;
 /// as an error.
 pub(crate) fn lines<R: AsyncRead>(reader: R, longest: usize) -> FramedRead<R, AnyDelimiterCodec> {
     FramedRead::new(reader, AnyDelimiterCodec::new_with_max_length(b"\n".to_vec(), Vec::new(), longest))
-}
-
-/// A reader that fails with [`io::ErrorKind::InvalidData`] when a line is too long, so that its user fails at once.
-#[cfg(feature = "mcp")]
-pub(crate) struct BoundedLines<R> {
-    inner: R,
-    length: usize,
-    longest: usize,
-    /// Called with the error before the reader fails, because the transport only logs the error.
-    failed: Box<dyn Fn(&io::Error) + Send>,
-}
-
-#[cfg(feature = "mcp")]
-impl<R> BoundedLines<R> {
-    pub(crate) fn new(inner: R, longest: usize, failed: impl Fn(&io::Error) + Send + 'static) -> Self {
-        Self { inner, length: 0, longest, failed: Box::new(failed) }
-    }
-}
-
-#[cfg(feature = "mcp")]
-impl<R: AsyncRead + Unpin> AsyncRead for BoundedLines<R> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        let read = Pin::new(&mut self.inner).poll_read(cx, buffer);
-        let failed = match read {
-            Poll::Pending => return Poll::Pending,
-            Poll::Ready(Err(error)) => error,
-            Poll::Ready(Ok(())) => {
-                let new = &buffer.filled()[before..];
-                self.length = match new.iter().rposition(|byte| *byte == b'\n') {
-                    Some(end) => new.len() - end - 1,
-                    None => self.length + new.len(),
-                };
-                if self.length <= self.longest {
-                    return Poll::Ready(Ok(()));
-                }
-                let error = format!("a message exceeded the maximum size of {} bytes", self.longest);
-                io::Error::new(io::ErrorKind::InvalidData, error)
-            }
-        };
-        (self.failed)(&failed);
-        Poll::Ready(Err(failed))
-    }
 }
 
 /// The last lines of a program's standard error.

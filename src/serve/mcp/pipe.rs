@@ -2,26 +2,28 @@
 
 use std::{
     io,
-    sync::{Arc, OnceLock},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
 use rmcp::{
     RoleServer,
+    model::ClientJsonRpcMessage,
     service::{RxJsonRpcMessage, ServerInitializeError, TxJsonRpcMessage, serve_server},
     transport::{Transport, async_rw::AsyncRwTransport},
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
+    sync::Mutex as AsyncMutex,
     time::timeout,
 };
-use tokio_util::sync::CancellationToken;
+use tokio_util::{codec::AnyDelimiterCodecError, sync::CancellationToken};
 
 use super::{
     McpServerError, ServerInfo,
     handler::{Handler, Hosts},
 };
-use crate::process::lines::BoundedLines;
+use crate::{mcp::incoming::messages, sync::lock};
 
 /// The maximum length of a message, in bytes.
 const LONGEST: usize = 16 * 1024 * 1024;
@@ -42,18 +44,19 @@ pub(super) async fn serve(
     let gone = CancellationToken::new();
     // If this future is dropped, the calls end, too.
     let _gone = gone.clone().drop_guard();
-    let failure = Arc::<OnceLock<McpServerError>>::default();
+    let failure = Arc::<Mutex<Option<McpServerError>>>::default();
     let failed = Arc::clone(&failure);
-    let lines = BoundedLines::new(input, LONGEST, move |error| {
-        let failure = match error.kind() {
-            io::ErrorKind::InvalidData => McpServerError::LongMessage { limit: LONGEST },
-            kind => McpServerError::Read(io::Error::new(kind, error.to_string())),
+    let messages = messages::<ClientJsonRpcMessage>(input, LONGEST, move |error| {
+        let failure = match error {
+            AnyDelimiterCodecError::MaxChunkLengthExceeded => McpServerError::LongMessage { limit: LONGEST },
+            AnyDelimiterCodecError::Io(error) => McpServerError::Read(error),
         };
         // Only the first error is kept, because later errors are its consequences.
-        let _ = failed.set(failure);
+        lock(&failed).get_or_insert(failure);
     });
     let pipe = Pipe {
-        inner: AsyncRwTransport::new(lines, output).with_max_line_length(usize::MAX),
+        inner: AsyncRwTransport::new(messages, output).with_max_line_length(usize::MAX),
+        output: Arc::default(),
         gone: gone.clone(),
         waiting: Arc::new(()),
         failure: Arc::clone(&failure),
@@ -67,17 +70,18 @@ pub(super) async fn serve(
         Err(ServerInitializeError::ConnectionClosed(_)) => Ok(()),
         Err(error) => Err(McpServerError::Handshake { reason: error.to_string() }),
     };
-    // The transport has been dropped, so this is the only reference to `failure`.
-    Arc::into_inner(failure).and_then(OnceLock::into_inner).map_or(served, Err)
+    lock(&failure).take().map_or(served, Err)
 }
 
 /// The transport. It reports the end of the input to the calls, which then end at once.
 struct Pipe<R: AsyncRead + Unpin, W: AsyncWrite> {
-    inner: AsyncRwTransport<RoleServer, BoundedLines<R>, W>,
+    inner: AsyncRwTransport<RoleServer, R, W>,
+    /// Locked while a message is written. Contains whether the output has failed.
+    output: Arc<AsyncMutex<bool>>,
     gone: CancellationToken,
     /// Counts the messages that wait to be written.
     waiting: Arc<()>,
-    failure: Arc<OnceLock<McpServerError>>,
+    failure: Arc<Mutex<Option<McpServerError>>>,
 }
 
 impl<R, W> Transport<RoleServer> for Pipe<R, W>
@@ -92,19 +96,34 @@ where
         message: TxJsonRpcMessage<RoleServer>,
     ) -> impl Future<Output = io::Result<()>> + Send + 'static {
         let (sent, waiting) = (self.inner.send(message), Arc::clone(&self.waiting));
+        let (output, failure) = (Arc::clone(&self.output), Arc::clone(&self.failure));
+        let gone = self.gone.clone();
         async move {
+            let mut has_failed = output.lock().await;
+            // After an error, the output must not be used again. The connection ends instead.
+            if *has_failed {
+                return Err(io::ErrorKind::BrokenPipe.into());
+            }
             let sent = sent.await;
             drop(waiting);
-            sent
+            sent.inspect_err(|error| {
+                *has_failed = true;
+                // A client that is gone does not read its last answers.
+                if !gone.is_cancelled() {
+                    let error = io::Error::new(error.kind(), error.to_string());
+                    lock(&failure).get_or_insert(McpServerError::Write(error));
+                    gone.cancel();
+                }
+            })
         }
     }
 
     async fn receive(&mut self) -> Option<RxJsonRpcMessage<RoleServer>> {
         let message = if Arc::strong_count(&self.waiting) > MOST_WAITING {
-            let _ = self.failure.set(McpServerError::NotReading { limit: MOST_WAITING });
+            lock(&self.failure).get_or_insert(McpServerError::NotReading { limit: MOST_WAITING });
             None
         } else {
-            self.inner.receive().await
+            self.gone.run_until_cancelled(self.inner.receive()).await.flatten()
         };
         if message.is_none() {
             self.gone.cancel();

@@ -1,8 +1,18 @@
 //! Clients that misbehave.
 
+use std::{
+    io,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::{Context, Poll},
+};
+
 use omni_agent::serve::mcp::McpServerError;
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, DuplexStream};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, DuplexStream, duplex};
 
 use super::{
     host::{manager, served},
@@ -61,6 +71,62 @@ async fn lines_that_are_not_messages_are_skipped() {
     assert_eq!(listed["result"]["tools"].as_array().unwrap().len(), 4, "{listed}");
     drop(pipe);
     soon(serving).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn request_that_cannot_be_read_is_answered_with_the_reason() {
+    let (pipe, serving) = serve(served(&manager()));
+    let mut pipe = BufReader::new(pipe);
+    write(&mut pipe, INITIALIZE).await;
+    read(&mut pipe).await;
+    write(&mut pipe, r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#).await;
+    write(&mut pipe, r#"{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"arguments":NaN}}"#).await;
+    let refused = read(&mut pipe).await;
+    assert_eq!(refused["id"], 2);
+    let why = refused["error"]["message"].as_str().unwrap();
+    assert!(why.contains("can't be read: expected value"), "{refused}");
+    drop(pipe);
+    soon(serving).await.unwrap().unwrap();
+}
+
+/// An output that counts its errors.
+struct Counted(DuplexStream, Arc<AtomicUsize>);
+
+impl AsyncWrite for Counted {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.0).poll_write(cx, data);
+        if matches!(written, Poll::Ready(Err(_))) {
+            self.1.fetch_add(1, Ordering::SeqCst);
+        }
+        written
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
+    }
+}
+
+#[tokio::test]
+async fn output_that_breaks_ends_the_server_with_its_first_error() {
+    let (mut pipe, input) = duplex(64 * 1024);
+    let (answers, output) = duplex(64 * 1024);
+    let errors = Arc::<AtomicUsize>::default();
+    let server = served(&manager());
+    let serving = tokio::spawn(server.serve(input, Counted(output, Arc::clone(&errors))));
+    pipe.write_all(format!("{INITIALIZE}\n").as_bytes()).await.unwrap();
+    read(&mut BufReader::new(answers)).await;
+    // The answers can no longer be written, but the input stays open.
+    for id in 2..6 {
+        let request = json!({ "jsonrpc": "2.0", "id": id, "method": "tools/list" });
+        pipe.write_all(format!("{request}\n").as_bytes()).await.unwrap();
+    }
+    let error = soon(serving).await.unwrap().unwrap_err();
+    assert!(matches!(error, McpServerError::Write(_)), "{error:?}");
+    assert_eq!(errors.load(Ordering::SeqCst), 1);
 }
 
 #[tokio::test]

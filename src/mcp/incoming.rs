@@ -1,0 +1,129 @@
+//! Makes messages readable for rmcp, which drops a message that it can't read. Its request would then wait in vain.
+
+use std::io;
+
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tokio::io::AsyncRead;
+use tokio_util::{codec::AnyDelimiterCodecError, io::StreamReader};
+
+use crate::process::lines::lines;
+
+/// The greatest depth of a value that is read. `serde_json` refuses a text with more than 127 levels.
+const DEEPEST: usize = 120;
+
+/// The text in place of a value that is nested more deeply.
+pub(super) const TOO_DEEP: &str = "[nested too deeply]";
+
+/// Returns the messages of a reader, one per line, as text that rmcp can read. If a message has more than `longest` bytes
+/// or can't be read, calls `failed` with the error, because rmcp only logs it, and fails.
+pub(crate) fn messages<M: DeserializeOwned>(
+    reader: impl AsyncRead + Send + Unpin,
+    longest: usize,
+    failed: impl Fn(AnyDelimiterCodecError) + Send + Unpin,
+) -> impl AsyncRead + Send + Unpin {
+    StreamReader::new(lines(reader, longest).map(move |line| match line {
+        Ok(line) => Ok(Bytes::from([&*readable::<M>(&line).unwrap_or(line.into()), b"\n"].concat())),
+        Err(error) => {
+            failed(error);
+            Err(io::Error::from(io::ErrorKind::InvalidData))
+        }
+    }))
+}
+
+/// Returns the text for rmcp in place of a message that it can't read: the message without the values that are nested
+/// too deeply, or an error in place of an answer, or a request that is refused in place of a request. Returns `None` if
+/// the message is readable, or if its id is not.
+pub(super) fn readable<M: DeserializeOwned>(text: &[u8]) -> Option<Vec<u8>> {
+    let Err(error) = serde_json::from_slice::<M>(text) else { return None };
+    let shallow = pruned(text, DEEPEST);
+    if shallow != text && serde_json::from_slice::<M>(&shallow).is_ok() {
+        return Some(shallow);
+    }
+    // The fault is usually in a nested value.
+    let envelope: Value = serde_json::from_slice(&pruned(text, 1)).unwrap_or_default();
+    let id = Some(&envelope["id"]).filter(|id| id.is_number() || id.is_string());
+    let Some(id) = id else {
+        tracing::warn!(
+            "a line of the other side is ignored: it is not a message of the Model Context Protocol"
+        );
+        return None;
+    };
+    let reason = format!("a message that can't be read: {error}");
+    let readable = if envelope["method"].is_null() {
+        json!({ "jsonrpc": "2.0", "id": id, "error": { "code": -32700, "message": reason } })
+    } else {
+        json!({ "jsonrpc": "2.0", "id": id, "method": reason })
+    };
+    Some(readable.to_string().into())
+}
+
+/// Returns the JSON text with [`TOO_DEEP`] in place of each value below the depth.
+fn pruned(text: &[u8], deepest: usize) -> Vec<u8> {
+    let mut kept = Vec::with_capacity(text.len());
+    let (mut depth, mut in_string, mut escaped) = (0_usize, false, false);
+    for &byte in text {
+        if !in_string && matches!(byte, b'{' | b'[') {
+            depth += 1;
+            if depth == deepest + 1 {
+                kept.extend(format!("{TOO_DEEP:?}").bytes());
+            }
+        }
+        if depth <= deepest {
+            kept.push(byte);
+        }
+        if !in_string && matches!(byte, b'}' | b']') {
+            depth = depth.saturating_sub(1);
+        }
+        in_string ^= byte == b'"' && !escaped;
+        escaped = in_string && byte == b'\\' && !escaped;
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use rmcp::model::{ClientJsonRpcMessage, ServerJsonRpcMessage};
+
+    use super::*;
+
+    fn nested(levels: usize) -> String {
+        format!("{}0{}", "[".repeat(levels), "]".repeat(levels))
+    }
+
+    #[test]
+    fn pruned_deep_values_are_replaced_and_the_others_kept() {
+        let text = format!(r#"{{"a":{},"b":["]\\\"{{",{{}}]}}"#, nested(500));
+        let mut read: Value = serde_json::from_slice(&pruned(text.as_bytes(), 120)).unwrap();
+        assert_eq!(read["b"], json!(["]\\\"{", {}]));
+        let mut depth = 0;
+        while read["a"].is_array() {
+            read["a"] = read["a"][0].take();
+            depth += 1;
+        }
+        assert_eq!((depth, &read["a"]), (119, &json!(TOO_DEEP)));
+        assert_eq!(pruned(nested(120).as_bytes(), 120), nested(120).as_bytes());
+    }
+
+    #[test]
+    fn readable_unreadable_message_gets_an_answer_with_its_id() {
+        for text in [
+            r#"{"jsonrpc":"2.0","id":7,"result":{"a":NaN}}"#,
+            r#"{"jsonrpc":"2.0","result":{"a":"\x"},"id":7}"#,
+            r#"{"jsonrpc":"2.0","id":7,"error":{"code":"x"}}"#,
+        ] {
+            let error = readable::<ServerJsonRpcMessage>(text.as_bytes()).unwrap();
+            let error: Value = serde_json::from_slice(&error).unwrap();
+            assert_eq!((&error["id"], &error["error"]["code"]), (&json!(7), &json!(-32700)), "{text}");
+            assert!(error["error"]["message"].as_str().unwrap().contains("can't be read: "), "{error}");
+        }
+        let request = br#"{"jsonrpc":"2.0","id":"a","method":"tools/call","params":{"a":NaN}}"#;
+        let refused = readable::<ClientJsonRpcMessage>(request).unwrap();
+        assert!(serde_json::from_slice::<ClientJsonRpcMessage>(&refused).is_ok());
+        for text in ["hello", "{", "[]", "", r#"{"jsonrpc":"2.0","id":7,"result":{}}"#] {
+            assert_eq!(readable::<ServerJsonRpcMessage>(text.as_bytes()), None, "{text}");
+        }
+    }
+}

@@ -8,7 +8,8 @@ use std::{error::Error, fmt, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use reqwest::Url;
 use rmcp::transport::auth::{
-    AuthError, AuthorizationManager, AuthorizationRequest, AuthorizationSession, StoredCredentials,
+    AuthError, AuthorizationManager, AuthorizationMetadataResolution, AuthorizationRequest,
+    AuthorizationSession, StoredCredentials,
 };
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
@@ -16,13 +17,19 @@ use tokio::time::timeout;
 pub(super) use self::renewal::authorized;
 use self::{exchange::Exchanges, renewal::StoreAdapter};
 use super::{McpError, secret::Secrets};
-use crate::error_chain;
+use crate::{error_chain, text::clip};
 
 type BoxError = Box<dyn Error + Send + Sync>;
 
 /// The time limit of a request to an authorization server, of connecting to it, and of each of the two steps of a
 /// login.
 const LIMIT: Duration = Duration::from_secs(30);
+
+/// The maximum length of a parameter that is shown or compared.
+const LONGEST_PARAMETER: usize = 400;
+
+/// The reason for which the address of another login is refused.
+const OTHER_LOGIN: &str = "the address belongs to another login, or to one that was already finished";
 
 /// The tokens of one user at one server. As JSON, they can be stored. They are secrets, so store them encrypted.
 #[derive(Clone, Serialize, Deserialize)]
@@ -168,6 +175,9 @@ impl fmt::Debug for McpLoginBuilder {
 ///
 /// The login uses a proof key (PKCE), which exists only in this value. So the value must live until the browser
 /// returns.
+///
+/// The library for the protocol, whose target is `rmcp`, logs the code of the login at the level DEBUG. The code is valid
+/// for a short time, once, and only with the proof key.
 pub struct McpLogin {
     server: LoginServer,
     session: AuthorizationSession,
@@ -215,7 +225,8 @@ impl McpLogin {
         McpLoginBuilder { url: server.into(), request }
     }
 
-    /// Returns the address that the user opens in a browser.
+    /// Returns the address that the user opens in a browser. It begins with `https://`, or with `http://` if the URL of
+    /// the MCP server does.
     pub fn url(&self) -> &str {
         self.session.get_authorization_url()
     }
@@ -234,15 +245,17 @@ impl McpLogin {
     ///
     /// If the future is dropped, begin another login.
     pub async fn finish(&self, redirect: &str) -> Result<(), McpError> {
+        // Without the state of this login, somebody else may have made the address.
+        if parameter(redirect, "state") != parameter(self.url(), "state") {
+            return Err(self.server.failed(OTHER_LOGIN.to_owned()));
+        }
         if let Some(reason) = refusal(redirect) {
             return Err(self.server.failed(reason));
         }
         match timeout(LIMIT, self.session.handle_callback_url(redirect)).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(AuthError::InternalError(text))) if text.contains("state not found") => {
-                Err(self.server.failed(
-                    "the address belongs to another login, or to one that was already finished".to_owned(),
-                ))
+                Err(self.server.failed(OTHER_LOGIN.to_owned()))
             }
             Ok(Err(error)) => Err(self.server.failed(error_chain(&error))),
             Err(_) => Err(self.server.timed_out()),
@@ -257,18 +270,39 @@ impl fmt::Debug for McpLogin {
     }
 }
 
+/// Returns the first value of a parameter in a URL's query.
+fn parameter(url: &str, name: &str) -> Option<String> {
+    let url = Url::parse(url).ok()?;
+    let value = url.query_pairs().find_map(|(key, value)| (key == name).then_some(value));
+    value.map(|value| clip(&value, LONGEST_PARAMETER).into_owned())
+}
+
 /// Returns the reason why the authorization server refused the login, if the address contains a reason.
 fn refusal(redirect: &str) -> Option<String> {
-    let url = Url::parse(redirect).ok()?;
-    let parameter = |name: &str| {
-        let mut found = url.query_pairs().filter(|(key, _)| key == name);
-        found.next().map(|(_, value)| crate::text::clip(&value, 400).into_owned())
-    };
-    let error = parameter("error")?;
-    Some(match parameter("error_description") {
+    let error = parameter(redirect, "error")?;
+    Some(match parameter(redirect, "error_description") {
         Some(about) => format!("it was refused with `{error}`: {about}"),
         None => format!("it was refused with `{error}`"),
     })
+}
+
+/// Returns why a login is not possible with the metadata of an authorization server. The MCP server at `url` chooses
+/// this server, and may not be trusted.
+fn problem(url: &str, found: &AuthorizationMetadataResolution) -> Option<String> {
+    if !found.source.is_discovered() {
+        return Some("the server publishes no metadata for logins".to_owned());
+    }
+    // Without this field, the server does not support proof keys, and clients must refuse it (specification of
+    // 2025-11-25, "Authorization Code Protection").
+    let methods = found.metadata.code_challenge_methods_supported.as_deref().unwrap_or_default();
+    if !methods.iter().any(|method| method == "S256") {
+        return Some("the authorization server does not support proof keys (PKCE with S256)".to_owned());
+    }
+    let address = &found.metadata.authorization_endpoint;
+    let is_allowed =
+        address.starts_with("https://") || address.starts_with("http://") && url.starts_with("http://");
+    let shown = clip(address, LONGEST_PARAMETER);
+    (!is_allowed).then(|| format!("the address of the login is not an `https` URL: {shown:?}"))
 }
 
 impl McpLoginBuilder {
@@ -291,13 +325,22 @@ impl McpLoginBuilder {
         self
     }
 
+    /// Uses the header `WWW-Authenticate` of a request that the server refused, which
+    /// [`McpError::Unauthorized`] contains. It names the authorization server and the permissions. Without it, `begin`
+    /// asks the server with a request of its own, which not every server answers with this header.
+    pub fn challenge(mut self, challenge: impl Into<String>) -> Self {
+        self.request = self.request.with_challenge(challenge);
+        self
+    }
+
     /// Begins a login: finds the authorization server, and registers the application there if it has no client id. The
     /// login saves the tokens in `store`.
     ///
     /// # Errors
     ///
-    /// Fails with [`McpError::LoginFailed`] if the server offers no login, or refuses the registration. Fails with
-    /// [`McpError::TimedOut`] if there is no answer within 30 seconds.
+    /// Fails with [`McpError::LoginFailed`] if the server offers no login, refuses the registration, does not support
+    /// proof keys, or names an address for the login that is not an `https` URL. Fails with [`McpError::TimedOut`] if
+    /// there is no answer within 30 seconds.
     ///
     /// # Cancel safety
     ///
@@ -310,14 +353,20 @@ impl McpLoginBuilder {
         let Self { url, request } = self;
         let server = LoginServer { shown: shown(&url), secrets: Secrets::new(Secrets::in_url(&url)) };
         let begun = async {
-            let mut manager = manager(&url, StoreAdapter::new(Arc::new(store), &server.secrets)).await?;
-            let found = manager.resolve_metadata().await?;
+            let store = StoreAdapter::new(Arc::new(store), &server.secrets);
+            let words = |error: AuthError| error_chain(&error);
+            let mut manager = manager(&url, store).await.map_err(words)?;
+            let found = manager.resolve_metadata_from_challenge(request.challenge.as_deref()).await;
+            let found = found.map_err(words)?;
+            if let Some(problem) = problem(&url, &found) {
+                return Err(problem);
+            }
             manager.set_metadata(found.metadata);
-            AuthorizationSession::new(manager, request).await.map_err(|(_, error)| error)
+            AuthorizationSession::new(manager, request).await.map_err(|(_, error)| words(error))
         };
         match timeout(LIMIT, begun).await {
             Ok(Ok(session)) => Ok(McpLogin { server, session }),
-            Ok(Err(error)) => Err(server.failed(error_chain(&error))),
+            Ok(Err(reason)) => Err(server.failed(reason)),
             Err(_) => Err(server.timed_out()),
         }
     }

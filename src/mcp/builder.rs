@@ -81,7 +81,8 @@ impl McpBuilder {
     }
 
     /// Adds a variable to the program's environment. The program also inherits the variables of the application's
-    /// process. The value is a secret: it does not appear in logs, events and errors.
+    /// process. The value is a secret: it does not appear in logs, events and errors, except in the logs of `rmcp` at the
+    /// level TRACE if the server repeats it.
     pub fn env(self, name: impl Into<OsString>, value: impl Into<String>) -> Self {
         self.on_program("env", |start| start.environment.push((name.into(), value.into())))
     }
@@ -91,7 +92,8 @@ impl McpBuilder {
         self.on_program("folder", |start| start.folder = Some(folder.into()))
     }
 
-    /// Adds a header to each HTTP request. The value is a secret: it does not appear in logs, events and errors.
+    /// Adds a header to each HTTP request. The value is a secret: it does not appear in logs, events and errors, except
+    /// in the logs of `rmcp` at the level TRACE if the server repeats it.
     pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         match &mut self.transport {
             Transport::Http(target) => target.headers.push((name.into(), value.into())),
@@ -120,7 +122,8 @@ impl McpBuilder {
         self
     }
 
-    /// Sets the time limit for connecting and for listing tools. The default is 30 seconds.
+    /// Sets the time limit for connecting and for listing tools. The default is 30 seconds. A program that is installed
+    /// at its first start, for example by `npx`, may need longer.
     pub fn connect_limit(mut self, limit: Duration) -> Self {
         self.connect_limit = limit;
         self

@@ -208,6 +208,13 @@ impl Connection {
             Err(_) => return Err(settings.timed_out(limit)),
         };
         let connection = Self { service, carrier, runtime: Handle::current(), _over: guard };
+        if let Some(version) = connection.peer().peer_info().map(|info| info.protocol_version.clone())
+            && !ProtocolVersion::KNOWN_VERSIONS.contains(&version)
+        {
+            let version = clip(version.as_str(), LONGEST);
+            let reason = format!("its protocol version {version:?} is unknown to this client");
+            return Err(settings.unreachable(reason));
+        }
         connection.listen(over, changes);
         Ok(connection)
     }
@@ -339,7 +346,7 @@ fn unauthorized(error: &ClientInitializeError, settings: &Settings) -> Option<Mc
     };
     refused
         .filter(|refused| matches!(refused, McpError::Unauthorized { .. }))
-        .or_else(|| error.is_authorization_required().then(|| settings.unauthorized(None)))
+        .or_else(|| error.is_authorization_required().then(|| settings.unauthorized(None, None)))
 }
 
 struct Route {

@@ -39,6 +39,9 @@ pub enum McpError {
         server: String,
         /// The scope that the authorization lacks, if the server names it.
         scope: Option<String>,
+        /// The header `WWW-Authenticate` with which the server refused the request, if there was one. `McpLogin` uses
+        /// it to find the authorization server and the scope.
+        challenge: Option<String>,
     },
     /// A login at the server failed (feature `mcp-auth`).
     #[cfg(feature = "mcp-auth")]

@@ -7,13 +7,13 @@ use std::{
     time::Duration,
 };
 
-use futures_util::StreamExt as _;
+use futures_util::{StreamExt as _, TryStreamExt as _};
 use reqwest::{
-    Client, Url,
-    header::{HeaderName, HeaderValue},
+    Client, RequestBuilder, Response, Url,
+    header::{ACCEPT, HeaderName, HeaderValue},
 };
 use rmcp::{
-    model::ClientJsonRpcMessage,
+    model::{ClientJsonRpcMessage, ClientRequest, JsonRpcMessage, ServerJsonRpcMessage},
     transport::{
         common::client_side_sse::{BoxedSseResponse, ExponentialBackoff},
         streamable_http_client::{
@@ -29,6 +29,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     McpError,
     bounded::Fault,
+    incoming::readable,
     program::LONGEST_MESSAGE,
     settings::{HttpTarget, Settings},
 };
@@ -89,22 +90,52 @@ fn backoff() -> ExponentialBackoff {
 /// if the request failed for another reason.
 pub(super) fn refusal(error: &(dyn Error + 'static), settings: &Settings) -> Option<McpError> {
     match error.downcast_ref::<Failure>()? {
-        Failure::AuthRequired(_) => Some(settings.unauthorized(None)),
+        Failure::AuthRequired(error) => {
+            Some(settings.unauthorized(None, Some(&error.www_authenticate_header)))
+        }
         Failure::InsufficientScope(error) if error.www_authenticate_header.contains("insufficient_scope") => {
-            Some(settings.unauthorized(error.required_scope.as_deref()))
+            let challenge = Some(&*error.www_authenticate_header);
+            Some(settings.unauthorized(error.required_scope.as_deref(), challenge))
         }
         Failure::InsufficientScope(_) => Some(settings.refused("HTTP 403 Forbidden")),
         Failure::HttpStatus(error) => Some(settings.refused(&error.to_string())),
         // rmcp reports other statuses only as text.
         Failure::UnexpectedServerResponse(text) if text.starts_with("HTTP 401") => {
-            Some(settings.unauthorized(None))
+            Some(settings.unauthorized(None, None))
         }
-        Failure::UnexpectedServerResponse(text) if text.starts_with("HTTP ") => Some(settings.refused(text)),
+        Failure::UnexpectedServerResponse(text) if text.starts_with("HTTP ") || is_unreadable(text) => {
+            Some(settings.refused(text))
+        }
         _ => None,
     }
 }
 
 type Failure = StreamableHttpError<reqwest::Error>;
+
+/// Returns whether this is rmcp's text for a JSON body that it can't read.
+fn is_unreadable(text: &str) -> bool {
+    text.starts_with("could not parse JSON response")
+}
+
+/// Returns the body of a response, or `None` if it has more than `longest` bytes.
+pub(super) async fn body(response: &mut Response, longest: usize) -> reqwest::Result<Option<Vec<u8>>> {
+    let mut body = Vec::new();
+    while let Some(piece) = response.chunk().await? {
+        if body.len() + piece.len() > longest {
+            return Ok(None);
+        }
+        body.extend_from_slice(&piece);
+    }
+    Ok(Some(body))
+}
+
+/// Sends a request again whose answer as JSON rmcp could not read, for example because it is nested too deeply.
+async fn readable_answer(request: RequestBuilder) -> Result<StreamableHttpPostResponse, Failure> {
+    let body = body(&mut request.send().await?.error_for_status()?, LONGEST_MESSAGE).await?;
+    let body = body.ok_or(Failure::ResponseBodyTooLarge { max_size: LONGEST_MESSAGE })?;
+    let text = readable::<ServerJsonRpcMessage>(&body).unwrap_or(body);
+    Ok(StreamableHttpPostResponse::Json(serde_json::from_slice(&text)?, None))
+}
 
 /// Removes the URL, whose query may contain secrets, because rmcp logs the error.
 fn without_url(failure: Failure) -> Failure {
@@ -181,7 +212,13 @@ impl ObservedClient {
                 *lock(&observed.failure) = Some(crate::error_chain(error));
             }
         };
-        events.inspect(record).take_until(self.over.clone().cancelled_owned()).boxed()
+        let events = events.inspect(record).map_ok(|mut event| {
+            let text = event.data.as_deref().filter(|text| !text.trim().is_empty());
+            let readable = text.and_then(|text| readable::<ServerJsonRpcMessage>(text.as_bytes()));
+            event.data = readable.and_then(|text| String::from_utf8(text).ok()).or(event.data);
+            event
+        });
+        events.take_until(self.over.clone().cancelled_owned()).boxed()
     }
 }
 
@@ -209,9 +246,25 @@ impl StreamableHttpClient for ObservedClient {
         headers: Headers,
         limits: StreamableHttpResponseLimits,
     ) -> Result<StreamableHttpPostResponse, Failure> {
+        // Only a request that changes nothing at the server may be sent again.
+        let again = matches!(&message, JsonRpcMessage::Request(request)
+            if matches!(request.request, ClientRequest::ListToolsRequest(_)));
+        let again = again.then(|| {
+            let request = self.client.post(&*uri).json(&message);
+            let request = request.header(ACCEPT, "application/json, text/event-stream");
+            let request = headers.iter().fold(request, |request, (name, value)| request.header(name, value));
+            let request = token.iter().fold(request, RequestBuilder::bearer_auth);
+            session.iter().fold(request, |request, session| request.header("mcp-session-id", &**session))
+        });
         let posted =
             self.client.post_message_with_response_limits(uri, message, session, token, headers, limits);
-        let posted = self.unless_over(posted).await.map_err(without_url)?;
+        let posted = match (self.unless_over(posted).await, again) {
+            (Err(Failure::UnexpectedServerResponse(text)), Some(again)) if is_unreadable(&text) => {
+                self.unless_over(readable_answer(again)).await
+            }
+            (posted, _) => posted,
+        };
+        let posted = posted.map_err(without_url)?;
         if let StreamableHttpPostResponse::Sse(_, Some(id)) | StreamableHttpPostResponse::Json(_, Some(id)) =
             &posted
         {

@@ -1,6 +1,7 @@
 //! A server and its current connection. If the connection is lost, the next request makes a new one.
 
 use std::{
+    collections::BTreeSet,
     sync::{Arc, Mutex, Weak},
     time::Duration,
 };
@@ -158,14 +159,15 @@ impl Server {
 
     /// Converts the error of a request. If the connection has ended, the next call opens another connection.
     pub(super) async fn failed(&self, connection: &Arc<Connection>, error: ServiceError) -> McpError {
+        let is_unauthorized = error.is_authorization_required();
         let failure = match error {
-            error if error.is_authorization_required() => self.settings.unauthorized(None),
             ServiceError::McpError(error) => return self.refused(&error.message),
             ServiceError::TransportClosed => self.lost(connection.ending().await),
             ServiceError::TransportSend(error) => match http::refusal(&*error.error, &self.settings) {
                 Some(refused @ McpError::Refused { .. }) => return refused,
                 // After another login, the tokens belong to another client id, which only a new connection uses.
                 Some(unauthorized) => unauthorized,
+                None if is_unauthorized => self.settings.unauthorized(None, None),
                 None => self.lost(format!(": {}", clip(&crate::error_chain(&*error.error), LONGEST))),
             },
             other => return self.refused(&other.to_string()),
@@ -200,7 +202,8 @@ impl Server {
     async fn pages(&self) -> Result<Listed, McpError> {
         let connection = self.connection().await?;
         let mut listed = Listed::default();
-        let mut cursor = None;
+        let mut cursor: Option<String> = None;
+        let mut seen = BTreeSet::new();
         for _ in 0..MOST_PAGES {
             let request = ListToolsRequest {
                 method: ListToolsRequestMethod,
@@ -247,7 +250,8 @@ impl Server {
                 let reason = "its list of tools exceeded the maximum size of 16777216 bytes";
                 return Err(self.refused(reason));
             }
-            if cursor.is_none() {
+            // A cursor that repeats would lead to the same pages again.
+            if cursor.as_ref().is_none_or(|cursor| !seen.insert(cursor.clone())) {
                 return Ok(listed);
             }
         }

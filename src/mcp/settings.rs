@@ -36,10 +36,12 @@ impl Settings {
         McpError::Refused { server: self.name.clone(), reason }
     }
 
-    /// Returns the error for a request that requires another authorization, with the scope that the server names.
-    pub(super) fn unauthorized(&self, scope: Option<&str>) -> McpError {
-        let scope = scope.map(|scope| self.secrets.removed(clip(scope, LONGEST).into_owned()));
-        McpError::Unauthorized { server: self.name.clone(), scope }
+    /// Returns the error for a request that requires another authorization, with the scope and the challenge that the
+    /// server names.
+    pub(super) fn unauthorized(&self, scope: Option<&str>, challenge: Option<&str>) -> McpError {
+        let clean = |text: &str| self.secrets.removed(clip(text, LONGEST).into_owned());
+        let (scope, challenge) = (scope.map(clean), challenge.map(clean));
+        McpError::Unauthorized { server: self.name.clone(), scope, challenge }
     }
 
     /// Returns the error for a server that did not answer within the limit.

@@ -201,8 +201,8 @@ impl McpServer {
     ///
     /// # Errors
     ///
-    /// Fails if the input fails or the standard output can't be used. Also fails if the client sends a message that is
-    /// too long, does not read its messages, or does not speak the protocol.
+    /// Fails if the input fails, or at the first error of the standard output while the client is connected. Also fails if
+    /// the client sends a message that is too long, does not read its messages, or does not speak the protocol.
     ///
     /// # Cancel safety
     ///

@@ -37,7 +37,7 @@ use crate::{
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The address of the application.
-const CALLBACK: &str = "http://127.0.0.1:1/callback";
+pub const CALLBACK: &str = "http://127.0.0.1:1/callback";
 
 /// The behaviour of the authorization server, and what it has seen.
 #[derive(Default)]
@@ -58,6 +58,10 @@ struct Behaviour {
     keeps_tokens: bool,
     /// The issuer that the metadata names. `None` names the server.
     issuer: Option<String>,
+    /// The address of the login that the metadata names. `None` names an address of the server.
+    authorization: Option<&'static str>,
+    /// The methods for proof keys that the metadata names.
+    methods: Option<Value>,
     /// If set, a request whose token is invalid is answered when two of them have arrived.
     pair: Option<Arc<tokio::sync::Barrier>>,
 }
@@ -120,18 +124,30 @@ async fn token(State(server): State<Shared>, body: String) -> Response {
 }
 
 async fn metadata(State(server): State<Shared>, OriginalUri(uri): OriginalUri) -> Json<Value> {
-    let url = server.lock().unwrap().url.clone();
+    let server = server.lock().unwrap();
+    let url = server.url.clone();
     Json(if uri.path().contains("protected-resource") {
         json!({ "resource": format!("{url}/mcp"), "authorization_servers": [url] })
+    } else if uri.path() == "/elsewhere" {
+        json!({ "resource": format!("{url}/closed"), "authorization_servers": [url], "scopes_supported": ["all"] })
     } else {
         json!({
-            "issuer": server.lock().unwrap().issuer.clone().unwrap_or(url.clone()), "authorization_endpoint": format!("{url}/authorize"),
+            "issuer": server.issuer.clone().unwrap_or(url.clone()),
+            "authorization_endpoint": server.authorization.map_or(format!("{url}/authorize"), str::to_owned),
             "token_endpoint": format!("{url}/token"), "registration_endpoint": format!("{url}/register"),
-            "response_types_supported": ["code"], "code_challenge_methods_supported": ["S256"],
+            "response_types_supported": ["code"],
+            "code_challenge_methods_supported": server.methods.clone().unwrap_or(json!(["S256"])),
             "grant_types_supported": ["authorization_code", "refresh_token"],
             "authorization_response_iss_parameter_supported": true,
         })
     })
+}
+
+/// A server that names its metadata and the permissions only when it refuses a message.
+async fn closed(State(server): State<Shared>) -> Response {
+    let url = server.lock().unwrap().url.clone();
+    let challenge = format!(r#"Bearer resource_metadata="{url}/elsewhere", scope="read write""#);
+    (StatusCode::UNAUTHORIZED, [("www-authenticate", challenge)]).into_response()
 }
 
 /// A server whose only answer to a request for its tools contains the token of the request.
@@ -189,6 +205,8 @@ async fn start(behaviour: Behaviour) -> Shared {
         .route("/token", post(token))
         .route("/.well-known/oauth-protected-resource/mcp", get(metadata))
         .route("/.well-known/oauth-authorization-server", get(metadata))
+        .route("/elsewhere", get(metadata))
+        .route("/closed", post(closed).get(async || StatusCode::METHOD_NOT_ALLOWED))
         .with_state(Arc::clone(&server))
         .route("/echo", post(echo).get(async || StatusCode::METHOD_NOT_ALLOWED))
         .nest("/mcp", router(&web, ServerInfo::new("served", "1.0.0")));
@@ -203,7 +221,7 @@ fn url(server: &Shared) -> String {
 
 /// A token store in memory. If `is_broken` is set, its operations fail.
 #[derive(Default)]
-struct Kept {
+pub struct Kept {
     tokens: Mutex<Option<Tokens>>,
     is_broken: Mutex<bool>,
     renewing: Arc<tokio::sync::Mutex<()>>,
@@ -499,8 +517,14 @@ async fn code_of_another_login_fails_without_its_proof_key() {
 async fn login_that_the_user_refuses_fails_with_the_reason() {
     let server = start(Behaviour::default()).await;
     let login = begin(&server, &Arc::default()).await.unwrap();
-    let refused = format!("{CALLBACK}?error=access_denied&error_description=No+thanks&state=x");
-    let error = soon(login.finish(&refused)).await.unwrap_err();
+    let refused = format!("{CALLBACK}?error=access_denied&error_description=No+thanks");
+    // Without the state of the login, somebody else may have made the address.
+    for state in ["", "&state=x"] {
+        let error = soon(login.finish(&format!("{refused}{state}"))).await.unwrap_err();
+        assert!(error.to_string().contains("the address belongs to another login"), "{error}");
+    }
+    let state = login.url().split('&').find(|pair| pair.starts_with("state=")).unwrap();
+    let error = soon(login.finish(&format!("{refused}&{state}"))).await.unwrap_err();
     assert!(error.to_string().contains("it was refused with `access_denied`: No thanks"), "{error}");
     for nonsense in ["", "nonsense", CALLBACK] {
         assert!(
@@ -508,6 +532,46 @@ async fn login_that_the_user_refuses_fails_with_the_reason() {
             "{nonsense}"
         );
     }
+}
+
+#[tokio::test]
+async fn login_at_an_address_that_is_not_a_web_page_is_refused() {
+    for address in
+        ["javascript:alert(1)//", "file:///etc/passwd", "data:text/html,hi", "ftp://example.com/", "HTTPS"]
+    {
+        let server = start(Behaviour { authorization: Some(address), ..Behaviour::default() }).await;
+        let error = begin(&server, &Arc::default()).await.unwrap_err();
+        assert!(matches!(error, McpError::LoginFailed { .. }), "{error:?}");
+        assert!(error.to_string().contains("is not an `https` URL"), "{error}");
+        assert_eq!(server.lock().unwrap().registered, 0);
+    }
+    let server =
+        start(Behaviour { authorization: Some("https://example.com/login"), ..Behaviour::default() }).await;
+    let login = begin(&server, &Arc::default()).await.unwrap();
+    assert!(login.url().starts_with("https://example.com/login?"), "{}", login.url());
+}
+
+#[tokio::test]
+async fn login_without_proof_keys_is_refused() {
+    for methods in [Value::Null, json!([]), json!(["plain"])] {
+        let server = start(Behaviour { methods: Some(methods), ..Behaviour::default() }).await;
+        let error = begin(&server, &Arc::default()).await.unwrap_err();
+        assert!(error.to_string().contains("does not support proof keys"), "{error}");
+        assert_eq!(server.lock().unwrap().registered, 0);
+    }
+}
+
+#[tokio::test]
+async fn login_uses_the_metadata_and_the_scope_of_the_refused_request() {
+    let server = start(Behaviour::default()).await;
+    let closed = url(&server).replace("/mcp", "/closed");
+    let error = soon(McpClient::http(&closed).connect()).await.unwrap_err();
+    let McpError::Unauthorized { challenge: Some(challenge), .. } = error else { panic!("{error:?}") };
+    let login = McpLogin::builder(&closed, CALLBACK).challenge(challenge);
+    let login = soon(login.begin(Arc::<Kept>::default())).await.unwrap();
+    let resource = closed.replace(':', "%3A").replace('/', "%2F");
+    assert!(login.url().contains(&format!("resource={resource}")), "{}", login.url());
+    assert!(login.url().contains("scope=read+write"), "{}", login.url());
 }
 
 #[tokio::test]

@@ -26,6 +26,20 @@ async fn call_results_and_errors_reach_the_model() {
 }
 
 #[tokio::test]
+async fn call_answer_that_cannot_be_read_fails_at_once_with_the_reason() {
+    let Some(hostile) = Hostile::new() else { return };
+    let (_server, over_http) = hostile.over_http("").await;
+    for builder in [hostile.like(""), over_http] {
+        let client = soon(builder.idle_limit(Duration::from_secs(5)).connect()).await.unwrap();
+        let tools = set(&client).await;
+        let failed = failure(&call(&tools, "hostile__unreadable", "").await);
+        assert!(failed.contains("a message that can't be read: expected value"), "{failed}");
+        // Lines that are not messages, such as logs, are ignored.
+        assert_eq!(call(&tools, "hostile__noise", "").await.text(), "heard");
+    }
+}
+
+#[tokio::test]
 async fn call_without_an_answer_ends_at_the_idle_limit_and_is_cancelled() {
     let Some(hostile) = Hostile::new() else { return };
     let client = soon(hostile.like("").idle_limit(Duration::from_millis(300)).connect()).await.unwrap();

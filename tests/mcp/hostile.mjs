@@ -10,13 +10,14 @@ const note = (text) => appendFileSync(log, text + "\n");
 note(`pid ${process.pid}`);
 
 const port = process.env.PORT;
-const line = (message) => JSON.stringify({ jsonrpc: "2.0", ...message });
+const line = (message) => message.raw ?? JSON.stringify({ jsonrpc: "2.0", ...message });
 const text = (text) => ({ content: [{ type: "text", text }] });
 const sleep = (ms) => new Promise((done) => setTimeout(done, ms));
 const like = process.env.LIKE ?? "";
 
 let names = [
   "echo", "silent", "die", "huge", "too_huge", "flood", "slow", "refuse", "image_error", "ask", "add", "spawn", "secret", "deaf",
+  "unreadable", "noise",
 ];
 if (port) names.push("too_huge_json", "endless_event", "endless_json", "endless_comments", "cut", "no_headers", "status");
 const schema = { type: "object", properties: { text: { type: "string" } } };
@@ -34,6 +35,9 @@ function list() {
     tools.push({ name: "long schema", inputSchema: { ...schema, description: "x".repeat(65536) } });
     tools.push({ name: "a b", inputSchema: schema }, { name: "a/b", inputSchema: schema });
     tools.push({ name: "n".repeat(300), inputSchema: schema });
+    let deep = { type: "string" };
+    for (let level = 0; level < 63; level++) deep = { type: "object", properties: { a: deep } };
+    tools.push({ name: "deep schema", inputSchema: deep });
   }
   return tools;
 }
@@ -88,6 +92,11 @@ async function call(id, params, send, response) {
       note(`called ${params.name}`);
       return isFirst ? undefined : answer(text(`${params.name} is done`));
     }
+    // The answer is not JSON, as some libraries write it.
+    case "unreadable": return send({ id, raw: `{"jsonrpc":"2.0","id":${id},"result":{"content":[],"structuredContent":{"a":NaN}}}` });
+    case "noise":
+      for (const raw of ["a log line", "{", "[1]", "\u0000"]) send({ raw });
+      return answer(text("heard"));
     case "deaf": process.stdin.pause(); setInterval(() => {}, 1000); return;
   }
 }
@@ -193,7 +202,8 @@ async function receive(message, send, response) {
         const tool = (count) => ({ name: `tool_${count}`, description: "x".repeat(60000), inputSchema: schema });
         return send({ id, result: { tools: Array.from({ length: 150 }, (_, count) => tool(count)), nextCursor: "again" } });
       }
-      if (like === "endless_list") return send({ id, result: { tools: [], nextCursor: "again" } });
+      if (like === "endless_list") return send({ id, result: { tools: [], nextCursor: `page ${++listed}` } });
+      if (like === "same_cursor") return send({ id, result: { tools: [{ name: `tool_${++listed}`, inputSchema: schema }], nextCursor: "again" } });
       if (like === "failing_list" && listed++) return send({ id, error: { code: -32603, message: "no list" } });
       if (like === "ttl" && listed++) names = ["echo", "added"];
       return send({ id, result: { tools: list(), ...(like === "ttl" ? { ttlMs: 100 } : {}) } });

@@ -16,7 +16,9 @@ async fn tools_unusable_tools_are_skipped_and_the_others_work() {
     let client = soon(hostile.like("odd_list").connect()).await.unwrap();
     let listed = soon(client.tools()).await.unwrap();
     let skipped: Vec<_> = listed.skipped.iter().map(|skipped| &*skipped.name).collect();
-    assert_eq!(skipped, ["bad schema", "long schema", "no schema", "not object"], "{:?}", listed.skipped);
+    let expected = ["bad schema", "deep schema", "long schema", "no schema", "not object"];
+    assert_eq!(skipped, expected, "{:?}", listed.skipped);
+    assert_eq!(listed.skipped[1].reason, "its schema is nested too deeply");
     let names: Vec<_> = listed.tools.iter().map(|tool| &**tool).map(Tool::name).collect();
     assert!(names.is_sorted() && names.contains(&"hostile__echo"));
     assert!(names.iter().all(|name| name.len() <= 128));
@@ -33,6 +35,15 @@ async fn tools_selection_allows_renames_and_asks_for_approval() {
     let tools = set(&client).await;
     let found: Vec<_> = tools.iter().map(|tool| (tool.name(), tool.requires_approval())).collect();
     assert_eq!(found, [("hostile__add", true), ("say", false)]);
+}
+
+#[tokio::test]
+async fn tools_cursor_that_repeats_ends_the_list() {
+    let Some(hostile) = Hostile::new() else { return };
+    let client = soon(hostile.like("same_cursor").connect()).await.unwrap();
+    let listed = soon(client.tools()).await.unwrap();
+    assert_eq!(listed.tools.len(), 2);
+    assert_eq!(hostile.count("tools/list"), 2);
 }
 
 #[tokio::test]

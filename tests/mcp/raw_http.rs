@@ -6,7 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use omni_agent::{mcp::McpError, tool::Decision};
+use omni_agent::{
+    mcp::{McpClient, McpError},
+    tool::Decision,
+};
 use serde_json::{Value, json};
 use tokio::{sync::mpsc, time::timeout};
 
@@ -237,4 +240,95 @@ async fn tools_over_http_insufficient_scope_names_the_scope() {
         "{error:?}"
     );
     assert_eq!(server.count("initialize"), 1);
+}
+
+/// Returns a list with a tool whose schema is nested too deeply, and another tool.
+fn deep_list() -> Value {
+    let mut deep = json!({ "type": "string" });
+    for _ in 0..63 {
+        deep = json!({ "type": "object", "properties": { "a": deep } });
+    }
+    let mut listed = list(&["deep", "echo"]);
+    listed["tools"][0]["inputSchema"] = deep;
+    listed
+}
+
+#[tokio::test]
+async fn tools_over_http_deep_schema_is_skipped_and_the_others_work() {
+    let as_json: fn(&Value) -> Reply = |message| result(message, &deep_list());
+    let as_events: fn(&Value) -> Reply = |message| {
+        let answer = json!({ "jsonrpc": "2.0", "id": message["id"], "result": deep_list() });
+        Reply::Events(Box::new(std::iter::once(answer)), End::Complete)
+    };
+    for lists in [as_json, as_events] {
+        let server = Raw::start(move |message| match message["method"].as_str() {
+            Some("tools/list") => lists(message),
+            _ => polite(message),
+        })
+        .await;
+        for version in [OLD, NEW] {
+            let client = soon(server.client(version).connect()).await.unwrap();
+            let listed = soon(client.tools()).await.unwrap();
+            assert_eq!(listed.skipped[0].reason, "its schema is nested too deeply");
+            assert_eq!(call(&set(&client).await, "raw__echo", "").await.text(), "echoed");
+        }
+    }
+}
+
+#[tokio::test]
+async fn connect_server_with_an_unknown_version_is_refused() {
+    let server = Raw::start(|message| {
+        let Some("initialize") = message["method"].as_str() else { return polite(message) };
+        let mut message = message.clone();
+        message["params"]["protocolVersion"] = "2999-01-01".into();
+        polite(&message)
+    })
+    .await;
+    let error = soon(server.client(OLD).connect()).await.unwrap_err();
+    assert!(matches!(error, McpError::Unreachable { .. }), "{error:?}");
+    assert!(error.to_string().contains(r#"its protocol version "2999-01-01" is unknown"#), "{error}");
+}
+
+#[tokio::test]
+async fn connect_old_server_that_answers_unknown_requests_with_nothing_works() {
+    let server = Raw::start(|message| match message["method"].as_str() {
+        Some("server/discover") => result(message, &json!({})),
+        _ => polite(message),
+    })
+    .await;
+    let client = soon(McpClient::http(&server.url).connect()).await.unwrap();
+    assert_eq!(client.protocol_version().await.unwrap(), OLD);
+}
+
+/// Answers a call with a form, and the next one with the answer to the form.
+fn form(message: &Value) -> Reply {
+    let Some("tools/call") = message["method"].as_str() else { return polite(message) };
+    if let Some(answers) = message["params"].get("inputResponses") {
+        return text(message, &answers["q"].to_string());
+    }
+    let properties = json!({
+        "name": { "type": "string", "default": "Ada" }, "age": { "type": "integer", "default": 3 },
+        "mail": { "type": "string" },
+    });
+    let schema = json!({ "type": "object", "properties": properties, "required": ["name"] });
+    let form = json!({ "mode": "form", "message": "Who?", "requestedSchema": schema });
+    let question = json!({ "q": { "method": "elicitation/create", "params": form } });
+    let asked = json!({ "resultType": "input_required", "inputRequests": question, "requestState": "1" });
+    result(message, &asked)
+}
+
+#[tokio::test]
+async fn form_defaults_are_applied_and_an_answer_that_does_not_fit_is_declined() {
+    let server = Raw::start(form).await;
+    let client = soon(server.client(NEW).connect()).await.unwrap();
+    let accepted = |fields: Value| json!({ "action": "accept", "content": fields });
+    for (decision, expected) in [
+        (Decision::Execute, accepted(json!({ "name": "Ada", "age": 3 }))),
+        (Decision::ExecuteWith(json!({ "age": 5 })), accepted(json!({ "name": "Ada", "age": 5 }))),
+        (Decision::ExecuteWith(json!({ "age": "five" })), json!({ "action": "decline" })),
+        (Decision::ExecuteWith(json!({ "name": null })), json!({ "action": "decline" })),
+    ] {
+        let (_, answer) = answered(&client, "raw__echo", json!({}), |_| decision.clone()).await;
+        assert_eq!(serde_json::from_str::<Value>(&answer).unwrap(), expected, "{decision:?}");
+    }
 }

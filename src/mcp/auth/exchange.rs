@@ -13,8 +13,11 @@ use reqwest::{
 use rmcp::transport::auth::{OAuthHttpClient, OAuthHttpClientFuture, OAuthHttpRequest};
 use tokio::{net::lookup_host, time::timeout};
 
-use super::{BoxError, LIMIT};
-use crate::provider::{ProviderError, http::resolving_client};
+use super::{BoxError, LIMIT, shown};
+use crate::{
+    mcp::http::body,
+    provider::{ProviderError, http::resolving_client},
+};
 
 /// The maximum size of an answer of an authorization server, in bytes.
 const LONGEST: usize = 1 << 20;
@@ -26,16 +29,22 @@ const LONGEST: usize = 1 << 20;
 pub(super) struct Exchanges {
     client: Client,
     reach: Arc<Reach>,
+    /// Whether the MCP server is reached without encryption, as on this machine. Its authorization server may be, too.
+    allows_http: bool,
 }
 
 impl Exchanges {
     /// Returns the client for the login at the MCP server with this URL.
     pub(super) async fn new(server: &Url) -> Result<Self, ProviderError> {
         let reach = Arc::new(Reach::of(server).await);
-        Ok(Self { client: resolving_client(server, LIMIT, Arc::new(Resolver(Arc::clone(&reach))))?, reach })
+        let client = resolving_client(server, LIMIT, Arc::new(Resolver(Arc::clone(&reach))))?;
+        Ok(Self { client, reach, allows_http: server.scheme() == "http" })
     }
 
     async fn send(&self, request: Request) -> Result<http::Response<Vec<u8>>, BoxError> {
+        if request.url().scheme() != "https" && !self.allows_http {
+            return Err(format!("{} is not an `https` URL", shown(request.url().as_str())).into());
+        }
         // The client connects to an address in a URL without its resolver.
         if let Some(address) = literal(request.url()) {
             self.reach.check(address)?;
@@ -56,13 +65,8 @@ impl OAuthHttpClient for Exchanges {
 
 async fn exchange(client: &Client, request: Request) -> Result<http::Response<Vec<u8>>, BoxError> {
     let mut response = client.execute(request).await?;
-    let mut body = Vec::new();
-    while let Some(piece) = response.chunk().await? {
-        if body.len() + piece.len() > LONGEST {
-            return Err(format!("the answer exceeds {LONGEST} bytes").into());
-        }
-        body.extend_from_slice(&piece);
-    }
+    let body = body(&mut response, LONGEST).await?;
+    let body = body.ok_or_else(|| format!("the answer exceeds {LONGEST} bytes"))?;
     let mut answer = http::Response::new(body);
     *answer.status_mut() = response.status();
     *answer.headers_mut() = std::mem::take(response.headers_mut());
@@ -194,7 +198,8 @@ mod tests {
     /// Sends a request to a port on which nothing listens, and returns the error.
     async fn refusal(server: &str, target: &str) -> String {
         let exchanges = Exchanges::new(&server.parse().unwrap()).await.unwrap();
-        let request = Request::new(Method::GET, format!("http://{target}:9/").parse().unwrap());
+        let scheme = server.split(':').next().unwrap();
+        let request = Request::new(Method::GET, format!("{scheme}://{target}:9/").parse().unwrap());
         let refused = timeout(LIMIT, exchanges.send(request)).await.unwrap();
         crate::error_chain(&*refused.unwrap_err())
     }
@@ -210,6 +215,14 @@ mod tests {
             let tried = refusal(server, target).await;
             assert!(!tried.contains("is not public"), "{server}: {tried}");
         }
+    }
+
+    #[tokio::test]
+    async fn send_without_encryption_is_refused_if_the_server_is_encrypted() {
+        let exchanges = Exchanges::new(&"https://127.0.0.1/mcp".parse().unwrap()).await.unwrap();
+        let request = Request::new(Method::GET, "http://user:hunter2@127.0.0.1:9/".parse().unwrap());
+        let refused = exchanges.send(request).await.unwrap_err().to_string();
+        assert_eq!(refused, "http://127.0.0.1:9/ is not an `https` URL");
     }
 
     #[test]

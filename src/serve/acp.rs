@@ -70,7 +70,7 @@ mod sessions;
 mod turns;
 mod view;
 
-use std::{error::Error, fmt, path::PathBuf, pin::Pin, sync::Arc};
+use std::{collections::BTreeSet, error::Error, fmt, path::PathBuf, pin::Pin, sync::Arc};
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -223,10 +223,13 @@ impl AcpAgent {
         })
     }
 
-    /// Sets the models among which the editor's user can choose, by their names in the manager's registry. By default,
-    /// no choice is offered.
+    /// Sets the models among which the editor's user can choose, by their names in the manager's registry. A model that
+    /// is chosen during a run applies from the next prompt on. By default,
+    /// no choice is offered. A repeated name is ignored.
     pub fn models(mut self, models: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        self.0.models = models.into_iter().map(Into::into).collect();
+        let mut seen = BTreeSet::new();
+        self.0.models =
+            models.into_iter().map(Into::into).filter(|name: &String| seen.insert(name.clone())).collect();
         self
     }
 

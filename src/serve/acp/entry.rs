@@ -45,6 +45,8 @@ struct State {
     live: Option<Live>,
     prompts: Prompts,
     relays: u64,
+    /// The model that the client has chosen while a run was active.
+    chosen: Option<String>,
 }
 
 /// An open session, and the task that follows it. Dropping this ends the task.
@@ -93,6 +95,24 @@ impl Entry {
         if state.live.is_none() {
             state.prompts.closed("it was closed");
         }
+    }
+
+    /// Records the client's choice of a model until it is applied.
+    pub(super) fn choose(&self, model: String) {
+        lock(&self.state).chosen = Some(model);
+    }
+
+    /// Applies the chosen model if no run is active. Returns the model if it must still be applied.
+    pub(super) async fn apply_choice(&self, session: &Session) -> Result<Option<String>, SessionError> {
+        let Some(chosen) = lock(&self.state).chosen.clone() else { return Ok(None) };
+        let name = chosen.clone();
+        let configured = session.configure(move |config| Ok(config.set_model(name)?)).await;
+        if configured.as_ref().is_err_and(SessionError::is_busy) {
+            return Ok(Some(chosen));
+        }
+        let mut state = lock(&self.state);
+        state.chosen = state.chosen.take().filter(|other| *other != chosen);
+        configured.map(|()| None)
     }
 
     /// Returns the session, unless it is known to be closed.

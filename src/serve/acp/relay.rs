@@ -21,7 +21,7 @@ use crate::{
     agent::{Event, Pause, RunOutcome, Status, UnstageReason},
     error_chain,
     message::{ToolUseId, Usage},
-    session::{Session, SessionEvent, SessionSnapshot, SessionSubscription, StoreReport},
+    session::{Session, SessionCommand, SessionEvent, SessionSnapshot, SessionSubscription, StoreReport},
     subscription::Update,
     tool::Decision,
 };
@@ -297,17 +297,18 @@ impl Relay {
             let withdrawn = CancellationToken::new();
             state.asked.insert(id.clone(), withdrawn.clone());
             let (peer, session) = (Arc::clone(&self.peer), self.session.clone());
-            let by = self.client.name.clone();
+            let (by, turn) = (self.client.name.clone(), pause.turn);
             state.questions.spawn(async move {
                 let answer = peer.ask("session/request_permission", request, &withdrawn).await;
                 let Ok(Some(answer)) = answer else { return };
                 let decided = match decision(answer) {
-                    Some(decision) => match by {
-                        Some(by) => session.resume_as(id, decision, by).await,
-                        None => session.resume(id, decision).await,
-                    },
+                    // The answer belongs to this turn. A later turn may use the id again.
+                    Some(decision) => {
+                        let command = SessionCommand::Resume { tool_use_id: id, turn: Some(turn), decision };
+                        session.perform(command, by.as_deref()).await.map(drop)
+                    }
                     // The client reports that the turn is cancelled.
-                    None => session.interrupt().await,
+                    None => session.interrupt_turn(turn).await.map(drop),
                 };
                 if let Err(error) = decided {
                     // Another client has decided first, or the run has ended.

@@ -27,7 +27,7 @@ use super::{
     turns::NewPrompt,
 };
 use crate::{
-    panics::contained_async,
+    panics::{contained, contained_async},
     process::lines::{lines, shown},
     store::ConversationId,
     sync::lock,
@@ -45,7 +45,8 @@ const SOON: Duration = Duration::from_secs(1);
 pub(super) struct Server {
     pub(super) settings: Settings,
     pub(super) peer: Arc<Peer>,
-    pub(super) client: Mutex<Client>,
+    /// The client, after `initialize`.
+    pub(super) client: Mutex<Option<Client>>,
     pub(super) entries: Mutex<HashMap<ConversationId, Arc<Entry>>>,
     /// The requests that wait for their answers, by id.
     waiting: Mutex<HashMap<String, CancellationToken>>,
@@ -159,6 +160,15 @@ impl Server {
                 format!("{MOST_REQUESTS} requests already wait for their answers; wait for some of them");
             return self.peer.answer(id, Err(Error::invalid_request().data(why))).await;
         }
+        // The connection is initialized in the order of the messages.
+        if method == "initialize" {
+            let initialized = contained(|| self.initialize(read(params)?));
+            return self.peer.answer(id, initialized.unwrap_or_else(|panic| Err(panicked(&panic)))).await;
+        }
+        if lock(&self.client).is_none() {
+            let why = "the connection is not initialized; send `initialize` first";
+            return self.peer.answer(id, Err(Error::invalid_request().data(why))).await;
+        }
         // Prompts are registered in the order of the messages, so that a cancellation after a prompt applies to it.
         let (prompt, params) = match &*method {
             "session/prompt" => match self.new_prompt(params) {
@@ -171,9 +181,7 @@ impl Server {
         lock(&self.waiting).insert(key.clone(), withdrawn.clone());
         let performed = async move {
             let performed = contained_async(server.perform(&method, params, prompt, &withdrawn)).await;
-            let answer = performed.unwrap_or_else(|panic| {
-                Err(Error::internal_error().data(format!("the agent's code panicked: {panic}")))
-            });
+            let answer = performed.unwrap_or_else(|panic| Err(panicked(&panic)));
             lock(&server.waiting).remove(&key);
             // If the client is gone, nobody needs the answer.
             let _ = server.peer.answer(id, answer).await;
@@ -194,7 +202,6 @@ impl Server {
         }
         let performed = withdrawn.run_until_cancelled(async {
             match method {
-                "initialize" => self.initialize(read(params)?),
                 "session/new" => self.create(read(params)?).await,
                 "session/load" => self.load(read(params)?).await,
                 "session/resume" => self.resume(read(params)?).await,
@@ -234,6 +241,10 @@ impl Server {
         let entries: Vec<_> = lock(&self.entries).drain().map(|(_, entry)| entry).collect();
         futures_util::future::join_all(entries.iter().map(|entry| entry.leave())).await;
     }
+}
+
+fn panicked(panic: &str) -> Error {
+    Error::internal_error().data(format!("the agent's code panicked: {panic}"))
 }
 
 /// Reads the parameters of a request.

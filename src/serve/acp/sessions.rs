@@ -62,10 +62,10 @@ pub(super) fn refused(id: &ConversationId, error: &ManagerError) -> Error {
 impl Server {
     pub(super) fn initialize(&self, request: InitializeRequest) -> Result<Value, Error> {
         let session = request.client_capabilities.session;
-        *lock(&self.client) = Client {
+        *lock(&self.client) = Some(Client {
             name: request.client_info.map(|client| start(&client.name, MAX_NAME).into()),
             notices: session.is_some_and(|session| session.notices.is_some()),
-        };
+        });
         let takes = |media_type| self.settings.takes(media_type);
         let prompts = PromptCapabilities::new().embedded_context(true);
         let prompts = prompts.image(takes("image/png")).audio(takes("audio/wav"));
@@ -205,7 +205,7 @@ impl Server {
         entry.follow(session.clone(), |number| {
             let relay = Relay {
                 peer: Arc::clone(&self.peer),
-                client: lock(&self.client).clone(),
+                client: lock(&self.client).clone().unwrap_or_default(),
                 entry: Arc::clone(entry),
                 number,
                 session,
@@ -299,15 +299,13 @@ impl Server {
         let session = self.open(&entry).await?;
         let used =
             session.state().await.map_err(|error| invalid(error_chain(&error)))?.config().model.clone();
-        if used.name() != model {
-            if !self.settings.models.contains(&model) {
-                let offered = self.settings.models.join(", ");
-                return Err(invalid(format!("the model {model:?} is not offered; the models are {offered}")));
-            }
-            let name = model.clone();
-            let configured = session.configure(move |config| Ok(config.set_model(name)?)).await;
-            configured.map_err(|error| Error::invalid_request().data(error_chain(&error)))?;
+        if used.name() != model && !self.settings.models.contains(&model) {
+            let offered = self.settings.models.join(", ");
+            return Err(invalid(format!("the model {model:?} is not offered; the models are {offered}")));
         }
+        entry.choose(model.clone());
+        let applied = entry.apply_choice(&session).await;
+        applied.map_err(|error| Error::invalid_request().data(error_chain(&error)))?;
         let options = models::options(&self.settings.models, &model).unwrap_or_default();
         written(&SetSessionConfigOptionResponse::new(options))
     }

@@ -78,13 +78,21 @@ impl Server {
         let mut retries = 1;
         loop {
             let session = self.open(entry).await?;
-            match session.prompt(prompt.clone()).await {
+            let mut prompt = prompt.clone();
+            let invalid =
+                |error: &(dyn std::error::Error + 'static)| Error::invalid_request().data(error_chain(error));
+            // The prompt is staged if a run is active. Its own turn then uses the model that was chosen before it.
+            if let Some(model) = entry.apply_choice(&session).await.map_err(|error| invalid(&error))? {
+                let model = self.settings.manager.registry_of_models().model(&model);
+                prompt.model = Some(model.map_err(|error| invalid(&error))?);
+            }
+            match session.prompt(prompt).await {
                 Ok(_) => return Ok(session),
                 Err(SessionError::Ended(_)) if retries > 0 => {
                     retries -= 1;
                     entry.forget();
                 }
-                Err(error) => return Err(Error::invalid_request().data(error_chain(&error))),
+                Err(error) => return Err(invalid(&error)),
             }
         }
     }

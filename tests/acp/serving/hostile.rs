@@ -181,3 +181,18 @@ async fn client_that_cannot_be_asked_gets_no_tool_run() {
     window.send(json!({ "jsonrpc": "2.0", "id": question["id"], "result": cancelled })).await;
     assert_eq!(window.answer(prompt).await.unwrap()["stopReason"], "cancelled");
 }
+
+#[tokio::test]
+async fn requests_before_the_connection_is_initialized_are_refused() {
+    let mut window = Window::connected(served(manager()), 64 * 1024);
+    let create = json!({ "cwd": "/work", "mcpServers": [] });
+    for (method, params) in
+        [("session/new", create), ("session/list", json!({})), ("session/prompt", json!({}))]
+    {
+        let refused = window.request(method, params).await.unwrap_err();
+        assert_eq!(refused["code"], -32600, "{method}: {refused}");
+        assert!(refused["data"].as_str().unwrap().contains("`initialize`"), "{refused}");
+    }
+    window.request("initialize", json!({ "protocolVersion": 1 })).await.unwrap();
+    window.create().await;
+}

@@ -56,7 +56,7 @@ impl Window {
         window
     }
 
-    async fn initialize(&mut self, name: &str) {
+    pub async fn initialize(&mut self, name: &str) {
         let capabilities = json!({ "session": { "notices": {} } });
         let client = json!({ "name": name, "version": "1" });
         let asked = json!({ "protocolVersion": 1, "clientCapabilities": capabilities, "clientInfo": client });

@@ -1,9 +1,19 @@
 //! Several windows that show one conversation.
 
-use omni_agent::{manager::Manager, store::MemoryStore};
+use omni_agent::{
+    agent::Event,
+    manager::Manager,
+    session::{Mode, SessionEvent},
+    store::MemoryStore,
+    subscription::Update,
+};
 use serde_json::json;
 
-use super::{host::registry, window::Window};
+use super::{
+    host::{registry, served},
+    window::Window,
+};
+use crate::support::soon;
 
 fn manager() -> Manager {
     Manager::builder(MemoryStore::new()).registry(registry()).build()
@@ -156,4 +166,70 @@ async fn form_with_required_fields_can_only_be_rejected() {
     one.decide(&question, "reject").await;
     assert_eq!(one.answer(prompt).await.unwrap()["stopReason"], "end_turn");
     assert_eq!(one.texts("agent_message_chunk"), "Declined(\"The user did not allow it.\")");
+}
+
+#[tokio::test]
+async fn model_chosen_during_a_run_applies_from_the_next_prompt_on() {
+    for is_staged in [false, true] {
+        let (mut one, mut two, session) = two().await;
+        let running = one.prompt(&session, "Delete").await;
+        let question = one.question().await;
+        let chosen = json!({ "sessionId": session, "configId": "model", "value": "big:scripted" });
+        let options = one.request("session/set_config_option", chosen).await.unwrap();
+        assert_eq!(options["configOptions"][0]["currentValue"], "big:scripted");
+        let next = if is_staged { Some(one.prompt(&session, "Which model?").await) } else { None };
+        if is_staged {
+            // The prompt waits as soon as a later request of the same window is answered.
+            one.request("session/list", json!({})).await.unwrap();
+        }
+        one.decide(&question, "allow").await;
+        one.answer(running).await.unwrap();
+        let next = match next {
+            Some(next) => next,
+            None => one.prompt(&session, "Which model?").await,
+        };
+        one.answer(next).await.unwrap();
+        assert_eq!(one.texts("agent_message_chunk"), "Deleted.big", "{is_staged}");
+        // Other windows see the model, and use it too.
+        assert_eq!(one.say(&session, "Which model?").await, "big");
+        assert_eq!(
+            two.update("config_option_update").await["configOptions"][0]["currentValue"],
+            "big:scripted"
+        );
+    }
+}
+
+#[tokio::test]
+async fn late_answer_about_an_earlier_turn_does_not_reach_the_turn_in_flight() {
+    let allow = json!({ "outcome": "selected", "optionId": "allow" });
+    for outcome in [allow, json!({ "outcome": "cancelled" })] {
+        let manager = manager();
+        // The agent's output soon waits, because the window does not read.
+        let mut window = Window::connected(served(manager.clone()), 512);
+        window.initialize("window").await;
+        let session = window.create().await;
+        window.prompt(&session, "Delete").await;
+        let question = window.question().await;
+        for _ in 0..60 {
+            window.ask("unknown/method", json!({})).await;
+        }
+        // The relay can't pass on that this turn ends and that another one waits for a decision with the same id.
+        let session = manager.get(&session.parse().unwrap()).unwrap();
+        let mut events = session.subscribe(Mode::Observer).await.unwrap();
+        session.interrupt().await.unwrap();
+        session.prompt("Delete").await.unwrap();
+        loop {
+            let Some(Update::Event(event)) = soon(events.next()).await else { panic!("the session is open") };
+            if matches!(&*event.event, SessionEvent::Agent(event) if matches!(**event, Event::Pause(_))) {
+                break;
+            }
+        }
+        let answer = json!({ "jsonrpc": "2.0", "id": question["id"], "result": { "outcome": outcome } });
+        window.send(answer).await;
+        let next = window.question().await;
+        window.decide(&next, "reject").await;
+        soon(session.wait_until_idle()).await.unwrap();
+        let tree = session.tree().await.unwrap();
+        assert_eq!(tree.history().iter().last().unwrap().text(), "Kept.", "{outcome}");
+    }
 }

@@ -1,4 +1,5 @@
 use std::{
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -358,7 +359,11 @@ impl Stream for RetryStream {
             None => this.poll_answer(cx),
             Some(trace) => {
                 let chat = trace.span().clone();
-                chat.in_scope(|| this.poll_answer(cx))
+                let polled = catch_unwind(AssertUnwindSafe(|| chat.in_scope(|| this.poll_answer(cx))));
+                polled.unwrap_or_else(|panic| {
+                    this.trace.take().expect("the request is traced").panicked();
+                    resume_unwind(panic)
+                })
             }
         };
         if let Poll::Ready(Some(Ok(Delta::Message(data)))) = &mut item {

@@ -10,6 +10,9 @@ use crate::{
     telemetry::{self, CapturedContent, RequestFacts, RequestTrace, Tokens},
 };
 
+/// The type and the description of the failure if a provider panics.
+pub(crate) const PROVIDER_PANICKED: (&str, &str) = ("provider_panicked", "the provider panicked");
+
 /// The trace of one request, with the response so far if it is captured.
 pub(super) struct StreamTrace {
     trace: Box<RequestTrace>,
@@ -68,6 +71,12 @@ impl StreamTrace {
                 self.trace.end(failure.as_ref().map(|(kind, words)| (&**kind, &**words)));
             }
         }
+    }
+
+    /// Records that the provider panicked.
+    pub(super) fn panicked(mut self) {
+        self.capture_output();
+        self.trace.end(Some(PROVIDER_PANICKED));
     }
 
     fn delta(&mut self, delta: &Delta) {

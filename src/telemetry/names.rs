@@ -1,7 +1,7 @@
 //! The names of attributes, metrics and values.
 //!
 //! Sources: the repository `open-telemetry/semantic-conventions` at v1.41.0 (`docs/gen-ai`), and the repository
-//! `open-telemetry/semantic-conventions-genai` for the latest names.
+//! `open-telemetry/semantic-conventions-genai` at v0.1.0 for the latest names.
 
 use super::Convention;
 

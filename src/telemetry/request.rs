@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use tracing::{Level, Span, field::Empty};
 
 use super::{
-    CapturedContent, RequestMetrics, TARGET, Tokens, captures, count, fail, list, names,
+    CapturedContent, RequestMetrics, TARGET, Tokens, captures, count, end_now, fail, list, names,
     recorder::record,
     run::output_type,
     settings::{is_on, recorder, settings},
@@ -233,6 +233,7 @@ impl RequestTrace {
                 error_type,
             });
         });
+        end_now(&self.span);
     }
 }
 

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use tracing::{Level, Span, field::Empty};
 
 use super::{
-    Caller, RunMetrics, TARGET, Tokens, count, fail, list, names,
+    Caller, RunMetrics, TARGET, Tokens, count, end_now, fail, list, names,
     recorder::record,
     settings::{is_on, settings},
 };
@@ -199,6 +199,7 @@ impl RunTrace {
                 error_type,
             });
         });
+        end_now(&self.span);
     }
 }
 

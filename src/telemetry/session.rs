@@ -4,7 +4,7 @@
 
 use tracing::{Id, Level, Span};
 
-use super::{Caller, TARGET, names};
+use super::{Caller, TARGET, end_now, names};
 
 /// The spans of a session's writes.
 #[derive(Default)]
@@ -56,6 +56,13 @@ impl SaveTraces {
     /// Returns whether no span is open.
     pub(crate) fn is_empty(&self) -> bool {
         self.next.is_none() && self.current.is_none()
+    }
+}
+
+impl Drop for SaveTraces {
+    /// Ends the span of a write that is given up while it waits for its repetition.
+    fn drop(&mut self) {
+        self.current.iter().for_each(end_now);
     }
 }
 

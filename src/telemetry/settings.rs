@@ -23,7 +23,7 @@ pub enum Convention {
     /// Version 1.41, the last version that was published with the general conventions.
     #[default]
     V1_41,
-    /// The latest names, which have no release yet and may still change.
+    /// Version 0.1.0 of the separate conventions for generative AI, their first release. The names may still change.
     Latest,
 }
 

@@ -3,7 +3,9 @@
 use tokio::time::Instant;
 use tracing::{Level, Span, field::Empty};
 
-use super::{CapturedContent, TARGET, ToolMetrics, captures, fail, names, recorder::record, settings::is_on};
+use super::{
+    CapturedContent, TARGET, ToolMetrics, captures, end_now, fail, names, recorder::record, settings::is_on,
+};
 
 /// The trace of a tool call. If it is dropped before [`end`](Self::end), the call counts as cancelled.
 pub(crate) struct ToolTrace {
@@ -85,6 +87,7 @@ impl ToolTrace {
         record(|recorder| {
             recorder.tool(&ToolMetrics { name: &self.name, duration: self.started.elapsed(), error_type });
         });
+        end_now(&self.span);
     }
 }
 

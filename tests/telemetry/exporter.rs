@@ -1,5 +1,7 @@
 //! The spans that the SDK of OpenTelemetry exports.
 
+use std::time::SystemTime;
+
 use opentelemetry::{
     Value,
     trace::{SpanKind, Status, TracerProvider},
@@ -34,6 +36,13 @@ impl Exporter {
         let mut spans = self.0.get_finished_spans().unwrap();
         spans.sort_by_key(|span| span.start_time);
         spans.iter().map(node).collect()
+    }
+
+    /// Returns the names and the ends of the spans that have ended since the last call.
+    pub fn ends(&self) -> Vec<(String, SystemTime)> {
+        let ends = self.0.get_finished_spans().unwrap();
+        self.0.reset();
+        ends.into_iter().map(|span| (span.name.to_string(), span.end_time)).collect()
     }
 }
 

@@ -1,6 +1,6 @@
 //! Failed and cancelled operations.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use futures_util::StreamExt;
 use omni_agent::{
@@ -19,6 +19,7 @@ use tracing::Instrument;
 use super::{
     alone::{alone, paused},
     collector::Collector,
+    exporter::Exporter,
     tree::Node,
 };
 
@@ -80,6 +81,72 @@ fn run_whose_callback_panics_closes_its_span_with_an_error() {
             errors(&spans)[0],
             ("invoke_agent", Some("callback"), Some("callback handle_turn failed"))
         );
+    });
+}
+
+#[test]
+fn request_whose_provider_panics_shows_it() {
+    const TEST: &str = "failures::request_whose_provider_panics_shows_it";
+    alone(TEST, &[], || {
+        let collector = Collector::install();
+        paused(async {
+            for step in [Step::new().panic("boom"), Step::new().then_text(["Half"]).panic("boom")] {
+                let agent = Agent::builder().model(ScriptedProvider::new([step]).model());
+                agent.start().await.unwrap().ask("Hello.").await.unwrap_err();
+            }
+        });
+        let spans = collector.spans();
+        let failed: Vec<_> = errors(&spans).into_iter().filter(|(name, ..)| *name != "attempt").collect();
+        let (kind, words) = (Some("provider_panicked"), Some("the provider panicked"));
+        let expected = [("invoke_agent", kind, words), ("chat scripted", kind, words)];
+        assert_eq!(failed, [expected, expected].concat());
+        assert_eq!(collector.open(), [""; 0]);
+    });
+}
+
+#[test]
+fn spans_of_a_run_that_is_cancelled_or_interrupted_end_with_it() {
+    const TEST: &str = "failures::spans_of_a_run_that_is_cancelled_or_interrupted_end_with_it";
+    alone(TEST, &[], || {
+        let exporter = Exporter::install();
+        paused(async {
+            for (is_cancelled, is_in_tool) in [(true, false), (true, true), (false, false), (false, true)] {
+                let gate = Gate::new();
+                let step = if is_in_tool {
+                    Step::tool_use("call-1", "wait", json!({}))
+                } else {
+                    Step::new().then_text(["Half"]).gate(&gate)
+                };
+                let waits = gate.clone();
+                let wait = tool_fn("wait", "Waits.", move |_: Value, _| {
+                    let gate = waits.clone();
+                    async move {
+                        gate.pass().await;
+                        Ok::<_, ToolError>("")
+                    }
+                });
+                let model = ScriptedProvider::new([step]).model();
+                let agent = Agent::builder().model(model).tool(wait).start().await.unwrap();
+                agent.prompt("Hello.").await.unwrap();
+                gate.reached().await;
+                let before = SystemTime::now();
+                if is_cancelled {
+                    agent.cancel().await.unwrap();
+                } else {
+                    agent.interrupt().await.unwrap();
+                }
+                agent.wait_until_idle().await.unwrap();
+                let ends = exporter.ends();
+                let late: Vec<_> =
+                    ends.iter().filter(|(_, end)| *end >= before).map(|(name, _)| &**name).collect();
+                let expected: &[&str] = if is_in_tool {
+                    &["execute_tool wait", "invoke_agent"]
+                } else {
+                    &["attempt", "chat scripted", "invoke_agent"]
+                };
+                assert_eq!(late, expected, "cancelled: {is_cancelled}");
+            }
+        });
     });
 }
 

@@ -7,7 +7,7 @@ use tracing::Span;
 use super::{Task, work::Work};
 use crate::{
     agent::{Event, Failure, Response, Status, TurnOutcome, UnstageReason},
-    provider::{error_type, tokens},
+    provider::{PROVIDER_PANICKED, error_type, tokens},
     telemetry::{self, Caller, RunFacts, RunTrace},
     tool::Decision,
 };
@@ -117,7 +117,7 @@ fn name_of(decision: &Decision) -> &'static str {
 fn kind(failure: &Failure) -> String {
     match failure {
         Failure::Provider { error } => error_type(error.kind),
-        Failure::ProviderPanicked { .. } => "provider_panicked".to_owned(),
+        Failure::ProviderPanicked { .. } => PROVIDER_PANICKED.0.to_owned(),
         Failure::TimeLimit { .. } => "time_limit".to_owned(),
         Failure::Output { .. } => "output".to_owned(),
         Failure::OnHold { .. } => "on_hold".to_owned(),

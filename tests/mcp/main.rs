@@ -7,6 +7,8 @@
 #[cfg(all(feature = "mcp-auth", feature = "mcp-server", feature = "web"))]
 mod auth;
 mod calls;
+#[cfg(all(feature = "mcp-auth", feature = "mcp-server", feature = "web"))]
+mod conformance;
 #[cfg(feature = "web")]
 mod credentials;
 mod durable;

@@ -52,6 +52,9 @@ pub(crate) fn packages(lists: &str, folder: &str) -> Option<PathBuf> {
 fn install(lists: &str, folder: &str) -> Result<PathBuf, String> {
     let fail = |error: io::Error| error.to_string();
     let source = Path::new(lists).join(folder);
+    if env::var("OMNI_NEWEST").is_ok_and(|newest| newest.split(' ').any(|newest| newest == folder)) {
+        return install_newest(&source, folder);
+    }
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("js").join(folder);
     let (lock, marker) = (source.join("package-lock.json"), target.join("installed.json"));
     let lock = fs::read(&lock).map_err(fail)?;
@@ -71,5 +74,37 @@ fn install(lists: &str, folder: &str) -> Result<PathBuf, String> {
         return Err(format!("npm failed: {}", String::from_utf8_lossy(&output.stderr)));
     }
     fs::write(&marker, lock).map_err(fail)?;
+    Ok(target)
+}
+
+/// Installs the newest versions of the packages, and prints them. A package with another name keeps its major version.
+#[allow(clippy::print_stderr, reason = "the versions are of interest by themselves")]
+fn install_newest(source: &Path, folder: &str) -> Result<PathBuf, String> {
+    let fail = |error: io::Error| error.to_string();
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("js/newest").join(folder);
+    let list = fs::read_to_string(source.join("package.json")).map_err(fail)?;
+    let mut list: serde_json::Value = serde_json::from_str(&list).map_err(|error| error.to_string())?;
+    for version in list["dependencies"].as_object_mut().into_iter().flat_map(|all| all.values_mut()) {
+        let newest = match version.as_str().and_then(|version| version.strip_prefix("npm:")?.rsplit_once('@'))
+        {
+            Some((name, version)) => format!("npm:{name}@{}", version.split('.').next().unwrap_or_default()),
+            None => "latest".to_owned(),
+        };
+        *version = newest.into();
+    }
+    let _ = fs::remove_dir_all(&target);
+    fs::create_dir_all(&target).map_err(fail)?;
+    fs::write(target.join("package.json"), list.to_string()).map_err(fail)?;
+    fs::copy(Path::new(SHARED).join(".npmrc"), target.join(".npmrc")).map_err(fail)?;
+    for command in ["install --silent", "ls --depth=0"] {
+        let mut npm = Command::new("npm");
+        npm.args(command.split(' ')).current_dir(&target).stdin(Stdio::null());
+        let output = npm.output().map_err(|error| format!("npm can't be run: {error}"))?;
+        let report = String::from_utf8_lossy(&output.stdout);
+        if !output.status.success() {
+            return Err(format!("npm failed: {report}{}", String::from_utf8_lossy(&output.stderr)));
+        }
+        eprintln!("{report}");
+    }
     Ok(target)
 }

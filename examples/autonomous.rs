@@ -144,7 +144,10 @@ async fn work(model: &Model, options: &Options, goal: &str) -> Result<(), Box<dy
             Event::Message { message, step, .. }
                 if message.role == Role::User && !message.text().is_empty() =>
             {
-                printer.note(&format!("[request {step}] {}", message.text()));
+                match step {
+                    1 => printer.line(&format!("> {}", message.text())),
+                    _ => printer.note(&format!("[the run continues with: {}]", message.text())),
+                }
             }
             Event::Turn(TurnOutcome::Stop { response, .. }) => {
                 printer.line(&outcome(response));

@@ -17,7 +17,7 @@ use std::{env, error::Error, fs, path::Path, process::ExitCode};
 
 use omni_agent::{
     error_chain,
-    provider::{Catalogue, Modality, ModelInfo, Price, Registry},
+    provider::{Catalogue, ModelInfo, Price, Registry},
 };
 
 const HELP: &str = "The models that the crate knows, with windows, limits, modalities and prices.
@@ -27,9 +27,8 @@ usage: models [WORD ...] [FILE.json ...]
   WORD       only the models whose name contains it
   FILE.json  also the models of a file from https://models.dev/api.json
 
-Windows and longest answers are in thousands of tokens. The letters of what a model takes are
-t text, i image, a audio, v video and p PDF. Prices are dollars per million tokens, in/out; a + marks
-higher prices for long requests.";
+Windows and longest answers are in thousands of tokens. A question mark stands for an unknown value.
+Prices are dollars per million tokens, in/out; a + marks higher prices for long requests.";
 
 fn main() -> ExitCode {
     pipe::quiet_on_broken_pipe();
@@ -69,7 +68,7 @@ fn models() -> Result<(), Box<dyn Error>> {
     if known.is_empty() {
         return Err(format!("no known model has {} in its name", filters.join(" and ")).into());
     }
-    println!("{:<40} {:>6} {:>6} {:<5} {:<5} $ in/out", "model", "window", "answer", "takes", "think");
+    println!("{:<40} {:>6} {:>6} {:<26} {:<5} $ in/out", "model", "window", "answer", "takes", "think");
     for model in known {
         if let Some(info) = model.info() {
             println!("{:<40} {}", shortened(model.name(), 40), row(info));
@@ -92,9 +91,10 @@ fn shortened(text: &str, limit: usize) -> String {
 
 fn row(info: &ModelInfo) -> String {
     let tokens = |count: Option<u64>| count.map_or("?".to_owned(), |count| format!("{}k", count / 1000));
-    let first = |modality: Modality| modality.to_string().chars().next();
-    let takes =
-        info.input.as_ref().map_or("?".to_owned(), |input| input.iter().copied().filter_map(first).collect());
+    let takes = info
+        .input
+        .as_ref()
+        .map_or("?".to_owned(), |input| input.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "));
     let thinks = match info.thinking {
         Some(true) => "yes",
         Some(false) => "no",
@@ -102,7 +102,7 @@ fn row(info: &ModelInfo) -> String {
     };
     let price = info.price.as_ref().map_or("?".to_owned(), price);
     format!(
-        "{:>6} {:>6} {takes:<5} {thinks:<5} {price}",
+        "{:>6} {:>6} {takes:<26} {thinks:<5} {price}",
         tokens(info.context_window),
         tokens(info.output_limit)
     )

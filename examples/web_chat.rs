@@ -83,7 +83,9 @@ async fn serve() -> Result<(), Box<dyn Error>> {
         None if is_check => 0,
         None => 8484,
     };
-    let listener = TcpListener::bind(("127.0.0.1", port)).await?;
+    let listener = TcpListener::bind(("127.0.0.1", port)).await.map_err(|error| {
+        format!("the port {port} of this machine can't be used: {error}; choose another one with --port")
+    })?;
     let address = listener.local_addr()?;
 
     let (model, options) = (picked.model.clone(), picked.options.clone());

@@ -25,7 +25,7 @@ impl Activity {
             Some("status") => match item["name"].as_str() {
                 // Items with these names are long and describe no activity.
                 Some("commands" | "options") | None => return Vec::new(),
-                Some(name) => vec![format!("[{}: {}]", words(name), words(&item["data"].to_string()))],
+                Some(name) => vec![format!("[{}: {}]", words(name), words(&plain(&item["data"])))],
             },
             _ => return Vec::new(),
         };
@@ -80,6 +80,19 @@ fn plan(entries: &Value) -> Vec<String> {
         format!("[{mark}] {}", words(entry["content"].as_str().unwrap_or_default()))
     };
     entries.map(line).collect()
+}
+
+/// Returns a value in words, without the syntax of JSON.
+fn plain(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Array(items) => items.iter().map(plain).collect::<Vec<_>>().join(", "),
+        Value::Object(members) => {
+            let member = |(name, value): (&String, &Value)| format!("{name} {}", plain(value));
+            members.iter().map(member).collect::<Vec<_>>().join(", ")
+        }
+        other => other.to_string(),
+    }
 }
 
 /// Returns the beginning of the text on one line, without control characters.

@@ -85,10 +85,11 @@ fn install_newest(source: &Path, folder: &str) -> Result<PathBuf, String> {
     let list = fs::read_to_string(source.join("package.json")).map_err(fail)?;
     let mut list: serde_json::Value = serde_json::from_str(&list).map_err(|error| error.to_string())?;
     for version in list["dependencies"].as_object_mut().into_iter().flat_map(|all| all.values_mut()) {
-        let newest = match version.as_str().and_then(|version| version.strip_prefix("npm:")?.rsplit_once('@'))
-        {
+        let locked = version.as_str().unwrap_or_default();
+        let newest = match locked.strip_prefix("npm:").and_then(|package| package.rsplit_once('@')) {
             Some((name, version)) => format!("npm:{name}@{}", version.split('.').next().unwrap_or_default()),
-            None => "latest".to_owned(),
+            // The tag `latest` of a package may name a version that is older than the locked one.
+            None => format!(">={locked}"),
         };
         *version = newest.into();
     }

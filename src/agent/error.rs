@@ -6,7 +6,7 @@ use super::{PromptId, PromptState, Response, Status};
 use crate::{
     error::source_after,
     message::{HistoryError, ToolUse, ToolUseId},
-    provider::{ErrorKind, ProviderError, RegistryError},
+    provider::{ErrorKind, PROVIDER_PANICKED, ProviderError, RegistryError},
     subscription::EndReason,
     tool::{SchemaError, ToolSetError},
 };
@@ -414,7 +414,7 @@ impl Failure {
     pub(super) fn summary(&self) -> String {
         match self {
             Self::Provider { error } => error.kind.to_string(),
-            Self::ProviderPanicked { .. } => crate::telemetry::PROVIDER_PANICKED.1.to_owned(),
+            Self::ProviderPanicked { .. } => PROVIDER_PANICKED.1.to_owned(),
             Self::TimeLimit { .. } | Self::Interrupted | Self::Uncertain => self.to_string(),
             Self::Output { .. } => "the response does not have the requested shape".to_owned(),
             Self::OnHold { .. } => "the prompt that handle_event returned was refused".to_owned(),

@@ -16,7 +16,7 @@ const WITHOUT_SPAN: &[(&str, &str, &str)] = &[
     ("agent/task/work.rs", "tasks.set.spawn(running)", "no run has a span, because nobody listens"),
     (
         "manager/recovery.rs",
-        "tokio::spawn(async move { let mut after",
+        "tokio::spawn(async move { let (mut attempts, mut after)",
         "a sweep lives as long as the manager",
     ),
     ("mcp/connection.rs", "tokio::spawn(async move { over", "a subscription lives as long as its connection"),

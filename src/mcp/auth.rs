@@ -326,8 +326,8 @@ impl McpLoginBuilder {
     }
 
     /// Uses the header `WWW-Authenticate` of a request that the server refused, which
-    /// [`McpError::Unauthorized`] contains. It names the authorization server and the permissions. Without it, `begin`
-    /// asks the server with a request of its own, which not every server answers with this header.
+    /// [`McpError::Unauthorized`] contains. The header names the authorization server and the permissions. Without the
+    /// header, `begin` sends a request to the server, but not every server answers this request with the header.
     pub fn challenge(mut self, challenge: impl Into<String>) -> Self {
         self.request = self.request.with_challenge(challenge);
         self

@@ -223,9 +223,8 @@ impl AcpAgent {
         })
     }
 
-    /// Sets the models among which the editor's user can choose, by their names in the manager's registry. A model that
-    /// is chosen during a run applies from the next prompt on. By default,
-    /// no choice is offered. A repeated name is ignored.
+    /// Sets the models among which the editor's user can choose, by their names in the manager's registry. A repeated name
+    /// is ignored. A model that is chosen during a run applies from the next prompt on. By default, no choice is offered.
     pub fn models(mut self, models: impl IntoIterator<Item = impl Into<String>>) -> Self {
         let mut seen = BTreeSet::new();
         self.0.models =

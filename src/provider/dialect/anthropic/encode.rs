@@ -26,7 +26,7 @@ use crate::provider::{
 const MIN_BUDGET: u32 = 1024;
 
 /// The time before its expiry from which a container is not used any more.
-const CONTAINER_MARGIN: Duration = Duration::from_secs(60);
+const CONTAINER_MARGIN: Duration = Duration::from_mins(1);
 
 /// The wire format's words for efforts.
 const WORDS: EffortWords = EffortWords { max: "max", ..EffortWords::COMMON };
@@ -147,16 +147,15 @@ impl Encoder<'_> {
         if self.traits.thinking != Thinking::Adaptive || own.is_some_and(|own| own.get("display").is_some()) {
             return;
         }
-        let on = match self.thinking_type() {
-            Some(kind) => kind == "adaptive",
+        let on = if let Some(kind) = self.thinking_type() {
+            kind == "adaptive"
+        } else {
             // These models think if a request has no setting. A setting that turns thinking on would conflict with a
             // forced tool use.
-            None => {
-                let choice = self.options.tool_choice();
-                self.options.thinking().is_none()
-                    && (self.traits.bound_thinking || self.traits.off == ThinkingOff::Never)
-                    && !matches!(choice, Some(ToolChoice::Required | ToolChoice::Tool(_)))
-            }
+            let choice = self.options.tool_choice();
+            self.options.thinking().is_none()
+                && (self.traits.bound_thinking || self.traits.off == ThinkingOff::Never)
+                && !matches!(choice, Some(ToolChoice::Required | ToolChoice::Tool(_)))
         };
         if on {
             let thinking = self.body.entry("thinking").or_insert_with(|| json!({"type": "adaptive"}));

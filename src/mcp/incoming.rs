@@ -37,6 +37,10 @@ pub(crate) fn messages<M: DeserializeOwned>(
 /// too deeply, or an error in place of an answer, or a request that is refused in place of a request. Returns `None` if
 /// the message is readable, or if its id is not.
 pub(super) fn readable<M: DeserializeOwned>(text: &[u8]) -> Option<Vec<u8>> {
+    // Other lines are logs that a program writes to the wrong place.
+    if !text.starts_with(b"{") {
+        return None;
+    }
     let Err(error) = serde_json::from_slice::<M>(text) else { return None };
     let shallow = pruned(text, DEEPEST);
     if shallow != text && serde_json::from_slice::<M>(&shallow).is_ok() {
@@ -46,9 +50,7 @@ pub(super) fn readable<M: DeserializeOwned>(text: &[u8]) -> Option<Vec<u8>> {
     let envelope: Value = serde_json::from_slice(&pruned(text, 1)).unwrap_or_default();
     let id = Some(&envelope["id"]).filter(|id| id.is_number() || id.is_string());
     let Some(id) = id else {
-        tracing::warn!(
-            "a line of the other side is ignored: it is not a message of the Model Context Protocol"
-        );
+        tracing::warn!("a message of the Model Context Protocol is ignored: it can't be read");
         return None;
     };
     let reason = format!("a message that can't be read: {error}");

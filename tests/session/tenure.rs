@@ -32,8 +32,10 @@ fn ben() -> Owner {
     Owner::new("ben")
 }
 
-async fn within<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(secs(60), future).await.expect("nothing came")
+fn within<T>(future: impl Future<Output = T>) -> impl Future<Output = T> {
+    // Opening a session is a large future.
+    let future = Box::pin(future);
+    async move { tokio::time::timeout(secs(60), future).await.expect("nothing came") }
 }
 
 async fn created(store: &LeasingStore, name: &str, owner: Owner) -> Session {

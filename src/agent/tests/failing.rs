@@ -4,7 +4,7 @@ use std::{future::pending, sync::Arc, time::Duration};
 
 use crate::{
     agent::{Agent, AgentError, ErrorDecision, Event, Failure, Next, Prompt, RunEnd, RunOutcome},
-    message::{Attachment, Content, History, RequestEnd, ResultBlock, UsageRow},
+    message::{Attachment, Content, History, RequestEnd, ResultBlock, ToolResult, UsageRow},
     provider::{ErrorKind, ProviderError, Registry, Request, StopReason},
     testing::{Gate, ScriptedProvider, Step},
     tool::{ToolLimits, ToolOutput, tool_fn},
@@ -279,7 +279,7 @@ fn is_big(request: &Request) -> bool {
 /// The results in the history, as texts.
 async fn kept_results(agent: &Agent) -> Vec<String> {
     let history = agent.state().await.unwrap().history().clone();
-    history.iter().flat_map(|message| message.tool_results()).map(|result| result.text()).collect()
+    history.iter().flat_map(|message| message.tool_results()).map(ToolResult::text).collect()
 }
 
 #[tokio::test(start_paused = true)]
@@ -287,7 +287,8 @@ async fn refused_results_are_cleared_so_the_next_prompt_is_answered() {
     let picture = || ResultBlock::from(Attachment::base64("image/png", "A".repeat(4000)));
     let file = || ResultBlock::from(Attachment::base64("application/x-cad", "A".repeat(40)));
     let note = |removed| format!("Short[Removed after an error of the model service: {removed}]");
-    let cases: [(ErrorKind, fn() -> ResultBlock, String); 3] = [
+    type Block = fn() -> ResultBlock;
+    let cases: [(ErrorKind, Block, String); 3] = [
         (ErrorKind::InvalidRequest, picture, note("image/png, 3 KB")),
         (ErrorKind::Unsupported, file, note("application/x-cad, 1 KB")),
         (ErrorKind::ContextTooLong, || "x".repeat(12_345).into(), note("12,345 characters")),

@@ -150,8 +150,10 @@ fn texts(stored: &Stored) -> Vec<String> {
     stored.nodes.iter().map(|node| node.message().text()).collect()
 }
 
-async fn in_time<T>(work: impl Future<Output = T>) -> T {
-    tokio::time::timeout(SOON, work).await.expect("the operation ends")
+fn in_time<T>(work: impl Future<Output = T>) -> impl Future<Output = T> {
+    // Opening a session is a large future.
+    let work = Box::pin(work);
+    async move { tokio::time::timeout(SOON, work).await.expect("the operation ends") }
 }
 
 /// Reads the conversation in every way, and copies it.

@@ -196,9 +196,9 @@ async fn change_formats(live: &Live) {
         }
         let mut results = response.messages.iter().flat_map(|message| message.tool_results());
         // The small model does not always finish its tool use within the output limit. Then no tool is run.
-        let is_answered = |result: &ToolResult| match result.is_error {
-            true => result.text().contains("the output limit cut the response"),
-            false => result.text().contains("degrees"),
+        let is_answered = |result: &ToolResult| {
+            let expected = if result.is_error { "the output limit cut the response" } else { "degrees" };
+            result.text().contains(expected)
         };
         assert!(results.any(is_answered), "{format:?}");
         let history = agent.state().await.unwrap().history().clone();

@@ -291,7 +291,7 @@ async fn quota_with_a_retry_after_header_is_a_rate_limit() {
     ] {
         let server = Server::start([Reply::json(429, &body(code)).header("retry-after", "7")]).await;
         let chat = omni_agent::provider::dialect::ChatCompletions::default();
-        let endpoint = Endpoint::custom("cerebras", &server.url(), chat).with_key("k");
+        let endpoint = Endpoint::custom("cerebras", server.url(), chat).with_key("k");
         let error = ask(&endpoint).await.error();
         assert_eq!(
             (error.kind, error.retryable, error.retry_after),

@@ -46,7 +46,8 @@ fn texts(result: &ToolResult) -> Vec<&str> {
 
 #[test]
 fn run_text_beyond_the_limit_keeps_its_beginning_and_end_around_a_notice() {
-    let text: String = (0..1_000).map(|number| format!("{number:04}\n")).collect();
+    let lines: Vec<_> = (0..1_000).map(|number| format!("{number:04}\n")).collect();
+    let text = lines.concat();
     let result = run(vec![text.as_str().into()], 400);
     assert!(!result.is_error);
     let [start, notice, end] = texts(&result)[..] else { panic!("{:?}", result.content) };

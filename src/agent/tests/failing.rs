@@ -282,12 +282,14 @@ async fn kept_results(agent: &Agent) -> Vec<String> {
     history.iter().flat_map(|message| message.tool_results()).map(ToolResult::text).collect()
 }
 
+/// Makes a block of a result.
+type Block = fn() -> ResultBlock;
+
 #[tokio::test(start_paused = true)]
 async fn refused_results_are_cleared_so_the_next_prompt_is_answered() {
     let picture = || ResultBlock::from(Attachment::base64("image/png", "A".repeat(4000)));
     let file = || ResultBlock::from(Attachment::base64("application/x-cad", "A".repeat(40)));
     let note = |removed| format!("Short[Removed after an error of the model service: {removed}]");
-    type Block = fn() -> ResultBlock;
     let cases: [(ErrorKind, Block, String); 3] = [
         (ErrorKind::InvalidRequest, picture, note("image/png, 3 KB")),
         (ErrorKind::Unsupported, file, note("application/x-cad, 1 KB")),

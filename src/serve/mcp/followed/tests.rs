@@ -1,5 +1,7 @@
 //! Prompts of failed runs: the events and a later snapshot report the same end.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
 use std::sync::Arc;
 
 use serde_json::{Value, json};

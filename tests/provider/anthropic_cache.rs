@@ -10,7 +10,6 @@ use omni_agent::{
     provider::{
         CacheHint, Options, Request,
         dialect::{AnthropicMessages, Dialect},
-        http::Endpoint,
     },
     testing::{ScriptedProvider, Step},
     tool::{Tool, tool_fn},
@@ -135,12 +134,13 @@ async fn encode_with_breakpoints_in_the_conversation_keeps_to_the_limit_of_the_s
     assert_eq!(marks(cached().with_extra(extra), remind).await[0], ["Hi", "Remember."]);
 }
 
+#[cfg(feature = "http")]
 #[tokio::test(start_paused = true)]
 async fn encode_for_openrouter_with_a_reminder_marks_the_end_of_the_conversation_too() {
     let texts = |request: &Request| -> Vec<String> {
         let mut request = request.clone();
         request.model = "anthropic/claude-sonnet-4.5".into();
-        let body = Endpoint::openrouter().preview(&request).unwrap().1.body;
+        let body = omni_agent::provider::http::Endpoint::openrouter().preview(&request).unwrap().1.body;
         let messages = body["messages"].as_array().unwrap();
         let parts = messages.iter().filter_map(|message| message["content"].as_array()).flatten();
         let marked = parts.filter(|part| part.get("cache_control").is_some());

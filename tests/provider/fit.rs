@@ -12,6 +12,7 @@ use omni_agent::{
 };
 use serde_json::json;
 
+#[cfg(feature = "http")]
 use crate::wires::Wire;
 
 fn model(info: ModelInfo) -> (ScriptedProvider, Model) {
@@ -85,6 +86,7 @@ async fn image_that_a_model_made_is_only_mentioned_to_a_model_without_image_inpu
     assert_eq!(sent.get(1).unwrap().text(), "Here.[image/png of this answer, omitted]");
 }
 
+#[cfg(feature = "http")]
 #[test]
 fn image_that_a_model_made_is_sent_or_mentioned_in_every_format() {
     for wire in Wire::ALL {

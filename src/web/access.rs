@@ -159,6 +159,7 @@ impl Principal {
         Filter::with(self.labels.clone())
     }
 
+    #[cfg(feature = "mcp-server")]
     pub(crate) fn shared_name(&self) -> Arc<str> {
         Arc::clone(&self.name)
     }

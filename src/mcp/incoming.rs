@@ -37,7 +37,7 @@ pub(crate) fn messages<M: DeserializeOwned>(
 /// too deeply, or an error in place of an answer, or a request that is refused in place of a request. Returns `None` if
 /// the message is readable, or if its id is not.
 pub(super) fn readable<M: DeserializeOwned>(text: &[u8]) -> Option<Vec<u8>> {
-    // Other lines are logs that a program writes to the wrong place.
+    let text = text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text).trim_ascii_start();
     if !text.starts_with(b"{") {
         return None;
     }
@@ -48,6 +48,10 @@ pub(super) fn readable<M: DeserializeOwned>(text: &[u8]) -> Option<Vec<u8>> {
     }
     // The fault is usually in a nested value.
     let envelope: Value = serde_json::from_slice(&pruned(text, 1)).unwrap_or_default();
+    // Other lines are logs that a program writes to the wrong place.
+    if envelope["jsonrpc"] != "2.0" {
+        return None;
+    }
     let id = Some(&envelope["id"]).filter(|id| id.is_number() || id.is_string());
     let Some(id) = id else {
         tracing::warn!("a message of the Model Context Protocol is ignored: it can't be read");
@@ -115,6 +119,7 @@ mod tests {
             r#"{"jsonrpc":"2.0","id":7,"result":{"a":NaN}}"#,
             r#"{"jsonrpc":"2.0","result":{"a":"\x"},"id":7}"#,
             r#"{"jsonrpc":"2.0","id":7,"error":{"code":"x"}}"#,
+            "\u{feff} {\"jsonrpc\":\"2.0\",\"id\":7,\"result\":{\"a\":NaN}}",
         ] {
             let error = readable::<ServerJsonRpcMessage>(text.as_bytes()).unwrap();
             let error: Value = serde_json::from_slice(&error).unwrap();
@@ -124,7 +129,9 @@ mod tests {
         let request = br#"{"jsonrpc":"2.0","id":"a","method":"tools/call","params":{"a":NaN}}"#;
         let refused = readable::<ClientJsonRpcMessage>(request).unwrap();
         assert!(serde_json::from_slice::<ClientJsonRpcMessage>(&refused).is_ok());
-        for text in ["hello", "{", "[]", "", r#"{"jsonrpc":"2.0","id":7,"result":{}}"#] {
+        let logs = [r#"{"level":"info","id":7,"msg":"row"}"#, r#"{"id":1,"method":"GET"}"#];
+        let others = ["hello", "{", "[]", "", r#"{"jsonrpc":"2.0","id":7,"result":{}}"#];
+        for text in logs.into_iter().chain(others) {
             assert_eq!(readable::<ServerJsonRpcMessage>(text.as_bytes()), None, "{text}");
         }
     }

@@ -253,7 +253,11 @@ impl Inner {
             known = Some(turn);
             // The id is released meanwhile, so that other callers need not wait for the other process.
             tokio::select! {
-                () = self.shutting.cancelled() => {}
+                biased;
+                // The shutdown does not wait for another attempt, so its lease could outlive the process.
+                () = self.shutting.cancelled() => {
+                    return Err(ManagerError::from(error).with_left(lease, begun.elapsed()));
+                }
                 () = sleep_until(until.min(now + delay)) => {}
             }
             delay = (delay * 2).min(LONGEST_OWNED_DELAY);

@@ -10,7 +10,7 @@ use std::{
 use async_trait::async_trait;
 use axum::{
     Router,
-    body::Body,
+    body::{Body, HttpBody},
     extract::Request,
     http::{HeaderValue, Method, StatusCode, header, request::Parts},
     response::{IntoResponse, Response},
@@ -161,8 +161,9 @@ impl Mount {
         // A stream that belongs to no call stays open as long as the client wants, so it counts against the principal's
         // limit.
         let permit = if parts.method == Method::GET { Some(self.web.open_stream(&principal)?) } else { None };
+        let is_whole = body.is_end_stream();
         let (body, _held) = self.web.receive(&principal, body, self.web.limits().command_body).await?;
-        if !body.is_empty() {
+        if !is_whole {
             // The client has chosen how long its body takes, so its access may have ended in the meantime.
             principal = self.admit(&parts).await?;
         }

@@ -439,8 +439,7 @@ pub(super) struct ReadLabels(Mutex<VecDeque<Arc<Reading>>>);
 struct Reading {
     event: EventId,
     conversation: ConversationId,
-    /// `None` inside the cell if the labels cannot be read.
-    labels: OnceCell<Option<Labels>>,
+    labels: OnceCell<Labels>,
 }
 
 /// The number of readings that are kept.
@@ -462,7 +461,8 @@ impl Web {
                 reading
             }
         };
-        reading.labels.get_or_init(|| async { self.0.manager.labels_of(id).await.ok() }).await.clone()
+        // An error is not kept, so the next stream reads again.
+        reading.labels.get_or_try_init(|| self.0.manager.labels_of(id)).await.ok().cloned()
     }
 }
 

@@ -9,7 +9,7 @@ use omni_agent::{
     agent::{Agent, AgentBuilder, Recover, RecoveryDecision},
     manager::{ApprovalId, Decided, Manager, ManagerBuilder, ManagerError, ManagerEvent, OpenOptions, Sweep},
     message::Message,
-    store::{Filter, Labels, MemoryStore, Page, Store, TurnRecord},
+    store::{Filter, Labels, MemoryStore, Owner, Page, Store, TurnRecord},
     subscription::Update,
     testing::{Gate, ScriptedProvider, Step},
     tool::Decision,
@@ -295,4 +295,26 @@ async fn default_sweep_runs_after_each_third_of_the_lease() {
     leave(&*place.store, "b", "ann", running()).await;
     let next = tokio::time::timeout(Duration::from_secs(5), event(&mut events, opened));
     assert_eq!(next.await.expect("the next sweep takes more than five seconds"), "b");
+}
+
+/// Each round ends the manager at another point of its sweep. `OMNI_ROUNDS` sets the number of rounds.
+#[tokio::test]
+async fn shutdown_at_any_point_of_a_sweep_leaves_no_lease() {
+    let rounds = std::env::var("OMNI_ROUNDS").map_or(20, |rounds| rounds.parse().unwrap());
+    for place in stores().await {
+        let store = &place.store;
+        for round in 0..rounds {
+            let name = format!("round-{round}");
+            leave(&**store, &name, "ann", running()).await;
+            let manager = Manager::builder(Arc::clone(store)).starter(|_| Some(options())).build();
+            manager.pending_approvals(&Filter::default(), Page::default()).await.unwrap();
+            for _ in 0..round * 37 % 400 {
+                tokio::task::yield_now().await;
+            }
+            manager.shutdown(Duration::from_secs(20)).await.unwrap();
+            let lease = store.acquire(&id(&name), &Owner::new("another")).await.unwrap();
+            // No later sweep opens this conversation.
+            store.delete_under(&id(&name), &lease).await.unwrap();
+        }
+    }
 }

@@ -242,7 +242,7 @@ impl Core {
 
 /// The result of each tool use of a response that the output limit has cut. Even the input of a tool use that looks whole
 /// may be part of a larger plan.
-const CUT: &str = "Not run: the output limit cut the response with this tool use. Use the tool again with a shorter \
+pub(super) const CUT: &str = "Not run: the output limit cut the response with this tool use. Use the tool again with a shorter \
                    input, or divide the work between several responses.";
 
 const REFUSED: &str = "Not run: the response with this tool use was refused.";

@@ -4,7 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use super::{Check, blocks::Block, ensure, ids::Ids, outputs::Outputs, pauses::Pauses, queue::Queue};
 use crate::{
-    agent::{Config, Event, Failure, Next, Prompt, Response, RunOutcome, Status, core::Core},
+    agent::{
+        Config, Event, Failure, Next, Prompt, Response, RunOutcome, Status,
+        core::{Core, streaming::CUT},
+    },
     message::{
         Blocks, Content, History, Message, RequestEnd, Role, TurnId, Usage, UsageRow, answer_open_tool_uses,
     },
@@ -544,7 +547,10 @@ impl Model {
     }
 
     fn began(&mut self, message: &Arc<Message>, step: u32) -> Check {
-        (self.run, self.turn) = (true, Some(Turn::new(Arc::clone(message))));
+        let mut turn = Turn::new(Arc::clone(message));
+        // The owner or a prompt may answer the tool uses of a response that was cut in an earlier turn.
+        turn.cut = message.tool_results().any(|result| result.is_error && result.text() == CUT);
+        (self.run, self.turn) = (true, Some(turn));
         self.step += 1;
         self.check_step(step)
     }

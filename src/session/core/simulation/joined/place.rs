@@ -217,7 +217,9 @@ fn has_progressed(record: &TurnRecord, before: Option<&StoredTurn>) -> bool {
     let is_later = before.is_some_and(|before| step(record) > step(&before.record));
     let own = before.map(|before| &before.record).filter(|before| before.turn == record.turn);
     let is_new = |result| own.is_none_or(|own| !own.results.contains(result));
-    let has_results = record.results.iter().any(is_new);
+    // After a hand-over, the stored results of a step whose tools wait again for decisions are recorded once more.
+    let waited = own.is_some_and(|own| core(own)["stage"]["stage"] == "deciding");
+    let has_results = record.results.iter().any(|result| waited || is_new(result));
     // A stored decision moves from one list to the other when it is applied.
     let has_decisions = own.is_some_and(|own| {
         ["decided", "named"].into_iter().any(|list| decisions(record, list) > decisions(own, list))

@@ -49,6 +49,7 @@ use crate::{
         BlockStart, Completion, Delta, DeltaStream, ErrorKind, Fold, MessageDelta, Model, Part, Provider,
         ProviderError, Request, RequestContext, StopReason,
     },
+    setters::setters,
     sync::lock,
     tool::Decision,
 };
@@ -431,23 +432,16 @@ impl Step {
         self.data(MessageDelta { usage: Some(usage), ..MessageDelta::default() })
     }
 
-    /// Adds a wait of this duration.
-    pub fn wait(mut self, delay: Duration) -> Self {
-        self.actions.push(Action::Wait(delay));
-        self
-    }
+    setters! {
+        /// Adds a wait of this duration.
+        pub fn wait(self, delay: Duration) { self.actions.push(Action::Wait(delay)) }
 
-    /// Adds a wait until the gate is opened.
-    pub fn gate(mut self, gate: &Gate) -> Self {
-        self.actions.push(Action::Gate(gate.clone()));
-        self
-    }
+        /// Adds a wait until the gate is opened.
+        pub fn gate(self, gate: &Gate) { self.actions.push(Action::Gate(gate.clone())) }
 
-    /// Asks the agent for a decision on a tool that the service runs itself. [`ScriptedProvider::decisions`] returns
-    /// the agent's decisions.
-    pub fn decide(mut self, tool_use: ToolUse) -> Self {
-        self.actions.push(Action::Decide(tool_use));
-        self
+        /// Asks the agent for a decision on a tool that the service runs itself. [`ScriptedProvider::decisions`]
+        /// returns the agent's decisions.
+        pub fn decide(self, tool_use: ToolUse) { self.actions.push(Action::Decide(tool_use)) }
     }
 
     /// Ends the response in the ordinary way. The stop reason is [`StopReason::ToolUse`] if the response uses tools,
@@ -462,22 +456,15 @@ impl Step {
         self.delta(Delta::stop(reason))
     }
 
-    /// Breaks the response off with an error.
-    pub fn fail(mut self, error: ProviderError) -> Self {
-        self.actions.push(Action::Fail(error));
-        self
-    }
+    setters! {
+        /// Breaks the response off with an error.
+        pub fn fail(self, error: ProviderError) { self.actions.push(Action::Fail(error)) }
 
-    /// Lets the response wait forever without a further delta.
-    pub fn hang(mut self) -> Self {
-        self.actions.push(Action::Hang);
-        self
-    }
+        /// Lets the response wait forever without a further delta.
+        pub fn hang(self) { self.actions.push(Action::Hang) }
 
-    /// Lets the response panic with this message.
-    pub fn panic(mut self, words: &str) -> Self {
-        self.actions.push(Action::Panic(words.to_owned()));
-        self
+        /// Lets the response panic with this message.
+        pub fn panic(self, words: &str) { self.actions.push(Action::Panic(words.to_owned())) }
     }
 
     /// Returns the number of actions in this step, such as deltas and waits.

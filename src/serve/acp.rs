@@ -232,23 +232,16 @@ impl AcpAgent {
         self
     }
 
-    /// Sets labels that all conversations of this agent have. The agent lists, opens and deletes only conversations
-    /// with these labels. The manager's store must support labels.
-    pub fn labels(mut self, labels: Labels) -> Self {
-        self.0.labels = labels;
-        self
-    }
+    crate::setters::setters! {
+        /// Sets labels that all conversations of this agent have. The agent lists, opens and deletes only conversations
+        /// with these labels. The manager's store must support labels.
+        pub fn labels(self, labels: Labels) { self.0.labels = labels }
 
-    /// Sets the name of the agent that editors see. The default is the name of this crate.
-    pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.0.name = name.into();
-        self
-    }
+        /// Sets the name of the agent that editors see. The default is the name of this crate.
+        pub fn name(self, name: impl Into<String>) { self.0.name = name.into() }
 
-    /// Sets the version of the agent that editors see. The default is the version of this crate.
-    pub fn version(mut self, version: impl Into<String>) -> Self {
-        self.0.version = version.into();
-        self
+        /// Sets the version of the agent that editors see. The default is the version of this crate.
+        pub fn version(self, version: impl Into<String>) { self.0.version = version.into() }
     }
 
     /// Serves the program that has started this process, over the standard input and output. Returns when that program

@@ -617,8 +617,4 @@ impl Source<ManagerSnapshot, ManagerEvent> for WeakManager {
     }
 }
 
-impl fmt::Debug for Manager {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Manager").field("open", &self.list_open().len()).finish_non_exhaustive()
-    }
-}
+crate::debug::impl_debug!(Manager(self) { open: self.list_open().len(), .. });

@@ -25,7 +25,6 @@ mod recorded;
 
 use std::{
     collections::VecDeque,
-    fmt,
     future::pending,
     sync::{
         Arc, Mutex,
@@ -287,14 +286,7 @@ impl Drop for Open {
     }
 }
 
-impl fmt::Debug for ScriptedProvider {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ScriptedProvider")
-            .field("name", &self.name)
-            .field("steps_left", &self.steps_left())
-            .finish_non_exhaustive()
-    }
-}
+crate::debug::impl_debug!(ScriptedProvider(self) { name: self.name, steps_left: self.steps_left(), .. });
 
 /// A response of a [`ScriptedProvider`].
 ///
@@ -480,11 +472,7 @@ impl Step {
     }
 }
 
-impl fmt::Debug for Step {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Step").field("actions", &self.actions.len()).finish_non_exhaustive()
-    }
-}
+crate::debug::impl_debug!(Step(self) { actions: self.actions.len(), .. });
 
 /// Blocks a script, a tool or a callback until a test opens it. All clones are the same gate.
 ///

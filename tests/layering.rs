@@ -10,6 +10,7 @@ use std::{
 /// The layers in their order. A layer consists of a file in `src` and the folder of the same name.
 const LAYERS: &[&str] = &[
     "setters",
+    "debug",
     "sync",
     "time",
     "text",

@@ -1,6 +1,5 @@
 use std::{
     collections::BTreeSet,
-    fmt,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -383,11 +382,4 @@ async fn init(
     }
 }
 
-impl fmt::Debug for AgentBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AgentBuilder")
-            .field("model", &self.model)
-            .field("tools", &self.tools)
-            .finish_non_exhaustive()
-    }
-}
+crate::debug::impl_debug!(AgentBuilder(self) { model: self.model, tools: self.tools, .. });

@@ -3,7 +3,7 @@
 mod attempts;
 
 use std::{
-    fmt, io,
+    io,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -120,11 +120,7 @@ pub(super) struct RecoverySettings {
     timeout: Option<Duration>,
 }
 
-impl fmt::Debug for RecoverySettings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RecoverySettings").field("sweep", &self.sweep).finish_non_exhaustive()
-    }
-}
+crate::debug::impl_debug!(RecoverySettings(self) { sweep: self.sweep, .. });
 
 /// How a manager recovers turns, and the state of its sweeps.
 pub(super) struct Recovery {

@@ -1,4 +1,4 @@
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use crate::{
     agent::{AgentBuilder, Durable, RECORD_DELAY, Recover},
@@ -136,14 +136,7 @@ impl From<AgentBuilder> for OpenOptions {
     }
 }
 
-impl fmt::Debug for OpenOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OpenOptions")
-            .field("agent", &self.agent)
-            .field("mode", &self.mode)
-            .finish_non_exhaustive()
-    }
-}
+crate::debug::impl_debug!(OpenOptions(self) { agent: self.agent, mode: self.mode, .. });
 
 /// A session that was opened or created.
 #[derive(Debug)]

@@ -2,7 +2,6 @@
 
 use std::{
     ffi::OsString,
-    fmt,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -225,12 +224,9 @@ impl McpBuilder {
     }
 }
 
-/// Omits the environment variables, headers and the URL, since they may contain secrets.
-impl fmt::Debug for McpBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("McpBuilder")
-            .field("name", &self.name.clone().unwrap_or_else(|| self.default_name()))
-            .field("version", &self.version)
-            .finish_non_exhaustive()
+crate::debug::impl_debug! {
+    /// Omits the environment variables, headers and the URL, since they may contain secrets.
+    McpBuilder(self) {
+        name: self.name.clone().unwrap_or_else(|| self.default_name()), version: self.version, ..
     }
 }

@@ -68,7 +68,7 @@ mod question;
 mod running;
 mod tools;
 
-use std::{error::Error, fmt, sync::Arc};
+use std::{error::Error, sync::Arc};
 
 #[cfg(feature = "web")]
 pub use mount::router;
@@ -239,8 +239,4 @@ impl McpServer {
     }
 }
 
-impl fmt::Debug for McpServer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("McpServer").field("info", &self.info).finish_non_exhaustive()
-    }
-}
+crate::debug::impl_debug!(McpServer(self) { info: self.info, .. });

@@ -1,5 +1,4 @@
 use std::{
-    fmt,
     sync::{Arc, LazyLock},
     time::Duration,
 };
@@ -407,8 +406,4 @@ impl SessionBuilder {
     }
 }
 
-impl fmt::Debug for SessionBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SessionBuilder").field("agent", &self.agent).finish_non_exhaustive()
-    }
-}
+crate::debug::impl_debug!(SessionBuilder(self) { agent: self.agent, .. });

@@ -112,7 +112,6 @@ mod url;
 mod write;
 
 use std::{
-    fmt,
     ops::Range,
     sync::{Arc, OnceLock},
     time::Duration,
@@ -230,15 +229,8 @@ impl PostgresStoreBuilder {
     }
 }
 
-impl fmt::Debug for PostgresStoreBuilder {
-    // The URL is omitted because it may contain a password.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PostgresStoreBuilder")
-            .field("schema", &self.schema)
-            .field("limits", &self.limits)
-            .finish_non_exhaustive()
-    }
-}
+// The URL is omitted because it may contain a password.
+crate::debug::impl_debug!(PostgresStoreBuilder(self) { schema: self.schema, limits: self.limits, .. });
 
 #[derive(Debug, thiserror::Error)]
 #[error("it is not a valid URL such as `postgres://user:password@host:port/database`")]
@@ -534,11 +526,4 @@ impl Store for PostgresStore {
     }
 }
 
-impl fmt::Debug for PostgresStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PostgresStore")
-            .field("database", &self.0.server.place)
-            .field("schema", &self.0.schema)
-            .finish_non_exhaustive()
-    }
-}
+crate::debug::impl_debug!(PostgresStore(self) { database: self.0.server.place, schema: self.0.schema, .. });

@@ -155,7 +155,6 @@ mod workers;
 mod write;
 
 use std::{
-    fmt,
     ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
@@ -622,8 +621,4 @@ impl Store for SqliteStore {
     }
 }
 
-impl fmt::Debug for SqliteStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SqliteStore").field("file", &self.0.database.file).finish_non_exhaustive()
-    }
-}
+crate::debug::impl_debug!(SqliteStore(self) { file: self.0.database.file, .. });

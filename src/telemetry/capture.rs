@@ -1,6 +1,6 @@
 //! The settings for the content that telemetry records.
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
 use crate::{panics::contained, text::start};
 
@@ -89,13 +89,6 @@ impl Capture {
     }
 }
 
-impl fmt::Debug for Capture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Capture")
-            .field("messages", &self.messages)
-            .field("tools", &self.tools)
-            .field("system", &self.system)
-            .field("redaction", &self.redaction.is_some())
-            .finish()
-    }
-}
+crate::debug::impl_debug! { Capture(self) {
+    messages: self.messages, tools: self.tools, system: self.system, redaction: self.redaction.is_some()
+} }

@@ -1,6 +1,6 @@
 //! Metrics for OpenTelemetry.
 
-use std::{fmt, iter};
+use std::iter;
 
 use opentelemetry::{
     KeyValue,
@@ -191,8 +191,4 @@ fn error(kind: Option<&str>) -> Option<KeyValue> {
     kind.map(|kind| KeyValue::new(names::ERROR_TYPE, kind.to_owned()))
 }
 
-impl fmt::Debug for OtelRecorder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OtelRecorder").finish_non_exhaustive()
-    }
-}
+crate::debug::impl_debug!(OtelRecorder { .. });

@@ -1,7 +1,7 @@
 //! The telemetry settings of the process.
 
 use std::{
-    env, fmt,
+    env,
     sync::{Arc, OnceLock},
 };
 
@@ -87,16 +87,10 @@ impl Settings {
     }
 }
 
-impl fmt::Debug for Settings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Settings")
-            .field("convention", &self.convention)
-            .field("capture", &self.capture)
-            .field("recorder", &self.recorder.is_some())
-            .field("traceparent", &self.traceparent.is_some())
-            .finish()
-    }
-}
+crate::debug::impl_debug! { Settings(self) {
+    convention: self.convention, capture: self.capture, recorder: self.recorder.is_some(),
+    traceparent: self.traceparent.is_some()
+} }
 
 /// Telemetry was already configured, or spans were already opened with the default settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

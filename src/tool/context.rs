@@ -1,6 +1,5 @@
 use std::{
     any::{Any, TypeId},
-    fmt,
     sync::Arc,
 };
 
@@ -280,8 +279,4 @@ impl Extensions {
     }
 }
 
-impl fmt::Debug for Extensions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Extensions").field("values", &self.entries().len()).finish()
-    }
-}
+crate::debug::impl_debug!(Extensions(self) { values: self.entries().len() });

@@ -195,15 +195,10 @@ impl AcpBackend {
     }
 }
 
-/// Omits the environment variables, since they may contain secrets.
-impl fmt::Debug for AcpBackend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AcpBackend")
-            .field("name", &self.name)
-            .field("program", &self.program)
-            .field("arguments", &self.arguments)
-            .field("folder", &self.folder)
-            .finish_non_exhaustive()
+crate::debug::impl_debug! {
+    /// Omits the environment variables, since they may contain secrets.
+    AcpBackend(self) {
+        name: self.name, program: self.program, arguments: self.arguments, folder: self.folder, ..
     }
 }
 

@@ -303,11 +303,4 @@ impl fmt::Debug for Endpoint {
     }
 }
 
-impl fmt::Debug for EndpointFormat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EndpointFormat")
-            .field("dialect", &self.dialect.name())
-            .field("auth", &self.auth)
-            .finish_non_exhaustive()
-    }
-}
+crate::debug::impl_debug!(EndpointFormat(self) { dialect: self.dialect.name(), auth: self.auth, .. });

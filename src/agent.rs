@@ -103,7 +103,6 @@ mod text;
 use std::{
     any::Any,
     error::Error,
-    fmt,
     pin::Pin,
     sync::{Arc, atomic::Ordering},
     time::Duration,
@@ -631,16 +630,6 @@ impl Source<Snapshot, Event> for WeakAgent {
     }
 }
 
-impl fmt::Debug for Agent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Agent")
-            .field("ended", &self.shared.termination.end().is_some())
-            .finish_non_exhaustive()
-    }
-}
+crate::debug::impl_debug!(Agent(self) { ended: self.shared.termination.end().is_some(), .. });
 
-impl fmt::Debug for WeakAgent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WeakAgent").finish_non_exhaustive()
-    }
-}
+crate::debug::impl_debug!(WeakAgent { .. });

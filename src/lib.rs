@@ -124,6 +124,7 @@ pub mod agent;
 mod chunks;
 #[cfg(feature = "test-util")]
 mod conformance;
+mod debug;
 mod error;
 pub mod guides;
 mod json;

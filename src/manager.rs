@@ -196,114 +196,84 @@ impl fmt::Debug for Debugless {
 }
 
 impl ManagerBuilder {
-    /// Sets the registry in which model names are looked up. Defaults to [`Registry::default`].
-    pub fn registry(mut self, registry: Registry) -> Self {
-        self.registry = Some(registry);
-        self
-    }
+    crate::setters::setters! {
+        /// Sets the registry in which model names are looked up. Defaults to [`Registry::default`].
+        pub fn registry(self, registry: Registry) { self.registry = Some(registry) }
 
-    /// Sets the name and address under which this manager owns open conversations, if the store supports owners.
-    ///
-    /// Other processes that use the same store see the name and the address. The name identifies this manager, so no
-    /// other manager may use it. The address states how to reach this process, in a form that the application chooses.
-    /// If a process restarts and its manager has the same name as before, the manager can reopen its conversations at
-    /// once. If the name is different, the manager has to wait until the conversations are released or their leases
-    /// expire. By default, the manager is [a unique owner](Owner::unique).
-    pub fn owner(mut self, owner: Owner) -> Self {
-        self.owner = Some(owner);
-        self
-    }
+        /// Sets the name and address under which this manager owns open conversations, if the store supports owners.
+        ///
+        /// Other processes that use the same store see the name and the address. The name identifies this manager, so
+        /// no other manager may use it. The address states how to reach this process, in a form that the application
+        /// chooses. If a process restarts and its manager has the same name as before, the manager can reopen its
+        /// conversations at once. If the name is different, the manager has to wait until the conversations are
+        /// released or their leases expire. By default, the manager is [a unique owner](Owner::unique).
+        pub fn owner(self, owner: Owner) { self.owner = Some(owner) }
 
-    /// Sets how long a session stays open while it has no controller, and is idle or waits for decisions about a
-    /// recorded turn. Defaults to five minutes.
-    ///
-    /// The time starts when the session starts. It starts again when the last controller is dropped and when the agent
-    /// becomes idle. `None` keeps sessions open without a limit.
-    pub fn idle_shutdown(mut self, after: Option<Duration>) -> Self {
-        self.idle_shutdown = after;
-        self
-    }
+        /// Sets how long a session stays open while it has no controller, and is idle or waits for decisions about a
+        /// recorded turn. Defaults to five minutes.
+        ///
+        /// The time starts when the session starts. It starts again when the last controller is dropped and when the
+        /// agent becomes idle. `None` keeps sessions open without a limit.
+        pub fn idle_shutdown(self, after: Option<Duration>) { self.idle_shutdown = after }
 
-    /// Sets how long it may take to close a session and save its changes. Defaults to 30 seconds.
-    ///
-    /// The limit applies to every way in which a session can end. It also limits how long [`Manager::rename`] waits for
-    /// an open session to store its title. If a store or an `init` still hangs when twice this time has passed since
-    /// its caller stopped waiting, the operation is given up.
-    pub fn close_timeout(mut self, limit: Duration) -> Self {
-        self.close_timeout = limit;
-        self
-    }
+        /// Sets how long it may take to close a session and save its changes. Defaults to 30 seconds.
+        ///
+        /// The limit applies to every way in which a session can end. It also limits how long [`Manager::rename`] waits
+        /// for an open session to store its title. If a store or an `init` still hangs when twice this time has passed
+        /// since its caller stopped waiting, the operation is given up.
+        pub fn close_timeout(self, limit: Duration) { self.close_timeout = limit }
 
-    /// Sets how long [`Manager::decide`] waits while another process owns the conversation. Defaults to the duration of
-    /// the store's [leases](Store::lease_duration) plus 5 seconds.
-    ///
-    /// If a process has crashed, its conversations are owned until its leases expire. With the default, the decision
-    /// waits until then, and succeeds. If the owner is alive, it renews its lease, and the decision fails with
-    /// [`ManagerError::OpenElsewhere`] after this time.
-    pub fn decide_timeout(mut self, limit: Duration) -> Self {
-        self.decide_timeout = Some(limit);
-        self
-    }
+        /// Sets how long [`Manager::decide`] waits while another process owns the conversation. Defaults to the
+        /// duration of the store's [leases](Store::lease_duration) plus 5 seconds.
+        ///
+        /// If a process has crashed, its conversations are owned until its leases expire. With the default, the
+        /// decision waits until then, and succeeds. If the owner is alive, it renews its lease, and the decision fails
+        /// with [`ManagerError::OpenElsewhere`] after this time.
+        pub fn decide_timeout(self, limit: Duration) { self.decide_timeout = Some(limit) }
 
-    /// Sets how untitled conversations get their titles. Defaults to [`Titles::Heuristic`].
-    ///
-    /// A session stays open while a title is generated for it. If the session is closed meanwhile, the close waits for
-    /// the title, within the [close timeout](Self::close_timeout).
-    pub fn titles(mut self, titles: Titles) -> Self {
-        self.titles = titles;
-        self
-    }
+        /// Sets how untitled conversations get their titles. Defaults to [`Titles::Heuristic`].
+        ///
+        /// A session stays open while a title is generated for it. If the session is closed meanwhile, the close waits
+        /// for the title, within the [close timeout](Self::close_timeout).
+        pub fn titles(self, titles: Titles) { self.titles = titles }
 
-    /// Sets how many sessions may be open at once, at least one. Unlimited by default.
-    ///
-    /// At the limit, each further opening closes the least recently used session that has no controller, and is idle or
-    /// waits for decisions about a recorded turn. Several openings close several sessions at the same time. If no
-    /// session can be closed, openings wait in line.
-    ///
-    /// If a session's tool opens another session, the first session keeps its place. If all places are held by such
-    /// sessions, no place becomes free: see [`room_timeout`](Self::room_timeout). Set the limit above the number of
-    /// sessions whose tools wait for other sessions.
-    pub fn max_open(mut self, limit: usize) -> Self {
-        self.max_open = Some(limit);
-        self
-    }
+        /// Sets how many sessions may be open at once, at least one. Unlimited by default.
+        ///
+        /// At the limit, each further opening closes the least recently used session that has no controller, and is
+        /// idle or waits for decisions about a recorded turn. Several openings close several sessions at the same time.
+        /// If no session can be closed, openings wait in line.
+        ///
+        /// If a session's tool opens another session, the first session keeps its place. If all places are held by such
+        /// sessions, no place becomes free: see [`room_timeout`](Self::room_timeout). Set the limit above the number of
+        /// sessions whose tools wait for other sessions.
+        pub fn max_open(self, limit: usize) { self.max_open = Some(limit) }
 
-    /// Sets how long an opening waits for room while places are held by sessions whose tools or callbacks are running.
-    /// Defaults to one minute.
-    ///
-    /// A tool or callback of one session may be waiting for the opening of another session, while this opening waits
-    /// for the place of the first session. After the given time, the opening fails with [`ManagerError::NoRoom`], which
-    /// names the sessions that hold places in this way. If there is no such session, the opening continues to wait.
-    /// With `None`, openings wait without a limit. A tool that opens a session receives the error only if the tool's
-    /// [own time limit](crate::tool::ToolLimits::timeout) is longer than this time.
-    pub fn room_timeout(mut self, limit: Option<Duration>) -> Self {
-        self.room_timeout = limit;
-        self
-    }
+        /// Sets how long an opening waits for room while places are held by sessions whose tools or callbacks are
+        /// running. Defaults to one minute.
+        ///
+        /// A tool or callback of one session may be waiting for the opening of another session, while this opening
+        /// waits for the place of the first session. After the given time, the opening fails with
+        /// [`ManagerError::NoRoom`], which names the sessions that hold places in this way. If there is no such
+        /// session, the opening continues to wait. With `None`, openings wait without a limit. A tool that opens a
+        /// session receives the error only if the tool's [own time limit](crate::tool::ToolLimits::timeout) is longer
+        /// than this time.
+        pub fn room_timeout(self, limit: Option<Duration>) { self.room_timeout = limit }
 
-    /// Sets how many sessions may have a model request in flight at once. The minimum is one. Unlimited by default.
-    ///
-    /// The requests of further sessions wait in line. A run does not count while it is paused, while its tools or
-    /// callbacks are running, or while it waits before it sends a rejected request again. Therefore, a tool can prompt
-    /// another session under any limit.
-    pub fn max_turns(mut self, limit: usize) -> Self {
-        self.max_turns = Some(limit);
-        self
-    }
+        /// Sets how many sessions may have a model request in flight at once. The minimum is one. Unlimited by default.
+        ///
+        /// The requests of further sessions wait in line. A run does not count while it is paused, while its tools or
+        /// callbacks are running, or while it waits before it sends a rejected request again. Therefore, a tool can
+        /// prompt another session under any limit.
+        pub fn max_turns(self, limit: usize) { self.max_turns = Some(limit) }
 
-    /// Sets how many sessions of one [tenant](OpenOptions::tenant) may have a request in flight at once. The minimum is
-    /// one.
-    ///
-    /// Requests are counted as described at [`max_turns`](Self::max_turns). Unlimited by default.
-    pub fn max_turns_per_tenant(mut self, limit: usize) -> Self {
-        self.max_turns_per_tenant = Some(limit);
-        self
-    }
+        /// Sets how many sessions of one [tenant](OpenOptions::tenant) may have a request in flight at once. The
+        /// minimum is one.
+        ///
+        /// Requests are counted as described at [`max_turns`](Self::max_turns). Unlimited by default.
+        pub fn max_turns_per_tenant(self, limit: usize) { self.max_turns_per_tenant = Some(limit) }
 
-    /// Sets how many events, and how many bytes of events, are kept in memory for subscribers of the manager.
-    pub fn feed_limits(mut self, limits: FeedLimits) -> Self {
-        self.feed_limits = limits;
-        self
+        /// Sets how many events, and how many bytes of events, are kept in memory for subscribers of the manager.
+        pub fn feed_limits(self, limits: FeedLimits) { self.feed_limits = limits }
     }
 
     /// Builds the manager. At first, it has no open sessions.
@@ -647,8 +617,4 @@ impl Source<ManagerSnapshot, ManagerEvent> for WeakManager {
     }
 }
 
-impl fmt::Debug for Manager {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Manager").field("open", &self.list_open().len()).finish_non_exhaustive()
-    }
-}
+crate::debug::impl_debug!(Manager(self) { open: self.list_open().len(), .. });

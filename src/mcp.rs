@@ -68,7 +68,7 @@ mod settings;
 mod task;
 mod tool;
 
-use std::{collections::BTreeMap, ffi::OsString, fmt, sync::Arc};
+use std::{collections::BTreeMap, ffi::OsString, sync::Arc};
 
 #[cfg(feature = "mcp-auth")]
 pub use auth::{McpLogin, McpLoginBuilder, TokenStore, Tokens};
@@ -188,19 +188,11 @@ impl McpClient {
     }
 }
 
-/// Shows only the name, since the rest may contain secrets.
-impl fmt::Debug for McpClient {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("McpClient").field("name", &self.name()).finish_non_exhaustive()
-    }
+crate::debug::impl_debug! {
+    /// Shows only the name, since the rest may contain secrets.
+    McpClient(self) { name: self.name(), .. }
 }
 
-impl fmt::Debug for McpTools {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<_> = self.tools.iter().map(|tool| (**tool).name()).collect();
-        f.debug_struct("McpTools")
-            .field("tools", &names)
-            .field("skipped", &self.skipped)
-            .finish_non_exhaustive()
-    }
-}
+crate::debug::impl_debug! { McpTools(self) {
+    tools: self.tools.iter().map(|tool| (**tool).name()).collect::<Vec<_>>(), skipped: self.skipped, ..
+} }

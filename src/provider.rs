@@ -70,7 +70,7 @@ pub use retry::RetryPolicy;
 pub use secret::Secret;
 #[cfg(feature = "http")]
 pub(crate) use secret::{Extent, Scrubber};
-pub(crate) use trace::{PROVIDER_PANICKED, error_type, tokens};
+pub(crate) use trace::{PROVIDER_PANICKED, error_type};
 
 use crate::{message::Message, tool::Replay};
 

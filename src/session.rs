@@ -75,7 +75,6 @@ mod tests;
 mod watcher;
 
 use std::{
-    fmt,
     pin::Pin,
     sync::{Arc, atomic::Ordering},
     time::Duration,
@@ -731,17 +730,8 @@ type Attaching = Pin<
     Box<dyn Future<Output = Result<Attachment<SessionSnapshot, SessionEvent>, End<SessionSnapshot>>> + Send>,
 >;
 
-impl fmt::Debug for Session {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Session")
-            .field("id", self.id())
-            .field("ended", &self.shared.termination.end().is_some())
-            .finish_non_exhaustive()
-    }
-}
+crate::debug::impl_debug! { Session(self) {
+    id: self.id(), ended: self.shared.termination.end().is_some(), ..
+} }
 
-impl fmt::Debug for WeakSession {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WeakSession").field("id", self.id()).finish_non_exhaustive()
-    }
-}
+crate::debug::impl_debug!(WeakSession(self) { id: self.id(), .. });

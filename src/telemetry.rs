@@ -54,7 +54,7 @@ pub use capture::{Capture, CapturedContent};
 pub(crate) use names::finish_reason;
 #[cfg(feature = "otel-metrics")]
 pub use otel::OtelRecorder;
-pub use recorder::{Recorder, RequestMetrics, RunMetrics, Tokens, ToolMetrics};
+pub use recorder::{Recorder, RequestMetrics, RunMetrics, ToolMetrics};
 pub(crate) use request::{RequestFacts, RequestScope, RequestTrace, attempt, attempt_failed};
 pub(crate) use run::{RunFacts, RunTrace};
 pub(crate) use session::{SaveTraces, title};

@@ -25,7 +25,6 @@ mod recorded;
 
 use std::{
     collections::VecDeque,
-    fmt,
     future::pending,
     sync::{
         Arc, Mutex,
@@ -49,6 +48,7 @@ use crate::{
         BlockStart, Completion, Delta, DeltaStream, ErrorKind, Fold, MessageDelta, Model, Part, Provider,
         ProviderError, Request, RequestContext, StopReason,
     },
+    setters::setters,
     sync::lock,
     tool::Decision,
 };
@@ -286,14 +286,7 @@ impl Drop for Open {
     }
 }
 
-impl fmt::Debug for ScriptedProvider {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ScriptedProvider")
-            .field("name", &self.name)
-            .field("steps_left", &self.steps_left())
-            .finish_non_exhaustive()
-    }
-}
+crate::debug::impl_debug!(ScriptedProvider(self) { name: self.name, steps_left: self.steps_left(), .. });
 
 /// A response of a [`ScriptedProvider`].
 ///
@@ -431,23 +424,16 @@ impl Step {
         self.data(MessageDelta { usage: Some(usage), ..MessageDelta::default() })
     }
 
-    /// Adds a wait of this duration.
-    pub fn wait(mut self, delay: Duration) -> Self {
-        self.actions.push(Action::Wait(delay));
-        self
-    }
+    setters! {
+        /// Adds a wait of this duration.
+        pub fn wait(self, delay: Duration) { self.actions.push(Action::Wait(delay)) }
 
-    /// Adds a wait until the gate is opened.
-    pub fn gate(mut self, gate: &Gate) -> Self {
-        self.actions.push(Action::Gate(gate.clone()));
-        self
-    }
+        /// Adds a wait until the gate is opened.
+        pub fn gate(self, gate: &Gate) { self.actions.push(Action::Gate(gate.clone())) }
 
-    /// Asks the agent for a decision on a tool that the service runs itself. [`ScriptedProvider::decisions`] returns
-    /// the agent's decisions.
-    pub fn decide(mut self, tool_use: ToolUse) -> Self {
-        self.actions.push(Action::Decide(tool_use));
-        self
+        /// Asks the agent for a decision on a tool that the service runs itself. [`ScriptedProvider::decisions`]
+        /// returns the agent's decisions.
+        pub fn decide(self, tool_use: ToolUse) { self.actions.push(Action::Decide(tool_use)) }
     }
 
     /// Ends the response in the ordinary way. The stop reason is [`StopReason::ToolUse`] if the response uses tools,
@@ -462,22 +448,15 @@ impl Step {
         self.delta(Delta::stop(reason))
     }
 
-    /// Breaks the response off with an error.
-    pub fn fail(mut self, error: ProviderError) -> Self {
-        self.actions.push(Action::Fail(error));
-        self
-    }
+    setters! {
+        /// Breaks the response off with an error.
+        pub fn fail(self, error: ProviderError) { self.actions.push(Action::Fail(error)) }
 
-    /// Lets the response wait forever without a further delta.
-    pub fn hang(mut self) -> Self {
-        self.actions.push(Action::Hang);
-        self
-    }
+        /// Lets the response wait forever without a further delta.
+        pub fn hang(self) { self.actions.push(Action::Hang) }
 
-    /// Lets the response panic with this message.
-    pub fn panic(mut self, words: &str) -> Self {
-        self.actions.push(Action::Panic(words.to_owned()));
-        self
+        /// Lets the response panic with this message.
+        pub fn panic(self, words: &str) { self.actions.push(Action::Panic(words.to_owned())) }
     }
 
     /// Returns the number of actions in this step, such as deltas and waits.
@@ -493,11 +472,7 @@ impl Step {
     }
 }
 
-impl fmt::Debug for Step {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Step").field("actions", &self.actions.len()).finish_non_exhaustive()
-    }
-}
+crate::debug::impl_debug!(Step(self) { actions: self.actions.len(), .. });
 
 /// Blocks a script, a tool or a callback until a test opens it. All clones are the same gate.
 ///

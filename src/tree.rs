@@ -430,15 +430,10 @@ impl PartialEq for Tree {
     }
 }
 
-impl fmt::Debug for Tree {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tree")
-            .field("nodes", &self.nodes().collect::<Vec<_>>())
-            .field("head", &self.head())
-            .field("cursors", &self.cursors().collect::<Vec<_>>())
-            .finish_non_exhaustive()
-    }
-}
+crate::debug::impl_debug! { Tree(self) {
+    nodes: self.nodes().collect::<Vec<_>>(), head: self.head(), cursors: self.cursors().collect::<Vec<_>>(),
+    ..
+} }
 
 impl<'a> IntoIterator for &'a Tree {
     type Item = &'a Node;

@@ -371,16 +371,12 @@ impl WebBuilder {
         self
     }
 
-    /// Sets which parts of events and snapshots a client sees. The default is [`View::chat`].
-    pub fn view(mut self, view: View) -> Self {
-        self.0.view = view;
-        self
-    }
+    setters! {
+        /// Sets which parts of events and snapshots a client sees. The default is [`View::chat`].
+        pub fn view(self, view: View) { self.0.view = view }
 
-    /// Sets the limits.
-    pub fn limits(mut self, limits: WebLimits) -> Self {
-        self.0.limits = limits;
-        self
+        /// Sets the limits.
+        pub fn limits(self, limits: WebLimits) { self.0.limits = limits }
     }
 
     /// Allows requests of pages on these origins, such as `https://chat.example.com`. By default, only pages of the
@@ -399,21 +395,17 @@ impl WebBuilder {
         self
     }
 
-    /// Accepts the tools that AG-UI clients declare. The model can use them, and the client runs them. They are added
-    /// after the agent's own tools, for the run of their request only. By default, they are ignored.
-    ///
-    /// They cannot replace a tool of the agent. If the agent itself runs a tool of the same name, the client's
-    /// declaration is ignored. If the agent only declares the tool, its declaration stays, and a client's declaration
-    /// with another schema is refused.
-    pub fn client_tools(mut self) -> Self {
-        self.0.client_tools = true;
-        self
-    }
+    setters! {
+        /// Accepts the tools that AG-UI clients declare. The model can use them, and the client runs them. They are
+        /// added after the agent's own tools, for the run of their request only. By default, they are ignored.
+        ///
+        /// They cannot replace a tool of the agent. If the agent itself runs a tool of the same name, the client's
+        /// declaration is ignored. If the agent only declares the tool, its declaration stays, and a client's
+        /// declaration with another schema is refused.
+        pub fn client_tools(self) { self.0.client_tools = true }
 
-    /// Shows the address of a conversation's owner to a client if the conversation is open in another process.
-    pub fn reveal_owner(mut self) -> Self {
-        self.0.reveals_owner = true;
-        self
+        /// Shows the address of a conversation's owner to a client if the conversation is open in another process.
+        pub fn reveal_owner(self) { self.0.reveals_owner = true }
     }
 
     /// Returns the [`Web`], which creates the routers.

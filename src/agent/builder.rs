@@ -1,6 +1,5 @@
 use std::{
     collections::BTreeSet,
-    fmt,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -19,6 +18,7 @@ use crate::{
     message::History,
     panics::contained_async,
     provider::{Credentials, Options, Registry, RetryPolicy},
+    setters::setters,
     subscription::FeedLimits,
     tool::{Extensions, Tool, ToolLimits, ToolSet, ToolSetError},
 };
@@ -111,63 +111,44 @@ impl Default for AgentBuilder {
 }
 
 impl AgentBuilder {
-    /// Sets the model: a [`Model`](crate::provider::Model), or a name such as `anthropic:claude-sonnet-4-6`. Required.
-    pub fn model(mut self, model: impl Into<ModelSpec>) -> Self {
-        self.model = Some(model.into());
-        self
-    }
+    setters! {
+        /// Sets the model: a [`Model`](crate::provider::Model), or a name such as `anthropic:claude-sonnet-4-6`.
+        /// Required.
+        pub fn model(self, model: impl Into<ModelSpec>) { self.model = Some(model.into()) }
 
-    /// Sets the registry that resolves model names, here and in [`Config::set_model`]. The default is
-    /// [`Registry::default`].
-    pub fn registry(mut self, registry: Registry) -> Self {
-        self.registry = Some(registry);
-        self
-    }
+        /// Sets the registry that resolves model names, here and in [`Config::set_model`]. The default is
+        /// [`Registry::default`].
+        pub fn registry(self, registry: Registry) { self.registry = Some(registry) }
 
-    /// Sets the agent's name, which telemetry shows in the span of each run.
-    pub fn name(mut self, name: impl Into<Arc<str>>) -> Self {
-        self.extensions = self.extensions.with(AgentName(name.into()));
-        self
-    }
+        /// Sets the agent's name, which telemetry shows in the span of each run.
+        pub fn name(self, name: impl Into<Arc<str>>) {
+            self.extensions = self.extensions.with(AgentName(name.into()));
+        }
 
-    /// Sets the system prompt.
-    pub fn system(mut self, system: impl Into<Arc<str>>) -> Self {
-        self.system = Some(system.into());
-        self
-    }
+        /// Sets the system prompt.
+        pub fn system(self, system: impl Into<Arc<str>>) { self.system = Some(system.into()) }
 
-    /// Adds a tool. If it conflicts with another tool, [`start`](Self::start) returns the error.
-    pub fn tool(mut self, tool: impl Tool) -> Self {
-        self.tools = self.tools.and_then(|tools| tools.with(tool));
-        self
-    }
+        /// Adds a tool. If it conflicts with another tool, [`start`](Self::start) returns the error.
+        pub fn tool(self, tool: impl Tool) { self.tools = self.tools.and_then(|tools| tools.with(tool)) }
 
-    /// Demands an approval for every use of the tool with this name, like [`Tool::needs_approval`]. The name may also
-    /// be that of a tool that the service runs itself, if the service asks for decisions.
-    ///
-    /// The agent pauses with [`Event::Pause`](super::Event::Pause) and waits for [`Agent::resume`]. The callback
-    /// [`handle_tool_use`](AgentCallbacks::handle_tool_use) is asked first. It can reject the use, provide a result, or
-    /// approve the use with [`ToolDecision::Approve`](super::ToolDecision::Approve).
-    pub fn needs_approval(mut self, tool: impl Into<String>) -> Self {
-        self.approvals.insert(tool.into());
-        self
-    }
+        /// Demands an approval for every use of the tool with this name, like [`Tool::needs_approval`]. The name may
+        /// also be that of a tool that the service runs itself, if the service asks for decisions.
+        ///
+        /// The agent pauses with [`Event::Pause`](super::Event::Pause) and waits for [`Agent::resume`]. The callback
+        /// [`handle_tool_use`](AgentCallbacks::handle_tool_use) is asked first. It can reject the use, provide a
+        /// result, or approve the use with [`ToolDecision::Approve`](super::ToolDecision::Approve).
+        pub fn needs_approval(self, tool: impl Into<String>) { self.approvals.insert(tool.into()); }
 
-    /// Sets the tools and replaces those added before.
-    pub fn tools(mut self, tools: ToolSet) -> Self {
-        self.tools = Ok(tools);
-        self
-    }
+        /// Sets the tools and replaces those added before.
+        pub fn tools(self, tools: ToolSet) { self.tools = Ok(tools) }
 
-    /// Sets the options of requests.
-    ///
-    /// When a stored session is opened, the given options replace all stored options. Options that set nothing except
-    /// an API key and headers do not replace the stored options but are added to them. The API key and headers belong
-    /// to the provider of the model that the agent starts with. To name their provider explicitly, use
-    /// [`credentials`](Self::credentials).
-    pub fn options(mut self, options: Options) -> Self {
-        self.options = Some(options);
-        self
+        /// Sets the options of requests.
+        ///
+        /// When a stored session is opened, the given options replace all stored options. Options that set nothing
+        /// except an API key and headers do not replace the stored options but are added to them. The API key and
+        /// headers belong to the provider of the model that the agent starts with. To name their provider explicitly,
+        /// use [`credentials`](Self::credentials).
+        pub fn options(self, options: Options) { self.options = Some(options) }
     }
 
     /// Sets an API key and headers for the requests to one provider. They replace a key and headers that were given
@@ -179,27 +160,20 @@ impl AgentBuilder {
         self
     }
 
-    /// Sets the maximum number of requests that one prompt may cause. The number includes continuations, retries by
-    /// `handle_error`, and responses that are requested again because they do not match the output schema. Attempts
-    /// that the retry policy repeats before a response begins do not count.
-    pub fn max_steps(mut self, max_steps: u32) -> Self {
-        self.max_steps = Some(max_steps);
-        self
-    }
+    setters! {
+        /// Sets the maximum number of requests that one prompt may cause. The number includes continuations, retries by
+        /// `handle_error`, and responses that are requested again because they do not match the output schema. Attempts
+        /// that the retry policy repeats before a response begins do not count.
+        pub fn max_steps(self, max_steps: u32) { self.max_steps = Some(max_steps) }
 
-    /// Sets the maximum duration of one turn. The time during which the agent is paused does not count.
-    ///
-    /// If a turn takes longer, it fails with [`Failure::TimeLimit`](super::Failure::TimeLimit). If
-    /// [`handle_error`](AgentCallbacks::handle_error) then retries the step, the time starts again from zero.
-    pub fn turn_timeout(mut self, limit: Duration) -> Self {
-        self.turn_timeout = Some(limit);
-        self
-    }
+        /// Sets the maximum duration of one turn. The time during which the agent is paused does not count.
+        ///
+        /// If a turn takes longer, it fails with [`Failure::TimeLimit`](super::Failure::TimeLimit). If
+        /// [`handle_error`](AgentCallbacks::handle_error) then retries the step, the time starts again from zero.
+        pub fn turn_timeout(self, limit: Duration) { self.turn_timeout = Some(limit) }
 
-    /// Sets the history that the agent starts with. [`History::check`] states which histories are valid.
-    pub fn history(mut self, history: History) -> Self {
-        self.history = history;
-        self
+        /// Sets the history that the agent starts with. [`History::check`] states which histories are valid.
+        pub fn history(self, history: History) { self.history = history }
     }
 
     /// Returns the history that was given to the builder.
@@ -207,22 +181,18 @@ impl AgentBuilder {
         &self.history
     }
 
-    /// Restores a configuration that was [saved](super::Config::saved) earlier.
-    ///
-    /// The saved model is used if its name can be resolved. Otherwise the model given to the builder is used instead,
-    /// and its [`Model::fallback_for`](crate::provider::Model::fallback_for) returns the saved name. If the given model
-    /// has the saved name, the given model is used without a lookup. The saved system prompt and each saved limit apply
-    /// if the builder does not set them. [`options`](Self::options) states when the saved options apply. The order of
-    /// the calls does not matter.
-    pub(crate) fn restore(mut self, saved: SavedConfig) -> Self {
-        self.saved = Some(Box::new(saved));
-        self
-    }
+    setters! {
+        /// Restores a configuration that was [saved](super::Config::saved) earlier.
+        ///
+        /// The saved model is used if its name can be resolved. Otherwise the model given to the builder is used
+        /// instead, and its [`Model::fallback_for`](crate::provider::Model::fallback_for) returns the saved name. If
+        /// the given model has the saved name, the given model is used without a lookup. The saved system prompt and
+        /// each saved limit apply if the builder does not set them. [`options`](Self::options) states when the saved
+        /// options apply. The order of the calls does not matter.
+        pub(crate) fn restore(self, saved: SavedConfig) { self.saved = Some(Box::new(saved)) }
 
-    /// Sets the application's callbacks.
-    pub fn callbacks(mut self, callbacks: impl AgentCallbacks) -> Self {
-        self.callbacks = Box::new(callbacks);
-        self
+        /// Sets the application's callbacks.
+        pub fn callbacks(self, callbacks: impl AgentCallbacks) { self.callbacks = Box::new(callbacks) }
     }
 
     /// Adds a value that callbacks and tools can look up by its type. The agent's own [`WeakAgent`] is always present.
@@ -231,39 +201,26 @@ impl AgentBuilder {
         self
     }
 
-    /// Sets the time limits of a tool call and the maximum size of its output.
-    pub fn tool_limits(mut self, limits: ToolLimits) -> Self {
-        self.tool_limits = limits;
-        self
-    }
+    setters! {
+        /// Sets the time limits of a tool call and the maximum size of its output.
+        pub fn tool_limits(self, limits: ToolLimits) { self.tool_limits = limits }
 
-    /// Sets when and how often failed requests are retried, for every model. If unset, the [model's
-    /// policy](crate::provider::Model::with_retry_policy) applies.
-    /// [`Options::max_retries`](crate::provider::Options::max_retries) takes precedence over the number of retries in
-    /// the policy.
-    pub fn retry_policy(mut self, policy: RetryPolicy) -> Self {
-        self.retry = Some(Box::new(policy));
-        self
-    }
+        /// Sets when and how often failed requests are retried, for every model. If unset, the [model's
+        /// policy](crate::provider::Model::with_retry_policy) applies.
+        /// [`Options::max_retries`](crate::provider::Options::max_retries) takes precedence over the number of retries
+        /// in the policy.
+        pub fn retry_policy(self, policy: RetryPolicy) { self.retry = Some(Box::new(policy)) }
 
-    /// Sets how many events are buffered for subscribers.
-    pub fn feed_limits(mut self, limits: FeedLimits) -> Self {
-        self.feed_limits = limits;
-        self
-    }
+        /// Sets how many events are buffered for subscribers.
+        pub fn feed_limits(self, limits: FeedLimits) { self.feed_limits = limits }
 
-    /// Sets how long the agent waits for `terminate` and for aborted tools when it ends without a deadline, such as
-    /// after its last handle was dropped. The default is five seconds.
-    pub fn terminate_timeout(mut self, limit: Duration) -> Self {
-        self.terminate_timeout = limit;
-        self
-    }
+        /// Sets how long the agent waits for `terminate` and for aborted tools when it ends without a deadline, such as
+        /// after its last handle was dropped. The default is five seconds.
+        pub fn terminate_timeout(self, limit: Duration) { self.terminate_timeout = limit }
 
-    /// Sets the number of prompts that may be staged at the same time. The default is 8. If the queue is full,
-    /// [`prompt`](Agent::prompt) fails with [`AgentError::QueueFull`].
-    pub fn max_staged(mut self, max_staged: u16) -> Self {
-        self.max_staged = max_staged;
-        self
+        /// Sets the number of prompts that may be staged at the same time. The default is 8. If the queue is full,
+        /// [`prompt`](Agent::prompt) fails with [`AgentError::QueueFull`].
+        pub fn max_staged(self, max_staged: u16) { self.max_staged = max_staged }
     }
 
     /// Sets a channel that receives every event and every record, in order. The channel must be bounded, such as that
@@ -277,42 +234,26 @@ impl AgentBuilder {
         self
     }
 
-    /// Sets the object that decides when each request may be sent. Agents that share a limit share this object.
-    pub(crate) fn admission(mut self, admission: Arc<dyn Admission>) -> Self {
-        self.admission = Some(admission);
-        self
-    }
+    setters! {
+        /// Sets the object that decides when each request may be sent. Agents that share a limit share this object.
+        pub(crate) fn admission(self, admission: Arc<dyn Admission>) { self.admission = Some(admission) }
 
-    /// Sets the session that owns the agent. It decides about each prompt whether the agent may accept it.
-    pub(crate) fn hold(mut self, hold: Arc<dyn Hold>) -> Self {
-        self.hold = Some(hold);
-        self
-    }
+        /// Sets the session that owns the agent. It decides about each prompt whether the agent may accept it.
+        pub(crate) fn hold(self, hold: Arc<dyn Hold>) { self.hold = Some(hold) }
 
-    /// Sets the end of the conversation's last run. An earlier agent of the conversation has performed this run.
-    pub(crate) fn last_run(mut self, end: Option<RunEnd>) -> Self {
-        self.last_run = end;
-        self
-    }
+        /// Sets the end of the conversation's last run. An earlier agent of the conversation has performed this run.
+        pub(crate) fn last_run(self, end: Option<RunEnd>) { self.last_run = end }
 
-    /// Sets which states of the turn in flight the agent records for the owner of its history, who reports with
-    /// [`HistoryOwner::written`] that a record is stored.
-    pub(crate) fn records(mut self, level: Durable) -> Self {
-        self.records = level;
-        self
-    }
+        /// Sets which states of the turn in flight the agent records for the owner of its history, who reports with
+        /// [`HistoryOwner::written`] that a record is stored.
+        pub(crate) fn records(self, level: Durable) { self.records = level }
 
-    /// Sets the delay of records for which nothing waits.
-    pub(crate) fn record_delay(mut self, delay: Duration) -> Self {
-        self.record_delay = delay;
-        self
-    }
+        /// Sets the delay of records for which nothing waits.
+        pub(crate) fn record_delay(self, delay: Duration) { self.record_delay = delay }
 
-    /// Sets the turn in flight with which the agent starts. The agent is then busy, and waits for
-    /// [`HistoryOwner::take_up`].
-    pub(crate) fn in_flight(mut self, turn: TurnInFlight) -> Self {
-        self.in_flight = Some(Box::new(turn));
-        self
+        /// Sets the turn in flight with which the agent starts. The agent is then busy, and waits for
+        /// [`HistoryOwner::take_up`].
+        pub(crate) fn in_flight(self, turn: TurnInFlight) { self.in_flight = Some(Box::new(turn)) }
     }
 
     /// Starts the agent on the current tokio runtime, after `init` has returned.
@@ -441,11 +382,4 @@ async fn init(
     }
 }
 
-impl fmt::Debug for AgentBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AgentBuilder")
-            .field("model", &self.model)
-            .field("tools", &self.tools)
-            .finish_non_exhaustive()
-    }
-}
+crate::debug::impl_debug!(AgentBuilder(self) { model: self.model, tools: self.tools, .. });

@@ -257,21 +257,16 @@ impl TurnInFlight {
         (core, self.facts)
     }
 
-    /// Sets the time since the turn was first recorded.
-    pub(crate) fn with_age(mut self, age: Duration) -> Self {
-        self.facts.age = age;
-        self
-    }
+    setters! {
+        /// Sets the time since the turn was first recorded.
+        pub(crate) fn with_age(self, age: Duration) { self.facts.age = age }
 
-    /// Sets the treatment of the turn.
-    pub(crate) fn with_recover(mut self, recover: Recover) -> Self {
-        self.facts.recover = recover;
-        self
-    }
+        /// Sets the treatment of the turn.
+        pub(crate) fn with_recover(self, recover: Recover) { self.facts.recover = recover }
 
-    /// Sets the ends of the time limits of the tool uses that wait. By default, they are those of the record.
-    pub(crate) fn with_expiries(mut self, expiries: Vec<(ToolUseId, Timestamp)>) -> Self {
-        self.facts.expiries = expiries;
-        self
+        /// Sets the ends of the time limits of the tool uses that wait. By default, they are those of the record.
+        pub(crate) fn with_expiries(self, expiries: Vec<(ToolUseId, Timestamp)>) {
+            self.facts.expiries = expiries;
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! The right to change an agent's history.
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
@@ -177,8 +177,4 @@ fn stopped(end: End<Snapshot>) -> AgentError {
     AgentError::Stopped(end.reason)
 }
 
-impl fmt::Debug for HistoryOwner {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HistoryOwner").finish_non_exhaustive()
-    }
-}
+crate::debug::impl_debug!(HistoryOwner { .. });

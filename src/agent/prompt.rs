@@ -202,77 +202,60 @@ impl Prompt {
         Self { content: content.into(), ..Self::default() }
     }
 
-    /// Returns the same prompt with this id. A prompt whose id is known is not accepted again.
-    ///
-    /// ```
-    /// # #[cfg(feature = "test-util")]
-    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-    /// # use omni_agent::testing::{ScriptedProvider, Step};
-    /// # let model = ScriptedProvider::new([Step::text("Done.")]).model();
-    /// use omni_agent::{Agent, Prompt, agent::Accepted};
-    ///
-    /// let agent = Agent::builder().model(model).start().await?;
-    /// let order = Prompt::new("Order two pizzas.").with_id("order-17");
-    /// assert_eq!(agent.prompt(order.clone()).await?, Accepted::Started);
-    /// assert!(matches!(agent.prompt(order).await?, Accepted::Known { .. }));
-    /// # Ok::<(), omni_agent::AgentError>(())
-    /// # })?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn with_id(mut self, id: impl Into<PromptId>) -> Self {
-        self.id = Some(id.into());
-        self
-    }
+    setters! {
+        /// Returns the same prompt with this id. A prompt whose id is known is not accepted again.
+        ///
+        /// ```
+        /// # #[cfg(feature = "test-util")]
+        /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+        /// # use omni_agent::testing::{ScriptedProvider, Step};
+        /// # let model = ScriptedProvider::new([Step::text("Done.")]).model();
+        /// use omni_agent::{Agent, Prompt, agent::Accepted};
+        ///
+        /// let agent = Agent::builder().model(model).start().await?;
+        /// let order = Prompt::new("Order two pizzas.").with_id("order-17");
+        /// assert_eq!(agent.prompt(order.clone()).await?, Accepted::Started);
+        /// assert!(matches!(agent.prompt(order).await?, Accepted::Known { .. }));
+        /// # Ok::<(), omni_agent::AgentError>(())
+        /// # })?;
+        /// # Ok::<(), Box<dyn std::error::Error>>(())
+        /// ```
+        pub fn with_id(self, id: impl Into<PromptId>) { self.id = Some(id.into()) }
 
-    /// Returns the same prompt with the moment at which it is used if a run is active.
-    pub fn at(mut self, next: Next) -> Self {
-        self.next = next;
-        self
-    }
+        /// Returns the same prompt with the moment at which it is used if a run is active.
+        pub fn at(self, next: Next) { self.next = next }
 
-    /// Returns the same prompt with this model.
-    pub fn with_model(mut self, model: Model) -> Self {
-        self.model = Some(model);
-        self
-    }
+        /// Returns the same prompt with this model.
+        pub fn with_model(self, model: Model) { self.model = Some(model) }
 
-    /// Returns the same prompt with these options, which override the agent's options.
-    pub fn with_options(mut self, options: Options) -> Self {
-        self.options = options;
-        self
-    }
+        /// Returns the same prompt with these options, which override the agent's options.
+        pub fn with_options(self, options: Options) { self.options = options }
 
-    /// Returns the same prompt with this maximum number of requests.
-    pub fn with_max_steps(mut self, max_steps: u32) -> Self {
-        self.max_steps = Some(max_steps);
-        self
-    }
+        /// Returns the same prompt with this maximum number of requests.
+        pub fn with_max_steps(self, max_steps: u32) { self.max_steps = Some(max_steps) }
 
-    /// Returns the same prompt with this maximum duration of each turn.
-    pub fn with_turn_timeout(mut self, limit: Duration) -> Self {
-        self.turn_timeout = Some(limit);
-        self
-    }
+        /// Returns the same prompt with this maximum duration of each turn.
+        pub fn with_turn_timeout(self, limit: Duration) { self.turn_timeout = Some(limit) }
 
-    /// Returns the same prompt with this data of the application. `null` counts as no data.
-    ///
-    /// ```
-    /// # #[cfg(feature = "test-util")]
-    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-    /// # use omni_agent::testing::{ScriptedProvider, Step};
-    /// # let model = ScriptedProvider::new([Step::text("Hello!")]).model();
-    /// use omni_agent::{Agent, Prompt, serde_json::json};
-    ///
-    /// let agent = Agent::builder().model(model).start().await?;
-    /// let response = agent.ask(Prompt::new("Hi!").with_app_data(json!({ "channel": "email" }))).await?;
-    /// assert_eq!(response.messages[0].app_data.as_ref().unwrap()["channel"], "email");
-    /// # Ok::<(), omni_agent::AgentError>(())
-    /// # })?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn with_app_data(mut self, data: impl Into<Arc<Value>>) -> Self {
-        self.app_data = Some(data.into()).filter(|data| !data.is_null());
-        self
+        /// Returns the same prompt with this data of the application. `null` counts as no data.
+        ///
+        /// ```
+        /// # #[cfg(feature = "test-util")]
+        /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+        /// # use omni_agent::testing::{ScriptedProvider, Step};
+        /// # let model = ScriptedProvider::new([Step::text("Hello!")]).model();
+        /// use omni_agent::{Agent, Prompt, serde_json::json};
+        ///
+        /// let agent = Agent::builder().model(model).start().await?;
+        /// let response = agent.ask(Prompt::new("Hi!").with_app_data(json!({ "channel": "email" }))).await?;
+        /// assert_eq!(response.messages[0].app_data.as_ref().unwrap()["channel"], "email");
+        /// # Ok::<(), omni_agent::AgentError>(())
+        /// # })?;
+        /// # Ok::<(), Box<dyn std::error::Error>>(())
+        /// ```
+        pub fn with_app_data(self, data: impl Into<Arc<Value>>) {
+            self.app_data = Some(data.into()).filter(|data| !data.is_null());
+        }
     }
 
     pub(crate) fn check(&self) -> Result<(), AgentError> {

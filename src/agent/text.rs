@@ -1,5 +1,4 @@
 use std::{
-    fmt,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -140,11 +139,7 @@ impl Stream for TextDeltas<'_> {
     }
 }
 
-impl fmt::Debug for TextDeltas<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TextDeltas").finish_non_exhaustive()
-    }
-}
+crate::debug::impl_debug!(TextDeltas<'_> { .. });
 
 /// The part of a turn's text that was already read.
 #[derive(Default)]

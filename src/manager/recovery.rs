@@ -3,7 +3,7 @@
 mod attempts;
 
 use std::{
-    fmt, io,
+    io,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -120,11 +120,7 @@ pub(super) struct RecoverySettings {
     timeout: Option<Duration>,
 }
 
-impl fmt::Debug for RecoverySettings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RecoverySettings").field("sweep", &self.sweep).finish_non_exhaustive()
-    }
-}
+crate::debug::impl_debug!(RecoverySettings(self) { sweep: self.sweep, .. });
 
 /// How a manager recovers turns, and the state of its sweeps.
 pub(super) struct Recovery {
@@ -155,62 +151,55 @@ impl RecoverySettings {
 }
 
 impl ManagerBuilder {
-    /// Sets how conversations are opened without a caller, so that turns continue after a crash or after a decision.
-    ///
-    /// The function gets a recorded turn that nobody works on, with the id and the labels of its conversation, and
-    /// returns the options for opening the conversation. If it returns `None`, this manager does not open the
-    /// conversation. With a starter, the manager [sweeps](Self::sweep) the store for such turns. It also opens a
-    /// conversation when a [decision](Manager::decide) was made on each tool use of its turn. The session has no
-    /// controller, so it ends after the turn like every idle session.
-    ///
-    /// ```
-    /// # #[cfg(feature = "test-util")]
-    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-    /// # use omni_agent::testing::ScriptedProvider;
-    /// # let model = ScriptedProvider::new([]).model();
-    /// use omni_agent::{Agent, manager::{Manager, OpenOptions}, store::MemoryStore};
-    ///
-    /// let manager = Manager::builder(MemoryStore::new())
-    ///     .starter(move |turn| {
-    ///         let tenant = turn.labels.get("tenant").unwrap_or("none");
-    ///         Some(OpenOptions::new(Agent::builder().model(model.clone())).tenant(tenant))
-    ///     })
-    ///     .build();
-    /// assert!(manager.recover().await?.opened.is_empty());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// # })?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn starter(
-        mut self,
-        starter: impl Fn(&TurnSummary) -> Option<OpenOptions> + Send + Sync + 'static,
-    ) -> Self {
-        self.recovery.starter = Some(Arc::new(starter));
-        self
-    }
+    crate::setters::setters! {
+        /// Sets how conversations are opened without a caller, so that turns continue after a crash or after a
+        /// decision.
+        ///
+        /// The function gets a recorded turn that nobody works on, with the id and the labels of its conversation, and
+        /// returns the options for opening the conversation. If it returns `None`, this manager does not open the
+        /// conversation. With a starter, the manager [sweeps](Self::sweep) the store for such turns. It also opens a
+        /// conversation when a [decision](Manager::decide) was made on each tool use of its turn. The session has no
+        /// controller, so it ends after the turn like every idle session.
+        ///
+        /// ```
+        /// # #[cfg(feature = "test-util")]
+        /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+        /// # use omni_agent::testing::ScriptedProvider;
+        /// # let model = ScriptedProvider::new([]).model();
+        /// use omni_agent::{Agent, manager::{Manager, OpenOptions}, store::MemoryStore};
+        ///
+        /// let manager = Manager::builder(MemoryStore::new())
+        ///     .starter(move |turn| {
+        ///         let tenant = turn.labels.get("tenant").unwrap_or("none");
+        ///         Some(OpenOptions::new(Agent::builder().model(model.clone())).tenant(tenant))
+        ///     })
+        ///     .build();
+        /// assert!(manager.recover().await?.opened.is_empty());
+        /// # Ok::<(), Box<dyn std::error::Error>>(())
+        /// # })?;
+        /// # Ok::<(), Box<dyn std::error::Error>>(())
+        /// ```
+        pub fn starter(self, starter: impl Fn(&TurnSummary) -> Option<OpenOptions> + Send + Sync + 'static) {
+            self.recovery.starter = Some(Arc::new(starter));
+        }
 
-    /// Sets when the manager looks for turns that nobody works on. This needs a [`starter`](Self::starter). Defaults to
-    /// [`Sweep::default`].
-    ///
-    /// The first sweep begins with the first operation of the manager. A sweep opens the oldest turns first. A turn for
-    /// which the starter returns `None` takes no place. If no place for an [open session](Self::max_open) is free, a
-    /// sweep opens one conversation, in the place of an idle session, and only if no caller waits for a place. If all
-    /// [requests](Self::max_turns) are in use, it opens none. After each restart of a turn without progress, and after
-    /// each failure, the sweeps wait longer before they open the conversation. A conversation that cannot be opened is
-    /// reported as [`ManagerEvent::NotRecovered`](super::ManagerEvent::NotRecovered).
-    pub fn sweep(mut self, sweep: Sweep) -> Self {
-        self.recovery.sweep = sweep;
-        self
-    }
+        /// Sets when the manager looks for turns that nobody works on. This needs a [`starter`](Self::starter).
+        /// Defaults to [`Sweep::default`].
+        ///
+        /// The first sweep begins with the first operation of the manager. A sweep opens the oldest turns first. A turn
+        /// for which the starter returns `None` takes no place. If no place for an [open session](Self::max_open) is
+        /// free, a sweep opens one conversation, in the place of an idle session, and only if no caller waits for a
+        /// place. If all [requests](Self::max_turns) are in use, it opens none. After each restart of a turn without
+        /// progress, and after each failure, the sweeps wait longer before they open the conversation. A conversation
+        /// that cannot be opened is reported as [`ManagerEvent::NotRecovered`](super::ManagerEvent::NotRecovered).
+        pub fn sweep(self, sweep: Sweep) { self.recovery.sweep = sweep }
 
-    /// Sets how long a [sweep](Self::sweep) and [`Manager::recover`] wait for the opening of one conversation, with the
-    /// time for `init` and for a place. The limit also applies to each page of the list of turns. Defaults to one
-    /// minute.
-    ///
-    /// If the time is over, the attempt counts as a failure.
-    pub fn recovery_timeout(mut self, limit: Duration) -> Self {
-        self.recovery.timeout = Some(limit);
-        self
+        /// Sets how long a [sweep](Self::sweep) and [`Manager::recover`] wait for the opening of one conversation, with
+        /// the time for `init` and for a place. The limit also applies to each page of the list of turns. Defaults to
+        /// one minute.
+        ///
+        /// If the time is over, the attempt counts as a failure.
+        pub fn recovery_timeout(self, limit: Duration) { self.recovery.timeout = Some(limit) }
     }
 }
 

@@ -1,8 +1,9 @@
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use crate::{
     agent::{AgentBuilder, Durable, RECORD_DELAY, Recover},
     session::{Mode, Session, SessionBuilder, SessionSubscription},
+    setters::setters,
     store::Labels,
 };
 
@@ -70,17 +71,13 @@ impl OpenOptions {
         }
     }
 
-    /// Sets the title of a new conversation.
-    pub fn title(mut self, title: impl Into<Arc<str>>) -> Self {
-        self.title = Some(title.into());
-        self
-    }
+    setters! {
+        /// Sets the title of a new conversation.
+        pub fn title(self, title: impl Into<Arc<str>>) { self.title = Some(title.into()) }
 
-    /// Sets the labels of a new conversation, such as its tenant and user. [`Manager::list`](super::Manager::list)
-    /// finds conversations by their labels. A stored conversation keeps its labels.
-    pub fn labels(mut self, labels: Labels) -> Self {
-        self.labels = labels;
-        self
+        /// Sets the labels of a new conversation, such as its tenant and user. [`Manager::list`](super::Manager::list)
+        /// finds conversations by their labels. A stored conversation keeps its labels.
+        pub fn labels(self, labels: Labels) { self.labels = labels }
     }
 
     /// Adds labels to the labels that a new conversation gets.
@@ -90,44 +87,30 @@ impl OpenOptions {
         Ok(self)
     }
 
-    /// Sets the tenant of the session. All sessions of a tenant share its [limit of
-    /// requests](super::ManagerBuilder::max_turns_per_tenant), if the manager has such a limit.
-    pub fn tenant(mut self, tenant: impl Into<Arc<str>>) -> Self {
-        self.tenant = Some(tenant.into());
-        self
-    }
+    setters! {
+        /// Sets the tenant of the session. All sessions of a tenant share its [limit of
+        /// requests](super::ManagerBuilder::max_turns_per_tenant), if the manager has such a limit.
+        pub fn tenant(self, tenant: impl Into<Arc<str>>) { self.tenant = Some(tenant.into()) }
 
-    /// Sets how long the session stays open while it has no controller, and is idle or waits for decisions about a
-    /// recorded turn. This replaces the manager's time. `None` keeps the session open without a limit.
-    pub fn idle_shutdown(mut self, after: Option<Duration>) -> Self {
-        self.idle_shutdown = IdleShutdown::After(after);
-        self
-    }
+        /// Sets how long the session stays open while it has no controller, and is idle or waits for decisions about a
+        /// recorded turn. This replaces the manager's time. `None` keeps the session open without a limit.
+        pub fn idle_shutdown(self, after: Option<Duration>) {
+            self.idle_shutdown = IdleShutdown::After(after);
+        }
 
-    /// Sets how much of a turn in flight survives the end of the process. Defaults to [`Durable::Turns`]. See
-    /// [`SessionBuilder::durable`].
-    pub fn durable(mut self, level: Durable) -> Self {
-        self.durable = level;
-        self
-    }
+        /// Sets how much of a turn in flight survives the end of the process. Defaults to [`Durable::Turns`]. See
+        /// [`SessionBuilder::durable`].
+        pub fn durable(self, level: Durable) { self.durable = level }
 
-    /// Sets what happens with a turn in flight when the conversation is opened. See [`SessionBuilder::recover`].
-    pub fn recover(mut self, recover: Recover) -> Self {
-        self.recover = recover;
-        self
-    }
+        /// Sets what happens with a turn in flight when the conversation is opened. See [`SessionBuilder::recover`].
+        pub fn recover(self, recover: Recover) { self.recover = recover }
 
-    /// Sets how long a record of the turn in flight may be delayed if nothing waits for it. Defaults to 50 ms. See
-    /// [`SessionBuilder::record_delay`].
-    pub fn record_delay(mut self, delay: Duration) -> Self {
-        self.record_delay = delay;
-        self
-    }
+        /// Sets how long a record of the turn in flight may be delayed if nothing waits for it. Defaults to 50 ms. See
+        /// [`SessionBuilder::record_delay`].
+        pub fn record_delay(self, delay: Duration) { self.record_delay = delay }
 
-    /// Sets the mode of the caller's subscription. With `None`, the caller gets no subscription.
-    pub fn subscribe(mut self, mode: Option<Mode>) -> Self {
-        self.mode = mode;
-        self
+        /// Sets the mode of the caller's subscription. With `None`, the caller gets no subscription.
+        pub fn subscribe(self, mode: Option<Mode>) { self.mode = mode }
     }
 
     /// Applies the options to a session builder that already has the manager's settings.
@@ -153,14 +136,7 @@ impl From<AgentBuilder> for OpenOptions {
     }
 }
 
-impl fmt::Debug for OpenOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OpenOptions")
-            .field("agent", &self.agent)
-            .field("mode", &self.mode)
-            .finish_non_exhaustive()
-    }
-}
+crate::debug::impl_debug!(OpenOptions(self) { agent: self.agent, mode: self.mode, .. });
 
 /// A session that was opened or created.
 #[derive(Debug)]

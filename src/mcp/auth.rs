@@ -36,11 +36,9 @@ const OTHER_LOGIN: &str = "the address belongs to another login, or to one that 
 #[serde(transparent)]
 pub struct Tokens(StoredCredentials);
 
-/// Shows nothing, because tokens are secrets.
-impl fmt::Debug for Tokens {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Tokens")
-    }
+crate::debug::impl_debug! {
+    /// Shows nothing, because tokens are secrets.
+    Tokens {}
 }
 
 /// Stores the tokens of one user at one server, for example in a row of a database or in the keychain of the system.
@@ -143,11 +141,9 @@ pub struct McpLoginBuilder {
     request: AuthorizationRequest,
 }
 
-/// Shows only the server, because the rest of its URL may contain secrets.
-impl fmt::Debug for McpLoginBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("McpLoginBuilder").field("server", &shown(&self.url)).finish_non_exhaustive()
-    }
+crate::debug::impl_debug! {
+    /// Shows only the server, because the rest of its URL may contain secrets.
+    McpLoginBuilder(self) { server: shown(&self.url), .. }
 }
 
 /// A login that has begun. The user opens [`url`](Self::url) in a browser. The server then redirects the browser to the
@@ -263,11 +259,9 @@ impl McpLogin {
     }
 }
 
-/// Shows only the server, because the address contains a secret.
-impl fmt::Debug for McpLogin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("McpLogin").field("server", &self.server.shown).finish_non_exhaustive()
-    }
+crate::debug::impl_debug! {
+    /// Shows only the server, because the address contains a secret.
+    McpLogin(self) { server: self.server.shown, .. }
 }
 
 /// Returns the first value of a parameter in a URL's query.

@@ -2,7 +2,6 @@
 
 use std::{
     ffi::OsString,
-    fmt,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -115,66 +114,47 @@ impl McpBuilder {
         self
     }
 
-    /// Uses this version of the protocol, such as `2025-06-18`. By default, the client asks for the newest version and
-    /// falls back to older ones. A fixed version saves one request.
-    pub fn version(mut self, version: impl Into<String>) -> Self {
-        self.version = Some(version.into());
-        self
-    }
+    crate::setters::setters! {
+        /// Uses this version of the protocol, such as `2025-06-18`. By default, the client asks for the newest version
+        /// and falls back to older ones. A fixed version saves one request.
+        pub fn version(self, version: impl Into<String>) { self.version = Some(version.into()) }
 
-    /// Sets the time limit for connecting and for listing tools. The default is 30 seconds. A program that is installed
-    /// at its first start, for example by `npx`, may need longer.
-    pub fn connect_limit(mut self, limit: Duration) -> Self {
-        self.connect_limit = limit;
-        self
-    }
+        /// Sets the time limit for connecting and for listing tools. The default is 30 seconds. A program that is
+        /// installed at its first start, for example by `npx`, may need longer.
+        pub fn connect_limit(self, limit: Duration) { self.connect_limit = limit }
 
-    /// Sets how long a call may run without a report of progress. The default is one minute.
-    pub fn idle_limit(mut self, limit: Duration) -> Self {
-        self.idle_limit = limit;
-        self
-    }
+        /// Sets how long a call may run without a report of progress. The default is one minute.
+        pub fn idle_limit(self, limit: Duration) { self.idle_limit = limit }
 
-    /// Sets the total time limit of a call. The default is ten minutes.
-    pub fn total_limit(mut self, limit: Duration) -> Self {
-        self.total_limit = limit;
-        self
-    }
+        /// Sets the total time limit of a call. The default is ten minutes.
+        pub fn total_limit(self, limit: Duration) { self.total_limit = limit }
 
-    /// Offers only these tools. They are identified by the names that the server uses. By default, all tools are
-    /// offered.
-    pub fn allow(mut self, tools: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        self.selection.allowed.get_or_insert_default().extend(tools.into_iter().map(Into::into));
-        self
-    }
+        /// Offers only these tools. They are identified by the names that the server uses. By default, all tools are
+        /// offered.
+        pub fn allow(self, tools: impl IntoIterator<Item = impl Into<String>>) {
+            self.selection.allowed.get_or_insert_default().extend(tools.into_iter().map(Into::into));
+        }
 
-    /// Offers a tool under exactly this name instead of `SERVER__TOOL`.
-    pub fn rename(mut self, tool: impl Into<String>, name: impl Into<String>) -> Self {
-        self.selection.renamed.insert(tool.into(), name.into());
-        self
-    }
+        /// Offers a tool under exactly this name instead of `SERVER__TOOL`.
+        pub fn rename(self, tool: impl Into<String>, name: impl Into<String>) {
+            self.selection.renamed.insert(tool.into(), name.into());
+        }
 
-    /// Requires an approval for every use of these tools. They are identified by the names that the server uses.
-    pub fn approve(mut self, tools: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        self.selection.approved.extend(tools.into_iter().map(Into::into));
-        self
-    }
+        /// Requires an approval for every use of these tools. They are identified by the names that the server uses.
+        pub fn approve(self, tools: impl IntoIterator<Item = impl Into<String>>) {
+            self.selection.approved.extend(tools.into_iter().map(Into::into));
+        }
 
-    /// Requires an approval for every use of every tool.
-    pub fn approve_all(mut self) -> Self {
-        self.selection.approve_all = true;
-        self
-    }
+        /// Requires an approval for every use of every tool.
+        pub fn approve_all(self) { self.selection.approve_all = true }
 
-    /// Trusts the hints of the server about repeated calls. A tool then declares [`Replay::Safe`] if its hint
-    /// `read_only` or `idempotent` is true: see [`ToolHints`](super::ToolHints). By default, every tool declares
-    /// [`Replay::Never`], because a wrong hint would let a call of a process that ended take effect twice.
-    ///
-    /// [`Replay::Safe`]: crate::tool::Replay::Safe
-    /// [`Replay::Never`]: crate::tool::Replay::Never
-    pub fn trust_hints(mut self) -> Self {
-        self.selection.trusts_hints = true;
-        self
+        /// Trusts the hints of the server about repeated calls. A tool then declares [`Replay::Safe`] if its hint
+        /// `read_only` or `idempotent` is true: see [`ToolHints`](super::ToolHints). By default, every tool declares
+        /// [`Replay::Never`], because a wrong hint would let a call of a process that ended take effect twice.
+        ///
+        /// [`Replay::Safe`]: crate::tool::Replay::Safe
+        /// [`Replay::Never`]: crate::tool::Replay::Never
+        pub fn trust_hints(self) { self.selection.trusts_hints = true }
     }
 
     /// Connects to the server.
@@ -244,12 +224,9 @@ impl McpBuilder {
     }
 }
 
-/// Omits the environment variables, headers and the URL, since they may contain secrets.
-impl fmt::Debug for McpBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("McpBuilder")
-            .field("name", &self.name.clone().unwrap_or_else(|| self.default_name()))
-            .field("version", &self.version)
-            .finish_non_exhaustive()
+crate::debug::impl_debug! {
+    /// Omits the environment variables, headers and the URL, since they may contain secrets.
+    McpBuilder(self) {
+        name: self.name.clone().unwrap_or_else(|| self.default_name()), version: self.version, ..
     }
 }

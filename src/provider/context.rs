@@ -1,6 +1,5 @@
 use std::{
     collections::VecDeque,
-    fmt,
     pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard,
@@ -34,11 +33,7 @@ struct Asking {
     open: AtomicUsize,
 }
 
-impl fmt::Debug for Asking {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Asking").field("asked", &self.asked).field("open", &self.open).finish_non_exhaustive()
-    }
-}
+crate::debug::impl_debug!(Asking(self) { asked: self.asked, open: self.open, .. });
 
 type DecideFn = dyn Fn(ToolUse) -> Pin<Box<dyn Future<Output = Decision> + Send>> + Send + Sync;
 

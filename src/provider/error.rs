@@ -166,16 +166,12 @@ impl ProviderError {
         self
     }
 
-    /// Sets the delay that the service requested.
-    pub fn with_retry_after(mut self, wait: Option<Duration>) -> Self {
-        self.retry_after = wait;
-        self
-    }
+    crate::setters::setters! {
+        /// Sets the delay that the service requested.
+        pub fn with_retry_after(self, wait: Option<Duration>) { self.retry_after = wait }
 
-    /// Sets the service's id of the request.
-    pub fn with_request_id(mut self, id: Option<String>) -> Self {
-        self.request_id = id;
-        self
+        /// Sets the service's id of the request.
+        pub fn with_request_id(self, id: Option<String>) { self.request_id = id }
     }
 
     /// Removes secrets that the service has echoed. If the text of a cause contains a secret, the cause is dropped,

@@ -53,28 +53,18 @@ impl Request {
         Self::new(History::from_iter([Message::user(content)]))
     }
 
-    /// Sets the system prompt.
-    pub fn with_system(mut self, system: impl Into<Arc<str>>) -> Self {
-        self.system = Some(system.into());
-        self
-    }
+    crate::setters::setters! {
+        /// Sets the system prompt.
+        pub fn with_system(self, system: impl Into<Arc<str>>) { self.system = Some(system.into()) }
 
-    /// Sets the tools.
-    pub fn with_tools(mut self, tools: ToolSet) -> Self {
-        self.tools = tools;
-        self
-    }
+        /// Sets the tools.
+        pub fn with_tools(self, tools: ToolSet) { self.tools = tools }
 
-    /// Sets the options.
-    pub fn with_options(mut self, options: Options) -> Self {
-        self.options = options;
-        self
-    }
+        /// Sets the options.
+        pub fn with_options(self, options: Options) { self.options = options }
 
-    /// Sets the facts about the model, which replace the facts of the catalogue.
-    pub fn with_model_info(mut self, info: impl Into<Arc<ModelInfo>>) -> Self {
-        self.model_info = Some(info.into());
-        self
+        /// Sets the facts about the model, which replace the facts of the catalogue.
+        pub fn with_model_info(self, info: impl Into<Arc<ModelInfo>>) { self.model_info = Some(info.into()) }
     }
 
     /// Records which part of the history stems from `conversation`, the messages that the next requests contain too. A

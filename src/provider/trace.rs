@@ -5,10 +5,7 @@ mod content;
 use tracing::Span;
 
 use super::{Delta, Effort, ErrorKind, Fold, Provider, ProviderError, Request, RequestContext, ThinkingMode};
-use crate::{
-    message::Usage,
-    telemetry::{self, CapturedContent, RequestFacts, RequestTrace, Tokens},
-};
+use crate::telemetry::{self, CapturedContent, RequestFacts, RequestTrace};
 
 /// The type and the description of the failure if a provider panics.
 pub(crate) const PROVIDER_PANICKED: (&str, &str) = ("provider_panicked", "the provider panicked");
@@ -96,8 +93,8 @@ impl StreamTrace {
         if let Some(model) = &data.model {
             self.trace.response_model(model);
         }
-        if let Some(usage) = &data.usage {
-            self.trace.tokens(tokens(usage));
+        if let Some(usage) = data.usage {
+            self.trace.usage(usage);
         }
         if let Some(reason) = &data.stop_reason {
             self.trace.finish_reason(&reason.to_string());
@@ -125,17 +122,6 @@ impl Drop for StreamTrace {
 /// Returns the name of a kind of failure, as it is serialised.
 pub(crate) fn error_type(kind: ErrorKind) -> String {
     serde_json::to_value(kind).ok().and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
-}
-
-pub(crate) fn tokens(usage: &Usage) -> Tokens {
-    Tokens {
-        input: usage.prompt(),
-        cache_read: usage.cache_read,
-        cache_write: usage.cache_write,
-        output: usage.output,
-        reasoning: usage.reasoning,
-        cost: usage.cost,
-    }
 }
 
 fn level(mode: ThinkingMode) -> Option<&'static str> {

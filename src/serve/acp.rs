@@ -70,7 +70,7 @@ mod sessions;
 mod turns;
 mod view;
 
-use std::{collections::BTreeSet, error::Error, fmt, path::PathBuf, pin::Pin, sync::Arc};
+use std::{collections::BTreeSet, error::Error, path::PathBuf, pin::Pin, sync::Arc};
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -139,16 +139,10 @@ impl StartRequest {
     }
 }
 
-impl fmt::Debug for StartRequest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let tools: Vec<&str> = self.tools().iter().map(|tool| (**tool).name()).collect();
-        f.debug_struct("StartRequest")
-            .field("conversation", &self.conversation)
-            .field("folder", &self.folder)
-            .field("tools", &tools)
-            .finish_non_exhaustive()
-    }
-}
+crate::debug::impl_debug! { StartRequest(self) {
+    conversation: self.conversation, folder: self.folder,
+    tools: self.tools().iter().map(|tool| (**tool).name()).collect::<Vec<_>>(), ..
+} }
 
 /// The connection to a client has failed.
 #[derive(Debug, thiserror::Error)]
@@ -232,23 +226,16 @@ impl AcpAgent {
         self
     }
 
-    /// Sets labels that all conversations of this agent have. The agent lists, opens and deletes only conversations
-    /// with these labels. The manager's store must support labels.
-    pub fn labels(mut self, labels: Labels) -> Self {
-        self.0.labels = labels;
-        self
-    }
+    crate::setters::setters! {
+        /// Sets labels that all conversations of this agent have. The agent lists, opens and deletes only conversations
+        /// with these labels. The manager's store must support labels.
+        pub fn labels(self, labels: Labels) { self.0.labels = labels }
 
-    /// Sets the name of the agent that editors see. The default is the name of this crate.
-    pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.0.name = name.into();
-        self
-    }
+        /// Sets the name of the agent that editors see. The default is the name of this crate.
+        pub fn name(self, name: impl Into<String>) { self.0.name = name.into() }
 
-    /// Sets the version of the agent that editors see. The default is the version of this crate.
-    pub fn version(mut self, version: impl Into<String>) -> Self {
-        self.0.version = version.into();
-        self
+        /// Sets the version of the agent that editors see. The default is the version of this crate.
+        pub fn version(self, version: impl Into<String>) { self.0.version = version.into() }
     }
 
     /// Serves the program that has started this process, over the standard input and output. Returns when that program
@@ -299,15 +286,7 @@ impl AcpAgent {
     }
 }
 
-impl fmt::Debug for AcpAgent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Settings { manager, models, labels, name, version, .. } = &self.0;
-        f.debug_struct("AcpAgent")
-            .field("manager", manager)
-            .field("models", models)
-            .field("labels", labels)
-            .field("name", name)
-            .field("version", version)
-            .finish_non_exhaustive()
-    }
-}
+crate::debug::impl_debug! { AcpAgent(self) {
+    manager: self.0.manager, models: self.0.models, labels: self.0.labels, name: self.0.name,
+    version: self.0.version, ..
+} }

@@ -68,7 +68,7 @@ mod question;
 mod running;
 mod tools;
 
-use std::{error::Error, fmt, sync::Arc};
+use std::{error::Error, sync::Arc};
 
 #[cfg(feature = "web")]
 pub use mount::router;
@@ -181,17 +181,13 @@ impl McpServer {
         Self { local, info: ServerInfo::new(env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION")) }
     }
 
-    /// Sets labels that all conversations of this server have. The server lists, opens and stops only conversations with
-    /// these labels. The manager's store must support labels.
-    pub fn labels(mut self, labels: Labels) -> Self {
-        self.local.labels = labels;
-        self
-    }
+    setters! {
+        /// Sets labels that all conversations of this server have. The server lists, opens and stops only conversations
+        /// with these labels. The manager's store must support labels.
+        pub fn labels(self, labels: Labels) { self.local.labels = labels }
 
-    /// Sets the description of the server. By default, its name and version are those of this crate.
-    pub fn info(mut self, info: ServerInfo) -> Self {
-        self.info = info;
-        self
+        /// Sets the description of the server. By default, its name and version are those of this crate.
+        pub fn info(self, info: ServerInfo) { self.info = info }
     }
 
     /// Serves the program that has started this process, over the standard input and output. Returns when that program
@@ -243,8 +239,4 @@ impl McpServer {
     }
 }
 
-impl fmt::Debug for McpServer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("McpServer").field("info", &self.info).finish_non_exhaustive()
-    }
-}
+crate::debug::impl_debug!(McpServer(self) { info: self.info, .. });

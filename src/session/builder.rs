@@ -1,5 +1,4 @@
 use std::{
-    fmt,
     sync::{Arc, LazyLock},
     time::Duration,
 };
@@ -18,6 +17,7 @@ use super::{
 use crate::{
     agent::{Agent, AgentBuilder, Durable, RECORD_DELAY, Recover, RunEnd},
     message::Timestamp,
+    setters::setters,
     store::{ConversationId, Labels, Owner, Store, WriteId},
     subscription::FeedLimits,
     tree::Tree,
@@ -85,37 +85,30 @@ impl SessionBuilder {
         }
     }
 
-    /// Sets the agent: model, tools, callbacks and all other settings. The session supplies the agent's history.
-    ///
-    /// The model, the system prompt, the options and the limits `max_steps` and `turn_timeout` are saved with the
-    /// conversation. When a stored conversation is [opened](Self::open), the saved settings are combined with the
-    /// settings given here as follows:
-    ///
-    /// - The saved model is used if its name can be resolved. Otherwise, the model given here is used as the fallback.
-    ///   The use of the fallback is logged, emitted to the first subscriber as
-    ///   [`SessionEvent::ModelFallback`](super::SessionEvent::ModelFallback), and shown in every snapshot
-    ///   ([`StateView::fallback_for`](crate::agent::StateView::fallback_for)). The saved name stays in the store until
-    ///   another model is chosen.
-    /// - A system prompt or limits given here replace the saved ones. If the options given here set anything, they
-    ///   replace all saved options. To clear saved options, [configure](Session::configure) the session.
-    /// - Tools, callbacks, extensions, keys and headers are never saved, so give them each time the conversation is
-    ///   opened. Keys and headers do not replace the saved options, whether they are given in
-    ///   [options](AgentBuilder::options) or as [credentials](AgentBuilder::credentials).
-    pub fn agent(mut self, agent: AgentBuilder) -> Self {
-        self.agent = agent;
-        self
-    }
+    setters! {
+        /// Sets the agent: model, tools, callbacks and all other settings. The session supplies the agent's history.
+        ///
+        /// The model, the system prompt, the options and the limits `max_steps` and `turn_timeout` are saved with the
+        /// conversation. When a stored conversation is [opened](Self::open), the saved settings are combined with the
+        /// settings given here as follows:
+        ///
+        /// - The saved model is used if its name can be resolved. Otherwise, the model given here is used as the
+        ///   fallback. The use of the fallback is logged, emitted to the first subscriber as
+        ///   [`SessionEvent::ModelFallback`](super::SessionEvent::ModelFallback), and shown in every snapshot
+        ///   ([`StateView::fallback_for`](crate::agent::StateView::fallback_for)). The saved name stays in the store
+        ///   until another model is chosen.
+        /// - A system prompt or limits given here replace the saved ones. If the options given here set anything, they
+        ///   replace all saved options. To clear saved options, [configure](Session::configure) the session.
+        /// - Tools, callbacks, extensions, keys and headers are never saved, so give them each time the conversation is
+        ///   opened. Keys and headers do not replace the saved options, whether they are given in
+        ///   [options](AgentBuilder::options) or as [credentials](AgentBuilder::credentials).
+        pub fn agent(self, agent: AgentBuilder) { self.agent = agent }
 
-    /// Sets the title of a new conversation. A stored conversation keeps its title.
-    pub fn title(mut self, title: impl Into<Arc<str>>) -> Self {
-        self.title = Some(title.into());
-        self
-    }
+        /// Sets the title of a new conversation. A stored conversation keeps its title.
+        pub fn title(self, title: impl Into<Arc<str>>) { self.title = Some(title.into()) }
 
-    /// Sets the labels of a new conversation, such as its tenant and user. A stored conversation keeps its labels.
-    pub fn labels(mut self, labels: Labels) -> Self {
-        self.labels = labels;
-        self
+        /// Sets the labels of a new conversation, such as its tenant and user. A stored conversation keeps its labels.
+        pub fn labels(self, labels: Labels) { self.labels = labels }
     }
 
     /// Sets how long the session stays open while its agent is idle and it has no controller.
@@ -130,56 +123,42 @@ impl SessionBuilder {
         self.idle_shutdown_after(Some(after))
     }
 
-    /// Sets the time for the idle shutdown, or turns the idle shutdown off with `None`.
-    pub(crate) fn idle_shutdown_after(mut self, after: Option<Duration>) -> Self {
-        Arc::make_mut(&mut self.setup).idle_shutdown = after;
-        self
-    }
+    setters! {
+        /// Sets the time for the idle shutdown, or turns the idle shutdown off with `None`.
+        pub(crate) fn idle_shutdown_after(self, after: Option<Duration>) {
+            Arc::make_mut(&mut self.setup).idle_shutdown = after;
+        }
 
-    /// Sets the limit of unsaved messages in approximate bytes. Defaults to 16 MiB.
-    ///
-    /// Above the limit, new prompts fail with [`SessionError::StoreBehind`]. An active run continues. The limit also
-    /// applies to prompts that are sent through a weak handle of the agent. These prompts fail with
-    /// [`AgentError::OnHold`](crate::agent::AgentError::OnHold). If `handle_event` returns a prompt while the limit is
-    /// exceeded, the prompt is returned in an error event.
-    pub fn unsaved_limit(mut self, bytes: usize) -> Self {
-        Arc::make_mut(&mut self.setup).unsaved_limit = bytes;
-        self
-    }
+        /// Sets the limit of unsaved messages in approximate bytes. Defaults to 16 MiB.
+        ///
+        /// Above the limit, new prompts fail with [`SessionError::StoreBehind`]. An active run continues. The limit
+        /// also applies to prompts that are sent through a weak handle of the agent. These prompts fail with
+        /// [`AgentError::OnHold`](crate::agent::AgentError::OnHold). If `handle_event` returns a prompt while the limit
+        /// is exceeded, the prompt is returned in an error event.
+        pub fn unsaved_limit(self, bytes: usize) { Arc::make_mut(&mut self.setup).unsaved_limit = bytes }
 
-    /// Sets how long a write may take before it counts as failed and is repeated. Defaults to one minute.
-    ///
-    /// While the session ends or is flushed, the limit is shorter: a write may then take only a share of the remaining
-    /// time. If a write has no result by then, it is repeated.
-    pub fn write_timeout(mut self, limit: Duration) -> Self {
-        Arc::make_mut(&mut self.setup).write_timeout = limit;
-        self
-    }
+        /// Sets how long a write may take before it counts as failed and is repeated. Defaults to one minute.
+        ///
+        /// While the session ends or is flushed, the limit is shorter: a write may then take only a share of the
+        /// remaining time. If a write has no result by then, it is repeated.
+        pub fn write_timeout(self, limit: Duration) { Arc::make_mut(&mut self.setup).write_timeout = limit }
 
-    /// Sets how long the session may take to end, unless it is ended by [`Session::stop`]. Defaults to 30 seconds.
-    ///
-    /// Most of this time is for saving. During this time, failed writes and writes without a result are repeated after
-    /// short waits, as described at [`Session::flush`].
-    pub fn end_timeout(mut self, limit: Duration) -> Self {
-        Arc::make_mut(&mut self.setup).end_timeout = limit;
-        self
-    }
+        /// Sets how long the session may take to end, unless it is ended by [`Session::stop`]. Defaults to 30 seconds.
+        ///
+        /// Most of this time is for saving. During this time, failed writes and writes without a result are repeated
+        /// after short waits, as described at [`Session::flush`].
+        pub fn end_timeout(self, limit: Duration) { Arc::make_mut(&mut self.setup).end_timeout = limit }
 
-    /// Sets how many events, and how many bytes of events, are kept in memory for subscribers.
-    pub fn feed_limits(mut self, limits: FeedLimits) -> Self {
-        Arc::make_mut(&mut self.setup).feed_limits = limits;
-        self
-    }
+        /// Sets how many events, and how many bytes of events, are kept in memory for subscribers.
+        pub fn feed_limits(self, limits: FeedLimits) { Arc::make_mut(&mut self.setup).feed_limits = limits }
 
-    /// Sets the name and address under which the session owns the conversation, if the store supports owners.
-    ///
-    /// Other processes find the owner in [`StoreError::Owned`](crate::store::StoreError::Owned). A process that opens
-    /// the conversation under the same name takes over the ownership at once. Therefore, each process needs a different
-    /// name. If a process keeps its name across a restart, it does not have to wait for its own lease to expire. By
-    /// default, each session is [a unique owner](Owner::unique).
-    pub fn owner(mut self, owner: Owner) -> Self {
-        Arc::make_mut(&mut self.setup).owner = Some(Arc::new(owner));
-        self
+        /// Sets the name and address under which the session owns the conversation, if the store supports owners.
+        ///
+        /// Other processes find the owner in [`StoreError::Owned`](crate::store::StoreError::Owned). A process that
+        /// opens the conversation under the same name takes over the ownership at once. Therefore, each process needs a
+        /// different name. If a process keeps its name across a restart, it does not have to wait for its own lease to
+        /// expire. By default, each session is [a unique owner](Owner::unique).
+        pub fn owner(self, owner: Owner) { Arc::make_mut(&mut self.setup).owner = Some(Arc::new(owner)) }
     }
 
     /// Sets how much of a turn in flight survives the end of the process. Defaults to [`Durable::Turns`].
@@ -231,16 +210,12 @@ impl SessionBuilder {
         self.setup
     }
 
-    /// Replaces the settings with those that all sessions of a manager share.
-    pub(crate) fn shared(mut self, setup: Arc<Setup>) -> Self {
-        self.setup = setup;
-        self
-    }
+    setters! {
+        /// Replaces the settings with those that all sessions of a manager share.
+        pub(crate) fn shared(self, setup: Arc<Setup>) { self.setup = setup }
 
-    /// Sets the watcher, which is notified of the session's changes.
-    pub(crate) fn watcher(mut self, watcher: Arc<dyn Watcher>) -> Self {
-        self.watcher = Some(watcher);
-        self
+        /// Sets the watcher, which is notified of the session's changes.
+        pub(crate) fn watcher(self, watcher: Arc<dyn Watcher>) { self.watcher = Some(watcher) }
     }
 
     /// Starts a new conversation with a generated id.
@@ -431,8 +406,4 @@ impl SessionBuilder {
     }
 }
 
-impl fmt::Debug for SessionBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SessionBuilder").field("agent", &self.agent).finish_non_exhaustive()
-    }
-}
+crate::debug::impl_debug!(SessionBuilder(self) { agent: self.agent, .. });

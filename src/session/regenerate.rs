@@ -45,35 +45,28 @@ impl Regenerate {
         Self { user, settings: Prompt::default() }
     }
 
-    /// Sets the model for this run only.
-    pub fn with_model(mut self, model: Model) -> Self {
-        self.settings = self.settings.with_model(model);
-        self
-    }
+    crate::setters::setters! {
+        /// Sets the model for this run only.
+        pub fn with_model(self, model: Model) { self.settings = self.settings.with_model(model) }
 
-    /// Sets the options for this run only.
-    pub fn with_options(mut self, options: Options) -> Self {
-        self.settings = self.settings.with_options(options);
-        self
-    }
+        /// Sets the options for this run only.
+        pub fn with_options(self, options: Options) { self.settings = self.settings.with_options(options) }
 
-    /// Sets the maximum number of requests for this run only.
-    pub fn with_max_steps(mut self, max_steps: u32) -> Self {
-        self.settings = self.settings.with_max_steps(max_steps);
-        self
-    }
+        /// Sets the maximum number of requests for this run only.
+        pub fn with_max_steps(self, max_steps: u32) {
+            self.settings = self.settings.with_max_steps(max_steps);
+        }
 
-    /// Sets the time limit of each turn for this run only.
-    pub fn with_turn_timeout(mut self, limit: Duration) -> Self {
-        self.settings = self.settings.with_turn_timeout(limit);
-        self
-    }
+        /// Sets the time limit of each turn for this run only.
+        pub fn with_turn_timeout(self, limit: Duration) {
+            self.settings = self.settings.with_turn_timeout(limit);
+        }
 
-    /// Sets the tools of the client for this run.
-    #[cfg(feature = "web")]
-    pub(crate) fn with_client_tools(mut self, tools: crate::agent::ClientTools) -> Self {
-        self.settings.client_tools = tools;
-        self
+        /// Sets the tools of the client for this run.
+        #[cfg(feature = "web")]
+        pub(crate) fn with_client_tools(self, tools: crate::agent::ClientTools) {
+            self.settings.client_tools = tools;
+        }
     }
 }
 

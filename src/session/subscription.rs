@@ -1,5 +1,4 @@
 use std::{
-    fmt,
     pin::Pin,
     sync::{Arc, atomic::Ordering},
     task::{Context, Poll},
@@ -146,14 +145,7 @@ impl Stream for SessionSubscription {
     }
 }
 
-impl fmt::Debug for SessionSubscription {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SessionSubscription")
-            .field("events", &self.events)
-            .field("guard", &self.guard)
-            .finish()
-    }
-}
+crate::debug::impl_debug!(SessionSubscription(self) { events: self.events, guard: self.guard });
 
 /// Keeps a session open while its mode is [`Mode::Controller`]. An observer's guard has no effect.
 ///
@@ -229,8 +221,4 @@ impl Guard {
     }
 }
 
-impl fmt::Debug for Guard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Guard").field("mode", &self.mode()).finish_non_exhaustive()
-    }
-}
+crate::debug::impl_debug!(Guard(self) { mode: self.mode(), .. });

@@ -9,6 +9,7 @@ use crate::{
     agent::{KnownPrompt, PromptState, RunEnd},
     message::{RequestEnd, Timestamp, UsageRow, UsageSum},
     provider::Options,
+    setters::setters,
     subscription::EventId,
     tree::{Changes, Erased, Node, NodeId},
 };
@@ -44,16 +45,12 @@ pub struct StoredState {
 }
 
 impl StoredState {
-    /// Returns the same state with this model's name.
-    pub fn with_model(mut self, name: impl Into<String>) -> Self {
-        self.model = Some(name.into());
-        self
-    }
+    setters! {
+        /// Returns the same state with this model's name.
+        pub fn with_model(self, name: impl Into<String>) { self.model = Some(name.into()) }
 
-    /// Returns the same state with this system prompt.
-    pub fn with_system(mut self, system: impl Into<String>) -> Self {
-        self.system = Some(system.into());
-        self
+        /// Returns the same state with this system prompt.
+        pub fn with_system(self, system: impl Into<String>) { self.system = Some(system.into()) }
     }
 
     /// Returns the same state with these options, without their secrets.
@@ -62,28 +59,18 @@ impl StoredState {
         self.without_secrets()
     }
 
-    /// Returns the same state with this limit on the requests of one prompt.
-    pub fn with_max_steps(mut self, max_steps: u32) -> Self {
-        self.max_steps = Some(max_steps);
-        self
-    }
+    setters! {
+        /// Returns the same state with this limit on the requests of one prompt.
+        pub fn with_max_steps(self, max_steps: u32) { self.max_steps = Some(max_steps) }
 
-    /// Returns the same state with this limit on the duration of a turn.
-    pub fn with_turn_timeout(mut self, limit: Duration) -> Self {
-        self.turn_timeout = Some(limit);
-        self
-    }
+        /// Returns the same state with this limit on the duration of a turn.
+        pub fn with_turn_timeout(self, limit: Duration) { self.turn_timeout = Some(limit) }
 
-    /// Returns the same state with this title.
-    pub fn with_title(mut self, title: impl Into<String>) -> Self {
-        self.title = Some(title.into());
-        self
-    }
+        /// Returns the same state with this title.
+        pub fn with_title(self, title: impl Into<String>) { self.title = Some(title.into()) }
 
-    /// Returns the same state with these labels.
-    pub fn with_labels(mut self, labels: Labels) -> Self {
-        self.labels = labels;
-        self
+        /// Returns the same state with these labels.
+        pub fn with_labels(self, labels: Labels) { self.labels = labels }
     }
 
     /// Returns the same state without secrets, ready to be stored.
@@ -169,22 +156,19 @@ impl Commit {
         Self { head, ..Self::default() }
     }
 
-    /// Returns the same commit with these nodes added.
-    pub fn with_nodes(mut self, nodes: impl IntoIterator<Item = Node>) -> Self {
-        self.nodes.extend(nodes);
-        self
-    }
+    setters! {
+        /// Returns the same commit with these nodes added.
+        pub fn with_nodes(self, nodes: impl IntoIterator<Item = Node>) { self.nodes.extend(nodes) }
 
-    /// Returns the same commit with these cursor changes added.
-    pub fn with_cursors(mut self, cursors: impl IntoIterator<Item = (NodeId, NodeId)>) -> Self {
-        self.cursors.extend(cursors);
-        self
-    }
+        /// Returns the same commit with these cursor changes added.
+        pub fn with_cursors(self, cursors: impl IntoIterator<Item = (NodeId, NodeId)>) {
+            self.cursors.extend(cursors);
+        }
 
-    /// Returns the same commit with these rows added to the usage ledger.
-    pub fn with_usage(mut self, rows: impl IntoIterator<Item = UsageRow>) -> Self {
-        self.usage.get_or_insert_default().extend(rows);
-        self
+        /// Returns the same commit with these rows added to the usage ledger.
+        pub fn with_usage(self, rows: impl IntoIterator<Item = UsageRow>) {
+            self.usage.get_or_insert_default().extend(rows);
+        }
     }
 
     /// Returns the rows that this commit adds to the usage ledger.

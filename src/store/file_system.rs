@@ -167,7 +167,6 @@ mod write;
 pub use builder::{Durability, FileSystemStoreBuilder};
 
 use std::{
-    fmt,
     fs::File,
     ops::Range,
     path::{Path, PathBuf},
@@ -492,8 +491,4 @@ impl Store for FileSystemStore {
     }
 }
 
-impl fmt::Debug for FileSystemStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FileSystemStore").field("folder", &self.0.folder).finish_non_exhaustive()
-    }
-}
+crate::debug::impl_debug!(FileSystemStore(self) { folder: self.0.folder, .. });

@@ -1,6 +1,5 @@
 use std::{
     collections::HashMap,
-    fmt,
     ops::Range,
     sync::{Arc, Mutex, MutexGuard},
 };
@@ -314,8 +313,4 @@ impl Store for MemoryStore {
     }
 }
 
-impl fmt::Debug for MemoryStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemoryStore").field("conversations", &self.lock().conversations.len()).finish()
-    }
-}
+crate::debug::impl_debug!(MemoryStore(self) { conversations: self.lock().conversations.len() });

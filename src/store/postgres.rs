@@ -112,7 +112,6 @@ mod url;
 mod write;
 
 use std::{
-    fmt,
     ops::Range,
     sync::{Arc, OnceLock},
     time::Duration,
@@ -171,59 +170,38 @@ pub struct PostgresStoreBuilder {
 }
 
 impl PostgresStoreBuilder {
-    /// Sets the schema that holds the conversations. The default is `omni_agent`. Any name that PostgreSQL accepts is
-    /// valid: up to 63 bytes, and not beginning with `pg_`. Names are case-sensitive.
-    pub fn schema(mut self, name: impl Into<String>) -> Self {
-        self.schema = name.into();
-        self
-    }
+    crate::setters::setters! {
+        /// Sets the schema that holds the conversations. The default is `omni_agent`. Any name that PostgreSQL accepts
+        /// is valid: up to 63 bytes, and not beginning with `pg_`. Names are case-sensitive.
+        pub fn schema(self, name: impl Into<String>) { self.schema = name.into() }
 
-    /// Sets the number of connections for conversations. The default is ten, and the minimum is one. The store uses two
-    /// more connections for renewing leases.
-    pub fn connections(mut self, number: usize) -> Self {
-        self.limits.connections = number.max(1);
-        self
-    }
+        /// Sets the number of connections for conversations. The default is ten, and the minimum is one. The store uses
+        /// two more connections for renewing leases.
+        pub fn connections(self, number: usize) { self.limits.connections = number.max(1) }
 
-    /// Sets how long to wait for a connection when all connections of the pool are in use. The default is five seconds.
-    pub fn pool_wait(mut self, limit: Duration) -> Self {
-        self.limits.pool_wait = limit;
-        self
-    }
+        /// Sets how long to wait for a connection when all connections of the pool are in use. The default is five
+        /// seconds.
+        pub fn pool_wait(self, limit: Duration) { self.limits.pool_wait = limit }
 
-    /// Sets how long connecting to a host may take. The default is five seconds. `connect_timeout` in the URL takes
-    /// precedence.
-    pub fn connect_timeout(mut self, limit: Duration) -> Self {
-        self.limits.connect = limit;
-        self
-    }
+        /// Sets how long connecting to a host may take. The default is five seconds. `connect_timeout` in the URL takes
+        /// precedence.
+        pub fn connect_timeout(self, limit: Duration) { self.limits.connect = limit }
 
-    /// Sets how long to wait for a lock of another transaction. The default is five seconds. The value is rounded to
-    /// milliseconds.
-    pub fn lock_wait(mut self, limit: Duration) -> Self {
-        self.limits.lock_wait = limit;
-        self
-    }
+        /// Sets how long to wait for a lock of another transaction. The default is five seconds. The value is rounded
+        /// to milliseconds.
+        pub fn lock_wait(self, limit: Duration) { self.limits.lock_wait = limit }
 
-    /// Sets how long a statement may take, and how long a transaction may be idle. The default is 30 seconds. The value
-    /// is rounded to milliseconds. If the server does not end the statement, the connection is abandoned five seconds
-    /// later.
-    pub fn statement_timeout(mut self, limit: Duration) -> Self {
-        self.limits.statement = limit;
-        self
-    }
+        /// Sets how long a statement may take, and how long a transaction may be idle. The default is 30 seconds. The
+        /// value is rounded to milliseconds. If the server does not end the statement, the connection is abandoned five
+        /// seconds later.
+        pub fn statement_timeout(self, limit: Duration) { self.limits.statement = limit }
 
-    /// Sets how long a lease lasts without renewal. The default is 30 seconds, and the minimum is ten milliseconds.
-    pub fn lease(mut self, lasts: Duration) -> Self {
-        self.limits.lease = lasts.max(Duration::from_millis(10));
-        self
-    }
+        /// Sets how long a lease lasts without renewal. The default is 30 seconds, and the minimum is ten milliseconds.
+        pub fn lease(self, lasts: Duration) { self.limits.lease = lasts.max(Duration::from_millis(10)) }
 
-    /// Sets the certificates (PEM) to trust, such as a provider's root certificate. They replace the certificates that
-    /// the platform trusts.
-    pub fn root_certificates(mut self, pem: impl Into<Vec<u8>>) -> Self {
-        self.certificates = Some(pem.into());
-        self
+        /// Sets the certificates (PEM) to trust, such as a provider's root certificate. They replace the certificates
+        /// that the platform trusts.
+        pub fn root_certificates(self, pem: impl Into<Vec<u8>>) { self.certificates = Some(pem.into()) }
     }
 
     /// Connects to the database, and creates or updates the schema.
@@ -251,15 +229,8 @@ impl PostgresStoreBuilder {
     }
 }
 
-impl fmt::Debug for PostgresStoreBuilder {
-    // The URL is omitted because it may contain a password.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PostgresStoreBuilder")
-            .field("schema", &self.schema)
-            .field("limits", &self.limits)
-            .finish_non_exhaustive()
-    }
-}
+// The URL is omitted because it may contain a password.
+crate::debug::impl_debug!(PostgresStoreBuilder(self) { schema: self.schema, limits: self.limits, .. });
 
 #[derive(Debug, thiserror::Error)]
 #[error("it is not a valid URL such as `postgres://user:password@host:port/database`")]
@@ -555,11 +526,4 @@ impl Store for PostgresStore {
     }
 }
 
-impl fmt::Debug for PostgresStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PostgresStore")
-            .field("database", &self.0.server.place)
-            .field("schema", &self.0.schema)
-            .finish_non_exhaustive()
-    }
-}
+crate::debug::impl_debug!(PostgresStore(self) { database: self.0.server.place, schema: self.0.schema, .. });

@@ -155,7 +155,6 @@ mod workers;
 mod write;
 
 use std::{
-    fmt,
     ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
@@ -230,40 +229,30 @@ pub struct SqliteStoreBuilder {
 }
 
 impl SqliteStoreBuilder {
-    /// Sets the kinds of crashes that acknowledged writes survive. By default, writes also survive a crash of the
-    /// machine. With [`Durability::Process`], a power failure can lose the latest writes, but the file stays valid.
-    pub fn durability(mut self, durability: Durability) -> Self {
-        self.durability = durability;
-        self
-    }
+    crate::setters::setters! {
+        /// Sets the kinds of crashes that acknowledged writes survive. By default, writes also survive a crash of the
+        /// machine. With [`Durability::Process`], a power failure can lose the latest writes, but the file stays valid.
+        pub fn durability(self, durability: Durability) { self.durability = durability }
 
-    /// Sets how long to wait while another process writes. The default is five seconds. The value is rounded to
-    /// milliseconds, and limited to 24 days.
-    pub fn lock_wait(mut self, limit: Duration) -> Self {
-        self.busy = limit.min(Duration::from_millis(i32::MAX.unsigned_abs().into()));
-        self
-    }
+        /// Sets how long to wait while another process writes. The default is five seconds. The value is rounded to
+        /// milliseconds, and limited to 24 days.
+        pub fn lock_wait(self, limit: Duration) {
+            self.busy = limit.min(Duration::from_millis(i32::MAX.unsigned_abs().into()));
+        }
 
-    /// Sets how long a lease lasts without renewal. The default is 30 seconds. The value is rounded to milliseconds,
-    /// and is at least ten milliseconds.
-    pub fn lease(mut self, lasts: Duration) -> Self {
-        self.lease = lasts.max(Duration::from_millis(10));
-        self
-    }
+        /// Sets how long a lease lasts without renewal. The default is 30 seconds. The value is rounded to
+        /// milliseconds, and is at least ten milliseconds.
+        pub fn lease(self, lasts: Duration) { self.lease = lasts.max(Duration::from_millis(10)) }
 
-    /// Sets the number of reading threads, each with its own connection. The default is four, and the minimum is one.
-    pub fn readers(mut self, threads: usize) -> Self {
-        self.readers = threads.max(1);
-        self
-    }
+        /// Sets the number of reading threads, each with its own connection. The default is four, and the minimum is
+        /// one.
+        pub fn readers(self, threads: usize) { self.readers = threads.max(1) }
 
-    /// Sets whether to create an index for [`Store::search`] if the file has none. The default is `false`.
-    ///
-    /// Once a file has an index, the index stays, and all processes update it with every write. The index is about as
-    /// large as the texts, and writes take longer. The store indexes older conversations in the background.
-    pub fn search(mut self, is_on: bool) -> Self {
-        self.search = is_on;
-        self
+        /// Sets whether to create an index for [`Store::search`] if the file has none. The default is `false`.
+        ///
+        /// Once a file has an index, the index stays, and all processes update it with every write. The index is about
+        /// as large as the texts, and writes take longer. The store indexes older conversations in the background.
+        pub fn search(self, is_on: bool) { self.search = is_on }
     }
 
     /// Opens the store. Creates the file if it does not exist, and updates the file's schema.
@@ -632,8 +621,4 @@ impl Store for SqliteStore {
     }
 }
 
-impl fmt::Debug for SqliteStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SqliteStore").field("file", &self.0.database.file).finish_non_exhaustive()
-    }
-}
+crate::debug::impl_debug!(SqliteStore(self) { file: self.0.database.file, .. });

@@ -27,16 +27,12 @@ pub enum TurnChange {
 }
 
 impl Commit {
-    /// Returns the same commit, which now also contains this record of the turn in flight.
-    pub fn with_turn(mut self, record: TurnRecord) -> Self {
-        self.turn = Some(Box::new(TurnChange::Record(record)));
-        self
-    }
+    crate::setters::setters! {
+        /// Returns the same commit, which now also contains this record of the turn in flight.
+        pub fn with_turn(self, record: TurnRecord) { self.turn = Some(Box::new(TurnChange::Record(record))) }
 
-    /// Returns the same commit, which now also records this end of a run.
-    pub fn with_run_end(mut self, end: RunEnd) -> Self {
-        self.turn = Some(Box::new(TurnChange::End(end)));
-        self
+        /// Returns the same commit, which now also records this end of a run.
+        pub fn with_run_end(self, end: RunEnd) { self.turn = Some(Box::new(TurnChange::End(end))) }
     }
 
     /// Returns whether the commit ends a turn in flight that an earlier commit has recorded on this head.

@@ -80,17 +80,13 @@ impl Write {
         Self { base, id: WriteId::generate(), epoch: None }
     }
 
-    /// Returns the same write with this id.
-    pub fn with_id(mut self, id: WriteId) -> Self {
-        self.id = id;
-        self
-    }
+    crate::setters::setters! {
+        /// Returns the same write with this id.
+        pub fn with_id(self, id: WriteId) { self.id = id }
 
-    /// Returns the same write, bound to this lease. The store rejects the write if the lease has expired, was released
-    /// or has passed to another owner.
-    pub fn under(mut self, lease: &Lease) -> Self {
-        self.epoch = Some(lease.epoch);
-        self
+        /// Returns the same write, bound to this lease. The store rejects the write if the lease has expired, was
+        /// released or has passed to another owner.
+        pub fn under(self, lease: &Lease) { self.epoch = Some(lease.epoch) }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The settings for the content that telemetry records.
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
 use crate::{panics::contained, text::start};
 
@@ -45,32 +45,24 @@ impl Capture {
         Self::default()
     }
 
-    /// Captures the messages of requests and responses. They contain tool inputs and outputs too.
-    pub fn with_messages(mut self) -> Self {
-        self.messages = true;
-        self
-    }
+    crate::setters::setters! {
+        /// Captures the messages of requests and responses. They contain tool inputs and outputs too.
+        pub fn with_messages(self) { self.messages = true }
 
-    /// Captures tool declarations, and the inputs and outputs of tool calls.
-    pub fn with_tools(mut self) -> Self {
-        self.tools = true;
-        self
-    }
+        /// Captures tool declarations, and the inputs and outputs of tool calls.
+        pub fn with_tools(self) { self.tools = true }
 
-    /// Captures the system prompt.
-    pub fn with_system_prompt(mut self) -> Self {
-        self.system = true;
-        self
-    }
+        /// Captures the system prompt.
+        pub fn with_system_prompt(self) { self.system = true }
 
-    /// Sets the function that removes confidential parts from each captured text. If the function panics, the text is
-    /// not recorded.
-    pub fn with_redaction(
-        mut self,
-        redaction: impl Fn(CapturedContent, String) -> String + Send + Sync + 'static,
-    ) -> Self {
-        self.redaction = Some(Arc::new(redaction));
-        self
+        /// Sets the function that removes confidential parts from each captured text. If the function panics, the text
+        /// is not recorded.
+        pub fn with_redaction(
+            self,
+            redaction: impl Fn(CapturedContent, String) -> String + Send + Sync + 'static,
+        ) {
+            self.redaction = Some(Arc::new(redaction));
+        }
     }
 
     /// Returns whether this content is captured.
@@ -97,13 +89,6 @@ impl Capture {
     }
 }
 
-impl fmt::Debug for Capture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Capture")
-            .field("messages", &self.messages)
-            .field("tools", &self.tools)
-            .field("system", &self.system)
-            .field("redaction", &self.redaction.is_some())
-            .finish()
-    }
-}
+crate::debug::impl_debug! { Capture(self) {
+    messages: self.messages, tools: self.tools, system: self.system, redaction: self.redaction.is_some()
+} }

@@ -1,6 +1,6 @@
 //! Metrics for OpenTelemetry.
 
-use std::{fmt, iter};
+use std::iter;
 
 use opentelemetry::{
     KeyValue,
@@ -8,9 +8,10 @@ use opentelemetry::{
 };
 
 use super::{
-    Convention, Recorder, RequestMetrics, RunMetrics, Tokens, ToolMetrics,
+    Convention, Recorder, RequestMetrics, RunMetrics, ToolMetrics,
     names::{self, metrics},
 };
+use crate::message::Usage;
 
 /// Records metrics with the instruments of OpenTelemetry's conventions for generative AI.
 ///
@@ -38,13 +39,13 @@ pub struct OtelRecorder {
     duration: Histogram<f64>,
     first_chunk: Histogram<f64>,
     per_chunk: Histogram<f64>,
-    usage: Usage,
+    usage: UsageInstruments,
     /// The instruments that only the latest convention has.
     runs: Option<RunInstruments>,
 }
 
 /// The instruments for tokens.
-enum Usage {
+enum UsageInstruments {
     ByType(Histogram<u64>),
     Counters {
         input: Counter<u64>,
@@ -75,7 +76,7 @@ impl OtelRecorder {
             first_chunk: seconds(meter, names.first_chunk, "The time until the first content of a response."),
             per_chunk: seconds(meter, names.per_chunk, "The time between two pieces of a response."),
             usage: match convention {
-                Convention::V1_41 => Usage::ByType(
+                Convention::V1_41 => UsageInstruments::ByType(
                     meter
                         .u64_histogram(metrics::TOKEN_USAGE)
                         .with_unit("{token}")
@@ -83,7 +84,7 @@ impl OtelRecorder {
                         .with_boundaries(powers(1.0, 4.0, 14))
                         .build(),
                 ),
-                Convention::Latest => Usage::Counters {
+                Convention::Latest => UsageInstruments::Counters {
                     input: counter(metrics::INPUT_TOKENS),
                     output: counter(metrics::OUTPUT_TOKENS),
                     read: counter(metrics::CACHE_READ_TOKENS),
@@ -105,20 +106,20 @@ impl OtelRecorder {
         }
     }
 
-    fn add_tokens(&self, tokens: &Tokens, attributes: &[KeyValue]) {
+    fn add_usage(&self, usage: &Usage, attributes: &[KeyValue]) {
         match &self.usage {
-            Usage::ByType(histogram) => {
-                for (kind, count) in [("input", tokens.input), ("output", tokens.output)] {
+            UsageInstruments::ByType(histogram) => {
+                for (kind, count) in [("input", usage.prompt()), ("output", usage.output)] {
                     let kind = iter::once(KeyValue::new(metrics::TOKEN_TYPE, kind));
                     histogram.record(count, &attributes.iter().cloned().chain(kind).collect::<Vec<_>>());
                 }
             }
-            Usage::Counters { input, output, read, write, reasoning } => {
-                input.add(tokens.input, attributes);
-                output.add(tokens.output, attributes);
-                read.add(tokens.cache_read, attributes);
-                write.add(tokens.cache_write, attributes);
-                reasoning.add(tokens.reasoning, attributes);
+            UsageInstruments::Counters { input, output, read, write, reasoning } => {
+                input.add(usage.prompt(), attributes);
+                output.add(usage.output, attributes);
+                read.add(usage.cache_read, attributes);
+                write.add(usage.cache_write, attributes);
+                reasoning.add(usage.reasoning, attributes);
             }
         }
     }
@@ -155,8 +156,8 @@ impl Recorder for OtelRecorder {
         for interval in request.chunk_intervals {
             self.per_chunk.record(interval.as_secs_f64(), &attributes);
         }
-        if request.tokens != Tokens::default() {
-            self.add_tokens(&request.tokens, &attributes);
+        if request.usage != Usage::default() {
+            self.add_usage(&request.usage, &attributes);
         }
         attributes.extend(error(request.error_type));
         self.duration.record(request.duration.as_secs_f64(), &attributes);
@@ -190,8 +191,4 @@ fn error(kind: Option<&str>) -> Option<KeyValue> {
     kind.map(|kind| KeyValue::new(names::ERROR_TYPE, kind.to_owned()))
 }
 
-impl fmt::Debug for OtelRecorder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OtelRecorder").finish_non_exhaustive()
-    }
-}
+crate::debug::impl_debug!(OtelRecorder { .. });

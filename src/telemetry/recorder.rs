@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::settings::recorder;
-use crate::{panics::contained, setters::setters};
+use crate::{message::Usage, panics::contained, setters::setters};
 
 /// Records metrics. An application implements this trait to send metrics to a system of its choice. With the feature
 /// `otel-metrics`, [`OtelRecorder`](https://docs.rs/omni-agent/latest/omni_agent/telemetry/struct.OtelRecorder.html)
@@ -21,17 +21,17 @@ use crate::{panics::contained, setters::setters};
 ///
 /// impl Recorder for OutputTokens {
 ///     fn request(&self, request: &RequestMetrics<'_>) {
-///         self.0.fetch_add(request.tokens.output, Ordering::Relaxed);
+///         self.0.fetch_add(request.usage.output, Ordering::Relaxed);
 ///     }
 /// }
 ///
 /// // A test of the recorder makes the measurements itself.
 /// use std::time::Duration;
-/// use omni_agent::telemetry::Tokens;
+/// use omni_agent::message::Usage;
 ///
 /// let recorder = OutputTokens::default();
 /// let request = RequestMetrics::new("claude-sonnet-4-6", Duration::from_secs(2));
-/// recorder.request(&request.with_provider("anthropic").with_tokens(Tokens::default().with_output(120)));
+/// recorder.request(&request.with_provider("anthropic").with_usage(Usage::default().with_output(120)));
 /// assert_eq!(recorder.0.into_inner(), 120);
 /// ```
 pub trait Recorder: Send + Sync + 'static {
@@ -48,42 +48,6 @@ pub trait Recorder: Send + Sync + 'static {
     /// Records a run of an agent.
     fn run(&self, run: &RunMetrics<'_>) {
         let _ = run;
-    }
-}
-
-/// The tokens of a request or of a run, and their cost.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-#[non_exhaustive]
-pub struct Tokens {
-    /// The number of input tokens, including those that were read from or written to the cache.
-    pub input: u64,
-    /// The number of input tokens that were read from the cache.
-    pub cache_read: u64,
-    /// The number of input tokens that were written to the cache.
-    pub cache_write: u64,
-    /// The number of output tokens, including reasoning.
-    pub output: u64,
-    /// The number of output tokens for reasoning.
-    pub reasoning: u64,
-    /// The cost in US dollars, if it is known.
-    pub cost: Option<f64>,
-}
-
-setters! {
-    Tokens: with_input(input: u64), with_cache_read(cache_read: u64), with_cache_write(cache_write: u64), with_output(output: u64),
-    with_reasoning(reasoning: u64), with_cost(cost: some f64)
-}
-
-impl Tokens {
-    pub(super) fn add(&mut self, other: &Self) {
-        self.input = self.input.saturating_add(other.input);
-        self.cache_read = self.cache_read.saturating_add(other.cache_read);
-        self.cache_write = self.cache_write.saturating_add(other.cache_write);
-        self.output = self.output.saturating_add(other.output);
-        self.reasoning = self.reasoning.saturating_add(other.reasoning);
-        if let Some(cost) = other.cost {
-            self.cost = Some(self.cost.unwrap_or(0.0) + cost);
-        }
     }
 }
 
@@ -108,7 +72,7 @@ pub struct RequestMetrics<'a> {
     /// The time from each piece of content to the next one.
     pub chunk_intervals: &'a [Duration],
     /// The tokens and the cost.
-    pub tokens: Tokens,
+    pub usage: Usage,
     /// The kind of the failure, or `cancelled` if the response was dropped before its end.
     pub error_type: Option<&'a str>,
 }
@@ -126,7 +90,7 @@ impl<'a> RequestMetrics<'a> {
             duration,
             time_to_first_chunk: None,
             chunk_intervals: &[],
-            tokens: Tokens::default(),
+            usage: Usage::default(),
             error_type: None,
         }
     }
@@ -136,7 +100,7 @@ setters! {
     RequestMetrics<'a>: with_provider(provider: &'a str), with_response_model(response_model: some &'a str),
     with_server_address(server_address: some &'a str), with_server_port(server_port: some u16),
     with_time_to_first_chunk(time_to_first_chunk: some Duration), with_chunk_intervals(chunk_intervals: &'a [Duration]),
-    with_tokens(tokens: Tokens), with_error_type(error_type: some &'a str)
+    with_usage(usage: Usage), with_error_type(error_type: some &'a str)
 }
 
 /// The measurements of a tool call.
@@ -177,7 +141,7 @@ pub struct RunMetrics<'a> {
     /// The number of tool calls.
     pub tool_calls: u32,
     /// The tokens of all requests, and their cost.
-    pub tokens: Tokens,
+    pub usage: Usage,
     /// The kind of the failure, or `cancelled` if the run was cancelled.
     pub error_type: Option<&'a str>,
 }
@@ -186,7 +150,6 @@ impl<'a> RunMetrics<'a> {
     /// Creates the measurements of a run that began with `model`, for tests of a [`Recorder`]. The provider is empty,
     /// the counts are zero, and everything else is unset.
     pub fn new(model: &'a str, duration: Duration) -> Self {
-        let tokens = Tokens::default();
         Self {
             agent: None,
             provider: "",
@@ -194,7 +157,7 @@ impl<'a> RunMetrics<'a> {
             duration,
             requests: 0,
             tool_calls: 0,
-            tokens,
+            usage: Usage::default(),
             error_type: None,
         }
     }
@@ -202,7 +165,7 @@ impl<'a> RunMetrics<'a> {
 
 setters! {
     RunMetrics<'a>: with_agent(agent: some &'a str), with_provider(provider: &'a str), with_requests(requests: u32),
-    with_tool_calls(tool_calls: u32), with_tokens(tokens: Tokens), with_error_type(error_type: some &'a str)
+    with_tool_calls(tool_calls: u32), with_usage(usage: Usage), with_error_type(error_type: some &'a str)
 }
 
 /// Calls the recorder, if there is one.

@@ -9,11 +9,12 @@ use tokio::time::Instant;
 use tracing::{Level, Span, field::Empty};
 
 use super::{
-    CapturedContent, RequestMetrics, TARGET, Tokens, captures, count, end_now, fail, list, names,
+    CapturedContent, RequestMetrics, TARGET, captures, count, end_now, fail, list, names,
     recorder::record,
     run::output_type,
     settings::{is_on, recorder, settings},
 };
+use crate::message::Usage;
 
 /// The attributes that are known when a request begins.
 pub(crate) struct RequestFacts<'a> {
@@ -61,7 +62,7 @@ pub(crate) struct RequestTrace {
     first_chunk: Option<Duration>,
     last_chunk: Instant,
     intervals: Vec<Duration>,
-    tokens: Tokens,
+    usage: Usage,
     is_over: bool,
 }
 
@@ -124,7 +125,7 @@ impl RequestTrace {
             first_chunk: None,
             last_chunk: now,
             intervals: Vec::new(),
-            tokens: Tokens::default(),
+            usage: Usage::default(),
             is_over: false,
         }))
     }
@@ -188,8 +189,8 @@ impl RequestTrace {
     }
 
     /// Sets the usage so far.
-    pub(crate) fn tokens(&mut self, tokens: Tokens) {
-        self.tokens = tokens;
+    pub(crate) fn usage(&mut self, usage: Usage) {
+        self.usage = usage;
     }
 
     /// Records the end of the request, with the failure's type and description if it failed.
@@ -205,19 +206,19 @@ impl RequestTrace {
 
     fn close(&mut self, error_type: Option<&str>) {
         self.is_over = true;
-        let (tokens, server) = (self.tokens, self.scope.server.get());
+        let (usage, server) = (self.usage, self.scope.server.get());
         self.span.record(names::RESPONSE_ID, self.response_id.as_deref());
         self.span.record(names::RESPONSE_MODEL, self.response_model.as_deref());
         self.span.record(names::FINISH_REASONS, self.finish_reason.as_deref().map(|reason| list([reason])));
         self.span.record(names::SERVER_ADDRESS, server.map(|(address, _)| &**address));
         self.span.record(names::SERVER_PORT, server.and_then(|(_, port)| *port).map(i64::from));
-        if tokens != Tokens::default() {
-            self.span.record(names::INPUT_TOKENS, count(tokens.input));
-            self.span.record(names::OUTPUT_TOKENS, count(tokens.output));
-            self.span.record(names::CACHE_READ_TOKENS, count(tokens.cache_read));
-            self.span.record(settings().convention().differences().cache_write, count(tokens.cache_write));
-            self.span.record(names::REASONING_TOKENS, count(tokens.reasoning));
-            self.span.record(names::COST, tokens.cost);
+        if usage != Usage::default() {
+            self.span.record(names::INPUT_TOKENS, count(usage.prompt()));
+            self.span.record(names::OUTPUT_TOKENS, count(usage.output));
+            self.span.record(names::CACHE_READ_TOKENS, count(usage.cache_read));
+            self.span.record(settings().convention().differences().cache_write, count(usage.cache_write));
+            self.span.record(names::REASONING_TOKENS, count(usage.reasoning));
+            self.span.record(names::COST, usage.cost);
         }
         record(|recorder| {
             recorder.request(&RequestMetrics {
@@ -229,7 +230,7 @@ impl RequestTrace {
                 duration: self.started.elapsed(),
                 time_to_first_chunk: self.first_chunk,
                 chunk_intervals: &self.intervals,
-                tokens,
+                usage,
                 error_type,
             });
         });

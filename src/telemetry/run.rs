@@ -6,10 +6,11 @@ use tokio::time::Instant;
 use tracing::{Level, Span, field::Empty};
 
 use super::{
-    Caller, RunMetrics, TARGET, Tokens, count, end_now, fail, list, names,
+    Caller, RunMetrics, TARGET, count, end_now, fail, list, names,
     recorder::record,
     settings::{is_on, settings},
 };
+use crate::message::Usage;
 
 /// The attributes that are known when a run begins.
 pub(crate) struct RunFacts<'a> {
@@ -31,7 +32,7 @@ pub(crate) struct RunTrace {
     model: Box<str>,
     requests: u32,
     tool_calls: u32,
-    tokens: Tokens,
+    usage: Usage,
     /// The spans of the callers whose prompts are staged.
     staged: Vec<(Box<str>, Caller)>,
     is_over: bool,
@@ -82,7 +83,7 @@ impl RunTrace {
             model: facts.model.into(),
             requests: 0,
             tool_calls: 0,
-            tokens: Tokens::default(),
+            usage: Usage::default(),
             staged: Vec::new(),
             is_over: false,
         }))
@@ -104,8 +105,8 @@ impl RunTrace {
         self.tool_calls += 1;
     }
 
-    pub(crate) fn add(&mut self, tokens: &Tokens) {
-        self.tokens.add(tokens);
+    pub(crate) fn add(&mut self, usage: Usage) {
+        self.usage += usage;
     }
 
     /// Records that a prompt was staged, and keeps the span of its caller.
@@ -176,15 +177,15 @@ impl RunTrace {
         if std::mem::replace(&mut self.is_over, true) {
             return;
         }
-        let tokens = &self.tokens;
+        let usage = &self.usage;
         let differences = settings().convention().differences();
-        self.span.record(names::INPUT_TOKENS, count(tokens.input));
-        self.span.record(names::OUTPUT_TOKENS, count(tokens.output));
+        self.span.record(names::INPUT_TOKENS, count(usage.prompt()));
+        self.span.record(names::OUTPUT_TOKENS, count(usage.output));
         if differences.run_has_provider {
-            self.span.record(names::CACHE_READ_TOKENS, count(tokens.cache_read));
-            self.span.record(differences.cache_write, count(tokens.cache_write));
+            self.span.record(names::CACHE_READ_TOKENS, count(usage.cache_read));
+            self.span.record(differences.cache_write, count(usage.cache_write));
         }
-        if let Some(cost) = tokens.cost {
+        if let Some(cost) = usage.cost {
             self.span.record(names::COST, cost);
         }
         record(|recorder| {
@@ -195,7 +196,7 @@ impl RunTrace {
                 duration: self.started.elapsed(),
                 requests: self.requests,
                 tool_calls: self.tool_calls,
-                tokens: self.tokens,
+                usage: self.usage,
                 error_type,
             });
         });

@@ -1,7 +1,7 @@
 //! The telemetry settings of the process.
 
 use std::{
-    env, fmt,
+    env,
     sync::{Arc, OnceLock},
 };
 
@@ -58,32 +58,24 @@ impl Settings {
         Self::default()
     }
 
-    /// Sets the convention. It takes precedence over the environment.
-    pub fn with_convention(mut self, convention: Convention) -> Self {
-        self.convention = Some(convention);
-        self
-    }
+    crate::setters::setters! {
+        /// Sets the convention. It takes precedence over the environment.
+        pub fn with_convention(self, convention: Convention) { self.convention = Some(convention) }
 
-    /// Sets the content that is recorded in spans.
-    pub fn with_capture(mut self, capture: Capture) -> Self {
-        self.capture = capture;
-        self
-    }
+        /// Sets the content that is recorded in spans.
+        pub fn with_capture(self, capture: Capture) { self.capture = capture }
 
-    /// Sets the recorder of metrics.
-    pub fn with_recorder(mut self, recorder: impl Recorder) -> Self {
-        self.recorder = Some(Arc::new(recorder));
-        self
-    }
+        /// Sets the recorder of metrics.
+        pub fn with_recorder(self, recorder: impl Recorder) { self.recorder = Some(Arc::new(recorder)) }
 
-    /// Sets the function that returns the current span's context in the format of the W3C header `traceparent`. Calls of
-    /// MCP servers carry this text in their metadata, so that the spans of a server join the trace. By default, calls
-    /// carry no context, because `tracing` does not know the ids of a trace.
-    ///
-    /// The guide on [telemetry](crate::guides::telemetry) shows the function for `tracing-opentelemetry`.
-    pub fn with_traceparent(mut self, current: impl Fn() -> Option<String> + Send + Sync + 'static) -> Self {
-        self.traceparent = Some(Arc::new(current));
-        self
+        /// Sets the function that returns the current span's context in the format of the W3C header `traceparent`.
+        /// Calls of MCP servers carry this text in their metadata, so that the spans of a server join the trace. By
+        /// default, calls carry no context, because `tracing` does not know the ids of a trace.
+        ///
+        /// The guide on [telemetry](crate::guides::telemetry) shows the function for `tracing-opentelemetry`.
+        pub fn with_traceparent(self, current: impl Fn() -> Option<String> + Send + Sync + 'static) {
+            self.traceparent = Some(Arc::new(current));
+        }
     }
 
     pub(super) fn convention(&self) -> Convention {
@@ -95,16 +87,10 @@ impl Settings {
     }
 }
 
-impl fmt::Debug for Settings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Settings")
-            .field("convention", &self.convention)
-            .field("capture", &self.capture)
-            .field("recorder", &self.recorder.is_some())
-            .field("traceparent", &self.traceparent.is_some())
-            .finish()
-    }
-}
+crate::debug::impl_debug! { Settings(self) {
+    convention: self.convention, capture: self.capture, recorder: self.recorder.is_some(),
+    traceparent: self.traceparent.is_some()
+} }
 
 /// Telemetry was already configured, or spans were already opened with the default settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

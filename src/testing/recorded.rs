@@ -5,7 +5,7 @@ mod cassette;
 mod difference;
 mod recorder;
 
-use std::{env, fmt, path::PathBuf, sync::Arc, time::Duration};
+use std::{env, path::PathBuf, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use futures_util::{StreamExt, stream};
@@ -287,15 +287,9 @@ impl Provider for Recorded {
     }
 }
 
-impl fmt::Debug for Recorded {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Recorded")
-            .field("provider", &self.provider.name())
-            .field("path", &self.cassette.path())
-            .field("recording", &self.cassette.recording())
-            .finish_non_exhaustive()
-    }
-}
+crate::debug::impl_debug! { Recorded(self) {
+    provider: self.provider.name(), path: self.cassette.path(), recording: self.cassette.recording(), ..
+} }
 
 /// Returns an error that concerns the recording, not the service. It is never retried.
 fn failure(words: impl Into<String>) -> ProviderError {

@@ -1,6 +1,5 @@
 use std::{
     any::{Any, TypeId},
-    fmt,
     sync::Arc,
 };
 
@@ -70,34 +69,23 @@ impl ToolContext {
         }
     }
 
-    /// Returns the same context with another idempotency key.
-    pub fn with_idempotency_key(mut self, key: impl Into<Arc<str>>) -> Self {
-        self.idempotency_key = key.into();
-        self
-    }
+    crate::setters::setters! {
+        /// Returns the same context with another idempotency key.
+        pub fn with_idempotency_key(self, key: impl Into<Arc<str>>) { self.idempotency_key = key.into() }
 
-    /// Returns the same context with the epoch of an owner of the conversation, or without one.
-    pub fn with_epoch(mut self, epoch: impl Into<Option<u64>>) -> Self {
-        self.epoch = epoch.into();
-        self
-    }
+        /// Returns the same context with the epoch of an owner of the conversation, or without one.
+        pub fn with_epoch(self, epoch: impl Into<Option<u64>>) { self.epoch = epoch.into() }
 
-    /// Returns the same context with another cancellation token. The call is cancelled when `token` is cancelled.
-    pub fn with_cancellation(mut self, token: CancellationToken) -> Self {
-        self.cancellation = token;
-        self
-    }
+        /// Returns the same context with another cancellation token. The call is cancelled when `token` is cancelled.
+        pub fn with_cancellation(self, token: CancellationToken) { self.cancellation = token }
 
-    /// Returns the same context with a channel for progress reports.
-    pub fn with_progress(mut self, progress: mpsc::Sender<(ToolUseId, Value)>) -> Self {
-        self.progress = Some(progress);
-        self
-    }
+        /// Returns the same context with a channel for progress reports.
+        pub fn with_progress(self, progress: mpsc::Sender<(ToolUseId, Value)>) {
+            self.progress = Some(progress);
+        }
 
-    /// Returns the same context with a connection to an agent.
-    pub(crate) fn with_agent(mut self, agent: AgentLink) -> Self {
-        self.agent = Some(Arc::new(agent));
-        self
+        /// Returns the same context with a connection to an agent.
+        pub(crate) fn with_agent(self, agent: AgentLink) { self.agent = Some(Arc::new(agent)) }
     }
 
     /// Returns the clock of the call, which is stopped while a question waits. `None` outside an agent.
@@ -291,8 +279,4 @@ impl Extensions {
     }
 }
 
-impl fmt::Debug for Extensions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Extensions").field("values", &self.entries().len()).finish()
-    }
-}
+crate::debug::impl_debug!(Extensions(self) { values: self.entries().len() });

@@ -1,7 +1,7 @@
 //! The two hooks of an application: [`Access`] decides about each request on every route, and [`Agents`] builds the
 //! agents.
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use axum::http::{HeaderValue, request::Parts};
@@ -274,8 +274,4 @@ pub(super) struct Hooks {
     pub(super) agents: Box<dyn Agents>,
 }
 
-impl fmt::Debug for Hooks {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Hooks")
-    }
-}
+crate::debug::impl_debug!(Hooks {});

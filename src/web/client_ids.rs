@@ -1,7 +1,5 @@
 //! Conversations whose ids clients have invented.
 
-use std::fmt;
-
 use super::{Action, Principal, Problem, StartRequest, Web, WebBuilder, gate::Call};
 use crate::store::ConversationId;
 
@@ -10,11 +8,7 @@ type Scope = dyn Fn(&Principal, &str) -> Option<ConversationId> + Send + Sync;
 /// Turns the id of a client into the id of the stored conversation.
 pub(super) struct ClientIds(Box<Scope>);
 
-impl fmt::Debug for ClientIds {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("ClientIds")
-    }
-}
+crate::debug::impl_debug!(ClientIds {});
 
 impl WebBuilder {
     /// Lets clients of the AI SDK and of AG-UI choose the ids of new conversations. By default, such a client can only

@@ -64,27 +64,19 @@ impl Problem {
         }))
     }
 
-    /// Returns the same problem with this explanation.
-    pub fn with_detail(mut self, detail: impl Into<String>) -> Self {
-        self.0.detail = Some(detail.into());
-        self
-    }
+    crate::setters::setters! {
+        /// Returns the same problem with this explanation.
+        pub fn with_detail(self, detail: impl Into<String>) { self.0.detail = Some(detail.into()) }
 
-    /// Returns the same problem with a further member.
-    pub fn with_member(mut self, name: impl Into<String>, value: impl Into<Value>) -> Self {
-        self.0.members.insert(name.into(), value.into());
-        self
-    }
+        /// Returns the same problem with a further member.
+        pub fn with_member(self, name: impl Into<String>, value: impl Into<Value>) {
+            self.0.members.insert(name.into(), value.into());
+        }
 
-    /// Returns the same problem with the header `retry-after`, in whole seconds.
-    pub fn with_retry_after(mut self, after: Duration) -> Self {
-        self.0.retry_after = Some(after);
-        self
-    }
+        /// Returns the same problem with the header `retry-after`, in whole seconds.
+        pub fn with_retry_after(self, after: Duration) { self.0.retry_after = Some(after) }
 
-    pub(super) fn with_challenge(mut self, challenge: HeaderValue) -> Self {
-        self.0.challenge = Some(challenge);
-        self
+        pub(super) fn with_challenge(self, challenge: HeaderValue) { self.0.challenge = Some(challenge) }
     }
 
     /// Returns the status.

@@ -23,11 +23,16 @@ impl Recorder for Log {
         let RequestMetrics {
             provider, model, response_model, duration, time_to_first_chunk, error_type, ..
         } = request;
-        let (chunks, tokens) = (request.chunk_intervals.len(), &request.tokens);
+        let (chunks, usage) = (request.chunk_intervals.len(), &request.usage);
         self.add(format!(
             "{provider} {model} {response_model:?} {duration:?} {time_to_first_chunk:?} {chunks} \
              {}/{}/{} {}/{} {:?} {error_type:?}",
-            tokens.input, tokens.cache_read, tokens.cache_write, tokens.output, tokens.reasoning, tokens.cost,
+            usage.prompt(),
+            usage.cache_read,
+            usage.cache_write,
+            usage.output,
+            usage.reasoning,
+            usage.cost,
         ));
     }
 
@@ -36,10 +41,11 @@ impl Recorder for Log {
     }
 
     fn run(&self, run: &RunMetrics<'_>) {
-        let RunMetrics { agent, duration, requests, tool_calls, tokens, error_type, .. } = run;
+        let RunMetrics { agent, duration, requests, tool_calls, usage, error_type, .. } = run;
         self.add(format!(
             "{agent:?} {duration:?} {requests} {tool_calls} {} {} {error_type:?}",
-            tokens.input, tokens.output
+            usage.prompt(),
+            usage.output
         ));
         panic!("a recorder fails");
     }

@@ -7,7 +7,7 @@ use tracing::Span;
 use super::{Task, work::Work};
 use crate::{
     agent::{Event, Failure, Response, Status, TurnOutcome, UnstageReason},
-    provider::{PROVIDER_PANICKED, error_type, tokens},
+    provider::{PROVIDER_PANICKED, error_type},
     telemetry::{self, Caller, RunFacts, RunTrace},
     tool::Decision,
 };
@@ -81,7 +81,7 @@ fn record(work: &mut Work, event: &Event) {
             trace.decided(decided.tool_use_id.as_str(), name_of(&decided.decision), decided.expired);
         }
         Event::Retry { failure, delay, .. } => trace.retried(&kind(failure), *delay),
-        Event::Turn(TurnOutcome::Continue { response }) => trace.add(&tokens(&response.usage)),
+        Event::Turn(TurnOutcome::Continue { response }) => trace.add(response.usage),
         Event::Turn(TurnOutcome::Stop { response, .. }) => {
             end(work, response, Some((&response.stop_reason.to_string(), None)));
         }
@@ -99,7 +99,7 @@ type Ending<'a> = (&'a str, Option<(&'a str, &'a str)>);
 /// Ends the run's trace. `ending` is `None` if the run was cancelled.
 fn end(work: &mut Work, response: &Response, ending: Option<Ending<'_>>) {
     let Some(mut trace) = work.trace.take() else { return };
-    trace.add(&tokens(&response.usage));
+    trace.add(response.usage);
     if let Some((finish_reason, failure)) = ending {
         trace.end(finish_reason, failure);
     }

@@ -107,62 +107,47 @@ impl AcpBackend {
         }
     }
 
-    /// Returns the same backend with these arguments after the existing ones.
-    pub fn with_arguments(mut self, arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Self {
-        self.arguments.extend(arguments.into_iter().map(Into::into));
-        self
-    }
+    crate::setters::setters! {
+        /// Returns the same backend with these arguments after the existing ones.
+        pub fn with_arguments(self, arguments: impl IntoIterator<Item = impl Into<OsString>>) {
+            self.arguments.extend(arguments.into_iter().map(Into::into));
+        }
 
-    /// Returns the same backend, but working in this folder instead of the process's current folder. If a conversation
-    /// has a folder of [its own](crate::provider::Options::with_folder), the backend works in that folder. If the
-    /// conversation's folder is a relative path, it is resolved against this folder.
-    pub fn with_folder(mut self, folder: impl Into<PathBuf>) -> Self {
-        self.folder = Some(folder.into());
-        self
-    }
+        /// Returns the same backend, but working in this folder instead of the process's current folder. If a
+        /// conversation has a folder of [its own](crate::provider::Options::with_folder), the backend works in that
+        /// folder. If the conversation's folder is a relative path, it is resolved against this folder.
+        pub fn with_folder(self, folder: impl Into<PathBuf>) { self.folder = Some(folder.into()) }
 
-    /// Returns the same backend with this variable in the program's environment. The program also inherits the
-    /// variables of the process.
-    pub fn with_variable(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
-        self.environment.push((name.into(), value.into()));
-        self
-    }
+        /// Returns the same backend with this variable in the program's environment. The program also inherits the
+        /// variables of the process.
+        pub fn with_variable(self, name: impl Into<OsString>, value: impl Into<OsString>) {
+            self.environment.push((name.into(), value.into()));
+        }
 
-    /// Returns the same backend with this MCP server, whose tools the agent can use. If the agent can't reach the
-    /// server, the start fails.
-    pub fn with_mcp_server(mut self, server: McpServer) -> Self {
-        self.servers.push(server);
-        self
-    }
+        /// Returns the same backend with this MCP server, whose tools the agent can use. If the agent can't reach the
+        /// server, the start fails.
+        pub fn with_mcp_server(self, server: McpServer) { self.servers.push(server) }
 
-    /// Returns the same backend, but signing in with this method of the agent before each session. An agent that is
-    /// already signed in needs no method. [`BackendError::Auth`] lists the methods.
-    pub fn with_sign_in(mut self, method: impl Into<String>) -> Self {
-        self.sign_in = Some(method.into());
-        self
-    }
+        /// Returns the same backend, but signing in with this method of the agent before each session. An agent that is
+        /// already signed in needs no method. [`BackendError::Auth`] lists the methods.
+        pub fn with_sign_in(self, method: impl Into<String>) { self.sign_in = Some(method.into()) }
 
-    /// Returns the same backend, but introducing itself to the agent as this application instead of as this crate.
-    pub fn with_client(mut self, name: impl Into<String>, version: impl Into<String>) -> Self {
-        self.client = (name.into(), version.into());
-        self
-    }
+        /// Returns the same backend, but introducing itself to the agent as this application instead of as this crate.
+        pub fn with_client(self, name: impl Into<String>, version: impl Into<String>) {
+            self.client = (name.into(), version.into());
+        }
 
-    /// Returns the same backend with another limit for the start of a session, measured from the start of the program.
-    /// The default is 50 seconds. This is a little less than [`BackendLimits::start`](super::BackendLimits::start), so
-    /// that this limit expires first: its error names the slow request.
-    pub fn with_start_limit(mut self, limit: Duration) -> Self {
-        self.start_limit = limit;
-        self
-    }
+        /// Returns the same backend with another limit for the start of a session, measured from the start of the
+        /// program. The default is 50 seconds. This is a little less than
+        /// [`BackendLimits::start`](super::BackendLimits::start), so that this limit expires first: its error names the
+        /// slow request.
+        pub fn with_start_limit(self, limit: Duration) { self.start_limit = limit }
 
-    /// Returns the same backend, but with this time for the program to end after its input is closed. The default is
-    /// two seconds. After that time, the program is killed. On Unix, it is first asked to end (`SIGTERM`), and it is
-    /// killed after another half of that time. Keep this limit well below
-    /// [`BackendLimits::terminate`](super::BackendLimits::terminate).
-    pub fn with_stop_limit(mut self, limit: Duration) -> Self {
-        self.stop_limit = limit;
-        self
+        /// Returns the same backend, but with this time for the program to end after its input is closed. The default
+        /// is two seconds. After that time, the program is killed. On Unix, it is first asked to end (`SIGTERM`), and
+        /// it is killed after another half of that time. Keep this limit well below
+        /// [`BackendLimits::terminate`](super::BackendLimits::terminate).
+        pub fn with_stop_limit(self, limit: Duration) { self.stop_limit = limit }
     }
 
     /// Returns the folder to work in, as the absolute path that the protocol requires. This is the conversation's
@@ -210,15 +195,10 @@ impl AcpBackend {
     }
 }
 
-/// Omits the environment variables, since they may contain secrets.
-impl fmt::Debug for AcpBackend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AcpBackend")
-            .field("name", &self.name)
-            .field("program", &self.program)
-            .field("arguments", &self.arguments)
-            .field("folder", &self.folder)
-            .finish_non_exhaustive()
+crate::debug::impl_debug! {
+    /// Omits the environment variables, since they may contain secrets.
+    AcpBackend(self) {
+        name: self.name, program: self.program, arguments: self.arguments, folder: self.folder, ..
     }
 }
 

@@ -101,17 +101,13 @@ impl BackendProvider {
         }
     }
 
-    /// Returns the same provider with these limits.
-    pub fn with_limits(mut self, limits: BackendLimits) -> Self {
-        self.limits = limits;
-        self
-    }
+    crate::setters::setters! {
+        /// Returns the same provider with these limits.
+        pub fn with_limits(self, limits: BackendLimits) { self.limits = limits }
 
-    /// Returns the same provider with this reaction to a session that can't be resumed. If a new session is started
-    /// instead, its response contains a warning with the backend's own message.
-    pub fn with_lost_session(mut self, reaction: LostSession) -> Self {
-        self.lost = reaction;
-        self
+        /// Returns the same provider with this reaction to a session that can't be resumed. If a new session is started
+        /// instead, its response contains a warning with the backend's own message.
+        pub fn with_lost_session(self, reaction: LostSession) { self.lost = reaction }
     }
 
     fn instance(&self) -> Instance {

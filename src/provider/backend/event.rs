@@ -78,21 +78,14 @@ impl TurnResult {
         Self { stop_reason, model: None, warnings: Vec::new(), data: Value::Null }
     }
 
-    /// Returns the same result with the model that answered.
-    pub fn with_model(mut self, model: impl Into<String>) -> Self {
-        self.model = Some(model.into());
-        self
-    }
+    crate::setters::setters! {
+        /// Returns the same result with the model that answered.
+        pub fn with_model(self, model: impl Into<String>) { self.model = Some(model.into()) }
 
-    /// Returns the same result with one more warning.
-    pub fn with_warning(mut self, warning: impl Into<String>) -> Self {
-        self.warnings.push(warning.into());
-        self
-    }
+        /// Returns the same result with one more warning.
+        pub fn with_warning(self, warning: impl Into<String>) { self.warnings.push(warning.into()) }
 
-    /// Returns the same result with other data from the backend.
-    pub fn with_data(mut self, data: Value) -> Self {
-        self.data = data;
-        self
+        /// Returns the same result with other data from the backend.
+        pub fn with_data(self, data: Value) { self.data = data }
     }
 }

@@ -53,22 +53,17 @@ impl ModelInfo {
         Self { id: id.into(), ..Self::default() }
     }
 
-    /// Sets the size of the context window in tokens.
-    pub fn with_context_window(mut self, tokens: u64) -> Self {
-        self.context_window = Some(tokens);
-        self
-    }
+    setters! {
+        /// Sets the size of the context window in tokens.
+        pub fn with_context_window(self, tokens: u64) { self.context_window = Some(tokens) }
 
-    /// Sets the maximum number of tokens of a response.
-    pub fn with_output_limit(mut self, tokens: u64) -> Self {
-        self.output_limit = Some(tokens);
-        self
-    }
+        /// Sets the maximum number of tokens of a response.
+        pub fn with_output_limit(self, tokens: u64) { self.output_limit = Some(tokens) }
 
-    /// Sets the accepted kinds of content.
-    pub fn with_input(mut self, modalities: impl IntoIterator<Item = Modality>) -> Self {
-        self.input = Some(modalities.into_iter().collect());
-        self
+        /// Sets the accepted kinds of content.
+        pub fn with_input(self, modalities: impl IntoIterator<Item = Modality>) {
+            self.input = Some(modalities.into_iter().collect());
+        }
     }
 
     /// Returns whether the model accepts a file of this media type. Returns `true` if the accepted types are unknown,

@@ -128,128 +128,79 @@ impl ChatCompletions {
             .without_tools_beside_effort()
     }
 
-    /// Sets the member that carries the output limit. The default is `max_tokens`, which most services use. OpenAI
-    /// requires `max_completion_tokens`.
-    pub fn with_max_tokens_field(mut self, field: &'static str) -> Self {
-        self.max_tokens_field = field;
-        self
-    }
+    crate::setters::setters! {
+        /// Sets the member that carries the output limit. The default is `max_tokens`, which most services use. OpenAI
+        /// requires `max_completion_tokens`.
+        pub fn with_max_tokens_field(self, field: &'static str) { self.max_tokens_field = field }
 
-    /// Sets the role of the message that carries the system prompt. The default is `system`, which every service
-    /// supports. OpenAI's newer role is `developer`.
-    pub fn with_system_role(mut self, role: &'static str) -> Self {
-        self.system_role = role;
-        self
-    }
+        /// Sets the role of the message that carries the system prompt. The default is `system`, which every service
+        /// supports. OpenAI's newer role is `developer`.
+        pub fn with_system_role(self, role: &'static str) { self.system_role = role }
 
-    /// Omits the request for usage in `stream_options`. By default, usage is requested, because most services otherwise
-    /// report no usage.
-    pub fn without_stream_usage(mut self) -> Self {
-        self.stream_usage = false;
-        self
-    }
+        /// Omits the request for usage in `stream_options`. By default, usage is requested, because most services
+        /// otherwise report no usage.
+        pub fn without_stream_usage(self) { self.stream_usage = false }
 
-    /// Sets how output schemas are sent.
-    pub fn with_output(mut self, output: OutputSupport) -> Self {
-        self.output = output;
-        self
-    }
+        /// Sets how output schemas are sent.
+        pub fn with_output(self, output: OutputSupport) { self.output = output }
 
-    /// Sends output schemas as [`OutputSupport::Tool`] does if the request has tools. This is for services that do not
-    /// accept `response_format` together with tools.
-    pub fn without_output_beside_tools(mut self) -> Self {
-        self.output_beside_tools = false;
-        self
-    }
+        /// Sends output schemas as [`OutputSupport::Tool`] does if the request has tools. This is for services that do
+        /// not accept `response_format` together with tools.
+        pub fn without_output_beside_tools(self) { self.output_beside_tools = false }
 
-    /// Declares that the service guarantees that each response fits a [strict](OutputSupport::Strict) schema.
-    ///
-    /// OpenAI guarantees this. Many other services accept a strict schema without this guarantee, so by default the
-    /// value is also searched for in surrounding text.
-    pub fn with_enforced_output(mut self) -> Self {
-        self.output_enforced = true;
-        self
-    }
+        /// Declares that the service guarantees that each response fits a [strict](OutputSupport::Strict) schema.
+        ///
+        /// OpenAI guarantees this. Many other services accept a strict schema without this guarantee, so by default the
+        /// value is also searched for in surrounding text.
+        pub fn with_enforced_output(self) { self.output_enforced = true }
 
-    /// Sets how thinking is requested.
-    pub fn with_thinking(mut self, field: ThinkingField) -> Self {
-        self.thinking = field;
-        self
-    }
+        /// Sets how thinking is requested.
+        pub fn with_thinking(self, field: ThinkingField) { self.thinking = field }
 
-    /// Sets whether and how reasoning is sent back.
-    pub fn with_reasoning(mut self, reasoning: ReasoningReturn) -> Self {
-        self.reasoning = reasoning;
-        self
-    }
+        /// Sets whether and how reasoning is sent back.
+        pub fn with_reasoning(self, reasoning: ReasoningReturn) { self.reasoning = reasoning }
 
-    /// Ignores `temperature` and `top_p`, with a warning, for models that do not accept them.
-    pub fn without_sampling(mut self) -> Self {
-        self.sampling = false;
-        self
-    }
+        /// Ignores `temperature` and `top_p`, with a warning, for models that do not accept them.
+        pub fn without_sampling(self) { self.sampling = false }
 
-    /// Sets which tool choices the service supports.
-    pub fn with_tool_choices(mut self, choices: ToolChoices) -> Self {
-        self.tool_choices = choices;
-        self
-    }
+        /// Sets which tool choices the service supports.
+        pub fn with_tool_choices(self, choices: ToolChoices) { self.tool_choices = choices }
 
-    /// Sets which attachments the service supports.
-    pub fn with_files(mut self, files: Files) -> Self {
-        self.files = files;
-        self
-    }
+        /// Sets which attachments the service supports.
+        pub fn with_files(self, files: Files) { self.files = files }
 
-    /// Ignores the application's labels, with a warning. By default, the labels are sent as `metadata`. OpenAI accepts
-    /// labels only if the request asks it to store the response.
-    pub fn without_metadata(mut self) -> Self {
-        self.metadata = false;
-        self
-    }
+        /// Ignores the application's labels, with a warning. By default, the labels are sent as `metadata`. OpenAI
+        /// accepts labels only if the request asks it to store the response.
+        pub fn without_metadata(self) { self.metadata = false }
 
-    /// Sets how cache hints are sent.
-    pub fn with_cache(mut self, field: CacheField) -> Self {
-        self.cache = field;
-        self
-    }
+        /// Sets how cache hints are sent.
+        pub fn with_cache(self, field: CacheField) { self.cache = field }
 
-    /// Sets the maximum number of stop sequences. The default is 4, which is OpenAI's limit.
-    pub fn with_max_stop_sequences(mut self, count: usize) -> Self {
-        self.max_stop_sequences = count;
-        self
-    }
+        /// Sets the maximum number of stop sequences. The default is 4, which is OpenAI's limit.
+        pub fn with_max_stop_sequences(self, count: usize) { self.max_stop_sequences = count }
 
-    /// Turns reasoning off, with a warning, in requests with tools to OpenAI's models that require this.
-    ///
-    /// At OpenAI itself, models since GPT-5.4 can use tools in Chat Completions only if they do not reason. Some of
-    /// these models do not support tools in Chat Completions at all. For such a model, a request with tools fails with
-    /// an error that names the Responses wire format. By default, models may reason and use tools in one request.
-    pub fn without_tools_beside_effort(mut self) -> Self {
-        self.tools_beside_effort = false;
-        self
-    }
+        /// Turns reasoning off, with a warning, in requests with tools to OpenAI's models that require this.
+        ///
+        /// At OpenAI itself, models since GPT-5.4 can use tools in Chat Completions only if they do not reason. Some of
+        /// these models do not support tools in Chat Completions at all. For such a model, a request with tools fails
+        /// with an error that names the Responses wire format. By default, models may reason and use tools in one
+        /// request.
+        pub fn without_tools_beside_effort(self) { self.tools_beside_effort = false }
 
-    /// Adds a member to each request body. The added member replaces a member of the same name that the wire format
-    /// itself writes.
-    pub fn with_member(mut self, name: impl Into<String>, value: impl Into<Value>) -> Self {
-        self.members.insert(name.into(), value.into());
-        self
-    }
+        /// Adds a member to each request body. The added member replaces a member of the same name that the wire format
+        /// itself writes.
+        pub fn with_member(self, name: impl Into<String>, value: impl Into<Value>) {
+            self.members.insert(name.into(), value.into());
+        }
 
-    /// Sets the rules for deviations of individual models, and replaces earlier rules. The function takes the model's
-    /// id and the wire format as configured for the service, and returns the wire format for this model. If the
-    /// function itself sets rules on that wire format, these rules are not applied.
-    pub fn with_model_rules(mut self, rules: fn(model: &str, chat: Self) -> Self) -> Self {
-        self.rules = Some(rules);
-        self
-    }
+        /// Sets the rules for deviations of individual models, and replaces earlier rules. The function takes the
+        /// model's id and the wire format as configured for the service, and returns the wire format for this model. If
+        /// the function itself sets rules on that wire format, these rules are not applied.
+        pub fn with_model_rules(self, rules: fn(model: &str, chat: Self) -> Self) { self.rules = Some(rules) }
 
-    /// Sets the service whose built-in rules for individual models apply.
-    #[cfg(feature = "http")]
-    pub(in crate::provider) fn of_service(mut self, service: &'static str) -> Self {
-        self.service = Some(service);
-        self
+        /// Sets the service whose built-in rules for individual models apply.
+        #[cfg(feature = "http")]
+        pub(in crate::provider) fn of_service(self, service: &'static str) { self.service = Some(service) }
     }
 
     /// Returns the wire format for the model of `request`.

@@ -107,63 +107,38 @@ impl OpenAiResponses {
             .with_min_output_tokens(16)
     }
 
-    /// Sets how output schemas are sent.
-    pub fn with_output(mut self, output: OutputSupport) -> Self {
-        self.output = output;
-        self
-    }
+    crate::setters::setters! {
+        /// Sets how output schemas are sent.
+        pub fn with_output(self, output: OutputSupport) { self.output = output }
 
-    /// Declares that the service guarantees that each response fits a [strict](OutputSupport::Strict) schema.
-    ///
-    /// OpenAI guarantees this. Many other services accept a strict schema without this guarantee, so by default the
-    /// value is also searched for in surrounding text.
-    pub fn with_enforced_output(mut self) -> Self {
-        self.output_enforced = true;
-        self
-    }
+        /// Declares that the service guarantees that each response fits a [strict](OutputSupport::Strict) schema.
+        ///
+        /// OpenAI guarantees this. Many other services accept a strict schema without this guarantee, so by default the
+        /// value is also searched for in surrounding text.
+        pub fn with_enforced_output(self) { self.output_enforced = true }
 
-    /// Sets the words for `reasoning.effort`. Use `None` for a service that does not have this member.
-    pub fn with_effort(mut self, words: Option<EffortWords>) -> Self {
-        self.effort = words;
-        self
-    }
+        /// Sets the words for `reasoning.effort`. Use `None` for a service that does not have this member.
+        pub fn with_effort(self, words: Option<EffortWords>) { self.effort = words }
 
-    /// Makes each request for thinking also request summaries of the reasoning.
-    pub fn with_summaries(mut self) -> Self {
-        self.summaries = true;
-        self
-    }
+        /// Makes each request for thinking also request summaries of the reasoning.
+        pub fn with_summaries(self) { self.summaries = true }
 
-    /// Requests no summaries of the reasoning. This is the default, except for [`openai`](Self::openai).
-    pub fn without_summaries(mut self) -> Self {
-        self.summaries = false;
-        self
-    }
+        /// Requests no summaries of the reasoning. This is the default, except for [`openai`](Self::openai).
+        pub fn without_summaries(self) { self.summaries = false }
 
-    /// Sets which reasoning items are sent back.
-    pub fn with_reasoning(mut self, items: ReasoningItems) -> Self {
-        self.reasoning = items;
-        self
-    }
+        /// Sets which reasoning items are sent back.
+        pub fn with_reasoning(self, items: ReasoningItems) { self.reasoning = items }
 
-    /// Ignores the application's labels, with a warning. By default, the labels are sent as `metadata`.
-    pub fn without_metadata(mut self) -> Self {
-        self.metadata = false;
-        self
-    }
+        /// Ignores the application's labels, with a warning. By default, the labels are sent as `metadata`.
+        pub fn without_metadata(self) { self.metadata = false }
 
-    /// Sends cache hints, which are ignored by default. A hint is sent as a `prompt_cache_key` that stays the same for
-    /// a conversation. If the model supports long caching, a hint for long caching also sets `prompt_cache_retention`.
-    /// Caching itself needs no setting.
-    pub fn with_cache_hints(mut self) -> Self {
-        self.cache_hints = true;
-        self
-    }
+        /// Sends cache hints, which are ignored by default. A hint is sent as a `prompt_cache_key` that stays the same
+        /// for a conversation. If the model supports long caching, a hint for long caching also sets
+        /// `prompt_cache_retention`. Caching itself needs no setting.
+        pub fn with_cache_hints(self) { self.cache_hints = true }
 
-    /// Sets the smallest `max_output_tokens` that the service accepts.
-    pub fn with_min_output_tokens(mut self, count: u32) -> Self {
-        self.min_output_tokens = count;
-        self
+        /// Sets the smallest `max_output_tokens` that the service accepts.
+        pub fn with_min_output_tokens(self, count: u32) { self.min_output_tokens = count }
     }
 
     /// Returns the request. If its output schema is sent as the input of a tool, the returned request has the output

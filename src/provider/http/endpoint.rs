@@ -19,6 +19,7 @@ use crate::provider::{
     dialect::{Dialect, Encoded},
     key::KeySource,
 };
+use crate::setters::setters;
 
 /// A function that changes a request's JSON body before the body is sent.
 type BodyHook = Arc<dyn Fn(&mut Map<String, Value>, &Request) -> Result<(), ProviderError> + Send + Sync>;
@@ -108,17 +109,13 @@ impl Endpoint {
         }
     }
 
-    /// Returns the same endpoint with another name. The name also identifies the service: signatures and opaque items
-    /// in a conversation are sent only to an endpoint with the same name as the endpoint that produced them.
-    pub fn with_name(mut self, name: impl Into<String>) -> Self {
-        self.name = name.into();
-        self
-    }
+    setters! {
+        /// Returns the same endpoint with another name. The name also identifies the service: signatures and opaque
+        /// items in a conversation are sent only to an endpoint with the same name as the endpoint that produced them.
+        pub fn with_name(self, name: impl Into<String>) { self.name = name.into() }
 
-    /// Returns the same endpoint at another address.
-    pub fn with_base_url(mut self, base_url: impl Into<String>) -> Self {
-        self.base_url = base_url.into();
-        self
+        /// Returns the same endpoint at another address.
+        pub fn with_base_url(self, base_url: impl Into<String>) { self.base_url = base_url.into() }
     }
 
     /// Returns the endpoint's address, as it was given.
@@ -126,43 +123,35 @@ impl Endpoint {
         &self.base_url
     }
 
-    /// Returns the same endpoint with `version` between the base URL and the path of the wire format, instead of `/v1`.
-    /// If the last segment of the base URL is already a version, this segment is used instead.
-    pub fn with_version(mut self, version: impl Into<String>) -> Self {
-        self.version = version.into();
-        self
-    }
+    setters! {
+        /// Returns the same endpoint with `version` between the base URL and the path of the wire format, instead of
+        /// `/v1`. If the last segment of the base URL is already a version, this segment is used instead.
+        pub fn with_version(self, version: impl Into<String>) { self.version = version.into() }
 
-    /// Returns the same endpoint, but sending the key as `auth` specifies.
-    pub fn with_auth(mut self, auth: Auth) -> Self {
-        self.format.auth = auth;
-        self
-    }
+        /// Returns the same endpoint, but sending the key as `auth` specifies.
+        pub fn with_auth(self, auth: Auth) { self.format.auth = auth }
 
-    /// Returns the same endpoint, but using the wire format `dialect` and the authentication `auth` for the models that
-    /// `models` selects by their ids. If several calls of this method select a model, the first call counts. Other
-    /// models use the endpoint's own wire format. All models share the base URL, version, key, headers and hooks.
-    pub fn with_dialect_for(
-        mut self,
-        models: impl Fn(&str) -> bool + Send + Sync + 'static,
-        dialect: impl Dialect,
-        auth: Auth,
-    ) -> Self {
-        self.others.push((Arc::new(models), EndpointFormat { dialect: Arc::new(dialect), auth }));
-        self
-    }
+        /// Returns the same endpoint, but using the wire format `dialect` and the authentication `auth` for the models
+        /// that `models` selects by their ids. If several calls of this method select a model, the first call counts.
+        /// Other models use the endpoint's own wire format. All models share the base URL, version, key, headers and
+        /// hooks.
+        pub fn with_dialect_for(
+            self,
+            models: impl Fn(&str) -> bool + Send + Sync + 'static,
+            dialect: impl Dialect,
+            auth: Auth,
+        ) {
+            self.others.push((Arc::new(models), EndpointFormat { dialect: Arc::new(dialect), auth }));
+        }
 
-    /// Returns the same endpoint with a key.
-    pub fn with_key(mut self, key: impl Into<Secret>) -> Self {
-        self.keys.own = Some(KeySource::Value(key.into()));
-        self
-    }
+        /// Returns the same endpoint with a key.
+        pub fn with_key(self, key: impl Into<Secret>) { self.keys.own = Some(KeySource::Value(key.into())) }
 
-    /// Returns the same endpoint with a function that provides the key. The function is called at each request, and
-    /// must not block. If it returns `None`, the environment variable is used.
-    pub fn with_key_from(mut self, key: impl Fn() -> Option<Secret> + Send + Sync + 'static) -> Self {
-        self.keys.own = Some(KeySource::function(key));
-        self
+        /// Returns the same endpoint with a function that provides the key. The function is called at each request, and
+        /// must not block. If it returns `None`, the environment variable is used.
+        pub fn with_key_from(self, key: impl Fn() -> Option<Secret> + Send + Sync + 'static) {
+            self.keys.own = Some(KeySource::function(key));
+        }
     }
 
     /// Returns the same endpoint with an environment variable for the key. The variable is read if no other source
@@ -173,54 +162,45 @@ impl Endpoint {
         self
     }
 
-    /// Returns the same endpoint, but with an optional key: if no source provides a key, requests are sent without one.
-    pub fn with_optional_key(mut self) -> Self {
-        self.keys.optional = true;
-        self
-    }
+    setters! {
+        /// Returns the same endpoint, but with an optional key: if no source provides a key, requests are sent without
+        /// one.
+        pub fn with_optional_key(self) { self.keys.optional = true }
 
-    /// Returns the same endpoint with one more header, whose value is never shown.
-    pub fn with_header(mut self, name: impl Into<String>, value: impl Into<Secret>) -> Self {
-        self.headers.push((name.into(), value.into()));
-        self
-    }
+        /// Returns the same endpoint with one more header, whose value is never shown.
+        pub fn with_header(self, name: impl Into<String>, value: impl Into<Secret>) {
+            self.headers.push((name.into(), value.into()));
+        }
 
-    /// Returns the same endpoint with one more header, whose value is not secret. Errors may quote words of this value.
-    pub(super) fn with_plain_header(mut self, name: &'static str, value: impl Into<String>) -> Self {
-        self.plain.push((name, value.into()));
-        self
-    }
+        /// Returns the same endpoint with one more header, whose value is not secret. Errors may quote words of this
+        /// value.
+        pub(super) fn with_plain_header(self, name: &'static str, value: impl Into<String>) {
+            self.plain.push((name, value.into()));
+        }
 
-    /// Returns the same endpoint with one more hook for the JSON body. The hook runs after the earlier hooks, and
-    /// before [`Options::extra`](crate::provider::Options::extra) is merged into the body.
-    pub fn with_body_hook(
-        mut self,
-        hook: impl Fn(&mut Map<String, Value>, &Request) -> Result<(), ProviderError> + Send + Sync + 'static,
-    ) -> Self {
-        self.body_hooks.push(Arc::new(hook));
-        self
-    }
+        /// Returns the same endpoint with one more hook for the JSON body. The hook runs after the earlier hooks, and
+        /// before [`Options::extra`](crate::provider::Options::extra) is merged into the body.
+        pub fn with_body_hook(
+            self,
+            hook: impl Fn(&mut Map<String, Value>, &Request) -> Result<(), ProviderError> + Send + Sync + 'static,
+        ) {
+            self.body_hooks.push(Arc::new(hook));
+        }
 
-    /// Returns the same endpoint with one more hook for deltas. The hook gets the deltas of one event of the response.
-    /// It may change, add and remove deltas.
-    pub fn with_delta_hook(
-        mut self,
-        hook: impl Fn(&mut Vec<Delta>) -> Result<(), ProviderError> + Send + Sync + 'static,
-    ) -> Self {
-        self.delta_hooks.push(Arc::new(hook));
-        self
-    }
+        /// Returns the same endpoint with one more hook for deltas. The hook gets the deltas of one event of the
+        /// response. It may change, add and remove deltas.
+        pub fn with_delta_hook(
+            self,
+            hook: impl Fn(&mut Vec<Delta>) -> Result<(), ProviderError> + Send + Sync + 'static,
+        ) {
+            self.delta_hooks.push(Arc::new(hook));
+        }
 
-    /// Returns the same endpoint with these limits.
-    pub fn with_limits(mut self, limits: Limits) -> Self {
-        self.limits = limits;
-        self
-    }
+        /// Returns the same endpoint with these limits.
+        pub fn with_limits(self, limits: Limits) { self.limits = limits }
 
-    /// Returns the same endpoint with these timeouts.
-    pub fn with_timeouts(mut self, timeouts: Timeouts) -> Self {
-        self.timeouts = timeouts;
-        self
+        /// Returns the same endpoint with these timeouts.
+        pub fn with_timeouts(self, timeouts: Timeouts) { self.timeouts = timeouts }
     }
 
     /// Returns the wire format for a request.
@@ -323,11 +303,4 @@ impl fmt::Debug for Endpoint {
     }
 }
 
-impl fmt::Debug for EndpointFormat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EndpointFormat")
-            .field("dialect", &self.dialect.name())
-            .field("auth", &self.auth)
-            .finish_non_exhaustive()
-    }
-}
+crate::debug::impl_debug!(EndpointFormat(self) { dialect: self.dialect.name(), auth: self.auth, .. });

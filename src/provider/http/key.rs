@@ -1,6 +1,6 @@
 //! The source of a key, and how the key is sent to the service.
 
-use std::{env, fmt};
+use std::env;
 
 use crate::provider::{ErrorKind, ProviderError, Request, Secret, key::KeySource};
 
@@ -72,12 +72,4 @@ impl Keys {
     }
 }
 
-impl fmt::Debug for Keys {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Keys")
-            .field("own", &self.own)
-            .field("variable", &self.variable)
-            .field("optional", &self.optional)
-            .finish()
-    }
-}
+crate::debug::impl_debug!(Keys(self) { own: self.own, variable: self.variable, optional: self.optional });

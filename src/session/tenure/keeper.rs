@@ -8,7 +8,7 @@
 
 use std::{
     collections::HashMap,
-    fmt, io,
+    io,
     sync::{Arc, Mutex, OnceLock, atomic::Ordering},
     thread,
     time::Duration,
@@ -109,11 +109,7 @@ impl Keeper {
     }
 }
 
-impl fmt::Debug for Keeper {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Keeper").finish_non_exhaustive()
-    }
-}
+crate::debug::impl_debug!(Keeper { .. });
 
 /// Returns the runtime of all keepers. The first call starts its thread.
 fn runtime() -> Result<Handle, StoreError> {

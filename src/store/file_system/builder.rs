@@ -56,28 +56,21 @@ impl FileSystemStoreBuilder {
         }
     }
 
-    /// Sets the kinds of crashes that acknowledged writes survive. By default, writes also survive a crash of the
-    /// machine.
-    pub fn durability(mut self, durability: Durability) -> Self {
-        self.durability = durability;
-        self
-    }
+    crate::setters::setters! {
+        /// Sets the kinds of crashes that acknowledged writes survive. By default, writes also survive a crash of the
+        /// machine.
+        pub fn durability(self, durability: Durability) { self.durability = durability }
 
-    /// Sets how long to wait for another writer's lock. The default is five seconds.
-    pub fn lock_wait(mut self, limit: Duration) -> Self {
-        self.lock_wait = limit;
-        self
-    }
+        /// Sets how long to wait for another writer's lock. The default is five seconds.
+        pub fn lock_wait(self, limit: Duration) { self.lock_wait = limit }
 
-    /// Locks the folder for as long as the store is open, so that no other store is exclusive at the same time. The
-    /// operating system releases the lock when the process ends, even if it is killed.
-    ///
-    /// Only an exclusive store [keeps records of turns in flight](crate::store::Store::keeps_turns): files know no
-    /// owner, so two processes would continue the same turn. Stores that are not exclusive can still open the folder. A
-    /// process that shares the folder with an exclusive store must not continue the same conversations.
-    pub fn exclusive(mut self) -> Self {
-        self.exclusive = true;
-        self
+        /// Locks the folder for as long as the store is open, so that no other store is exclusive at the same time. The
+        /// operating system releases the lock when the process ends, even if it is killed.
+        ///
+        /// Only an exclusive store [keeps records of turns in flight](crate::store::Store::keeps_turns): files know no
+        /// owner, so two processes would continue the same turn. Stores that are not exclusive can still open the
+        /// folder. A process that shares the folder with an exclusive store must not continue the same conversations.
+        pub fn exclusive(self) { self.exclusive = true }
     }
 
     /// Opens the store, and creates its folder if it does not exist.

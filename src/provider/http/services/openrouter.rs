@@ -96,94 +96,74 @@ fn texts(texts: impl IntoIterator<Item = impl Into<String>>) -> Vec<String> {
 }
 
 impl OpenRouter {
-    /// Returns the same settings, where these providers are tried first, in this order.
-    pub fn with_order(mut self, providers: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        self.provider.order = texts(providers);
-        self
-    }
+    crate::setters::setters! {
+        /// Returns the same settings, where these providers are tried first, in this order.
+        pub fn with_order(self, providers: impl IntoIterator<Item = impl Into<String>>) {
+            self.provider.order = texts(providers);
+        }
 
-    /// Returns the same settings, where only these providers are used.
-    pub fn with_only(mut self, providers: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        self.provider.only = texts(providers);
-        self
-    }
+        /// Returns the same settings, where only these providers are used.
+        pub fn with_only(self, providers: impl IntoIterator<Item = impl Into<String>>) {
+            self.provider.only = texts(providers);
+        }
 
-    /// Returns the same settings, where these providers are not used.
-    pub fn with_ignored(mut self, providers: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        self.provider.ignore = texts(providers);
-        self
-    }
+        /// Returns the same settings, where these providers are not used.
+        pub fn with_ignored(self, providers: impl IntoIterator<Item = impl Into<String>>) {
+            self.provider.ignore = texts(providers);
+        }
 
-    /// Returns the same settings, and sets whether other providers may replace the requested ones. By default, this is
-    /// allowed.
-    pub fn with_fallbacks(mut self, allowed: bool) -> Self {
-        self.provider.allow_fallbacks = Some(allowed);
-        self
-    }
+        /// Returns the same settings, and sets whether other providers may replace the requested ones. By default, this
+        /// is allowed.
+        pub fn with_fallbacks(self, allowed: bool) { self.provider.allow_fallbacks = Some(allowed) }
 
-    /// Returns the same settings, and sets whether a provider must support every parameter of the request. By default,
-    /// a provider need not support them and ignores the parameters that it does not know.
-    pub fn with_required_parameters(mut self, required: bool) -> Self {
-        self.provider.require_parameters = Some(required);
-        self
-    }
+        /// Returns the same settings, and sets whether a provider must support every parameter of the request. By
+        /// default, a provider need not support them and ignores the parameters that it does not know.
+        pub fn with_required_parameters(self, required: bool) {
+            self.provider.require_parameters = Some(required);
+        }
 
-    /// Returns the same settings, and sets whether providers that store and use the prompts are allowed. By default,
-    /// they are allowed.
-    pub fn with_data_collection(mut self, allowed: bool) -> Self {
-        self.provider.data_collection = Some(if allowed { "allow" } else { "deny" });
-        self
-    }
+        /// Returns the same settings, and sets whether providers that store and use the prompts are allowed. By
+        /// default, they are allowed.
+        pub fn with_data_collection(self, allowed: bool) {
+            self.provider.data_collection = Some(if allowed { "allow" } else { "deny" });
+        }
 
-    /// Returns the same settings, and sets whether providers must retain no data.
-    pub fn with_zero_data_retention(mut self, required: bool) -> Self {
-        self.provider.zdr = Some(required);
-        self
-    }
+        /// Returns the same settings, and sets whether providers must retain no data.
+        pub fn with_zero_data_retention(self, required: bool) { self.provider.zdr = Some(required) }
 
-    /// Returns the same settings, where only models with these quantizations are used, for example `fp8`.
-    pub fn with_quantizations(mut self, levels: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        self.provider.quantizations = texts(levels);
-        self
-    }
+        /// Returns the same settings, where only models with these quantizations are used, for example `fp8`.
+        pub fn with_quantizations(self, levels: impl IntoIterator<Item = impl Into<String>>) {
+            self.provider.quantizations = texts(levels);
+        }
 
-    /// Returns the same settings, and sets the order in which providers are tried. By default, requests are balanced
-    /// between providers.
-    pub fn with_sort(mut self, sort: RoutingSort) -> Self {
-        self.provider.sort = Some(sort);
-        self
-    }
+        /// Returns the same settings, and sets the order in which providers are tried. By default, requests are
+        /// balanced between providers.
+        pub fn with_sort(self, sort: RoutingSort) { self.provider.sort = Some(sort) }
 
-    /// Returns the same settings, where only providers are used that charge at most these prices, in US dollars per
-    /// million tokens of the prompt and of the response.
-    pub fn with_max_price(mut self, prompt: f64, completion: f64) -> Self {
-        self.provider.max_price = Some(MaxPrice { prompt, completion });
-        self
-    }
+        /// Returns the same settings, where only providers are used that charge at most these prices, in US dollars per
+        /// million tokens of the prompt and of the response.
+        pub fn with_max_price(self, prompt: f64, completion: f64) {
+            self.provider.max_price = Some(MaxPrice { prompt, completion });
+        }
 
-    /// Returns the same settings, where these models are tried in order if the requested model fails.
-    pub fn with_fallback_models(mut self, models: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        self.models = texts(models);
-        self
-    }
+        /// Returns the same settings, where these models are tried in order if the requested model fails.
+        pub fn with_fallback_models(self, models: impl IntoIterator<Item = impl Into<String>>) {
+            self.models = texts(models);
+        }
 
-    /// Returns the same settings with this `route` of the service, for example `fallback`.
-    pub fn with_route(mut self, route: impl Into<String>) -> Self {
-        self.route = Some(route.into());
-        self
-    }
+        /// Returns the same settings with this `route` of the service, for example `fallback`.
+        pub fn with_route(self, route: impl Into<String>) { self.route = Some(route.into()) }
 
-    /// Returns the same settings with these `transforms` of the prompt, for example `middle-out`, which shortens a
-    /// prompt that is too long. An empty list disables the default transforms.
-    pub fn with_transforms(mut self, transforms: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        self.transforms = Some(texts(transforms));
-        self
-    }
+        /// Returns the same settings with these `transforms` of the prompt, for example `middle-out`, which shortens a
+        /// prompt that is too long. An empty list disables the default transforms.
+        pub fn with_transforms(self, transforms: impl IntoIterator<Item = impl Into<String>>) {
+            self.transforms = Some(texts(transforms));
+        }
 
-    /// Returns the same settings with the name of an application, which the service shows in its rankings.
-    pub fn with_app(mut self, url: impl Into<String>, title: impl Into<String>) -> Self {
-        self.app = Some((url.into(), title.into()));
-        self
+        /// Returns the same settings with the name of an application, which the service shows in its rankings.
+        pub fn with_app(self, url: impl Into<String>, title: impl Into<String>) {
+            self.app = Some((url.into(), title.into()));
+        }
     }
 
     /// Returns the members that the settings add to the body of a request.

@@ -90,7 +90,7 @@
 //! | `mcp` | no | tools of servers of the Model Context Protocol: [`mcp`](https://docs.rs/omni-agent/latest/omni_agent/mcp/index.html) |
 //! | `mcp-auth` | no | logins at MCP servers with OAuth 2.1: [`McpLogin`](https://docs.rs/omni-agent/latest/omni_agent/mcp/struct.McpLogin.html) |
 //! | `mcp-server` | no | a manager's conversations as tools of an MCP server: [`serve::mcp`](https://docs.rs/omni-agent/latest/omni_agent/serve/mcp/index.html) |
-//! | `schema` | no | JSON Schemas of updates and commands, for clients in other languages: [`schema`](https://docs.rs/omni-agent/latest/omni_agent/schema/index.html) |
+//! | `schema` | no | [`JsonSchema`](schemars::JsonSchema) for the types of updates and commands; the documents in [`schema`] need no feature |
 //! | `web` | no | a manager behind HTTP, as an axum router, with streams for the AI SDK and AG-UI: [`web`](https://docs.rs/omni-agent/latest/omni_agent/web/index.html) |
 //! | `otel-metrics` | no | metrics through the API crate of OpenTelemetry: [`telemetry::OtelRecorder`](https://docs.rs/omni-agent/latest/omni_agent/telemetry/struct.OtelRecorder.html); spans need no feature |
 //! | `test-util` | no | a scripted and a recorded provider, for tests of applications built on this crate; the suites that check a [`store::Store`] and a [`provider::backend::Backend`] |
@@ -136,7 +136,6 @@ mod panics;
 #[cfg(any(feature = "acp", feature = "mcp"))]
 mod process;
 pub mod provider;
-#[cfg(feature = "schema")]
 pub mod schema;
 #[cfg(any(feature = "acp", feature = "mcp-server"))]
 pub mod serve;

@@ -109,9 +109,9 @@ pub use access::{Access, Action, Agents, Challenge, InvalidPrincipal, Principal,
 #[cfg(feature = "mcp-server")]
 pub(crate) use guard::guarded;
 pub use problem::Problem;
-#[cfg(any(feature = "mcp-server", feature = "schema"))]
+#[cfg(any(feature = "mcp-server", all(test, feature = "schema")))]
 pub(crate) use requests::NewConversation;
-#[cfg(feature = "schema")]
+#[cfg(all(test, feature = "schema"))]
 pub(crate) use requests::{
     ApprovalPage, Change, Created, DecisionRequest, ListPage, ListQuery, PeriodQuery, RowsPage, RowsQuery,
     SearchQuery,

@@ -32,6 +32,7 @@ use super::{
 use crate::{
     manager::{Approval, ApprovalId, Listed, OpenedSession},
     message::{Attachment, Content, Message, MessageId, ResultBlock, Source, Timestamp},
+    schema,
     session::{Mode, Session, SessionCommand, SessionSnapshot, check_title},
     store::{ConversationId, Hit, Labels, Page, TurnSummary},
 };
@@ -441,17 +442,16 @@ async fn events(call: Call) -> Result<Response, Problem> {
 }
 
 async fn updates_schema(_: Call) -> Result<Response, Problem> {
-    Ok(document(include_str!("../../schema/updates.json")))
+    Ok(document(schema::UPDATES))
 }
 
 async fn commands_schema(_: Call) -> Result<Response, Problem> {
-    Ok(document(include_str!("../../schema/commands.json")))
+    Ok(document(schema::COMMANDS))
 }
 
 async fn openapi(call: Call) -> Result<Response, Problem> {
     // The document in the repository contains a fixed base path, but this router may be nested elsewhere, so replace
     // the path.
     let base = serde_json::Value::from(&*call.base);
-    let text = include_str!("../../schema/openapi.json");
-    Ok(document(text.replacen(r#""default": "/agent""#, &format!(r#""default": {base}"#), 1)))
+    Ok(document(schema::OPENAPI.replacen(r#""default": "/agent""#, &format!(r#""default": {base}"#), 1)))
 }

@@ -11,6 +11,7 @@ use std::{
 use axum::http::{Method, StatusCode};
 use boon::{Compiler, SchemaIndex, Schemas};
 use omni_agent::{
+    schema,
     testing::Step,
     web::{Web, WebLimits},
 };
@@ -20,9 +21,6 @@ use crate::{
     js::{SCRIPTS, node, packages},
     support::{Answer, App, prompt, request},
 };
-
-/// The document of the repository, which the router serves. A test in `tests/schema` compares it with the types.
-const TEXT: &str = include_str!("../../schema/openapi.json");
 
 /// The official JSON Schema of OpenAPI 3.1, dated 2022-10-07.
 const OFFICIAL: &str = include_str!("openapi-3.1.json");
@@ -49,7 +47,7 @@ const EVENT: &str = "/components/schemas/StreamEvent";
 
 impl Document {
     fn new() -> Self {
-        let value: Value = serde_json::from_str(TEXT).unwrap();
+        let value: Value = serde_json::from_str(schema::OPENAPI).unwrap();
         let mut operations = Vec::new();
         let mut places = vec![EVENT.to_owned()];
         for (path, item) in value["paths"].as_object().unwrap() {

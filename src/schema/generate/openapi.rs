@@ -37,20 +37,8 @@ The body of a stream consists of server-sent events. The extension `x-itemSchema
 `event` and `id`, and with the parsed JSON of its `data`. Within a minor version, types only grow: a client ignores members \
 and events that it does not know.";
 
-/// Returns the OpenAPI 3.1 document of the native routes of feature `web`, with all parameters, bodies, answers,
-/// problems and events.
-///
-/// The published crate contains this document as `schema/openapi.json`, and
-/// [`Web::router`](crate::web::Web::router) serves it at `GET /openapi.json`.
-///
-/// ```
-/// use omni_agent::schema;
-///
-/// let document = schema::openapi();
-/// assert_eq!(document["openapi"], "3.1.0");
-/// assert_eq!(document["paths"]["/conversations"]["post"]["operationId"], "createConversation");
-/// ```
-pub fn openapi() -> Value {
+/// Returns the OpenAPI document.
+pub(super) fn openapi() -> Value {
     let document = |settings: SchemaSettings| {
         Document::new(settings.with(|settings| settings.definitions_path = "/components/schemas".into()))
     };

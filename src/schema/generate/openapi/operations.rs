@@ -9,7 +9,7 @@ use super::problems::{
 };
 use crate::{
     message::UsageSum,
-    schema::Document,
+    schema::generate::Document,
     session::{SessionAnswer, SessionCommand, SessionSnapshot},
     store::{ConversationId, Found},
     web::{

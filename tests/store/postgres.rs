@@ -159,6 +159,7 @@ async fn open_with_an_invalid_schema_name_is_misconfigured() {
 async fn open_with_an_invalid_url_shows_no_password() {
     for url in [
         "nonsense://ada:hunter2@host/db",
+        "postgresql+driver://ada:hunter2@host/db?ssl=true",
         "postgres://ada:hunter2@host:port/db",
         "postgres://ada:hunter2@/db",
         "host=db sslmode='allow password=hunter2",

@@ -114,7 +114,7 @@ fn setup(limits: &Limits) -> String {
 #[derive(Debug, thiserror::Error)]
 enum InUrl {
     #[error("it is not a valid URL such as `postgres://user:password@host:port/database`")]
-    Syntax(#[from] tokio_postgres::Error),
+    Syntax(#[source] Option<tokio_postgres::Error>),
     #[error("it names no host")]
     NoHost,
     #[error("`sslmode` must be `disable`, `prefer`, `require`, `verify-ca` or `verify-full`")]
@@ -134,15 +134,21 @@ fn hosts(text: &str, limits: &Limits) -> Result<Vec<(String, Config)>, InUrl> {
             (login, address, parts.map(|part| part.split_once('=').unwrap_or((part, ""))).collect())
         }
     };
+    // The driver's error would contain the beginning of a URL with another scheme, with the password.
+    if settings.iter().any(|(key, _)| key.contains("://")) {
+        return Err(InUrl::Syntax(None));
+    }
     // The driver neither knows all modes of TLS nor reports whether a setting is missing. So it reads the text without
     // `sslmode`, and after the store's own defaults.
     let defaults = [("application_name", "omni-agent"), ("keepalives_idle", "30")];
-    let without = |address: &str, keys: &[&str]| -> Result<Config, tokio_postgres::Error> {
+    let without = |address: &str, keys: &[&str]| -> Result<Config, InUrl> {
         let kept = defaults.iter().chain(&settings).filter(|(key, _)| !keys.contains(key));
         // The driver decodes the keys of a URL, so an encoded key must not become one of these keys.
         let kept: Vec<_> = kept.map(|(key, value)| format!("{}={value}", key.replace('%', "%25"))).collect();
         let (begin, separator) = if scheme.is_some() { ("?", "&") } else { ("", " ") };
-        format!("{login}{address}{begin}{}", kept.join(separator)).parse()
+        format!("{login}{address}{begin}{}", kept.join(separator))
+            .parse()
+            .map_err(|error| InUrl::Syntax(Some(error)))
     };
     let all = without(address, &["sslmode"])?;
     let path = address.find('/').map_or("", |at| &address[at..]);

@@ -71,8 +71,7 @@ async fn open_with_tls_trusts_only_the_configured_certificates() {
     let error = PostgresStore::open(&url).await.unwrap_err();
     assert!(matches!(error, StoreError::Unreachable { .. }), "{error:?}");
     assert!(format!("{error:?}").contains("UnknownIssuer"), "the error must name the reason: {error:?}");
-    // The server can also be reached by another name, for which the certificate is not valid. All modes
-    // detect this.
+    // The server can also be reached by another name, for which the certificate is not valid. All modes detect this.
     for mode in ["require", "verify-ca", "verify-full", "prefer"] {
         let url = format!("postgres://postgres@localhost:{}/postgres?sslmode={mode}", address.port());
         let refused = PostgresStore::builder(url).root_certificates(certificate.clone()).open().await;

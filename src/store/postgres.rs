@@ -96,9 +96,9 @@
 //! the same row, so each of them sees the result of the other. Epochs increase by random numbers. So if another server
 //! takes over without the latest transactions, it does not assign the epochs of those transactions again.
 
+mod connect;
 mod error;
 mod filter;
-mod hosts;
 mod lease;
 mod ledger;
 mod migrate;
@@ -106,9 +106,7 @@ mod read;
 mod search;
 mod server;
 mod sql;
-mod tls;
 mod turns;
-mod url;
 mod write;
 
 use std::{
@@ -118,13 +116,12 @@ use std::{
 };
 
 use async_trait::async_trait;
-use deadpool_postgres::Object;
 use futures_util::future::BoxFuture;
 
 use self::{
+    connect::{InTurn, Object},
     error::Fault,
     server::{Lane, Limits, Server, Threads},
-    url::Settings,
 };
 use super::{
     Commit, ConversationId, Filter, Found, Lease, Owner, Page, Query, StateChange, Store, StoreError, Stored,
@@ -216,10 +213,8 @@ impl PostgresStoreBuilder {
     pub async fn open(self) -> Result<PostgresStore, StoreError> {
         let Self { url, schema, certificates, limits } = self;
         sql::check_schema(&schema)?;
-        let config = Settings::parse(&url)
-            .map_err(|error| StoreError::misconfigured("the PostgreSQL URL", InUrl(error)))?;
-        let tls = tls::connector(certificates.as_deref())?;
-        let server = Arc::new(Server::new(config, &tls, &schema, limits)?);
+        let hosts = InTurn::new(&url, certificates.as_deref(), limits)?;
+        let server = Arc::new(Server::new(&hosts, &schema, limits)?);
         let threads = Threads::start()?;
         let (migrated, name) = (Arc::clone(&server), schema.clone());
         // The connections belong to the runtime on which they are created. So the store creates them on its own
@@ -232,10 +227,6 @@ impl PostgresStoreBuilder {
 // The URL is omitted because it may contain a password.
 crate::debug::impl_debug!(PostgresStoreBuilder(self) { schema: self.schema, limits: self.limits, .. });
 
-#[derive(Debug, thiserror::Error)]
-#[error("it is not a valid URL such as `postgres://user:password@host:port/database`")]
-struct InUrl(#[source] tokio_postgres::Error);
-
 impl PostgresStore {
     /// Opens the store in this database, in the schema `omni_agent`.
     ///
@@ -243,9 +234,13 @@ impl PostgresStore {
     /// of keys and values. The URL may name several hosts. The store uses the first host that can be reached and
     /// accepts writes.
     ///
-    /// With TLS, the certificate and the host name are always checked. Without `sslmode`, TLS is used if the server
-    /// supports it, except for connections within the machine. A connection is within the machine if its host is a
-    /// loopback address, `localhost` or a socket, and `hostaddr`, if set, is a loopback address.
+    /// `sslmode` decides about TLS. The default is `require`. With TLS, the certificate and the host name are always
+    /// checked, so `require`, `verify-ca` and `verify-full` are equal. `prefer` connects without TLS if the server offers
+    /// none, but fails if the server's certificate is invalid. `disable` connects without TLS.
+    ///
+    /// Without `sslmode`, connections within the machine are not encrypted. A connection is within the machine if its
+    /// host is written as `localhost`, `127.0.0.0/8` or `::1`, and `hostaddr`, if set, is a loopback address. Each host
+    /// of a URL has its own default. As in `libpq`, `sslmode` does not concern Unix sockets, which have no TLS.
     ///
     /// # Errors
     ///

@@ -157,7 +157,13 @@ async fn open_with_an_invalid_schema_name_is_misconfigured() {
 
 #[tokio::test]
 async fn open_with_an_invalid_url_shows_no_password() {
-    for url in ["nonsense://ada:hunter2@host/db", "postgres://ada:hunter2@host:port/db"] {
+    for url in [
+        "nonsense://ada:hunter2@host/db",
+        "postgresql+driver://ada:hunter2@host/db?ssl=true",
+        "postgres://ada:hunter2@host:port/db",
+        "postgres://ada:hunter2@/db",
+        "host=db sslmode='allow password=hunter2",
+    ] {
         let builder = PostgresStore::builder(url);
         assert!(!format!("{builder:?}").contains("hunter2"));
         let error = builder.open().await.unwrap_err();

@@ -2,7 +2,7 @@
 
 use std::{error::Error, fmt, sync::Arc, time::Duration};
 
-use deadpool_postgres::{HookError, PoolError, TimeoutType};
+use deadpool::managed::PoolError;
 use tokio_postgres::error::SqlState;
 
 use super::server::Limits;
@@ -155,37 +155,39 @@ pub(super) fn failed(
     }
 }
 
+/// Converts an error of connecting to this host.
+pub(super) fn not_connected(
+    place: &str,
+    limits: &Limits,
+    host: &str,
+    error: tokio_postgres::Error,
+) -> StoreError {
+    if error_chain(&error).contains("server does not support TLS") {
+        let remedy = "add `sslmode=disable` if this connection may stay unencrypted";
+        return unreachable(place, format!("{host} offers no TLS; {remedy}"));
+    }
+    match failed(place, limits, None, error) {
+        // At this point, any other error also means that connecting failed.
+        StoreError::Failed { source, .. } => StoreError::Unreachable { place: place.to_owned(), source },
+        error => error,
+    }
+}
+
 /// Converts an error of a pool with this number of connections.
 pub(super) fn no_connection(
     place: &str,
     limits: &Limits,
     connections: usize,
-    error: PoolError,
+    error: PoolError<StoreError>,
 ) -> StoreError {
-    let unreachable = |why: &str| StoreError::Unreachable {
-        place: place.to_owned(),
-        source: Arc::new(Silence(why.to_owned())),
-    };
     match error {
-        PoolError::Timeout(TimeoutType::Wait) => StoreError::Busy {
+        PoolError::Backend(error) => error,
+        // The pool itself limits only the time to wait for a connection.
+        PoolError::Timeout(_) => StoreError::Busy {
             place: format!("the pool of {connections} connections to {place}"),
             waited: limits.pool_wait,
         },
-        PoolError::Timeout(_) | PoolError::PostCreateHook(HookError::Message(_)) => {
-            unreachable(&format!("no connection was established within {:?}", limits.connect))
-        }
-        PoolError::Backend(error) | PoolError::PostCreateHook(HookError::Backend(error)) => {
-            match failed(place, limits, None, error) {
-                // At this point, any other error also means that connecting failed.
-                StoreError::Failed { source, .. } => {
-                    StoreError::Unreachable { place: place.to_owned(), source }
-                }
-                error => error,
-            }
-        }
-        error @ (PoolError::Closed | PoolError::NoRuntimeSpecified) => {
-            StoreError::failed(format!("connecting to {place}"), error)
-        }
+        error => StoreError::failed(format!("connecting to {place}"), error),
     }
 }
 
@@ -208,17 +210,14 @@ impl Error for InFull {
 
 /// Returns the error for a connection that was abandoned because the database did not respond.
 pub(super) fn silent(place: &str, waited: Duration) -> StoreError {
-    let why = format!("it did not respond within {waited:?}");
-    StoreError::Unreachable { place: place.to_owned(), source: Arc::new(Silence(why)) }
+    unreachable(place, format!("it did not respond within {waited:?}"))
 }
 
-#[derive(Debug)]
-struct Silence(String);
+/// Returns the error for a database that can't be reached for this reason.
+pub(super) fn unreachable(place: &str, reason: String) -> StoreError {
+    #[derive(Debug, thiserror::Error)]
+    #[error("{0}")]
+    struct Reason(String);
 
-impl fmt::Display for Silence {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
+    StoreError::Unreachable { place: place.to_owned(), source: Arc::new(Reason(reason)) }
 }
-
-impl Error for Silence {}

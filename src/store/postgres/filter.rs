@@ -1,9 +1,9 @@
 //! Lists of the conversations that match a filter.
 
-use deadpool_postgres::Object;
 use tokio_postgres::{Row, types::ToSql};
 
 use super::{
+    connect::Object,
     error::Fault,
     read::{list, summarise, system_time},
     server::Server,

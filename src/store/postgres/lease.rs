@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use deadpool_postgres::Object;
-
 use super::{
+    connect::Object,
     error::Fault,
     read,
     server::Server,

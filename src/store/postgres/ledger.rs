@@ -2,11 +2,10 @@
 
 use std::ops::Range;
 
-use deadpool_postgres::Object;
 use serde::Serialize;
 use tokio_postgres::Row;
 
-use super::{error::Fault, filter::Query, server::Server};
+use super::{connect::Object, error::Fault, filter::Query, server::Server};
 use crate::{
     message::{Purpose, RequestEnd, Timestamp, Usage, UsageRow, UsageSum},
     store::{

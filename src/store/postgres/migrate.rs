@@ -2,10 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use deadpool_postgres::Object;
 use tokio_postgres::{Error, error::SqlState};
 
-use super::{error::Fault, sql::quote};
+use super::{connect::Object, error::Fault, sql::quote};
 use crate::store::StoreError;
 
 /// The migrations. A migration updates the schema from the version that equals the migration's index to the next

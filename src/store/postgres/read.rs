@@ -2,11 +2,10 @@
 
 use std::time::{Duration, SystemTime};
 
-use deadpool_postgres::Object;
 use futures_util::future::{join, join5};
 use tokio_postgres::Row;
 
-use super::{error::Fault, ledger, server::Server, turns};
+use super::{connect::Object, error::Fault, ledger, server::Server, turns};
 use crate::{
     message::Timestamp,
     store::{

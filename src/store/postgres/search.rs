@@ -1,9 +1,9 @@
 //! Searches by words.
 
-use deadpool_postgres::Object;
 use tokio_postgres::Row;
 
 use super::{
+    connect::Object,
     error::Fault,
     filter::{self, Query},
     read::{summarise, system_time},

@@ -2,20 +2,17 @@
 
 use std::time::Duration;
 
-use deadpool_postgres::{Hook, HookError, Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime};
+use deadpool::{Runtime, managed::Pool};
 use futures_util::future::BoxFuture;
 use tokio::{runtime, time::timeout};
-use tokio_postgres::config::TargetSessionAttrs;
-use tokio_postgres_rustls::MakeRustlsConnect;
 use tracing::Instrument;
 
 use super::{
+    connect::{InTurn, Object},
     error::{Fault, Remedy, failed, no_connection, remedy, silent},
-    hosts::{self, InTurn},
     migrate::{is_current, migrate},
     search,
     sql::Sql,
-    url::Settings,
 };
 use crate::store::{ConversationId, StoreError};
 
@@ -23,8 +20,7 @@ use crate::store::{ConversationId, StoreError};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) connections: usize,
-    /// The time limit for connecting to one host. In the limits of a [`Server`], the time limit for connecting to all
-    /// hosts together.
+    /// The time limit for connecting to one host.
     pub(super) connect: Duration,
     pub(super) pool_wait: Duration,
     pub(super) lock_wait: Duration,
@@ -76,8 +72,8 @@ pub(super) struct Server {
     pub(super) place: String,
     pub(super) limits: Limits,
     pub(super) sql: Sql,
-    conversations: Pool,
-    leases: Pool,
+    conversations: Pool<InTurn>,
+    leases: Pool<InTurn>,
 }
 
 /// The number of attempts of an operation. An operation is repeated even if it may have succeeded. This is safe for
@@ -86,45 +82,17 @@ const TRIES: usize = 3;
 
 impl Server {
     /// Creates the pools, without connecting.
-    pub(super) fn new(
-        settings: Settings,
-        tls: &MakeRustlsConnect,
-        schema: &str,
-        limits: Limits,
-    ) -> Result<Self, StoreError> {
-        let config = complete(settings, limits);
-        let place = place(&config);
-        let each = config.get_connect_timeout().copied().unwrap_or(limits.connect);
-        let limits = Limits { connect: connecting(&config, limits), ..limits };
-        let pool = |connections| {
-            let manager = Manager::from_connect(
-                config.clone(),
-                InTurn::new(&config, tls.clone(), each),
-                // With this method, the pool detects ended connections without sending a query.
-                ManagerConfig { recycling_method: RecyclingMethod::Fast },
-            );
-            let setup = setup(limits);
-            Pool::builder(manager)
-                .max_size(connections)
+    pub(super) fn new(hosts: &InTurn, schema: &str, limits: Limits) -> Result<Self, StoreError> {
+        let pool = |lane: Lane| {
+            Pool::builder(hosts.clone())
+                .max_size(lane.connections(&limits))
                 .runtime(Runtime::Tokio1)
                 .wait_timeout(Some(limits.pool_wait))
-                .create_timeout(Some(limits.connect))
-                .post_create(Hook::async_fn(move |client, _| {
-                    let setup = setup.clone();
-                    // The pool's time limit for connecting does not cover this hook, so the hook has its own limit.
-                    Box::pin(async move {
-                        match timeout(limits.connect, client.batch_execute(&setup)).await {
-                            Ok(done) => done.map_err(HookError::Backend),
-                            Err(_) => Err(HookError::message("no answer")),
-                        }
-                    })
-                }))
                 .build()
                 .map_err(|error| StoreError::failed("making a pool of connections", error))
         };
-        let pool = |lane: Lane| pool(lane.connections(&limits));
         let (conversations, leases) = (pool(Lane::Conversations)?, pool(Lane::Leases)?);
-        Ok(Self { place, limits, sql: Sql::new(schema), conversations, leases })
+        Ok(Self { place: hosts.place.clone(), limits, sql: Sql::new(schema), conversations, leases })
     }
 
     /// Runs an operation on a connection. If the connection breaks, repeats the operation on another connection.
@@ -216,56 +184,6 @@ fn discard(connection: Object) {
     drop(Object::take(connection));
 }
 
-/// Returns the statements that are executed first on a new connection.
-fn setup(limits: Limits) -> String {
-    let millis = |limit: Duration| limit.as_millis().clamp(1, i32::MAX.unsigned_abs().into());
-    let (statement, lock) = (millis(limits.statement), millis(limits.lock_wait));
-    format!(
-        "SET statement_timeout = {statement};
-         SET lock_timeout = {lock};
-         SET idle_in_transaction_session_timeout = {statement};
-         SET jit = off;
-         SET default_transaction_isolation = 'read committed';
-         SELECT set_config('synchronous_commit', 'on', false)
-         WHERE current_setting('synchronous_commit') = 'off'"
-    )
-}
-
-/// Completes the settings with the store's own defaults.
-fn complete(settings: Settings, limits: Limits) -> tokio_postgres::Config {
-    let Settings { mut config, sets_idle } = settings;
-    if config.get_application_name().is_none() {
-        config.application_name("omni-agent");
-    }
-    if config.get_connect_timeout().is_none() {
-        config.connect_timeout(limits.connect);
-    }
-    if config.get_tcp_user_timeout().is_none() {
-        config.tcp_user_timeout(limits.answer());
-    }
-    if !sets_idle {
-        config.keepalives_idle(Duration::from_secs(30));
-    }
-    // If there are several hosts, the store uses the host that accepts writes.
-    if hosts::number(&config) > 1 && config.get_target_session_attrs() == TargetSessionAttrs::Any {
-        config.target_session_attrs(TargetSessionAttrs::ReadWrite);
-    }
-    config
-}
-
-/// Returns the time limit for connecting, which is the sum of the limits of all hosts.
-fn connecting(config: &tokio_postgres::Config, limits: Limits) -> Duration {
-    let hosts = u32::try_from(hosts::number(config)).unwrap_or(u32::MAX).max(1);
-    config.get_connect_timeout().copied().unwrap_or(limits.connect).saturating_mul(hosts)
-}
-
-/// Returns the location of the database for error messages, without the password.
-fn place(config: &tokio_postgres::Config) -> String {
-    let hosts: Vec<_> = (0..hosts::number(config)).map(|at| hosts::name(config, at)).collect();
-    let database = config.get_dbname().or(config.get_user()).unwrap_or_default();
-    format!("the PostgreSQL database {database:?} at {}", hosts.join(", "))
-}
-
 /// The threads that serve connections and run operations, separate from the application's runtime. They continue to
 /// work while the application's runtime is blocked, and they serve operations from every runtime.
 pub(super) struct Threads(Option<runtime::Runtime>);
@@ -302,56 +220,6 @@ impl Drop for Threads {
         // This call does not wait, so the store may be dropped in any context.
         if let Some(runtime) = self.0.take() {
             runtime.shutdown_background();
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn connecting_has_the_time_of_all_hosts_together() {
-        let second = Duration::from_secs(1);
-        let limits = Limits {
-            connections: 1,
-            connect: second * 5,
-            pool_wait: second,
-            lock_wait: second,
-            statement: second,
-            lease: second,
-        };
-        for (url, seconds) in [
-            ("postgres://a/db", 5),
-            ("postgres://a,b/db", 10),
-            ("postgres://a,b,c/db?connect_timeout=7", 21),
-            ("postgres://a/db?connect_timeout=0", 5),
-            ("hostaddr=10.1.2.3,10.1.2.4", 10),
-            ("host=a,b hostaddr=10.1.2.3,10.1.2.4", 10),
-        ] {
-            let config = complete(Settings::parse(url).expect("a URL"), limits);
-            assert_eq!(connecting(&config, limits), second * seconds, "{url}");
-        }
-    }
-
-    #[test]
-    fn several_hosts_require_a_host_that_accepts_writes() {
-        let limits = Limits {
-            connections: 1,
-            connect: Duration::ZERO,
-            pool_wait: Duration::ZERO,
-            lock_wait: Duration::ZERO,
-            statement: Duration::ZERO,
-            lease: Duration::ZERO,
-        };
-        for (url, wanted) in [
-            ("host=a", TargetSessionAttrs::Any),
-            ("host=a,b", TargetSessionAttrs::ReadWrite),
-            ("hostaddr=10.1.2.3", TargetSessionAttrs::Any),
-            ("hostaddr=10.1.2.3,10.1.2.4", TargetSessionAttrs::ReadWrite),
-        ] {
-            let config = complete(Settings::parse(url).expect("settings"), limits);
-            assert_eq!(config.get_target_session_attrs(), wanted, "{url}");
         }
     }
 }

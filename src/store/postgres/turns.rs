@@ -2,10 +2,10 @@
 
 use std::fmt::Write as _;
 
-use deadpool_postgres::Object;
 use tokio_postgres::{Row, types::ToSql};
 
 use super::{
+    connect::Object,
     error::Fault,
     filter::{Query, rarest},
     read::{id, labels, owner, system_time},

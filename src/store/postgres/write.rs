@@ -2,11 +2,9 @@
 
 use std::{collections::BTreeMap, sync::OnceLock, time::Duration};
 
-use deadpool_postgres::Object;
-
 use tokio_postgres::types::ToSql;
 
-use super::{error::Fault, ledger, server::Server, turns};
+use super::{connect::Object, error::Fault, ledger, server::Server, turns};
 use crate::{
     store::{
         ConversationId, Labels, Lease, StoreError, StoredState, Version, Write, WriteId,

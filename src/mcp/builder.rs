@@ -13,20 +13,16 @@ use rmcp::model::ProtocolVersion;
 use super::{
     McpClient, McpError,
     secret::Secrets,
-    server::Server,
+    server::ServerConnection,
     settings::{HttpTarget, ProgramStart, Selection, Settings, Transport},
 };
 
 /// The settings of an [`McpClient`], created by [`McpClient::stdio`] or [`McpClient::http`].
 #[must_use = "a client is made by `connect`"]
 pub struct McpBuilder {
-    name: Option<String>,
-    transport: Transport,
+    /// The settings. The version and the secrets are set by `connect`.
+    settings: Settings,
     version: Option<String>,
-    connect_limit: Duration,
-    idle_limit: Duration,
-    total_limit: Duration,
-    selection: Selection,
     /// The last setting that the application has set although the transport does not have it, such as a header for a
     /// program.
     misplaced: Option<&'static str>,
@@ -34,34 +30,32 @@ pub struct McpBuilder {
 
 impl McpBuilder {
     pub(super) fn program(program: OsString) -> Self {
-        let start = ProgramStart { program, arguments: Vec::new(), environment: Vec::new(), folder: None };
-        Self::new(Transport::Program(start))
+        let name = Path::new(&program).file_stem().map(|stem| stem.to_string_lossy().into_owned());
+        Self::new(name, Transport::Program(ProgramStart { program, ..ProgramStart::default() }))
     }
 
     pub(super) fn http(url: String) -> Self {
-        Self::new(Transport::Http(HttpTarget {
-            url,
-            headers: Vec::new(),
-            #[cfg(feature = "mcp-auth")]
-            tokens: None,
-        }))
+        let parsed = reqwest::Url::parse(&url).ok();
+        let name = parsed.and_then(|url| url.host_str().map(str::to_owned));
+        Self::new(name, Transport::Http(HttpTarget { url, ..HttpTarget::default() }))
     }
 
-    fn new(transport: Transport) -> Self {
-        Self {
-            name: None,
+    fn new(name: Option<String>, transport: Transport) -> Self {
+        let settings = Settings {
+            name: name.unwrap_or_else(|| "server".to_owned()),
             transport,
             version: None,
+            secrets: Secrets::default(),
             connect_limit: Duration::from_secs(30),
             idle_limit: Duration::from_mins(1),
             total_limit: Duration::from_mins(10),
             selection: Selection::default(),
-            misplaced: None,
-        }
+        };
+        Self { settings, version: None, misplaced: None }
     }
 
     fn on_program(mut self, setting: &'static str, set: impl FnOnce(&mut ProgramStart)) -> Self {
-        match &mut self.transport {
+        match &mut self.settings.transport {
             Transport::Program(start) => set(start),
             Transport::Http(_) => self.misplaced = Some(setting),
         }
@@ -71,7 +65,7 @@ impl McpBuilder {
     /// Sets the name of the server, which is the beginning of its tools' names. The default is the name of the program,
     /// or the host of the URL.
     pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.name = Some(name.into());
+        self.settings.name = name.into();
         self
     }
 
@@ -95,7 +89,7 @@ impl McpBuilder {
     /// Adds a header to each HTTP request. The value is a secret: it does not appear in logs, events and errors, except
     /// in the logs of `rmcp` at the level TRACE if the server repeats it.
     pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
-        match &mut self.transport {
+        match &mut self.settings.transport {
             Transport::Http(target) => target.headers.push((name.into(), value.into())),
             Transport::Program(_) => self.misplaced = Some("header"),
         }
@@ -108,7 +102,7 @@ impl McpBuilder {
     /// [`McpLogin`]: super::McpLogin
     #[cfg(feature = "mcp-auth")]
     pub fn tokens(mut self, store: impl super::TokenStore) -> Self {
-        match &mut self.transport {
+        match &mut self.settings.transport {
             Transport::Http(target) => target.tokens = Some(Arc::new(store)),
             Transport::Program(_) => self.misplaced = Some("tokens"),
         }
@@ -125,44 +119,44 @@ impl McpBuilder {
     /// Sets the time limit for connecting and for listing tools. The default is 30 seconds. A program that is installed
     /// at its first start, for example by `npx`, may need longer.
     pub fn connect_limit(mut self, limit: Duration) -> Self {
-        self.connect_limit = limit;
+        self.settings.connect_limit = limit;
         self
     }
 
     /// Sets how long a call may run without a report of progress. The default is one minute.
     pub fn idle_limit(mut self, limit: Duration) -> Self {
-        self.idle_limit = limit;
+        self.settings.idle_limit = limit;
         self
     }
 
     /// Sets the total time limit of a call. The default is ten minutes.
     pub fn total_limit(mut self, limit: Duration) -> Self {
-        self.total_limit = limit;
+        self.settings.total_limit = limit;
         self
     }
 
     /// Offers only these tools. They are identified by the names that the server uses. By default, all tools are
     /// offered.
     pub fn allow(mut self, tools: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        self.selection.allowed.get_or_insert_default().extend(tools.into_iter().map(Into::into));
+        self.settings.selection.allowed.get_or_insert_default().extend(tools.into_iter().map(Into::into));
         self
     }
 
     /// Offers a tool under exactly this name instead of `SERVER__TOOL`.
     pub fn rename(mut self, tool: impl Into<String>, name: impl Into<String>) -> Self {
-        self.selection.renamed.insert(tool.into(), name.into());
+        self.settings.selection.renamed.insert(tool.into(), name.into());
         self
     }
 
     /// Requires an approval for every use of these tools. They are identified by the names that the server uses.
     pub fn approve(mut self, tools: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        self.selection.approved.extend(tools.into_iter().map(Into::into));
+        self.settings.selection.approved.extend(tools.into_iter().map(Into::into));
         self
     }
 
     /// Requires an approval for every use of every tool.
     pub fn approve_all(mut self) -> Self {
-        self.selection.approve_all = true;
+        self.settings.selection.approve_all = true;
         self
     }
 
@@ -173,7 +167,7 @@ impl McpBuilder {
     /// [`Replay::Safe`]: crate::tool::Replay::Safe
     /// [`Replay::Never`]: crate::tool::Replay::Never
     pub fn trust_hints(mut self) -> Self {
-        self.selection.trusts_hints = true;
+        self.settings.selection.trusts_hints = true;
         self
     }
 
@@ -192,23 +186,20 @@ impl McpBuilder {
     ///
     /// Panics outside a tokio runtime with IO and time enabled.
     pub async fn connect(self) -> Result<McpClient, McpError> {
-        let name = self.name.clone().unwrap_or_else(|| self.default_name());
-        let wrong = |reason: String| McpError::Misconfigured { server: name.clone(), reason };
-        if let Some(setting) = self.misplaced {
-            return Err(wrong(format!("its transport has no setting `{setting}`")));
+        let Self { mut settings, version, misplaced } = self;
+        if let Some(setting) = misplaced {
+            return Err(settings.misconfigured(format!("its transport has no setting `{setting}`")));
         }
-        let version = match &self.version {
-            None => None,
-            Some(version) => {
-                let known = ProtocolVersion::KNOWN_VERSIONS;
-                let found = known.iter().find(|known| known.as_str() == version);
-                let list = || known.iter().map(ProtocolVersion::as_str).collect::<Vec<_>>().join(", ");
-                let unknown =
-                    || wrong(format!("the version {version:?} is unknown; the versions are {}", list()));
-                Some(found.cloned().ok_or_else(unknown)?)
+        if let Some(version) = version {
+            let known = ProtocolVersion::KNOWN_VERSIONS;
+            settings.version = known.iter().find(|known| known.as_str() == version).cloned();
+            if settings.version.is_none() {
+                let list = known.iter().map(ProtocolVersion::as_str).collect::<Vec<_>>().join(", ");
+                let reason = format!("the version {version:?} is unknown; the versions are {list}");
+                return Err(settings.misconfigured(reason));
             }
-        };
-        let secrets = match &self.transport {
+        }
+        settings.secrets = match &settings.transport {
             Transport::Program(start) => {
                 Secrets::new(start.environment.iter().map(|(_, value)| value.clone()))
             }
@@ -217,30 +208,7 @@ impl McpBuilder {
                 Secrets::new(headers.chain(Secrets::in_url(&target.url)))
             }
         };
-        let settings = Settings {
-            name,
-            transport: self.transport,
-            version,
-            secrets,
-            connect_limit: self.connect_limit,
-            idle_limit: self.idle_limit,
-            total_limit: self.total_limit,
-            selection: self.selection,
-        };
-        Ok(McpClient(Arc::new(Server::connect(settings).await?)))
-    }
-
-    fn default_name(&self) -> String {
-        match &self.transport {
-            Transport::Program(start) => {
-                let stem = Path::new(&start.program).file_stem();
-                stem.map_or_else(|| "server".to_owned(), |stem| stem.to_string_lossy().into_owned())
-            }
-            Transport::Http(target) => {
-                let url = reqwest::Url::parse(&target.url).ok();
-                url.and_then(|url| url.host_str().map(str::to_owned)).unwrap_or_else(|| "server".to_owned())
-            }
-        }
+        Ok(McpClient(Arc::new(ServerConnection::connect(settings).await?)))
     }
 }
 
@@ -248,7 +216,7 @@ impl McpBuilder {
 impl fmt::Debug for McpBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("McpBuilder")
-            .field("name", &self.name.clone().unwrap_or_else(|| self.default_name()))
+            .field("name", &self.settings.name)
             .field("version", &self.version)
             .finish_non_exhaustive()
     }

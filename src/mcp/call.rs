@@ -5,9 +5,8 @@ use std::{sync::Arc, time::Duration};
 use rmcp::{
     RoleClient,
     model::{
-        CallToolRequest, CallToolRequestParams, CallToolResult, CancelledNotification,
-        CancelledNotificationParam, ClientRequest, ErrorCode, ErrorData, RequestId, RequestMetaObject,
-        ServerResult,
+        CallToolRequest, CallToolRequestParams, CallToolResult, CancelTaskParams, CancelledNotificationParam,
+        ClientRequest, ErrorCode, ErrorData, RequestId, RequestMetaObject, ServerResult,
     },
     service::{PeerRequestOptions, RequestHandle, ServiceError},
 };
@@ -20,10 +19,10 @@ use tracing::Instrument;
 
 use super::{
     McpError,
-    connection::{Connection, RunningCall},
+    connection::{Connection, OpenCall},
     content::output,
-    question::{self, MOST_ROUNDS},
-    server::Server,
+    question::{self, MOST_ROUNDS, TOO_MANY_ROUNDS},
+    server::ServerConnection,
     task,
 };
 use crate::{
@@ -38,11 +37,11 @@ const REPORT_EVERY: Duration = Duration::from_millis(100);
 const URLS_REQUIRED: ErrorCode = ErrorCode(-32042);
 
 /// How long sending a cancellation may take.
-pub(super) const CANCEL_LIMIT: Duration = Duration::from_secs(5);
+const CANCEL_LIMIT: Duration = Duration::from_secs(5);
 
 /// Calls a tool of the server, by the server's own name for it.
 pub(super) async fn call(
-    server: &Server,
+    server: &ServerConnection,
     tool: &str,
     input: Value,
     context: Arc<ToolContext>,
@@ -51,56 +50,48 @@ pub(super) async fn call(
         Value::Object(arguments) => arguments,
         _ => Map::new(),
     };
-    let limit = server.settings().total_limit;
+    let limit = server.settings.total_limit;
     let params = CallToolRequestParams::new(tool.to_owned()).with_arguments(arguments);
     // The future is boxed because the rounds of questions and the wait for a task make it large.
     let called = within(limit, Box::pin(answered(server, params, &context)), &context).await;
-    called.unwrap_or_else(|| Err(McpError::TimedOut { server: server.settings().name.clone(), limit }))
+    called.unwrap_or_else(|| Err(server.settings.timed_out(limit)))
 }
 
 /// Repeats the request with the answers to the server's questions until the server has the answers that it needs.
 async fn answered(
-    server: &Server,
+    server: &ServerConnection,
     mut params: CallToolRequestParams,
     context: &Arc<ToolContext>,
 ) -> Result<ToolOutput, McpError> {
-    let connection = server.connection().await?;
+    let (settings, connection) = (&server.settings, server.connection().await?);
     for round in 0..=MOST_ROUNDS {
-        let asked = match once(server, &connection, params.clone(), context).await? {
+        match once(server, &connection, params.clone(), context).await? {
             Ok(ServerResult::CallToolResult(result)) => return Ok(output(result)),
             Ok(ServerResult::EmptyResult(_)) => return Ok(output(CallToolResult::default())),
             Ok(ServerResult::CreateTaskResult(created)) => {
                 return task::result(server, &connection, created.task, context).await;
             }
-            Ok(ServerResult::InputRequiredResult(asked)) => Ok(asked),
-            Ok(_) => return Err(server.refused("its answer is not the result of a tool")),
-            Err(urls_required) => Err(urls_required),
-        };
-        if round == MOST_ROUNDS {
-            break;
-        }
-        let name = &server.settings().name;
-        match asked {
-            Ok(asked) => {
-                let answers =
-                    question::answers(name, asked.input_requests.unwrap_or_default(), context).await;
-                params.input_responses = Some(answers.map_err(|reason| server.refused(&reason))?);
+            Ok(ServerResult::InputRequiredResult(_)) | Err(_) if round == MOST_ROUNDS => break,
+            Ok(ServerResult::InputRequiredResult(asked)) => {
+                let questions = asked.input_requests.unwrap_or_default();
+                params.input_responses = Some(question::answers(settings, questions, context).await?);
                 params.request_state = asked.request_state;
             }
-            Err(error) => {
-                if !question::are_opened(name, error.data, context).await {
-                    return Err(server.refused(&error.message));
+            Ok(_) => return Err(settings.refused("its answer is not the result of a tool")),
+            Err(urls_required) => {
+                if !question::are_opened(&settings.name, urls_required.data, context).await {
+                    return Err(settings.refused(&urls_required.message));
                 }
             }
         }
     }
-    Err(server.refused("it asked questions more than ten times"))
+    Err(settings.refused(TOO_MANY_ROUNDS))
 }
 
 /// Sends the request once, and waits for its answer. The inner error asks a person to open URLs before the request is
 /// repeated.
 async fn once(
-    server: &Server,
+    server: &ServerConnection,
     connection: &Arc<Connection>,
     params: CallToolRequestParams,
     context: &Arc<ToolContext>,
@@ -108,30 +99,21 @@ async fn once(
     let is_first = params.input_responses.is_none() && params.request_state.is_none();
     let request = ClientRequest::CallToolRequest(CallToolRequest::new(params));
     let sent = connection.peer().send_request_with_option(request, options()).await;
-    let handle = match sent {
-        Ok(handle) => handle,
-        Err(error) => return Err(server.failed(connection, error).await),
-    };
+    let handle = server.answered(connection, sent).await?;
     if is_first && telemetry::is_traced() {
-        connection.record(&handle.id, server.settings());
+        connection.record(&handle.id, &server.settings);
     }
-    let guard = CancelOnDrop::new(connection, &handle);
-    match wait(server, connection, handle, context).await {
-        Ok(answer) => {
-            guard.disarm();
+    let guard = CancelOnDrop::new(connection, Cancelled::Request(handle.id.clone()));
+    let idle = server.settings.idle_limit;
+    let answer = wait(idle, connection, handle, context).await;
+    let answer = answer.ok_or_else(|| server.settings.timed_out(idle))?;
+    guard.disarm();
+    match answer {
+        Err(ServiceError::McpError(error)) if error.code == URLS_REQUIRED => Ok(Err(error)),
+        answer => {
+            let answer = server.answered(connection, answer).await?;
             server.worked();
             Ok(Ok(answer))
-        }
-        Err(Unanswered::Failed(ServiceError::McpError(error))) if error.code == URLS_REQUIRED => {
-            guard.disarm();
-            Ok(Err(error))
-        }
-        Err(Unanswered::Idle(limit)) => {
-            Err(McpError::TimedOut { server: server.settings().name.clone(), limit })
-        }
-        Err(Unanswered::Failed(error)) => {
-            guard.disarm();
-            Err(server.failed(connection, error).await)
         }
     }
 }
@@ -149,23 +131,18 @@ fn options() -> PeerRequestOptions {
     }
 }
 
-enum Unanswered {
-    Idle(Duration),
-    Failed(ServiceError),
-}
-
-/// Waits for the answer, and forwards the reports of progress that arrive before it.
+/// Waits for the answer, and forwards the reports of progress that arrive before it. Returns `None` if the idle limit has
+/// passed.
 async fn wait(
-    server: &Server,
+    idle: Duration,
     connection: &Connection,
     mut handle: RequestHandle<RoleClient>,
     context: &Arc<ToolContext>,
-) -> Result<ServerResult, Unanswered> {
+) -> Option<Result<ServerResult, ServiceError>> {
     let (reports, mut latest) = watch::channel(None);
     let forwarded = forward(latest.clone(), context);
     let (id, token) = (handle.id.clone(), handle.progress_token.clone());
-    let _route = connection.route(RunningCall::new(id, token, reports, Arc::clone(context)));
-    let idle = server.settings().idle_limit;
+    let _route = connection.route(OpenCall { id, token, reports, context: Arc::clone(context), asked: 0 });
     let answer = async {
         loop {
             let next = async {
@@ -175,11 +152,9 @@ async fn wait(
                     Ok(()) = latest.changed() => None,
                 }
             };
-            match within(idle, next, context).await {
-                Some(Some(answer)) => return answer.map_err(Unanswered::Failed),
-                // Each report starts the idle limit again.
-                Some(None) => {}
-                None => return Err(Unanswered::Idle(idle)),
+            // Each report starts the idle limit again.
+            if let Some(answer) = within(idle, next, context).await? {
+                return Some(answer);
             }
         }
     };
@@ -205,32 +180,45 @@ async fn forward(
     std::future::pending().await
 }
 
-/// A guard that sends `notifications/cancelled` if a request is dropped or exceeds its limit before its answer has
-/// arrived.
+/// A request or a task that the server performs for the client.
+pub(super) enum Cancelled {
+    Request(RequestId),
+    Task(String),
+}
+
+/// A guard that sends `notifications/cancelled` or `tasks/cancel` if a call is dropped, fails or exceeds its limit before
+/// its answer has arrived.
 pub(super) struct CancelOnDrop {
     connection: Arc<Connection>,
-    id: Option<RequestId>,
+    target: Option<Cancelled>,
 }
 
 impl CancelOnDrop {
-    pub(super) fn new(connection: &Arc<Connection>, request: &RequestHandle<RoleClient>) -> Self {
-        Self { connection: Arc::clone(connection), id: Some(request.id.clone()) }
+    pub(super) fn new(connection: &Arc<Connection>, target: Cancelled) -> Self {
+        Self { connection: Arc::clone(connection), target: Some(target) }
     }
 
     pub(super) fn disarm(mut self) {
-        self.id = None;
+        self.target = None;
     }
 }
 
 impl Drop for CancelOnDrop {
     fn drop(&mut self) {
-        let Some(id) = self.id.take() else { return };
-        let params = CancelledNotificationParam::new(Some(id), Some("the request was cancelled".to_owned()));
-        let cancelled = CancelledNotification::new(params);
+        let Some(target) = self.target.take() else { return };
         let connection = Arc::clone(&self.connection);
         let cancelling = async move {
-            let _ = timeout(CANCEL_LIMIT, connection.peer().send_notification(cancelled.into())).await;
+            let peer = connection.peer();
+            match target {
+                Cancelled::Request(id) => {
+                    let reason = "the request was cancelled".to_owned();
+                    let params = CancelledNotificationParam::new(Some(id), Some(reason));
+                    peer.notify_cancelled(params).await
+                }
+                Cancelled::Task(id) => peer.cancel_task(CancelTaskParams::new(id)).await.map(drop),
+            }
         };
+        let cancelling = async { timeout(CANCEL_LIMIT, cancelling).await };
         self.connection.runtime().spawn(cancelling.in_current_span());
     }
 }

@@ -9,6 +9,7 @@ use std::{
 
 use async_trait::async_trait;
 use rmcp::model::{JsonObject, Tool as WireTool};
+use serde::Deserialize as _;
 use serde_json::Value;
 use tokio::task::spawn_blocking;
 
@@ -17,7 +18,7 @@ use super::{
     connection::LONGEST,
     incoming::TOO_DEEP,
     naming::names,
-    server::{self, Listed, Server},
+    server::{self, ListedTools, ServerConnection},
 };
 use crate::{
     sync::lock,
@@ -33,7 +34,7 @@ const SLACK: Duration = Duration::from_secs(10);
 const LONGEST_SCHEMA: usize = 64 * 1024;
 
 struct McpTool {
-    server: Arc<Server>,
+    server: Arc<ServerConnection>,
     /// The server's name for the tool.
     remote: String,
     name: String,
@@ -58,7 +59,7 @@ impl Tool for McpTool {
     }
 
     fn timeout(&self) -> Option<Duration> {
-        Some(self.server.settings().total_limit.saturating_add(SLACK))
+        Some(self.server.settings.total_limit.saturating_add(SLACK))
     }
 
     /// Returns no limit, because the client applies its own idle limit. For this limit, the server's answers about a
@@ -82,8 +83,8 @@ impl Tool for McpTool {
 }
 
 /// Returns the usable tools of a list, and the unusable tools with the reasons.
-pub(super) async fn tools(server: &Arc<Server>, listed: Listed) -> Result<McpTools, McpError> {
-    let settings = server.settings();
+pub(super) async fn tools(server: &Arc<ServerConnection>, listed: ListedTools) -> Result<McpTools, McpError> {
+    let settings = &*server.settings;
     let selection = &settings.selection;
     let mut skipped = Vec::new();
     let mut skip = |name: &str, reason: String| {
@@ -94,8 +95,8 @@ pub(super) async fn tools(server: &Arc<Server>, listed: Listed) -> Result<McpToo
     };
     let mut found = Vec::new();
     for tool in listed.tools {
-        match tool {
-            Err((name, reason)) => skip(&name, reason),
+        match WireTool::deserialize(&tool) {
+            Err(error) => skip(tool["name"].as_str().unwrap_or_default(), error.to_string()),
             Ok(tool) if tool.name.len() > LONGEST => {
                 skip(&tool.name, "its name has more than 4,096 bytes".to_owned());
             }
@@ -183,8 +184,8 @@ fn tool_hints(tool: &WireTool) -> Option<ToolHints> {
     (hints != ToolHints::default()).then_some(hints)
 }
 
-fn made_tool(server: &Arc<Server>, tool: &WireTool, name: String, schema: Schema) -> McpTool {
-    let selection = &server.settings().selection;
+fn made_tool(server: &Arc<ServerConnection>, tool: &WireTool, name: String, schema: Schema) -> McpTool {
+    let selection = &server.settings.selection;
     let about = tool.description.as_deref().or(tool.title.as_deref()).unwrap_or_default();
     let is_safe = tool.annotations.as_ref().is_some_and(|hints| {
         // The protocol has no keys for repeated calls, so no tool is `Replay::Keyed`.

@@ -58,14 +58,12 @@ mod error;
 mod follow;
 mod http;
 pub(crate) mod incoming;
-mod naming;
 mod program;
 mod question;
 mod recovery;
 mod secret;
 mod server;
 mod settings;
-mod task;
 mod tool;
 
 use std::{collections::BTreeMap, ffi::OsString, fmt, sync::Arc};

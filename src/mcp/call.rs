@@ -1,16 +1,17 @@
-//! One call of a tool, with its limits, its progress and its cancellation.
+//! One call of a tool, with its limits, its progress, its task and its cancellation.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use rmcp::{
     RoleClient,
     model::{
         CallToolRequest, CallToolRequestParams, CallToolResult, CancelTaskParams, CancelledNotificationParam,
-        ClientRequest, ErrorCode, ErrorData, RequestId, RequestMetaObject, ServerResult,
+        ClientRequest, ErrorCode, ErrorData, GetTaskParams, RequestId, RequestMetaObject, ServerResult, Task,
+        TaskPayload, UpdateTaskParams,
     },
     service::{PeerRequestOptions, RequestHandle, ServiceError},
 };
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use tokio::{
     sync::watch,
     time::{sleep, timeout},
@@ -19,14 +20,14 @@ use tracing::Instrument;
 
 use super::{
     McpError,
-    connection::{Connection, OpenCall},
+    connection::{Connection, LONGEST, OpenCall},
     content::output,
     question::{self, MOST_ROUNDS, TOO_MANY_ROUNDS},
     server::ServerConnection,
-    task,
 };
 use crate::{
     telemetry,
+    text::clip,
     tool::{ToolContext, ToolOutput, within},
 };
 
@@ -38,6 +39,11 @@ const URLS_REQUIRED: ErrorCode = ErrorCode(-32042);
 
 /// How long sending a cancellation may take.
 const CANCEL_LIMIT: Duration = Duration::from_secs(5);
+
+/// The time between two requests for a task's state, if the server does not specify one.
+const INTERVAL: Duration = Duration::from_secs(1);
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
+const LONGEST_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Calls a tool of the server, by the server's own name for it.
 pub(super) async fn call(
@@ -69,7 +75,7 @@ async fn answered(
             Ok(ServerResult::CallToolResult(result)) => return Ok(output(result)),
             Ok(ServerResult::EmptyResult(_)) => return Ok(output(CallToolResult::default())),
             Ok(ServerResult::CreateTaskResult(created)) => {
-                return task::result(server, &connection, created.task, context).await;
+                return task_result(server, &connection, created.task, context).await;
             }
             Ok(ServerResult::InputRequiredResult(_)) | Err(_) if round == MOST_ROUNDS => break,
             Ok(ServerResult::InputRequiredResult(asked)) => {
@@ -178,6 +184,68 @@ async fn forward(
         }
     }
     std::future::pending().await
+}
+
+/// Waits for the result of a task. If the future is dropped, the task is cancelled at the server.
+async fn task_result(
+    server: &ServerConnection,
+    connection: &Arc<Connection>,
+    mut task: Task,
+    context: &ToolContext,
+) -> Result<ToolOutput, McpError> {
+    let (settings, peer) = (&server.settings, connection.peer());
+    let guard = CancelOnDrop::new(connection, Cancelled::Task(task.task_id.clone()));
+    let idle = settings.idle_limit;
+    let timed_out = || settings.timed_out(idle);
+    let (mut answered, mut rounds, mut polls) = (BTreeSet::new(), 0, 0_u64);
+    let ended = loop {
+        if !task.status.is_terminal() {
+            let interval = task.poll_interval_ms.map_or(INTERVAL, Duration::from_millis);
+            sleep(interval.clamp(SHORTEST_INTERVAL, LONGEST_INTERVAL)).await;
+        }
+        let state = within(idle, peer.get_task(GetTaskParams::new(task.task_id.clone())), context).await;
+        let state = server.answered(connection, state.ok_or_else(timed_out)?).await?.task;
+        polls += 1;
+        if state.task.status_message != task.status_message {
+            let message = state.task.status_message.as_deref().map(|message| clip(message, LONGEST));
+            context.progress(json!({ "progress": polls, "total": null, "message": message })).await;
+        }
+        // Keep the original id, in case the server sends another one. The task is cancelled by its id.
+        let id = std::mem::replace(&mut task, state.task).task_id;
+        task.task_id = id;
+        match state.payload {
+            TaskPayload::Completed { result } => {
+                let result = serde_json::from_value::<CallToolResult>(Value::Object(result));
+                break result
+                    .map(output)
+                    .map_err(|_| "its task's result is not the result of a tool".to_owned());
+            }
+            TaskPayload::Failed { error } => {
+                let message = error.get("message").and_then(Value::as_str);
+                break Err(message.unwrap_or("its task failed").to_owned());
+            }
+            TaskPayload::Cancelled => break Err("its task was cancelled".to_owned()),
+            TaskPayload::InputRequired { mut input_requests } => {
+                // A question stays in the list until the server has processed its answer.
+                input_requests.retain(|key, _| !answered.contains(key));
+                if input_requests.is_empty() {
+                    continue;
+                }
+                rounds += 1;
+                if rounds > MOST_ROUNDS {
+                    return Err(settings.refused(TOO_MANY_ROUNDS));
+                }
+                answered.extend(input_requests.keys().cloned());
+                let answers = question::answers(settings, input_requests, context).await?;
+                let params = UpdateTaskParams::new(task.task_id.clone(), answers);
+                let updated = within(idle, peer.update_task(params), context).await;
+                server.answered(connection, updated.ok_or_else(timed_out)?).await?;
+            }
+            _ => {}
+        }
+    };
+    guard.disarm();
+    ended.map_err(|reason| settings.refused(&reason))
 }
 
 /// A request or a task that the server performs for the client.

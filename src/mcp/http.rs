@@ -103,25 +103,21 @@ fn backoff() -> ExponentialBackoff {
 /// Returns the error for a request that the server refused with a status of HTTP. The connection remains usable. `None`
 /// if the request failed for another reason.
 pub(super) fn refusal(error: &DynamicTransportError, settings: &Settings) -> Option<McpError> {
-    match error.error.downcast_ref::<Failure>()? {
-        Failure::AuthRequired(error) => {
-            Some(settings.unauthorized(None, Some(&error.www_authenticate_header)))
-        }
+    let (scope, challenge) = match error.error.downcast_ref::<Failure>()? {
+        Failure::AuthRequired(error) => (None, Some(&*error.www_authenticate_header)),
         Failure::InsufficientScope(error) if error.www_authenticate_header.contains("insufficient_scope") => {
-            let challenge = Some(&*error.www_authenticate_header);
-            Some(settings.unauthorized(error.required_scope.as_deref(), challenge))
+            (error.required_scope.as_deref(), Some(&*error.www_authenticate_header))
         }
-        Failure::InsufficientScope(_) => Some(settings.refused("HTTP 403 Forbidden")),
-        Failure::HttpStatus(error) => Some(settings.refused(&error.to_string())),
+        Failure::InsufficientScope(_) => return Some(settings.refused("HTTP 403 Forbidden")),
+        Failure::HttpStatus(error) => return Some(settings.refused(&error.to_string())),
         // rmcp reports other statuses only as text.
-        Failure::UnexpectedServerResponse(text) if text.starts_with("HTTP 401") => {
-            Some(settings.unauthorized(None, None))
-        }
+        Failure::UnexpectedServerResponse(text) if text.starts_with("HTTP 401") => (None, None),
         Failure::UnexpectedServerResponse(text) if text.starts_with("HTTP ") || is_unreadable(text) => {
-            Some(settings.refused(text))
+            return Some(settings.refused(text));
         }
-        _ => None,
-    }
+        _ => return None,
+    };
+    Some(settings.unauthorized(scope, challenge))
 }
 
 type Failure = StreamableHttpError<reqwest::Error>;

@@ -58,14 +58,12 @@ mod error;
 mod follow;
 mod http;
 pub(crate) mod incoming;
-mod naming;
 mod program;
 mod question;
 mod recovery;
 mod secret;
 mod server;
 mod settings;
-mod task;
 mod tool;
 
 use std::{collections::BTreeMap, ffi::OsString, sync::Arc};
@@ -76,13 +74,13 @@ pub use builder::McpBuilder;
 pub use error::McpError;
 
 use crate::{Session, tool::Tool};
-use server::Server;
+use server::ServerConnection;
 
 /// A connection to an MCP server. Agents can use the server's tools. Clones share the connection.
 ///
 /// If the credentials belong to one user or one conversation, do not share the client with others.
 #[derive(Clone)]
-pub struct McpClient(Arc<Server>);
+pub struct McpClient(Arc<ServerConnection>);
 
 /// The tools of a server at one moment.
 #[derive(Clone)]
@@ -141,7 +139,7 @@ impl McpClient {
 
     /// Returns the name of the server, which is the beginning of its tools' names.
     pub fn name(&self) -> &str {
-        &self.0.settings().name
+        &self.0.settings.name
     }
 
     /// Returns the protocol version in use, such as `2025-11-25`, or `None` if there is no connection.

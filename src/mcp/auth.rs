@@ -14,7 +14,7 @@ use rmcp::transport::auth::{
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
-pub(super) use self::renewal::authorized;
+pub(super) use self::renewal::TokenSource;
 use self::{exchange::Exchanges, renewal::StoreAdapter};
 use super::{McpError, secret::Secrets};
 use crate::{error_chain, text::clip};

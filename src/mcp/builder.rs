@@ -12,20 +12,16 @@ use rmcp::model::ProtocolVersion;
 use super::{
     McpClient, McpError,
     secret::Secrets,
-    server::Server,
+    server::ServerConnection,
     settings::{HttpTarget, ProgramStart, Selection, Settings, Transport},
 };
 
 /// The settings of an [`McpClient`], created by [`McpClient::stdio`] or [`McpClient::http`].
 #[must_use = "a client is made by `connect`"]
 pub struct McpBuilder {
-    name: Option<String>,
-    transport: Transport,
+    /// The settings. The version and the secrets are set by `connect`.
+    settings: Settings,
     version: Option<String>,
-    connect_limit: Duration,
-    idle_limit: Duration,
-    total_limit: Duration,
-    selection: Selection,
     /// The last setting that the application has set although the transport does not have it, such as a header for a
     /// program.
     misplaced: Option<&'static str>,
@@ -33,34 +29,32 @@ pub struct McpBuilder {
 
 impl McpBuilder {
     pub(super) fn program(program: OsString) -> Self {
-        let start = ProgramStart { program, arguments: Vec::new(), environment: Vec::new(), folder: None };
-        Self::new(Transport::Program(start))
+        let name = Path::new(&program).file_stem().map(|stem| stem.to_string_lossy().into_owned());
+        Self::new(name, Transport::Program(ProgramStart { program, ..ProgramStart::default() }))
     }
 
     pub(super) fn http(url: String) -> Self {
-        Self::new(Transport::Http(HttpTarget {
-            url,
-            headers: Vec::new(),
-            #[cfg(feature = "mcp-auth")]
-            tokens: None,
-        }))
+        let parsed = reqwest::Url::parse(&url).ok();
+        let name = parsed.and_then(|url| url.host_str().map(str::to_owned));
+        Self::new(name, Transport::Http(HttpTarget { url, ..HttpTarget::default() }))
     }
 
-    fn new(transport: Transport) -> Self {
-        Self {
-            name: None,
+    fn new(name: Option<String>, transport: Transport) -> Self {
+        let settings = Settings {
+            name: name.unwrap_or_else(|| "server".to_owned()),
             transport,
             version: None,
+            secrets: Secrets::default(),
             connect_limit: Duration::from_secs(30),
             idle_limit: Duration::from_mins(1),
             total_limit: Duration::from_mins(10),
             selection: Selection::default(),
-            misplaced: None,
-        }
+        };
+        Self { settings, version: None, misplaced: None }
     }
 
     fn on_program(mut self, setting: &'static str, set: impl FnOnce(&mut ProgramStart)) -> Self {
-        match &mut self.transport {
+        match &mut self.settings.transport {
             Transport::Program(start) => set(start),
             Transport::Http(_) => self.misplaced = Some(setting),
         }
@@ -70,7 +64,7 @@ impl McpBuilder {
     /// Sets the name of the server, which is the beginning of its tools' names. The default is the name of the program,
     /// or the host of the URL.
     pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.name = Some(name.into());
+        self.settings.name = name.into();
         self
     }
 
@@ -94,7 +88,7 @@ impl McpBuilder {
     /// Adds a header to each HTTP request. The value is a secret: it does not appear in logs, events and errors, except
     /// in the logs of `rmcp` at the level TRACE if the server repeats it.
     pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
-        match &mut self.transport {
+        match &mut self.settings.transport {
             Transport::Http(target) => target.headers.push((name.into(), value.into())),
             Transport::Program(_) => self.misplaced = Some("header"),
         }
@@ -107,7 +101,7 @@ impl McpBuilder {
     /// [`McpLogin`]: super::McpLogin
     #[cfg(feature = "mcp-auth")]
     pub fn tokens(mut self, store: impl super::TokenStore) -> Self {
-        match &mut self.transport {
+        match &mut self.settings.transport {
             Transport::Http(target) => target.tokens = Some(Arc::new(store)),
             Transport::Program(_) => self.misplaced = Some("tokens"),
         }
@@ -121,32 +115,32 @@ impl McpBuilder {
 
         /// Sets the time limit for connecting and for listing tools. The default is 30 seconds. A program that is
         /// installed at its first start, for example by `npx`, may need longer.
-        pub fn connect_limit(self, limit: Duration) { self.connect_limit = limit }
+        pub fn connect_limit(self, limit: Duration) { self.settings.connect_limit = limit }
 
         /// Sets how long a call may run without a report of progress. The default is one minute.
-        pub fn idle_limit(self, limit: Duration) { self.idle_limit = limit }
+        pub fn idle_limit(self, limit: Duration) { self.settings.idle_limit = limit }
 
         /// Sets the total time limit of a call. The default is ten minutes.
-        pub fn total_limit(self, limit: Duration) { self.total_limit = limit }
+        pub fn total_limit(self, limit: Duration) { self.settings.total_limit = limit }
 
         /// Offers only these tools. They are identified by the names that the server uses. By default, all tools are
         /// offered.
         pub fn allow(self, tools: impl IntoIterator<Item = impl Into<String>>) {
-            self.selection.allowed.get_or_insert_default().extend(tools.into_iter().map(Into::into));
+            self.settings.selection.allowed.get_or_insert_default().extend(tools.into_iter().map(Into::into));
         }
 
         /// Offers a tool under exactly this name instead of `SERVER__TOOL`.
         pub fn rename(self, tool: impl Into<String>, name: impl Into<String>) {
-            self.selection.renamed.insert(tool.into(), name.into());
+            self.settings.selection.renamed.insert(tool.into(), name.into());
         }
 
         /// Requires an approval for every use of these tools. They are identified by the names that the server uses.
         pub fn approve(self, tools: impl IntoIterator<Item = impl Into<String>>) {
-            self.selection.approved.extend(tools.into_iter().map(Into::into));
+            self.settings.selection.approved.extend(tools.into_iter().map(Into::into));
         }
 
         /// Requires an approval for every use of every tool.
-        pub fn approve_all(self) { self.selection.approve_all = true }
+        pub fn approve_all(self) { self.settings.selection.approve_all = true }
 
         /// Trusts the hints of the server about repeated calls. A tool then declares [`Replay::Safe`] if its hint
         /// `read_only` or `idempotent` is true: see [`ToolHints`](super::ToolHints). By default, every tool declares
@@ -154,7 +148,7 @@ impl McpBuilder {
         ///
         /// [`Replay::Safe`]: crate::tool::Replay::Safe
         /// [`Replay::Never`]: crate::tool::Replay::Never
-        pub fn trust_hints(self) { self.selection.trusts_hints = true }
+        pub fn trust_hints(self) { self.settings.selection.trusts_hints = true }
     }
 
     /// Connects to the server.
@@ -172,23 +166,20 @@ impl McpBuilder {
     ///
     /// Panics outside a tokio runtime with IO and time enabled.
     pub async fn connect(self) -> Result<McpClient, McpError> {
-        let name = self.name.clone().unwrap_or_else(|| self.default_name());
-        let wrong = |reason: String| McpError::Misconfigured { server: name.clone(), reason };
-        if let Some(setting) = self.misplaced {
-            return Err(wrong(format!("its transport has no setting `{setting}`")));
+        let Self { mut settings, version, misplaced } = self;
+        if let Some(setting) = misplaced {
+            return Err(settings.misconfigured(format!("its transport has no setting `{setting}`")));
         }
-        let version = match &self.version {
-            None => None,
-            Some(version) => {
-                let known = ProtocolVersion::KNOWN_VERSIONS;
-                let found = known.iter().find(|known| known.as_str() == version);
-                let list = || known.iter().map(ProtocolVersion::as_str).collect::<Vec<_>>().join(", ");
-                let unknown =
-                    || wrong(format!("the version {version:?} is unknown; the versions are {}", list()));
-                Some(found.cloned().ok_or_else(unknown)?)
+        if let Some(version) = version {
+            let known = ProtocolVersion::KNOWN_VERSIONS;
+            settings.version = known.iter().find(|known| known.as_str() == version).cloned();
+            if settings.version.is_none() {
+                let list = known.iter().map(ProtocolVersion::as_str).collect::<Vec<_>>().join(", ");
+                let reason = format!("the version {version:?} is unknown; the versions are {list}");
+                return Err(settings.misconfigured(reason));
             }
-        };
-        let secrets = match &self.transport {
+        }
+        settings.secrets = match &settings.transport {
             Transport::Program(start) => {
                 Secrets::new(start.environment.iter().map(|(_, value)| value.clone()))
             }
@@ -197,36 +188,13 @@ impl McpBuilder {
                 Secrets::new(headers.chain(Secrets::in_url(&target.url)))
             }
         };
-        let settings = Settings {
-            name,
-            transport: self.transport,
-            version,
-            secrets,
-            connect_limit: self.connect_limit,
-            idle_limit: self.idle_limit,
-            total_limit: self.total_limit,
-            selection: self.selection,
-        };
-        Ok(McpClient(Arc::new(Server::connect(settings).await?)))
-    }
-
-    fn default_name(&self) -> String {
-        match &self.transport {
-            Transport::Program(start) => {
-                let stem = Path::new(&start.program).file_stem();
-                stem.map_or_else(|| "server".to_owned(), |stem| stem.to_string_lossy().into_owned())
-            }
-            Transport::Http(target) => {
-                let url = reqwest::Url::parse(&target.url).ok();
-                url.and_then(|url| url.host_str().map(str::to_owned)).unwrap_or_else(|| "server".to_owned())
-            }
-        }
+        Ok(McpClient(Arc::new(ServerConnection::connect(settings).await?)))
     }
 }
 
 crate::debug::impl_debug! {
     /// Omits the environment variables, headers and the URL, since they may contain secrets.
     McpBuilder(self) {
-        name: self.name.clone().unwrap_or_else(|| self.default_name()), version: self.version, ..
+        name: self.settings.name, version: self.version, ..
     }
 }

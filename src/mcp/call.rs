@@ -1,17 +1,17 @@
-//! One call of a tool, with its limits, its progress and its cancellation.
+//! One call of a tool, with its limits, its progress, its task and its cancellation.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use rmcp::{
     RoleClient,
     model::{
-        CallToolRequest, CallToolRequestParams, CallToolResult, CancelledNotification,
-        CancelledNotificationParam, ClientRequest, ErrorCode, ErrorData, RequestId, RequestMetaObject,
-        ServerResult,
+        CallToolRequest, CallToolRequestParams, CallToolResult, CancelTaskParams, CancelledNotificationParam,
+        ClientRequest, ErrorCode, ErrorData, GetTaskParams, RequestId, RequestMetaObject, ServerResult, Task,
+        TaskPayload, UpdateTaskParams,
     },
     service::{PeerRequestOptions, RequestHandle, ServiceError},
 };
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use tokio::{
     sync::watch,
     time::{sleep, timeout},
@@ -20,14 +20,14 @@ use tracing::Instrument;
 
 use super::{
     McpError,
-    connection::{Connection, RunningCall},
+    connection::{Connection, LONGEST, OpenCall},
     content::output,
-    question::{self, MOST_ROUNDS},
-    server::Server,
-    task,
+    question::{self, MOST_ROUNDS, TOO_MANY_ROUNDS},
+    server::ServerConnection,
 };
 use crate::{
     telemetry,
+    text::clip,
     tool::{ToolContext, ToolOutput, within},
 };
 
@@ -38,11 +38,16 @@ const REPORT_EVERY: Duration = Duration::from_millis(100);
 const URLS_REQUIRED: ErrorCode = ErrorCode(-32042);
 
 /// How long sending a cancellation may take.
-pub(super) const CANCEL_LIMIT: Duration = Duration::from_secs(5);
+const CANCEL_LIMIT: Duration = Duration::from_secs(5);
+
+/// The time between two requests for a task's state, if the server does not specify one.
+const INTERVAL: Duration = Duration::from_secs(1);
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
+const LONGEST_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Calls a tool of the server, by the server's own name for it.
 pub(super) async fn call(
-    server: &Server,
+    server: &ServerConnection,
     tool: &str,
     input: Value,
     context: Arc<ToolContext>,
@@ -51,56 +56,48 @@ pub(super) async fn call(
         Value::Object(arguments) => arguments,
         _ => Map::new(),
     };
-    let limit = server.settings().total_limit;
+    let limit = server.settings.total_limit;
     let params = CallToolRequestParams::new(tool.to_owned()).with_arguments(arguments);
     // The future is boxed because the rounds of questions and the wait for a task make it large.
     let called = within(limit, Box::pin(answered(server, params, &context)), &context).await;
-    called.unwrap_or_else(|| Err(McpError::TimedOut { server: server.settings().name.clone(), limit }))
+    called.unwrap_or_else(|| Err(server.settings.timed_out(limit)))
 }
 
 /// Repeats the request with the answers to the server's questions until the server has the answers that it needs.
 async fn answered(
-    server: &Server,
+    server: &ServerConnection,
     mut params: CallToolRequestParams,
     context: &Arc<ToolContext>,
 ) -> Result<ToolOutput, McpError> {
-    let connection = server.connection().await?;
+    let (settings, connection) = (&server.settings, server.connection().await?);
     for round in 0..=MOST_ROUNDS {
-        let asked = match once(server, &connection, params.clone(), context).await? {
+        match once(server, &connection, params.clone(), context).await? {
             Ok(ServerResult::CallToolResult(result)) => return Ok(output(result)),
             Ok(ServerResult::EmptyResult(_)) => return Ok(output(CallToolResult::default())),
             Ok(ServerResult::CreateTaskResult(created)) => {
-                return task::result(server, &connection, created.task, context).await;
+                return task_result(server, &connection, created.task, context).await;
             }
-            Ok(ServerResult::InputRequiredResult(asked)) => Ok(asked),
-            Ok(_) => return Err(server.refused("its answer is not the result of a tool")),
-            Err(urls_required) => Err(urls_required),
-        };
-        if round == MOST_ROUNDS {
-            break;
-        }
-        let name = &server.settings().name;
-        match asked {
-            Ok(asked) => {
-                let answers =
-                    question::answers(name, asked.input_requests.unwrap_or_default(), context).await;
-                params.input_responses = Some(answers.map_err(|reason| server.refused(&reason))?);
+            Ok(ServerResult::InputRequiredResult(_)) | Err(_) if round == MOST_ROUNDS => break,
+            Ok(ServerResult::InputRequiredResult(asked)) => {
+                let questions = asked.input_requests.unwrap_or_default();
+                params.input_responses = Some(question::answers(settings, questions, context).await?);
                 params.request_state = asked.request_state;
             }
-            Err(error) => {
-                if !question::are_opened(name, error.data, context).await {
-                    return Err(server.refused(&error.message));
+            Ok(_) => return Err(settings.refused("its answer is not the result of a tool")),
+            Err(urls_required) => {
+                if !question::are_opened(&settings.name, urls_required.data, context).await {
+                    return Err(settings.refused(&urls_required.message));
                 }
             }
         }
     }
-    Err(server.refused("it asked questions more than ten times"))
+    Err(settings.refused(TOO_MANY_ROUNDS))
 }
 
 /// Sends the request once, and waits for its answer. The inner error asks a person to open URLs before the request is
 /// repeated.
 async fn once(
-    server: &Server,
+    server: &ServerConnection,
     connection: &Arc<Connection>,
     params: CallToolRequestParams,
     context: &Arc<ToolContext>,
@@ -108,30 +105,21 @@ async fn once(
     let is_first = params.input_responses.is_none() && params.request_state.is_none();
     let request = ClientRequest::CallToolRequest(CallToolRequest::new(params));
     let sent = connection.peer().send_request_with_option(request, options()).await;
-    let handle = match sent {
-        Ok(handle) => handle,
-        Err(error) => return Err(server.failed(connection, error).await),
-    };
+    let handle = server.answered(connection, sent).await?;
     if is_first && telemetry::is_traced() {
-        connection.record(&handle.id, server.settings());
+        connection.record(&handle.id, &server.settings);
     }
-    let guard = CancelOnDrop::new(connection, &handle);
-    match wait(server, connection, handle, context).await {
-        Ok(answer) => {
-            guard.disarm();
+    let guard = CancelOnDrop::new(connection, Cancelled::Request(handle.id.clone()));
+    let idle = server.settings.idle_limit;
+    let answer = wait(idle, connection, handle, context).await;
+    let answer = answer.ok_or_else(|| server.settings.timed_out(idle))?;
+    guard.disarm();
+    match answer {
+        Err(ServiceError::McpError(error)) if error.code == URLS_REQUIRED => Ok(Err(error)),
+        answer => {
+            let answer = server.answered(connection, answer).await?;
             server.worked();
             Ok(Ok(answer))
-        }
-        Err(Unanswered::Failed(ServiceError::McpError(error))) if error.code == URLS_REQUIRED => {
-            guard.disarm();
-            Ok(Err(error))
-        }
-        Err(Unanswered::Idle(limit)) => {
-            Err(McpError::TimedOut { server: server.settings().name.clone(), limit })
-        }
-        Err(Unanswered::Failed(error)) => {
-            guard.disarm();
-            Err(server.failed(connection, error).await)
         }
     }
 }
@@ -149,23 +137,18 @@ fn options() -> PeerRequestOptions {
     }
 }
 
-enum Unanswered {
-    Idle(Duration),
-    Failed(ServiceError),
-}
-
-/// Waits for the answer, and forwards the reports of progress that arrive before it.
+/// Waits for the answer, and forwards the reports of progress that arrive before it. Returns `None` if the idle limit has
+/// passed.
 async fn wait(
-    server: &Server,
+    idle: Duration,
     connection: &Connection,
     mut handle: RequestHandle<RoleClient>,
     context: &Arc<ToolContext>,
-) -> Result<ServerResult, Unanswered> {
+) -> Option<Result<ServerResult, ServiceError>> {
     let (reports, mut latest) = watch::channel(None);
     let forwarded = forward(latest.clone(), context);
     let (id, token) = (handle.id.clone(), handle.progress_token.clone());
-    let _route = connection.route(RunningCall::new(id, token, reports, Arc::clone(context)));
-    let idle = server.settings().idle_limit;
+    let _route = connection.route(OpenCall { id, token, reports, context: Arc::clone(context), asked: 0 });
     let answer = async {
         loop {
             let next = async {
@@ -175,11 +158,9 @@ async fn wait(
                     Ok(()) = latest.changed() => None,
                 }
             };
-            match within(idle, next, context).await {
-                Some(Some(answer)) => return answer.map_err(Unanswered::Failed),
-                // Each report starts the idle limit again.
-                Some(None) => {}
-                None => return Err(Unanswered::Idle(idle)),
+            // Each report starts the idle limit again.
+            if let Some(answer) = within(idle, next, context).await? {
+                return Some(answer);
             }
         }
     };
@@ -205,32 +186,107 @@ async fn forward(
     std::future::pending().await
 }
 
-/// A guard that sends `notifications/cancelled` if a request is dropped or exceeds its limit before its answer has
-/// arrived.
+/// Waits for the result of a task. If the future is dropped, the task is cancelled at the server.
+async fn task_result(
+    server: &ServerConnection,
+    connection: &Arc<Connection>,
+    mut task: Task,
+    context: &ToolContext,
+) -> Result<ToolOutput, McpError> {
+    let (settings, peer) = (&server.settings, connection.peer());
+    let guard = CancelOnDrop::new(connection, Cancelled::Task(task.task_id.clone()));
+    let idle = settings.idle_limit;
+    let timed_out = || settings.timed_out(idle);
+    let (mut answered, mut rounds, mut polls) = (BTreeSet::new(), 0, 0_u64);
+    let ended = loop {
+        if !task.status.is_terminal() {
+            let interval = task.poll_interval_ms.map_or(INTERVAL, Duration::from_millis);
+            sleep(interval.clamp(SHORTEST_INTERVAL, LONGEST_INTERVAL)).await;
+        }
+        let state = within(idle, peer.get_task(GetTaskParams::new(task.task_id.clone())), context).await;
+        let state = server.answered(connection, state.ok_or_else(timed_out)?).await?.task;
+        polls += 1;
+        if state.task.status_message != task.status_message {
+            let message = state.task.status_message.as_deref().map(|message| clip(message, LONGEST));
+            context.progress(json!({ "progress": polls, "total": null, "message": message })).await;
+        }
+        // Keep the original id, in case the server sends another one. The task is cancelled by its id.
+        let id = std::mem::replace(&mut task, state.task).task_id;
+        task.task_id = id;
+        match state.payload {
+            TaskPayload::Completed { result } => {
+                let result = serde_json::from_value::<CallToolResult>(Value::Object(result));
+                break result
+                    .map(output)
+                    .map_err(|_| "its task's result is not the result of a tool".to_owned());
+            }
+            TaskPayload::Failed { error } => {
+                let message = error.get("message").and_then(Value::as_str);
+                break Err(message.unwrap_or("its task failed").to_owned());
+            }
+            TaskPayload::Cancelled => break Err("its task was cancelled".to_owned()),
+            TaskPayload::InputRequired { mut input_requests } => {
+                // A question stays in the list until the server has processed its answer.
+                input_requests.retain(|key, _| !answered.contains(key));
+                if input_requests.is_empty() {
+                    continue;
+                }
+                rounds += 1;
+                if rounds > MOST_ROUNDS {
+                    return Err(settings.refused(TOO_MANY_ROUNDS));
+                }
+                answered.extend(input_requests.keys().cloned());
+                let answers = question::answers(settings, input_requests, context).await?;
+                let params = UpdateTaskParams::new(task.task_id.clone(), answers);
+                let updated = within(idle, peer.update_task(params), context).await;
+                server.answered(connection, updated.ok_or_else(timed_out)?).await?;
+            }
+            _ => {}
+        }
+    };
+    guard.disarm();
+    ended.map_err(|reason| settings.refused(&reason))
+}
+
+/// A request or a task that the server performs for the client.
+pub(super) enum Cancelled {
+    Request(RequestId),
+    Task(String),
+}
+
+/// A guard that sends `notifications/cancelled` or `tasks/cancel` if a call is dropped, fails or exceeds its limit before
+/// its answer has arrived.
 pub(super) struct CancelOnDrop {
     connection: Arc<Connection>,
-    id: Option<RequestId>,
+    target: Option<Cancelled>,
 }
 
 impl CancelOnDrop {
-    pub(super) fn new(connection: &Arc<Connection>, request: &RequestHandle<RoleClient>) -> Self {
-        Self { connection: Arc::clone(connection), id: Some(request.id.clone()) }
+    pub(super) fn new(connection: &Arc<Connection>, target: Cancelled) -> Self {
+        Self { connection: Arc::clone(connection), target: Some(target) }
     }
 
     pub(super) fn disarm(mut self) {
-        self.id = None;
+        self.target = None;
     }
 }
 
 impl Drop for CancelOnDrop {
     fn drop(&mut self) {
-        let Some(id) = self.id.take() else { return };
-        let params = CancelledNotificationParam::new(Some(id), Some("the request was cancelled".to_owned()));
-        let cancelled = CancelledNotification::new(params);
+        let Some(target) = self.target.take() else { return };
         let connection = Arc::clone(&self.connection);
         let cancelling = async move {
-            let _ = timeout(CANCEL_LIMIT, connection.peer().send_notification(cancelled.into())).await;
+            let peer = connection.peer();
+            match target {
+                Cancelled::Request(id) => {
+                    let reason = "the request was cancelled".to_owned();
+                    let params = CancelledNotificationParam::new(Some(id), Some(reason));
+                    peer.notify_cancelled(params).await
+                }
+                Cancelled::Task(id) => peer.cancel_task(CancelTaskParams::new(id)).await.map(drop),
+            }
         };
+        let cancelling = async { timeout(CANCEL_LIMIT, cancelling).await };
         self.connection.runtime().spawn(cancelling.in_current_span());
     }
 }

@@ -1,9 +1,6 @@
 //! One connection to a server: its handshake, its notifications and its end.
 
-use std::{
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::sync::{Arc, Mutex};
 
 use rmcp::{
     ClientHandler, RoleClient,
@@ -17,34 +14,29 @@ use rmcp::{
         ClientInitializeError, ClientLifecycleMode, ClientServiceExt as _, InboundStreamOrigin,
         NotificationContext, Peer, RequestContext, RunningService, ServiceError,
     },
-    transport::StreamableHttpClientTransport,
 };
 use serde_json::{Value, json};
 use tokio::{
     runtime::Handle,
     sync::watch,
-    time::{Instant, error::Elapsed, sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
     McpError,
-    bounded::Bounded,
     http::{self, Observed},
     program::{self, Program},
     question,
-    recovery::{NextAttempt, Recovery},
-    settings::{HttpTarget, Settings, Transport},
+    recovery::ReconnectPlan,
+    settings::{Settings, Transport},
 };
 use crate::{sync::lock, telemetry::McpCall, text::clip, tool::ToolContext};
-
-/// How long to wait for the end of a program whose connection has ended.
-const SOON: Duration = Duration::from_secs(1);
 
 /// The maximum number of questions that a server may ask during one call. Further questions are declined.
 const MOST_QUESTIONS: usize = 100;
 
-/// The maximum length of a server's text in an error or a report of progress.
+/// The maximum length of a server's text in an error or a report of progress, and of a URI or a name in a result.
 pub(super) const LONGEST: usize = 4096;
 
 /// A connection. Dropping this closes the connection and ends the program.
@@ -62,38 +54,25 @@ enum Carrier {
     Http(Arc<Observed>),
 }
 
-/// The latest progress of one call.
-pub(super) type Reports = watch::Sender<Option<Value>>;
-
 /// A call that waits for its answer.
-pub(super) struct RunningCall {
-    id: RequestId,
-    token: ProgressToken,
-    reports: Reports,
-    context: Arc<ToolContext>,
+pub(super) struct OpenCall {
+    pub(super) id: RequestId,
+    pub(super) token: ProgressToken,
+    /// The latest progress.
+    pub(super) reports: watch::Sender<Option<Value>>,
+    pub(super) context: Arc<ToolContext>,
     /// The number of questions that the server has asked.
-    asked: usize,
+    pub(super) asked: usize,
 }
 
-impl RunningCall {
-    pub(super) fn new(
-        id: RequestId,
-        token: ProgressToken,
-        reports: Reports,
-        context: Arc<ToolContext>,
-    ) -> Self {
-        Self { id, token, reports, context, asked: 0 }
-    }
-}
-
-/// The running calls, in the order of their start.
-type RunningCalls = Arc<Mutex<Vec<RunningCall>>>;
+/// The calls that wait for their answers, in the order of their start.
+type OpenCalls = Arc<Mutex<Vec<OpenCall>>>;
 
 /// The receiver of the server's notifications and questions. It refuses all other requests of the server.
 struct Notified {
     server: String,
     config: ClientConfig,
-    calls: RunningCalls,
+    calls: OpenCalls,
     changes: watch::Sender<u64>,
 }
 
@@ -159,15 +138,17 @@ fn capabilities() -> ClientCapabilities {
 
 impl Connection {
     /// Connects within the time limit that the settings contain.
-    pub(super) async fn open(settings: &Settings, changes: watch::Sender<u64>) -> Result<Self, McpError> {
+    pub(super) async fn open(
+        settings: &Arc<Settings>,
+        changes: watch::Sender<u64>,
+    ) -> Result<Self, McpError> {
         let limit = settings.connect_limit;
         let over = CancellationToken::new();
         let guard = over.clone().drop_guard();
-        let version = settings.version.clone();
         let mut config =
             ClientConfig::new(capabilities(), Implementation::new("omni-agent", env!("CARGO_PKG_VERSION")));
         config.protocol_version = ProtocolVersion::V_2025_11_25;
-        let lifecycle = match version {
+        let lifecycle = match settings.version.clone() {
             None => ClientLifecycleMode::Auto {
                 preferred_versions: vec![ProtocolVersion::V_2026_07_28],
                 legacy_version: Some(ProtocolVersion::V_2025_11_25),
@@ -181,7 +162,7 @@ impl Connection {
         let handler = Notified {
             server: settings.name.clone(),
             config,
-            calls: RunningCalls::default(),
+            calls: OpenCalls::default(),
             changes: changes.clone(),
         };
         let (served, carrier) = match &settings.transport {
@@ -191,21 +172,17 @@ impl Connection {
                 (served, Carrier::Program(program))
             }
             Transport::Http(target) => {
-                let (served, observed) =
-                    over_http(handler, lifecycle, target, settings, over.clone()).await?;
+                let (observed, transport) = http::start(target, settings, over.clone()).await?;
+                let served = timeout(limit, handler.serve_with_lifecycle(transport, lifecycle)).await;
                 (served, Carrier::Http(observed))
             }
         };
-        let service = match served {
-            Ok(Ok(service)) => service,
-            Ok(Err(error)) => {
-                if let Some(unauthorized) = unauthorized(&error, settings) {
-                    return Err(unauthorized);
-                }
-                let reason = format!("{}{}", reason(&error), carrier.ending().await);
+        let service = match served.map_err(|_| settings.timed_out(limit))? {
+            Ok(service) => service,
+            Err(error) => {
+                let reason = format!("{}{}", reason(&error, settings)?, carrier.ending().await);
                 return Err(settings.unreachable(reason));
             }
-            Err(_) => return Err(settings.timed_out(limit)),
         };
         let connection = Self { service, carrier, runtime: Handle::current(), _over: guard };
         if let Some(version) = connection.peer().peer_info().map(|info| info.protocol_version.clone())
@@ -263,14 +240,10 @@ impl Connection {
             version: version.as_deref(),
             session: session.as_deref(),
             request: &request,
-            transport: if self.is_program() { "pipe" } else { "tcp" },
+            transport: if settings.is_program() { "pipe" } else { "tcp" },
             address,
         };
         call.record();
-    }
-
-    pub(super) fn is_program(&self) -> bool {
-        matches!(self.carrier, Carrier::Program(_))
     }
 
     pub(super) fn is_lost(&self) -> bool {
@@ -279,10 +252,10 @@ impl Connection {
     }
 
     /// Forwards progress and questions of the server to the call until the returned guard is dropped.
-    pub(super) fn route(&self, call: RunningCall) -> impl Drop + use<> {
+    pub(super) fn route(&self, call: OpenCall) -> impl Drop + use<> {
         let (calls, id) = (Arc::clone(&self.service.service().calls), call.id.clone());
         lock(&calls).push(call);
-        Route { calls, id }
+        McpRoute { calls, id }
     }
 
     /// Returns the known details of the connection's end, as a suffix for the text of an error.
@@ -299,33 +272,6 @@ impl Connection {
     }
 }
 
-type Served = Result<Result<RunningService<RoleClient, Notified>, ClientInitializeError>, Elapsed>;
-
-/// Connects over HTTP, with the tokens of the settings if there are any.
-async fn over_http(
-    handler: Notified,
-    lifecycle: ClientLifecycleMode,
-    target: &HttpTarget,
-    settings: &Settings,
-    over: CancellationToken,
-) -> Result<(Served, Arc<Observed>), McpError> {
-    let limit = settings.connect_limit;
-    let (client, config, observed) = http::client(target, settings, over)?;
-    let fault = Arc::clone(&observed.fault);
-    #[cfg(feature = "mcp-auth")]
-    if let Some(store) = &target.tokens {
-        let authorized =
-            timeout(limit, super::auth::authorized(client, &target.url, store, &settings.secrets)).await;
-        let client = authorized
-            .map_err(|_| settings.timed_out(limit))?
-            .map_err(|error| settings.unreachable(crate::error_chain(&error)))?;
-        let transport = Bounded::new(StreamableHttpClientTransport::with_client(client, config), fault);
-        return Ok((timeout(limit, handler.serve_with_lifecycle(transport, lifecycle)).await, observed));
-    }
-    let transport = Bounded::new(StreamableHttpClientTransport::with_client(client, config), fault);
-    Ok((timeout(limit, handler.serve_with_lifecycle(transport, lifecycle)).await, observed))
-}
-
 impl Carrier {
     async fn ending(&self) -> String {
         match self {
@@ -335,55 +281,40 @@ impl Carrier {
     }
 }
 
-/// Returns the error for a handshake that failed because the server requires another authorization.
-fn unauthorized(error: &ClientInitializeError, settings: &Settings) -> Option<McpError> {
-    let refused = match error {
-        ClientInitializeError::LegacyFallbackFailed { fallback, .. } => {
-            return unauthorized(fallback, settings);
-        }
-        ClientInitializeError::TransportError { error, .. } => http::refusal(&*error.error, settings),
-        _ => None,
-    };
-    refused
-        .filter(|refused| matches!(refused, McpError::Unauthorized { .. }))
-        .or_else(|| error.is_authorization_required().then(|| settings.unauthorized(None, None)))
-}
-
-struct Route {
-    calls: RunningCalls,
+struct McpRoute {
+    calls: OpenCalls,
     id: RequestId,
 }
 
-impl Drop for Route {
+impl Drop for McpRoute {
     fn drop(&mut self) {
         lock(&self.calls).retain(|call| call.id != self.id);
     }
 }
 
-/// Returns the text of a failed handshake, without the names of rmcp's own types.
-pub(super) fn reason(error: &ClientInitializeError) -> String {
+/// Returns the text of a failed handshake, without the names of rmcp's own types. Fails if the server requires another
+/// authorization.
+fn reason(error: &ClientInitializeError, settings: &Settings) -> Result<String, McpError> {
     let text = match error {
-        ClientInitializeError::LegacyFallbackFailed { fallback, .. } => return reason(fallback),
+        ClientInitializeError::LegacyFallbackFailed { fallback, .. } => return reason(fallback, settings),
         ClientInitializeError::ConnectionClosed(_) => "it closed the connection".to_owned(),
         ClientInitializeError::JsonRpcError(error) => error.message.to_string(),
-        ClientInitializeError::TransportError { error, .. } => crate::error_chain(&*error.error),
+        ClientInitializeError::TransportError { error, .. } => match http::refusal(error, settings) {
+            Some(unauthorized @ McpError::Unauthorized { .. }) => return Err(unauthorized),
+            _ => crate::error_chain(&*error.error),
+        },
         ClientInitializeError::ExpectedInitResult(_) | ClientInitializeError::ExpectedInitResponse(_) => {
             "its answer to the handshake is invalid".to_owned()
         }
         other => other.to_string(),
     };
-    clip(&text, LONGEST).into_owned()
-}
-
-/// Waits for a program's end for at most [`SOON`].
-pub(super) async fn soon(end: impl Future<Output = String>) -> Option<String> {
-    timeout(SOON, end).await.ok()
+    Ok(clip(&text, LONGEST).into_owned())
 }
 
 /// Subscribes to changes of the tool list again and again, and counts the changes. Changes between two subscriptions are
 /// not reported, so each subscription counts as a change.
 async fn subscribed(peer: &Peer<RoleClient>, changes: &watch::Sender<u64>) {
-    let (mut recovery, since) = (Recovery::default(), Instant::now());
+    let (mut plan, since) = (ReconnectPlan::default(), Instant::now());
     while !peer.is_transport_closed() {
         let filter = SubscriptionFilter::builder().tools_list_changed().build();
         match peer.listen(filter).await {
@@ -391,7 +322,7 @@ async fn subscribed(peer: &Peer<RoleClient>, changes: &watch::Sender<u64>) {
                 changes.send_modify(|count| *count += 1);
                 while let Ok(Some(_)) = subscription.next().await {
                     changes.send_modify(|count| *count += 1);
-                    recovery.worked();
+                    plan.worked();
                 }
             }
             Err(error) => {
@@ -402,8 +333,8 @@ async fn subscribed(peer: &Peer<RoleClient>, changes: &watch::Sender<u64>) {
                 }
             }
         }
-        recovery.lost(since.elapsed(), false);
-        let NextAttempt::After(delay) = recovery.next(since.elapsed()) else { return };
+        plan.lost(since.elapsed(), false);
+        let Some(delay) = plan.next(since.elapsed()) else { return };
         sleep(delay).await;
     }
 }

@@ -4,14 +4,12 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 use rmcp::model::{CallToolResult, ContentBlock, ResourceContents};
 use serde_json::Value;
 
+use super::connection::LONGEST;
 use crate::{
     message::{Attachment, ResultBlock, Text},
     text::clip,
     tool::ToolOutput,
 };
-
-/// The maximum length of a URI or a name in a result.
-const LONGEST: usize = 4096;
 
 /// The media types of files that become attachments.
 const ACCEPTED: [&str; 6] =

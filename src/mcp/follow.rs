@@ -2,7 +2,7 @@
 
 use std::{
     borrow::Cow,
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -12,7 +12,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{McpError, server::Server, tool::tools};
+use super::{McpError, server::ServerConnection, tool::tools};
 use crate::{
     Session,
     session::WeakSession,
@@ -32,7 +32,7 @@ const LONGEST_RETRY: Duration = Duration::from_mins(5);
 /// The shortest time after which an expired list is read again, even if the server sets a shorter one.
 const SHORTEST_TTL: Duration = Duration::from_secs(1);
 
-pub(super) fn follow(server: &Arc<Server>, session: &Session) {
+pub(super) fn follow(server: &Arc<ServerConnection>, session: &Session) {
     let mut changes = server.changes();
     // The list may have changed since the session got its tools, so it counts as changed.
     changes.mark_changed();
@@ -48,7 +48,7 @@ pub(super) fn follow(server: &Arc<Server>, session: &Session) {
 
 /// Applies changes until the server or the session is gone, and then returns `None`.
 async fn adopt_changes(
-    server: &Weak<Server>,
+    server: &Weak<ServerConnection>,
     session: &WeakSession,
     changes: &mut watch::Receiver<u64>,
 ) -> Option<()> {
@@ -81,7 +81,7 @@ async fn adopt_changes(
             }
             Err(error) => {
                 if failures == 0 {
-                    let server = &server.settings().name;
+                    let server = &server.settings.name;
                     tracing::warn!(server, %error, "a changed list of tools can't be read; it is tried again");
                 }
                 ttl = Some(RETRY.saturating_mul(1 << failures).min(LONGEST_RETRY));
@@ -91,32 +91,23 @@ async fn adopt_changes(
     }
 }
 
-/// The tools that the server has offered and that are still in use, identified by their addresses in memory.
-struct Known {
-    addresses: BTreeSet<usize>,
-    /// The tools themselves. While they are alive, no other tool can get one of the addresses.
-    _tools: Vec<Arc<dyn Tool>>,
-}
+/// The tools that the server has offered and that are still in use, by their addresses in memory. While a tool is in the
+/// map, no other tool can get its address.
+type KnownTools = BTreeMap<usize, Arc<dyn Tool>>;
 
-impl Known {
-    fn of(server: &Server) -> Self {
-        let tools: Vec<_> = lock(&server.offered).iter().filter_map(Weak::upgrade).collect();
-        Self { addresses: tools.iter().map(|tool| Arc::as_ptr(tool).addr()).collect(), _tools: tools }
-    }
-
-    fn has(&self, tool: &Arc<dyn Tool>) -> bool {
-        self.addresses.contains(&Arc::as_ptr(tool).addr())
-    }
+fn address(tool: &Arc<dyn Tool>) -> usize {
+    Arc::as_ptr(tool).addr()
 }
 
 /// Replaces the tools as soon as the session is idle. Returns `None` if the session has ended or refuses the change.
-async fn adopt(session: &WeakSession, server: &Server, tools: Arc<[Arc<dyn Tool>]>) -> Option<()> {
+async fn adopt(session: &WeakSession, server: &ServerConnection, tools: Arc<[Arc<dyn Tool>]>) -> Option<()> {
     loop {
         session.idle().await?;
         let session = session.upgrade()?;
-        let known = Known::of(server);
+        let offered = lock(&server.offered).iter().filter_map(Weak::upgrade).collect::<Vec<_>>();
+        let known: KnownTools = offered.into_iter().map(|tool| (address(&tool), tool)).collect();
         let state = session.state().await.ok()?;
-        let present = state.config().tools.iter().filter(|tool| known.has(tool));
+        let present = state.config().tools.iter().filter(|tool| known.contains_key(&address(tool)));
         if present.map(declared).eq(tools.iter().map(declared)) {
             return Some(());
         }
@@ -143,9 +134,9 @@ fn declared(tool: &Arc<dyn Tool>) -> (&str, Cow<'_, str>, &Schema, bool, Replay)
 }
 
 /// Returns the set with `tools` in place of the known tools. The new tools are inserted where the first known tool was.
-fn replaced(present: &ToolSet, known: &Known, tools: &[Arc<dyn Tool>]) -> ToolSet {
-    let place = present.iter().position(|tool| known.has(tool)).unwrap_or(present.len());
-    let others = |tool: &&Arc<dyn Tool>| !known.has(tool);
+fn replaced(present: &ToolSet, known: &KnownTools, tools: &[Arc<dyn Tool>]) -> ToolSet {
+    let place = present.iter().position(|tool| known.contains_key(&address(tool))).unwrap_or(present.len());
+    let others = |tool: &&Arc<dyn Tool>| !known.contains_key(&address(tool));
     let before = present.iter().take(place).filter(others);
     let after = present.iter().skip(place).filter(others);
     let mut set = ToolSet::new();

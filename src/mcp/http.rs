@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use futures_util::{StreamExt as _, TryStreamExt as _};
+use futures_util::{StreamExt as _, TryFutureExt as _, TryStreamExt as _};
 use reqwest::{
     Client, RequestBuilder, Response, Url,
     header::{ACCEPT, HeaderName, HeaderValue},
@@ -15,6 +15,7 @@ use reqwest::{
 use rmcp::{
     model::{ClientJsonRpcMessage, ClientRequest, JsonRpcMessage, ServerJsonRpcMessage},
     transport::{
+        DynamicTransportError, StreamableHttpClientTransport,
         common::client_side_sse::{BoxedSseResponse, ExponentialBackoff},
         streamable_http_client::{
             StreamableHttpClient, StreamableHttpClientTransportConfig, StreamableHttpError,
@@ -22,13 +23,16 @@ use rmcp::{
         },
     },
 };
-
+#[cfg(feature = "mcp-auth")]
+use tokio::time::timeout;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
+#[cfg(feature = "mcp-auth")]
+use super::auth::TokenSource;
 use super::{
     McpError,
-    bounded::Fault,
+    bounded::{Bounded, Fault},
     incoming::readable,
     program::LONGEST_MESSAGE,
     settings::{HttpTarget, Settings},
@@ -42,22 +46,19 @@ const STREAM_INTERVAL: Duration = Duration::from_millis(250);
 /// The longest delay before a stream of events is requested again after a failed request.
 const LONGEST_DELAY: Duration = Duration::from_secs(30);
 
-/// Returns the client for the requests to a server, the configuration of the transport, and the facts that the client
-/// will record. When `over` is cancelled, all requests of the client end.
-pub(super) fn client(
+/// Returns the transport to a server, and the facts that its client records. When `over` is cancelled, all requests of
+/// the client end.
+pub(super) async fn start(
     target: &HttpTarget,
     settings: &Settings,
     over: CancellationToken,
-) -> Result<(ObservedClient, StreamableHttpClientTransportConfig, Arc<Observed>), McpError> {
-    let wrong = |reason: String| McpError::Misconfigured {
-        server: settings.name.clone(),
-        reason: settings.secrets.removed(reason),
-    };
+) -> Result<(Arc<Observed>, Bounded<StreamableHttpClientTransport<HttpClient>>), McpError> {
+    let wrong = |reason: String| settings.misconfigured(reason);
     let url = Url::parse(&target.url).map_err(|error| wrong(format!("the URL is invalid: {error}")))?;
     if !matches!(url.scheme(), "http" | "https") {
         return Err(wrong("the URL must start with `http://` or `https://`".to_owned()));
     }
-    let mut headers = HashMap::new();
+    let mut headers = Headers::new();
     for (name, value) in &target.headers {
         let parsed = HeaderName::try_from(name).ok().zip(HeaderValue::try_from(value).ok());
         let Some((header, mut value)) = parsed else {
@@ -66,18 +67,31 @@ pub(super) fn client(
         value.set_sensitive(true);
         headers.insert(header, value);
     }
-    let client = shared_client(&url, settings.connect_limit).map_err(|error| McpError::Unreachable {
-        server: settings.name.clone(),
-        reason: crate::error_chain(&error),
-    })?;
+    let unreachable = |error: &(dyn Error + 'static)| settings.unreachable(crate::error_chain(error));
+    let limit = settings.connect_limit;
+    let client = shared_client(&url, limit).map_err(|error| unreachable(&error))?;
+    #[cfg(feature = "mcp-auth")]
+    let tokens = match &target.tokens {
+        None => None,
+        Some(store) => {
+            let tokens = timeout(limit, TokenSource::new(&target.url, store, &settings.secrets)).await;
+            Some(tokens.map_err(|_| settings.timed_out(limit))?.map_err(|error| unreachable(&error))?)
+        }
+    };
     let mut config =
         StreamableHttpClientTransportConfig::with_uri(target.url.as_str()).custom_headers(headers);
-    config.max_sse_event_size = LONGEST_MESSAGE;
-    config.max_json_response_size = LONGEST_MESSAGE;
     config.retry_config = Arc::new(backoff());
-    let observed = Arc::new(Observed::default());
-    let client = ObservedClient { client, observed: Arc::clone(&observed), over };
-    Ok((client, config, observed))
+    let observed = Arc::<Observed>::default();
+    let client = HttpClient {
+        client,
+        observed: Arc::clone(&observed),
+        over,
+        #[cfg(feature = "mcp-auth")]
+        tokens,
+    };
+    let transport = StreamableHttpClientTransport::with_client(client, config);
+    let transport = Bounded::new(transport, Arc::clone(&observed.fault));
+    Ok((observed, transport))
 }
 
 fn backoff() -> ExponentialBackoff {
@@ -88,26 +102,22 @@ fn backoff() -> ExponentialBackoff {
 
 /// Returns the error for a request that the server refused with a status of HTTP. The connection remains usable. `None`
 /// if the request failed for another reason.
-pub(super) fn refusal(error: &(dyn Error + 'static), settings: &Settings) -> Option<McpError> {
-    match error.downcast_ref::<Failure>()? {
-        Failure::AuthRequired(error) => {
-            Some(settings.unauthorized(None, Some(&error.www_authenticate_header)))
-        }
+pub(super) fn refusal(error: &DynamicTransportError, settings: &Settings) -> Option<McpError> {
+    let (scope, challenge) = match error.error.downcast_ref::<Failure>()? {
+        Failure::AuthRequired(error) => (None, Some(&*error.www_authenticate_header)),
         Failure::InsufficientScope(error) if error.www_authenticate_header.contains("insufficient_scope") => {
-            let challenge = Some(&*error.www_authenticate_header);
-            Some(settings.unauthorized(error.required_scope.as_deref(), challenge))
+            (error.required_scope.as_deref(), Some(&*error.www_authenticate_header))
         }
-        Failure::InsufficientScope(_) => Some(settings.refused("HTTP 403 Forbidden")),
-        Failure::HttpStatus(error) => Some(settings.refused(&error.to_string())),
+        Failure::InsufficientScope(_) => return Some(settings.refused("HTTP 403 Forbidden")),
+        Failure::HttpStatus(error) => return Some(settings.refused(&error.to_string())),
         // rmcp reports other statuses only as text.
-        Failure::UnexpectedServerResponse(text) if text.starts_with("HTTP 401") => {
-            Some(settings.unauthorized(None, None))
-        }
+        Failure::UnexpectedServerResponse(text) if text.starts_with("HTTP 401") => (None, None),
         Failure::UnexpectedServerResponse(text) if text.starts_with("HTTP ") || is_unreadable(text) => {
-            Some(settings.refused(text))
+            return Some(settings.refused(text));
         }
-        _ => None,
-    }
+        _ => return None,
+    };
+    Some(settings.unauthorized(scope, challenge))
 }
 
 type Failure = StreamableHttpError<reqwest::Error>;
@@ -155,7 +165,7 @@ pub(super) struct Observed {
     session: Mutex<Option<Arc<str>>>,
     /// The earliest time of the next request for a stream of events.
     next_stream: Mutex<Option<Instant>>,
-    pub(super) fault: Fault,
+    fault: Fault,
 }
 
 impl Observed {
@@ -174,20 +184,46 @@ impl Observed {
     }
 }
 
-/// A client that records why a stream of events fails, because rmcp only logs the reason. It also records the id of the
-/// protocol session.
+/// A client that sends the stored tokens, if the settings have a store. It records why a stream of events fails, because
+/// rmcp only logs the reason, and the id of the protocol session.
+///
+/// The client of rmcp renews the tokens for each request that was rejected, even if another request has renewed them in
+/// the meantime. If the server ends the earlier tokens at each renewal, the first request would then fail. So this client
+/// renews a token once.
 ///
 /// Its requests and streams end when the connection is over, because rmcp's task waits for the answers of the handshake
 /// even if nobody needs the connection. The request that ends the protocol session is the last one, so it has a time
 /// limit instead, which rmcp sets.
 #[derive(Clone)]
-pub(super) struct ObservedClient {
+pub(super) struct HttpClient {
     client: Client,
     observed: Arc<Observed>,
     over: CancellationToken,
+    #[cfg(feature = "mcp-auth")]
+    tokens: Option<TokenSource>,
 }
 
-impl ObservedClient {
+impl HttpClient {
+    /// Sends a request with the stored token. If the server rejects the token, sends the request once more with the
+    /// renewed token.
+    async fn send<T, F>(&self, call: impl Fn(Option<String>) -> F) -> Result<T, Failure>
+    where
+        F: Future<Output = Result<T, Failure>>,
+    {
+        let call = |token| call(token).map_err(without_url);
+        #[cfg(feature = "mcp-auth")]
+        if let Some(tokens) = &self.tokens {
+            let sent = tokens.token(None).await?;
+            let answer = call(sent.clone()).await;
+            let (Some(sent), Err(Failure::AuthRequired(_))) = (sent, &answer) else { return answer };
+            return match tokens.token(Some(&sent)).await? {
+                Some(token) if token != sent => call(Some(token)).await,
+                _ => answer,
+            };
+        }
+        call(None).await
+    }
+
     async fn unless_over<T>(&self, request: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
         let answered = self.over.run_until_cancelled(request).await;
         answered.unwrap_or(Err(Failure::TransportChannelClosed))
@@ -222,7 +258,8 @@ impl ObservedClient {
     }
 }
 
-impl StreamableHttpClient for ObservedClient {
+/// The transport passes no token, because its configuration has none. Its limits are replaced by [`LONGEST_MESSAGE`].
+impl StreamableHttpClient for HttpClient {
     type Error = reqwest::Error;
 
     async fn post_message(
@@ -230,62 +267,60 @@ impl StreamableHttpClient for ObservedClient {
         uri: Arc<str>,
         message: ClientJsonRpcMessage,
         session: Option<Arc<str>>,
-        token: Option<String>,
+        _: Option<String>,
         headers: Headers,
     ) -> Result<StreamableHttpPostResponse, Failure> {
-        let limits = StreamableHttpResponseLimits::default();
-        self.post_message_with_response_limits(uri, message, session, token, headers, limits).await
-    }
-
-    async fn post_message_with_response_limits(
-        &self,
-        uri: Arc<str>,
-        message: ClientJsonRpcMessage,
-        session: Option<Arc<str>>,
-        token: Option<String>,
-        headers: Headers,
-        limits: StreamableHttpResponseLimits,
-    ) -> Result<StreamableHttpPostResponse, Failure> {
+        let mut limits = StreamableHttpResponseLimits::default();
+        (limits.max_sse_event_size, limits.max_json_response_size) = (LONGEST_MESSAGE, LONGEST_MESSAGE);
         // Only a request that changes nothing at the server may be sent again.
-        let again = matches!(&message, JsonRpcMessage::Request(request)
+        let is_repeatable = matches!(&message, JsonRpcMessage::Request(request)
             if matches!(request.request, ClientRequest::ListToolsRequest(_)));
-        let again = again.then(|| {
-            let request = self.client.post(&*uri).json(&message);
-            let request = request.header(ACCEPT, "application/json, text/event-stream");
-            let request = headers.iter().fold(request, |request, (name, value)| request.header(name, value));
-            let request = token.iter().fold(request, RequestBuilder::bearer_auth);
-            session.iter().fold(request, |request, session| request.header("mcp-session-id", &**session))
-        });
-        let posted =
-            self.client.post_message_with_response_limits(uri, message, session, token, headers, limits);
-        let posted = match (self.unless_over(posted).await, again) {
-            (Err(Failure::UnexpectedServerResponse(text)), Some(again)) if is_unreadable(&text) => {
-                self.unless_over(readable_answer(again)).await
+        let (uri, message, session, headers) = (&uri, &message, &session, &headers);
+        let posted = self.send(|token| async move {
+            let (target, sent, id) = (Arc::clone(uri), message.clone(), session.clone());
+            let posted = self.client.post_message_with_response_limits(
+                target,
+                sent,
+                id,
+                token.clone(),
+                headers.clone(),
+                limits,
+            );
+            match self.unless_over(posted).await {
+                Err(Failure::UnexpectedServerResponse(text)) if is_repeatable && is_unreadable(&text) => {
+                    let again = self.client.post(&**uri).json(message);
+                    let again = again.header(ACCEPT, "application/json, text/event-stream");
+                    let again = headers.iter().fold(again, |again, (name, value)| again.header(name, value));
+                    let again = token.iter().fold(again, RequestBuilder::bearer_auth);
+                    let again = session.iter().fold(again, |again, id| again.header("mcp-session-id", &**id));
+                    self.unless_over(readable_answer(again)).await
+                }
+                posted => posted,
             }
-            (posted, _) => posted,
-        };
-        let posted = posted.map_err(without_url)?;
+        });
+        let mut posted = posted.await?;
         if let StreamableHttpPostResponse::Sse(_, Some(id)) | StreamableHttpPostResponse::Json(_, Some(id)) =
             &posted
         {
             *lock(&self.observed.session) = Some(id.as_str().into());
         }
-        Ok(match posted {
-            StreamableHttpPostResponse::Sse(events, session) => {
-                StreamableHttpPostResponse::Sse(self.observe(events), session)
-            }
-            other => other,
-        })
+        if let StreamableHttpPostResponse::Sse(events, session) = posted {
+            posted = StreamableHttpPostResponse::Sse(self.observe(events), session);
+        }
+        Ok(posted)
     }
 
     async fn delete_session(
         &self,
         uri: Arc<str>,
         session: Arc<str>,
-        token: Option<String>,
+        _: Option<String>,
         headers: Headers,
     ) -> Result<(), Failure> {
-        self.client.delete_session(uri, session, token, headers).await.map_err(without_url)
+        self.send(|token| {
+            self.client.delete_session(Arc::clone(&uri), Arc::clone(&session), token, headers.clone())
+        })
+        .await
     }
 
     async fn get_stream(
@@ -293,26 +328,21 @@ impl StreamableHttpClient for ObservedClient {
         uri: Arc<str>,
         session: Option<Arc<str>>,
         last: Option<String>,
-        token: Option<String>,
+        _: Option<String>,
         headers: Headers,
     ) -> Result<BoxedSseResponse, Failure> {
-        self.get_stream_with_max_sse_event_size(uri, session, last, token, headers, LONGEST_MESSAGE).await
-    }
-
-    async fn get_stream_with_max_sse_event_size(
-        &self,
-        uri: Arc<str>,
-        session: Option<Arc<str>>,
-        last: Option<String>,
-        token: Option<String>,
-        headers: Headers,
-        limit: usize,
-    ) -> Result<BoxedSseResponse, Failure> {
-        let events = async {
-            self.next_stream().await;
-            self.client.get_stream_with_max_sse_event_size(uri, session, last, token, headers, limit).await
-        };
-        Ok(self.observe(self.unless_over(events).await.map_err(without_url)?))
+        let events = self.send(|token| {
+            let (uri, session, last, headers) =
+                (Arc::clone(&uri), session.clone(), last.clone(), headers.clone());
+            self.unless_over(async move {
+                self.next_stream().await;
+                let limit = LONGEST_MESSAGE;
+                self.client
+                    .get_stream_with_max_sse_event_size(uri, session, last, token, headers, limit)
+                    .await
+            })
+        });
+        Ok(self.observe(events.await?))
     }
 }
 

@@ -18,7 +18,6 @@ use tokio_util::codec::AnyDelimiterCodecError;
 use super::{
     McpError,
     bounded::{Bounded, Fault},
-    connection::soon,
     incoming::messages,
     settings::{ProgramStart, Settings},
 };
@@ -33,17 +32,22 @@ const GRACE: Duration = Duration::from_secs(2);
 /// How long writing the last messages may take.
 const LAST_WRITES: Duration = Duration::from_secs(1);
 
+/// How long to wait for the end of a program whose connection has ended.
+const SOON: Duration = Duration::from_secs(1);
+
 /// The program of a connection.
 pub(super) struct Program {
     process: Arc<Process>,
     words: Arc<LastWords>,
-    name: String,
-    secrets: super::secret::Secrets,
+    settings: Arc<Settings>,
     fault: Fault,
 }
 
 /// Starts the program.
-pub(super) fn start(start: &ProgramStart, settings: &Settings) -> Result<(Program, Bounded<Pipe>), McpError> {
+pub(super) fn start(
+    start: &ProgramStart,
+    settings: &Arc<Settings>,
+) -> Result<(Program, Bounded<Pipe>), McpError> {
     let cannot = |error: io::Error| McpError::Unreachable {
         server: settings.name.clone(),
         reason: format!("`{}` did not start: {error}", start.program.to_string_lossy()),
@@ -56,14 +60,15 @@ pub(super) fn start(start: &ProgramStart, settings: &Settings) -> Result<(Progra
     let (process, pipes) = Process::start(command).map_err(cannot)?;
     // From here on, an early return drops the process, which kills the program.
     let process = Arc::new(process);
-    let ended = KillOnDrop(Arc::clone(&process));
     let stdin = ChildStdin::from_std(pipes.stdin).map_err(cannot)?;
     let stdout = ChildStdout::from_std(pipes.stdout).map_err(cannot)?;
     let stderr = ChildStderr::from_std(pipes.stderr).map_err(cannot)?;
     let words = Arc::new(LastWords::default());
-    let (heard, name, secrets) = (Arc::clone(&words), settings.name.clone(), settings.secrets.clone());
+    let (heard, owner) = (Arc::clone(&words), Arc::clone(settings));
     // The task ends when the program and its children have closed their standard error.
-    tokio::spawn(async move { heard.follow_cleaned(stderr, &name, |text| secrets.removed(text)).await });
+    tokio::spawn(async move {
+        heard.follow_cleaned(stderr, &owner.name, |text| owner.secrets.removed(text)).await;
+    });
     let fault = Fault::default();
     let is_long = Arc::clone(&fault);
     let messages = messages::<ServerJsonRpcMessage>(stdout, LONGEST_MESSAGE, move |error| {
@@ -74,12 +79,10 @@ pub(super) fn start(start: &ProgramStart, settings: &Settings) -> Result<(Progra
     let messages: BoxedReader = Box::new(messages);
     let pipe = Pipe {
         inner: AsyncRwTransport::new(messages, stdin).with_max_line_length(usize::MAX),
-        process: ended,
+        process: Arc::clone(&process),
     };
     let pipe = Bounded::new(pipe, Arc::clone(&fault));
-    let (name, secrets) = (settings.name.clone(), settings.secrets.clone());
-    let program = Program { process, words, name, secrets, fault };
-    Ok((program, pipe))
+    Ok((Program { process, words, settings: Arc::clone(settings), fault }, pipe))
 }
 
 impl Program {
@@ -97,30 +100,27 @@ impl Program {
         if let Some(reason) = self.fault.get() {
             return format!(": {reason}");
         }
-        let how = soon(self.process.ended()).await;
+        let how = timeout(SOON, self.process.ended()).await.ok();
         let how = how.map_or_else(String::new, |how| format!("; the program ended: {how}"));
         let text = format!("{how}{}", self.words.quoted());
-        tracing::debug!(server = self.name, "an MCP server's connection ended{text}");
-        self.secrets.removed(text)
-    }
-}
-
-/// A guard that kills the program when the task of the connection is dropped, for example because the runtime shuts
-/// down.
-struct KillOnDrop(Arc<Process>);
-
-impl Drop for KillOnDrop {
-    fn drop(&mut self) {
-        self.0.kill();
+        tracing::debug!(server = self.settings.name, "an MCP server's connection ended{text}");
+        self.settings.secrets.removed(text)
     }
 }
 
 type BoxedReader = Box<dyn AsyncRead + Send + Unpin>;
 
-/// The transport over the pipes of a program.
+/// The transport over the pipes of a program. When the task of the connection is dropped, for example because the runtime
+/// shuts down, this kills the program.
 pub(super) struct Pipe {
     inner: AsyncRwTransport<RoleClient, BoxedReader, ChildStdin>,
-    process: KillOnDrop,
+    process: Arc<Process>,
+}
+
+impl Drop for Pipe {
+    fn drop(&mut self) {
+        self.process.kill();
+    }
 }
 
 impl Transport<RoleClient> for Pipe {
@@ -140,7 +140,7 @@ impl Transport<RoleClient> for Pipe {
     async fn close(&mut self) -> io::Result<()> {
         // Without this limit, a program that does not read its input would delay the end of the connection forever.
         let _ = timeout(LAST_WRITES, self.inner.close()).await;
-        self.process.0.stop(GRACE).await;
+        self.process.stop(GRACE).await;
         Ok(())
     }
 }

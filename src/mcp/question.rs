@@ -9,7 +9,7 @@ use rmcp::model::{
 use serde::Deserialize as _;
 use serde_json::{Value, json};
 
-use super::connection::LONGEST;
+use super::{McpError, connection::LONGEST, settings::Settings};
 use crate::{
     text::clip,
     tool::{Answer, Schema, ToolContext},
@@ -18,32 +18,38 @@ use crate::{
 /// The maximum number of rounds of questions in one call.
 pub(super) const MOST_ROUNDS: usize = 10;
 
+/// The reason why a call with more rounds fails.
+pub(super) const TOO_MANY_ROUNDS: &str = "it asked questions more than ten times";
+
 /// The maximum number of questions that a server may ask in one round.
 const MOST_QUESTIONS: usize = 32;
 
 /// The maximum length of a form's schema.
 const LONGEST_SCHEMA: usize = 64 * 1024;
 
-/// Asks all questions at the same time, and returns the answers. An error is the reason why a question can't be asked.
+/// Asks all questions at the same time, and returns the answers. Fails if a question can't be asked.
 pub(super) async fn answers(
-    server: &str,
+    settings: &Settings,
     requests: InputRequests,
     context: &ToolContext,
-) -> Result<InputResponses, String> {
-    if requests.len() > MOST_QUESTIONS {
-        return Err(format!("it asks {} questions at once; the limit is {MOST_QUESTIONS}", requests.len()));
+) -> Result<InputResponses, McpError> {
+    let count = requests.len();
+    if count > MOST_QUESTIONS {
+        let reason = format!("it asks {count} questions at once; the limit is {MOST_QUESTIONS}");
+        return Err(settings.refused(&reason));
     }
     let mut questions = BTreeMap::new();
     for (key, request) in requests {
         match request {
             InputRequest::Elicitation(request) => questions.insert(key, request.params),
             _ => {
-                return Err("it asks for a model or for folders, which this client does not offer".to_owned());
+                let reason = "it asks for a model or for folders, which this client does not offer";
+                return Err(settings.refused(reason));
             }
         };
     }
     let asked = questions.into_iter().map(async |(key, params)| {
-        let answer = answer(server, params, context).await;
+        let answer = answer(&settings.name, params, context).await;
         (key, serde_json::to_value(answer).expect("an answer is valid JSON"))
     });
     Ok(join_all(asked).await.into_iter().collect())

@@ -15,23 +15,14 @@ const WINDOW: Duration = Duration::from_mins(1);
 
 /// The lost connections of one server. All times are durations since the same moment.
 #[derive(Debug, Default)]
-pub(super) struct Recovery {
+pub(super) struct ReconnectPlan {
     failures: u32,
     not_before: Duration,
     exits: VecDeque<Duration>,
     down: bool,
 }
 
-/// The next step for a server without a connection.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum NextAttempt {
-    /// Connect after this delay, which may be zero.
-    After(Duration),
-    /// The program ended too often and stays down.
-    Never,
-}
-
-impl Recovery {
+impl ReconnectPlan {
     /// Records that a connection was lost or could not be made.
     pub(super) fn lost(&mut self, now: Duration, is_program: bool) {
         let doubled = FIRST.saturating_mul(1 << self.failures.min(10));
@@ -51,8 +42,10 @@ impl Recovery {
         self.failures = 0;
     }
 
-    pub(super) fn next(&self, now: Duration) -> NextAttempt {
-        if self.down { NextAttempt::Never } else { NextAttempt::After(self.not_before.saturating_sub(now)) }
+    /// Returns the delay before the next attempt, which may be zero. Returns `None` if the program ended too often and
+    /// stays down.
+    pub(super) fn next(&self, now: Duration) -> Option<Duration> {
+        (!self.down).then(|| self.not_before.saturating_sub(now))
     }
 }
 
@@ -66,29 +59,28 @@ mod tests {
 
     #[test]
     fn lost_delays_double_up_to_the_longest_and_start_again_after_success() {
-        let mut recovery = Recovery::default();
-        assert_eq!(recovery.next(at(0)), NextAttempt::After(Duration::ZERO));
+        let mut plan = ReconnectPlan::default();
+        assert_eq!(plan.next(at(0)), Some(Duration::ZERO));
         let mut delays = Vec::new();
         for _ in 0..8 {
-            recovery.lost(at(0), false);
-            let NextAttempt::After(delay) = recovery.next(at(0)) else { panic!("not a program") };
-            delays.push(delay.as_millis());
+            plan.lost(at(0), false);
+            delays.push(plan.next(at(0)).unwrap().as_millis());
         }
         assert_eq!(delays, [500, 1000, 2000, 4000, 8000, 16_000, 30_000, 30_000]);
-        assert_eq!(recovery.next(at(40)), NextAttempt::After(Duration::ZERO));
-        recovery.worked();
-        recovery.lost(at(50), false);
-        assert_eq!(recovery.next(at(50)), NextAttempt::After(FIRST));
+        assert_eq!(plan.next(at(40)), Some(Duration::ZERO));
+        plan.worked();
+        plan.lost(at(50), false);
+        assert_eq!(plan.next(at(50)), Some(FIRST));
     }
 
     #[test]
     fn lost_program_that_ends_three_times_in_a_minute_stays_down() {
-        let mut recovery = Recovery::default();
+        let mut plan = ReconnectPlan::default();
         for second in [0, 50, 100] {
-            recovery.lost(at(second), true);
+            plan.lost(at(second), true);
         }
-        assert_ne!(recovery.next(at(200)), NextAttempt::Never);
-        recovery.lost(at(105), true);
-        assert_eq!(recovery.next(at(1000)), NextAttempt::Never);
+        assert_ne!(plan.next(at(200)), None);
+        plan.lost(at(105), true);
+        assert_eq!(plan.next(at(1000)), None);
     }
 }

@@ -9,11 +9,11 @@ use std::{
 use rmcp::{
     model::{
         ClientRequest, Extensions, ListToolsRequest, ListToolsRequestMethod, PaginatedRequestParams,
-        ServerResult, Tool as WireTool,
+        ServerResult,
     },
     service::{PeerRequestOptions, ServiceError},
 };
-use serde::Serialize;
+use serde_json::Value;
 use tokio::{
     sync::{Mutex as AsyncMutex, watch},
     task::{JoinError, JoinSet},
@@ -23,11 +23,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     McpError,
-    call::CancelOnDrop,
+    call::{CancelOnDrop, Cancelled},
     connection::{Connection, LONGEST},
     http,
     program::LONGEST_MESSAGE,
-    recovery::{NextAttempt, Recovery},
+    recovery::ReconnectPlan,
     settings::Settings,
 };
 use crate::{sync::lock, text::clip, tool::Tool};
@@ -38,9 +38,9 @@ const MOST_PAGES: usize = 100;
 /// The maximum number of tools.
 const MOST_TOOLS: usize = 10_000;
 
-pub(super) struct Server {
-    settings: Arc<Settings>,
-    slot: Mutex<Slot>,
+pub(super) struct ServerConnection {
+    pub(super) settings: Arc<Settings>,
+    slot: Mutex<ConnectionSlot>,
     // Held while connecting, so that simultaneous calls make one connection.
     connecting: AsyncMutex<()>,
     /// Cancelled when the client is closed.
@@ -52,38 +52,28 @@ pub(super) struct Server {
 }
 
 #[derive(Default)]
-struct Slot {
+struct ConnectionSlot {
     connection: Option<Arc<Connection>>,
-    recovery: Recovery,
+    plan: ReconnectPlan,
 }
 
 /// A list of tools.
 #[derive(Default)]
-pub(super) struct Listed {
-    /// The tools as the server sent them. A tool that can't be read is an error with the tool's name and the reason.
-    pub(super) tools: Vec<Result<WireTool, (String, String)>>,
+pub(super) struct ListedTools {
+    /// The tools as the server sent them.
+    pub(super) tools: Vec<Value>,
     /// How long the list is valid, if the server limits this.
     pub(super) ttl: Option<Duration>,
     /// The size of the tools as JSON in bytes.
     size: usize,
 }
 
-impl Listed {
-    fn limit_ttl(&mut self, milliseconds: Option<u64>) {
-        // A limit of zero only forbids caching the list. It does not ask the client to read the list again.
-        if let Some(milliseconds @ 1..) = milliseconds {
-            let ttl = Duration::from_millis(milliseconds);
-            self.ttl = Some(self.ttl.map_or(ttl, |other| other.min(ttl)));
-        }
-    }
-}
-
-impl Server {
+impl ServerConnection {
     pub(super) async fn connect(settings: Settings) -> Result<Self, McpError> {
         let (changes, _) = watch::channel(0);
         let settings = Arc::new(settings);
         let connection = opened(&settings, &changes).await?;
-        let slot = Slot { connection: Some(Arc::new(connection)), ..Slot::default() };
+        let slot = ConnectionSlot { connection: Some(Arc::new(connection)), ..ConnectionSlot::default() };
         Ok(Self {
             settings,
             slot: Mutex::new(slot),
@@ -93,10 +83,6 @@ impl Server {
             since: Instant::now(),
             offered: Mutex::default(),
         })
-    }
-
-    pub(super) fn settings(&self) -> &Settings {
-        &self.settings
     }
 
     /// Returns a receiver of changes of the tool list.
@@ -120,12 +106,9 @@ impl Server {
                 }
                 self.forget(&mut slot);
             }
-            slot.recovery.next(self.since.elapsed())
+            slot.plan.next(self.since.elapsed())
         };
-        match next {
-            NextAttempt::Never => return Err(McpError::Down { server: self.settings.name.clone() }),
-            NextAttempt::After(delay) => sleep(delay).await,
-        }
+        sleep(next.ok_or_else(|| McpError::Down { server: self.settings.name.clone() })?).await;
         let opened = opened(&self.settings, &self.changes).await;
         let mut slot = lock(&self.slot);
         match opened {
@@ -139,69 +122,64 @@ impl Server {
                 Ok(connection)
             }
             Err(error) => {
-                let is_program = matches!(self.settings.transport, super::settings::Transport::Program(_));
-                slot.recovery.lost(self.since.elapsed(), is_program);
+                self.forget(&mut slot);
                 Err(error)
             }
         }
     }
 
-    fn forget(&self, slot: &mut Slot) {
-        if let Some(connection) = slot.connection.take() {
-            slot.recovery.lost(self.since.elapsed(), connection.is_program());
-        }
+    /// Records that the connection was lost or could not be made.
+    fn forget(&self, slot: &mut ConnectionSlot) {
+        slot.connection = None;
+        slot.plan.lost(self.since.elapsed(), self.settings.is_program());
     }
 
     /// Records that a call was answered.
     pub(super) fn worked(&self) {
-        lock(&self.slot).recovery.worked();
+        lock(&self.slot).plan.worked();
     }
 
-    /// Converts the error of a request. If the connection has ended, the next call opens another connection.
-    pub(super) async fn failed(&self, connection: &Arc<Connection>, error: ServiceError) -> McpError {
-        let is_unauthorized = error.is_authorization_required();
-        let failure = match error {
-            ServiceError::McpError(error) => return self.refused(&error.message),
-            ServiceError::TransportClosed => self.lost(connection.ending().await),
-            ServiceError::TransportSend(error) => match http::refusal(&*error.error, &self.settings) {
-                Some(refused @ McpError::Refused { .. }) => return refused,
+    /// Returns the answer to a request, or converts its error. If the connection has ended, the next call opens another
+    /// connection.
+    pub(super) async fn answered<T>(
+        &self,
+        connection: &Arc<Connection>,
+        answer: Result<T, ServiceError>,
+    ) -> Result<T, McpError> {
+        let settings = &self.settings;
+        let failure = match answer {
+            Ok(answer) => return Ok(answer),
+            Err(ServiceError::McpError(error)) => return Err(settings.refused(&error.message)),
+            Err(ServiceError::TransportClosed) => settings.lost(connection.ending().await),
+            Err(ServiceError::TransportSend(error)) => match http::refusal(&error, settings) {
+                Some(refused @ McpError::Refused { .. }) => return Err(refused),
                 // After another login, the tokens belong to another client id, which only a new connection uses.
                 Some(unauthorized) => unauthorized,
-                None if is_unauthorized => self.settings.unauthorized(None, None),
-                None => self.lost(format!(": {}", clip(&crate::error_chain(&*error.error), LONGEST))),
+                None => settings.lost(format!(": {}", clip(&crate::error_chain(&*error.error), LONGEST))),
             },
-            other => return self.refused(&other.to_string()),
+            Err(other) => return Err(settings.refused(&other.to_string())),
         };
         let mut slot = lock(&self.slot);
         if slot.connection.as_ref().is_some_and(|current| Arc::ptr_eq(current, connection)) {
             self.forget(&mut slot);
         }
-        failure
-    }
-
-    /// Returns the error for an answer that is invalid or refuses the request.
-    pub(super) fn refused(&self, reason: &str) -> McpError {
-        self.settings.refused(reason)
+        Err(failure)
     }
 
     fn was_closed(&self) -> McpError {
-        self.lost("; the client was closed".to_owned())
-    }
-
-    fn lost(&self, reason: String) -> McpError {
-        McpError::Lost { server: self.settings.name.clone(), reason: self.settings.secrets.removed(reason) }
+        self.settings.lost("; the client was closed".to_owned())
     }
 
     /// Returns all pages of the tool list.
-    pub(super) async fn list(&self) -> Result<Listed, McpError> {
+    pub(super) async fn list(&self) -> Result<ListedTools, McpError> {
         let limit = self.settings.connect_limit;
-        let listed = timeout(limit, self.pages()).await;
-        listed.unwrap_or_else(|_| Err(McpError::TimedOut { server: self.settings.name.clone(), limit }))
+        timeout(limit, self.pages()).await.unwrap_or_else(|_| Err(self.settings.timed_out(limit)))
     }
 
-    async fn pages(&self) -> Result<Listed, McpError> {
+    async fn pages(&self) -> Result<ListedTools, McpError> {
         let connection = self.connection().await?;
-        let mut listed = Listed::default();
+        let refused = |reason| Err(self.settings.refused(reason));
+        let mut listed = ListedTools::default();
         let mut cursor: Option<String> = None;
         let mut seen = BTreeSet::new();
         for _ in 0..MOST_PAGES {
@@ -212,50 +190,42 @@ impl Server {
             };
             let request = ClientRequest::ListToolsRequest(request);
             let options = PeerRequestOptions::no_options();
-            let answer = match connection.peer().send_request_with_option(request, options).await {
-                Ok(handle) => {
-                    let guard = CancelOnDrop::new(&connection, &handle);
-                    let answer = handle.await_response().await;
-                    guard.disarm();
-                    answer
-                }
-                Err(error) => Err(error),
+            let answer = async {
+                let handle = connection.peer().send_request_with_option(request, options).await?;
+                let guard = CancelOnDrop::new(&connection, Cancelled::Request(handle.id.clone()));
+                let answer = handle.await_response().await;
+                guard.disarm();
+                answer
             };
-            let answer = match answer {
-                Ok(answer) => answer,
-                Err(error) => return Err(self.failed(&connection, error).await),
-            };
-            cursor = match answer {
-                ServerResult::ListToolsResult(page) => {
-                    listed.size += size(&page.tools);
-                    listed.limit_ttl(page.ttl_ms);
-                    listed.tools.extend(page.tools.into_iter().map(Ok));
-                    page.next_cursor
-                }
+            let mut page = match self.answered(&connection, answer.await).await? {
+                ServerResult::ListToolsResult(page) => serde_json::to_value(page).unwrap_or_default(),
                 // If rmcp can't read one of the tools, it returns the whole page as a custom result.
-                ServerResult::CustomResult(page) => {
-                    let tools = page.0.get("tools").and_then(|tools| tools.as_array());
-                    let tools = tools.ok_or_else(|| self.refused("its answer is not a list of tools"))?;
-                    listed.size += size(tools);
-                    listed.limit_ttl(page.0.get("ttlMs").and_then(serde_json::Value::as_u64));
-                    listed.tools.extend(tools.iter().map(read));
-                    page.0.get("nextCursor").and_then(|cursor| cursor.as_str()).map(str::to_owned)
-                }
-                _ => return Err(self.refused("its answer is not a list of tools")),
+                ServerResult::CustomResult(page) => page.0,
+                _ => Value::Null,
             };
+            let Some(Value::Array(tools)) = page.get_mut("tools").map(Value::take) else {
+                return refused("its answer is not a list of tools");
+            };
+            listed.size += serde_json::to_vec(&tools).map_or(0, |tools| tools.len());
+            listed.tools.extend(tools);
+            // A limit of zero only forbids caching the list. It does not ask the client to read the list again.
+            if let Some(milliseconds @ 1..) = page["ttlMs"].as_u64() {
+                let ttl = Duration::from_millis(milliseconds);
+                listed.ttl = Some(listed.ttl.map_or(ttl, |other| other.min(ttl)));
+            }
             if listed.tools.len() > MOST_TOOLS {
-                return Err(self.refused("it has more than 10,000 tools"));
+                return refused("it has more than 10,000 tools");
             }
             if listed.size > LONGEST_MESSAGE {
-                let reason = "its list of tools exceeded the maximum size of 16777216 bytes";
-                return Err(self.refused(reason));
+                return refused("its list of tools exceeded the maximum size of 16777216 bytes");
             }
+            cursor = page["nextCursor"].as_str().map(str::to_owned);
             // A cursor that repeats would lead to the same pages again.
             if cursor.as_ref().is_none_or(|cursor| !seen.insert(cursor.clone())) {
                 return Ok(listed);
             }
         }
-        Err(self.refused("its list of tools has more than 100 pages"))
+        refused("its list of tools has more than 100 pages")
     }
 
     /// Closes the connection for good. If the server is a program, waits until it has ended. An attempt to connect is
@@ -272,7 +242,7 @@ impl Server {
 
     /// Returns whether there will never be a connection again.
     pub(super) fn is_over(&self) -> bool {
-        self.closed.is_cancelled() || lock(&self.slot).recovery.next(Duration::ZERO) == NextAttempt::Never
+        self.closed.is_cancelled() || lock(&self.slot).plan.next(Duration::ZERO).is_none()
     }
 
     /// Returns whether there is a connection, without making one.
@@ -303,14 +273,4 @@ pub(super) fn result<T>(joined: Result<T, JoinError>, settings: &Settings) -> Re
         Ok(panic) => std::panic::resume_unwind(panic),
         Err(_) => settings.unreachable("the runtime shuts down".to_owned()),
     })
-}
-
-/// Returns the size of tools as JSON in bytes.
-fn size(tools: &impl Serialize) -> usize {
-    serde_json::to_vec(tools).map_or(0, |tools| tools.len())
-}
-
-fn read(tool: &serde_json::Value) -> Result<WireTool, (String, String)> {
-    let name = || tool.get("name").and_then(|name| name.as_str()).unwrap_or_default();
-    serde_json::from_value(tool.clone()).map_err(|error| (name().to_owned(), error.to_string()))
 }

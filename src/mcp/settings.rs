@@ -25,6 +25,20 @@ pub(super) struct Settings {
 }
 
 impl Settings {
+    pub(super) fn is_program(&self) -> bool {
+        matches!(self.transport, Transport::Program(_))
+    }
+
+    /// Returns the error for an invalid setting. Secrets in the reason are replaced.
+    pub(super) fn misconfigured(&self, reason: String) -> McpError {
+        McpError::Misconfigured { server: self.name.clone(), reason: self.secrets.removed(reason) }
+    }
+
+    /// Returns the error for a connection that has ended. `reason` is a suffix for its text.
+    pub(super) fn lost(&self, reason: String) -> McpError {
+        McpError::Lost { server: self.name.clone(), reason: self.secrets.removed(reason) }
+    }
+
     /// Returns the error for a server that can't be reached. Secrets in the reason are replaced.
     pub(super) fn unreachable(&self, reason: String) -> McpError {
         McpError::Unreachable { server: self.name.clone(), reason: self.secrets.removed(reason) }
@@ -55,6 +69,7 @@ pub(super) enum Transport {
     Http(HttpTarget),
 }
 
+#[derive(Default)]
 pub(super) struct ProgramStart {
     pub(super) program: OsString,
     pub(super) arguments: Vec<OsString>,
@@ -62,6 +77,7 @@ pub(super) struct ProgramStart {
     pub(super) folder: Option<PathBuf>,
 }
 
+#[derive(Default)]
 pub(super) struct HttpTarget {
     pub(super) url: String,
     pub(super) headers: Vec<(String, String)>,

@@ -1,4 +1,4 @@
-//! The tools of a server.
+//! The tools of a server, and the names under which a model calls them.
 
 use std::{
     borrow::Cow,
@@ -9,6 +9,7 @@ use std::{
 
 use async_trait::async_trait;
 use rmcp::model::{JsonObject, Tool as WireTool};
+use serde::Deserialize as _;
 use serde_json::Value;
 use tokio::task::spawn_blocking;
 
@@ -16,8 +17,7 @@ use super::{
     McpError, McpTools, SkippedTool, ToolHints, call,
     connection::LONGEST,
     incoming::TOO_DEEP,
-    naming::names,
-    server::{self, Listed, Server},
+    server::{self, ListedTools, ServerConnection},
 };
 use crate::{
     sync::lock,
@@ -29,11 +29,14 @@ use crate::{
 /// error names the reason.
 const SLACK: Duration = Duration::from_secs(10);
 
+/// The maximum length of a tool's name.
+const LONGEST_NAME: usize = 128;
+
 /// The maximum size of a tool's schema in bytes.
 const LONGEST_SCHEMA: usize = 64 * 1024;
 
 struct McpTool {
-    server: Arc<Server>,
+    server: Arc<ServerConnection>,
     /// The server's name for the tool.
     remote: String,
     name: String,
@@ -58,7 +61,7 @@ impl Tool for McpTool {
     }
 
     fn timeout(&self) -> Option<Duration> {
-        Some(self.server.settings().total_limit.saturating_add(SLACK))
+        Some(self.server.settings.total_limit.saturating_add(SLACK))
     }
 
     /// Returns no limit, because the client applies its own idle limit. For this limit, the server's answers about a
@@ -82,8 +85,8 @@ impl Tool for McpTool {
 }
 
 /// Returns the usable tools of a list, and the unusable tools with the reasons.
-pub(super) async fn tools(server: &Arc<Server>, listed: Listed) -> Result<McpTools, McpError> {
-    let settings = server.settings();
+pub(super) async fn tools(server: &Arc<ServerConnection>, listed: ListedTools) -> Result<McpTools, McpError> {
+    let settings = &*server.settings;
     let selection = &settings.selection;
     let mut skipped = Vec::new();
     let mut skip = |name: &str, reason: String| {
@@ -94,8 +97,8 @@ pub(super) async fn tools(server: &Arc<Server>, listed: Listed) -> Result<McpToo
     };
     let mut found = Vec::new();
     for tool in listed.tools {
-        match tool {
-            Err((name, reason)) => skip(&name, reason),
+        match WireTool::deserialize(&tool) {
+            Err(error) => skip(tool["name"].as_str().unwrap_or_default(), error.to_string()),
             Ok(tool) if tool.name.len() > LONGEST => {
                 skip(&tool.name, "its name has more than 4,096 bytes".to_owned());
             }
@@ -183,8 +186,8 @@ fn tool_hints(tool: &WireTool) -> Option<ToolHints> {
     (hints != ToolHints::default()).then_some(hints)
 }
 
-fn made_tool(server: &Arc<Server>, tool: &WireTool, name: String, schema: Schema) -> McpTool {
-    let selection = &server.settings().selection;
+fn made_tool(server: &Arc<ServerConnection>, tool: &WireTool, name: String, schema: Schema) -> McpTool {
+    let selection = &server.settings.selection;
     let about = tool.description.as_deref().or(tool.title.as_deref()).unwrap_or_default();
     let is_safe = tool.annotations.as_ref().is_some_and(|hints| {
         // The protocol has no keys for repeated calls, so no tool is `Replay::Keyed`.
@@ -199,5 +202,78 @@ fn made_tool(server: &Arc<Server>, tool: &WireTool, name: String, schema: Schema
         schema,
         approval: selection.approve_all || selection.approved.contains(&*tool.name),
         replay,
+    }
+}
+
+/// Returns the name of each tool, `SERVER__TOOL`, in the order of `tools`. The result for a tool does not depend on the
+/// order of the other tools. The result is `None` for a tool that repeats an earlier tool in the list.
+pub(super) fn names(server: &str, tools: &[&str]) -> Vec<Option<String>> {
+    let plain: Vec<_> = tools.iter().map(|tool| format!("{server}__{tool}")).collect();
+    let mut uses = BTreeMap::<String, BTreeSet<&str>>::new();
+    for whole in &plain {
+        uses.entry(replaced(whole)).or_default().insert(whole);
+    }
+    let mut taken = BTreeSet::new();
+    let name = |whole: &String| {
+        let name = replaced(whole);
+        // A name without replaced characters is always unique. A name with replaced characters gets a checksum if it
+        // equals another name.
+        let collides = uses[&name].len() > 1 && name != *whole;
+        let name = if collides || name.len() > LONGEST_NAME { marked(&name, whole) } else { name };
+        taken.insert(name.clone()).then_some(name)
+    };
+    plain.iter().map(name).collect()
+}
+
+/// Replaces each character that services refuse in a tool's name.
+fn replaced(name: &str) -> String {
+    let good = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+    name.chars().map(|c| if good(c) { c } else { '_' }).collect()
+}
+
+/// Returns the name with a checksum of the whole name at its end. `name` contains only ASCII characters.
+fn marked(name: &str, whole: &str) -> String {
+    let mark = format!("_{:08x}", crc32fast::hash(whole.as_bytes()));
+    format!("{}{mark}", &name[..name.len().min(LONGEST_NAME - mark.len())])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(server: &str, tools: &[&str]) -> Vec<String> {
+        names(server, tools).into_iter().map(Option::unwrap_or_default).collect()
+    }
+
+    #[test]
+    fn names_other_characters_are_replaced() {
+        assert_eq!(
+            named("git hub", &["read-file", "a/b", "ü"]),
+            ["git_hub__read-file", "git_hub__a_b", "git_hub___"]
+        );
+    }
+
+    #[test]
+    fn names_collision_ends_in_checksum_in_any_order() {
+        let there = named("s", &["a_b", "a/b", "a b"]);
+        let mut back = named("s", &["a b", "a/b", "a_b"]);
+        back.reverse();
+        assert_eq!(there, back);
+        assert_eq!(there[0], "s__a_b");
+        assert!(there[1].starts_with("s__a_b_") && there[1] != there[2], "{there:?}");
+    }
+
+    #[test]
+    fn names_long_names_stay_distinct_within_the_limit() {
+        let long = "x".repeat(500);
+        let longer = "x".repeat(501);
+        let found = named("s", &[&long, &longer]);
+        assert!(found.iter().all(|name| name.len() == LONGEST_NAME));
+        assert_ne!(found[0], found[1]);
+    }
+
+    #[test]
+    fn names_equal_tools_are_named_once() {
+        assert_eq!(names("s", &["a", "a"]), [Some("s__a".to_owned()), None]);
     }
 }

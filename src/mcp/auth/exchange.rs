@@ -37,7 +37,7 @@ impl Exchanges {
     /// Returns the client for the login at the MCP server with this URL.
     pub(super) async fn new(server: &Url) -> Result<Self, ProviderError> {
         let reach = Arc::new(Reach::of(server).await);
-        let client = resolving_client(server, LIMIT, Arc::new(Resolver(Arc::clone(&reach))))?;
+        let client = resolving_client(server, LIMIT, Arc::<Reach>::clone(&reach))?;
         Ok(Self { client, reach, allows_http: server.scheme() == "http" })
     }
 
@@ -49,7 +49,13 @@ impl Exchanges {
         if let Some(address) = literal(request.url()) {
             self.reach.check(address)?;
         }
-        exchange(&self.client, request).await
+        let mut response = self.client.execute(request).await?;
+        let body = body(&mut response, LONGEST).await?;
+        let mut answer =
+            http::Response::new(body.ok_or_else(|| format!("the answer exceeds {LONGEST} bytes"))?);
+        *answer.status_mut() = response.status();
+        *answer.headers_mut() = std::mem::take(response.headers_mut());
+        Ok(answer)
     }
 }
 
@@ -61,16 +67,6 @@ impl OAuthHttpClient for Exchanges {
             exchanged.await.map_err(|_| format!("there was no answer within {limit:?}"))?
         })
     }
-}
-
-async fn exchange(client: &Client, request: Request) -> Result<http::Response<Vec<u8>>, BoxError> {
-    let mut response = client.execute(request).await?;
-    let body = body(&mut response, LONGEST).await?;
-    let body = body.ok_or_else(|| format!("the answer exceeds {LONGEST} bytes"))?;
-    let mut answer = http::Response::new(body);
-    *answer.status_mut() = response.status();
-    *answer.headers_mut() = std::mem::take(response.headers_mut());
-    Ok(answer)
 }
 
 /// The kinds of networks to which an address can belong.
@@ -117,8 +113,8 @@ impl Network {
     }
 }
 
-/// The addresses to which requests may be sent.
-#[derive(Debug)]
+/// The addresses to which requests may be sent. As the resolver of the client, this returns only these addresses.
+#[derive(Clone, Debug)]
 struct Reach {
     /// The networks of the MCP server.
     own: Vec<Network>,
@@ -167,12 +163,9 @@ impl Reach {
     }
 }
 
-/// The resolver of the client. It returns only the addresses to which requests may be sent.
-struct Resolver(Arc<Reach>);
-
-impl Resolve for Resolver {
+impl Resolve for Reach {
     fn resolve(&self, name: Name) -> Resolving {
-        let reach = Arc::clone(&self.0);
+        let reach = self.clone();
         Box::pin(async move {
             let addresses = reach.addresses(name.as_str().to_owned()).await?;
             Ok(Box::new(addresses.into_iter().map(|address| SocketAddr::new(address, 0))) as Addrs)

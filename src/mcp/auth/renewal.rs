@@ -1,22 +1,10 @@
-//! Sends the stored tokens with each request, and renews each token at most once.
+//! The stored tokens, and their renewal.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex},
-};
+use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
-use reqwest::header::{HeaderName, HeaderValue};
-use rmcp::{
-    model::ClientJsonRpcMessage,
-    transport::{
-        auth::{AuthError, AuthorizationManager, CredentialRefreshGuard, CredentialStore, StoredCredentials},
-        common::client_side_sse::BoxedSseResponse,
-        streamable_http_client::{
-            StreamableHttpClient, StreamableHttpError, StreamableHttpPostResponse,
-            StreamableHttpResponseLimits,
-        },
-    },
+use rmcp::transport::auth::{
+    AuthError, AuthorizationManager, CredentialRefreshGuard, CredentialStore, StoredCredentials,
 };
 
 use super::{BoxError, TokenStore, Tokens, manager};
@@ -103,153 +91,52 @@ impl CredentialStore for StoreAdapter {
     }
 }
 
-/// Returns a client that sends the stored tokens, and renews them if necessary.
-pub(in crate::mcp) async fn authorized<C>(
-    client: C,
-    url: &str,
-    store: &Arc<dyn TokenStore>,
-    secrets: &Secrets,
-) -> Result<Authorized<C>, AuthError> {
-    let store = StoreAdapter::new(Arc::clone(store), secrets);
-    let mut manager = manager(url, store.clone()).await?;
-    // Without tokens, the server refuses the first request.
-    manager.initialize_from_store().await?;
-    Ok(Authorized { client, manager: Arc::new(tokio::sync::Mutex::new(manager)), store })
-}
-
-/// A client that sends the stored tokens. It renews them if they expire, or once if the server rejects them.
-///
-/// The client of rmcp renews the tokens for each request that was rejected, even if another request has renewed them in
-/// the meantime. If the server ends the earlier tokens at each renewal, the first request would then fail.
+/// The stored tokens of a client. Each token is renewed at most once. Clones share the tokens.
 #[derive(Clone)]
-pub(in crate::mcp) struct Authorized<C> {
-    client: C,
+pub(in crate::mcp) struct TokenSource {
     /// Locked while the tokens are read or renewed.
     manager: Arc<tokio::sync::Mutex<AuthorizationManager>>,
     store: StoreAdapter,
 }
 
-type Headers = HashMap<HeaderName, HeaderValue>;
-type Answered<T, C> = Result<T, StreamableHttpError<<C as StreamableHttpClient>::Error>>;
+impl TokenSource {
+    pub(in crate::mcp) async fn new(
+        url: &str,
+        store: &Arc<dyn TokenStore>,
+        secrets: &Secrets,
+    ) -> Result<Self, AuthError> {
+        let store = StoreAdapter::new(Arc::clone(store), secrets);
+        let mut manager = manager(url, store.clone()).await?;
+        // Without tokens, the server refuses the first request.
+        manager.initialize_from_store().await?;
+        Ok(Self { manager: Arc::new(tokio::sync::Mutex::new(manager)), store })
+    }
 
-impl<C: StreamableHttpClient> Authorized<C> {
-    /// Returns the token for a request. If the server has rejected a token, renews this token first. Returns `None` if
-    /// the user has to log in.
-    async fn token(&self, rejected: Option<&str>) -> Result<Option<String>, AuthError> {
+    /// Returns the token for a request. If the token has expired, or if the server has rejected it, renews it first.
+    /// Returns `None` if the user has to log in.
+    pub(in crate::mcp) async fn token(
+        &self,
+        mut rejected: Option<&str>,
+    ) -> Result<Option<String>, AuthError> {
         let manager = self.manager.lock().await;
-        if let Some(rejected) = rejected {
-            self.store.set_used(Some(rejected.to_owned()));
-            match manager.refresh_token().await {
-                Ok(_) => {}
+        loop {
+            let token = match rejected.take() {
+                None => manager.get_access_token().await.map(Some),
+                Some(rejected) => {
+                    self.store.set_used(Some(rejected.to_owned()));
+                    manager.refresh_token().await.map(|_| None)
+                }
+            };
+            match token {
+                Ok(Some(token)) => return Ok(Some(token)),
                 Err(AuthError::AuthorizationRequired | AuthError::TokenRefreshRejected(_)) => {
                     return Ok(None);
                 }
+                // The next round returns the renewed token.
+                Ok(None) => {}
                 Err(error) if is_already_renewed(&error) => {}
                 Err(error) => return Err(error),
             }
         }
-        loop {
-            match manager.get_access_token().await {
-                Ok(token) => return Ok(Some(token)),
-                Err(AuthError::AuthorizationRequired) => return Ok(None),
-                Err(error) if is_already_renewed(&error) => {}
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
-    async fn send<T, F>(&self, call: impl Fn(Option<String>) -> F) -> Answered<T, C>
-    where
-        F: Future<Output = Answered<T, C>>,
-    {
-        let sent = self.token(None).await?;
-        let answer = call(sent.clone()).await;
-        let (Some(sent), Err(StreamableHttpError::AuthRequired(_))) = (sent, &answer) else { return answer };
-        match self.token(Some(&sent)).await? {
-            Some(token) if token != sent => call(Some(token)).await,
-            _ => answer,
-        }
-    }
-}
-
-impl<C: StreamableHttpClient + Sync> StreamableHttpClient for Authorized<C> {
-    type Error = C::Error;
-
-    async fn post_message(
-        &self,
-        uri: Arc<str>,
-        message: ClientJsonRpcMessage,
-        session: Option<Arc<str>>,
-        token: Option<String>,
-        headers: Headers,
-    ) -> Answered<StreamableHttpPostResponse, C> {
-        let limits = StreamableHttpResponseLimits::default();
-        self.post_message_with_response_limits(uri, message, session, token, headers, limits).await
-    }
-
-    async fn post_message_with_response_limits(
-        &self,
-        uri: Arc<str>,
-        message: ClientJsonRpcMessage,
-        session: Option<Arc<str>>,
-        _: Option<String>,
-        headers: Headers,
-        limits: StreamableHttpResponseLimits,
-    ) -> Answered<StreamableHttpPostResponse, C> {
-        self.send(|token| {
-            let (uri, message, session) = (Arc::clone(&uri), message.clone(), session.clone());
-            self.client.post_message_with_response_limits(
-                uri,
-                message,
-                session,
-                token,
-                headers.clone(),
-                limits,
-            )
-        })
-        .await
-    }
-
-    async fn delete_session(
-        &self,
-        uri: Arc<str>,
-        session: Arc<str>,
-        _: Option<String>,
-        headers: Headers,
-    ) -> Answered<(), C> {
-        self.send(|token| {
-            self.client.delete_session(Arc::clone(&uri), Arc::clone(&session), token, headers.clone())
-        })
-        .await
-    }
-
-    async fn get_stream(
-        &self,
-        uri: Arc<str>,
-        session: Option<Arc<str>>,
-        last: Option<String>,
-        _: Option<String>,
-        headers: Headers,
-    ) -> Answered<BoxedSseResponse, C> {
-        self.send(|token| {
-            self.client.get_stream(Arc::clone(&uri), session.clone(), last.clone(), token, headers.clone())
-        })
-        .await
-    }
-
-    async fn get_stream_with_max_sse_event_size(
-        &self,
-        uri: Arc<str>,
-        session: Option<Arc<str>>,
-        last: Option<String>,
-        _: Option<String>,
-        headers: Headers,
-        limit: usize,
-    ) -> Answered<BoxedSseResponse, C> {
-        self.send(|token| {
-            let (uri, session, last) = (Arc::clone(&uri), session.clone(), last.clone());
-            self.client.get_stream_with_max_sse_event_size(uri, session, last, token, headers.clone(), limit)
-        })
-        .await
     }
 }

@@ -42,7 +42,7 @@ const WITHOUT_SPAN: &[(&str, &str, &str)] = &[
         "spawn_blocking(action)",
         "it opens no spans and runs no code of the application",
     ),
-    ("store/postgres/hosts.rs", "tokio::spawn(", "a connection outlives its first operation"),
+    ("store/postgres/connect.rs", "tokio::spawn(", "a connection outlives its first operation"),
     ("store/sqlite/workers.rs", "spawn(move ||", "a thread that lives as long as the store"),
 ];
 

@@ -91,8 +91,10 @@ impl Model {
     pub(super) fn asked_again(&mut self) -> Check {
         ensure!(self.input == Input::Misfit, "a response that matches is requested again");
         self.input = Input::Plain;
-        let outputs = &mut self.turn()?.outputs;
-        (outputs.count, outputs.carried) = (outputs.count + 1, outputs.carried + 1);
+        let turn = self.turn()?;
+        // The service has accepted the request, because it has answered.
+        turn.refused = false;
+        (turn.outputs.count, turn.outputs.carried) = (turn.outputs.count + 1, turn.outputs.carried + 1);
         Ok(())
     }
 

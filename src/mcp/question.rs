@@ -40,13 +40,11 @@ pub(super) async fn answers(
     }
     let mut questions = BTreeMap::new();
     for (key, request) in requests {
-        match request {
-            InputRequest::Elicitation(request) => questions.insert(key, request.params),
-            _ => {
-                let reason = "it asks for a model or for folders, which this client does not offer";
-                return Err(settings.refused(reason));
-            }
+        let InputRequest::Elicitation(request) = request else {
+            let reason = "it asks for a model or for folders, which this client does not offer";
+            return Err(settings.refused(reason));
         };
+        questions.insert(key, request.params);
     }
     let asked = questions.into_iter().map(async |(key, params)| {
         let answer = answer(&settings.name, params, context).await;

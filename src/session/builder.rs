@@ -16,8 +16,9 @@ use super::{
     tenure::{Keeper, Tenure},
 };
 use crate::{
-    agent::{Agent, AgentBuilder, Durable, RECORD_DELAY, Recover, RunEnd},
+    agent::{Agent, AgentBuilder, Durable, RECORD_DELAY, Recover},
     message::Timestamp,
+    run::RunEnd,
     store::{ConversationId, Labels, Owner, Store, WriteId},
     subscription::FeedLimits,
     tree::Tree,

@@ -1,8 +1,8 @@
 use std::time::Duration;
 
 use crate::{
-    agent::Prompt,
     provider::{Model, Options},
+    run::Prompt,
     tree::NodeId,
 };
 
@@ -71,7 +71,7 @@ impl Regenerate {
 
     /// Sets the tools of the client for this run.
     #[cfg(feature = "web")]
-    pub(crate) fn with_client_tools(mut self, tools: crate::agent::ClientTools) -> Self {
+    pub(crate) fn with_client_tools(mut self, tools: crate::run::ClientTools) -> Self {
         self.settings.client_tools = tools;
         self
     }

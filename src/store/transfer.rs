@@ -8,10 +8,11 @@
 use std::time::{Duration, Instant};
 
 use super::{
-    Commit, ConversationId, Page, Store, StoreError, Stored, TurnRecord, Write, WriteId, digest::Digest,
+    Commit, ConversationId, Page, Store, StoreError, Stored, Write, WriteId, digest::Digest,
 };
 use crate::{
     message::UsageRow,
+    run::TurnRecord,
     tree::{Erased, Node, NodeId},
 };
 

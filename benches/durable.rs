@@ -37,10 +37,10 @@ mod approvals {
         agent::{Agent, Durable},
         manager::{Approval, Manager},
         message::{Message, Role, ToolUse, TurnId},
+        run::{TurnRecord, Waiting},
         session::Session,
         store::{
-            Commit, ConversationId, FileSystemStore, Filter, Labels, Page, Store, StoredState, TurnRecord,
-            Waiting, Write, WriteId,
+            Commit, ConversationId, FileSystemStore, Filter, Labels, Page, Store, StoredState, Write, WriteId,
         },
         testing::{ScriptedProvider, Step},
         tool::{Decision, ToolContext, tool_fn},

@@ -21,9 +21,10 @@ use std::{error::Error, fs, path::Path, process::ExitCode, time::Duration};
 
 use async_trait::async_trait;
 use omni_agent::{
-    agent::{Agent, AgentCallbacks, Event, Response, State, Status, TurnDecision, TurnOutcome},
+    agent::{Agent, AgentCallbacks, Event, State, Status, TurnDecision, TurnOutcome},
     message::Role,
     provider::{Model, Options, StopReason},
+    run::Response,
     subscription::Update,
     tool::{ToolContext, ToolError, declared_tool, tool_fn},
 };

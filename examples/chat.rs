@@ -41,9 +41,10 @@ use std::{
 
 use conversation::Conversation;
 use omni_agent::{
-    agent::{Accepted, AgentError, Decided, Event, Pause, Prompt, Status, TurnOutcome},
+    agent::{AgentError, Event, Status, TurnOutcome},
     message::{Message, Role, ToolUseId},
     provider::StopReason,
+    run::{Accepted, Decided, Pause, Prompt},
     session::{Mode, SessionError, SessionEvent, StoreReport},
     subscription::Update,
     tool::Decision,

@@ -16,10 +16,9 @@ use std::{error::Error, process::ExitCode, time::Duration};
 
 use async_trait::async_trait;
 use omni_agent::{
-    agent::{
-        Accepted, Agent, AgentCallbacks, AgentError, AgentSubscription, Event, State, Status, TurnOutcome,
-    },
+    agent::{Agent, AgentCallbacks, AgentError, AgentSubscription, Event, State, Status, TurnOutcome},
     provider::Request,
+    run::Accepted,
     subscription::Update,
 };
 use support::{Printer, explain};

@@ -17,8 +17,9 @@ mod support;
 use std::{borrow::Cow, error::Error, process::ExitCode, sync::Arc, time::Duration};
 
 use omni_agent::{
-    agent::{Agent, AgentSubscription, Event, Prompt, Response, Status, TurnOutcome},
+    agent::{Agent, AgentSubscription, Event, Status, TurnOutcome},
     message::{Content, ToolResult, ToolUse},
+    run::{Prompt, Response},
     subscription::Update,
     tool::{ToolContext, ToolError, ToolOutput, TypedTool, declared_tool, tool_fn},
 };

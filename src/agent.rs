@@ -89,10 +89,6 @@ mod event;
 mod model_spec;
 mod owner;
 mod phase;
-mod prompt;
-pub(crate) mod record;
-mod response;
-mod run_end;
 mod snapshot;
 mod state;
 mod task;
@@ -119,17 +115,12 @@ use command::{Command, Reply, Stop};
 pub use decision::{DecisionKind, NamedDecision};
 pub use durable::{Durable, OnUncertain, RecordedStage, Recover, Recovery, RecoveryDecision, UncertainUse};
 pub(crate) use durable::{MAX_LIVES, RECORD_DELAY, Record, TurnInFlight, UnreadableTurn, Written};
-pub use error::{AgentError, Failure};
-pub use event::{Decided, Event, Status, TurnOutcome, UnstageReason};
+pub use error::AgentError;
+pub use event::{Event, Status, TurnOutcome, UnstageReason};
 pub(crate) use owner::{Asker, FirstMessage, HistoryOwner, Moment};
-#[cfg(feature = "web")]
-pub(crate) use prompt::ClientTools;
-pub use prompt::{Accepted, KnownPrompt, Next, Prompt, PromptId, PromptState};
-pub use response::Response;
-pub use run_end::{RunEnd, RunOutcome};
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
-pub use snapshot::{Expiry, Pause, Snapshot, ToolRun};
+pub use snapshot::{Snapshot, ToolRun};
 pub(crate) use state::Extras;
 pub(crate) use state::SavedConfig;
 pub use state::{Config, State, StateEdit, StateView};
@@ -142,6 +133,10 @@ use crate::{
     actor,
     message::ToolUseId,
     provider::OutputSchema,
+    run::{
+        Accepted, Decided, Expiry, Failure, KnownPrompt, Next, Pause, Prompt, PromptId, PromptState,
+        Response, RunEnd, RunOutcome, Settled, TurnRecord, Waiting,
+    },
     subscription::{Attachment, End, EventId, Numbered, Source, Subscription},
     telemetry::Caller,
     tool::Decision,

@@ -26,9 +26,10 @@
 //! | [`tool`] | the tools that a model can call |
 //! | [`provider`] | one streaming request to a model; wire formats, endpoints, retry |
 //! | [`subscription`] | a snapshot and numbered events, without gap or overlap |
-//! | [`agent`] | one conversation as an actor: turn loop, callbacks, approval, steering, events |
+//! | [`run`] | pure data: prompts, responses, pauses, the ends of runs |
 //! | [`tree`] | pure data: a branching conversation |
 //! | [`store`] | stored conversations: the trait, and stores in memory, files, SQLite and PostgreSQL |
+//! | [`agent`] | one conversation as an actor: turn loop, callbacks, approval, steering, events |
 //! | [`session`] | a conversation with an id, a tree and a store, as an actor |
 //! | [`manager`] | many sessions by id |
 //! | `mcp` | tools of servers of the Model Context Protocol; needs the feature `mcp` |
@@ -136,6 +137,7 @@ mod panics;
 #[cfg(any(feature = "acp", feature = "mcp"))]
 mod process;
 pub mod provider;
+pub mod run;
 pub mod schema;
 #[cfg(any(feature = "acp", feature = "mcp-server"))]
 pub mod serve;
@@ -155,7 +157,7 @@ pub mod tree;
 pub mod web;
 
 #[doc(no_inline)]
-pub use agent::{Agent, AgentBuilder, AgentCallbacks, AgentError, Event, Prompt, Response, Status};
+pub use agent::{Agent, AgentBuilder, AgentCallbacks, AgentError, Event, Status};
 pub use async_trait::async_trait;
 pub use error::{InvalidId, error_chain};
 #[doc(no_inline)]
@@ -164,6 +166,8 @@ pub use manager::Manager;
 pub use message::{Attachment, Message};
 #[doc(no_inline)]
 pub use provider::{Model, Options, Provider, ProviderError};
+#[doc(no_inline)]
+pub use run::{Prompt, Response};
 pub use schemars;
 pub use serde_json;
 #[doc(no_inline)]

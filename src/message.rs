@@ -119,7 +119,7 @@ pub struct Message {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<MessageId>,
     /// Data of the application, which is stored with the message and never sent to a model service. The message of a
-    /// prompt has the data of the [prompt](crate::agent::Prompt::app_data). The size of the data is checked in prompts
+    /// prompt has the data of the [prompt](crate::run::Prompt::app_data). The size of the data is checked in prompts
     /// only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub app_data: Option<Arc<Value>>,

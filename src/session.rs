@@ -99,8 +99,9 @@ pub(crate) use watcher::{Notice, Watcher};
 
 use crate::{
     actor,
-    agent::{Agent, AgentError, InFlight, Prompt, Response, Status},
+    agent::{Agent, AgentError, InFlight, Status},
     message::UsageRow,
+    run::{Prompt, Response},
     store::{ConversationId, IntoStore, Labels, StoreError},
     subscription::{Attachment, End, EndReason, EventId, Source, Subscription},
     telemetry::Caller,

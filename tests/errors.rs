@@ -203,7 +203,7 @@ async fn display_of_a_request_without_a_key_or_a_server_names_the_cause_once() {
     let unreachable = anthropic.with_key("k").with_base_url("http://127.0.0.1:1");
     let agent = Agent::builder().model(model(unreachable.clone())).start().await.unwrap();
     let options = Options::default().with_max_retries(0);
-    let error = agent.ask(omni_agent::agent::Prompt::new("Hi").with_options(options)).await.unwrap_err();
+    let error = agent.ask(omni_agent::run::Prompt::new("Hi").with_options(options)).await.unwrap_err();
     assert!(
         error.to_string().starts_with("the run failed: transport failed: no connection to 127.0.0.1: "),
         "{error}"

@@ -3,8 +3,8 @@
 use std::{error::Error, sync::Arc, time::Duration};
 
 use omni_agent::{
-    agent::{Next, Prompt},
     message::Role,
+    run::{Next, Prompt},
     session::SessionError,
     store::Page,
     tree::{Node, NodeId},

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use omni_agent::{agent::Pause, tool::Decision};
+use omni_agent::{run::Pause, tool::Decision};
 use serde_json::{Map, Value};
 
 /// A field of a form.

@@ -8,10 +8,11 @@ use std::{
 };
 
 use omni_agent::{
-    agent::{AgentError, Event, Failure, Response, TurnOutcome},
+    agent::{AgentError, Event, TurnOutcome},
     error_chain,
     message::{Timestamp, ToolResult, ToolUseId, Usage},
     provider::{ErrorKind, ProviderError},
+    run::{Failure, Response},
     session::SessionError,
     tool::Decision,
 };

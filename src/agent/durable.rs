@@ -13,9 +13,8 @@ use futures_util::task::AtomicWaker;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Config,
+    Config, TurnRecord,
     core::{Core, Restored},
-    record::TurnRecord,
 };
 use crate::{
     message::{History, Message, Timestamp, ToolUse, ToolUseId, TurnId},

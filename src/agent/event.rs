@@ -3,13 +3,13 @@ use std::{sync::Arc, time::Duration};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Failure, Pause, Prompt, PromptId, Response, StateView};
+use super::{Decided, Failure, Pause, Prompt, PromptId, Response, RunEnd, RunOutcome, StateView};
 use crate::{
     message::{
-        Attachment, Message, MessageId, ProviderItem, Text, Thinking, Timestamp, ToolResult, ToolUse,
-        ToolUseId, TurnId, UsageRow, value_weight,
+        Attachment, Message, MessageId, ProviderItem, Role, Text, Thinking, ToolResult, ToolUse, ToolUseId,
+        TurnId, UsageRow, value_weight,
     },
-    tool::Decision,
+    provider::StopReason,
 };
 
 /// The activity of an agent: idle, busy or paused.
@@ -332,34 +332,6 @@ pub enum UnstageReason {
     Withdrawn,
 }
 
-/// A decision about a tool use.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[non_exhaustive]
-pub struct Decided {
-    /// The turn that the tool use belongs to.
-    pub turn: TurnId,
-    /// The id of the tool use.
-    pub tool_use_id: ToolUseId,
-    /// The decision.
-    pub decision: Decision,
-    /// The name that was given to [`resume_as`](super::Agent::resume_as). `None` for a decision of
-    /// [`resume`](super::Agent::resume) or of a callback.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(
-        feature = "schema",
-        schemars(
-            description = "The name of the decider. Absent if a callback has decided, or if the decider gave no name."
-        )
-    )]
-    pub by: Option<Arc<str>>,
-    /// Whether the time limit of the pause ended before anybody decided, so that the decision for its expiry applies.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub expired: bool,
-    /// The time of the decision.
-    pub at: Timestamp,
-}
-
 /// The outcome of a turn.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -386,6 +358,52 @@ impl TurnOutcome {
     pub fn response(&self) -> &Arc<Response> {
         match self {
             Self::Stop { response, .. } | Self::Continue { response } => response,
+        }
+    }
+}
+
+impl RunEnd {
+    /// Returns the end of the run if `event` ends a run.
+    pub(crate) fn of(event: &Event) -> Option<Self> {
+        let outcome = RunOutcome::of(event)?;
+        let (response, staged, is_answered) = match event {
+            Event::Turn(TurnOutcome::Stop { response, staged }) => (response, staged, true),
+            Event::Error { response, staged, committed, .. } => (response, staged, *committed),
+            Event::Cancelled { response, staged } => (response, staged, false),
+            _ => return None,
+        };
+        // The first message of a turn is its prompt, even if it contains results of tools. Prompts that joined the turn
+        // later contain no results.
+        let is_prompt = |index: usize, message: &Message| {
+            message.role == Role::User && (index == 0 || message.tool_results().next().is_none())
+        };
+        let mut unanswered = Vec::new();
+        if !is_answered {
+            let messages = response.messages.iter().enumerate();
+            unanswered.extend(
+                messages.filter(|(index, message)| is_prompt(*index, message)).map(|(_, m)| Arc::clone(m)),
+            );
+        }
+        let staged = staged.iter().map(Prompt::as_serialised).collect();
+        Some(Self { turn: response.turn, unanswered, staged, ..Self::new(outcome) })
+    }
+}
+
+impl RunOutcome {
+    /// Returns the run's outcome if `event` ends a run.
+    pub(crate) fn of(event: &Event) -> Option<Self> {
+        match event {
+            Event::Turn(TurnOutcome::Stop { response, .. }) | Event::Cancelled { response, .. }
+                if response.stop_reason == StopReason::Abandoned =>
+            {
+                Some(Self::Abandoned)
+            }
+            Event::Turn(TurnOutcome::Stop { response, .. }) => {
+                Some(Self::Stopped { stop_reason: response.stop_reason.clone() })
+            }
+            Event::Cancelled { .. } => Some(Self::Cancelled),
+            Event::Error { failure, .. } => Some(Self::Failed { failure: failure.clone() }),
+            _ => None,
         }
     }
 }

@@ -1,11 +1,13 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-use super::{AgentError, Status, WeakAgent, model_spec::ModelSpec};
+use super::{AgentError, Next, Prompt, Status, WeakAgent, model_spec::ModelSpec};
 use crate::{
-    message::{History, TurnId},
-    provider::{Model, Options, Registry},
+    message::{Content, History, TurnId},
+    provider::{Fold, Model, Options, Registry, is_shallow},
+    run::MAX_ID,
     tool::{Extensions, ToolDeclaration, ToolSet},
 };
 
@@ -191,6 +193,45 @@ pub(super) fn check(
         Some(error) => Err(AgentError::InvalidOutputSchema(error.clone())),
         None => Ok(()),
     }
+}
+
+/// The greatest size of the application's data in a prompt, in bytes of its JSON form.
+const MAX_APP_DATA: usize = 16_384;
+
+impl Prompt {
+    pub(crate) fn check(&self) -> Result<(), AgentError> {
+        if let Some(length) = self.id.as_ref().map(|id| id.as_str().len())
+            && !(1..=MAX_ID).contains(&length)
+        {
+            return Err(AgentError::InvalidPromptId { length, limit: MAX_ID });
+        }
+        if let Some(data) = self.app_data.as_deref() {
+            check_app_data(data)?;
+        }
+        check(self.max_steps, self.turn_timeout, &self.options)
+    }
+
+    /// Checks the conditions for prompts that wait for a turn or a step.
+    pub(crate) fn check_staged(&self) -> Result<(), AgentError> {
+        if self.content.0.iter().any(|block| matches!(block, Content::ToolUse(_) | Content::ToolResult(_))) {
+            return Err(AgentError::ResultsWhileBusy);
+        }
+        if self.next == Next::Step && self.has_settings() {
+            return Err(AgentError::NotAtStep);
+        }
+        Ok(())
+    }
+}
+
+fn check_app_data(data: &Value) -> Result<(), AgentError> {
+    if !is_shallow(data) {
+        return Err(AgentError::DeepAppData { limit: Fold::MAX_DEPTH });
+    }
+    let size = data.to_string().len();
+    if size > MAX_APP_DATA {
+        return Err(AgentError::LargeAppData { size, limit: MAX_APP_DATA });
+    }
+    Ok(())
 }
 
 /// The state that a callback sees. The callback may edit the configuration and read the rest.

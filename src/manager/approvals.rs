@@ -11,12 +11,13 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{Inner, Manager, ManagerError, opening::in_a_task, recovery::USUAL_LEASE};
 use crate::{
-    agent::{self, AgentError, check_decision},
+    agent::{AgentError, check_decision},
     message::{Timestamp, ToolUse, ToolUseId},
+    run::{self, TurnRecord},
     session::{Session, SessionCommand, SessionError, Tenure},
     store::{
         Commit, ConversationId, Filter, Labels, Owner, Page, PendingApproval, Position, StoreError,
-        StoredTurn, TurnRecord, TurnSummary, Turns, Undecidable, Write,
+        StoredTurn, TurnSummary, Turns, Undecidable, Write,
     },
     time::moment_after,
     tool::Decision,
@@ -283,7 +284,7 @@ impl Inner {
                 Some(turn) => turn,
                 None => self.store.turn(&id.conversation).await?.ok_or_else(|| stale(None))?,
             };
-            let decided = agent::Decided {
+            let decided = run::Decided {
                 turn: id.turn,
                 tool_use_id: id.tool_use.clone(),
                 decision: decision.clone(),

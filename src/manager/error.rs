@@ -2,9 +2,9 @@ use std::{sync::Arc, time::Duration};
 
 use super::ApprovalId;
 use crate::{
-    agent::Response,
     message::ToolUseId,
     provider::ProviderError,
+    run::Response,
     session::SessionError,
     store::{ConversationId, Owner, StoreError},
 };

@@ -184,7 +184,7 @@ impl<'de> Deserialize<'de> for TurnId {
 /// gets an id that is unique across restarts and processes. Such an id consists of the turn's id and a number, and has
 /// at most 33 characters.
 ///
-/// [id of the prompt]: crate::agent::Prompt::with_id
+/// [id of the prompt]: crate::run::Prompt::with_id
 ///
 /// ```
 /// use omni_agent::message::{Message, MessageId};

@@ -31,7 +31,7 @@ use crate::tool::Schema;
 /// assert_eq!(hurried.stop_sequences(), options.stop_sequences());
 /// ```
 ///
-/// An agent's options apply to all of its requests. The options of a [`Prompt`](crate::agent::Prompt) are laid over
+/// An agent's options apply to all of its requests. The options of a [`Prompt`](crate::run::Prompt) are laid over
 /// them for one run:
 ///
 /// ```
@@ -40,7 +40,7 @@ use crate::tool::Schema;
 /// # use omni_agent::testing::{ScriptedProvider, Step};
 /// # let provider = ScriptedProvider::new([Step::text("A whale sings.")]);
 /// # let model = provider.model();
-/// use omni_agent::{agent::{Agent, Prompt}, provider::Options};
+/// use omni_agent::{agent::Agent, provider::Options, run::Prompt};
 ///
 /// let options = Options::default().with_max_tokens(2_000).with_temperature(0.2);
 /// let agent = Agent::builder().model(model).options(options).start().await?;

@@ -15,8 +15,9 @@ use super::{
     tenure::{Keeper, Tenure},
 };
 use crate::{
-    agent::{Agent, AgentBuilder, Durable, RECORD_DELAY, Recover, RunEnd},
+    agent::{Agent, AgentBuilder, Durable, RECORD_DELAY, Recover},
     message::Timestamp,
+    run::RunEnd,
     setters::setters,
     store::{ConversationId, Labels, Owner, Store, WriteId},
     subscription::FeedLimits,

@@ -6,8 +6,9 @@ use tokio::{sync::oneshot, time::Instant};
 
 use super::{PromptOutcome, Regenerate, SessionError, SessionEvent, SessionSnapshot};
 use crate::{
-    agent::{AgentError, InFlight, Prompt, PromptId, Response},
+    agent::{AgentError, InFlight},
     message::UsageRow,
+    run::{Prompt, PromptId, Response},
     store::Labels,
     subscription::{Attachment, EventId},
     telemetry::Caller,

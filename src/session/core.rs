@@ -26,8 +26,9 @@ use saving::{Saver, Spending};
 
 use super::{SessionEvent, StoreReport};
 use crate::{
-    agent::{Config, Event, Prompt, PromptId, Record, Response, Status},
+    agent::{Config, Event, Record, Status},
     message::Usage,
+    run::{Prompt, PromptId, Response},
     store::{Labels, StoredState, Version, WriteId},
     subscription::{EventId, Numbered},
     tree::{NodeId, Tree},

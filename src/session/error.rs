@@ -1,8 +1,9 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    agent::{AgentError, PromptId, Response, Status},
+    agent::{AgentError, Status},
     provider::ProviderError,
+    run::{PromptId, Response},
     store::StoreError,
     subscription::EndReason,
     tree::{NodeId, TreeError},

@@ -7,8 +7,9 @@ use serde::de::DeserializeOwned;
 
 use super::{Session, SessionError};
 use crate::{
-    agent::{Accepted, Config, Prompt, PromptId, Response, State, Status},
+    agent::{Config, State, Status},
     message::ToolUseId,
+    run::{Accepted, Prompt, PromptId, Response},
     tool::{Decision, Tool},
 };
 

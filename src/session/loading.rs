@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use super::SessionError;
 use crate::{
-    agent::{PromptState, Recover, RecoveryDecision, RunEnd, RunOutcome, TurnInFlight, UnreadableTurn},
+    agent::{Recover, RecoveryDecision, TurnInFlight, UnreadableTurn},
     message::{History, Timestamp},
-    store::{BranchPoint, ConversationId, PendingApproval, StoredTurn, TurnRecord},
+    run::{BranchPoint, PromptState, RunEnd, RunOutcome, TurnRecord},
+    store::{ConversationId, PendingApproval, StoredTurn},
     tree::Tree,
 };
 

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Session, SessionError, command::Command};
 use crate::{
-    agent::{PromptId, RunOutcome},
+    run::{PromptId, RunOutcome},
     tree::NodeId,
 };
 
@@ -41,7 +41,7 @@ impl Session {
     /// # use omni_agent::testing::{ScriptedProvider, Step};
     /// # let provider = ScriptedProvider::new([Step::text("Ten euros.")]);
     /// # let model = provider.model();
-    /// use omni_agent::{agent::{Agent, Prompt}, session::Session, store::MemoryStore};
+    /// use omni_agent::{agent::Agent, run::Prompt, session::Session, store::MemoryStore};
     ///
     /// let session = Session::builder(MemoryStore::new()).agent(Agent::builder().model(model)).create().await?;
     /// session.prompt(Prompt::new("What does it cost?").with_id("order-7")).await?;

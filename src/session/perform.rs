@@ -6,8 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{Regenerate, Session, SessionError};
 use crate::{
-    agent::{Accepted, Prompt, PromptId, Resume},
+    agent::Resume,
     message::{ToolUseId, TurnId},
+    run::{Accepted, Prompt, PromptId},
     store::Labels,
     tool::Decision,
     tree::NodeId,

@@ -1,8 +1,8 @@
 use std::time::Duration;
 
 use crate::{
-    agent::Prompt,
     provider::{Model, Options},
+    run::Prompt,
     tree::NodeId,
 };
 
@@ -64,7 +64,7 @@ impl Regenerate {
 
         /// Sets the tools of the client for this run.
         #[cfg(feature = "web")]
-        pub(crate) fn with_client_tools(self, tools: crate::agent::ClientTools) {
+        pub(crate) fn with_client_tools(self, tools: crate::run::ClientTools) {
             self.settings.client_tools = tools;
         }
     }

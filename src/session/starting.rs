@@ -18,7 +18,8 @@ use super::{
 use crate::{
     actor::{Signal, Termination},
     agent::{Agent, Config, HistoryOwner, Hold, Moment, Status},
-    store::{ConversationId, Store, TurnRecord},
+    run::TurnRecord,
+    store::{ConversationId, Store},
     subscription::{EventId, Feed},
 };
 

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use crate::{
-    agent::{Event, Response, Status},
+    agent::{Event, Status},
     panics::contained,
+    run::Response,
     session::SessionEvent,
     store::Labels,
     subscription::EndReason,

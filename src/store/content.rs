@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{ConversationId, Labels, Owner, StoredTurn, TurnChange, Version};
 use crate::{
-    agent::{KnownPrompt, PromptState, RunEnd},
     message::{RequestEnd, Timestamp, UsageRow, UsageSum},
     provider::Options,
+    run::{KnownPrompt, PromptState, RunEnd},
     setters::setters,
     subscription::EventId,
     tree::{Changes, Erased, Node, NodeId},

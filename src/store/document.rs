@@ -9,8 +9,8 @@ use super::{
     transfer::{Portable, put},
 };
 use crate::{
-    agent::Prompt,
     message::{History, UsageRow, check_step},
+    run::Prompt,
     tree::Tree,
 };
 

@@ -17,8 +17,8 @@ use super::{
     content::without_messages, json,
 };
 use crate::{
-    agent::RunEnd,
     message::{Message, UsageRow},
+    run::RunEnd,
     subscription::EventId,
     tree::{Erased, Node, NodeId},
 };

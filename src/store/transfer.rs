@@ -7,11 +7,10 @@
 
 use std::time::{Duration, Instant};
 
-use super::{
-    Commit, ConversationId, Page, Store, StoreError, Stored, TurnRecord, Write, WriteId, digest::Digest,
-};
+use super::{Commit, ConversationId, Page, Store, StoreError, Stored, Write, WriteId, digest::Digest};
 use crate::{
     message::UsageRow,
+    run::TurnRecord,
     tree::{Erased, Node, NodeId},
 };
 

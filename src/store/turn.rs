@@ -11,8 +11,10 @@ pub use summary::{PendingApproval, TurnSummary, Turns};
 use serde::{Deserialize, Serialize};
 
 use super::Commit;
-pub use crate::agent::record::{BranchPoint, Settled, TurnRecord, Waiting};
-use crate::{agent::RunEnd, tree::NodeId};
+use crate::{
+    run::{RunEnd, TurnRecord, Waiting},
+    tree::NodeId,
+};
 
 /// A change to the turn in flight.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -173,7 +173,7 @@ impl ToolContext {
 
     /// Asks a person a question in the middle of the call, and waits for the answer.
     ///
-    /// The agent emits a [`Pause`](crate::agent::Pause) with the question as its reason, in a format that the tool
+    /// The agent emits a [`Pause`](crate::run::Pause) with the question as its reason, in a format that the tool
     /// defines. [`resume`](crate::Agent::resume) answers it: [`Decision::Execute`](super::Decision::Execute) becomes
     /// `Accepted(None)`, [`ExecuteWith`](super::Decision::ExecuteWith) becomes `Accepted` with the value, and
     /// [`Reject`](super::Decision::Reject) becomes `Declined`. [`Provide`](super::Decision::Provide) ends the call: the

@@ -19,7 +19,8 @@ use super::{
     ui_messages::{DONE, Follow, Frame, Level, Plan, Post, Refusal, Settings, Translator, messages, read},
 };
 use crate::{
-    agent::{Accepted, AgentError, PromptState, Status},
+    agent::{AgentError, Status},
+    run::{Accepted, PromptState},
     session::{Session, SessionAnswer, SessionError, SessionSubscription},
     subscription::Update,
 };

@@ -5,9 +5,9 @@ use serde_json::Value;
 
 use super::{Action, Principal, Problem};
 use crate::{
-    agent::Prompt,
     manager::Listed,
     message::{Content, Timestamp, ToolUse, ToolUseId, TurnId, UsageRow},
+    run::Prompt,
     session::SessionCommand,
     store::{ConversationId, Position},
     tool::Decision,

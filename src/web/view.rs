@@ -8,12 +8,13 @@ use std::{
 use serde_json::{Map, Value};
 
 use crate::{
-    agent::{Event, Pause, Response, Snapshot, StateView, TurnOutcome},
+    agent::{Event, Snapshot, StateView, TurnOutcome},
     message::{
         Attachment, Content, History, Message, MessageId, ProviderItem, ResultBlock, Source, Text, Thinking,
         ToolResult, ToolUse,
     },
     provider::{Options, PartialBlock},
+    run::{Pause, Response},
     session::{SessionEvent, SessionSnapshot, StoreReport},
     subscription::{End, Numbered, Update},
     tool::{Schema, ToolDeclaration},

@@ -12,7 +12,7 @@ use std::{
 
 use futures_util::StreamExt;
 use omni_agent::{
-    agent::{Agent, AgentBuilder, AgentError, Failure},
+    agent::{Agent, AgentBuilder, AgentError},
     message::Message,
     provider::{
         Model, ProviderError,
@@ -21,6 +21,7 @@ use omni_agent::{
             acp::AcpBackend,
         },
     },
+    run::Failure,
 };
 use rustix::process::{Pid, test_kill_process};
 use tokio::time::timeout;

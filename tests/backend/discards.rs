@@ -3,11 +3,12 @@
 
 use async_trait::async_trait;
 use omni_agent::{
-    agent::{AgentCallbacks, Event, Response, State, TurnDecision},
+    agent::{AgentCallbacks, Event, State, TurnDecision},
     provider::{
         Options, OutputSchema,
         backend::{BackendError, Capabilities},
     },
+    run::Response,
     session::{Mode, Session},
     subscription::Update,
     testing::Gate,
@@ -86,7 +87,7 @@ async fn answer_cancelled_during_an_output_retry_keeps_the_session() {
     let agent = backend.agent().start().await.unwrap();
     agent.ask("One").await.unwrap();
     let mut events = agent.subscribe().await.unwrap();
-    let prompt = omni_agent::agent::Prompt::new("Two")
+    let prompt = omni_agent::run::Prompt::new("Two")
         .with_options(Options::default().with_output(schema).with_output_retries(1));
     agent.prompt(prompt).await.unwrap();
     loop {

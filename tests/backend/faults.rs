@@ -4,12 +4,13 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::StreamExt;
 use omni_agent::{
-    agent::{Agent, AgentError, Event, Failure},
+    agent::{Agent, AgentError, Event},
     message::{ToolResult, ToolUse},
     provider::{
         ErrorKind, Model, Options, Provider, ProviderError, Request, RequestContext,
         backend::{BackendError, BackendEvent, BackendLimits, Breach, Capabilities, TurnResult},
     },
+    run::Failure,
     subscription::Update,
 };
 use serde_json::json;

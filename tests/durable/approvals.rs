@@ -221,7 +221,7 @@ async fn decide_on_a_conversation_of_another_owner_is_open_elsewhere() {
 async fn decide_on_a_state_that_is_not_an_object_reports_damage() {
     let store = MemoryStore::new();
     for (name, core) in [("text", "broken"), ("list", "[]"), ("member", r#"{"decided":1}"#)] {
-        let record = omni_agent::store::TurnRecord::new(1, turn_id(7), core);
+        let record = omni_agent::run::TurnRecord::new(1, turn_id(7), core);
         let record = record.with_head(omni_agent::tree::NodeId::new(2)).with_waiting(vec![waiting("1")]);
         leave(&store, name, "ann", record).await;
         let manager = Manager::builder(store.clone()).build();

@@ -13,8 +13,9 @@ use omni_agent::{
     agent::{Agent, AgentBuilder, AgentCallbacks, Durable, Recover, RecoveryDecision, State, ToolDecision},
     manager::{ApprovalId, Decided, Manager, ManagerError, OpenOptions, Shutdown, Sweep},
     message::ToolUse,
+    run::TurnRecord,
     session::Session,
-    store::{Filter, MemoryStore, Page, Store, StoredTurn, TurnRecord, Turns, Version},
+    store::{Filter, MemoryStore, Page, Store, StoredTurn, Turns, Version},
     testing::{Gate, ScriptedProvider, Step},
     tool::{Decision, Replay, Tool, ToolContext, tool_fn},
 };

@@ -5,10 +5,11 @@ use std::{fs, path::Path, sync::Arc, time::Duration};
 use omni_agent::{
     agent::{Agent, AgentBuilder, AgentError, Recover, RecoveryDecision},
     manager::{Manager, OpenOptions, Shutdown, Sweep},
+    run::TurnRecord,
     session::{Session, SessionError},
     store::{
-        Commit, ConversationId, CopyOptions, Filter, MemoryStore, Page, Store, Stored, TurnChange,
-        TurnRecord, Turns, export_json,
+        Commit, ConversationId, CopyOptions, Filter, MemoryStore, Page, Store, Stored, TurnChange, Turns,
+        export_json,
     },
     testing::{ScriptedProvider, Step},
 };

@@ -12,11 +12,9 @@ use std::{
 use async_trait::async_trait;
 use futures_util::poll;
 use omni_agent::{
-    agent::{
-        Accepted, Agent, AgentCallbacks, Durable, Prompt, PromptState, Recover, RecoveryDecision, Response,
-        RunOutcome, State, TurnDecision,
-    },
+    agent::{Agent, AgentCallbacks, Durable, Recover, RecoveryDecision, State, TurnDecision},
     provider::StopReason,
+    run::{Accepted, Prompt, PromptState, Response, RunOutcome},
     session::{Session, SessionBuilder, SessionError},
     store::{MemoryStore, Owner, Store},
     testing::{Gate, ScriptedProvider, Step},

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use omni_agent::{
     message::{Message, ToolUse, TurnId},
+    run::{Settled, TurnRecord, Waiting},
     store::{
-        Commit, ConversationId, FileSystemStore, Labels, MemoryStore, Settled, Store, StoredState,
-        TurnRecord, Waiting, Write, WriteId, file_system::Durability,
+        Commit, ConversationId, FileSystemStore, Labels, MemoryStore, Store, StoredState, Write, WriteId,
+        file_system::Durability,
     },
     tree::{Node, NodeId},
 };

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use omni_agent::agent::{Agent, Prompt, Snapshot};
+use omni_agent::{
+    agent::{Agent, Snapshot},
+    run::Prompt,
+};
 use serde_json::json;
 
 use crate::{

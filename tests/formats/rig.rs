@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use omni_agent::{
-    agent::{Agent, AgentBuilder, AgentError, AgentSubscription, Event, Failure},
+    agent::{Agent, AgentBuilder, AgentError, AgentSubscription, Event},
     message::Attachment,
     provider::{
         Model, ModelInfo, Options, ProviderError,
@@ -13,6 +13,7 @@ use omni_agent::{
         },
         http::{Endpoint, Timeouts},
     },
+    run::Failure,
     subscription::Update,
     tool::{Schema, Tool, ToolContext, ToolError, declared_tool_with_schema, tool_fn},
 };

@@ -14,9 +14,10 @@ use std::{
 };
 
 use omni_agent::{
-    agent::{Agent, AgentBuilder, AgentError, AgentSubscription, Event, Failure, TurnOutcome},
+    agent::{Agent, AgentBuilder, AgentError, AgentSubscription, Event, TurnOutcome},
     message::{History, Role, ToolResult},
     provider::{ErrorKind, Model, Options, ProviderError, StopReason, ToolChoice},
+    run::Failure,
     subscription::Update,
     tool::{Tool, ToolContext, ToolError, tool_fn},
 };
@@ -257,7 +258,7 @@ async fn cancel(live: &Live, format: Format) {
         assert!(agent.state().await.unwrap().history().is_empty());
     }
     let (agent, _) = &busy[0];
-    let prompt = omni_agent::agent::Prompt::new("Say hello.").with_options(options(3));
+    let prompt = omni_agent::run::Prompt::new("Say hello.").with_options(options(3));
     let answer = tokio::time::timeout(Duration::from_secs(20), agent.ask(prompt)).await;
     assert!(
         !answer.expect("the server has stopped working on cancelled requests").unwrap().text().is_empty()

@@ -88,7 +88,7 @@ async fn panic_in_a_callback_of_a_turn_ends_no_session() {
     impl omni_agent::agent::AgentCallbacks for Broken {
         async fn handle_turn(
             &mut self,
-            _: &omni_agent::agent::Response,
+            _: &omni_agent::run::Response,
             _: &mut omni_agent::agent::State,
         ) -> omni_agent::agent::TurnDecision {
             panic!("the callback broke")

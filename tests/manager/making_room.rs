@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use omni_agent::{
-    agent::{AgentBuilder, AgentCallbacks, Prompt, State},
+    agent::{AgentBuilder, AgentCallbacks, State},
     manager::{Manager, ManagerBuilder, ManagerError, OpenedSession, Shutdown, Titles},
+    run::Prompt,
     session::Session,
     testing::{Gate, Step},
     tool::{ToolLimits, tool_fn},

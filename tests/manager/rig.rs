@@ -10,8 +10,9 @@ use std::{
 use async_trait::async_trait;
 use futures_util::FutureExt;
 use omni_agent::{
-    agent::{Agent, AgentBuilder, AgentCallbacks, Prompt, State, StateEdit, WeakAgent},
+    agent::{Agent, AgentBuilder, AgentCallbacks, State, StateEdit, WeakAgent},
     manager::{Manager, ManagerBuilder, ManagerEvent, ManagerSnapshot, Titles},
+    run::Prompt,
     session::Session,
     store::{
         Commit, ConversationId, MemoryStore, Page, StateChange, Store, StoreError, Stored, StoredState,

@@ -3,8 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use omni_agent::{
-    agent::{AgentBuilder, Prompt},
+    agent::AgentBuilder,
     manager::{Activity, Manager, ManagerError, OpenOptions, OpenedSession, Presence, Shutdown},
+    run::Prompt,
     session::{Mode, SessionError},
     store::{Page, Store, StoreError},
     subscription::EndReason,

@@ -4,9 +4,10 @@ use std::{env, fs, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use omni_agent::{
-    agent::{Agent, AgentCallbacks, Event, Prompt, State, ToolDecision, TurnOutcome},
+    agent::{Agent, AgentCallbacks, Event, State, ToolDecision, TurnOutcome},
     manager::{Manager, ManagerError, Shutdown, Titles},
     message::ToolUse,
+    run::Prompt,
     session::{Mode, Session, SessionError, SessionEvent},
     store::{ConversationId, FileSystemStore, Store, file_system::Durability},
     subscription::{EndReason, Update},

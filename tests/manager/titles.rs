@@ -8,10 +8,11 @@ use std::{
 
 use async_trait::async_trait;
 use omni_agent::{
-    agent::{Agent, AgentCallbacks, Prompt, Response, State, TurnDecision},
+    agent::{Agent, AgentCallbacks, State, TurnDecision},
     manager::{Manager, OpenOptions, Shutdown, TitleGenerator, Titles},
     message::{Attachment, Content, History, Message},
     provider::{ErrorKind, ProviderError, StopReason},
+    run::{Prompt, Response},
     session::Session,
     store::{MemoryStore, Store},
     subscription::EndReason,

@@ -5,8 +5,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use omni_agent::{
     agent::{
-        Agent, AgentBuilder, AgentCallbacks, Durable, Event, Next, Prompt, Response, Snapshot, State,
-        ToolDecision, TurnDecision,
+        Agent, AgentBuilder, AgentCallbacks, Durable, Event, Snapshot, State, ToolDecision, TurnDecision,
     },
     manager::{Manager, ManagerEvent, ManagerSnapshot, OpenOptions, Sweep, Titles},
     message::{Attachment, ProviderItem, ToolResult, ToolUse, TurnId, Usage},
@@ -14,8 +13,9 @@ use omni_agent::{
         BlockStart, CacheHint, Delta, Effort, ErrorKind, MessageDelta, Options, OutputSchema, ProviderError,
         ToolChoice,
     },
+    run::{Next, Prompt, Response, TurnRecord},
     session::{Mode, Session, SessionEvent, SessionSnapshot, SessionSubscription},
-    store::{Commit, ConversationId, Labels, MemoryStore, Store, StoredState, TurnRecord, Write, WriteId},
+    store::{Commit, ConversationId, Labels, MemoryStore, Store, StoredState, Write, WriteId},
     subscription::{EventId, Subscription, Update},
     testing::{Gate, ScriptedProvider, Step},
     tool::{Decision, Tool, ToolContext, declared_tool, tool_fn},

@@ -3,10 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use omni_agent::{
-    agent::{Accepted, Event, Failure, Next, Prompt, PromptState, RunOutcome},
+    agent::Event,
     manager::{Activity, ManagerCommand, Presence},
     message::{Purpose, RequestEnd, Timestamp, ToolResult, ToolUse, TurnId, Usage, UsageRow, UsageSum},
     provider::{Options, OutputSchema, StopReason, ThinkingMode, UnsupportedAttachment},
+    run::{Accepted, Failure, Next, Prompt, PromptState, RunOutcome},
     session::{SavedPart, SessionAnswer, SessionCommand, SessionEvent, StoreReport},
     store::{ConversationId, Filter, Found, Hit, Labels, Listing, Owner, Page, Summary, Version},
     tool::Decision,

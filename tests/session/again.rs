@@ -4,8 +4,9 @@
 use std::time::Duration;
 
 use omni_agent::{
-    agent::{Agent, AgentBuilder, AgentError, Prompt, Response, RunOutcome},
+    agent::{Agent, AgentBuilder, AgentError},
     provider::{Options, OutputSchema, StopReason},
+    run::{Prompt, Response, RunOutcome},
     session::{Regenerate, Session, SessionError},
     store::{MemoryStore, Store},
     testing::{Gate, ScriptedProvider, Step},

@@ -2,7 +2,8 @@
 //! stored.
 
 use omni_agent::{
-    agent::{AgentError, Prompt},
+    agent::AgentError,
+    run::Prompt,
     session::{Session, SessionError},
     testing::{Gate, Step},
     tree::Node,

@@ -3,7 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use omni_agent::{
-    agent::{Agent, Prompt, State, Status, TurnDecision},
+    agent::{Agent, State, Status, TurnDecision},
+    run::Prompt,
     session::{Mode, Session, SessionError, WeakSession},
     store::{ConversationId, MemoryStore, Store},
     subscription::EndReason,

@@ -12,15 +12,14 @@ use std::{
 use async_trait::async_trait;
 use omni_agent::{
     agent::{
-        Accepted, Agent, AgentBuilder, AgentCallbacks, Durable, ErrorDecision, Failure, Recover, Recovery,
-        RecoveryDecision, RunOutcome, State, Status, ToolDecision, TurnDecision,
+        Agent, AgentBuilder, AgentCallbacks, Durable, ErrorDecision, Recover, Recovery, RecoveryDecision,
+        State, Status, ToolDecision, TurnDecision,
     },
     message::{RequestEnd, TurnId, Usage},
     provider::{ErrorKind, ProviderError, Request},
+    run::{Accepted, Failure, RunOutcome, TurnRecord},
     session::{Mode, Session, SessionBuilder, SessionError},
-    store::{
-        Commit, ConversationId, FileSystemStore, MemoryStore, Page, Store, StoredTurn, TurnRecord, Write,
-    },
+    store::{Commit, ConversationId, FileSystemStore, MemoryStore, Page, Store, StoredTurn, Write},
     testing::{Gate, ScriptedProvider, Step},
     tool::{Decision, Replay, Tool, declared_tool, tool_fn},
 };

@@ -1,9 +1,9 @@
 //! Erasing messages.
 
 use omni_agent::{
-    agent::{Accepted, Prompt},
     message::Role,
     provider::{ErrorKind, ProviderError},
+    run::{Accepted, Prompt},
     session::{Mode, Session, SessionError, SessionEvent},
     store::{MemoryStore, Store, StoreError},
     subscription::Update,

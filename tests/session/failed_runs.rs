@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use omni_agent::{
-    agent::{AgentCallbacks, Durable, ErrorDecision, Failure, Prompt, RunEnd, RunOutcome, State},
+    agent::{AgentCallbacks, Durable, ErrorDecision, State},
     message::RequestEnd,
     provider::{ErrorKind, ProviderError},
+    run::{Failure, Prompt, RunEnd, RunOutcome},
     session::{Session, SessionError},
     store::{MemoryStore, Page, Store, TurnChange},
     testing::Step,

@@ -11,7 +11,8 @@ use std::{
 
 use futures_util::poll;
 use omni_agent::{
-    agent::{AgentBuilder, Durable, Prompt, RunOutcome, Status},
+    agent::{AgentBuilder, Durable, Status},
+    run::{Prompt, RunOutcome},
     session::{Session, SessionError, SessionEvent, SessionSubscription, StoreReport},
     store::Owner,
     subscription::EndReason,
@@ -193,7 +194,7 @@ fn outcome_of_a_prompt_waits_until_it_is_stored() {
     let gate = Gate::new();
     world.process(world.agent([held(&gate)]), async |session| {
         let mut events = watch(&session).await;
-        session.prompt(omni_agent::agent::Prompt::new("Q").with_id("p")).await.unwrap();
+        session.prompt(omni_agent::run::Prompt::new("Q").with_id("p")).await.unwrap();
         is_down.store(true, Ordering::SeqCst);
         let other = session.clone();
         let ended = tokio::spawn(async move { other.outcome("p").await });

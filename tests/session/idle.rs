@@ -4,7 +4,8 @@
 use std::{sync::Arc, time::Duration};
 
 use omni_agent::{
-    agent::{Prompt, Status, ToolDecision},
+    agent::{Status, ToolDecision},
+    run::Prompt,
     session::{Mode, Session, SessionError, SessionSubscription},
     store::{ConversationId, MemoryStore, Store},
     subscription::EndReason,

@@ -1,7 +1,8 @@
 //! Prompts that join the turn in flight, in the tree and in the store.
 
 use omni_agent::{
-    agent::{Agent, Next, Prompt},
+    agent::Agent,
+    run::{Next, Prompt},
     session::Session,
     store::MemoryStore,
     testing::{Gate, ScriptedProvider, Step},

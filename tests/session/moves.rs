@@ -1,7 +1,8 @@
 //! Branching and navigating, and refused moves.
 
 use omni_agent::{
-    agent::{AgentError, Prompt, Status, ToolDecision},
+    agent::{AgentError, Status, ToolDecision},
+    run::Prompt,
     session::{Session, SessionError},
     testing::{Gate, Step},
     tool::Decision,

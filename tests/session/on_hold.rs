@@ -1,7 +1,8 @@
 //! Prompts that reach the agent directly, without the session's handle, while the session refuses new prompts.
 
 use omni_agent::{
-    agent::{AgentBuilder, AgentError, Event, Prompt, WeakAgent},
+    agent::{AgentBuilder, AgentError, Event, WeakAgent},
+    run::Prompt,
     session::{Session, SessionError},
     testing::{ScriptedProvider, Step},
 };

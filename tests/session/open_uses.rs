@@ -2,9 +2,10 @@
 
 use omni_agent::{
     Tool,
-    agent::{AgentBuilder, AgentError, Prompt, ToolDecision},
+    agent::{AgentBuilder, AgentError, ToolDecision},
     message::{Content, ToolResult, ToolUse},
     provider::Request,
+    run::Prompt,
     session::{Session, SessionError},
     testing::{ScriptedProvider, Step},
     tool::declared_tool,

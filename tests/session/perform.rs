@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use omni_agent::{
-    agent::{Accepted, Agent, AgentError, Event, Prompt, PromptState},
+    agent::{Agent, AgentError, Event},
+    run::{Accepted, Prompt, PromptState},
     session::{Mode, Session, SessionAnswer, SessionCommand, SessionError, SessionEvent, SessionSnapshot},
     store::MemoryStore,
     subscription::Update,

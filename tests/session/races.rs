@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use omni_agent::{
-    agent::{Agent, Prompt},
+    agent::Agent,
+    run::Prompt,
     session::SessionError,
     testing::{ScriptedProvider, Step},
     tree::NodeId,

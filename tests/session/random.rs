@@ -12,9 +12,10 @@ use std::{
 
 use async_trait::async_trait;
 use omni_agent::{
-    agent::{Agent, AgentError, Prompt, TurnDecision},
+    agent::{Agent, AgentError, TurnDecision},
     message::Role,
     provider::{ErrorKind, ProviderError},
+    run::Prompt,
     session::{Mode, Session, SessionError, SessionSnapshot, SessionSubscription},
     store::{
         Commit, ConversationId, MemoryStore, Page, StateChange, Store, StoreError, Stored, StoredState,

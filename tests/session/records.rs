@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use omni_agent::{
-    agent::{AgentCallbacks, ErrorDecision, Failure, Prompt, RunOutcome, State},
+    agent::{AgentCallbacks, ErrorDecision, State},
     message::{RequestEnd, Usage},
     provider::{ErrorKind, ProviderError},
+    run::{Failure, Prompt, RunOutcome},
     session::{Session, SessionError},
     store::{Filter, Labels, MemoryStore, Page, Store},
     testing::{Gate, Step},

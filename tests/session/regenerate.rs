@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use omni_agent::{
-    agent::{Accepted, Agent, Event},
+    agent::{Agent, Event},
     message::{Message, Usage},
+    run::Accepted,
     session::{Session, SessionEvent},
     testing::{Gate, ScriptedProvider, Step},
     tree::NodeId,
@@ -217,7 +218,7 @@ async fn regenerate_cancelled_with_a_staged_prompt_carries_it_back() {
             break staged.clone();
         }
     };
-    assert_eq!(staged[0].content, omni_agent::agent::Prompt::new("Q2").content);
+    assert_eq!(staged[0].content, omni_agent::run::Prompt::new("Q2").content);
     session.rest().await;
     assert_eq!(session.view.tree, before);
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use omni_agent::{
-    agent::Accepted,
+    run::Accepted,
     session::{SavedPart, Session, SessionError, SessionEvent, StoreReport},
     store::Store,
     testing::Gate,

@@ -3,8 +3,9 @@
 
 use async_trait::async_trait;
 use omni_agent::{
-    agent::{AgentCallbacks, AgentError, Prompt, Response, State, TurnDecision},
+    agent::{AgentCallbacks, AgentError, State, TurnDecision},
     provider::{Options, Registry, Request},
+    run::{Prompt, Response},
     session::{Session, SessionError, SessionEvent},
     testing::{Gate, ScriptedProvider, Step},
     tool::tool_fn,

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use omni_agent::{
-    agent::{Agent, Durable, RunOutcome},
+    agent::{Agent, Durable},
     message::Usage,
+    run::RunOutcome,
     session::{Session, SessionError, StoreReport},
     store::{
         Commit, ConversationId, MemoryStore, Page, StateChange, Store, StoreError, Stored, StoredState,

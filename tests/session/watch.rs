@@ -10,10 +10,10 @@ use std::{
 use async_trait::async_trait;
 use omni_agent::{
     agent::{
-        Agent, AgentBuilder, AgentCallbacks, Event, Prompt, Response, State, Status, ToolDecision,
-        TurnDecision, TurnOutcome,
+        Agent, AgentBuilder, AgentCallbacks, Event, State, Status, ToolDecision, TurnDecision, TurnOutcome,
     },
     message::{Content, History, Message, ToolUse},
+    run::{Prompt, Response},
     session::{Mode, Session, SessionBuilder, SessionEvent, SessionSnapshot, SessionSubscription},
     store::{MemoryStore, Store},
     subscription::{End, EndReason, Update},

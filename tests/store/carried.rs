@@ -2,12 +2,12 @@
 //! node, and turns in flight.
 
 use omni_agent::{
-    agent::{KnownPrompt, Prompt, PromptState, RunEnd, RunOutcome},
     message::{Message, RequestEnd, Timestamp, Usage, UsageRow},
     provider::Options,
+    run::{KnownPrompt, Prompt, PromptState, RunEnd, RunOutcome, TurnRecord, Waiting},
     store::{
-        Commit, CopyOptions, MemoryStore, Page, Store, StoreError, TurnRecord, Waiting, Write, copy_one,
-        export_json, import_json, import_json_with_settings,
+        Commit, CopyOptions, MemoryStore, Page, Store, StoreError, Write, copy_one, export_json, import_json,
+        import_json_with_settings,
     },
     subscription::EventId,
     tree::{Erased, Node},

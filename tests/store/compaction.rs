@@ -3,8 +3,8 @@
 use std::fs;
 
 use omni_agent::{
-    agent::RunEnd,
     message::{RequestEnd, Usage, UsageRow},
+    run::RunEnd,
     store::{
         Commit, ConversationId, FileSystemStore, Labels, Page, StateChange, Store, StoreError, Stored,
         StoredState, Version, Write, WriteId,

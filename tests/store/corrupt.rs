@@ -1,7 +1,7 @@
 //! Rows of turns in flight and of ends of runs that another program or a defective disk has changed.
 
 use omni_agent::{
-    agent::{RunEnd, RunOutcome},
+    run::{RunEnd, RunOutcome},
     store::{
         Commit, ConversationId, Filter, Page, Store, StoreError, Stored, TurnSummary, Turns, Version, Write,
     },

@@ -3,14 +3,11 @@
 use std::time::Duration;
 
 use omni_agent::{
-    agent::{KnownPrompt, PromptState, RunEnd, RunOutcome},
     message::{
         Message, MessageId, Purpose, RequestEnd, Text, Timestamp, ToolResult, ToolUse, Usage, UsageRow,
     },
-    store::{
-        BranchPoint, Commit, Filter, Lease, Page, Settled, Store, StoredState, TurnRecord, Turns, Waiting,
-        Write, WriteId,
-    },
+    run::{BranchPoint, KnownPrompt, PromptState, RunEnd, RunOutcome, Settled, TurnRecord, Waiting},
+    store::{Commit, Filter, Lease, Page, Store, StoredState, Turns, Write, WriteId},
     subscription::EventId,
     tool::Decision,
     tree::{Node, NodeId},

@@ -1,8 +1,8 @@
 //! A conversation that uses everything that the current formats can store, for golden files of databases.
 
 use omni_agent::{
-    agent::{RunEnd, RunOutcome},
     message::{Message, Purpose, RequestEnd, Timestamp, Usage, UsageRow},
+    run::{RunEnd, RunOutcome},
     store::{Commit, Filter, Labels, Page, Store, StoredState, Write, WriteId},
     tree::{Erased, Node, NodeId},
 };

@@ -7,12 +7,12 @@ use std::{
 };
 
 use omni_agent::{
-    agent::RunEnd,
     message::{
         Attachment, Content, Message, ProviderItem, Purpose, RequestEnd, Text, Thinking, Timestamp,
         ToolResult, ToolUse, Usage, UsageRow, UsageSum,
     },
     provider::{CacheHint, Effort, Options},
+    run::RunEnd,
     store::{
         Commit, FileSystemStore, Filter, Labels, Page, StateChange, Store, Stored, StoredState, Write,
         WriteId, file_system::Durability,

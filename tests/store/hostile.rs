@@ -2,8 +2,9 @@
 
 use std::fs;
 
-use omni_agent::store::{
-    Commit, Filter, Page, Store, StoreError, StoredState, TurnRecord, Turns, Version, Write, WriteId,
+use omni_agent::{
+    run::TurnRecord,
+    store::{Commit, Filter, Page, Store, StoreError, StoredState, Turns, Version, Write, WriteId},
 };
 use serde_json::json;
 

@@ -4,7 +4,8 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use omni_agent::{
     message::{Message, Text, Timestamp, ToolResult, ToolUse},
-    store::{Commit, Settled, Stored, StoredState, TurnRecord, Version, Waiting},
+    run::{Settled, TurnRecord, Waiting},
+    store::{Commit, Stored, StoredState, Version},
 };
 use proptest::{
     collection::{btree_map, vec},

@@ -22,9 +22,10 @@ use std::{
 use async_trait::async_trait;
 use omni_agent::{
     message::{Attachment, Message},
+    run::TurnRecord,
     store::{
         Commit, ConversationId, Filter, Labels, Owner, Page, PostgresStore, StateChange, Store, StoreError,
-        StoredState, TurnRecord, Turns, Write, WriteId, conformance,
+        StoredState, Turns, Write, WriteId, conformance,
     },
     tree::Node,
 };

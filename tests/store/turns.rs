@@ -3,12 +3,9 @@
 use std::{fs, time::Duration};
 
 use omni_agent::{
-    agent::{RunEnd, RunOutcome},
     message::{Message, RequestEnd, Timestamp, ToolUse, Usage, UsageRow},
-    store::{
-        Commit, FileSystemStore, Filter, Page, StateChange, Store, StoreError, TurnRecord, Turns, Version,
-        Waiting, Write,
-    },
+    run::{RunEnd, RunOutcome, TurnRecord, Waiting},
+    store::{Commit, FileSystemStore, Filter, Page, StateChange, Store, StoreError, Turns, Version, Write},
     subscription::EventId,
 };
 use serde_json::json;

@@ -5,7 +5,7 @@ use std::{any::Any, sync::Arc, time::Duration};
 use futures_util::StreamExt;
 use omni_agent::{
     Agent, AgentCallbacks, Manager, Response, Session,
-    agent::{ErrorDecision, Failure, Prompt, State, StateEdit, ToolDecision, TurnDecision},
+    agent::{ErrorDecision, State, StateEdit, ToolDecision, TurnDecision},
     async_trait,
     manager::{OpenOptions, Titles},
     message::{ToolResult, ToolUse},
@@ -16,6 +16,7 @@ use omni_agent::{
             SessionOptions, TurnPrompt,
         },
     },
+    run::{Failure, Prompt},
     store::MemoryStore,
     testing::{Gate, ScriptedProvider, Step},
     tool_fn,

@@ -4,9 +4,10 @@
 use std::{fs, path::Path, process::Command, time::Duration};
 
 use omni_agent::{
-    agent::{Agent, AgentBuilder, Next, Prompt, Status},
+    agent::{Agent, AgentBuilder, Status},
     message::Usage,
     provider::{ErrorKind, Options, ProviderError},
+    run::{Next, Prompt},
     session::{Mode, Session, SessionSnapshot, SessionSubscription},
     store::{Labels, MemoryStore},
     testing::{Gate, ScriptedProvider, Step},

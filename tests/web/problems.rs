@@ -4,10 +4,11 @@ use std::{sync::Arc, time::Duration};
 
 use axum::http::{Method, StatusCode};
 use omni_agent::{
-    agent::{AgentError, Failure, PromptState, Response, Status},
+    agent::{AgentError, Status},
     manager::{Manager, ManagerError, Titles},
     message::HistoryError,
     provider::RegistryError,
+    run::{Failure, PromptState, Response},
     session::SessionError,
     store::{ConversationId, MemoryStore, Owner, StoreError, Version},
     subscription::EndReason,

@@ -4,7 +4,8 @@ use axum::http::StatusCode;
 use omni_agent::{
     manager::{Manager, Titles},
     message::{ToolUse, TurnId},
-    store::{Commit, ConversationId, MemoryStore, Store, TurnRecord, Waiting, Write},
+    run::{TurnRecord, Waiting},
+    store::{Commit, ConversationId, MemoryStore, Store, Write},
 };
 use serde_json::{Value, json};
 

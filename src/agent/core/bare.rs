@@ -9,14 +9,14 @@ use serde_json::Value;
 use super::{Core, RareList, fresh::Waited, known::KnownPrompts};
 use crate::{
     agent::{
-        Decided, Expiry, Failure, NamedDecision, Pause, Prompt, Response, Status, UnreadableTurn,
+        Decided, Expiry, Failure, NamedDecision, Pause, Prompt, Response, Settled, Status, TurnRecord,
+        UnreadableTurn, Waiting,
         decision::Waits,
         durable::FORMAT,
         phase::{
             AfterEvent, Answer, Between, Op, Phase, RecordedSlot, Recovering, Remains, Slot, Stage, Tools,
             Turn, Working,
         },
-        record::{Settled, TurnRecord, Waiting},
     },
     json,
     message::{History, Timestamp, ToolResult, ToolUse, ToolUseId, TurnId, answer_open_tool_uses},

@@ -16,8 +16,7 @@ use serde_json::{Value, json};
 use super::{rig::answered, support::scripted};
 use crate::{
     agent::{
-        Agent, AgentBuilder, AgentCallbacks, Delivery, Durable, Event, HistoryOwner, TurnInFlight,
-        record::TurnRecord,
+        Agent, AgentBuilder, AgentCallbacks, Delivery, Durable, Event, HistoryOwner, TurnInFlight, TurnRecord,
     },
     message::{History, Message},
     testing::{Gate, ScriptedProvider, Step},

@@ -104,7 +104,8 @@ mod tests {
     use super::*;
     use crate::{
         message::ToolUse,
-        store::{StoredTurn, TurnRecord, Version, Waiting},
+        run::{TurnRecord, Waiting},
+        store::{StoredTurn, Version},
     };
 
     fn turn(record: TurnRecord, recorded: u64) -> TurnSummary {

@@ -19,7 +19,7 @@ use super::{
     prompts::{Abandoned, Answer, Prompts},
 };
 use crate::{
-    agent::PromptId,
+    run::PromptId,
     session::{Session, SessionError},
     store::ConversationId,
     sync::lock,

@@ -4,10 +4,11 @@ use agent_client_protocol::v1::schema::{Error, StopReason as Reason};
 use tokio::sync::oneshot;
 
 use crate::{
-    agent::{PromptId, RunOutcome, Snapshot, Status},
+    agent::{Snapshot, Status},
     error_chain,
     message::TurnId,
     provider::StopReason,
+    run::{PromptId, RunOutcome},
 };
 
 /// The maximum number of prompts of a session that wait.

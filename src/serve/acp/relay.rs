@@ -18,9 +18,10 @@ use super::{
     view::{Joining, View},
 };
 use crate::{
-    agent::{Event, Pause, RunOutcome, Status, UnstageReason},
+    agent::{Event, Status, UnstageReason},
     error_chain,
     message::{ToolUseId, Usage},
+    run::{Pause, RunOutcome},
     session::{Session, SessionCommand, SessionEvent, SessionSnapshot, SessionSubscription, StoreReport},
     subscription::Update,
     tool::Decision,

@@ -15,8 +15,8 @@ use super::{
     view::Joining,
 };
 use crate::{
-    agent::{Prompt, PromptId},
     error_chain,
+    run::{Prompt, PromptId},
     session::{Session, SessionError},
 };
 

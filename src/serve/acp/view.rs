@@ -9,8 +9,9 @@ use serde_json::Value;
 
 use super::content;
 use crate::{
-    agent::{Event, Pause, Snapshot, Status},
+    agent::{Event, Snapshot, Status},
     message::{Content, Message, MessageId, Role, ToolResult, ToolUse, ToolUseId},
+    run::Pause,
     session::SessionSnapshot,
 };
 

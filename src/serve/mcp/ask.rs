@@ -19,9 +19,9 @@ use super::{
     tools::{AskInput, AskOutput, id, input},
 };
 use crate::{
-    agent::{Prompt, PromptId},
     error_chain,
     message::TurnId,
+    run::{Prompt, PromptId},
     session::SessionError,
     store::ConversationId,
 };

@@ -3,10 +3,11 @@
 use std::{collections::HashMap, sync::Arc};
 
 use crate::{
-    agent::{Event, Pause, PromptId, RunOutcome, Snapshot, Status, TurnOutcome, UnstageReason},
+    agent::{Event, Snapshot, Status, TurnOutcome, UnstageReason},
     error_chain,
     message::{Message, MessageId, Role, ToolUseId, TurnId},
     provider::StopReason,
+    run::{Pause, PromptId, RunOutcome},
     session::SessionSnapshot,
 };
 

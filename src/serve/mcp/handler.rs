@@ -22,7 +22,7 @@ use super::{
     host::{Host, Refusal},
     tools,
 };
-use crate::{agent::PromptId, panics::contained_async};
+use crate::{panics::contained_async, run::PromptId};
 
 /// Returns the conversations that the sender of a request may use.
 pub(super) type Hosts = dyn Fn(&RequestContext<RoleServer>) -> Result<Arc<dyn Host>, ErrorData> + Send + Sync;

@@ -8,7 +8,7 @@ use rmcp::{
 use serde_json::{Value, json};
 
 use crate::{
-    agent::Pause,
+    run::Pause,
     text::{clip, start},
     tool::Decision,
 };

@@ -21,8 +21,8 @@ use super::{
     question::{Asks, decision, question},
 };
 use crate::{
-    agent::Pause,
     message::ToolUseId,
+    run::Pause,
     session::{Session, SessionCommand, SessionError, SessionEvent, SessionSnapshot, SessionSubscription},
     store::Labels,
     subscription::Update,

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use super::{Core, Effects};
 use crate::{
-    agent::{FirstMessage, Prompt},
+    agent::FirstMessage,
     message::{History, Message, Role},
+    run::Prompt,
     session::{Regenerate, SessionError, command::RunStart},
     subscription::EventId,
     tree::{Node, NodeId, Tree},

@@ -8,8 +8,9 @@ use super::{
     saving::{Record, StoredFlight},
 };
 use crate::{
-    agent::{self, Config, RunEnd, Status},
-    store::{BranchPoint, Commit, TurnRecord, Version, Write},
+    agent::{self, Config, Status},
+    run::{BranchPoint, RunEnd, TurnRecord},
+    store::{Commit, Version, Write},
 };
 
 /// The recorded turn in flight, and the records for which the agent waits.

@@ -3,8 +3,9 @@
 
 use super::{Core, Effect, Effects, saving::Record};
 use crate::{
-    agent::{Event, KnownPrompt, PromptId, PromptState, RunEnd, RunOutcome, TurnOutcome, UnstageReason},
-    store::{TurnRecord, erase_content},
+    agent::{Event, TurnOutcome, UnstageReason},
+    run::{KnownPrompt, PromptId, PromptState, RunEnd, RunOutcome, TurnRecord},
+    store::erase_content,
     tree::{Erased, NodeId},
 };
 

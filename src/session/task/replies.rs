@@ -4,7 +4,8 @@ use tokio::time::Instant;
 
 use super::Task;
 use crate::{
-    agent::{AgentError, Durable, KnownPrompt, PromptId, PromptState},
+    agent::{AgentError, Durable},
+    run::{KnownPrompt, PromptId, PromptState},
     session::{
         PromptOutcome, SessionError,
         command::{CommandResult, OutcomeReply, PendingResponse, Reply},

@@ -9,7 +9,8 @@ use std::{
 };
 
 use crate::{
-    agent::{Prompt, Status},
+    agent::Status,
+    run::Prompt,
     session::{Mode, Notice, Session, SessionError, Watcher},
     subscription::EndReason,
     testing::{Gate, Step},

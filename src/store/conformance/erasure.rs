@@ -1,8 +1,8 @@
 use super::{CheckOutcome, StoreUnderTest, committed, conversation, created, node_id, turn};
 use crate::{
-    agent::{Failure, KnownPrompt, Prompt, PromptState, RunEnd, RunOutcome},
     message::{Message, RequestEnd, Usage, UsageRow},
     provider::StopReason,
+    run::{Failure, KnownPrompt, Prompt, PromptState, RunEnd, RunOutcome},
     store::{Commit, ConversationId, Owner, Page, Store, StoreError, Version, Write},
     tree::{Erased, Node, NodeId},
 };

@@ -7,9 +7,9 @@ use super::{
     turns::{keeping, listed, settled, tick, turn_id, turn_of},
 };
 use crate::{
-    agent::{RunEnd, RunOutcome},
     message::{Message, Timestamp, ToolUse},
-    store::{Commit, Filter, Page, Stored, StoredTurn, TurnRecord, TurnSummary, Turns, Waiting},
+    run::{RunEnd, RunOutcome, TurnRecord, Waiting},
+    store::{Commit, Filter, Page, Stored, StoredTurn, TurnSummary, Turns},
     tool::Decision,
     tree::NodeId,
 };

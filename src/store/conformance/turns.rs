@@ -7,12 +7,11 @@ use serde_json::json;
 
 use super::{CheckOutcome, StoreUnderTest, committed, conversation, created, node_id, turn};
 use crate::{
-    agent::{KnownPrompt, PromptState, RunEnd, RunOutcome},
     message::{Message, Text, Timestamp, ToolResult, ToolUse, TurnId},
+    run::{BranchPoint, KnownPrompt, PromptState, RunEnd, RunOutcome, Settled, TurnRecord, Waiting},
     store::{
-        BranchPoint, Commit, ConversationId, Filter, Labels, Lease, Owner, Page, Settled, StateChange, Store,
-        StoreError, StoredState, StoredTurn, TurnRecord, TurnSummary, Turns, Version, Waiting, Write,
-        WriteId,
+        Commit, ConversationId, Filter, Labels, Lease, Owner, Page, StateChange, Store, StoreError,
+        StoredState, StoredTurn, TurnSummary, Turns, Version, Write, WriteId,
     },
     subscription::EventId,
     tool::Decision,

@@ -2,9 +2,9 @@ use std::sync::Arc;
 
 use super::{CheckOutcome, StoreUnderTest, committed, conversation, created, node_id, turn};
 use crate::{
-    agent::{Prompt, RunEnd, RunOutcome},
     message::{Message, MessageId, Purpose, RequestEnd, Timestamp, TurnId, Usage, UsageRow, UsageSum},
     provider::StopReason,
+    run::{Prompt, RunEnd, RunOutcome},
     store::{Commit, Filter, Labels, Page, Store, StoredState, WriteId},
     tree::Node,
 };

@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::line;
 use crate::{
-    agent::RunEnd,
     message::{Timestamp, TurnId, UsageRow},
+    run::RunEnd,
     store::{
         Commit, ConversationId, Labels, PendingApproval, StoreError, Stored, StoredState, Summary,
         TurnChange, Version, WriteId, json,

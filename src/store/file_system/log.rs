@@ -14,7 +14,8 @@ use super::{
     place::{ConversationFolder, failed, private},
 };
 use crate::{
-    store::{Commit, StoreError, TurnChange, TurnRecord},
+    run::TurnRecord,
+    store::{Commit, StoreError, TurnChange},
     tree::NodeId,
 };
 

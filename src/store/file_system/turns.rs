@@ -11,9 +11,10 @@ use super::{
 };
 use crate::{
     message::Timestamp,
+    run::TurnRecord,
     store::{
-        Filter, Page, PendingApproval, StoreError, StoredTurn, Summary, TurnChange, TurnRecord, TurnSummary,
-        Turns, Version,
+        Filter, Page, PendingApproval, StoreError, StoredTurn, Summary, TurnChange, TurnSummary, Turns,
+        Version,
     },
     subscription::EventId,
 };

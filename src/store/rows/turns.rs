@@ -9,9 +9,9 @@ use super::number;
 use super::{json, node_id};
 use crate::{
     message::{Message, Timestamp, ToolUse},
+    run::{BranchPoint, Settled, TurnRecord, Waiting},
     store::{
-        BranchPoint, Commit, ConversationId, PendingApproval, Settled, StoreError, StoredTurn, TurnChange,
-        TurnRecord, Version, Waiting, digest::Digest,
+        Commit, ConversationId, PendingApproval, StoreError, StoredTurn, TurnChange, Version, digest::Digest,
     },
     tool::Decision,
 };

@@ -358,7 +358,8 @@ mod tests {
     use super::*;
     use crate::{
         message::{Role, ToolUse, TurnId},
-        store::{StoredState, TurnRecord},
+        run::TurnRecord,
+        store::StoredState,
         tree::NodeId,
     };
 

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::{PendingApproval, StoredTurn, TurnRecord, Waiting};
-use crate::{agent::Decided, message::Timestamp, store::json};
+use crate::{message::Timestamp, run::Decided, store::json};
 
 /// The member of the JSON object in [`TurnRecord::core`] with the decisions that were made while no process had the
 /// conversation open, in their order. The agent applies these decisions when it continues the turn, and then records

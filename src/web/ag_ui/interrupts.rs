@@ -3,11 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{Level, frame::Interrupt};
-use crate::{
-    agent::{Pause, Snapshot},
-    message::value_weight,
-    text::clip,
-};
+use crate::{agent::Snapshot, message::value_weight, run::Pause, text::clip};
 
 /// The maximum size of a message that explains an interrupt, in bytes.
 const MAX_MESSAGE: usize = 16 << 10;

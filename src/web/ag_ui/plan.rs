@@ -4,8 +4,8 @@ use std::collections::HashSet;
 
 use super::request::{Answer, AnswerStatus, Posted, RunInput};
 use crate::{
-    agent::{Pause, Prompt, PromptId},
     message::{Attachment, Blocks, Content, MessageId, Role, ToolResult, ToolUse},
+    run::{Pause, Prompt, PromptId},
     session::{SessionCommand, SessionSnapshot},
     text::start,
     tool::Decision,

@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 use super::{Files, Frame, Level, Plan, Run, RunInput, RunStream, Start};
 use crate::{
-    agent::{Accepted, ClientTools, PromptState},
+    run::{Accepted, ClientTools, PromptState},
     session::{Regenerate, Session, SessionAnswer, SessionCommand, SessionSnapshot, SessionSubscription},
     subscription::Update,
     web::{

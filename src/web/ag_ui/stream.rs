@@ -13,8 +13,9 @@ use super::{
     messages::{Files, Messages, block_id, result, result_id},
 };
 use crate::{
-    agent::{Event, PromptId, RunOutcome, Status, TurnOutcome, UnstageReason},
+    agent::{Event, Status, TurnOutcome, UnstageReason},
     message::{Content, Message, Role, ToolResult, ToolUseId, Usage, value_weight},
+    run::{PromptId, RunOutcome},
     session::{SessionEvent, SessionSnapshot, StoreReport},
     subscription::Numbered,
     text::clip,

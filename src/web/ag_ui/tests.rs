@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 
 use super::{Files, Frame, Level, Plan, Run, RunInput, RunStream, Start, messages::Messages};
 use crate::{
-    agent::{Accepted, Agent, AgentBuilder, PromptState},
+    agent::{Agent, AgentBuilder},
+    run::{Accepted, PromptState},
     session::{Mode, Session, SessionAnswer, SessionEvent, SessionSnapshot, SessionSubscription},
     store::MemoryStore,
     subscription::{Numbered, Update},

@@ -8,12 +8,13 @@ use super::{
     exchange::{Exchange, base_id, exchanges, ui_id, version_id},
 };
 use crate::{
-    agent::{Prompt, PromptId, RunOutcome, Status},
+    agent::Status,
     message::{
         Attachment, Blocks, Content, Message, MessageId, ResultBlock, Role, Text, ToolResult, ToolUse,
         ToolUseId,
     },
     provider::StopReason,
+    run::{Prompt, PromptId, RunOutcome},
     session::{SessionCommand, SessionSnapshot},
     tool::Decision,
     tree::NodeId,

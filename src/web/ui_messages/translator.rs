@@ -14,9 +14,10 @@ use super::{
     writer::Writer,
 };
 use crate::{
-    agent::{Event, Pause, Prompt, Response, RunOutcome, Status, TurnOutcome, UnstageReason},
+    agent::{Event, Status, TurnOutcome, UnstageReason},
     message::{Content, Message, MessageId, Role, Usage},
     provider::StopReason,
+    run::{Pause, Prompt, Response, RunOutcome},
     session::{SessionEvent, SessionSnapshot, StoreReport},
     subscription::{EventId, Numbered},
     tree::NodeId,

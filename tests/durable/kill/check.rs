@@ -7,8 +7,9 @@ use std::{
 };
 
 use omni_agent::{
-    agent::{Agent, Durable, RunOutcome},
+    agent::{Agent, Durable},
     message::ToolResult,
+    run::RunOutcome,
     session::{Session, SessionError},
     store::{ConversationId, Store, StoreError, Stored},
     testing::ScriptedProvider,

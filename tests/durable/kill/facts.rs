@@ -8,8 +8,8 @@ use std::{
 };
 
 use omni_agent::{
-    agent::{PromptId, RunEnd},
     message::Message,
+    run::{PromptId, RunEnd},
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

@@ -9,8 +9,9 @@ use std::{
 };
 
 use omni_agent::{
-    agent::{Accepted, Agent, AgentError, Durable, Prompt, PromptState, RunOutcome},
+    agent::{Agent, AgentError, Durable},
     manager::{Manager, ManagerError, OpenOptions, Sweep, Titles},
+    run::{Accepted, Prompt, PromptState, RunOutcome},
     session::{Session, SessionError},
     store::{ConversationId, Filter, Owner, Page, Store, StoreError},
     testing::ScriptedProvider,

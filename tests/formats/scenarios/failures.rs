@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use omni_agent::{
-    agent::{Agent, Event, Failure},
+    agent::{Agent, Event},
     provider::{ErrorKind, Options, ProviderError},
+    run::Failure,
 };
 use tokio::time::Instant;
 

@@ -3,9 +3,9 @@
 use std::{fs, path::Path};
 
 use omni_agent::{
-    agent::{RunEnd, RunOutcome},
     message::{Message, ToolUse},
-    store::{Commit, Filter, Page, Query, Store, TurnRecord, Waiting, Write},
+    run::{RunEnd, RunOutcome, TurnRecord, Waiting},
+    store::{Commit, Filter, Page, Query, Store, Write},
     tree::Erased,
 };
 use serde_json::json;

@@ -1,8 +1,8 @@
 //! Processes of schema version 2 that continue after another process has updated the schema.
 
 use omni_agent::{
-    agent::{RunEnd, RunOutcome},
     message::Timestamp,
+    run::{RunEnd, RunOutcome},
     store::{
         Commit, Filter, Labels, Owner, Page, PostgresStore, StateChange, Store, StoreError, StoredState,
         Turns, Write, WriteId,

@@ -5,7 +5,8 @@ use std::{collections::BTreeMap, fs};
 use omni_agent::{
     manager::Manager,
     message::ToolUse,
-    store::{Commit, Filter, Page, SqliteStore, Store, StoreError, TurnRecord, Waiting, Write},
+    run::{TurnRecord, Waiting},
+    store::{Commit, Filter, Page, SqliteStore, Store, StoreError, Write},
 };
 use serde_json::json;
 

@@ -5,10 +5,9 @@ use std::sync::Arc;
 use super::{Check, ensure, model, world::World};
 use crate::{
     agent::{
-        Config, Event, Snapshot,
+        Config, Event, Snapshot, TurnRecord,
         core::{Core, Restored, recovery::conclusion},
         phase::{AfterEvent, Phase, RecordedSlot, Slot, Stage, Turn, Working},
-        record::TurnRecord,
     },
     message::History,
     provider::Model,

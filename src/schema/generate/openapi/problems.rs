@@ -2,10 +2,7 @@
 
 use schemars::JsonSchema;
 
-use crate::{
-    agent::{PromptState, Status},
-    message::ToolUseId,
-};
+use crate::{agent::Status, message::ToolUseId, run::PromptState};
 
 /// An error (RFC 9457). Members that are not listed may occur.
 #[derive(JsonSchema)]

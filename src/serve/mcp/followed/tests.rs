@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{
     Agent, Session,
-    agent::{Next, Prompt},
     provider::{ErrorKind, ProviderError},
+    run::{Next, Prompt},
     session::{Mode, SessionEvent},
     store::MemoryStore,
     subscription::Update,

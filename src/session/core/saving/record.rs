@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use super::{Job, Saver};
 use crate::{
-    agent::{Event, Response, RunEnd},
+    agent::Event,
     message::{RequestEnd, TurnId, Usage, UsageRow},
+    run::{Response, RunEnd, TurnRecord},
     session::{
         SessionEvent,
         core::{Core, Effect, Effects, Env},
     },
-    store::{Commit, StoredTurn, TurnChange, TurnRecord},
+    store::{Commit, StoredTurn, TurnChange},
     tree::NodeId,
 };
 

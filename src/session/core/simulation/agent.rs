@@ -6,12 +6,13 @@ use serde_json::json;
 
 use crate::actor::random::Rng;
 use crate::{
-    agent::{Config, Event, Failure, FirstMessage, Prompt, Response, Status, TurnOutcome},
+    agent::{Config, Event, FirstMessage, Status, TurnOutcome},
     message::{
         Content, History, Message, RequestEnd, Role, Text, Timestamp, ToolResult, ToolUse, TurnId, Usage,
         UsageRow,
     },
     provider::StopReason,
+    run::{Failure, Prompt, Response},
     subscription::EventId,
 };
 

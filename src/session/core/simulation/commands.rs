@@ -4,8 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use super::{Check, agent::random_settings, ensure, model::Kind, world::World};
 use crate::{
-    agent::{FirstMessage, Prompt},
+    agent::FirstMessage,
     message::{History, Purpose, RequestEnd, Usage, UsageRow},
+    run::Prompt,
     session::{
         Regenerate, SessionError,
         command::RunStart,

@@ -7,9 +7,10 @@ use std::{
 
 use super::{Check, ensure, vault::Books};
 use crate::{
-    agent::{Config, Event, FirstMessage, Prompt, RunEnd, RunOutcome, Status},
+    agent::{Config, Event, FirstMessage, Status},
     message::{History, Message, RequestEnd, Role, Usage, UsageRow},
     provider::Options,
+    run::{Prompt, RunEnd, RunOutcome},
     session::{
         Regenerate, SessionError,
         core::{Base, Core, Move},

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use super::{agent::random_turn, start::config};
 use crate::{
     actor::random::Rng,
-    agent::{Event, Response, TurnOutcome},
+    agent::{Event, TurnOutcome},
     message::History,
     provider::StopReason,
+    run::Response,
     session::{
         SessionEvent, StoreReport,
         core::{Core, Effect, Env},

@@ -2,8 +2,8 @@
 
 use super::{Check, ensure};
 use crate::{
-    agent::RunEnd,
     message::{Timestamp, UsageRow, UsageSum},
+    run::RunEnd,
     session::core::Job,
     store::{ConversationId, Labels, StateChange, StoreError, Stored, StoredState, Version, Write, WriteId},
     tree::Tree,

@@ -2,9 +2,9 @@
 
 use super::{Phase, RunStream};
 use crate::{
-    agent::{Failure, RunOutcome},
     message::Content,
     provider::StopReason,
+    run::{Failure, RunOutcome},
     text::clip,
 };
 

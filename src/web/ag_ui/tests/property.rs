@@ -84,10 +84,10 @@ async fn record(script: &Script) -> (SessionSnapshot, Vec<Numbered<SessionEvent>
     let session = &rig.session;
     let mut updates = session.subscribe(Mode::Controller).await.unwrap();
     let first = (**updates.snapshot().unwrap()).clone();
-    session.prompt(crate::agent::Prompt::new("Hi").with_id("user")).await.unwrap();
+    session.prompt(crate::run::Prompt::new("Hi").with_id("user")).await.unwrap();
     let mut events = Vec::new();
     while let Some(Update::Event(event)) = updates.next().await {
-        let ends = event.event.agent().is_some_and(|event| crate::agent::RunOutcome::of(event).is_some());
+        let ends = event.event.agent().is_some_and(|event| crate::run::RunOutcome::of(event).is_some());
         if let Some(Event::Pause(pause)) = event.event.agent() {
             let decision = if events.len() % 2 == 0 { Decision::Execute } else { Decision::reject("No.") };
             // If the run was stopped in the meantime, `resume` fails.

@@ -2,9 +2,10 @@ use serde_json::{Value, json};
 
 use super::{Client, Frame, Level, Rig, kind_of, kinds, last};
 use crate::{
-    agent::{AgentCallbacks, ErrorDecision, Failure, RunEnd, RunOutcome, State},
+    agent::{AgentCallbacks, ErrorDecision, State},
     message::{Attachment, Usage},
     provider::{BlockStart, Delta, ErrorKind, ProviderError},
+    run::{Failure, RunEnd, RunOutcome},
     session::Mode,
     testing::{Gate, Step},
     web::testing::abandoned,
@@ -414,7 +415,7 @@ async fn prompt_behind_a_run_that_has_just_ended_is_read_from_its_own_run_on() {
         client.messages.push(json!({ "id": "u2", "role": "user", "content": "Second" }));
         std::mem::swap(&mut rig.client, &mut client);
         let run = super::run_of(&rig.request(json!({})));
-        rig.session.prompt(crate::agent::Prompt::new("Second").with_id("u2")).await.unwrap();
+        rig.session.prompt(crate::run::Prompt::new("Second").with_id("u2")).await.unwrap();
         let view = (**updates.snapshot().unwrap()).clone();
         let (stream, frames) = super::RunStream::begin(run, view, &super::Start::Command);
         let session = rig.session.clone();

@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 
 use super::rig::{Client, ask, listed, session, settings, submit};
 use crate::{
-    agent::Prompt,
     message::{Attachment, Blocks, Content},
+    run::Prompt,
     session::Session,
     testing::{Gate, Step},
     web::ui_messages::{LARGE_FILE, Level, Settings, messages},

@@ -9,11 +9,10 @@ use super::rig::{
     types,
 };
 use crate::{
-    agent::{
-        AgentCallbacks, ErrorDecision, Failure, Next, Prompt, Response, RunOutcome, State, TurnDecision,
-    },
+    agent::{AgentCallbacks, ErrorDecision, State, TurnDecision},
     message::ProviderItem,
     provider::{BlockStart, Delta, ErrorKind, ProviderError},
+    run::{Failure, Next, Prompt, Response, RunOutcome},
     session::Session,
     testing::{Gate, ScriptedProvider, Step},
     tool::{Tool, ToolContext, tool_fn},

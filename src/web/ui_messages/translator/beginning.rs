@@ -10,8 +10,9 @@ use super::{
     Phase, Translator,
 };
 use crate::{
-    agent::{RunOutcome, Status},
+    agent::Status,
     message::{Content, Message, MessageId, Role},
+    run::RunOutcome,
     session::SessionSnapshot,
 };
 

@@ -4,8 +4,8 @@ use serde_json::{Map, json};
 
 use super::{Use, UseState, Writer};
 use crate::{
-    agent::Pause,
     message::{ToolUse, ToolUseId},
+    run::Pause,
     tool::Decision,
 };
 

@@ -5,8 +5,9 @@ use std::collections::HashSet;
 use super::{Regenerated, Start, World, life::Life};
 use crate::{
     actor::simulation::{Check, ensure},
-    agent::{Accepted, Durable, KnownPrompt, Prompt, PromptId, PromptState, process::Condition},
+    agent::{Durable, process::Condition},
     message::Message,
+    run::{Accepted, KnownPrompt, Prompt, PromptId, PromptState},
     store::Stored,
     tree::{Node, Tree},
 };

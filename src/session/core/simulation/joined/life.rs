@@ -4,9 +4,10 @@ use super::{Common, people, place::Returned, writes::Storing};
 use crate::{
     actor::simulation::{Check, ensure},
     agent::{
-        Delivery, DeliveryExtras, Pause, RunEnd, Status,
+        Delivery, DeliveryExtras, Status,
         process::{Condition, Process, Reply},
     },
+    run::{Pause, RunEnd},
     session::{
         SessionSnapshot,
         core::{Core, Effect, Env},

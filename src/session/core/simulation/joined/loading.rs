@@ -10,12 +10,13 @@ use crate::{
         process::{Condition, Process, random_level},
     },
     message::{History, Timestamp},
+    run::TurnRecord,
     session::{
         SessionSnapshot,
         core::{Core, Job, StoredFlight, simulation::vault},
         loading::{LoadedTurn, Recovered, closed},
     },
-    store::{Commit, Labels, Stored, StoredTurn, TurnRecord, Version, Write},
+    store::{Commit, Labels, Stored, StoredTurn, Version, Write},
     tree::Tree,
 };
 

@@ -5,13 +5,11 @@ use serde_json::Value;
 use super::{Common, Place};
 use crate::{
     actor::simulation::{Check, ensure},
-    agent::{
-        Decided,
-        process::{Outside, Reply},
-    },
+    agent::process::{Outside, Reply},
     message::Timestamp,
+    run::{Decided, TurnRecord},
     session::core::Job,
-    store::{Commit, TurnRecord, Undecidable, Write, WriteId},
+    store::{Commit, Undecidable, Write, WriteId},
     tool::Decision,
 };
 

@@ -8,10 +8,11 @@ use std::{
 use super::super::vault::{self, Vault};
 use crate::{
     actor::simulation::{Check, ensure},
-    agent::{Prompt, RunEnd, RunOutcome, process::Fault},
+    agent::process::Fault,
     message::{Message, TurnId},
+    run::{Prompt, RunEnd, RunOutcome, TurnRecord},
     session::core::Job,
-    store::{Commit, StoreError, Stored, StoredTurn, TurnChange, TurnRecord, Version},
+    store::{Commit, StoreError, Stored, StoredTurn, TurnChange, Version},
     tree::Tree,
 };
 

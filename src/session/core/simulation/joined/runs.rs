@@ -3,8 +3,9 @@
 use super::{Common, Regenerated, Start, life::Life};
 use crate::{
     actor::simulation::{Check, ensure},
-    agent::{Durable, Next, Prompt, Status, process::Reply},
+    agent::{Durable, Status, process::Reply},
     message::Role,
+    run::{Next, Prompt},
     session::{Regenerate, command::RunStart, core::Base},
     tree::{Node, NodeId},
 };

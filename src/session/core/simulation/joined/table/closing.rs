@@ -10,11 +10,12 @@ use super::{
 use crate::{
     actor::simulation::{Check, ensure},
     agent::{
-        OnUncertain, RecoveryDecision, RunOutcome, Status,
+        OnUncertain, RecoveryDecision, Status,
         process::{Condition, Outside, Plot, Script},
     },
     message::Message,
     provider::StopReason,
+    run::RunOutcome,
     tool::{Decision, Replay},
 };
 

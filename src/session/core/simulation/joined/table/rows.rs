@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use crate::{
     agent::{
-        ErrorDecision, Prompt, RecoveryDecision,
+        ErrorDecision, RecoveryDecision,
         process::{Plot, Said, Verdict},
     },
+    run::Prompt,
     tool::Decision,
 };
 

@@ -8,7 +8,7 @@ use crate::{
     provider::StopReason,
 };
 
-/// The result of a step, a turn or an [`ask`](super::Agent::ask).
+/// The result of a step, a turn or an [`ask`](crate::agent::Agent::ask).
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]

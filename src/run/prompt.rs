@@ -3,11 +3,11 @@ use std::{sync::Arc, time::Duration};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{AgentError, RunOutcome, state::check};
+use super::RunOutcome;
 use crate::{
     message::{Blocks, Content, MessageId, id::NodeId, text_id, value_weight},
     panics::contained,
-    provider::{Fold, Model, Options, is_shallow},
+    provider::{Model, Options},
     setters::setters,
     tool::{ToolDeclaration, ToolSet},
 };
@@ -28,10 +28,7 @@ impl From<PromptId> for MessageId {
 }
 
 /// The maximum length of a prompt's id, in bytes.
-const MAX_ID: usize = 64;
-
-/// The greatest size of the application's data in a prompt, in bytes of its JSON form.
-const MAX_APP_DATA: usize = 16_384;
+pub(crate) const MAX_ID: usize = 64;
 
 /// The moment at which a staged prompt is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -175,7 +172,7 @@ impl ClientTools {
 
     /// Returns the tools of the agent with the client's tools at the end. A client's tool never replaces a tool of the
     /// agent.
-    pub(super) fn after(&self, own: &ToolSet) -> ToolSet {
+    pub(crate) fn after(&self, own: &ToolSet) -> ToolSet {
         let all = || {
             let new = self.0.iter().filter(|tool| own.get(tool.name()).is_none()).cloned();
             own.clone().extended(new).ok()
@@ -210,7 +207,7 @@ impl Prompt {
         /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
         /// # use omni_agent::testing::{ScriptedProvider, Step};
         /// # let model = ScriptedProvider::new([Step::text("Done.")]).model();
-        /// use omni_agent::{Agent, Prompt, agent::Accepted};
+        /// use omni_agent::{Agent, Prompt, run::Accepted};
         ///
         /// let agent = Agent::builder().model(model).start().await?;
         /// let order = Prompt::new("Order two pizzas.").with_id("order-17");
@@ -256,29 +253,6 @@ impl Prompt {
         pub fn with_app_data(self, data: impl Into<Arc<Value>>) {
             self.app_data = Some(data.into()).filter(|data| !data.is_null());
         }
-    }
-
-    pub(crate) fn check(&self) -> Result<(), AgentError> {
-        if let Some(length) = self.id.as_ref().map(|id| id.as_str().len())
-            && !(1..=MAX_ID).contains(&length)
-        {
-            return Err(AgentError::InvalidPromptId { length, limit: MAX_ID });
-        }
-        if let Some(data) = self.app_data.as_deref() {
-            check_app_data(data)?;
-        }
-        check(self.max_steps, self.turn_timeout, &self.options)
-    }
-
-    /// Checks the conditions for prompts that wait for a turn or a step.
-    pub(super) fn check_staged(&self) -> Result<(), AgentError> {
-        if self.content.0.iter().any(|block| matches!(block, Content::ToolUse(_) | Content::ToolResult(_))) {
-            return Err(AgentError::ResultsWhileBusy);
-        }
-        if self.next == Next::Step && self.has_settings() {
-            return Err(AgentError::NotAtStep);
-        }
-        Ok(())
     }
 
     /// Returns the approximate size in bytes.
@@ -333,17 +307,6 @@ impl Prompt {
     }
 }
 
-fn check_app_data(data: &Value) -> Result<(), AgentError> {
-    if !is_shallow(data) {
-        return Err(AgentError::DeepAppData { limit: Fold::MAX_DEPTH });
-    }
-    let size = data.to_string().len();
-    if size > MAX_APP_DATA {
-        return Err(AgentError::LargeAppData { size, limit: MAX_APP_DATA });
-    }
-    Ok(())
-}
-
 impl<T: Into<Blocks>> From<T> for Prompt {
     fn from(content: T) -> Self {
         Self::new(content)
@@ -360,8 +323,8 @@ pub enum Accepted {
     Started,
     /// The prompt is staged until the next turn, or the next step, begins.
     Staged {
-        /// The id of the prompt, with which [`unstage`](super::Agent::unstage) returns it. If the prompt had no id, the
-        /// agent has given it one.
+        /// The id of the prompt, with which [`unstage`](crate::agent::Agent::unstage) returns it. If the prompt had no
+        /// id, the agent has given it one.
         id: PromptId,
         /// The number of prompts that were staged before this prompt. A prompt for the next step can be used before
         /// them.

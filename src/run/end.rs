@@ -2,9 +2,9 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Event, Failure, KnownPrompt, Prompt, TurnOutcome};
+use super::{Failure, KnownPrompt, Prompt};
 use crate::{
-    message::{Message, Role, TurnId, id::NodeId},
+    message::{Message, TurnId, id::NodeId},
     provider::StopReason,
     setters::setters,
     subscription::EventId,
@@ -63,31 +63,6 @@ impl RunEnd {
         }
     }
 
-    /// Returns the end of the run if `event` ends a run.
-    pub(crate) fn of(event: &Event) -> Option<Self> {
-        let outcome = RunOutcome::of(event)?;
-        let (response, staged, is_answered) = match event {
-            Event::Turn(TurnOutcome::Stop { response, staged }) => (response, staged, true),
-            Event::Error { response, staged, committed, .. } => (response, staged, *committed),
-            Event::Cancelled { response, staged } => (response, staged, false),
-            _ => return None,
-        };
-        // The first message of a turn is its prompt, even if it contains results of tools. Prompts that joined the turn
-        // later contain no results.
-        let is_prompt = |index: usize, message: &Message| {
-            message.role == Role::User && (index == 0 || message.tool_results().next().is_none())
-        };
-        let mut unanswered = Vec::new();
-        if !is_answered {
-            let messages = response.messages.iter().enumerate();
-            unanswered.extend(
-                messages.filter(|(index, message)| is_prompt(*index, message)).map(|(_, m)| Arc::clone(m)),
-            );
-        }
-        let staged = staged.iter().map(Prompt::as_serialised).collect();
-        Some(Self { turn: response.turn, unanswered, staged, ..Self::new(outcome) })
-    }
-
     /// Returns the same end without the messages of prompts, or `None` if it contains none.
     pub(crate) fn without_messages(&self) -> Option<Self> {
         let has_messages = !self.unanswered.is_empty() || !self.staged.is_empty();
@@ -113,20 +88,23 @@ impl RunEnd {
 #[serde(tag = "outcome", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum RunOutcome {
-    /// The run ended with [`TurnOutcome::Stop`]. Its last turn is part of the history.
+    /// The run ended with [`TurnOutcome::Stop`](crate::agent::TurnOutcome::Stop). Its last turn is part of the
+    /// history.
     Stopped {
         /// The stop reason of the last turn.
         stop_reason: StopReason,
     },
-    /// The run ended with [`Event::Cancelled`].
+    /// The run ended with [`Event::Cancelled`](crate::agent::Event::Cancelled).
     Cancelled,
-    /// The run ended with [`Event::Error`]. If its last turn was committed, [`RunEnd::unanswered`] is empty.
+    /// The run ended with [`Event::Error`](crate::agent::Event::Error). If its last turn was committed,
+    /// [`RunEnd::unanswered`] is empty.
     Failed {
         /// The reason for the failure.
         failure: Failure,
     },
-    /// The run was ended after too many restarts without progress. It ended with [`TurnOutcome::Stop`] or
-    /// [`Event::Cancelled`], and the stop reason of its last turn is [`StopReason::Abandoned`].
+    /// The run was ended after too many restarts without progress. It ended with
+    /// [`TurnOutcome::Stop`](crate::agent::TurnOutcome::Stop) or [`Event::Cancelled`](crate::agent::Event::Cancelled), and
+    /// the stop reason of its last turn is [`StopReason::Abandoned`].
     Abandoned,
     /// The recorded turn of the run was dropped when its conversation was opened again.
     Discarded,
@@ -137,23 +115,6 @@ impl RunOutcome {
     pub(crate) fn erase_texts(&mut self) {
         if let Self::Failed { failure } = self {
             failure.erase_texts();
-        }
-    }
-
-    /// Returns the run's outcome if `event` ends a run.
-    pub(crate) fn of(event: &Event) -> Option<Self> {
-        match event {
-            Event::Turn(TurnOutcome::Stop { response, .. }) | Event::Cancelled { response, .. }
-                if response.stop_reason == StopReason::Abandoned =>
-            {
-                Some(Self::Abandoned)
-            }
-            Event::Turn(TurnOutcome::Stop { response, .. }) => {
-                Some(Self::Stopped { stop_reason: response.stop_reason.clone() })
-            }
-            Event::Cancelled { .. } => Some(Self::Cancelled),
-            Event::Error { failure, .. } => Some(Self::Failed { failure: failure.clone() }),
-            _ => None,
         }
     }
 }

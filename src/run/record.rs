@@ -108,7 +108,7 @@ impl TurnRecord {
     /// If `later` belongs to another turn, it replaces this record.
     ///
     /// ```
-    /// use omni_agent::{message::{Message, TurnId}, store::TurnRecord};
+    /// use omni_agent::{message::{Message, TurnId}, run::TurnRecord};
     ///
     /// let turn: TurnId = "00112233445566778899aabbccddeeff".parse()?;
     /// let messages = |texts: &[&str]| texts.iter().map(|text| Message::user(*text).into()).collect();

@@ -41,11 +41,12 @@ use std::{
 
 use conversation::Conversation;
 use omni_agent::{
-    agent::{AgentError, Event, Status, TurnOutcome},
+    ErrorKind,
+    agent::{Event, Status, TurnOutcome},
     message::{Message, Role, ToolUseId},
     provider::StopReason,
     run::{Accepted, Decided, Pause, Prompt},
-    session::{Mode, SessionError, SessionEvent, StoreReport},
+    session::{Mode, SessionEvent, StoreReport},
     subscription::Update,
     tool::Decision,
 };
@@ -126,7 +127,7 @@ struct Chat {
 }
 
 impl Chat {
-    async fn follow(&mut self, words: &str) -> Result<(), SessionError> {
+    async fn follow(&mut self, words: &str) -> Result<(), omni_agent::Error> {
         let session = self.conversation.session.clone();
         let mut lines = Lines::new();
         let mut interrupts = Interrupts::new();
@@ -158,8 +159,8 @@ impl Chat {
                     }
                     // If the run has just ended, the interrupt has no effect.
                     match session.interrupt().await {
-                        Ok(()) | Err(SessionError::Agent(AgentError::Idle)) => {}
-                        Err(error) => return Err(error),
+                        Err(error) if error.kind() != ErrorKind::Idle => return Err(error),
+                        _ => {}
                     }
                 }
                 update = events.next() => match update {
@@ -311,7 +312,7 @@ impl Chat {
         }
     }
 
-    async fn say(&mut self, prompt: impl Into<Prompt>) -> Result<(), SessionError> {
+    async fn say(&mut self, prompt: impl Into<Prompt>) -> Result<(), omni_agent::Error> {
         match self.conversation.session.prompt(prompt).await? {
             // A staged prompt is shown when its event `Staged` arrives. A known prompt starts no run.
             Accepted::Staged { .. } | Accepted::Known { .. } => {}
@@ -321,7 +322,7 @@ impl Chat {
     }
 
     /// Reads a line as the decision on the first tool use that waits.
-    async fn decide(&mut self, line: &str) -> Result<(), SessionError> {
+    async fn decide(&mut self, line: &str) -> Result<(), omni_agent::Error> {
         let (answer, rest) = line.split_once(' ').unwrap_or((line, ""));
         let Some(first) = self.waiting.front() else { return Ok(()) };
         let is_question = first.asked_by.is_some();
@@ -348,7 +349,7 @@ impl Chat {
         let Some(pause) = self.waiting.pop_front() else { return Ok(()) };
         // The id makes sure that a late decision never applies to another tool use.
         match self.conversation.session.resume_as(pause.tool_use.id, decision, &*self.user).await {
-            Err(SessionError::Agent(AgentError::NotPaused(_) | AgentError::StaleResume { .. })) => Ok(()),
+            Err(error) if matches!(error.kind(), ErrorKind::NotPaused | ErrorKind::StaleDecision) => Ok(()),
             other => other,
         }
     }

@@ -24,7 +24,8 @@ use std::{env, error::Error, process::ExitCode, sync::Arc, time::Duration};
 use activity::Activity;
 use async_trait::async_trait;
 use omni_agent::{
-    agent::{Agent, AgentCallbacks, AgentError, Event, State, Status, ToolDecision, TurnOutcome},
+    ErrorKind,
+    agent::{Agent, AgentCallbacks, Event, State, Status, ToolDecision, TurnOutcome},
     message::{ToolResult, ToolUse},
     provider::{
         Model,
@@ -105,7 +106,7 @@ struct Chat {
 }
 
 impl Chat {
-    async fn follow(&mut self) -> Result<(), AgentError> {
+    async fn follow(&mut self) -> Result<(), omni_agent::Error> {
         let (mut lines, mut interrupts) = (Lines::new(), Interrupts::new());
         let mut events = self.agent.subscribe().await?;
         let mut ended = false;
@@ -119,8 +120,8 @@ impl Chat {
                         break;
                     }
                     match self.agent.cancel().await {
-                        Ok(()) | Err(AgentError::Idle) => {}
-                        Err(error) => return Err(error),
+                        Err(error) if error.kind() != ErrorKind::Idle => return Err(error),
+                        _ => {}
                     }
                 }
                 update = events.next() => match update {
@@ -177,7 +178,7 @@ impl Chat {
         self.show_prompt();
     }
 
-    async fn line(&mut self, line: &str) -> Result<(), AgentError> {
+    async fn line(&mut self, line: &str) -> Result<(), omni_agent::Error> {
         if let Some((tool_use, options)) = &self.waiting {
             let Some(decision) = decision(line, tool_use, options) else {
                 self.show_prompt();
@@ -196,10 +197,10 @@ impl Chat {
         Ok(())
     }
 
-    async fn decide(&self, tool_use: &ToolUse, decision: Decision) -> Result<(), AgentError> {
+    async fn decide(&self, tool_use: &ToolUse, decision: Decision) -> Result<(), omni_agent::Error> {
         match self.agent.resume(tool_use.id.clone(), decision).await {
             // The coding agent has withdrawn the question, so the decision is not needed.
-            Err(AgentError::NotPaused(_)) => Ok(()),
+            Err(error) if error.kind() == ErrorKind::NotPaused => Ok(()),
             other => other,
         }
     }

@@ -26,7 +26,7 @@ use std::{error::Error, process::ExitCode, sync::Arc, time::Duration};
 
 use omni_agent::{
     agent::{Agent, Event, Status},
-    manager::{Manager, ManagerError, OpenOptions, OpenedSession, Shutdown},
+    manager::{Manager, OpenOptions, OpenedSession, Shutdown},
     message::Timestamp,
     session::SessionEvent,
     store::{ConversationId, FileSystemStore, Filter, Labels},
@@ -106,10 +106,8 @@ async fn conversations() -> Result<(), BoxError> {
         Ok(()) => println!("\nShut down; everything is saved:"),
         Err(error) => {
             println!("\nShut down, but {error}:");
-            if let ManagerError::EndedIncomplete { sessions } = error {
-                for (id, error) in sessions {
-                    println!("  {id}: {}", explain(error));
-                }
+            for (id, error) in error.sessions() {
+                println!("  {id}: {}", explain(&error));
             }
             println!("The store's list:");
         }

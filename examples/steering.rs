@@ -16,7 +16,8 @@ use std::{error::Error, process::ExitCode, time::Duration};
 
 use async_trait::async_trait;
 use omni_agent::{
-    agent::{Agent, AgentCallbacks, AgentError, AgentSubscription, Event, State, Status, TurnOutcome},
+    ErrorKind,
+    agent::{Agent, AgentCallbacks, AgentSubscription, Event, State, Status, TurnOutcome},
     provider::Request,
     run::Accepted,
     subscription::Update,
@@ -146,9 +147,9 @@ async fn follow(
 }
 
 /// Ignores the error that occurs if a run has ended by itself just before it is stopped.
-fn unless_idle(stopped: Result<(), AgentError>) -> Result<(), AgentError> {
+fn unless_idle(stopped: Result<(), omni_agent::Error>) -> Result<(), omni_agent::Error> {
     match stopped {
-        Err(AgentError::Idle) => Ok(()),
+        Err(error) if error.kind() == ErrorKind::Idle => Ok(()),
         other => other,
     }
 }

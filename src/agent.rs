@@ -17,7 +17,7 @@
 //!   events that follow it. [`text_deltas`](Subscription::text_deltas) reduces the events to the text of the response.
 //!
 //! The agent accepts commands at all times: while the model streams, while tools run, and while a callback waits. An
-//! operation that requires an idle agent, such as [`set_state`](Agent::set_state), fails with [`AgentError::Busy`]
+//! operation that requires an idle agent, such as [`set_state`](Agent::set_state), fails with [`ErrorKind::Busy`]
 //! during a run.
 //!
 //! # Example
@@ -84,7 +84,6 @@ mod command;
 mod core;
 mod decision;
 mod durable;
-mod error;
 mod event;
 mod model_spec;
 mod owner;
@@ -98,7 +97,7 @@ mod text;
 
 use std::{
     any::Any,
-    error::Error,
+    error::Error as StdError,
     pin::Pin,
     sync::{Arc, atomic::Ordering},
     time::Duration,
@@ -115,7 +114,7 @@ use command::{Command, Reply, Stop};
 pub use decision::{DecisionKind, NamedDecision};
 pub use durable::{Durable, OnUncertain, RecordedStage, Recover, Recovery, RecoveryDecision, UncertainUse};
 pub(crate) use durable::{MAX_LIVES, RECORD_DELAY, Record, TurnInFlight, UnreadableTurn, Written};
-pub use error::AgentError;
+
 pub use event::{Event, Status, TurnOutcome, UnstageReason};
 pub(crate) use owner::{Asker, FirstMessage, HistoryOwner, Moment};
 use schemars::JsonSchema;
@@ -134,8 +133,8 @@ use crate::{
     message::ToolUseId,
     provider::OutputSchema,
     run::{
-        Accepted, Decided, Expiry, Failure, KnownPrompt, Next, Pause, Prompt, PromptId, PromptState,
-        Response, RunEnd, RunOutcome, Settled, TurnRecord, Waiting,
+        Accepted, Decided, Error, ErrorKind, Expiry, Failure, KnownPrompt, Next, Pause, Prompt, PromptId,
+        PromptState, Response, RunEnd, RunOutcome, Settled, TurnRecord, Waiting,
     },
     subscription::{Attachment, End, EventId, Numbered, Source, Subscription},
     telemetry::Caller,
@@ -149,7 +148,7 @@ use crate::{
 /// its turn is stored, the turn stays in flight.
 ///
 /// The agent accepts commands at all times: while a model streams, while tools run, and while a callback waits for
-/// something that never happens. After the agent's end, its operations return [`AgentError::Stopped`], except
+/// something that never happens. After the agent's end, its operations return [`ErrorKind::Ended`], except
 /// [`stop`](Agent::stop) and [`stop_discarding`](Agent::stop_discarding), which return the result of the end.
 ///
 /// ```
@@ -164,7 +163,7 @@ use crate::{
 /// assert_eq!(response.text(), "Hello, Ada!");
 /// // The prompt and the response are part of the history now.
 /// assert_eq!(agent.state().await?.history().len(), 2);
-/// # Ok::<(), omni_agent::AgentError>(())
+/// # Ok::<(), omni_agent::Error>(())
 /// # })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -243,19 +242,19 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// - [`AgentError::EmptyPrompt`] or [`AgentError::InvalidPrompt`] if the prompt has no content or does not fit the
+    /// - [`ErrorKind::EmptyPrompt`] or [`ErrorKind::InvalidPrompt`] if the prompt has no content or does not fit the
     ///   history.
-    /// - [`AgentError::ResultsWhileBusy`] if the prompt contains tool results while a run is active.
-    /// - [`AgentError::ZeroSteps`], [`AgentError::ZeroTimeout`] or [`AgentError::InvalidOutputSchema`] if a setting of
+    /// - [`ErrorKind::Busy`] if the prompt contains tool results while a run is active.
+    /// - [`ErrorKind::InvalidSettings`] if a setting of
     ///   the prompt is invalid.
-    /// - [`AgentError::InvalidPromptId`] if the prompt's id is empty or too long.
-    /// - [`AgentError::LargeAppData`] or [`AgentError::DeepAppData`] if the application's data in the prompt exceeds a
+    /// - [`ErrorKind::InvalidPrompt`] if the prompt's id is empty or too long.
+    /// - [`ErrorKind::InvalidPrompt`] if the application's data in the prompt exceeds a
     ///   limit.
-    /// - [`AgentError::QueueFull`] if too many prompts are staged.
-    /// - [`AgentError::NotAtStep`] if a prompt for the next step of the turn in flight has settings.
-    /// - [`AgentError::OnHold`] if the agent belongs to a session that accepts no prompts now.
-    /// - [`AgentError::Stopped`] if the agent has ended.
-    pub async fn prompt(&self, prompt: impl Into<Prompt>) -> Result<Accepted, AgentError> {
+    /// - [`ErrorKind::QueueFull`] if too many prompts are staged.
+    /// - [`ErrorKind::NotAtStep`] if a prompt for the next step of the turn in flight has settings.
+    /// - [`ErrorKind::Draining`] if the agent belongs to a session that accepts no prompts now.
+    /// - [`ErrorKind::Ended`] if the agent has ended.
+    pub async fn prompt(&self, prompt: impl Into<Prompt>) -> Result<Accepted, Error> {
         let prompt = prompt.into();
         let caller = Caller::current();
         self.call(|reply| Command::Prompt(prompt, caller, reply)).await?
@@ -269,15 +268,15 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`prompt`](Agent::prompt), except that [`AgentError::Busy`] replaces `ResultsWhileBusy`
-    /// and is returned whenever a run is active. Returns [`AgentError::KnownPrompt`] if the prompt's id is known.
-    /// Returns [`AgentError::Cancelled`] or [`AgentError::Failed`] if the run is cancelled or fails. Both errors have a
-    /// [`response`](AgentError::response): the work that a failed run has kept, or the messages that were discarded.
+    /// Returns the errors of [`prompt`](Agent::prompt), except that [`ErrorKind::Busy`] is also returned whenever
+    /// a run is active. Returns [`ErrorKind::KnownPrompt`] if the prompt's id is known.
+    /// Returns [`ErrorKind::Cancelled`] or [`ErrorKind::Failed`] if the run is cancelled or fails. Both errors have a
+    /// [`response`](Error::response): the work that a failed run has kept, or the messages that were discarded.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future does not cancel the run.
-    pub async fn ask(&self, prompt: impl Into<Prompt>) -> Result<Arc<Response>, AgentError> {
+    pub async fn ask(&self, prompt: impl Into<Prompt>) -> Result<Arc<Response>, Error> {
         let prompt = prompt.into();
         let caller = Caller::current();
         self.call(|reply| Command::Ask(prompt, caller, reply)).await?
@@ -299,8 +298,8 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`ask`](Agent::ask). Returns [`AgentError::InvalidOutputSchema`] if the type has no usable
-    /// schema. Returns [`AgentError::Output`] if the response does not match the schema or the type.
+    /// Returns the errors of [`ask`](Agent::ask). Returns [`ErrorKind::InvalidSettings`] if the type has no usable
+    /// schema. Returns [`ErrorKind::Output`] if the response does not match the schema or the type.
     ///
     /// # Cancel safety
     ///
@@ -308,18 +307,18 @@ impl Agent {
     pub async fn ask_as<T: DeserializeOwned + JsonSchema>(
         &self,
         prompt: impl Into<Prompt>,
-    ) -> Result<T, AgentError> {
+    ) -> Result<T, Error> {
         let mut prompt = prompt.into();
         prompt.options.set_output(Some(OutputSchema::of::<T>()));
         let response = self.ask(prompt).await?;
         match (&response.output, &response.output_error) {
             (Some(value), _) => T::deserialize(value)
-                .map_err(|error| AgentError::Output(error.to_string(), Arc::clone(&response))),
-            (None, Some(error)) => Err(AgentError::Output(error.clone(), Arc::clone(&response))),
+                .map_err(|error| Error::output(&error.to_string(), Arc::clone(&response))),
+            (None, Some(error)) => Err(Error::output(error, Arc::clone(&response))),
             (None, None) => {
                 let why =
                     format!("the turn ended with {} before the model returned a value", response.stop_reason);
-                Err(AgentError::Output(why, response))
+                Err(Error::output(&why, response))
             }
         }
     }
@@ -328,9 +327,9 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// Returns [`AgentError::NotStaged`] if no prompt with this id is staged, because it was used, withdrawn or never
-    /// staged. Returns [`AgentError::Stopped`] if the agent has ended.
-    pub async fn unstage(&self, id: impl Into<PromptId>) -> Result<Arc<Prompt>, AgentError> {
+    /// Returns [`ErrorKind::NotStaged`] if no prompt with this id is staged, because it was used, withdrawn or never
+    /// staged. Returns [`ErrorKind::Ended`] if the agent has ended.
+    pub async fn unstage(&self, id: impl Into<PromptId>) -> Result<Arc<Prompt>, Error> {
         let id = id.into();
         self.call(|reply| Command::Unstage(id, reply)).await?
     }
@@ -341,11 +340,11 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// Returns [`AgentError::NotPaused`] if the agent is not paused. Returns [`AgentError::StaleResume`] if the tool
+    /// Returns [`ErrorKind::NotPaused`] if the agent is not paused. Returns [`ErrorKind::StaleDecision`] if the tool
     /// use does not wait for a decision, for example because somebody else has decided. A decision never applies to a
-    /// newer tool use than the one it was made for. Returns [`AgentError::DeepDecision`] if the decision has more than
-    /// 64 levels of arrays and objects. Returns [`AgentError::Stopped`] if the agent has ended.
-    pub async fn resume(&self, tool_use: impl Into<ToolUseId>, decision: Decision) -> Result<(), AgentError> {
+    /// newer tool use than the one it was made for. Returns [`ErrorKind::InvalidDecision`] if the decision has more
+    /// than 64 levels of arrays and objects. Returns [`ErrorKind::Ended`] if the agent has ended.
+    pub async fn resume(&self, tool_use: impl Into<ToolUseId>, decision: Decision) -> Result<(), Error> {
         self.decide(Resume { tool_use: tool_use.into(), turn: None, decision, by: None }).await
     }
 
@@ -355,17 +354,17 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`resume`](Self::resume), and [`AgentError::LongName`].
+    /// Returns the errors of [`resume`](Self::resume), and [`ErrorKind::InvalidDecision`].
     pub async fn resume_as(
         &self,
         tool_use: impl Into<ToolUseId>,
         decision: Decision,
         by: impl Into<Arc<str>>,
-    ) -> Result<(), AgentError> {
+    ) -> Result<(), Error> {
         self.decide(Resume { tool_use: tool_use.into(), turn: None, decision, by: Some(by.into()) }).await
     }
 
-    pub(crate) async fn decide(&self, resume: Resume) -> Result<(), AgentError> {
+    pub(crate) async fn decide(&self, resume: Resume) -> Result<(), Error> {
         self.call(|reply| Command::Resume(resume, reply)).await?
     }
 
@@ -374,11 +373,11 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// Returns [`AgentError::Idle`] if no run is active. There is one exception: if a `handle_event` is running between
+    /// Returns [`ErrorKind::Idle`] if no run is active. There is one exception: if a `handle_event` is running between
     /// two runs, the call succeeds, drops the `handle_event` together with its event, and logs a warning. An event
-    /// whose `handle_event` was not polled yet remains queued and is handled next. Returns [`AgentError::Stopped`] if
+    /// whose `handle_event` was not polled yet remains queued and is handled next. Returns [`ErrorKind::Ended`] if
     /// the agent has ended.
-    pub async fn cancel(&self) -> Result<(), AgentError> {
+    pub async fn cancel(&self) -> Result<(), Error> {
         self.call(Command::Cancel).await?
     }
 
@@ -394,17 +393,17 @@ impl Agent {
     /// # Errors
     ///
     /// Returns the errors of [`cancel`](Agent::cancel).
-    pub async fn interrupt(&self) -> Result<(), AgentError> {
+    pub async fn interrupt(&self) -> Result<(), Error> {
         self.call(|reply| Command::Interrupt(None, reply)).await?
     }
 
     /// Ends the run like [`interrupt`](Self::interrupt) if this turn is in flight. Otherwise, returns `false` and
     /// changes nothing, so that a late caller never ends the run of somebody else.
     #[cfg(any(feature = "acp", feature = "mcp-server"))]
-    pub(crate) async fn interrupt_turn(&self, turn: crate::message::TurnId) -> Result<bool, AgentError> {
+    pub(crate) async fn interrupt_turn(&self, turn: crate::message::TurnId) -> Result<bool, Error> {
         match self.call(|reply| Command::Interrupt(Some(turn), reply)).await? {
             Ok(()) => Ok(true),
-            Err(AgentError::Idle) => Ok(false),
+            Err(error) if error.kind() == ErrorKind::Idle => Ok(false),
             Err(error) => Err(error),
         }
     }
@@ -417,9 +416,9 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// Returns [`AgentError::TooManyEvents`] if the queue is full. Returns [`AgentError::Stopped`] if the agent has
+    /// Returns [`ErrorKind::Backlog`] if the queue is full. Returns [`ErrorKind::Ended`] if the agent has
     /// ended.
-    pub async fn notify<E: Any + Send>(&self, event: E) -> Result<(), AgentError> {
+    pub async fn notify<E: Any + Send>(&self, event: E) -> Result<(), Error> {
         let event: Box<dyn Any + Send> = Box::new(event);
         self.call(|reply| Command::Notify(event, reply)).await?
     }
@@ -433,16 +432,14 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// Returns [`AgentError::Busy`] if the agent is not idle. Returns [`AgentError::Refused`] or [`AgentError::Model`]
-    /// if `edit` returned an error, and [`AgentError::Panicked`] if `edit` panicked. Returns
-    /// [`AgentError::HistoryOwned`] if `edit` changes the history of a session's agent. Returns
-    /// [`AgentError::ZeroSteps`], [`AgentError::ZeroTimeout`], [`AgentError::InvalidOutputSchema`] or
-    /// [`AgentError::InvalidHistory`] if the edited copy is invalid. Returns [`AgentError::Stopped`] if the agent has
-    /// ended.
+    /// Returns [`ErrorKind::Busy`] if the agent is not idle. Returns [`ErrorKind::Callback`] or
+    /// [`ErrorKind::UnknownModel`] if `edit` returned an error or panicked. Returns [`ErrorKind::Config`] if `edit`
+    /// changes the history of a session's agent. Returns [`ErrorKind::InvalidSettings`] or [`ErrorKind::Config`] if the
+    /// edited copy is invalid. Returns [`ErrorKind::Ended`] if the agent has ended.
     #[doc(alias = "switch model")]
-    pub async fn set_state<F>(&self, edit: F) -> Result<(), AgentError>
+    pub async fn set_state<F>(&self, edit: F) -> Result<(), Error>
     where
-        F: FnOnce(&mut StateEdit) -> Result<(), Box<dyn Error + Send + Sync>> + Send + 'static,
+        F: FnOnce(&mut StateEdit) -> Result<(), Box<dyn StdError + Send + Sync>> + Send + 'static,
     {
         self.call(|reply| Command::SetState(Box::new(edit), reply)).await?
     }
@@ -451,8 +448,8 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// Returns [`AgentError::Stopped`] if the agent has ended.
-    pub async fn state(&self) -> Result<State, AgentError> {
+    /// Returns [`ErrorKind::Ended`] if the agent has ended.
+    pub async fn state(&self) -> Result<State, Error> {
         Ok(*self.call(Command::State).await?)
     }
 
@@ -460,8 +457,8 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// Returns [`AgentError::Stopped`] if the agent has ended.
-    pub async fn status(&self) -> Result<Status, AgentError> {
+    /// Returns [`ErrorKind::Ended`] if the agent has ended.
+    pub async fn status(&self) -> Result<Status, Error> {
         self.call(Command::Status).await
     }
 
@@ -469,8 +466,8 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// Returns [`AgentError::Stopped`] if the agent has ended. [`Agent::end`] then contains its last snapshot.
-    pub async fn snapshot(&self) -> Result<Snapshot, AgentError> {
+    /// Returns [`ErrorKind::Ended`] if the agent has ended. [`Agent::end`] then contains its last snapshot.
+    pub async fn snapshot(&self) -> Result<Snapshot, Error> {
         Ok(*self.call(Command::Snapshot).await?)
     }
 
@@ -479,8 +476,8 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// Returns [`AgentError::Stopped`] if the agent has ended.
-    pub async fn subscribe(&self) -> Result<AgentSubscription, AgentError> {
+    /// Returns [`ErrorKind::Ended`] if the agent has ended.
+    pub async fn subscribe(&self) -> Result<AgentSubscription, Error> {
         self.subscribe_after(None).await
     }
 
@@ -490,12 +487,12 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// Returns [`AgentError::Stopped`] if the agent has ended.
-    pub async fn resume_from(&self, last: EventId) -> Result<AgentSubscription, AgentError> {
+    /// Returns [`ErrorKind::Ended`] if the agent has ended.
+    pub async fn resume_from(&self, last: EventId) -> Result<AgentSubscription, Error> {
         self.subscribe_after(Some(last)).await
     }
 
-    async fn subscribe_after(&self, after: Option<EventId>) -> Result<AgentSubscription, AgentError> {
+    async fn subscribe_after(&self, after: Option<EventId>) -> Result<AgentSubscription, Error> {
         let attachment = self.call(|reply| Command::Subscribe(after, reply)).await?;
         let source = Box::new(self.downgrade());
         Ok(match after {
@@ -509,12 +506,12 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// Returns [`AgentError::Stopped`] if the agent ends before it is idle.
+    /// Returns [`ErrorKind::Ended`] if the agent ends before it is idle.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future only stops the waiting.
-    pub async fn wait_until_idle(&self) -> Result<(), AgentError> {
+    pub async fn wait_until_idle(&self) -> Result<(), Error> {
         self.call(Command::WaitIdle).await
     }
 
@@ -532,9 +529,9 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// Returns [`AgentError::Deadline`] if something was cut off. The error lists the tools that are still running. The
+    /// Returns [`ErrorKind::Deadline`] if something was cut off. The error lists the tools that are still running. The
     /// agent has ended nevertheless.
-    pub async fn stop(&self, deadline: Duration) -> Result<(), AgentError> {
+    pub async fn stop(&self, deadline: Duration) -> Result<(), Error> {
         self.end_within(deadline, InFlight::Keep).await
     }
 
@@ -545,15 +542,15 @@ impl Agent {
     /// # Errors
     ///
     /// Returns the errors of [`stop`](Agent::stop).
-    pub async fn stop_discarding(&self, deadline: Duration) -> Result<(), AgentError> {
+    pub async fn stop_discarding(&self, deadline: Duration) -> Result<(), Error> {
         self.end_within(deadline, InFlight::Discard).await
     }
 
-    pub(crate) async fn end_within(&self, deadline: Duration, in_flight: InFlight) -> Result<(), AgentError> {
+    pub(crate) async fn end_within(&self, deadline: Duration, in_flight: InFlight) -> Result<(), Error> {
         let stop = |reply| Command::Stop(Box::new(Stop { deadline, in_flight, reply }));
         match self.call(stop).await {
             Ok(stopped) => stopped,
-            Err(_) => self.shared.cut_off.get().map_or(Ok(()), |error| Err((**error).clone())),
+            Err(_) => self.shared.cut_off.get().map_or(Ok(()), |error| Err(error.clone())),
         }
     }
 
@@ -578,10 +575,10 @@ impl Agent {
     }
 
     /// Sends a command and waits for its reply.
-    async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, AgentError> {
+    async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Error> {
         match actor::call(&self.commands, |reply| Box::new(command(reply))).await {
             Some(answer) => Ok(answer),
-            None => Err(AgentError::Stopped(self.shared.termination.closed().await)),
+            None => Err(Error::ended("agent", &self.shared.termination.closed().await)),
         }
     }
 }

@@ -75,7 +75,7 @@
 //! # .model();
 //! let agent = Agent::builder().model(model).tool(time).callbacks(Log).start().await?;
 //! assert_eq!(agent.ask("What time is it in Oslo?").await?.text(), "It is noon.");
-//! # Ok::<(), omni_agent::AgentError>(())
+//! # Ok::<(), omni_agent::Error>(())
 //! # })?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -98,10 +98,10 @@
 //!
 //! # Errors
 //!
-//! Each layer has one error type. Its `Display` text includes the direct cause, and [`error_chain`] adds the deeper
-//! causes. [`AgentError::provider_error`](agent::AgentError::provider_error) returns the error of a failed request.
-//! Predicates such as [`ManagerError::is_not_found`](manager::ManagerError::is_not_found) help a service to map errors
-//! to HTTP statuses: 404, 409, 503.
+//! Agents, sessions and managers have one type of error: [`Error`]. Programs compare its [kind](ErrorKind) and read its
+//! members. Its `Display` text includes the direct cause, and [`error_chain`] adds the deeper causes.
+//! [`Error::provider_error`] returns the error of a failed request. [`Error::status`] is an HTTP status, and predicates
+//! such as [`Error::is_not_found`] state its class. Stores, providers and tools return errors of their own types.
 //!
 //! # Panics
 //!
@@ -157,7 +157,7 @@ pub mod tree;
 pub mod web;
 
 #[doc(no_inline)]
-pub use agent::{Agent, AgentBuilder, AgentCallbacks, AgentError, Event, Status};
+pub use agent::{Agent, AgentBuilder, AgentCallbacks, Event, Status};
 pub use async_trait::async_trait;
 pub use error::{InvalidId, error_chain};
 #[doc(no_inline)]
@@ -167,7 +167,7 @@ pub use message::{Attachment, Message};
 #[doc(no_inline)]
 pub use provider::{Model, Options, Provider, ProviderError};
 #[doc(no_inline)]
-pub use run::{Prompt, Response};
+pub use run::{Error, ErrorKind, Prompt, Response};
 pub use schemars;
 pub use serde_json;
 #[doc(no_inline)]

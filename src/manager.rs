@@ -17,7 +17,7 @@
 //!   them, without opening their conversations.
 //! - [`ManagerBuilder::starter`] sets how conversations are opened without a caller, so that a turn continues after its
 //!   process has crashed.
-//! - [`ManagerError`] is the error type of a manager's operations.
+//! - [`Error`] is the error type of a manager's operations.
 //!
 //! ```
 //! # #[cfg(feature = "test-util")]
@@ -47,7 +47,6 @@
 
 mod approvals;
 mod closing;
-mod error;
 mod event;
 mod limits;
 mod opening;
@@ -70,7 +69,7 @@ use std::{
 
 pub use approvals::{Approval, ApprovalId, Decided};
 use closing::Description;
-pub use error::ManagerError;
+
 pub use event::{Activity, Listed, ManagerEvent, ManagerSnapshot, OpenSession, Presence};
 use limits::Limits;
 use opening::Beginning;
@@ -87,6 +86,7 @@ use crate::{
     agent::InFlight,
     message::{Timestamp, UsageSum},
     provider::Registry,
+    run::Error,
     session::{Session, Setup, check_title},
     store::{ConversationId, Filter, Found, IntoStore, Labels, Listing, Owner, Store, Summary},
     subscription::{Attachment, End, EndReason, EventId, FeedLimits, Source, Subscription},
@@ -228,7 +228,7 @@ impl ManagerBuilder {
         ///
         /// If a process has crashed, its conversations are owned until its leases expire. With the default, the
         /// decision waits until then, and succeeds. If the owner is alive, it renews its lease, and the decision fails
-        /// with [`ManagerError::OpenElsewhere`] after this time.
+        /// with [`ErrorKind::OpenElsewhere`](crate::ErrorKind::OpenElsewhere) after this time.
         pub fn decide_timeout(self, limit: Duration) { self.decide_timeout = Some(limit) }
 
         /// Sets how untitled conversations get their titles. Defaults to [`Titles::Heuristic`].
@@ -253,7 +253,7 @@ impl ManagerBuilder {
         ///
         /// A tool or callback of one session may be waiting for the opening of another session, while this opening
         /// waits for the place of the first session. After the given time, the opening fails with
-        /// [`ManagerError::NoRoom`], which names the sessions that hold places in this way. If there is no such
+        /// [`ErrorKind::NoRoom`](crate::ErrorKind::NoRoom), which names the sessions that hold places in this way. If there is no such
         /// session, the opening continues to wait. With `None`, openings wait without a limit. A tool that opens a
         /// session receives the error only if the tool's [own time limit](crate::tool::ToolLimits::timeout) is longer
         /// than this time.
@@ -326,9 +326,9 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// Returns [`ManagerError::ShutDown`], [`ManagerError::NoRoom`], or an error of
-    /// [`SessionBuilder::create`](crate::session::SessionBuilder::create).
-    pub async fn create(&self, start: impl Into<OpenOptions>) -> Result<OpenedSession, ManagerError> {
+    /// Returns [`ErrorKind::ShutDown`](crate::ErrorKind::ShutDown), [`ErrorKind::NoRoom`](crate::ErrorKind::NoRoom), or
+    /// an error of [`SessionBuilder::create`](crate::session::SessionBuilder::create).
+    pub async fn create(&self, start: impl Into<OpenOptions>) -> Result<OpenedSession, Error> {
         self.0.open(ConversationId::generate(), start.into(), Beginning::Generated).await
     }
 
@@ -336,13 +336,14 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`create`](Self::create). If the id is taken, returns [`ManagerError::AlreadyExists`] or
-    /// the store's [`AlreadyExists`](crate::store::StoreError::AlreadyExists).
+    /// Returns the errors of [`create`](Self::create). If the id is taken, returns
+    /// [`ErrorKind::AlreadyExists`](crate::ErrorKind::AlreadyExists) or the store's
+    /// [`AlreadyExists`](crate::store::StoreError::AlreadyExists).
     pub async fn create_with_id(
         &self,
         id: &ConversationId,
         start: impl Into<OpenOptions>,
-    ) -> Result<OpenedSession, ManagerError> {
+    ) -> Result<OpenedSession, Error> {
         self.0.open(id.clone(), start.into(), Beginning::Named).await
     }
 
@@ -353,13 +354,14 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// Returns [`ManagerError::ShutDown`], [`ManagerError::NoRoom`], [`ManagerError::OpenElsewhere`] with the current
-    /// owner, or an error of [`SessionBuilder::open`](crate::session::SessionBuilder::open).
+    /// Returns [`ErrorKind::ShutDown`](crate::ErrorKind::ShutDown), [`ErrorKind::NoRoom`](crate::ErrorKind::NoRoom),
+    /// [`ErrorKind::OpenElsewhere`](crate::ErrorKind::OpenElsewhere) with the current owner, or an error of
+    /// [`SessionBuilder::open`](crate::session::SessionBuilder::open).
     pub async fn open(
         &self,
         id: &ConversationId,
         start: impl Into<OpenOptions>,
-    ) -> Result<OpenedSession, ManagerError> {
+    ) -> Result<OpenedSession, Error> {
         self.0.open(id.clone(), start.into(), Beginning::Stored).await
     }
 
@@ -374,7 +376,7 @@ impl Manager {
         &self,
         id: &ConversationId,
         start: impl Into<OpenOptions>,
-    ) -> Result<OpenedSession, ManagerError> {
+    ) -> Result<OpenedSession, Error> {
         self.0.open(id.clone(), start.into(), Beginning::Either).await
     }
 
@@ -386,11 +388,11 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// - [`SessionError::Unsaved`](crate::session::SessionError::Unsaved): the session is closed, but some of its
+    /// - [`ErrorKind::Unsaved`](crate::ErrorKind::Unsaved): the session is closed, but some of its
     ///   changes are not saved.
-    /// - [`AgentError::Deadline`](crate::agent::AgentError::Deadline): the session is closed and saved, but aborted
+    /// - [`ErrorKind::Deadline`](crate::ErrorKind::Deadline): the session is closed and saved, but aborted
     ///   tools are still running.
-    pub async fn close(&self, id: &ConversationId) -> Result<(), ManagerError> {
+    pub async fn close(&self, id: &ConversationId) -> Result<(), Error> {
         self.0.close(id, InFlight::Keep).await
     }
 
@@ -401,7 +403,7 @@ impl Manager {
     /// # Errors
     ///
     /// Returns the errors of [`close`](Manager::close).
-    pub async fn close_discarding(&self, id: &ConversationId) -> Result<(), ManagerError> {
+    pub async fn close_discarding(&self, id: &ConversationId) -> Result<(), Error> {
         self.0.close(id, InFlight::Discard).await
     }
 
@@ -410,9 +412,9 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// If the error is [`ManagerError::OpenElsewhere`], nothing is deleted. If the store returned an error, the session
-    /// is closed nevertheless.
-    pub async fn delete(&self, id: &ConversationId) -> Result<(), ManagerError> {
+    /// If the error is [`ErrorKind::OpenElsewhere`](crate::ErrorKind::OpenElsewhere), nothing is deleted. If the store
+    /// returned an error, the session is closed nevertheless.
+    pub async fn delete(&self, id: &ConversationId) -> Result<(), Error> {
         self.0.delete(id).await
     }
 
@@ -431,18 +433,19 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// - [`ManagerError::OpenElsewhere`].
-    /// - [`SessionError::LongTitle`](crate::session::SessionError::LongTitle) if the title has more than 1,024 bytes.
+    /// - [`ErrorKind::OpenElsewhere`](crate::ErrorKind::OpenElsewhere).
+    /// - [`ErrorKind::InvalidTitle`](crate::ErrorKind::InvalidTitle) if the title has more than 1,024 bytes.
     /// - [`StoreError::NotFound`](crate::store::StoreError::NotFound), or another error of the store.
-    /// - [`ManagerError::ChangeUnsaved`] if a session that is open in this manager could not store the title within the
-    ///   [close timeout](ManagerBuilder::close_timeout). The session keeps the title and stores it later.
+    /// - [`ErrorKind::ChangeUnsaved`](crate::ErrorKind::ChangeUnsaved) if a session that is open in this manager could
+    ///   not store the title within the [close timeout](ManagerBuilder::close_timeout). The session keeps the title and
+    ///   stores it later.
     ///
     /// # Cancel safety
     ///
     /// If the future is dropped, the call no longer waits. If an open session already shows the title, the title is
     /// stored nevertheless.
-    pub async fn rename(&self, id: &ConversationId, title: Option<&str>) -> Result<(), ManagerError> {
-        check_title(title).map_err(ManagerError::Session)?;
+    pub async fn rename(&self, id: &ConversationId, title: Option<&str>) -> Result<(), Error> {
+        check_title(title)?;
         self.0.describe(id, Description::Title(title.map(Arc::from))).await
     }
 
@@ -457,7 +460,7 @@ impl Manager {
     /// # Cancel safety
     ///
     /// As for [`rename`](Manager::rename).
-    pub async fn set_labels(&self, id: &ConversationId, labels: Labels) -> Result<(), ManagerError> {
+    pub async fn set_labels(&self, id: &ConversationId, labels: Labels) -> Result<(), Error> {
         self.0.describe(id, Description::Labels(labels)).await
     }
 
@@ -468,7 +471,7 @@ impl Manager {
 
     /// Returns the labels of a conversation, whether it is open or not.
     #[cfg(any(feature = "acp", feature = "mcp-server", feature = "web"))]
-    pub(crate) async fn labels_of(&self, id: &ConversationId) -> Result<Labels, ManagerError> {
+    pub(crate) async fn labels_of(&self, id: &ConversationId) -> Result<Labels, Error> {
         let open = self.0.registry().open_session(id);
         match open {
             Some(open) => Ok(open.labels),
@@ -520,7 +523,7 @@ impl Manager {
     ///
     /// Returns the error of the store, such as [`StoreError::Unsupported`](crate::store::StoreError::Unsupported) if
     /// there is a filter and the store does not support labels.
-    pub async fn list(&self, listing: impl Into<Listing>) -> Result<Vec<Listed>, ManagerError> {
+    pub async fn list(&self, listing: impl Into<Listing>) -> Result<Vec<Listed>, Error> {
         let Listing { filter, page } = listing.into();
         let stored = self.0.store.list_where(&filter, page).await?;
         Ok(self.listed(stored))
@@ -534,7 +537,7 @@ impl Manager {
     /// Returns the error of the store, such as [`StoreError::InvalidQuery`](crate::store::StoreError::InvalidQuery) if
     /// the query can't be understood, or [`StoreError::Unsupported`](crate::store::StoreError::Unsupported) if the
     /// store does not support searches.
-    pub async fn search(&self, query: &str, listing: impl Into<Listing>) -> Result<Found, ManagerError> {
+    pub async fn search(&self, query: &str, listing: impl Into<Listing>) -> Result<Found, Error> {
         let Listing { filter, page } = listing.into();
         Ok(self.0.store.search(&filter, &query.parse()?, page).await?)
     }
@@ -546,11 +549,7 @@ impl Manager {
     ///
     /// Returns the error of the store, such as [`StoreError::Unsupported`](crate::store::StoreError::Unsupported) if
     /// the store keeps no usage ledger.
-    pub async fn used(
-        &self,
-        filter: &Filter,
-        period: Range<Timestamp>,
-    ) -> Result<Vec<UsageSum>, ManagerError> {
+    pub async fn used(&self, filter: &Filter, period: Range<Timestamp>) -> Result<Vec<UsageSum>, Error> {
         Ok(self.0.store.used(filter, period).await?)
     }
 

@@ -55,7 +55,7 @@ pub(crate) use context::Questions;
 pub use context::RequestContext;
 pub use credentials::Credentials;
 pub use delta::{BlockStart, Delta, MessageDelta, Part, StopReason};
-pub use error::{ErrorKind, ProviderError};
+pub use error::{ProviderError, ProviderErrorKind};
 pub use fold::{Completion, PartialBlock};
 pub(crate) use fold::{Fold, is_shallow};
 use futures_core::Stream;

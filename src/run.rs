@@ -9,6 +9,7 @@
 //! contains in addition to messages: [`RunEnd`], and [`TurnRecord`], the state of a turn in flight.
 
 mod end;
+mod error;
 mod failure;
 mod pause;
 mod prompt;
@@ -16,6 +17,7 @@ mod record;
 mod response;
 
 pub use end::{RunEnd, RunOutcome};
+pub use error::{Error, ErrorKind};
 pub use failure::Failure;
 pub use pause::{Decided, Expiry, Pause};
 #[cfg(feature = "web")]

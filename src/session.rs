@@ -12,7 +12,7 @@
 //! - [`SessionBuilder`] sets the store, the agent and the settings.
 //! - [`SessionSubscription`] yields a [`SessionSnapshot`] and the [`SessionEvent`]s that follow it. Its [`Mode`] states
 //!   whether the subscriber is a controller, which keeps the session open, or an observer, which does not.
-//! - [`SessionError`] is the error type of all operations.
+//! - [`Error`] is the error type of all operations.
 //!
 //! Each session has a task, which owns the tree and the agent. The task adds every committed turn to the tree and saves
 //! the turn in the background. If the store is slow, only the event [`SessionEvent::Store`] is delayed, which reports
@@ -48,7 +48,7 @@
 //! * 1 user: Name three mountains.
 //!   ├─ 2 assistant: Everest, K2, Lhotse.
 //! > └─ 3 assistant: Fuji, Etna, Teide.");
-//! # Ok::<(), omni_agent::session::SessionError>(())
+//! # Ok::<(), omni_agent::Error>(())
 //! # })?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -82,8 +82,9 @@ use std::{
 
 pub use builder::SessionBuilder;
 use command::{Command, PendingResponse, Reply, RunStart, Stop, Wait};
-pub use error::SessionError;
-pub(crate) use error::check_title;
+use error::of_agent;
+
+pub(crate) use error::{check_title, damaged_turn};
 pub use event::{SavedPart, SessionEvent, StoreReport};
 pub use outcome::PromptOutcome;
 pub use perform::{SessionAnswer, SessionCommand};
@@ -99,9 +100,9 @@ pub(crate) use watcher::{Notice, Watcher};
 
 use crate::{
     actor,
-    agent::{Agent, AgentError, InFlight, Status},
+    agent::{Agent, InFlight, Status},
     message::UsageRow,
-    run::{Prompt, Response},
+    run::{Error, ErrorKind, Prompt, Response},
     store::{ConversationId, IntoStore, Labels, StoreError},
     subscription::{Attachment, End, EndReason, EventId, Source, Subscription},
     telemetry::Caller,
@@ -111,7 +112,7 @@ use crate::{
 /// A handle to a session. Cheap to clone.
 ///
 /// The session answers operations at all times, whatever the agent and the store are doing. After the session has
-/// ended, operations return [`SessionError::Ended`].
+/// ended, operations return [`ErrorKind::Ended`].
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]
@@ -176,10 +177,9 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Returns [`SessionError::Busy`], [`UnknownNode`](SessionError::UnknownNode), [`NotUser`](SessionError::NotUser),
-    /// [`ToolResults`](SessionError::ToolResults), [`StoreBehind`](SessionError::StoreBehind), or the agent's error for
-    /// invalid settings.
-    pub async fn regenerate(&self, again: impl Into<Regenerate>) -> Result<(), SessionError> {
+    /// Returns [`ErrorKind::Busy`], [`ErrorKind::UnknownNode`], [`ErrorKind::NotAPrompt`], [`ErrorKind::StoreBehind`],
+    /// or the agent's error for invalid settings.
+    pub async fn regenerate(&self, again: impl Into<Regenerate>) -> Result<(), Error> {
         self.begin(RunStart::Regenerate(again.into()), Wait::ForStart).await.map(drop)
     }
 
@@ -192,7 +192,7 @@ impl Session {
     /// # Cancel safety
     ///
     /// Dropping the future does not cancel the run.
-    pub async fn ask_regenerate(&self, again: impl Into<Regenerate>) -> Result<Arc<Response>, SessionError> {
+    pub async fn ask_regenerate(&self, again: impl Into<Regenerate>) -> Result<Arc<Response>, Error> {
         self.begin_and_wait(RunStart::Regenerate(again.into())).await
     }
 
@@ -210,14 +210,10 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Returns [`SessionError::Busy`], [`UnknownNode`](SessionError::UnknownNode),
-    /// [`NotAssistant`](SessionError::NotAssistant), [`OpenToolUses`](SessionError::OpenToolUses),
-    /// [`StoreBehind`](SessionError::StoreBehind), or the agent's error if it refuses the prompt.
-    pub async fn branch(
-        &self,
-        assistant: Option<NodeId>,
-        prompt: impl Into<Prompt>,
-    ) -> Result<(), SessionError> {
+    /// Returns [`ErrorKind::Busy`], [`ErrorKind::UnknownNode`],
+    /// [`ErrorKind::NotAnAnswer`], [`ErrorKind::OpenToolUses`],
+    /// [`ErrorKind::StoreBehind`], or the agent's error if it refuses the prompt.
+    pub async fn branch(&self, assistant: Option<NodeId>, prompt: impl Into<Prompt>) -> Result<(), Error> {
         self.begin(RunStart::Branch(assistant, prompt.into()), Wait::ForStart).await.map(drop)
     }
 
@@ -234,7 +230,7 @@ impl Session {
         &self,
         assistant: Option<NodeId>,
         prompt: impl Into<Prompt>,
-    ) -> Result<Arc<Response>, SessionError> {
+    ) -> Result<Arc<Response>, Error> {
         self.begin_and_wait(RunStart::Branch(assistant, prompt.into())).await
     }
 
@@ -249,10 +245,9 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Returns [`SessionError::Busy`], [`UnknownNode`](SessionError::UnknownNode), [`NotUser`](SessionError::NotUser),
-    /// [`ToolResults`](SessionError::ToolResults), [`StoreBehind`](SessionError::StoreBehind), or the agent's error if
-    /// it refuses the prompt.
-    pub async fn edit(&self, user: NodeId, prompt: impl Into<Prompt>) -> Result<(), SessionError> {
+    /// Returns [`ErrorKind::Busy`], [`ErrorKind::UnknownNode`], [`ErrorKind::NotAPrompt`], [`ErrorKind::StoreBehind`],
+    /// or the agent's error if it refuses the prompt.
+    pub async fn edit(&self, user: NodeId, prompt: impl Into<Prompt>) -> Result<(), Error> {
         self.begin(RunStart::Edit(user, prompt.into()), Wait::ForStart).await.map(drop)
     }
 
@@ -265,28 +260,25 @@ impl Session {
     /// # Cancel safety
     ///
     /// Dropping the future does not cancel the run.
-    pub async fn ask_edit(
-        &self,
-        user: NodeId,
-        prompt: impl Into<Prompt>,
-    ) -> Result<Arc<Response>, SessionError> {
+    pub async fn ask_edit(&self, user: NodeId, prompt: impl Into<Prompt>) -> Result<Arc<Response>, Error> {
         self.begin_and_wait(RunStart::Edit(user, prompt.into())).await
     }
 
-    async fn begin(&self, start: RunStart, wait: Wait) -> Result<Option<PendingResponse>, SessionError> {
+    async fn begin(&self, start: RunStart, wait: Wait) -> Result<Option<PendingResponse>, Error> {
         self.ensure_room()?;
         let caller = Caller::current();
         self.call(|reply| Command::Begin(start, wait, caller, reply)).await?
     }
 
-    async fn begin_and_wait(&self, start: RunStart) -> Result<Arc<Response>, SessionError> {
+    async fn begin_and_wait(&self, start: RunStart) -> Result<Arc<Response>, Error> {
         let answer = self.begin(start, Wait::ForResponse).await?;
         // With `Wait::ForResponse`, the receiver is always present. If its sender was dropped, the agent has ended.
         let response = match answer {
             Some(answer) => answer.await.ok(),
             None => None,
         };
-        self.session_outcome(response.unwrap_or(Err(AgentError::Stopped(EndReason::Killed)))).await
+        let killed = || Err(Error::ended("agent", &EndReason::Killed));
+        self.session_outcome(response.unwrap_or_else(killed)).await
     }
 
     /// Moves the path so that it passes through `node`. Below `node`, the path follows the children that were last
@@ -297,9 +289,9 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Returns [`SessionError::Busy`], [`SessionError::UnknownNode`], or [`SessionError::Unanswered`] if the path would
+    /// Returns [`ErrorKind::Busy`], [`ErrorKind::UnknownNode`], or [`ErrorKind::NotAnAnswer`] if the path would
     /// end at a prompt whose answer was erased.
-    pub async fn navigate(&self, node: impl Into<Option<NodeId>>) -> Result<(), SessionError> {
+    pub async fn navigate(&self, node: impl Into<Option<NodeId>>) -> Result<(), Error> {
         let node = node.into();
         self.call(|reply| Command::Navigate(node, reply)).await?
     }
@@ -308,8 +300,8 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Returns [`SessionError::Ended`] if the session has ended.
-    pub async fn tree(&self) -> Result<Tree, SessionError> {
+    /// Returns [`ErrorKind::Ended`] if the session has ended.
+    pub async fn tree(&self) -> Result<Tree, Error> {
         self.call(Command::Tree).await
     }
 
@@ -322,8 +314,8 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Returns [`SessionError::Ended`], or [`SessionError::LongTitle`] if the title has more than 1,024 bytes.
-    pub async fn set_title(&self, title: Option<&str>) -> Result<(), SessionError> {
+    /// Returns [`ErrorKind::Ended`], or [`ErrorKind::InvalidTitle`] if the title has more than 1,024 bytes.
+    pub async fn set_title(&self, title: Option<&str>) -> Result<(), Error> {
         check_title(title)?;
         let title = title.map(Arc::from);
         self.call(|reply| Command::SetTitle(title, reply)).await
@@ -333,8 +325,8 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Returns [`SessionError::Ended`] if the session has ended.
-    pub async fn labels(&self) -> Result<Labels, SessionError> {
+    /// Returns [`ErrorKind::Ended`] if the session has ended.
+    pub async fn labels(&self) -> Result<Labels, Error> {
         self.call(Command::Labels).await
     }
 
@@ -345,8 +337,8 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Returns [`SessionError::Ended`] if the session has ended.
-    pub async fn set_labels(&self, labels: Labels) -> Result<(), SessionError> {
+    /// Returns [`ErrorKind::Ended`] if the session has ended.
+    pub async fn set_labels(&self, labels: Labels) -> Result<(), Error> {
         self.call(|reply| Command::SetLabels(labels, reply)).await
     }
 
@@ -363,17 +355,17 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// - [`SessionError::Store`] with [`StoreError::Unsupported`] if the store can't erase messages.
-    /// - [`SessionError::UnknownNode`].
-    /// - [`SessionError::Busy`] if a run is active.
-    /// - [`SessionError::Unsaved`] if the store did not save or erase in time. If the messages are no longer in the
+    /// - [`ErrorKind::Unsupported`] if the store can't erase messages.
+    /// - [`ErrorKind::UnknownNode`].
+    /// - [`ErrorKind::Busy`] if a run is active.
+    /// - [`ErrorKind::Unsaved`] if the store did not save or erase in time. If the messages are no longer in the
     ///   tree, the store erases them later.
-    /// - [`SessionError::Ended`].
+    /// - [`ErrorKind::Ended`].
     ///
     /// # Cancel safety
     ///
     /// If the future is dropped, the messages may still be erased.
-    pub async fn erase(&self, node: NodeId) -> Result<(), SessionError> {
+    pub async fn erase(&self, node: NodeId) -> Result<(), Error> {
         if !self.shared.erases {
             return Err(StoreError::unsupported("erasing messages").into());
         }
@@ -384,7 +376,7 @@ impl Session {
     }
 
     /// Records the usage of a request that belongs to no turn.
-    pub(crate) async fn spent(&self, row: UsageRow) -> Result<(), SessionError> {
+    pub(crate) async fn spent(&self, row: UsageRow) -> Result<(), Error> {
         self.call(|reply| Command::Spent(Box::new(row), reply)).await
     }
 
@@ -395,8 +387,8 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Returns [`SessionError::Ended`], or [`SessionError::LongTitle`] if the title has more than 1,024 bytes.
-    pub async fn suggest_title(&self, title: &str) -> Result<bool, SessionError> {
+    /// Returns [`ErrorKind::Ended`], or [`ErrorKind::InvalidTitle`] if the title has more than 1,024 bytes.
+    pub async fn suggest_title(&self, title: &str) -> Result<bool, Error> {
         check_title(Some(title))?;
         let title = Arc::from(title);
         self.call(|reply| Command::SuggestTitle(title, reply)).await
@@ -406,8 +398,8 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Returns [`SessionError::Ended`] if the session has ended.
-    pub async fn title(&self) -> Result<Option<Arc<str>>, SessionError> {
+    /// Returns [`ErrorKind::Ended`] if the session has ended.
+    pub async fn title(&self) -> Result<Option<Arc<str>>, Error> {
         self.call(Command::Title).await
     }
 
@@ -415,8 +407,8 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Returns [`SessionError::Ended`] if the session has ended. [`Session::end`] then returns the last snapshot.
-    pub async fn snapshot(&self) -> Result<SessionSnapshot, SessionError> {
+    /// Returns [`ErrorKind::Ended`] if the session has ended. [`Session::end`] then returns the last snapshot.
+    pub async fn snapshot(&self) -> Result<SessionSnapshot, Error> {
         Ok(*self.call(Command::Snapshot).await?)
     }
 
@@ -425,8 +417,8 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Returns [`SessionError::Ended`] if the session has ended.
-    pub async fn subscribe(&self, mode: Mode) -> Result<SessionSubscription, SessionError> {
+    /// Returns [`ErrorKind::Ended`] if the session has ended.
+    pub async fn subscribe(&self, mode: Mode) -> Result<SessionSubscription, Error> {
         self.subscribe_after(None, mode).await
     }
 
@@ -442,8 +434,8 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Returns [`SessionError::Ended`] if the session has ended.
-    pub async fn resume_from(&self, last: EventId, mode: Mode) -> Result<SessionSubscription, SessionError> {
+    /// Returns [`ErrorKind::Ended`] if the session has ended.
+    pub async fn resume_from(&self, last: EventId, mode: Mode) -> Result<SessionSubscription, Error> {
         self.subscribe_after(Some(last), mode).await
     }
 
@@ -451,7 +443,7 @@ impl Session {
         &self,
         after: Option<EventId>,
         mode: Mode,
-    ) -> Result<SessionSubscription, SessionError> {
+    ) -> Result<SessionSubscription, Error> {
         // The controller is counted before the snapshot is taken, so that the session does not end in between.
         let hold =
             (mode == Mode::Controller).then(|| Hold::new(Arc::clone(&self.shared), self.commands.clone()));
@@ -471,13 +463,13 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Unsaved`] reports the data that was not saved by the deadline. Returns [`SessionError::Ended`]
+    /// [`ErrorKind::Unsaved`] reports the data that was not saved by the deadline. Returns [`ErrorKind::Ended`]
     /// if the session ends first.
     ///
     /// # Cancel safety
     ///
     /// If the future is dropped, only the wait ends.
-    pub async fn flush(&self, deadline: Duration) -> Result<(), SessionError> {
+    pub async fn flush(&self, deadline: Duration) -> Result<(), Error> {
         let until = Instant::now().checked_add(deadline);
         let flush = self.call(|reply| Command::Flush(until, reply));
         if let Ok(flushed) = tokio::time::timeout(deadline, flush).await {
@@ -499,11 +491,11 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// - [`SessionError::Unsaved`] reports the data that was not saved. The session has ended nevertheless, and its
+    /// - [`ErrorKind::Unsaved`] reports the data that was not saved. The session has ended nevertheless, and its
     ///   unsaved messages are in [`Session::end`].
-    /// - [`AgentError::Deadline`] names aborted tools that are still running. Everything is saved nevertheless.
-    /// - [`SessionError::Ended`] if the session's task was killed earlier. The session's last state is then unknown.
-    pub async fn stop(&self, deadline: Duration) -> Result<(), SessionError> {
+    /// - [`ErrorKind::Deadline`] names aborted tools that are still running. Everything is saved nevertheless.
+    /// - [`ErrorKind::Ended`] if the session's task was killed earlier. The session's last state is then unknown.
+    pub async fn stop(&self, deadline: Duration) -> Result<(), Error> {
         self.end_within(deadline, InFlight::Keep).await
     }
 
@@ -515,15 +507,11 @@ impl Session {
     /// # Errors
     ///
     /// Returns the errors of [`stop`](Session::stop).
-    pub async fn stop_discarding(&self, deadline: Duration) -> Result<(), SessionError> {
+    pub async fn stop_discarding(&self, deadline: Duration) -> Result<(), Error> {
         self.end_within(deadline, InFlight::Discard).await
     }
 
-    pub(crate) async fn end_within(
-        &self,
-        deadline: Duration,
-        in_flight: InFlight,
-    ) -> Result<(), SessionError> {
+    pub(crate) async fn end_within(&self, deadline: Duration, in_flight: InFlight) -> Result<(), Error> {
         let stop = |reply| Command::Stop(Stop { deadline, in_flight, reply });
         if let Ok(stopped) = self.call(stop).await {
             return stopped;
@@ -531,10 +519,10 @@ impl Session {
         let end = self.shared.termination.ended().await;
         match self.shared.left_unsaved.get() {
             Some(unsaved) => Err((**unsaved).clone().after(deadline)),
-            None if end.snapshot.is_none() => Err(SessionError::Ended(end.reason)),
+            None if end.snapshot.is_none() => Err(Error::ended("session", &end.reason)),
             None => {
                 let running = self.shared.left_running.get();
-                running.map_or(Ok(()), |error| Err(SessionError::Agent((**error).clone())))
+                running.map_or(Ok(()), |error| Err(error.clone()))
             }
         }
     }
@@ -550,7 +538,7 @@ impl Session {
     /// # Errors
     ///
     /// The errors of [`stop`](Self::stop).
-    pub(crate) async fn hand_over(&self, grace: Duration, limit: Duration) -> Result<(), SessionError> {
+    pub(crate) async fn hand_over(&self, grace: Duration, limit: Duration) -> Result<(), Error> {
         self.drain();
         // The result is ignored: the session is ended in any case, after it rests or after the grace.
         let _ = tokio::time::timeout(grace, self.rest()).await;
@@ -558,7 +546,7 @@ impl Session {
     }
 
     /// Waits until the session is idle or paused.
-    async fn rest(&self) -> Result<(), SessionError> {
+    async fn rest(&self) -> Result<(), Error> {
         let mut updates = self.subscribe(Mode::Observer).await?;
         while self.status().await? == Status::Busy && updates.next().await.is_some() {}
         Ok(())
@@ -571,12 +559,12 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Returns [`SessionError::Ended`] if the session has ended.
-    pub async fn sleep(&self) -> Result<bool, SessionError> {
+    /// Returns [`ErrorKind::Ended`] if the session has ended.
+    pub async fn sleep(&self) -> Result<bool, Error> {
         self.call(Command::Sleep).await
     }
 
-    /// Refuses new prompts and branches with [`SessionError::Draining`] from now on. Active work continues.
+    /// Refuses new prompts and branches with [`ErrorKind::Draining`] from now on. Active work continues.
     pub fn drain(&self) {
         self.shared.is_draining.store(true, Ordering::Release);
     }
@@ -596,8 +584,8 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Returns [`SessionError::Ended`] if the session has ended.
-    pub(crate) fn keep(&self) -> Result<Guard, SessionError> {
+    /// Returns [`ErrorKind::Ended`] if the session has ended.
+    pub(crate) fn keep(&self) -> Result<Guard, Error> {
         let weak = self.downgrade();
         let hold = weak.hold()?;
         Ok(Guard::new(weak, Some(hold)))
@@ -622,12 +610,12 @@ impl Session {
         WeakSession { commands: self.commands.downgrade(), shared: Arc::clone(&self.shared) }
     }
 
-    fn ensure_room(&self) -> Result<(), SessionError> {
+    fn ensure_room(&self) -> Result<(), Error> {
         self.shared.refusal().map_or(Ok(()), Err)
     }
 
     /// Sends a command and waits for its reply.
-    async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, SessionError> {
+    async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Error> {
         match actor::call(&self.commands, |reply| Box::new(command(reply))).await {
             Some(answer) => Ok(answer),
             None => Err(self.over().await),
@@ -635,10 +623,7 @@ impl Session {
     }
 
     /// Performs an operation on the agent directly, without the session's task.
-    async fn on_agent<T>(
-        &self,
-        operation: impl AsyncFnOnce(&Agent) -> Result<T, AgentError>,
-    ) -> Result<T, SessionError> {
+    async fn on_agent<T>(&self, operation: impl AsyncFnOnce(&Agent) -> Result<T, Error>) -> Result<T, Error> {
         let Some(agent) = self.shared.agent.get().and_then(crate::agent::WeakAgent::upgrade) else {
             return Err(self.over().await);
         };
@@ -646,21 +631,21 @@ impl Session {
     }
 
     /// Converts the outcome of an operation on the agent into the outcome that the session returns.
-    async fn session_outcome<T>(&self, outcome: Result<T, AgentError>) -> Result<T, SessionError> {
+    async fn session_outcome<T>(&self, outcome: Result<T, Error>) -> Result<T, Error> {
         match outcome {
             Ok(value) => Ok(value),
             // The agent has ended, but the session may not have noticed this yet. The session checks whether its agent
             // has ended before it executes a command, and then ends instead of executing the command.
-            Err(AgentError::Stopped(_)) => match self.call(Command::Title).await {
+            Err(error) if error.kind() == ErrorKind::Ended => match self.call(Command::Title).await {
                 Ok(_) => Err(self.over().await),
                 Err(ended) => Err(ended),
             },
-            Err(error) => Err(error.into()),
+            Err(error) => Err(of_agent(error)),
         }
     }
 
-    async fn over(&self) -> SessionError {
-        SessionError::Ended(self.shared.termination.closed().await)
+    async fn over(&self) -> Error {
+        Error::ended("session", &self.shared.termination.closed().await)
     }
 }
 
@@ -693,21 +678,21 @@ impl WeakSession {
     }
 
     /// Returns a new hold, after the session has confirmed that it stays open.
-    async fn confirmed_hold(&self) -> Result<Hold, SessionError> {
+    async fn confirmed_hold(&self) -> Result<Hold, Error> {
         let hold = self.hold()?;
         hold.confirm().await?;
         Ok(hold)
     }
 
     /// Returns a new hold. It counts as a controller until it is dropped.
-    fn hold(&self) -> Result<Hold, SessionError> {
+    fn hold(&self) -> Result<Hold, Error> {
         if let Some(reason) = self.shared.termination.closing() {
-            return Err(SessionError::Ended(reason.clone()));
+            return Err(Error::ended("session", reason));
         }
         match self.commands.upgrade() {
             Some(commands) => Ok(Hold::new(Arc::clone(&self.shared), commands)),
             // The last handle was dropped, but the session has not noticed this yet.
-            None => Err(SessionError::Ended(EndReason::HandlesDropped)),
+            None => Err(Error::ended("session", &EndReason::HandlesDropped)),
         }
     }
 }

@@ -79,7 +79,7 @@ pub use document::{export_json, import_json, import_json_with_settings};
 pub use error::StoreError;
 pub use file_system::FileSystemStore;
 pub use id::{ConversationId, WriteId};
-pub use labels::{Filter, LabelError, Labels, Listing};
+pub use labels::{Filter, Labels, Listing};
 pub use memory::MemoryStore;
 #[cfg(feature = "postgres")]
 pub use postgres::PostgresStore;

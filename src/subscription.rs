@@ -41,7 +41,7 @@
 //! let mut updates = agent.resume_from(seen).await?;
 //! let Some(Update::Event(next)) = updates.next().await else { panic!("the events are still buffered") };
 //! assert_eq!(next.id.number, seen.number + 1);
-//! # Ok::<(), omni_agent::AgentError>(())
+//! # Ok::<(), omni_agent::Error>(())
 //! # })?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -169,7 +169,7 @@ impl<E> Clone for Numbered<E> {
 ///         _ => {}
 ///     }
 /// }
-/// # Ok::<(), omni_agent::AgentError>(())
+/// # Ok::<(), omni_agent::Error>(())
 /// # })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -332,12 +332,12 @@ pub(crate) struct Attachment<S, E> {
 ///         Update::Event(numbered) => println!("event {}", numbered.id),
 ///         // This reader was too slow. The snapshot replaces the events that it missed.
 ///         Update::Resync(snapshot) => view = Some(snapshot),
-///         Update::Closed(end) => return Err(omni_agent::AgentError::Stopped(end.reason)),
+///         Update::Closed(end) => return Err(end.reason.into()),
 ///         _ => {}
 ///     }
 /// }
 /// assert!(view.is_none(), "this reader is never too slow");
-/// # Ok::<(), omni_agent::AgentError>(())
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// # })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

@@ -45,8 +45,8 @@ use crate::provider::{dialect::Dialect, http::Limits};
 use crate::{
     message::{Timestamp, ToolUse, Usage},
     provider::{
-        BlockStart, Completion, Delta, DeltaStream, ErrorKind, Fold, MessageDelta, Model, Part, Provider,
-        ProviderError, Request, RequestContext, StopReason,
+        BlockStart, Completion, Delta, DeltaStream, Fold, MessageDelta, Model, Part, Provider, ProviderError,
+        ProviderErrorKind, Request, RequestContext, StopReason,
     },
     setters::setters,
     sync::lock,
@@ -145,7 +145,7 @@ type Make = Box<dyn FnOnce(&Request) -> Step + Send>;
 
 impl ScriptedProvider {
     /// Creates a provider that answers with these steps, in order. A request after the last step fails with an error of
-    /// kind [`ErrorKind::InvalidRequest`].
+    /// kind [`ProviderErrorKind::InvalidRequest`].
     pub fn new(script: impl IntoIterator<Item = Step>) -> Self {
         Self::made(script.into_iter().collect(), None)
     }
@@ -236,7 +236,7 @@ impl Provider for ScriptedProvider {
             (None, Some(beyond)) => lock(beyond)(&request),
             (None, None) => {
                 let words = "the script has no step left for this request; add one with `push`";
-                return Err(ProviderError::new(ErrorKind::InvalidRequest, words));
+                return Err(ProviderError::new(ProviderErrorKind::InvalidRequest, words));
             }
         };
         while let Some(make) = step.make.take() {
@@ -488,7 +488,7 @@ crate::debug::impl_debug!(Step(self) { actions: self.actions.len(), .. });
 /// assert_eq!(agent.status().await?, Status::Busy);
 /// gate.open();
 /// agent.wait_until_idle().await?;
-/// # Ok::<(), omni_agent::agent::AgentError>(())
+/// # Ok::<(), omni_agent::Error>(())
 /// # })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

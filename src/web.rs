@@ -105,7 +105,7 @@ mod testing;
 mod ui_messages;
 mod view;
 
-pub use access::{Access, Action, Agents, Challenge, InvalidPrincipal, Principal, StartRequest};
+pub use access::{Access, Action, Agents, Challenge, Principal, StartRequest};
 #[cfg(feature = "mcp-server")]
 pub(crate) use guard::guarded;
 pub use problem::Problem;

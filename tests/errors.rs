@@ -7,18 +7,19 @@ use std::{env, error::Error, fmt, fs, path::PathBuf, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use omni_agent::{
-    agent::{Agent, AgentBuilder, AgentCallbacks, AgentError, State, StateEdit},
+    ErrorKind,
+    agent::{Agent, AgentBuilder, AgentCallbacks, State, StateEdit},
     error_chain,
-    manager::{Manager, ManagerError},
+    manager::Manager,
     message::{History, HistoryError, Message, ToolResult, ToolUse},
     provider::{
-        Catalogue, ErrorKind, ProviderError,
+        Catalogue, ProviderError, ProviderErrorKind,
         backend::{BackendError, Breach},
     },
-    session::{Session, SessionError},
-    store::{ConversationId, FileSystemStore, MemoryStore, Store, StoreError},
+    session::Session,
+    store::{ConversationId, FileSystemStore, MemoryStore, Owner, Store, StoreError},
     testing::{Gate, ScriptedProvider, Step},
-    tool::{Schema, SchemaError, ToolError, ToolSet, declared_tool_with_schema},
+    tool::{Schema, ToolError, ToolSet, declared_tool_with_schema},
     tree::{NodeId, TreeError},
 };
 use serde_json::json;
@@ -108,7 +109,7 @@ fn failing(error: ProviderError) -> AgentBuilder {
 }
 
 fn spent() -> ProviderError {
-    ProviderError::new(ErrorKind::Quota, "the account is empty").with_source(Outer)
+    ProviderError::new(ProviderErrorKind::Quota, "the account is empty").with_source(Outer)
 }
 
 /// Returns the texts of the chain: the text of the error, and then those of its sources.
@@ -163,27 +164,27 @@ async fn display_of_an_agents_first_failures_names_the_cause_once() {
     let error = no_start(scripted().history(history)).await;
     check("history", &*error, "or send the prompt with `prompt`", &[]);
     let error = ToolSet::new().with(tool("", no_schema.clone())).err().unwrap();
-    check("tool's name", &AgentError::from(error), "letters, digits, `_`, `-` and `.`", &[]);
-    let error = AgentError::from(ToolSet::new().with(tool("add", no_schema)).err().unwrap());
+    check("tool's name", &omni_agent::Error::from(error), "letters, digits, `_`, `-` and `.`", &[]);
+    let error = omni_agent::Error::from(ToolSet::new().with(tool("add", no_schema)).err().unwrap());
     assert!(
         error.to_string().starts_with("the tools are invalid: the input schema of tool \"add\""),
         "{error}"
     );
     assert_eq!(sentences(&error).len(), 1);
-    let error = AgentError::InvalidOutputSchema(SchemaError("it nests too deep".into()));
-    check("output schema", &error, "unusable JSON Schema: it nests too deep", &[]);
 
     let agent = scripted().start().await.unwrap();
     check("prompt", &agent.ask(open).await.unwrap_err(), orphan, &[]);
-    let agent = failing(ProviderError::new(ErrorKind::Quota, "the account is empty")).start().await.unwrap();
+    let agent =
+        failing(ProviderError::new(ProviderErrorKind::Quota, "the account is empty")).start().await.unwrap();
     check("run", &agent.ask("Hi").await.unwrap_err(), "quota spent: the account is empty", &[]);
     let agent = failing(spent()).start().await.unwrap();
     let error = agent.ask("Hi").await.unwrap_err();
     check("run", &error, "the licence check failed", &["disk on fire"]);
-    assert_eq!(error.provider_error().map(|error| error.kind), Some(ErrorKind::Quota));
-    let error = ManagerError::from(SessionError::from(error));
-    check("run", &error, "the licence check failed", &["disk on fire"]);
-    assert_eq!(error.provider_error().map(|error| error.kind), Some(ErrorKind::Quota));
+    assert_eq!(error.provider_error().map(|error| error.kind), Some(ProviderErrorKind::Quota));
+    let text = serde_json::to_string(&error).unwrap();
+    let read: omni_agent::Error = serde_json::from_str(&text).unwrap();
+    assert_eq!((read.kind(), read.to_string()), (error.kind(), error.to_string()));
+    assert_eq!(read.failure(), error.failure());
 }
 
 #[cfg(feature = "http")]
@@ -242,36 +243,27 @@ async fn display_of_a_sessions_and_a_managers_first_failures_names_the_cause_onc
     assert_eq!(sentences(&opened.err().unwrap()).len(), 1);
 
     let node = NodeId::new(7).unwrap();
-    let error = SessionError::from(TreeError::UnknownHead { id: node });
+    let error = omni_agent::Error::from(TreeError::UnknownHead { id: node });
     check("tree", &error, "the head is node 7, which does not exist", &[]);
-    let error =
-        ManagerError::from(SessionError::from(AgentError::from(HistoryError::EndsInPrompt { index: 0 })));
+    let error = omni_agent::Error::from(HistoryError::EndsInPrompt { index: 0 });
     check("history", &error, "or send the prompt with `prompt`", &[]);
     let full = || StoreError::Full { place: "a".into(), source: Arc::new(Outer) };
     check("full", &full(), "the licence check failed", &["disk on fire"]);
-    check("full", &SessionError::from(full()), "the licence check failed", &["disk on fire"]);
-    check("full", &ManagerError::from(full()), "the licence check failed", &["disk on fire"]);
-    let sessions = ["a", "b", "c", "d", "e"].map(|name| (id(name), SessionError::Draining)).to_vec();
-    let error = ManagerError::EndedIncomplete { sessions };
-    let shown = error.to_string();
-    assert!(
-        shown.starts_with("5 of the sessions") && shown.contains("a: the session is being shut down"),
-        "{shown}"
-    );
-    assert!(shown.ends_with("and 2 more"), "{shown}");
+    check("full", &omni_agent::Error::from(full()), "the licence check failed", &["disk on fire"]);
 }
 
 #[test]
 fn source_of_repeated_causes_is_only_the_part_not_printed_yet() {
     let error = StoreError::failed("reading the log", Repeating);
     check("repeating", &error, "the licence check failed: disk on fire", &[]);
-    let error = ProviderError::new(ErrorKind::Service, "down").with_source(Repeating);
+    let error = ProviderError::new(ProviderErrorKind::Service, "down").with_source(Repeating);
     check("repeating", &error, "the licence check failed: disk on fire", &[]);
-    let error = ProviderError::new(ErrorKind::Service, "disk on fire, says the service").with_source(Outer);
+    let error =
+        ProviderError::new(ProviderErrorKind::Service, "disk on fire, says the service").with_source(Outer);
     assert_eq!(error_chain(&error), "service error: disk on fire, says the service");
     assert!(error.source().is_none() && error.cause().unwrap().is::<Outer>());
-    let error =
-        ProviderError::new(ErrorKind::Contract, "").with_source(BackendError::from(Breach::NoTerminalEvent));
+    let error = ProviderError::new(ProviderErrorKind::Contract, "")
+        .with_source(BackendError::from(Breach::NoTerminalEvent));
     check("backend", &error, "the event stream ended without a result or an error", &[]);
     let error = Catalogue::from_models_dev("{").unwrap_err();
     check("catalogue", &error, "EOF while parsing an object at line 1 column 1", &[]);
@@ -283,8 +275,9 @@ fn source_of_repeated_causes_is_only_the_part_not_printed_yet() {
 async fn debug_of_a_response_and_an_error_stays_short() {
     let long = "word ".repeat(10_000);
     let body = format!("{{\"error\":\"{long}\"}}");
-    let error =
-        ProviderError::new(ErrorKind::InvalidRequest, "no such model").with_status(404).with_body(&body);
+    let error = ProviderError::new(ProviderErrorKind::InvalidRequest, "no such model")
+        .with_status(404)
+        .with_body(&body);
     let provider = ScriptedProvider::new([Step::text(&*long), Step::new().then_text([&*long]).fail(error)]);
     let agent = Agent::builder().model(provider.model()).start().await.unwrap();
     let response = agent.ask(&*long).await.unwrap();
@@ -305,8 +298,9 @@ async fn debug_of_a_response_and_an_error_stays_short() {
     agent.cancel().await.unwrap();
     let error = asked.await.unwrap().unwrap_err();
     assert!(format!("{error:?}").len() < 500, "{error:?}");
-    let unsaved = SessionError::Unsaved { nodes: 1, waited: Duration::from_secs(1), error: None };
-    assert!(format!("{unsaved:?}").len() < 200);
+    let busy = omni_agent::Error::new(ErrorKind::Busy, "the agent is Busy").with_member("activity", "busy");
+    let shown = r#"Error { kind: Busy, message: "the agent is Busy", activity: "busy" }"#;
+    assert_eq!(format!("{busy:?}"), shown);
 }
 
 /// Returns the HTTP status for an error. The predicates of the error determine the status.
@@ -329,7 +323,7 @@ async fn predicates_map_errors_to_statuses() {
     let agent = || Agent::builder().model(provider.model());
     let missing = manager.open(&id("a"), agent()).await.unwrap_err();
     assert_eq!(status!(missing), 404);
-    assert!(!missing.is_busy() && !missing.is_conflict() && !missing.is_unavailable());
+    assert!(!missing.is_conflict() && !missing.is_unavailable());
 
     let session = manager.create_with_id(&id("a"), agent()).await.unwrap().session;
     assert_eq!(status!(manager.create_with_id(&id("a"), agent()).await.unwrap_err()), 409);
@@ -338,9 +332,8 @@ async fn predicates_map_errors_to_statuses() {
     assert_eq!(status!(session.cancel().await.unwrap_err()), 409);
     session.prompt("Hi").await.unwrap();
     let busy = session.navigate(None).await.unwrap_err();
-    assert!(busy.is_busy() && !busy.is_unavailable());
+    assert!(busy.kind() == ErrorKind::Busy && !busy.is_unavailable());
     assert_eq!(status!(busy), 409);
-    assert!(ManagerError::from(busy).is_busy());
     assert_eq!(status!(session.prompt("").await.unwrap_err()), 500);
     manager.close_discarding(&id("a")).await.unwrap();
     assert_eq!(status!(session.prompt("Hi").await.unwrap_err()), 503);
@@ -357,4 +350,46 @@ async fn predicates_map_errors_to_statuses() {
     assert_eq!(status!(StoreError::AlreadyExists { id }), 409);
     assert_eq!(status!(StoreError::failed("reading", Inner)), 503);
     assert_eq!(status!(StoreError::damaged("a file", "a hole")), 500);
+}
+
+#[test]
+fn each_kind_has_a_row_in_the_document_and_survives_its_json() {
+    let document = include_str!("../docs/web.md");
+    for kind in ErrorKind::ALL {
+        let name = serde_json::to_value(kind).unwrap();
+        let (status, code, title) = (kind.status(), kind.code(), kind.title());
+        let row = format!("| `{}` | {status} `{code}` | {title} |\n", name.as_str().unwrap());
+        assert!(document.contains(&row), "docs/web.md lacks this row: {row}");
+        let error = omni_agent::Error::new(*kind, "it failed; try again").with_member("waiting", ["t1"]);
+        let json = serde_json::to_value(&error).unwrap();
+        assert_eq!(
+            json,
+            json!({ "kind": name, "status": status, "message": "it failed; try again", "waiting": ["t1"] })
+        );
+        let read: omni_agent::Error = serde_json::from_value(json).unwrap();
+        assert_eq!((read.kind(), read.status(), read.waiting()), (*kind, status, vec!["t1".into()]));
+        assert_eq!(read.to_string(), "it failed; try again");
+    }
+    let owned = StoreError::Owned { id: id("a"), owner: Owner::new("two").at("http://two") };
+    let error = omni_agent::Error::from(owned).with_member("retry_after", Duration::from_secs(3));
+    let read: omni_agent::Error = serde_json::from_value(serde_json::to_value(&error).unwrap()).unwrap();
+    assert_eq!((read.owner(), read.retry_after()), (error.owner(), Some(Duration::from_secs(3))));
+    assert!(error.store_error().is_some() && read.store_error().is_none());
+}
+
+#[test]
+fn error_of_an_unknown_kind_is_foreign_and_keeps_its_status() {
+    let classes = [(404, "found"), (409, "conflict"), (503, "unavailable"), (500, "none"), (7, "none")];
+    for (status, class) in classes {
+        let json = json!({ "kind": "invented_later", "status": status, "message": "it is new", "more": 1 });
+        let error: omni_agent::Error = serde_json::from_value(json).unwrap();
+        assert_eq!((error.kind(), error.to_string().as_str()), (ErrorKind::Foreign, "it is new"));
+        assert_eq!(error.member("more"), Some(&1.into()));
+        assert_eq!(error.is_not_found(), class == "found");
+        assert_eq!(error.is_conflict(), class == "conflict");
+        assert_eq!(error.is_unavailable(), class == "unavailable");
+        let again: omni_agent::Error = serde_json::from_str(&serde_json::to_string(&error).unwrap()).unwrap();
+        assert_eq!((again.kind(), again.status()), (ErrorKind::Foreign, error.status()));
+    }
+    assert!(serde_json::from_str::<omni_agent::Error>(r#"{"kind":"busy"}"#).is_err(), "the text is missing");
 }

@@ -7,7 +7,7 @@ use std::{error::Error, sync::Arc, time::Duration};
 
 use omni_agent::{
     agent::{Agent, Event, Snapshot, Status},
-    provider::{ErrorKind, Model, ProviderError},
+    provider::{Model, ProviderError, ProviderErrorKind},
     session::{Mode, Session, SessionEvent, SessionSubscription},
     store::MemoryStore,
     subscription::{Subscription, Update},
@@ -98,7 +98,7 @@ async fn session(model: Model) -> Session {
 }
 
 fn refusing() -> Model {
-    ScriptedProvider::new([Step::error(ProviderError::new(ErrorKind::Auth, "no API key"))]).model()
+    ScriptedProvider::new([Step::error(ProviderError::new(ProviderErrorKind::Auth, "no API key"))]).model()
 }
 
 #[tokio::test(start_paused = true)]

@@ -5,7 +5,6 @@ use std::{error::Error, sync::Arc, time::Duration};
 use omni_agent::{
     message::Role,
     run::{Next, Prompt},
-    session::SessionError,
     store::Page,
     tree::{Node, NodeId},
 };
@@ -148,7 +147,7 @@ impl Chat {
         Ok(tree.iter().rev().find(asks).cloned().ok_or("You have not sent a message here yet.")?)
     }
 
-    async fn list(&mut self) -> Result<(), SessionError> {
+    async fn list(&mut self) -> Result<(), omni_agent::Error> {
         // Saving runs in the background, so the last turn may not be stored yet.
         if let Err(error) = self.conversation.session.flush(Duration::from_secs(1)).await {
             self.printer.note(&explain(&error));

@@ -3,9 +3,10 @@
 use std::{error::Error, sync::Arc, time::Duration};
 
 use omni_agent::{
+    ErrorKind,
     agent::{Agent, AgentBuilder},
-    session::{Session, SessionError},
-    store::{ConversationId, FileSystemStore, MemoryStore, Store, StoreError},
+    session::Session,
+    store::{ConversationId, FileSystemStore, MemoryStore, Store},
 };
 
 use super::{tool::run_command, trace::TRACE};
@@ -35,7 +36,7 @@ pub struct Conversation {
 
 impl Conversation {
     /// Returns whether the conversation has messages that will be lost because it is not stored in a folder.
-    pub async fn is_lost_at_the_end(&self) -> Result<bool, SessionError> {
+    pub async fn is_lost_at_the_end(&self) -> Result<bool, omni_agent::Error> {
         Ok(self.folder.is_none() && !self.session.tree().await?.is_empty())
     }
 
@@ -46,7 +47,7 @@ impl Conversation {
     }
 
     /// Shows the tools that the model can use now, by server.
-    pub async fn show_tools(&self, printer: &mut Printer) -> Result<(), SessionError> {
+    pub async fn show_tools(&self, printer: &mut Printer) -> Result<(), omni_agent::Error> {
         let state = self.session.state().await?;
         let own = std::iter::once(None);
         for server in own.chain(self.servers.iter().map(|name| Some(name.as_str()))) {
@@ -82,9 +83,9 @@ pub async fn open(picked: Picked, printer: &mut Printer) -> Result<Conversation,
                 greet(&session, picked, printer).await?;
                 session
             }
-            Err(SessionError::Store(StoreError::NotFound { .. })) => {
+            Err(error) if error.is_not_found() => {
                 match builder().agent(fresh(&picked)).create_with_id(id.clone()).await {
-                    Err(SessionError::Store(StoreError::AlreadyExists { .. })) => {
+                    Err(error) if error.kind() == ErrorKind::AlreadyExists => {
                         return Err(
                             format!("another chat has just begun {id}; start again to join it").into()
                         );
@@ -159,7 +160,7 @@ fn fresh(picked: &Picked) -> AgentBuilder {
 }
 
 /// Shows the title, the model and the last messages of a stored conversation.
-async fn greet(session: &Session, picked: Picked, printer: &mut Printer) -> Result<(), SessionError> {
+async fn greet(session: &Session, picked: Picked, printer: &mut Printer) -> Result<(), omni_agent::Error> {
     if picked.is_named {
         // The stored model is kept, unless the command line names another model.
         session
@@ -179,7 +180,7 @@ async fn greet(session: &Session, picked: Picked, printer: &mut Printer) -> Resu
 }
 
 /// Shows the last messages of the path, for example after a switch to another branch.
-pub async fn show_end(session: &Session, printer: &mut Printer) -> Result<(), SessionError> {
+pub async fn show_end(session: &Session, printer: &mut Printer) -> Result<(), omni_agent::Error> {
     let tree = session.tree().await?;
     // Messages without text, such as tool results, are not shown.
     let last: Vec<_> = tree.iter().rev().filter(|node| !node.message().text().is_empty()).take(2).collect();

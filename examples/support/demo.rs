@@ -18,8 +18,8 @@ use futures_util::{StreamExt, stream};
 use omni_agent::{
     message::{Content, History, Message, Role, ToolUseId, Usage},
     provider::{
-        BlockStart, Delta, DeltaStream, ErrorKind, MessageDelta, Part, Provider, ProviderError, Request,
-        RequestContext, StopReason, ThinkingMode,
+        BlockStart, Delta, DeltaStream, MessageDelta, Part, Provider, ProviderError, ProviderErrorKind,
+        Request, RequestContext, StopReason, ThinkingMode,
     },
 };
 use tokio::time::sleep;
@@ -56,7 +56,7 @@ impl Provider for Demo {
 
     async fn stream(&self, request: Request, _: RequestContext) -> Result<DeltaStream, ProviderError> {
         if Turn::of(&request.history).asked.trim() == "fail" {
-            return Err(ProviderError::new(ErrorKind::Service, "you asked the demo model to fail"));
+            return Err(ProviderError::new(ProviderErrorKind::Service, "you asked the demo model to fail"));
         }
         let blocks = answer(&request, self.answers.fetch_add(1, Ordering::Relaxed));
         let mut usage = Usage::default().with_input(request.history.iter().map(|m| tokens(&m.text())).sum());

@@ -8,12 +8,11 @@ use std::{
 };
 
 use omni_agent::{
-    agent::{AgentError, Event, TurnOutcome},
+    agent::{Event, TurnOutcome},
     error_chain,
     message::{Timestamp, ToolResult, ToolUseId, Usage},
-    provider::{ErrorKind, ProviderError},
+    provider::{ProviderError, ProviderErrorKind},
     run::{Failure, Response},
-    session::SessionError,
     tool::Decision,
 };
 use tokio::sync::mpsc;
@@ -222,10 +221,9 @@ pub fn explain(error: &(dyn Error + 'static)) -> String {
     text
 }
 
-fn kind_of(error: &(dyn Error + 'static)) -> Option<ErrorKind> {
+fn kind_of(error: &(dyn Error + 'static)) -> Option<ProviderErrorKind> {
     let provider = error.downcast_ref::<ProviderError>();
-    let provider = provider.or_else(|| error.downcast_ref::<AgentError>()?.provider_error());
-    let provider = provider.or_else(|| error.downcast_ref::<SessionError>()?.provider_error());
+    let provider = provider.or_else(|| error.downcast_ref::<omni_agent::Error>()?.provider_error());
     let provider = provider.or(match error.downcast_ref::<Failure>() {
         Some(Failure::Provider { error }) => Some(error),
         _ => None,
@@ -233,16 +231,18 @@ fn kind_of(error: &(dyn Error + 'static)) -> Option<ErrorKind> {
     Some(provider?.kind)
 }
 
-fn advice(kind: ErrorKind) -> Option<&'static str> {
+fn advice(kind: ProviderErrorKind) -> Option<&'static str> {
     Some(match kind {
-        ErrorKind::Auth => "Check the key in the environment, or choose another model with --model.",
-        ErrorKind::RateLimit | ErrorKind::Overloaded | ErrorKind::Service => {
+        ProviderErrorKind::Auth => "Check the key in the environment, or choose another model with --model.",
+        ProviderErrorKind::RateLimit | ProviderErrorKind::Overloaded | ProviderErrorKind::Service => {
             "Wait a little, then send it again."
         }
-        ErrorKind::Quota => "Top up the account, or choose another model with --model.",
-        ErrorKind::ContextTooLong => "The conversation is too long for this model; start a new one.",
-        ErrorKind::Unsupported => "Remove the unsupported part, or choose another model with --model.",
-        ErrorKind::Timeout | ErrorKind::Transport | ErrorKind::Truncated => {
+        ProviderErrorKind::Quota => "Top up the account, or choose another model with --model.",
+        ProviderErrorKind::ContextTooLong => "The conversation is too long for this model; start a new one.",
+        ProviderErrorKind::Unsupported => {
+            "Remove the unsupported part, or choose another model with --model."
+        }
+        ProviderErrorKind::Timeout | ProviderErrorKind::Transport | ProviderErrorKind::Truncated => {
             "Check that the service and the network are available, then send it again."
         }
         _ => return None,

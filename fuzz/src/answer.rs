@@ -4,7 +4,7 @@ use bytes::Bytes;
 use omni_agent::{
     message::{History, Message, Timestamp},
     provider::{
-        Delta, ErrorKind, ProviderError, Request,
+        Delta, ProviderError, ProviderErrorKind, Request,
         dialect::{Decoder, Dialect, Frame, Framing},
         http::Limits,
     },
@@ -180,7 +180,7 @@ fn check(decoded: &Decoded, length: usize) {
             check_message(&folded.message, limit);
         }
         Err(error) => {
-            assert!(error.kind != ErrorKind::Transport && !error.message.is_empty());
+            assert!(error.kind != ProviderErrorKind::Transport && !error.message.is_empty());
             if let Some(message) = fold.salvage(now) {
                 check_message(&message, limit);
             }

@@ -3,9 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use omni_agent::{
-    agent::{Agent, AgentBuilder, AgentError, Recover, RecoveryDecision},
+    ErrorKind,
+    agent::{Agent, AgentBuilder, Recover, RecoveryDecision},
     message::Message,
-    session::{Session, SessionError},
+    session::Session,
     store::{
         Commit, ConversationId, CopyOptions, Filter, MemoryStore, Page, Store, StoredState, Turns, Write,
         WriteId, export_json,
@@ -73,12 +74,12 @@ async fn resumes(store: &Arc<dyn Store>, id: ConversationId) {
         Ok(session) => {
             match session.cancel().await {
                 // The run may already have ended.
-                Ok(()) | Err(SessionError::Agent(AgentError::Idle)) => {}
-                Err(error) => panic!("the session has ended: {error}"),
+                Err(error) if error.kind() != ErrorKind::Idle => panic!("the session has ended: {error}"),
+                _ => {}
             }
             session.stop(SOON).await.expect("the session saves everything");
         }
-        Err(SessionError::NewerTurn { .. } | SessionError::DamagedTurn { .. }) => {}
+        Err(error) if matches!(error.kind(), ErrorKind::NewerTurn | ErrorKind::DamagedTurn) => {}
         Err(error) => panic!("the conversation can't be opened: {error}"),
     }
 }

@@ -9,15 +9,17 @@ use futures_util::SinkExt;
 use tokio::sync::mpsc;
 
 use super::{
-    Admission, Agent, AgentCallbacks, AgentError, Config, Delivery, Durable, Extras, HistoryOwner,
-    RECORD_DELAY, RunEnd, SavedConfig, State, StateEdit, Status, TurnInFlight, WeakAgent, Written,
+    Admission, Agent, AgentCallbacks, Config, Delivery, Durable, Extras, HistoryOwner, RECORD_DELAY, RunEnd,
+    SavedConfig, State, StateEdit, Status, TurnInFlight, WeakAgent, Written,
     model_spec::{ModelSpec, choose_model},
+    state::{panicked, refused},
     task::{AgentName, AgentShared, Durability, Hold, Outlet, Setup, Task},
 };
 use crate::{
     message::History,
     panics::contained_async,
     provider::{Credentials, Options, Registry, RetryPolicy},
+    run::Error,
     setters::setters,
     subscription::FeedLimits,
     tool::{Extensions, Tool, ToolLimits, ToolSet, ToolSetError},
@@ -45,7 +47,7 @@ const COMMANDS: usize = 32;
 ///     .start()
 ///     .await?;
 /// assert_eq!(agent.ask("Hello!").await?.text(), "Bonjour !");
-/// # Ok::<(), omni_agent::AgentError>(())
+/// # Ok::<(), omni_agent::Error>(())
 /// # })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -219,7 +221,7 @@ impl AgentBuilder {
         pub fn terminate_timeout(self, limit: Duration) { self.terminate_timeout = limit }
 
         /// Sets the number of prompts that may be staged at the same time. The default is 8. If the queue is full,
-        /// [`prompt`](Agent::prompt) fails with [`AgentError::QueueFull`].
+        /// [`prompt`](Agent::prompt) fails with [`ErrorKind::QueueFull`](crate::ErrorKind::QueueFull).
         pub fn max_staged(self, max_staged: u16) { self.max_staged = max_staged }
     }
 
@@ -260,11 +262,12 @@ impl AgentBuilder {
     ///
     /// # Errors
     ///
-    /// - [`AgentError::NoModel`] or [`AgentError::Model`] if the model is missing or unknown.
-    /// - [`AgentError::InvalidTools`] if tools conflict.
-    /// - [`AgentError::InvalidOutputSchema`], [`AgentError::InvalidHistory`], [`AgentError::ZeroSteps`] or
-    ///   [`AgentError::ZeroTimeout`] if a setting is invalid.
-    /// - [`AgentError::Refused`] or [`AgentError::Panicked`] if `init` fails.
+    /// - [`ErrorKind::Config`](crate::ErrorKind::Config) or [`ErrorKind::UnknownModel`](crate::ErrorKind::UnknownModel)
+    ///   if the model is missing or unknown.
+    /// - [`ErrorKind::Config`](crate::ErrorKind::Config) if tools conflict.
+    /// - [`ErrorKind::InvalidSettings`](crate::ErrorKind::InvalidSettings) or
+    ///   [`ErrorKind::Config`](crate::ErrorKind::Config) if a setting is invalid.
+    /// - [`ErrorKind::Callback`](crate::ErrorKind::Callback) if `init` fails.
     ///
     /// # Cancel safety
     ///
@@ -273,7 +276,7 @@ impl AgentBuilder {
     /// # Panics
     ///
     /// Panics outside a tokio runtime.
-    pub async fn start(self) -> Result<Agent, AgentError> {
+    pub async fn start(self) -> Result<Agent, Error> {
         self.launch(false, None).await
     }
 
@@ -282,7 +285,8 @@ impl AgentBuilder {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`start`](Self::start), and [`AgentError::HistoryOwned`] if `init` changes the history.
+    /// Returns the errors of [`start`](Self::start), and [`ErrorKind::Config`](crate::ErrorKind::Config) if `init`
+    /// changes the history.
     ///
     /// # Cancel safety
     ///
@@ -291,7 +295,7 @@ impl AgentBuilder {
     /// # Panics
     ///
     /// Panics outside a tokio runtime.
-    pub(crate) async fn start_owned(self) -> Result<(Agent, HistoryOwner), AgentError> {
+    pub(crate) async fn start_owned(self) -> Result<(Agent, HistoryOwner), Error> {
         let is_recorded = self.records > Durable::Turns || self.in_flight.is_some();
         let written = is_recorded.then(Arc::<Written>::default);
         let agent = self.launch(true, written.clone()).await?;
@@ -299,7 +303,7 @@ impl AgentBuilder {
         Ok((agent, owner))
     }
 
-    async fn launch(self, owned: bool, written: Option<Arc<Written>>) -> Result<Agent, AgentError> {
+    async fn launch(self, owned: bool, written: Option<Arc<Written>>) -> Result<Agent, Error> {
         let saved = self.saved.map_or_else(SavedConfig::default, |saved| *saved);
         let config = Config {
             model: choose_model(self.model, saved.model, self.registry.as_ref())?,
@@ -366,7 +370,7 @@ async fn init(
     draft: &mut StateEdit,
     extensions: &Extensions,
     weak: &WeakAgent,
-) -> Result<(), AgentError> {
+) -> Result<(), Error> {
     let state = State {
         config: Arc::new(draft.config.clone()),
         history: draft.history.clone(),
@@ -377,8 +381,8 @@ async fn init(
         agent: weak.clone(),
     };
     match contained_async(async { callbacks.init(draft, &state).await }).await {
-        Ok(done) => done.map_err(AgentError::refused),
-        Err(message) => Err(AgentError::Panicked("init", message)),
+        Ok(done) => done.map_err(refused),
+        Err(message) => Err(panicked("init", &message)),
     }
 }
 

@@ -49,7 +49,7 @@ use crate::{
 ///
 /// let agent = Agent::builder().model(model).tool(delete).callbacks(ReadOnly).start().await?;
 /// assert_eq!(agent.ask("Delete notes.md.").await?.text(), "I may not delete files.");
-/// # Ok::<(), omni_agent::AgentError>(())
+/// # Ok::<(), omni_agent::Error>(())
 /// # })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -260,9 +260,9 @@ pub enum ErrorDecision {
     /// status of 300 to 399, 404 or 405 and each error with the status 501 or 505 do not count, because they concern
     /// the model or the address. If another model got the last request, only errors of that model count.
     ///
-    /// [`InvalidRequest`]: crate::provider::ErrorKind::InvalidRequest
-    /// [`Unsupported`]: crate::provider::ErrorKind::Unsupported
-    /// [`ContextTooLong`]: crate::provider::ErrorKind::ContextTooLong
+    /// [`InvalidRequest`]: crate::provider::ProviderErrorKind::InvalidRequest
+    /// [`Unsupported`]: crate::provider::ProviderErrorKind::Unsupported
+    /// [`ContextTooLong`]: crate::provider::ProviderErrorKind::ContextTooLong
     Stop,
     /// End the run with an error event, and discard the turn.
     Discard,

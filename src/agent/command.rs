@@ -1,22 +1,23 @@
 //! The commands that a handle sends to its agent's task.
 
-use std::{any::Any, error::Error, sync::Arc, time::Duration};
+use std::{any::Any, error::Error as StdError, sync::Arc, time::Duration};
 
 use tokio::sync::oneshot;
 
 use super::{
-    Accepted, AgentError, Asker, Event, FirstMessage, Moment, Prompt, PromptId, PromptState, Snapshot, State,
-    StateEdit, Status, core::Resume,
+    Accepted, Asker, Event, FirstMessage, Moment, Prompt, PromptId, PromptState, Snapshot, State, StateEdit,
+    Status, core::Resume,
 };
 use crate::{
     message::{History, TurnId},
+    run::Error,
     subscription::{Attachment, EventId},
     telemetry::Caller,
 };
 
 pub(super) type Reply<T> = oneshot::Sender<T>;
-pub(super) type CommandResult<T> = Result<T, AgentError>;
-pub(super) type Edit = Box<dyn FnOnce(&mut StateEdit) -> Result<(), Box<dyn Error + Send + Sync>> + Send>;
+pub(super) type CommandResult<T> = Result<T, Error>;
+pub(super) type Edit = Box<dyn FnOnce(&mut StateEdit) -> Result<(), Box<dyn StdError + Send + Sync>> + Send>;
 
 /// The command that ends the agent.
 pub(super) struct Stop {

@@ -55,7 +55,7 @@ pub(crate) use pauses::{Resume, check_decision};
 use rare::RareList;
 
 use super::{
-    AgentError, Durable, Event, Failure, Prompt, RunEnd, Snapshot, StateView, Status,
+    Durable, Event, Failure, Prompt, RunEnd, Snapshot, StateView, Status,
     decision::Waits,
     phase::{
         AfterEvent, Asked, Between, Op, Origin, OutputRequirement, Phase, SentRequest, Stage, Turn, Working,
@@ -65,6 +65,7 @@ use super::{
 use crate::{
     message::{Content, History, Message, MessageId, Role, Timestamp, TurnId, Usage, answer_open_tool_uses},
     provider::{Corrections, Fold, Model},
+    run::Error,
     subscription::EventId,
     tool::Replay,
 };
@@ -219,8 +220,8 @@ impl Core {
     }
 
     /// Returns an error if the agent is not idle.
-    pub(super) fn ensure_idle(&self) -> Result<(), AgentError> {
-        if self.is_at_rest() { Ok(()) } else { Err(AgentError::Busy(self.emitted_status)) }
+    pub(super) fn ensure_idle(&self) -> Result<(), Error> {
+        if self.is_at_rest() { Ok(()) } else { Err(Error::busy("agent", self.emitted_status)) }
     }
 
     // ---- turns ----
@@ -232,7 +233,7 @@ impl Core {
         ask: bool,
         recorded: bool,
         cx: &mut Context<'_>,
-    ) -> Result<(), AgentError> {
+    ) -> Result<(), Error> {
         let turn = (cx.turn_id)();
         let (message, origin) = open(&self.history, prompt, turn, ask, cx)?;
         self.begin_turn(turn, message, origin, 0, recorded, cx);
@@ -414,9 +415,9 @@ fn open(
     turn: TurnId,
     ask: bool,
     cx: &Context<'_>,
-) -> Result<(Message, Origin), AgentError> {
-    let content = answer_open_tool_uses(history, std::mem::take(&mut prompt.content))
-        .map_err(AgentError::InvalidPrompt)?;
+) -> Result<(Message, Origin), Error> {
+    let content =
+        answer_open_tool_uses(history, std::mem::take(&mut prompt.content)).map_err(Error::unfit_prompt)?;
     let id = prompt.id.clone().map_or(MessageId::made(turn, 0), MessageId::from);
     let message = Message { app_data: prompt.app_data.take(), ..user_message(id, content, cx) };
     Ok((message, origin(prompt, ask, cx)))

@@ -80,7 +80,7 @@ pub enum Status {
 ///     }
 /// }
 /// assert_eq!(steps, 1);
-/// # Ok::<(), omni_agent::AgentError>(())
+/// # Ok::<(), omni_agent::Error>(())
 /// # })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

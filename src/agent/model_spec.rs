@@ -1,7 +1,9 @@
 //! Models specified by name, for the builder and for [`Config::set_model`](super::Config::set_model).
 
-use super::AgentError;
-use crate::provider::{Model, Registry, RegistryError};
+use crate::{
+    provider::{Model, Registry, RegistryError},
+    run::{Error, ErrorKind},
+};
 
 /// A model or the name of a model.
 #[derive(Clone, Debug)]
@@ -58,7 +60,7 @@ pub(super) fn choose_model(
     given: Option<ModelSpec>,
     saved: Option<String>,
     registry: Option<&Registry>,
-) -> Result<Model, AgentError> {
+) -> Result<Model, Error> {
     let look_up = |name: &str| match registry {
         Some(registry) => registry.model(name),
         // The default registry is created only for this lookup and then dropped, because an idle agent does not need
@@ -78,7 +80,10 @@ pub(super) fn choose_model(
         (Some(Name::Model(model)), _) => model,
         (Some(Name::Name(name)), _) => look_up(&name)?,
         (None, Some((_, error))) => return Err(error.clone().into()),
-        (None, None) => return Err(AgentError::NoModel),
+        (None, None) => {
+            let text = "no model is set; give the builder a Model or a `provider:model`";
+            return Err(Error::new(ErrorKind::Config, text));
+        }
     };
     let Some((saved, error)) = unknown else {
         return Ok(model);

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use super::{
-    AgentError, Prompt, PromptId, PromptState, Response, Snapshot, Status, WeakAgent, Written,
+    Prompt, PromptId, PromptState, Response, Snapshot, Status, WeakAgent, Written,
     command::{Change, Command},
 };
 use crate::{
     message::{History, Message},
+    run::Error,
     subscription::{End, EventId},
     telemetry::Caller,
 };
@@ -37,7 +38,7 @@ pub(crate) enum FirstMessage {
 }
 
 /// The sender that delivers the response of a run to the caller of `ask`.
-pub(crate) type Asker = oneshot::Sender<Result<Arc<Response>, AgentError>>;
+pub(crate) type Asker = oneshot::Sender<Result<Arc<Response>, Error>>;
 
 /// The agent's last event, its last record and its status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,8 +62,8 @@ impl HistoryOwner {
     ///
     /// # Errors
     ///
-    /// Returns [`AgentError::Stopped`] if the agent has ended.
-    pub(crate) async fn moment(&self) -> Result<Moment, AgentError> {
+    /// Returns [`ErrorKind::Ended`](crate::ErrorKind::Ended) if the agent has ended.
+    pub(crate) async fn moment(&self) -> Result<Moment, Error> {
         self.agent.call(Command::Moment).await.map_err(stopped)
     }
 
@@ -71,11 +72,8 @@ impl HistoryOwner {
     ///
     /// # Errors
     ///
-    /// Returns [`AgentError::Stopped`] if the agent has ended.
-    pub(crate) async fn prompt_state(
-        &self,
-        id: &PromptId,
-    ) -> Result<(EventId, Option<PromptState>), AgentError> {
+    /// Returns [`ErrorKind::Ended`](crate::ErrorKind::Ended) if the agent has ended.
+    pub(crate) async fn prompt_state(&self, id: &PromptId) -> Result<(EventId, Option<PromptState>), Error> {
         self.agent.call(|reply| Command::PromptState(id.clone(), reply)).await.map_err(stopped)
     }
 
@@ -84,9 +82,10 @@ impl HistoryOwner {
     ///
     /// # Errors
     ///
-    /// Returns [`AgentError::Busy`] if the agent is not idle. Returns [`AgentError::Moved`] if `at` is not the last
-    /// event. Returns [`AgentError::InvalidHistory`] if the history is invalid.
-    pub(crate) async fn set(&self, at: Option<EventId>, history: History) -> Result<EventId, AgentError> {
+    /// Returns [`ErrorKind::Busy`](crate::ErrorKind::Busy) if the agent is not idle. Returns
+    /// [`ErrorKind::Conflict`](crate::ErrorKind::Conflict) if `at` is not the last event. Returns
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config) if the history is invalid.
+    pub(crate) async fn set(&self, at: Option<EventId>, history: History) -> Result<EventId, Error> {
         self.change(at, Change::Set(history)).await
     }
 
@@ -96,7 +95,7 @@ impl HistoryOwner {
     /// # Errors
     ///
     /// Returns the errors of [`set`](Self::set).
-    pub(crate) async fn erase(&self, at: Option<EventId>, history: History) -> Result<EventId, AgentError> {
+    pub(crate) async fn erase(&self, at: Option<EventId>, history: History) -> Result<EventId, Error> {
         self.change(at, Change::Erase(history)).await
     }
 
@@ -110,10 +109,11 @@ impl HistoryOwner {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`set`](Self::set), with [`AgentError::InvalidHistory`] for `base`. For a prompt, also
-    /// returns the errors of [`Agent::prompt`](super::Agent::prompt). A message is sent unchanged, so the model can
-    /// respond to the same message again. Therefore, the operation fails with [`AgentError::NotAPrompt`] if the message
-    /// is not a user message, and with [`AgentError::InvalidPrompt`] if the tool results in the message do not cover
+    /// Returns the errors of [`set`](Self::set), with [`ErrorKind::Config`](crate::ErrorKind::Config) for `base`. For a
+    /// prompt, also returns the errors of [`Agent::prompt`](super::Agent::prompt). A message is sent unchanged, so the
+    /// model can respond to the same message again. Therefore, the operation fails with
+    /// [`ErrorKind::NotAPrompt`](crate::ErrorKind::NotAPrompt) if the message is not a user message, and with
+    /// [`ErrorKind::InvalidPrompt`](crate::ErrorKind::InvalidPrompt) if the tool results in the message do not cover
     /// all open tool uses of `base`.
     pub(crate) async fn begin(
         &self,
@@ -122,7 +122,7 @@ impl HistoryOwner {
         opening: FirstMessage,
         asker: Option<Asker>,
         caller: Caller,
-    ) -> Result<EventId, AgentError> {
+    ) -> Result<EventId, Error> {
         self.change(at, Change::Begin(base, opening, asker, caller)).await
     }
 
@@ -132,8 +132,8 @@ impl HistoryOwner {
     ///
     /// # Errors
     ///
-    /// Returns [`AgentError::Stopped`] if the agent has already ended.
-    pub(crate) async fn retire(&self, at: Option<EventId>) -> Result<bool, AgentError> {
+    /// Returns [`ErrorKind::Ended`](crate::ErrorKind::Ended) if the agent has already ended.
+    pub(crate) async fn retire(&self, at: Option<EventId>) -> Result<bool, Error> {
         self.agent.call(|reply| Command::Retire(at, reply)).await.map_err(stopped)
     }
 
@@ -150,8 +150,8 @@ impl HistoryOwner {
     ///
     /// # Errors
     ///
-    /// [`AgentError::Stopped`] if the agent has ended.
-    pub(crate) async fn take_up(&self) -> Result<(), AgentError> {
+    /// [`ErrorKind::Ended`](crate::ErrorKind::Ended) if the agent has ended.
+    pub(crate) async fn take_up(&self) -> Result<(), Error> {
         self.agent.call(Command::TakeUp).await.map_err(stopped)
     }
 
@@ -162,19 +162,19 @@ impl HistoryOwner {
     ///
     /// # Errors
     ///
-    /// [`AgentError::Stopped`] if the agent has ended.
-    pub(crate) async fn leave(&self) -> Result<(), AgentError> {
+    /// [`ErrorKind::Ended`](crate::ErrorKind::Ended) if the agent has ended.
+    pub(crate) async fn leave(&self) -> Result<(), Error> {
         self.agent.call(Command::Leave).await.map_err(stopped)
     }
 
-    async fn change(&self, at: Option<EventId>, change: Change) -> Result<EventId, AgentError> {
+    async fn change(&self, at: Option<EventId>, change: Change) -> Result<EventId, Error> {
         let command = |reply| Command::Change(at, change, reply);
         self.agent.call(command).await.map_err(stopped)?
     }
 }
 
-fn stopped(end: End<Snapshot>) -> AgentError {
-    AgentError::Stopped(end.reason)
+fn stopped(end: End<Snapshot>) -> Error {
+    Error::ended("agent", &end.reason)
 }
 
 crate::debug::impl_debug!(HistoryOwner { .. });

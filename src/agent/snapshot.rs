@@ -38,7 +38,7 @@ use crate::{
 ///     }
 /// }
 /// assert_eq!(view.messages().last().map(|message| message.text()).as_deref(), Some("Hello!"));
-/// # Ok::<(), omni_agent::AgentError>(())
+/// # Ok::<(), omni_agent::Error>(())
 /// # })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

@@ -3,11 +3,11 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{AgentError, Next, Prompt, Status, WeakAgent, model_spec::ModelSpec};
+use super::{Next, Prompt, Status, WeakAgent, model_spec::ModelSpec};
 use crate::{
     message::{Content, History, TurnId},
-    provider::{Fold, Model, Options, Registry, is_shallow},
-    run::MAX_ID,
+    provider::{Fold, Model, Options, Registry, RegistryError, is_shallow},
+    run::{Error, ErrorKind, MAX_ID},
     tool::{Extensions, ToolDeclaration, ToolSet},
 };
 
@@ -65,7 +65,7 @@ impl Config {
     /// ```
     /// # #[cfg(feature = "test-util")]
     /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-    /// use omni_agent::agent::{Agent, AgentError};
+    /// use omni_agent::{Agent, ErrorKind};
     /// use omni_agent::testing::ScriptedProvider;
     ///
     /// let agent = Agent::builder().model(ScriptedProvider::new([]).model()).start().await?;
@@ -73,19 +73,19 @@ impl Config {
     /// assert_eq!(agent.state().await?.config().model.name(), "test:other");
     ///
     /// let unknown = agent.set_state(|draft| Ok(draft.config.set_model("nobody:other")?)).await;
-    /// assert!(matches!(unknown, Err(AgentError::Model(_))));
-    /// # Ok::<(), AgentError>(())
+    /// assert_eq!(unknown.unwrap_err().kind(), ErrorKind::UnknownModel);
+    /// # Ok::<(), omni_agent::Error>(())
     /// # })?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     ///
-    /// Returns [`AgentError::Model`] if the name cannot be resolved. The model then remains unchanged. A closure of
-    /// [`set_state`](super::Agent::set_state) and `init` may return the error with `?`. The operation then fails with
-    /// this error.
+    /// Returns [`ErrorKind::UnknownModel`] if the name cannot be resolved. The model then remains unchanged. A closure
+    /// of [`set_state`](super::Agent::set_state) and `init` may return the error with `?`. The operation then fails
+    /// with this error.
     #[doc(alias = "switch model")]
-    pub fn set_model(&mut self, model: impl Into<ModelSpec>) -> Result<(), AgentError> {
+    pub fn set_model(&mut self, model: impl Into<ModelSpec>) -> Result<(), Error> {
         let registry = self.extras.as_ref().and_then(|extras| extras.registry.as_ref());
         self.model = model.into().resolve(registry, &self.model)?;
         Ok(())
@@ -104,7 +104,7 @@ impl Config {
             || self.tools.requires_approval(tool)
     }
 
-    pub(crate) fn check(&self) -> Result<(), AgentError> {
+    pub(crate) fn check(&self) -> Result<(), Error> {
         check(self.max_steps, self.turn_timeout, &self.options)
     }
 
@@ -182,15 +182,20 @@ pub(super) fn check(
     max_steps: Option<u32>,
     turn_timeout: Option<Duration>,
     options: &Options,
-) -> Result<(), AgentError> {
+) -> Result<(), Error> {
     if max_steps == Some(0) {
-        return Err(AgentError::ZeroSteps);
+        let text = "max_steps is 0, which allows no request; leave it unset for no limit";
+        return Err(Error::new(ErrorKind::InvalidSettings, text));
     }
     if turn_timeout == Some(Duration::ZERO) {
-        return Err(AgentError::ZeroTimeout);
+        let text = "turn_timeout is zero, which allows no turn; leave it unset for no limit";
+        return Err(Error::new(ErrorKind::InvalidSettings, text));
     }
     match options.output().and_then(|output| output.schema.error()) {
-        Some(error) => Err(AgentError::InvalidOutputSchema(error.clone())),
+        Some(error) => {
+            let text = format!("the output schema is invalid: {error}");
+            Err(Error::new(ErrorKind::InvalidSettings, text).with_source(error.clone()))
+        }
         None => Ok(()),
     }
 }
@@ -199,11 +204,13 @@ pub(super) fn check(
 const MAX_APP_DATA: usize = 16_384;
 
 impl Prompt {
-    pub(crate) fn check(&self) -> Result<(), AgentError> {
+    pub(crate) fn check(&self) -> Result<(), Error> {
         if let Some(length) = self.id.as_ref().map(|id| id.as_str().len())
             && !(1..=MAX_ID).contains(&length)
         {
-            return Err(AgentError::InvalidPromptId { length, limit: MAX_ID });
+            let text = format!("the prompt's id has {length} bytes; use an id of 1 to {MAX_ID} bytes");
+            let error = Error::new(ErrorKind::InvalidPrompt, text);
+            return Err(error.with_member("length", length).with_member("limit", MAX_ID));
         }
         if let Some(data) = self.app_data.as_deref() {
             check_app_data(data)?;
@@ -212,26 +219,59 @@ impl Prompt {
     }
 
     /// Checks the conditions for prompts that wait for a turn or a step.
-    pub(crate) fn check_staged(&self) -> Result<(), AgentError> {
+    pub(crate) fn check_staged(&self) -> Result<(), Error> {
         if self.content.0.iter().any(|block| matches!(block, Content::ToolUse(_) | Content::ToolResult(_))) {
-            return Err(AgentError::ResultsWhileBusy);
+            let text =
+                "a prompt with tool results cannot be staged; send it when the agent is idle, or use resume";
+            return Err(Error::new(ErrorKind::Busy, text));
         }
         if self.next == Next::Step && self.has_settings() {
-            return Err(AgentError::NotAtStep);
+            let text = "a prompt for the next step cannot have a model, options or limits; send them with a prompt for \
+                        the next turn";
+            return Err(Error::new(ErrorKind::NotAtStep, text));
         }
         Ok(())
     }
 }
 
-fn check_app_data(data: &Value) -> Result<(), AgentError> {
+fn check_app_data(data: &Value) -> Result<(), Error> {
     if !is_shallow(data) {
-        return Err(AgentError::DeepAppData { limit: Fold::MAX_DEPTH });
+        let limit = Fold::MAX_DEPTH;
+        let text = format!(
+            "the application's data in the prompt is nested too deeply; at most {limit} levels are allowed"
+        );
+        return Err(Error::new(ErrorKind::InvalidPrompt, text).with_member("limit", limit));
     }
     let size = data.to_string().len();
     if size > MAX_APP_DATA {
-        return Err(AgentError::LargeAppData { size, limit: MAX_APP_DATA });
+        let text = format!(
+            "the application's data in the prompt has {size} bytes as JSON, but at most {MAX_APP_DATA} are allowed; \
+             store the data elsewhere and put a reference into the prompt"
+        );
+        let error = Error::new(ErrorKind::InvalidPrompt, text);
+        return Err(error.with_member("size", size).with_member("limit", MAX_APP_DATA));
     }
     Ok(())
+}
+
+/// Converts the error that `init` or the closure of `set_state` returned. The error for an unresolved model name remains
+/// as it is.
+pub(super) fn refused(error: Box<dyn std::error::Error + Send + Sync>) -> Error {
+    let error = match error.downcast::<RegistryError>() {
+        Ok(error) => return (*error).into(),
+        Err(error) => error,
+    };
+    match error.downcast_ref::<Error>() {
+        Some(unknown) if unknown.kind() == ErrorKind::UnknownModel => unknown.clone(),
+        _ => {
+            let text = format!("init or the closure of set_state failed: {error}");
+            Error::new(ErrorKind::Callback, text).caused_by(error.into())
+        }
+    }
+}
+
+pub(super) fn panicked(code: &str, message: &str) -> Error {
+    Error::new(ErrorKind::Callback, format!("{code} panicked: {message}"))
 }
 
 /// The state that a callback sees. The callback may edit the configuration and read the rest.
@@ -310,10 +350,11 @@ pub struct StateEdit {
 
 impl StateEdit {
     /// Rejects a history that differs from `before`, because only the history's owner may change the history.
-    pub(crate) fn keep_history(&mut self, before: &History) -> Result<(), AgentError> {
+    pub(crate) fn keep_history(&mut self, before: &History) -> Result<(), Error> {
         if !self.history.same(before) {
             if self.history != *before {
-                return Err(AgentError::HistoryOwned);
+                let text = "the history belongs to the agent's session; change it through the session";
+                return Err(Error::new(ErrorKind::Config, text));
             }
             // The histories are equal, but their messages may be separate allocations. Keep the allocations of
             // `before`.
@@ -322,7 +363,7 @@ impl StateEdit {
         Ok(())
     }
 
-    pub(crate) fn check(&self, before: &History) -> Result<(), AgentError> {
+    pub(crate) fn check(&self, before: &History) -> Result<(), Error> {
         self.config.check()?;
         if !self.history.same(before) {
             self.history.check()?;

@@ -13,7 +13,6 @@ mod work;
 
 use std::{
     collections::VecDeque,
-    error::Error,
     pin::Pin,
     sync::{Arc, OnceLock, atomic::AtomicBool},
     time::Duration,
@@ -23,8 +22,8 @@ use futures_sink::Sink;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
-    Admission, AgentCallbacks, AgentError, Config, Delivery, DeliveryExtras, Durable, Event, Response,
-    RunEnd, Snapshot, State, WeakAgent,
+    Admission, AgentCallbacks, Config, Delivery, DeliveryExtras, Durable, Event, Response, RunEnd, Snapshot,
+    State, WeakAgent,
     command::{Command, Reply, Stop},
     core::{Call, Context, Core, Effect},
     phase::Op,
@@ -33,6 +32,7 @@ use crate::{
     actor::{OwnWake, Termination},
     message::{History, Timestamp, TurnId},
     provider::{Credentials, Model, Provider, RetryPolicy},
+    run::Error,
     subscription::{Attachment, End, EndReason, EventId, Feed, FeedLimits},
     telemetry::Caller,
     tool::{Extensions, ToolLimits},
@@ -74,7 +74,7 @@ pub(crate) trait Hold: Send + Sync {
     fn epoch(&self) -> Option<u64>;
 
     /// Returns the reason why no prompt may be accepted now, if there is one.
-    fn reason(&self) -> Option<Arc<dyn Error + Send + Sync>>;
+    fn reason(&self) -> Option<Error>;
 }
 
 /// The state that handles and subscriptions share with the task. This state outlives the task.
@@ -83,7 +83,7 @@ pub(super) struct AgentShared {
     pub(super) termination: Termination<Snapshot>,
     pub(super) started: AtomicBool,
     /// The error that later calls of `stop` return, if the deadline passed before the agent had ended.
-    pub(super) cut_off: OnceLock<Box<AgentError>>,
+    pub(super) cut_off: OnceLock<Error>,
 }
 
 /// The task of an agent.
@@ -98,7 +98,7 @@ pub(super) struct Task {
     commit: Option<Box<Commit>>,
     /// The application events that wait for `handle_event`.
     notices: VecDeque<Box<dyn std::any::Any + Send>>,
-    asker: Option<oneshot::Sender<Result<Arc<Response>, AgentError>>>,
+    asker: Option<oneshot::Sender<Result<Arc<Response>, Error>>>,
     idle_waiters: Vec<Reply<()>>,
     instance: Option<Instance>,
     /// The tool calls that have not ended. `None` if no tool has run recently.

@@ -7,10 +7,11 @@ use std::{
 use futures_core::Stream;
 use futures_util::{StreamExt, stream};
 
-use super::{AgentError, Event, Response, RunEnd, RunOutcome, Snapshot, Status};
+use super::{Event, Response, RunEnd, RunOutcome, Snapshot, Status};
 use crate::{
     message::{Message, Role, TurnId},
     provider::{PartialBlock, StopReason},
+    run::Error,
     subscription::{Subscription, Update},
 };
 
@@ -28,9 +29,11 @@ use crate::{
 /// **End.** The stream ends when the turn is committed. The subscription is then positioned after the turn, and
 /// `text_deltas` can be called again for the next turn. If the agent is paused, the stream waits.
 ///
-/// **Errors.** If the turn is cancelled or fails, the last item is [`AgentError::Cancelled`] or [`AgentError::Failed`],
-/// even if a part of the failed turn is committed. If the agent ends before a turn is complete, the last item is
-/// [`AgentError::Stopped`]. An interrupted turn is committed, so its stream ends without an error.
+/// **Errors.** If the turn is cancelled or fails, the last item is
+/// [`ErrorKind::Cancelled`](crate::ErrorKind::Cancelled) or [`ErrorKind::Failed`](crate::ErrorKind::Failed), even if a
+/// part of the failed turn is committed. If the agent ends before a turn is complete, the last item is
+/// [`ErrorKind::Ended`](crate::ErrorKind::Ended). An interrupted turn is committed, so its stream ends without an
+/// error.
 ///
 /// **Resync.** If the reader was too slow, the missed text is read from the snapshot, so no text is repeated or lost.
 /// There are three exceptions. If the turn was cancelled or failed in the meantime, the response in the error is empty.
@@ -40,7 +43,7 @@ use crate::{
 /// **Retries.** If a request is repeated after a part of its response was streamed, the text of the new response
 /// follows the discarded part. To ignore discarded text, read the [events](Event::Retry) instead.
 #[must_use = "a stream does nothing unless it is read"]
-pub struct TextDeltas<'a>(Pin<Box<dyn Stream<Item = Result<String, AgentError>> + Send + 'a>>);
+pub struct TextDeltas<'a>(Pin<Box<dyn Stream<Item = Result<String, Error>> + Send + 'a>>);
 
 impl Subscription<Snapshot, Event> {
     /// Returns the text of one turn in pieces. This is the turn in flight or, if there is none, the next turn.
@@ -59,7 +62,7 @@ impl Subscription<Snapshot, Event> {
     /// while let Some(delta) = text.next().await {
     ///     print!("{}", delta?);
     /// }
-    /// # Ok::<(), omni_agent::AgentError>(())
+    /// # Ok::<(), omni_agent::Error>(())
     /// # })?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -107,7 +110,7 @@ impl<'a> TextDeltas<'a> {
                             turn.resync(snapshot_of(&snapshot));
                         }
                         if !turn.is_over {
-                            turn.end(Some(AgentError::Stopped(end.reason)));
+                            turn.end(Some(Error::ended("agent", &end.reason)));
                         }
                     }
                 }
@@ -120,19 +123,19 @@ impl<'a> TextDeltas<'a> {
     ///
     /// # Errors
     ///
-    /// Returns [`AgentError::Cancelled`], [`AgentError::Failed`] or [`AgentError::Stopped`]. After an error, the stream
-    /// ends.
+    /// Returns [`ErrorKind::Cancelled`](crate::ErrorKind::Cancelled), [`ErrorKind::Failed`](crate::ErrorKind::Failed)
+    /// or [`ErrorKind::Ended`](crate::ErrorKind::Ended). After an error, the stream ends.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future loses no text.
-    pub async fn next(&mut self) -> Option<Result<String, AgentError>> {
+    pub async fn next(&mut self) -> Option<Result<String, Error>> {
         self.0.next().await
     }
 }
 
 impl Stream for TextDeltas<'_> {
-    type Item = Result<String, AgentError>;
+    type Item = Result<String, Error>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         self.0.as_mut().poll_next(cx)
@@ -157,11 +160,11 @@ struct TurnText {
     is_over: bool,
     /// The text that was read but has not been returned yet.
     text: String,
-    error: Option<AgentError>,
+    error: Option<Error>,
 }
 
 impl TurnText {
-    fn end(&mut self, error: Option<AgentError>) {
+    fn end(&mut self, error: Option<Error>) {
         (self.is_over, self.error) = (true, error);
     }
 
@@ -183,9 +186,9 @@ impl TurnText {
             }
             Event::Retry { pending, .. } => (self.messages, self.partial) = (*pending, 0),
             Event::Turn(_) => self.end(None),
-            Event::Cancelled { response, .. } => self.end(Some(AgentError::Cancelled(Arc::clone(response)))),
+            Event::Cancelled { response, .. } => self.end(Some(Error::cancelled(Arc::clone(response)))),
             Event::Error { failure, response, .. } => {
-                self.end(Some(AgentError::Failed(failure.clone(), Arc::clone(response))));
+                self.end(Some(Error::failed(failure.clone(), Arc::clone(response))));
             }
             _ => {}
         }
@@ -227,7 +230,7 @@ impl TurnText {
             |reason| Arc::new(Response::empty(&snapshot.state.model, reason, snapshot.step, snapshot.run));
         let failed = outcome.and_then(|outcome| match outcome {
             RunOutcome::Failed { failure } => {
-                Some(AgentError::Failed(failure.clone(), response(StopReason::Other("error".into()))))
+                Some(Error::failed(failure.clone(), response(StopReason::Other("error".into()))))
             }
             _ => None,
         });
@@ -243,7 +246,7 @@ impl TurnText {
         match outcome {
             Some(RunOutcome::Failed { .. }) => self.end(failed),
             Some(_) if is_kept && self.prompt.is_none() => self.end(None),
-            Some(_) => self.end(Some(AgentError::Cancelled(response(StopReason::Cancelled)))),
+            Some(_) => self.end(Some(Error::cancelled(response(StopReason::Cancelled)))),
             None => {}
         }
     }

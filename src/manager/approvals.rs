@@ -9,12 +9,16 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::time::{Instant, sleep_until};
 
-use super::{Inner, Manager, ManagerError, opening::in_a_task, recovery::USUAL_LEASE};
+use super::{
+    Inner, Manager,
+    opening::{aborted, in_a_task},
+    recovery::USUAL_LEASE,
+};
 use crate::{
-    agent::{AgentError, check_decision},
+    agent::check_decision,
     message::{Timestamp, ToolUse, ToolUseId},
-    run::{self, TurnRecord},
-    session::{Session, SessionCommand, SessionError, Tenure},
+    run::{self, Error, ErrorKind, TurnRecord},
+    session::{Session, SessionCommand, Tenure, damaged_turn},
     store::{
         Commit, ConversationId, Filter, Labels, Owner, Page, PendingApproval, Position, StoreError,
         StoredTurn, TurnSummary, Turns, Undecidable, Write,
@@ -108,11 +112,7 @@ impl Manager {
     ///
     /// Returns the error of the store, such as [`StoreError::Unsupported`] if the store does not keep turns, or if
     /// there is a filter and the store does not support labels.
-    pub async fn pending_approvals(
-        &self,
-        filter: &Filter,
-        page: Page,
-    ) -> Result<Vec<Approval>, ManagerError> {
+    pub async fn pending_approvals(&self, filter: &Filter, page: Page) -> Result<Vec<Approval>, Error> {
         let mut page = page;
         loop {
             let turns = self.waiting_turns(filter, page.clone()).await?;
@@ -129,11 +129,7 @@ impl Manager {
     }
 
     /// Returns the turns that [`pending_approvals`](Self::pending_approvals) lists, with those that can't be read.
-    pub(crate) async fn waiting_turns(
-        &self,
-        filter: &Filter,
-        page: Page,
-    ) -> Result<Vec<TurnSummary>, ManagerError> {
+    pub(crate) async fn waiting_turns(&self, filter: &Filter, page: Page) -> Result<Vec<TurnSummary>, Error> {
         self.0.begin_sweeping();
         Ok(self.0.store.turns(Turns::Waiting, filter, page).await?)
     }
@@ -150,16 +146,16 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// - [`ManagerError::StaleApproval`] if the tool use does not wait for a decision. It was decided by somebody else,
+    /// - [`ErrorKind::StaleDecision`] if the tool use does not wait for a decision. It was decided by somebody else,
     ///   its time limit has passed, or its turn has ended.
-    /// - [`ManagerError::OpenElsewhere`] if the conversation is open in another process. Decide there. The call first
-    ///   waits for the [decide timeout](super::ManagerBuilder::decide_timeout), because the process may have crashed, and
-    ///   its lease then ends.
-    /// - [`AgentError::LongName`] if the name is too long.
-    /// - [`AgentError::DeepDecision`] if the decision has more than 64 levels of arrays and objects.
-    /// - [`SessionError::DamagedTurn`] if the recorded turn can't be read.
+    /// - [`ErrorKind::OpenElsewhere`] if the conversation is open in another process. Decide there. The call first
+    ///   waits for the [decide timeout](super::ManagerBuilder::decide_timeout), because the process may have crashed,
+    ///   and its lease then ends.
+    /// - [`ErrorKind::InvalidDecision`] if the name is too long.
+    /// - [`ErrorKind::InvalidDecision`] if the decision has more than 64 levels of arrays and objects.
+    /// - [`ErrorKind::DamagedTurn`] if the recorded turn can't be read.
     /// - [`StoreError::NotFound`], or another error of the store. If the outcome of a write is unknown, the decision
-    ///   may have been stored. A repetition then fails with [`ManagerError::StaleApproval`].
+    ///   may have been stored. A repetition then fails with [`ErrorKind::StaleDecision`].
     ///
     /// # Cancel safety
     ///
@@ -169,9 +165,9 @@ impl Manager {
         id: &ApprovalId,
         decision: Decision,
         by: Option<&str>,
-    ) -> Result<Decided, ManagerError> {
+    ) -> Result<Decided, Error> {
         self.0.begin_sweeping();
-        check_decision(&decision, by).map_err(SessionError::from)?;
+        check_decision(&decision, by)?;
         self.0.decide(id, decision, by).await
     }
 
@@ -184,7 +180,7 @@ impl Manager {
     /// # Errors
     ///
     /// Returns the errors of [`pending_approvals`](Self::pending_approvals).
-    pub async fn left(&self, filter: &Filter, page: Page) -> Result<Vec<TurnSummary>, ManagerError> {
+    pub async fn left(&self, filter: &Filter, page: Page) -> Result<Vec<TurnSummary>, Error> {
         let mut left = self.0.store.turns(Turns::Left, filter, page).await?;
         let registry = self.0.registry();
         // A store without owners does not know which conversations are open, so remove the open ones here.
@@ -213,7 +209,7 @@ impl Inner {
         id: &ApprovalId,
         decision: Decision,
         by: Option<&str>,
-    ) -> Result<Decided, ManagerError> {
+    ) -> Result<Decided, Error> {
         let by: Option<Arc<str>> = by.map(Into::into);
         let lease = self.store.lease_duration();
         let limit = self.decide_timeout;
@@ -226,7 +222,7 @@ impl Inner {
                 // The reply may wait for the store. The id is released so that other callers can close the session.
                 drop(hold);
                 match decide_in(&session, id, decision.clone(), by.as_deref()).await {
-                    Err(ManagerError::Session(SessionError::Ended(_))) => {
+                    Err(error) if error.kind() == ErrorKind::Ended => {
                         self.settled(&id.conversation).await;
                         continue;
                     }
@@ -234,7 +230,7 @@ impl Inner {
                 }
             }
             let now = Instant::now();
-            let (inner, wanted, cut_off) = (Arc::clone(self), id.clone(), id.conversation.clone());
+            let (inner, wanted) = (Arc::clone(self), id.clone());
             let (decision, by) = (decision.clone(), by.clone());
             let attempt = in_a_task(self.patience(), async move {
                 let decided = inner.decide_stored(&wanted, decision, by, known).await;
@@ -245,11 +241,11 @@ impl Inner {
                 decided
             });
             let attempt = attempt.await;
-            let attempt = attempt.unwrap_or_else(|reason| Err(ManagerError::CutOff { id: cut_off, reason }));
+            let attempt = attempt.unwrap_or_else(|reason| Err(aborted(&id.conversation, &reason)));
             let Err(owned) = attempt? else { return Ok(Decided::InStore) };
             let (turn, error) = *owned;
             if now >= until || self.shutting.is_cancelled() {
-                return Err(ManagerError::from(error).with_left(lease, begun.elapsed()));
+                return Err(with_left(error, lease, begun.elapsed()));
             }
             known = Some(turn);
             // The id is released meanwhile, so that other callers need not wait for the other process.
@@ -257,7 +253,7 @@ impl Inner {
                 biased;
                 // The shutdown does not wait for another attempt, so its lease could outlive the process.
                 () = self.shutting.cancelled() => {
-                    return Err(ManagerError::from(error).with_left(lease, begun.elapsed()));
+                    return Err(with_left(error, lease, begun.elapsed()));
                 }
                 () = sleep_until(until.min(now + delay)) => {}
             }
@@ -273,10 +269,10 @@ impl Inner {
         decision: Decision,
         by: Option<Arc<str>>,
         mut known: Option<StoredTurn>,
-    ) -> Result<Attempt, ManagerError> {
+    ) -> Result<Attempt, Error> {
         let mut conflicts = 0;
         loop {
-            let stale = |turn: Option<&StoredTurn>| ManagerError::stale(id, turn);
+            let stale = |turn: Option<&StoredTurn>| stale(id, &turn.map(open_uses).unwrap_or_default());
             if !self.store.keeps_turns() {
                 return Err(stale(None));
             }
@@ -297,13 +293,13 @@ impl Inner {
                 Err(Undecidable::Expired(record)) => (*record, Err(stale(Some(&turn)))),
                 Err(Undecidable::Stale) => return Err(stale(Some(&turn))),
                 Err(Undecidable::Damaged(problem)) => {
-                    return Err(SessionError::DamagedTurn { problem }.into());
+                    return Err(damaged_turn(&problem));
                 }
             };
             match self.record(&turn, &id.conversation, record).await {
                 Err(StoreError::Conflict { .. }) if conflicts < MAX_CONFLICTS => conflicts += 1,
                 Err(error @ StoreError::Owned { .. }) => return Ok(Err(Box::new((turn, error)))),
-                written => return written.map_err(ManagerError::from).and(result).map(Ok),
+                written => return written.map_err(Error::from).and(result).map(Ok),
             }
         }
     }
@@ -341,22 +337,35 @@ async fn decide_in(
     id: &ApprovalId,
     decision: Decision,
     by: Option<&str>,
-) -> Result<(), ManagerError> {
+) -> Result<(), Error> {
     let command = SessionCommand::Resume { tool_use_id: id.tool_use.clone(), turn: Some(id.turn), decision };
-    let stale = |waiting| ManagerError::StaleApproval { id: id.clone(), waiting };
-    match session.perform(command, by).await {
-        Ok(_) => Ok(()),
-        Err(SessionError::Agent(AgentError::NotPaused(_))) => Err(stale(Vec::new())),
-        Err(SessionError::Agent(AgentError::StaleResume { waiting, .. })) => Err(stale(waiting)),
-        Err(error) => Err(error.into()),
-    }
+    let performed = session.perform(command, by).await.map(|_| ());
+    performed.map_err(|error| match error.kind() {
+        ErrorKind::NotPaused | ErrorKind::StaleDecision => stale(id, &error.waiting()),
+        _ => error,
+    })
 }
 
-impl ManagerError {
-    fn stale(id: &ApprovalId, turn: Option<&StoredTurn>) -> Self {
-        let waiting = turn.map(open_uses).unwrap_or_default();
-        Self::StaleApproval { id: id.clone(), waiting }
-    }
+/// Returns the error for a decision about a tool use that does not wait. `waiting` lists those that do.
+fn stale(id: &ApprovalId, waiting: &[ToolUseId]) -> Error {
+    let list = waiting.iter().map(ToolUseId::as_str).collect::<Vec<_>>().join(", ");
+    let others = if waiting.is_empty() { list } else { format!("; decide on {list}") };
+    let text = format!(
+        "no decision is needed for {}: the tool use does not wait for a decision{others}",
+        id.tool_use
+    );
+    Error::new(ErrorKind::StaleDecision, text).with_member("waiting", waiting).with_member("approval", id)
+}
+
+/// Adds the maximum time until the lease expires, because the conversation is open elsewhere. `lease` is the duration of
+/// leases. A lease that was not renewed while the caller has `waited` lasts for the rest of it. If this caller has waited
+/// for longer than the duration, the lease was renewed.
+fn with_left(error: StoreError, lease: Option<Duration>, waited: Duration) -> Error {
+    let error = Error::from(error);
+    let Some(lease) = lease else { return error };
+    let left = lease.checked_sub(waited).unwrap_or(lease);
+    let text = format!("{error}, in at most {left:?}");
+    error.worded(text).with_member("retry_after", left)
 }
 
 /// Returns the tool uses of a stored turn that still wait for decisions when no process has the conversation open.

@@ -8,11 +8,15 @@ use tokio::{
 };
 use tracing::Instrument;
 
-use super::{Inner, ManagerError, Shutdown, opening::in_a_task};
+use super::{
+    Inner, Shutdown,
+    opening::{aborted, in_a_task},
+};
 use crate::{
     actor::OwnWake,
     agent::InFlight,
-    session::{Session, SessionError, Tenure},
+    run::{Error, ErrorKind},
+    session::{Session, Tenure},
     store::{ConversationId, Labels, Lease, StateChange, StoreError, Write},
 };
 
@@ -61,7 +65,7 @@ impl Inner {
         self: &Arc<Self>,
         id: &ConversationId,
         in_flight: InFlight,
-    ) -> Result<(), ManagerError> {
+    ) -> Result<(), Error> {
         // A conversation that waits for room has no session yet. Do not wait for its session, because that may take
         // long.
         if self.registry().is_waiting(id) {
@@ -78,11 +82,11 @@ impl Inner {
             Ok(ended?)
         })
         .await
-        .unwrap_or_else(|reason| Err(ManagerError::CutOff { id: id.clone(), reason }))
+        .unwrap_or_else(|reason| Err(aborted(id, &reason)))
     }
 
     /// Deletes a conversation after ending its session.
-    pub(super) async fn delete(self: &Arc<Self>, id: &ConversationId) -> Result<(), ManagerError> {
+    pub(super) async fn delete(self: &Arc<Self>, id: &ConversationId) -> Result<(), Error> {
         let (hold, session) = self.hold(id).await.split();
         let (inner, id, limit) = (Arc::clone(self), id.clone(), self.close_timeout);
         let gone = id.clone();
@@ -97,7 +101,7 @@ impl Inner {
             Ok(())
         })
         .await
-        .unwrap_or_else(|reason| Err(ManagerError::CutOff { id: gone, reason }))
+        .unwrap_or_else(|reason| Err(aborted(&gone, &reason)))
     }
 
     /// Sets the title or the labels of a conversation, whether it is open or not, and stores the change.
@@ -105,7 +109,7 @@ impl Inner {
         self: &Arc<Self>,
         id: &ConversationId,
         change: Description,
-    ) -> Result<(), ManagerError> {
+    ) -> Result<(), Error> {
         let hold = loop {
             let (hold, session) = self.hold(id).await.split();
             let Some(session) = session else { break hold };
@@ -115,11 +119,11 @@ impl Inner {
             };
             match described {
                 Ok(()) => {}
-                Err(SessionError::Ended(_)) => {
+                Err(error) if error.kind() == ErrorKind::Ended => {
                     session.ended().await;
                     break hold;
                 }
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(error),
             }
             // Release the id, so that other callers can open and close the session while the store is writing.
             drop(hold);
@@ -127,14 +131,20 @@ impl Inner {
                 Ok(()) => return Ok(()),
                 // The session has ended. If it did not store the change, the loop continues and the change
                 // is written directly to the store.
-                Err(SessionError::Ended(_)) => {
+                Err(error) if error.kind() == ErrorKind::Ended => {
                     session.ended().await;
-                    if let Ok(()) | Err(SessionError::Agent(_)) = session.stop(Duration::ZERO).await {
+                    let stopped = session.stop(Duration::ZERO).await;
+                    if stopped.err().is_none_or(|error| error.kind() == ErrorKind::Deadline) {
                         return Ok(());
                     }
                 }
                 Err(cause) => {
-                    return Err(ManagerError::ChangeUnsaved { id: id.clone(), cause: Box::new(cause) });
+                    let text = format!(
+                        "the new title or labels of conversation {id} are not stored yet; the open session keeps \
+                         them and stores them later: {cause}"
+                    );
+                    let error = Error::new(ErrorKind::ChangeUnsaved, text).with_source(cause);
+                    return Err(error.with_member("conversation", id));
                 }
             }
         };
@@ -150,7 +160,7 @@ impl Inner {
             Ok(())
         })
         .await
-        .unwrap_or_else(|reason| Err(ManagerError::CutOff { id: cut_off, reason }))
+        .unwrap_or_else(|reason| Err(aborted(&cut_off, &reason)))
     }
 
     /// Deletes a conversation that is not open.
@@ -210,7 +220,7 @@ impl Inner {
         grace: Duration,
         limit: Duration,
         in_flight: InFlight,
-    ) -> Result<(), SessionError> {
+    ) -> Result<(), Error> {
         let is_idle = !grace.is_zero() && timeout(grace, session.wait_until_idle()).await.is_ok();
         let begun = Instant::now();
         let titled = async {
@@ -243,7 +253,7 @@ impl Inner {
         begun: Instant,
         limits: Shutdown,
         ending: Ending,
-    ) -> Vec<(ConversationId, SessionError)> {
+    ) -> Vec<(ConversationId, Error)> {
         let mut ends = JoinSet::new();
         let mut failed = Vec::new();
         for portion in sessions.chunks(PORTION) {

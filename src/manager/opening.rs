@@ -7,12 +7,13 @@ use tokio::{sync::oneshot, task::JoinHandle, time::sleep};
 use tracing::Instrument;
 
 use super::{
-    Inner, ManagerError, OpenOptions, OpenedSession,
+    Inner, OpenOptions, OpenedSession,
     registry::{Claimed, Key, Lent},
     watching::Watch,
 };
 use crate::{
-    session::{Guard, Mode, Session, SessionError},
+    run::{Error, ErrorKind},
+    session::{Guard, Mode, Session},
     store::ConversationId,
 };
 
@@ -85,14 +86,14 @@ impl Inner {
         id: ConversationId,
         start: OpenOptions,
         from: Beginning,
-    ) -> Result<OpenedSession, ManagerError> {
+    ) -> Result<OpenedSession, Error> {
         let mode = start.mode;
         self.begin_sweeping();
         loop {
             let running = {
                 let registry = self.registry();
                 if registry.is_shut {
-                    return Err(ManagerError::ShutDown);
+                    return Err(shut_down());
                 }
                 registry.look(&id)
             };
@@ -100,11 +101,14 @@ impl Inner {
                 self.registry().touch(&id);
             }
             match running {
-                Some(Ok(_)) if !from.takes_running() => return Err(ManagerError::AlreadyExists { id }),
+                Some(Ok(_)) if !from.takes_running() => {
+                    let text = format!("conversation {id} already exists; open it, or choose another id");
+                    return Err(Error::new(ErrorKind::AlreadyExists, text).with_member("conversation", id));
+                }
                 Some(Ok(session)) => match subscribe(session, mode, false).await {
                     // The session has just ended. After the registry has recorded this, the loop starts a new session.
-                    Err(SessionError::Ended(_)) => self.settled(&id).await,
-                    opened => return Ok(opened?),
+                    Err(error) if error.kind() == ErrorKind::Ended => self.settled(&id).await,
+                    opened => return opened,
                 },
                 Some(Err(claim)) => claim.cancelled().await,
                 None => match self.claim(&id) {
@@ -112,7 +116,7 @@ impl Inner {
                     Ok((claim, Some(_))) => drop(claim),
                     // Check again whether the manager is shut down, because a shutdown that started before this claim
                     // does not wait for the claim.
-                    Ok((_, None)) if self.registry().is_shut => return Err(ManagerError::ShutDown),
+                    Ok((_, None)) if self.registry().is_shut => return Err(shut_down()),
                     Ok((claim, None)) => return self.start(claim, start, from).await,
                 },
             }
@@ -171,7 +175,7 @@ impl Inner {
         claim: Claim,
         start: OpenOptions,
         from: Beginning,
-    ) -> Result<OpenedSession, ManagerError> {
+    ) -> Result<OpenedSession, Error> {
         let id = claim.id.clone();
         let (reply, mut answer) = oneshot::channel();
         let inner = Arc::clone(self);
@@ -208,7 +212,7 @@ impl Inner {
         if let Ok(opened) = (&mut answer).await {
             return opened;
         }
-        Err(ManagerError::CutOff { id, reason: cut_off(task).await })
+        Err(aborted(&id, &cut_off(task).await))
     }
 
     /// Returns how long an operation may continue after its caller has stopped waiting. This is longer than closing a
@@ -222,7 +226,7 @@ impl Inner {
         claim: &Claim,
         start: OpenOptions,
         from: Beginning,
-    ) -> Result<(Session, Option<Guard>), ManagerError> {
+    ) -> Result<(Session, Option<Guard>), Error> {
         let (id, key) = (&claim.id, claim.key);
         let mut start = start;
         start.agent = Box::new(start.agent.registry(self.registry_of_models.clone()));
@@ -238,7 +242,7 @@ impl Inner {
         let builder = start.set_up(builder);
         // Each future is boxed separately, because the futures that open a session are large. Without the boxes, they
         // would all take up space in this future.
-        let starting: BoxFuture<'_, Result<Session, SessionError>> = match from {
+        let starting: BoxFuture<'_, Result<Session, Error>> = match from {
             Beginning::Stored => Box::pin(builder.open(id.clone())),
             Beginning::Generated => Box::pin(builder.create_with(id.clone())),
             Beginning::Named => Box::pin(builder.create_with_id(id.clone())),
@@ -248,7 +252,7 @@ impl Inner {
         let session = tokio::select! {
             biased;
             session = starting => session?,
-            () = self.shutting.cancelled() => return Err(ManagerError::ShutDown),
+            () = self.shutting.cancelled() => return Err(shut_down()),
         };
         let title = session.title().await.unwrap_or_default();
         let labels = session.labels().await.unwrap_or_default();
@@ -270,8 +274,8 @@ impl Inner {
 /// caller has stopped waiting, the work is given up.
 pub(super) async fn in_a_task<T: Send + 'static>(
     limit: Duration,
-    work: impl Future<Output = Result<T, ManagerError>> + Send + 'static,
-) -> Result<Result<T, ManagerError>, String> {
+    work: impl Future<Output = Result<T, Error>> + Send + 'static,
+) -> Result<Result<T, Error>, String> {
     let (mut reply, answer) = oneshot::channel();
     let working = async move {
         tokio::select! {
@@ -287,6 +291,16 @@ pub(super) async fn in_a_task<T: Send + 'static>(
     }
 }
 
+pub(super) fn shut_down() -> Error {
+    Error::new(ErrorKind::ShutDown, "the manager is shut down and opens nothing; build another manager")
+}
+
+/// Returns the error for an operation that was given up.
+pub(super) fn aborted(id: &ConversationId, reason: &str) -> Error {
+    let text = format!("the operation on conversation {id} was aborted: {reason}; try again");
+    Error::new(ErrorKind::Internal, text).with_member("conversation", id)
+}
+
 /// Returns why a task did not complete.
 async fn cut_off(task: JoinHandle<()>) -> String {
     task.await.err().map_or_else(|| "no caller waited any more".to_owned(), |error| error.to_string())
@@ -300,11 +314,7 @@ async fn abandoned<T>(reply: &mut oneshot::Sender<T>, limit: Duration) {
 
 /// Subscribes for the caller, and returns the session with the subscription. Without a mode, only checks that the
 /// session still replies.
-async fn subscribe(
-    session: Session,
-    mode: Option<Mode>,
-    started: bool,
-) -> Result<OpenedSession, SessionError> {
+async fn subscribe(session: Session, mode: Option<Mode>, started: bool) -> Result<OpenedSession, Error> {
     let subscription = if let Some(mode) = mode {
         Some(session.subscribe(mode).await?)
     } else {

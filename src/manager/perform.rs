@@ -4,8 +4,11 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Manager, ManagerError};
-use crate::store::{ConversationId, Labels};
+use super::Manager;
+use crate::{
+    run::Error,
+    store::{ConversationId, Labels},
+};
 
 /// An operation of a manager as data, for example from a client's request.
 ///
@@ -85,7 +88,7 @@ impl Manager {
     ///
     /// If the future is dropped, the operation may still take effect, as the documentation of the operation's method
     /// states.
-    pub async fn perform(&self, command: ManagerCommand) -> Result<(), ManagerError> {
+    pub async fn perform(&self, command: ManagerCommand) -> Result<(), Error> {
         match command {
             ManagerCommand::Rename { id, title } => self.rename(&id, title.as_deref()).await,
             ManagerCommand::Labels { id, labels } => self.set_labels(&id, labels).await,

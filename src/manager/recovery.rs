@@ -19,11 +19,14 @@ use tokio::{
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::Instrument;
 
-use super::{Inner, Manager, ManagerBuilder, ManagerError, OpenOptions, opening::Beginning};
+use super::{
+    Inner, Manager, ManagerBuilder, OpenOptions,
+    opening::{Beginning, aborted, shut_down},
+};
 use crate::{
     error_chain,
     panics::{contained, contained_async},
-    session::SessionError,
+    run::{Error, ErrorKind},
     store::{ConversationId, Filter, Page, Position, StoreError, StoredTurn, TurnSummary, Turns},
     time::{SHORTEST_INTERVAL, scaled},
 };
@@ -105,7 +108,7 @@ pub struct Recovered {
     /// The conversations that were opened, so that their turns continue.
     pub opened: Vec<ConversationId>,
     /// The conversations that could not be opened.
-    pub failed: Vec<(ConversationId, ManagerError)>,
+    pub failed: Vec<(ConversationId, Error)>,
 }
 
 /// A function that returns the options for opening the conversation of a turn, or `None` if this manager should not
@@ -210,8 +213,8 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// - [`ManagerError::NoStarter`] if the manager has no [starter](ManagerBuilder::starter).
-    /// - [`ManagerError::ShutDown`].
+    /// - [`ErrorKind::Config`] if the manager has no [starter](ManagerBuilder::starter).
+    /// - [`ErrorKind::ShutDown`].
     /// - The error of the store, such as [`StoreError::Unsupported`] if the store does not keep turns, or
     ///   [`StoreError::Failed`] if it does not list the turns within the
     ///   [recovery timeout](ManagerBuilder::recovery_timeout).
@@ -219,11 +222,15 @@ impl Manager {
     /// # Cancel safety
     ///
     /// If the future is dropped, conversations that are being opened are opened nevertheless.
-    pub async fn recover(&self) -> Result<Recovered, ManagerError> {
+    pub async fn recover(&self) -> Result<Recovered, Error> {
         if self.0.registry().is_shut {
-            return Err(ManagerError::ShutDown);
+            return Err(shut_down());
         }
-        let starter = self.0.recovery.starter.clone().ok_or(ManagerError::NoStarter)?;
+        let starter = self.0.recovery.starter.clone().ok_or_else(|| {
+            let text =
+                "the manager cannot recover turns, because it has no starter; set `ManagerBuilder::starter`";
+            Error::new(ErrorKind::Config, text)
+        })?;
         let mut recovered = Recovered::default();
         self.0.look_through(&starter, &mut Attempts::default(), None, usize::MAX, &mut recovered).await?;
         Ok(recovered)
@@ -235,7 +242,7 @@ enum Outcome {
     Opened,
     /// Somebody else works on the turn, or it needs nothing but decisions.
     Skipped,
-    Failed(ManagerError),
+    Failed(Error),
 }
 
 impl Inner {
@@ -303,7 +310,7 @@ impl Inner {
         mut after: Option<Position>,
         most: usize,
         recovered: &mut Recovered,
-    ) -> Result<Option<Position>, ManagerError> {
+    ) -> Result<Option<Position>, Error> {
         let now = self.listed(self.store.now()).await?;
         // The number is taken once, because the opened sessions take permits at different times.
         let room = self.limits.room();
@@ -348,7 +355,7 @@ impl Inner {
                 let one = async move {
                     let outcome = contained_async(inner.recover_one(&starter, &turn, verdict, options)).await;
                     let id = &turn.id;
-                    let outcome = outcome.unwrap_or_else(|reason| Outcome::Failed(cut_off(id, reason)));
+                    let outcome = outcome.unwrap_or_else(|reason| Outcome::Failed(aborted(id, &reason)));
                     (turn, outcome)
                 };
                 tasks.spawn(one.in_current_span());
@@ -402,23 +409,17 @@ impl Inner {
     }
 
     /// Records that a turn could not be opened.
-    fn failed(
-        &self,
-        turn: TurnSummary,
-        error: ManagerError,
-        attempts: &mut Attempts,
-        recovered: &mut Recovered,
-    ) {
+    fn failed(&self, turn: TurnSummary, error: Error, attempts: &mut Attempts, recovered: &mut Recovered) {
         attempts.failed(&turn, self.recovery.begun.elapsed());
         // Do not report a turn that a newer version of this crate has recorded: a process with that version continues
         // it.
-        if !matches!(error, ManagerError::Session(SessionError::NewerTurn { .. })) {
+        if error.kind() != ErrorKind::NewerTurn {
             self.report_failure(&turn.id, &error);
         }
         recovered.failed.push((turn.id, error));
     }
 
-    fn report_failure(&self, id: &ConversationId, error: &ManagerError) {
+    fn report_failure(&self, id: &ConversationId, error: &Error) {
         let reason = error_chain(error);
         tracing::warn!(%id, error = reason, "the turn in flight of a conversation could not be continued");
         self.registry().emit_not_recovered(id, reason);
@@ -443,10 +444,8 @@ impl Inner {
         let limit = self.recovery.timeout;
         timeout(limit, recovered).await.map_or_else(
             |_| {
-                Outcome::Failed(cut_off(
-                    &turn.id,
-                    format!("the conversation was not opened within {limit:?}"),
-                ))
+                let reason = format!("the conversation was not opened within {limit:?}");
+                Outcome::Failed(aborted(&turn.id, &reason))
             },
             |outcome| outcome.unwrap_or_else(Outcome::Failed),
         )
@@ -456,14 +455,15 @@ impl Inner {
         self: &Arc<Self>,
         id: &ConversationId,
         options: Option<OpenOptions>,
-    ) -> Result<Outcome, ManagerError> {
+    ) -> Result<Outcome, Error> {
         let Some(options) = options else { return Ok(Outcome::Skipped) };
         match self.open(id.clone(), options.subscribe(None), Beginning::Stored).await {
             Ok(_) => Ok(Outcome::Opened),
             // Another process was faster, or the conversation was deleted.
-            Err(ManagerError::OpenElsewhere { .. } | ManagerError::ShutDown) => Ok(Outcome::Skipped),
-            Err(error) if error.is_not_found() => Ok(Outcome::Skipped),
-            Err(error) => Err(error),
+            Err(error) => match error.kind() {
+                ErrorKind::OpenElsewhere | ErrorKind::ShutDown | ErrorKind::NotFound => Ok(Outcome::Skipped),
+                _ => Err(error),
+            },
         }
     }
 
@@ -482,7 +482,7 @@ impl Inner {
                 inner.open_for(&id, ask(&starter, &turn)?).await
             };
             let opened = contained_async(opened).await;
-            if let Err(error) = opened.unwrap_or_else(|panic| Err(cut_off(&id, panic))) {
+            if let Err(error) = opened.unwrap_or_else(|panic| Err(aborted(&id, &panic))) {
                 inner.report_failure(&id, &error);
             }
         };
@@ -491,7 +491,7 @@ impl Inner {
 
     /// Applies the decisions for the time limits of a stored turn that have passed. Returns whether the conversation
     /// should be opened: no other caller or process works on it, and the turn needs more than decisions.
-    async fn expire(self: &Arc<Self>, id: &ConversationId) -> Result<bool, ManagerError> {
+    async fn expire(self: &Arc<Self>, id: &ConversationId) -> Result<bool, Error> {
         let (_hold, session) = self.hold(id).await.split();
         // A shutdown that began before this claim does not wait for it.
         if session.is_some() || self.registry().is_shut {
@@ -518,12 +518,8 @@ fn only_waits(turn: &StoredTurn) -> bool {
 }
 
 /// Asks the application for the options to open the conversation of a turn.
-fn ask(starter: &Arc<Starter>, turn: &TurnSummary) -> Result<Option<OpenOptions>, ManagerError> {
-    contained(|| starter(turn)).map_err(|panic| cut_off(&turn.id, format!("the starter panicked: {panic}")))
-}
-
-fn cut_off(id: &ConversationId, reason: String) -> ManagerError {
-    ManagerError::CutOff { id: id.clone(), reason }
+fn ask(starter: &Arc<Starter>, turn: &TurnSummary) -> Result<Option<OpenOptions>, Error> {
+    contained(|| starter(turn)).map_err(|panic| aborted(&turn.id, &format!("the starter panicked: {panic}")))
 }
 
 fn with_jitter(interval: Duration) -> Duration {

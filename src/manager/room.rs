@@ -6,22 +6,25 @@ use futures_util::future::BoxFuture;
 use tokio::time::{Instant, sleep};
 
 use super::{
-    Inner, ManagerError,
-    opening::Claim,
+    Inner,
+    opening::{Claim, shut_down},
     registry::{Errand, InLine},
 };
-use crate::actor::passed;
+use crate::{
+    actor::passed,
+    run::{Error, ErrorKind},
+};
 
 impl Inner {
     /// Waits until there is room for one more session, if the number of open sessions is limited.
-    pub(super) async fn room(self: &Arc<Self>, claim: &Claim) -> Result<(), ManagerError> {
+    pub(super) async fn room(self: &Arc<Self>, claim: &Claim) -> Result<(), Error> {
         let Some(line) = self.registry().take_place(&claim.id, claim.key) else {
             return Ok(());
         };
         tokio::select! {
             biased;
             // The shutdown is checked first, because the shutdown itself may free the place.
-            () = self.shutting.cancelled() => return Err(ManagerError::ShutDown),
+            () = self.shutting.cancelled() => return Err(shut_down()),
             () = self.wait_in_line(line) => {}
             error = self.stuck(claim) => return Err(error),
         }
@@ -58,7 +61,7 @@ impl Inner {
 
     /// Returns an error when an opening has waited too long and some places are held by sessions whose tools are
     /// running. These tools may be waiting for the opening.
-    async fn stuck(&self, claim: &Claim) -> ManagerError {
+    async fn stuck(&self, claim: &Claim) -> Error {
         let Some(limit) = self.room_timeout else {
             return std::future::pending().await;
         };
@@ -67,11 +70,23 @@ impl Inner {
             sleep(limit.max(SHORTEST_ROOM_TIMEOUT)).await;
             let parents = self.registry().parents();
             if !parents.is_empty() {
-                return ManagerError::NoRoom { id: claim.id.clone(), waited: begun.elapsed(), parents };
+                let (id, waited) = (&claim.id, begun.elapsed());
+                let list = parents.iter().take(SHOWN).map(ToString::to_string).collect::<Vec<_>>().join(", ");
+                let more = parents.len().saturating_sub(SHOWN);
+                let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+                let text = format!(
+                    "there is no room to open conversation {id}: after {waited:?}, places are still held by sessions \
+                     whose tools run: {list}{more}; raise `max_open`, or set a time limit for tools"
+                );
+                let error = Error::new(ErrorKind::NoRoom, text).with_member("conversation", id);
+                return error.with_member("waited", waited).with_member("running", parents);
             }
         }
     }
 }
+
+/// The number of sessions that an error names.
+const SHOWN: usize = 5;
 
 /// The minimum interval between two checks for tools that hold places.
 const SHORTEST_ROOM_TIMEOUT: Duration = Duration::from_millis(1);

@@ -1,9 +1,13 @@
 //! Ends a manager with all its sessions.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
-use super::{Manager, ManagerError, closing::Ending};
-use crate::session::Session;
+use super::{Manager, closing::Ending};
+use crate::{
+    run::{Error, ErrorKind},
+    session::Session,
+    store::ConversationId,
+};
 
 impl Manager {
     /// Shuts the manager down and ends all sessions.
@@ -17,14 +21,14 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// [`ManagerError::EndedIncomplete`] lists the sessions that are not completely saved or whose aborted tools are
+    /// [`ErrorKind::EndedIncomplete`] lists the sessions that are not completely saved or whose aborted tools are
     /// still running. All sessions are closed in any case.
     ///
     /// # Cancel safety
     ///
     /// If the future is dropped, some sessions may remain open, but they refuse prompts. Call `shutdown` again to end
     /// them.
-    pub async fn shutdown(&self, limits: impl Into<Shutdown>) -> Result<(), ManagerError> {
+    pub async fn shutdown(&self, limits: impl Into<Shutdown>) -> Result<(), Error> {
         self.end_with(limits.into(), Ending::Stop).await
     }
 
@@ -44,11 +48,11 @@ impl Manager {
     /// # Cancel safety
     ///
     /// As for [`shutdown`](Self::shutdown). A later call of either method ends the remaining sessions.
-    pub async fn hand_over(&self, limits: impl Into<Shutdown>) -> Result<(), ManagerError> {
+    pub async fn hand_over(&self, limits: impl Into<Shutdown>) -> Result<(), Error> {
         self.end_with(limits.into(), Ending::HandOver).await
     }
 
-    async fn end_with(&self, limits: Shutdown, ending: Ending) -> Result<(), ManagerError> {
+    async fn end_with(&self, limits: Shutdown, ending: Ending) -> Result<(), Error> {
         let Shutdown { grace, deadline } = limits;
         let inner = &self.0;
         inner.registry().is_shut = true;
@@ -83,14 +87,33 @@ impl Manager {
         let left = grace.saturating_add(deadline).saturating_sub(begun.elapsed());
         let _ = tokio::time::timeout(left, inner.setup.all_released()).await;
         inner.registry().finish();
-        if failed.is_empty() { Ok(()) } else { Err(ManagerError::EndedIncomplete { sessions: failed }) }
+        if failed.is_empty() {
+            return Ok(());
+        }
+        const NAMED: usize = 3;
+        let mut named: Vec<_> =
+            failed.iter().take(NAMED).map(|(id, error)| format!("{id}: {error}")).collect();
+        if failed.len() > NAMED {
+            named.push(format!("and {} more", failed.len() - NAMED));
+        }
+        let text =
+            format!("{} of the sessions could not be ended completely: {}", failed.len(), named.join("; "));
+        let sessions: BTreeMap<_, _> = failed.into_iter().collect();
+        Err(Error::new(ErrorKind::EndedIncomplete, text).with_member("sessions", sessions))
+    }
+}
+
+impl Error {
+    /// Returns the sessions that a shutdown [could not end completely](ErrorKind::EndedIncomplete), with their errors.
+    pub fn sessions(&self) -> Vec<(ConversationId, Self)> {
+        self.typed::<BTreeMap<_, _>>("sessions").into_iter().flatten().collect()
     }
 }
 
 /// The time limits of a [shutdown](Manager::shutdown) or a [hand-over](Manager::hand_over).
 ///
 /// ```
-/// use std::time::Duration;
+/// use std::{collections::BTreeMap, time::Duration};
 /// use omni_agent::manager::Shutdown;
 ///
 /// let limits = Shutdown::within(Duration::from_secs(10)).with_grace(Duration::from_secs(5));

@@ -82,7 +82,7 @@ impl OpenOptions {
 
     /// Adds labels to the labels that a new conversation gets.
     #[cfg(any(feature = "acp", feature = "mcp-server", feature = "web"))]
-    pub(crate) fn add_labels(mut self, more: &Labels) -> Result<Self, crate::store::LabelError> {
+    pub(crate) fn add_labels(mut self, more: &Labels) -> Result<Self, crate::Error> {
         self.labels = Labels::new(self.labels.iter().chain(more.iter()))?;
         Ok(self)
     }

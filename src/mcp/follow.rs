@@ -15,6 +15,7 @@ use tokio::{
 use super::{McpError, server::ServerConnection, tool::tools};
 use crate::{
     Session,
+    run::ErrorKind,
     session::WeakSession,
     sync::lock,
     tool::{Replay, Schema, Tool, ToolSet},
@@ -119,7 +120,7 @@ async fn adopt(session: &WeakSession, server: &ServerConnection, tools: Arc<[Arc
         match adopted.await {
             Ok(()) => return Some(()),
             // A prompt has started another run. Wait again until the session is idle.
-            Err(error) if error.is_busy() => {}
+            Err(error) if error.kind() == ErrorKind::Busy => {}
             Err(error) => {
                 tracing::debug!(%error, "changed tools are not adopted");
                 return None;

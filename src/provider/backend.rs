@@ -36,7 +36,7 @@
 //! - A prompt that the backend may have accepted is never sent again automatically, since the backend might do the same
 //!   work twice.
 //! - No call takes longer than [`BackendLimits`] allow. A panic, silence and every other breach of the contract is
-//!   contained, and becomes an error of kind [`ErrorKind::Contract`](super::ErrorKind::Contract).
+//!   contained, and becomes an error of kind [`ProviderErrorKind::Contract`](super::ProviderErrorKind::Contract).
 //!
 //! # Branches
 //!
@@ -106,7 +106,7 @@
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
 //! let agent = Agent::builder().model(Model::new(Arc::new(BackendProvider::new(Echo)), "default")).start().await?;
 //! assert_eq!(agent.ask("Hello").await?.text(), "Hello");
-//! # Ok::<(), omni_agent::agent::AgentError>(())
+//! # Ok::<(), omni_agent::Error>(())
 //! # })?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -237,7 +237,7 @@ pub type EventStream = Pin<Box<dyn Stream<Item = BackendEvent> + Send>>;
 /// let agent = Agent::builder().model(model).start().await?;
 /// assert_eq!(agent.ask("Hello").await?.text(), "prompt 1");
 /// assert_eq!(agent.ask("Hello again").await?.text(), "prompt 2");
-/// # Ok::<(), omni_agent::agent::AgentError>(())
+/// # Ok::<(), omni_agent::Error>(())
 /// # })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

@@ -28,7 +28,7 @@
 //!
 //! ```
 //! use omni_agent::provider::{
-//!     BlockStart, Delta, ErrorKind, Part, ProviderError, Request, StopReason,
+//!     BlockStart, Delta, ProviderErrorKind, Part, ProviderError, Request, StopReason,
 //!     dialect::{Decoder, Dialect, Encoded, Frame, Framing},
 //! };
 //! use serde_json::Value;
@@ -66,10 +66,10 @@
 //!
 //!     fn error(&self, status: u16, body: &str) -> ProviderError {
 //!         let kind = match status {
-//!             401 | 403 => ErrorKind::Auth,
-//!             429 => ErrorKind::RateLimit,
-//!             500.. => ErrorKind::Service,
-//!             _ => ErrorKind::InvalidRequest,
+//!             401 | 403 => ProviderErrorKind::Auth,
+//!             429 => ProviderErrorKind::RateLimit,
+//!             500.. => ProviderErrorKind::Service,
+//!             _ => ProviderErrorKind::InvalidRequest,
 //!         };
 //!         ProviderError::new(kind, body).with_status(status).with_body(body)
 //!     }
@@ -84,7 +84,7 @@
 //!     fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
 //!         let line: Value = serde_json::from_str(frame.data).map_err(|error| {
 //!             let message = "a line of the response is not JSON";
-//!             ProviderError::new(ErrorKind::Decoding, message).with_source(error).with_body(frame.data)
+//!             ProviderError::new(ProviderErrorKind::Decoding, message).with_source(error).with_body(frame.data)
 //!         })?;
 //!         if let Some(text) = line["text"].as_str() {
 //!             if !self.started {
@@ -107,7 +107,7 @@
 //!     fn end(&mut self, _deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
 //!         match self.done {
 //!             true => Ok(()),
-//!             false => Err(ProviderError::new(ErrorKind::Truncated, "the stream ended before its last line")),
+//!             false => Err(ProviderError::new(ProviderErrorKind::Truncated, "the stream ended before its last line")),
 //!         }
 //!     }
 //! }
@@ -164,7 +164,7 @@ pub use ollama::OllamaChat;
 pub use responses::{OpenAiResponses, ReasoningItems};
 use serde_json::{Map, Value, json};
 
-use super::{CacheHint, Delta, ErrorKind, ProviderError, Request, UnsupportedAttachment};
+use super::{CacheHint, Delta, ProviderError, ProviderErrorKind, Request, UnsupportedAttachment};
 use crate::message::{Attachment, Message, Role};
 use crate::setters::setters;
 
@@ -283,7 +283,7 @@ pub trait Decoder: Send {
     ///
     /// # Errors
     ///
-    /// Returns [`ErrorKind::Truncated`] if the terminal event of the wire format was not decoded and
+    /// Returns [`ProviderErrorKind::Truncated`] if the terminal event of the wire format was not decoded and
     /// [`is_complete`](Decoder::is_complete) returns `false`.
     fn end(&mut self, deltas: &mut Vec<Delta>) -> Result<(), ProviderError>;
 }
@@ -302,7 +302,7 @@ fn cache_control(hint: CacheHint) -> Value {
 ///
 /// # Errors
 ///
-/// Returns [`ErrorKind::Unsupported`], unless
+/// Returns [`ProviderErrorKind::Unsupported`], unless
 /// [`Options::unsupported_attachment`](crate::provider::Options::unsupported_attachment) asks for a placeholder.
 pub fn placeholder(request: &Request, attachment: &Attachment, why: &str) -> Result<String, ProviderError> {
     let name = attachment.name.as_deref().unwrap_or("unnamed");
@@ -312,7 +312,7 @@ pub fn placeholder(request: &Request, attachment: &Attachment, why: &str) -> Res
             Ok(format!("[attachment {name} ({media_type}) left out: {why}]"))
         }
         UnsupportedAttachment::Error => Err(ProviderError::new(
-            ErrorKind::Unsupported,
+            ProviderErrorKind::Unsupported,
             format!(
                 "attachment {name} ({media_type}): {why}; set Options::unsupported_attachment to send a placeholder"
             ),

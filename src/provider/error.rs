@@ -9,7 +9,7 @@ use crate::error::{names, source_after};
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
-pub enum ErrorKind {
+pub enum ProviderErrorKind {
     /// The API key is missing, wrong, or lacks permission.
     Auth,
     /// Too many requests were sent. If the service requested a delay, `retry_after` contains it.
@@ -40,7 +40,7 @@ pub enum ErrorKind {
     Service,
 }
 
-impl ErrorKind {
+impl ProviderErrorKind {
     /// Returns whether the same request may succeed if it is sent again.
     pub fn is_transient(self) -> bool {
         match self {
@@ -62,7 +62,7 @@ impl ErrorKind {
     }
 }
 
-impl fmt::Display for ErrorKind {
+impl fmt::Display for ProviderErrorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Auth => "not authorised",
@@ -97,7 +97,7 @@ impl fmt::Display for ErrorKind {
 #[non_exhaustive]
 pub struct ProviderError {
     /// The kind of the failure.
-    pub kind: ErrorKind,
+    pub kind: ProviderErrorKind,
     /// A message for people to read, with advice if possible.
     pub message: String,
     /// Whether the same request may succeed if it is sent again.
@@ -123,7 +123,7 @@ impl ProviderError {
     pub const BODY_LIMIT: usize = 8 * 1024;
 
     /// Creates an error that is retryable if its kind is transient.
-    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+    pub fn new(kind: ProviderErrorKind, message: impl Into<String>) -> Self {
         Self {
             kind,
             message: message.into(),

@@ -3,7 +3,9 @@
 
 use std::sync::Arc;
 
-use super::{ErrorKind, ModelInfo, ProviderError, Request, ThinkingMode, ToolChoice, dialect::mention};
+use super::{
+    ModelInfo, ProviderError, ProviderErrorKind, Request, ThinkingMode, ToolChoice, dialect::mention,
+};
 use crate::{
     message::{Attachment, Content, Message, ResultBlock},
     tool::ToolSet,
@@ -13,9 +15,9 @@ use crate::{
 ///
 /// # Errors
 ///
-/// Returns [`ErrorKind::Unsupported`] if the request has tools and the model can't use tools, unless the options forbid
-/// tool use. Also returns [`ErrorKind::Unsupported`] if the request contains an attachment that the model does not
-/// accept, unless the options ask for a placeholder.
+/// Returns [`ProviderErrorKind::Unsupported`] if the request has tools and the model can't use tools, unless the
+/// options forbid tool use. Also returns [`ProviderErrorKind::Unsupported`] if the request contains an attachment that
+/// the model does not accept, unless the options ask for a placeholder.
 pub(super) fn fit(request: &mut Request) -> Result<Vec<String>, ProviderError> {
     let Some(info) = request.model_info.clone() else {
         return Ok(Vec::new());
@@ -37,7 +39,7 @@ fn tools(request: &mut Request, info: &ModelInfo) -> Result<(), ProviderError> {
         return Ok(());
     }
     let message = format!("{} can't use tools; remove the tools or choose another model", request.model);
-    Err(ProviderError::new(ErrorKind::Unsupported, message))
+    Err(ProviderError::new(ProviderErrorKind::Unsupported, message))
 }
 
 /// Removes the thinking option if the model can't think, because services reject such a request. Returns a warning if

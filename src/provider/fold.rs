@@ -6,7 +6,7 @@ pub use partial::PartialBlock;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{BlockStart, Delta, ErrorKind, MessageDelta, Part, ProviderError, StopReason};
+use super::{BlockStart, Delta, MessageDelta, Part, ProviderError, ProviderErrorKind, StopReason};
 use crate::message::{
     Content, Message, Role, Text, Thinking, Timestamp, ToolUse, ToolUseId, Usage, member_weight, value_weight,
 };
@@ -116,9 +116,9 @@ impl Fold {
     ///
     /// # Errors
     ///
-    /// Returns [`ErrorKind::Decoding`] if the delta does not fit. A delta does not fit if a block is out of order, if a
-    /// part belongs to another kind of block or to a block that has ended, or if a limit is exceeded. The fold stays
-    /// unchanged.
+    /// Returns [`ProviderErrorKind::Decoding`] if the delta does not fit. A delta does not fit if a block is out of
+    /// order, if a part belongs to another kind of block or to a block that has ended, or if a limit is exceeded. The
+    /// fold stays unchanged.
     pub fn apply(&mut self, delta: impl Borrow<Delta>) -> Result<(), ProviderError> {
         match delta.borrow() {
             Delta::Start { index, block } => self.start(*index, block.clone()),
@@ -261,13 +261,13 @@ impl Fold {
     ///
     /// # Errors
     ///
-    /// Returns [`ErrorKind::Truncated`] if there was no stop reason.
+    /// Returns [`ProviderErrorKind::Truncated`] if there was no stop reason.
     pub fn finish(self, now: Timestamp) -> Result<Completion, ProviderError> {
         let MessageDelta { model, stop_reason, usage, provider_data, warnings, output_enforced } =
             self.message;
         let Some(stop_reason) = stop_reason else {
             return Err(ProviderError::new(
-                ErrorKind::Truncated,
+                ProviderErrorKind::Truncated,
                 "the stream ended without saying why the answer ended",
             ));
         };
@@ -347,5 +347,5 @@ fn append(to: &mut String, text: &str) {
 }
 
 fn bad(message: String) -> ProviderError {
-    ProviderError::new(ErrorKind::Decoding, message)
+    ProviderError::new(ProviderErrorKind::Decoding, message)
 }

@@ -66,8 +66,8 @@ pub use services::{AlibabaRegion, OpenRouter, RoutingSort};
 
 /// How long an endpoint waits for a service.
 ///
-/// If a timeout expires, the request fails with an error of kind [`Timeout`](super::ErrorKind::Timeout) that names the
-/// timeout. The limit for a whole exchange is [`Options::timeout`](super::Options::timeout).
+/// If a timeout expires, the request fails with an error of kind [`Timeout`](super::ProviderErrorKind::Timeout) that
+/// names the timeout. The limit for a whole exchange is [`Options::timeout`](super::Options::timeout).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Timeouts {

@@ -9,9 +9,9 @@ use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 
 use super::{
-    Catalogue, Completion, Corrections, Delta, DeltaStream, ErrorKind, Fold, ModelInfo, OutputSchema, Part,
-    Provider, ProviderError, Request, RequestContext, RetryPolicy, catalogue::Traits, key::KeySource,
-    read_output, registry::split,
+    Catalogue, Completion, Corrections, Delta, DeltaStream, Fold, ModelInfo, OutputSchema, Part, Provider,
+    ProviderError, ProviderErrorKind, Request, RequestContext, RetryPolicy, catalogue::Traits,
+    key::KeySource, read_output, registry::split,
 };
 use crate::message::{Content, Timestamp, Usage};
 
@@ -40,7 +40,7 @@ use crate::message::{Content, Timestamp, Usage};
 /// let response = agent.ask("What animal says meow?").await?;
 /// assert_eq!(response.text(), "A cat.");
 /// assert_eq!(agent.state().await?.config().model.name(), "anthropic:claude-sonnet-4-6");
-/// # Ok::<(), omni_agent::agent::AgentError>(())
+/// # Ok::<(), omni_agent::Error>(())
 /// # })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -179,11 +179,11 @@ impl Model {
     /// stream's items. Dropping the stream ends the exchange.
     ///
     /// If the request's history does not pass [`History::check_sendable`](crate::message::History::check_sendable), the
-    /// stream returns an [`ErrorKind::InvalidRequest`], and nothing is sent.
+    /// stream returns an [`ProviderErrorKind::InvalidRequest`], and nothing is sent.
     pub fn stream(&self, request: Request) -> DeltaStream {
         if let Err(breach) = request.history.check_sendable() {
             let message = "the request's history is invalid; History::repair repairs it";
-            let error = ProviderError::new(ErrorKind::InvalidRequest, message).with_source(breach);
+            let error = ProviderError::new(ProviderErrorKind::InvalidRequest, message).with_source(breach);
             return Box::pin(stream::iter([Err(error)]));
         }
         let mut request = Request { model: Arc::clone(&self.0.id), ..request };
@@ -242,15 +242,15 @@ impl Model {
     /// let agent = Agent::builder().model(model).tool(time).max_steps(5).start().await?;
     /// let response = agent.ask("What time is it?").await?;
     /// assert_eq!(response.text(), "It is noon.");
-    /// # Ok::<(), omni_agent::agent::AgentError>(())
+    /// # Ok::<(), omni_agent::Error>(())
     /// # })?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     ///
-    /// Returns the errors of the service, of the connection and of [`Model::stream`], and [`ErrorKind::Truncated`] if
-    /// the response was truncated.
+    /// Returns the errors of the service, of the connection and of [`Model::stream`], and
+    /// [`ProviderErrorKind::Truncated`] if the response was truncated.
     ///
     /// # Cancel safety
     ///
@@ -295,9 +295,9 @@ impl Model {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`generate`](Model::generate). Returns [`ErrorKind::InvalidRequest`] if the output schema
-    /// is unusable. Returns [`ErrorKind::Output`] if the last response does not fit the schema; the response's text is
-    /// the body of this error. Tools are not run, so a response that uses tools does not fit.
+    /// Returns the errors of [`generate`](Model::generate). Returns [`ProviderErrorKind::InvalidRequest`] if the output
+    /// schema is unusable. Returns [`ProviderErrorKind::Output`] if the last response does not fit the schema; the
+    /// response's text is the body of this error. Tools are not run, so a response that uses tools does not fit.
     ///
     /// # Cancel safety
     ///
@@ -308,7 +308,8 @@ impl Model {
     {
         let output = request.options.output().cloned().unwrap_or_else(OutputSchema::of::<T>);
         if let Some(error) = output.schema.error() {
-            let refused = ProviderError::new(ErrorKind::InvalidRequest, "the output schema can't be used");
+            let refused =
+                ProviderError::new(ProviderErrorKind::InvalidRequest, "the output schema can't be used");
             return Err(refused.with_source(error.clone()));
         }
         request.options.set_output(Some(output.clone()));
@@ -334,7 +335,9 @@ impl Model {
             let limit = request.options.output_retries();
             if uses_tools || !corrections.allow_another(&answer.stop_reason, limit) {
                 let message = format!("the answer ended with {}: {problem}", answer.stop_reason);
-                return Err(ProviderError::new(ErrorKind::Output, message).with_body(&answer.message.text()));
+                return Err(
+                    ProviderError::new(ProviderErrorKind::Output, message).with_body(&answer.message.text())
+                );
             }
             corrections.add(answer.message, &problem, Timestamp::now());
         }

@@ -48,7 +48,7 @@ use crate::tool::Schema;
 /// agent.ask(Prompt::new("Write a poem.").with_options(creative)).await?;
 /// # let sent = provider.last_request().expect("a request").options;
 /// assert_eq!((sent.max_tokens(), sent.temperature()), (Some(2_000), Some(1.0)));
-/// # Ok::<(), omni_agent::agent::AgentError>(())
+/// # Ok::<(), omni_agent::Error>(())
 /// # })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

@@ -14,8 +14,8 @@ use tokio::time::{Instant, Sleep, sleep, sleep_until};
 use tracing::{Instrument, Span};
 
 use super::{
-    CacheHint, Delta, DeltaStream, ErrorKind, MessageDelta, ModelInfo, Provider, ProviderError, Request,
-    RequestContext,
+    CacheHint, Delta, DeltaStream, MessageDelta, ModelInfo, Provider, ProviderError, ProviderErrorKind,
+    Request, RequestContext,
     fit::fit,
     trace::{StreamTrace, error_type},
 };
@@ -245,7 +245,7 @@ fn first_content(
         if has_stop_reason {
             Ok(Begun::new(head, Box::pin(stream::empty())))
         } else {
-            Err(ProviderError::new(ErrorKind::Truncated, "the stream ended before the answer began"))
+            Err(ProviderError::new(ProviderErrorKind::Truncated, "the stream ended before the answer began"))
         }
     }
 }
@@ -387,7 +387,7 @@ impl Stream for RetryStream {
             }
             let message =
                 format!("no complete answer within {:?}, the request's total timeout", limit.timeout);
-            item = Poll::Ready(Some(Err(ProviderError::new(ErrorKind::Timeout, message))));
+            item = Poll::Ready(Some(Err(ProviderError::new(ProviderErrorKind::Timeout, message))));
         }
         if matches!(item, Poll::Ready(None | Some(Err(_)))) {
             this.state = RequestState::Over;

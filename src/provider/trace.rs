@@ -4,7 +4,9 @@ mod content;
 
 use tracing::Span;
 
-use super::{Delta, Effort, ErrorKind, Fold, Provider, ProviderError, Request, RequestContext, ThinkingMode};
+use super::{
+    Delta, Effort, Fold, Provider, ProviderError, ProviderErrorKind, Request, RequestContext, ThinkingMode,
+};
 use crate::telemetry::{self, CapturedContent, RequestFacts, RequestTrace};
 
 /// The type and the description of the failure if a provider panics.
@@ -63,7 +65,7 @@ impl StreamTrace {
             None => {
                 self.capture_output();
                 let truncated = !self.trace.has_finish_reason();
-                let kind = ErrorKind::Truncated;
+                let kind = ProviderErrorKind::Truncated;
                 let failure = truncated.then(|| (error_type(kind), kind.to_string()));
                 self.trace.end(failure.as_ref().map(|(kind, words)| (&**kind, &**words)));
             }
@@ -120,7 +122,7 @@ impl Drop for StreamTrace {
 }
 
 /// Returns the name of a kind of failure, as it is serialised.
-pub(crate) fn error_type(kind: ErrorKind) -> String {
+pub(crate) fn error_type(kind: ProviderErrorKind) -> String {
     serde_json::to_value(kind).ok().and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
 }
 

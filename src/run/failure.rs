@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::provider::{ErrorKind, PROVIDER_PANICKED, ProviderError};
+use crate::provider::{PROVIDER_PANICKED, ProviderError, ProviderErrorKind};
 
 /// The reason why a run failed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
@@ -69,13 +69,15 @@ impl Failure {
         // With some statuses, a service reports that it does not have the model or the address. It has not read the
         // content.
         let is_misdirected = match error.status {
-            Some(300..=399 | 404 | 405) => error.kind == ErrorKind::InvalidRequest,
+            Some(300..=399 | 404 | 405) => error.kind == ProviderErrorKind::InvalidRequest,
             status => matches!(status, Some(501 | 505)),
         };
         !is_misdirected
             && matches!(
                 error.kind,
-                ErrorKind::InvalidRequest | ErrorKind::Unsupported | ErrorKind::ContextTooLong
+                ProviderErrorKind::InvalidRequest
+                    | ProviderErrorKind::Unsupported
+                    | ProviderErrorKind::ContextTooLong
             )
     }
 

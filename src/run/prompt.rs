@@ -110,7 +110,7 @@ impl KnownPrompt {
 ///
 /// // The next prompt has the agent's settings again.
 /// agent.ask("Thank you!").await?;
-/// # Ok::<(), omni_agent::AgentError>(())
+/// # Ok::<(), omni_agent::Error>(())
 /// # })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -213,7 +213,7 @@ impl Prompt {
         /// let order = Prompt::new("Order two pizzas.").with_id("order-17");
         /// assert_eq!(agent.prompt(order.clone()).await?, Accepted::Started);
         /// assert!(matches!(agent.prompt(order).await?, Accepted::Known { .. }));
-        /// # Ok::<(), omni_agent::AgentError>(())
+        /// # Ok::<(), omni_agent::Error>(())
         /// # })?;
         /// # Ok::<(), Box<dyn std::error::Error>>(())
         /// ```
@@ -246,7 +246,7 @@ impl Prompt {
         /// let agent = Agent::builder().model(model).start().await?;
         /// let response = agent.ask(Prompt::new("Hi!").with_app_data(json!({ "channel": "email" }))).await?;
         /// assert_eq!(response.messages[0].app_data.as_ref().unwrap()["channel"], "email");
-        /// # Ok::<(), omni_agent::AgentError>(())
+        /// # Ok::<(), omni_agent::Error>(())
         /// # })?;
         /// # Ok::<(), Box<dyn std::error::Error>>(())
         /// ```

@@ -26,7 +26,7 @@ use crate::{
 /// for warning in &response.warnings {
 ///     eprintln!("warning: {warning}");
 /// }
-/// # Ok::<(), omni_agent::AgentError>(())
+/// # Ok::<(), omni_agent::Error>(())
 /// # })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

@@ -144,30 +144,6 @@ crate::debug::impl_debug! { StartRequest(self) {
     tools: self.tools().iter().map(|tool| (**tool).name()).collect::<Vec<_>>(), ..
 } }
 
-/// The connection to a client has failed.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum AcpError {
-    /// The client's messages can't be read.
-    #[error("the client's messages can't be read: {0}")]
-    Read(std::io::Error),
-    /// Messages to the client can't be written.
-    #[error("messages to the client can't be written: {0}")]
-    Write(std::io::Error),
-    /// The client has sent a message that is too long.
-    #[error("the client sent a message of more than {limit} bytes; send files as links")]
-    LongMessage {
-        /// The greatest allowed length in bytes.
-        limit: usize,
-    },
-    /// The client has sent many lines that are not messages.
-    #[error("the client does not speak the Agent Client Protocol; its last line was: {line}")]
-    NotMessages {
-        /// The beginning of the last line.
-        line: String,
-    },
-}
-
 /// An agent that editors use over the Agent Client Protocol. Its sessions are the conversations of a [`Manager`].
 ///
 /// See the [module](self).
@@ -255,9 +231,9 @@ impl AcpAgent {
     /// # Panics
     ///
     /// Panics outside a tokio runtime with time enabled.
-    pub async fn stdio(self) -> Result<(), AcpError> {
-        let (output, finished) = stdio::output().map_err(AcpError::Write)?;
-        let input = stdio::input().map_err(AcpError::Read)?;
+    pub async fn stdio(self) -> Result<(), crate::Error> {
+        let (output, finished) = stdio::output().map_err(stdio::unwritable)?;
+        let input = stdio::input().map_err(stdio::unreadable)?;
         let served = self.serve(input, output).await;
         finished.wait().await;
         served
@@ -280,7 +256,7 @@ impl AcpAgent {
         &self,
         input: impl AsyncRead + Unpin,
         output: impl AsyncWrite + Unpin,
-    ) -> Result<(), AcpError> {
+    ) -> Result<(), crate::Error> {
         // The future is large, because it contains all requests.
         Box::pin(server::run(self.0.clone(), input, output)).await
     }

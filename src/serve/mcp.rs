@@ -98,36 +98,6 @@ pub struct StartRequest {
     pub conversation: Option<ConversationId>,
 }
 
-/// The connection to a client has failed.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum McpServerError {
-    /// The client's messages can't be read.
-    #[error("the client's messages can't be read: {0}")]
-    Read(std::io::Error),
-    /// The standard output can't be used.
-    #[error("messages to the client can't be written: {0}")]
-    Write(std::io::Error),
-    /// The client has sent a message that is too long.
-    #[error("the client sent a message of more than {limit} bytes")]
-    LongMessage {
-        /// The greatest allowed length in bytes.
-        limit: usize,
-    },
-    /// The client does not read the messages that are sent to it.
-    #[error("the client does not read: {limit} messages wait; read the output of the server")]
-    NotReading {
-        /// The greatest allowed number of messages that wait.
-        limit: usize,
-    },
-    /// The first messages of the client do not begin a connection.
-    #[error("the client does not speak the Model Context Protocol: {reason}")]
-    Handshake {
-        /// The reason.
-        reason: String,
-    },
-}
-
 /// A server that other programs use over the Model Context Protocol. Its tools use the conversations of a [`Manager`].
 ///
 /// See the [module](self).
@@ -207,9 +177,9 @@ impl McpServer {
     /// # Panics
     ///
     /// Panics outside a tokio runtime with time enabled.
-    pub async fn stdio(self) -> Result<(), McpServerError> {
-        let (output, finished) = stdio::output().map_err(McpServerError::Write)?;
-        let input = stdio::input().map_err(McpServerError::Read)?;
+    pub async fn stdio(self) -> Result<(), crate::Error> {
+        let (output, finished) = stdio::output().map_err(stdio::unwritable)?;
+        let input = stdio::input().map_err(stdio::unreadable)?;
         let served = self.serve(input, output).await;
         finished.wait().await;
         served
@@ -232,7 +202,7 @@ impl McpServer {
         self,
         input: impl AsyncRead + Send + Unpin + 'static,
         output: impl AsyncWrite + Send + Unpin + 'static,
-    ) -> Result<(), McpServerError> {
+    ) -> Result<(), crate::Error> {
         let host: Arc<dyn Host> = Arc::new(self.local);
         let hosts = Arc::new(move |_: &_| Ok(Arc::clone(&host)));
         pipe::serve(Arc::new(self.info), hosts, input, output).await

@@ -19,11 +19,25 @@ use tokio_util::{
     sync::PollSender,
 };
 
+use crate::run::{Error, ErrorKind};
+
 /// The maximum size of a piece of input, in bytes.
 const PIECE: usize = 64 * 1024;
 
 /// The maximum time to wait, at the end, until the other side has read all output.
 const SOON: Duration = Duration::from_secs(1);
+
+/// Returns the error for a failure of the input of a connection.
+pub(super) fn unreadable(error: io::Error) -> Error {
+    let text = format!("the client's messages can't be read: {error}");
+    Error::new(ErrorKind::Connection, text).with_source(error)
+}
+
+/// Returns the error for a failure of the output of a connection.
+pub(super) fn unwritable(error: io::Error) -> Error {
+    let text = format!("messages to the client can't be written: {error}");
+    Error::new(ErrorKind::Connection, text).with_source(error)
+}
 
 /// Returns the standard input. A thread reads it piece by piece, and after each piece waits until the reader takes it.
 /// The thread ends when the input or the process ends.

@@ -6,7 +6,7 @@ use std::{
 use tokio::sync::oneshot;
 
 use super::{
-    Guard, Session, SessionError, Setup, Watcher, check_title,
+    Guard, Session, Setup, Watcher, check_title,
     core::{Core, StoredFlight, saved},
     life,
     loading::{LoadedTurn, Recovered, closed},
@@ -17,7 +17,7 @@ use super::{
 use crate::{
     agent::{Agent, AgentBuilder, Durable, RECORD_DELAY, Recover},
     message::Timestamp,
-    run::RunEnd,
+    run::{Error, ErrorKind, RunEnd},
     setters::setters,
     store::{ConversationId, Labels, Owner, Store, WriteId},
     subscription::FeedLimits,
@@ -132,9 +132,9 @@ impl SessionBuilder {
 
         /// Sets the limit of unsaved messages in approximate bytes. Defaults to 16 MiB.
         ///
-        /// Above the limit, new prompts fail with [`SessionError::StoreBehind`]. An active run continues. The limit
+        /// Above the limit, new prompts fail with [`ErrorKind::StoreBehind`](crate::ErrorKind::StoreBehind). An active run continues. The limit
         /// also applies to prompts that are sent through a weak handle of the agent. These prompts fail with
-        /// [`AgentError::OnHold`](crate::agent::AgentError::OnHold). If `handle_event` returns a prompt while the limit
+        /// [`ErrorKind::Draining`](crate::ErrorKind::Draining). If `handle_event` returns a prompt while the limit
         /// is exceeded, the prompt is returned in an error event.
         pub fn unsaved_limit(self, bytes: usize) { Arc::make_mut(&mut self.setup).unsaved_limit = bytes }
 
@@ -225,8 +225,7 @@ impl SessionBuilder {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`AgentBuilder::start`], [`SessionError::InitialHistory`], [`SessionError::NotDurable`],
-    /// and [`SessionError::LongTitle`].
+    /// Returns the errors of [`AgentBuilder::start`], [`ErrorKind::Config`] and [`ErrorKind::InvalidTitle`].
     ///
     /// # Cancel safety
     ///
@@ -235,12 +234,12 @@ impl SessionBuilder {
     /// # Panics
     ///
     /// Panics outside a tokio runtime.
-    pub async fn create(self) -> Result<Session, SessionError> {
+    pub async fn create(self) -> Result<Session, Error> {
         self.create_with(ConversationId::generate()).await
     }
 
     /// Starts a new conversation like [`create`](Self::create), with a generated id that no other conversation has.
-    pub(crate) async fn create_with(self, generated: ConversationId) -> Result<Session, SessionError> {
+    pub(crate) async fn create_with(self, generated: ConversationId) -> Result<Session, Error> {
         let (starting, _) = self.start_new(generated).await?;
         Ok(starting.run())
     }
@@ -261,7 +260,7 @@ impl SessionBuilder {
     /// # Panics
     ///
     /// Panics outside a tokio runtime.
-    pub async fn create_with_id(self, id: ConversationId) -> Result<Session, SessionError> {
+    pub async fn create_with_id(self, id: ConversationId) -> Result<Session, Error> {
         let store = Arc::clone(&self.store);
         // This check reports a taken id before the application's `init` runs. If another caller creates the
         // conversation concurrently, only the later call of `create` notices this.
@@ -296,13 +295,13 @@ impl SessionBuilder {
     /// # Errors
     ///
     /// - The errors of [`AgentBuilder::start`].
-    /// - [`SessionError::InitialHistory`] if the agent was given a history, because the messages must come from the
+    /// - [`ErrorKind::Config`] if the agent was given a history, because the messages must come from the
     ///   store.
     /// - The error of the store, such as [`NotFound`](crate::store::StoreError::NotFound).
-    /// - [`SessionError::Tree`] if the stored nodes do not form a tree.
-    /// - [`SessionError::NewerTurn`] or [`SessionError::DamagedTurn`] if the turn in flight can't be read, unless
+    /// - [`ErrorKind::Damaged`] if the stored nodes do not form a tree.
+    /// - [`ErrorKind::NewerTurn`] or [`ErrorKind::DamagedTurn`] if the turn in flight can't be read, unless
     ///   [`recover`](Self::recover) discards such a turn.
-    /// - [`SessionError::NotDurable`] if the level set with [`durable`](Self::durable) requires that the store keeps
+    /// - [`ErrorKind::Config`] if the level set with [`durable`](Self::durable) requires that the store keeps
     ///   turns in flight, and the store can't.
     ///
     /// # Cancel safety
@@ -312,7 +311,7 @@ impl SessionBuilder {
     /// # Panics
     ///
     /// Panics outside a tokio runtime.
-    pub async fn open(mut self, id: ConversationId) -> Result<Session, SessionError> {
+    pub async fn open(mut self, id: ConversationId) -> Result<Session, Error> {
         self.check()?;
         // The lease is acquired before the conversation is loaded, so that no other owner changes it in between.
         let tenure = Tenure::begin(&self.store, self.setup.keeper.as_ref(), &id, &self.setup.owner()).await?;
@@ -375,7 +374,7 @@ impl SessionBuilder {
     /// # Panics
     ///
     /// Panics outside a tokio runtime.
-    pub async fn open_or_create(self, id: ConversationId) -> Result<Session, SessionError> {
+    pub async fn open_or_create(self, id: ConversationId) -> Result<Session, Error> {
         if self.store.exists(&id).await? {
             Box::pin(self.open(id)).await
         } else {
@@ -385,17 +384,21 @@ impl SessionBuilder {
 
     /// Checks that the agent was given no history, and that the store can keep turns in flight if the settings require
     /// it.
-    fn check(&self) -> Result<(), SessionError> {
+    fn check(&self) -> Result<(), Error> {
         if !self.agent.given_history().is_empty() {
-            return Err(SessionError::InitialHistory);
+            let text = "a session can't start with a given history, because its messages come from the store; remove \
+                        the history, or import it into the store first";
+            return Err(Error::new(ErrorKind::Config, text));
         }
         if self.setup.durable > Durable::Turns && !self.store.keeps_turns() {
-            return Err(SessionError::NotDurable);
+            let text = "this store does not keep turns in flight; use a store that does, or `Durable::Turns` (a \
+                        `FileSystemStore` keeps them if it is exclusive)";
+            return Err(Error::new(ErrorKind::Config, text));
         }
         Ok(())
     }
 
-    async fn start_new(mut self, id: ConversationId) -> Result<(Starting, ConversationId), SessionError> {
+    async fn start_new(mut self, id: ConversationId) -> Result<(Starting, ConversationId), Error> {
         self.check()?;
         check_title(self.title.as_deref())?;
         let (title, labels) = (self.title.take(), std::mem::take(&mut self.labels));

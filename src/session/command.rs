@@ -4,11 +4,11 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::{sync::oneshot, time::Instant};
 
-use super::{PromptOutcome, Regenerate, SessionError, SessionEvent, SessionSnapshot};
+use super::{PromptOutcome, Regenerate, SessionEvent, SessionSnapshot};
 use crate::{
-    agent::{AgentError, InFlight},
+    agent::InFlight,
     message::UsageRow,
-    run::{Prompt, PromptId, Response},
+    run::{Error, ErrorKind, Prompt, PromptId, Response},
     store::Labels,
     subscription::{Attachment, EventId},
     telemetry::Caller,
@@ -16,7 +16,7 @@ use crate::{
 };
 
 pub(super) type Reply<T> = oneshot::Sender<T>;
-pub(super) type CommandResult<T> = Result<T, SessionError>;
+pub(super) type CommandResult<T> = Result<T, Error>;
 /// The sender of the reply to a caller that waits for the outcome of a prompt.
 pub(super) type OutcomeReply = Reply<CommandResult<PromptOutcome>>;
 
@@ -40,8 +40,19 @@ pub(super) struct Unsaved {
 
 impl Unsaved {
     /// Converts the unsaved changes into the error of a call that has waited this long.
-    pub(super) fn after(self, waited: Duration) -> SessionError {
-        SessionError::Unsaved { nodes: self.nodes, waited, error: self.error }
+    pub(super) fn after(self, waited: Duration) -> Error {
+        let nodes = match self.nodes {
+            0 => "the path or the state is not in the store".to_owned(),
+            1 => "1 message is not in the store".to_owned(),
+            many => format!("{many} messages are not in the store"),
+        };
+        let why = self.error.as_ref().map(|error| format!("; saving fails: {error}")).unwrap_or_default();
+        let error = Error::new(ErrorKind::Unsaved, format!("after {waited:?} {nodes}{why}"));
+        let error = error.with_member("nodes", self.nodes).with_member("waited", waited);
+        match self.error {
+            Some(cause) => error.with_member("error", cause),
+            None => error,
+        }
     }
 }
 
@@ -54,7 +65,7 @@ pub(super) enum RunStart {
 }
 
 /// The response of a run, for a caller that waits for it.
-pub(super) type PendingResponse = oneshot::Receiver<Result<Arc<Response>, AgentError>>;
+pub(super) type PendingResponse = oneshot::Receiver<Result<Arc<Response>, Error>>;
 
 /// Whether the caller of a command waits for the start of the run or for its response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

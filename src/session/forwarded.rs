@@ -1,15 +1,15 @@
 //! Operations that a session forwards to its agent. The handle calls the agent directly, without the session's task.
 
-use std::{any::Any, error::Error, sync::Arc};
+use std::{any::Any, error::Error as StdError, sync::Arc};
 
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 
-use super::{Session, SessionError};
+use super::Session;
 use crate::{
     agent::{Config, State, Status},
     message::ToolUseId,
-    run::{Accepted, Prompt, PromptId, Response},
+    run::{Accepted, Error, Prompt, PromptId, Response},
     tool::{Decision, Tool},
 };
 
@@ -21,9 +21,9 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`Agent::prompt`](crate::agent::Agent::prompt), and [`SessionError::StoreBehind`] if too
-    /// many changes are unsaved.
-    pub async fn prompt(&self, prompt: impl Into<Prompt>) -> Result<Accepted, SessionError> {
+    /// Returns the errors of [`Agent::prompt`](crate::agent::Agent::prompt), and
+    /// [`ErrorKind::StoreBehind`](crate::ErrorKind::StoreBehind) if too many changes are unsaved.
+    pub async fn prompt(&self, prompt: impl Into<Prompt>) -> Result<Accepted, Error> {
         self.ensure_room()?;
         self.on_agent(async |agent| agent.prompt(prompt).await).await
     }
@@ -32,13 +32,13 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`Agent::ask`](crate::agent::Agent::ask), and [`SessionError::StoreBehind`] if too many
-    /// changes are unsaved.
+    /// Returns the errors of [`Agent::ask`](crate::agent::Agent::ask), and
+    /// [`ErrorKind::StoreBehind`](crate::ErrorKind::StoreBehind) if too many changes are unsaved.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future does not cancel the run.
-    pub async fn ask(&self, prompt: impl Into<Prompt>) -> Result<Arc<Response>, SessionError> {
+    pub async fn ask(&self, prompt: impl Into<Prompt>) -> Result<Arc<Response>, Error> {
         self.ensure_room()?;
         self.on_agent(async |agent| agent.ask(prompt).await).await
     }
@@ -48,8 +48,8 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`Agent::ask_as`](crate::agent::Agent::ask_as), and [`SessionError::StoreBehind`] if too
-    /// many changes are unsaved.
+    /// Returns the errors of [`Agent::ask_as`](crate::agent::Agent::ask_as), and
+    /// [`ErrorKind::StoreBehind`](crate::ErrorKind::StoreBehind) if too many changes are unsaved.
     ///
     /// # Cancel safety
     ///
@@ -57,7 +57,7 @@ impl Session {
     pub async fn ask_as<T: DeserializeOwned + JsonSchema>(
         &self,
         prompt: impl Into<Prompt>,
-    ) -> Result<T, SessionError> {
+    ) -> Result<T, Error> {
         self.ensure_room()?;
         self.on_agent(async |agent| agent.ask_as(prompt).await).await
     }
@@ -67,7 +67,7 @@ impl Session {
     /// # Errors
     ///
     /// Returns the errors of [`Agent::unstage`](crate::agent::Agent::unstage).
-    pub async fn unstage(&self, id: impl Into<PromptId>) -> Result<Arc<Prompt>, SessionError> {
+    pub async fn unstage(&self, id: impl Into<PromptId>) -> Result<Arc<Prompt>, Error> {
         self.on_agent(async |agent| agent.unstage(id).await).await
     }
 
@@ -76,11 +76,7 @@ impl Session {
     /// # Errors
     ///
     /// Returns the errors of [`Agent::resume`](crate::agent::Agent::resume).
-    pub async fn resume(
-        &self,
-        tool_use: impl Into<ToolUseId>,
-        decision: Decision,
-    ) -> Result<(), SessionError> {
+    pub async fn resume(&self, tool_use: impl Into<ToolUseId>, decision: Decision) -> Result<(), Error> {
         self.on_agent(async |agent| agent.resume(tool_use, decision).await).await
     }
 
@@ -94,7 +90,7 @@ impl Session {
         tool_use: impl Into<ToolUseId>,
         decision: Decision,
         by: impl Into<Arc<str>>,
-    ) -> Result<(), SessionError> {
+    ) -> Result<(), Error> {
         self.on_agent(async |agent| agent.resume_as(tool_use, decision, by).await).await
     }
 
@@ -106,7 +102,7 @@ impl Session {
     /// # Errors
     ///
     /// Returns the errors of [`Agent::cancel`](crate::agent::Agent::cancel).
-    pub async fn cancel(&self) -> Result<(), SessionError> {
+    pub async fn cancel(&self) -> Result<(), Error> {
         self.on_agent(async |agent| agent.cancel().await).await
     }
 
@@ -116,13 +112,13 @@ impl Session {
     /// # Errors
     ///
     /// Returns the errors of [`Agent::interrupt`](crate::agent::Agent::interrupt).
-    pub async fn interrupt(&self) -> Result<(), SessionError> {
+    pub async fn interrupt(&self) -> Result<(), Error> {
         self.on_agent(async |agent| agent.interrupt().await).await
     }
 
     /// Ends the run if this turn is in flight. Otherwise, returns `false` and changes nothing.
     #[cfg(any(feature = "acp", feature = "mcp-server"))]
-    pub(crate) async fn interrupt_turn(&self, turn: crate::message::TurnId) -> Result<bool, SessionError> {
+    pub(crate) async fn interrupt_turn(&self, turn: crate::message::TurnId) -> Result<bool, Error> {
         self.on_agent(async |agent| agent.interrupt_turn(turn).await).await
     }
 
@@ -131,7 +127,7 @@ impl Session {
     /// # Errors
     ///
     /// Returns the errors of [`Agent::notify`](crate::agent::Agent::notify).
-    pub async fn notify<E: Any + Send>(&self, event: E) -> Result<(), SessionError> {
+    pub async fn notify<E: Any + Send>(&self, event: E) -> Result<(), Error> {
         self.on_agent(async |agent| agent.notify(event).await).await
     }
 
@@ -145,9 +141,9 @@ impl Session {
     ///
     /// Returns the errors of [`Agent::set_state`](crate::agent::Agent::set_state).
     #[doc(alias = "switch model")]
-    pub async fn configure<F>(&self, edit: F) -> Result<(), SessionError>
+    pub async fn configure<F>(&self, edit: F) -> Result<(), Error>
     where
-        F: FnOnce(&mut Config) -> Result<(), Box<dyn Error + Send + Sync>> + Send + 'static,
+        F: FnOnce(&mut Config) -> Result<(), Box<dyn StdError + Send + Sync>> + Send + 'static,
     {
         self.on_agent(async |agent| agent.set_state(|draft| edit(&mut draft.config)).await).await
     }
@@ -156,8 +152,9 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Returns [`SessionError::Busy`] if a run is active, or the agent's error if the tool conflicts with another tool.
-    pub async fn add_tool(&self, tool: impl Tool) -> Result<(), SessionError> {
+    /// Returns [`ErrorKind::Busy`](crate::ErrorKind::Busy) if a run is active, or the agent's error if the tool
+    /// conflicts with another tool.
+    pub async fn add_tool(&self, tool: impl Tool) -> Result<(), Error> {
         let tool: Arc<dyn Tool> = Arc::new(tool);
         self.configure(move |config| Ok(config.tools.insert(tool)?)).await
     }
@@ -166,8 +163,9 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Returns [`SessionError::Busy`] if a run is active. Returns [`SessionError::Ended`] if the session has ended.
-    pub async fn remove_tool(&self, name: impl Into<String>) -> Result<(), SessionError> {
+    /// Returns [`ErrorKind::Busy`](crate::ErrorKind::Busy) if a run is active. Returns
+    /// [`ErrorKind::Ended`](crate::ErrorKind::Ended) if the session has ended.
+    pub async fn remove_tool(&self, name: impl Into<String>) -> Result<(), Error> {
         let name = name.into();
         self.configure(move |config| {
             config.tools.remove(&name);
@@ -180,8 +178,8 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Returns [`SessionError::Ended`] if the session has ended.
-    pub async fn state(&self) -> Result<State, SessionError> {
+    /// Returns [`ErrorKind::Ended`](crate::ErrorKind::Ended) if the session has ended.
+    pub async fn state(&self) -> Result<State, Error> {
         self.on_agent(async |agent| agent.state().await).await
     }
 
@@ -189,8 +187,8 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Returns [`SessionError::Ended`] if the session has ended.
-    pub async fn status(&self) -> Result<Status, SessionError> {
+    /// Returns [`ErrorKind::Ended`](crate::ErrorKind::Ended) if the session has ended.
+    pub async fn status(&self) -> Result<Status, Error> {
         self.on_agent(async |agent| agent.status().await).await
     }
 
@@ -201,12 +199,12 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Returns [`SessionError::Ended`] if the session ends first.
+    /// Returns [`ErrorKind::Ended`](crate::ErrorKind::Ended) if the session ends first.
     ///
     /// # Cancel safety
     ///
     /// If the future is dropped, only the wait ends.
-    pub async fn wait_until_idle(&self) -> Result<(), SessionError> {
+    pub async fn wait_until_idle(&self) -> Result<(), Error> {
         self.on_agent(async |agent| agent.wait_until_idle().await).await
     }
 }

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use super::SessionError;
 use crate::{
     agent::{Recover, RecoveryDecision, TurnInFlight, UnreadableTurn},
     message::{History, Timestamp},
-    run::{BranchPoint, PromptState, RunEnd, RunOutcome, TurnRecord},
+    run::{BranchPoint, Error, ErrorKind, PromptState, RunEnd, RunOutcome, TurnRecord},
+    session::damaged_turn,
     store::{ConversationId, PendingApproval, StoredTurn},
     tree::Tree,
 };
@@ -38,14 +38,14 @@ impl Recovered {
     ///
     /// # Errors
     ///
-    /// [`SessionError::NewerTurn`] or [`SessionError::DamagedTurn`] if the turn can't be read and is not discarded.
+    /// [`ErrorKind::NewerTurn`] or [`ErrorKind::DamagedTurn`] if the turn can't be read and is not discarded.
     pub(super) fn of(
         id: &ConversationId,
         turn: Option<Box<StoredTurn>>,
         tree: &Tree,
         recover: Recover,
         now: Timestamp,
-    ) -> Result<Self, SessionError> {
+    ) -> Result<Self, Error> {
         let Some(turn) = turn else { return Ok(Self::None) };
         if !turn.is_on(tree.head()) {
             // A process with an older version of this crate, which ignores stored turns in flight, has continued the
@@ -67,7 +67,7 @@ impl Recovered {
 }
 
 impl LoadedTurn {
-    fn read(turn: StoredTurn, tree: &Tree, recover: Recover, now: Timestamp) -> Result<Self, SessionError> {
+    fn read(turn: StoredTurn, tree: &Tree, recover: Recover, now: Timestamp) -> Result<Self, Error> {
         let base = turn.record.branch.map(|branch| base(tree, branch)).transpose()?;
         let (history, fallback) = match base {
             Some(history) => (history, Some(tree.history().clone())),
@@ -75,11 +75,17 @@ impl LoadedTurn {
         };
         let in_flight =
             TurnInFlight::read(turn.record.clone(), &history, fallback).map_err(|problem| match problem {
-                UnreadableTurn::Newer { format } => SessionError::NewerTurn { format },
-                UnreadableTurn::Damaged(problem) => SessionError::DamagedTurn { problem },
+                UnreadableTurn::Newer { format } => {
+                    let text = format!(
+                        "the turn in flight has the format {format} of a newer version; open the conversation with \
+                         that version, or discard the turn with `SessionBuilder::recover`"
+                    );
+                    Error::new(ErrorKind::NewerTurn, text).with_member("format", format)
+                }
+                UnreadableTurn::Damaged(problem) => damaged_turn(&problem),
             })?;
-        if let Some(problem) = turn.damage.clone() {
-            return Err(SessionError::DamagedTurn { problem });
+        if let Some(problem) = &turn.damage {
+            return Err(damaged_turn(problem));
         }
         // A restart is counted only if the turn broke off. A turn that only waits or was handed over did not break off.
         // After a delay, the stored record still contains the delay, but the turn has continued.
@@ -100,8 +106,8 @@ impl LoadedTurn {
 }
 
 /// Returns the history up to the node where a branch starts.
-fn base(tree: &Tree, branch: BranchPoint) -> Result<History, SessionError> {
-    let damaged = |node| SessionError::DamagedTurn { problem: format!("the tree has no node {node}") };
+fn base(tree: &Tree, branch: BranchPoint) -> Result<History, Error> {
+    let damaged = |node| damaged_turn(&format!("the tree has no node {node}"));
     let mut tree = tree.clone();
     if let Some(answers) = branch.answers
         && tree.node(answers).is_none_or(|node| node.parent() != branch.base)

@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Session, SessionError, command::Command};
+use super::{Session, command::Command};
 use crate::{
-    run::{PromptId, RunOutcome},
+    run::{Error, PromptId, RunOutcome},
     tree::NodeId,
 };
 
@@ -57,14 +57,15 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Returns [`SessionError::UnknownPrompt`] if no prompt with this id is known, or if the prompt was staged and is
-    /// returned unused while the call waits. Returns [`SessionError::Ended`] if the session ends first. The outcome can
-    /// then be found after the conversation is opened again.
+    /// Returns [`ErrorKind::UnknownPrompt`](crate::ErrorKind::UnknownPrompt) if no prompt with this id is known, or if
+    /// the prompt was staged and is returned unused while the call waits. Returns
+    /// [`ErrorKind::Ended`](crate::ErrorKind::Ended) if the session ends first. The outcome can then be found after the
+    /// conversation is opened again.
     ///
     /// # Cancel safety
     ///
     /// If the future is dropped, only the wait ends.
-    pub async fn outcome(&self, id: impl Into<PromptId>) -> Result<PromptOutcome, SessionError> {
+    pub async fn outcome(&self, id: impl Into<PromptId>) -> Result<PromptOutcome, Error> {
         let id = id.into();
         self.call(|reply| Command::Outcome(id, reply)).await?
     }

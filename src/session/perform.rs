@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Regenerate, Session, SessionError};
+use super::{Regenerate, Session};
 use crate::{
     agent::Resume,
     message::{ToolUseId, TurnId},
-    run::{Accepted, Prompt, PromptId},
+    run::{Accepted, Error, Prompt, PromptId},
     store::Labels,
     tool::Decision,
     tree::NodeId,
@@ -140,11 +140,7 @@ impl Session {
     /// # Cancel safety
     ///
     /// Dropping the future does not withdraw the operation, which may still take effect.
-    pub async fn perform(
-        &self,
-        command: SessionCommand,
-        by: Option<&str>,
-    ) -> Result<SessionAnswer, SessionError> {
+    pub async fn perform(&self, command: SessionCommand, by: Option<&str>) -> Result<SessionAnswer, Error> {
         match command {
             SessionCommand::Prompt { prompt } => return self.prompt(prompt).await.map(SessionAnswer::Prompt),
             SessionCommand::Unstage { id } => {

@@ -9,14 +9,15 @@ use std::{
 };
 
 use super::{
-    Notice, SessionError, SessionSnapshot, Watcher,
+    Notice, SessionSnapshot, Watcher,
     command::Unsaved,
     tenure::{Keeper, Tenure},
     watcher,
 };
 use crate::{
     actor::{Signal, Termination},
-    agent::{AgentError, Durable, Hold, Recover, WeakAgent},
+    agent::{Durable, Hold, Recover, WeakAgent},
+    run::{Error, ErrorKind},
     store::{ConversationId, Owner, Store, StoreError, WriteId},
     subscription::{End, EndReason, FeedLimits},
 };
@@ -96,7 +97,7 @@ pub(super) struct SessionShared {
     /// The changes that were not in the store when the session ended, if there were any.
     pub(super) left_unsaved: OnceLock<Box<Unsaved>>,
     /// The error that names the tools that were still running when the session ended, if there were any.
-    pub(super) left_running: OnceLock<Box<AgentError>>,
+    pub(super) left_running: OnceLock<Error>,
     pub(super) controllers: AtomicUsize,
     /// Signals to the task that the last controller was dropped.
     pub(super) left: Signal,
@@ -110,14 +111,21 @@ impl SessionShared {
 
     /// Returns the error with which the session refuses new prompts, if it refuses them. After the end of the session,
     /// returns `None`, because each operation then reports the end itself.
-    pub(super) fn refusal(&self) -> Option<SessionError> {
+    pub(super) fn refusal(&self) -> Option<Error> {
         if self.termination.end().is_some() {
             None
         } else if self.is_draining.load(Ordering::Acquire) {
-            Some(SessionError::Draining)
+            let text =
+                "the session is being shut down and accepts no prompts; open the conversation again later";
+            Some(Error::new(ErrorKind::Draining, text))
         } else {
-            let is_behind = self.is_behind.load(Ordering::Acquire);
-            is_behind.then(|| SessionError::StoreBehind { limit: self.setup.unsaved_limit })
+            self.is_behind.load(Ordering::Acquire).then(|| {
+                let limit = self.setup.unsaved_limit;
+                let text = format!(
+                    "the store is behind: more than {limit} bytes are unsaved; prompt again when it has caught up"
+                );
+                Error::new(ErrorKind::StoreBehind, text).with_member("limit", limit)
+            })
         }
     }
 }
@@ -131,8 +139,8 @@ impl Hold for SessionShared {
         Some(self.epoch.load(Ordering::Acquire)).filter(|epoch| *epoch > 0)
     }
 
-    fn reason(&self) -> Option<Arc<dyn std::error::Error + Send + Sync>> {
-        Some(Arc::new(self.refusal()?))
+    fn reason(&self) -> Option<Error> {
+        self.refusal()
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::{
 use tokio::sync::mpsc;
 
 use super::{
-    Session, SessionBuilder, SessionError, WeakSession,
+    Session, SessionBuilder, WeakSession,
     core::Core,
     life,
     shared::{LastWords, SessionShared},
@@ -18,7 +18,7 @@ use super::{
 use crate::{
     actor::{Signal, Termination},
     agent::{Agent, Config, HistoryOwner, Hold, Moment, Status},
-    run::TurnRecord,
+    run::{Error, TurnRecord},
     store::{ConversationId, Store},
     subscription::{EventId, Feed},
 };
@@ -47,7 +47,7 @@ pub(super) struct Starting {
 impl Starting {
     /// Takes over the turn in flight, and stores the number of its restarts if the number has changed. If this write
     /// fails, ends the agent.
-    pub(super) async fn take_up(&mut self, record: &TurnRecord, lives: u32) -> Result<(), SessionError> {
+    pub(super) async fn take_up(&mut self, record: &TurnRecord, lives: u32) -> Result<(), Error> {
         self.core.take_up(record, self.status);
         let Some((write, commit)) = self.core.restart(lives) else {
             return Ok(());
@@ -111,7 +111,7 @@ impl SessionBuilder {
         self,
         id: ConversationId,
         core: impl FnOnce(Arc<Config>, EventId) -> Core,
-    ) -> Result<Starting, SessionError> {
+    ) -> Result<Starting, Error> {
         let Self { store, agent, setup, watcher, hold, .. } = self;
         let (commands, receiver) = mpsc::channel(COMMANDS);
         let (sender, deliveries) = futures_channel::mpsc::channel(DELIVERIES);

@@ -7,12 +7,11 @@ use std::{
 use futures_core::Stream;
 use tokio::sync::mpsc;
 
-use super::{
-    SessionError, SessionEvent, SessionSnapshot, WeakSession, command::Command, shared::SessionShared,
-};
+use super::{SessionEvent, SessionSnapshot, WeakSession, command::Command, shared::SessionShared};
 use crate::{
     actor,
     agent::TextDeltas,
+    run::Error,
     subscription::{EventId, Subscription, Update},
 };
 
@@ -115,12 +114,12 @@ impl SessionSubscription {
     ///
     /// # Errors
     ///
-    /// Returns [`SessionError::Ended`] if the session has ended or is ending.
+    /// Returns [`ErrorKind::Ended`](crate::ErrorKind::Ended) if the session has ended or is ending.
     ///
     /// # Cancel safety
     ///
     /// If the future is dropped, the mode stays as it was.
-    pub async fn set_mode(&mut self, mode: Mode) -> Result<(), SessionError> {
+    pub async fn set_mode(&mut self, mode: Mode) -> Result<(), Error> {
         self.guard.set_mode(mode).await
     }
 
@@ -173,10 +172,10 @@ impl Hold {
 
     /// Waits for a reply from the session. When the reply arrives, the session has seen this controller and no longer
     /// ends for lack of controllers.
-    pub(super) async fn confirm(&self) -> Result<(), SessionError> {
+    pub(super) async fn confirm(&self) -> Result<(), Error> {
         match actor::call(&self.commands, |reply| Box::new(Command::Title(reply))).await {
             Some(_) => Ok(()),
-            None => Err(SessionError::Ended(self.shared.termination.closed().await)),
+            None => Err(Error::ended("session", &self.shared.termination.closed().await)),
         }
     }
 }
@@ -206,12 +205,13 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// Returns [`SessionError::Ended`] if the session has ended or is ending. The subscriber stays an observer.
+    /// Returns [`ErrorKind::Ended`](crate::ErrorKind::Ended) if the session has ended or is ending. The subscriber
+    /// stays an observer.
     ///
     /// # Cancel safety
     ///
     /// If the future is dropped, the mode stays as it was.
-    pub async fn set_mode(&mut self, mode: Mode) -> Result<(), SessionError> {
+    pub async fn set_mode(&mut self, mode: Mode) -> Result<(), Error> {
         match mode {
             Mode::Observer => self.hold = None,
             Mode::Controller if self.hold.is_some() => {}

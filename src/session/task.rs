@@ -31,7 +31,8 @@ use super::{
 };
 use crate::{
     actor::{OwnWake, passed},
-    agent::{Agent, AgentError, Delivery, DeliveryExtras, HistoryOwner, Snapshot, Status},
+    agent::{Agent, Delivery, DeliveryExtras, HistoryOwner, Snapshot, Status},
+    run::Error,
     store::{Store, StoreError, WriteId},
     subscription::{EndReason, EventId, Feed},
 };
@@ -250,16 +251,16 @@ impl Task {
     }
 
     /// Processes the agent's events up to `last`.
-    async fn take_until(&mut self, last: EventId) -> Result<(), AgentError> {
+    async fn take_until(&mut self, last: EventId) -> Result<(), Error> {
         self.take_while(|core| core.seen().number < last.number).await
     }
 
     /// Processes the agent's events and records as long as the condition is met.
-    async fn take_while(&mut self, is_behind: impl Fn(&Core) -> bool) -> Result<(), AgentError> {
+    async fn take_while(&mut self, is_behind: impl Fn(&Core) -> bool) -> Result<(), Error> {
         while is_behind(&self.core) {
             match self.deliveries.next().await {
                 Some(delivery) => self.take(delivery),
-                None => return Err(AgentError::Stopped(EndReason::Killed)),
+                None => return Err(Error::ended("agent", &EndReason::Killed)),
             }
             if self.feed.is_flooded() {
                 OwnWake::begin().over().await;
@@ -270,7 +271,7 @@ impl Task {
 
     /// Processes all events that the agent has emitted so far and all records that it has made so far. Returns the
     /// agent's status after them.
-    async fn catch_up(&mut self) -> Result<Status, AgentError> {
+    async fn catch_up(&mut self) -> Result<Status, Error> {
         let moment = self.owner.moment().await?;
         self.take_until(moment.last).await?;
         // The last record may come after the last event, in a delivery without an event.
@@ -279,7 +280,7 @@ impl Task {
     }
 
     /// Returns a snapshot in which the agent's state and the session's state are from the same moment.
-    async fn snapshot(&mut self) -> Result<SessionSnapshot, AgentError> {
+    async fn snapshot(&mut self) -> Result<SessionSnapshot, Error> {
         let agent = self.agent.snapshot().await?;
         self.take_until(agent.last).await?;
         Ok(self.snapshot_with(agent))

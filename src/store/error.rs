@@ -1,9 +1,12 @@
-use std::{error::Error, fmt, sync::Arc, time::Duration};
+use std::{error::Error as StdError, fmt, sync::Arc, time::Duration};
 
 use super::{ConversationId, Owner, Version};
-use crate::error::source_after;
+use crate::{
+    error::source_after,
+    run::{Error, ErrorKind},
+};
 
-type Cause = Arc<dyn Error + Send + Sync>;
+type Cause = Arc<dyn StdError + Send + Sync>;
 
 /// An operation on a store failed. With one exception, the operation has changed nothing.
 ///
@@ -177,9 +180,9 @@ impl fmt::Display for StoreError {
     }
 }
 
-impl Error for StoreError {
+impl StdError for StoreError {
     /// Returns the rest of the chain of causes, which `Display` does not include.
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match self {
             Self::Full { source, .. }
             | Self::Denied { source, .. }
@@ -193,12 +196,12 @@ impl Error for StoreError {
 
 impl StoreError {
     /// Returns an error for a failure for which no other variant exists.
-    pub fn failed(action: impl Into<String>, source: impl Error + Send + Sync + 'static) -> Self {
+    pub fn failed(action: impl Into<String>, source: impl StdError + Send + Sync + 'static) -> Self {
         Self::Failed { action: action.into(), source: Arc::new(source) }
     }
 
     /// Returns an error for a setting that can't be used.
-    pub fn misconfigured(setting: impl Into<String>, source: impl Error + Send + Sync + 'static) -> Self {
+    pub fn misconfigured(setting: impl Into<String>, source: impl StdError + Send + Sync + 'static) -> Self {
         Self::Misconfigured { setting: setting.into(), source: Arc::new(source) }
     }
 
@@ -210,6 +213,24 @@ impl StoreError {
     /// Returns an error for damage at this place.
     pub fn damaged(place: impl Into<String>, problem: impl Into<String>) -> Self {
         Self::Damaged { place: place.into(), problem: problem.into() }
+    }
+
+    /// Returns the kind of the [`Error`] that an operation returns because of this error.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::AlreadyExists { .. } => ErrorKind::AlreadyExists,
+            Self::NotFound { .. } => ErrorKind::NotFound,
+            Self::Conflict { .. } => ErrorKind::Conflict,
+            Self::Owned { .. } => ErrorKind::OpenElsewhere,
+            Self::LeaseLost { .. } => ErrorKind::LeaseLost,
+            Self::Busy { .. } | Self::Full { .. } | Self::Unreachable { .. } => ErrorKind::StoreUnreachable,
+            Self::Damaged { .. } | Self::UnknownFormat { .. } => ErrorKind::Damaged,
+            Self::Unstorable { .. } => ErrorKind::Unstorable,
+            Self::Denied { .. } | Self::Failed { .. } => ErrorKind::StoreFailed,
+            Self::Misconfigured { .. } => ErrorKind::Config,
+            Self::Unsupported { .. } => ErrorKind::Unsupported,
+            Self::InvalidQuery { .. } => ErrorKind::InvalidQuery,
+        }
     }
 
     /// Returns whether the conversation does not exist (HTTP status 404).
@@ -253,5 +274,37 @@ impl StoreError {
             | Self::InvalidQuery { .. }
             | Self::Misconfigured { .. } => false,
         }
+    }
+}
+
+impl From<StoreError> for Error {
+    fn from(error: StoreError) -> Self {
+        let new = Self::new(error.kind(), error.to_string());
+        let new = match &error {
+            StoreError::AlreadyExists { id }
+            | StoreError::NotFound { id }
+            | StoreError::Conflict { id, .. }
+            | StoreError::LeaseLost { id }
+            | StoreError::Unstorable { id, .. } => new.with_member("conversation", id),
+            StoreError::Owned { id, owner } => {
+                let text = format!("{error}; use it there, or wait until its lease expires");
+                new.worded(text).with_member("conversation", id).with_member("owner", owner)
+            }
+            StoreError::Unsupported { operation } => new.with_member("operation", operation),
+            _ => new,
+        };
+        new.with_source(error)
+    }
+}
+
+impl Error {
+    /// Returns the store's error, if it is the cause.
+    pub fn store_error(&self) -> Option<&StoreError> {
+        self.cause()?.downcast_ref()
+    }
+
+    /// Returns the owner of the conversation, if the conversation is [open elsewhere](ErrorKind::OpenElsewhere).
+    pub fn owner(&self) -> Option<Owner> {
+        self.typed("owner")
     }
 }

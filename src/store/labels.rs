@@ -3,6 +3,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use super::Page;
+use crate::run::{Error, ErrorKind};
 
 /// The labels of a conversation, such as its tenant, user, kind or tags. Each label has a name and a value.
 ///
@@ -19,7 +20,7 @@ use super::Page;
 /// let labels = Labels::new([("tenant", "acme"), ("user", "ann")])?;
 /// assert_eq!(labels.get("tenant"), Some("acme"));
 /// assert!(Labels::new([("Tenant", "acme")]).is_err());
-/// # Ok::<(), omni_agent::store::LabelError>(())
+/// # Ok::<(), omni_agent::Error>(())
 /// ```
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(
@@ -45,30 +46,6 @@ pub struct Labels(
     Option<Arc<BTreeMap<String, String>>>,
 );
 
-/// A label that can't be used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum LabelError {
-    /// The name is empty or too long, or contains a character that is not allowed.
-    #[error("{name:?} is not a valid name of a label: use 1 to 32 of the characters a-z, 0-9, _, . and -")]
-    Name {
-        /// The invalid name.
-        name: String,
-    },
-    /// The value is empty or too long, or contains control characters.
-    #[error("the value of label {name:?} is not valid: use 1 to 128 bytes without control characters")]
-    Value {
-        /// The name of the label.
-        name: String,
-    },
-    /// There are too many labels.
-    #[error("a conversation can have {} labels; these are {count}", Labels::MOST)]
-    TooMany {
-        /// The number of labels.
-        count: usize,
-    },
-}
-
 impl Labels {
     pub(super) const NONE: Self = Self(None);
 
@@ -82,24 +59,31 @@ impl Labels {
     /// Fails if a name or value is invalid, or if there are too many labels.
     pub fn new<N: Into<String>, V: Into<String>>(
         labels: impl IntoIterator<Item = (N, V)>,
-    ) -> Result<Self, LabelError> {
+    ) -> Result<Self, Error> {
         let labels = labels.into_iter().map(|(name, value)| (name.into(), value.into()));
         Self::checked(labels.collect())
     }
 
-    fn checked(labels: BTreeMap<String, String>) -> Result<Self, LabelError> {
+    fn checked(labels: BTreeMap<String, String>) -> Result<Self, Error> {
+        let invalid = |text: String| Error::new(ErrorKind::Config, text);
         for (name, value) in &labels {
             let is_allowed = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'.' | b'-');
             if !(1..=32).contains(&name.len()) || !name.bytes().all(is_allowed) {
-                return Err(LabelError::Name { name: name.chars().take(64).collect() });
+                let name: String = name.chars().take(64).collect();
+                return Err(invalid(format!(
+                    "{name:?} is not a valid name of a label: use 1 to 32 of the characters a-z, 0-9, _, . and -"
+                )));
             }
             if !(1..=128).contains(&value.len()) || value.chars().any(char::is_control) {
-                return Err(LabelError::Value { name: name.clone() });
+                return Err(invalid(format!(
+                    "the value of label {name:?} is not valid: use 1 to 128 bytes without control characters"
+                )));
             }
         }
         let count = labels.keys().filter(|name| !name.starts_with("omni.")).count();
         if count > Self::MOST || labels.len() - count > Self::MOST {
-            return Err(LabelError::TooMany { count: labels.len() });
+            let (most, count) = (Self::MOST, labels.len());
+            return Err(invalid(format!("a conversation can have {most} labels; these are {count}")));
         }
         Ok(Self((!labels.is_empty()).then(|| Arc::new(labels))))
     }
@@ -151,7 +135,7 @@ impl<'de> Deserialize<'de> for Labels {
 /// let filter = Filter::with(Labels::new([("tenant", "acme")])?).without("archived");
 /// assert!(filter.matches(&Labels::new([("tenant", "acme"), ("user", "ann")])?));
 /// assert!(!filter.matches(&Labels::new([("tenant", "acme"), ("archived", "yes")])?));
-/// # Ok::<(), omni_agent::store::LabelError>(())
+/// # Ok::<(), omni_agent::Error>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

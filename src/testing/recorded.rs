@@ -21,7 +21,9 @@ use self::{
 };
 use crate::{
     message::Message,
-    provider::{DeltaStream, ErrorKind, Model, Provider, ProviderError, Request, RequestContext, Secret},
+    provider::{
+        DeltaStream, Model, Provider, ProviderError, ProviderErrorKind, Request, RequestContext, Secret,
+    },
     tool::Decision,
 };
 
@@ -73,8 +75,8 @@ impl Recording {
 /// A request is answered from the file if the file contains an equal request. Requests are compared by the model's id,
 /// the system prompt, the messages, the tool declarations and the options. Ids, timestamps, provider data and the
 /// application's data are not compared. If the file has several equal requests, their answers are used in the recorded
-/// order. If no request of the file is equal, the request fails with [`ErrorKind::InvalidRequest`]. The error shows the
-/// nearest request of the file, and the first difference.
+/// order. If no request of the file is equal, the request fails with [`ProviderErrorKind::InvalidRequest`]. The error
+/// shows the nearest request of the file, and the first difference.
 ///
 /// The key and the headers of a request are never written. If one of them occurs in another text of the exchange, it is
 /// removed there too. The same applies to the key and the headers that an endpoint adds, for example a key from the
@@ -293,5 +295,5 @@ crate::debug::impl_debug! { Recorded(self) {
 
 /// Returns an error that concerns the recording, not the service. It is never retried.
 fn failure(words: impl Into<String>) -> ProviderError {
-    ProviderError::new(ErrorKind::InvalidRequest, words)
+    ProviderError::new(ProviderErrorKind::InvalidRequest, words)
 }

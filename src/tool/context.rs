@@ -218,11 +218,11 @@ impl ToolContext {
     ///         },
     ///         // This reader was too slow. The questions that wait are in the snapshot.
     ///         Update::Resync(snapshot) => println!("{} questions wait", snapshot.pauses.len()),
-    ///         Update::Closed(end) => return Err(omni_agent::AgentError::Stopped(end.reason)),
+    ///         Update::Closed(end) => return Err(end.reason.into()),
     ///         _ => {}
     ///     }
     /// }
-    /// # Ok::<(), omni_agent::AgentError>(())
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// # })?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

@@ -1,4 +1,5 @@
 use super::NodeId;
+use crate::run::{Error, ErrorKind};
 
 /// An operation on a [`Tree`](super::Tree) is impossible. The tree is unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -58,4 +59,11 @@ pub enum TreeError {
         /// The id of the node to which the cursor points.
         child: NodeId,
     },
+}
+
+impl From<TreeError> for Error {
+    fn from(error: TreeError) -> Self {
+        Self::new(ErrorKind::Damaged, format!("the stored conversation is not a valid tree: {error}"))
+            .with_source(error)
+    }
 }

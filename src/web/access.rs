@@ -9,6 +9,7 @@ use axum::http::{HeaderValue, request::Parts};
 use super::Problem;
 use crate::{
     manager::OpenOptions,
+    run::{Error, ErrorKind},
     store::{ConversationId, Filter, Labels},
 };
 
@@ -85,25 +86,6 @@ pub struct Principal {
     labels: Labels,
 }
 
-/// A principal could not be created.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum InvalidPrincipal {
-    /// The principal has no labels, so every conversation would belong to it.
-    #[error(
-        "a principal without labels would own every conversation; give it labels, or use Principal::operator"
-    )]
-    NoLabels,
-    /// The name is too long to be recorded with a decision.
-    #[error("the principal's name has {length} bytes; use at most {limit}")]
-    LongName {
-        /// The length of the name in bytes.
-        length: usize,
-        /// The greatest allowed length.
-        limit: usize,
-    },
-}
-
 impl Principal {
     /// The greatest length of a name in bytes.
     const MAX_NAME: usize = 256;
@@ -113,14 +95,19 @@ impl Principal {
     /// # Errors
     ///
     /// Fails if the labels are empty, or if the name has more than 256 bytes.
-    pub fn new(name: impl Into<Arc<str>>, labels: Labels) -> Result<Self, InvalidPrincipal> {
+    pub fn new(name: impl Into<Arc<str>>, labels: Labels) -> Result<Self, Error> {
         if labels.is_empty() {
-            return Err(InvalidPrincipal::NoLabels);
+            let text = "a principal without labels would own every conversation; give it labels, or use Principal::operator";
+            return Err(Error::new(ErrorKind::Config, text));
         }
         let principal = Self { name: name.into(), labels };
         match principal.name.len() {
             length if length > Self::MAX_NAME => {
-                Err(InvalidPrincipal::LongName { length, limit: Self::MAX_NAME })
+                let limit = Self::MAX_NAME;
+                let text = format!("the principal's name has {length} bytes; use at most {limit}");
+                Err(Error::new(ErrorKind::Config, text)
+                    .with_member("length", length)
+                    .with_member("limit", limit))
             }
             _ => Ok(principal),
         }

@@ -19,9 +19,9 @@ use super::{
     ui_messages::{DONE, Follow, Frame, Level, Plan, Post, Refusal, Settings, Translator, messages, read},
 };
 use crate::{
-    agent::{AgentError, Status},
-    run::{Accepted, PromptState},
-    session::{Session, SessionAnswer, SessionError, SessionSubscription},
+    agent::Status,
+    run::{Accepted, ErrorKind, PromptState},
+    session::{Session, SessionAnswer, SessionSubscription},
     subscription::Update,
 };
 
@@ -137,8 +137,8 @@ async fn stop(call: Call) -> Result<Response, Problem> {
     };
     match stop(call.session(Action::Stop).await?).await {
         // `Idle` means that the run had ended before the user stopped it, which counts as success.
-        Ok(()) | Err(SessionError::Agent(AgentError::Idle)) => Ok(StatusCode::NO_CONTENT.into_response()),
-        Err(error) => Err(error.into()),
+        Err(error) if error.kind() != ErrorKind::Idle => Err(error.into()),
+        _ => Ok(StatusCode::NO_CONTENT.into_response()),
     }
 }
 

@@ -46,7 +46,7 @@ impl Call {
         }
         let request = StartRequest { labels: labels.clone(), ..StartRequest::default() };
         let options = web.0.hooks.agents.start(&self.principal, &request).await?;
-        let options = options.add_labels(labels).map_err(|error| Problem::internal(&error))?.subscribe(None);
+        let options = options.add_labels(labels)?.subscribe(None);
         match web.within_room(web.0.manager.create_with_id(&id, options)).await {
             Ok(_) => {}
             // Another request has created the conversation. If it belongs to another principal, `enter` responds as for

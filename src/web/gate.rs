@@ -23,7 +23,8 @@ use super::{
 };
 use crate::{
     manager::OpenedSession,
-    session::{Mode, Session, SessionError, SessionEvent, SessionSnapshot, SessionSubscription},
+    run::{Error, ErrorKind},
+    session::{Mode, Session, SessionEvent, SessionSnapshot, SessionSubscription},
     store::{ConversationId, Labels, Summary},
     subscription::Update,
     sync::lock,
@@ -166,10 +167,12 @@ impl Call {
         operation: impl Fn(Session) -> F,
     ) -> Result<T, Problem>
     where
-        F: Future<Output = Result<T, SessionError>>,
+        F: Future<Output = Result<T, Error>>,
     {
         match operation(self.session(action).await?).await {
-            Err(SessionError::Ended(_)) => Ok(operation(self.session(action).await?).await?),
+            Err(error) if error.kind() == ErrorKind::Ended => {
+                Ok(operation(self.session(action).await?).await?)
+            }
             other => Ok(other?),
         }
     }
@@ -233,10 +236,7 @@ impl Web {
         principal: &Principal,
         id: &ConversationId,
     ) -> Result<Labels, Problem> {
-        let labels = self.0.manager.labels_of(id).await.map_err(|error| match error {
-            error if error.is_not_found() => Problem::not_found(),
-            error => error.into(),
-        })?;
+        let labels = self.0.manager.labels_of(id).await?;
         if self.0.hooks.access.permits(principal, Action::Read, &labels) {
             Ok(labels)
         } else {
@@ -317,7 +317,7 @@ impl Web {
     /// waits for a place.
     pub(super) async fn within_room<T>(
         &self,
-        opening: impl Future<Output = Result<T, crate::manager::ManagerError>>,
+        opening: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, Problem> {
         match tokio::time::timeout(self.0.limits.room_timeout, opening).await {
             Ok(opened) => opened.map_err(|error| self.shown(error.into())),

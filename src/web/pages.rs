@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::Problem;
 use crate::{
-    manager::ManagerError,
+    run::Error,
     store::{Page, Position},
 };
 
@@ -13,7 +13,7 @@ use crate::{
 /// a hidden entry.
 ///
 /// `more` is the number of entries to read at once after the first page.
-pub(super) async fn visible<T, F: Future<Output = Result<Vec<T>, ManagerError>>>(
+pub(super) async fn visible<T, F: Future<Output = Result<Vec<T>, Error>>>(
     mut page: Page,
     more: usize,
     read: impl Fn(Page) -> F,

@@ -10,11 +10,9 @@ use axum::{
 use serde_json::{Map, Value};
 
 use crate::{
-    agent::AgentError,
     error::error_chain,
-    manager::ManagerError,
-    session::SessionError,
-    store::{Owner, StoreError},
+    run::{Error, ErrorKind},
+    store::StoreError,
 };
 
 /// An error in the form in which clients receive it: `application/problem+json` (RFC 9457).
@@ -117,7 +115,7 @@ impl Problem {
     /// Returns the problem for an unknown or forbidden conversation. It is the same in both cases, so that a client
     /// can't tell whether the conversation exists.
     pub(crate) fn not_found() -> Self {
-        Self::new(StatusCode::NOT_FOUND, "not-found", "There is no such conversation.")
+        ErrorKind::NotFound.into()
     }
 
     pub(super) fn nothing_here(what: &'static str) -> Self {
@@ -138,7 +136,7 @@ impl Problem {
     }
 
     pub(super) fn invalid_body(error: &impl fmt::Display) -> Self {
-        Self::of(StatusCode::BAD_REQUEST, "invalid-body", "The body cannot be read.", error)
+        Error::new(ErrorKind::InvalidDecision, error.to_string()).into()
     }
 
     pub(super) fn invalid_query(error: &impl fmt::Display) -> Self {
@@ -155,8 +153,7 @@ impl Problem {
     }
 
     pub(super) fn invalid_prompt(detail: impl Into<String>) -> Self {
-        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid-prompt", "The prompt is not acceptable.")
-            .with_detail(detail)
+        Error::new(ErrorKind::InvalidPrompt, detail.into()).into()
     }
 
     pub(super) fn unknown_model(model: &str) -> Self {
@@ -165,69 +162,30 @@ impl Problem {
     }
 
     pub(super) fn draining() -> Self {
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "draining", "The server is about to stop.")
-            .with_retry_after(Duration::from_secs(5))
+        ErrorKind::Draining.into()
     }
 
     pub(super) fn no_room() -> Self {
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "no-room", "Too many conversations are open.")
-            .with_retry_after(Duration::from_secs(5))
+        ErrorKind::NoRoom.into()
     }
 
     pub(super) fn stale_decision(waiting: Value) -> Self {
-        Self::new(StatusCode::CONFLICT, "stale-decision", "No decision is needed for this tool use.")
-            .with_member("waiting", waiting)
+        Self::from(ErrorKind::StaleDecision).with_member("waiting", waiting)
     }
 
-    /// Returns the problem for an unexpected error. The error itself is only logged, together with the id of the
-    /// incident that the client gets.
-    pub(super) fn internal(error: &(dyn std::error::Error + 'static)) -> Self {
-        let log = "The log of the server contains the cause under the incident's id.";
-        Self::incident("internal", "The server failed.", log, error)
-    }
-
-    fn incident(
-        code: &'static str,
-        title: &'static str,
-        detail: &'static str,
-        error: &(dyn std::error::Error + 'static),
-    ) -> Self {
-        let incident = format!("{:016x}", rand::random::<u64>());
+    /// Returns the problem for an error whose text clients must not see. The error itself is only logged, together with
+    /// the id of the incident that the client gets.
+    fn incident(error: &Error) -> Self {
+        let (kind, incident) = (error.kind(), format!("{:016x}", rand::random::<u64>()));
         tracing::error!(incident, error = error_chain(error), "a request failed");
-        Self::new(StatusCode::INTERNAL_SERVER_ERROR, code, title)
+        let mut detail = "The log of the server contains the cause under the incident's id.".to_owned();
+        if kind == ErrorKind::DamagedTurn {
+            let advice = "The operator can discard this answer, and open the rest of the conversation. ";
+            detail.insert_str(0, advice);
+        }
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, kind.code(), kind.title())
             .with_detail(detail)
             .with_member("incident", incident)
-    }
-
-    fn newer_turn() -> Self {
-        Self::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "newer-turn",
-            "A newer version of the server has begun the answer in flight.",
-        )
-        .with_detail(
-            "This server cannot continue the answer. Try again when the newer version is running here.",
-        )
-        .with_retry_after(Duration::from_secs(30))
-    }
-
-    fn damaged_turn(error: &SessionError) -> Self {
-        let detail = "The operator can discard this answer, and open the rest of the conversation. The log of the \
-                      server contains the cause under the incident's id.";
-        Self::incident("damaged-turn", "The stored answer in flight is damaged.", detail, error)
-    }
-
-    fn elsewhere(owner: &Owner) -> Self {
-        let problem = Self::new(
-            StatusCode::MISDIRECTED_REQUEST,
-            "open-elsewhere",
-            "Another process has this conversation open.",
-        );
-        // `Web` removes the address unless the application reveals it.
-        match &owner.address {
-            Some(address) => problem.with_member("address", address.clone()),
-            None => problem,
-        }
     }
 
     pub(super) fn without_address(mut self) -> Self {
@@ -235,18 +193,6 @@ impl Problem {
             self.0.members.shift_remove("address");
         }
         self
-    }
-
-    fn unavailable(code: &'static str, title: &'static str) -> Self {
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, code, title).with_retry_after(Duration::from_secs(2))
-    }
-
-    fn conflict(code: &'static str, title: &'static str, error: &impl fmt::Display) -> Self {
-        Self::of(StatusCode::CONFLICT, code, title, error)
-    }
-
-    fn unfit(code: &'static str, title: &'static str, error: &impl fmt::Display) -> Self {
-        Self::of(StatusCode::UNPROCESSABLE_ENTITY, code, title, error)
     }
 }
 
@@ -266,152 +212,53 @@ impl IntoResponse for Problem {
     }
 }
 
-impl From<ManagerError> for Problem {
-    fn from(error: ManagerError) -> Self {
-        match error {
-            ManagerError::ShutDown => Self::unavailable("shut-down", "The server is shut down."),
-            ManagerError::AlreadyExists { .. } => {
-                Self::conflict("already-exists", "The conversation already exists.", &error)
+/// The members of an error that clients get.
+const SHOWN: [&str; 4] = ["activity", "waiting", "state", "operation"];
+
+impl From<Error> for Problem {
+    /// A status below 500 shows the text of the error, unless the title says everything. Otherwise clients do not get
+    /// the text.
+    fn from(error: Error) -> Self {
+        let kind = error.kind();
+        let status = StatusCode::from_u16(error.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let detail = match kind {
+            _ if status == StatusCode::INTERNAL_SERVER_ERROR => return Self::incident(&error),
+            ErrorKind::StoreUnreachable => {
+                tracing::warn!(error = error_chain(&error), "the store cannot be used");
+                None
             }
-            ManagerError::OpenElsewhere { owner, .. } => Self::elsewhere(&owner),
-            ManagerError::StaleApproval { waiting, .. } => {
-                Self::stale_decision(serde_json::to_value(waiting).unwrap_or_default())
-            }
-            ManagerError::NoRoom { .. } => Self::no_room(),
-            ManagerError::Session(error) => error.into(),
-            ManagerError::Store(error) => error.into(),
-            ManagerError::ChangeUnsaved { .. } => {
-                Self::unavailable("store-behind", "The change is made, and is not stored yet.")
-            }
-            ManagerError::NoStarter | ManagerError::CutOff { .. } | ManagerError::EndedIncomplete { .. } => {
-                Self::internal(&error)
-            }
+            ErrorKind::NewerTurn => Some(
+                "This server cannot continue the answer. Try again when the newer version is running here."
+                    .to_owned(),
+            ),
+            ErrorKind::StaleDecision => None,
+            _ => matches!(error.status(), 400 | 409 | 422).then(|| error.to_string()),
+        };
+        let mut problem = Self::new(status, kind.code(), kind.title());
+        problem.0.detail = detail;
+        problem.0.retry_after = error.retry_after().filter(|_| status == StatusCode::SERVICE_UNAVAILABLE);
+        for name in SHOWN.into_iter().filter(|_| kind != ErrorKind::NotPaused) {
+            let member = error.member(name).map(|value| (name.to_owned(), value.clone()));
+            problem.0.members.extend(member);
         }
+        // `Web` removes the address unless the application reveals it.
+        let address = error.owner().and_then(|owner| owner.address);
+        problem
+            .0
+            .members
+            .extend(address.map(|address| ("address".to_owned(), Value::String(address.to_string()))));
+        problem
     }
 }
 
-impl From<SessionError> for Problem {
-    fn from(error: SessionError) -> Self {
-        match error {
-            SessionError::Ended(_) => Self::unavailable("shut-down", "The conversation was closed."),
-            SessionError::Busy(status) => Self::conflict("busy", "A run is active.", &error)
-                .with_member("activity", serde_json::to_value(status).unwrap_or_default()),
-            SessionError::UnknownNode { .. } => Self::nothing_here("There is no such message."),
-            SessionError::UnknownPrompt { .. } => Self::nothing_here("There is no such prompt."),
-            SessionError::NotUser { .. } | SessionError::ToolResults { .. } => {
-                Self::unfit("not-a-prompt", "The message is not a prompt.", &error)
-            }
-            SessionError::NotAssistant { .. } | SessionError::Unanswered { .. } => {
-                Self::unfit("not-an-answer", "The message is not an answer.", &error)
-            }
-            SessionError::OpenToolUses { .. } => {
-                Self::unfit("open-tool-uses", "The message has open tool uses.", &error)
-            }
-            SessionError::LongTitle { .. } => Self::unfit("invalid-title", "The title is too long.", &error),
-            SessionError::StoreBehind { .. } | SessionError::Unsaved { .. } => {
-                Self::unavailable("store-behind", "Too much is not stored yet.")
-            }
-            SessionError::Draining => Self::draining(),
-            SessionError::Agent(error) => error.into(),
-            SessionError::Store(error) => error.into(),
-            SessionError::NewerTurn { .. } => Self::newer_turn(),
-            SessionError::DamagedTurn { .. } => Self::damaged_turn(&error),
-            SessionError::InitialHistory | SessionError::Tree(_) | SessionError::NotDurable => {
-                Self::internal(&error)
-            }
-        }
-    }
-}
-
-impl From<AgentError> for Problem {
-    fn from(error: AgentError) -> Self {
-        match &error {
-            AgentError::Stopped(_) => Self::unavailable("shut-down", "The conversation was closed."),
-            AgentError::Busy(status) => Self::conflict("busy", "A run is active.", &error)
-                .with_member("activity", serde_json::to_value(status).unwrap_or_default()),
-            AgentError::ResultsWhileBusy => Self::conflict("busy", "A run is active.", &error),
-            AgentError::Idle => Self::conflict("idle", "No run is active.", &error),
-            AgentError::NotPaused(_) => {
-                Self::conflict("not-paused", "No tool use waits for a decision.", &error)
-            }
-            AgentError::StaleResume { waiting, .. } => {
-                Self::stale_decision(serde_json::to_value(waiting).unwrap_or_default())
-            }
-            AgentError::DeepDecision { .. } => Self::invalid_body(&error),
-            AgentError::EmptyPrompt => Self::unfit("empty-prompt", "The prompt is empty.", &error),
-            AgentError::InvalidPrompt(_)
-            | AgentError::InvalidPromptId { .. }
-            | AgentError::LargeAppData { .. }
-            | AgentError::DeepAppData { .. }
-            | AgentError::ZeroSteps
-            | AgentError::ZeroTimeout
-            | AgentError::InvalidOutputSchema(_) => Self::invalid_prompt(error.to_string()),
-            AgentError::KnownPrompt(state) => {
-                Self::conflict("known-prompt", "The prompt was accepted before.", &error)
-                    .with_member("state", serde_json::to_value(state).unwrap_or_default())
-            }
-            AgentError::QueueFull(_) => Self::conflict("queue-full", "Too many prompts are staged.", &error),
-            AgentError::NotAtStep => {
-                Self::unfit("not-at-step", "The prompt cannot join the turn in flight.", &error)
-            }
-            AgentError::NotStaged(_) => Self::conflict("not-staged", "The prompt is not staged.", &error),
-            AgentError::NotAPrompt => Self::unfit("not-a-prompt", "The message is not a prompt.", &error),
-            AgentError::Model(_) => Self::unfit("unknown-model", "This model cannot be used.", &error),
-            AgentError::CommitBehind(_) | AgentError::TooManyEvents(_) => {
-                Self::unavailable("store-behind", "Too much is waiting to be processed.")
-            }
-            AgentError::OnHold(_) => Self::draining(),
-            AgentError::Moved
-            | AgentError::LongName { .. }
-            | AgentError::NoModel
-            | AgentError::InvalidHistory(_)
-            | AgentError::HistoryOwned
-            | AgentError::InvalidTools(_)
-            | AgentError::Refused(_)
-            | AgentError::Panicked(..)
-            | AgentError::Cancelled(_)
-            | AgentError::Failed(..)
-            | AgentError::Output(..)
-            | AgentError::Deadline { .. } => Self::internal(&error),
-        }
+impl From<ErrorKind> for Problem {
+    fn from(kind: ErrorKind) -> Self {
+        Error::new(kind, kind.title()).into()
     }
 }
 
 impl From<StoreError> for Problem {
     fn from(error: StoreError) -> Self {
-        match &error {
-            StoreError::AlreadyExists { .. } => {
-                Self::conflict("already-exists", "The conversation already exists.", &error)
-            }
-            StoreError::NotFound { .. } => Self::not_found(),
-            StoreError::Conflict { .. } => {
-                Self::conflict("conflict", "The conversation was changed at the same time.", &error)
-            }
-            StoreError::Owned { owner, .. } => Self::elsewhere(owner),
-            StoreError::LeaseLost { .. } => Self::new(
-                StatusCode::MISDIRECTED_REQUEST,
-                "open-elsewhere",
-                "Another process has this conversation open.",
-            ),
-            StoreError::Busy { .. } | StoreError::Full { .. } | StoreError::Unreachable { .. } => {
-                tracing::warn!(error = error_chain(&error), "the store cannot be used");
-                Self::unavailable("store-unreachable", "The conversations cannot be reached now.")
-            }
-            StoreError::Unstorable { .. } => {
-                Self::unfit("unstorable", "The content cannot be stored.", &error)
-            }
-            StoreError::Unsupported { operation } => {
-                Self::unfit("unsupported", "The store does not support this operation.", &error)
-                    .with_member("operation", *operation)
-            }
-            StoreError::InvalidQuery { .. } => {
-                Self::unfit("invalid-query", "The search cannot be understood.", &error)
-            }
-            StoreError::Damaged { .. }
-            | StoreError::UnknownFormat { .. }
-            | StoreError::Denied { .. }
-            | StoreError::Misconfigured { .. }
-            | StoreError::Failed { .. } => Self::internal(&error),
-        }
+        Error::from(error).into()
     }
 }

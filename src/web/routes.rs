@@ -214,8 +214,7 @@ impl Web {
         }
         let request = StartRequest { labels: labels.clone(), model: new.model, ..StartRequest::default() };
         let options = self.0.hooks.agents.start(principal, &request).await?;
-        let mut options =
-            options.add_labels(labels).map_err(|error| Problem::internal(&error))?.subscribe(mode);
+        let mut options = options.add_labels(labels)?.subscribe(mode);
         if let Some(title) = new.title {
             options = options.title(title);
         }

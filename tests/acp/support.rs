@@ -12,7 +12,8 @@ use std::{
 
 use futures_util::StreamExt;
 use omni_agent::{
-    agent::{Agent, AgentBuilder, AgentError},
+    Error,
+    agent::{Agent, AgentBuilder},
     message::Message,
     provider::{
         Model, ProviderError,
@@ -21,7 +22,6 @@ use omni_agent::{
             acp::AcpBackend,
         },
     },
-    run::Failure,
 };
 use rustix::process::{Pid, test_kill_process};
 use tokio::time::timeout;
@@ -113,11 +113,8 @@ pub fn on(backend: AcpBackend) -> AgentBuilder {
 }
 
 /// Returns the provider's error with which a run failed.
-pub fn provider_error(error: &AgentError) -> &ProviderError {
-    match error {
-        AgentError::Failed(Failure::Provider { error }, _) => error,
-        other => panic!("{other:?}"),
-    }
+pub fn provider_error(error: &Error) -> &ProviderError {
+    error.provider_error().unwrap()
 }
 
 pub fn prompt(text: &str) -> TurnPrompt {

@@ -3,6 +3,7 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use omni_agent::{
+    Error, ErrorKind,
     agent::Agent,
     provider::{
         Model,
@@ -12,7 +13,7 @@ use omni_agent::{
 use omni_agent::{
     agent::{Config, Event},
     provider::{Options, backend::Capabilities},
-    session::{Mode, Session, SessionError},
+    session::{Mode, Session},
     store::{ConversationId, MemoryStore, Store},
     subscription::Update,
     tree::NodeId,
@@ -48,11 +49,8 @@ pub(crate) fn able() -> Capabilities {
 }
 
 /// Returns the message of the provider error with which a run failed.
-pub(crate) fn words(error: &SessionError) -> String {
-    match error {
-        SessionError::Agent(error) => crate::faults::provider_error(error).message.clone(),
-        other => panic!("{other:?}"),
-    }
+pub(crate) fn words(error: &Error) -> String {
+    crate::faults::provider_error(error).message.clone()
 }
 
 #[tokio::test(start_paused = true)]
@@ -264,8 +262,8 @@ async fn sessions_of_two_conversations_are_independent() {
     assert_eq!((first.unwrap().text(), second.unwrap().text()), ("A".to_owned(), "B".to_owned()));
     one.stop(SECOND).await.unwrap();
     assert_eq!(two.ask("C").await.unwrap().text(), "B | C");
-    let ended: SessionError = one.tree().await.unwrap_err();
-    assert!(matches!(ended, SessionError::Ended(_)), "{ended:?}");
+    let ended: Error = one.tree().await.unwrap_err();
+    assert_eq!(ended.kind(), ErrorKind::Ended, "{ended:?}");
 }
 
 /// Reopens a conversation whose only answer was "One". `reaction` determines how its provider reacts to lost sessions.

@@ -4,10 +4,11 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::StreamExt;
 use omni_agent::{
-    agent::{Agent, AgentError, Event},
+    Error,
+    agent::{Agent, Event},
     message::{ToolResult, ToolUse},
     provider::{
-        ErrorKind, Model, Options, Provider, ProviderError, Request, RequestContext,
+        Model, Options, Provider, ProviderError, ProviderErrorKind, Request, RequestContext,
         backend::{BackendError, BackendEvent, BackendLimits, Breach, Capabilities, TurnResult},
     },
     run::Failure,
@@ -18,15 +19,12 @@ use serde_json::json;
 use crate::scripted::{Act, ScriptedBackend, Step, Turn};
 
 /// Returns the provider's error with which a run failed.
-pub(crate) fn provider_error(error: &AgentError) -> &ProviderError {
-    match error {
-        AgentError::Failed(Failure::Provider { error }, _) => error,
-        other => panic!("{other:?}"),
-    }
+pub(crate) fn provider_error(error: &Error) -> &ProviderError {
+    error.provider_error().unwrap()
 }
 
 /// Returns the backend's error with which a run failed.
-pub(crate) fn cause(error: &AgentError) -> BackendError {
+pub(crate) fn cause(error: &Error) -> BackendError {
     provider_error(error).cause().unwrap().downcast_ref::<BackendError>().unwrap().clone()
 }
 
@@ -74,7 +72,7 @@ async fn breach_is_a_contract_error_and_the_agent_still_works() {
         let agent = agent(&backend).await;
         let error = agent.ask("Go").await.unwrap_err();
         let failed = provider_error(&error);
-        assert_eq!((failed.kind, failed.retryable), (ErrorKind::Contract, false), "{failed:?}");
+        assert_eq!((failed.kind, failed.retryable), (ProviderErrorKind::Contract, false), "{failed:?}");
         assert!(failed.message.contains(&breach.to_string()), "{failed}");
         assert_eq!(cause(&error), BackendError::Contract(breach));
         // If anything was streamed that can be kept, the conversation contains it, and a new session resumes from it.
@@ -103,7 +101,7 @@ async fn events_after_the_terminal_event_are_ignored() {
             Ok(response) => assert_eq!(response.text(), "So."),
             Err(error) => {
                 assert!(failing);
-                assert_eq!(provider_error(&error).kind, ErrorKind::Service);
+                assert_eq!(provider_error(&error).kind, ProviderErrorKind::Service);
             }
         }
         // The turn is over, so there is nothing to cancel.
@@ -121,9 +119,9 @@ async fn calls_that_panic_or_hang_are_errors_and_the_next_prompt_works() {
             let agent = agent(&backend).await;
             let error = agent.ask("Go").await.unwrap_err();
             let kind = match act {
-                Act::Panic => ErrorKind::Contract,
-                Act::Hang => ErrorKind::Timeout,
-                Act::Fail(_) => ErrorKind::InvalidRequest,
+                Act::Panic => ProviderErrorKind::Contract,
+                Act::Hang => ProviderErrorKind::Timeout,
+                Act::Fail(_) => ProviderErrorKind::InvalidRequest,
             };
             assert_eq!(provider_error(&error).kind, kind, "{call}: {error:?}");
             agent.ask("On").await.unwrap_or_else(|error| panic!("{call} {act:?}: {error:?}"));
@@ -172,7 +170,7 @@ async fn prompt_that_timed_out_is_not_retried() {
     let agent = backend.agent().start().await.unwrap();
     let error = agent.ask("Go").await.unwrap_err();
     let failed = provider_error(&error);
-    assert_eq!((failed.kind, failed.retryable), (ErrorKind::Timeout, false), "{failed:?}");
+    assert_eq!((failed.kind, failed.retryable), (ProviderErrorKind::Timeout, false), "{failed:?}");
     agent.ask("On").await.unwrap();
     assert_eq!((backend.count("prompt s1: Go"), backend.count("cancel s1")), (1, 1), "{:?}", backend.log());
 }
@@ -182,7 +180,10 @@ async fn turn_whose_session_id_panics_is_not_retried() {
     let backend = ScriptedBackend::new([]).act("id", Act::Panic);
     let agent = backend.agent().start().await.unwrap();
     let error = agent.ask("Go").await.unwrap_err();
-    assert_eq!((provider_error(&error).kind, provider_error(&error).retryable), (ErrorKind::Contract, false));
+    assert_eq!(
+        (provider_error(&error).kind, provider_error(&error).retryable),
+        (ProviderErrorKind::Contract, false)
+    );
     agent.ask("On").await.unwrap();
     assert_eq!((backend.count("prompt s1: Go"), backend.count("cancel s1")), (1, 1), "{:?}", backend.log());
 }
@@ -195,7 +196,7 @@ async fn session_that_ended_is_resumed_by_the_next_prompt() {
     let first = agent(&backend).await;
     first.ask("One").await.unwrap();
     let error = first.ask("Two").await.unwrap_err();
-    assert_eq!(provider_error(&error).kind, ErrorKind::Transport);
+    assert_eq!(provider_error(&error).kind, ProviderErrorKind::Transport);
     assert_eq!(first.ask("Three").await.unwrap().text(), "One | Two | Three");
     assert_eq!((backend.count("terminate s1"), backend.count("resume s1")), (1, 1));
 

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use omni_agent::{
-    agent::{Agent, AgentCallbacks, AgentError, Event, State, Status, ToolDecision},
+    ErrorKind,
+    agent::{Agent, AgentCallbacks, Event, State, Status, ToolDecision},
     message::{Content, ToolResult, ToolUse},
     provider::backend::{
         BackendError, BackendEvent, Breach, Capabilities, PermissionAnswer, PermissionKind, PermissionOption,
@@ -129,7 +130,11 @@ async fn permission_cancelled_while_asked_gets_no_answer_and_cancels_the_turn() 
     backend.until("answered").await;
     assert_eq!(backend.answers(), [None]);
     let late = agent.resume("t1", Decision::Execute).await.unwrap_err();
-    assert!(matches!(late, AgentError::NotPaused(Status::Idle)), "{late:?}");
+    assert_eq!(
+        (late.kind(), late.member("activity")),
+        (ErrorKind::NotPaused, Some(&"idle".into())),
+        "{late:?}"
+    );
     assert_eq!(agent.ask("On").await.unwrap().text(), "Go | On");
     assert_eq!((backend.count("start"), backend.count("terminate s1")), (1, 0));
 }

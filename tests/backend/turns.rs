@@ -6,7 +6,7 @@ use omni_agent::{
     agent::{Agent, Event},
     message::{Content, History, Message, ToolResult, ToolUse, Usage},
     provider::{
-        ErrorKind, Request, StopReason,
+        ProviderErrorKind, Request, StopReason,
         backend::{BackendEvent, Capabilities, TurnResult},
     },
     subscription::Update,
@@ -134,7 +134,7 @@ async fn prompt_after_foreign_answers_is_rejected_before_anything_starts() {
     let backend = ScriptedBackend::new([]);
     let agent = backend.agent().history(foreign()).start().await.unwrap();
     let error = agent.ask("Go").await.unwrap_err();
-    assert_eq!(crate::faults::provider_error(&error).kind, ErrorKind::Unsupported);
+    assert_eq!(crate::faults::provider_error(&error).kind, ProviderErrorKind::Unsupported);
     assert_eq!(backend.log(), Vec::<String>::new());
 }
 

@@ -3,10 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use omni_agent::{
-    agent::AgentError,
-    manager::{ApprovalId, Decided, Manager, ManagerError},
+    Error, ErrorKind,
+    manager::{ApprovalId, Decided, Manager},
     message::ToolUseId,
-    session::SessionError,
     store::{Filter, Labels, MemoryStore, Owner, Page, Store, StoredTurn, Turns},
     tool::Decision,
 };
@@ -30,11 +29,10 @@ async fn turn(store: &dyn Store, conversation: &str) -> StoredTurn {
     store.turn(&id(conversation)).await.unwrap().expect("a turn is in flight")
 }
 
-fn stale(result: &Result<Decided, ManagerError>) -> &[ToolUseId] {
-    match result {
-        Err(ManagerError::StaleApproval { waiting, .. }) => waiting,
-        other => panic!("{other:?}"),
-    }
+fn stale(result: &Result<Decided, Error>) -> Vec<ToolUseId> {
+    let error = result.as_ref().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::StaleDecision);
+    error.waiting()
 }
 
 /// Returns the decisions in the turn's record. Each is an array of the tool use's id, the decision, the person who
@@ -152,11 +150,8 @@ async fn decision_on_another_turn_or_an_unknown_tool_use_is_stale() {
         let missing = manager.decide(&approval("b", "1"), Decision::Execute, None).await;
         assert!(missing.unwrap_err().is_not_found());
         let long = manager.decide(&approval("a", "1"), Decision::Execute, Some(&"n".repeat(257))).await;
-        let Err(ManagerError::Session(SessionError::Agent(AgentError::LongName { length, .. }))) = long
-        else {
-            panic!("{long:?}")
-        };
-        assert_eq!(length, 257);
+        let error = long.unwrap_err();
+        assert_eq!((error.kind(), error.member("length")), (ErrorKind::InvalidDecision, Some(&257.into())));
     }
 }
 
@@ -207,8 +202,10 @@ async fn decide_on_a_conversation_of_another_owner_is_open_elsewhere() {
         let builder = Manager::builder(Arc::clone(store)).decide_timeout(Duration::from_millis(100));
         let manager = builder.build();
         let result = manager.decide(&approval("a", "1"), Decision::Execute, None).await;
-        let Err(ManagerError::OpenElsewhere { owner, left, .. }) = result else { panic!("{result:?}") };
-        assert_eq!(owner.address.as_deref(), Some("host-2"));
+        let error = result.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::OpenElsewhere);
+        assert_eq!(error.owner().unwrap().address.as_deref(), Some("host-2"));
+        let left = error.retry_after();
         assert!(left.is_some_and(|left| Some(left) < lease.lasts), "{left:?}");
         store.release(&id("a"), &lease).await.unwrap();
         manager.decide(&approval("a", "1"), Decision::Execute, None).await.unwrap();
@@ -226,9 +223,7 @@ async fn decide_on_a_state_that_is_not_an_object_reports_damage() {
         leave(&store, name, "ann", record).await;
         let manager = Manager::builder(store.clone()).build();
         let result = manager.decide(&approval(name, "1"), Decision::Execute, None).await;
-        let Err(ManagerError::Session(SessionError::DamagedTurn { .. })) = result else {
-            panic!("{name}: {result:?}")
-        };
+        assert_eq!(result.unwrap_err().kind(), ErrorKind::DamagedTurn, "{name}");
         let all = store.turns(Turns::Waiting, &Filter::default(), Page::default()).await.unwrap();
         assert!(all.iter().any(|turn| turn.id == id(name)), "the approval still waits");
     }

@@ -11,8 +11,9 @@ use std::{
 
 use async_trait::async_trait;
 use omni_agent::{
+    Error, ErrorKind,
     agent::{Agent, Durable},
-    manager::{ApprovalId, Decided, Manager, ManagerError, OpenOptions, Sweep},
+    manager::{ApprovalId, Decided, Manager, OpenOptions, Sweep},
     message::{Timestamp, ToolResult},
     store::{
         Commit, ConversationId, Epoch, Filter, Lease, MemoryStore, Owner, Page, StateChange, Store,
@@ -178,7 +179,7 @@ impl Store for HeldStore {
 
 /// Decides on a tool use of a conversation that another owner holds for this time. Returns the result, and the number
 /// of times that the turn was read.
-async fn decide_while_held(hold: Duration) -> (Result<Decided, ManagerError>, usize) {
+async fn decide_while_held(hold: Duration) -> (Result<Decided, Error>, usize) {
     let store = MemoryStore::new();
     leave(&store, "a", "ann", paused(vec![waiting("1")])).await;
     let place = Arc::new(HeldStore::new(store, hold));
@@ -201,8 +202,9 @@ async fn decide_on_a_conversation_that_stays_owned_is_open_elsewhere() {
     let begun = Instant::now();
     let (decided, reads) = decide_while_held(Duration::from_mins(1)).await;
     assert_eq!(begun.elapsed().as_secs(), 35, "the usual lease and five seconds");
-    let Err(ManagerError::OpenElsewhere { owner, .. }) = decided else { panic!("{decided:?}") };
-    assert_eq!((&*owner.name, reads), ("another", 1));
+    let error = decided.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OpenElsewhere);
+    assert_eq!((&*error.owner().unwrap().name, reads), ("another", 1));
 }
 
 #[tokio::test(start_paused = true)]
@@ -228,10 +230,8 @@ async fn decide_after_the_record_and_before_its_answer_is_kept() {
     sleep(Duration::from_secs(1)).await;
     assert!(!decided.is_finished(), "the decision is not stored yet");
     let again = manager.decide(&approval.id, Decision::reject("No."), Some("ben")).await;
-    assert!(
-        matches!(&again, Err(ManagerError::StaleApproval { waiting, .. }) if waiting.is_empty()),
-        "{again:?}"
-    );
+    let again = again.unwrap_err();
+    assert_eq!((again.kind(), again.waiting()), (ErrorKind::StaleDecision, Vec::new()));
 
     // Five records are made at most: of the pause, the decision, the start of the tool, its result and the next request.
     for _ in 0..5 {

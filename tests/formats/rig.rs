@@ -3,7 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use omni_agent::{
-    agent::{Agent, AgentBuilder, AgentError, AgentSubscription, Event},
+    Error,
+    agent::{Agent, AgentBuilder, AgentSubscription, Event},
     message::Attachment,
     provider::{
         Model, ModelInfo, Options, ProviderError,
@@ -13,7 +14,6 @@ use omni_agent::{
         },
         http::{Endpoint, Timeouts},
     },
-    run::Failure,
     subscription::Update,
     tool::{Schema, Tool, ToolContext, ToolError, declared_tool_with_schema, tool_fn},
 };
@@ -147,11 +147,8 @@ pub(crate) fn warned(warnings: &[String], word: &str) -> Cell {
 
 /// Returns the provider's error with which a run failed.
 #[track_caller]
-pub(crate) fn provider_error(result: Result<impl std::fmt::Debug, AgentError>) -> ProviderError {
-    match result {
-        Err(AgentError::Failed(Failure::Provider { error }, _)) => *error,
-        other => panic!("expected a failed request, got {other:?}"),
-    }
+pub(crate) fn provider_error(result: Result<impl std::fmt::Debug, Error>) -> ProviderError {
+    result.unwrap_err().provider_error().unwrap().clone()
 }
 
 pub(crate) async fn next(events: &mut AgentSubscription) -> Arc<Event> {

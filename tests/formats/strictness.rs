@@ -3,7 +3,7 @@
 
 use omni_agent::{
     message::{Attachment, Content, History, Message, Text, ToolResult, ToolUse},
-    provider::{Effort, ErrorKind, Options, OutputSchema, Request, UnsupportedAttachment},
+    provider::{Effort, Options, OutputSchema, ProviderErrorKind, Request, UnsupportedAttachment},
     tool::{Schema, ToolSet},
 };
 use serde_json::{Map, Value, json};
@@ -85,7 +85,7 @@ async fn refuses(format: Format, breaks: &[Break]) {
         let error = model.generate(request()).await.expect_err(&format!("{format:?} takes {change:?}"));
         assert_eq!(
             (error.kind, error.status),
-            (ErrorKind::InvalidRequest, Some(400)),
+            (ProviderErrorKind::InvalidRequest, Some(400)),
             "{change:?}: {error:?}"
         );
     }

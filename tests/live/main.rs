@@ -14,10 +14,10 @@ use std::{
 };
 
 use omni_agent::{
-    agent::{Agent, AgentBuilder, AgentError, AgentSubscription, Event, TurnOutcome},
+    Error, ErrorKind,
+    agent::{Agent, AgentBuilder, AgentSubscription, Event, TurnOutcome},
     message::{History, Role, ToolResult},
-    provider::{ErrorKind, Model, Options, ProviderError, StopReason, ToolChoice},
-    run::Failure,
+    provider::{Model, Options, ProviderError, ProviderErrorKind, StopReason, ToolChoice},
     subscription::Update,
     tool::{Tool, ToolContext, ToolError, tool_fn},
 };
@@ -67,11 +67,8 @@ async fn next(events: &mut AgentSubscription) -> Arc<Event> {
 }
 
 /// Returns the provider's error with which a run failed.
-fn provider_error(result: Result<impl std::fmt::Debug, AgentError>) -> ProviderError {
-    match result {
-        Err(AgentError::Failed(Failure::Provider { error }, _)) => *error,
-        other => panic!("expected a failed request, got {other:?}"),
-    }
+fn provider_error(result: Result<impl std::fmt::Debug, Error>) -> ProviderError {
+    result.unwrap_err().provider_error().unwrap().clone()
 }
 
 async fn stream(live: &Live, format: Format) {
@@ -224,9 +221,10 @@ async fn output_schema(live: &Live, format: Format) {
         (Ok(forecast), _) => assert!(forecast.degrees <= 40),
         // llama.cpp does not support an output schema in these formats. The answer is still returned, together with the
         // error of its output.
-        (Err(AgentError::Output(why, response)), Format::Responses | Format::Messages) => {
+        (Err(error), Format::Responses | Format::Messages) if error.kind() == ErrorKind::Output => {
+            let response = error.response().unwrap();
             assert!(!response.text().is_empty());
-            assert_eq!(response.output_error.as_ref(), Some(&why));
+            assert!(error.to_string().ends_with(response.output_error.as_ref().unwrap()), "{error}");
         }
         (Err(error), _) => panic!("{format:?}: {error:?}"),
     }
@@ -270,7 +268,7 @@ async fn overflow(live: &Live, format: Format) {
     let error = provider_error(agent.ask("word ".repeat(9000)).await);
     assert_eq!(
         (error.kind, error.status, error.retryable),
-        (ErrorKind::ContextTooLong, Some(400), false),
+        (ProviderErrorKind::ContextTooLong, Some(400), false),
         "{error:?}"
     );
     assert!(agent.state().await.unwrap().history().is_empty());
@@ -282,7 +280,7 @@ async fn error_in_stream(live: &Live, format: Format) {
     // an error in a stream that began with status 200.
     let agent = Agent::builder().model(live.tools(format)).options(options(16)).start().await.unwrap();
     let error = provider_error(agent.ask("Say hello.").await);
-    assert_eq!(error.kind, ErrorKind::Service, "{format:?}: {error:?}");
+    assert_eq!(error.kind, ProviderErrorKind::Service, "{format:?}: {error:?}");
     assert!(error.message.contains("does not match"), "{format:?}: {error:?}");
     assert!(agent.state().await.unwrap().history().is_empty());
 }
@@ -292,5 +290,9 @@ async fn dead_server(_: &Live, format: Format) {
     let model = Model::new(Arc::new(format.endpoint(&format!("http://127.0.0.1:{port}"))), "smollm2-135m");
     let agent = Agent::builder().model(model).options(options(10)).start().await.unwrap();
     let error = provider_error(agent.ask("Hello?").await);
-    assert_eq!((error.kind, error.status, error.retryable), (ErrorKind::Transport, None, true), "{error:?}");
+    assert_eq!(
+        (error.kind, error.status, error.retryable),
+        (ProviderErrorKind::Transport, None, true),
+        "{error:?}"
+    );
 }

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use omni_agent::{
-    manager::{Manager, ManagerError, OpenedSession, Presence},
-    session::SessionError,
-    store::{Commit, ConversationId, Page, Store, StoreError, Write},
+    Error, ErrorKind,
+    manager::{Manager, OpenedSession, Presence},
+    store::{Commit, ConversationId, Page, Store, Write},
     subscription::EndReason,
     testing::Gate,
 };
@@ -23,11 +23,8 @@ async fn opened(manager: &Manager, name: &str) -> OpenedSession {
     manager.create_with_id(&id(name), parrot()).await.unwrap()
 }
 
-fn is_not_found(error: &ManagerError) -> bool {
-    let (ManagerError::Store(error) | ManagerError::Session(SessionError::Store(error))) = error else {
-        return false;
-    };
-    matches!(error, StoreError::NotFound { .. })
+fn is_not_found(error: &Error) -> bool {
+    error.kind() == ErrorKind::NotFound
 }
 
 // ---- close ----
@@ -84,10 +81,8 @@ async fn close_with_a_hanging_store_reports_unsaved_messages_and_leaves_no_task(
     store.make(Call::Commit, Act::Hang);
     one.session.ask("Hi").await.unwrap();
     let closed = manager.close(one.session.id()).await;
-    assert!(
-        matches!(closed, Err(ManagerError::Session(SessionError::Unsaved { nodes: 2, .. }))),
-        "{closed:?}"
-    );
+    let error = closed.unwrap_err();
+    assert_eq!((error.kind(), error.member("nodes")), (ErrorKind::Unsaved, Some(&2.into())));
     assert!(manager.get(one.session.id()).is_none());
     settle().await;
     assert_eq!(tasks(), 0);
@@ -255,9 +250,10 @@ async fn rename_while_the_store_is_down_fails_and_the_title_is_stored_later() {
     let begun = tokio::time::Instant::now();
     let error = manager.rename(one.session.id(), Some("New")).await.unwrap_err();
     assert_eq!(begun.elapsed(), secs(3));
-    let ManagerError::ChangeUnsaved { id, cause } = &error else { panic!("{error:?}") };
-    assert_eq!(id, one.session.id());
-    assert!(matches!(**cause, SessionError::Unsaved { nodes: 0, .. }), "{cause:?}");
+    assert_eq!(error.kind(), ErrorKind::ChangeUnsaved);
+    assert_eq!(error.member("conversation").unwrap(), one.session.id().as_str());
+    let cause: &Error = error.cause().unwrap().downcast_ref().unwrap();
+    assert_eq!((cause.kind(), cause.member("nodes")), (ErrorKind::Unsaved, Some(&0.into())));
     let words = error.to_string();
     assert!(words.contains("title or labels of conversation one") && words.contains("State"), "{words}");
     assert_eq!(one.session.title().await.unwrap().as_deref(), Some("New"));

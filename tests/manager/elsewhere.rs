@@ -5,8 +5,9 @@
 //! thread.
 
 use omni_agent::{
-    manager::{Manager, ManagerError, ManagerEvent, OpenOptions, OpenedSession, Presence, Titles},
-    store::{Owner, Page, Store, StoreError},
+    Error, ErrorKind,
+    manager::{Manager, ManagerEvent, OpenOptions, OpenedSession, Presence, Titles},
+    store::{Owner, Page, Store},
     subscription::{EndReason, Update},
 };
 
@@ -28,15 +29,14 @@ async fn created(manager: &Manager, name: &str) -> OpenedSession {
     within(manager.create_with_id(&id(name), parrot())).await.unwrap()
 }
 
-fn assert_elsewhere<T>(outcome: Result<T, ManagerError>, owner: &str) {
-    match outcome {
-        Err(ManagerError::OpenElsewhere { id: talk, owner: found, .. }) => {
-            assert_eq!(talk, id("talk"));
-            assert_eq!((found.name.as_str(), found.address), (owner, Some(format!("http://{owner}"))));
-        }
-        Err(other) => panic!("{other}"),
-        Ok(_) => panic!("the operation succeeded"),
-    }
+fn assert_elsewhere<T>(outcome: Result<T, Error>, owner: &str) {
+    let error = outcome.err().expect("the operation fails");
+    assert_eq!(
+        (error.kind(), error.member("conversation")),
+        (ErrorKind::OpenElsewhere, Some(&"talk".into()))
+    );
+    let found = error.owner().unwrap();
+    assert_eq!((found.name.as_str(), found.address), (owner, Some(format!("http://{owner}"))));
 }
 
 async fn presence(manager: &Manager, name: &str) -> Presence {
@@ -85,7 +85,7 @@ async fn managers_without_an_owner_have_distinct_owners() {
     let (one, two) = (build(), build());
     created(&one, "talk").await;
     let refused = within(two.open(&id("talk"), parrot())).await;
-    assert!(matches!(refused, Err(ManagerError::OpenElsewhere { .. })));
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::OpenElsewhere);
 }
 
 #[tokio::test]
@@ -182,7 +182,7 @@ async fn open_while_the_store_cannot_report_the_owner_fails_and_the_next_open_wo
     within(one.close(&id("talk"))).await.unwrap();
     store.ownership(Mood::Fail);
     let failed = within(one.open(&id("talk"), parrot())).await;
-    assert!(matches!(failed, Err(ManagerError::Session(_) | ManagerError::Store(StoreError::Failed { .. }))));
+    assert_eq!(failed.unwrap_err().kind(), ErrorKind::StoreFailed);
     store.ownership(Mood::Work);
     within(one.open(&id("talk"), parrot())).await.unwrap();
 }
@@ -218,8 +218,8 @@ async fn delete_of_a_conversation_taken_meanwhile_is_refused() {
     store.take(&id("talk"), &two);
     store.ownership(Mood::Work);
     let refused = within(deleting).await.unwrap();
-    let lost = matches!(&refused, Err(ManagerError::Store(StoreError::LeaseLost { id: talk })) if *talk == id("talk"));
-    assert!(lost, "{refused:?}");
+    let error = refused.unwrap_err();
+    assert_eq!((error.kind(), error.member("conversation")), (ErrorKind::LeaseLost, Some(&"talk".into())));
     assert!(store.exists(&id("talk")).await.unwrap());
     assert_eq!(store.owner(&id("talk")), Some(two), "the other owner keeps the conversation");
 }

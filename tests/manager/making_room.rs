@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use omni_agent::{
+    Error,
     agent::{AgentBuilder, AgentCallbacks, State},
-    manager::{Manager, ManagerBuilder, ManagerError, OpenedSession, Shutdown, Titles},
+    manager::{Manager, ManagerBuilder, OpenedSession, Shutdown, Titles},
     run::Prompt,
     session::Session,
     testing::{Gate, Step},
@@ -40,7 +41,7 @@ fn slow_to_end(time: Duration) -> AgentBuilder {
     parrot().terminate_timeout(secs(60)).callbacks(Hooks::default().terminate(rig::Act::Slow(time)))
 }
 
-async fn elapsed_of(openings: Vec<JoinHandle<Result<OpenedSession, ManagerError>>>) -> Duration {
+async fn elapsed_of(openings: Vec<JoinHandle<Result<OpenedSession, Error>>>) -> Duration {
     let begun = Instant::now();
     for opening in openings {
         in_time(opening).await.unwrap().unwrap();
@@ -96,7 +97,7 @@ async fn opening_dropped_while_a_session_ends_the_next_gets_its_place() {
 }
 
 /// Waits for an opening that must finish at the moment at which the gate opens.
-async fn opens_with(gate: &Gate, opening: JoinHandle<Result<OpenedSession, ManagerError>>) -> OpenedSession {
+async fn opens_with(gate: &Gate, opening: JoinHandle<Result<OpenedSession, Error>>) -> OpenedSession {
     tokio::time::sleep(Duration::from_millis(10_033)).await;
     assert!(!opening.is_finished());
     let begun = Instant::now();

@@ -1,7 +1,8 @@
 //! Operations of a manager as JSON (`ManagerCommand`).
 
 use omni_agent::{
-    manager::{Manager, ManagerCommand, ManagerError},
+    Error,
+    manager::{Manager, ManagerCommand},
     session::{Mode, SessionEvent},
     store::{MemoryStore, Page},
     subscription::Update,
@@ -12,7 +13,7 @@ use serde_json::{Value, json};
 use crate::support::{alone, create, held, id, in_time, open_ids, parrot};
 
 /// Runs a command that is given as JSON.
-async fn perform(manager: &Manager, command: Value) -> Result<(), ManagerError> {
+async fn perform(manager: &Manager, command: Value) -> Result<(), Error> {
     let read: ManagerCommand = serde_json::from_value(command.clone()).unwrap();
     assert_eq!(read.id().as_str(), command["id"]);
     assert_eq!(serde_json::to_value(&read).unwrap(), command);

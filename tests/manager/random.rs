@@ -12,7 +12,7 @@ use std::{
 use omni_agent::{
     agent::{Agent, AgentBuilder},
     manager::{Manager, OpenOptions, OpenedSession},
-    provider::{ErrorKind, ProviderError},
+    provider::{ProviderError, ProviderErrorKind},
     session::{Mode, Session},
     store::{Page, Store},
     testing::{ScriptedProvider, Step},
@@ -104,7 +104,7 @@ impl World {
     fn agent(&self) -> AgentBuilder {
         let world = self.clone();
         let provider = ScriptedProvider::from_fn(move |_| match world.dice.below(10) {
-            0 => Step::error(ProviderError::new(ErrorKind::InvalidRequest, "no")),
+            0 => Step::error(ProviderError::new(ProviderErrorKind::InvalidRequest, "no")),
             1 => Step::new().then_text(["Half"]).panic("the provider broke"),
             2..5 => Step::new().wait(world.time()).then_text(["Slowly"]).stop(),
             _ => Step::text("Yes"),

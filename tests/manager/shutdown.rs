@@ -4,11 +4,12 @@ use std::{env, fs, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use omni_agent::{
+    Error, ErrorKind,
     agent::{Agent, AgentCallbacks, Event, State, ToolDecision, TurnOutcome},
-    manager::{Manager, ManagerError, Shutdown, Titles},
+    manager::{Manager, Shutdown, Titles},
     message::ToolUse,
     run::Prompt,
-    session::{Mode, Session, SessionError, SessionEvent},
+    session::{Mode, Session, SessionEvent},
     store::{ConversationId, FileSystemStore, Store, file_system::Durability},
     subscription::{EndReason, Update},
     testing::{Gate, ScriptedProvider, Step},
@@ -27,12 +28,12 @@ async fn stored(store: &dyn Store, id: &ConversationId) -> Tree {
 }
 
 /// Returns the sessions that a shutdown could not end completely.
-fn incomplete(error: &ManagerError) -> &[(ConversationId, SessionError)] {
-    let ManagerError::EndedIncomplete { sessions } = error else { panic!("{error:?}") };
-    sessions
+fn incomplete(error: &Error) -> Vec<(ConversationId, Error)> {
+    assert_eq!(error.kind(), ErrorKind::EndedIncomplete);
+    error.sessions()
 }
 
-fn names(error: &ManagerError) -> Vec<String> {
+fn names(error: &Error) -> Vec<String> {
     let mut names: Vec<_> = incomplete(error).iter().map(|(id, _)| id.to_string()).collect();
     names.sort_unstable();
     names
@@ -43,7 +44,7 @@ fn shutting(
     manager: &Manager,
     grace: Duration,
     deadline: Duration,
-) -> tokio::task::JoinHandle<Result<(), ManagerError>> {
+) -> tokio::task::JoinHandle<Result<(), Error>> {
     let manager = manager.clone();
     tokio::spawn(async move { manager.shutdown(Shutdown::within(deadline).with_grace(grace)).await })
 }
@@ -82,12 +83,13 @@ async fn shutdown_refuses_new_work_and_waits_for_runs() {
     let mut feed = Feed::of(&manager);
     let down = shutting(&manager, secs(60), secs(60));
     tokio::time::sleep(secs(10)).await;
-    assert!(matches!(manager.create(parrot()).await, Err(ManagerError::ShutDown)));
-    assert!(matches!(manager.create_with_id(&id("new"), parrot()).await, Err(ManagerError::ShutDown)));
-    assert!(matches!(manager.open(&id("idle"), parrot()).await, Err(ManagerError::ShutDown)));
-    assert!(matches!(manager.open(&id("busy"), parrot()).await, Err(ManagerError::ShutDown)));
-    assert!(matches!(busy.prompt("More").await, Err(SessionError::Draining)));
-    assert!(matches!(idle.prompt("More").await, Err(SessionError::Ended(EndReason::Stopped))));
+    assert_eq!(manager.create(parrot()).await.unwrap_err().kind(), ErrorKind::ShutDown);
+    assert_eq!(manager.create_with_id(&id("new"), parrot()).await.unwrap_err().kind(), ErrorKind::ShutDown);
+    assert_eq!(manager.open(&id("idle"), parrot()).await.unwrap_err().kind(), ErrorKind::ShutDown);
+    assert_eq!(manager.open(&id("busy"), parrot()).await.unwrap_err().kind(), ErrorKind::ShutDown);
+    assert_eq!(busy.prompt("More").await.unwrap_err().kind(), ErrorKind::Draining);
+    let error = idle.prompt("More").await.unwrap_err();
+    assert_eq!((error.kind(), error.member("reason")), (ErrorKind::Ended, Some(&"stopped".into())));
     assert_eq!(feed.news().await, ["idle closed"]);
     gate.open();
     in_time(down).await.unwrap().unwrap();
@@ -165,7 +167,7 @@ async fn waiting_and_loading_openings_are_refused() {
     in_time(manager.shutdown(Shutdown::within(secs(60)).with_grace(secs(60)))).await.unwrap();
     assert!(begun.elapsed() < secs(1), "{:?}", begun.elapsed());
     for opened in [loading, waiting, behind] {
-        assert!(matches!(in_time(opened).await.unwrap(), Err(ManagerError::ShutDown)));
+        assert_eq!(in_time(opened).await.unwrap().unwrap_err().kind(), ErrorKind::ShutDown);
     }
     let mut news = feed.closed().await;
     news.sort_unstable();
@@ -229,7 +231,8 @@ async fn store_is_down_the_error_names_the_unsaved_conversations() {
     assert!(begun.elapsed() <= secs(16), "{:?}", begun.elapsed());
     assert_eq!(names(&error), ["a", "c"]);
     for (_, error) in incomplete(&error) {
-        assert!(matches!(error, SessionError::Unsaved { nodes: 2, error: Some(_), .. }), "{error:?}");
+        assert_eq!((error.kind(), error.member("nodes")), (ErrorKind::Unsaved, Some(&2.into())));
+        assert!(error.member("error").is_some(), "{error:?}");
     }
     // The unsaved turn can be read as long as a handle exists.
     assert_eq!(lost.end().unwrap().snapshot.unwrap().unsaved.len(), 2);
@@ -266,8 +269,8 @@ async fn shutdown_dropped_and_repeated_finishes() {
             .await;
     assert!(dropped.is_err());
     assert!(session.end().is_none());
-    assert!(matches!(session.prompt("More").await, Err(SessionError::Draining)));
-    assert!(matches!(manager.create(parrot()).await, Err(ManagerError::ShutDown)));
+    assert_eq!(session.prompt("More").await.unwrap_err().kind(), ErrorKind::Draining);
+    assert_eq!(manager.create(parrot()).await.unwrap_err().kind(), ErrorKind::ShutDown);
     gate.open();
     session.wait_until_idle().await.unwrap();
     in_time(manager.shutdown(Shutdown::within(secs(60)).with_grace(secs(60)))).await.unwrap();

@@ -10,6 +10,7 @@ use std::{
 
 use async_trait::async_trait;
 use omni_agent::{
+    Error,
     agent::{Agent, AgentBuilder},
     manager::{Activity, Manager, ManagerEvent, ManagerSnapshot, OpenOptions, OpenedSession},
     session::Session,
@@ -74,7 +75,7 @@ pub(crate) fn opening(
     manager: &Manager,
     name: &str,
     start: impl Into<OpenOptions>,
-) -> tokio::task::JoinHandle<Result<OpenedSession, omni_agent::manager::ManagerError>> {
+) -> tokio::task::JoinHandle<Result<OpenedSession, Error>> {
     let (manager, name, start) = (manager.clone(), id(name), start.into());
     tokio::spawn(async move { manager.open(&name, start).await })
 }

@@ -11,7 +11,7 @@ use omni_agent::{
     agent::{Agent, AgentCallbacks, State, TurnDecision},
     manager::{Manager, OpenOptions, Shutdown, TitleGenerator, Titles},
     message::{Attachment, Content, History, Message},
-    provider::{ErrorKind, ProviderError, StopReason},
+    provider::{ProviderError, ProviderErrorKind, StopReason},
     run::{Prompt, Response},
     session::Session,
     store::{MemoryStore, Store},
@@ -85,7 +85,7 @@ async fn heuristic_cuts_one_long_word_and_counts_characters() {
 
 #[tokio::test(start_paused = true)]
 async fn heuristic_after_a_failed_run_names_a_conversation_with_kept_work() {
-    let error = || ProviderError::new(ErrorKind::Auth, "no");
+    let error = || ProviderError::new(ProviderErrorKind::Auth, "no");
     let manager = with(Titles::Heuristic);
     let steps = [Step::error(error()), Step::new().then_text(["Half"]).fail(error())];
     let session = create(&manager, "talk", scripted(steps)).await;
@@ -181,7 +181,7 @@ async fn model_gives_no_usable_answer_no_title() {
     for answer in ["", "   ", "\n\n", "\"\"", "...", "Title:"] {
         assert_eq!(by_model(Step::text(answer)).await, None, "{answer:?}");
     }
-    let error = ProviderError::new(ErrorKind::InvalidRequest, "no");
+    let error = ProviderError::new(ProviderErrorKind::InvalidRequest, "no");
     assert_eq!(by_model(Step::error(error)).await, None);
     let cut_off = Step::new().then_text(["A Trip to"]).stop_with(StopReason::Length);
     assert_eq!(by_model(cut_off).await, None);
@@ -194,7 +194,7 @@ async fn model_gives_no_usable_answer_no_title() {
 async fn model_fails_it_is_asked_again_after_the_next_turn() {
     let failures: [fn() -> Step; 4] = [
         || Step::text(""),
-        || Step::error(ProviderError::new(ErrorKind::InvalidRequest, "no")),
+        || Step::error(ProviderError::new(ProviderErrorKind::InvalidRequest, "no")),
         || Step::new().then_text(["Half"]).panic("mid-stream"),
         || Step::new().then_text(["Half"]).hang(),
     ];
@@ -272,7 +272,7 @@ async fn custom_generator_is_called_only_after_the_first_finished_turn() {
     let own = Own::new([Make::Title("Mine")]);
     let manager = with(Titles::Own(Arc::clone(&own) as _));
     let provider = ScriptedProvider::new([
-        Step::error(ProviderError::new(ErrorKind::InvalidRequest, "no")),
+        Step::error(ProviderError::new(ProviderErrorKind::InvalidRequest, "no")),
         Step::new().then_text(["Half"]).hang(),
         Step::text("One."),
         Step::text("Two."),

@@ -5,7 +5,7 @@ use omni_agent::{
         Attachment, Content, History, Message, ProviderItem, ResultBlock, Text, Thinking, ToolResult, ToolUse,
     },
     provider::{
-        ErrorKind, Options, Request, ThinkingMode, UnsupportedAttachment,
+        Options, ProviderErrorKind, Request, ThinkingMode, UnsupportedAttachment,
         dialect::{AnthropicMessages, Dialect},
     },
 };
@@ -436,7 +436,7 @@ fn encode_unsupported_attachment_is_an_error_or_a_placeholder() {
     ] {
         let request = Request::prompt(Content::from(attachment.named("it")));
         let error = AnthropicMessages::default().encode(&request).unwrap_err();
-        assert_eq!(error.kind, ErrorKind::Unsupported);
+        assert_eq!(error.kind, ProviderErrorKind::Unsupported);
 
         let options = Options::default().with_unsupported_attachment(UnsupportedAttachment::Placeholder);
         let encoded = encode(request.with_options(options), "m");

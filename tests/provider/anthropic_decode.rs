@@ -4,7 +4,7 @@
 use omni_agent::{
     message::{Content, ProviderItem, Text, Thinking, ToolUse, Usage},
     provider::{
-        BlockStart, Delta, ErrorKind, MessageDelta, Part, Request, StopReason,
+        BlockStart, Delta, MessageDelta, Part, ProviderErrorKind, Request, StopReason,
         dialect::{AnthropicMessages, Decoder, Dialect, Frame},
     },
     testing::internals::Fold,
@@ -388,12 +388,12 @@ fn decode_after_message_stop_ignores_events() {
 #[test]
 fn end_before_message_stop_is_truncated_even_after_a_stop_reason() {
     let mut decoder = AnthropicMessages::default().decoder(&Request::default());
-    assert_eq!(decoder.end(&mut Vec::new()).unwrap_err().kind, ErrorKind::Truncated);
+    assert_eq!(decoder.end(&mut Vec::new()).unwrap_err().kind, ProviderErrorKind::Truncated);
     let mut decoder = begun();
     let [reason, _] = end("end_turn");
     feed(&mut *decoder, "message_delta", &reason.to_string());
     assert!(!decoder.is_done());
-    assert_eq!(decoder.end(&mut Vec::new()).unwrap_err().kind, ErrorKind::Truncated);
+    assert_eq!(decoder.end(&mut Vec::new()).unwrap_err().kind, ProviderErrorKind::Truncated);
 }
 
 #[test]
@@ -418,6 +418,6 @@ fn decode_opaque_item_above_the_limit_is_an_error_and_emits_nothing() {
     let mut deltas = Vec::new();
     let failed = (0..=Fold::LIMIT / piece.len())
         .find_map(|_| decoder.decode(Frame::new("", &event), &mut deltas).err());
-    assert_eq!(failed.unwrap().kind, ErrorKind::Decoding);
+    assert_eq!(failed.unwrap().kind, ProviderErrorKind::Decoding);
     assert_eq!(deltas, []);
 }

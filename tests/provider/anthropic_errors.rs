@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use omni_agent::provider::{
-    ErrorKind, ProviderError, Request,
+    ProviderError, ProviderErrorKind, Request,
     dialect::{AnthropicMessages, Dialect, Frame},
 };
 use omni_agent::testing::internals::Fold;
@@ -26,12 +26,12 @@ fn failure(event: &str, data: &str) -> ProviderError {
 #[test]
 fn decode_error_events_map_to_their_kind() {
     for (kind, expected) in [
-        ("overloaded_error", ErrorKind::Overloaded),
-        ("rate_limit_error", ErrorKind::RateLimit),
-        ("api_error", ErrorKind::Service),
-        ("invalid_request_error", ErrorKind::InvalidRequest),
-        ("authentication_error", ErrorKind::Auth),
-        ("permission_error", ErrorKind::Auth),
+        ("overloaded_error", ProviderErrorKind::Overloaded),
+        ("rate_limit_error", ProviderErrorKind::RateLimit),
+        ("api_error", ProviderErrorKind::Service),
+        ("invalid_request_error", ProviderErrorKind::InvalidRequest),
+        ("authentication_error", ProviderErrorKind::Auth),
+        ("permission_error", ProviderErrorKind::Auth),
     ] {
         let data = json!({"type": "error", "error": {"type": kind, "message": "So it is."}}).to_string();
         for name in ["error", ""] {
@@ -61,7 +61,7 @@ fn decode_bare_error_in_event_named_error_is_that_error() {
     for extra in ["", r#","delta":7"#] {
         let data = format!(r#"{{"code":500,"message":"No match","type":"server_error"{extra}}}"#);
         let error = failure("error", &data);
-        assert_eq!((error.kind, error.status), (ErrorKind::Service, Some(500)), "{error:?}");
+        assert_eq!((error.kind, error.status), (ProviderErrorKind::Service, Some(500)), "{error:?}");
         assert!(error.message.contains("No match"), "{error}");
     }
 }
@@ -69,7 +69,7 @@ fn decode_bare_error_in_event_named_error_is_that_error() {
 #[test]
 fn decode_error_before_message_start_is_that_error() {
     let overloaded = json!({"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}});
-    assert_eq!(decode(&[overloaded]).unwrap_err().kind, ErrorKind::Overloaded);
+    assert_eq!(decode(&[overloaded]).unwrap_err().kind, ProviderErrorKind::Overloaded);
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn decode_malformed_events_are_decoding_errors() {
         json!({"type": "message_start"}),
     ] {
         let error = failure("", &event.to_string());
-        assert_eq!(error.kind, ErrorKind::Decoding, "{event}");
+        assert_eq!(error.kind, ProviderErrorKind::Decoding, "{event}");
     }
 }
 
@@ -119,7 +119,7 @@ fn decode_malformed_events_are_decoding_errors() {
 fn decode_events_for_a_block_that_has_ended_are_decoding_errors() {
     for late in [delta(0, json!({"type": "text_delta", "text": "x"})), stop(0)] {
         let events = [start(), block(0, json!({"type": "text"})), stop(0), late];
-        assert_eq!(decode(&events).unwrap_err().kind, ErrorKind::Decoding);
+        assert_eq!(decode(&events).unwrap_err().kind, ProviderErrorKind::Decoding);
     }
 }
 
@@ -132,7 +132,7 @@ fn decode_events_before_message_start_are_decoding_errors() {
         json!({"type": "message_delta", "delta": {"stop_reason": "end_turn"}}),
         json!({"type": "message_stop"}),
     ] {
-        assert_eq!(decode(&[early]).unwrap_err().kind, ErrorKind::Decoding);
+        assert_eq!(decode(&[early]).unwrap_err().kind, ProviderErrorKind::Decoding);
     }
 }
 
@@ -150,7 +150,7 @@ fn decode_more_blocks_than_the_limit_is_a_decoding_error() {
         feed(block(index, json!({"type": "text"}))).unwrap();
     }
     let error = feed(block(0, json!({"type": "text"}))).unwrap_err();
-    assert_eq!(error.kind, ErrorKind::Decoding);
+    assert_eq!(error.kind, ProviderErrorKind::Decoding);
 }
 
 #[test]
@@ -158,34 +158,34 @@ fn decode_data_that_is_not_a_json_object_is_a_decoding_error_with_the_shortened_
     for data in ["{\"type\":\"message_st", "hello", "[]", "[\"message_stop\"]", "3", "null", "{\"type\":}"] {
         for name in ["", "message_stop"] {
             let error = failure(name, data);
-            assert_eq!(error.kind, ErrorKind::Decoding, "{data}");
+            assert_eq!(error.kind, ProviderErrorKind::Decoding, "{data}");
             assert!(error.message.contains(data), "{error}");
             assert_eq!(error.body.as_deref(), Some(data));
         }
     }
     let long = format!("{{\"é\":{}", "é".repeat(100_000));
     let error = failure("", &long);
-    assert_eq!(error.kind, ErrorKind::Decoding);
+    assert_eq!(error.kind, ProviderErrorKind::Decoding);
     assert!(error.message.len() < 500 && error.body.unwrap().len() <= ProviderError::BODY_LIMIT);
 }
 
 #[rustfmt::skip] // one line per case
 /// The documented errors: status, type, message, kind, and whether a retry can help. Source:
 /// <https://platform.claude.com/docs/en/api/errors>.
-const DOCUMENTED: &[(u16, &str, &str, ErrorKind, bool)] = &[
-    (400, "invalid_request_error", "messages: roles must alternate", ErrorKind::InvalidRequest, false),
-    (400, "invalid_request_error", "prompt is too long: 210000 tokens > 200000 maximum", ErrorKind::ContextTooLong, false),
-    (400, "invalid_request_error", "input length and `max_tokens` exceed context limit: 1 + 2 > 2", ErrorKind::ContextTooLong, false),
-    (400, "invalid_request_error", "Your credit balance is too low to access the Anthropic API.", ErrorKind::Quota, false),
-    (401, "authentication_error", "invalid x-api-key", ErrorKind::Auth, false),
-    (402, "billing_error", "There is an issue with your billing.", ErrorKind::Quota, false),
-    (403, "permission_error", "Your API key does not have permission to use the resource.", ErrorKind::Auth, false),
-    (404, "not_found_error", "model: claude-none", ErrorKind::InvalidRequest, false),
-    (413, "request_too_large", "Request exceeds the maximum allowed number of bytes.", ErrorKind::InvalidRequest, false),
-    (429, "rate_limit_error", "This request would exceed your account's rate limit.", ErrorKind::RateLimit, true),
-    (500, "api_error", "Internal server error", ErrorKind::Service, true),
-    (504, "timeout_error", "The request timed out while processing.", ErrorKind::Timeout, true),
-    (529, "overloaded_error", "Overloaded", ErrorKind::Overloaded, true),
+const DOCUMENTED: &[(u16, &str, &str, ProviderErrorKind, bool)] = &[
+    (400, "invalid_request_error", "messages: roles must alternate", ProviderErrorKind::InvalidRequest, false),
+    (400, "invalid_request_error", "prompt is too long: 210000 tokens > 200000 maximum", ProviderErrorKind::ContextTooLong, false),
+    (400, "invalid_request_error", "input length and `max_tokens` exceed context limit: 1 + 2 > 2", ProviderErrorKind::ContextTooLong, false),
+    (400, "invalid_request_error", "Your credit balance is too low to access the Anthropic API.", ProviderErrorKind::Quota, false),
+    (401, "authentication_error", "invalid x-api-key", ProviderErrorKind::Auth, false),
+    (402, "billing_error", "There is an issue with your billing.", ProviderErrorKind::Quota, false),
+    (403, "permission_error", "Your API key does not have permission to use the resource.", ProviderErrorKind::Auth, false),
+    (404, "not_found_error", "model: claude-none", ProviderErrorKind::InvalidRequest, false),
+    (413, "request_too_large", "Request exceeds the maximum allowed number of bytes.", ProviderErrorKind::InvalidRequest, false),
+    (429, "rate_limit_error", "This request would exceed your account's rate limit.", ProviderErrorKind::RateLimit, true),
+    (500, "api_error", "Internal server error", ProviderErrorKind::Service, true),
+    (504, "timeout_error", "The request timed out while processing.", ProviderErrorKind::Timeout, true),
+    (529, "overloaded_error", "Overloaded", ProviderErrorKind::Overloaded, true),
 ];
 
 #[test]
@@ -222,14 +222,14 @@ fn decode_error_in_event_named_message_is_that_error() {
             let failed = decoder.decode(Frame::new(name, &frame), &mut Vec::new()).unwrap_err();
             assert_eq!(
                 (failed.kind, failed.retryable),
-                (ErrorKind::ContextTooLong, false),
+                (ProviderErrorKind::ContextTooLong, false),
                 "{name:?} {data}"
             );
             assert!(failed.message.contains(too_long), "{failed}");
         }
         let failed = failure(name, &json!({"type": "message", "error": error}).to_string());
-        assert_eq!(failed.kind, ErrorKind::ContextTooLong);
-        assert_eq!(failure(name, "<html>").kind, ErrorKind::Decoding);
+        assert_eq!(failed.kind, ProviderErrorKind::ContextTooLong);
+        assert_eq!(failure(name, "<html>").kind, ProviderErrorKind::Decoding);
     }
 }
 

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use omni_agent::provider::{
-    ErrorKind, Request,
+    ProviderErrorKind, Request,
     dialect::Framing,
     http::{Endpoint, Limits},
 };
@@ -79,7 +79,7 @@ async fn half_of_a_character_before_a_failure_is_replaced() {
 async fn half_of_a_character_does_not_hide_another_fault() {
     for bad in ["data: {\"text\":\"\\ud83d\"\n\n", "data: {\"text\":\"\\ud83\"}\n\n", "data: \\ud83d\n\n"] {
         let error = answer(Reply::sse().piece(bad).piece(events(&["x"]))).await.error();
-        assert_eq!((error.kind, error.retryable), (ErrorKind::Decoding, false), "{bad}");
+        assert_eq!((error.kind, error.retryable), (ProviderErrorKind::Decoding, false), "{bad}");
     }
 }
 
@@ -106,7 +106,11 @@ async fn json_that_is_not_an_answer_is_a_decoding_error_that_shows_it() {
             let server = Server::start([Reply::json(200, body)]).await;
             let endpoint = formats(&server.url())[at].clone().with_key(key);
             let error = ask(&endpoint).await.error();
-            assert_eq!((error.kind, error.retryable), (ErrorKind::Decoding, false), "{endpoint:?}: {error}");
+            assert_eq!(
+                (error.kind, error.retryable),
+                (ProviderErrorKind::Decoding, false),
+                "{endpoint:?}: {error}"
+            );
             let shown = error.body.unwrap();
             assert!(shown.contains("You shall not pass") && !shown.contains(key), "{endpoint:?}: {shown}");
         }
@@ -138,7 +142,7 @@ async fn error_on_200_behind_a_byte_order_mark_is_the_error_in_every_format() {
             for mark in [BOM, b""] {
                 for reply in in_pieces(wire, &[mark, error.as_bytes()].concat()) {
                     let error = wire.answer_to(reply).await.unwrap_err();
-                    assert_eq!(error.kind, ErrorKind::ContextTooLong, "{wire:?} {error:?}");
+                    assert_eq!(error.kind, ProviderErrorKind::ContextTooLong, "{wire:?} {error:?}");
                 }
             }
         }
@@ -156,7 +160,7 @@ async fn answer_behind_a_byte_order_mark_is_read_and_behind_a_part_of_one_is_an_
             for rest in ["", &*body] {
                 for reply in in_pieces(wire, &[&BOM[..cut], rest.as_bytes()].concat()) {
                     let error = wire.answer_to(reply).await.unwrap_err();
-                    let kinds = [ErrorKind::Decoding, ErrorKind::Truncated];
+                    let kinds = [ProviderErrorKind::Decoding, ProviderErrorKind::Truncated];
                     assert!(kinds.contains(&error.kind), "{wire:?} {cut}: {error:?}");
                 }
             }
@@ -182,7 +186,7 @@ async fn first_line_without_an_end_is_bounded_in_json_lines() {
         let endpoint = Wire::Ollama.endpoint("http://localhost").with_limits(limits);
         let reply = Reply::ndjson().piece(open).forever(vec![b' '; 100]);
         let error = exchange(&endpoint, "m", Request::prompt("Hi"), reply).await.1.unwrap_err();
-        assert_eq!(error.kind, ErrorKind::Decoding, "{error:?}");
+        assert_eq!(error.kind, ProviderErrorKind::Decoding, "{error:?}");
         assert!(error.message.contains("longer than the limit"), "{error:?}");
     }
 }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use omni_agent::{
     message::{History, Message},
-    provider::{BlockStart, Delta, ErrorKind, Request, StopReason, dialect::ChatCompletions},
+    provider::{BlockStart, Delta, ProviderErrorKind, Request, StopReason, dialect::ChatCompletions},
 };
 use serde_json::{Value, json};
 
@@ -249,7 +249,7 @@ fn calls_without_a_name_are_an_error() {
     let chunk =
         delta(json!({"tool_calls": [{"index": 0, "id": "a", "function": {"arguments": "{\"x\":1}"}}]}));
     let error = answer(&[chunk.clone(), finish("tool_calls")]).unwrap_err();
-    assert_eq!(error.kind, ErrorKind::Decoding);
+    assert_eq!(error.kind, ProviderErrorKind::Decoding);
     // If an answer is cut off, it may end before the name of the call.
     assert!(answer(&[chunk, finish("length")]).unwrap().message.content.is_empty());
 }
@@ -264,11 +264,11 @@ fn endless_calls_are_an_error() {
         (0..5000).map(|n| delta(json!({"tool_calls": [call(n)]}))).collect()
     };
     for chunks in [many(true), many(false)] {
-        assert_eq!(answer(&chunks).unwrap_err().kind, ErrorKind::Decoding);
+        assert_eq!(answer(&chunks).unwrap_err().kind, ProviderErrorKind::Decoding);
     }
     let name =
         delta(json!({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "n".repeat(100_000)}}]}));
-    assert_eq!(answer(&[name]).unwrap_err().kind, ErrorKind::Decoding);
+    assert_eq!(answer(&[name]).unwrap_err().kind, ProviderErrorKind::Decoding);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use omni_agent::{
     message::{Attachment, Content, History, Message, ProviderItem, Usage},
     provider::{
-        Delta, ErrorKind, Part, Request, StopReason,
+        Delta, Part, ProviderErrorKind, Request, StopReason,
         dialect::{ChatCompletions, Dialect, Frame, ReasoningReturn},
     },
 };
@@ -315,11 +315,11 @@ fn end_without_done_needs_a_finish_reason() {
     assert_eq!(complete.stop_reason, StopReason::Stop);
     for cut in [&[text.clone()][..], &[]] {
         let error = answer(cut).unwrap_err();
-        assert_eq!((error.kind, error.retryable), (ErrorKind::Truncated, true));
+        assert_eq!((error.kind, error.retryable), (ProviderErrorKind::Truncated, true));
     }
     // `[DONE]` completes an answer that has content, but an answer without any content is truncated.
     assert_eq!(answer(&[text, json!("[DONE]")]).unwrap().stop_reason, StopReason::Stop);
-    assert_eq!(answer(&[json!("[DONE]")]).unwrap_err().kind, ErrorKind::Truncated);
+    assert_eq!(answer(&[json!("[DONE]")]).unwrap_err().kind, ProviderErrorKind::Truncated);
     let nothing = answer(&[finish("stop"), json!("[DONE]")]).unwrap();
     assert!(nothing.message.content.is_empty());
 }
@@ -328,35 +328,41 @@ fn end_without_done_needs_a_finish_reason() {
 fn decode_error_inside_the_stream_is_an_error() {
     let text = delta(json!({"content": "x"}));
     for (chunk, kind) in [
-        (json!({"error": {"code": 500, "message": "boom", "type": "server_error"}}), ErrorKind::Service),
-        (json!({"error": {"code": 429, "message": "slow down"}, "choices": []}), ErrorKind::RateLimit),
-        (json!({"error": "model is overloaded", "choices": []}), ErrorKind::Overloaded),
+        (
+            json!({"error": {"code": 500, "message": "boom", "type": "server_error"}}),
+            ProviderErrorKind::Service,
+        ),
+        (
+            json!({"error": {"code": 429, "message": "slow down"}, "choices": []}),
+            ProviderErrorKind::RateLimit,
+        ),
+        (json!({"error": "model is overloaded", "choices": []}), ProviderErrorKind::Overloaded),
         (
             json!({"choices": [{"index": 0, "delta": {"content": ""}, "finish_reason": "error",
                 "error": {"code": 502, "message": "upstream died"}}]}),
-            ErrorKind::Service,
+            ProviderErrorKind::Service,
         ),
         (
             json!({"error": {"code": "server_error", "message": "disconnected"},
                 "choices": [{"index": 0, "delta": {"content": ""}, "finish_reason": "error"}]}),
-            ErrorKind::Service,
+            ProviderErrorKind::Service,
         ),
-        (finish("error"), ErrorKind::Service),
-        (finish("network_error"), ErrorKind::Service),
-        (finish("insufficient_system_resource"), ErrorKind::Service),
+        (finish("error"), ProviderErrorKind::Service),
+        (finish("network_error"), ProviderErrorKind::Service),
+        (finish("insufficient_system_resource"), ProviderErrorKind::Service),
         (
             json!({"object": "error", "message": "too long", "type": "BadRequestError", "code": 400}),
-            ErrorKind::InvalidRequest,
+            ProviderErrorKind::InvalidRequest,
         ),
         (
             json!({"code": "Throttling.RateQuota", "message": "wait", "request_id": "r-1"}),
-            ErrorKind::RateLimit,
+            ProviderErrorKind::RateLimit,
         ),
         (
             json!([{"error": {"code": 503, "message": "busy", "status": "UNAVAILABLE"}}]),
-            ErrorKind::Overloaded,
+            ProviderErrorKind::Overloaded,
         ),
-        (json!({"x_groq": {"error": "tool use failed"}, "choices": []}), ErrorKind::Service),
+        (json!({"x_groq": {"error": "tool use failed"}, "choices": []}), ProviderErrorKind::Service),
     ] {
         let error = answer(&[text.clone(), chunk.clone()]).unwrap_err();
         assert_eq!(error.kind, kind, "{chunk}: {error}");
@@ -378,9 +384,12 @@ fn decode_error_event_is_an_error() {
     let mut deltas = Vec::new();
     let data = r#"{"error":{"message":"Input is too long","code":"context_length_exceeded"}}"#;
     let error = decoder.decode(Frame::new("error", data), &mut deltas).unwrap_err();
-    assert_eq!((error.kind, error.message.as_str()), (ErrorKind::ContextTooLong, "Input is too long"));
+    assert_eq!(
+        (error.kind, error.message.as_str()),
+        (ProviderErrorKind::ContextTooLong, "Input is too long")
+    );
     let error = decoder.decode(Frame::new("error", "it broke"), &mut deltas).unwrap_err();
-    assert_eq!((error.kind, error.message.as_str()), (ErrorKind::Service, "it broke"));
+    assert_eq!((error.kind, error.message.as_str()), (ProviderErrorKind::Service, "it broke"));
 }
 
 #[test]
@@ -390,7 +399,8 @@ fn decode_data_that_is_not_a_chunk_is_a_decoding_error() {
     {
         let result = deltas_of(&ChatCompletions::default(), &[data]);
         let error = result.unwrap_err();
-        let expected = if data == "[DONE] " { ErrorKind::Truncated } else { ErrorKind::Decoding };
+        let expected =
+            if data == "[DONE] " { ProviderErrorKind::Truncated } else { ProviderErrorKind::Decoding };
         assert_eq!(error.kind, expected, "{data}");
     }
     let long = format!("<{}", "x".repeat(1 << 20));
@@ -488,7 +498,7 @@ fn decode_endless_reasoning_details_are_an_error() {
     let chat = ChatCompletions::default().with_reasoning(ReasoningReturn::Details);
     let many: Vec<Value> = (0..600).map(|index| json!({"type": "reasoning.text", "index": index})).collect();
     let event = delta(json!({"reasoning_details": many})).to_string();
-    assert_eq!(deltas_of(&chat, &[event]).unwrap_err().kind, ErrorKind::Decoding);
+    assert_eq!(deltas_of(&chat, &[event]).unwrap_err().kind, ProviderErrorKind::Decoding);
 }
 
 #[test]
@@ -519,7 +529,7 @@ fn decode_annotations_are_kept_once_and_sent_back_if_enabled() {
 fn decode_endless_annotations_are_an_error() {
     let events: Vec<Value> =
         (0..600).map(|n| delta(json!({"annotations": [{"type": "url_citation", "n": n}]}))).collect();
-    assert_eq!(answer(&events).unwrap_err().kind, ErrorKind::Decoding);
+    assert_eq!(answer(&events).unwrap_err().kind, ProviderErrorKind::Decoding);
 }
 
 #[test]

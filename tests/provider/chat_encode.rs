@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use omni_agent::{
     message::{Attachment, Content, History, Message, ProviderItem, Text, Thinking, ToolResult, ToolUse},
     provider::{
-        CacheHint, Effort, ErrorKind, Options, OutputSchema, Request, ThinkingMode, ToolChoice,
+        CacheHint, Effort, Options, OutputSchema, ProviderErrorKind, Request, ThinkingMode, ToolChoice,
         UnsupportedAttachment,
         dialect::{
             CacheField, ChatCompletions, Dialect, EffortWords, OutputSupport, ReasoningReturn, ThinkingField,
@@ -333,7 +333,7 @@ fn encode_unsupported_file_is_an_error_or_a_placeholder() {
         let message = if by_model { Message::assistant } else { Message::user };
         let request = Request::new(History::from_iter([message(vec![attachment])]));
         let chat = ChatCompletions::default();
-        assert_eq!(chat.encode(&request).unwrap_err().kind, ErrorKind::Unsupported);
+        assert_eq!(chat.encode(&request).unwrap_err().kind, ProviderErrorKind::Unsupported);
         let options = Options::default().with_unsupported_attachment(UnsupportedAttachment::Placeholder);
         let body = encode(&chat, &request.with_options(options));
         let text = body["messages"][0]["content"].as_str().unwrap();

@@ -1,6 +1,7 @@
 use omni_agent::provider::{
-    ErrorKind::{self, *},
-    ProviderError, Request,
+    ProviderError,
+    ProviderErrorKind::{self, *},
+    Request,
     dialect::{
         AnthropicMessages, ChatCompletions, Dialect, Frame, GoogleGemini, OllamaChat, OpenAiResponses,
         ReasoningReturn,
@@ -13,7 +14,7 @@ fn error(status: u16, body: &str) -> ProviderError {
 
 #[rustfmt::skip] // one line per case
 /// Error replies: the status, the body, the expected kind, whether a retry can help, and a part of the message.
-const BODIES: &[(u16, &str, ErrorKind, bool, &str)] = &[
+const BODIES: &[(u16, &str, ProviderErrorKind, bool, &str)] = &[
     // OpenAI
     (401, r#"{"error":{"message":"Incorrect API key provided: sk-x.","type":"invalid_request_error","param":null,"code":"invalid_api_key"}}"#, Auth, false, "Incorrect API key"),
     (401, r#"{"error":{"message":"You didn't provide an API key.","type":"invalid_request_error","param":null,"code":null}}"#, Auth, false, "didn't provide"),
@@ -215,7 +216,7 @@ fn error_of_a_gateway_keeps_its_own_words_beside_a_nested_error() {
     let body = r#"{"message":"slow down","code":"rate_limit_exceeded","upstream":{"error":{
         "message":"prompt is too long","code":"context_length_exceeded","request_id":"req_1"}}}"#;
     let error = error(400, body);
-    assert_eq!((error.kind, &*error.message), (ErrorKind::RateLimit, "slow down"));
+    assert_eq!((error.kind, &*error.message), (ProviderErrorKind::RateLimit, "slow down"));
     assert_eq!(error.request_id.as_deref(), Some("req_1"));
 }
 

@@ -1,7 +1,7 @@
 use omni_agent::{
     message::Timestamp,
     provider::{
-        Delta, ErrorKind, Request,
+        Delta, ProviderErrorKind, Request,
         dialect::{ChatCompletions, Dialect, Frame, ReasoningReturn},
     },
     testing::internals::Fold,
@@ -96,7 +96,7 @@ proptest! {
                 ids.dedup();
                 prop_assert_eq!(ids.len(), folded.message.tool_uses().count());
             }
-            Err(error) => prop_assert_ne!(error.kind, ErrorKind::Transport),
+            Err(error) => prop_assert_ne!(error.kind, ProviderErrorKind::Transport),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Errors whose body is compressed, although the request allows no compression.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
-use omni_agent::provider::{ErrorKind, ProviderError};
+use omni_agent::provider::{ProviderError, ProviderErrorKind};
 
 use crate::{server::Reply, wires::Wire};
 
@@ -33,7 +33,11 @@ async fn gzipped_error_about_a_long_prompt_is_context_too_long_in_every_format()
                 [("gzip", FIXED), ("GZIP", STORED), ("x-gzip", FIXED), ("", FIXED), ("gzip", DYNAMIC)]
             {
                 let error = error(wire, status, coding, bytes(body)).await;
-                assert_eq!(error.kind, ErrorKind::ContextTooLong, "{wire:?} {status} {coding} {error}");
+                assert_eq!(
+                    error.kind,
+                    ProviderErrorKind::ContextTooLong,
+                    "{wire:?} {status} {coding} {error}"
+                );
                 assert!(error.message.starts_with("prompt is too long"), "{error}");
                 assert!(error.body.is_some_and(|body| body.contains("prompt is too long")));
             }
@@ -43,7 +47,7 @@ async fn gzipped_error_about_a_long_prompt_is_context_too_long_in_every_format()
 
 #[tokio::test]
 async fn gzipped_error_keeps_the_meaning_of_its_status() {
-    for (status, kind) in [(401, ErrorKind::Auth), (429, ErrorKind::RateLimit)] {
+    for (status, kind) in [(401, ProviderErrorKind::Auth), (429, ProviderErrorKind::RateLimit)] {
         assert_eq!(error(Wire::Chat, status, "gzip", bytes(FIXED)).await.kind, kind);
     }
 }
@@ -53,7 +57,7 @@ async fn part_of_a_gzipped_error_is_read_as_far_as_it_arrived() {
     let mut body = bytes(DYNAMIC);
     body.truncate(200);
     let error = error(Wire::Messages, 400, "gzip", body).await;
-    assert_eq!(error.kind, ErrorKind::ContextTooLong, "{error}");
+    assert_eq!(error.kind, ProviderErrorKind::ContextTooLong, "{error}");
 }
 
 #[tokio::test]
@@ -68,7 +72,11 @@ async fn compressed_error_that_cannot_be_read_is_reported_with_its_coding() {
         ("gzip", broken),
     ] {
         let error = error(Wire::Chat, 400, coding, body).await;
-        assert_eq!((error.kind, error.body.as_deref()), (ErrorKind::InvalidRequest, None), "{coding}");
+        assert_eq!(
+            (error.kind, error.body.as_deref()),
+            (ProviderErrorKind::InvalidRequest, None),
+            "{coding}"
+        );
         assert!(error.message.contains(&format!("compressed as {coding:?}")), "{error}");
     }
 }
@@ -82,8 +90,8 @@ async fn gzipped_error_with_endless_empty_blocks_is_not_unpacked() {
         [&stored[..10], &empty.repeat(blocks / 4), &stored[10..]].concat()
     };
     let kinds = async |blocks| error(Wire::Chat, 400, "gzip", packed(blocks)).await.kind;
-    assert_eq!(kinds(400).await, ErrorKind::ContextTooLong);
-    assert_eq!(kinds(4000).await, ErrorKind::InvalidRequest);
+    assert_eq!(kinds(400).await, ProviderErrorKind::ContextTooLong);
+    assert_eq!(kinds(4000).await, ProviderErrorKind::InvalidRequest);
 }
 
 #[tokio::test]

@@ -2,23 +2,23 @@
 
 use std::{error::Error, io, time::Duration};
 
-use omni_agent::provider::{ErrorKind, ProviderError};
+use omni_agent::provider::{ProviderError, ProviderErrorKind};
 use proptest::prelude::*;
 use serde_json::{from_value, json, to_value};
 
-const KINDS: [(ErrorKind, &str, bool); 12] = [
-    (ErrorKind::Auth, "auth", false),
-    (ErrorKind::RateLimit, "rate_limit", true),
-    (ErrorKind::Quota, "quota", false),
-    (ErrorKind::Overloaded, "overloaded", true),
-    (ErrorKind::InvalidRequest, "invalid_request", false),
-    (ErrorKind::ContextTooLong, "context_too_long", false),
-    (ErrorKind::Unsupported, "unsupported", false),
-    (ErrorKind::Timeout, "timeout", true),
-    (ErrorKind::Transport, "transport", true),
-    (ErrorKind::Decoding, "decoding", false),
-    (ErrorKind::Truncated, "truncated", true),
-    (ErrorKind::Service, "service", true),
+const KINDS: [(ProviderErrorKind, &str, bool); 12] = [
+    (ProviderErrorKind::Auth, "auth", false),
+    (ProviderErrorKind::RateLimit, "rate_limit", true),
+    (ProviderErrorKind::Quota, "quota", false),
+    (ProviderErrorKind::Overloaded, "overloaded", true),
+    (ProviderErrorKind::InvalidRequest, "invalid_request", false),
+    (ProviderErrorKind::ContextTooLong, "context_too_long", false),
+    (ProviderErrorKind::Unsupported, "unsupported", false),
+    (ProviderErrorKind::Timeout, "timeout", true),
+    (ProviderErrorKind::Transport, "transport", true),
+    (ProviderErrorKind::Decoding, "decoding", false),
+    (ProviderErrorKind::Truncated, "truncated", true),
+    (ProviderErrorKind::Service, "service", true),
 ];
 
 #[test]
@@ -35,7 +35,7 @@ fn error_of_each_kind_has_a_default_for_retryable() {
 #[test]
 fn display_shows_kind_status_message_and_cause() {
     let cause = io::Error::other("the cause");
-    let error = ProviderError::new(ErrorKind::RateLimit, "slow down")
+    let error = ProviderError::new(ProviderErrorKind::RateLimit, "slow down")
         .with_status(429)
         .with_body("the body")
         .with_retry_after(Some(Duration::from_secs(2)))
@@ -43,13 +43,13 @@ fn display_shows_kind_status_message_and_cause() {
     assert_eq!(error.to_string(), "rate limit reached (status 429): slow down: the cause");
     assert_eq!(error.cause().unwrap().to_string(), "the cause");
     assert!(error.source().is_none());
-    assert_eq!(ProviderError::new(ErrorKind::Timeout, "").to_string(), "timeout");
-    assert!(ProviderError::new(ErrorKind::Timeout, "").source().is_none());
+    assert_eq!(ProviderError::new(ProviderErrorKind::Timeout, "").to_string(), "timeout");
+    assert!(ProviderError::new(ProviderErrorKind::Timeout, "").source().is_none());
 }
 
 #[test]
 fn serde_keeps_the_cause_as_text() {
-    let mut error = ProviderError::new(ErrorKind::RateLimit, "slow down")
+    let mut error = ProviderError::new(ProviderErrorKind::RateLimit, "slow down")
         .with_status(429)
         .with_body("{}")
         .with_retry_after(Some(Duration::from_millis(1_500)))
@@ -70,17 +70,17 @@ fn serde_keeps_the_cause_as_text() {
     assert_eq!(read, error, "compared without the cause");
     assert!(read.cause().is_none());
     let bare = json!({ "kind": "auth", "message": "", "retryable": false });
-    assert_eq!(from_value::<ProviderError>(bare).unwrap(), ProviderError::new(ErrorKind::Auth, ""));
+    assert_eq!(from_value::<ProviderError>(bare).unwrap(), ProviderError::new(ProviderErrorKind::Auth, ""));
 }
 
 #[test]
 fn errors_that_differ_in_any_field_except_the_cause_are_not_equal() {
-    let error = || ProviderError::new(ErrorKind::Service, "a");
+    let error = || ProviderError::new(ProviderErrorKind::Service, "a");
     let mut identified = error();
     identified.request_id = Some("b".into());
     let others = [
-        ProviderError::new(ErrorKind::Timeout, "a"),
-        ProviderError::new(ErrorKind::Service, "b"),
+        ProviderError::new(ProviderErrorKind::Timeout, "a"),
+        ProviderError::new(ProviderErrorKind::Service, "b"),
         error().with_retryable(false),
         error().with_status(500),
         error().with_body(""),
@@ -90,18 +90,21 @@ fn errors_that_differ_in_any_field_except_the_cause_are_not_equal() {
     for other in others {
         assert_ne!(other, error());
     }
-    assert_eq!(error().with_source(io::Error::other("x")), ProviderError::new(ErrorKind::Service, "a: x"));
+    assert_eq!(
+        error().with_source(io::Error::other("x")),
+        ProviderError::new(ProviderErrorKind::Service, "a: x")
+    );
 }
 
 proptest! {
     #[test]
     fn with_body_keeps_as_many_whole_characters_as_fit(before in 0usize..8, c in any::<char>(), short in "\\PC{0,9}") {
         let long = format!("{}{}", "x".repeat(before), c.to_string().repeat(ProviderError::BODY_LIMIT));
-        let body = ProviderError::new(ErrorKind::Service, "").with_body(&long).body.unwrap();
+        let body = ProviderError::new(ProviderErrorKind::Service, "").with_body(&long).body.unwrap();
         prop_assert!(long.starts_with(&body));
         prop_assert!(body.len() <= ProviderError::BODY_LIMIT);
         prop_assert!(body.len() + c.len_utf8() > ProviderError::BODY_LIMIT);
-        let body = ProviderError::new(ErrorKind::Service, "").with_body(&short).body.unwrap();
+        let body = ProviderError::new(ProviderErrorKind::Service, "").with_body(&short).body.unwrap();
         prop_assert_eq!(body, short);
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use omni_agent::provider::{
-    ErrorKind, Provider, ProviderError, RequestContext,
+    Provider, ProviderError, ProviderErrorKind, RequestContext,
     dialect::Framing,
     http::{Endpoint, Limits, Timeouts},
 };
@@ -43,7 +43,7 @@ async fn silence_before_the_answer_is_a_first_byte_timeout() {
     tokio::time::pause();
     let start = Instant::now();
     let error = asking.await.unwrap().error();
-    assert_eq!((error.kind, error.retryable), (ErrorKind::Timeout, true));
+    assert_eq!((error.kind, error.retryable), (ProviderErrorKind::Timeout, true));
     assert!(error.message.contains("300s") && error.message.contains("first-byte"), "{error}");
     assert!(start.elapsed() <= Duration::from_secs(301));
     server.wait_for(Event::Closed).await;
@@ -62,7 +62,7 @@ async fn silence_in_the_answer_is_a_between_chunks_timeout() {
         tokio::time::pause();
         let start = Instant::now();
         let error = read(stream).await.error();
-        assert_eq!((error.kind, error.retryable), (ErrorKind::Timeout, true));
+        assert_eq!((error.kind, error.retryable), (ProviderErrorKind::Timeout, true));
         assert!(error.message.contains("20s") && error.message.contains("between-chunks"), "{error}");
         assert!((20..=21).contains(&start.elapsed().as_secs()), "{:?}", start.elapsed());
         server.wait_for(Event::Closed).await;
@@ -94,7 +94,7 @@ async fn silence_in_the_tls_handshake_is_a_connect_timeout() {
     server.wait_for(Event::Connected).await;
     tokio::time::pause();
     let error = asking.await.unwrap().error();
-    assert_eq!((error.kind, error.retryable), (ErrorKind::Timeout, true));
+    assert_eq!((error.kind, error.retryable), (ProviderErrorKind::Timeout, true));
     assert!(error.message.contains("3s") && error.message.contains("connect timeout"), "{error}");
 }
 
@@ -107,7 +107,7 @@ async fn server_that_closes_during_the_tls_handshake_is_a_transport_error() {
     let url = format!("https://{}", listener.local_addr().unwrap());
     tokio::spawn(async move { drop(listener.accept().await) });
     let error = ask(&endpoint(&url)).await.error();
-    assert_eq!((error.kind, error.retryable), (ErrorKind::Transport, true));
+    assert_eq!((error.kind, error.retryable), (ProviderErrorKind::Transport, true));
     drop(server);
 }
 
@@ -117,7 +117,7 @@ async fn closed_port_is_a_transport_error_that_names_the_address() {
     let url = format!("http://{}", listener.local_addr().unwrap());
     drop(listener);
     let error = ask(&endpoint(&url)).await.error();
-    assert_eq!((error.kind, error.retryable), (ErrorKind::Transport, true));
+    assert_eq!((error.kind, error.retryable), (ProviderErrorKind::Transport, true));
     assert!(error.message.contains("127.0.0.1") && error.message.contains("refused"), "{error}");
     assert!(error.cause().is_some() && std::error::Error::source(&error).is_none(), "{error}");
 }
@@ -133,7 +133,7 @@ async fn connection_lost_before_the_answer_is_a_transport_error() {
         Reply::sse().piece(": hello\n\n").close(),
     ] {
         let error = outcome(reply).await.error();
-        assert_eq!((error.kind, error.retryable), (ErrorKind::Transport, true), "{error}");
+        assert_eq!((error.kind, error.retryable), (ProviderErrorKind::Transport, true), "{error}");
     }
 }
 
@@ -149,7 +149,7 @@ async fn connection_lost_after_content_is_a_truncated_answer() {
         let answer = read(stream).await;
         assert_eq!(answer.text, "hi");
         let error = answer.error();
-        assert_eq!((error.kind, error.retryable), (ErrorKind::Truncated, true), "{error}");
+        assert_eq!((error.kind, error.retryable), (ProviderErrorKind::Truncated, true), "{error}");
     }
 }
 
@@ -168,7 +168,7 @@ async fn clean_end_without_the_terminal_event_is_a_truncated_answer() {
         let answer = outcome(reply).await;
         assert_eq!(answer.text, text);
         let error = answer.error();
-        assert_eq!((error.kind, error.retryable), (ErrorKind::Truncated, true), "{error}");
+        assert_eq!((error.kind, error.retryable), (ProviderErrorKind::Truncated, true), "{error}");
     }
 }
 
@@ -198,7 +198,7 @@ async fn endless_answers_are_decoding_errors_in_bounded_memory() {
     ] {
         let mut server = Server::start([reply]).await;
         let error = ask(&endpoint.with_base_url(server.url()).with_limits(small())).await.error();
-        assert_eq!(error.kind, ErrorKind::Decoding, "{what}");
+        assert_eq!(error.kind, ProviderErrorKind::Decoding, "{what}");
         assert!(error.message.starts_with(what) && !error.retryable, "{what}: {error}");
         server.wait_for(Event::Closed).await;
         assert!(server.sent() < small().body + SOCKETS, "{what}: {} bytes sent", server.sent());
@@ -210,7 +210,7 @@ async fn endless_head_is_a_transport_error_in_bounded_memory() {
     let mut server =
         Server::start([Reply::headless().raw("HTTP/1.1 200 OK\r\n").forever("x-more: more\r\n")]).await;
     let error = ask(&endpoint(&server.url())).await.error();
-    assert_eq!(error.kind, ErrorKind::Transport);
+    assert_eq!(error.kind, ProviderErrorKind::Transport);
     server.wait_for(Event::Closed).await;
     assert!(server.sent() < SOCKETS);
 }
@@ -219,7 +219,7 @@ async fn endless_head_is_a_transport_error_in_bounded_memory() {
 async fn endless_error_body_is_cut() {
     let mut server = Server::start([Reply::new(500).forever("x".repeat(KIB))]).await;
     let error = ask(&endpoint(&server.url()).with_limits(small())).await.error();
-    assert_eq!((error.kind, error.status), (ErrorKind::Service, Some(500)));
+    assert_eq!((error.kind, error.status), (ProviderErrorKind::Service, Some(500)));
     assert_eq!(error.body.unwrap().len(), ProviderError::BODY_LIMIT);
     server.wait_for(Event::Closed).await;
     assert!(server.sent() < small().error_body + SOCKETS);
@@ -235,20 +235,20 @@ async fn error_body_that_stalls_delays_the_error_only_briefly() {
     let start = Instant::now();
     let error = asking.await.unwrap().error();
     assert!(start.elapsed() <= Duration::from_secs(11));
-    assert_eq!((error.kind, error.status), (ErrorKind::Overloaded, Some(529)));
+    assert_eq!((error.kind, error.status), (ProviderErrorKind::Overloaded, Some(529)));
     assert_eq!(error.body.as_deref(), Some("half an expl"));
 }
 
 #[tokio::test]
 async fn error_status_gives_the_formats_error_with_status_and_body() {
     for (status, kind) in [
-        (400, ErrorKind::InvalidRequest),
-        (401, ErrorKind::Auth),
-        (404, ErrorKind::InvalidRequest),
-        (413, ErrorKind::InvalidRequest),
-        (429, ErrorKind::RateLimit),
-        (500, ErrorKind::Service),
-        (529, ErrorKind::Overloaded),
+        (400, ProviderErrorKind::InvalidRequest),
+        (401, ProviderErrorKind::Auth),
+        (404, ProviderErrorKind::InvalidRequest),
+        (413, ProviderErrorKind::InvalidRequest),
+        (429, ProviderErrorKind::RateLimit),
+        (500, ProviderErrorKind::Service),
+        (529, ProviderErrorKind::Overloaded),
     ] {
         let error = outcome(Reply::json(status, "{\"why\":1}").header("request-id", "req_7")).await.error();
         assert_eq!((error.kind, error.status), (kind, Some(status)));
@@ -285,9 +285,9 @@ async fn quota_with_a_retry_after_header_is_a_rate_limit() {
     let body = |code: &str| format!(r#"{{"error":{{"message":"Limit exceeded.","code":"{code}"}}}}"#);
     let wait = Some(Duration::from_secs(7));
     for (code, kind) in [
-        ("token_quota_exceeded", ErrorKind::RateLimit),
-        ("request_quota_exceeded", ErrorKind::RateLimit),
-        ("billing_not_active", ErrorKind::Quota),
+        ("token_quota_exceeded", ProviderErrorKind::RateLimit),
+        ("request_quota_exceeded", ProviderErrorKind::RateLimit),
+        ("billing_not_active", ProviderErrorKind::Quota),
     ] {
         let server = Server::start([Reply::json(429, &body(code)).header("retry-after", "7")]).await;
         let chat = omni_agent::provider::dialect::ChatCompletions::default();
@@ -315,7 +315,7 @@ async fn redirect_is_an_error_that_is_not_followed() {
     for status in [301, 302, 307, 308] {
         let to = format!("{}/secret?token=abc", elsewhere.url());
         let error = outcome(Reply::new(status).header("location", &to)).await.error();
-        assert_eq!((error.kind, error.status), (ErrorKind::InvalidRequest, Some(status)));
+        assert_eq!((error.kind, error.status), (ProviderErrorKind::InvalidRequest, Some(status)));
         assert!(error.message.contains(&elsewhere.url()) && !error.message.contains("token"), "{error}");
     }
     assert_eq!(elsewhere.received().len(), 0);
@@ -328,11 +328,11 @@ async fn answer_with_an_unexpected_content_type_is_a_decoding_error_that_shows_i
         let reply =
             Reply::new(200).header("content-type", content_type).header("x-request-id", "r").piece(page);
         let error = outcome(reply).await.error();
-        assert_eq!((error.kind, error.status), (ErrorKind::Decoding, Some(200)), "{content_type}");
+        assert_eq!((error.kind, error.status), (ProviderErrorKind::Decoding, Some(200)), "{content_type}");
         assert_eq!((error.body.as_deref(), error.request_id.as_deref()), (Some(page), Some("r")));
     }
     let error = outcome(Reply::sse().header("content-encoding", "gzip").piece("\u{1F}")).await.error();
-    assert_eq!(error.kind, ErrorKind::Decoding);
+    assert_eq!(error.kind, ProviderErrorKind::Decoding);
     assert!(error.message.contains("gzip"), "{error}");
 }
 
@@ -343,7 +343,7 @@ async fn error_object_in_place_of_a_stream_is_that_error() {
         let reply =
             Reply::new(200).header("content-type", content_type).header("request-id", "r").piece(body);
         let error = outcome(reply).await.error();
-        assert_eq!((error.kind, error.body.as_deref()), (ErrorKind::Service, Some(body)));
+        assert_eq!((error.kind, error.body.as_deref()), (ProviderErrorKind::Service, Some(body)));
         assert_eq!(error.request_id.as_deref(), Some("r"));
     }
 }
@@ -354,7 +354,7 @@ async fn error_in_the_stream_follows_the_text_before_it() {
     let answer = outcome(Reply::sse().header("x-request-id", "r").piece(body)).await;
     assert_eq!(answer.text, "hi!");
     let error = answer.error();
-    assert_eq!((error.kind, &*error.message), (ErrorKind::Service, "gone wrong"));
+    assert_eq!((error.kind, &*error.message), (ProviderErrorKind::Service, "gone wrong"));
     assert_eq!(error.request_id.as_deref(), Some("r"));
 }
 
@@ -364,11 +364,11 @@ async fn invalid_utf8_and_invalid_json_are_decoding_errors() {
         let answer = outcome(Reply::sse().piece(TEXT).piece(bad).piece(TEXT)).await;
         assert_eq!(answer.text, "hi");
         let error = answer.error();
-        assert_eq!((error.kind, error.retryable), (ErrorKind::Decoding, false));
+        assert_eq!((error.kind, error.retryable), (ProviderErrorKind::Decoding, false));
     }
     for bad in ["{\"text\":no}", "[1, 2"] {
         let error = outcome(Reply::json(200, bad)).await.error();
-        assert!(matches!(error.kind, ErrorKind::Decoding | ErrorKind::Truncated), "{error}");
+        assert!(matches!(error.kind, ProviderErrorKind::Decoding | ProviderErrorKind::Truncated), "{error}");
     }
 }
 
@@ -378,10 +378,10 @@ const GZIP: &[u8] = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\xff\xabVJ-*\xca/R\xb2
 #[tokio::test]
 async fn compressed_error_body_keeps_its_status_and_is_reported() {
     for (encoding, status, kind, retryable) in [
-        ("gzip, br", 429, ErrorKind::RateLimit, true),
-        ("ZSTD", 401, ErrorKind::Auth, false),
-        ("identity, br", 400, ErrorKind::InvalidRequest, false),
-        ("deflate", 503, ErrorKind::Service, true),
+        ("gzip, br", 429, ProviderErrorKind::RateLimit, true),
+        ("ZSTD", 401, ProviderErrorKind::Auth, false),
+        ("identity, br", 400, ProviderErrorKind::InvalidRequest, false),
+        ("deflate", 503, ProviderErrorKind::Service, true),
     ] {
         let reply = Reply::new(status).header("content-encoding", encoding).header("x-request-id", "r1");
         let error = outcome(reply.piece(GZIP)).await.error();
@@ -396,10 +396,10 @@ async fn compressed_error_body_keeps_its_status_and_is_reported() {
     }
     // Some proxies compress the body without setting a `content-encoding` header.
     let error = outcome(Reply::new(429).piece(&b"\x28\xb5\x2f\xfd\x00"[..])).await.error();
-    assert_eq!((error.kind, error.body.as_deref()), (ErrorKind::RateLimit, None));
+    assert_eq!((error.kind, error.body.as_deref()), (ProviderErrorKind::RateLimit, None));
     assert!(error.message.contains("zstd"), "{error}");
     let error = outcome(Reply::new(500).piece(&b"\x00\x01\x02PNG\x00\xff\xfe\xfd"[..])).await.error();
-    assert_eq!((error.kind, error.body.as_deref()), (ErrorKind::Service, None));
+    assert_eq!((error.kind, error.body.as_deref()), (ProviderErrorKind::Service, None));
     assert!(error.message.contains("no text"), "{error}");
     // If the text of an error has another encoding, the readable part of the text is still shown.
     let error = outcome(Reply::new(400).piece(&b"requ\xeate trop longue"[..])).await.error();
@@ -409,7 +409,7 @@ async fn compressed_error_body_keeps_its_status_and_is_reported() {
 #[tokio::test]
 async fn compressed_answer_is_a_decoding_error_without_its_bytes() {
     let error = outcome(Reply::sse().header("content-encoding", "gzip").piece(GZIP)).await.error();
-    assert_eq!((error.kind, error.body.as_deref()), (ErrorKind::Decoding, None));
+    assert_eq!((error.kind, error.body.as_deref()), (ProviderErrorKind::Decoding, None));
     assert!(error.message.contains("gzip"), "{error}");
 }
 

@@ -3,7 +3,7 @@
 use omni_agent::{
     message::{Attachment, Content, History, Message, ToolResult, ToolUse},
     provider::{
-        Effort, ErrorKind, Modality, Model, ModelInfo, Options, OutputSchema, Request, ThinkingMode,
+        Effort, Modality, Model, ModelInfo, Options, OutputSchema, ProviderErrorKind, Request, ThinkingMode,
         ToolChoice, UnsupportedAttachment,
         dialect::{AnthropicMessages, ChatCompletions, Dialect, GoogleGemini, OpenAiResponses},
     },
@@ -46,7 +46,7 @@ async fn unsupported_attachment_is_an_error_and_nothing_is_sent() {
     let (provider, model) = model(blind());
     for history in [pictures(), History::from_iter([Message::user(image())])] {
         let error = model.generate(Request::new(history)).await.unwrap_err();
-        assert_eq!(error.kind, ErrorKind::Unsupported);
+        assert_eq!(error.kind, ProviderErrorKind::Unsupported);
         let text = error.to_string();
         assert!(text.contains("cat.png") && text.contains("scripted does not accept it"), "{text}");
     }
@@ -153,7 +153,7 @@ async fn max_tokens_is_lowered_to_the_output_limit_of_the_model() {
 
 #[tokio::test]
 async fn warnings_of_a_retried_request_are_emitted_once() {
-    let error = omni_agent::provider::ProviderError::new(ErrorKind::Overloaded, "later");
+    let error = omni_agent::provider::ProviderError::new(ProviderErrorKind::Overloaded, "later");
     tokio::time::pause();
     let provider = ScriptedProvider::new([Step::error(error), Step::text("ok")]);
     let model = provider.model().with_info(ModelInfo::new("m").with_thinking(false));
@@ -198,7 +198,7 @@ async fn tools_for_a_model_without_tool_use_are_an_error_and_nothing_is_sent() {
     let (provider, model) = model(ModelInfo::new("m").with_tools(false));
     let request = Request::prompt("Hi").with_tools(looks());
     let error = model.generate(request.clone()).await.unwrap_err();
-    assert_eq!(error.kind, ErrorKind::Unsupported);
+    assert_eq!(error.kind, ProviderErrorKind::Unsupported);
     assert!(error.to_string().contains("can't use tools"), "{error}");
     assert_eq!(provider.requests().len(), 0);
 

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use omni_agent::{
     message::{Attachment, Content, Text, Thinking, ToolUse, Usage},
-    provider::{BlockStart, Delta, ErrorKind, MessageDelta, Part, StopReason},
+    provider::{BlockStart, Delta, MessageDelta, Part, ProviderErrorKind, StopReason},
     testing::internals::Fold,
 };
 use proptest::{collection::vec, option, prelude::*, sample::Index};
@@ -92,7 +92,7 @@ proptest! {
         for delta in deltas {
             let before = fold.clone();
             if let Err(error) = fold.apply(delta) {
-                prop_assert_eq!(error.kind, ErrorKind::Decoding);
+                prop_assert_eq!(error.kind, ProviderErrorKind::Decoding);
                 prop_assert_eq!(&fold, &before);
             }
         }
@@ -112,7 +112,7 @@ proptest! {
                 prop_assert!(seen.eq(folded.message.tool_uses().map(|tool_use| &tool_use.id)));
             }
             Err(error) => {
-                prop_assert_eq!(error.kind, ErrorKind::Truncated);
+                prop_assert_eq!(error.kind, ProviderErrorKind::Truncated);
                 prop_assert_eq!(stop_reason, None);
             }
         }
@@ -241,8 +241,8 @@ fn finish_with_a_stop_reason_and_nothing_else_is_an_empty_message() {
 #[test]
 fn finish_without_a_stop_reason_is_truncated() {
     let error = fold([start(0, BlockStart::Text), text(0, "hi"), end(0)]).finish(NOW).unwrap_err();
-    assert_eq!(error.kind, ErrorKind::Truncated);
-    assert_eq!(Fold::default().finish(NOW).unwrap_err().kind, ErrorKind::Truncated);
+    assert_eq!(error.kind, ProviderErrorKind::Truncated);
+    assert_eq!(Fold::default().finish(NOW).unwrap_err().kind, ProviderErrorKind::Truncated);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use omni_agent::{
     message::{Attachment, ProviderItem},
-    provider::{BlockStart, Delta, ErrorKind, MessageDelta, Part, StopReason},
+    provider::{BlockStart, Delta, MessageDelta, Part, ProviderErrorKind, StopReason},
     testing::internals::Fold,
 };
 use serde_json::json;
@@ -13,7 +13,7 @@ use crate::deltas::{data, end, extend, fold, input, item, start, text, tool};
 fn assert_refused(fold: &mut Fold, delta: Delta) -> String {
     let before = fold.clone();
     let error = fold.apply(delta).unwrap_err();
-    assert_eq!(error.kind, ErrorKind::Decoding);
+    assert_eq!(error.kind, ProviderErrorKind::Decoding);
     assert!(*fold == before, "a rejected delta changed the fold: {error}");
     assert!(error.message.len() < 200, "the error repeats the delta: {} bytes", error.message.len());
     error.message

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use eventsource_stream::Eventsource;
 use futures_util::{FutureExt, StreamExt, stream};
 use omni_agent::{
-    provider::{ErrorKind, ProviderError, dialect::Framing, http::Limits},
+    provider::{ProviderError, ProviderErrorKind, dialect::Framing, http::Limits},
     testing::internals::Framer,
 };
 use proptest::prelude::*;
@@ -146,7 +146,7 @@ fn invalid_utf8_is_a_decoding_error_after_the_frames_before_it() {
         let (found, result) = frames(framing, &Limits::default(), &[body]);
         assert_eq!(data(&found), ["1"]);
         let error = result.unwrap_err();
-        assert_eq!(error.kind, ErrorKind::Decoding);
+        assert_eq!(error.kind, ProviderErrorKind::Decoding);
         assert!(error.message.contains("UTF-8"), "{error}");
     }
 }
@@ -155,7 +155,7 @@ fn invalid_utf8_is_a_decoding_error_after_the_frames_before_it() {
 fn body_that_ends_inside_a_character_is_truncated() {
     let (found, result) = frames(Framing::Sse, &Limits::default(), &[b"data: 1\n\ndata: \xE2\x82"]);
     assert_eq!(data(&found), ["1"]);
-    assert_eq!(result.unwrap_err().kind, ErrorKind::Truncated);
+    assert_eq!(result.unwrap_err().kind, ProviderErrorKind::Truncated);
 }
 
 #[test]
@@ -176,7 +176,7 @@ fn limits_exceeded_are_decoding_errors_that_name_the_limit() {
         let whole = frames(framing, &limits, &[body.as_bytes()]);
         assert_eq!(data(&whole.0), ["1"], "{body:?}");
         let error = whole.1.clone().unwrap_err();
-        assert_eq!(error.kind, ErrorKind::Decoding);
+        assert_eq!(error.kind, ProviderErrorKind::Decoding);
         assert!(error.message.starts_with(what), "{body:?}: {error}");
         let bytes: Vec<&[u8]> = body.as_bytes().chunks(1).collect();
         assert_eq!(frames(framing, &limits, &bytes), whole, "{body:?}");

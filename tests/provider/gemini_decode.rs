@@ -5,7 +5,7 @@
 use omni_agent::{
     message::{Content, Timestamp, Usage},
     provider::{
-        Delta, ErrorKind, Part, Request, StopReason,
+        Delta, Part, ProviderErrorKind, Request, StopReason,
         dialect::{Dialect, Frame, GoogleGemini},
     },
     testing::internals::Fold,
@@ -186,20 +186,20 @@ fn decode_whole_answer_as_a_list_is_read() {
 fn decode_end_without_finish_reason_is_truncated() {
     for chunks in [vec![], vec![text("Hi")], vec![json!({"usageMetadata": {"promptTokenCount": 1}})]] {
         let error = answer(&chunks).unwrap_err();
-        assert_eq!((error.kind, error.retryable), (ErrorKind::Truncated, true));
+        assert_eq!((error.kind, error.retryable), (ProviderErrorKind::Truncated, true));
     }
     let error = deltas_of(&["[DONE]"]).unwrap_err();
-    assert_eq!(error.kind, ErrorKind::Truncated);
+    assert_eq!(error.kind, ProviderErrorKind::Truncated);
 }
 
 #[test]
 fn decode_data_that_is_not_an_answer_is_a_decoding_error_that_shows_it() {
     for data in ["nonsense", "[]", "[1]", "3", r#"{"candidates":7}"#, r#"{"candidates":{}}"#] {
         let error = deltas_of(&[data]).unwrap_err();
-        assert_eq!((error.kind, error.body.as_deref()), (ErrorKind::Decoding, Some(data)), "{data}");
+        assert_eq!((error.kind, error.body.as_deref()), (ProviderErrorKind::Decoding, Some(data)), "{data}");
     }
     let nameless = parts(json!([{"functionCall": {"args": {}}}]));
-    assert_eq!(answer(&[nameless]).unwrap_err().kind, ErrorKind::Decoding);
+    assert_eq!(answer(&[nameless]).unwrap_err().kind, ProviderErrorKind::Decoding);
 }
 
 #[test]
@@ -211,11 +211,11 @@ fn decode_hostile_answers_stay_within_the_limits_of_a_message() {
     assert!(folded.message.content.len() <= 300);
 
     let calls = vec![json!({"functionCall": {"name": "f"}}); 5000];
-    assert_eq!(answer(&[parts(json!(calls)), finish("STOP")]).unwrap_err().kind, ErrorKind::Decoding);
+    assert_eq!(answer(&[parts(json!(calls)), finish("STOP")]).unwrap_err().kind, ProviderErrorKind::Decoding);
 
     let deep = format!("{}1{}", "[".repeat(200), "]".repeat(200));
     let nested = format!(r#"{{"candidates":[{{"content":{{"parts":[{{"executableCode":{deep}}}]}}}}]}}"#);
-    assert_eq!(deltas_of(&[nested]).unwrap_err().kind, ErrorKind::Decoding);
+    assert_eq!(deltas_of(&[nested]).unwrap_err().kind, ProviderErrorKind::Decoding);
 
     // A JSON reader accepts this depth, but a message does not. The fold therefore fails.
     let deep = format!("{}1{}", "[".repeat(90), "]".repeat(90));
@@ -223,7 +223,7 @@ fn decode_hostile_answers_stay_within_the_limits_of_a_message() {
     let deltas = deltas_of(&[nested, finish("STOP").to_string()]).unwrap();
     let mut fold = Fold::default();
     let error = deltas.into_iter().find_map(|delta| fold.apply(delta).err()).unwrap();
-    assert_eq!(error.kind, ErrorKind::Decoding);
+    assert_eq!(error.kind, ProviderErrorKind::Decoding);
 }
 
 #[test]
@@ -313,7 +313,7 @@ proptest! {
         }
         match result {
             Ok(()) => prop_assert!(fold.finish(Timestamp(0)).is_ok()),
-            Err(error) => prop_assert!(matches!(error.kind, ErrorKind::Truncated | ErrorKind::Decoding)),
+            Err(error) => prop_assert!(matches!(error.kind, ProviderErrorKind::Truncated | ProviderErrorKind::Decoding)),
         }
     }
 
@@ -381,7 +381,7 @@ fn decode_parts_of_arguments_that_do_not_fit_are_an_error() {
         let args = json!([{"jsonPath": "$.s", "numberValue": 1}, {"jsonPath": path, "stringValue": "x"}]);
         let call = json!({"name": "f", "partialArgs": args});
         let error = answer(&[parts(json!([{ "functionCall": call }])), finish("STOP")]).unwrap_err();
-        assert_eq!(error.kind, ErrorKind::Decoding, "{path}: {error}");
+        assert_eq!(error.kind, ProviderErrorKind::Decoding, "{path}: {error}");
     }
 }
 

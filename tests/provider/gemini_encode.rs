@@ -5,7 +5,7 @@
 use omni_agent::{
     message::{Attachment, Content, Message, ProviderItem, ResultBlock, Text, Thinking, ToolResult, ToolUse},
     provider::{
-        CacheHint, Effort, ErrorKind, Options, OutputSchema, Request, ThinkingMode, ToolChoice,
+        CacheHint, Effort, Options, OutputSchema, ProviderErrorKind, Request, ThinkingMode, ToolChoice,
         UnsupportedAttachment,
         dialect::{Dialect, Encoded, Framing, GoogleGemini},
     },
@@ -119,7 +119,7 @@ fn path_contains_only_the_model() {
     }
     for model in ["", "a/../b", "./x", "a//b"] {
         let error = GoogleGemini::default().encode(&with(model, Options::default())).unwrap_err();
-        assert_eq!(error.kind, ErrorKind::InvalidRequest, "{model}");
+        assert_eq!(error.kind, ProviderErrorKind::InvalidRequest, "{model}");
     }
 }
 
@@ -293,7 +293,10 @@ fn encode_unsupported_file_is_an_error_or_a_placeholder() {
     for message in [Message::user, Message::assistant] {
         let attachment = Attachment::base64("image/gif", "AAAA").named("x.gif");
         let request = request("gemini-3-pro", [message(vec![attachment])]);
-        assert_eq!(GoogleGemini::default().encode(&request).unwrap_err().kind, ErrorKind::Unsupported);
+        assert_eq!(
+            GoogleGemini::default().encode(&request).unwrap_err().kind,
+            ProviderErrorKind::Unsupported
+        );
         let options = Options::default().with_unsupported_attachment(UnsupportedAttachment::Placeholder);
         let body = encode(&request.with_options(options)).body;
         let text = body["contents"][0]["parts"][0]["text"].as_str().unwrap();

@@ -1,7 +1,7 @@
 //! Google's Gemini format: errors that replace an answer, and errors inside an answer.
 
 use omni_agent::provider::{
-    ErrorKind::{self, *},
+    ProviderErrorKind::{self, *},
     dialect::{Dialect, GoogleGemini},
 };
 use serde_json::json;
@@ -10,7 +10,7 @@ use crate::gemini::{answer, deltas_of, finish, parts};
 
 #[rustfmt::skip] // one line per case
 /// Error replies: the status, the body, the expected kind, whether a retry can help, and a part of the message.
-const BODIES: &[(u16, &str, ErrorKind, bool, &str)] = &[
+const BODIES: &[(u16, &str, ProviderErrorKind, bool, &str)] = &[
     (400, r#"{"error":{"code":400,"message":"Invalid JSON payload received. Unknown name \"x\"","status":"INVALID_ARGUMENT"}}"#, InvalidRequest, false, "Unknown name"),
     (400, r#"{"error":{"code":400,"message":"Function call is missing a thought_signature in functionCall parts.","status":"INVALID_ARGUMENT"}}"#, InvalidRequest, false, "thought_signature"),
     (400, r#"{"error":{"code":400,"message":"The input token count (1200000) exceeds the maximum number of tokens allowed (1048576).","status":"INVALID_ARGUMENT"}}"#, ContextTooLong, false, "1048576"),

@@ -4,7 +4,7 @@
 
 use omni_agent::{
     message::{Attachment, Content, Usage},
-    provider::{Effort, ErrorKind, Options, Request, ThinkingMode, http::Endpoint},
+    provider::{Effort, Options, ProviderErrorKind, Request, ThinkingMode, http::Endpoint},
 };
 use serde_json::{Value, json};
 
@@ -116,7 +116,7 @@ async fn error_in_the_services_own_member_ends_the_answer() {
     ]);
     let (_, answer) = exchange(&Endpoint::groq(), "m", Request::prompt("Hallo"), reply).await;
     let error = answer.unwrap_err();
-    assert_eq!((error.kind, error.retryable), (ErrorKind::Service, true), "{error}");
+    assert_eq!((error.kind, error.retryable), (ProviderErrorKind::Service, true), "{error}");
     assert!(error.message.contains("over capacity"), "{error}");
 }
 
@@ -146,6 +146,6 @@ async fn file_that_is_not_an_image_is_rejected_before_sending() {
     );
     for file in [Attachment::base64("application/pdf", "AAAA"), Attachment::base64("audio/wav", "AAAA")] {
         let request = Request::prompt(vec![Content::from(file)]);
-        assert_eq!(model.generate(request).await.unwrap_err().kind, ErrorKind::Unsupported);
+        assert_eq!(model.generate(request).await.unwrap_err().kind, ProviderErrorKind::Unsupported);
     }
 }

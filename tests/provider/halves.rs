@@ -6,7 +6,7 @@
 use omni_agent::{
     message::Content,
     provider::{
-        ErrorKind,
+        ProviderErrorKind,
         dialect::{AnthropicMessages, ChatCompletions, Dialect, GoogleGemini, OllamaChat, OpenAiResponses},
     },
 };
@@ -130,7 +130,7 @@ fn error_body_with_half_of_a_character_is_decoded_in_every_format() {
         let error = format.error(400, body);
         assert_eq!(
             (error.kind, &*error.message),
-            (ErrorKind::ContextTooLong, "prompt is too long: caf\u{FFFD}")
+            (ProviderErrorKind::ContextTooLong, "prompt is too long: caf\u{FFFD}")
         );
     }
 }
@@ -142,7 +142,7 @@ async fn error_event_with_half_of_a_character_is_decoded_in_every_format() {
         let error = error.to_string().replace('X', "\\ude00");
         for name in ["", "event: error\n"] {
             let error = wire.answer(&format!("{name}data: {error}\n\n")).await.unwrap_err();
-            assert_eq!(error.kind, ErrorKind::ContextTooLong, "{wire:?} {name}: {error}");
+            assert_eq!(error.kind, ProviderErrorKind::ContextTooLong, "{wire:?} {name}: {error}");
             assert_eq!(error.message, "prompt is too long: \u{FFFD}", "{wire:?} {name}");
         }
     }

@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, time::Duration};
 
 use futures_util::StreamExt;
 use omni_agent::provider::{
-    Delta, ErrorKind, MessageDelta, Options, Part, Provider, ProviderError, Request, RequestContext, Secret,
-    StopReason,
+    Delta, MessageDelta, Options, Part, Provider, ProviderError, ProviderErrorKind, Request, RequestContext,
+    Secret, StopReason,
     dialect::Framing,
     http::{Auth, Endpoint},
 };
@@ -98,7 +98,7 @@ async fn unusable_base_url_is_an_invalid_request() {
         ("https://someone:topsecret@host", "user name"),
     ] {
         let error = refused(endpoint(url), request()).await;
-        assert_eq!(error.kind, ErrorKind::InvalidRequest, "{url}");
+        assert_eq!(error.kind, ProviderErrorKind::InvalidRequest, "{url}");
         assert!(error.message.contains("\"plain\"") && error.message.contains(why), "{url}: {error}");
         assert!(!format!("{error:?}").contains("topsecret"));
     }
@@ -139,7 +139,7 @@ async fn key_is_sent_in_the_header_of_the_service() {
 async fn missing_key_is_an_auth_error_that_names_the_variable_to_set() {
     let variable = "OMNI_AGENT_TEST_NO_SUCH_KEY";
     let error = refused(endpoint("http://127.0.0.1:1").with_key_variable(variable), request()).await;
-    assert_eq!(error.kind, ErrorKind::Auth);
+    assert_eq!(error.kind, ProviderErrorKind::Auth);
     assert!(error.message.contains("plain") && error.message.contains(variable), "{error}");
     assert!(!error.retryable);
 }
@@ -154,7 +154,7 @@ async fn optional_key_may_be_missing() {
 #[tokio::test]
 async fn key_invalid_in_a_header_is_an_auth_error_that_hides_it() {
     let error = refused(endpoint("http://127.0.0.1:1").with_key("sk-topsecret\n"), request()).await;
-    assert_eq!(error.kind, ErrorKind::Auth);
+    assert_eq!(error.kind, ProviderErrorKind::Auth);
     assert!(!format!("{error} {error:?}").contains("topsecret"));
 }
 
@@ -192,7 +192,7 @@ async fn unusable_header_is_an_invalid_request_that_hides_its_value() {
     ] {
         let options = Options::default().with_headers(headers([(name, value)]));
         let error = refused(endpoint("http://127.0.0.1:1"), with_options(options)).await;
-        assert_eq!(error.kind, ErrorKind::InvalidRequest);
+        assert_eq!(error.kind, ProviderErrorKind::InvalidRequest);
         assert!(error.message.contains(&format!("{name:?}")), "{error}");
         assert!(!format!("{error} {error:?}").contains("topsecret"));
     }
@@ -224,11 +224,11 @@ async fn body_hooks_run_in_order_and_extra_is_merged_last() {
 
 #[tokio::test]
 async fn body_hook_that_fails_ends_the_request_without_showing_the_key() {
-    let endpoint = endpoint("http://127.0.0.1:1")
-        .with_key("sk-topsecret")
-        .with_body_hook(|_, _| Err(ProviderError::new(ErrorKind::Unsupported, "not with sk-topsecret")));
+    let endpoint = endpoint("http://127.0.0.1:1").with_key("sk-topsecret").with_body_hook(|_, _| {
+        Err(ProviderError::new(ProviderErrorKind::Unsupported, "not with sk-topsecret"))
+    });
     let error = refused(endpoint, request()).await;
-    assert_eq!((error.kind, &*error.message), (ErrorKind::Unsupported, "not with [secret]"));
+    assert_eq!((error.kind, &*error.message), (ProviderErrorKind::Unsupported, "not with [secret]"));
 }
 
 #[tokio::test]

@@ -14,8 +14,8 @@ use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
 use omni_agent::{
     message::{History, Message, ToolUse, Usage},
     provider::{
-        BlockStart, Delta, DeltaStream, ErrorKind, MessageDelta, Model, Part, Provider, ProviderError,
-        Request, RequestContext, StopReason,
+        BlockStart, Delta, DeltaStream, MessageDelta, Model, Part, Provider, ProviderError,
+        ProviderErrorKind, Request, RequestContext, StopReason,
     },
     tool::Decision,
 };
@@ -103,7 +103,7 @@ async fn stream_text_of_an_answer_cut_off_ends_in_an_error() {
     for expected in ["Hel", "!", "lo"] {
         assert_eq!(pieces.next().await.unwrap().unwrap(), expected);
     }
-    assert_eq!(pieces.next().await.unwrap().unwrap_err().kind, ErrorKind::Truncated);
+    assert_eq!(pieces.next().await.unwrap().unwrap_err().kind, ProviderErrorKind::Truncated);
     assert!(pieces.next().await.is_none());
 }
 
@@ -113,13 +113,13 @@ async fn stream_text_of_an_answer_out_of_order_ends_in_an_error() {
     let model = Model::new(Scripted::new(deltas.map(Ok)), "m");
     let pieces: Vec<_> = model.stream_text(Request::prompt("hi")).collect().await;
     assert_eq!(pieces[0].as_deref(), Ok("a"));
-    assert_eq!(pieces[1].as_ref().unwrap_err().kind, ErrorKind::Decoding);
+    assert_eq!(pieces[1].as_ref().unwrap_err().kind, ProviderErrorKind::Decoding);
     assert_eq!(pieces.len(), 2);
 }
 
 #[tokio::test]
 async fn generate_with_an_error_in_the_stream_returns_that_error() {
-    let error = ProviderError::new(ErrorKind::Overloaded, "later");
+    let error = ProviderError::new(ProviderErrorKind::Overloaded, "later");
     let deltas = [Ok(start(0, BlockStart::Text)), Ok(text(0, "a")), Err(error.clone())];
     let model = Model::new(Scripted::new(deltas), "m");
     assert_eq!(model.generate(Request::prompt("hi")).await, Err(error));
@@ -131,7 +131,7 @@ async fn generate_with_an_invalid_history_sends_nothing() {
     let model = Model::new(provider.clone(), "m");
     let open = History::from_iter([Message::assistant(ToolUse::new("a", "add", json!({})))]);
     let error = model.generate(Request::new(open.clone())).await.unwrap_err();
-    assert_eq!(error.kind, ErrorKind::InvalidRequest);
+    assert_eq!(error.kind, ProviderErrorKind::InvalidRequest);
     let breach = open.check_sendable().unwrap_err().to_string();
     assert!(error.message.ends_with(&breach), "{error}");
     assert_eq!(error.cause().unwrap().to_string(), breach);

@@ -5,7 +5,7 @@
 use omni_agent::{
     message::{Content, Timestamp, Usage},
     provider::{
-        Delta, ErrorKind, Part, Request, StopReason,
+        Delta, Part, ProviderErrorKind, Request, StopReason,
         dialect::{Dialect, Frame, OllamaChat},
     },
     testing::internals::Fold,
@@ -136,7 +136,7 @@ fn decode_lines_after_done_are_ignored() {
 fn decode_end_without_done_is_truncated() {
     for lines in [vec![], vec![line(json!({"content": "Hi"}))]] {
         let error = answer(&lines).unwrap_err();
-        assert_eq!((error.kind, error.retryable), (ErrorKind::Truncated, true));
+        assert_eq!((error.kind, error.retryable), (ProviderErrorKind::Truncated, true));
     }
 }
 
@@ -144,10 +144,10 @@ fn decode_end_without_done_is_truncated() {
 fn decode_data_that_is_not_an_answer_is_a_decoding_error_that_shows_it() {
     for data in ["404 page not found", "[]", "\"x\"", r#"{"message":"hi"}"#, r#"{"done":"yes"}"#] {
         let error = deltas_of(&[data]).unwrap_err();
-        assert_eq!((error.kind, error.body.as_deref()), (ErrorKind::Decoding, Some(data)));
+        assert_eq!((error.kind, error.body.as_deref()), (ProviderErrorKind::Decoding, Some(data)));
     }
     let nameless = line(json!({"tool_calls": [{"function": {"arguments": {}}}]}));
-    assert_eq!(answer(&[nameless]).unwrap_err().kind, ErrorKind::Decoding);
+    assert_eq!(answer(&[nameless]).unwrap_err().kind, ProviderErrorKind::Decoding);
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn decode_hostile_answers_stay_within_the_limits_of_a_message() {
 
     let calls = vec![json!({"function": {"name": "f", "arguments": {}}}); 5000];
     let error = answer(&[line(json!({"tool_calls": calls})), last("stop")]).unwrap_err();
-    assert_eq!(error.kind, ErrorKind::Decoding);
+    assert_eq!(error.kind, ProviderErrorKind::Decoding);
 
     let deep = format!("{}1{}", "[".repeat(200), "]".repeat(200));
     let nested =
@@ -214,7 +214,7 @@ proptest! {
                 }
                 prop_assert!(fold.finish(Timestamp(0)).is_ok());
             }
-            Err(error) => prop_assert!(!done && error.kind == ErrorKind::Truncated),
+            Err(error) => prop_assert!(!done && error.kind == ProviderErrorKind::Truncated),
         }
     }
 

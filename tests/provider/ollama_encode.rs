@@ -5,7 +5,7 @@
 use omni_agent::{
     message::{Attachment, Content, History, Message, ResultBlock, Text, Thinking, ToolResult, ToolUse},
     provider::{
-        CacheHint, Effort, ErrorKind, Options, OutputSchema, Request, ThinkingMode, ToolChoice,
+        CacheHint, Effort, Options, OutputSchema, ProviderErrorKind, Request, ThinkingMode, ToolChoice,
         UnsupportedAttachment,
         dialect::{Dialect, Encoded, Framing, OllamaChat},
     },
@@ -195,7 +195,7 @@ fn encode_unsupported_file_is_an_error_or_a_placeholder() {
     ] {
         let message = if by_model { Message::assistant } else { Message::user };
         let request = Request::new(History::from_iter([message(vec![attachment])]));
-        assert_eq!(OllamaChat::default().encode(&request).unwrap_err().kind, ErrorKind::Unsupported);
+        assert_eq!(OllamaChat::default().encode(&request).unwrap_err().kind, ProviderErrorKind::Unsupported);
         let options = Options::default().with_unsupported_attachment(UnsupportedAttachment::Placeholder);
         let body = encode(&request.with_options(options)).body;
         let text = body["messages"][0]["content"].as_str().unwrap();

@@ -1,7 +1,7 @@
 //! Ollama's chat format: errors that replace an answer, and errors inside an answer.
 
 use omni_agent::provider::{
-    ErrorKind::{self, *},
+    ProviderErrorKind::{self, *},
     dialect::{Dialect, OllamaChat},
 };
 use serde_json::json;
@@ -10,7 +10,7 @@ use crate::ollama::{deltas_of, line};
 
 #[rustfmt::skip] // one line per case
 /// Error replies: the status, the body, the expected kind, whether a retry can help, and a part of the message.
-const BODIES: &[(u16, &str, ErrorKind, bool, &str)] = &[
+const BODIES: &[(u16, &str, ProviderErrorKind, bool, &str)] = &[
     (404, r#"{"error":"model 'nope' not found"}"#, InvalidRequest, false, "'nope' not found"),
     (400, r#"{"error":"registry.ollama.ai/library/gemma:2b does not support tools"}"#, Unsupported, false, "tools"),
     (400, r#"{"error":"\"llama3.2\" does not support thinking"}"#, Unsupported, false, "thinking"),

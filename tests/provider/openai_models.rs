@@ -2,7 +2,7 @@
 
 use omni_agent::{
     provider::{
-        CacheHint, Effort, ErrorKind, Options, Request, ThinkingMode,
+        CacheHint, Effort, Options, ProviderErrorKind, Request, ThinkingMode,
         dialect::{ChatCompletions, Dialect, EffortWords, OpenAiResponses, ThinkingField},
     },
     tool::ToolSet,
@@ -157,7 +157,7 @@ fn encode_tools_in_chat_for_a_model_that_always_reasons_is_an_error_that_names_t
         let plain = request(model, Options::default());
         assert!(chat.encode(&plain).is_ok(), "{model}");
         let error = chat.encode(&plain.with_tools(look())).unwrap_err();
-        assert_eq!(error.kind, ErrorKind::Unsupported);
+        assert_eq!(error.kind, ProviderErrorKind::Unsupported);
         assert!(error.message.contains(model) && error.message.contains("`openai_responses`"), "{error}");
         let responses = request(model, Options::default()).with_tools(look());
         assert!(OpenAiResponses::openai().encode(&responses).unwrap().warnings.is_empty());

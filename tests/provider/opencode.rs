@@ -5,7 +5,7 @@
 use omni_agent::{
     message::{History, Message},
     provider::{
-        ErrorKind, Request,
+        ProviderErrorKind, Request,
         dialect::{AnthropicMessages, OpenAiResponses},
         http::{Auth, Endpoint},
     },
@@ -50,11 +50,15 @@ async fn model_is_requested_at_the_path_of_its_format() {
 #[tokio::test]
 async fn rejected_model_or_missing_credit_is_not_an_auth_error() {
     for (kind, message, expected) in [
-        ("ModelError", "Model m is not supported for format oa-compat", ErrorKind::InvalidRequest),
-        ("CreditsError", "No payment method. Add one here", ErrorKind::Quota),
-        ("MonthlyLimitError", "Your workspace has reached its monthly spending limit", ErrorKind::Quota),
-        ("UserLimitError", "You have reached your monthly spending limit", ErrorKind::Quota),
-        ("AuthError", "Missing API key.", ErrorKind::Auth),
+        ("ModelError", "Model m is not supported for format oa-compat", ProviderErrorKind::InvalidRequest),
+        ("CreditsError", "No payment method. Add one here", ProviderErrorKind::Quota),
+        (
+            "MonthlyLimitError",
+            "Your workspace has reached its monthly spending limit",
+            ProviderErrorKind::Quota,
+        ),
+        ("UserLimitError", "You have reached your monthly spending limit", ProviderErrorKind::Quota),
+        ("AuthError", "Missing API key.", ProviderErrorKind::Auth),
     ] {
         let body = format!(r#"{{"type":"error","error":{{"type":"{kind}","message":"{message}"}}}}"#);
         for (model, ..) in MODELS {
@@ -102,7 +106,7 @@ async fn rejected_key_is_an_auth_error_in_each_format() {
         let reply = Reply::json(401, &body);
         let (_, answer) = exchange(&Endpoint::opencode(), model, Request::prompt("Hallo"), reply).await;
         let error = answer.unwrap_err();
-        assert_eq!((error.kind, error.retryable), (ErrorKind::Auth, false), "{error}");
+        assert_eq!((error.kind, error.retryable), (ProviderErrorKind::Auth, false), "{error}");
         assert!(!format!("{error:?}").contains(KEY));
     }
 }

@@ -6,7 +6,7 @@ use futures_util::StreamExt;
 use omni_agent::{
     message::{Content, History, Message, ProviderItem, Timestamp, ToolResult, ToolUse},
     provider::{
-        CacheHint, Effort, ErrorKind, Options, Request, ThinkingMode, ToolChoice,
+        CacheHint, Effort, Options, ProviderErrorKind, Request, ThinkingMode, ToolChoice,
         http::{Endpoint, OpenRouter, RoutingSort},
     },
     testing::internals::Fold,
@@ -109,7 +109,7 @@ async fn application_name_is_shown_in_errors_and_must_be_a_valid_header() {
     let server = Server::start([refused()]).await;
     let error = model(&named("My\napplication"), CLAUDE, &server).generate(Request::prompt("Hallo")).await;
     let error = error.unwrap_err();
-    assert!(error.kind == ErrorKind::InvalidRequest && error.message.contains("x-title"), "{error}");
+    assert!(error.kind == ProviderErrorKind::InvalidRequest && error.message.contains("x-title"), "{error}");
     assert!(server.received().is_empty());
 }
 
@@ -299,7 +299,7 @@ async fn error_inside_a_started_answer_is_an_error() {
         let reply = Reply::sse().piece(format!("{begun}{end}data: [DONE]\n\n"));
         let (_, answer) = exchange(&Endpoint::openrouter(), CLAUDE, Request::prompt("Hallo"), reply).await;
         let error = answer.unwrap_err();
-        assert_eq!((error.kind, error.retryable), (ErrorKind::Service, true), "{error}");
+        assert_eq!((error.kind, error.retryable), (ProviderErrorKind::Service, true), "{error}");
         assert!(error.message.contains(says), "{error}");
     }
 }

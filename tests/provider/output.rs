@@ -2,7 +2,7 @@
 
 use omni_agent::{
     message::{Message, Usage},
-    provider::{ErrorKind, Options, OutputSchema, Request, StopReason},
+    provider::{Options, OutputSchema, ProviderErrorKind, Request, StopReason},
     testing::{ScriptedProvider, Step},
     tool::Schema,
 };
@@ -48,7 +48,7 @@ async fn generate_as_after_the_last_retry_is_an_error_with_the_answer() {
     let provider = ScriptedProvider::new((0..3).map(|_| answering("Four")));
     let request = Request::prompt("An even number?").with_options(Options::default().with_output_retries(2));
     let error = provider.model().generate_as::<Even>(request).await.unwrap_err();
-    assert_eq!((error.kind, error.body.as_deref()), (ErrorKind::Output, Some("Four")));
+    assert_eq!((error.kind, error.body.as_deref()), (ProviderErrorKind::Output, Some("Four")));
     assert!(error.message.contains("not JSON") && !error.retryable, "{error:?}");
     assert_eq!(provider.steps_left(), 0);
 }
@@ -59,7 +59,7 @@ async fn generate_as_does_not_retry_an_answer_that_was_cut_or_uses_tools() {
     for (step, words) in [(cut, "length"), (Step::tool_use("a", "look", json!({})), "tools")] {
         let provider = ScriptedProvider::new([step]);
         let error = provider.model().generate_as::<Even>(Request::prompt("Hi")).await.unwrap_err();
-        assert!(error.kind == ErrorKind::Output && error.message.contains(words), "{error:?}");
+        assert!(error.kind == ProviderErrorKind::Output && error.message.contains(words), "{error:?}");
     }
 }
 
@@ -88,5 +88,5 @@ async fn generate_as_of_a_type_without_a_usable_schema_sends_nothing() {
     }
     let provider = ScriptedProvider::new([]);
     let error = provider.model().generate_as::<Odd>(Request::prompt("Hi")).await.map(drop).unwrap_err();
-    assert_eq!((error.kind, provider.requests().len()), (ErrorKind::InvalidRequest, 0));
+    assert_eq!((error.kind, provider.requests().len()), (ProviderErrorKind::InvalidRequest, 0));
 }

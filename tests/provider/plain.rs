@@ -5,8 +5,8 @@
 
 use futures_util::StreamExt;
 use omni_agent::provider::{
-    BlockStart, Delta, DeltaStream, ErrorKind, Part, Provider, ProviderError, Request, RequestContext,
-    StopReason,
+    BlockStart, Delta, DeltaStream, Part, Provider, ProviderError, ProviderErrorKind, Request,
+    RequestContext, StopReason,
     dialect::{Decoder, Dialect, Encoded, Frame, Framing},
     http::Endpoint,
 };
@@ -41,11 +41,11 @@ impl Dialect for Plain {
 
     fn error(&self, status: u16, body: &str) -> ProviderError {
         let kind = match status {
-            401 => ErrorKind::Auth,
-            429 => ErrorKind::RateLimit,
-            529 => ErrorKind::Overloaded,
-            200 | 500.. => ErrorKind::Service,
-            _ => ErrorKind::InvalidRequest,
+            401 => ProviderErrorKind::Auth,
+            429 => ProviderErrorKind::RateLimit,
+            529 => ProviderErrorKind::Overloaded,
+            200 | 500.. => ProviderErrorKind::Service,
+            _ => ProviderErrorKind::InvalidRequest,
         };
         ProviderError::new(kind, format!("it said {body}")).with_status(status).with_body(body)
     }
@@ -59,7 +59,9 @@ struct PlainDecoder {
 impl Decoder for PlainDecoder {
     fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
         let value: Value = serde_json::from_str(frame.data).map_err(|error| {
-            ProviderError::new(ErrorKind::Decoding, "no JSON").with_body(frame.data).with_source(error)
+            ProviderError::new(ProviderErrorKind::Decoding, "no JSON")
+                .with_body(frame.data)
+                .with_source(error)
         })?;
         if let Some(text) = value["text"].as_str() {
             if !std::mem::replace(&mut self.started, true) {
@@ -73,7 +75,7 @@ impl Decoder for PlainDecoder {
         }
         match value["error"].as_str() {
             // `with_body` shortens the text to the limit for error bodies.
-            Some(error) => Err(ProviderError::new(ErrorKind::Service, error.to_owned())
+            Some(error) => Err(ProviderError::new(ProviderErrorKind::Service, error.to_owned())
                 .with_body(error)
                 .with_source(std::io::Error::other(error.to_owned()))),
             None => Ok(()),
@@ -88,7 +90,7 @@ impl Decoder for PlainDecoder {
         if self.done {
             return Ok(());
         }
-        Err(ProviderError::new(ErrorKind::Truncated, "the answer ended without its end"))
+        Err(ProviderError::new(ProviderErrorKind::Truncated, "the answer ended without its end"))
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use omni_agent::{
     message::ToolUse,
-    provider::{ErrorKind, Options, Provider, ProviderError, Request, RequestContext, RetryPolicy},
+    provider::{Options, Provider, ProviderError, ProviderErrorKind, Request, RequestContext, RetryPolicy},
     testing::{ScriptedProvider, Step},
     tool::Decision,
 };
@@ -34,11 +34,11 @@ fn ask(
 
 #[tokio::test(start_paused = true)]
 async fn failure_after_a_question_is_not_retried() {
-    let overloaded = || ProviderError::new(ErrorKind::Overloaded, "later");
+    let overloaded = || ProviderError::new(ProviderErrorKind::Overloaded, "later");
     let first = Step::new().decide(question()).fail(overloaded());
     let (provider, mut stream) = ask([first, Step::text("again")], Options::default(), Duration::ZERO);
     let error = stream.next().await.unwrap().unwrap_err();
-    assert_eq!(error.kind, ErrorKind::Overloaded);
+    assert_eq!(error.kind, ProviderErrorKind::Overloaded);
     assert_eq!(provider.requests().len(), 1, "the service may have run the tool already");
 }
 
@@ -58,7 +58,7 @@ async fn total_timeout_continues_after_the_decision() {
     let script = [Step::new().decide(question()).hang(), Step::new()];
     let options = Options::default().with_timeout(Duration::from_secs(10));
     let (_, mut stream) = ask(script, options, Duration::from_secs(15));
-    assert_eq!(stream.next().await.unwrap().unwrap_err().kind, ErrorKind::Timeout);
+    assert_eq!(stream.next().await.unwrap().unwrap_err().kind, ProviderErrorKind::Timeout);
 }
 
 #[tokio::test(start_paused = true)]

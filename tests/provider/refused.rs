@@ -4,7 +4,7 @@
 
 use omni_agent::{
     message::{Attachment, Content, History, Message},
-    provider::{ErrorKind, Model, ProviderError, Request},
+    provider::{Model, ProviderError, ProviderErrorKind, Request},
 };
 
 use crate::{
@@ -21,7 +21,7 @@ async fn refused(wire: Wire, request: Request) -> ProviderError {
     let error = model.generate(request).await.unwrap_err();
     assert!(server.received().is_empty(), "{wire:?}");
     assert_eq!(previewed.message, error.message);
-    assert_eq!((error.kind, error.retryable), (ErrorKind::InvalidRequest, false), "{wire:?} {error}");
+    assert_eq!((error.kind, error.retryable), (ProviderErrorKind::InvalidRequest, false), "{wire:?} {error}");
     error
 }
 

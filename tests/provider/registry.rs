@@ -8,8 +8,8 @@ use std::sync::{
 use async_trait::async_trait;
 use omni_agent::{
     provider::{
-        Catalogue, DeltaStream, ErrorKind, Model, ModelInfo, Options, Provider, ProviderError, Registry,
-        RegistryError, Request, RequestContext, Secret,
+        Catalogue, DeltaStream, Model, ModelInfo, Options, Provider, ProviderError, ProviderErrorKind,
+        Registry, RegistryError, Request, RequestContext, Secret,
     },
     testing::{ScriptedProvider, Step},
 };
@@ -147,7 +147,7 @@ async fn key_function_is_called_at_each_attempt() {
         n => Some(format!("key-{n}").into()),
     };
     let (asked, model) = Asked::registry(|registry| registry.with_key_from("test", next));
-    asked.0.push(Step::error(ProviderError::new(ErrorKind::Overloaded, "later")));
+    asked.0.push(Step::error(ProviderError::new(ProviderErrorKind::Overloaded, "later")));
     model.generate(Request::prompt("Hi")).await.unwrap();
     let keys: Vec<_> = asked.0.requests().iter().map(|request| request.options.api_key().cloned()).collect();
     assert_eq!(keys, [Some("key-0".into()), Some("key-1".into())]);

@@ -3,7 +3,7 @@
 use omni_agent::{
     message::{Content, Usage},
     provider::{
-        Completion, Delta, ErrorKind, Part, Request, StopReason,
+        Completion, Delta, Part, ProviderErrorKind, Request, StopReason,
         dialect::{Dialect, Frame, OpenAiResponses},
     },
     testing::internals::Fold,
@@ -266,7 +266,7 @@ fn decode_call_without_an_id_uses_the_item_id_and_without_a_name_fails() {
     let only = json!({"id": "fc_1", "type": "function_call", "name": "f", "arguments": "{}"});
     assert_eq!(calls(&answer(&[completed(json!([only]))]))[0].0, "fc_1");
     let error = decode(&[args("fc_1", "{}"), completed(json!([]))]).unwrap_err();
-    assert_eq!(error.kind, ErrorKind::Decoding);
+    assert_eq!(error.kind, ProviderErrorKind::Decoding);
     assert!(error.message.contains("has no name"), "{error}");
 }
 
@@ -513,7 +513,7 @@ fn decode_endless_items_parts_and_early_arguments_are_an_error() {
         ),
         flood(|n| added(n, json!({"id": format!("{n}{big}"), "type": "message"})), 70),
     ] {
-        assert_eq!(error.kind, ErrorKind::Decoding);
+        assert_eq!(error.kind, ProviderErrorKind::Decoding);
         assert!(error.message.contains("more than") || error.message.contains("longer than"), "{error}");
     }
 }

@@ -3,7 +3,7 @@
 use omni_agent::{
     message::{Attachment, Content, History, Message, ProviderItem, Text, Thinking, ToolResult, ToolUse},
     provider::{
-        CacheHint, Effort, ErrorKind, Options, OutputSchema, Request, ThinkingMode, ToolChoice,
+        CacheHint, Effort, Options, OutputSchema, ProviderErrorKind, Request, ThinkingMode, ToolChoice,
         UnsupportedAttachment,
         dialect::{Dialect, EffortWords, OpenAiResponses, OutputSupport, ReasoningItems},
     },
@@ -381,7 +381,7 @@ fn encode_unsupported_file_is_an_error_or_a_placeholder() {
         let message = if by_model { Message::assistant } else { Message::user };
         let request = Request::new(History::from_iter([message(vec![attachment])]));
         let format = OpenAiResponses::default();
-        assert_eq!(format.encode(&request).unwrap_err().kind, ErrorKind::Unsupported);
+        assert_eq!(format.encode(&request).unwrap_err().kind, ProviderErrorKind::Unsupported);
         let options = Options::default().with_unsupported_attachment(UnsupportedAttachment::Placeholder);
         let body = encode(&format, &request.with_options(options));
         assert!(body["input"][0]["content"].to_string().contains("[attachment"), "{body}");

@@ -1,5 +1,5 @@
 use omni_agent::provider::{
-    ErrorKind::{self, *},
+    ProviderErrorKind::{self, *},
     Request,
     dialect::{Dialect, Frame, OpenAiResponses},
 };
@@ -10,7 +10,7 @@ use crate::responses::{added, created, decode, delta, done, message};
 #[rustfmt::skip] // one line per case
 /// Error replies: the status, the body, the expected kind, whether a retry can help, and a part of the message.
 /// Sources: <https://platform.openai.com/docs/guides/error-codes>, and llama.cpp's server.
-const BODIES: &[(u16, &str, ErrorKind, bool, &str)] = &[
+const BODIES: &[(u16, &str, ProviderErrorKind, bool, &str)] = &[
     (401, r#"{"error":{"message":"Incorrect API key provided: sk-x.","type":"invalid_request_error","param":null,"code":"invalid_api_key"}}"#, Auth, false, "Incorrect"),
     (403, r#"{"error":{"message":"Country, region, or territory not supported","type":"request_forbidden","code":"unsupported_country_region_territory"}}"#, Auth, false, "Country"),
     (429, r#"{"error":{"message":"You exceeded your current quota","type":"insufficient_quota","param":null,"code":"insufficient_quota"}}"#, Quota, false, "exceeded"),
@@ -40,7 +40,7 @@ fn error_bodies_map_to_their_kind() {
 /// Errors inside an answer: the code, the message, the expected kind, and whether a retry can help. The codes are those
 /// in <https://platform.openai.com/docs/api-reference/responses/object#responses/object-error>, and undocumented codes
 /// that the service sends.
-const CODES: &[(&str, &str, ErrorKind, bool)] = &[
+const CODES: &[(&str, &str, ProviderErrorKind, bool)] = &[
     ("server_error", "The model failed to generate a response.", Service, true),
     ("rate_limit_exceeded", "Rate limit reached for m in organization o: please try again in 2s.", RateLimit, true),
     ("insufficient_quota", "You exceeded your current quota.", Quota, false),
@@ -166,7 +166,7 @@ fn events_that_violate_the_format_are_decoding_errors() {
 fn unfinished_response_is_truncated() {
     for status in ["queued", "in_progress"] {
         let whole = json!({"object": "response", "id": "r", "status": status, "output": []});
-        assert_eq!(decode(&[whole]).unwrap_err().kind, ErrorKind::Truncated, "{status}");
+        assert_eq!(decode(&[whole]).unwrap_err().kind, ProviderErrorKind::Truncated, "{status}");
     }
 }
 
@@ -177,7 +177,7 @@ fn error_about_summaries_explains_how_to_disable_them() {
         "type": "invalid_request_error", "param": "reasoning.summary", "code": "unsupported_value"}})
         .to_string();
     let error = OpenAiResponses::openai().error(400, &body);
-    assert_eq!(error.kind, ErrorKind::InvalidRequest);
+    assert_eq!(error.kind, ProviderErrorKind::InvalidRequest);
     assert!(
         error.message.starts_with("Your organization must") && error.message.contains("without_summaries()")
     );
@@ -195,6 +195,6 @@ fn decode_events_named_message_are_identified_by_their_data() {
         decoder.end(&mut deltas)
     };
     let error = json!({"error": {"type": "invalid_request_error", "message": "prompt is too long"}});
-    assert_eq!(decode(error).unwrap_err().kind, ErrorKind::ContextTooLong);
+    assert_eq!(decode(error).unwrap_err().kind, ProviderErrorKind::ContextTooLong);
     decode(json!({"object": "response", "status": "completed", "output": []})).unwrap();
 }

@@ -3,7 +3,7 @@
 use omni_agent::{
     message::{History, Message, Timestamp},
     provider::{
-        ErrorKind, Request,
+        ProviderErrorKind, Request,
         dialect::{Dialect, Frame, OpenAiResponses},
     },
     testing::internals::Fold,
@@ -113,7 +113,7 @@ proptest! {
         let event = json!({"type": "error", "code": code, "message": message}).to_string();
         let error = OpenAiResponses::default().decoder(&Request::default()).decode(Frame::new("", &event), &mut Vec::new());
         let error = error.unwrap_err();
-        prop_assert!(error.kind != ErrorKind::Decoding);
+        prop_assert!(error.kind != ProviderErrorKind::Decoding);
         prop_assert!(message.trim().is_empty() || error.message.contains(message.trim()));
     }
 

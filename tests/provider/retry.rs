@@ -15,8 +15,8 @@ use async_trait::async_trait;
 use futures_core::Stream;
 use futures_util::{FutureExt, StreamExt, future::ready, stream};
 use omni_agent::provider::{
-    BlockStart, Delta, DeltaStream, ErrorKind, MessageDelta, Model, Options, Part, Provider, ProviderError,
-    Request, RequestContext, RetryPolicy, StopReason,
+    BlockStart, Delta, DeltaStream, MessageDelta, Model, Options, Part, Provider, ProviderError,
+    ProviderErrorKind, Request, RequestContext, RetryPolicy, StopReason,
 };
 use proptest::prelude::*;
 use tokio::time::Instant;
@@ -110,16 +110,16 @@ fn good() -> Try {
     Try::Answer(vec![Ok(model()), Ok(start()), Ok(text("hi")), Ok(stop())])
 }
 
-fn error(kind: ErrorKind) -> ProviderError {
+fn error(kind: ProviderErrorKind) -> ProviderError {
     ProviderError::new(kind, "scripted")
 }
 
 fn overloaded() -> Try {
-    Try::Refuse(error(ErrorKind::Overloaded))
+    Try::Refuse(error(ProviderErrorKind::Overloaded))
 }
 
 fn limited(wait: Duration) -> ProviderError {
-    error(ErrorKind::RateLimit).with_retry_after(Some(wait))
+    error(ProviderErrorKind::RateLimit).with_retry_after(Some(wait))
 }
 
 fn stream_of(provider: &Arc<Scripted>, options: Options) -> DeltaStream {
@@ -163,7 +163,7 @@ async fn transient_failures_are_retried_with_growing_waits() {
 
 #[tokio::test(start_paused = true)]
 async fn failures_beyond_the_limit_return_the_last_error() {
-    let last = error(ErrorKind::Service);
+    let last = error(ProviderErrorKind::Service);
     let provider = Scripted::new([overloaded(), overloaded(), Try::Refuse(last.clone())]);
     assert_eq!(run_plain(&provider).await, [Err(last)]);
     assert_eq!(provider.requests(), 3);
@@ -237,11 +237,11 @@ async fn retry_after_above_the_limit_is_reported_without_waiting() {
 #[tokio::test(start_paused = true)]
 async fn final_failures_are_reported_immediately() {
     for error in [
-        error(ErrorKind::Auth),
-        error(ErrorKind::Quota),
-        error(ErrorKind::InvalidRequest),
-        error(ErrorKind::Decoding),
-        error(ErrorKind::Overloaded).with_retryable(false),
+        error(ProviderErrorKind::Auth),
+        error(ProviderErrorKind::Quota),
+        error(ProviderErrorKind::InvalidRequest),
+        error(ProviderErrorKind::Decoding),
+        error(ProviderErrorKind::Overloaded).with_retryable(false),
         limited(Duration::from_secs(1)).with_retryable(false),
     ] {
         let provider = Scripted::new([Try::Refuse(error.clone())]);
@@ -255,7 +255,7 @@ async fn final_failures_are_reported_immediately() {
 async fn max_retries_of_the_request_overrides_the_policy() {
     let provider = Scripted::new([overloaded()]);
     let options = Options::default().with_max_retries(0);
-    assert_eq!(run(&provider, options).await, [Err(error(ErrorKind::Overloaded))]);
+    assert_eq!(run(&provider, options).await, [Err(error(ProviderErrorKind::Overloaded))]);
 
     let provider = Scripted::new((0..4).map(|_| overloaded()).chain([good()]));
     let options = Options::default().with_max_retries(4);
@@ -264,7 +264,7 @@ async fn max_retries_of_the_request_overrides_the_policy() {
 
 #[tokio::test(start_paused = true)]
 async fn failure_after_content_is_not_retried() {
-    let broken = error(ErrorKind::Truncated);
+    let broken = error(ProviderErrorKind::Truncated);
     let provider = Scripted::new([Try::Answer(vec![Ok(start()), Err(broken.clone()), Ok(text("never"))])]);
     assert_eq!(run_plain(&provider).await, [Ok(start()), Err(broken)]);
     assert_eq!((provider.requests(), provider.open()), (1, 0));
@@ -272,7 +272,8 @@ async fn failure_after_content_is_not_retried() {
 
 #[tokio::test(start_paused = true)]
 async fn failure_after_message_data_is_retried_and_the_data_dropped() {
-    let provider = Scripted::new([Try::Answer(vec![Ok(model()), Err(error(ErrorKind::Transport))]), good()]);
+    let provider =
+        Scripted::new([Try::Answer(vec![Ok(model()), Err(error(ProviderErrorKind::Transport))]), good()]);
     assert_eq!(run_plain(&provider).await, good_items());
 }
 
@@ -281,7 +282,7 @@ async fn end_before_the_answer_began_is_retried_as_truncated() {
     let provider = Scripted::new([Try::Answer(vec![Ok(model())]), Try::Answer(vec![]), Try::Answer(vec![])]);
     let items = run_plain(&provider).await;
     assert_eq!(items.len(), 1);
-    assert_eq!(items[0].as_ref().unwrap_err().kind, ErrorKind::Truncated);
+    assert_eq!(items[0].as_ref().unwrap_err().kind, ProviderErrorKind::Truncated);
     assert_eq!(provider.requests(), 3);
 }
 
@@ -306,7 +307,7 @@ async fn total_timeout_ends_a_hanging_request() {
         let begin = Instant::now();
         let items = run(&provider, Options::default().with_timeout(timeout)).await;
         let error = items.last().unwrap().as_ref().unwrap_err();
-        assert_eq!(error.kind, ErrorKind::Timeout);
+        assert_eq!(error.kind, ProviderErrorKind::Timeout);
         assert!(error.message.contains("7s") && error.message.contains("total"), "{error}");
         assert_eq!((begin.elapsed(), provider.open()), (timeout, 0));
     }
@@ -318,7 +319,7 @@ async fn total_timeout_counts_from_the_first_request() {
     let provider = Scripted::new([retried, Try::Hang]);
     let begin = Instant::now();
     let items = run(&provider, Options::default().with_timeout(Duration::from_secs(7))).await;
-    assert_eq!(items[0].as_ref().unwrap_err().kind, ErrorKind::Timeout);
+    assert_eq!(items[0].as_ref().unwrap_err().kind, ProviderErrorKind::Timeout);
     assert_eq!((provider.requests(), begin.elapsed().as_secs()), (2, 7));
 }
 
@@ -377,7 +378,10 @@ async fn model_with_a_retry_policy_retries_by_it() {
     let provider = Scripted::new([overloaded()]);
     let never = RetryPolicy::default().with_max_retries(0);
     let model = Model::new(provider, "m").with_retry_policy(never);
-    assert_eq!(model.generate(Request::prompt("hello")).await.unwrap_err().kind, ErrorKind::Overloaded);
+    assert_eq!(
+        model.generate(Request::prompt("hello")).await.unwrap_err().kind,
+        ProviderErrorKind::Overloaded
+    );
 }
 
 #[test]
@@ -395,7 +399,7 @@ proptest! {
             .with_max_retries(max_retries)
             .with_base_delay(Duration::from_millis(base))
             .with_max_delay(Duration::from_millis(most));
-        match policy.delay(retry, &error(ErrorKind::Service)) {
+        match policy.delay(retry, &error(ProviderErrorKind::Service)) {
             None => prop_assert!(retry >= max_retries),
             Some(wait) => {
                 prop_assert!(retry < max_retries);
@@ -409,6 +413,6 @@ proptest! {
 #[test]
 fn delay_has_jitter() {
     let delays: std::collections::BTreeSet<_> =
-        (0..32).map(|_| RetryPolicy::default().delay(0, &error(ErrorKind::Service))).collect();
+        (0..32).map(|_| RetryPolicy::default().delay(0, &error(ProviderErrorKind::Service))).collect();
     assert!(delays.len() > 16, "{delays:?}");
 }

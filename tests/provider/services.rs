@@ -7,7 +7,8 @@ use std::{sync::Arc, time::Duration};
 use futures_util::StreamExt;
 use omni_agent::{
     provider::{
-        Delta, ErrorKind, Model, Options, Part, Provider, ProviderError, Registry, Request, StopReason,
+        Delta, Model, Options, Part, Provider, ProviderError, ProviderErrorKind, Registry, Request,
+        StopReason,
         dialect::{AnthropicMessages, ChatCompletions, Dialect, OpenAiResponses},
         http::Endpoint,
     },
@@ -186,7 +187,7 @@ async fn answer_interrupted_anywhere_is_truncated() {
             let (text, error) =
                 broken(endpoint.clone(), reply(&endpoint).piece(body.as_bytes()[..end].to_vec())).await;
             assert!("Grüß dich".starts_with(&text));
-            assert_eq!((error.kind, error.retryable), (ErrorKind::Truncated, true), "{end}: {error}");
+            assert_eq!((error.kind, error.retryable), (ProviderErrorKind::Truncated, true), "{end}: {error}");
         }
     }
 }
@@ -206,7 +207,7 @@ async fn error_inside_the_stream_follows_the_text_before_it() {
         let reply = reply.piece(&body[..begin]).piece(format!("{before}{error_event}{end}"));
         let (text, error) = broken(endpoint, reply).await;
         assert_eq!(text, "Grüß");
-        assert!(matches!(error.kind, ErrorKind::Overloaded | ErrorKind::Service), "{error}");
+        assert!(matches!(error.kind, ProviderErrorKind::Overloaded | ProviderErrorKind::Service), "{error}");
         assert!(error.retryable && error.message.contains("Overloaded"));
         assert_eq!(error.request_id.as_deref(), Some("r7"));
     }
@@ -226,7 +227,7 @@ async fn wrong_key_is_an_auth_error_without_the_key() {
         format!(r#"{{"error":{{"type":"authentication_error","message":"invalid x-api-key: {KEY}"}}}}"#);
     for (endpoint, _, _) in services() {
         let (_, error) = broken(endpoint, Reply::json(401, &body)).await;
-        assert_eq!((error.kind, error.status, error.retryable), (ErrorKind::Auth, Some(401), false));
+        assert_eq!((error.kind, error.status, error.retryable), (ProviderErrorKind::Auth, Some(401), false));
         assert!(error.message.contains("invalid x-api-key: [secret]"), "{error}");
         assert!(!format!("{error:?}").contains("topsecret"));
     }
@@ -252,7 +253,10 @@ async fn rate_limit_with_a_long_wait_is_reported_without_waiting() {
         let reply = Reply::json(429, r#"{"error":{"message":"slow down"}}"#).header("retry-after", "3600");
         let server = Server::start([reply]).await;
         let error = model(endpoint, &server).generate(Request::prompt("Hallo")).await.unwrap_err();
-        assert_eq!((error.kind, error.retry_after), (ErrorKind::RateLimit, Some(Duration::from_hours(1))));
+        assert_eq!(
+            (error.kind, error.retry_after),
+            (ProviderErrorKind::RateLimit, Some(Duration::from_hours(1)))
+        );
     }
 }
 
@@ -292,7 +296,7 @@ async fn google_answer_or_error_in_a_list_is_read() {
     let model = model(Endpoint::google(), &server);
     assert_eq!(model.generate(once()).await.unwrap().message.text(), "Hi");
     let error = model.generate(once()).await.unwrap_err();
-    assert_eq!((error.kind, &*error.message), (ErrorKind::Overloaded, "Overloaded"));
+    assert_eq!((error.kind, &*error.message), (ProviderErrorKind::Overloaded, "Overloaded"));
 }
 
 #[test]
@@ -320,7 +324,7 @@ fn ollama_host_is_interpreted_like_ollama_does() {
 async fn ollama_host_with_a_password_is_rejected() {
     let model = Model::new(Arc::new(Endpoint::ollama_at("http://user:pw@127.0.0.1")), "some-model");
     let error = model.generate(once()).await.unwrap_err();
-    assert_eq!(error.kind, ErrorKind::InvalidRequest, "{error}");
+    assert_eq!(error.kind, ProviderErrorKind::InvalidRequest, "{error}");
     assert!(!error.to_string().contains("pw"), "{error}");
 }
 

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-use omni_agent::provider::{ErrorKind, StopReason};
+use omni_agent::provider::{ProviderErrorKind, StopReason};
 
 use crate::wires::Wire;
 
@@ -58,7 +58,7 @@ async fn event_that_reports_a_failure_in_a_known_shape_is_an_error() {
                 let events = [begun, vec![report.to_owned()]].concat();
                 let body: String = events.iter().map(|event| wire.frame(event)).collect();
                 let error = wire.answer(&body).await.unwrap_err();
-                assert_eq!(error.kind, ErrorKind::ContextTooLong, "{wire:?} {report}: {error}");
+                assert_eq!(error.kind, ProviderErrorKind::ContextTooLong, "{wire:?} {report}: {error}");
             }
         }
     }
@@ -90,7 +90,7 @@ async fn error_inside_a_started_answer_is_found_one_level_deeper_in_every_format
             let events = [begun, vec![event.clone()]].concat();
             let body: String = events.iter().map(|event| wire.frame(event)).collect();
             let error = wire.answer(&body).await.unwrap_err();
-            assert_eq!(error.kind, ErrorKind::ContextTooLong, "{wire:?} {event}: {error}");
+            assert_eq!(error.kind, ProviderErrorKind::ContextTooLong, "{wire:?} {event}: {error}");
             assert_eq!(error.message, "prompt is too long", "{wire:?} {event}");
         }
     }
@@ -101,14 +101,14 @@ async fn stream_of_one_object_that_is_not_an_answer_is_a_decoding_error_that_sho
     for wire in [Wire::Chat, Wire::Gemini, Wire::Ollama] {
         let detail = wire.frame(r#"{"detail":"You shall not pass"}"#);
         let error = wire.answer(&format!("\n{detail}")).await.unwrap_err();
-        assert_eq!((error.kind, error.retryable), (ErrorKind::Decoding, false), "{wire:?}: {error}");
+        assert_eq!((error.kind, error.retryable), (ProviderErrorKind::Decoding, false), "{wire:?}: {error}");
         assert!(error.message.contains("You shall not pass"), "{wire:?}: {error}");
         // If the answer had already begun, it counts as truncated.
         let begun = wire.frame(&wire.text(&["Hel"])[0]);
         let error = wire.answer(&(begun + &detail)).await.unwrap_err();
-        assert_eq!((error.kind, error.retryable), (ErrorKind::Truncated, true), "{wire:?}: {error}");
+        assert_eq!((error.kind, error.retryable), (ProviderErrorKind::Truncated, true), "{wire:?}: {error}");
         let error = wire.answer(&wire.frame(r#"{"type":"ping"}"#)).await.unwrap_err();
-        assert_eq!((error.kind, error.retryable), (ErrorKind::Truncated, true), "{wire:?}: {error}");
+        assert_eq!((error.kind, error.retryable), (ProviderErrorKind::Truncated, true), "{wire:?}: {error}");
     }
 }
 
@@ -128,7 +128,11 @@ async fn event_with_an_unknown_name_and_no_json_is_skipped_in_every_format() {
         // If the event has no name or the default name, it is part of the format, so its data is malformed.
         for name in ["", "event: message\n"] {
             let body = format!("{name}data: still here\n\n{}", wire.body(&wire.text(&["Hello"])));
-            assert_eq!(wire.answer(&body).await.unwrap_err().kind, ErrorKind::Decoding, "{wire:?} {name}");
+            assert_eq!(
+                wire.answer(&body).await.unwrap_err().kind,
+                ProviderErrorKind::Decoding,
+                "{wire:?} {name}"
+            );
         }
     }
 }
@@ -145,7 +149,7 @@ async fn event_with_an_unknown_name_and_content_is_read() {
     for wire in [Wire::Chat, Wire::Gemini] {
         let cut = wire.text(&["Hello"]).remove(0);
         let body = format!("event: chunk\ndata: {}\n\n{}", &cut[..cut.len() - 4], wire.body(&[]));
-        assert_eq!(wire.answer(&body).await.unwrap_err().kind, ErrorKind::Decoding, "{wire:?}");
+        assert_eq!(wire.answer(&body).await.unwrap_err().kind, ProviderErrorKind::Decoding, "{wire:?}");
     }
 }
 

@@ -104,7 +104,7 @@ async fn chat_stream_cut_before_its_usage_gives_a_warning() {
     }
     // Two further cases: a stream that ends within the usage chunk, and an answer that was not streamed.
     let cut = [wire.frame(&text), wire.frame(&finish), format!("event: x\ndata: {}", &usage[..9])].concat();
-    assert_eq!(wire.answer(&cut).await.unwrap_err().kind, omni_agent::provider::ErrorKind::Truncated);
+    assert_eq!(wire.answer(&cut).await.unwrap_err().kind, omni_agent::provider::ProviderErrorKind::Truncated);
     let whole = r#"{"choices":[{"message":{"content":"Hello"},"finish_reason":"stop"}]}"#;
     assert_eq!(wire.answer(whole).await.unwrap().warnings, [""; 0]);
 }

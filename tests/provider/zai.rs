@@ -4,7 +4,9 @@
 
 use omni_agent::{
     message::{Attachment, Content, History, Message, Thinking, ToolResult, ToolUse},
-    provider::{Effort, ErrorKind, Options, Request, StopReason, ThinkingMode, ToolChoice, http::Endpoint},
+    provider::{
+        Effort, Options, ProviderErrorKind, Request, StopReason, ThinkingMode, ToolChoice, http::Endpoint,
+    },
 };
 use serde_json::{Value, json};
 
@@ -134,7 +136,7 @@ async fn files_are_sent_by_url() {
     let error =
         omni_agent::provider::Model::new(std::sync::Arc::new(chat), "glm-4.6v").generate(request).await;
     let error = error.unwrap_err();
-    assert_eq!(error.kind, ErrorKind::Unsupported);
+    assert_eq!(error.kind, ProviderErrorKind::Unsupported);
     assert!(error.message.contains("send the URL"), "{error}");
 }
 
@@ -164,5 +166,5 @@ async fn finish_reasons_of_the_service_are_mapped() {
     assert_eq!(ended("sensitive").await, Ok(StopReason::Refusal));
     assert_eq!(ended("model_context_window_exceeded").await, Ok(StopReason::ContextLength));
     let error = ended("network_error").await.unwrap_err();
-    assert_eq!((error.kind, error.retryable), (ErrorKind::Service, true), "{error}");
+    assert_eq!((error.kind, error.retryable), (ProviderErrorKind::Service, true), "{error}");
 }

@@ -3,7 +3,7 @@
 use std::fs;
 
 use omni_agent::{
-    provider::{ErrorKind, Request},
+    provider::{ProviderErrorKind, Request},
     testing::{Recorded, Recording, ScriptedProvider, Step},
 };
 
@@ -14,7 +14,7 @@ async fn file_that_does_not_exist_fails_the_request_with_advice() {
     let folder = Folder::new();
     let path = folder.file("absent.jsonl");
     let error = refused(&replay(&path).model("small"), Request::prompt("Hi")).await;
-    assert_eq!(error.kind, ErrorKind::InvalidRequest);
+    assert_eq!(error.kind, ProviderErrorKind::InvalidRequest);
     let text = format!("the recording {} does not exist; record it with OMNI_RECORD=record", path.display());
     assert_eq!(error.message, text);
     assert_eq!(replay(&path).unused().unwrap_err().message, text);

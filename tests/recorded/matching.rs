@@ -5,7 +5,7 @@ use std::fs;
 use omni_agent::{
     Agent,
     message::{Attachment, Content, History, Message, MessageId},
-    provider::{ErrorKind, Options, Request},
+    provider::{Options, ProviderErrorKind, Request},
     testing::{Gate, Recorded, Recording, ScriptedProvider, Step},
     tool_fn,
 };
@@ -27,7 +27,7 @@ async fn changed_request_fails_and_shows_the_nearest_request_and_the_first_diffe
     deltas(&recorded, Request::prompt("Say hello.")).await;
 
     let error = refused(&replay(&path).model("small"), ask("Sweden")).await;
-    assert_eq!((error.kind, error.retryable), (ErrorKind::InvalidRequest, false));
+    assert_eq!((error.kind, error.retryable), (ProviderErrorKind::InvalidRequest, false));
     let path = path.display();
     assert_eq!(
         error.message,

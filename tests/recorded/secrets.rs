@@ -3,7 +3,7 @@
 use std::{env, fs, path::Path};
 
 use omni_agent::{
-    provider::{ErrorKind, Options, ProviderError, Request},
+    provider::{Options, ProviderError, ProviderErrorKind, Request},
     testing::Step,
 };
 
@@ -16,7 +16,7 @@ const HEADER: &str = "tenant-secret-42424242";
 async fn key_and_headers_of_a_request_are_never_written_even_if_a_text_contains_them() {
     let folder = Folder::new();
     let path = folder.file("secrets.jsonl");
-    let echo = ProviderError::new(ErrorKind::Auth, format!("no such key: {KEY}")).with_body(HEADER);
+    let echo = ProviderError::new(ProviderErrorKind::Auth, format!("no such key: {KEY}")).with_body(HEADER);
     let script = [Step::new().then_text([format!("Your key is {KEY}.")]).stop(), Step::error(echo)];
     let recorded = recording(script, &path).model("small");
     for prompt in [format!("My key is {KEY} and my header {HEADER}."), "Hello".to_owned()] {
@@ -35,8 +35,9 @@ async fn scrub_changes_every_text_before_it_is_written_and_compared() {
     let folder = Folder::new();
     let path = folder.file("scrubbed.jsonl");
     let scrub = |text: &str| text.replace("alice", "USER").replace("bob", "USER");
-    let script =
-        [Step::new().then_text(["Hello, alice."]).fail(ProviderError::new(ErrorKind::Service, "alice left"))];
+    let script = [Step::new()
+        .then_text(["Hello, alice."])
+        .fail(ProviderError::new(ProviderErrorKind::Service, "alice left"))];
     let recorded = recording(script, &path).scrub(scrub).model("small");
     let request = |user: &str| Request::prompt("Hi").with_system(format!("The home is /home/{user}."));
     let (streamed, _) = deltas(&recorded, request("alice")).await;

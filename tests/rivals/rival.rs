@@ -13,11 +13,10 @@ use std::{
 };
 
 use omni_agent::{
+    Error, ErrorKind,
     agent::Agent,
-    manager::{Manager, ManagerError, OpenOptions, Titles},
-    session::SessionError,
+    manager::{Manager, OpenOptions, Titles},
     store::{ConversationId, Owner, StoreError},
-    subscription::EndReason,
     testing::{ScriptedProvider, Step},
 };
 
@@ -72,8 +71,8 @@ async fn rival_process() {
         let id = conversations()[rand::random_range(0..conversations().len())].clone();
         match visit(&manager, &id, &name, opened).await {
             Ok(()) => {}
-            Err(ManagerError::OpenElsewhere { owner, .. }) => {
-                assert_ne!(owner.name, name, "the conversation is open here, not elsewhere");
+            Err(error) if error.kind() == ErrorKind::OpenElsewhere => {
+                assert_ne!(error.owner().unwrap().name, name, "the conversation is open here, not elsewhere");
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
             Err(error) if is_of_others(&error) => tell(&format!("failed {id} {error}")),
@@ -87,20 +86,18 @@ async fn rival_process() {
 
 /// Returns whether another rival may have caused the error, either because that rival was faster or because it is
 /// frozen and holds a lock.
-fn is_of_others(error: &ManagerError) -> bool {
-    match error {
-        ManagerError::Store(error) | ManagerError::Session(SessionError::Store(error)) => {
-            matches!(error, StoreError::Busy { .. } | StoreError::Unreachable { .. })
-        }
-        ManagerError::Session(SessionError::Ended(reason)) => *reason == EndReason::LostPlace,
+fn is_of_others(error: &Error) -> bool {
+    match error.kind() {
+        ErrorKind::StoreUnreachable => !matches!(error.store_error(), Some(StoreError::Full { .. })),
+        ErrorKind::Ended => error.member("reason") == Some(&"lost_place".into()),
         // Another rival has taken the conversation over, before the end of a run was stored.
-        ManagerError::Session(SessionError::Unsaved { nodes: 0, .. }) => true,
+        ErrorKind::Unsaved => error.member("nodes") == Some(&0.into()),
         _ => false,
     }
 }
 
 /// Opens a conversation, sends prompts, and prints which turns were saved.
-async fn visit(manager: &Manager, id: &ConversationId, name: &str, number: u64) -> Result<(), ManagerError> {
+async fn visit(manager: &Manager, id: &ConversationId, name: &str, number: u64) -> Result<(), Error> {
     let parrot = ScriptedProvider::from_fn(|request| {
         Step::text(format!("re: {}", request.history.last().map(|said| said.text()).unwrap_or_default()))
     });

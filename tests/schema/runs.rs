@@ -10,8 +10,8 @@ use omni_agent::{
     manager::{Manager, ManagerEvent, ManagerSnapshot, OpenOptions, Sweep, Titles},
     message::{Attachment, ProviderItem, ToolResult, ToolUse, TurnId, Usage},
     provider::{
-        BlockStart, CacheHint, Delta, Effort, ErrorKind, MessageDelta, Options, OutputSchema, ProviderError,
-        ToolChoice,
+        BlockStart, CacheHint, Delta, Effort, MessageDelta, Options, OutputSchema, ProviderError,
+        ProviderErrorKind, ToolChoice,
     },
     run::{Next, Prompt, Response, TurnRecord},
     session::{Mode, Session, SessionEvent, SessionSnapshot, SessionSubscription},
@@ -244,8 +244,9 @@ async fn steering() -> BTreeSet<String> {
 
 /// A cancelled run, failed runs of several kinds, and repeated requests.
 async fn failures() -> BTreeSet<String> {
-    let refused = ProviderError::new(ErrorKind::Auth, "No key.").with_status(401).with_body("{}");
-    let overloaded = ProviderError::new(ErrorKind::Overloaded, "Later.").with_retry_after(Some(SECOND));
+    let refused = ProviderError::new(ProviderErrorKind::Auth, "No key.").with_status(401).with_body("{}");
+    let overloaded =
+        ProviderError::new(ProviderErrorKind::Overloaded, "Later.").with_retry_after(Some(SECOND));
     let steps = [
         Step::new().usage(Usage::default().with_input(3)).then_text(["Half"]).hang(),
         Step::error(refused.with_request_id(Some("r1".to_owned()))),

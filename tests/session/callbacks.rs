@@ -3,9 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use omni_agent::{
+    Error, ErrorKind,
     agent::{Agent, State, Status, TurnDecision},
     run::Prompt,
-    session::{Mode, Session, SessionError, WeakSession},
+    session::{Mode, Session, WeakSession},
     store::{ConversationId, MemoryStore, Store},
     subscription::EndReason,
     testing::{Gate, ScriptedProvider, Step},
@@ -21,7 +22,7 @@ fn session_of(state: &State) -> Option<Session> {
 }
 
 /// Returns the text of the error, or `fine` if there is none.
-fn tell<T>(outcome: Result<T, SessionError>) -> String {
+fn tell<T>(outcome: Result<T, Error>) -> String {
     match outcome {
         Ok(_) => "fine".into(),
         Err(error) => error.to_string(),
@@ -345,7 +346,7 @@ async fn panic_in_a_provider_rolls_the_branch_back_unless_a_text_is_kept() {
 async fn panic_in_an_edit_of_the_configuration_changes_nothing() {
     let mut session = Watched::scripted([Step::text("A1")]).await;
     let error = answered(session.session.configure(|_| panic!("the closure broke"))).await.unwrap_err();
-    assert!(matches!(error, SessionError::Agent(_)), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::Callback, "{error:?}");
     session.ask("Q1").await;
 }
 

@@ -3,8 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use omni_agent::{
+    ErrorKind,
     agent::Agent,
-    session::{Mode, Session, SessionError},
+    session::{Mode, Session},
     store::{MemoryStore, Store},
     subscription::EndReason,
     testing::{Gate, ScriptedProvider, Step},
@@ -46,8 +47,7 @@ async fn all_ended(session: &Session, reason: &EndReason) {
         ("flush", answered(session.flush(Duration::from_secs(1))).await.err()),
     ];
     for (operation, error) in errors {
-        let Some(SessionError::Ended(given)) = &error else { panic!("{operation}: {error:?}") };
-        assert_eq!(given, reason, "{operation}");
+        assert_eq!(error.unwrap().to_string(), format!("the session has ended: {reason}"), "{operation}");
     }
 }
 
@@ -300,7 +300,8 @@ fn session_killed_with_its_runtime_reports_killed() {
         all_ended(&session, &EndReason::Killed).await;
         // The unsaved part of the conversation was lost when the runtime was dropped.
         let stopped = session.stop(Duration::from_secs(1)).await;
-        assert!(matches!(stopped, Err(SessionError::Ended(EndReason::Killed))), "{stopped:?}");
+        let error = stopped.unwrap_err();
+        assert_eq!((error.kind(), error.member("reason")), (ErrorKind::Ended, Some(&"killed".into())));
         let end = loop {
             if let omni_agent::subscription::Update::Closed(end) = events.next().await.unwrap() {
                 break end;

@@ -4,8 +4,9 @@
 use std::{env, fs, path::PathBuf, sync::Arc, time::Duration};
 
 use omni_agent::{
-    session::{Session, SessionError, StoreReport},
-    store::{ConversationId, FileSystemStore, Store, StoreError, file_system::Durability},
+    ErrorKind,
+    session::{Session, StoreReport},
+    store::{ConversationId, FileSystemStore, Store, file_system::Durability},
     subscription::EndReason,
 };
 
@@ -110,7 +111,7 @@ async fn two_processes_create_one_id_one_succeeds() {
             (Ok(won), Err(lost)) | (Err(lost), Ok(won)) => (won, lost),
             both => panic!("{both:?}"),
         };
-        assert!(matches!(lost, SessionError::Store(StoreError::AlreadyExists { .. })), "{lost:?}");
+        assert_eq!(lost.kind(), ErrorKind::AlreadyExists, "{lost:?}");
         won.stop(secs(10)).await.unwrap();
     }
 }
@@ -125,6 +126,8 @@ async fn folder_removed_while_open_the_loss_is_reported() {
     fs::remove_dir_all(&folder.0).unwrap();
     session.ask("Two").await.unwrap();
     let stopped = session.stop(Duration::from_millis(200)).await;
-    assert!(matches!(stopped, Err(SessionError::Unsaved { nodes: 2, error: Some(_), .. })), "{stopped:?}");
+    let error = stopped.unwrap_err();
+    assert_eq!((error.kind(), error.member("nodes")), (ErrorKind::Unsaved, Some(&2.into())));
+    assert!(error.member("error").is_some(), "{error:?}");
     assert_eq!(session.end().unwrap().snapshot.unwrap().tree.len(), 4);
 }

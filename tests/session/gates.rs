@@ -11,9 +11,10 @@ use std::{
 
 use futures_util::poll;
 use omni_agent::{
+    ErrorKind,
     agent::{AgentBuilder, Durable, Status},
     run::{Prompt, RunOutcome},
-    session::{Session, SessionError, SessionEvent, SessionSubscription, StoreReport},
+    session::{Session, SessionEvent, SessionSubscription, StoreReport},
     store::Owner,
     subscription::EndReason,
     testing::{Gate, ScriptedProvider, Step},
@@ -249,7 +250,11 @@ async fn reply_that_waits_when_the_lease_is_lost_is_the_end_of_the_session() {
     within(paused(&session)).await;
     store.take(&id(), &Owner::new("ben"));
     let error = within(session.resume("t", Decision::Execute)).await.unwrap_err();
-    assert!(matches!(error, SessionError::Ended(EndReason::LostPlace)), "{error:?}");
+    assert_eq!(
+        (error.kind(), error.member("reason")),
+        (ErrorKind::Ended, Some(&"lost_place".into())),
+        "{error:?}"
+    );
     assert_eq!(world.sent(), 0);
     let turn = world.store.turn(&id()).await.unwrap().unwrap();
     assert_eq!(turn.record.waiting.len(), 1, "the approval waits for the new owner");

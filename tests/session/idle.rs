@@ -4,9 +4,10 @@
 use std::{sync::Arc, time::Duration};
 
 use omni_agent::{
+    ErrorKind,
     agent::{Status, ToolDecision},
     run::Prompt,
-    session::{Mode, Session, SessionError, SessionSubscription},
+    session::{Mode, Session, SessionSubscription},
     store::{ConversationId, MemoryStore, Store},
     subscription::EndReason,
     testing::{Gate, Step},
@@ -37,7 +38,7 @@ async fn ends_in(session: &Session, after: Duration) {
     let took = begun.elapsed();
     assert!(took >= after && took <= after + Duration::from_millis(50), "{took:?}, not {after:?}");
     let error = answered(session.prompt("Q")).await.unwrap_err();
-    assert!(matches!(error, SessionError::Ended(EndReason::Idle)), "{error:?}");
+    assert_eq!((error.kind(), error.member("reason")), (ErrorKind::Ended, Some(&"idle".into())), "{error:?}");
 }
 
 /// Checks that the session does not end during this time.

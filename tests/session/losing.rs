@@ -2,7 +2,8 @@
 //! affected.
 
 use omni_agent::{
-    session::{Mode, Session, SessionError, SessionEvent, StoreReport},
+    ErrorKind,
+    session::{Mode, Session, SessionEvent, StoreReport},
     store::{Page, StateChange, Store, StoreError, Stored, Write},
     subscription::{EndReason, Update},
     testing::Gate,
@@ -31,8 +32,10 @@ async fn two_sessions_on_one_conversation_second_loses_it_first_is_unaffected() 
     assert_eq!(last.unsaved, [node(3), node(4)]);
     assert_eq!(last.tree.node(node(3)).unwrap().message().text(), "Another two");
     assert_eq!(last.store, Some(StoreReport::Lost { error }));
-    assert!(matches!(second.prompt("Three").await, Err(SessionError::Ended(EndReason::LostPlace))));
-    assert!(matches!(second.flush(secs(1)).await, Err(SessionError::Ended(EndReason::LostPlace))));
+    let error = second.prompt("Three").await.unwrap_err();
+    assert_eq!((error.kind(), error.member("reason")), (ErrorKind::Ended, Some(&"lost_place".into())));
+    let error = second.flush(secs(1)).await.unwrap_err();
+    assert_eq!((error.kind(), error.member("reason")), (ErrorKind::Ended, Some(&"lost_place".into())));
 
     first.ask("Three").await.unwrap();
     first.flush(secs(1)).await.unwrap();
@@ -47,10 +50,9 @@ async fn stop_after_the_conversation_was_lost_reports_the_unsaved_messages() {
     let session = created(&store, "talk", parrot()).await;
     session.ask("One").await.unwrap();
     assert_eq!(session.ended().await.reason, EndReason::LostPlace);
-    let Err(SessionError::Unsaved { nodes: 2, error: Some(error), .. }) = session.stop(secs(1)).await else {
-        panic!()
-    };
-    assert!(error.contains("no longer owned"), "{error}");
+    let error = session.stop(secs(1)).await.unwrap_err();
+    assert_eq!((error.kind(), error.member("nodes")), (ErrorKind::Unsaved, Some(&2.into())));
+    assert!(error.to_string().contains("no longer owned"), "{error}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -93,7 +95,8 @@ async fn conversation_lost_wakes_all_waiting_operations() {
     store.delete(session.id()).await.unwrap();
     gate.open();
     let flushed = flush.await.unwrap();
-    assert!(matches!(flushed, Err(SessionError::Ended(EndReason::LostPlace))), "{flushed:?}");
+    let error = flushed.unwrap_err();
+    assert_eq!((error.kind(), error.member("reason")), (ErrorKind::Ended, Some(&"lost_place".into())));
 }
 
 #[tokio::test(start_paused = true)]
@@ -135,10 +138,9 @@ async fn conflict_while_stopping_is_reported_by_stop() {
     gate.reached().await;
     store.delete(session.id()).await.unwrap();
     let (stopped, ()) = tokio::join!(session.stop(secs(5)), async { gate.open() });
-    let Err(SessionError::Unsaved { nodes: 2, error: Some(error), .. }) = stopped else {
-        panic!("{stopped:?}")
-    };
-    assert!(error.contains("no conversation"), "{error}");
+    let error = stopped.unwrap_err();
+    assert_eq!((error.kind(), error.member("nodes")), (ErrorKind::Unsaved, Some(&2.into())));
+    assert!(error.to_string().contains("no conversation"), "{error}");
     let mut lost = 0;
     loop {
         match events.next().await.unwrap() {
@@ -160,8 +162,9 @@ async fn prompt_after_the_end_with_much_unsaved_reports_the_end() {
     let session = Session::builder(store.as_dyn()).agent(agent).unsaved_limit(0).create().await.unwrap();
     session.ask("One").await.unwrap();
     session.tree().await.unwrap();
-    assert!(matches!(session.prompt("Two").await, Err(SessionError::StoreBehind { .. })));
+    assert_eq!(session.prompt("Two").await.unwrap_err().kind(), ErrorKind::StoreBehind);
     assert!(session.stop(secs(1)).await.is_err());
     let refused = session.prompt("Two").await;
-    assert!(matches!(refused, Err(SessionError::Ended(EndReason::Stopped))), "{refused:?}");
+    let error = refused.unwrap_err();
+    assert_eq!((error.kind(), error.member("reason")), (ErrorKind::Ended, Some(&"stopped".into())));
 }

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use omni_agent::{
-    session::{Guard, Mode, SessionError, SessionSubscription, WeakSession},
+    ErrorKind,
+    session::{Guard, Mode, SessionSubscription, WeakSession},
     subscription::{EndReason, Update},
     testing::{Gate, Step},
 };
@@ -129,13 +130,21 @@ async fn mode_of_an_ended_session_cannot_become_controller() {
     answered(session.stop(Duration::from_secs(1))).await.unwrap();
     for _ in 0..2 {
         let error = events.set_mode(Mode::Controller).await.unwrap_err();
-        assert!(matches!(error, SessionError::Ended(EndReason::Stopped)), "{error:?}");
+        assert_eq!(
+            (error.kind(), error.member("reason")),
+            (ErrorKind::Ended, Some(&"stopped".into())),
+            "{error:?}"
+        );
         assert_eq!(events.mode(), Mode::Observer);
         events.set_mode(Mode::Observer).await.unwrap();
     }
     drop(session);
     let error = events.set_mode(Mode::Controller).await.unwrap_err();
-    assert!(matches!(error, SessionError::Ended(EndReason::Stopped)), "{error:?}");
+    assert_eq!(
+        (error.kind(), error.member("reason")),
+        (ErrorKind::Ended, Some(&"stopped".into())),
+        "{error:?}"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -155,7 +164,11 @@ async fn mode_while_the_session_ends_cannot_become_controller() {
     stopping.abort();
     assert!(in_time(stopping).await.unwrap_err().is_cancelled());
     let error = events.set_mode(Mode::Controller).await.unwrap_err();
-    assert!(matches!(error, SessionError::Ended(EndReason::Stopped)), "{error:?}");
+    assert_eq!(
+        (error.kind(), error.member("reason")),
+        (ErrorKind::Ended, Some(&"stopped".into())),
+        "{error:?}"
+    );
     gate.open();
     assert_eq!(closed(&mut events).await, EndReason::Stopped);
 }

@@ -2,7 +2,7 @@
 
 use omni_agent::{
     agent::Status,
-    provider::{ErrorKind, ProviderError},
+    provider::{ProviderError, ProviderErrorKind},
     session::SessionEvent,
     testing::{Gate, Step},
     tree::NodeId,
@@ -14,7 +14,7 @@ use crate::watch::{Watched, answered, in_time, reached, word};
 const BEGIN: [&str; 4] = ["tree", "state", "status(busy)", "message"];
 
 fn refusal() -> Step {
-    Step::error(ProviderError::new(ErrorKind::InvalidRequest, "no"))
+    Step::error(ProviderError::new(ProviderErrorKind::InvalidRequest, "no"))
 }
 
 /// The operations that change the path and start a run.

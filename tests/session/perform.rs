@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use omni_agent::{
-    agent::{Agent, AgentError, Event},
+    Error, ErrorKind,
+    agent::{Agent, Event},
     run::{Accepted, Prompt, PromptState},
-    session::{Mode, Session, SessionAnswer, SessionCommand, SessionError, SessionEvent, SessionSnapshot},
+    session::{Mode, Session, SessionAnswer, SessionCommand, SessionEvent, SessionSnapshot},
     store::MemoryStore,
     subscription::Update,
     testing::{Gate, ScriptedProvider, Step},
@@ -24,7 +25,7 @@ async fn session(steps: impl IntoIterator<Item = Step>) -> Session {
 }
 
 /// Runs a command that is given as JSON, and returns the answer as JSON.
-async fn perform(session: &Session, command: Value) -> Result<Value, SessionError> {
+async fn perform(session: &Session, command: Value) -> Result<Value, Error> {
     let command: SessionCommand = serde_json::from_value(command).unwrap();
     let answer = answered(session.perform(command, Some("ann"))).await?;
     let json = serde_json::to_value(&answer).unwrap();
@@ -96,7 +97,7 @@ async fn perform_of_a_decision_names_the_caller_and_checks_the_turn() {
     let turn = view.agent.pauses[0].turn;
     let resume = |turn: &str| json!({ "type": "resume", "tool_use_id": "t", "turn": turn, "decision": { "reject": "No." } });
     let stale = perform(&session, resume(&"0".repeat(32))).await.unwrap_err();
-    assert!(matches!(stale, SessionError::Agent(AgentError::StaleResume { .. })), "{stale:?}");
+    assert_eq!(stale.kind(), ErrorKind::StaleDecision, "{stale:?}");
     perform(&session, resume(&turn.to_string())).await.unwrap();
     loop {
         let update = in_time(events.next()).await.unwrap();

@@ -8,10 +8,11 @@ use std::{
 };
 
 use omni_agent::{
+    Error, ErrorKind,
     agent::{Agent, Status},
     message::{Content, Role},
-    provider::{ErrorKind, ProviderError},
-    session::{Session, SessionError, SessionEvent, SessionSnapshot, SessionSubscription, StoreReport},
+    provider::{ProviderError, ProviderErrorKind},
+    session::{Session, SessionEvent, SessionSnapshot, SessionSubscription, StoreReport},
     store::ConversationId,
     subscription::{Numbered, Update},
     testing::{Gate, ScriptedProvider, Step},
@@ -179,7 +180,7 @@ impl Life {
             }
             Turn::Stopped => steps.push_back(begin(true, text).gate(&self.gate).stop()),
             Turn::Failed(part) => {
-                let error = ProviderError::new(ErrorKind::InvalidRequest, "no");
+                let error = ProviderError::new(ProviderErrorKind::InvalidRequest, "no");
                 let step = begin(part, text);
                 steps.push_back(if held { step.gate(&self.gate).fail(error) } else { step.fail(error) });
             }
@@ -193,14 +194,14 @@ impl Life {
         &mut self,
         turn: Turn,
         staged: Option<Turn>,
-        begin: impl AsyncFnOnce(&Session, String) -> Result<(), SessionError>,
+        begin: impl AsyncFnOnce(&Session, String) -> Result<(), Error>,
     ) {
         let before = self.session.tree().await.unwrap();
         self.plan(turn, staged.is_some());
         let text = self.text();
         match begin(&self.session, text).await {
             Ok(()) => {}
-            Err(SessionError::StoreBehind { .. }) => {
+            Err(error) if error.kind() == ErrorKind::StoreBehind => {
                 self.plan.lock().unwrap().clear();
                 assert_eq!(self.session.tree().await.unwrap(), before);
                 return self.set_mood(Mood::Well);
@@ -220,8 +221,8 @@ impl Life {
                     self.plan(next, false);
                     last = next;
                 }
-                Ok(_) | Err(SessionError::StoreBehind { .. }) => {}
-                Err(error) => panic!("{error:?}"),
+                Err(error) if error.kind() != ErrorKind::StoreBehind => panic!("{error:?}"),
+                _ => {}
             }
             if !is_held {
                 self.gate.open();

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use omni_agent::{
+    ErrorKind,
     agent::Agent,
     run::Prompt,
-    session::SessionError,
     testing::{ScriptedProvider, Step},
     tree::NodeId,
 };
@@ -89,7 +89,7 @@ async fn act_raced_with_an_event_that_prompts_both_apply_in_one_order() {
                 "{act:?} {yields} {path:?}"
             );
             if let Err(error) = done {
-                assert!(matches!(error, SessionError::Busy(_)), "{error:?}");
+                assert_eq!(error.kind(), ErrorKind::Busy, "{error:?}");
                 refused += 1;
             }
         }
@@ -116,7 +116,7 @@ async fn moves_by_many_tasks_are_all_answered() {
     while let Some(done) = in_time(acting.join_next()).await {
         match done.unwrap() {
             Ok(()) => moved += 1,
-            Err(error) => assert!(matches!(error, SessionError::Busy(_)), "{error:?}"),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Busy, "{error:?}"),
         }
     }
     assert!(moved >= 25, "{moved}");

@@ -12,11 +12,12 @@ use std::{
 
 use async_trait::async_trait;
 use omni_agent::{
-    agent::{Agent, AgentError, TurnDecision},
+    ErrorKind,
+    agent::{Agent, TurnDecision},
     message::Role,
-    provider::{ErrorKind, ProviderError},
+    provider::{ProviderError, ProviderErrorKind},
     run::Prompt,
-    session::{Mode, Session, SessionError, SessionSnapshot, SessionSubscription},
+    session::{Mode, Session, SessionSnapshot, SessionSubscription},
     store::{
         Commit, ConversationId, MemoryStore, Page, StateChange, Store, StoreError, Stored, StoredState,
         Summary, Version, Write, WriteId,
@@ -99,7 +100,7 @@ fn answer(dice: &Dice) -> Step {
         _ => step.wait(Duration::from_millis(dice.roll(10))),
     };
     match dice.roll(10) {
-        0 => pause(Step::new()).fail(ProviderError::new(ErrorKind::InvalidRequest, "no")),
+        0 => pause(Step::new()).fail(ProviderError::new(ProviderErrorKind::InvalidRequest, "no")),
         1 => pause(Step::new().then_text(["Half"])).panic("the provider broke"),
         2 | 3 => {
             let id = format!("t{}", dice.roll(1 << 40));
@@ -261,17 +262,18 @@ fn check(snapshot: &SessionSnapshot) {
 }
 
 /// Returns whether this error is allowed. Some errors are allowed because other tasks use the session at the same time.
-fn is_fair(error: &SessionError) -> bool {
+fn is_fair(error: &omni_agent::Error) -> bool {
     matches!(
-        error,
-        SessionError::Busy(_)
-            | SessionError::UnknownNode { .. }
-            | SessionError::NotUser { .. }
-            | SessionError::NotAssistant { .. }
-            | SessionError::ToolResults { .. }
-            | SessionError::OpenToolUses { .. }
-            | SessionError::Unsaved { .. }
-            | SessionError::Agent(AgentError::Idle | AgentError::Cancelled(_) | AgentError::Failed(..))
+        error.kind(),
+        ErrorKind::Busy
+            | ErrorKind::UnknownNode
+            | ErrorKind::NotAPrompt
+            | ErrorKind::NotAnAnswer
+            | ErrorKind::OpenToolUses
+            | ErrorKind::Unsaved
+            | ErrorKind::Idle
+            | ErrorKind::Cancelled
+            | ErrorKind::Failed
     )
 }
 

@@ -3,10 +3,11 @@
 
 use async_trait::async_trait;
 use omni_agent::{
-    agent::{AgentCallbacks, AgentError, State, TurnDecision},
+    ErrorKind,
+    agent::{AgentCallbacks, State, TurnDecision},
     provider::{Options, Registry, Request},
     run::{Prompt, Response},
-    session::{Session, SessionError, SessionEvent},
+    session::{Session, SessionEvent},
     testing::{Gate, ScriptedProvider, Step},
     tool::tool_fn,
 };
@@ -63,7 +64,7 @@ async fn configure_model_by_name_is_resolved_and_stored() {
     let registry = Registry::empty().with(ScriptedProvider::new([]).named("other"));
     let session = created(&store, "talk", parrot().registry(registry)).await;
     let unknown = session.configure(|config| Ok(config.set_model("nobody:small")?)).await.unwrap_err();
-    assert!(matches!(unknown, SessionError::Agent(AgentError::Model(_))), "{unknown:?}");
+    assert_eq!(unknown.kind(), ErrorKind::UnknownModel, "{unknown:?}");
     session.configure(|config| Ok(config.set_model("other:small")?)).await.unwrap();
     session.flush(secs(1)).await.unwrap();
     assert_eq!(store.words(), ["state"]);

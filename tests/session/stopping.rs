@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use omni_agent::{
+    Error, ErrorKind,
     agent::{AgentCallbacks, Event, State},
-    session::{Mode, Session, SessionError, SessionEvent, StoreReport},
+    session::{Mode, Session, SessionEvent, StoreReport},
     subscription::{EndReason, Update},
     testing::{Gate, Step},
     tree::Tree,
@@ -26,11 +27,17 @@ impl AgentCallbacks for Endless {
     }
 }
 
-fn unsaved(stopped: Result<(), SessionError>) -> (usize, Duration, Option<String>) {
-    match stopped {
-        Err(SessionError::Unsaved { nodes, waited, error }) => (nodes, waited, error),
-        other => panic!("{other:?}"),
-    }
+fn unsaved(stopped: Result<(), Error>) -> (usize, Duration, Option<String>) {
+    let error = stopped.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsaved);
+    let member = |name| error.member(name).cloned().unwrap_or_default();
+    let (nodes, waited, why) = (member("nodes"), member("waited"), member("error"));
+    let read = "the members have their types";
+    (
+        serde_json::from_value(nodes).expect(read),
+        serde_json::from_value(waited).expect(read),
+        serde_json::from_value(why).expect(read),
+    )
 }
 
 #[tokio::test(start_paused = true)]

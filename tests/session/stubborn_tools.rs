@@ -9,8 +9,7 @@ use std::{
 };
 
 use omni_agent::{
-    agent::AgentError,
-    session::SessionError,
+    ErrorKind,
     testing::{Gate, Step},
     tool::{Tool, tool_fn},
 };
@@ -39,12 +38,10 @@ async fn stop_deadline_passes_while_a_tool_blocks_error_names_the_tool_each_time
     session.prompt("Q").await.unwrap();
     begun.pass().await;
     for _ in 0..2 {
-        match session.stop(Duration::from_millis(50)).await {
-            Err(SessionError::Agent(AgentError::Deadline { tools, .. })) => {
-                assert_eq!((tools[0].name.as_str(), tools[0].id.as_str()), ("block", "t1"));
-            }
-            other => panic!("{other:?}"),
-        }
+        let error = session.stop(Duration::from_millis(50)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Deadline);
+        let tool = &error.member("tools").unwrap()[0];
+        assert_eq!((tool["name"].as_str(), tool["id"].as_str()), (Some("block"), Some("t1")));
     }
     assert_eq!(session.end().unwrap().snapshot.unwrap().unsaved, []);
     release.send(()).unwrap();

@@ -14,7 +14,7 @@ use async_trait::async_trait;
 use omni_agent::{
     agent::{Agent, AgentBuilder, Config},
     message::{Content, Message, Role},
-    provider::{ErrorKind, ProviderError},
+    provider::{ProviderError, ProviderErrorKind},
     session::{Mode, Session, SessionEvent, SessionSubscription, StoreReport},
     store::{
         Commit, ConversationId, MemoryStore, Page, StateChange, Store, StoreError, Stored, StoredState,
@@ -378,7 +378,7 @@ pub(crate) fn held(gate: &Gate, text: &str) -> Step {
 
 /// A request that fails with an error that is not retried.
 pub(crate) fn failing() -> Step {
-    Step::error(ProviderError::new(ErrorKind::InvalidRequest, "no"))
+    Step::error(ProviderError::new(ProviderErrorKind::InvalidRequest, "no"))
 }
 
 /// Creates a conversation with this id, without using the script. Then opens the conversation on the scripted store.

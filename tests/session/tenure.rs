@@ -9,7 +9,8 @@ use std::{
 };
 
 use omni_agent::{
-    session::{Session, SessionError, StoreReport},
+    Error, ErrorKind,
+    session::{Session, StoreReport},
     store::{Commit, ConversationId, Owner, Store, StoreError, Write},
     subscription::{EndReason, Update},
     testing::{Gate, Step},
@@ -43,7 +44,7 @@ async fn created(store: &LeasingStore, name: &str, owner: Owner) -> Session {
     within(builder.create_with_id(id(name))).await.unwrap()
 }
 
-async fn load(store: &LeasingStore, name: &str, owner: Owner) -> Result<Session, SessionError> {
+async fn load(store: &LeasingStore, name: &str, owner: Owner) -> Result<Session, Error> {
     within(Session::builder(store.as_dyn()).agent(parrot()).owner(owner).open(id(name))).await
 }
 
@@ -52,8 +53,8 @@ async fn saved(session: &Session, prompt: &str) {
     within(session.flush(secs(30))).await.unwrap();
 }
 
-fn is_owned_by(outcome: Result<Session, SessionError>, owner: &Owner) -> bool {
-    matches!(outcome, Err(SessionError::Store(StoreError::Owned { owner: found, .. })) if found == *owner)
+fn is_owned_by(outcome: Result<Session, Error>, owner: &Owner) -> bool {
+    outcome.is_err_and(|error| error.owner().as_ref() == Some(owner))
 }
 
 /// Checks that the session has ended because another owner acquired the conversation, and that these nodes are unsaved.
@@ -150,7 +151,7 @@ async fn open_dropped_before_the_store_answers_lease_is_released() {
 async fn open_missing_conversation_is_not_found() {
     let store = LeasingStore::new();
     let missing = load(&store, "talk", ann()).await;
-    assert!(matches!(missing, Err(SessionError::Store(StoreError::NotFound { .. }))), "{missing:?}");
+    assert_eq!(missing.unwrap_err().kind(), ErrorKind::NotFound);
 }
 
 #[tokio::test]
@@ -160,7 +161,7 @@ async fn store_fails_to_report_the_owner_conversation_is_not_opened() {
     within(first.stop(secs(30))).await.unwrap();
     store.ownership(Mood::Fail);
     let failed = load(&store, "talk", ben()).await;
-    assert!(matches!(failed, Err(SessionError::Store(StoreError::Failed { .. }))), "{failed:?}");
+    assert_eq!(failed.unwrap_err().kind(), ErrorKind::StoreFailed);
     store.ownership(Mood::Work);
     load(&store, "talk", ben()).await.unwrap();
 }
@@ -329,7 +330,8 @@ async fn idle_session_conversation_taken_reports_the_loss_and_ends() {
     let Some(Update::Closed(end)) = within(events.next()).await else { panic!() };
     assert_eq!(end.reason, EndReason::LostPlace);
     assert_lost(&session, &[]).await;
-    assert!(matches!(session.prompt("Two").await, Err(SessionError::Ended(EndReason::LostPlace))));
+    let error = session.prompt("Two").await.unwrap_err();
+    assert_eq!((error.kind(), error.member("reason")), (ErrorKind::Ended, Some(&"lost_place".into())));
     assert_eq!(store.owner(session.id()), Some(ben()));
 }
 
@@ -356,7 +358,8 @@ async fn conversation_taken_before_a_turn_is_saved_turn_stays_readable_but_is_no
     let stored = store.load(session.id()).await.unwrap();
     assert_eq!((stored.version, stored.nodes.len()), (written.unwrap(), 0));
     let stopped = within(session.stop(secs(30))).await;
-    assert!(matches!(stopped, Err(SessionError::Unsaved { nodes: 2, .. })), "{stopped:?}");
+    let error = stopped.unwrap_err();
+    assert_eq!((error.kind(), error.member("nodes")), (ErrorKind::Unsaved, Some(&2.into())));
 }
 
 #[tokio::test]

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use omni_agent::{
+    ErrorKind,
     agent::{Agent, Durable},
     message::Usage,
     run::RunOutcome,
-    session::{Session, SessionError, StoreReport},
+    session::{Session, StoreReport},
     store::{
         Commit, ConversationId, MemoryStore, Page, StateChange, Store, StoreError, Stored, StoredState,
         Summary, TurnChange, Version, Write, WriteId,
@@ -142,11 +143,11 @@ async fn unstorable_turn_alone_ends_the_session_and_stays_readable() {
     // The store was asked only once to store the unstorable commit.
     assert_eq!(store.words(), ["commit", "commit"]);
     let stopped = session.stop(secs(1)).await;
-    let Err(SessionError::Unsaved { nodes: 2, error: Some(error), .. }) = stopped else {
-        panic!("{stopped:?}")
-    };
-    assert!(error.contains("poison"), "{error}");
-    assert!(matches!(session.prompt("More").await, Err(SessionError::Ended(EndReason::Unstorable))));
+    let error = stopped.unwrap_err();
+    assert_eq!((error.kind(), error.member("nodes")), (ErrorKind::Unsaved, Some(&2.into())));
+    assert!(error.to_string().contains("poison"), "{error}");
+    let error = session.prompt("More").await.unwrap_err();
+    assert_eq!((error.kind(), error.member("reason")), (ErrorKind::Ended, Some(&"unstorable".into())));
 }
 
 #[tokio::test(start_paused = true)]
@@ -239,7 +240,9 @@ async fn unstorable_state_with_a_turn_the_turn_is_written() {
     assert_eq!(store.tree(session.id()).await.len(), 4);
     assert_eq!(store.beneath().load(session.id()).await.unwrap().state.system, None);
     let stopped = session.stop(secs(1)).await;
-    assert!(matches!(stopped, Err(SessionError::Unsaved { nodes: 0, error: Some(_), .. })), "{stopped:?}");
+    let error = stopped.unwrap_err();
+    assert_eq!((error.kind(), error.member("nodes")), (ErrorKind::Unsaved, Some(&0.into())));
+    assert!(error.member("error").is_some(), "{error:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -262,10 +265,9 @@ async fn unstorable_turn_while_stopping_is_reported_by_stop() {
     session.tree().await.unwrap();
     let start = tokio::time::Instant::now();
     let (stopped, ()) = tokio::join!(session.stop(secs(20)), async { gate.open() });
-    let Err(SessionError::Unsaved { nodes: 2, error: Some(error), .. }) = stopped else {
-        panic!("{stopped:?}")
-    };
-    assert!(error.contains("poison"), "{error}");
+    let error = stopped.unwrap_err();
+    assert_eq!((error.kind(), error.member("nodes")), (ErrorKind::Unsaved, Some(&2.into())));
+    assert!(error.to_string().contains("poison"), "{error}");
     assert!(start.elapsed() < secs(1));
     assert_eq!(store.tree(session.id()).await.len(), 4);
 }

@@ -1,6 +1,6 @@
 //! The rules for labels and filters.
 
-use omni_agent::store::{Filter, LabelError, Labels};
+use omni_agent::store::{Filter, Labels};
 
 #[test]
 fn labels_within_the_limits_are_accepted() {
@@ -20,15 +20,16 @@ fn labels_within_the_limits_are_accepted() {
 fn invalid_labels_are_rejected_with_the_reason() {
     for name in ["", "Tenant", "a b", "é", "a\u{0}", &"x".repeat(33)] {
         let error = Labels::new([(name, "v")]).unwrap_err();
-        assert!(matches!(&error, LabelError::Name { .. }), "{error:?}");
+        assert!(error.to_string().contains("is not a valid name of a label"), "{error}");
         assert!(error.to_string().contains("1 to 32"), "{error}");
     }
     for value in ["", "a\nb", "a\u{0}", "\u{7f}", &"x".repeat(129), &"é".repeat(65)] {
         let error = Labels::new([("tenant", value)]).unwrap_err();
-        assert_eq!(error, LabelError::Value { name: "tenant".to_owned() });
+        assert!(error.to_string().starts_with("the value of label \"tenant\" is not valid"), "{error}");
     }
     let nine = (0..9).map(|number| (format!("n{number}"), "v"));
-    assert_eq!(Labels::new(nine).unwrap_err(), LabelError::TooMany { count: 9 });
+    let text = "a conversation can have 8 labels; these are 9";
+    assert_eq!(Labels::new(nine).unwrap_err().to_string(), text);
     let error = serde_json::from_str::<Labels>(r#"{"Tenant": "a"}"#).unwrap_err().to_string();
     assert!(error.contains("is not a valid name of a label"), "{error}");
 }

@@ -3,7 +3,7 @@
 use omni_agent::{
     Agent,
     message::Attachment,
-    provider::{ErrorKind, ProviderError},
+    provider::{ProviderError, ProviderErrorKind},
     telemetry::{self, AlreadyConfigured, Capture, CapturedContent, Settings},
     testing::{ScriptedProvider, Step},
 };
@@ -72,7 +72,7 @@ fn capture_of_a_response_that_breaks_off_records_the_inputs_of_its_tool_uses() {
             let step = Step::new()
                 .then_raw_tool_use("call-1", "weather", &["{\"city\":", "\"Oslo\"}"])
                 .then_raw_tool_use("call-2", "weather", &["{\"ci"])
-                .fail(ProviderError::new(ErrorKind::Transport, "the connection was lost"));
+                .fail(ProviderError::new(ProviderErrorKind::Transport, "the connection was lost"));
             let provider = ScriptedProvider::new([step]);
             let agent = Agent::builder().model(provider.model()).start().await.unwrap();
             agent.ask("Where?").await.unwrap_err();

@@ -8,7 +8,7 @@ use omni_agent::{
     agent::{State, TurnDecision},
     async_trait,
     message::ToolUse,
-    provider::{ErrorKind, ProviderError, Request},
+    provider::{ProviderError, ProviderErrorKind, Request},
     testing::{Gate, ScriptedProvider, Step},
     tool::{ToolContext, ToolLimits, ToolSet},
     tool_fn,
@@ -39,7 +39,7 @@ fn run_that_fails_shows_the_kind_of_its_failure_in_all_its_spans() {
     alone(TEST, &[], || {
         let collector = Collector::install();
         paused(async {
-            let refused = ProviderError::new(ErrorKind::Auth, "wrong key").with_status(401);
+            let refused = ProviderError::new(ProviderErrorKind::Auth, "wrong key").with_status(401);
             let provider = ScriptedProvider::new([Step::error(refused)]);
             let agent = Agent::builder().model(provider.model()).start().await.unwrap();
             agent.ask("Hello.").await.unwrap_err();
@@ -159,7 +159,7 @@ fn response_that_is_truncated_or_dropped_shows_it() {
             let provider = ScriptedProvider::new([
                 Step::new().then_text(["Half"]),
                 Step::new().then_text(["Half"]).hang(),
-                Step::new().then_text(["Half"]).fail(ProviderError::new(ErrorKind::Transport, "cut")),
+                Step::new().then_text(["Half"]).fail(ProviderError::new(ProviderErrorKind::Transport, "cut")),
             ]);
             let model = provider.model();
             model.generate(Request::prompt("Hello.")).await.unwrap_err();

@@ -10,7 +10,7 @@ use omni_agent::{
     manager::{OpenOptions, Titles},
     message::{ToolResult, ToolUse},
     provider::{
-        Delta, DeltaStream, ErrorKind, Model, Provider, ProviderError, Request, RequestContext,
+        Delta, DeltaStream, Model, Provider, ProviderError, ProviderErrorKind, Request, RequestContext,
         backend::{
             Backend, BackendError, BackendEvent, BackendProvider, BackendSession, EventStream, SessionId,
             SessionOptions, TurnPrompt,
@@ -117,7 +117,7 @@ async fn run(collector: Collector) {
     let script = ScriptedProvider::new([
         Step::tool_use("call-1", "look", json!({})),
         Step::text("Done."),
-        Step::error(ProviderError::new(ErrorKind::InvalidRequest, "no")),
+        Step::error(ProviderError::new(ProviderErrorKind::InvalidRequest, "no")),
     ]);
     let look = tool_fn("look", "Looks.", |_: Value, _| async {
         let spawned = async { visit("spawned by a tool") };

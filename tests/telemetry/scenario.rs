@@ -6,7 +6,7 @@ use std::time::Duration;
 use omni_agent::{
     Agent, Decision, Event, Options, ToolError,
     message::Usage,
-    provider::{Effort, ErrorKind, MessageDelta, ProviderError},
+    provider::{Effort, MessageDelta, ProviderError, ProviderErrorKind},
     subscription::Update,
     testing::{Gate, ScriptedProvider, Step},
     tool_fn,
@@ -32,7 +32,7 @@ pub const SECRETS: &[&str] = &[
 pub async fn play() {
     let gate = Gate::new();
     // Without a delay, because a delay that a service requests is extended by a random part.
-    let busy = ProviderError::new(ErrorKind::RateLimit, "refused-58af prompt-4f21")
+    let busy = ProviderError::new(ProviderErrorKind::RateLimit, "refused-58af prompt-4f21")
         .with_status(429)
         .with_retry_after(Some(Duration::ZERO));
     let named = MessageDelta::default().with_model("weather-1-20260101");

@@ -8,7 +8,7 @@ use omni_agent::{
     agent::AgentBuilder,
     manager::{Manager, OpenOptions},
     message::Usage,
-    provider::{ErrorKind, ProviderError, Request},
+    provider::{ProviderError, ProviderErrorKind, Request},
     store::{ConversationId, Labels, MemoryStore},
     testing::{ScriptedProvider, Step},
     tool::{Schema, ToolContext, tool_fn_with_schema},
@@ -49,7 +49,7 @@ fn answer(request: &Request) -> Step {
             .then_tool_use("a3", "ask", json!({ "n": 3 }))
             .stop(),
         "show" => Step::tool_use("s1", "show", json!({ "page": 1 })),
-        "fail" => Step::error(ProviderError::new(ErrorKind::InvalidRequest, "The request is bad.")),
+        "fail" => Step::error(ProviderError::new(ProviderErrorKind::InvalidRequest, "The request is bad.")),
         "slow" => Step::new().then_text(["Slowly"]).hang(),
         "count" => Step::text(format!("{count} messages")),
         text => {

@@ -8,7 +8,7 @@ use omni_agent::{
     async_trait,
     manager::{Manager, OpenOptions, Titles},
     message::Role,
-    provider::{ErrorKind, Part, ProviderError, Request},
+    provider::{Part, ProviderError, ProviderErrorKind, Request},
     schemars::{self, JsonSchema},
     store::{ConversationId, Labels, MemoryStore},
     testing::{Gate, ScriptedProvider, Step},
@@ -53,7 +53,7 @@ fn answer(request: &Request, gate: &Gate, answers: &mut u32) -> Step {
             let step = Step::new().then_tool_use("d1", "delete", zone.clone());
             step.then_tool_use("c1", "clock", zone.clone()).then_tool_use("d2", "delete", zone).stop()
         }
-        "fail once" => Step::error(ProviderError::new(ErrorKind::Auth, "no key")),
+        "fail once" => Step::error(ProviderError::new(ProviderErrorKind::Auth, "no key")),
         "slow" => Step::new().then_text(["One "]).gate(gate).more(Part::Text("two.".to_owned())).stop(),
         "count" => Step::text(format!("Answer {answers}.")),
         other => panic!("no answer to `{other}`"),

@@ -6,7 +6,7 @@ use std::{fs, path::Path, process::Command, time::Duration};
 use omni_agent::{
     agent::{Agent, AgentBuilder, Status},
     message::Usage,
-    provider::{ErrorKind, Options, ProviderError},
+    provider::{Options, ProviderError, ProviderErrorKind},
     run::{Next, Prompt},
     session::{Mode, Session, SessionSnapshot, SessionSubscription},
     store::{Labels, MemoryStore},
@@ -159,10 +159,10 @@ async fn record_ends() -> Value {
     let provider = ScriptedProvider::new([
         waits(),
         waits(),
-        fails(ErrorKind::Service),
+        fails(ProviderErrorKind::Service),
         Step::text("Again."),
-        fails(ErrorKind::InvalidRequest),
-        Step::new().then_text(["Half"]).fail(ProviderError::new(ErrorKind::Auth, "out of order")),
+        fails(ProviderErrorKind::InvalidRequest),
+        Step::new().then_text(["Half"]).fail(ProviderError::new(ProviderErrorKind::Auth, "out of order")),
         waits(),
     ]);
     let session = session(&provider).await;

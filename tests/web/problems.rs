@@ -1,20 +1,13 @@
-//! Errors as a client gets them: every variant, and the answers of the routes.
+//! Errors as a client gets them: every kind, and the answers of the routes.
 
 use std::{sync::Arc, time::Duration};
 
 use axum::http::{Method, StatusCode};
 use omni_agent::{
-    agent::{AgentError, Status},
-    manager::{Manager, ManagerError, Titles},
-    message::HistoryError,
-    provider::RegistryError,
-    run::{Failure, PromptState, Response},
-    session::SessionError,
+    Error, ErrorKind,
+    manager::{Manager, Titles},
     store::{ConversationId, MemoryStore, Owner, StoreError, Version},
-    subscription::EndReason,
     testing::{Gate, Step},
-    tool::{SchemaError, ToolSetError},
-    tree::{NodeId, TreeError},
     web::{Problem, WebBuilder, WebLimits},
 };
 use serde_json::{Value, json};
@@ -40,64 +33,6 @@ fn owner() -> Owner {
     Owner::new("two").at("http://two.internal")
 }
 
-fn history_error() -> HistoryError {
-    HistoryError::Unanswered { index: 1, id: "t1".into() }
-}
-
-fn response() -> Arc<Response> {
-    let response = json!({ "model": "m", "messages": [], "stop_reason": "stop", "usage": {}, "step": 1 });
-    Arc::new(serde_json::from_value(response).unwrap())
-}
-
-fn agent_errors() -> Vec<(AgentError, u16, &'static str)> {
-    vec![
-        (AgentError::Stopped(EndReason::Stopped), 503, "shut-down"),
-        (AgentError::Busy(Status::Busy), 409, "busy"),
-        (AgentError::ResultsWhileBusy, 409, "busy"),
-        (AgentError::Idle, 409, "idle"),
-        (AgentError::NotPaused(Status::Idle), 409, "not-paused"),
-        (AgentError::StaleResume { waiting: vec!["a".into()], given: "b".into() }, 409, "stale-decision"),
-        (AgentError::DeepDecision { limit: 8 }, 400, "invalid-body"),
-        (AgentError::EmptyPrompt, 422, "empty-prompt"),
-        (AgentError::InvalidPrompt(history_error()), 422, "invalid-prompt"),
-        (AgentError::InvalidPromptId { length: 0, limit: 64 }, 422, "invalid-prompt"),
-        (AgentError::LargeAppData { size: 9, limit: 8 }, 422, "invalid-prompt"),
-        (AgentError::DeepAppData { limit: 8 }, 422, "invalid-prompt"),
-        (AgentError::ZeroSteps, 422, "invalid-prompt"),
-        (AgentError::ZeroTimeout, 422, "invalid-prompt"),
-        (AgentError::InvalidOutputSchema(SchemaError("bad".into())), 422, "invalid-prompt"),
-        (AgentError::KnownPrompt(PromptState::Staged), 409, "known-prompt"),
-        (AgentError::QueueFull(8), 409, "queue-full"),
-        (AgentError::NotAtStep, 422, "not-at-step"),
-        (AgentError::NotStaged("p".into()), 409, "not-staged"),
-        (AgentError::NotAPrompt, 422, "not-a-prompt"),
-        (
-            AgentError::Model(RegistryError::BadName { name: "m".into(), known: Vec::new() }),
-            422,
-            "unknown-model",
-        ),
-        (AgentError::CommitBehind(3), 503, "store-behind"),
-        (AgentError::TooManyEvents(3), 503, "store-behind"),
-        (AgentError::OnHold(cause()), 503, "draining"),
-        (AgentError::Moved, 500, "internal"),
-        (AgentError::LongName { length: 300, limit: 256 }, 500, "internal"),
-        (AgentError::NoModel, 500, "internal"),
-        (AgentError::InvalidHistory(history_error()), 500, "internal"),
-        (AgentError::HistoryOwned, 500, "internal"),
-        (AgentError::InvalidTools(ToolSetError::Duplicate(CAUSE.into())), 500, "internal"),
-        (AgentError::Refused(cause()), 500, "internal"),
-        (AgentError::Panicked("init", CAUSE.into()), 500, "internal"),
-        (AgentError::Cancelled(response()), 500, "internal"),
-        (
-            AgentError::Failed(Failure::ProviderPanicked { message: CAUSE.into() }, response()),
-            500,
-            "internal",
-        ),
-        (AgentError::Output(CAUSE.into(), response()), 500, "internal"),
-        (AgentError::Deadline { deadline: Duration::from_secs(1), tools: Vec::new() }, 500, "internal"),
-    ]
-}
-
 pub(crate) fn store_errors() -> Vec<(StoreError, u16, &'static str)> {
     let (place, waited) = (|| CAUSE.to_owned(), Duration::from_secs(1));
     vec![
@@ -120,45 +55,6 @@ pub(crate) fn store_errors() -> Vec<(StoreError, u16, &'static str)> {
     ]
 }
 
-fn session_errors() -> Vec<(SessionError, u16, &'static str)> {
-    let node = NodeId::new(1).unwrap();
-    vec![
-        (SessionError::Ended(EndReason::Idle), 503, "shut-down"),
-        (SessionError::Busy(Status::Paused), 409, "busy"),
-        (SessionError::UnknownNode { node }, 404, "not-found"),
-        (SessionError::NotUser { node }, 422, "not-a-prompt"),
-        (SessionError::ToolResults { node }, 422, "not-a-prompt"),
-        (SessionError::NotAssistant { node }, 422, "not-an-answer"),
-        (SessionError::Unanswered { node }, 422, "not-an-answer"),
-        (SessionError::OpenToolUses { node }, 422, "open-tool-uses"),
-        (SessionError::LongTitle { length: 2000, limit: 1024 }, 422, "invalid-title"),
-        (SessionError::StoreBehind { limit: 1 }, 503, "store-behind"),
-        (
-            SessionError::Unsaved { nodes: 1, waited: Duration::ZERO, error: Some(CAUSE.into()) },
-            503,
-            "store-behind",
-        ),
-        (SessionError::Draining, 503, "draining"),
-        (SessionError::NewerTurn { format: 99 }, 503, "newer-turn"),
-        (SessionError::DamagedTurn { problem: CAUSE.into() }, 500, "damaged-turn"),
-        (SessionError::InitialHistory, 500, "internal"),
-        (SessionError::Tree(TreeError::UnknownNode { id: node }), 500, "internal"),
-    ]
-}
-
-fn manager_errors() -> Vec<(ManagerError, u16, &'static str)> {
-    let unsaved = SessionError::Unsaved { nodes: 0, waited: Duration::ZERO, error: Some(CAUSE.into()) };
-    vec![
-        (ManagerError::ShutDown, 503, "shut-down"),
-        (ManagerError::AlreadyExists { id: id() }, 409, "already-exists"),
-        (ManagerError::OpenElsewhere { id: id(), owner: owner(), left: None }, 421, "open-elsewhere"),
-        (ManagerError::NoRoom { id: id(), waited: Duration::ZERO, parents: Vec::new() }, 503, "no-room"),
-        (ManagerError::ChangeUnsaved { id: id(), cause: Box::new(unsaved) }, 503, "store-behind"),
-        (ManagerError::CutOff { id: id(), reason: CAUSE.into() }, 500, "internal"),
-        (ManagerError::EndedIncomplete { sessions: Vec::new() }, 500, "internal"),
-    ]
-}
-
 fn check(problem: &Problem, status: u16, code: &str, error: &dyn std::fmt::Debug) {
     assert_eq!((problem.status().as_u16(), problem.code()), (status, code), "{error:?}");
     let json = problem.to_json();
@@ -171,29 +67,26 @@ fn check(problem: &Problem, status: u16, code: &str, error: &dyn std::fmt::Debug
 }
 
 #[test]
-fn error_of_every_variant_has_its_status_and_code() {
+fn error_of_every_kind_has_its_status_and_code() {
+    for kind in ErrorKind::ALL {
+        let error = Error::new(*kind, CAUSE).with_member("error", CAUSE);
+        check(&error.clone().into(), kind.status(), kind.code(), &error);
+    }
     for (error, status, code) in store_errors() {
         check(&error.clone().into(), status, code, &error);
-        check(&SessionError::Store(error.clone()).into(), status, code, &error);
-        check(&ManagerError::Store(error.clone()).into(), status, code, &error);
+        check(&Error::from(error.clone()).into(), status, code, &error);
     }
-    for (error, status, code) in agent_errors() {
-        check(&error.clone().into(), status, code, &error);
-        check(&SessionError::Agent(error.clone()).into(), status, code, &error);
-    }
-    for (error, status, code) in session_errors() {
-        check(&error.clone().into(), status, code, &error);
-        check(&ManagerError::Session(error.clone()).into(), status, code, &error);
-    }
-    for (error, status, code) in manager_errors() {
-        check(&error.clone().into(), status, code, &error);
-    }
-    let busy = Problem::from(SessionError::Busy(Status::Paused)).to_json();
-    assert_eq!(busy["activity"], "paused");
-    let known = Problem::from(AgentError::KnownPrompt(PromptState::Staged)).to_json();
-    assert_eq!(known["state"], json!({ "state": "staged" }));
-    let stale = AgentError::StaleResume { waiting: vec!["a".into()], given: "b".into() };
-    assert_eq!(Problem::from(stale).to_json()["waiting"], json!(["a"]));
+    let shown = |kind, name: &str, value: Value| {
+        Problem::from(Error::new(kind, "text").with_member(name, value)).to_json()
+    };
+    assert_eq!(shown(ErrorKind::Busy, "activity", json!("paused"))["activity"], "paused");
+    let state = json!({ "state": "staged" });
+    assert_eq!(shown(ErrorKind::KnownPrompt, "state", state.clone())["state"], state);
+    assert_eq!(shown(ErrorKind::StaleDecision, "waiting", json!(["a"]))["waiting"], json!(["a"]));
+    let newer = Problem::from(Error::new(ErrorKind::NewerTurn, CAUSE)).to_json();
+    assert!(newer["detail"].as_str().unwrap().starts_with("This server cannot continue"), "{newer}");
+    let damaged = Problem::from(Error::new(ErrorKind::DamagedTurn, CAUSE)).to_json();
+    assert!(damaged["detail"].as_str().unwrap().starts_with("The operator can discard"), "{damaged}");
 }
 
 pub(crate) fn over(store: &FaultyStore, script: impl IntoIterator<Item = Step>) -> App {

@@ -4,10 +4,11 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{
     agent::{
-        AgentError, Config, Durable, Event, Failure, KnownPrompt, Recovery, Response,
+        Config, Durable, Event, Failure, KnownPrompt, Recovery, Response,
         phase::{Op, ToolCall},
     },
     message::{Timestamp, ToolResult, ToolUse, ToolUseId, TurnId},
+    run::Error,
     tool::{Answer, Decision, ToolSet},
 };
 
@@ -119,7 +120,7 @@ pub(in crate::agent) enum Effect {
     /// pause ends.
     Expire(ToolUseId, Duration),
     /// Send this result to the caller of `ask`.
-    Resolve(Result<Arc<Response>, AgentError>),
+    Resolve(Result<Arc<Response>, Error>),
 }
 
 /// A callback to call. Large arguments are boxed, because every agent reserves memory for one `Call`.

@@ -12,19 +12,19 @@ use super::{
 };
 use crate::{
     agent::{
-        AgentError, ErrorDecision, Event, Failure, Prompt, Response, RunOutcome, Status, TurnDecision,
-        TurnOutcome,
+        ErrorDecision, Event, Failure, Prompt, Response, RunOutcome, Status, TurnDecision, TurnOutcome,
         phase::{AfterEvent, Answer, Asked, Between, Op, Phase, Remains, Slot, Stage, Turn, in_stage},
     },
     message::{Message, RequestEnd, Role, ToolResult, answer_open_tool_uses, cleared},
     provider::{Fold, StopReason},
+    run::Error,
 };
 
 /// The stop reason of a response of a failed run.
 const FAILED: &str = "error";
 
 /// The result that the caller of `ask` gets.
-type AskResult = Result<Arc<Response>, AgentError>;
+type AskResult = Result<Arc<Response>, Error>;
 
 impl Core {
     /// Calls `handle_turn` for a turn whose model needs no more tools. `read` is the output that was read from the last
@@ -131,7 +131,7 @@ impl Core {
         let (event, answer) = match failure {
             None => (Event::Turn(TurnOutcome::Stop { response, staged }), kept.map(Ok)),
             Some(failure) => {
-                let error = kept.map(|kept| Err(AgentError::Failed(failure.clone(), kept)));
+                let error = kept.map(|kept| Err(Error::failed(failure.clone(), kept)));
                 (Event::Error { failure, response, committed: true, staged }, error)
             }
         };
@@ -235,17 +235,17 @@ impl Core {
     /// Ends all work in progress with an error, and discards the pending messages.
     pub(super) fn end_in_error(&mut self, failure: Failure, cx: &mut Context<'_>) {
         self.discard(StopReason::Other(FAILED.into()), cx, |response, staged| {
-            let error = AgentError::Failed(failure.clone(), Arc::clone(&response));
+            let error = Error::failed(failure.clone(), Arc::clone(&response));
             (Event::Error { failure, response, committed: false, staged }, Err(error))
         });
     }
 
     /// Ends the run at once and discards the pending messages.
-    pub(in crate::agent) fn cancel(&mut self, cx: &mut Context<'_>) -> Result<(), AgentError> {
+    pub(in crate::agent) fn cancel(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
         match self.phase {
             // An application event whose `handle_event` has not begun is not cancelled. It stays queued.
             Phase::Idle | Phase::Noticing { begun: false, then: AfterEvent::Rest, .. } => {
-                return Err(AgentError::Idle);
+                return Err(Error::idle());
             }
             // No run is active, so only the callback is dropped, together with its event.
             Phase::Noticing { begun: true, then: AfterEvent::Rest, .. } => {
@@ -262,7 +262,7 @@ impl Core {
     fn cancel_run(&mut self, reason: StopReason, kept: Option<Arc<Response>>, cx: &mut Context<'_>) {
         cx.push(Effect::Abort);
         self.discard(reason, cx, |response, staged| {
-            let answer = kept.ok_or_else(|| AgentError::Cancelled(Arc::clone(&response)));
+            let answer = kept.ok_or_else(|| Error::cancelled(Arc::clone(&response)));
             (Event::Cancelled { response, staged }, answer)
         });
     }
@@ -304,7 +304,7 @@ impl Core {
 
     /// Ends the run at once and keeps as much of the turn as possible. If only the prompt could be kept, the run is
     /// cancelled instead.
-    pub(in crate::agent) fn interrupt(&mut self, cx: &mut Context<'_>) -> Result<(), AgentError> {
+    pub(in crate::agent) fn interrupt(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
         self.cut_short(StopReason::Interrupted, cx)
     }
 
@@ -315,9 +315,9 @@ impl Core {
     }
 
     /// Ends the run at once and keeps as much of the turn as possible. `reason` is the stop reason of the kept turn.
-    fn cut_short(&mut self, reason: StopReason, cx: &mut Context<'_>) -> Result<(), AgentError> {
+    fn cut_short(&mut self, reason: StopReason, cx: &mut Context<'_>) -> Result<(), Error> {
         if matches!(self.phase, Phase::Idle) {
-            return Err(AgentError::Idle);
+            return Err(Error::idle());
         }
         if self.keep(reason.clone(), None, cx) {
             return Ok(());

@@ -4,18 +4,22 @@ use std::sync::Arc;
 
 use super::{Call, Context, Core, Effect};
 use crate::agent::{
-    AgentError, Failure, Prompt,
+    Failure, Prompt,
     phase::{AfterEvent, Op, Phase},
 };
+use crate::run::{Error, ErrorKind};
 
 /// The maximum number of queued application events.
 const MAX_NOTICES: u32 = 1024;
 
 impl Core {
     /// Counts a new application event. The shell stores the event itself until `handle_event` is called.
-    pub(in crate::agent) fn notify(&mut self, cx: &mut Context<'_>) -> Result<(), AgentError> {
+    pub(in crate::agent) fn notify(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
         if self.notices >= MAX_NOTICES {
-            return Err(AgentError::TooManyEvents(MAX_NOTICES as usize));
+            let text = format!(
+                "{MAX_NOTICES} application events are queued, which is the maximum; wait until some are handled"
+            );
+            return Err(Error::new(ErrorKind::Backlog, text).with_member("queued", MAX_NOTICES));
         }
         self.notices += 1;
         if matches!(self.phase, Phase::Idle) {

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use super::{Context, Core, open, origin};
 use crate::{
-    agent::{AgentError, Event, Prompt, PromptState, phase::Origin},
+    agent::{Event, Prompt, PromptState, phase::Origin},
     message::{Content, History, Message, Role, TurnId},
+    run::{Error, ErrorKind},
 };
 
 fn is_blank(block: &Content) -> bool {
@@ -18,7 +19,7 @@ impl Core {
         &mut self,
         history: History,
         cx: &mut Context<'_>,
-    ) -> Result<(), AgentError> {
+    ) -> Result<(), Error> {
         self.check_base(&history)?;
         self.history = history;
         self.emit_history(cx);
@@ -31,7 +32,7 @@ impl Core {
         &mut self,
         history: History,
         cx: &mut Context<'_>,
-    ) -> Result<(), AgentError> {
+    ) -> Result<(), Error> {
         self.replace_history(history, cx)?;
         self.last_run = None;
         self.known.erase_texts();
@@ -46,12 +47,12 @@ impl Core {
         prompt: Prompt,
         ask: bool,
         cx: &mut Context<'_>,
-    ) -> Result<(), AgentError> {
+    ) -> Result<(), Error> {
         self.check_base(&base)?;
         self.ensure_new(prompt.id.as_ref())?;
         prompt.check()?;
         if prompt.content.is_blank() {
-            return Err(AgentError::EmptyPrompt);
+            return Err(Error::empty_prompt());
         }
         let id = prompt.id.clone();
         let turn = (cx.turn_id)();
@@ -70,25 +71,25 @@ impl Core {
         settings: Prompt,
         ask: bool,
         cx: &mut Context<'_>,
-    ) -> Result<(), AgentError> {
+    ) -> Result<(), Error> {
         self.check_base(&base)?;
         settings.check()?;
         if message.role != Role::User {
-            return Err(AgentError::NotAPrompt);
+            return Err(Error::new(ErrorKind::NotAPrompt, "only a user message can start a run again"));
         }
         if message.content.iter().all(is_blank) {
-            return Err(AgentError::EmptyPrompt);
+            return Err(Error::empty_prompt());
         }
         let mut whole = base.clone();
         whole.push(Arc::clone(&message));
-        whole.check_sendable().map_err(AgentError::InvalidPrompt)?;
+        whole.check_sendable().map_err(Error::unfit_prompt)?;
         let turn = (cx.turn_id)();
         self.begin_on(base, turn, message, origin(settings, ask, cx), cx);
         Ok(())
     }
 
     /// Returns an error if `base` cannot replace the committed history now.
-    fn check_base(&self, base: &History) -> Result<(), AgentError> {
+    fn check_base(&self, base: &History) -> Result<(), Error> {
         self.ensure_idle()?;
         if !base.same(&self.history) {
             base.check()?;

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use super::{Context, Core, Effect};
 use crate::{
     agent::{
-        AgentError, Decided, Event, Expiry, Pause, Status, ToolDecision,
+        Decided, Event, Expiry, Pause, Status, ToolDecision,
         phase::{Answer, Phase, Stage, Turn},
     },
     message::{ResultBlock, Timestamp, ToolResult, ToolUse, ToolUseId, TurnId},
     provider::{Fold, is_shallow},
+    run::{Error, ErrorKind},
     tool::Decision,
 };
 
@@ -20,12 +21,23 @@ const MAX_NAME: usize = 256;
 pub(super) const NEEDS_APPROVAL: &str = "needs approval";
 
 /// Fails if the decision is nested too deeply, or if the name of the decider is too long.
-pub(crate) fn check_decision(decision: &Decision, by: Option<&str>) -> Result<(), AgentError> {
+pub(crate) fn check_decision(decision: &Decision, by: Option<&str>) -> Result<(), Error> {
     match by {
         Some(name) if name.len() > MAX_NAME => {
-            Err(AgentError::LongName { length: name.len(), limit: MAX_NAME })
+            let length = name.len();
+            let text = format!(
+                "the decider's name has {length} bytes, but at most {MAX_NAME} are allowed; pass a shorter name"
+            );
+            let error = Error::new(ErrorKind::InvalidDecision, text);
+            Err(error.with_member("length", length).with_member("limit", MAX_NAME))
         }
-        _ if !is_shallow_decision(decision) => Err(AgentError::DeepDecision { limit: Fold::MAX_DEPTH }),
+        _ if !is_shallow_decision(decision) => {
+            let limit = Fold::MAX_DEPTH;
+            let text = format!(
+                "the decision is nested too deeply; at most {limit} levels of arrays and objects are allowed"
+            );
+            Err(Error::new(ErrorKind::InvalidDecision, text).with_member("limit", limit))
+        }
         _ => Ok(()),
     }
 }
@@ -111,11 +123,7 @@ impl Core {
     }
 
     /// Applies the decision about a tool use that waits. The turn continues after the last decision.
-    pub(in crate::agent) fn resume(
-        &mut self,
-        resume: Resume,
-        cx: &mut Context<'_>,
-    ) -> Result<(), AgentError> {
+    pub(in crate::agent) fn resume(&mut self, resume: Resume, cx: &mut Context<'_>) -> Result<(), Error> {
         check_decision(&resume.decision, resume.by.as_deref())?;
         let unreported = self.phase.stage().and_then(Stage::unreported);
         let waiting: Vec<_> = match unreported {
@@ -123,13 +131,15 @@ impl Core {
             None => self.phase.pauses().collect(),
         };
         if waiting.is_empty() {
-            return Err(AgentError::NotPaused(self.emitted_status));
+            let status = self.emitted_status;
+            let text = format!("the agent is {status:?}; no tool use waits for a decision");
+            return Err(Error::new(ErrorKind::NotPaused, text).with_member("activity", status));
         }
         let is_meant = |pause: &&Pause| {
             pause.tool_use.id == resume.tool_use && resume.turn.is_none_or(|turn| turn == pause.turn)
         };
         let Some(meant) = waiting.iter().copied().find(is_meant) else {
-            return Err(stale(waiting, resume.tool_use));
+            return Err(stale(&ids(waiting), &resume.tool_use));
         };
         if unreported.is_none() {
             self.decide_waiting(resume, false, None, cx);
@@ -139,7 +149,7 @@ impl Core {
         // applied when the pause is reported. After a restart, the time limit of the pause may be over already.
         let is_over = |expiry: &&Expiry| expiry.at != Timestamp::default() && expiry.at <= cx.now();
         let expired = meant.expiry.as_deref().filter(is_over).map(|expiry| expiry.decision.clone());
-        let result = if expired.is_some() { Err(stale(waiting, resume.tool_use.clone())) } else { Ok(()) };
+        let result = if expired.is_some() { Err(stale(&ids(waiting), &resume.tool_use)) } else { Ok(()) };
         self.decide_early(resume, expired, cx);
         result
     }
@@ -224,10 +234,17 @@ impl Core {
     }
 }
 
+fn ids(waiting: Vec<&Pause>) -> Vec<ToolUseId> {
+    waiting.into_iter().map(|pause| pause.tool_use.id.clone()).collect()
+}
+
 /// Returns the error for a decision about a tool use that does not wait.
-fn stale(waiting: Vec<&Pause>, given: ToolUseId) -> AgentError {
-    let waiting = waiting.into_iter().map(|pause| pause.tool_use.id.clone()).collect();
-    AgentError::StaleResume { waiting, given }
+pub(super) fn stale(waiting: &[ToolUseId], given: &ToolUseId) -> Error {
+    let list = waiting.iter().map(ToolUseId::as_str).collect::<Vec<_>>().join(", ");
+    let text =
+        format!("the decision is for tool use {given}, but the agent waits for decisions about {list}");
+    let error = Error::new(ErrorKind::StaleDecision, text);
+    error.with_member("waiting", waiting).with_member("given", given)
 }
 
 /// Answers the provider's question. After an answer that allows a tool to run, the request must not be repeated. If the

@@ -4,11 +4,9 @@ use std::sync::Arc;
 
 use super::{Context, Core, Effect, add_message, user_message};
 use crate::{
-    agent::{
-        Accepted, AgentError, Event, Next, Prompt, PromptId, PromptState, RunOutcome, UnstageReason,
-        phase::Turn,
-    },
+    agent::{Accepted, Event, Next, Prompt, PromptId, PromptState, RunOutcome, UnstageReason, phase::Turn},
     message::{Message, MessageId},
+    run::{Error, ErrorKind},
 };
 
 impl Core {
@@ -18,18 +16,14 @@ impl Core {
         prompt: Prompt,
         ask: bool,
         cx: &mut Context<'_>,
-    ) -> Result<Accepted, AgentError> {
+    ) -> Result<Accepted, Error> {
         self.accept(prompt, ask, cx.max_staged, cx)
     }
 
     /// Accepts a prompt that `handle_event` returned. Such a prompt has no sender that could get an error. Therefore,
     /// the queue has room for one such prompt beyond its limit. One is enough, because the next application event is
     /// handled only after the queue is empty.
-    pub(super) fn prompt_from_event(
-        &mut self,
-        prompt: Prompt,
-        cx: &mut Context<'_>,
-    ) -> Result<(), AgentError> {
+    pub(super) fn prompt_from_event(&mut self, prompt: Prompt, cx: &mut Context<'_>) -> Result<(), Error> {
         self.accept(prompt, false, cx.max_staged.saturating_add(1), cx).map(|_| ())
     }
 
@@ -39,13 +33,13 @@ impl Core {
         ask: bool,
         limit: usize,
         cx: &mut Context<'_>,
-    ) -> Result<Accepted, AgentError> {
+    ) -> Result<Accepted, Error> {
         if let Some(state) = self.known.state(prompt.id.as_ref()).cloned() {
-            return if ask { Err(AgentError::KnownPrompt(state)) } else { Ok(Accepted::Known { state }) };
+            return if ask { Err(Error::known_prompt(&state)) } else { Ok(Accepted::Known { state }) };
         }
         prompt.check()?;
         if prompt.content.is_blank() {
-            return Err(AgentError::EmptyPrompt);
+            return Err(Error::empty_prompt());
         }
         if self.is_at_rest() {
             let id = prompt.id.clone();
@@ -54,11 +48,15 @@ impl Core {
             return Ok(Accepted::Started);
         }
         if ask {
-            return Err(AgentError::Busy(self.emitted_status));
+            return Err(Error::busy("agent", self.emitted_status));
         }
         prompt.check_staged()?;
         if self.staged.len() >= limit {
-            return Err(AgentError::QueueFull(self.staged.len()));
+            let staged = self.staged.len();
+            let text = format!(
+                "{staged} prompts are staged, which is the maximum; wait for the next turn, or unstage one"
+            );
+            return Err(Error::new(ErrorKind::QueueFull, text).with_member("limit", staged));
         }
         self.know(prompt.id.as_ref(), PromptState::Staged);
         let id = prompt.id.get_or_insert_with(|| PromptId::new((cx.turn_id)().to_string())).clone();
@@ -78,9 +76,9 @@ impl Core {
     }
 
     /// Returns an error if a prompt with this id was accepted before.
-    pub(super) fn ensure_new(&self, id: Option<&PromptId>) -> Result<(), AgentError> {
+    pub(super) fn ensure_new(&self, id: Option<&PromptId>) -> Result<(), Error> {
         match self.known.state(id) {
-            Some(state) => Err(AgentError::KnownPrompt(state.clone())),
+            Some(state) => Err(Error::known_prompt(state)),
             None => Ok(()),
         }
     }
@@ -90,9 +88,12 @@ impl Core {
         &mut self,
         id: &PromptId,
         cx: &mut Context<'_>,
-    ) -> Result<Arc<Prompt>, AgentError> {
+    ) -> Result<Arc<Prompt>, Error> {
         let found = self.staged.iter().position(|prompt| prompt.id.as_ref() == Some(id));
-        let Some(index) = found else { return Err(AgentError::NotStaged(id.clone())) };
+        let Some(index) = found else {
+            let text = format!("no prompt with the id {id} is staged; it may have been used");
+            return Err(Error::new(ErrorKind::NotStaged, text).with_member("prompt", id));
+        };
         let prompt = self.staged.remove(index);
         self.known.forget(Some(id));
         self.record_queue(cx);

@@ -15,7 +15,7 @@ use crate::{
     },
     message::{Content, Message, RequestEnd, ToolResult, ToolUse, Usage},
     provider::{
-        BlockStart, Completion, Delta, ErrorKind, Fold, Part, PartialBlock, ProviderError, StopReason,
+        BlockStart, Completion, Delta, Fold, Part, PartialBlock, ProviderError, ProviderErrorKind, StopReason,
     },
 };
 
@@ -334,5 +334,5 @@ pub(super) fn end_event(index: usize, block: &Content) -> Option<Event> {
 }
 
 fn truncated() -> ProviderError {
-    ProviderError::new(ErrorKind::Truncated, "the stream ended without a stop reason")
+    ProviderError::new(ProviderErrorKind::Truncated, "the stream ended without a stop reason")
 }

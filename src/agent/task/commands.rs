@@ -8,10 +8,12 @@ use super::{
 };
 use crate::{
     agent::{
-        AgentError, Event, FirstMessage, Moment, StateEdit,
+        Event, FirstMessage, Moment, StateEdit,
         command::{Change, Command, Edit},
         core::Core,
+        state::{panicked, refused},
     },
+    run::{Error, ErrorKind},
     subscription::EventId,
     telemetry::Caller,
 };
@@ -50,7 +52,7 @@ impl Task {
             Command::Interrupt(only, reply) => {
                 let turn = self.core.phase().turn().map(|turn| turn.id);
                 let is_meant = only.is_none_or(|only| turn == Some(only));
-                let interrupted = if is_meant { self.interrupt() } else { Err(AgentError::Idle) };
+                let interrupted = if is_meant { self.interrupt() } else { Err(Error::idle()) };
                 self.reply(reply, interrupted);
             }
             Command::Notify(event, reply) => {
@@ -101,7 +103,7 @@ impl Task {
         }
     }
 
-    pub(super) fn interrupt(&mut self) -> Result<(), AgentError> {
+    pub(super) fn interrupt(&mut self) -> Result<(), Error> {
         // Read the results of finished tools first, so that the interrupt keeps them.
         self.take_finished_tools();
         self.step(Core::interrupt)
@@ -111,22 +113,31 @@ impl Task {
     /// because it would emit further events. A run in progress continues, because it waits for room itself. While a run
     /// is in progress, the limit is twice as high. Without this limit, a client could stage and withdraw prompts
     /// without end.
-    fn ensure_room(&self) -> Result<(), AgentError> {
+    fn ensure_room(&self) -> Result<(), Error> {
         let Some(commit) = &self.commit else { return Ok(()) };
         let limit = if self.core.is_at_rest() { MAX_OUTBOX } else { 2 * MAX_OUTBOX };
         let waiting = commit.outbox.len();
-        if waiting < limit { Ok(()) } else { Err(AgentError::CommitBehind(waiting)) }
+        if waiting < limit {
+            return Ok(());
+        }
+        let text = format!(
+            "{waiting} events wait for the commit channel; no run can start until its receiver has read some"
+        );
+        Err(Error::new(ErrorKind::Backlog, text).with_member("queued", waiting))
     }
 
     /// Returns an error if no prompt may be accepted now.
-    fn ensure_open(&self) -> Result<(), AgentError> {
+    fn ensure_open(&self) -> Result<(), Error> {
         match self.setup.hold.as_ref().and_then(|hold| hold.reason()) {
-            Some(cause) => Err(AgentError::OnHold(cause)),
+            Some(cause) => {
+                let text = format!("the prompt was refused: {cause}");
+                Err(cause.clone().worded(text).with_source(cause))
+            }
             None => self.ensure_room(),
         }
     }
 
-    fn set_state(&mut self, edit: Edit) -> Result<(), AgentError> {
+    fn set_state(&mut self, edit: Edit) -> Result<(), Error> {
         if let Err(error) = self.core.ensure_idle().and_then(|()| self.ensure_room()) {
             drop_contained(edit);
             return Err(error);
@@ -134,8 +145,8 @@ impl Task {
         let before = self.core.history().clone();
         let mut draft = StateEdit { config: (*self.config).clone(), history: before.clone() };
         let edited = guard("set_state", || edit(&mut draft))
-            .map_err(|words| AgentError::Panicked("the closure of set_state", words))
-            .and_then(|edited| edited.map_err(AgentError::refused))
+            .map_err(|words| panicked("the closure of set_state", &words))
+            .and_then(|edited| edited.map_err(refused))
             .and_then(|()| draft.check(&before))
             .and_then(|()| if self.setup.owned { draft.keep_history(&before) } else { Ok(()) });
         if let Err(error) = edited {
@@ -165,10 +176,11 @@ impl Task {
     }
 
     /// Performs a change for the history's owner, and returns the id of the resulting `state` event.
-    fn change(&mut self, at: Option<EventId>, mut change: Change) -> Result<EventId, AgentError> {
+    fn change(&mut self, at: Option<EventId>, mut change: Change) -> Result<EventId, Error> {
         self.core.ensure_idle()?;
         if !self.is_at(at) {
-            return Err(AgentError::Moved);
+            let text = "the agent has emitted newer events; read them, then try again";
+            return Err(Error::new(ErrorKind::Conflict, text));
         }
         self.ensure_room()?;
         let mut with = self.feed.last();

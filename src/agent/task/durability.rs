@@ -12,12 +12,13 @@ use tokio::time::{Sleep, sleep};
 
 use super::Task;
 use crate::agent::{
-    AgentError, Delivery, DeliveryExtras, Durable, Record, Written,
+    Delivery, DeliveryExtras, Durable, Record, Written,
     command::Reply,
     core::{Core, Effect},
     durable::RecoveryFacts,
     phase::Stage,
 };
+use crate::run::Error;
 
 /// The state of an agent that makes records.
 pub(in crate::agent) struct Durability {
@@ -145,8 +146,8 @@ impl Task {
     /// Sends a reply. A successful reply is sent when the last record is stored.
     pub(super) fn reply<T: Send + 'static>(
         &mut self,
-        reply: Reply<Result<T, AgentError>>,
-        result: Result<T, AgentError>,
+        reply: Reply<Result<T, Error>>,
+        result: Result<T, Error>,
     ) {
         match &mut self.durability {
             Some(durability) if result.is_ok() && !durability.is_written() => {

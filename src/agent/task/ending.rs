@@ -13,11 +13,13 @@ use super::{Commit, Task, calls::drop_contained};
 use crate::{
     actor::OwnWake,
     agent::{
-        AgentCallbacks, AgentError,
+        AgentCallbacks,
         command::{Command, InFlight, Stop},
         core::Core,
     },
+    message::ToolUse,
     panics::contained_async,
+    run::{Error, ErrorKind},
     subscription::{End, EndReason},
 };
 
@@ -111,11 +113,26 @@ impl Task {
             if !tools.is_empty() {
                 tracing::warn!(?tools, ?limit, "aborted tools still run after the end of their agent");
             }
-            AgentError::Deadline { deadline: limit, tools }
+            let named: Vec<_> = tools.iter().map(|tool| format!("{} ({})", tool.name, tool.id)).collect();
+            let text = if tools.is_empty() {
+                format!("the agent did not end within the deadline of {limit:?} and was cut off")
+            } else {
+                format!(
+                    "aborted tools still run after the deadline of {limit:?}: {}; a tool can only be aborted where it \
+                     awaits",
+                    named.join(", ")
+                )
+            };
+            let error = Error::new(ErrorKind::Deadline, text).with_member("deadline", limit);
+            let list = |tool: &ToolUse| serde_json::json!({ "id": tool.id, "name": tool.name });
+            match tools.is_empty() {
+                true => error,
+                false => error.with_member("tools", tools.iter().map(list).collect::<Vec<_>>()),
+            }
         });
         if let Some(error) = &cut_off {
             // Setting the cell cannot fail, because it is set only here.
-            let _ = self.last_words.0.cut_off.set(Box::new(error.clone()));
+            let _ = self.last_words.0.cut_off.set(error.clone());
         }
         self.hand_over_outbox();
         drop_contained(own);

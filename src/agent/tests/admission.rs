@@ -13,11 +13,11 @@ use std::{
 
 use crate::{
     agent::{
-        Admission, Agent, AgentBuilder, AgentError, ErrorDecision, Event, Failure, Permit, Prompt, Status,
-        ToolDecision,
+        Admission, Agent, AgentBuilder, ErrorDecision, Event, Failure, Permit, Prompt, Status, ToolDecision,
     },
     message::ToolUse,
-    provider::{ErrorKind, ProviderError},
+    provider::{ProviderError, ProviderErrorKind},
+    run::ErrorKind,
     testing::{Gate, ScriptedProvider, Step},
     tool::{Decision, tool_fn},
 };
@@ -105,7 +105,7 @@ fn seconds(seconds: u64) -> Duration {
 }
 
 fn refused() -> Step {
-    Step::error(ProviderError::new(ErrorKind::InvalidRequest, "no"))
+    Step::error(ProviderError::new(ProviderErrorKind::InvalidRequest, "no"))
 }
 
 /// Waits until nothing more can happen at the current (paused) time.
@@ -276,7 +276,7 @@ async fn waits_for_an_attempt(builder: AgentBuilder, turnstile: &Arc<Turnstile>)
 }
 
 fn limited() -> Step {
-    let error = ProviderError::new(ErrorKind::RateLimit, "slow down");
+    let error = ProviderError::new(ProviderErrorKind::RateLimit, "slow down");
     Step::error(error.with_retry_after(Some(seconds(55))))
 }
 
@@ -358,7 +358,8 @@ async fn waiting_run_is_busy_sends_nothing_and_answers_queries() {
     assert_eq!(turnstile.now(), (0, 1));
     assert_eq!(agent.agent.status().await.unwrap(), Status::Busy);
     assert!(provider.requests().is_empty());
-    assert!(matches!(agent.agent.ask("Me").await.unwrap_err(), AgentError::Busy(Status::Busy)));
+    let error = agent.agent.ask("Me").await.unwrap_err();
+    assert_eq!((error.kind(), error.member("activity")), (ErrorKind::Busy, Some(&"busy".into())));
     turnstile.places.add_permits(1);
     agent.end().await;
     assert_eq!(provider.requests().len(), 1);
@@ -654,5 +655,5 @@ async fn waiting_run_killed_with_its_runtime_leaves_the_queue() {
     });
     let agent = killed.join().unwrap();
     assert!(dropped.load(Ordering::SeqCst));
-    assert!(matches!(agent.status().await, Err(AgentError::Stopped(_))));
+    assert_eq!(agent.status().await.unwrap_err().kind(), ErrorKind::Ended);
 }

@@ -1,8 +1,9 @@
 //! `ask` and `ask_as`.
 
 use crate::{
-    agent::{AgentError, ErrorDecision, Failure, Prompt, Status, ToolDecision},
-    provider::{ErrorKind, Options, ProviderError, StopReason},
+    agent::{ErrorDecision, Prompt, Status, ToolDecision},
+    provider::{Options, ProviderError, ProviderErrorKind, StopReason},
+    run::ErrorKind,
     testing::{Gate, Step},
     tool::Decision,
 };
@@ -40,11 +41,15 @@ async fn ask_while_busy_or_paused_is_an_error_and_does_not_affect_the_run() {
     let first = tokio::spawn(async move { handle.ask("Hi").await });
     reached(&gate).await;
     let busy = agent.agent.ask("Me too").await.unwrap_err();
-    assert!(matches!(busy, AgentError::Busy(Status::Busy)), "{busy:?}");
+    assert_eq!((busy.kind(), busy.member("activity")), (ErrorKind::Busy, Some(&"busy".into())), "{busy:?}");
     gate.open();
     agent.until("pause").await;
     let paused = agent.agent.ask("Me too").await.unwrap_err();
-    assert!(matches!(paused, AgentError::Busy(Status::Paused)), "{paused:?}");
+    assert_eq!(
+        (paused.kind(), paused.member("activity")),
+        (ErrorKind::Busy, Some(&"paused".into())),
+        "{paused:?}"
+    );
     agent.agent.resume("a", Decision::Execute).await.unwrap();
     assert_eq!(in_time(first).await.unwrap().unwrap().text(), "Done");
     agent.end().await;
@@ -98,7 +103,8 @@ async fn ask_cancelled_is_an_error_with_the_discarded_messages() {
     reached(&gate).await;
     agent.cancel().await.unwrap();
     let error = in_time(asked).await.unwrap().unwrap_err();
-    let AgentError::Cancelled(response) = error else { panic!("{error:?}") };
+    assert_eq!(error.kind(), ErrorKind::Cancelled);
+    let response = error.response().unwrap();
     assert_eq!((response.text().as_str(), response.usage), ("Well", tokens(3)));
     assert_eq!(response.stop_reason, StopReason::Cancelled);
 }
@@ -133,7 +139,7 @@ async fn ask_interrupted_with_nothing_new_to_keep_returns_the_earlier_turns() {
 
 #[tokio::test(start_paused = true)]
 async fn ask_failed_is_an_error_with_its_cause() {
-    let down = || ProviderError::new(ErrorKind::Service, "down");
+    let down = || ProviderError::new(ProviderErrorKind::Service, "down");
     let broken = || Step::new().then_text(["A"]).fail(down());
     let (_, builder) = scripted([broken(), broken()]);
     let mut tries = 0;
@@ -144,8 +150,9 @@ async fn ask_failed_is_an_error_with_its_cause() {
     let agent = builder.callbacks(hooks).start().await.unwrap();
     let error = agent.ask("Hi").await.unwrap_err();
     assert_eq!(error.to_string(), format!("the run failed: {}", down()));
-    let AgentError::Failed(Failure::Provider { error }, response) = error else { panic!("{error:?}") };
-    assert_eq!((*error, response.text().as_str(), response.step), (down(), "A", 2));
+    let response = error.response().unwrap();
+    assert_eq!(error.provider_error(), Some(&down()));
+    assert_eq!((response.text().as_str(), response.step), ("A", 2));
 }
 
 #[tokio::test(start_paused = true)]
@@ -153,8 +160,8 @@ async fn ask_of_a_bad_prompt_is_refused_at_once() {
     let (provider, builder) = scripted([Step::text("Fine")]);
     let agent = builder.start().await.unwrap();
     for blank in ["", " \n"] {
-        assert!(matches!(agent.ask(blank).await, Err(AgentError::EmptyPrompt)));
-        assert!(matches!(agent.prompt(blank).await, Err(AgentError::EmptyPrompt)));
+        assert_eq!(agent.ask(blank).await.unwrap_err().kind(), ErrorKind::EmptyPrompt);
+        assert_eq!(agent.prompt(blank).await.unwrap_err().kind(), ErrorKind::EmptyPrompt);
     }
     assert!(provider.requests().is_empty());
     assert_eq!(agent.ask("Hi").await.unwrap().text(), "Fine");
@@ -205,8 +212,9 @@ async fn ask_as_invalid_answer_is_an_error_with_the_response() {
         let (_, builder) = scripted([Step::text(answer)]);
         let agent = builder.options(Options::default().with_output_retries(0)).start().await.unwrap();
         let error = agent.ask_as::<City>("A city?").await.unwrap_err();
-        let AgentError::Output(why, response) = error else { panic!("{error:?}") };
-        assert!(why.contains(words), "{why}");
+        assert_eq!(error.kind(), ErrorKind::Output);
+        assert!(error.to_string().contains(words), "{error}");
+        let response = error.response().unwrap();
         assert_eq!((response.text().as_str(), agent.state().await.unwrap().history().len()), (answer, 2));
     }
 }
@@ -226,7 +234,7 @@ async fn ask_as_value_fits_the_schema_but_not_the_type_is_an_error() {
     let agent = builder.start().await.unwrap();
     agent.ask_as::<Even>("An even number").await.unwrap();
     let error = agent.ask_as::<Even>("An even number").await.unwrap_err();
-    assert!(matches!(&error, AgentError::Output(why, _) if why.contains("3 is odd")), "{error:?}");
+    assert!(error.to_string().contains("3 is odd"), "{error}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -234,7 +242,6 @@ async fn ask_as_turn_ends_before_an_answer_is_an_error_naming_that_cause() {
     let (_, builder) = scripted([Step::tool_use("a", "ask_user", json!({}))]);
     let agent = builder.tool(declared("ask_user")).start().await.unwrap();
     let error = agent.ask_as::<City>("A city?").await.unwrap_err();
-    let AgentError::Output(why, response) = error else { panic!("{error:?}") };
-    assert!(why.contains("tool_use"), "{why}");
-    assert_eq!(response.open_tool_uses.len(), 1);
+    assert!(error.to_string().contains("tool_use"), "{error}");
+    assert_eq!(error.response().unwrap().open_tool_uses.len(), 1);
 }

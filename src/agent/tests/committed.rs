@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use crate::{
     agent::{Agent, AgentCallbacks, Response, State, TurnDecision},
     message::Message,
-    provider::{DeltaStream, ErrorKind, Model, Provider, ProviderError, Request, RequestContext},
+    provider::{DeltaStream, Model, Provider, ProviderError, ProviderErrorKind, Request, RequestContext},
     testing::{ScriptedProvider, Step},
 };
 use async_trait::async_trait;
@@ -70,7 +70,7 @@ async fn committed_turns_are_reported_and_discarded_turns_are_not() {
 
 #[tokio::test(start_paused = true)]
 async fn committed_work_of_a_failed_turn_is_reported() {
-    let error = ProviderError::new(ErrorKind::Auth, "no");
+    let error = ProviderError::new(ProviderErrorKind::Auth, "no");
     let script =
         ScriptedProvider::new([Step::new().then_text(["Half"]).fail(error.clone()), Step::error(error)]);
     let heard = Heard::default();

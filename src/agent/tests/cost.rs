@@ -3,7 +3,9 @@
 use crate::{
     agent::{AgentCallbacks, ErrorDecision, Event, State, TurnOutcome},
     message::{RequestEnd, Usage},
-    provider::{Catalogue, ErrorKind, Model, ModelInfo, Price, ProviderError, Registry, Request, Secret},
+    provider::{
+        Catalogue, Model, ModelInfo, Price, ProviderError, ProviderErrorKind, Registry, Request, Secret,
+    },
     testing::{Gate, ScriptedProvider, Step},
 };
 use serde_json::json;
@@ -91,7 +93,7 @@ fn rows(events: &[std::sync::Arc<Event>]) -> Vec<(RequestEnd, u64, u32, String)>
 }
 
 fn down() -> ProviderError {
-    ProviderError::new(ErrorKind::InvalidRequest, "down")
+    ProviderError::new(ProviderErrorKind::InvalidRequest, "down")
 }
 
 #[tokio::test(start_paused = true)]

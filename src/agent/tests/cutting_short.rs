@@ -10,11 +10,12 @@ use std::{
 
 use crate::{
     agent::{
-        Agent, AgentCallbacks, AgentError, AgentSubscription, Event, Failure, Response, State, Status,
-        ToolDecision, TurnDecision, TurnOutcome,
+        Agent, AgentCallbacks, AgentSubscription, Event, Failure, Response, State, Status, ToolDecision,
+        TurnDecision, TurnOutcome,
     },
     message::{Content, Role, ToolResult, ToolUse},
     provider::{Part, Request, StopReason},
+    run::ErrorKind,
     testing::{Gate, ScriptedProvider, Step},
     tool::{Decision, ToolContext, tool_fn},
 };
@@ -350,7 +351,8 @@ async fn cancel_paused_discards_and_resume_is_refused() {
     assert_eq!((response.usage.output, response.messages.len()), (4, 2));
     assert_eq!(staged[0].content, "next".into());
     let resumed = agent.resume("t2", Decision::Execute).await;
-    assert!(matches!(resumed, Err(AgentError::NotPaused(Status::Idle))));
+    let error = resumed.unwrap_err();
+    assert_eq!((error.kind(), error.member("activity")), (ErrorKind::NotPaused, Some(&"idle".into())));
     assert_eq!(agent.snapshot().await.unwrap().pauses, []);
 }
 
@@ -412,7 +414,9 @@ async fn cancel_while_asked_resolves_with_the_discarded_messages() {
         gate.reached().await;
         agent.cancel().await.unwrap();
     });
-    let Err(AgentError::Cancelled(response)) = asked else { panic!("{asked:?}") };
+    let error = asked.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Cancelled);
+    let response = error.response().unwrap();
     assert_eq!((response.text().as_str(), &response.stop_reason), ("Half", &StopReason::Cancelled));
 }
 
@@ -421,13 +425,13 @@ async fn cancel_and_interrupt_idle_error_and_no_event() {
     let agent = echoing([Step::text("Hello!")]).start().await.unwrap();
     let mut events = agent.subscribe().await.unwrap();
     for _ in 0..2 {
-        assert!(matches!(agent.cancel().await, Err(AgentError::Idle)));
-        assert!(matches!(agent.interrupt().await, Err(AgentError::Idle)));
+        assert_eq!(agent.cancel().await.unwrap_err().kind(), ErrorKind::Idle);
+        assert_eq!(agent.interrupt().await.unwrap_err().kind(), ErrorKind::Idle);
     }
     assert_eq!(ready_events(&mut events).await, []);
     agent.ask("Hi").await.unwrap();
     run_events(&mut events).await;
-    assert!(matches!(agent.cancel().await, Err(AgentError::Idle)));
+    assert_eq!(agent.cancel().await.unwrap_err().kind(), ErrorKind::Idle);
     assert_eq!(ready_events(&mut events).await, []);
 }
 
@@ -461,7 +465,8 @@ async fn interrupt_or_cancel_while_paused_on_a_providers_question_ends_the_run()
         }
         assert!(provider.decisions().is_empty());
         let resumed = agent.resume("q1", Decision::Execute).await;
-        assert!(matches!(resumed, Err(AgentError::NotPaused(Status::Idle))));
+        let error = resumed.unwrap_err();
+        assert_eq!((error.kind(), error.member("activity")), (ErrorKind::NotPaused, Some(&"idle".into())));
         agent.ask("Hello?").await.unwrap();
     }
 }
@@ -500,7 +505,8 @@ async fn cancel_between_two_turns_second_discarded_first_kept() {
 
 #[tokio::test(start_paused = true)]
 async fn interrupt_while_handle_error_runs_partial_answer_of_the_failed_step_kept() {
-    let error = crate::provider::ProviderError::new(crate::provider::ErrorKind::InvalidRequest, "broken off");
+    let error =
+        crate::provider::ProviderError::new(crate::provider::ProviderErrorKind::InvalidRequest, "broken off");
     let callbacks = super::rig::Misbehaving {
         at: super::rig::At::HandleError,
         act: super::rig::Act::Hang,

@@ -1,8 +1,9 @@
 //! Decisions on tool uses: `handle_tool_use`, pauses and `resume`, `handle_tool_result`.
 
 use crate::{
-    agent::{AgentError, Event, Pause, Status, ToolDecision},
+    agent::{Event, Pause, Status, ToolDecision},
     message::{Text, ToolResult, ToolUse},
+    run::ErrorKind,
     testing::{Gate, Step},
     tool::Decision,
 };
@@ -164,7 +165,7 @@ async fn handle_tool_use_pause_twice_in_a_step_waits_for_both() {
     agent.agent.resume("0", Decision::Execute).await.unwrap();
     assert_eq!(names(&agent.until("decided(0)").await), ["decided(0)"]);
     let late = agent.agent.resume("0", Decision::Execute).await.unwrap_err();
-    assert!(matches!(late, AgentError::StaleResume { .. }), "{late:?}");
+    assert_eq!(late.kind(), ErrorKind::StaleDecision, "{late:?}");
     agent.agent.resume("1", Decision::reject("No.")).await.unwrap();
     let results = results(&agent.end().await);
     assert_eq!(log.all(), [r#"a {"n":0}"#]);
@@ -228,16 +229,24 @@ async fn resume_when_not_paused_is_an_error() {
     let log = Log::default();
     let mut agent = Watched::start(builder.tool(noting("look", &log)).callbacks(hooks)).await;
     let idle = agent.agent.resume("0", Decision::Execute).await.unwrap_err();
-    assert!(matches!(idle, AgentError::NotPaused(Status::Idle)), "{idle:?}");
+    assert_eq!(
+        (idle.kind(), idle.member("activity")),
+        (ErrorKind::NotPaused, Some(&"idle".into())),
+        "{idle:?}"
+    );
     agent.agent.prompt("Go").await.unwrap();
     reached(&gate).await;
     let busy = agent.agent.resume("0", Decision::Execute).await.unwrap_err();
-    assert!(matches!(busy, AgentError::NotPaused(Status::Busy)), "{busy:?}");
+    assert_eq!(
+        (busy.kind(), busy.member("activity")),
+        (ErrorKind::NotPaused, Some(&"busy".into())),
+        "{busy:?}"
+    );
     gate.open();
     agent.until("pause(0)").await;
     let stale = agent.agent.resume("7", Decision::Execute).await.unwrap_err();
-    let AgentError::StaleResume { waiting, given } = stale else { panic!("{stale:?}") };
-    assert_eq!((waiting[0].as_str(), given.as_str()), ("0", "7"));
+    assert_eq!((stale.kind(), stale.waiting()), (ErrorKind::StaleDecision, vec!["0".into()]));
+    assert_eq!(stale.member("given").unwrap(), "7");
     assert_eq!(agent.agent.status().await.unwrap(), Status::Paused, "a stale resume decides nothing");
     agent.agent.resume("0", Decision::Execute).await.unwrap();
     agent.end().await;
@@ -255,7 +264,7 @@ async fn resume_repeated_is_stale_although_the_model_uses_the_id_again() {
     agent.agent.resume("0", Decision::Execute).await.unwrap();
     let events = agent.until("pause").await;
     let again = agent.agent.resume("0", Decision::Execute).await.unwrap_err();
-    assert!(matches!(again, AgentError::StaleResume { .. }), "{again:?}");
+    assert_eq!(again.kind(), ErrorKind::StaleDecision, "{again:?}");
     let Event::Pause(pause) = &**events.last().unwrap() else { unreachable!() };
     agent.agent.resume(pause.tool_use.id.clone(), Decision::reject("Enough.")).await.unwrap();
     agent.end().await;

@@ -4,10 +4,10 @@ use std::{future::pending, time::Duration};
 
 use crate::{
     agent::{
-        Agent, AgentBuilder, AgentCallbacks, AgentError, ErrorDecision, Event, Failure, Prompt, Response,
-        State, ToolDecision, TurnDecision,
+        Agent, AgentBuilder, AgentCallbacks, ErrorDecision, Event, Failure, Prompt, Response, State,
+        ToolDecision, TurnDecision,
     },
-    provider::{ErrorKind, ProviderError, RetryPolicy},
+    provider::{ProviderError, ProviderErrorKind, RetryPolicy},
     testing::{Gate, ScriptedProvider, Step},
     tool::{Decision, ToolLimits, tool_fn},
 };
@@ -21,7 +21,7 @@ use super::{
 };
 
 fn down() -> ProviderError {
-    ProviderError::new(ErrorKind::Service, "down")
+    ProviderError::new(ProviderErrorKind::Service, "down")
 }
 
 fn seconds(count: u64) -> Duration {
@@ -54,16 +54,19 @@ async fn handle_error_discard_ends_the_run_and_carries_the_discarded_messages() 
 
 #[tokio::test(start_paused = true)]
 async fn handle_error_default_stops() {
-    let (_, builder) = scripted([Step::error(ProviderError::new(ErrorKind::Auth, "no key"))]);
+    let (_, builder) = scripted([Step::error(ProviderError::new(ProviderErrorKind::Auth, "no key"))]);
     let mut agent = Watched::start(builder).await;
     let (failure, response) = failed(&agent.run("Hi").await);
     let Failure::Provider { error } = failure else { panic!("{failure:?}") };
-    assert_eq!((error.kind, response.message.is_none(), response.messages.len()), (ErrorKind::Auth, true, 1));
+    assert_eq!(
+        (error.kind, response.message.is_none(), response.messages.len()),
+        (ProviderErrorKind::Auth, true, 1)
+    );
 }
 
 #[tokio::test(start_paused = true)]
 async fn handle_error_is_not_called_for_retries_of_the_provider() {
-    let busy = || Step::error(ProviderError::new(ErrorKind::Overloaded, "busy"));
+    let busy = || Step::error(ProviderError::new(ProviderErrorKind::Overloaded, "busy"));
     let (_, builder) = scripted([busy(), busy(), busy(), Step::text("Finally")]);
     let seen = Log::<Failure>::default();
     let noted = seen.clone();
@@ -78,7 +81,7 @@ async fn handle_error_is_not_called_for_retries_of_the_provider() {
 
 #[tokio::test(start_paused = true)]
 async fn retry_by_the_policy_does_not_count_as_a_step_of_the_view() {
-    let busy = || Step::error(ProviderError::new(ErrorKind::Overloaded, "busy"));
+    let busy = || Step::error(ProviderError::new(ProviderErrorKind::Overloaded, "busy"));
     let (_, builder) = scripted([busy(), busy(), Step::text("Finally")]);
     let mut agent = Watched::start(builder).await;
     agent.agent.prompt("Hi").await.unwrap();
@@ -93,7 +96,7 @@ async fn retry_by_the_policy_does_not_count_as_a_step_of_the_view() {
 
 #[tokio::test(start_paused = true)]
 async fn retry_policy_of_the_agent_replaces_that_of_the_model() {
-    let busy = || Step::error(ProviderError::new(ErrorKind::Overloaded, "busy"));
+    let busy = || Step::error(ProviderError::new(ProviderErrorKind::Overloaded, "busy"));
     let policy = |max_retries, base_delay| RetryPolicy { max_retries, base_delay, ..RetryPolicy::default() };
     for (of_agent, requests, at_least) in
         [(None, 2, seconds(3)), (Some(policy(3, seconds(1))), 4, seconds(5))]
@@ -177,8 +180,9 @@ async fn handle_error_retry_after_waits_for_the_delay() {
 
 #[tokio::test(start_paused = true)]
 async fn handle_error_edits_apply_to_the_retry() {
-    let broken =
-        Step::new().then_text(["A d"]).fail(ProviderError::new(ErrorKind::ContextTooLong, "too long"));
+    let broken = Step::new()
+        .then_text(["A d"])
+        .fail(ProviderError::new(ProviderErrorKind::ContextTooLong, "too long"));
     let (provider, builder) = scripted([broken, Step::text("A cat")]);
     let hooks = Hooks::new().on_error(|_, state| {
         state.config_mut().system = None;
@@ -196,7 +200,7 @@ async fn stream_that_ends_without_a_stop_reason_is_truncated() {
     let mut agent = Watched::start(builder).await;
     let (failure, response) = failed(&agent.run("Hi").await);
     let Failure::Provider { error } = failure else { panic!("{failure:?}") };
-    assert_eq!((error.kind, response.text().as_str()), (ErrorKind::Truncated, "Half a"));
+    assert_eq!((error.kind, response.text().as_str()), (ProviderErrorKind::Truncated, "Half a"));
     assert_eq!(agent.history().await, ["user: Hi", "assistant: Half a"]);
 }
 
@@ -231,7 +235,7 @@ async fn missing_key_is_an_error_that_names_the_key() {
         let mut agent = Watched::start(builder).await;
         let (failure, response) = failed(&agent.run("Hi").await);
         let Failure::Provider { error } = failure else { panic!("{failure:?}") };
-        assert_eq!(error.kind, ErrorKind::Auth);
+        assert_eq!(error.kind, ProviderErrorKind::Auth);
         assert!(error.message.contains("A_KEY_THAT_NOBODY_SET"), "{error}");
         assert_eq!(response.messages[0].text(), "Hi", "the staged prompt is carried back");
     }
@@ -392,7 +396,7 @@ async fn turn_timeout_of_a_prompt_replaces_the_one_of_the_agent() {
     let (failure, _) = failed(&agent.run("Hi").await);
     assert_eq!(failure, Failure::TimeLimit { limit: seconds(10) });
     let zero = agent.agent.prompt(Prompt::new("Hi").with_turn_timeout(Duration::ZERO)).await.unwrap_err();
-    assert!(matches!(zero, AgentError::ZeroTimeout), "{zero:?}");
+    assert!(zero.to_string().starts_with("turn_timeout is zero"), "{zero:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -10,7 +10,7 @@ use crate::{
         Attachment, Message, MessageId, ProviderItem, RequestEnd, Text, Thinking, Timestamp, ToolResult,
         ToolUse, TurnId, Usage, UsageRow,
     },
-    provider::{ErrorKind, Options, ProviderError},
+    provider::{Options, ProviderError, ProviderErrorKind},
     subscription::{EndReason, EventId, Numbered, Update},
     testing::Step,
     tool::Decision,
@@ -35,7 +35,7 @@ fn turn() -> TurnId {
 fn awkward_events() -> Vec<Event> {
     let thinking = Thinking::new("t").with_signature("s").with_redacted("r");
     let attachment = Attachment::base64("image/png", "AAAA").named("a.png");
-    let error = ProviderError::new(ErrorKind::RateLimit, "slow \u{2028} \"down\"")
+    let error = ProviderError::new(ProviderErrorKind::RateLimit, "slow \u{2028} \"down\"")
         .with_status(429)
         .with_body("{}")
         .with_retry_after(Some(Duration::new(1, 500_000_001)))
@@ -137,7 +137,7 @@ fn every_kind_of_event_is_serialized_without_loss() {
 
 #[tokio::test(start_paused = true)]
 async fn events_and_snapshots_of_runs_are_serialized_without_loss() {
-    let error = ProviderError::new(ErrorKind::InvalidRequest, "no");
+    let error = ProviderError::new(ProviderErrorKind::InvalidRequest, "no");
     let gate = crate::testing::Gate::new();
     let script = [
         Step::new().usage(tokens(3)).then_tool_use("t1", "echo", json!({ "a": 1 })).stop(),

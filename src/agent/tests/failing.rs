@@ -3,9 +3,10 @@
 use std::{future::pending, sync::Arc, time::Duration};
 
 use crate::{
-    agent::{Agent, AgentError, ErrorDecision, Event, Failure, Next, Prompt, RunEnd, RunOutcome},
+    agent::{Agent, ErrorDecision, Event, Failure, Next, Prompt, RunEnd, RunOutcome},
     message::{Attachment, Content, History, RequestEnd, ResultBlock, ToolResult, UsageRow},
-    provider::{ErrorKind, ProviderError, Registry, Request, StopReason},
+    provider::{ProviderError, ProviderErrorKind, Registry, Request, StopReason},
+    run::ErrorKind,
     testing::{Gate, ScriptedProvider, Step},
     tool::{ToolLimits, ToolOutput, tool_fn},
 };
@@ -17,7 +18,7 @@ use super::{
 };
 
 fn down() -> ProviderError {
-    ProviderError::new(ErrorKind::Auth, "down")
+    ProviderError::new(ProviderErrorKind::Auth, "down")
 }
 
 fn look(id: &str) -> Step {
@@ -237,7 +238,7 @@ async fn ask_of_a_failed_run_returns_what_was_kept() {
     let hooks = Hooks::new().continuing(["More"]);
     let agent = builder.tool(noting("look", &Log::default())).callbacks(hooks).start().await.unwrap();
     let error = agent.ask("Look").await.unwrap_err();
-    assert!(matches!(error, AgentError::Failed(..)), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::Failed, "{error:?}");
     let kept: History = error.response().unwrap().messages.iter().cloned().collect();
     assert_eq!(briefs(&kept), briefs(agent.state().await.unwrap().history()), "all turns of the run");
     assert_eq!(kept.len(), 5);
@@ -256,7 +257,7 @@ async fn failure_of_a_later_turn_leaves_earlier_turns_committed() {
 // ---- content that the service refuses ----
 
 /// Answers each request that contains no attachment and at most 2,000 bytes. Refuses all others.
-fn strict(kind: ErrorKind) -> ScriptedProvider {
+fn strict(kind: ProviderErrorKind) -> ScriptedProvider {
     ScriptedProvider::from_fn(move |request| {
         if request.history.iter().all(|message| message.tool_uses().next().is_none()) {
             return Step::new().then_tool_use("a", "fetch", json!({})).stop();
@@ -290,10 +291,10 @@ async fn refused_results_are_cleared_so_the_next_prompt_is_answered() {
     let picture = || ResultBlock::from(Attachment::base64("image/png", "A".repeat(4000)));
     let file = || ResultBlock::from(Attachment::base64("application/x-cad", "A".repeat(40)));
     let note = |removed| format!("Short[Removed after an error of the model service: {removed}]");
-    let cases: [(ErrorKind, Block, String); 3] = [
-        (ErrorKind::InvalidRequest, picture, note("image/png, 3 KB")),
-        (ErrorKind::Unsupported, file, note("application/x-cad, 1 KB")),
-        (ErrorKind::ContextTooLong, || "x".repeat(12_345).into(), note("12,345 characters")),
+    let cases: [(ProviderErrorKind, Block, String); 3] = [
+        (ProviderErrorKind::InvalidRequest, picture, note("image/png, 3 KB")),
+        (ProviderErrorKind::Unsupported, file, note("application/x-cad, 1 KB")),
+        (ProviderErrorKind::ContextTooLong, || "x".repeat(12_345).into(), note("12,345 characters")),
     ];
     for (kind, block, kept) in cases {
         let fetch = tool_fn("fetch", "Fetches.", move |_: Value, _| async move {
@@ -320,17 +321,17 @@ async fn refused_results_are_cleared_if_the_time_limit_ends_the_repetitions() {
         Failure::TimeLimit { .. } => ErrorDecision::Stop,
         _ => ErrorDecision::RetryAfter(Duration::from_secs(7)),
     });
-    let model = strict(ErrorKind::ContextTooLong).model();
+    let model = strict(ProviderErrorKind::ContextTooLong).model();
     let builder = Agent::builder().model(model).tool(fetch).turn_timeout(Duration::from_secs(20));
     let agent = builder.callbacks(hooks).start().await.unwrap();
     let error = agent.ask("Fetch").await.unwrap_err();
-    assert!(matches!(error, AgentError::Failed(Failure::TimeLimit { .. }, _)), "{error:?}");
+    assert!(matches!(error.failure(), Some(Failure::TimeLimit { .. })), "{error:?}");
     assert_eq!(agent.ask("And now?").await.unwrap().text(), "Answer");
 }
 
 #[tokio::test(start_paused = true)]
 async fn results_whose_response_has_begun_are_kept_whole() {
-    let refusal = ProviderError::new(ErrorKind::InvalidRequest, "no");
+    let refusal = ProviderError::new(ProviderErrorKind::InvalidRequest, "no");
     let long = "x".repeat(5000);
     let begun = [
         (Step::new().then_text(["Half"]).fail(refusal.clone()), &long),
@@ -349,7 +350,7 @@ async fn results_whose_response_has_begun_are_kept_whole() {
 
 #[tokio::test(start_paused = true)]
 async fn refused_results_of_an_earlier_step_are_kept_whole() {
-    let refusal = ProviderError::new(ErrorKind::ContextTooLong, "no");
+    let refusal = ProviderError::new(ProviderErrorKind::ContextTooLong, "no");
     let use_of = |id| Step::tool_use(id, "fetch", json!({}));
     let (_, builder) = scripted([use_of("a"), use_of("b"), Step::error(refusal)]);
     let fetch = tool_fn("fetch", "Fetches.", |_: Value, _| async { Ok("x".repeat(5000)) });
@@ -366,17 +367,17 @@ async fn refused_results_of_an_earlier_step_are_kept_whole() {
 
 #[tokio::test(start_paused = true)]
 async fn results_are_kept_whole_if_the_error_concerns_the_model_or_the_address() {
-    let refusal = ErrorKind::InvalidRequest;
+    let refusal = ProviderErrorKind::InvalidRequest;
     let cases = [
         (refusal, Some(307), true),
         (refusal, Some(404), true),
         (refusal, Some(405), true),
-        (ErrorKind::Unsupported, Some(501), true),
-        (ErrorKind::Unsupported, Some(505), true),
+        (ProviderErrorKind::Unsupported, Some(501), true),
+        (ProviderErrorKind::Unsupported, Some(505), true),
         (refusal, Some(400), false),
-        (ErrorKind::ContextTooLong, Some(413), false),
+        (ProviderErrorKind::ContextTooLong, Some(413), false),
         // A host that reads no images has refused the content.
-        (ErrorKind::Unsupported, Some(404), false),
+        (ProviderErrorKind::Unsupported, Some(404), false),
         (refusal, None, false),
     ];
     for (kind, status, is_whole) in cases {
@@ -393,7 +394,7 @@ async fn results_are_kept_whole_if_the_error_concerns_the_model_or_the_address()
 #[tokio::test(start_paused = true)]
 async fn refused_results_are_kept_whole_if_another_model_then_fails() {
     for (change, is_whole) in [(true, true), (false, false)] {
-        let refusal = ProviderError::new(ErrorKind::InvalidRequest, "no");
+        let refusal = ProviderError::new(ProviderErrorKind::InvalidRequest, "no");
         let steps = [Step::tool_use("a", "fetch", json!({})), Step::error(refusal), Step::error(down())];
         let (_, builder) = scripted(steps);
         let other = ScriptedProvider::new([Step::error(down())]).named("other");

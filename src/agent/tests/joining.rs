@@ -8,7 +8,7 @@ use crate::{
         State, ToolDecision, TurnDecision,
     },
     message::{Attachment, ProviderItem, Role, ToolUse},
-    provider::{BlockStart, Delta, ErrorKind, Part, ProviderError, Request, StopReason},
+    provider::{BlockStart, Delta, Part, ProviderError, ProviderErrorKind, Request, StopReason},
     subscription::{EventId, Update},
     testing::{Gate, ScriptedProvider, Step},
     tool::{Decision, ToolContext, tool_fn},
@@ -65,7 +65,7 @@ impl AgentCallbacks for Rich {
 fn rich_script() -> Vec<Step> {
     let slow = Duration::from_millis(5);
     let item = |n: u32| ProviderItem::new("scripted", json!({ "n": n }));
-    let error = ProviderError::new(ErrorKind::InvalidRequest, "broken off");
+    let error = ProviderError::new(ProviderErrorKind::InvalidRequest, "broken off");
     vec![
         Step::new()
             .then_thinking("Let me", "sig")

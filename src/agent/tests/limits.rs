@@ -1,8 +1,8 @@
 //! Edge cases of `max_steps`.
 
 use crate::{
-    agent::{AgentError, Failure, Prompt, ToolDecision, TurnDecision},
-    provider::{ErrorKind, ProviderError, StopReason},
+    agent::{Failure, Prompt, ToolDecision, TurnDecision},
+    provider::{ProviderError, ProviderErrorKind, StopReason},
     testing::{Gate, Step},
 };
 use serde_json::json;
@@ -110,7 +110,8 @@ async fn limit_does_not_delay_a_staged_prompt() {
 
 #[tokio::test(start_paused = true)]
 async fn limit_counts_retries() {
-    let broken = || Step::new().then_text(["Ha"]).fail(ProviderError::new(ErrorKind::Service, "down"));
+    let broken =
+        || Step::new().then_text(["Ha"]).fail(ProviderError::new(ProviderErrorKind::Service, "down"));
     let (provider, builder) = scripted([broken(), broken(), Step::text("Late")]);
     let hooks = Hooks::new().on_error(|_, _| crate::agent::ErrorDecision::Retry);
     let mut agent = Watched::start(builder.max_steps(2).callbacks(hooks)).await;
@@ -123,7 +124,7 @@ async fn limit_counts_retries() {
 
 #[tokio::test(start_paused = true)]
 async fn limit_does_not_count_retries_of_the_provider() {
-    let busy = || Step::error(ProviderError::new(ErrorKind::Overloaded, "busy"));
+    let busy = || Step::error(ProviderError::new(ProviderErrorKind::Overloaded, "busy"));
     let (provider, builder) = scripted([busy(), busy(), Step::text("Finally")]);
     let mut agent = Watched::start(builder.max_steps(1)).await;
     let events = agent.run("Go").await;
@@ -158,13 +159,13 @@ async fn limit_of_zero_is_refused_by_prompt_and_ask_and_nothing_is_lost() {
     let mut agent = Watched::start(builder).await;
     let zero = || Prompt::new("Go").with_max_steps(0);
     let error = agent.agent.prompt(zero()).await.unwrap_err();
-    assert!(matches!(error, AgentError::ZeroSteps), "{error:?}");
+    assert!(error.to_string().starts_with("max_steps is 0"), "{error:?}");
     let error = agent.agent.ask(zero()).await.unwrap_err();
-    assert!(matches!(error, AgentError::ZeroSteps), "{error:?}");
+    assert!(error.to_string().starts_with("max_steps is 0"), "{error:?}");
     agent.agent.prompt("Hi").await.unwrap();
     agent.agent.prompt("Staged").await.unwrap();
     let error = agent.agent.prompt(zero()).await.unwrap_err();
-    assert!(matches!(error, AgentError::ZeroSteps), "{error:?}");
+    assert!(error.to_string().starts_with("max_steps is 0"), "{error:?}");
     gate.open();
     agent.end().await;
     assert_eq!(agent.history().await, ["user: Hi", "assistant: Hello", "user: Staged", "assistant: Next"]);

@@ -9,10 +9,11 @@ use std::{
 };
 
 use crate::{
-    agent::{Agent, AgentCallbacks, AgentError, Event, Prompt, Response, State, TurnDecision},
+    agent::{Agent, AgentCallbacks, Event, Prompt, Response, State, TurnDecision},
     provider::{
         BlockStart, Delta, DeltaStream, Model, Part, Provider, ProviderError, Request, RequestContext,
     },
+    run::ErrorKind,
     subscription::Update,
     testing::Step,
 };
@@ -194,7 +195,7 @@ async fn notify_after_a_cancel_before_handle_event_began_both_handled_in_order()
     // Both commands are queued before the agent runs. The cancel is therefore processed before the callback begins.
     let (noted, cancelled) = tokio::join!(agent.notify(1_u32), agent.cancel());
     noted.unwrap();
-    assert!(matches!(cancelled, Err(AgentError::Idle)), "{cancelled:?}");
+    assert_eq!(cancelled.unwrap_err().kind(), ErrorKind::Idle);
     agent.notify(2_u32).await.unwrap();
     agent.wait_until_idle().await.unwrap();
     assert_eq!(*heard.lock().unwrap(), [1, 2]);

@@ -3,9 +3,9 @@
 use std::{collections::HashSet, sync::Arc};
 
 use crate::{
-    agent::{AgentError, ErrorDecision, Event, Next, Prompt},
+    agent::{ErrorDecision, Event, Next, Prompt},
     message::{History, Message, MessageId},
-    provider::{ErrorKind, Options, ProviderError},
+    provider::{Options, ProviderError, ProviderErrorKind},
     testing::{Gate, Step},
 };
 use serde_json::json;
@@ -33,7 +33,7 @@ fn ids(history: &History) -> Vec<MessageId> {
 }
 
 fn down() -> ProviderError {
-    ProviderError::new(ErrorKind::Overloaded, "down")
+    ProviderError::new(ProviderErrorKind::Overloaded, "down")
 }
 
 #[tokio::test(start_paused = true)]
@@ -218,10 +218,10 @@ async fn prompt_with_application_data_beyond_a_limit_is_refused_with_the_limit()
     let mut agent = Watched::start(builder).await;
     let text = |size: usize| Prompt::new("Hi").with_app_data(json!("x".repeat(size - 2)));
     let error = agent.agent.prompt(text(16_385)).await.unwrap_err();
-    assert!(matches!(error, AgentError::LargeAppData { size: 16_385, limit: 16_384 }), "{error:?}");
+    assert!(error.to_string().starts_with("the application's data in the prompt has"), "{error:?}");
     let nested = |levels: usize| (0..levels).fold(json!(1), |inner, _| json!([inner]));
     let error = agent.agent.prompt(Prompt::new("Hi").with_app_data(nested(65))).await.unwrap_err();
-    assert!(matches!(error, AgentError::DeepAppData { limit: 64 }), "{error:?}");
+    assert!(error.to_string().starts_with("the application's data in the prompt is nested"), "{error:?}");
     let error = agent.agent.ask(Prompt::new("Hi").with_app_data(nested(65))).await.unwrap_err();
     assert!(error.to_string().contains("at most 64 levels"), "{error}");
     assert_eq!(provider.requests().len(), 0);

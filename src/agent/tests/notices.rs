@@ -1,7 +1,8 @@
 //! Application events: `notify` and `handle_event`.
 
 use crate::{
-    agent::{AgentCallbacks, AgentError, Event, Failure, Prompt, State, Status, ToolDecision},
+    agent::{AgentCallbacks, Event, Failure, Prompt, State, Status, ToolDecision},
+    run::ErrorKind,
     testing::{Gate, Step},
     tool::Decision,
 };
@@ -225,7 +226,7 @@ async fn cancel_or_interrupt_before_handle_event_begins_is_refused_and_the_event
             if interrupt { agent.agent.interrupt().await } else { agent.agent.cancel().await }
         });
         noted.unwrap();
-        assert!(matches!(stopped, Err(AgentError::Idle)), "{stopped:?}");
+        assert_eq!(stopped.unwrap_err().kind(), ErrorKind::Idle);
         agent.agent.wait_until_idle().await.unwrap();
         assert_eq!(log.all(), [1]);
         agent.check().await;
@@ -257,7 +258,7 @@ async fn cancel_while_the_commit_channel_is_full_event_handled_later() {
         agent.set_state(|_| Ok(())).await.unwrap();
     }
     agent.notify(1_u32).await.unwrap();
-    assert!(matches!(agent.cancel().await, Err(AgentError::Idle)));
+    assert_eq!(agent.cancel().await.unwrap_err().kind(), ErrorKind::Idle);
     assert!(log.all().is_empty(), "the event waits for room");
     while log.all().is_empty() {
         receiver.recv().await.unwrap();
@@ -305,8 +306,10 @@ async fn notify_with_a_full_queue_is_an_error() {
     let limit = loop {
         match agent.agent.notify("waits").await {
             Ok(()) => assert!(log.all().len() == 1),
-            Err(AgentError::TooManyEvents(limit)) => break limit,
-            Err(other) => panic!("{other:?}"),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Backlog);
+                break error.member("queued").unwrap().as_u64().unwrap() as usize;
+            }
         }
     };
     (0..=limit).for_each(|_| gate.open());
@@ -316,9 +319,9 @@ async fn notify_with_a_full_queue_is_an_error() {
 
 #[tokio::test(start_paused = true)]
 async fn notify_survives_a_run_that_fails() {
-    use crate::provider::{ErrorKind, ProviderError};
+    use crate::provider::{ProviderError, ProviderErrorKind};
     let gate = Gate::new();
-    let broken = Step::new().gate(&gate).fail(ProviderError::new(ErrorKind::Auth, "no"));
+    let broken = Step::new().gate(&gate).fail(ProviderError::new(ProviderErrorKind::Auth, "no"));
     let (_, builder) = scripted([broken]);
     let log = Log::default();
     let mut agent = Watched::start(builder.callbacks(note_or_prompt(&log))).await;

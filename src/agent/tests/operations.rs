@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use crate::{
-    agent::{Accepted, AgentError, Event, Status, TurnOutcome},
+    agent::{Accepted, Event, Status, TurnOutcome},
     message::ToolUseId,
     provider::StopReason,
+    run::ErrorKind,
     subscription::{EndReason, Update},
     tool::Decision,
 };
@@ -56,11 +57,14 @@ async fn idle_only_operations_in_any_other_phase_refused() {
         let scene = amid.agent().await;
         let agent = &scene.agent;
         let asked = answered(agent.ask("Hello?")).await;
-        assert!(matches!(asked, Err(AgentError::Busy(Status::Busy))), "{amid:?}: {asked:?}");
+        let error = asked.unwrap_err();
+        assert_eq!((error.kind(), error.member("activity")), (ErrorKind::Busy, Some(&"busy".into())));
         let resumed = answered(agent.resume("t1", Decision::Execute)).await;
-        assert!(matches!(resumed, Err(AgentError::NotPaused(Status::Busy))), "{amid:?}: {resumed:?}");
+        let error = resumed.unwrap_err();
+        assert_eq!((error.kind(), error.member("activity")), (ErrorKind::NotPaused, Some(&"busy".into())));
         let set = answered(agent.set_state(|_| panic!("called while busy"))).await;
-        assert!(matches!(set, Err(AgentError::Busy(Status::Busy))), "{amid:?}: {set:?}");
+        let error = set.unwrap_err();
+        assert_eq!((error.kind(), error.member("activity")), (ErrorKind::Busy, Some(&"busy".into())));
         answered(agent.notify("an event")).await.unwrap();
     }
 }
@@ -81,7 +85,7 @@ async fn cancel_in_any_phase_discards_and_agent_survives() {
         assert_eq!(response.stop_reason, StopReason::Cancelled, "{amid:?}");
         assert_eq!(response.messages[0].text(), "Hi", "{amid:?}");
         assert_eq!(staged[0].content, "next".into(), "{amid:?}");
-        assert!(matches!(answered(agent.cancel()).await, Err(AgentError::Idle)), "{amid:?}");
+        assert_eq!(answered(agent.cancel()).await.unwrap_err().kind(), ErrorKind::Idle, "{amid:?}");
         if amid != Amid::NoRoom {
             let response = answered(agent.ask("Hello?")).await.unwrap();
             assert_eq!(response.messages.len(), 2, "{amid:?}: {response:?}");
@@ -118,7 +122,7 @@ async fn interrupt_in_any_phase_ends_the_run_and_agent_survives() {
         let expected = if keeps { response.messages.len() } else { 0 };
         assert_eq!(history.len(), expected, "{amid:?}");
         history.check().unwrap();
-        assert!(matches!(answered(agent.interrupt()).await, Err(AgentError::Idle)), "{amid:?}");
+        assert_eq!(answered(agent.interrupt()).await.unwrap_err().kind(), ErrorKind::Idle, "{amid:?}");
         if amid != Amid::NoRoom {
             let response = answered(agent.ask("Hello?")).await.unwrap();
             assert_eq!(response.messages.len(), 2, "{amid:?}: {response:?}");
@@ -136,7 +140,7 @@ async fn stop_in_any_phase_ends_the_run_and_closes() {
         });
         let stopped = stopped.await;
         if amid == Amid::NoRoom {
-            assert!(matches!(stopped, Err(AgentError::Deadline { .. })), "{amid:?}: {stopped:?}");
+            assert_eq!(stopped.unwrap_err().kind(), ErrorKind::Deadline);
         } else {
             stopped.unwrap();
         }
@@ -181,10 +185,8 @@ async fn every_operation_while_handle_event_never_returns_answered() {
     answered(agent.state()).await.unwrap();
     answered(agent.snapshot()).await.unwrap();
     drop(answered(agent.subscribe()).await.unwrap());
-    assert!(matches!(
-        answered(agent.resume("t1", Decision::Execute)).await,
-        Err(AgentError::NotPaused(Status::Idle))
-    ));
+    let error = answered(agent.resume("t1", Decision::Execute)).await.unwrap_err();
+    assert_eq!((error.kind(), error.member("activity")), (ErrorKind::NotPaused, Some(&"idle".into())));
     answered(agent.notify("another")).await.unwrap();
     answered(agent.set_state(|draft| {
         draft.config.system = Some("set".into());
@@ -198,7 +200,7 @@ async fn every_operation_while_handle_event_never_returns_answered() {
     // A run begins, but its first callback is called only after `handle_event` has returned.
     assert_eq!(answered(agent.prompt("Hi")).await.unwrap(), Accepted::Started);
     assert_eq!(answered(agent.status()).await.unwrap(), Status::Busy);
-    assert!(matches!(answered(agent.ask("Hello?")).await, Err(AgentError::Busy(_))));
+    assert_eq!(answered(agent.ask("Hello?")).await.unwrap_err().kind(), ErrorKind::Busy);
     answered(agent.interrupt()).await.unwrap();
     while !ends_run(&*next(&mut events).await) {}
 
@@ -228,7 +230,7 @@ async fn stop_and_ask_while_handle_event_never_returns_answered() {
     });
     tokio::task::yield_now().await;
     answered(agent.stop(Duration::from_secs(1))).await.unwrap();
-    assert!(matches!(answered(asking).await.unwrap(), Err(AgentError::Cancelled(_))));
+    assert_eq!(answered(asking).await.unwrap().unwrap_err().kind(), ErrorKind::Cancelled);
 }
 
 #[tokio::test(start_paused = true)]
@@ -238,7 +240,7 @@ async fn every_operation_after_the_end_stopped_with_its_reason() {
     macro_rules! assert_stopped {
         ($($operation:expr),+ $(,)?) => {$(
             match answered($operation).await {
-                Err(AgentError::Stopped(EndReason::Stopped)) => {}
+                Err(error) if error.to_string() == "the agent has ended: stopped" => {}
                 _ => panic!(stringify!($operation)),
             }
         )+};
@@ -273,11 +275,13 @@ async fn operations_waiting_for_the_agent_when_it_ends_stopped_with_its_reason()
         async move { agent.wait_until_idle().await }
     });
     let asking = agent.ask("busy, so refused");
-    assert!(matches!(answered(asking).await, Err(AgentError::Busy(_))));
+    assert_eq!(answered(asking).await.unwrap_err().kind(), ErrorKind::Busy);
     let (stopped, status) = tokio::join!(agent.stop(Duration::from_secs(1)), agent.status());
     stopped.unwrap();
-    assert!(matches!(status, Err(AgentError::Stopped(EndReason::Stopped))));
-    assert!(matches!(waiting.await.unwrap(), Err(AgentError::Stopped(EndReason::Stopped))));
+    let error = status.unwrap_err();
+    assert_eq!((error.kind(), error.member("reason")), (ErrorKind::Ended, Some(&"stopped".into())));
+    let error = waiting.await.unwrap().unwrap_err();
+    assert_eq!((error.kind(), error.member("reason")), (ErrorKind::Ended, Some(&"stopped".into())));
 }
 
 #[tokio::test(start_paused = true)]

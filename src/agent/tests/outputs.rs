@@ -2,9 +2,10 @@
 //! contains neither that answer nor the note that asks again.
 
 use crate::{
-    agent::{Accepted, AgentError, ErrorDecision, Event, Failure, Prompt, Status},
+    agent::{Accepted, ErrorDecision, Event, Failure, Prompt, Status},
     message::{History, Role},
-    provider::{ErrorKind, MessageDelta, Options, OutputSchema, ProviderError, StopReason},
+    provider::{MessageDelta, Options, OutputSchema, ProviderError, ProviderErrorKind, StopReason},
+    run::ErrorKind,
     testing::{Gate, Step},
     tool::Schema,
 };
@@ -96,9 +97,9 @@ async fn answer_that_never_fits_is_returned_unchanged_at_the_limit() {
         options.set_output_retries(limit);
         let agent = builder.options(options).start().await.unwrap();
         let error = agent.ask_as::<City>("A city?").await.unwrap_err();
-        let AgentError::Output(why, response) = error else { panic!("{error:?}") };
-        assert!(why.contains("not JSON"), "{why}");
-        assert_eq!(response.stop_reason, StopReason::Stop);
+        assert_eq!(error.kind(), ErrorKind::Output);
+        assert!(error.to_string().contains("not JSON"), "{error}");
+        assert_eq!(error.response().unwrap().stop_reason, StopReason::Stop);
         assert_eq!(provider.requests().len(), requests);
         let last = format!("assistant: No {}", requests - 1);
         assert_eq!(said(agent.state().await.unwrap().history()), ["user: A city?".to_owned(), last]);
@@ -114,7 +115,8 @@ async fn answer_cut_or_refused_is_not_requested_again() {
             scripted([Step::new().then_text([r#"{"name": "#]).stop_with(reason.clone()), Step::text(OSLO)]);
         let agent = builder.start().await.unwrap();
         let error = agent.ask_as::<City>("A city?").await.unwrap_err();
-        let AgentError::Output(_, response) = error else { panic!("{error:?}") };
+        assert_eq!(error.kind(), ErrorKind::Output);
+        let response = error.response().unwrap();
         assert_eq!((response.stop_reason.clone(), provider.requests().len()), (reason, 1));
     }
 }
@@ -124,7 +126,7 @@ async fn max_steps_includes_the_repeated_requests() {
     let (provider, builder) = scripted([Step::text("No"), Step::text("Never"), Step::text(OSLO)]);
     let agent = builder.max_steps(2).start().await.unwrap();
     let error = agent.ask_as::<City>("A city?").await.unwrap_err();
-    assert!(matches!(&error, AgentError::Output(_, response) if response.text() == "Never"), "{error:?}");
+    assert_eq!((error.kind(), error.response().unwrap().text().as_str()), (ErrorKind::Output, "Never"));
     assert_eq!((provider.requests().len(), provider.steps_left()), (2, 1));
 }
 
@@ -227,7 +229,7 @@ async fn staged_prompt_follows_a_repeated_answer() {
 
 #[tokio::test(start_paused = true)]
 async fn failure_while_an_answer_is_repeated_is_retried_with_the_correction() {
-    let down = ProviderError::new(ErrorKind::InvalidRequest, "down");
+    let down = ProviderError::new(ProviderErrorKind::InvalidRequest, "down");
     let (provider, builder) = scripted([Step::text("No"), Step::error(down), Step::text(OSLO)]);
     let hooks = Hooks::new().on_error(|_, _| ErrorDecision::Retry);
     let agent = builder.callbacks(hooks).start().await.unwrap();

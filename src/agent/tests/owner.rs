@@ -4,12 +4,13 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{
     agent::{
-        AgentBuilder, AgentError, AgentSubscription, Event, FirstMessage, HistoryOwner, Prompt, Snapshot,
-        Status, ToolDecision,
+        AgentBuilder, AgentSubscription, Event, FirstMessage, HistoryOwner, Prompt, Snapshot, Status,
+        ToolDecision,
     },
     message::{Content, History, HistoryError, Message, ToolResult, ToolUse},
-    provider::{ErrorKind, ProviderError},
-    subscription::{EndReason, EventId, Update},
+    provider::{ProviderError, ProviderErrorKind},
+    run::{Error, ErrorKind},
+    subscription::{EventId, Update},
     telemetry::Caller,
     testing::{Gate, Step},
     tool::Decision,
@@ -54,7 +55,7 @@ impl HistoryOwner {
         at: Option<EventId>,
         base: History,
         prompt: impl Into<Prompt>,
-    ) -> Result<EventId, AgentError> {
+    ) -> Result<EventId, Error> {
         self.begin(at, base, FirstMessage::Prompt(prompt.into()), None, Caller::default()).await
     }
 
@@ -64,7 +65,7 @@ impl HistoryOwner {
         at: Option<EventId>,
         base: History,
         message: Arc<Message>,
-    ) -> Result<EventId, AgentError> {
+    ) -> Result<EventId, Error> {
         self.begin(at, base, FirstMessage::Message(message, Prompt::default()), None, Caller::default()).await
     }
 }
@@ -230,13 +231,14 @@ async fn stop_discarding_before_the_first_commit_last_snapshot_has_the_previous_
         assert_eq!(briefs(&last.state.history), BEFORE, "{at:?}");
         assert_eq!(last.state.history, agent.view.state.history, "{at:?}");
         let after = answered(owner.set(None, base())).await;
-        assert!(matches!(after, Err(AgentError::Stopped(EndReason::Stopped))), "{after:?}");
+        let error = after.unwrap_err();
+        assert_eq!((error.kind(), error.member("reason")), (ErrorKind::Ended, Some(&"stopped".into())));
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn failure_before_the_first_commit_previous_history_restored() {
-    let refused = Step::error(ProviderError::new(ErrorKind::InvalidRequest, "no"));
+    let refused = Step::error(ProviderError::new(ProviderErrorKind::InvalidRequest, "no"));
     for step in [refused, Step::new().panic("broke"), Step::new().hang()] {
         let (_, builder) = scripted([step, Step::text("Again.")]);
         let (mut agent, owner) = owned(builder).await;
@@ -348,7 +350,7 @@ async fn cut_second(staged: bool, cut: Cut) {
     let gate = Gate::new();
     let second = match cut {
         Cut::Cancelled => Step::new().hang(),
-        Cut::Failed => Step::error(ProviderError::new(ErrorKind::InvalidRequest, "no")),
+        Cut::Failed => Step::error(ProviderError::new(ProviderErrorKind::InvalidRequest, "no")),
     };
     let (_, builder) = scripted([Step::new().gate(&gate).then_text(["Leaf"]).stop(), second]);
     let hooks = if staged { Hooks::new() } else { Hooks::new().continuing(["More"]) };
@@ -425,7 +427,8 @@ async fn assert_busy(agent: &Watched, owner: &HistoryOwner, status: Status) {
         answered(owner.prompt(None, base(), "Hi")).await,
         answered(owner.answer(None, base(), message)).await,
     ] {
-        assert!(matches!(refused, Err(AgentError::Busy(now)) if now == status), "{refused:?}");
+        let error = refused.unwrap_err();
+        assert_eq!((error.kind(), error.typed("activity")), (ErrorKind::Busy, Some(status)));
     }
     assert_eq!(answered(agent.agent.snapshot()).await.unwrap(), snapshot);
 }
@@ -512,9 +515,9 @@ async fn owner_far_behind_in_the_commit_channel_refused_until_it_is_read() {
         }
         assert!(set < 10_000, "the number of waiting events is not bounded");
     };
-    assert!(matches!(refused, AgentError::CommitBehind(_)), "{refused:?}");
+    assert_eq!(refused.kind(), ErrorKind::Backlog, "{refused:?}");
     let refused = answered(owner.prompt(None, base(), "Hi")).await;
-    assert!(matches!(refused, Err(AgentError::CommitBehind(_))), "{refused:?}");
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::Backlog);
     assert_eq!(answered(owner.moment()).await.unwrap().last.number, set);
     for _ in 0..set {
         answered(receiver.recv()).await.unwrap();
@@ -523,7 +526,7 @@ async fn owner_far_behind_in_the_commit_channel_refused_until_it_is_read() {
 }
 
 /// A function that checks whether an operation failed for a particular reason.
-type Reason = fn(&AgentError) -> bool;
+type Reason = fn(&Error) -> bool;
 
 #[tokio::test(start_paused = true)]
 async fn prompt_or_base_invalid_refused_and_no_event_emitted() {
@@ -532,12 +535,14 @@ async fn prompt_or_base_invalid_refused_and_no_event_emitted() {
     let unlawful = || History::from_iter([Message::user("Hi")]);
     let stray = || ToolResult::ok(&ToolUse::new("stray", "look", json!({})), "what?");
     let user = |content: Vec<Content>| Arc::new(Message::user(content));
-    let invalid_history: Reason =
-        |error| matches!(error, AgentError::InvalidHistory(HistoryError::EndsInPrompt { index: 0 }));
-    let invalid_prompt: Reason = |error| matches!(error, AgentError::InvalidPrompt(_));
-    let empty: Reason = |error| matches!(error, AgentError::EmptyPrompt);
-    let no_prompt: Reason = |error| matches!(error, AgentError::NotAPrompt);
-    let zero: Reason = |error| matches!(error, AgentError::ZeroSteps);
+    let invalid_history: Reason = |error| {
+        let cause = error.cause().and_then(|cause| cause.downcast_ref());
+        error.kind() == ErrorKind::Config && matches!(cause, Some(HistoryError::EndsInPrompt { index: 0 }))
+    };
+    let invalid_prompt: Reason = |error| error.kind() == ErrorKind::InvalidPrompt;
+    let empty: Reason = |error| error.kind() == ErrorKind::EmptyPrompt;
+    let no_prompt: Reason = |error| error.kind() == ErrorKind::NotAPrompt;
+    let zero: Reason = |error| error.kind() == ErrorKind::InvalidSettings;
     let attempts = [
         (owner.set(None, unlawful()).await, invalid_history),
         (owner.prompt(None, unlawful(), "Hi").await, invalid_history),
@@ -575,7 +580,7 @@ async fn init_changes_an_owned_history_refused() {
     };
     let builder = || scripted([]).1.history(before()).callbacks(changing());
     let started = builder().start_owned().await;
-    assert!(matches!(started, Err(AgentError::HistoryOwned)), "{started:?}");
+    assert!(started.unwrap_err().to_string().starts_with("the history belongs to the agent's session"));
     builder().start().await.unwrap();
 }
 
@@ -589,7 +594,7 @@ async fn set_state_changes_an_owned_history_refused_and_nothing_changed() {
         Ok(())
     });
     let set = set.await;
-    assert!(matches!(set, Err(AgentError::HistoryOwned)), "{set:?}");
+    assert!(set.unwrap_err().to_string().starts_with("the history belongs to the agent's session"));
     let state = agent.agent.state().await.unwrap();
     assert_eq!((state.config().system.as_deref(), briefs(state.history())), (None, briefs(&before())));
     assert_eq!(owner.moment().await.unwrap().last.number, 0);
@@ -618,9 +623,11 @@ async fn owner_kept_agent_dropped_ends_and_reports_why() {
     let (agent, owner) = scripted([]).1.start_owned().await.unwrap();
     drop(agent);
     let moment = answered(owner.moment()).await;
-    assert!(matches!(moment, Err(AgentError::Stopped(EndReason::HandlesDropped))), "{moment:?}");
+    let error = moment.unwrap_err();
+    assert_eq!((error.kind(), error.member("reason")), (ErrorKind::Ended, Some(&"handles_dropped".into())));
     let set = answered(owner.set(None, base())).await;
-    assert!(matches!(set, Err(AgentError::Stopped(EndReason::HandlesDropped))), "{set:?}");
+    let error = set.unwrap_err();
+    assert_eq!((error.kind(), error.member("reason")), (ErrorKind::Ended, Some(&"handles_dropped".into())));
 }
 
 #[tokio::test(start_paused = true)]

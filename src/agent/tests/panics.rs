@@ -10,8 +10,9 @@ use std::{
 };
 
 use crate::{
-    agent::{Agent, AgentCallbacks, AgentError, ErrorDecision, Event, Failure, State, Status, TurnOutcome},
-    provider::{DeltaStream, ErrorKind, Model, Provider, ProviderError, Request, RequestContext},
+    agent::{Agent, AgentCallbacks, ErrorDecision, Event, Failure, State, Status, TurnOutcome},
+    provider::{DeltaStream, Model, Provider, ProviderError, ProviderErrorKind, Request, RequestContext},
+    run::ErrorKind,
     subscription::EndReason,
     testing::{Gate, Step},
     tool::{Schema, Tool, ToolContext, ToolError, ToolOutput},
@@ -108,7 +109,7 @@ async fn run_provider_fails_handle_error_called_and_agent_survives() {
         match failure {
             Failure::ProviderPanicked { message } => assert_eq!(message, words),
             Failure::Provider { error } => {
-                assert_eq!((deed, error.kind), (Deed::FailInOpen, ErrorKind::Unsupported));
+                assert_eq!((deed, error.kind), (Deed::FailInOpen, ProviderErrorKind::Unsupported));
             }
             other => panic!("{deed:?}: {other:?}"),
         }
@@ -136,7 +137,7 @@ impl Provider for Nameless {
     }
 
     async fn stream(&self, _: Request, _: RequestContext) -> Result<DeltaStream, ProviderError> {
-        Err(ProviderError::new(ErrorKind::Auth, "nobody is here"))
+        Err(ProviderError::new(ProviderErrorKind::Auth, "nobody is here"))
     }
 }
 
@@ -147,10 +148,10 @@ async fn run_name_of_the_provider_panics_error_event_and_agent_survives() {
     let agent = Agent::builder().model(model).start().await.unwrap();
     provider.0.store(true, Ordering::Relaxed);
     let error = answered(agent.ask("Hi")).await.unwrap_err();
-    let AgentError::Failed(Failure::ProviderPanicked { message }, _) = error else { panic!("{error:?}") };
+    let Some(Failure::ProviderPanicked { message }) = error.failure() else { panic!("{error:?}") };
     assert_eq!(message, "the name broke");
     let error = answered(agent.ask("Hi")).await.unwrap_err();
-    assert!(matches!(error, AgentError::Failed(Failure::Provider { .. }, _)), "{error:?}");
+    assert!(error.provider_error().is_some(), "{error:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -269,8 +270,7 @@ async fn set_state_closure_panics_nothing_changes() {
         panic!("the closure broke")
     }))
     .await;
-    let Err(AgentError::Panicked(_, words)) = set else { panic!("{set:?}") };
-    assert_eq!(words, "the closure broke");
+    assert_eq!(set.unwrap_err().to_string(), "the closure of set_state panicked: the closure broke");
     assert_eq!(answered(agent.state()).await.unwrap().config().system, None);
     answered(agent.ask("Hi")).await.unwrap();
 }
@@ -338,7 +338,7 @@ async fn values_of_the_application_panic_when_dropped_agent_survives() {
         Ok(())
     }))
     .await;
-    assert!(matches!(set, Err(AgentError::Panicked(..) | AgentError::ZeroSteps)), "{set:?}");
+    assert!(matches!(set.unwrap_err().kind(), ErrorKind::Callback | ErrorKind::InvalidSettings));
     answered(agent.ask("Hi")).await.unwrap();
 }
 
@@ -351,7 +351,7 @@ async fn set_state_refused_closure_panics_when_dropped_agent_survives() {
         Ok(())
     }))
     .await;
-    assert!(matches!(set, Err(AgentError::Busy(_))));
+    assert_eq!(set.unwrap_err().kind(), ErrorKind::Busy);
     answered(scene.agent.cancel()).await.unwrap();
     answered(scene.agent.ask("Hi")).await.unwrap();
 }
@@ -423,6 +423,5 @@ impl AgentCallbacks for Stillborn {
 #[tokio::test(start_paused = true)]
 async fn start_init_panics_error() {
     let started = echoing([]).callbacks(Stillborn).start().await;
-    let Err(AgentError::Panicked("init", words)) = started else { panic!("{started:?}") };
-    assert_eq!(words, "init broke");
+    assert_eq!(started.unwrap_err().to_string(), "init panicked: init broke");
 }

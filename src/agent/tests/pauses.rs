@@ -4,10 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{
     agent::{
-        AgentCallbacks, AgentError, Decided, DecisionKind, Event, NamedDecision, Pause, State, Status,
-        ToolDecision,
+        AgentCallbacks, Decided, DecisionKind, Event, NamedDecision, Pause, State, Status, ToolDecision,
     },
     message::{Attachment, ResultBlock, ToolResult, ToolUse},
+    run::ErrorKind,
     testing::{Gate, ScriptedProvider, Step},
     tool::{Decision, Tool, ToolContext, ToolSet, tool_fn},
 };
@@ -127,8 +127,8 @@ async fn resume_of_a_decided_use_is_stale_and_lists_the_waiting_uses() {
         stale.to_string(),
         "the decision is for tool use 1, but the agent waits for decisions about 0, 2"
     );
-    let AgentError::StaleResume { waiting, given } = stale else { panic!("{stale:?}") };
-    assert_eq!((waiting, given), (vec!["0".into(), "2".into()], "1".into()));
+    assert_eq!((stale.kind(), stale.waiting()), (ErrorKind::StaleDecision, vec!["0".into(), "2".into()]));
+    assert_eq!(stale.member("given").unwrap(), "1");
 }
 
 #[tokio::test(start_paused = true)]
@@ -215,7 +215,11 @@ async fn resume_as_with_a_long_name_is_refused_and_decides_nothing() {
     agent.agent.prompt("Go").await.unwrap();
     agent.until("pause(2)").await;
     let refused = agent.agent.resume_as("0", Decision::Execute, "x".repeat(257)).await.unwrap_err();
-    assert!(matches!(refused, AgentError::LongName { length: 257, limit: 256 }), "{refused:?}");
+    assert_eq!(
+        (refused.kind(), refused.member("length"), refused.member("limit")),
+        (ErrorKind::InvalidDecision, Some(&257.into()), Some(&256.into())),
+        "{refused:?}"
+    );
     assert_eq!(agent.agent.snapshot().await.unwrap().pauses.len(), 3);
     agent.agent.resume_as("0", Decision::Execute, "x".repeat(256)).await.unwrap();
 }
@@ -346,7 +350,11 @@ async fn cancel_withdraws_every_pause() {
     agent.end().await;
     assert_eq!(agent.agent.snapshot().await.unwrap().pauses, []);
     let late = agent.agent.resume("0", Decision::Execute).await.unwrap_err();
-    assert!(matches!(late, AgentError::NotPaused(Status::Idle)), "{late:?}");
+    assert_eq!(
+        (late.kind(), late.member("activity")),
+        (ErrorKind::NotPaused, Some(&"idle".into())),
+        "{late:?}"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -358,7 +366,11 @@ async fn resume_while_a_later_use_is_asked_about_is_not_paused() {
     agent.agent.prompt("Go").await.unwrap();
     reached(&gate).await;
     let early = agent.agent.resume("0", Decision::Execute).await.unwrap_err();
-    assert!(matches!(early, AgentError::NotPaused(Status::Busy)), "{early:?}");
+    assert_eq!(
+        (early.kind(), early.member("activity")),
+        (ErrorKind::NotPaused, Some(&"busy".into())),
+        "{early:?}"
+    );
     gate.open();
     agent.until("pause(1)").await;
     agent.agent.resume("0", Decision::Execute).await.unwrap();

@@ -4,7 +4,7 @@ use std::{any::Any, time::Duration};
 
 use crate::{
     agent::{Agent, AgentCallbacks, AgentSubscription, ErrorDecision, Failure, State},
-    provider::{ErrorKind, ProviderError},
+    provider::{ProviderError, ProviderErrorKind},
     testing::{Gate, Step},
     tool::{ToolContext, ToolLimits, tool_fn},
 };
@@ -82,7 +82,7 @@ impl Amid {
                 scene
             }
             Self::Delay => {
-                let error = Step::error(ProviderError::new(ErrorKind::InvalidRequest, "no"));
+                let error = Step::error(ProviderError::new(ProviderErrorKind::InvalidRequest, "no"));
                 let builder = scripted([error, Step::text("Again.")]).1.callbacks(Patient);
                 let (agent, mut events) = started(builder.start().await.unwrap()).await;
                 let mut seen = Vec::new();

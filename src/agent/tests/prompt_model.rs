@@ -2,7 +2,7 @@
 
 use crate::{
     agent::{Agent, AgentBuilder, ErrorDecision, Prompt, RunOutcome},
-    provider::{ErrorKind, Options, ProviderError, Secret, StopReason},
+    provider::{Options, ProviderError, ProviderErrorKind, Secret, StopReason},
     testing::{Gate, ScriptedProvider, Step},
 };
 use serde_json::json;
@@ -71,7 +71,7 @@ async fn staged_prompt_with_a_model_uses_it_when_its_turn_starts() {
 #[tokio::test(start_paused = true)]
 async fn model_set_by_handle_error_replaces_the_model_of_the_prompt() {
     let (_, builder) = provider("first", []);
-    let down = Step::error(ProviderError::new(ErrorKind::InvalidRequest, "down"));
+    let down = Step::error(ProviderError::new(ProviderErrorKind::InvalidRequest, "down"));
     let (second, _) = provider("second", [down]);
     let (third, _) = provider("third", [Step::text("Here")]);
     let fallback = third.model();

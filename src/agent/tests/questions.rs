@@ -3,12 +3,13 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    agent::{Agent, AgentError, Event, Failure, Status, ToolDecision},
+    agent::{Agent, Event, Failure, ToolDecision},
     message::{ToolResult, ToolUse},
     provider::{
         BlockStart, Delta, DeltaStream, Model, Part, Provider, ProviderError, Request, RequestContext,
         StopReason,
     },
+    run::ErrorKind,
     testing::{ScriptedProvider, Step},
     tool::Decision,
 };
@@ -85,12 +86,12 @@ async fn question_paused_waits_for_resume_while_the_stream_stays_open() {
     assert_eq!((pause.tool_use, pause.reason), (question("q1"), json!("sure?")));
 
     let stale = agent.agent.resume("q2", Decision::Execute).await.unwrap_err();
-    assert!(matches!(stale, AgentError::StaleResume { .. }), "{stale:?}");
+    assert_eq!(stale.kind(), ErrorKind::StaleDecision, "{stale:?}");
     agent.agent.resume("q1", Decision::Execute).await.unwrap();
     let order = names(&agent.until("pause").await);
     assert_eq!(order, ["status(busy)", "decided(q1)", "status(paused)", "pause(q2)"]);
     let stale = agent.agent.resume("q1", Decision::Execute).await.unwrap_err();
-    assert!(matches!(stale, AgentError::StaleResume { .. }), "{stale:?}");
+    assert_eq!(stale.kind(), ErrorKind::StaleDecision, "{stale:?}");
     agent.agent.resume("q2", Decision::reject("No.")).await.unwrap();
     let events = agent.end().await;
     assert_eq!(names(&events)[..3], ["status(busy)", "decided(q2)", "text_delta"]);
@@ -112,7 +113,11 @@ async fn question_paused_accepts_a_staged_prompt_and_a_cancel() {
     assert_eq!((response.text().as_str(), !staged.is_empty()), ("Let me ", true));
     assert!(provider.decisions().is_empty());
     let late = agent.agent.resume("q", Decision::Execute).await.unwrap_err();
-    assert!(matches!(late, AgentError::NotPaused(Status::Idle)), "{late:?}");
+    assert_eq!(
+        (late.kind(), late.member("activity")),
+        (ErrorKind::NotPaused, Some(&"idle".into())),
+        "{late:?}"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -160,7 +165,11 @@ async fn question_withdrawn_while_paused_continues_without_a_decision() {
     assert!(names(&events).contains(&"status(busy)".to_owned()));
     assert_eq!(stopped(&events).text(), "Never mind.");
     let late = agent.agent.resume("q", Decision::Execute).await.unwrap_err();
-    assert!(matches!(late, AgentError::NotPaused(Status::Idle)), "{late:?}");
+    assert_eq!(
+        (late.kind(), late.member("activity")),
+        (ErrorKind::NotPaused, Some(&"idle".into())),
+        "{late:?}"
+    );
 }
 
 /// Callbacks that log each tool use and never decide about it.
@@ -233,7 +242,7 @@ async fn question_open_while_the_stream_fails_handle_error_runs_busy() {
             let fall = stream::once(async move {
                 let asked = tokio::time::timeout(Duration::from_secs(5), context.decide(question("q"))).await;
                 assert!(asked.is_err());
-                Err(ProviderError::new(crate::provider::ErrorKind::Transport, "fell"))
+                Err(ProviderError::new(crate::provider::ProviderErrorKind::Transport, "fell"))
             });
             let start = Delta::Start { index: 0, block: BlockStart::Text };
             Ok(Box::pin(stream::iter([Ok(start)]).chain(fall)))

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use crate::{
     agent::{
-        Accepted, Agent, AgentCallbacks, AgentError, AgentSubscription, Event, Prompt, Snapshot, State,
-        Status, ToolDecision, TurnOutcome,
+        Accepted, Agent, AgentCallbacks, AgentSubscription, Event, Prompt, Snapshot, State, Status,
+        ToolDecision, TurnOutcome,
     },
     message::{Message, Role, ToolUse},
+    run::ErrorKind,
     subscription::{EventId, Update},
     testing::{ScriptedProvider, Step},
     tool::Decision,
@@ -119,12 +120,12 @@ async fn race(round: u32) {
         }
     }
     match cancel.await.unwrap() {
-        Ok(()) | Err(AgentError::Idle) => {}
-        other => panic!("{other:?}"),
+        Err(error) if error.kind() != ErrorKind::Idle => panic!("{error:?}"),
+        _ => {}
     }
     match resume.await.unwrap() {
-        Ok(()) | Err(AgentError::NotPaused(_)) => {}
-        other => panic!("{other:?}"),
+        Err(error) if error.kind() != ErrorKind::NotPaused => panic!("{error:?}"),
+        _ => {}
     }
 
     // Rejects paused tool uses until the agent is idle.
@@ -183,13 +184,13 @@ async fn handles_dropped_and_stopped_while_in_use_every_operation_answered() {
                         _ => agent.subscribe().await.map(|_| ()),
                     };
                     match answer {
-                        Ok(()) | Err(AgentError::Busy(_) | AgentError::Cancelled(_)) => {}
-                        // The reason of the end is never `EndReason::Killed`. If the reason is not known yet, the
-                        // handle waits for it.
-                        Err(AgentError::Stopped(reason)) => {
-                            assert_eq!(reason, crate::subscription::EndReason::Stopped);
-                        }
-                        Err(other) => panic!("{other:?}"),
+                        Ok(()) => {}
+                        Err(error) => match error.kind() {
+                            ErrorKind::Busy | ErrorKind::Cancelled => {}
+                            // The reason of the end is never `EndReason::Killed`. If the reason is not known yet, the
+                            // handle waits for it.
+                            _ => assert_eq!(error.to_string(), "the agent has ended: stopped"),
+                        },
                     }
                 })
             })

@@ -6,6 +6,7 @@ use crate::{
     agent::{AgentCallbacks, Event, Failure, Next, Prompt, State, ToolDecision},
     message::ToolUse,
     provider::StopReason,
+    run::ErrorKind,
     testing::{Gate, Step},
     tool::Decision,
 };
@@ -110,7 +111,7 @@ async fn handle_event_prompt_may_be_one_beyond_a_full_queue() {
     agent.agent.prompt("First").await.unwrap();
     agent.agent.prompt("Second").await.unwrap();
     let full = agent.agent.prompt("Third").await.unwrap_err();
-    assert!(matches!(full, crate::agent::AgentError::QueueFull(1)), "{full:?}");
+    assert_eq!((full.kind(), full.member("limit")), (ErrorKind::QueueFull, Some(&1.into())), "{full:?}");
     gate.open();
     let events = agent.end().await;
     assert_eq!(turns(&events).len(), 3);

@@ -1,8 +1,8 @@
 //! The owner of an agent's history ends the agent when it is idle.
 
 use crate::{
-    agent::{AgentBuilder, AgentError, HistoryOwner},
-    subscription::EndReason,
+    agent::{AgentBuilder, HistoryOwner},
+    run::ErrorKind,
     testing::{Gate, Step},
 };
 
@@ -22,9 +22,9 @@ async fn retire_ends_an_idle_agent() {
     let (agent, owner) = retirable(scripted([]).1).await;
     assert!(answered(owner.retire(None)).await.unwrap());
     let error = answered(agent.agent.status()).await.unwrap_err();
-    assert!(matches!(error, AgentError::Stopped(EndReason::Idle)), "{error:?}");
+    assert_eq!((error.kind(), error.member("reason")), (ErrorKind::Ended, Some(&"idle".into())), "{error:?}");
     let error = answered(owner.retire(None)).await.unwrap_err();
-    assert!(matches!(error, AgentError::Stopped(EndReason::Idle)), "{error:?}");
+    assert_eq!((error.kind(), error.member("reason")), (ErrorKind::Ended, Some(&"idle".into())), "{error:?}");
 }
 
 #[tokio::test(start_paused = true)]

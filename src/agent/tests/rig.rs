@@ -16,8 +16,8 @@ use crate::{
     },
     message::{ToolResult, ToolUse, Usage},
     provider::{
-        BlockStart, Delta, DeltaStream, ErrorKind, MessageDelta, Model, Part, Provider, ProviderError,
-        Request, RequestContext, StopReason,
+        BlockStart, Delta, DeltaStream, MessageDelta, Model, Part, Provider, ProviderError,
+        ProviderErrorKind, Request, RequestContext, StopReason,
     },
     subscription::{EndReason, Update},
     testing::{Gate, Step},
@@ -78,7 +78,7 @@ impl At {
             Self::HandleToolUse | Self::HandleToolResult => {
                 Step::new().usage(tokens(7)).then_tool_use("t1", "echo", json!({})).stop()
             }
-            Self::HandleError => Step::error(ProviderError::new(ErrorKind::InvalidRequest, "no")),
+            Self::HandleError => Step::error(ProviderError::new(ProviderErrorKind::InvalidRequest, "no")),
             _ => Step::text("Hello!"),
         }
     }
@@ -287,7 +287,7 @@ impl Provider for Rogue {
             }
             Deed::FailInOpen => {
                 self.take();
-                return Err(ProviderError::new(ErrorKind::Unsupported, "no instance today"));
+                return Err(ProviderError::new(ProviderErrorKind::Unsupported, "no instance today"));
             }
             Deed::HangInOpen => {
                 self.take();

@@ -2,7 +2,7 @@
 
 use crate::{
     agent::{Agent, AgentBuilder, ErrorDecision, Prompt, ToolDecision},
-    provider::{Credentials, ErrorKind, Options, ProviderError, Request, Secret},
+    provider::{Credentials, Options, ProviderError, ProviderErrorKind, Request, Secret},
     testing::{ScriptedProvider, Step},
 };
 use serde_json::json;
@@ -14,7 +14,7 @@ fn secret(key: &str) -> Options {
 }
 
 fn down() -> Step {
-    Step::error(ProviderError::new(ErrorKind::InvalidRequest, "down"))
+    Step::error(ProviderError::new(ProviderErrorKind::InvalidRequest, "down"))
 }
 
 fn provider(name: &str, steps: impl IntoIterator<Item = Step>) -> (ScriptedProvider, AgentBuilder) {

@@ -2,10 +2,11 @@
 
 use crate::{
     agent::{
-        Accepted, AgentCallbacks, AgentError, ErrorDecision, Event, Failure, Next, Prompt, PromptState,
-        Response, RunOutcome, State, ToolDecision, TurnDecision, TurnOutcome,
+        Accepted, AgentCallbacks, ErrorDecision, Event, Failure, Next, Prompt, PromptState, Response,
+        RunOutcome, State, ToolDecision, TurnDecision, TurnOutcome,
     },
     provider::{Options, StopReason},
+    run::ErrorKind,
     testing::{Gate, ScriptedProvider, Step},
     tool::{Decision, Tool, tool_fn},
 };
@@ -195,7 +196,7 @@ async fn prompt_beyond_the_limit_of_the_queue_is_refused() {
     reached(&gate).await;
     agent.agent.prompt("B").await.unwrap();
     let refused = agent.agent.prompt("C").await.unwrap_err();
-    assert!(matches!(refused, AgentError::QueueFull(1)) && refused.is_unavailable(), "{refused:?}");
+    assert_eq!((refused.kind(), refused.is_unavailable()), (ErrorKind::QueueFull, true));
     assert_eq!(
         refused.to_string(),
         "1 prompts are staged, which is the maximum; wait for the next turn, or unstage one"
@@ -214,10 +215,8 @@ async fn unstage_returns_the_prompt_and_keeps_the_others() {
     let prompt = agent.agent.unstage(id.clone()).await.unwrap();
     assert_eq!((prompt.content.clone(), prompt.max_steps), ("B".into(), Some(2)));
     let again = agent.agent.unstage(id.clone()).await.unwrap_err();
-    assert!(
-        matches!(&again, AgentError::NotStaged(given) if *given == id) && again.is_conflict(),
-        "{again:?}"
-    );
+    assert_eq!((again.kind(), again.is_conflict()), (ErrorKind::NotStaged, true));
+    assert_eq!(again.member("prompt").unwrap(), id.as_str());
     assert_eq!(staged(&agent).await, ["C"]);
     let order = names(&agent.until("unstaged(withdrawn)").await);
     assert_eq!(order[order.len() - 3..], ["staged", "staged", "unstaged(withdrawn)"]);
@@ -239,7 +238,11 @@ async fn prompt_repeated_with_its_id_is_known_and_runs_once() {
     let other = Prompt::new("").with_id("order").with_max_steps(0);
     assert_eq!(state(agent.agent.prompt(other).await.unwrap()), PromptState::Staged, "content is not read");
     let asked = agent.agent.ask(order()).await.unwrap_err();
-    assert!(matches!(asked, AgentError::KnownPrompt(PromptState::Staged)), "{asked:?}");
+    assert_eq!(
+        (asked.kind(), asked.member("state")),
+        (ErrorKind::KnownPrompt, Some(&serde_json::json!({ "state": "staged" }))),
+        "{asked:?}"
+    );
     gate.open();
     agent.end().await;
     let outcome = RunOutcome::Stopped { stop_reason: StopReason::Stop };
@@ -388,7 +391,7 @@ async fn prompt_for_the_next_step_with_settings_is_refused() {
     let (agent, _, _) = busy(Hooks::new(), []).await;
     let prompt = Prompt::new("Now").at(Next::Step).with_max_steps(1);
     let refused = agent.agent.prompt(prompt).await.unwrap_err();
-    assert!(matches!(refused, AgentError::NotAtStep), "{refused:?}");
+    assert_eq!(refused.kind(), ErrorKind::NotAtStep, "{refused:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -442,8 +445,10 @@ async fn cancel_after_a_prompt_has_joined_discards_it_with_the_turn() {
 
 #[tokio::test(start_paused = true)]
 async fn retry_repeats_the_step_with_the_prompts_that_have_joined() {
-    let fails =
-        Step::error(crate::provider::ProviderError::new(crate::provider::ErrorKind::InvalidRequest, "once"));
+    let fails = Step::error(crate::provider::ProviderError::new(
+        crate::provider::ProviderErrorKind::InvalidRequest,
+        "once",
+    ));
     let gate = Gate::new();
     let (provider, builder) = scripted([Step::tool_use("t", "slow", json!({})), fails, Step::text("One")]);
     let hooks = Hooks::new().on_error(|_, _| crate::agent::ErrorDecision::Retry);

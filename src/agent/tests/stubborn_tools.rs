@@ -11,7 +11,8 @@ use std::{
 };
 
 use crate::{
-    agent::{Agent, AgentError},
+    agent::Agent,
+    run::ErrorKind,
     subscription::Update,
     testing::{Gate, Step},
     tool::{Tool, ToolContext, tool_fn},
@@ -85,10 +86,10 @@ async fn stop_deadline_passes_while_a_tool_blocks_error_names_the_tool() {
     let (agent, tool) = blocked().await;
     let stopped = agent.stop(Duration::from_millis(50)).await;
     for stopped in [stopped, agent.stop(Duration::ZERO).await] {
-        let Err(error @ AgentError::Deadline { .. }) = stopped else { panic!("{stopped:?}") };
+        let error = stopped.unwrap_err();
         assert!(error.to_string().contains("block (t1)"), "{error}");
-        let AgentError::Deadline { tools, .. } = error else { unreachable!() };
-        assert_eq!((tools.len(), tools[0].name.as_str(), tools[0].id.as_str()), (1, "block", "t1"));
+        let tools = serde_json::json!([{ "id": "t1", "name": "block" }]);
+        assert_eq!((error.kind(), error.member("tools")), (ErrorKind::Deadline, Some(&tools)));
     }
     tool.release.send(()).unwrap();
 }

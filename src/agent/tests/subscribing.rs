@@ -8,6 +8,7 @@ use std::{
 use crate::{
     agent::{Agent, AgentSubscription, Event, Snapshot},
     provider::Part,
+    run::ErrorKind,
     subscription::{EndReason, EventId, FeedLimits, Numbered, Update},
     testing::{Gate, Step},
 };
@@ -360,7 +361,8 @@ fn runtime_shut_down_subscribers_and_handles_report_killed() {
         let (reason, snapshot) = closed(&mut events).await;
         assert_eq!((reason, snapshot.is_none()), (EndReason::Killed, true));
         let status = agent.status().await;
-        assert!(matches!(status, Err(crate::agent::AgentError::Stopped(EndReason::Killed))));
+        let error = status.unwrap_err();
+        assert_eq!((error.kind(), error.member("reason")), (ErrorKind::Ended, Some(&"killed".into())));
         assert_eq!(agent.end().unwrap().reason, EndReason::Killed);
     });
 }

@@ -3,9 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    agent::{Agent, AgentError, Failure, Status},
+    agent::{Agent, Failure, Status},
     message::{Content, Message, Usage},
-    provider::{Delta, ErrorKind, MessageDelta, Options, ProviderError, Registry, Request, StopReason},
+    provider::{
+        Delta, MessageDelta, Options, ProviderError, ProviderErrorKind, Registry, Request, StopReason,
+    },
     testing::{Gate, ScriptedProvider, Step},
 };
 use futures_util::StreamExt;
@@ -41,7 +43,7 @@ async fn script_answers_in_order_and_records_the_requests() {
 async fn script_exhausted_is_an_error_until_a_step_is_pushed() {
     let provider = ScriptedProvider::new([]);
     let error = provider.model().generate(Request::prompt("Hi")).await.unwrap_err();
-    assert_eq!(error.kind, ErrorKind::InvalidRequest);
+    assert_eq!(error.kind, ProviderErrorKind::InvalidRequest);
     provider.push(Step::text("Hello"));
     assert_eq!(provider.steps_left(), 1);
     assert_eq!(provider.model().generate(Request::prompt("Hi")).await.unwrap().message.text(), "Hello");
@@ -122,8 +124,8 @@ async fn step_reports_usage_and_data() {
 
 #[tokio::test(start_paused = true)]
 async fn step_without_an_end_is_truncated() {
-    assert_eq!(answer(Step::new().then_text(["Hi"])).await.unwrap_err().kind, ErrorKind::Truncated);
-    assert_eq!(answer(Step::new()).await.unwrap_err().kind, ErrorKind::Truncated);
+    assert_eq!(answer(Step::new().then_text(["Hi"])).await.unwrap_err().kind, ProviderErrorKind::Truncated);
+    assert_eq!(answer(Step::new()).await.unwrap_err().kind, ProviderErrorKind::Truncated);
 }
 
 #[tokio::test(start_paused = true)]
@@ -133,15 +135,14 @@ async fn step_cut_after_any_action_is_truncated() {
         let (_, builder) = scripted([whole().cut_after(actions)]);
         let agent = builder.options(Options::default().with_max_retries(0)).start().await.unwrap();
         let error = agent.ask("Hi").await.unwrap_err();
-        let AgentError::Failed(Failure::Provider { error }, _) = error else { panic!("{error:?}") };
-        assert_eq!(error.kind, ErrorKind::Truncated, "{actions}");
+        assert_eq!(error.provider_error().unwrap().kind, ProviderErrorKind::Truncated, "{actions}");
     }
     assert!(answer(whole().cut_after(whole().actions())).await.is_ok());
 }
 
 #[tokio::test(start_paused = true)]
 async fn step_failing_at_any_action_ends_there() {
-    let down = || ProviderError::new(ErrorKind::Service, "down");
+    let down = || ProviderError::new(ProviderErrorKind::Service, "down");
     let whole = || Step::new().then_text(["One ", "two"]).stop();
     for actions in 0..=whole().actions() {
         let step = whole().cut_after(actions).fail(down()).then_text(["more"]).stop();
@@ -155,9 +156,10 @@ async fn step_failing_at_any_action_ends_there() {
 
 #[tokio::test(start_paused = true)]
 async fn step_error_refuses_the_request_and_a_transient_error_is_retried() {
-    let refused = answer(Step::error(ProviderError::new(ErrorKind::Auth, "no key"))).await.unwrap_err();
-    assert_eq!((refused.kind, refused.message.as_str()), (ErrorKind::Auth, "no key"));
-    let busy = || Step::error(ProviderError::new(ErrorKind::Overloaded, "busy"));
+    let refused =
+        answer(Step::error(ProviderError::new(ProviderErrorKind::Auth, "no key"))).await.unwrap_err();
+    assert_eq!((refused.kind, refused.message.as_str()), (ProviderErrorKind::Auth, "no key"));
+    let busy = || Step::error(ProviderError::new(ProviderErrorKind::Overloaded, "busy"));
     let provider = ScriptedProvider::new([busy(), Step::text("Fine")]);
     assert_eq!(provider.model().generate(Request::prompt("Hi")).await.unwrap().message.text(), "Fine");
     assert_eq!(provider.requests().len(), 2);
@@ -186,10 +188,8 @@ async fn step_waits_and_hangs() {
 async fn step_panics_as_a_provider_does() {
     let (_, builder) = scripted([Step::new().then_text(["Hi"]).panic("boom")]);
     let error = builder.start().await.unwrap().ask("Hi").await.unwrap_err();
-    let AgentError::Failed(Failure::ProviderPanicked { message }, response) = error else {
-        panic!("{error:?}")
-    };
-    assert_eq!((message.as_str(), response.text().as_str()), ("boom", "Hi"));
+    let Some(Failure::ProviderPanicked { message }) = error.failure() else { panic!("{error:?}") };
+    assert_eq!((message.as_str(), error.response().unwrap().text().as_str()), ("boom", "Hi"));
 }
 
 #[tokio::test(start_paused = true)]

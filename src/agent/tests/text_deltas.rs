@@ -3,9 +3,9 @@
 use std::{fmt::Write, time::Duration};
 
 use crate::{
-    agent::{Agent, AgentError, AgentSubscription, ErrorDecision, Failure, TextDeltas, ToolDecision},
-    provider::{ErrorKind, ProviderError},
-    subscription::EndReason,
+    agent::{Agent, AgentSubscription, ErrorDecision, TextDeltas, ToolDecision},
+    provider::{ProviderError, ProviderErrorKind},
+    run::{Error, ErrorKind},
     testing::{Gate, Step},
 };
 use futures_util::StreamExt;
@@ -33,7 +33,7 @@ async fn start(steps: impl IntoIterator<Item = Step>) -> (Agent, AgentSubscripti
 }
 
 /// Reads the stream to its end. Returns the text and the error, if there is one.
-async fn rest(mut deltas: TextDeltas<'_>) -> (String, Option<AgentError>) {
+async fn rest(mut deltas: TextDeltas<'_>) -> (String, Option<Error>) {
     let (mut text, mut error) = (String::new(), None);
     while let Some(delta) = answered(deltas.next()).await {
         assert!(error.is_none(), "nothing follows an error");
@@ -131,15 +131,16 @@ async fn text_deltas_end_with_the_error_of_a_discarded_turn() {
     assert_eq!(read(&mut deltas, 1).await, "Hel");
     agent.cancel().await.unwrap();
     let (text, error) = rest(deltas).await;
-    let Some(AgentError::Cancelled(response)) = error else { panic!("{error:?}") };
-    assert_eq!((text.as_str(), response.text().as_str()), ("", "Hel"));
+    let error = error.unwrap();
+    assert_eq!(error.kind(), ErrorKind::Cancelled);
+    assert_eq!((text.as_str(), error.response().unwrap().text().as_str()), ("", "Hel"));
 
-    let down = ProviderError::new(ErrorKind::InvalidRequest, "no");
+    let down = ProviderError::new(ProviderErrorKind::InvalidRequest, "no");
     let (agent, mut events) = start([Step::new().then_text(["Hel"]).fail(down)]).await;
     agent.prompt("Hi").await.unwrap();
     let (text, error) = rest(events.text_deltas()).await;
     assert_eq!(text, "Hel");
-    assert!(matches!(error, Some(AgentError::Failed(Failure::Provider { .. }, _))), "{error:?}");
+    assert!(error.unwrap().provider_error().is_some());
 }
 
 #[tokio::test(start_paused = true)]
@@ -161,13 +162,13 @@ async fn text_deltas_of_an_agent_that_ends_are_an_error_outside_a_turn() {
     agent.stop(Duration::from_secs(1)).await.unwrap();
     assert!(rest(deltas).await.1.is_none(), "the turn was interrupted and committed");
     let (text, error) = rest(events.text_deltas()).await;
-    assert!(text.is_empty() && matches!(error, Some(AgentError::Stopped(EndReason::Stopped))), "{error:?}");
+    assert_eq!((text.as_str(), error.unwrap().to_string().as_str()), ("", "the agent has ended: stopped"));
     assert!(rest(events.text_deltas()).await.1.is_none(), "the subscription is closed");
 }
 
 #[tokio::test(start_paused = true)]
 async fn text_deltas_after_a_retry_have_the_new_answer() {
-    let down = ProviderError::new(ErrorKind::Service, "down");
+    let down = ProviderError::new(ProviderErrorKind::Service, "down");
     let hooks = Hooks::new().on_error(|_, _| ErrorDecision::Retry);
     let steps = [Step::new().then_text(["A d"]).fail(down), Step::text("A cat")];
     let agent = echoing(steps).callbacks(hooks).start().await.unwrap();
@@ -225,8 +226,11 @@ async fn text_deltas_resync_after_a_discarded_turn_are_its_error() {
     for fails in [false, true] {
         let step =
             Step::new().then_text(pieces(0..5)).gate(&gates[usize::from(fails)]).then_text(pieces(5..400));
-        let step =
-            if fails { step.fail(ProviderError::new(ErrorKind::InvalidRequest, "no")) } else { step.hang() };
+        let step = if fails {
+            step.fail(ProviderError::new(ProviderErrorKind::InvalidRequest, "no"))
+        } else {
+            step.hang()
+        };
         let hooks = Hooks::new().on_error(|_, _| ErrorDecision::Discard);
         let agent = echoing([step]).callbacks(hooks).start().await.unwrap();
         let mut events = agent.subscribe().await.unwrap();
@@ -238,13 +242,10 @@ async fn text_deltas_resync_after_a_discarded_turn_are_its_error() {
         let _ = agent.cancel().await;
         let (missed, error) = rest(deltas).await;
         assert!(missed.is_empty(), "{missed}");
-        match error.unwrap() {
-            AgentError::Failed(Failure::Provider { .. }, response) if fails => {
-                assert!(response.messages.is_empty());
-            }
-            AgentError::Cancelled(response) if !fails => assert!(response.messages.is_empty()),
-            error => panic!("{error:?}"),
-        }
+        let error = error.unwrap();
+        assert_eq!(error.kind(), if fails { ErrorKind::Failed } else { ErrorKind::Cancelled });
+        assert_eq!(error.provider_error().is_some(), fails);
+        assert!(error.response().unwrap().messages.is_empty());
     }
 }
 
@@ -252,7 +253,7 @@ async fn text_deltas_resync_after_a_discarded_turn_are_its_error() {
 async fn text_deltas_resync_after_a_failed_turn_have_its_text_and_its_error() {
     let gate = Gate::new();
     let step = Step::new().then_text(pieces(0..5)).gate(&gate).then_text(pieces(5..400));
-    let step = step.fail(ProviderError::new(ErrorKind::Service, "no"));
+    let step = step.fail(ProviderError::new(ProviderErrorKind::Service, "no"));
     let (agent, mut events) = start([step, Step::new().then_text(pieces(0..400)).stop()]).await;
     agent.prompt("Hi").await.unwrap();
     let mut deltas = events.text_deltas();
@@ -261,7 +262,7 @@ async fn text_deltas_resync_after_a_failed_turn_have_its_text_and_its_error() {
     agent.wait_until_idle().await.unwrap();
     let (missed, error) = rest(deltas).await;
     assert_eq!(missed, text(2..400), "the streamed text is kept");
-    assert!(matches!(error, Some(AgentError::Failed(..))), "{error:?}");
+    assert_eq!(error.unwrap().kind(), ErrorKind::Failed);
     agent.ask("Again").await.unwrap();
     assert_eq!(whole(&mut events).await, text(0..400), "the next turn has its own end");
 }

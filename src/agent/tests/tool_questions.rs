@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use crate::{
-    agent::{AgentBuilder, AgentError, Event, Pause, Status},
+    agent::{AgentBuilder, Event, Pause, Status},
     message::{ToolResult, ToolUseId},
+    run::ErrorKind,
     testing::Step,
     tool::{Answer, Decision, Tool, ToolContext, ToolLimits, tool_fn},
 };
@@ -135,7 +136,7 @@ async fn question_that_is_dropped_is_withdrawn() {
     assert_eq!(order, ["status(busy)", "withdrawn(c?1)", "status(paused)", "pause(c?2)"]);
     agent.check().await;
     let late = agent.agent.resume("c?1", Decision::Execute).await.unwrap_err();
-    assert!(matches!(late, AgentError::StaleResume { .. }), "{late:?}");
+    assert_eq!(late.kind(), ErrorKind::StaleDecision, "{late:?}");
     agent.agent.resume("c?2", Decision::reject("No.")).await.unwrap();
     assert_eq!(results(&agent.end().await)[0].0.text(), r#"Declined("No.")"#);
 }
@@ -214,7 +215,11 @@ async fn interrupt_and_cancel_end_a_question() {
     agent.agent.cancel().await.unwrap();
     assert_eq!(names(&agent.end().await), ["status(idle)", "cancelled"]);
     let late = agent.agent.resume("c?1", Decision::Execute).await.unwrap_err();
-    assert!(matches!(late, AgentError::NotPaused(Status::Idle)), "{late:?}");
+    assert_eq!(
+        (late.kind(), late.member("activity")),
+        (ErrorKind::NotPaused, Some(&"idle".into())),
+        "{late:?}"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -229,7 +234,7 @@ async fn answer_for_an_earlier_question_with_the_same_id_never_applies_to_a_late
     agent.agent.prompt("Again").await.unwrap();
     agent.until("pause(c?2)").await;
     let late = agent.agent.resume("c?1", Decision::Execute).await.unwrap_err();
-    assert!(matches!(late, AgentError::StaleResume { .. }), "{late:?}");
+    assert_eq!(late.kind(), ErrorKind::StaleDecision, "{late:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use crate::{
     message::ToolUseId,
-    provider::{ErrorKind, ProviderError},
+    provider::{ProviderError, ProviderErrorKind},
 };
 
 use super::SessionId;
@@ -122,19 +122,19 @@ impl BackendError {
         matches!(self, Self::Ended(_) | Self::Contract(Breach::Panicked { .. }))
     }
 
-    fn kind(&self) -> ErrorKind {
+    fn kind(&self) -> ProviderErrorKind {
         match self {
-            Self::Auth(_) => ErrorKind::Auth,
-            Self::Unavailable(_) | Self::Ended(_) => ErrorKind::Transport,
+            Self::Auth(_) => ProviderErrorKind::Auth,
+            Self::Unavailable(_) | Self::Ended(_) => ProviderErrorKind::Transport,
             Self::UnknownSession { .. }
             | Self::NotResumable(_)
             | Self::Diverged(_)
-            | Self::Unsupported(_) => ErrorKind::Unsupported,
-            Self::Invalid(_) | Self::Misconfigured(_) => ErrorKind::InvalidRequest,
-            Self::RateLimit { .. } => ErrorKind::RateLimit,
-            Self::Timeout { .. } => ErrorKind::Timeout,
-            Self::Failed(_) => ErrorKind::Service,
-            Self::Contract(_) => ErrorKind::Contract,
+            | Self::Unsupported(_) => ProviderErrorKind::Unsupported,
+            Self::Invalid(_) | Self::Misconfigured(_) => ProviderErrorKind::InvalidRequest,
+            Self::RateLimit { .. } => ProviderErrorKind::RateLimit,
+            Self::Timeout { .. } => ProviderErrorKind::Timeout,
+            Self::Failed(_) => ProviderErrorKind::Service,
+            Self::Contract(_) => ProviderErrorKind::Contract,
         }
     }
 

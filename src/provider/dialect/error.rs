@@ -4,7 +4,7 @@ use std::{borrow::Cow, time::Duration};
 
 use serde_json::{Map, Value};
 
-use crate::provider::{ErrorKind, ProviderError, halves};
+use crate::provider::{ProviderError, ProviderErrorKind, halves};
 
 /// The maximum length, in bytes, of a service's text that an error message contains.
 const MESSAGE_LIMIT: usize = 1000;
@@ -19,8 +19,9 @@ pub(crate) fn from_body(status: u16, body: &str) -> ProviderError {
 #[cfg(feature = "http")]
 pub(crate) fn with_wait(mut error: ProviderError, wait: Option<Duration>) -> ProviderError {
     let names_quota = || error.body.as_deref().is_some_and(|body| ErrorBody::of(body).names_quota());
-    if wait.is_some() && error.kind == ErrorKind::Quota && error.status != Some(402) && names_quota() {
-        (error.kind, error.retryable) = (ErrorKind::RateLimit, true);
+    if wait.is_some() && error.kind == ProviderErrorKind::Quota && error.status != Some(402) && names_quota()
+    {
+        (error.kind, error.retryable) = (ProviderErrorKind::RateLimit, true);
     }
     error.retry_after = wait.or(error.retry_after);
     error
@@ -240,18 +241,18 @@ impl ErrorBody {
         let text = if self.message.is_empty() { "the service gave no reason" } else { &self.message };
         let mut error = ProviderError::new(kind, text).with_retry_after(self.retry_after);
         // A single request that exceeds the limit would exceed it again after any wait, so it is not retried.
-        if kind == ErrorKind::RateLimit && message.contains("request too large") {
+        if kind == ProviderErrorKind::RateLimit && message.contains("request too large") {
             error.retryable = false;
         }
         error.request_id = self.request_id;
         error
     }
 
-    fn kind(&self, status: Option<u16>, message: &str) -> ErrorKind {
+    fn kind(&self, status: Option<u16>, message: &str) -> ProviderErrorKind {
         if self.flagged {
-            return ErrorKind::InvalidRequest;
+            return ProviderErrorKind::InvalidRequest;
         }
-        let by_word = |rules: &[(&str, ErrorKind)]| {
+        let by_word = |rules: &[(&str, ProviderErrorKind)]| {
             let hit = |part: &str| self.words.iter().any(|word| word.contains(part));
             rules.iter().find(|(part, _)| hit(part)).map(|(_, kind)| *kind)
         };
@@ -259,13 +260,15 @@ impl ErrorBody {
         // this wire format.
         let refused = status.is_none_or(|status| status < 500);
         if refused && self.words.iter().any(|word| word == "modelerror") {
-            return ErrorKind::InvalidRequest;
+            return ProviderErrorKind::InvalidRequest;
         }
         let may_be_request = matches!(status, None | Some(..=400 | 413 | 422 | 500..));
         let waits = self.retry_after.is_some() || message.contains("per min");
         let is_short = waits && status != Some(402) && self.names_quota();
         by_word(TELLING_WORDS)
-            .map(|kind| if kind == ErrorKind::Quota && is_short { ErrorKind::RateLimit } else { kind })
+            .map(|kind| {
+                if kind == ProviderErrorKind::Quota && is_short { ProviderErrorKind::RateLimit } else { kind }
+            })
             .or_else(|| find(PHRASES, message))
             .or_else(|| if may_be_request { find(TOO_LONG, message) } else { None })
             // Many services describe every rejected request as invalid, so the status is more precise than a vague
@@ -277,119 +280,119 @@ impl ErrorBody {
 }
 
 /// Words that determine the kind regardless of the status. The first match counts.
-const TELLING_WORDS: &[(&str, ErrorKind)] = &[
+const TELLING_WORDS: &[(&str, ProviderErrorKind)] = &[
     // Groq sends these two words with status 400 if the model wrote an unreadable call or unreadable JSON. Another
     // response may be readable: <https://console.groq.com/docs/errors>.
-    ("toolusefailed", ErrorKind::Service),
-    ("jsonvalidatefailed", ErrorKind::Service),
-    ("contextlength", ErrorKind::ContextTooLong),
-    ("contextwindow", ErrorKind::ContextTooLong),
-    ("contextsize", ErrorKind::ContextTooLong),
+    ("toolusefailed", ProviderErrorKind::Service),
+    ("jsonvalidatefailed", ProviderErrorKind::Service),
+    ("contextlength", ProviderErrorKind::ContextTooLong),
+    ("contextwindow", ProviderErrorKind::ContextTooLong),
+    ("contextsize", ProviderErrorKind::ContextTooLong),
     // In this list, the words for rate limits come before the words for quotas, because Alibaba's
     // `Throttling.RateQuota` is a rate limit.
-    ("throttl", ErrorKind::RateLimit),
-    ("resourceexhausted", ErrorKind::RateLimit),
-    ("overloaded", ErrorKind::Overloaded),
-    ("serverbusy", ErrorKind::Overloaded),
-    ("slowdown", ErrorKind::Overloaded),
-    ("insufficientquota", ErrorKind::Quota),
-    ("insufficientbalance", ErrorKind::Quota),
-    ("insufficientcredit", ErrorKind::Quota),
-    ("insufficientfunds", ErrorKind::Quota),
-    ("currentquota", ErrorKind::Quota),
-    ("quotaexceeded", ErrorKind::Quota),
-    ("billing", ErrorKind::Quota),
+    ("throttl", ProviderErrorKind::RateLimit),
+    ("resourceexhausted", ProviderErrorKind::RateLimit),
+    ("overloaded", ProviderErrorKind::Overloaded),
+    ("serverbusy", ProviderErrorKind::Overloaded),
+    ("slowdown", ProviderErrorKind::Overloaded),
+    ("insufficientquota", ProviderErrorKind::Quota),
+    ("insufficientbalance", ProviderErrorKind::Quota),
+    ("insufficientcredit", ProviderErrorKind::Quota),
+    ("insufficientfunds", ProviderErrorKind::Quota),
+    ("currentquota", ProviderErrorKind::Quota),
+    ("quotaexceeded", ProviderErrorKind::Quota),
+    ("billing", ProviderErrorKind::Quota),
     // OpenCode sends the following three words with status 401.
-    ("creditserror", ErrorKind::Quota),
-    ("monthlylimiterror", ErrorKind::Quota),
-    ("userlimiterror", ErrorKind::Quota),
-    ("paymentrequired", ErrorKind::Quota),
-    ("arrearage", ErrorKind::Quota),
-    ("ratelimit", ErrorKind::RateLimit),
-    ("toomanyrequests", ErrorKind::RateLimit),
-    ("apikey", ErrorKind::Auth),
-    ("authenticat", ErrorKind::Auth),
-    ("unauthorized", ErrorKind::Auth),
-    ("permission", ErrorKind::Auth),
-    ("forbidden", ErrorKind::Auth),
-    ("accessdenied", ErrorKind::Auth),
-    ("timeout", ErrorKind::Timeout),
-    ("deadlineexceeded", ErrorKind::Timeout),
+    ("creditserror", ProviderErrorKind::Quota),
+    ("monthlylimiterror", ProviderErrorKind::Quota),
+    ("userlimiterror", ProviderErrorKind::Quota),
+    ("paymentrequired", ProviderErrorKind::Quota),
+    ("arrearage", ProviderErrorKind::Quota),
+    ("ratelimit", ProviderErrorKind::RateLimit),
+    ("toomanyrequests", ProviderErrorKind::RateLimit),
+    ("apikey", ProviderErrorKind::Auth),
+    ("authenticat", ProviderErrorKind::Auth),
+    ("unauthorized", ProviderErrorKind::Auth),
+    ("permission", ProviderErrorKind::Auth),
+    ("forbidden", ProviderErrorKind::Auth),
+    ("accessdenied", ProviderErrorKind::Auth),
+    ("timeout", ProviderErrorKind::Timeout),
+    ("deadlineexceeded", ProviderErrorKind::Timeout),
     // In HTTP and at Anthropic, this word reports a limit on bytes. The conversation may still fit the model's context.
-    ("requesttoolarge", ErrorKind::InvalidRequest),
-    ("notsupportederror", ErrorKind::Unsupported),
-    ("unimplemented", ErrorKind::Unsupported),
-    ("unavailable", ErrorKind::Overloaded),
+    ("requesttoolarge", ProviderErrorKind::InvalidRequest),
+    ("notsupportederror", ProviderErrorKind::Unsupported),
+    ("unimplemented", ProviderErrorKind::Unsupported),
+    ("unavailable", ProviderErrorKind::Overloaded),
 ];
 
 /// Words with several meanings. They count only if the HTTP status does not describe the error more precisely.
-const VAGUE_WORDS: &[(&str, ErrorKind)] = &[
-    ("invalid", ErrorKind::InvalidRequest),
-    ("badrequest", ErrorKind::InvalidRequest),
-    ("notfound", ErrorKind::InvalidRequest),
-    ("failedprecondition", ErrorKind::InvalidRequest),
-    ("outofrange", ErrorKind::InvalidRequest),
-    ("unprocessable", ErrorKind::InvalidRequest),
-    ("unsupported", ErrorKind::InvalidRequest),
+const VAGUE_WORDS: &[(&str, ProviderErrorKind)] = &[
+    ("invalid", ProviderErrorKind::InvalidRequest),
+    ("badrequest", ProviderErrorKind::InvalidRequest),
+    ("notfound", ProviderErrorKind::InvalidRequest),
+    ("failedprecondition", ProviderErrorKind::InvalidRequest),
+    ("outofrange", ProviderErrorKind::InvalidRequest),
+    ("unprocessable", ProviderErrorKind::InvalidRequest),
+    ("unsupported", ProviderErrorKind::InvalidRequest),
     // OpenAI reports these errors inside a response: `image_too_large`, `failed_to_download_image`.
-    ("image", ErrorKind::InvalidRequest),
-    ("policy", ErrorKind::InvalidRequest),
+    ("image", ProviderErrorKind::InvalidRequest),
+    ("policy", ProviderErrorKind::InvalidRequest),
 ];
 
 /// Phrases in the messages of services that report the reason only as text.
-const PHRASES: &[(&str, ErrorKind)] = &[
-    ("check your plan and billing", ErrorKind::Quota),
-    ("credit balance", ErrorKind::Quota),
-    ("insufficient balance", ErrorKind::Quota),
-    ("insufficient credits", ErrorKind::Quota),
-    ("more credits", ErrorKind::Quota),
-    ("api key not valid", ErrorKind::Auth),
-    ("invalid api key", ErrorKind::Auth),
-    ("incorrect api key", ErrorKind::Auth),
+const PHRASES: &[(&str, ProviderErrorKind)] = &[
+    ("check your plan and billing", ProviderErrorKind::Quota),
+    ("credit balance", ProviderErrorKind::Quota),
+    ("insufficient balance", ProviderErrorKind::Quota),
+    ("insufficient credits", ProviderErrorKind::Quota),
+    ("more credits", ProviderErrorKind::Quota),
+    ("api key not valid", ProviderErrorKind::Auth),
+    ("invalid api key", ProviderErrorKind::Auth),
+    ("incorrect api key", ProviderErrorKind::Auth),
     // OpenRouter sends this with 404 if no host of the model reads images.
-    ("support image input", ErrorKind::Unsupported),
+    ("support image input", ProviderErrorKind::Unsupported),
 ];
 
 /// Phrases in messages about a prompt that does not fit the model's context.
-const TOO_LONG: &[(&str, ErrorKind)] = &[
-    ("maximum context length", ErrorKind::ContextTooLong),
-    ("maximum prompt length", ErrorKind::ContextTooLong),
-    ("prompt is too long", ErrorKind::ContextTooLong),
-    ("prompt token count", ErrorKind::ContextTooLong),
-    ("input is too long", ErrorKind::ContextTooLong),
-    ("prompt exceeds max length", ErrorKind::ContextTooLong),
-    ("context limit", ErrorKind::ContextTooLong),
-    ("context window", ErrorKind::ContextTooLong),
-    ("context size", ErrorKind::ContextTooLong),
-    ("context length", ErrorKind::ContextTooLong),
-    ("context_length", ErrorKind::ContextTooLong),
-    ("maximum number of tokens allowed", ErrorKind::ContextTooLong),
-    ("model token limit", ErrorKind::ContextTooLong),
-    ("reduce the length of the messages", ErrorKind::ContextTooLong),
-    ("range of input length", ErrorKind::ContextTooLong),
+const TOO_LONG: &[(&str, ProviderErrorKind)] = &[
+    ("maximum context length", ProviderErrorKind::ContextTooLong),
+    ("maximum prompt length", ProviderErrorKind::ContextTooLong),
+    ("prompt is too long", ProviderErrorKind::ContextTooLong),
+    ("prompt token count", ProviderErrorKind::ContextTooLong),
+    ("input is too long", ProviderErrorKind::ContextTooLong),
+    ("prompt exceeds max length", ProviderErrorKind::ContextTooLong),
+    ("context limit", ProviderErrorKind::ContextTooLong),
+    ("context window", ProviderErrorKind::ContextTooLong),
+    ("context size", ProviderErrorKind::ContextTooLong),
+    ("context length", ProviderErrorKind::ContextTooLong),
+    ("context_length", ProviderErrorKind::ContextTooLong),
+    ("maximum number of tokens allowed", ProviderErrorKind::ContextTooLong),
+    ("model token limit", ProviderErrorKind::ContextTooLong),
+    ("reduce the length of the messages", ProviderErrorKind::ContextTooLong),
+    ("range of input length", ProviderErrorKind::ContextTooLong),
 ];
 
-fn find(rules: &[(&str, ErrorKind)], message: &str) -> Option<ErrorKind> {
+fn find(rules: &[(&str, ProviderErrorKind)], message: &str) -> Option<ProviderErrorKind> {
     rules.iter().find(|(part, _)| message.contains(part)).map(|(_, kind)| *kind)
 }
 
-fn by_status(status: u16, message: &str) -> ErrorKind {
+fn by_status(status: u16, message: &str) -> ProviderErrorKind {
     match status {
         // OpenRouter also sends 403 when a prompt fails moderation.
-        403 if message.contains("flagged") => ErrorKind::InvalidRequest,
-        401 | 403 | 407 => ErrorKind::Auth,
-        402 => ErrorKind::Quota,
+        403 if message.contains("flagged") => ProviderErrorKind::InvalidRequest,
+        401 | 403 | 407 => ProviderErrorKind::Auth,
+        402 => ProviderErrorKind::Quota,
         // Cloudflare sends 522 and 524 if the service behind it did not respond in time.
-        408 | 504 | 522 | 524 => ErrorKind::Timeout,
-        429 => ErrorKind::RateLimit,
-        529 => ErrorKind::Overloaded,
-        500..=503 if message.contains("overloaded") => ErrorKind::Overloaded,
-        503 if message.contains("capacity") => ErrorKind::Overloaded,
-        501 | 505 => ErrorKind::Unsupported,
+        408 | 504 | 522 | 524 => ProviderErrorKind::Timeout,
+        429 => ProviderErrorKind::RateLimit,
+        529 => ProviderErrorKind::Overloaded,
+        500..=503 if message.contains("overloaded") => ProviderErrorKind::Overloaded,
+        503 if message.contains("capacity") => ProviderErrorKind::Overloaded,
+        501 | 505 => ProviderErrorKind::Unsupported,
         // A request that failed because of a lock can be retried, as the official SDKs do.
-        409 | 425 => ErrorKind::Service,
-        300..=499 => ErrorKind::InvalidRequest,
-        _ => ErrorKind::Service,
+        409 | 425 => ProviderErrorKind::Service,
+        300..=499 => ProviderErrorKind::InvalidRequest,
+        _ => ProviderErrorKind::Service,
     }
 }
 

@@ -18,7 +18,7 @@ use super::{
     output::{self, Reading},
     output_tool,
 };
-use crate::provider::{ErrorKind, ProviderError, Request};
+use crate::provider::{ProviderError, ProviderErrorKind, Request};
 
 /// The name of the wire format.
 const NAME: &str = "google_gemini";
@@ -106,8 +106,8 @@ fn takes_output(request: &Request) -> bool {
 /// Adjusts an error according to its `google.rpc.QuotaFailure`. An exhausted daily quota is not retried, even if the
 /// error names a retry delay. Source: <https://ai.google.dev/gemini-api/docs/rate-limits>.
 fn refined(mut error: ProviderError, body: &str) -> ProviderError {
-    if error.kind == ErrorKind::RateLimit && body.contains("\"quotaId\"") && body.contains("PerDay") {
-        error.kind = ErrorKind::Quota;
+    if error.kind == ProviderErrorKind::RateLimit && body.contains("\"quotaId\"") && body.contains("PerDay") {
+        error.kind = ProviderErrorKind::Quota;
         error.retryable = false;
     }
     error

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use crate::provider::{ErrorKind, ProviderError};
+use crate::provider::{ProviderError, ProviderErrorKind};
 
 /// The maximum number of tool calls in one response. Only a broken server sends more.
 pub(super) const MAX_CALLS: usize = 1024;
@@ -25,11 +25,11 @@ impl CallIds {
     ///
     /// # Errors
     ///
-    /// Returns [`ErrorKind::Decoding`] if the response has more than [`MAX_CALLS`] calls.
+    /// Returns [`ProviderErrorKind::Decoding`] if the response has more than [`MAX_CALLS`] calls.
     pub(super) fn next(&mut self, given: &str, answer: &str) -> Result<String, ProviderError> {
         if self.count >= MAX_CALLS {
             let message = format!("more than {MAX_CALLS} tool calls in one response");
-            return Err(ProviderError::new(ErrorKind::Decoding, message));
+            return Err(ProviderError::new(ProviderErrorKind::Decoding, message));
         }
         let at = self.count;
         self.count += 1;

@@ -12,7 +12,7 @@ use super::{
     output::{self, Reading},
     output_tool,
 };
-use crate::provider::{ErrorKind, ProviderError, Request, ToolChoice};
+use crate::provider::{ProviderError, ProviderErrorKind, Request, ToolChoice};
 
 /// The name of the wire format.
 const NAME: &str = "ollama_chat";
@@ -96,12 +96,12 @@ fn answers_by_tool(request: &Request) -> bool {
 fn refined(mut error: ProviderError) -> ProviderError {
     let message = error.message.to_lowercase();
     if message.contains("does not support") {
-        error.kind = ErrorKind::Unsupported;
+        error.kind = ProviderErrorKind::Unsupported;
         error.retryable = false;
     } else if message.contains("usage limit") {
         // Ollama's cloud limits usage per hour or per week, which is longer than any retry waits, so the request is not
         // repeated.
-        error.kind = ErrorKind::Quota;
+        error.kind = ProviderErrorKind::Quota;
         error.retryable = false;
     } else if message.contains("requires more system memory") {
         error.retryable = false;

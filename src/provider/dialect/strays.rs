@@ -6,7 +6,7 @@ use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
 use super::error::{self, is_error};
-use crate::provider::{ErrorKind, ProviderError, dialect::Frame, halves};
+use crate::provider::{ProviderError, ProviderErrorKind, dialect::Frame, halves};
 
 /// The number of bytes of a stray event that an error message quotes.
 const QUOTE: usize = 200;
@@ -50,10 +50,10 @@ impl Strays {
             Some(first) if self.count == 1 && !begun => {
                 let quote = &first[..first.floor_char_boundary(QUOTE)];
                 let message = format!("the service sent something other than a response: {quote}");
-                ProviderError::new(ErrorKind::Decoding, message).with_body(first)
+                ProviderError::new(ProviderErrorKind::Decoding, message).with_body(first)
             }
-            Some(first) => ProviderError::new(ErrorKind::Truncated, message).with_body(first),
-            None => ProviderError::new(ErrorKind::Truncated, message),
+            Some(first) => ProviderError::new(ProviderErrorKind::Truncated, message).with_body(first),
+            None => ProviderError::new(ProviderErrorKind::Truncated, message),
         }
     }
 }
@@ -81,7 +81,7 @@ pub(super) fn skip_unreadable(
         return Err(error::from_event(data));
     }
     if frame.name().is_empty() || may_be_own(data) {
-        return Err(ProviderError::new(ErrorKind::Decoding, what).with_source(cause).with_body(data));
+        return Err(ProviderError::new(ProviderErrorKind::Decoding, what).with_source(cause).with_body(data));
     }
     Ok(())
 }

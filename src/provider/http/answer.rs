@@ -21,7 +21,7 @@ use tokio::time::{Instant, Sleep, sleep, timeout};
 use self::opening::{AnswerStart, Shape};
 use super::{Framer, endpoint::DeltaHook, exchange::ErrorContext, origin};
 use crate::provider::{
-    Delta, ErrorKind, MessageDelta, ProviderError,
+    Delta, MessageDelta, ProviderError, ProviderErrorKind,
     dialect::{Decoder, Dialect, Frame, is_error},
     halves::Halves,
 };
@@ -74,7 +74,7 @@ impl Decoding {
     /// decoder unchanged.
     fn decode(&mut self, frame: Frame<'_>) -> Result<(), ProviderError> {
         let decoded = match self.decoder.decode(frame, &mut self.decoded) {
-            Err(error) if error.kind == ErrorKind::Decoding && self.decoded.is_empty() => {
+            Err(error) if error.kind == ProviderErrorKind::Decoding && self.decoded.is_empty() => {
                 match self.halves.mark(frame.data) {
                     Some(data) => self.decoder.decode(Frame { data: &data, ..frame }, &mut self.decoded),
                     None => Err(error),
@@ -214,7 +214,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
         if let ReadState::Whole(text) = &mut self.reading {
             if text.len() + chunk.len() > self.whole_limit {
                 let message = format!("the response is longer than the limit of {} bytes", self.whole_limit);
-                return Err(ProviderError::new(ErrorKind::Decoding, message));
+                return Err(ProviderError::new(ProviderErrorKind::Decoding, message));
             }
             text.extend_from_slice(&chunk);
         } else {
@@ -252,10 +252,10 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
         self.framer.finish();
         while let Some(frame) = self.framer.next_frame()? {
             match self.decoding.decode(frame) {
-                Err(error) if error.kind == ErrorKind::Decoding && !is_json(frame.data) => {
+                Err(error) if error.kind == ProviderErrorKind::Decoding && !is_json(frame.data) => {
                     self.decoding.decoded.clear();
                     let message = "the response ended in the middle of an event";
-                    return Err(ProviderError::new(ErrorKind::Truncated, message).with_source(error));
+                    return Err(ProviderError::new(ProviderErrorKind::Truncated, message).with_source(error));
                 }
                 decoded => self.settle(decoded)?,
             }
@@ -272,14 +272,15 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
 
         let bad = |error: serde_json::Error| {
             let (kind, message) = if error.is_eof() {
-                (ErrorKind::Truncated, "the response ended in the middle of a JSON value")
+                (ProviderErrorKind::Truncated, "the response ended in the middle of a JSON value")
             } else {
-                (ErrorKind::Decoding, "the response is neither an event stream nor JSON")
+                (ProviderErrorKind::Decoding, "the response is neither an event stream nor JSON")
             };
             ProviderError::new(kind, message).with_source(error)
         };
         let text = std::str::from_utf8(text).map_err(|error| {
-            ProviderError::new(ErrorKind::Decoding, "the response is not valid UTF-8").with_source(error)
+            ProviderError::new(ProviderErrorKind::Decoding, "the response is not valid UTF-8")
+                .with_source(error)
         })?;
         serde_json::from_str::<IgnoredAny>(text).map_err(bad)?;
         // Serde would also accept a list for this struct, as its fields in order. Lists are left to the wire format,
@@ -295,12 +296,12 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
         match self.end_decoding() {
             // The decoder reports a truncated response, but the JSON value is complete. So the value is something other
             // than a response.
-            Err(error) if error.kind == ErrorKind::Truncated && !self.content => {
+            Err(error) if error.kind == ProviderErrorKind::Truncated && !self.content => {
                 let text = self.error_context.scrub(text);
                 let message = self.dialect.error(200, &text).message;
                 let message =
                     format!("the response is not in the endpoint's wire format; it contains: {message}");
-                Err(ProviderError::new(ErrorKind::Decoding, message).with_body(&text))
+                Err(ProviderError::new(ProviderErrorKind::Decoding, message).with_body(&text))
             }
             ended => ended,
         }
@@ -310,9 +311,9 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
     /// truncated. Otherwise, it says that the connection failed before the response began.
     fn broken(&self, error: reqwest::Error) -> ProviderError {
         let (kind, what) = if self.content {
-            (ErrorKind::Truncated, "the connection broke in the middle of the response")
+            (ProviderErrorKind::Truncated, "the connection broke in the middle of the response")
         } else {
-            (ErrorKind::Transport, "the connection broke before the response began")
+            (ProviderErrorKind::Transport, "the connection broke before the response began")
         };
         super::exchange::with_cause(kind, what, error)
     }
@@ -341,7 +342,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
                     "the service sent nothing more for {:?}, the between-chunks timeout",
                     self.silence.limit
                 );
-                Poll::Ready(Err(ProviderError::new(ErrorKind::Timeout, message)))
+                Poll::Ready(Err(ProviderError::new(ProviderErrorKind::Timeout, message)))
             }
         }
     }

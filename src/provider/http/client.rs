@@ -15,7 +15,7 @@ use rustls_platform_verifier::BuilderVerifierExt;
 use tokio::runtime;
 
 use crate::{
-    provider::{ErrorKind, ProviderError, http::exchange},
+    provider::{ProviderError, ProviderErrorKind, http::exchange},
     sync::lock,
 };
 
@@ -49,7 +49,8 @@ impl ClientKind {
 ///
 /// # Errors
 ///
-/// Returns [`ErrorKind::Transport`] if TLS can't be set up, for example because the system has no root certificate.
+/// Returns [`ProviderErrorKind::Transport`] if TLS can't be set up, for example because the system has no root
+/// certificate.
 pub(crate) fn client(url: &Url, connect: Duration) -> Result<Client, ProviderError> {
     let kind = ClientKind::of(url, connect);
     let mut clients = lock(&CLIENTS);
@@ -80,7 +81,7 @@ pub(crate) fn resolving_client(
 
 fn build(kind: ClientKind, resolver: Option<Arc<dyn Resolve>>) -> Result<Client, ProviderError> {
     let tls = tls(kind).map_err(|error| {
-        ProviderError::new(ErrorKind::Transport, "TLS can't be set up")
+        ProviderError::new(ProviderErrorKind::Transport, "TLS can't be set up")
             .with_retryable(false)
             .with_source(error)
     })?;
@@ -97,7 +98,7 @@ fn build(kind: ClientKind, resolver: Option<Arc<dyn Resolve>>) -> Result<Client,
         None => builder,
     };
     builder.build().map_err(|error| {
-        exchange::with_cause(ErrorKind::Transport, "the HTTP client can't be set up", error)
+        exchange::with_cause(ProviderErrorKind::Transport, "the HTTP client can't be set up", error)
             .with_retryable(false)
     })
 }

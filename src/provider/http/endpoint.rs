@@ -15,7 +15,7 @@ use super::{
     key::Keys,
 };
 use crate::provider::{
-    Delta, DeltaStream, ErrorKind, Provider, ProviderError, Request, RequestContext, Secret,
+    Delta, DeltaStream, Provider, ProviderError, ProviderErrorKind, Request, RequestContext, Secret,
     dialect::{Dialect, Encoded},
     key::KeySource,
 };
@@ -47,9 +47,10 @@ pub(super) type DeltaHook = Arc<dyn Fn(&mut Vec<Delta>) -> Result<(), ProviderEr
 ///
 /// # Errors of a stream
 ///
-/// If a connection breaks before any content has arrived, the error is [`ErrorKind::Transport`]. If it breaks later, or
-/// if the body ends before the terminal event of the wire format, the error is [`ErrorKind::Truncated`]. A body that
-/// ends in the middle of an event also causes [`ErrorKind::Truncated`]. All of these errors are retryable.
+/// If a connection breaks before any content has arrived, the error is [`ProviderErrorKind::Transport`]. If it breaks
+/// later, or if the body ends before the terminal event of the wire format, the error is
+/// [`ProviderErrorKind::Truncated`]. A body that ends in the middle of an event also causes
+/// [`ProviderErrorKind::Truncated`]. All of these errors are retryable.
 ///
 /// Gemini and Chat Completions send usage after the finish reason, and some services never end the body. Therefore,
 /// after a finish reason, the response ends when nothing more has arrived for 5 seconds. If the usage is missing then,
@@ -57,12 +58,12 @@ pub(super) type DeltaHook = Arc<dyn Fn(&mut Vec<Delta>) -> Result<(), ProviderEr
 ///
 /// A service may refuse a large request before it has read all of it, for instance with status 413. If the service
 /// keeps the connection open until its response has been read, as RFC 9112, section 9.6, describes, the error contains
-/// that status. If the service closes the connection at once, the error may be [`ErrorKind::Transport`] instead. The
-/// reason is that the writer of the request can see the reset before the response is read, and that the HTTP library
-/// then drops the connection and the response.
+/// that status. If the service closes the connection at once, the error may be [`ProviderErrorKind::Transport`]
+/// instead. The reason is that the writer of the request can see the reset before the response is read, and that the
+/// HTTP library then drops the connection and the response.
 ///
-/// An empty prompt is refused with [`ErrorKind::InvalidRequest`], and nothing is sent. If the history begins with an
-/// assistant message and the service wants a user message first, a short placeholder is sent before it.
+/// An empty prompt is refused with [`ProviderErrorKind::InvalidRequest`], and nothing is sent. If the history begins
+/// with an assistant message and the service wants a user message first, a short placeholder is sent before it.
 #[derive(Clone)]
 pub struct Endpoint {
     name: String,
@@ -259,7 +260,7 @@ impl Provider for Endpoint {
             self.encode(dialect, &request).map_err(|error| error_context.error_context(error))?;
         outgoing::demand(&mut headers, dialect, &body)?;
         let body = serde_json::to_vec(&body).map_err(|error| {
-            ProviderError::new(ErrorKind::InvalidRequest, "the request can't be written as JSON")
+            ProviderError::new(ProviderErrorKind::InvalidRequest, "the request can't be written as JSON")
                 .with_source(error)
         })?;
         tracing::debug!(provider = self.name, model = %request.model, bytes = body.len(), "request");

@@ -16,7 +16,7 @@ use super::{
     client, gzip, meta,
 };
 use crate::provider::dialect::{Dialect, with_wait};
-use crate::provider::{DeltaStream, ErrorKind, Extent, ProviderError, Scrubber, Secret};
+use crate::provider::{DeltaStream, Extent, ProviderError, ProviderErrorKind, Scrubber, Secret};
 
 /// How long to wait for the body of an error. The status is already known, and the body only adds an explanation.
 const ERROR_BODY_TIME: Duration = Duration::from_secs(10);
@@ -103,23 +103,23 @@ async fn send(outgoing: Outgoing) -> Result<Response, ProviderError> {
         Ok(Err(error)) if error.is_connect() && error.is_timeout() => {
             let message =
                 format!("no connection to {host} within {:?}, the connect timeout", timeouts.connect);
-            Err(ProviderError::new(ErrorKind::Timeout, message))
+            Err(ProviderError::new(ProviderErrorKind::Timeout, message))
         }
         Ok(Err(error)) => {
             let what = if error.is_connect() { "no connection to" } else { "no response from" };
-            Err(with_cause(ErrorKind::Transport, &format!("{what} {host}"), error))
+            Err(with_cause(ProviderErrorKind::Transport, &format!("{what} {host}"), error))
         }
         Err(_) => {
             let message =
                 format!("no response from {host} within {:?}, the first-byte timeout", timeouts.first_byte);
-            Err(ProviderError::new(ErrorKind::Timeout, message))
+            Err(ProviderError::new(ProviderErrorKind::Timeout, message))
         }
     }
 }
 
 /// Converts an error of the connection. The message contains the innermost cause, because this cause is the helpful
 /// part, and only the message of an error is stored.
-pub(super) fn with_cause(kind: ErrorKind, what: &str, error: reqwest::Error) -> ProviderError {
+pub(super) fn with_cause(kind: ProviderErrorKind, what: &str, error: reqwest::Error) -> ProviderError {
     let error = error.without_url();
     let mut cause: &dyn Error = &error;
     while let Some(deeper) = cause.source() {
@@ -131,7 +131,7 @@ pub(super) fn with_cause(kind: ErrorKind, what: &str, error: reqwest::Error) -> 
 /// Checks whether the head of the response announces a body that can be read.
 fn check(response: &Response) -> Result<(), ProviderError> {
     let headers = response.headers();
-    let bad = |message| Err(ProviderError::new(ErrorKind::Decoding, message));
+    let bad = |message| Err(ProviderError::new(ProviderErrorKind::Decoding, message));
     if response.status().is_redirection() {
         let to = meta::short(headers, LOCATION.as_str()).unwrap_or_else(|| "another address".to_owned());
         // The query of an address may contain secrets, so it is removed.
@@ -140,7 +140,7 @@ fn check(response: &Response) -> Result<(), ProviderError> {
             "the service redirects to {to}, which is not followed, since it would take the key there; \
              set the base URL to where the service is"
         );
-        return Err(ProviderError::new(ErrorKind::InvalidRequest, message));
+        return Err(ProviderError::new(ProviderErrorKind::InvalidRequest, message));
     }
     if !response.status().is_success() {
         return Ok(());

@@ -9,7 +9,7 @@ use std::ops::Range;
 use bytes::{Bytes, BytesMut};
 
 use crate::provider::{
-    ErrorKind, ProviderError,
+    ProviderError, ProviderErrorKind,
     dialect::{Frame, Framing},
 };
 use crate::setters::setters;
@@ -17,7 +17,7 @@ use crate::setters::setters;
 /// A byte order mark.
 pub(super) const BOM: &[u8] = b"\xEF\xBB\xBF";
 
-/// The limits on the size of a response. If a limit is exceeded, reading fails with [`ErrorKind::Decoding`].
+/// The limits on the size of a response. If a limit is exceeded, reading fails with [`ProviderErrorKind::Decoding`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
@@ -180,8 +180,8 @@ impl Framer {
     ///
     /// # Errors
     ///
-    /// Returns [`ErrorKind::Decoding`] if the bytes are not UTF-8 or exceed a limit, and [`ErrorKind::Truncated`] if
-    /// the body ended inside a character. The framer can't be used after an error.
+    /// Returns [`ProviderErrorKind::Decoding`] if the bytes are not UTF-8 or exceed a limit, and
+    /// [`ProviderErrorKind::Truncated`] if the body ended inside a character. The framer can't be used after an error.
     pub fn next_frame(&mut self) -> Result<Option<Frame<'_>>, ProviderError> {
         self.forget_dispatched();
         let found = match self.framing {
@@ -350,9 +350,10 @@ impl Framer {
     fn text<'a>(&self, bytes: &'a [u8]) -> Result<&'a str, ProviderError> {
         std::str::from_utf8(bytes).map_err(|error| {
             if self.body == Body::Ended && error.error_len().is_none() && self.at == self.chunk.len() {
-                ProviderError::new(ErrorKind::Truncated, "the response ends inside a character")
+                ProviderError::new(ProviderErrorKind::Truncated, "the response ends inside a character")
             } else {
-                ProviderError::new(ErrorKind::Decoding, "the response is not valid UTF-8").with_source(error)
+                ProviderError::new(ProviderErrorKind::Decoding, "the response is not valid UTF-8")
+                    .with_source(error)
             }
         })
     }
@@ -416,5 +417,8 @@ fn value_of<'a>(line: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
 }
 
 fn too_long(what: &str, limit: usize) -> ProviderError {
-    ProviderError::new(ErrorKind::Decoding, format!("{what} is longer than the limit of {limit} bytes"))
+    ProviderError::new(
+        ProviderErrorKind::Decoding,
+        format!("{what} is longer than the limit of {limit} bytes"),
+    )
 }

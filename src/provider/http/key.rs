@@ -2,7 +2,7 @@
 
 use std::env;
 
-use crate::provider::{ErrorKind, ProviderError, Request, Secret, key::KeySource};
+use crate::provider::{ProviderError, ProviderErrorKind, Request, Secret, key::KeySource};
 
 /// How a service receives its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,14 +51,14 @@ impl Keys {
     ///
     /// # Errors
     ///
-    /// Returns [`ErrorKind::Auth`] if the service named `provider` requires a key but no source has one.
+    /// Returns [`ProviderErrorKind::Auth`] if the service named `provider` requires a key but no source has one.
     pub(super) fn find(&self, provider: &str, request: &Request) -> Result<Option<Secret>, ProviderError> {
         let given = |key: &Secret| !key.reveal().is_empty();
         let environment = || self.variable.as_ref().and_then(|name| env::var(name).ok()).map(Secret::new);
         let key = request.options.api_key().cloned().filter(given);
         let key = key.or_else(|| self.own.as_ref()?.key()).or_else(|| environment().filter(given));
         if key.is_none() && !self.optional {
-            return Err(ProviderError::new(ErrorKind::Auth, self.missing(provider)));
+            return Err(ProviderError::new(ProviderErrorKind::Auth, self.missing(provider)));
         }
         Ok(key)
     }

@@ -19,8 +19,8 @@ use super::{
     prompts::{Abandoned, Answer, Prompts},
 };
 use crate::{
-    run::PromptId,
-    session::{Session, SessionError},
+    run::{Error, ErrorKind, PromptId},
+    session::Session,
     store::ConversationId,
     sync::lock,
 };
@@ -103,11 +103,11 @@ impl Entry {
     }
 
     /// Applies the chosen model if no run is active. Returns the model if it must still be applied.
-    pub(super) async fn apply_choice(&self, session: &Session) -> Result<Option<String>, SessionError> {
+    pub(super) async fn apply_choice(&self, session: &Session) -> Result<Option<String>, Error> {
         let Some(chosen) = lock(&self.state).chosen.clone() else { return Ok(None) };
         let name = chosen.clone();
         let configured = session.configure(move |config| Ok(config.set_model(name)?)).await;
-        if configured.as_ref().is_err_and(SessionError::is_busy) {
+        if configured.as_ref().is_err_and(|error| error.kind() == ErrorKind::Busy) {
             return Ok(Some(chosen));
         }
         let mut state = lock(&self.state);
@@ -176,7 +176,7 @@ impl Entry {
     }
 }
 
-async fn withdraw(session: &Session, abandoned: Abandoned) -> Result<(), SessionError> {
+async fn withdraw(session: &Session, abandoned: Abandoned) -> Result<(), Error> {
     let Abandoned { turn, staged } = abandoned;
     if let Some(turn) = turn {
         session.interrupt_turn(turn).await?;

@@ -20,7 +20,7 @@ use tokio_util::{codec::AnyDelimiterCodecError, sync::CancellationToken};
 use tracing::Instrument;
 
 use super::{
-    AcpError, Settings,
+    Settings,
     entry::Entry,
     peer::{self, Gone, Incoming, LONGEST, Peer},
     relay::Client,
@@ -29,6 +29,8 @@ use super::{
 use crate::{
     panics::{contained, contained_async},
     process::lines::{lines, shown},
+    run::ErrorKind,
+    serve::stdio,
     store::ConversationId,
     sync::lock,
 };
@@ -71,7 +73,7 @@ pub(super) async fn run(
     settings: Settings,
     input: impl AsyncRead + Unpin,
     output: impl AsyncWrite + Unpin,
-) -> Result<(), AcpError> {
+) -> Result<(), crate::Error> {
     let (peer, lines) = Peer::new();
     let serving = Serving(Arc::new(Server {
         settings,
@@ -86,7 +88,7 @@ pub(super) async fn run(
     let mut writing = pin!(peer::write(output, lines));
     let (outcome, writes) = tokio::select! {
         biased;
-        written = &mut writing => (written.map_err(AcpError::Write), false),
+        written = &mut writing => (written.map_err(stdio::unwritable), false),
         read = server.read(input, &mut requests) => (read, true),
     };
     // A prompt that is on its way to its session must arrive there before the session is interrupted.
@@ -105,7 +107,7 @@ impl Server {
         self: &Arc<Self>,
         input: impl AsyncRead + Unpin,
         requests: &mut JoinSet<()>,
-    ) -> Result<(), AcpError> {
+    ) -> Result<(), crate::Error> {
         let mut lines = lines(input, LONGEST);
         let mut invalid = 0;
         loop {
@@ -115,9 +117,12 @@ impl Server {
                     let why = format!("the message is longer than {LONGEST} bytes");
                     // The connection ends now, so an error of this last answer is ignored.
                     let _ = self.peer.answer(Value::Null, Err(Error::invalid_request().data(why))).await;
-                    return Err(AcpError::LongMessage { limit: LONGEST });
+                    let text = format!(
+                        "the client sent a message of more than {LONGEST} bytes; send files as links"
+                    );
+                    return Err(crate::Error::new(ErrorKind::Connection, text).with_member("limit", LONGEST));
                 }
-                Some(Err(AnyDelimiterCodecError::Io(error))) => return Err(AcpError::Read(error)),
+                Some(Err(AnyDelimiterCodecError::Io(error))) => return Err(stdio::unreadable(error)),
                 None => return Ok(()),
             };
             if line.iter().all(u8::is_ascii_whitespace) {
@@ -143,7 +148,10 @@ impl Server {
                 return Ok(());
             }
             if invalid == MOST_INVALID {
-                return Err(AcpError::NotMessages { line: shown(&line, 200) });
+                let line = shown(&line, 200);
+                let text =
+                    format!("the client does not speak the Agent Client Protocol; its last line was: {line}");
+                return Err(crate::Error::new(ErrorKind::Connection, text));
             }
         }
     }

@@ -30,7 +30,7 @@ use super::{
 };
 use crate::{
     error_chain,
-    manager::{ManagerError, OpenOptions, OpenedSession},
+    manager::{OpenOptions, OpenedSession},
     panics::contained,
     session::Mode,
     store::{ConversationId, Filter, Labels, Page, Position},
@@ -51,7 +51,7 @@ const SOON: Duration = Duration::from_secs(1);
 const MAX_NAME: usize = 256;
 
 /// Returns the error for a conversation that the manager refuses to open, close or delete.
-pub(super) fn refused(id: &ConversationId, error: &ManagerError) -> Error {
+pub(super) fn refused(id: &ConversationId, error: &crate::Error) -> Error {
     if error.is_not_found() {
         return Error::session_not_found(id.as_str().to_owned());
     }

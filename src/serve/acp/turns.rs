@@ -16,8 +16,8 @@ use super::{
 };
 use crate::{
     error_chain,
-    run::{Prompt, PromptId},
-    session::{Session, SessionError},
+    run::{ErrorKind, Prompt, PromptId},
+    session::Session,
 };
 
 /// A prompt that is registered and not sent yet.
@@ -88,7 +88,7 @@ impl Server {
             }
             match session.prompt(prompt).await {
                 Ok(_) => return Ok(session),
-                Err(SessionError::Ended(_)) if retries > 0 => {
+                Err(error) if error.kind() == ErrorKind::Ended && retries > 0 => {
                     retries -= 1;
                     entry.forget();
                 }

@@ -21,8 +21,7 @@ use super::{
 use crate::{
     error_chain,
     message::TurnId,
-    run::{Prompt, PromptId},
-    session::SessionError,
+    run::{ErrorKind, Prompt, PromptId},
     store::ConversationId,
 };
 
@@ -96,7 +95,7 @@ impl<'a> Ask<'a> {
                     return Ok(RunningCall::new(self, session, events, followed, Sender::ThisCall));
                 }
                 // The session was closed after it was opened here, so open it again.
-                Err(SessionError::Ended(_)) if retries > 0 => retries -= 1,
+                Err(error) if error.kind() == ErrorKind::Ended && retries > 0 => retries -= 1,
                 Err(error) => return Err(error_chain(&error)),
             }
         }

@@ -9,8 +9,9 @@ use tokio_util::sync::CancellationToken;
 use super::{BoxError, StartRequest};
 use crate::{
     error_chain,
-    manager::{Listed, Manager, ManagerError, OpenOptions, OpenedSession},
+    manager::{Listed, Manager, OpenOptions, OpenedSession},
     panics::contained,
+    run::Error,
     session::{Mode, Session, SessionSubscription},
     store::{ConversationId, Filter, Labels, Page},
 };
@@ -117,7 +118,7 @@ impl Local {
     }
 }
 
-fn refused(error: &ManagerError) -> Refusal {
+fn refused(error: &Error) -> Refusal {
     if error.is_not_found() { unknown() } else { error_chain(error) }
 }
 

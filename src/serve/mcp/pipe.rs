@@ -20,10 +20,15 @@ use tokio::{
 use tokio_util::{codec::AnyDelimiterCodecError, sync::CancellationToken};
 
 use super::{
-    McpServerError, ServerInfo,
+    ServerInfo,
     handler::{Handler, Hosts},
 };
-use crate::{mcp::incoming::messages, sync::lock};
+use crate::{
+    mcp::incoming::messages,
+    run::{Error, ErrorKind},
+    serve::stdio,
+    sync::lock,
+};
 
 /// The maximum length of a message, in bytes.
 const LONGEST: usize = 16 * 1024 * 1024;
@@ -40,16 +45,19 @@ pub(super) async fn serve(
     hosts: Arc<Hosts>,
     input: impl AsyncRead + Send + Unpin + 'static,
     output: impl AsyncWrite + Send + Unpin + 'static,
-) -> Result<(), McpServerError> {
+) -> Result<(), Error> {
     let gone = CancellationToken::new();
     // If this future is dropped, the calls end, too.
     let _gone = gone.clone().drop_guard();
-    let failure = Arc::<Mutex<Option<McpServerError>>>::default();
+    let failure = Arc::<Mutex<Option<Error>>>::default();
     let failed = Arc::clone(&failure);
     let messages = messages::<ClientJsonRpcMessage>(input, LONGEST, move |error| {
         let failure = match error {
-            AnyDelimiterCodecError::MaxChunkLengthExceeded => McpServerError::LongMessage { limit: LONGEST },
-            AnyDelimiterCodecError::Io(error) => McpServerError::Read(error),
+            AnyDelimiterCodecError::MaxChunkLengthExceeded => {
+                let text = format!("the client sent a message of more than {LONGEST} bytes");
+                Error::new(ErrorKind::Connection, text).with_member("limit", LONGEST)
+            }
+            AnyDelimiterCodecError::Io(error) => stdio::unreadable(error),
         };
         // Only the first error is kept, because later errors are its consequences.
         lock(&failed).get_or_insert(failure);
@@ -68,7 +76,10 @@ pub(super) async fn serve(
             Ok(())
         }
         Err(ServerInitializeError::ConnectionClosed(_)) => Ok(()),
-        Err(error) => Err(McpServerError::Handshake { reason: error.to_string() }),
+        Err(error) => {
+            let text = format!("the client does not speak the Model Context Protocol: {error}");
+            Err(Error::new(ErrorKind::Connection, text))
+        }
     };
     lock(&failure).take().map_or(served, Err)
 }
@@ -81,7 +92,7 @@ struct Pipe<R: AsyncRead + Unpin, W: AsyncWrite> {
     gone: CancellationToken,
     /// Counts the messages that wait to be written.
     waiting: Arc<()>,
-    failure: Arc<Mutex<Option<McpServerError>>>,
+    failure: Arc<Mutex<Option<Error>>>,
 }
 
 impl<R, W> Transport<RoleServer> for Pipe<R, W>
@@ -111,7 +122,7 @@ where
                 // A client that is gone does not read its last answers.
                 if !gone.is_cancelled() {
                     let error = io::Error::new(error.kind(), error.to_string());
-                    lock(&failure).get_or_insert(McpServerError::Write(error));
+                    lock(&failure).get_or_insert(stdio::unwritable(error));
                     gone.cancel();
                 }
             })
@@ -120,7 +131,12 @@ where
 
     async fn receive(&mut self) -> Option<RxJsonRpcMessage<RoleServer>> {
         let message = if Arc::strong_count(&self.waiting) > MOST_WAITING {
-            lock(&self.failure).get_or_insert(McpServerError::NotReading { limit: MOST_WAITING });
+            lock(&self.failure).get_or_insert_with(|| {
+                let text = format!(
+                    "the client does not read: {MOST_WAITING} messages wait; read the output of the server"
+                );
+                Error::new(ErrorKind::Connection, text).with_member("limit", MOST_WAITING)
+            });
             None
         } else {
             self.gone.run_until_cancelled(self.inner.receive()).await.flatten()

@@ -22,8 +22,8 @@ use super::{
 };
 use crate::{
     message::ToolUseId,
-    run::Pause,
-    session::{Session, SessionCommand, SessionError, SessionEvent, SessionSnapshot, SessionSubscription},
+    run::{Error, Pause},
+    session::{Session, SessionCommand, SessionEvent, SessionSnapshot, SessionSubscription},
     store::Labels,
     subscription::Update,
     text::start,
@@ -296,7 +296,7 @@ impl<'a> RunningCall<'a> {
             loop {
                 while let Some(update) = next {
                     if let Some(Progress::Over(_)) = self.update(update) {
-                        return Ok::<_, SessionError>(());
+                        return Ok::<_, Error>(());
                     }
                     next = self.events.next().now_or_never();
                 }

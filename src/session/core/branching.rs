@@ -6,8 +6,8 @@ use super::{Core, Effects};
 use crate::{
     agent::FirstMessage,
     message::{History, Message, Role},
-    run::Prompt,
-    session::{Regenerate, SessionError, command::RunStart},
+    run::{Error, ErrorKind, Prompt},
+    session::{Regenerate, command::RunStart, error::unknown_node},
     subscription::EventId,
     tree::{Node, NodeId, Tree},
 };
@@ -42,13 +42,18 @@ pub(in crate::session) struct Base {
     pub(in crate::session) then: Move,
 }
 
+/// Returns the error for a node at which a run can't start, or the path can't end.
+pub(super) fn unfit(kind: ErrorKind, node: NodeId, text: &str) -> Error {
+    Error::new(kind, format!("node {node} {text}")).with_member("node", node)
+}
+
 impl Core {
     /// Returns the place in the tree where a run starts, and the message that starts the run.
     ///
     /// # Errors
     ///
     /// Fails if the node is unknown, or if this kind of run can't start there.
-    pub(in crate::session) fn begin(&self, start: RunStart) -> Result<(Base, FirstMessage), SessionError> {
+    pub(in crate::session) fn begin(&self, start: RunStart) -> Result<(Base, FirstMessage), Error> {
         match start {
             RunStart::Regenerate(Regenerate { user, settings }) => {
                 let node = self.prompt(user)?;
@@ -63,31 +68,36 @@ impl Core {
         }
     }
 
-    fn below(&self, answer: Option<NodeId>) -> Result<Base, SessionError> {
+    fn below(&self, answer: Option<NodeId>) -> Result<Base, Error> {
         if let Some(id) = answer {
             let node = self.node(id)?;
             if node.message().role != Role::Assistant {
-                return Err(SessionError::NotAssistant { node: id });
+                let text =
+                    "is a user message; give the assistant message to continue from, or regenerate this one";
+                return Err(unfit(ErrorKind::NotAnAnswer, id, text));
             }
             if node.message().tool_uses().next().is_some() && !self.is_left_open(node) {
-                return Err(SessionError::OpenToolUses { node: id });
+                let text = "has open tool uses; give an assistant message without open tool uses";
+                return Err(unfit(ErrorKind::OpenToolUses, id, text));
             }
         }
         Ok(self.base(answer, None))
     }
 
     /// Returns the user message with this id. Fails unless this message started a turn.
-    fn prompt(&self, id: NodeId) -> Result<&Node, SessionError> {
+    fn prompt(&self, id: NodeId) -> Result<&Node, Error> {
         let node = self.node(id)?;
         if node.message().role != Role::User {
-            return Err(SessionError::NotUser { node: id });
+            let text = "is an assistant message; give the user message to respond to again";
+            return Err(unfit(ErrorKind::NotAPrompt, id, text));
         }
         let answers_open_uses = || {
             let parent = node.parent().and_then(|parent| self.tree.node(parent));
             parent.is_some_and(|parent| self.is_left_open(parent))
         };
         if node.message().tool_results().next().is_some() && !answers_open_uses() {
-            return Err(SessionError::ToolResults { node: id });
+            let text = "has tool results; give the user message that started the turn";
+            return Err(unfit(ErrorKind::NotAPrompt, id, text));
         }
         Ok(node)
     }
@@ -122,8 +132,8 @@ impl Core {
         Base { history, then: Move::Branch { base, answers } }
     }
 
-    pub(super) fn node(&self, id: NodeId) -> Result<&Node, SessionError> {
-        self.tree.node(id).ok_or(SessionError::UnknownNode { node: id })
+    pub(super) fn node(&self, id: NodeId) -> Result<&Node, Error> {
+        self.tree.node(id).ok_or_else(|| unknown_node(id))
     }
 
     fn history_to(&self, id: NodeId) -> History {
@@ -138,19 +148,20 @@ impl Core {
     /// # Errors
     ///
     /// Fails if the node is unknown, or if the path would end at a prompt without an answer.
-    pub(in crate::session) fn navigate(&self, node: Option<NodeId>) -> Result<Option<Base>, SessionError> {
+    pub(in crate::session) fn navigate(&self, node: Option<NodeId>) -> Result<Option<Base>, Error> {
         let mut tree = self.tree.clone();
         match node {
             Some(id) => {
                 self.node(id)?;
-                tree.navigate(id).map_err(|_| SessionError::UnknownNode { node: id })?;
+                tree.navigate(id).map_err(|_| unknown_node(id))?;
                 tree.extend();
             }
             None => tree.clear(),
         }
         let last = tree.head().and_then(|head| tree.node(head));
         if let Some(node) = last.filter(|last| is_prompt(last.message())) {
-            return Err(SessionError::Unanswered { node: node.id() });
+            let text = "is a prompt without an answer; regenerate it, or navigate to another node";
+            return Err(unfit(ErrorKind::NotAnAnswer, node.id(), text));
         }
         if tree.head() == self.tree.head() {
             return Ok(None);

@@ -9,11 +9,13 @@ use super::{
     replies::{Flush, HeldReply},
 };
 use crate::{
-    agent::{AgentError, Durable, Status},
+    agent::{Durable, Status},
+    run::{Error, ErrorKind},
     session::{
-        SessionError, SessionEvent, SessionSnapshot, StoreReport,
+        SessionEvent, SessionSnapshot, StoreReport,
         command::{Command, CommandResult, PendingResponse, RunStart, Stop, Unsaved, Wait},
         core::{Base, Core, Move},
+        error::{of_agent, unknown_node},
     },
     subscription::{Attachment, EndReason, EventId},
     telemetry::Caller,
@@ -132,7 +134,7 @@ impl Task {
         start: RunStart,
         wait: Wait,
         caller: Caller,
-    ) -> Result<Option<PendingResponse>, SessionError> {
+    ) -> Result<Option<PendingResponse>, Error> {
         loop {
             let at = self.catch_up_idle().await?;
             let (Base { history, then }, opening) = self.core.begin(start.clone())?;
@@ -144,7 +146,7 @@ impl Task {
         }
     }
 
-    async fn navigate(&mut self, node: Option<NodeId>) -> Result<(), SessionError> {
+    async fn navigate(&mut self, node: Option<NodeId>) -> Result<(), Error> {
         loop {
             let at = self.catch_up_idle().await?;
             let Some(Base { history, then }) = self.core.navigate(node)? else {
@@ -159,14 +161,14 @@ impl Task {
 
     /// Erases a node with all nodes below it from the agent's history, from the tree and from the events kept in
     /// memory, and starts to erase them from the store.
-    async fn erase(&mut self, node: NodeId) -> Result<(), SessionError> {
+    async fn erase(&mut self, node: NodeId) -> Result<(), Error> {
         loop {
             let at = self.catch_up_idle().await?;
             if let Some(unsaved) = self.unsaved() {
                 return Err(unsaved.after(Duration::ZERO));
             }
             let mut tree = self.core.tree().clone();
-            let erased = tree.erase(node).map_err(|_| SessionError::UnknownNode { node })?;
+            let erased = tree.erase(node).map_err(|_| unknown_node(node))?;
             match self.owner.erase(at, tree.history().clone()).await {
                 Ok(with) => {
                     // The earlier events may contain erased messages, so they are removed from memory. Readers that
@@ -174,8 +176,8 @@ impl Task {
                     self.feed.forget();
                     self.take_until(with).await?;
                 }
-                Err(AgentError::Moved) => continue,
-                Err(error) => return Err(error.into()),
+                Err(error) if error.kind() == ErrorKind::Conflict => continue,
+                Err(error) => return Err(of_agent(error)),
             }
             self.step(|core, env, effects| core.erased(erased, env, effects));
             return Ok(());
@@ -183,28 +185,24 @@ impl Task {
     }
 
     /// Processes the agent's events so far, and returns the id of the last event. Fails if the agent is then not idle.
-    async fn catch_up_idle(&mut self) -> Result<Option<EventId>, SessionError> {
+    async fn catch_up_idle(&mut self) -> Result<Option<EventId>, Error> {
         match self.catch_up().await? {
             Status::Idle => Ok(Some(self.core.seen())),
-            status => Err(SessionError::Busy(status)),
+            status => Err(Error::busy("session", status)),
         }
     }
 
     /// Completes a change of the path, after the agent's history was replaced: processes the agent's events up to the
     /// `state` event of this change, at which the session changes the tree's path. Returns `None` if the agent refused
     /// the change because it emitted another event first. The caller then has to start again.
-    async fn follow(
-        &mut self,
-        moved: Result<EventId, AgentError>,
-        then: Move,
-    ) -> Option<Result<(), SessionError>> {
+    async fn follow(&mut self, moved: Result<EventId, Error>, then: Move) -> Option<Result<(), Error>> {
         let with = match moved {
             Ok(with) => with,
-            Err(AgentError::Moved) => return None,
-            Err(error) => return Some(Err(error.into())),
+            Err(error) if error.kind() == ErrorKind::Conflict => return None,
+            Err(error) => return Some(Err(of_agent(error))),
         };
         self.core.moved(with, then);
-        Some(self.take_until(with).await.map_err(SessionError::from))
+        Some(self.take_until(with).await)
     }
 
     /// Returns the event after which a reader that has seen `after` continues: the beginning of this life if `after` is
@@ -219,7 +217,7 @@ impl Task {
     async fn attach(
         &mut self,
         after: Option<EventId>,
-    ) -> Result<Attachment<SessionSnapshot, SessionEvent>, AgentError> {
+    ) -> Result<Attachment<SessionSnapshot, SessionEvent>, Error> {
         let limits = self.shared.setup.feed_limits;
         if let Some(attachment) = after.and_then(|after| self.feed.replay(limits, self.continued(after))) {
             return Ok(attachment);
@@ -247,9 +245,9 @@ enum Over {
     Unwanted,
 }
 
-impl From<AgentError> for Over {
+impl From<Error> for Over {
     /// A request from the session to its agent fails only if the agent has ended.
-    fn from(_: AgentError) -> Self {
+    fn from(_: Error) -> Self {
         Self::AgentEnded
     }
 }
@@ -257,7 +255,7 @@ impl From<AgentError> for Over {
 /// Returns `Over` if the agent has ended. Passes on all other outcomes of a command.
 fn settled<T>(moved: CommandResult<T>) -> Result<CommandResult<T>, Over> {
     match moved {
-        Err(SessionError::Ended(_)) => Err(Over::AgentEnded),
+        Err(error) if error.kind() == ErrorKind::Ended => Err(Over::AgentEnded),
         other => Ok(other),
     }
 }

@@ -13,9 +13,8 @@ use tracing::Span;
 use super::{Task, leaving::Leaves, writing};
 use crate::{
     actor::passed,
-    agent::{Agent, AgentError, InFlight, Snapshot, Status},
+    agent::{Agent, InFlight, Snapshot, Status},
     session::{
-        SessionError,
         command::{Command, Stop, Unsaved},
         core::Core,
     },
@@ -51,9 +50,7 @@ impl Task {
         let cut_off = match timeout(CUTTING_OFF, self.agent.end_within(Duration::ZERO, in_flight)).await {
             // If `terminate` was aborted, the agent has already logged that. Only tools that are still running are
             // reported.
-            Ok(Err(error)) if matches!(&error, AgentError::Deadline { tools, .. } if !tools.is_empty()) => {
-                Some(error)
-            }
+            Ok(Err(error)) if error.member("tools").is_some() => Some(error),
             _ => None,
         };
         // Some events of the agent may still be in the channel, so process them.
@@ -76,14 +73,14 @@ impl Task {
         }
         if let Some(error) = &cut_off {
             // `set` always succeeds, because the cell is set only here.
-            let _ = self.shared.left_running.set(Box::new(error.clone()));
+            let _ = self.shared.left_running.set(error.clone());
         }
         self.shared.termination.seal(End { reason, snapshot: Some(snapshot) });
         // The task is dropped first, so that subscribers see the end before the callers of `stop` continue.
         drop(self);
         for stop in waiting {
             let _ = stop.reply.send(match &unsaved {
-                None => cut_off.clone().map_or(Ok(()), |error| Err(SessionError::Agent(error))),
+                None => cut_off.clone().map_or(Ok(()), Err),
                 Some(unsaved) => Err(unsaved.clone().after(stop.deadline)),
             });
         }

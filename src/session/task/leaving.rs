@@ -8,7 +8,8 @@ use tracing::Span;
 use super::{Deliveries, Task, writing};
 use crate::{
     actor::passed,
-    agent::{AgentError, Durable, InFlight, Status},
+    agent::{Durable, InFlight, Status},
+    run::Error,
     session::core::Core,
 };
 
@@ -63,7 +64,7 @@ impl Task {
     }
 
     /// Stores the current state of the turn in flight. If the turn only waits for decisions, ends the agent.
-    async fn store_turn(&mut self, leaves: Leaves) -> Result<Storing, AgentError> {
+    async fn store_turn(&mut self, leaves: Leaves) -> Result<Storing, Error> {
         let mut before = None;
         loop {
             if leaves == Leaves::All {

@@ -4,11 +4,12 @@ use tokio::time::Instant;
 
 use super::Task;
 use crate::{
-    agent::{AgentError, Durable},
-    run::{KnownPrompt, PromptId, PromptState},
+    agent::Durable,
+    run::{Error, KnownPrompt, PromptId, PromptState},
     session::{
-        PromptOutcome, SessionError,
+        PromptOutcome,
         command::{CommandResult, OutcomeReply, PendingResponse, Reply},
+        error::unknown_prompt,
     },
 };
 
@@ -75,15 +76,11 @@ impl Task {
     }
 
     /// Replies with the outcome of a prompt when the prompt's run has ended.
-    pub(super) async fn await_outcome(
-        &mut self,
-        id: PromptId,
-        reply: OutcomeReply,
-    ) -> Result<(), AgentError> {
+    pub(super) async fn await_outcome(&mut self, id: PromptId, reply: OutcomeReply) -> Result<(), Error> {
         let (last, state) = self.owner.prompt_state(&id).await?;
         self.take_until(last).await?;
         if state.is_none() {
-            let _ = reply.send(Err(SessionError::UnknownPrompt { id }));
+            let _ = reply.send(Err(unknown_prompt(&id)));
             return Ok(());
         }
         self.flushes.retain(|flush| !flush.reply.is_closed());
@@ -98,17 +95,17 @@ impl Task {
 
     /// Finds the outcomes of prompts whose runs have ended. A prompt that is not known any more was returned unused.
     pub(super) fn settle_outcomes(&mut self) {
-        self.find_outcomes(|id| Some(SessionError::UnknownPrompt { id: id.clone() }));
+        self.find_outcomes(|id| Some(unknown_prompt(id)));
     }
 
     /// Replies with an error to all calls that wait for the outcome of this prompt.
     pub(super) fn refuse_outcomes(&mut self, withdrawn: &PromptId) {
-        self.find_outcomes(|id| (id == withdrawn).then(|| SessionError::UnknownPrompt { id: id.clone() }));
+        self.find_outcomes(|id| (id == withdrawn).then(|| unknown_prompt(id)));
     }
 
     /// Finds the outcomes of prompts, and replies with them when they are stored. `missing` returns the error for a
     /// prompt that is not in the list of known prompts, or `None` if the wait for it continues.
-    fn find_outcomes(&mut self, missing: impl Fn(&PromptId) -> Option<SessionError>) {
+    fn find_outcomes(&mut self, missing: impl Fn(&PromptId) -> Option<Error>) {
         if self.flushes.is_empty() {
             return;
         }

@@ -11,7 +11,8 @@ use super::{
 };
 use crate::{
     agent::{Durable, Event, Status, ToolDecision},
-    session::{Mode, Session, SessionBuilder, SessionError, SessionSnapshot, SessionSubscription},
+    run::ErrorKind,
+    session::{Mode, Session, SessionBuilder, SessionSnapshot, SessionSubscription},
     store::{MemoryStore, Store, StoredTurn},
     subscription::{End, Update},
     testing::{Gate, Step},
@@ -99,7 +100,7 @@ async fn hand_over_while_writes_fail_leaves_the_older_record_within_the_deadline
     store.otherwise(|| Act::Fail);
     let begun = Instant::now();
     let handed_over = in_time(session.hand_over(Duration::ZERO, SOON)).await;
-    assert!(matches!(handed_over, Err(SessionError::Unsaved { .. })), "{handed_over:?}");
+    assert_eq!(handed_over.unwrap_err().kind(), ErrorKind::Unsaved);
     assert!(begun.elapsed() < SOON + Duration::from_secs(1), "{:?}", begun.elapsed());
     assert_in_flight(&session.end().unwrap());
     assert!(store.beneath().turn(session.id()).await.unwrap().is_some());

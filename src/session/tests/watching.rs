@@ -10,8 +10,8 @@ use std::{
 
 use crate::{
     agent::Status,
-    run::Prompt,
-    session::{Mode, Notice, Session, SessionError, Watcher},
+    run::{Error, ErrorKind, Prompt},
+    session::{Mode, Notice, Session, Watcher},
     subscription::EndReason,
     testing::{Gate, Step},
     tree::NodeId,
@@ -198,7 +198,8 @@ async fn sleep_without_controllers_or_work_ends_the_session() {
     session.flush(AFTER).await.unwrap();
     assert!(answered(session.sleep()).await.unwrap());
     assert_eq!(in_time(session.ended()).await.reason, EndReason::Idle);
-    assert!(matches!(session.sleep().await, Err(SessionError::Ended(EndReason::Idle))));
+    let error = session.sleep().await.unwrap_err();
+    assert_eq!((error.kind(), error.member("reason")), (ErrorKind::Ended, Some(&"idle".into())));
     drop(observer);
 }
 
@@ -376,7 +377,7 @@ async fn suggested_title_is_used_only_without_a_title() {
     });
     assert_eq!(notes.all(), expected);
     session.stop(AFTER).await.unwrap();
-    assert!(matches!(session.suggest_title("Late").await, Err(SessionError::Ended(_))));
+    assert_eq!(session.suggest_title("Late").await.unwrap_err().kind(), ErrorKind::Ended);
 }
 
 #[tokio::test(start_paused = true)]
@@ -401,9 +402,9 @@ async fn drained_session_finishes_its_run_and_refuses_new_prompts() {
     session.drain();
     session.drain();
     let node = NodeId::new(1).unwrap();
-    let refused = |result: Result<(), SessionError>| {
+    let refused = |result: Result<(), Error>| {
         let error = result.unwrap_err();
-        assert!(matches!(error, SessionError::Draining), "{error:?}");
+        assert_eq!(error.kind(), ErrorKind::Draining, "{error:?}");
     };
     // A run is active, so this prompt would be staged. It is refused too.
     refused(session.prompt("No").await.map(drop));
@@ -419,7 +420,8 @@ async fn drained_session_finishes_its_run_and_refuses_new_prompts() {
     session.navigate(NodeId::new(2).unwrap()).await.unwrap();
     session.stop(AFTER).await.unwrap();
     // After the session has ended, the error states the reason of the end instead.
-    assert!(matches!(session.prompt("No").await, Err(SessionError::Ended(EndReason::Stopped))));
+    let error = session.prompt("No").await.unwrap_err();
+    assert_eq!((error.kind(), error.member("reason")), (ErrorKind::Ended, Some(&"stopped".into())));
 }
 
 // ---- controllers ----

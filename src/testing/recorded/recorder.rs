@@ -8,7 +8,7 @@ use super::{
     canonical::Rules,
     cassette::{Cassette, Line, TimedDelta},
 };
-use crate::provider::{Delta, ErrorKind, ProviderError, Secret};
+use crate::provider::{Delta, ProviderError, ProviderErrorKind, Secret};
 
 /// Records one exchange. If the recorder is dropped before the end, the answer is recorded as dropped, unless its stop
 /// reason has already arrived.
@@ -52,7 +52,7 @@ impl Recorder {
         self.is_over = true;
         let words = "this exchange can't be recorded, because the provider asks for a decision on a tool use; use a \
                      scripted provider for this test";
-        ProviderError::new(ErrorKind::Unsupported, words)
+        ProviderError::new(ProviderErrorKind::Unsupported, words)
     }
 
     fn write(&mut self, error: Option<ProviderError>, dropped: bool) -> Result<(), ProviderError> {

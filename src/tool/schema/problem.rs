@@ -93,8 +93,12 @@ fn sentence(error: &ValidationError<'_, '_>) -> String {
             format!("can't have a property named {}: {}", quote(prop), causes(error))
         }
         ErrorKind::FalseSchema => "must be absent".to_owned(),
-        ErrorKind::MinProperties { got, want } => format!("must have at least {want} properties, has {got}"),
-        ErrorKind::MaxProperties { got, want } => format!("must have at most {want} properties, has {got}"),
+        ErrorKind::MinProperties { got, want } => {
+            format!("must have at least {want} properties, has {got}")
+        }
+        ErrorKind::MaxProperties { got, want } => {
+            format!("must have at most {want} properties, has {got}")
+        }
         ErrorKind::MinItems { got, want } => format!("must have at least {want} items, has {got}"),
         ErrorKind::MaxItems { got, want } => format!("must have at most {want} items, has {got}"),
         ErrorKind::AdditionalItems { got } => format!("has {got} items too many at the end"),
@@ -108,9 +112,15 @@ fn sentence(error: &ValidationError<'_, '_>) -> String {
         ErrorKind::MaxContains { got, want } => {
             format!("must have at most {want} items of a certain kind, has {}", got.len())
         }
-        ErrorKind::MinLength { got, want } => format!("must have at least {want} characters, has {got}"),
-        ErrorKind::MaxLength { got, want } => format!("must have at most {want} characters, has {got}"),
-        ErrorKind::Pattern { got, want } => format!("{} does not match the pattern {want}", quote(got)),
+        ErrorKind::MinLength { got, want } => {
+            format!("must have at least {want} characters, has {got}")
+        }
+        ErrorKind::MaxLength { got, want } => {
+            format!("must have at most {want} characters, has {got}")
+        }
+        ErrorKind::Pattern { got, want } => {
+            format!("{} does not match the pattern {want}", quote(got))
+        }
         ErrorKind::Minimum { got, want } => format!("must be at least {want}, got {got}"),
         ErrorKind::Maximum { got, want } => format!("must be at most {want}, got {got}"),
         ErrorKind::ExclusiveMinimum { got, want } => format!("must be more than {want}, got {got}"),

@@ -15,7 +15,7 @@ use omni_agent::{
     agent::Agent,
     manager::{Manager, OpenOptions},
     message::{Role, ToolResult, Usage},
-    provider::{ErrorKind, ModelInfo, ProviderError, Registry, Request, StopReason},
+    provider::{ModelInfo, ProviderError, ProviderErrorKind, Registry, Request, StopReason},
     schemars,
     serve::acp::{AcpAgent, StartRequest},
     store::{FileSystemStore, Store},
@@ -186,7 +186,7 @@ fn answer(model: &str, request: &Request) -> Step {
         "Run out" => Step::new().then_text(["Too"]).stop_with(StopReason::Length),
         "Refuse" => Step::new().then_text(["No."]).stop_with(StopReason::Refusal),
         "Fail" | "Look long, then fail" => {
-            Step::error(ProviderError::new(ErrorKind::InvalidRequest, "the model is down"))
+            Step::error(ProviderError::new(ProviderErrorKind::InvalidRequest, "the model is down"))
         }
         other => Step::text(format!("You said: {other}")),
     }

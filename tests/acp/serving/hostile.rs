@@ -1,6 +1,6 @@
 //! Clients that violate the protocol. The resources for each client are bounded, and each client gets a clear error.
 
-use omni_agent::{manager::Manager, serve::acp::AcpError, store::MemoryStore};
+use omni_agent::{manager::Manager, store::MemoryStore};
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 
@@ -68,7 +68,8 @@ async fn client_that_writes_only_garbage_is_disconnected() {
     }
     assert_eq!(answers, 1000);
     let error = soon(window.served).await.unwrap().unwrap_err();
-    assert!(matches!(&error, AcpError::NotMessages { line } if line == "garbage"), "{error}");
+    let text = "the client does not speak the Agent Client Protocol; its last line was: garbage";
+    assert_eq!(error.to_string(), text);
 }
 
 #[tokio::test]
@@ -85,7 +86,7 @@ async fn message_that_is_too_long_ends_the_connection_with_an_error() {
         panic!("the agent read everything");
     });
     let error = soon(served).await.unwrap().unwrap_err();
-    assert!(matches!(error, AcpError::LongMessage { .. }), "{error}");
+    assert!(error.to_string().starts_with("the client sent a message of more than"), "{error}");
     soon(writing).await.unwrap();
 }
 

@@ -2,10 +2,7 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use omni_agent::{
-    manager::Manager,
-    serve::acp::{AcpAgent, AcpError},
-};
+use omni_agent::{manager::Manager, serve::acp::AcpAgent};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt, AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, Lines, duplex, split},
@@ -24,7 +21,7 @@ pub struct Window {
     last: u64,
     /// The number of chunks of the agent's text.
     pub chunks: usize,
-    pub served: JoinHandle<Result<(), AcpError>>,
+    pub served: JoinHandle<Result<(), omni_agent::Error>>,
 }
 
 impl Window {
@@ -79,7 +76,7 @@ impl Window {
     fn on(
         input: impl AsyncWrite + Send + Unpin + 'static,
         output: impl AsyncRead + Send + Unpin + 'static,
-        served: JoinHandle<Result<(), AcpError>>,
+        served: JoinHandle<Result<(), omni_agent::Error>>,
     ) -> Self {
         let output: Box<dyn AsyncRead + Send + Unpin> = Box::new(output);
         let output = BufReader::new(output).lines();
@@ -199,7 +196,7 @@ impl Window {
     }
 
     /// Closes the connection, and returns the result of serving it.
-    pub async fn close(self) -> Result<(), AcpError> {
+    pub async fn close(self) -> Result<(), omni_agent::Error> {
         drop(self.input);
         drop(self.output);
         soon(self.served).await.unwrap()

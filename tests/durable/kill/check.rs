@@ -7,11 +7,12 @@ use std::{
 };
 
 use omni_agent::{
+    ErrorKind,
     agent::{Agent, Durable},
     message::ToolResult,
     run::RunOutcome,
-    session::{Session, SessionError},
-    store::{ConversationId, Store, StoreError, Stored},
+    session::Session,
+    store::{ConversationId, Store, Stored},
     testing::ScriptedProvider,
     tree::{Node, Tree},
 };
@@ -80,7 +81,7 @@ async fn check_outcomes(
         match builder.open(id.clone()).await {
             Ok(session) => break session,
             // The lease of a process that was killed has not expired yet.
-            Err(SessionError::Store(StoreError::Owned { .. })) if Instant::now() < until => {
+            Err(error) if error.kind() == ErrorKind::OpenElsewhere && Instant::now() < until => {
                 sleep(Duration::from_millis(20)).await;
             }
             Err(error) => panic!("{id}: {error}"),

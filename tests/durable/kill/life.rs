@@ -9,11 +9,12 @@ use std::{
 };
 
 use omni_agent::{
-    agent::{Agent, AgentError, Durable},
-    manager::{Manager, ManagerError, OpenOptions, Sweep, Titles},
+    Error, ErrorKind,
+    agent::{Agent, Durable},
+    manager::{Manager, OpenOptions, Sweep, Titles},
     run::{Accepted, Prompt, PromptState, RunOutcome},
-    session::{Session, SessionError},
-    store::{ConversationId, Filter, Owner, Page, Store, StoreError},
+    session::Session,
+    store::{ConversationId, Filter, Owner, Page, Store},
     testing::ScriptedProvider,
     tool::{Tool, ToolContext, tool_fn},
 };
@@ -147,7 +148,7 @@ impl Life {
     }
 
     /// Sends all prompts of a conversation that were not sent yet, and waits until they have ended.
-    async fn converse(&self, name: &str) -> Result<(), ManagerError> {
+    async fn converse(&self, name: &str) -> Result<(), Error> {
         let id = ConversationId::new(name).unwrap();
         let session = self.manager.open_or_create(&id, options(&self.ledger)).await?.session;
         println!("working");
@@ -186,7 +187,7 @@ impl Life {
         }
     }
 
-    async fn send(&self, session: &Session, name: &str, plan: &Plan) -> Result<(), SessionError> {
+    async fn send(&self, session: &Session, name: &str, plan: &Plan) -> Result<(), Error> {
         let prompt = plan.prompt.clone();
         self.ledger.note(Fact::Sending { conversation: name.to_owned(), prompt: prompt.clone() });
         let accepted = session.prompt(Prompt::new(plan.text()).with_id(prompt.as_str())).await?;
@@ -204,7 +205,7 @@ impl Life {
         match stopped {
             Ok(()) => self.ledger.note(Fact::Stopped { prompt, stop }),
             // The run has already ended.
-            Err(SessionError::Agent(AgentError::Idle)) => {}
+            Err(error) if error.kind() == ErrorKind::Idle => {}
             Err(error) => return Err(error),
         }
         Ok(())
@@ -225,27 +226,22 @@ impl Life {
                     self.ledger.note(Fact::Decided { tool_use, mark, is_rejected });
                 }
                 // The turn has ended in the meantime.
-                Err(ManagerError::StaleApproval { .. }) => {}
+                Err(error) if error.kind() == ErrorKind::StaleDecision => {}
                 Err(error) => self.tolerate(&error),
             }
         }
     }
 
     /// Accepts errors that rivals and failures of the store can cause.
-    fn tolerate(&self, error: &ManagerError) {
-        let is_bug = match error {
-            ManagerError::Store(error) | ManagerError::Session(SessionError::Store(error)) => {
-                matches!(error, StoreError::Damaged { .. } | StoreError::Unsupported { .. })
-            }
-            ManagerError::Session(error) => matches!(
-                error,
-                SessionError::DamagedTurn { .. }
-                    | SessionError::NewerTurn { .. }
-                    | SessionError::NotDurable
-                    | SessionError::Tree(_)
-            ),
-            _ => false,
-        };
+    fn tolerate(&self, error: &Error) {
+        let is_bug = matches!(
+            error.kind(),
+            ErrorKind::Damaged
+                | ErrorKind::Unsupported
+                | ErrorKind::DamagedTurn
+                | ErrorKind::NewerTurn
+                | ErrorKind::Config
+        );
         assert!(self.order.has_rivals && !is_bug, "{error:?}");
     }
 }

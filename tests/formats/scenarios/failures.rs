@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use omni_agent::{
     agent::{Agent, Event},
-    provider::{ErrorKind, Options, ProviderError},
+    provider::{Options, ProviderError, ProviderErrorKind},
     run::Failure,
 };
 use tokio::time::Instant;
@@ -27,12 +27,12 @@ async fn failed(rig: &Rig, agent: &Agent, kept: &[&str]) -> ProviderError {
 
 pub(super) async fn error_before_the_stream(rig: &mut Rig) -> Cell {
     let faults = [
-        (Fault::Auth, ErrorKind::Auth, false),
-        (Fault::RateLimit(3600), ErrorKind::RateLimit, true),
-        (Fault::Overloaded, ErrorKind::Overloaded, true),
-        (Fault::Invalid("nonsense".into()), ErrorKind::InvalidRequest, false),
-        (Fault::ContextTooLong, ErrorKind::ContextTooLong, false),
-        (Fault::Server, ErrorKind::Service, true),
+        (Fault::Auth, ProviderErrorKind::Auth, false),
+        (Fault::RateLimit(3600), ProviderErrorKind::RateLimit, true),
+        (Fault::Overloaded, ProviderErrorKind::Overloaded, true),
+        (Fault::Invalid("nonsense".into()), ProviderErrorKind::InvalidRequest, false),
+        (Fault::ContextTooLong, ProviderErrorKind::ContextTooLong, false),
+        (Fault::Server, ProviderErrorKind::Service, true),
     ];
     for (fault, kind, retryable) in faults {
         let status = rig.format.wire().fault(&fault).0;
@@ -63,7 +63,7 @@ pub(super) async fn rate_limit_then_answer(rig: &mut Rig) -> Cell {
 pub(super) async fn error_inside_the_stream(rig: &mut Rig) -> Cell {
     rig.service.will(Answer::thinking("Hm.", "sig").then_text("Well, ").ending(End::Failed));
     let error = failed(rig, &rig.agent().await, &["Hello?", "Well, "]).await;
-    assert!(matches!(error.kind, ErrorKind::Overloaded | ErrorKind::Service), "{error:?}");
+    assert!(matches!(error.kind, ProviderErrorKind::Overloaded | ProviderErrorKind::Service), "{error:?}");
     assert!(error.retryable && !error.message.is_empty(), "{error:?}");
     Cell::Works
 }
@@ -71,7 +71,7 @@ pub(super) async fn error_inside_the_stream(rig: &mut Rig) -> Cell {
 pub(super) async fn end_missing(rig: &mut Rig) -> Cell {
     rig.service.will(Answer::text("It looks whole.").ending(End::Truncated));
     let error = failed(rig, &rig.agent().await, &["Hello?", "It looks whole."]).await;
-    assert_eq!((error.kind, error.retryable), (ErrorKind::Truncated, true), "{error:?}");
+    assert_eq!((error.kind, error.retryable), (ProviderErrorKind::Truncated, true), "{error:?}");
     Cell::Works
 }
 
@@ -101,7 +101,7 @@ pub(super) async fn silence(rig: &mut Rig) -> Cell {
     let waited = before.elapsed();
     tokio::time::resume();
     let Failure::Provider { error } = failure else { panic!("{failure:?}") };
-    assert_eq!((error.kind, error.retryable), (ErrorKind::Timeout, true), "{error:?}");
+    assert_eq!((error.kind, error.retryable), (ProviderErrorKind::Timeout, true), "{error:?}");
     assert!(waited.abs_diff(PATIENCE) <= Duration::from_secs(1), "{waited:?}");
     rig.service.is_left().await;
     Cell::Works

@@ -2,7 +2,7 @@
 
 use omni_agent::{
     message::{Attachment, Content, Text, Usage},
-    provider::{CacheHint, ErrorKind, Options, StopReason, UnsupportedAttachment},
+    provider::{CacheHint, Options, ProviderErrorKind, StopReason, UnsupportedAttachment},
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -23,7 +23,7 @@ async fn attach(rig: &Rig, file: Attachment) -> Result<Seen, Cell> {
         Ok(_) => Ok(rig.last()),
         failed => {
             let error = provider_error(failed);
-            assert_eq!((error.kind, error.status), (ErrorKind::Unsupported, None), "{error:?}");
+            assert_eq!((error.kind, error.status), (ProviderErrorKind::Unsupported, None), "{error:?}");
             assert!(rig.service.seen().is_empty());
             let instead = UnsupportedAttachment::Placeholder;
             let options = Options::default().with_unsupported_attachment(instead);

@@ -2,7 +2,7 @@
 
 use omni_agent::{
     message::{Content, History, Message, ToolResult, ToolUse},
-    provider::{ErrorKind, Options, Request, StopReason, ToolChoice},
+    provider::{Options, ProviderErrorKind, Request, StopReason, ToolChoice},
 };
 use serde_json::json;
 
@@ -106,7 +106,7 @@ pub(super) async fn malformed_tool_input(rig: &mut Rig) -> Cell {
     }));
     if rig.is(&[Format::Gemini, Format::Ollama]) {
         let error = provider_error(agent.ask("Weather?").await);
-        assert_eq!((error.kind, error.retryable), (ErrorKind::Service, true), "{error:?}");
+        assert_eq!((error.kind, error.retryable), (ProviderErrorKind::Service, true), "{error:?}");
         return Cell::Unsupported;
     }
     rig.service.will(Answer::text("Sorry."));

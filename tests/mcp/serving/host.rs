@@ -108,13 +108,13 @@ fn answer(request: &Request) -> Step {
         }
         "Look, then fail" | "Delete, then fail" => {
             Step::new().then_text(["Half"]).fail(omni_agent::provider::ProviderError::new(
-                omni_agent::provider::ErrorKind::Auth,
+                omni_agent::provider::ProviderErrorKind::Auth,
                 "the model is down",
             ))
         }
         "Count" => Step::text(messages.len().to_string()),
         "Fail" => Step::error(omni_agent::provider::ProviderError::new(
-            omni_agent::provider::ErrorKind::InvalidRequest,
+            omni_agent::provider::ProviderErrorKind::InvalidRequest,
             "the model is down",
         )),
         other => Step::text(format!("You said: {other}")),

@@ -10,7 +10,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use omni_agent::serve::mcp::McpServerError;
+use omni_agent::ErrorKind;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, DuplexStream, duplex};
 
@@ -125,7 +125,7 @@ async fn output_that_breaks_ends_the_server_with_its_first_error() {
         pipe.write_all(format!("{request}\n").as_bytes()).await.unwrap();
     }
     let error = soon(serving).await.unwrap().unwrap_err();
-    assert!(matches!(error, McpServerError::Write(_)), "{error:?}");
+    assert!(error.to_string().starts_with("messages to the client can't be written"), "{error}");
     assert_eq!(errors.load(Ordering::SeqCst), 1);
 }
 
@@ -138,7 +138,7 @@ async fn line_that_is_too_long_ends_the_connection() {
     };
     soon(flood).await;
     let error = soon(serving).await.unwrap().unwrap_err();
-    assert!(matches!(error, McpServerError::LongMessage { limit: 16_777_216 }), "{error:?}");
+    assert_eq!(error.to_string(), "the client sent a message of more than 16777216 bytes");
 }
 
 #[tokio::test]
@@ -151,7 +151,7 @@ async fn client_of_another_protocol_is_refused() {
     soon(pipe.read_to_string(&mut rest)).await.unwrap();
     let error = soon(serving).await.unwrap();
     assert!(
-        rest.contains("error") || matches!(error, Err(McpServerError::Handshake { .. })),
+        rest.contains("error") || error.as_ref().is_err_and(|error| error.kind() == ErrorKind::Connection),
         "{rest} {error:?}"
     );
 }

@@ -2,10 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use omni_agent::{
-    manager::Manager,
-    serve::mcp::{McpServer, McpServerError},
-};
+use omni_agent::{manager::Manager, serve::mcp::McpServer};
 use rmcp::{
     ClientHandler, ErrorData, RoleClient,
     model::{
@@ -117,14 +114,17 @@ impl ClientHandler for Person {
 pub type Client = RunningService<RoleClient, Person>;
 
 /// Serves the manager to a client in this process. Returns the client and the result of the server.
-pub async fn connect(manager: &Manager, person: Person) -> (Client, JoinHandle<Result<(), McpServerError>>) {
+pub async fn connect(
+    manager: &Manager,
+    person: Person,
+) -> (Client, JoinHandle<Result<(), omni_agent::Error>>) {
     connect_to(served(manager), person).await
 }
 
 pub async fn connect_to(
     server: McpServer,
     person: Person,
-) -> (Client, JoinHandle<Result<(), McpServerError>>) {
+) -> (Client, JoinHandle<Result<(), omni_agent::Error>>) {
     let (ours, serving) = serve(server);
     let lifecycle = person.lifecycle();
     let client = soon(person.serve_with_lifecycle(ours, lifecycle)).await.unwrap();
@@ -132,7 +132,7 @@ pub async fn connect_to(
 }
 
 /// Starts the server at one end of a pipe, and returns the other end.
-pub fn serve(server: McpServer) -> (DuplexStream, JoinHandle<Result<(), McpServerError>>) {
+pub fn serve(server: McpServer) -> (DuplexStream, JoinHandle<Result<(), omni_agent::Error>>) {
     let (ours, theirs) = tokio::io::duplex(64 * 1024);
     let (input, output) = tokio::io::split(theirs);
     (ours, tokio::spawn(server.serve(input, output)))

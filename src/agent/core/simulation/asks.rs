@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use super::{Check, ensure};
 use crate::{
-    agent::{AgentError, Event, Response},
+    agent::{Event, Response},
     message::Usage,
+    run::{Error, ErrorKind},
 };
 
 #[derive(Default)]
@@ -44,7 +45,7 @@ impl Asks {
     /// Checks a result for the caller of `ask`. `over` states whether the turns that the `ask` waits for have ended.
     pub(super) fn resolve(
         &mut self,
-        answer: Result<Arc<Response>, AgentError>,
+        answer: Result<Arc<Response>, Error>,
         over: bool,
         interrupting: bool,
     ) -> Check {
@@ -54,12 +55,16 @@ impl Asks {
         // there are any.
         let discarded = self.discarded.take().filter(|_| !interrupting || turns.is_empty());
         let answer = match answer {
-            Err(AgentError::Failed(_, kept)) if std::mem::take(&mut self.failed) => Ok(kept),
+            Err(error) if error.kind() == ErrorKind::Failed && std::mem::take(&mut self.failed) => {
+                Ok(error.response().cloned().ok_or("a failure without a response")?)
+            }
             answer => answer,
         };
         match (answer, discarded) {
-            (Err(AgentError::Cancelled(told) | AgentError::Failed(_, told)), Some(discarded)) => {
-                ensure!(Arc::ptr_eq(&told, &discarded), "the error does not contain the discarded response");
+            (Err(error), Some(discarded)) => {
+                let told = error.response();
+                let is_told = told.is_some_and(|told| Arc::ptr_eq(told, &discarded));
+                ensure!(is_told, "the error does not contain the discarded response");
             }
             (Ok(response), None) => {
                 let messages = turns.iter().flat_map(|turn| &turn.messages);

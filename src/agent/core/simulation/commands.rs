@@ -1,6 +1,6 @@
 //! Random commands, and their expected results.
 
-use std::{mem::discriminant, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use serde_json::json;
 
@@ -8,8 +8,8 @@ use super::{Check, ensure, model::Input, world::World};
 use crate::actor::random::Rng;
 use crate::{
     agent::{
-        Accepted, AgentError, Event, Next, Prompt, PromptState,
-        core::{Core, Effect, Resume},
+        Accepted, Event, Next, Prompt, PromptState,
+        core::{Core, Effect, Resume, pauses::stale},
         phase::Stage,
     },
     message::{
@@ -17,6 +17,7 @@ use crate::{
         answer_open_tool_uses,
     },
     provider::Options,
+    run::{Error, ErrorKind},
     tool::Decision,
 };
 
@@ -118,32 +119,32 @@ impl World {
     }
 
     /// Returns the expected result of the prompt.
-    pub(super) fn expect(&self, prompt: &Prompt, ask: bool, limit: usize) -> Result<Accepted, AgentError> {
+    pub(super) fn expect(&self, prompt: &Prompt, ask: bool, limit: usize) -> Result<Accepted, Error> {
         let content = &prompt.content;
         let tools =
             content.0.iter().any(|block| matches!(block, Content::ToolUse(_) | Content::ToolResult(_)));
         if let Some(state) = self.known(prompt) {
-            return if ask { Err(AgentError::KnownPrompt(state)) } else { Ok(Accepted::Known { state }) };
+            return if ask { Err(Error::known_prompt(&state)) } else { Ok(Accepted::Known { state }) };
         }
         prompt.check()?;
         if content.is_blank() {
-            return Err(AgentError::EmptyPrompt);
+            return Err(Error::empty_prompt());
         }
         if !self.model.is_running() {
             let fits = answer_open_tool_uses(&self.model.committed, content.clone());
-            return fits.map(|_| Accepted::Started).map_err(AgentError::InvalidPrompt);
+            return fits.map(|_| Accepted::Started).map_err(Error::unfit_prompt);
         }
         if ask {
-            return Err(AgentError::Busy(self.model.status));
+            return Err(Error::busy("agent", self.model.status));
         }
         if tools {
-            return Err(AgentError::ResultsWhileBusy);
+            return Err(Error::new(ErrorKind::Busy, "the prompt has results"));
         }
         if prompt.next == Next::Step && prompt.has_settings() {
-            return Err(AgentError::NotAtStep);
+            return Err(Error::new(ErrorKind::NotAtStep, "the prompt has settings"));
         }
         if self.model.queue.staged.len() >= limit {
-            return Err(AgentError::QueueFull(limit));
+            return Err(Error::new(ErrorKind::QueueFull, "the queue is full"));
         }
         Ok(Accepted::Staged { id: "chosen".into(), ahead: self.model.queue.staged.len() })
     }
@@ -183,7 +184,7 @@ impl World {
         let (unstaged, effects) = self.feed(|core, cx| core.unstage(&id, cx));
         match (expected, unstaged) {
             (Some(expected), Ok(prompt)) => ensure!(expected == prompt, "{prompt:?} is returned"),
-            (None, Err(error)) => same_error(&AgentError::NotStaged(id), &error, effects.is_empty())?,
+            (None, Err(error)) => same_error(ErrorKind::NotStaged, &error, effects.is_empty())?,
             (expected, unstaged) => return Err(format!("unstage gives {unstaged:?}, not {expected:?}")),
         }
         self.perform_all(effects)
@@ -210,7 +211,7 @@ impl World {
                     self.asks.begin();
                 }
             }
-            (Err(expected), Err(error)) => same_error(&expected, &error, effects.is_empty())?,
+            (Err(expected), Err(error)) => same_error(expected.kind(), &error, effects.is_empty())?,
             (expected, accepted) => return Err(format!("the prompt is {accepted:?}, not {expected:?}")),
         }
         self.perform_all(effects)
@@ -249,13 +250,13 @@ impl World {
                 return Err(format!("a resume of {id}, which is recorded, fails: {error:?}"));
             }
             Err(error) if open.is_empty() => {
-                same_error(&AgentError::NotPaused(self.model.status), &error, effects.is_empty())?;
+                same_error(ErrorKind::NotPaused, &error, effects.is_empty())?;
             }
             Err(error) => {
                 ensure!(!waiting.contains(&id), "a resume of {id}, which waits, fails: {error:?}");
-                let expected = AgentError::StaleResume { waiting: open.clone(), given: id };
+                let expected = stale(&open, &id);
                 ensure!(format!("{expected:?}") == format!("{error:?}"), "{error:?}, not {expected:?}");
-                same_error(&expected, &error, effects.is_empty())?;
+                same_error(ErrorKind::StaleDecision, &error, effects.is_empty())?;
             }
         }
         self.perform_all(effects)
@@ -320,10 +321,12 @@ impl World {
         !self.model.is_running() && (self.call.is_none() || !self.begun)
     }
 
-    fn check_stopped(&self, idle: bool, stopped: &Result<(), AgentError>, nothing: bool) -> Check {
+    fn check_stopped(&self, idle: bool, stopped: &Result<(), Error>, nothing: bool) -> Check {
         match stopped {
             Ok(()) => ensure!(!idle, "a stop succeeds although nothing is active"),
-            Err(AgentError::Idle) => ensure!(idle && nothing, "a stop fails at {:?}", self.core.phase()),
+            Err(error) if error.kind() == ErrorKind::Idle => {
+                ensure!(idle && nothing, "a stop fails at {:?}", self.core.phase())
+            }
             Err(error) => return Err(format!("{error:?} on a cancel or an interrupt")),
         }
         Ok(())
@@ -360,8 +363,8 @@ impl World {
 }
 
 /// Checks that an operation fails with the expected error and has no effect.
-pub(super) fn same_error(expected: &AgentError, error: &AgentError, nothing: bool) -> Check {
-    ensure!(discriminant(expected) == discriminant(error), "{error:?}, not {expected:?}");
+pub(super) fn same_error(expected: ErrorKind, error: &Error, nothing: bool) -> Check {
+    ensure!(error.kind() == expected, "{error:?}, not {expected:?}");
     ensure!(nothing, "the operation fails with {error:?} but has effects");
     Ok(())
 }

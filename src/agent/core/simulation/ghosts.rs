@@ -11,7 +11,7 @@ use crate::{
         phase::{Op, OutputRequirement, Stage},
     },
     message::{Text, ToolResult, ToolUse},
-    provider::{BlockStart, Delta, ErrorKind, ProviderError, StopReason},
+    provider::{BlockStart, Delta, ProviderError, ProviderErrorKind, StopReason},
     tool::Replay,
 };
 
@@ -63,7 +63,7 @@ impl World {
             3 => core.asked(op, tool_use, cx),
             4 => core.stream_ended(op, cx),
             5 => {
-                let error = ProviderError::new(ErrorKind::Service, "ghost");
+                let error = ProviderError::new(ProviderErrorKind::Service, "ghost");
                 core.stream_failed(op, Failure::from(error), cx);
             }
             6 => core.tool_decided(op, decision, cx),

@@ -11,7 +11,7 @@ use crate::{
     message::{
         Blocks, Content, History, Message, RequestEnd, Role, TurnId, Usage, UsageRow, answer_open_tool_uses,
     },
-    provider::{self, ErrorKind, MessageDelta, StopReason},
+    provider::{self, MessageDelta, ProviderErrorKind, StopReason},
 };
 
 /// The model of one agent, which predicts the agent's events.
@@ -320,7 +320,11 @@ impl Model {
     /// Records the failure for which `handle_error` is called.
     pub(super) fn fails(&mut self, failure: &Failure) {
         if let Some(turn) = &mut self.turn {
-            let refusals = [ErrorKind::InvalidRequest, ErrorKind::Unsupported, ErrorKind::ContextTooLong];
+            let refusals = [
+                ProviderErrorKind::InvalidRequest,
+                ProviderErrorKind::Unsupported,
+                ProviderErrorKind::ContextTooLong,
+            ];
             let is_refusal = matches!(failure, Failure::Provider { error } if refusals.contains(&error.kind));
             turn.refused = turn.blocks.is_empty() && (turn.refused || is_refusal);
         }

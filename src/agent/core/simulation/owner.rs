@@ -13,13 +13,11 @@ use super::{
     world::World,
 };
 use crate::{
-    agent::{
-        AgentError,
-        core::{Core, Effect},
-    },
+    agent::core::{Core, Effect},
     message::{
         Blocks, Content, History, Message, Text, Timestamp, ToolResult, ToolUse, answer_open_tool_uses,
     },
+    run::{Error, ErrorKind},
 };
 
 impl World {
@@ -59,9 +57,9 @@ impl World {
         Arc::new(Message { timestamp: Timestamp(0), ..message })
     }
 
-    fn expect_base(&self, base: &History) -> Result<(), AgentError> {
+    fn expect_base(&self, base: &History) -> Result<(), Error> {
         if self.model.is_running() {
-            return Err(AgentError::Busy(self.model.status));
+            return Err(Error::busy("agent", self.model.status));
         }
         Ok(base.check()?)
     }
@@ -73,14 +71,14 @@ impl World {
         self.note(|| format!("owner: prompt {prompt:?} on {base:?}"));
         let expected = self.expect_base(&base).and_then(|()| {
             if let Some(state) = self.known(&prompt) {
-                return Err(AgentError::KnownPrompt(state));
+                return Err(Error::known_prompt(&state));
             }
             prompt.check()?;
             if prompt.content.is_blank() {
-                return Err(AgentError::EmptyPrompt);
+                return Err(Error::empty_prompt());
             }
             let fits = answer_open_tool_uses(&base, prompt.content.clone());
-            fits.map(drop).map_err(AgentError::InvalidPrompt)
+            fits.map(drop).map_err(Error::unfit_prompt)
         });
         let (on, given) = (base.clone(), prompt.clone());
         let ask = self.rng.percent(40);
@@ -104,13 +102,13 @@ impl World {
         let expected = self.expect_base(&base).and_then(|()| {
             settings.check()?;
             if message.role != crate::message::Role::User {
-                return Err(AgentError::NotAPrompt);
+                return Err(Error::new(ErrorKind::NotAPrompt, "the message is not a prompt"));
             }
             if Blocks(message.content.clone()).is_blank() {
-                return Err(AgentError::EmptyPrompt);
+                return Err(Error::empty_prompt());
             }
             let whole: History = base.iter().chain([&message]).cloned().collect();
-            whole.check_sendable().map_err(AgentError::InvalidPrompt)
+            whole.check_sendable().map_err(Error::unfit_prompt)
         });
         let (on, given, with) = (base.clone(), Arc::clone(&message), settings.clone());
         let ask = self.rng.percent(40);
@@ -139,8 +137,8 @@ impl World {
 
     fn check_done(
         &mut self,
-        expected: &Result<(), AgentError>,
-        done: &Result<(), AgentError>,
+        expected: &Result<(), Error>,
+        done: &Result<(), Error>,
         effects: Vec<Effect>,
     ) -> Check {
         match (expected, done) {
@@ -148,7 +146,7 @@ impl World {
                 let reported = matches!(effects.first(), Some(Effect::Emit(crate::agent::Event::State(_))));
                 ensure!(reported, "the first event is not the history: {:?}", effects.first());
             }
-            (Err(expected), Err(error)) => same_error(expected, error, effects.is_empty())?,
+            (Err(expected), Err(error)) => same_error(expected.kind(), error, effects.is_empty())?,
             _ => return Err(format!("the owner gets {done:?}, not {expected:?}")),
         }
         self.perform_all(effects)

@@ -23,12 +23,13 @@ use crate::{
         simulation::{Check, ensure},
     },
     agent::{
-        Accepted, AgentError, Config, Delivery, Durable, FirstMessage, KnownPrompt, Pause, Prompt, Record,
-        Resume, RunEnd, Snapshot, Status, TurnInFlight,
+        Accepted, Config, Delivery, Durable, FirstMessage, KnownPrompt, Pause, Prompt, Record, Resume,
+        RunEnd, Snapshot, Status, TurnInFlight,
         durable::RecoveryFacts,
         phase::{Op, Stage, ToolCall},
     },
     message::{History, Timestamp, ToolUseId},
+    run::{Error, ErrorKind},
     subscription::EventId,
     tool::{Decision, ToolSet},
 };
@@ -292,7 +293,7 @@ impl Process {
     ) -> Check<bool> {
         let accepted = self.input(outside, |core, cx| core.prompt(prompt, ask, cx))?;
         let is_accepted = accepted.is_ok();
-        if matches!(accepted, Err(AgentError::KnownPrompt(_))) {
+        if accepted.as_ref().is_err_and(|error| error.kind() == ErrorKind::KnownPrompt) {
             // An earlier process has accepted the prompt, so only its response is missing.
             return Ok(true);
         }
@@ -310,7 +311,7 @@ impl Process {
         outside: &mut Outside,
         base: History,
         opening: FirstMessage,
-    ) -> Check<Result<EventId, AgentError>> {
+    ) -> Check<Result<EventId, Error>> {
         let with = EventId { number: self.last_event.number + 1, ..self.last_event };
         let begun = self.input(outside, |core, cx| match opening {
             FirstMessage::Prompt(prompt) => core.prompt_on(base, prompt, false, cx),
@@ -367,7 +368,7 @@ impl Process {
     fn end(
         &mut self,
         outside: &mut Outside,
-        end: impl FnOnce(&mut Core, &mut Context<'_>) -> Result<(), AgentError>,
+        end: impl FnOnce(&mut Core, &mut Context<'_>) -> Result<(), Error>,
     ) -> Check {
         let turn = self.core.phase().turn().map(|turn| turn.id);
         if self.input(outside, end)?.is_ok()

@@ -7,13 +7,13 @@ use serde_json::json;
 use super::{ends::some_usage, world};
 use crate::{
     agent::{
-        AgentError, Config, Durable, ErrorDecision, Event, Prompt, Snapshot, ToolDecision, TurnDecision,
-        TurnOutcome,
+        Config, Durable, ErrorDecision, Event, Prompt, Snapshot, ToolDecision, TurnDecision, TurnOutcome,
         core::{Context, Core, Effect, Resume},
         phase::{Op, OutputRequirement},
     },
     message::{Content, Message, Role, Timestamp, ToolResult, ToolUse, TurnId, Usage},
     provider::{BlockStart, Delta, MessageDelta, Part, StopReason},
+    run::{Error, ErrorKind},
     subscription::EventId,
     tool::{Decision, Replay, ToolSet},
 };
@@ -96,7 +96,7 @@ impl Bench {
         self.decide(ToolDecision::Pause(json!("ask a person")));
     }
 
-    fn resume(&mut self, id: &str) -> Result<(), AgentError> {
+    fn resume(&mut self, id: &str) -> Result<(), Error> {
         let resume = Resume { tool_use: id.into(), turn: None, decision: Decision::reject("no"), by: None };
         self.feed(|core, cx| core.resume(resume, cx))
     }
@@ -142,8 +142,8 @@ fn text(text: &str) -> [Delta; 2] {
     [Delta::Start { index: 0, block: BlockStart::Text }, Delta::Extend { index: 0, part }]
 }
 
-fn is_stale(resumed: &Result<(), AgentError>) -> bool {
-    matches!(resumed, Err(AgentError::StaleResume { .. }))
+fn is_stale(resumed: &Result<(), Error>) -> bool {
+    resumed.as_ref().is_err_and(|error| error.kind() == ErrorKind::StaleDecision)
 }
 
 #[test]
@@ -187,7 +187,7 @@ fn resume_late_for_a_generated_id_is_stale() {
         bench.pause();
         let waiting = bench.waiting().to_owned();
         bench.resume(&waiting).unwrap();
-        assert!(matches!(bench.resume(&waiting), Err(AgentError::NotPaused(_))));
+        assert_eq!(bench.resume(&waiting).unwrap_err().kind(), ErrorKind::NotPaused);
         let (call, tool_use) = (bench.call, ToolUse::new(waiting, "search", json!({})));
         let result = ToolResult::error(&tool_use, "no");
         bench.feed(|core, cx| core.result_reviewed(call, result, cx));

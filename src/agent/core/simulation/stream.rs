@@ -7,7 +7,7 @@ use crate::actor::random::Rng;
 use crate::{
     agent::{Failure, core::Core, phase::Op},
     message::{Attachment, ProviderItem, ToolUse},
-    provider::{BlockStart, Delta, ErrorKind, MessageDelta, Part, ProviderError, StopReason},
+    provider::{BlockStart, Delta, MessageDelta, Part, ProviderError, ProviderErrorKind, StopReason},
 };
 
 /// A request in flight and the response streamed so far.
@@ -52,11 +52,15 @@ impl Stream {
         match rng.below(100) {
             _ if friendly => self.stop(rng, true),
             _ if self.blocks.is_empty() && rng.percent(4) => {
-                let kinds = [ErrorKind::InvalidRequest, ErrorKind::Unsupported, ErrorKind::ContextTooLong];
+                let kinds = [
+                    ProviderErrorKind::InvalidRequest,
+                    ProviderErrorKind::Unsupported,
+                    ProviderErrorKind::ContextTooLong,
+                ];
                 Next::Fail(ProviderError::new(rng.pick(&kinds), "refused").into())
             }
             0..18 => self.stop(rng, false),
-            18..20 => Next::Fail(ProviderError::new(ErrorKind::Overloaded, "overloaded").into()),
+            18..20 => Next::Fail(ProviderError::new(ProviderErrorKind::Overloaded, "overloaded").into()),
             20 => Next::Fail(Failure::ProviderPanicked { message: "boom".into() }),
             21..23 => Next::End,
             23..26 => Next::Ask,
@@ -71,7 +75,7 @@ impl Stream {
             39..42 => {
                 self.blocks.clear();
                 Next::Delta(Delta::Retry {
-                    error: Box::new(ProviderError::new(ErrorKind::Overloaded, "again")),
+                    error: Box::new(ProviderError::new(ProviderErrorKind::Overloaded, "again")),
                     delay: std::time::Duration::from_secs(1),
                 })
             }

@@ -1,9 +1,8 @@
 use super::*;
 use crate::{
-    agent::{
-        AgentError, ErrorDecision, Failure, State, Status, tests::rig::unanswered, tests::support::name,
-    },
+    agent::{ErrorDecision, Failure, State, Status, tests::rig::unanswered, tests::support::name},
     message::{ToolResult, ToolUse},
+    run::ErrorKind,
     tool::Decision,
 };
 
@@ -125,7 +124,7 @@ async fn stop_while_a_reply_waits_answers_with_stopped() {
     settle().await;
     answered(life.agent.stop(std::time::Duration::from_secs(1))).await.unwrap();
     let error = answered(sent).await.unwrap().unwrap_err();
-    assert!(matches!(error, crate::agent::AgentError::Stopped(_)), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::Ended, "{error:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -201,8 +200,8 @@ async fn decision_before_its_pause_is_reported_is_applied_afterwards() {
 async fn decision_on_another_tool_use_before_the_report_names_those_that_wait() {
     let (life, calls) = unreported([act(), Step::text("Done.")], |builder| builder).await;
     let wrong = answered(life.agent.resume("t2", Decision::Execute)).await;
-    let Err(AgentError::StaleResume { waiting, .. }) = wrong else { panic!("{wrong:?}") };
-    assert_eq!(waiting, ["t1".into()]);
+    let error = wrong.unwrap_err();
+    assert_eq!((error.kind(), error.waiting()), (ErrorKind::StaleDecision, vec!["t1".into()]));
     assert!(calls.made().is_empty());
 }
 
@@ -224,6 +223,6 @@ async fn step_repeated_before_its_pause_is_reported_gets_another_id() {
     let [pause] = &pauses[..] else { panic!("{pauses:?}") };
     assert_ne!(pause.tool_use.id.as_str(), "t1");
     let late = life.agent.resume("t1", Decision::Execute).await;
-    assert!(matches!(late, Err(AgentError::StaleResume { .. })), "{late:?}");
+    assert_eq!(late.unwrap_err().kind(), ErrorKind::StaleDecision);
     assert!(calls.made().is_empty(), "nobody has approved the new tool use");
 }

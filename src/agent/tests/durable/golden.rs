@@ -16,7 +16,7 @@ use crate::{
         durable::FORMAT,
     },
     message::{ToolResult, ToolUse},
-    provider::{ErrorKind, ProviderError},
+    provider::{ProviderError, ProviderErrorKind},
     tool::Decision,
 };
 
@@ -106,7 +106,9 @@ async fn killed_in(stage: &'static str) -> Shelf {
     let calls = Calls::new();
     let steps = match stage {
         "streaming" => vec![Step::new().then_text(["Hel"]).hang()],
-        "failing" | "delaying" => vec![Step::error(ProviderError::new(ErrorKind::InvalidRequest, "no"))],
+        "failing" | "delaying" => {
+            vec![Step::error(ProviderError::new(ProviderErrorKind::InvalidRequest, "no"))]
+        }
         _ => vec![act(), Step::text("Done.")],
     };
     let callbacks = Staying { stage, gate: Gate::new() };

@@ -98,10 +98,10 @@ async fn turn_killed_in_a_callback_ends_as_if_undisturbed() {
 
 #[tokio::test(start_paused = true)]
 async fn turn_killed_after_a_cut_response_ends_at_the_next_one() {
-    use crate::provider::{ErrorKind, ProviderError, StopReason};
+    use crate::provider::{ProviderError, ProviderErrorKind, StopReason};
     let calls = Calls::open();
     let cut = |id| Step::new().then_raw_tool_use(id, "act", &["{"]).stop_with(StopReason::Length);
-    let failed = Step::error(ProviderError::new(ErrorKind::Auth, "no"));
+    let failed = Step::error(ProviderError::new(ProviderErrorKind::Auth, "no"));
     let shelf = killed_in("handle_error", [cut("a"), failed], calls.tool(Replay::Never)).await;
     let builder = acting([cut("b")], calls.tool(Replay::Never)).1;
     let gate = Gate::new();
@@ -125,8 +125,8 @@ async fn turn_killed_in_handle_turn_is_committed() {
 
 #[tokio::test(start_paused = true)]
 async fn turn_killed_in_handle_error_asks_it_again() {
-    use crate::provider::{ErrorKind, ProviderError};
-    let failing = || Step::error(ProviderError::new(ErrorKind::InvalidRequest, "no"));
+    use crate::provider::{ProviderError, ProviderErrorKind};
+    let failing = || Step::error(ProviderError::new(ProviderErrorKind::InvalidRequest, "no"));
     let calls = Calls::open();
     let shelf = killed_in("handle_error", [failing()], calls.tool(Replay::Never)).await;
     let gate = Gate::new();

@@ -15,7 +15,8 @@ use super::NAME;
 use crate::{
     message::Usage,
     provider::{
-        CacheHint, Delta, ErrorKind, Fold, MessageDelta, ModelInfo, Part, ProviderError, Request, StopReason,
+        CacheHint, Delta, Fold, MessageDelta, ModelInfo, Part, ProviderError, ProviderErrorKind, Request,
+        StopReason,
         dialect::{Decoder, Frame, counts::Counts, error, strays, tame::tamed},
     },
 };
@@ -115,7 +116,10 @@ impl Decoder for MessagesDecoder {
         if self.is_done() {
             return Ok(());
         }
-        Err(ProviderError::new(ErrorKind::Truncated, "the stream ended before its message_stop event"))
+        Err(ProviderError::new(
+            ProviderErrorKind::Truncated,
+            "the stream ended before its message_stop event",
+        ))
     }
 }
 
@@ -423,5 +427,5 @@ fn service_error(data: &str) -> ProviderError {
 fn bad(what: &str, data: &str) -> ProviderError {
     let quote: String = data.chars().take(QUOTE).collect();
     let cut = if quote.len() < data.len() { "…" } else { "" };
-    ProviderError::new(ErrorKind::Decoding, format!("{what}: {quote}{cut}")).with_body(data)
+    ProviderError::new(ProviderErrorKind::Decoding, format!("{what}: {quote}{cut}")).with_body(data)
 }

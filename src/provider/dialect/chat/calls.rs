@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::{
     message::ToolUseId,
     provider::{
-        BlockStart, Delta, ErrorKind, Fold, Part, ProviderError,
+        BlockStart, Delta, Fold, Part, ProviderError, ProviderErrorKind,
         dialect::{
             blocks::Blocks,
             ids::{CallIds, MAX_CALLS},
@@ -306,5 +306,5 @@ impl Nesting {
 }
 
 fn broken(message: String) -> ProviderError {
-    ProviderError::new(ErrorKind::Decoding, message)
+    ProviderError::new(ProviderErrorKind::Decoding, message)
 }

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     message::{Attachment, ProviderItem, Usage},
     provider::{
-        BlockStart, Delta, ErrorKind, MessageDelta, Part, ProviderError, StopReason,
+        BlockStart, Delta, MessageDelta, Part, ProviderError, ProviderErrorKind, StopReason,
         dialect::{
             Decoder, Frame,
             alternatives::Alternatives,
@@ -132,7 +132,9 @@ impl ChatDecoder {
             // A response that arrives as a whole is complete, with or without a finish reason.
             Ok(None) if whole => self.stop = self.stop.take().or(Some(StopReason::Stop)),
             Ok(None) => {}
-            Err(message) => return Err(ProviderError::new(ErrorKind::Service, message).with_body(data)),
+            Err(message) => {
+                return Err(ProviderError::new(ProviderErrorKind::Service, message).with_body(data));
+            }
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     message::value_weight,
-    provider::{ErrorKind, Fold, ProviderError},
+    provider::{Fold, ProviderError, ProviderErrorKind},
 };
 
 /// The maximum number of entries in one response. Only a broken server sends more.
@@ -81,7 +81,7 @@ impl Annotations {
             self.weight += value_weight(&annotation);
             if self.weight > Fold::LIMIT || self.list.len() == MAX_ENTRIES {
                 return Err(ProviderError::new(
-                    ErrorKind::Decoding,
+                    ProviderErrorKind::Decoding,
                     "the annotations of the response exceed the size limit",
                 ));
             }
@@ -164,5 +164,8 @@ fn join(entry: &mut Value, fragment: Map<String, Value>) {
 }
 
 fn endless() -> ProviderError {
-    ProviderError::new(ErrorKind::Decoding, "the reasoning details of the response exceed the size limit")
+    ProviderError::new(
+        ProviderErrorKind::Decoding,
+        "the reasoning details of the response exceed the size limit",
+    )
 }

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::{ThinkingField, encode::Encoder};
 use crate::provider::{
-    Effort, ErrorKind, ProviderError, ThinkingMode, ToolChoice,
+    Effort, ProviderError, ProviderErrorKind, ThinkingMode, ToolChoice,
     catalogue::ChatTools,
     dialect::{
         EffortWords,
@@ -34,7 +34,7 @@ impl Encoder<'_> {
                     "{} does not support tools in Chat Completions; use {RESPONSES}",
                     self.request.model
                 );
-                return Err(ProviderError::new(ErrorKind::Unsupported, message));
+                return Err(ProviderError::new(ProviderErrorKind::Unsupported, message));
             }
             ChatTools::IfOff if with_tools => {
                 body.insert("reasoning_effort".to_owned(), "none".into());

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     message::{Attachment, ProviderItem, ToolUseId, Usage, value_weight},
     provider::{
-        BlockStart, Delta, ErrorKind, Fold, MessageDelta, Part, ProviderError, StopReason,
+        BlockStart, Delta, Fold, MessageDelta, Part, ProviderError, ProviderErrorKind, StopReason,
         dialect::{
             Decoder, Frame,
             alternatives::Alternatives,
@@ -279,7 +279,7 @@ impl GeminiDecoder {
         if !sources.is_empty() {
             if sources.values().map(value_weight).sum::<usize>() > Fold::LIMIT {
                 return Err(ProviderError::new(
-                    ErrorKind::Decoding,
+                    ProviderErrorKind::Decoding,
                     "the sources of the response exceed the size limit",
                 ));
             }
@@ -333,7 +333,7 @@ impl Decoder for GeminiDecoder {
 
 /// Returns the stop reason for a finish reason. If the finish reason reports a failure, returns the kind of the failure
 /// as an error. Source: `FinishReason` in <https://ai.google.dev/api/generate-content>.
-fn finish_reason(word: &str) -> Result<Option<StopReason>, ErrorKind> {
+fn finish_reason(word: &str) -> Result<Option<StopReason>, ProviderErrorKind> {
     Ok(Some(match word {
         "" => return Ok(None),
         "STOP" => StopReason::Stop,
@@ -349,9 +349,9 @@ fn finish_reason(word: &str) -> Result<Option<StopReason>, ErrorKind> {
         | "IMAGE_RECITATION" => StopReason::Refusal,
         // The model wrote an unreadable call or response. A retry gives a different response.
         "MALFORMED_FUNCTION_CALL" | "MALFORMED_RESPONSE" | "UNEXPECTED_TOOL_CALL" => {
-            return Err(ErrorKind::Service);
+            return Err(ProviderErrorKind::Service);
         }
-        "MISSING_THOUGHT_SIGNATURE" => return Err(ErrorKind::InvalidRequest),
+        "MISSING_THOUGHT_SIGNATURE" => return Err(ProviderErrorKind::InvalidRequest),
         _ => StopReason::Other(word.to_owned()),
     }))
 }
@@ -380,5 +380,5 @@ fn error_text(data: &str) -> ProviderError {
 }
 
 fn bad(message: &str, data: &str) -> ProviderError {
-    ProviderError::new(ErrorKind::Decoding, message).with_body(data)
+    ProviderError::new(ProviderErrorKind::Decoding, message).with_body(data)
 }

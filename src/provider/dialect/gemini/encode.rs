@@ -2,7 +2,7 @@ use serde_json::{Map, Number, Value, json};
 
 use super::{content, schema::restricted};
 use crate::provider::{
-    CacheHint, Effort, ErrorKind, ProviderError, Request, ThinkingMode, ToolChoice,
+    CacheHint, Effort, ProviderError, ProviderErrorKind, Request, ThinkingMode, ToolChoice,
     catalogue::{GeminiThinking as Thinking, GeminiTraits},
     dialect::{
         EffortWords, Encoded,
@@ -24,7 +24,7 @@ pub(super) fn encode(request: &Request) -> Result<Encoded, ProviderError> {
     if request.model.split('/').any(|segment| segment.is_empty() || segment == "." || segment == "..") {
         let message =
             format!("the model id {:?} is invalid: it has an empty segment, `.` or `..`", request.model);
-        return Err(ProviderError::new(ErrorKind::InvalidRequest, message));
+        return Err(ProviderError::new(ProviderErrorKind::InvalidRequest, message));
     }
     let traits = &request.traits().gemini;
     let names = ToolNames::of(request, content::NAME_LIMIT, content::NAME_SIGNS);

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     message::{ToolUseId, Usage},
     provider::{
-        BlockStart, Delta, ErrorKind, MessageDelta, Part, ProviderError, StopReason,
+        BlockStart, Delta, MessageDelta, Part, ProviderError, ProviderErrorKind, StopReason,
         dialect::{
             Decoder, Frame,
             blocks::{Blocks, Kind},
@@ -145,5 +145,5 @@ fn error_text(data: &str) -> ProviderError {
 }
 
 fn bad(message: &str, data: &str) -> ProviderError {
-    ProviderError::new(ErrorKind::Decoding, message).with_body(data)
+    ProviderError::new(ProviderErrorKind::Decoding, message).with_body(data)
 }

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     message::ProviderItem,
-    provider::{BlockStart, Delta, ErrorKind, Fold, Part, ProviderError},
+    provider::{BlockStart, Delta, Fold, Part, ProviderError, ProviderErrorKind},
 };
 
 type DecodeResult = Result<(), ProviderError>;
@@ -373,5 +373,5 @@ fn grown(kept: usize, more: usize) -> Result<usize, ProviderError> {
 }
 
 fn broken(message: impl Into<String>) -> ProviderError {
-    ProviderError::new(ErrorKind::Decoding, message)
+    ProviderError::new(ProviderErrorKind::Decoding, message)
 }

@@ -7,7 +7,7 @@ use super::{
     wire::{self, Event, list, text},
 };
 use crate::provider::{
-    Delta, ErrorKind, MessageDelta, ProviderError, StopReason,
+    Delta, MessageDelta, ProviderError, ProviderErrorKind, StopReason,
     dialect::{
         Decoder, Frame,
         counts::Counts,
@@ -56,9 +56,11 @@ impl Decoder for ResponsesDecoder {
             Ok(event) => self.event(frame.name(), event, data, deltas),
             Err(_) if frame.event == "error" => Err(service_error(data)),
             Err(_) if wire::is_foreign(frame.name()) && !strays::may_be_own(data) => Ok(()),
-            Err(cause) => Err(ProviderError::new(ErrorKind::Decoding, "an event is not a JSON object")
-                .with_source(cause)
-                .with_body(data)),
+            Err(cause) => {
+                Err(ProviderError::new(ProviderErrorKind::Decoding, "an event is not a JSON object")
+                    .with_source(cause)
+                    .with_body(data))
+            }
         }
     }
 
@@ -70,7 +72,7 @@ impl Decoder for ResponsesDecoder {
         if self.done {
             return Ok(());
         }
-        Err(ProviderError::new(ErrorKind::Truncated, "the stream ended before its terminal event"))
+        Err(ProviderError::new(ProviderErrorKind::Truncated, "the stream ended before its terminal event"))
     }
 }
 
@@ -186,7 +188,7 @@ impl ResponsesDecoder {
         };
         if kind.is_empty() && matches!(text(response, "status"), "in_progress" | "queued") {
             let message = "the response is not complete: the service still works on it in the background";
-            return Err(ProviderError::new(ErrorKind::Truncated, message).with_body(data));
+            return Err(ProviderError::new(ProviderErrorKind::Truncated, message).with_body(data));
         }
         let why = response.get("error").filter(|error| is_error(error));
         match (status, why) {
@@ -222,9 +224,9 @@ fn service_error(data: &str) -> ProviderError {
 }
 
 fn failed(message: &str, data: &str) -> ProviderError {
-    ProviderError::new(ErrorKind::Service, message).with_body(data)
+    ProviderError::new(ProviderErrorKind::Service, message).with_body(data)
 }
 
 fn bad(message: &str, data: &str) -> ProviderError {
-    ProviderError::new(ErrorKind::Decoding, message).with_body(data)
+    ProviderError::new(ProviderErrorKind::Decoding, message).with_body(data)
 }

@@ -13,7 +13,7 @@ use super::{Endpoint, EndpointFormat};
 use crate::{
     message::{Content, History, Role},
     provider::{
-        ErrorKind, Extent, ProviderError, Request, Secret,
+        Extent, ProviderError, ProviderErrorKind, Request, Secret,
         dialect::{Dialect, Encoded, Framing},
         http::origin,
     },
@@ -24,7 +24,7 @@ impl Endpoint {
     pub(super) fn url(&self, dialect: &dyn Dialect, request: &Request) -> Result<Url, ProviderError> {
         let bad = |why: &str| {
             let message = format!("the base URL of {:?} {why}", self.name);
-            ProviderError::new(ErrorKind::InvalidRequest, message)
+            ProviderError::new(ProviderErrorKind::InvalidRequest, message)
         };
         let base = Url::parse(self.base_url.trim()).map_err(|error| bad("is invalid").with_source(error))?;
         if !matches!(base.scheme(), "http" | "https") || !base.has_host() {
@@ -93,7 +93,7 @@ impl Endpoint {
                     "the API key for {:?} contains characters that are not allowed in a header, such as a line end",
                     self.name
                 );
-                ProviderError::new(ErrorKind::Auth, message)
+                ProviderError::new(ProviderErrorKind::Auth, message)
             })?;
             secrets.push((key, Extent::Parts));
             headers.insert(name, value);
@@ -126,7 +126,7 @@ fn check_conversation(history: &History) -> Result<(), ProviderError> {
         Some(last) if last.role == Role::User && last.content.iter().all(is_blank) => {
             let index = history.len() - 1;
             let message = format!("message {index}: the prompt is empty; give it text or an attachment");
-            Err(ProviderError::new(ErrorKind::InvalidRequest, message))
+            Err(ProviderError::new(ProviderErrorKind::InvalidRequest, message))
         }
         _ => Ok(()),
     }
@@ -179,7 +179,7 @@ fn ends_in_version(path: &str, version: &str) -> bool {
 fn header_name(name: &str) -> Result<HeaderName, ProviderError> {
     let refused = |why| {
         let name: String = name.chars().take(64).collect();
-        ProviderError::new(ErrorKind::InvalidRequest, format!("header {name:?} {why}"))
+        ProviderError::new(ProviderErrorKind::InvalidRequest, format!("header {name:?} {why}"))
     };
     let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| refused("is not a valid header name"))?;
     if name == CONTENT_LENGTH || name == TRANSFER_ENCODING {
@@ -217,7 +217,7 @@ pub(super) fn query_secrets(url: &Url) -> Vec<(Secret, Extent)> {
 fn unfit(name: &str) -> ProviderError {
     let message =
         format!("the value of header {name:?} contains characters that are not allowed in a header");
-    ProviderError::new(ErrorKind::InvalidRequest, message)
+    ProviderError::new(ProviderErrorKind::InvalidRequest, message)
 }
 
 /// Merges `over` into `body`: objects are merged, tools follow the tools of the body, and all other values are replaced.

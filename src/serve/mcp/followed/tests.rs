@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{
     Agent, Session,
-    provider::{ErrorKind, ProviderError},
+    provider::{ProviderError, ProviderErrorKind},
     run::{Next, Prompt},
     session::{Mode, SessionEvent},
     store::MemoryStore,
@@ -22,7 +22,7 @@ use crate::{
 const KEPT: &str = "down. The conversation contains the work that was done before";
 
 fn down() -> ProviderError {
-    ProviderError::new(ErrorKind::Auth, "down")
+    ProviderError::new(ProviderErrorKind::Auth, "down")
 }
 
 async fn session(steps: impl IntoIterator<Item = Step>, gate: &Gate) -> Session {

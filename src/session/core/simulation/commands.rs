@@ -6,9 +6,9 @@ use super::{Check, agent::random_settings, ensure, model::Kind, world::World};
 use crate::{
     agent::FirstMessage,
     message::{History, Purpose, RequestEnd, Usage, UsageRow},
-    run::Prompt,
+    run::{Error, Prompt},
     session::{
-        Regenerate, SessionError,
+        Regenerate,
         command::RunStart,
         core::{Base, Core, Effect, Move},
     },
@@ -226,13 +226,13 @@ impl World {
 /// Checks that the core's reply equals the reply of the reference model. Returns the reply, or `None` if it is an
 /// error.
 fn same<T: PartialEq + std::fmt::Debug>(
-    expected: Result<T, SessionError>,
-    given: Result<T, SessionError>,
+    expected: Result<T, Error>,
+    given: Result<T, Error>,
 ) -> Check<Option<T>> {
     match (expected, given) {
         (Err(expected), Err(error)) => {
-            let (expected, error) = (format!("{expected:?}"), format!("{error:?}"));
-            ensure!(expected == error, "the error is {error}, not {expected}");
+            let facts = |error: &Error| (error.kind(), error.member("node").cloned());
+            ensure!(facts(&expected) == facts(&error), "the error is {error:?}, not {expected:?}");
             Ok(None)
         }
         (Ok(expected), Ok(given)) if expected == given => Ok(Some(given)),

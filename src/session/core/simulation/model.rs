@@ -10,10 +10,10 @@ use crate::{
     agent::{Config, Event, FirstMessage, Status},
     message::{History, Message, RequestEnd, Role, Usage, UsageRow},
     provider::Options,
-    run::{Prompt, RunEnd, RunOutcome},
+    run::{Error, ErrorKind, Prompt, RunEnd, RunOutcome},
     session::{
-        Regenerate, SessionError,
-        core::{Base, Core, Move},
+        Regenerate,
+        core::{Base, Core, Move, branching::unfit},
     },
     store::{Labels, StoredState},
     subscription::EventId,
@@ -309,21 +309,21 @@ impl Model {
 
     // ---- moves ----
 
-    pub(super) fn branch_below(&self, node: Option<NodeId>) -> Result<Base, SessionError> {
+    pub(super) fn branch_below(&self, node: Option<NodeId>) -> Result<Base, Error> {
         if let Some(id) = node {
             let message = self.message(id)?;
             if message.role == Role::User {
-                return Err(SessionError::NotAssistant { node: id });
+                return Err(unfit(ErrorKind::NotAnAnswer, id, ""));
             }
             if message.tool_uses().next().is_some() && !self.is_left_open(id) {
-                return Err(SessionError::OpenToolUses { node: id });
+                return Err(unfit(ErrorKind::OpenToolUses, id, ""));
             }
         }
         let then = Move::Branch { base: node, answers: None };
         Ok(Base { history: self.messages_to(node), then })
     }
 
-    pub(super) fn regenerate(&self, again: &Regenerate) -> Result<(Base, FirstMessage), SessionError> {
+    pub(super) fn regenerate(&self, again: &Regenerate) -> Result<(Base, FirstMessage), Error> {
         let id = again.user;
         let (base, message) = self.prompt_at(id)?;
         let then = Move::Branch { base, answers: Some(id) };
@@ -336,22 +336,22 @@ impl Model {
         Ok((Base { history: self.messages_to(base), then }, FirstMessage::Message(message, settings)))
     }
 
-    pub(super) fn edit(&self, id: NodeId) -> Result<Base, SessionError> {
+    pub(super) fn edit(&self, id: NodeId) -> Result<Base, Error> {
         let (base, _) = self.prompt_at(id)?;
         let then = Move::Branch { base, answers: None };
         Ok(Base { history: self.messages_to(base), then })
     }
 
     /// Returns a message that started a turn, and the parent of its node.
-    fn prompt_at(&self, id: NodeId) -> Result<(Option<NodeId>, Arc<Message>), SessionError> {
+    fn prompt_at(&self, id: NodeId) -> Result<(Option<NodeId>, Arc<Message>), Error> {
         let message = self.message(id)?;
         if message.role == Role::Assistant {
-            return Err(SessionError::NotUser { node: id });
+            return Err(unfit(ErrorKind::NotAPrompt, id, ""));
         }
         let base = self.shown.node(id).and_then(crate::tree::Node::parent);
         let holds_results = message.tool_results().next().is_some();
         if holds_results && !base.is_some_and(|base| self.is_left_open(base)) {
-            return Err(SessionError::ToolResults { node: id });
+            return Err(unfit(ErrorKind::NotAPrompt, id, ""));
         }
         Ok((base, message))
     }
@@ -361,7 +361,7 @@ impl Model {
         self.left_open.contains(&id)
     }
 
-    pub(super) fn navigate(&self, node: Option<NodeId>) -> Result<Option<Base>, SessionError> {
+    pub(super) fn navigate(&self, node: Option<NodeId>) -> Result<Option<Base>, Error> {
         let mut leaf = node;
         if let Some(id) = node {
             self.message(id)?;
@@ -372,15 +372,15 @@ impl Model {
         if let Some(leaf) = leaf {
             let message = self.message(leaf)?;
             if message.role == Role::User && message.tool_results().next().is_none() {
-                return Err(SessionError::Unanswered { node: leaf });
+                return Err(unfit(ErrorKind::NotAnAnswer, leaf, ""));
             }
         }
         let base = Base { history: self.messages_to(leaf), then: Move::To(leaf) };
         Ok((leaf != self.shown.head()).then_some(base))
     }
 
-    fn message(&self, id: NodeId) -> Result<Arc<Message>, SessionError> {
-        let node = self.shown.node(id).ok_or(SessionError::UnknownNode { node: id })?;
+    fn message(&self, id: NodeId) -> Result<Arc<Message>, Error> {
+        let node = self.shown.node(id).ok_or_else(|| unfit(ErrorKind::UnknownNode, id, ""))?;
         Ok(Arc::clone(node.message()))
     }
 

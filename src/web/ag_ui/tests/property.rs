@@ -6,7 +6,7 @@ use serde_json::json;
 use super::{Client, Files, Level, Rig, Run, RunStream, Start, check_messages};
 use crate::{
     agent::{Event, Status},
-    provider::{ErrorKind, ProviderError},
+    provider::{ProviderError, ProviderErrorKind},
     session::{Mode, SessionEvent, SessionSnapshot},
     subscription::{Numbered, Update},
     testing::Step,
@@ -71,7 +71,7 @@ fn steps(script: &Script) -> Vec<Step> {
             };
         }
         let is_last = at + 1 == script.steps.len();
-        let error = ProviderError::new(ErrorKind::InvalidRequest, "bad");
+        let error = ProviderError::new(ProviderErrorKind::InvalidRequest, "bad");
         steps.push(if is_last && script.fails { step.fail(error) } else { step.stop() });
     }
     steps.push(Step::text("End."));

@@ -4,7 +4,7 @@ use super::{Client, Frame, Level, Rig, kind_of, kinds, last};
 use crate::{
     agent::{AgentCallbacks, ErrorDecision, State},
     message::{Attachment, Usage},
-    provider::{BlockStart, Delta, ErrorKind, ProviderError},
+    provider::{BlockStart, Delta, ProviderError, ProviderErrorKind},
     run::{Failure, RunEnd, RunOutcome},
     session::Mode,
     testing::{Gate, Step},
@@ -137,7 +137,7 @@ async fn approvals_as_interrupts_and_their_answers_as_a_new_run() {
 #[tokio::test(start_paused = true)]
 async fn failed_run_ends_with_an_error_and_can_be_sent_again() {
     for level in LEVELS {
-        let error = ProviderError::new(ErrorKind::InvalidRequest, "bad");
+        let error = ProviderError::new(ProviderErrorKind::InvalidRequest, "bad");
         let mut rig = Rig::new(level, [Step::new().then_text(["Hal"]).fail(error), Step::text("Now.")]).await;
         let frames = rig.say("Hi").await;
         let end = last(&frames);
@@ -186,7 +186,9 @@ async fn interrupted_run_keeps_its_text() {
 #[tokio::test(start_paused = true)]
 async fn failed_run_keeps_its_work_and_a_join_shows_the_same() {
     for level in LEVELS {
-        for (kind, is_replaced) in [(ErrorKind::Auth, false), (ErrorKind::InvalidRequest, true)] {
+        for (kind, is_replaced) in
+            [(ProviderErrorKind::Auth, false), (ProviderErrorKind::InvalidRequest, true)]
+        {
             let input = json!({ "n": "1".repeat(1000) });
             // A service that has begun to answer has accepted the results.
             let error = ProviderError::new(kind, "no more");
@@ -274,7 +276,7 @@ async fn join_of_an_idle_conversation_ends_as_its_last_run_has_ended() {
         let steps = [
             Step::new().then_text(["Hal"]).hang(),
             Step::new().then_text(["Hal"]).hang(),
-            Step::new().fail(ProviderError::new(ErrorKind::InvalidRequest, "bad")),
+            Step::new().fail(ProviderError::new(ProviderErrorKind::InvalidRequest, "bad")),
             Step::text("Good."),
         ];
         let mut rig = Rig::new(level, steps).await;
@@ -325,7 +327,7 @@ async fn repeated_step_removes_the_void_answer() {
         }
     }
     for level in LEVELS {
-        let error = ProviderError::new(ErrorKind::InvalidRequest, "bad");
+        let error = ProviderError::new(ProviderErrorKind::InvalidRequest, "bad");
         let provider = crate::testing::ScriptedProvider::new([
             Step::new().then_text(["void"]).then_tool_use("v", "add", json!({})).fail(error),
             Step::new().then_text(["good"]).stop(),

@@ -6,7 +6,7 @@ use super::rig::{Client, ask, find, fold, plan, session, submit, user};
 use crate::{
     agent::Status,
     message::{Content, Source},
-    provider::{ErrorKind, ProviderError},
+    provider::{ProviderError, ProviderErrorKind},
     session::{Session, SessionCommand},
     testing::{Gate, Step},
     web::ui_messages::{Follow, Level, Refusal, request::Plan},
@@ -131,7 +131,7 @@ async fn regenerate_answers_the_last_posted_prompt_again() {
 
 #[tokio::test]
 async fn regenerate_after_a_failed_run_prompts_again() {
-    let failed = || Step::error(ProviderError::new(ErrorKind::Auth, "no key"));
+    let failed = || Step::error(ProviderError::new(ProviderErrorKind::Auth, "no key"));
     let session = session([failed(), failed(), Step::text("At last.")]).await;
     ask(&session, Level::Seven, "u1").await;
     for is_last in [false, true] {

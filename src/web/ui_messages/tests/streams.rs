@@ -11,7 +11,7 @@ use super::rig::{
 use crate::{
     agent::{AgentCallbacks, ErrorDecision, State, TurnDecision},
     message::ProviderItem,
-    provider::{BlockStart, Delta, ErrorKind, ProviderError},
+    provider::{BlockStart, Delta, ProviderError, ProviderErrorKind},
     run::{Failure, Next, Prompt, Response, RunOutcome},
     session::Session,
     testing::{Gate, ScriptedProvider, Step},
@@ -111,7 +111,8 @@ async fn unknown_and_malformed_tool_uses_end_as_errors() {
 #[tokio::test]
 async fn error_of_the_run_ends_the_stream_with_an_error_frame() {
     for level in LEVELS {
-        let failed = Step::new().then_text(["Well"]).fail(ProviderError::new(ErrorKind::Auth, "no key"));
+        let failed =
+            Step::new().then_text(["Well"]).fail(ProviderError::new(ProviderErrorKind::Auth, "no key"));
         let session = session([failed]).await;
         let frames = ask(&session, level, "u1").await;
         check(level, &frames);
@@ -128,7 +129,9 @@ fn read() -> impl Tool {
 #[tokio::test]
 async fn failed_run_keeps_its_work_and_the_list_and_a_return_show_the_same() {
     for level in LEVELS {
-        for (kind, is_replaced) in [(ErrorKind::Auth, false), (ErrorKind::InvalidRequest, true)] {
+        for (kind, is_replaced) in
+            [(ProviderErrorKind::Auth, false), (ProviderErrorKind::InvalidRequest, true)]
+        {
             let uses =
                 Step::new().then_tool_use("t1", "clock", zone()).then_tool_use("t2", "read", json!({}));
             // A service that has begun to answer has accepted the results.
@@ -266,7 +269,7 @@ async fn retry_removes_the_void_parts_at_level_seven_and_marks_them_at_level_six
         let failed = Step::new()
             .then_text(["Void"])
             .then_raw_tool_use("t1", "clock", &["{\"zo"])
-            .fail(ProviderError::new(ErrorKind::Overloaded, "busy"));
+            .fail(ProviderError::new(ProviderErrorKind::Overloaded, "busy"));
         let provider =
             ScriptedProvider::new([Step::tool_use("t0", "clock", zone()), failed, Step::text("Good.")]);
         let session = session_of(provider, |agent| agent.callbacks(Stubborn)).await;
@@ -343,7 +346,7 @@ async fn staged_prompt_of_a_cancelled_run_is_discarded() {
 #[tokio::test]
 async fn prompt_of_a_failed_run_that_is_sent_again_has_its_own_answer() {
     for level in LEVELS {
-        let failed = Step::new().fail(ProviderError::new(ErrorKind::Auth, "no key"));
+        let failed = Step::new().fail(ProviderError::new(ProviderErrorKind::Auth, "no key"));
         let session = session([Step::text("Zero."), failed]).await;
         ask(&session, level, "u0").await;
         let first = ask(&session, level, "u1").await;

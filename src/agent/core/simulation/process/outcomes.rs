@@ -14,7 +14,7 @@ use crate::{
         phase::{OutputRequirement, Stage, Turn},
     },
     message::{History, Role, Text, ToolResult, ToolUse},
-    provider::{BlockStart, Delta, ErrorKind, Part, ProviderError, StopReason},
+    provider::{BlockStart, Delta, Part, ProviderError, ProviderErrorKind, StopReason},
 };
 
 impl Process {
@@ -76,7 +76,7 @@ impl Process {
         outside.script.plot.failures = outside.script.plot.failures.saturating_sub(1);
         if fails || self.may_disturb(outside, 5) {
             self.stream = None;
-            let kind = outside.rng.pick(&[ErrorKind::Truncated, ErrorKind::ContextTooLong]);
+            let kind = outside.rng.pick(&[ProviderErrorKind::Truncated, ProviderErrorKind::ContextTooLong]);
             let error = ProviderError::new(kind, "gone");
             return self.input(outside, |core, cx| core.stream_failed(op, error.into(), cx));
         }

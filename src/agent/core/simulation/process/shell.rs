@@ -7,8 +7,9 @@ use super::{
     ensure,
 };
 use crate::{
-    agent::{AgentError, Delivery, DeliveryExtras, Event, Response},
+    agent::{Delivery, DeliveryExtras, Event, Response},
     message::{Timestamp, TurnId},
+    run::Error,
     subscription::Numbered,
     telemetry::Caller,
 };
@@ -176,6 +177,6 @@ impl Process {
 }
 
 /// Returns the reply to the caller of `ask`, if it promises something.
-fn answered(response: &Result<Arc<Response>, AgentError>) -> Option<Reply> {
+fn answered(response: &Result<Arc<Response>, Error>) -> Option<Reply> {
     response.as_ref().ok().and_then(|response| response.turn).map(Reply::Answer)
 }

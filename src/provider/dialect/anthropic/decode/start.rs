@@ -13,7 +13,7 @@ use super::{
 use crate::{
     message::{ProviderItem, map_weight},
     provider::{
-        BlockStart, Delta, ErrorKind, Fold, MessageDelta, Part, ProviderError,
+        BlockStart, Delta, Fold, MessageDelta, Part, ProviderError, ProviderErrorKind,
         dialect::{Decoder, Frame, anthropic::NAME},
     },
 };
@@ -165,7 +165,7 @@ impl MessagesDecoder {
             self.void = self.blocks.len();
             let next = model.as_deref().unwrap_or("another model");
             let message = format!("the model declined to continue its answer; {next} answers in its place");
-            let error = Box::new(ProviderError::new(ErrorKind::InvalidRequest, message));
+            let error = Box::new(ProviderError::new(ProviderErrorKind::InvalidRequest, message));
             deltas.push(Delta::Retry { error, delay: Duration::ZERO });
         }
         deltas.push(Delta::Message(Box::new(MessageDelta { model, ..MessageDelta::default() })));

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use super::{
-    Prompt, PromptId, PromptState, Response, Snapshot, Status, WeakAgent, Written,
+    Prompt, PromptId, PromptState, Response, Status, WeakAgent, Written,
     command::{Change, Command},
 };
 use crate::{
     message::{History, Message},
     run::Error,
-    subscription::{End, EventId},
+    subscription::EventId,
     telemetry::Caller,
 };
 
@@ -64,7 +64,7 @@ impl HistoryOwner {
     ///
     /// Returns [`ErrorKind::Ended`](crate::ErrorKind::Ended) if the agent has ended.
     pub(crate) async fn moment(&self) -> Result<Moment, Error> {
-        self.agent.call(Command::Moment).await.map_err(stopped)
+        self.agent.call(Command::Moment).await.map_err(|end| Error::ended("agent", &end.reason))
     }
 
     /// Returns the state of the prompt with this id after the agent's last event, and the id of this event. The state
@@ -74,7 +74,10 @@ impl HistoryOwner {
     ///
     /// Returns [`ErrorKind::Ended`](crate::ErrorKind::Ended) if the agent has ended.
     pub(crate) async fn prompt_state(&self, id: &PromptId) -> Result<(EventId, Option<PromptState>), Error> {
-        self.agent.call(|reply| Command::PromptState(id.clone(), reply)).await.map_err(stopped)
+        self.agent
+            .call(|reply| Command::PromptState(id.clone(), reply))
+            .await
+            .map_err(|end| Error::ended("agent", &end.reason))
     }
 
     /// Replaces the history, emits a `state` event, and returns the event's id. If `at` is given, the operation
@@ -134,7 +137,10 @@ impl HistoryOwner {
     ///
     /// Returns [`ErrorKind::Ended`](crate::ErrorKind::Ended) if the agent has already ended.
     pub(crate) async fn retire(&self, at: Option<EventId>) -> Result<bool, Error> {
-        self.agent.call(|reply| Command::Retire(at, reply)).await.map_err(stopped)
+        self.agent
+            .call(|reply| Command::Retire(at, reply))
+            .await
+            .map_err(|end| Error::ended("agent", &end.reason))
     }
 
     /// Reports that all records up to this number are stored, together with the events up to them. This releases the
@@ -152,7 +158,7 @@ impl HistoryOwner {
     ///
     /// [`ErrorKind::Ended`](crate::ErrorKind::Ended) if the agent has ended.
     pub(crate) async fn take_up(&self) -> Result<(), Error> {
-        self.agent.call(Command::TakeUp).await.map_err(stopped)
+        self.agent.call(Command::TakeUp).await.map_err(|end| Error::ended("agent", &end.reason))
     }
 
     /// Leaves the turn in flight to another process, and records it, even if nothing has required a record so far. The
@@ -164,17 +170,13 @@ impl HistoryOwner {
     ///
     /// [`ErrorKind::Ended`](crate::ErrorKind::Ended) if the agent has ended.
     pub(crate) async fn leave(&self) -> Result<(), Error> {
-        self.agent.call(Command::Leave).await.map_err(stopped)
+        self.agent.call(Command::Leave).await.map_err(|end| Error::ended("agent", &end.reason))
     }
 
     async fn change(&self, at: Option<EventId>, change: Change) -> Result<EventId, Error> {
         let command = |reply| Command::Change(at, change, reply);
-        self.agent.call(command).await.map_err(stopped)?
+        self.agent.call(command).await.map_err(|end| Error::ended("agent", &end.reason))?
     }
-}
-
-fn stopped(end: End<Snapshot>) -> Error {
-    Error::ended("agent", &end.reason)
 }
 
 crate::debug::impl_debug!(HistoryOwner { .. });

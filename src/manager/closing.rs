@@ -79,7 +79,7 @@ impl Inner {
         in_a_task(self.patience(), async move {
             let ended = inner.end(&session, Duration::ZERO, inner.close_timeout, in_flight).await;
             drop(hold);
-            Ok(ended?)
+            ended
         })
         .await
         .unwrap_or_else(|reason| Err(aborted(id, &reason)))

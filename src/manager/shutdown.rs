@@ -90,7 +90,6 @@ impl Manager {
         if failed.is_empty() {
             return Ok(());
         }
-        const NAMED: usize = 3;
         let mut named: Vec<_> =
             failed.iter().take(NAMED).map(|(id, error)| format!("{id}: {error}")).collect();
         if failed.len() > NAMED {
@@ -102,6 +101,9 @@ impl Manager {
         Err(Error::new(ErrorKind::EndedIncomplete, text).with_member("sessions", sessions))
     }
 }
+
+/// The number of sessions that the error of a shutdown names in its text.
+const NAMED: usize = 3;
 
 impl Error {
     /// Returns the sessions that a shutdown [could not end completely](ErrorKind::EndedIncomplete), with their errors.

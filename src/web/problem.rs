@@ -243,10 +243,7 @@ impl From<Error> for Problem {
         }
         // `Web` removes the address unless the application reveals it.
         let address = error.owner().and_then(|owner| owner.address);
-        problem
-            .0
-            .members
-            .extend(address.map(|address| ("address".to_owned(), Value::String(address.to_string()))));
+        problem.0.members.extend(address.map(|address| ("address".to_owned(), Value::from(&*address))));
         problem
     }
 }

@@ -188,7 +188,7 @@ async fn resumes(store: &Arc<dyn Store>, id: &ConversationId) {
             session.stop(SOON).await.unwrap();
         }
         Err(error) => {
-            assert!(matches!(error.kind(), ErrorKind::NewerTurn | ErrorKind::DamagedTurn), "{error:?}")
+            assert!(matches!(error.kind(), ErrorKind::NewerTurn | ErrorKind::DamagedTurn), "{error:?}");
         }
     }
     assert_eq!(texts(&store.load(id).await.unwrap())[..2], ["Hello", "Hi"]);

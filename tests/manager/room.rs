@@ -552,7 +552,7 @@ async fn close_of_a_conversation_waiting_for_room_returns_immediately() {
 }
 
 fn assert_not_found(opened: Result<OpenedSession, Error>) {
-    let error = opened.err().expect("the conversation was deleted");
+    let error = opened.expect_err("the conversation was deleted");
     assert_eq!((error.kind(), error.member("conversation")), (ErrorKind::NotFound, Some(&"b".into())));
 }
 

@@ -125,10 +125,10 @@ impl Task {
             };
             let error = Error::new(ErrorKind::Deadline, text).with_member("deadline", limit);
             let list = |tool: &ToolUse| serde_json::json!({ "id": tool.id, "name": tool.name });
-            match tools.is_empty() {
-                true => error,
-                false => error.with_member("tools", tools.iter().map(list).collect::<Vec<_>>()),
+            if tools.is_empty() {
+                return error;
             }
+            error.with_member("tools", tools.iter().map(list).collect::<Vec<_>>())
         });
         if let Some(error) = &cut_off {
             // Setting the cell cannot fail, because it is set only here.

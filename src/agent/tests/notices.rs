@@ -308,7 +308,7 @@ async fn notify_with_a_full_queue_is_an_error() {
             Ok(()) => assert!(log.all().len() == 1),
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::Backlog);
-                break error.member("queued").unwrap().as_u64().unwrap() as usize;
+                break usize::try_from(error.member("queued").unwrap().as_u64().unwrap()).unwrap();
             }
         }
     };

@@ -111,7 +111,7 @@ async fn set_state_valid_history_accepts_every_last_message() {
     }
 }
 
-fn breach(error: crate::Error) -> HistoryError {
+fn breach(error: &crate::Error) -> HistoryError {
     error.cause().unwrap().downcast_ref::<HistoryError>().unwrap().clone()
 }
 
@@ -119,9 +119,9 @@ fn breach(error: crate::Error) -> HistoryError {
 async fn start_invalid_history_is_refused_with_the_position() {
     for (history, expected) in unlawful() {
         let (_, builder) = scripted([]);
-        assert_eq!(breach(builder.history(history.clone()).start().await.unwrap_err()), expected);
+        assert_eq!(breach(&builder.history(history.clone()).start().await.unwrap_err()), expected);
         let (_, builder) = scripted([]);
-        assert_eq!(breach(with_init_history(builder, history).start().await.unwrap_err()), expected);
+        assert_eq!(breach(&with_init_history(builder, history).start().await.unwrap_err()), expected);
     }
 }
 
@@ -139,7 +139,7 @@ async fn set_state_invalid_history_changes_nothing() {
             })
             .await
             .unwrap_err();
-        assert_eq!(breach(error), expected);
+        assert_eq!(breach(&error), expected);
         assert_eq!(agent.state().await.unwrap().config().system.as_deref(), Some("Be brief."));
         assert_goes_on(agent, &provider, &before).await;
     }

@@ -254,7 +254,7 @@ impl World {
             }
             Err(error) => {
                 ensure!(!waiting.contains(&id), "a resume of {id}, which waits, fails: {error:?}");
-                let expected = stale(&open, &id);
+                let expected = stale(open, &id);
                 ensure!(format!("{expected:?}") == format!("{error:?}"), "{error:?}, not {expected:?}");
                 same_error(ErrorKind::StaleDecision, &error, effects.is_empty())?;
             }
@@ -325,7 +325,7 @@ impl World {
         match stopped {
             Ok(()) => ensure!(!idle, "a stop succeeds although nothing is active"),
             Err(error) if error.kind() == ErrorKind::Idle => {
-                ensure!(idle && nothing, "a stop fails at {:?}", self.core.phase())
+                ensure!(idle && nothing, "a stop fails at {:?}", self.core.phase());
             }
             Err(error) => return Err(format!("{error:?} on a cancel or an interrupt")),
         }

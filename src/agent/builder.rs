@@ -5,15 +5,14 @@ use std::{
     time::Duration,
 };
 
-use futures_sink::Sink;
-use futures_util::SinkExt;
+use futures_channel::mpsc::Sender;
 use tokio::sync::mpsc;
 
 use super::{
     Admission, Agent, AgentCallbacks, AgentError, Config, Delivery, Durable, Extras, HistoryOwner,
     RECORD_DELAY, RunEnd, SavedConfig, State, StateEdit, Status, TurnInFlight, WeakAgent, Written,
     model_spec::{ModelSpec, choose_model},
-    task::{AgentName, AgentShared, Durability, Hold, Outlet, Setup, Task},
+    task::{AgentName, AgentShared, Durability, Hold, Setup, Task},
 };
 use crate::{
     message::History,
@@ -69,7 +68,7 @@ pub struct AgentBuilder {
     feed_limits: FeedLimits,
     terminate_timeout: Duration,
     max_staged: u16,
-    commit: Option<Outlet>,
+    commit: Option<Sender<Delivery>>,
     last_run: Option<RunEnd>,
     admission: Option<Arc<dyn Admission>>,
     hold: Option<Arc<dyn Hold>>,
@@ -266,14 +265,11 @@ impl AgentBuilder {
         self
     }
 
-    /// Sets a channel that receives every event and every record, in order. The channel must be bounded, such as that
-    /// of `futures-channel`, or tokio's wrapped in a `PollSender`. While the channel is full, the agent waits, but it
-    /// still serves all operations. If the receiver is dropped, the agent continues without the channel.
-    pub(crate) fn commit_channel<S>(mut self, sink: S) -> Self
-    where
-        S: Sink<Delivery> + Send + 'static,
-    {
-        self.commit = Some(Box::pin(sink.sink_map_err(drop)));
+    /// Sets the channel that receives every event and every record, in order. While the channel is full, the agent
+    /// waits, but it still serves all operations. If the receiver is dropped, the agent ends at the next event, and its
+    /// turn stays in flight.
+    pub(crate) fn commit_channel(mut self, sender: Sender<Delivery>) -> Self {
+        self.commit = Some(sender);
         self
     }
 

@@ -14,12 +14,11 @@ mod work;
 use std::{
     collections::VecDeque,
     error::Error,
-    pin::Pin,
     sync::{Arc, OnceLock, atomic::AtomicBool},
     time::Duration,
 };
 
-use futures_sink::Sink;
+use futures_channel::mpsc::Sender;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
@@ -95,7 +94,7 @@ pub(super) struct Task {
     setup: Arc<Setup>,
     weak: WeakAgent,
     feed: Feed<Event>,
-    commit: Option<Box<Commit>>,
+    commit: Option<Commit>,
     /// The application events that wait for `handle_event`.
     notices: VecDeque<Box<dyn std::any::Any + Send>>,
     asker: Option<oneshot::Sender<Result<Arc<Response>, AgentError>>>,
@@ -132,12 +131,9 @@ struct Instance {
     own: Option<Arc<dyn Provider>>,
 }
 
-/// The sink for every event, in order.
-pub(super) type Outlet = Pin<Box<dyn Sink<Delivery, Error = ()> + Send>>;
-
 /// The commit channel and the events that wait for it.
 struct Commit {
-    sink: Outlet,
+    sender: Sender<Delivery>,
     outbox: VecDeque<Delivery>,
     /// If the next event commits a turn and telemetry is on, the span of the turn's run.
     run: Caller,
@@ -184,7 +180,7 @@ impl Task {
         setup: Setup,
         weak: WeakAgent,
         shared: Arc<AgentShared>,
-        commit: Option<Outlet>,
+        commit: Option<Sender<Delivery>>,
     ) -> Self {
         Self {
             core: Core::new(history),
@@ -193,8 +189,7 @@ impl Task {
             setup: Arc::new(setup),
             weak,
             feed: Feed::new(rand::random()),
-            commit: commit
-                .map(|sink| Box::new(Commit { sink, outbox: VecDeque::new(), run: Caller::default() })),
+            commit: commit.map(|sender| Commit { sender, outbox: VecDeque::new(), run: Caller::default() }),
             notices: VecDeque::new(),
             asker: None,
             idle_waiters: Vec::new(),

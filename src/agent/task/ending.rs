@@ -6,10 +6,9 @@ use std::{
     task::Poll,
 };
 
-use futures_util::SinkExt;
 use tokio::{sync::mpsc, time::sleep};
 
-use super::{Commit, Task, calls::drop_contained};
+use super::{Task, calls::drop_contained};
 use crate::{
     actor::OwnWake,
     agent::{
@@ -23,7 +22,7 @@ use crate::{
 
 impl Task {
     /// Ends the turn in flight as the `stop` command requests. Without such a command, interrupts the turn, unless it is
-    /// paused and its state is stored. Then makes the last snapshot available, runs `terminate`, and waits for aborted
+    /// paused and its state is stored, or nobody receives its commit. Then makes the last snapshot available, runs `terminate`, and waits for aborted
     /// tools.
     pub(super) async fn finish(
         mut self,
@@ -32,9 +31,12 @@ impl Task {
         reason: EndReason,
         stop: Option<Box<Stop>>,
     ) {
+        // After its first error, the commit channel is not used again.
+        let is_unheard =
+            self.commit.take_if(|commit| commit.sender.is_closed()).map(drop_contained).is_some();
         let in_flight = match &stop {
             Some(stop) => stop.in_flight,
-            None if self.is_parked() => InFlight::Leave,
+            None if is_unheard || self.is_parked() => InFlight::Leave,
             None => InFlight::Keep,
         };
         // If the agent is idle, the interrupt or the cancel returns an error, because no turn is in flight. Ignore this
@@ -133,15 +135,10 @@ impl Task {
     /// Sends the events that still wait for the commit channel from a separate task, which waits while the channel is
     /// full.
     fn hand_over_outbox(&mut self) {
-        if let Some(commit) = self.commit.take().filter(|commit| !commit.outbox.is_empty()) {
-            let Commit { mut sink, outbox, .. } = *commit;
-            tokio::spawn(async move {
-                for delivery in outbox {
-                    if sink.send(delivery).await.is_err() {
-                        return;
-                    }
-                }
-            });
+        if let Some(mut commit) =
+            self.commit.take().filter(|commit| !commit.outbox.is_empty() && !commit.sender.is_closed())
+        {
+            tokio::spawn(async move { poll_fn(|cx| commit.poll(cx)).await });
         }
     }
 }

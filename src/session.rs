@@ -385,7 +385,7 @@ impl Session {
 
     /// Records the usage of a request that belongs to no turn.
     pub(crate) async fn spent(&self, row: UsageRow) -> Result<(), SessionError> {
-        self.call(|reply| Command::Spent(Box::new(row), reply)).await
+        self.call(|reply| Command::Spent(row, reply)).await
     }
 
     /// Sets the title if the conversation has no title. Returns whether the title was set.
@@ -417,7 +417,7 @@ impl Session {
     ///
     /// Returns [`SessionError::Ended`] if the session has ended. [`Session::end`] then returns the last snapshot.
     pub async fn snapshot(&self) -> Result<SessionSnapshot, SessionError> {
-        Ok(*self.call(Command::Snapshot).await?)
+        self.call(Command::Snapshot).await
     }
 
     /// Returns a subscription. It starts with a snapshot, and the events continue from the snapshot without a gap or

@@ -9,10 +9,10 @@ use futures_channel::mpsc::Sender;
 use tokio::sync::mpsc;
 
 use super::{
-    Admission, Agent, AgentCallbacks, AgentError, Config, Delivery, Durable, Extras, HistoryOwner,
-    RECORD_DELAY, RunEnd, SavedConfig, State, StateEdit, Status, TurnInFlight, WeakAgent, Written,
+    Admission, Agent, AgentCallbacks, AgentError, Config, Delivery, Durable, HistoryOwner, RECORD_DELAY,
+    RunEnd, SavedConfig, State, StateEdit, Status, TurnInFlight, WeakAgent, Written,
     model_spec::{ModelSpec, choose_model},
-    task::{AgentName, AgentShared, Durability, Hold, Setup, Task},
+    task::{AgentShared, Durability, Hold, Setup, Task},
 };
 use crate::{
     message::History,
@@ -50,12 +50,13 @@ const COMMANDS: usize = 32;
 /// ```
 #[must_use = "a builder does nothing before `start`"]
 pub struct AgentBuilder {
+    name: Option<Arc<str>>,
     model: Option<ModelSpec>,
     registry: Option<Registry>,
     system: Option<Arc<str>>,
     tools: Result<ToolSet, ToolSetError>,
     options: Option<Options>,
-    saved: Option<Box<SavedConfig>>,
+    saved: SavedConfig,
     credentials: Vec<Credentials>,
     max_steps: Option<u32>,
     turn_timeout: Option<Duration>,
@@ -64,7 +65,7 @@ pub struct AgentBuilder {
     callbacks: Box<dyn AgentCallbacks>,
     extensions: Extensions,
     tool_limits: ToolLimits,
-    retry: Option<Box<RetryPolicy>>,
+    retry: Option<RetryPolicy>,
     feed_limits: FeedLimits,
     terminate_timeout: Duration,
     max_staged: u16,
@@ -74,18 +75,19 @@ pub struct AgentBuilder {
     hold: Option<Arc<dyn Hold>>,
     records: Durable,
     record_delay: Duration,
-    in_flight: Option<Box<TurnInFlight>>,
+    in_flight: Option<TurnInFlight>,
 }
 
 impl Default for AgentBuilder {
     fn default() -> Self {
         Self {
+            name: None,
             model: None,
             registry: None,
             system: None,
             tools: Ok(ToolSet::new()),
             options: None,
-            saved: None,
+            saved: SavedConfig::default(),
             credentials: Vec::new(),
             max_steps: None,
             turn_timeout: None,
@@ -125,7 +127,7 @@ impl AgentBuilder {
 
     /// Sets the agent's name, which telemetry shows in the span of each run.
     pub fn name(mut self, name: impl Into<Arc<str>>) -> Self {
-        self.extensions = self.extensions.with(AgentName(name.into()));
+        self.name = Some(name.into());
         self
     }
 
@@ -214,7 +216,7 @@ impl AgentBuilder {
     /// if the builder does not set them. [`options`](Self::options) states when the saved options apply. The order of
     /// the calls does not matter.
     pub(crate) fn restore(mut self, saved: SavedConfig) -> Self {
-        self.saved = Some(Box::new(saved));
+        self.saved = saved;
         self
     }
 
@@ -241,7 +243,7 @@ impl AgentBuilder {
     /// [`Options::max_retries`](crate::provider::Options::max_retries) takes precedence over the number of retries in
     /// the policy.
     pub fn retry_policy(mut self, policy: RetryPolicy) -> Self {
-        self.retry = Some(Box::new(policy));
+        self.retry = Some(policy);
         self
     }
 
@@ -307,7 +309,7 @@ impl AgentBuilder {
     /// Sets the turn in flight with which the agent starts. The agent is then busy, and waits for
     /// [`HistoryOwner::take_up`].
     pub(crate) fn in_flight(mut self, turn: TurnInFlight) -> Self {
-        self.in_flight = Some(Box::new(turn));
+        self.in_flight = Some(turn);
         self
     }
 
@@ -355,7 +357,7 @@ impl AgentBuilder {
     }
 
     async fn launch(self, owned: bool, written: Option<Arc<Written>>) -> Result<Agent, AgentError> {
-        let saved = self.saved.map_or_else(SavedConfig::default, |saved| *saved);
+        let saved = self.saved;
         let config = Config {
             model: choose_model(self.model, saved.model, self.registry.as_ref())?,
             system: self.system.or(saved.system),
@@ -363,7 +365,8 @@ impl AgentBuilder {
             options: choose_options(self.options, saved.options),
             max_steps: self.max_steps.or(saved.max_steps),
             turn_timeout: self.turn_timeout.or(saved.turn_timeout),
-            extras: Extras { registry: self.registry, approvals: self.approvals }.shared(),
+            registry: self.registry,
+            approvals: self.approvals,
         };
         let (commands, receiver) = mpsc::channel(COMMANDS);
         let shared = Arc::new(AgentShared::default());
@@ -382,13 +385,14 @@ impl AgentBuilder {
         }
 
         let setup = Setup {
+            name: self.name,
             extensions,
             tool_limits: self.tool_limits,
             retry: self.retry,
             feed_limits: self.feed_limits,
             terminate_timeout: self.terminate_timeout,
             max_staged: self.max_staged,
-            credentials: self.credentials.into(),
+            credentials: self.credentials,
             owned,
             admission: self.admission,
             hold: self.hold,
@@ -401,7 +405,7 @@ impl AgentBuilder {
         }
         task.set_last_run(self.last_run);
         agent.shared.started.store(true, Ordering::Release);
-        tokio::spawn(task.run(callbacks, receiver));
+        tokio::spawn(Box::new(task).run(callbacks, receiver));
         Ok(agent)
     }
 }

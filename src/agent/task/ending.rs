@@ -22,14 +22,14 @@ use crate::{
 
 impl Task {
     /// Ends the turn in flight as the `stop` command requests. Without such a command, interrupts the turn, unless it is
-    /// paused and its state is stored, or nobody receives its commit. Then makes the last snapshot available, runs `terminate`, and waits for aborted
-    /// tools.
+    /// paused and its state is stored, or nobody receives its commit. Then makes the last snapshot available, runs
+    /// `terminate`, and waits for aborted tools.
     pub(super) async fn finish(
-        mut self,
+        mut self: Box<Self>,
         callbacks: &mut dyn AgentCallbacks,
         mut commands: mpsc::Receiver<Box<Command>>,
         reason: EndReason,
-        stop: Option<Box<Stop>>,
+        stop: Option<Stop>,
     ) {
         // After its first error, the commit channel is not used again.
         let is_unheard =
@@ -66,8 +66,8 @@ impl Task {
         });
         let mut limit = stop.as_ref().map_or(self.setup.terminate_timeout, |stop| stop.deadline);
         let mut deadline = Box::pin(sleep(limit));
-        let mut waiting: Vec<Box<Stop>> = stop.into_iter().collect();
-        let active_calls = self.active_calls.take().unwrap_or_default();
+        let mut waiting: Vec<Stop> = stop.into_iter().collect();
+        let active_calls = Arc::clone(&self.active_calls);
         // The parts of the end run concurrently, so that a part that hangs does not prevent the other parts from
         // running.
         let mut orderly = Box::pin(async {

@@ -120,7 +120,6 @@ pub(crate) use owner::{Asker, FirstMessage, HistoryOwner, Moment};
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 pub use snapshot::{Snapshot, ToolRun};
-pub(crate) use state::Extras;
 pub(crate) use state::SavedConfig;
 pub use state::{Config, State, StateEdit, StateView};
 use task::AgentShared;
@@ -195,14 +194,6 @@ pub(crate) struct Delivery {
     pub(crate) config: Arc<Config>,
     /// If the event commits a turn, the span of the turn's run. Empty if telemetry is off.
     pub(crate) run: Caller,
-    /// The parts that most deliveries do not have. They are behind one pointer, because each delivery is moved several
-    /// times.
-    pub(crate) extras: Option<Box<DeliveryExtras>>,
-}
-
-/// The parts of a [`Delivery`] that most deliveries do not have.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct DeliveryExtras {
     /// For a message, the settings of the prompt that started the message's turn. `None` if this prompt has no
     /// settings.
     pub(crate) settings: Option<Arc<Prompt>>,
@@ -210,15 +201,6 @@ pub(crate) struct DeliveryExtras {
     pub(crate) prompts: Vec<KnownPrompt>,
     /// The state of the turn in flight to store, after the input that has emitted the event.
     pub(crate) record: Option<Arc<Record>>,
-}
-
-impl DeliveryExtras {
-    /// Returns these parts in a box, or `None` if all of them are empty.
-    #[inline]
-    pub(crate) fn boxed(self) -> Option<Box<Self>> {
-        let is_empty = self.settings.is_none() && self.prompts.is_empty() && self.record.is_none();
-        (!is_empty).then(|| Box::new(self))
-    }
 }
 
 /// A snapshot of an agent and the events that follow it.
@@ -450,7 +432,7 @@ impl Agent {
     ///
     /// Returns [`ErrorKind::Ended`] if the agent has ended.
     pub async fn state(&self) -> Result<State, Error> {
-        Ok(*self.call(Command::State).await?)
+        self.call(Command::State).await
     }
 
     /// Returns the agent's status: idle, busy or paused.
@@ -468,7 +450,7 @@ impl Agent {
     ///
     /// Returns [`ErrorKind::Ended`] if the agent has ended. [`Agent::end`] then contains its last snapshot.
     pub async fn snapshot(&self) -> Result<Snapshot, Error> {
-        Ok(*self.call(Command::Snapshot).await?)
+        self.call(Command::Snapshot).await
     }
 
     /// Returns a snapshot and the events that follow it, without a gap and without an overlap. A subscription does not
@@ -547,7 +529,7 @@ impl Agent {
     }
 
     pub(crate) async fn end_within(&self, deadline: Duration, in_flight: InFlight) -> Result<(), Error> {
-        let stop = |reply| Command::Stop(Box::new(Stop { deadline, in_flight, reply }));
+        let stop = |reply| Command::Stop(Stop { deadline, in_flight, reply });
         match self.call(stop).await {
             Ok(stopped) => stopped,
             Err(_) => self.shared.cut_off.get().map_or(Ok(()), |error| Err(error.clone())),

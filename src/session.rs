@@ -377,7 +377,7 @@ impl Session {
 
     /// Records the usage of a request that belongs to no turn.
     pub(crate) async fn spent(&self, row: UsageRow) -> Result<(), Error> {
-        self.call(|reply| Command::Spent(Box::new(row), reply)).await
+        self.call(|reply| Command::Spent(row, reply)).await
     }
 
     /// Sets the title if the conversation has no title. Returns whether the title was set.
@@ -409,7 +409,7 @@ impl Session {
     ///
     /// Returns [`ErrorKind::Ended`] if the session has ended. [`Session::end`] then returns the last snapshot.
     pub async fn snapshot(&self) -> Result<SessionSnapshot, Error> {
-        Ok(*self.call(Command::Snapshot).await?)
+        self.call(Command::Snapshot).await
     }
 
     /// Returns a subscription. It starts with a snapshot, and the events continue from the snapshot without a gap or

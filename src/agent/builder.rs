@@ -4,16 +4,15 @@ use std::{
     time::Duration,
 };
 
-use futures_sink::Sink;
-use futures_util::SinkExt;
+use futures_channel::mpsc::Sender;
 use tokio::sync::mpsc;
 
 use super::{
-    Admission, Agent, AgentCallbacks, Config, Delivery, Durable, Extras, HistoryOwner, RECORD_DELAY, RunEnd,
+    Admission, Agent, AgentCallbacks, Config, Delivery, Durable, HistoryOwner, RECORD_DELAY, RunEnd,
     SavedConfig, State, StateEdit, Status, TurnInFlight, WeakAgent, Written,
     model_spec::{ModelSpec, choose_model},
     state::{panicked, refused},
-    task::{AgentName, AgentShared, Durability, Hold, Outlet, Setup, Task},
+    task::{AgentShared, Durability, Hold, Setup, Task},
 };
 use crate::{
     message::History,
@@ -53,12 +52,13 @@ const COMMANDS: usize = 32;
 /// ```
 #[must_use = "a builder does nothing before `start`"]
 pub struct AgentBuilder {
+    name: Option<Arc<str>>,
     model: Option<ModelSpec>,
     registry: Option<Registry>,
     system: Option<Arc<str>>,
     tools: Result<ToolSet, ToolSetError>,
     options: Option<Options>,
-    saved: Option<Box<SavedConfig>>,
+    saved: SavedConfig,
     credentials: Vec<Credentials>,
     max_steps: Option<u32>,
     turn_timeout: Option<Duration>,
@@ -67,28 +67,29 @@ pub struct AgentBuilder {
     callbacks: Box<dyn AgentCallbacks>,
     extensions: Extensions,
     tool_limits: ToolLimits,
-    retry: Option<Box<RetryPolicy>>,
+    retry: Option<RetryPolicy>,
     feed_limits: FeedLimits,
     terminate_timeout: Duration,
     max_staged: u16,
-    commit: Option<Outlet>,
+    commit: Option<Sender<Delivery>>,
     last_run: Option<RunEnd>,
     admission: Option<Arc<dyn Admission>>,
     hold: Option<Arc<dyn Hold>>,
     records: Durable,
     record_delay: Duration,
-    in_flight: Option<Box<TurnInFlight>>,
+    in_flight: Option<TurnInFlight>,
 }
 
 impl Default for AgentBuilder {
     fn default() -> Self {
         Self {
+            name: None,
             model: None,
             registry: None,
             system: None,
             tools: Ok(ToolSet::new()),
             options: None,
-            saved: None,
+            saved: SavedConfig::default(),
             credentials: Vec::new(),
             max_steps: None,
             turn_timeout: None,
@@ -123,9 +124,7 @@ impl AgentBuilder {
         pub fn registry(self, registry: Registry) { self.registry = Some(registry) }
 
         /// Sets the agent's name, which telemetry shows in the span of each run.
-        pub fn name(self, name: impl Into<Arc<str>>) {
-            self.extensions = self.extensions.with(AgentName(name.into()));
-        }
+        pub fn name(self, name: impl Into<Arc<str>>) { self.name = Some(name.into()) }
 
         /// Sets the system prompt.
         pub fn system(self, system: impl Into<Arc<str>>) { self.system = Some(system.into()) }
@@ -191,7 +190,7 @@ impl AgentBuilder {
         /// the given model has the saved name, the given model is used without a lookup. The saved system prompt and
         /// each saved limit apply if the builder does not set them. [`options`](Self::options) states when the saved
         /// options apply. The order of the calls does not matter.
-        pub(crate) fn restore(self, saved: SavedConfig) { self.saved = Some(Box::new(saved)) }
+        pub(crate) fn restore(self, saved: SavedConfig) { self.saved = saved }
 
         /// Sets the application's callbacks.
         pub fn callbacks(self, callbacks: impl AgentCallbacks) { self.callbacks = Box::new(callbacks) }
@@ -211,7 +210,7 @@ impl AgentBuilder {
         /// policy](crate::provider::Model::with_retry_policy) applies.
         /// [`Options::max_retries`](crate::provider::Options::max_retries) takes precedence over the number of retries
         /// in the policy.
-        pub fn retry_policy(self, policy: RetryPolicy) { self.retry = Some(Box::new(policy)) }
+        pub fn retry_policy(self, policy: RetryPolicy) { self.retry = Some(policy) }
 
         /// Sets how many events are buffered for subscribers.
         pub fn feed_limits(self, limits: FeedLimits) { self.feed_limits = limits }
@@ -225,14 +224,11 @@ impl AgentBuilder {
         pub fn max_staged(self, max_staged: u16) { self.max_staged = max_staged }
     }
 
-    /// Sets a channel that receives every event and every record, in order. The channel must be bounded, such as that
-    /// of `futures-channel`, or tokio's wrapped in a `PollSender`. While the channel is full, the agent waits, but it
-    /// still serves all operations. If the receiver is dropped, the agent continues without the channel.
-    pub(crate) fn commit_channel<S>(mut self, sink: S) -> Self
-    where
-        S: Sink<Delivery> + Send + 'static,
-    {
-        self.commit = Some(Box::pin(sink.sink_map_err(drop)));
+    /// Sets the channel that receives every event and every record, in order. While the channel is full, the agent
+    /// waits, but it still serves all operations. If the receiver is dropped, the agent ends at the next event, and its
+    /// turn stays in flight.
+    pub(crate) fn commit_channel(mut self, sender: Sender<Delivery>) -> Self {
+        self.commit = Some(sender);
         self
     }
 
@@ -255,7 +251,7 @@ impl AgentBuilder {
 
         /// Sets the turn in flight with which the agent starts. The agent is then busy, and waits for
         /// [`HistoryOwner::take_up`].
-        pub(crate) fn in_flight(self, turn: TurnInFlight) { self.in_flight = Some(Box::new(turn)) }
+        pub(crate) fn in_flight(self, turn: TurnInFlight) { self.in_flight = Some(turn) }
     }
 
     /// Starts the agent on the current tokio runtime, after `init` has returned.
@@ -304,7 +300,7 @@ impl AgentBuilder {
     }
 
     async fn launch(self, owned: bool, written: Option<Arc<Written>>) -> Result<Agent, Error> {
-        let saved = self.saved.map_or_else(SavedConfig::default, |saved| *saved);
+        let saved = self.saved;
         let config = Config {
             model: choose_model(self.model, saved.model, self.registry.as_ref())?,
             system: self.system.or(saved.system),
@@ -312,7 +308,8 @@ impl AgentBuilder {
             options: choose_options(self.options, saved.options),
             max_steps: self.max_steps.or(saved.max_steps),
             turn_timeout: self.turn_timeout.or(saved.turn_timeout),
-            extras: Extras { registry: self.registry, approvals: self.approvals }.shared(),
+            registry: self.registry,
+            approvals: self.approvals,
         };
         let (commands, receiver) = mpsc::channel(COMMANDS);
         let shared = Arc::new(AgentShared::default());
@@ -331,13 +328,14 @@ impl AgentBuilder {
         }
 
         let setup = Setup {
+            name: self.name,
             extensions,
             tool_limits: self.tool_limits,
             retry: self.retry,
             feed_limits: self.feed_limits,
             terminate_timeout: self.terminate_timeout,
             max_staged: self.max_staged,
-            credentials: self.credentials.into(),
+            credentials: self.credentials,
             owned,
             admission: self.admission,
             hold: self.hold,
@@ -350,7 +348,7 @@ impl AgentBuilder {
         }
         task.set_last_run(self.last_run);
         agent.shared.started.store(true, Ordering::Release);
-        tokio::spawn(task.run(callbacks, receiver));
+        tokio::spawn(Box::new(task).run(callbacks, receiver));
         Ok(agent)
     }
 }

@@ -67,9 +67,9 @@ pub(super) enum Command {
     Interrupt(Option<TurnId>, Reply<CommandResult<()>>),
     Notify(AppEvent, Reply<CommandResult<()>>),
     SetState(Edit, Reply<CommandResult<()>>),
-    State(Reply<Box<State>>),
+    State(Reply<State>),
     Status(Reply<Status>),
-    Snapshot(Reply<Box<Snapshot>>),
+    Snapshot(Reply<Snapshot>),
     Subscribe(Option<EventId>, AttachmentReply),
     WaitIdle(Reply<()>),
     Moment(Reply<Moment>),
@@ -78,5 +78,5 @@ pub(super) enum Command {
     TakeUp(Reply<()>),
     Leave(Reply<()>),
     Retire(Option<EventId>, Reply<bool>),
-    Stop(Box<Stop>),
+    Stop(Stop),
 }

@@ -36,7 +36,6 @@ mod owner;
 mod pauses;
 mod questions;
 mod queue;
-mod rare;
 mod recovery;
 mod response;
 #[cfg(test)]
@@ -52,11 +51,9 @@ pub(super) use context::{Call, Context, Effect};
 use fresh::Waited;
 use known::KnownPrompts;
 pub(crate) use pauses::{Resume, check_decision};
-use rare::RareList;
 
 use super::{
     Durable, Event, Failure, Prompt, RunEnd, Snapshot, StateView, Status,
-    decision::Waits,
     phase::{
         AfterEvent, Asked, Between, Op, Origin, OutputRequirement, Phase, SentRequest, Stage, Turn, Working,
         in_stage,
@@ -76,10 +73,10 @@ use crate::{
 pub(super) struct Core {
     history: History,
     /// The history before the run, if the run uses another history and has committed nothing.
-    fallback: Option<Box<History>>,
+    fallback: Option<History>,
     phase: Phase,
     /// The staged prompts, in the order in which they were staged. Each has an id.
-    staged: RareList<Arc<Prompt>>,
+    staged: Vec<Arc<Prompt>>,
     /// The ids of prompts that the application has given.
     known: KnownPrompts,
     /// The number of application events whose `handle_event` has not begun.
@@ -143,8 +140,8 @@ impl Core {
             answer: self.phase.turn().and_then(|turn| turn.answer.clone()),
             pauses: self.phase.pauses().cloned().collect(),
             tools: self.phase.tool_runs(),
-            decisions: self.phase.turn().map_or_else(Vec::new, |turn| turn.waits.decisions().to_vec()),
-            staged: self.staged.to_vec(),
+            decisions: self.phase.turn().map_or_else(Vec::new, |turn| turn.decisions.clone()),
+            staged: self.staged.clone(),
             last_run: self.last_run.clone(),
         }
     }
@@ -279,7 +276,8 @@ impl Core {
             answer: None,
             recorded,
             refused: false,
-            waits: Waits::default(),
+            waits: 0,
+            decisions: Vec::new(),
             request: SentRequest::default(),
         });
         self.emit_status(Status::Busy, cx);
@@ -341,7 +339,7 @@ impl Core {
     /// application events are handled first, and then the continuation starts the next turn.
     fn continue_run(&mut self, between: Box<Between>, cx: &mut Context<'_>) {
         if !self.staged.is_empty()
-            && let Some(response) = between.origin.asked.as_deref().and_then(Asked::response)
+            && let Some(response) = between.origin.asked.as_ref().and_then(Asked::response)
         {
             cx.hold_back(between.recorded, Effect::Resolve(Ok(response)));
         }
@@ -430,7 +428,7 @@ fn origin(prompt: Prompt, ask: bool, cx: &Context<'_>) -> Origin {
         max_steps: prompt.max_steps.or(cx.config.max_steps),
         secrets_of: prompt.options.has_secrets().then(|| model.provider_name().into()),
         prompt: Arc::new(prompt.without_content()),
-        asked: ask.then(Box::default),
+        asked: ask.then(Asked::default),
     }
 }
 

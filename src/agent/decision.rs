@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// The maximum number of decisions that a turn and its snapshot contain. Older decisions are forgotten.
-const MAX_NAMED: usize = 256;
+pub(super) const MAX_NAMED: usize = 256;
 
 /// A decision about a tool use of the turn in flight, and the name of the person or system that made it.
 ///
@@ -71,45 +71,5 @@ impl NamedDecision {
             kind: (&decided.decision).into(),
             at: decided.at,
         });
-    }
-}
-
-/// The tool uses and questions of a turn that have waited for decisions. An empty value takes 8 bytes, because
-/// most turns have no pause.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Waits(Option<Box<WaitLog>>);
-
-#[derive(Clone, Debug, Default, PartialEq)]
-struct WaitLog {
-    count: usize,
-    decisions: Vec<NamedDecision>,
-}
-
-impl Waits {
-    /// Restores the state of a recorded turn.
-    pub(super) fn restored(count: usize, mut decisions: Vec<NamedDecision>) -> Self {
-        decisions.drain(..decisions.len().saturating_sub(MAX_NAMED));
-        let is_empty = count == 0 && decisions.is_empty();
-        Self((!is_empty).then(|| Box::new(WaitLog { count, decisions })))
-    }
-
-    /// Returns the number of tool uses and questions that have waited.
-    pub(super) fn count(&self) -> usize {
-        self.0.as_ref().map_or(0, |log| log.count)
-    }
-
-    /// Counts tool uses or questions that begin to wait.
-    pub(super) fn add(&mut self, count: usize) {
-        self.0.get_or_insert_default().count += count;
-    }
-
-    /// Returns the decisions that were made under a name, in the order in which they were made.
-    pub(super) fn decisions(&self) -> &[NamedDecision] {
-        self.0.as_ref().map_or(&[], |log| &log.decisions)
-    }
-
-    /// Keeps a decision about something that has waited, if it was made under a name.
-    pub(super) fn decide(&mut self, decided: &Decided) {
-        NamedDecision::add(&mut self.0.get_or_insert_default().decisions, decided);
     }
 }

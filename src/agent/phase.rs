@@ -209,7 +209,7 @@ impl Phase {
             Self::Noticing { then: AfterEvent::Continue(between), .. } => &between.origin,
             other => &other.turn()?.origin,
         };
-        origin.asked.as_deref()
+        origin.asked.as_ref()
     }
 
     /// Returns the run's origin, and the number of requests that were made or announced for the prompt. If a

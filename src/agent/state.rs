@@ -35,25 +35,10 @@ pub struct Config {
     /// The maximum duration of one turn. A change applies to the next turn, and to a step that is repeated after the
     /// time limit was reached.
     pub turn_timeout: Option<Duration>,
-    /// The settings that most agents leave empty.
-    pub(crate) extras: Option<Arc<Extras>>,
-}
-
-/// The settings that most agents leave empty. They are stored behind one pointer, so that an idle agent without them is
-/// small.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Extras {
     /// The registry that resolves names of models. The default registry is used if this is `None`.
     pub(crate) registry: Option<Registry>,
     /// The names of the tools whose uses need an approval, in addition to the tools that declare it themselves.
     pub(crate) approvals: BTreeSet<String>,
-}
-
-impl Extras {
-    /// Returns the settings in an `Arc`, or `None` if all of them are empty.
-    pub(crate) fn shared(self) -> Option<Arc<Self>> {
-        (self.registry.is_some() || !self.approvals.is_empty()).then(|| Arc::new(self))
-    }
 }
 
 impl Config {
@@ -86,22 +71,20 @@ impl Config {
     /// with this error.
     #[doc(alias = "switch model")]
     pub fn set_model(&mut self, model: impl Into<ModelSpec>) -> Result<(), Error> {
-        let registry = self.extras.as_ref().and_then(|extras| extras.registry.as_ref());
-        self.model = model.into().resolve(registry, &self.model)?;
+        self.model = model.into().resolve(self.registry.as_ref(), &self.model)?;
         Ok(())
     }
 
     /// Demands an approval for every use of the tool with this name. The tool may also be one that the service runs
     /// itself, if the service asks for decisions.
     pub fn require_approval(&mut self, tool: impl Into<String>) {
-        Arc::make_mut(self.extras.get_or_insert_default()).approvals.insert(tool.into());
+        self.approvals.insert(tool.into());
     }
 
     /// Returns whether uses of the tool with this name need an approval, either because the tool declares it or because
     /// [`require_approval`](Self::require_approval) was called.
     pub fn requires_approval(&self, tool: &str) -> bool {
-        self.extras.as_ref().is_some_and(|extras| extras.approvals.contains(tool))
-            || self.tools.requires_approval(tool)
+        self.approvals.contains(tool) || self.tools.requires_approval(tool)
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {

@@ -13,17 +13,16 @@ mod work;
 
 use std::{
     collections::VecDeque,
-    pin::Pin,
     sync::{Arc, OnceLock, atomic::AtomicBool},
     time::Duration,
 };
 
-use futures_sink::Sink;
+use futures_channel::mpsc::Sender;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
-    Admission, AgentCallbacks, Config, Delivery, DeliveryExtras, Durable, Event, Response, RunEnd, Snapshot,
-    State, WeakAgent,
+    Admission, AgentCallbacks, Config, Delivery, Durable, Event, Response, RunEnd, Snapshot, State,
+    WeakAgent,
     command::{Command, Reply, Stop},
     core::{Call, Context, Core, Effect},
     phase::Op,
@@ -40,7 +39,6 @@ use crate::{
 use calls::drop_contained;
 pub(super) use durability::Durability;
 use presence::ActiveCalls;
-pub(super) use trace::AgentName;
 use work::Work;
 
 /// The number of events that may wait for the commit channel before a new run is refused.
@@ -48,16 +46,18 @@ const MAX_OUTBOX: usize = 1024;
 
 /// The settings that never change during an agent's life.
 pub(super) struct Setup {
+    /// The agent's name, for telemetry.
+    pub(super) name: Option<Arc<str>>,
     pub(super) extensions: Extensions,
     pub(super) tool_limits: ToolLimits,
     /// The retry policy. If it is `None`, the model's policy applies.
-    pub(super) retry: Option<Box<RetryPolicy>>,
+    pub(super) retry: Option<RetryPolicy>,
     pub(super) feed_limits: FeedLimits,
     pub(super) terminate_timeout: Duration,
     /// The number of prompts that may be staged.
     pub(super) max_staged: u16,
     /// The credentials, one for each provider.
-    pub(super) credentials: Box<[Credentials]>,
+    pub(super) credentials: Vec<Credentials>,
     /// Whether only the history's owner may change the history.
     pub(super) owned: bool,
     pub(super) admission: Option<Arc<dyn Admission>>,
@@ -95,14 +95,14 @@ pub(super) struct Task {
     setup: Arc<Setup>,
     weak: WeakAgent,
     feed: Feed<Event>,
-    commit: Option<Box<Commit>>,
+    commit: Option<Commit>,
     /// The application events that wait for `handle_event`.
     notices: VecDeque<Box<dyn std::any::Any + Send>>,
     asker: Option<oneshot::Sender<Result<Arc<Response>, Error>>>,
     idle_waiters: Vec<Reply<()>>,
     instance: Option<Instance>,
-    /// The tool calls that have not ended. `None` if no tool has run recently.
-    active_calls: Option<Arc<ActiveCalls>>,
+    /// The tool calls that have not ended.
+    active_calls: Arc<ActiveCalls>,
     /// The work in progress. `None` while the agent is idle.
     work: Option<Box<Work>>,
     /// `None` if the agent makes no records.
@@ -132,12 +132,9 @@ struct Instance {
     own: Option<Arc<dyn Provider>>,
 }
 
-/// The sink for every event, in order.
-pub(super) type Outlet = Pin<Box<dyn Sink<Delivery, Error = ()> + Send>>;
-
 /// The commit channel and the events that wait for it.
 struct Commit {
-    sink: Outlet,
+    sender: Sender<Delivery>,
     outbox: VecDeque<Delivery>,
     /// If the next event commits a turn and telemetry is on, the span of the turn's run.
     run: Caller,
@@ -161,7 +158,7 @@ enum Exit {
     /// The running callback must be dropped.
     Dropped,
     /// The agent ends.
-    End(EndReason, Option<Box<Stop>>),
+    End(EndReason, Option<Stop>),
 }
 
 impl Task {
@@ -184,7 +181,7 @@ impl Task {
         setup: Setup,
         weak: WeakAgent,
         shared: Arc<AgentShared>,
-        commit: Option<Outlet>,
+        commit: Option<Sender<Delivery>>,
     ) -> Self {
         Self {
             core: Core::new(history),
@@ -193,13 +190,12 @@ impl Task {
             setup: Arc::new(setup),
             weak,
             feed: Feed::new(rand::random()),
-            commit: commit
-                .map(|sink| Box::new(Commit { sink, outbox: VecDeque::new(), run: Caller::default() })),
+            commit: commit.map(|sender| Commit { sender, outbox: VecDeque::new(), run: Caller::default() }),
             notices: VecDeque::new(),
             asker: None,
             idle_waiters: Vec::new(),
             instance: None,
-            active_calls: None,
+            active_calls: Arc::default(),
             work: None,
             durability: None,
             wanted: None,
@@ -211,35 +207,30 @@ impl Task {
     }
 
     /// Runs until the agent has ended.
-    // This is not an `async fn`, because its future would store the arguments twice. The future takes up most of the
-    // memory of an idle agent.
-    #[expect(clippy::manual_async_fn, reason = "for its size")]
-    pub(super) fn run(
-        mut self,
+    pub(super) async fn run(
+        mut self: Box<Self>,
         mut callbacks: Box<dyn AgentCallbacks>,
         mut commands: mpsc::Receiver<Box<Command>>,
-    ) -> impl Future<Output = ()> + Send {
-        async move {
-            let (reason, stop) = loop {
-                let call = match self.drive(&mut commands, None).await {
-                    Exit::Call(call) => call,
-                    Exit::Returned | Exit::Dropped => continue,
-                    Exit::End(reason, stop) => break (reason, stop),
-                };
-                let (op, callback) = (call.op, call.call.name());
-                let mut running = self.call(&mut *callbacks, call);
-                let exit = self.drive(&mut commands, Some((op, callback, &mut running))).await;
-                drop_contained(running);
-                if callback == Call::HandleEvent.name() && !matches!(exit, Exit::Returned) {
-                    tracing::warn!("an application event is dropped because its handle_event was cut off");
-                }
-                if let Exit::End(reason, stop) = exit {
-                    break (reason, stop);
-                }
+    ) {
+        let (reason, stop) = loop {
+            let call = match self.drive(&mut commands, None).await {
+                Exit::Call(call) => call,
+                Exit::Returned | Exit::Dropped => continue,
+                Exit::End(reason, stop) => break (reason, stop),
             };
-            Box::pin(self.finish(&mut *callbacks, commands, reason, stop)).await;
-            drop_contained(callbacks);
-        }
+            let (op, callback) = (call.op, call.call.name());
+            let mut running = self.call(&mut *callbacks, call);
+            let exit = self.drive(&mut commands, Some((op, callback, &mut running))).await;
+            drop_contained(running);
+            if callback == Call::HandleEvent.name() && !matches!(exit, Exit::Returned) {
+                tracing::warn!("an application event is dropped because its handle_event was cut off");
+            }
+            if let Exit::End(reason, stop) = exit {
+                break (reason, stop);
+            }
+        };
+        Box::pin(self.finish(&mut *callbacks, commands, reason, stop)).await;
+        drop_contained(callbacks);
     }
 
     /// Like [`step`](Self::step), for the command of a caller. The span of a run that starts is a child of the caller's
@@ -288,7 +279,6 @@ impl Task {
         }
         if self.core.is_at_rest() {
             drop_contained(self.work.take());
-            self.active_calls.take_if(|active| active.is_empty());
         } else {
             self.work().effects = effects;
         }
@@ -384,7 +374,9 @@ impl Task {
                 event: Some(event),
                 config: Arc::clone(&self.config),
                 run: std::mem::take(&mut commit.run),
-                extras: DeliveryExtras { settings, prompts, record }.boxed(),
+                settings,
+                prompts,
+                record,
             });
         }
     }

@@ -342,7 +342,7 @@ impl SessionBuilder {
         self.agent = self.agent.restore(saved(&state)).last_run(last_run).history(history);
         let (keeps_usage, used) = (self.store.keeps_usage(), stored.used.usage);
         let loaded = |config, seen| Core::loaded(tree, &state, version, keeps_usage, config, seen);
-        let mut starting = self.start(id, loaded).await?;
+        let mut starting = Box::pin(self.start(id, loaded)).await?;
         starting.core.loaded_usage(used);
         starting.core.loaded_flight(flight);
         starting.core.set_prompts(prompts, starting.session.shared.setup.durable > Durable::Turns);
@@ -404,7 +404,7 @@ impl SessionBuilder {
         let (title, labels) = (self.title.take(), std::mem::take(&mut self.labels));
         let keeps_usage = self.store.keeps_usage();
         let core = |config, seen| Core::new(title, labels, keeps_usage, config, seen);
-        let mut starting = self.start(id.clone(), core).await?;
+        let mut starting = Box::pin(self.start(id.clone(), core)).await?;
         starting.core.set_prompts(Vec::new(), starting.session.shared.setup.durable > Durable::Turns);
         Ok((starting, id))
     }

@@ -82,13 +82,13 @@ pub(super) enum Command {
     Erase(NodeId, Reply<CommandResult<()>>),
     SetLabels(Labels, Reply<()>),
     Labels(Reply<Labels>),
-    Spent(Box<UsageRow>, Reply<()>),
+    Spent(UsageRow, Reply<()>),
     SetTitle(Option<Arc<str>>, Reply<()>),
     SuggestTitle(Arc<str>, Reply<bool>),
     Title(Reply<Option<Arc<str>>>),
     Sleep(Reply<bool>),
     Tree(Reply<Tree>),
-    Snapshot(Reply<Box<SessionSnapshot>>),
+    Snapshot(Reply<SessionSnapshot>),
     Subscribe(Option<EventId>, AttachmentReply),
     /// Waits for everything to be saved, up to the deadline. The deadline is `None` if it is too far away for the
     /// clock.

@@ -21,13 +21,13 @@ use branching::Branch;
 pub(super) use branching::{Base, Move};
 use flight::Flight;
 use prompts::Prompts;
+use saving::Saver;
 pub(super) use saving::{Found, Job, StoredFlight, saved};
-use saving::{Saver, Spending};
 
 use super::{SessionEvent, StoreReport};
 use crate::{
     agent::{Config, Event, Record, Status},
-    message::Usage,
+    message::{Usage, UsageRow},
     run::{Prompt, PromptId, Response},
     store::{Labels, StoredState, Version, WriteId},
     subscription::{EventId, Numbered},
@@ -83,8 +83,8 @@ pub(super) struct Core {
     /// The id of the last processed event of the agent.
     seen: EventId,
     /// The change of the path that waits for the `state` event with this id. The agent already has the new history.
-    moving: Option<Box<(EventId, Move)>>,
-    branch: Option<Box<Branch>>,
+    moving: Option<(EventId, Move)>,
+    branch: Option<Branch>,
     /// The settings of the prompt in flight, if it has any.
     prompted: Option<Arc<Prompt>>,
     /// The settings with which user messages were sent, if they had any.
@@ -92,14 +92,13 @@ pub(super) struct Core {
     saver: Saver,
     /// The recorded turn in flight, if the agent records its turns.
     flight: Option<Box<Flight>>,
-    /// The known prompts, if there are any or their outcomes are stored.
-    prompts: Option<Box<Prompts>>,
+    prompts: Prompts,
     /// Whether the store keeps a usage ledger.
     keeps_usage: bool,
-    /// The usage of the turn in flight.
-    spending: Option<Box<Spending>>,
+    /// The usage rows of the turn in flight. They become part of the record when the turn in flight is recorded or ends.
+    rows: Vec<UsageRow>,
     /// The usage of all requests that were made for the conversation.
-    used: Option<Box<Usage>>,
+    used: Usage,
     /// Whether the event about the fallback model has been emitted.
     is_fallback_reported: bool,
 }
@@ -127,10 +126,10 @@ impl Core {
             settings: BTreeMap::new(),
             saver: Saver::new(),
             flight: None,
-            prompts: None,
+            prompts: Prompts::default(),
             keeps_usage,
-            spending: None,
-            used: None,
+            rows: Vec::new(),
+            used: Usage::default(),
             is_fallback_reported: false,
         }
     }
@@ -154,7 +153,7 @@ impl Core {
     /// Notes the usage of all requests that were made for a loaded conversation.
     pub(super) fn loaded_usage(&mut self, used: Usage) {
         // A store without a ledger knows only the usage of the messages.
-        self.add_used(if self.keeps_usage { used } else { self.tree.usage() });
+        self.used += if self.keeps_usage { used } else { self.tree.usage() };
     }
 
     pub(super) fn tree(&self) -> &Tree {

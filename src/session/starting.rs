@@ -12,7 +12,10 @@ use super::{
     core::Core,
     life,
     shared::{LastWords, SessionShared},
-    task::{DELIVERIES, Deliveries, Task, writing::contained},
+    task::{
+        DELIVERIES, Deliveries, Task,
+        writing::{Attempts, contained},
+    },
     tenure::Tenure,
 };
 use crate::{
@@ -85,10 +88,10 @@ impl Starting {
             store,
             tenure,
             feed: Feed::new(life),
-            mark: mark.map(Box::new),
+            mark,
             _last_words: LastWords(Arc::clone(&shared)),
             shared,
-            attempts: None,
+            attempts: Attempts::default(),
             retry: None,
             ends_by: None,
             idle: None,

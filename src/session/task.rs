@@ -31,7 +31,7 @@ use super::{
 };
 use crate::{
     actor::{OwnWake, passed},
-    agent::{Agent, Delivery, DeliveryExtras, HistoryOwner, Snapshot, Status},
+    agent::{Agent, Delivery, HistoryOwner, Snapshot, Status},
     run::Error,
     store::{Store, StoreError, WriteId},
     subscription::{EndReason, EventId, Feed},
@@ -57,10 +57,10 @@ pub(super) struct Task {
     pub(super) tenure: Option<Tenure>,
     pub(super) feed: Feed<SessionEvent>,
     /// The last event of the previous life, if a reader that has seen this event can continue without a snapshot.
-    pub(super) mark: Option<Box<EventId>>,
+    pub(super) mark: Option<EventId>,
     pub(super) shared: Arc<SessionShared>,
     /// The attempts at the write in flight.
-    pub(super) attempts: Option<Box<writing::Attempts>>,
+    pub(super) attempts: writing::Attempts,
     /// The timer for repeating a write that has failed or has no result yet.
     pub(super) retry: Option<Pin<Box<Sleep>>>,
     /// The deadline for ending the session, if it is ending.
@@ -195,7 +195,7 @@ impl Task {
     async fn other_input(&mut self) -> Input {
         tokio::select! {
             biased;
-            outcome = writing::outcome(&mut self.attempts) => Input::Written(outcome),
+            outcome = self.attempts.outcome() => Input::Written(outcome),
             () = self.shared.left.given() => Input::Left,
             error = lost(self.tenure.as_mut()) => Input::Lost(error),
             () = passed(&mut self.retry) => Input::Retry,
@@ -207,29 +207,25 @@ impl Task {
 
     /// Processes the agent's next event, or a record of the turn in flight that comes without an event.
     pub(super) fn take(&mut self, delivery: Delivery) {
-        let Delivery { event, config, run, mut extras } = delivery;
+        let Delivery { event, config, run, settings, prompts, record } = delivery;
         let is_between = event.as_ref().and_then(|event| event::is_between_requests(&event.event));
         if let Some(is_between_requests) = is_between {
             self.shared.is_between_requests.store(is_between_requests, Ordering::Release);
         }
         let has_span = run.is_known();
         if has_span {
-            let traces = &mut self.attempts.get_or_insert_default().traces;
-            traces.committed(&run, self.shared.id.as_str());
+            self.attempts.traces.committed(&run, self.shared.id.as_str());
         }
         // The span of the run is entered, so that the watcher finds it as the current span.
         let in_run = run.enter();
         self.step(|core, env, effects| {
-            if let Some(DeliveryExtras { settings, prompts, .. }) = extras.as_deref_mut() {
-                if let Some(settings) = settings {
-                    core.prompted(settings);
-                }
-                if !prompts.is_empty() {
-                    core.prompts_delivered(std::mem::take(prompts));
-                }
+            if let Some(settings) = settings {
+                core.prompted(&settings);
             }
-            let record = extras.as_ref().and_then(|extras| extras.record.as_deref());
-            core.delivered(event.as_ref(), record, &config, env, effects);
+            if !prompts.is_empty() {
+                core.prompts_delivered(prompts);
+            }
+            core.delivered(event.as_ref(), record.as_deref(), &config, env, effects);
         });
         drop(in_run);
         if has_span && self.is_saved() {

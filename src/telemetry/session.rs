@@ -52,11 +52,6 @@ impl SaveTraces {
     pub(crate) fn saved(&mut self) {
         self.current = None;
     }
-
-    /// Returns whether no span is open.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.next.is_none() && self.current.is_none()
-    }
 }
 
 impl Drop for SaveTraces {

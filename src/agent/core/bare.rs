@@ -6,12 +6,12 @@ use std::{borrow::Cow, sync::Arc, time::Duration};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Core, RareList, fresh::Waited, known::KnownPrompts};
+use super::{Core, fresh::Waited, known::KnownPrompts};
 use crate::{
     agent::{
         Decided, Expiry, Failure, NamedDecision, Pause, Prompt, Response, Settled, Status, TurnRecord,
         UnreadableTurn, Waiting,
-        decision::Waits,
+        decision::MAX_NAMED,
         durable::FORMAT,
         phase::{
             AfterEvent, Answer, Between, Op, Phase, RecordedSlot, Recovering, Remains, Slot, Stage, Tools,
@@ -142,7 +142,7 @@ impl Core {
             Phase::Idle | Phase::Noticing { .. } => return None,
         };
         let model = origin.prompt.model.as_ref();
-        let waits = self.phase.turn().map(|turn| &turn.waits);
+        let turn = self.phase.turn();
         let withdrawn = self.withdrawn();
         let stage = withdrawn.as_ref().map_or(stage, |tools| {
             let answers = answers(&tools.answers);
@@ -157,13 +157,13 @@ impl Core {
         let bare = BareCore {
             op: self.last_op,
             run: self.runs,
-            waited: self.waited.last(waits.map_or(0, Waits::count)).into(),
+            waited: self.waited.last(turn.map_or(0, |turn| turn.waits)).into(),
             staged: self.staged[..].into(),
-            turn: self.phase.turn().map(Cow::Borrowed),
+            turn: turn.map(Cow::Borrowed),
             model: model.map(|model| model.saved_name().into()),
             stage,
             decided: early.unwrap_or_default().into(),
-            named: waits.map_or(&[][..], Waits::decisions).into(),
+            named: turn.map_or(&[][..], |turn| &turn.decisions).into(),
         };
         let core = serde_json::to_string(&bare).expect("the core has a JSON form");
         let mut record = TurnRecord::new(FORMAT, id, core)
@@ -353,8 +353,8 @@ fn restore(record: TurnRecord, history: History, fallback: Option<History>) -> R
     let waited = bare.waited.len();
     bare.staged.iter().try_for_each(|prompt| check_staged(prompt))?;
     let mut core = Core {
-        fallback: fallback.map(Box::new),
-        staged: RareList::of(bare.staged.into_owned()),
+        fallback,
+        staged: bare.staged.into_owned(),
         known: KnownPrompts::restored(&record.prompts),
         emitted_status: Status::Busy,
         last_op: bare.op,
@@ -381,7 +381,8 @@ fn restore(record: TurnRecord, history: History, fallback: Option<History>) -> R
                 return Err(format!("{} prompts joined {} messages", turn.joined.len(), turn.step_start));
             }
             (turn.id, turn.recorded) = (record.turn, true);
-            turn.waits = Waits::restored(waited, bare.named.into_owned());
+            turn.waits = waited;
+            turn.decisions = bare.named[bare.named.len().saturating_sub(MAX_NAMED)..].to_vec();
             turn.working = Working::restored(&core.history, record.append);
             turn.refused = matches!(&stage, BareStage::Failing { failure, .. } if failure.is_refusal());
             let stage = stage.restored(&turn, record.results, bare.decided.into_owned())?;

@@ -123,16 +123,16 @@ pub(in crate::agent) enum Effect {
     Resolve(Result<Arc<Response>, Error>),
 }
 
-/// A callback to call. Large arguments are boxed, because every agent reserves memory for one `Call`.
+/// A callback to call.
 #[derive(Clone, Debug)]
 pub(in crate::agent) enum Call {
     PrepareStep,
-    HandleToolUse(Box<ToolUse>),
-    HandleToolResult(Box<ToolResult>),
+    HandleToolUse(ToolUse),
+    HandleToolResult(ToolResult),
     HandleTurn(Arc<Response>),
-    HandleError(Box<Failure>),
+    HandleError(Failure),
     HandleEvent,
-    HandleRecovery(Box<Recovery>),
+    HandleRecovery(Recovery),
 }
 
 impl Call {

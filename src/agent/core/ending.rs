@@ -127,7 +127,7 @@ impl Core {
     ) {
         let staged = self.give_up_staged();
         self.emit_status(Status::Idle, cx);
-        let kept = turn.origin.asked.as_deref().and_then(Asked::response);
+        let kept = turn.origin.asked.as_ref().and_then(Asked::response);
         let (event, answer) = match failure {
             None => (Event::Turn(TurnOutcome::Stop { response, staged }), kept.map(Ok)),
             Some(failure) => {

@@ -24,7 +24,7 @@ impl Waited {
         for pause in pauses {
             if !self.contains(&pause.tool_use.id) {
                 self.add(pause.tool_use.id.clone());
-                turn.waits.add(1);
+                turn.waits += 1;
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::{Context, Core, Effect, rare::RareList};
+use super::{Context, Core, Effect};
 use crate::agent::{KnownPrompt, PromptId, PromptState, RunOutcome};
 
 /// The maximum number of prompts whose ids are remembered. If more prompts have not ended, all of these are remembered.
@@ -10,7 +10,7 @@ const MAX_KNOWN: usize = 32;
 
 /// The most recent prompts that have an id from the application, with the latest prompt at the end.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct KnownPrompts(RareList<(PromptId, PromptState)>);
+pub(super) struct KnownPrompts(Vec<(PromptId, PromptState)>);
 
 impl KnownPrompts {
     /// Returns the state of the prompt with this id.
@@ -30,12 +30,12 @@ impl KnownPrompts {
         let latest = prompts.iter().rev().filter(|prompt| seen.insert(&prompt.id));
         let mut known: Vec<_> = latest.map(|prompt| (prompt.id.clone(), prompt.state.clone())).collect();
         known.reverse();
-        Self(RareList::of(known))
+        Self(known)
     }
 
     /// Records a prompt that was accepted. If too many are known, forgets the oldest prompts that have ended.
     pub(super) fn add(&mut self, id: &PromptId, state: PromptState) {
-        let known = self.0.list();
+        let known = &mut self.0;
         known.retain(|(other, _)| other != id);
         let mut excess = (known.len() + 1).saturating_sub(MAX_KNOWN);
         known.retain(|(_, state)| {
@@ -48,7 +48,7 @@ impl KnownPrompts {
 
     /// Records that a staged prompt has started a turn or has joined one.
     pub(super) fn taken(&mut self, id: &PromptId) {
-        for (other, state) in self.0.iter_mut() {
+        for (other, state) in &mut self.0 {
             if other == id {
                 *state = PromptState::InFlight;
             }
@@ -57,7 +57,7 @@ impl KnownPrompts {
 
     /// Replaces the texts that may quote messages, because these messages are erased.
     pub(super) fn erase_texts(&mut self) {
-        for (_, state) in self.0.iter_mut() {
+        for (_, state) in &mut self.0 {
             if let PromptState::Ended { outcome } = state {
                 outcome.erase_texts();
             }
@@ -73,7 +73,7 @@ impl KnownPrompts {
 
     /// Records how the prompts in flight have ended.
     pub(super) fn ended(&mut self, outcome: &RunOutcome) {
-        for (_, state) in self.0.iter_mut() {
+        for (_, state) in &mut self.0 {
             if *state == PromptState::InFlight {
                 *state = PromptState::Ended { outcome: outcome.clone() };
             }

@@ -79,7 +79,7 @@ impl Core {
 
     /// Returns a prompt of `handle_event` in an error event, because the prompt cannot be accepted now.
     fn hand_back(&mut self, prompt: Prompt, reason: String, cx: &mut Context<'_>) {
-        self.staged.list().push(Arc::new(prompt));
+        self.staged.push(Arc::new(prompt));
         self.end_in_error(Failure::OnHold { reason }, cx);
     }
 }

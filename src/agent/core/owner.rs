@@ -105,7 +105,7 @@ impl Core {
         origin: Origin,
         cx: &mut Context<'_>,
     ) {
-        self.fallback = Some(Box::new(std::mem::replace(&mut self.history, base)));
+        self.fallback = Some(std::mem::replace(&mut self.history, base));
         self.emit_history(cx);
         self.begin_turn(turn, message, origin, 0, false, cx);
     }
@@ -113,7 +113,7 @@ impl Core {
     /// Restores the previous history after a run on another history that ended without a commit.
     pub(super) fn fall_back(&mut self, cx: &mut Context<'_>) {
         if let Some(before) = self.fallback.take() {
-            self.history = *before;
+            self.history = before;
             self.emit_history(cx);
         }
     }

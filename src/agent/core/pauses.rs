@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Context, Core, Effect};
 use crate::{
     agent::{
-        Decided, Event, Expiry, Pause, Status, ToolDecision,
+        Decided, Event, Expiry, NamedDecision, Pause, Status, ToolDecision,
         phase::{Answer, Phase, Stage, Turn},
     },
     message::{ResultBlock, Timestamp, ToolResult, ToolUse, ToolUseId, TurnId},
@@ -207,7 +207,7 @@ impl Core {
             let decided = decided(turn, tool_use.clone(), decision.clone(), cx);
             let at = at.unwrap_or(decided.at);
             let decided = Decided { by, expired, at, ..decided };
-            turn.waits.decide(&decided);
+            NamedDecision::add(&mut turn.decisions, &decided);
             cx.emit(Event::Decided(Box::new(decided)));
         }
         if is_last {

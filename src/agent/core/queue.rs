@@ -62,7 +62,7 @@ impl Core {
         let id = prompt.id.get_or_insert_with(|| PromptId::new((cx.turn_id)().to_string())).clone();
         let ahead = self.staged.len();
         let prompt = Arc::new(prompt);
-        self.staged.list().push(Arc::clone(&prompt));
+        self.staged.push(Arc::clone(&prompt));
         self.record_queue(cx);
         cx.emit(Event::Staged { id: id.clone(), prompt });
         Ok(Accepted::Staged { id, ahead })
@@ -120,7 +120,7 @@ impl Core {
 
     /// Takes all staged prompts, because the run ends without using them.
     pub(super) fn give_up_staged(&mut self) -> Vec<Arc<Prompt>> {
-        let staged = self.staged.take();
+        let staged = std::mem::take(&mut self.staged);
         for prompt in &staged {
             self.known.forget(prompt.id.as_ref());
         }
@@ -154,7 +154,7 @@ impl Core {
         let joined = std::mem::take(&mut turn.joined);
         let keep = turn.working.pending_len().saturating_sub(joined.len());
         turn.working.rebase(&self.history, keep);
-        self.staged.list().splice(0..0, joined);
+        self.staged.splice(0..0, joined);
     }
 
     fn took(&mut self, prompt: &Prompt, cx: &mut Context<'_>) {

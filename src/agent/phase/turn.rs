@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{
-    agent::{Config, Prompt, Response, decision::Waits},
+    agent::{Config, NamedDecision, Prompt, Response},
     message::{History, Message, MessageId, Role, TurnId, Usage},
     provider::{Corrections, Model, Options, OutputSchema},
     tool::Replay,
@@ -29,16 +29,16 @@ pub(crate) struct Origin {
         serialize_with = "flag",
         deserialize_with = "unflag"
     )]
-    pub(crate) asked: Option<Box<Asked>>,
+    pub(crate) asked: Option<Asked>,
 }
 
 #[expect(clippy::ref_option, reason = "serde passes a reference")]
-fn flag<S: Serializer>(asked: &Option<Box<Asked>>, serializer: S) -> Result<S::Ok, S::Error> {
+fn flag<S: Serializer>(asked: &Option<Asked>, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_bool(asked.is_some())
 }
 
-fn unflag<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Box<Asked>>, D::Error> {
-    Ok(bool::deserialize(deserializer)?.then(Box::default))
+fn unflag<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Asked>, D::Error> {
+    Ok(bool::deserialize(deserializer)?.then(Asked::default))
 }
 
 /// The responses of the turns that an `ask` has completed so far.
@@ -122,9 +122,13 @@ pub(crate) struct Turn {
     /// `handle_error` gets is known.
     #[serde(skip)]
     pub(crate) refused: bool,
-    /// The tool uses and questions of this turn that have waited for decisions. They are recorded separately.
+    /// The number of tool uses and questions of this turn that have waited for decisions. Recorded separately, with the
+    /// decisions.
     #[serde(skip)]
-    pub(crate) waits: Waits,
+    pub(crate) waits: usize,
+    /// The decisions that were made under a name, in the order in which they were made.
+    #[serde(skip)]
+    pub(crate) decisions: Vec<NamedDecision>,
     /// The facts about the last request that decide whether it may be repeated, if the turn is recorded.
     #[serde(default)]
     pub(crate) request: SentRequest,

@@ -66,9 +66,9 @@ impl Task {
             Command::SetState(edit, reply) => {
                 let _ = reply.send(self.set_state(edit));
             }
-            Command::State(reply) => drop(reply.send(Box::new(self.state()))),
+            Command::State(reply) => drop(reply.send(self.state())),
             Command::Status(reply) => drop(reply.send(self.core.status())),
-            Command::Snapshot(reply) => drop(reply.send(Box::new(self.snapshot()))),
+            Command::Snapshot(reply) => drop(reply.send(self.snapshot())),
             Command::Subscribe(after, reply) => {
                 if !reply.is_closed() {
                     let _ = reply.send(self.attach(after));

@@ -12,7 +12,7 @@ use tokio::time::{Sleep, sleep};
 
 use super::Task;
 use crate::agent::{
-    Delivery, DeliveryExtras, Durable, Record, Written,
+    Delivery, Durable, Record, Written,
     command::Reply,
     core::{Core, Effect},
     durable::RecoveryFacts,
@@ -112,7 +112,9 @@ impl Task {
                 event: None,
                 config: Arc::clone(&self.config),
                 run: crate::telemetry::Caller::default(),
-                extras: DeliveryExtras { record: Some(record), ..DeliveryExtras::default() }.boxed(),
+                settings: None,
+                prompts: Vec::new(),
+                record: Some(record),
             });
         }
     }
@@ -139,7 +141,7 @@ impl Task {
                     durability.replies.push_back((last, Box::new(reply)));
                 }
             }
-            effect => self.work().held = Some(Box::new((last, effect))),
+            effect => self.work().held = Some((last, effect)),
         }
     }
 
@@ -181,9 +183,9 @@ impl Task {
             self.step(Core::record_now);
             return Poll::Ready(());
         }
-        let is_due = |held: &mut Box<(u64, Effect)>| held.0 <= written && !durability.is_leaving;
+        let is_due = |held: &mut (u64, Effect)| held.0 <= written && !durability.is_leaving;
         let held = self.work.as_mut().and_then(|work| work.held.take_if(is_due));
-        let Some((_, effect)) = held.map(|held| *held) else { return Poll::Pending };
+        let Some((_, effect)) = held else { return Poll::Pending };
         self.perform_all(vec![effect]);
         Poll::Ready(())
     }

@@ -4,12 +4,12 @@ use std::{
     future::{Future, poll_fn},
     sync::Arc,
     task::Poll,
+    time::Duration,
 };
 
-use futures_util::SinkExt;
 use tokio::{sync::mpsc, time::sleep};
 
-use super::{Commit, Task, calls::drop_contained};
+use super::{Task, calls::drop_contained};
 use crate::{
     actor::OwnWake,
     agent::{
@@ -25,18 +25,21 @@ use crate::{
 
 impl Task {
     /// Ends the turn in flight as the `stop` command requests. Without such a command, interrupts the turn, unless it is
-    /// paused and its state is stored. Then makes the last snapshot available, runs `terminate`, and waits for aborted
-    /// tools.
+    /// paused and its state is stored, or nobody receives its commit. Then makes the last snapshot available, runs
+    /// `terminate`, and waits for aborted tools.
     pub(super) async fn finish(
-        mut self,
+        mut self: Box<Self>,
         callbacks: &mut dyn AgentCallbacks,
         mut commands: mpsc::Receiver<Box<Command>>,
         reason: EndReason,
-        stop: Option<Box<Stop>>,
+        stop: Option<Stop>,
     ) {
+        // After its first error, the commit channel is not used again.
+        let is_unheard =
+            self.commit.take_if(|commit| commit.sender.is_closed()).map(drop_contained).is_some();
         let in_flight = match &stop {
             Some(stop) => stop.in_flight,
-            None if self.is_parked() => InFlight::Leave,
+            None if is_unheard || self.is_parked() => InFlight::Leave,
             None => InFlight::Keep,
         };
         // If the agent is idle, the interrupt or the cancel returns an error, because no turn is in flight. Ignore this
@@ -66,8 +69,8 @@ impl Task {
         });
         let mut limit = stop.as_ref().map_or(self.setup.terminate_timeout, |stop| stop.deadline);
         let mut deadline = Box::pin(sleep(limit));
-        let mut waiting: Vec<Box<Stop>> = stop.into_iter().collect();
-        let active_calls = self.active_calls.take().unwrap_or_default();
+        let mut waiting: Vec<Stop> = stop.into_iter().collect();
+        let active_calls = Arc::clone(&self.active_calls);
         // The parts of the end run concurrently, so that a part that hangs does not prevent the other parts from
         // running.
         let mut orderly = Box::pin(async {
@@ -108,28 +111,7 @@ impl Task {
         })
         .await;
         drop_contained(orderly);
-        let cut_off = (!in_time).then(|| {
-            let tools = active_calls.running();
-            if !tools.is_empty() {
-                tracing::warn!(?tools, ?limit, "aborted tools still run after the end of their agent");
-            }
-            let named: Vec<_> = tools.iter().map(|tool| format!("{} ({})", tool.name, tool.id)).collect();
-            let text = if tools.is_empty() {
-                format!("the agent did not end within the deadline of {limit:?} and was cut off")
-            } else {
-                format!(
-                    "aborted tools still run after the deadline of {limit:?}: {}; a tool can only be aborted where it \
-                     awaits",
-                    named.join(", ")
-                )
-            };
-            let error = Error::new(ErrorKind::Deadline, text).with_member("deadline", limit);
-            let list = |tool: &ToolUse| serde_json::json!({ "id": tool.id, "name": tool.name });
-            if tools.is_empty() {
-                return error;
-            }
-            error.with_member("tools", tools.iter().map(list).collect::<Vec<_>>())
-        });
+        let cut_off = (!in_time).then(|| cut_off(limit, &active_calls.running()));
         if let Some(error) = &cut_off {
             // Setting the cell cannot fail, because it is set only here.
             let _ = self.last_words.0.cut_off.set(error.clone());
@@ -150,15 +132,10 @@ impl Task {
     /// Sends the events that still wait for the commit channel from a separate task, which waits while the channel is
     /// full.
     fn hand_over_outbox(&mut self) {
-        if let Some(commit) = self.commit.take().filter(|commit| !commit.outbox.is_empty()) {
-            let Commit { mut sink, outbox, .. } = *commit;
-            tokio::spawn(async move {
-                for delivery in outbox {
-                    if sink.send(delivery).await.is_err() {
-                        return;
-                    }
-                }
-            });
+        if let Some(mut commit) =
+            self.commit.take().filter(|commit| !commit.outbox.is_empty() && !commit.sender.is_closed())
+        {
+            tokio::spawn(async move { poll_fn(|cx| commit.poll(cx)).await });
         }
     }
 }
@@ -168,4 +145,21 @@ async fn survive(what: &'static str, code: impl Future<Output = ()>) {
     if let Err(words) = contained_async(code).await {
         tracing::error!(what, words, "code outside the crate panicked");
     }
+}
+
+/// Returns the error of an agent that did not end within `limit`, while these aborted tools still run.
+fn cut_off(limit: Duration, tools: &[ToolUse]) -> Error {
+    if tools.is_empty() {
+        let text = format!("the agent did not end within the deadline of {limit:?} and was cut off");
+        return Error::new(ErrorKind::Deadline, text).with_member("deadline", limit);
+    }
+    tracing::warn!(?tools, ?limit, "aborted tools still run after the end of their agent");
+    let named: Vec<_> = tools.iter().map(|tool| format!("{} ({})", tool.name, tool.id)).collect();
+    let text = format!(
+        "aborted tools still run after the deadline of {limit:?}: {}; a tool can only be aborted where it awaits",
+        named.join(", ")
+    );
+    let list = |tool: &ToolUse| serde_json::json!({ "id": tool.id, "name": tool.name });
+    let error = Error::new(ErrorKind::Deadline, text).with_member("deadline", limit);
+    error.with_member("tools", tools.iter().map(list).collect::<Vec<_>>())
 }

@@ -210,7 +210,7 @@ impl Task {
         let turn = self.core.phase().turn();
         let model = turn.map_or(&self.config.model, |turn| turn.model_in(&self.config));
         let other = (request.model != *model.id()).then(|| request.model.to_string());
-        let retry = self.setup.retry.as_deref().copied().unwrap_or_else(|| model.retry_policy());
+        let retry = self.setup.retry.unwrap_or_else(|| model.retry_policy());
         let mut answer = {
             let _in_run = work.span().map(Span::enter);
             retry.stream(provider, *request, context)

@@ -6,6 +6,7 @@ use std::{
     task::{Context, Poll, Waker, ready},
 };
 
+use futures_channel::mpsc::SendError;
 use tokio::{
     sync::mpsc,
     task::{Id, JoinError},
@@ -45,18 +46,14 @@ enum Served {
 }
 
 impl Commit {
-    /// Sends and flushes the waiting events. Returns an error if the receiver was dropped.
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ()>> {
+    /// Sends the waiting events. Returns an error if the receiver was dropped.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SendError>> {
         while !self.outbox.is_empty() {
-            ready!(self.sink.as_mut().poll_ready(cx))?;
+            ready!(self.sender.poll_ready(cx))?;
             if let Some(delivery) = self.outbox.pop_front() {
-                // The channel has room, so an error means that the receiver has just been dropped.
-                let _ = self.sink.as_mut().start_send(delivery);
+                self.sender.start_send(delivery)?;
             }
         }
-        // A sink that is a channel has nothing to flush. Other sinks may finish flushing later, so the result is
-        // ignored.
-        let _ = self.sink.as_mut().poll_flush(cx);
         Poll::Ready(Ok(()))
     }
 }
@@ -132,12 +129,12 @@ impl Task {
                 }
                 self.own_wake = None;
             }
-            if self.poll_outbox(cx).is_pending() {
+            match self.poll_outbox(cx) {
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(_)) => return Poll::Ready(Exit::End(EndReason::HandlesDropped, None)),
                 // The commit channel has no room, so only commands are served until it has room.
-                if !all_served {
-                    continue;
-                }
-                return self.wait();
+                Poll::Pending if !all_served => continue,
+                Poll::Pending => return self.wait(),
             }
             self.wake_idle_waiters();
             if self.poll_records(cx).is_ready() {
@@ -187,26 +184,18 @@ impl Task {
         Served::Some
     }
 
-    /// Sends the events that wait for the commit channel. Ready when no event is left.
-    pub(super) fn poll_outbox(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Some(commit) = &mut self.commit else {
-            return Poll::Ready(());
+    /// Sends the events that wait for the commit channel. Ready when no event is left, or with an error if the receiver
+    /// was dropped.
+    pub(super) fn poll_outbox(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SendError>> {
+        let Some(commit) = self.commit.as_mut().filter(|commit| !commit.outbox.is_empty()) else {
+            return Poll::Ready(Ok(()));
         };
-        if commit.outbox.is_empty() {
-            return Poll::Ready(());
+        ready!(commit.poll(cx))?;
+        if self.core.is_at_rest() {
+            // An idle agent needs no memory for events that wait.
+            commit.outbox = VecDeque::new();
         }
-        match guard("the commit channel", || commit.poll(cx)) {
-            Ok(Poll::Pending) => return Poll::Pending,
-            Ok(Poll::Ready(Ok(()))) => {
-                if self.core.is_at_rest() {
-                    // An idle agent needs no memory for events that wait.
-                    commit.outbox = VecDeque::new();
-                }
-            }
-            // The receiver was dropped or the sink is broken. In both cases, the agent continues without the channel.
-            Ok(Poll::Ready(Err(()))) | Err(_) => drop_contained(self.commit.take()),
-        }
-        Poll::Ready(())
+        Poll::Ready(Ok(()))
     }
 
     /// Processes one input from the work in progress. Pending if no input is ready.
@@ -442,9 +431,7 @@ impl Task {
                 self.step(|core, cx| core.error_decided(op, decision, cx));
             }
             CallbackOutcome::Event(prompt) => {
-                self.step(|core, cx| {
-                    core.event_handled(op, prompt.map(|prompt| *prompt), cx);
-                });
+                self.step(|core, cx| core.event_handled(op, prompt, cx));
             }
         }
     }

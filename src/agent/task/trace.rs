@@ -1,7 +1,5 @@
 //! The telemetry of runs. A run's trace follows the agent's events.
 
-use std::sync::Arc;
-
 use tracing::Span;
 
 use super::{Task, work::Work};
@@ -11,9 +9,6 @@ use crate::{
     telemetry::{self, Caller, RunFacts, RunTrace},
     tool::Decision,
 };
-
-/// The agent's name. It is stored in the extensions, so that it takes no memory in agents without a name.
-pub(in crate::agent) struct AgentName(pub(in crate::agent) Arc<str>);
 
 impl Work {
     /// Returns the run's span, if telemetry is on.
@@ -58,7 +53,7 @@ impl Task {
         let trace = RunTrace::begin(
             &caller,
             &RunFacts {
-                agent: self.setup.extensions.get::<AgentName>().map(|name| &*name.0),
+                agent: self.setup.name.as_deref(),
                 conversation: self.setup.hold.as_ref().map(|hold| hold.conversation()),
                 provider: model.provider_name(),
                 model: model.id(),

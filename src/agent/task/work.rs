@@ -48,7 +48,7 @@ pub(super) struct Work {
     pub(super) delay: Option<(Op, Pin<Box<Sleep>>)>,
     pub(super) watch: Option<Watch>,
     /// The effect that is held back until a record with this number is stored.
-    pub(super) held: Option<Box<(u64, Effect)>>,
+    pub(super) held: Option<(u64, Effect)>,
     /// The known prompts that the next event carries to the owner of the history.
     pub(super) prompts: Vec<KnownPrompt>,
     /// The tool uses whose pauses have time limits.
@@ -240,7 +240,7 @@ impl Task {
         let span = work.span().cloned();
         let (sender, reports) = mpsc::channel(16);
         let cancellation = CancellationToken::new();
-        let active = Arc::clone(self.active_calls.get_or_insert_default());
+        let active = Arc::clone(&self.active_calls);
         let (set, calls_run, questions) = (JoinSet::new(), Vec::new(), Vec::new());
         let mut tasks = Tasks { op, set, calls: calls_run, reports, questions, cancellation };
         for call in calls.into_iter().map(Arc::new) {

@@ -1,12 +1,10 @@
 //! The commit channel receives every event, in order. While it is full, the agent still serves commands.
 
 use std::{
-    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    task::{Context, Poll},
     time::Duration,
 };
 
@@ -17,26 +15,25 @@ use crate::{
     testing::Step,
 };
 use async_trait::async_trait;
-use futures_sink::Sink;
-use tokio::sync::mpsc;
-use tokio_util::sync::PollSender;
+use futures_channel::mpsc;
+use futures_util::StreamExt;
 
 use super::{
     rig::{answered, echoing, unanswered},
-    support::{ends_run, name, names, run_events},
+    support::{ends_run, name, names, run_events, scripted},
 };
 
 /// Returns an agent whose commit channel holds one event, and the channel's receiver.
 async fn cramped(steps: impl IntoIterator<Item = Step>) -> (Agent, mpsc::Receiver<Delivery>) {
-    let (sender, receiver) = mpsc::channel(1);
-    (echoing(steps).commit_channel(PollSender::new(sender)).start().await.unwrap(), receiver)
+    let (sender, receiver) = mpsc::channel(0);
+    (echoing(steps).commit_channel(sender).start().await.unwrap(), receiver)
 }
 
 /// Receives the events with the numbers from `from` to `last`, and checks that no number is missing.
 async fn receive(receiver: &mut mpsc::Receiver<Delivery>, from: u64, last: u64) -> Vec<Arc<Event>> {
     let mut events = Vec::new();
     for number in from..=last {
-        let delivery = answered(receiver.recv()).await.unwrap();
+        let delivery = answered(receiver.next()).await.unwrap();
         assert_eq!(delivery.event.as_ref().unwrap().id.number, number);
         events.push(Arc::clone(&delivery.event.as_ref().unwrap().event));
     }
@@ -53,7 +50,7 @@ async fn run_receiver_slow_every_event_in_order_as_subscribers_see_them() {
     let mut delivered = Vec::new();
     while delivered.last().is_none_or(|event: &Arc<Event>| !ends_run(event)) {
         tokio::time::sleep(Duration::from_millis(7)).await;
-        let delivery = answered(receiver.recv()).await.unwrap();
+        let delivery = answered(receiver.next()).await.unwrap();
         assert_eq!(delivery.event.as_ref().unwrap().id.number, delivered.len() as u64 + 1);
         delivered.push(Arc::clone(&delivery.event.as_ref().unwrap().event));
     }
@@ -71,7 +68,7 @@ async fn run_no_room_agent_waits() {
     unanswered(agent.wait_until_idle()).await;
     let mut events = Vec::new();
     while events.last().is_none_or(|event: &Arc<Event>| !ends_run(event)) {
-        events.push(answered(receiver.recv()).await.unwrap().event.unwrap().event);
+        events.push(answered(receiver.next()).await.unwrap().event.unwrap().event);
     }
     answered(agent.wait_until_idle()).await.unwrap();
 }
@@ -94,7 +91,7 @@ async fn set_state_and_prompt_no_room_done_and_delivered_in_order() {
     let mut systems = Vec::new();
     let mut rest = Vec::new();
     for _ in 0..10 {
-        let delivery = answered(receiver.recv()).await.unwrap();
+        let delivery = answered(receiver.next()).await.unwrap();
         match &*delivery.event.as_ref().unwrap().event {
             Event::State(state) => {
                 // The configuration in each delivery is the one that was in force at the delivery's event.
@@ -140,9 +137,11 @@ async fn prompt_and_cancel_storm_no_room_bounded_and_lossless() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn run_receiver_dropped_agent_continues_without_it() {
+async fn run_receiver_dropped_agent_ends_and_sends_no_further_request() {
     for before in [true, false] {
-        let (agent, receiver) = cramped([Step::text("Hello!")]).await;
+        let (sender, receiver) = mpsc::channel(0);
+        let (provider, builder) = scripted([Step::text("One"), Step::text("Two")]);
+        let agent = builder.commit_channel(sender).start().await.unwrap();
         if before {
             drop(receiver);
             agent.prompt("Hi").await.unwrap();
@@ -151,50 +150,17 @@ async fn run_receiver_dropped_agent_continues_without_it() {
             tokio::time::sleep(Duration::from_secs(1)).await;
             drop(receiver);
         }
-        answered(agent.wait_until_idle()).await.unwrap();
-        assert_eq!(agent.state().await.unwrap().history().len(), 2);
-    }
-}
-
-/// A commit channel that panics in the named method.
-struct Broken(&'static str);
-
-impl Broken {
-    fn call(&self, name: &str) {
-        assert!(self.0 != name, "the commit channel broke");
-    }
-}
-
-impl Sink<Delivery> for Broken {
-    type Error = ();
-
-    fn poll_ready(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Result<(), ()>> {
-        self.call("ready");
-        Poll::Ready(Ok(()))
-    }
-
-    fn start_send(self: Pin<&mut Self>, _: Delivery) -> Result<(), ()> {
-        self.call("send");
-        Ok(())
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Result<(), ()>> {
-        self.call("flush");
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_close(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Result<(), ()>> {
-        Poll::Ready(Ok(()))
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn run_channel_panics_agent_continues_without_it() {
-    for call in ["ready", "send", "flush"] {
-        let agent = echoing([Step::text("One")]).commit_channel(Broken(call)).start().await.unwrap();
-        let response = answered(agent.ask("Hi")).await.unwrap();
-        assert_eq!(response.text(), "One", "{call}");
-        agent.stop(Duration::from_secs(1)).await.unwrap();
+        let end = answered(agent.ended()).await;
+        assert_eq!(end.reason, EndReason::HandlesDropped);
+        // The turn can't be committed, so it stays in flight.
+        let last = end.snapshot.unwrap();
+        assert_eq!((last.status, last.state.history.len()), (Status::Busy, 0));
+        let error = agent.prompt("Hi").await.unwrap_err();
+        assert_eq!(
+            (error.kind(), error.member("reason")),
+            (ErrorKind::Ended, Some(&"handles_dropped".into()))
+        );
+        assert!(provider.requests().is_empty());
     }
 }
 
@@ -211,11 +177,11 @@ impl AgentCallbacks for Editing {
 #[tokio::test(start_paused = true)]
 async fn turn_callback_edited_delivery_has_the_configuration_with_the_edit() {
     let (sender, mut receiver) = mpsc::channel(64);
-    let builder = echoing([Step::text("Hello!")]).callbacks(Editing).commit_channel(PollSender::new(sender));
+    let builder = echoing([Step::text("Hello!")]).callbacks(Editing).commit_channel(sender);
     let agent = builder.start().await.unwrap();
     agent.ask("Hi").await.unwrap();
     loop {
-        let delivery = answered(receiver.recv()).await.unwrap();
+        let delivery = answered(receiver.next()).await.unwrap();
         if let Event::Turn(TurnOutcome::Stop { .. }) = &*delivery.event.as_ref().unwrap().event {
             assert_eq!(delivery.config.system.as_deref(), Some("edited"));
             break;
@@ -239,11 +205,9 @@ impl AgentCallbacks for Terminating {
 
 #[tokio::test(start_paused = true)]
 async fn stop_outbox_never_drains_terminate_runs_and_deadline_reported() {
-    let (sender, receiver) = mpsc::channel(1);
+    let (sender, receiver) = mpsc::channel(0);
     let terminating = Terminating::default();
-    let builder = echoing([Step::text("Hello!")])
-        .callbacks(terminating.clone())
-        .commit_channel(PollSender::new(sender));
+    let builder = echoing([Step::text("Hello!")]).callbacks(terminating.clone()).commit_channel(sender);
     let agent = builder.start().await.unwrap();
     agent.prompt("Hi").await.unwrap();
     let limit = Duration::from_millis(500);
@@ -266,7 +230,7 @@ async fn stop_receiver_reads_late_gets_every_event_and_the_end() {
     let events = receive(&mut receiver, 1, 4).await;
     assert_eq!(names(&events), ["status(busy)", "message(user)", "status(idle)", "cancelled"]);
     answered(stopping).await.unwrap().unwrap();
-    assert!(answered(receiver.recv()).await.is_none());
+    assert!(answered(receiver.next()).await.is_none());
 }
 
 #[tokio::test(start_paused = true)]

@@ -47,7 +47,7 @@ impl Shelf {
             }
             contents.events.push(Arc::clone(&event.event));
         }
-        if let Some(record) = delivery.extras.as_ref().and_then(|extras| extras.record.as_ref()) {
+        if let Some(record) = &delivery.record {
             contents.records += 1;
             let json = record.turn.as_ref().map(|turn| serde_json::to_string(turn).unwrap());
             let turn = json.map(|json| serde_json::from_str::<TurnRecord>(&json).unwrap());
@@ -109,7 +109,7 @@ impl Life {
             while let Some(delivery) = receiver.next().await {
                 if is_up.load(Ordering::SeqCst) {
                     store.take(&delivery);
-                    if let Some(record) = delivery.extras.as_ref().and_then(|extras| extras.record.as_ref()) {
+                    if let Some(record) = &delivery.record {
                         own.written(record.number);
                     }
                 }

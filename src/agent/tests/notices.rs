@@ -250,10 +250,10 @@ async fn cancel_of_a_run_before_handle_event_begins_event_handled_after_it() {
 
 #[tokio::test(start_paused = true)]
 async fn cancel_while_the_commit_channel_is_full_event_handled_later() {
-    let (sender, mut receiver) = tokio::sync::mpsc::channel(1);
+    let (sender, mut receiver) = futures_channel::mpsc::channel(0);
     let log = Log::default();
     let builder = scripted([]).1.callbacks(note_or_prompt(&log));
-    let agent = builder.commit_channel(tokio_util::sync::PollSender::new(sender)).start().await.unwrap();
+    let agent = builder.commit_channel(sender).start().await.unwrap();
     for _ in 0..3 {
         agent.set_state(|_| Ok(())).await.unwrap();
     }
@@ -261,7 +261,7 @@ async fn cancel_while_the_commit_channel_is_full_event_handled_later() {
     assert_eq!(agent.cancel().await.unwrap_err().kind(), ErrorKind::Idle);
     assert!(log.all().is_empty(), "the event waits for room");
     while log.all().is_empty() {
-        receiver.recv().await.unwrap();
+        futures_util::StreamExt::next(&mut receiver).await.unwrap();
         tokio::task::yield_now().await;
     }
     assert_eq!(log.all(), [1]);

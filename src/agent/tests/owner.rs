@@ -15,9 +15,9 @@ use crate::{
     testing::{Gate, Step},
     tool::Decision,
 };
+use futures_channel::mpsc;
+use futures_util::StreamExt;
 use serde_json::{Value, json};
-use tokio::sync::mpsc;
-use tokio_util::sync::PollSender;
 
 use super::{
     hooks::{Hooks, Log, Watched, brief, reached, sent},
@@ -472,8 +472,8 @@ async fn owner_while_the_agent_streams_or_is_paused_refused_and_moment_returned(
 
 #[tokio::test(start_paused = true)]
 async fn owner_no_room_in_the_commit_channel_answered_and_delivered_in_order() {
-    let (sender, mut receiver) = mpsc::channel(1);
-    let builder = scripted([Step::text("Leaf")]).1.history(before()).commit_channel(PollSender::new(sender));
+    let (sender, mut receiver) = mpsc::channel(0);
+    let builder = scripted([Step::text("Leaf")]).1.history(before()).commit_channel(sender);
     let (agent, owner) = builder.start_owned().await.unwrap();
     let set = answered(owner.set(None, History::new())).await.unwrap();
     let begun = answered(owner.prompt(None, base(), "Hi")).await.unwrap();
@@ -484,7 +484,7 @@ async fn owner_no_room_in_the_commit_channel_answered_and_delivered_in_order() {
     let last = answered(owner.moment()).await.unwrap().last;
     let mut events_seen = Vec::new();
     while events_seen.len() < usize::try_from(last.number).unwrap() {
-        let delivery = answered(receiver.recv()).await.unwrap();
+        let delivery = answered(receiver.next()).await.unwrap();
         events_seen.push(Arc::clone(&delivery.event.as_ref().unwrap().event));
         assert_eq!(delivery.event.as_ref().unwrap().id.number, events_seen.len() as u64);
     }
@@ -504,8 +504,8 @@ async fn owner_no_room_in_the_commit_channel_answered_and_delivered_in_order() {
 
 #[tokio::test(start_paused = true)]
 async fn owner_far_behind_in_the_commit_channel_refused_until_it_is_read() {
-    let (sender, mut receiver) = mpsc::channel(1);
-    let builder = scripted([]).1.commit_channel(PollSender::new(sender));
+    let (sender, mut receiver) = mpsc::channel(0);
+    let builder = scripted([]).1.commit_channel(sender);
     let (_agent, owner) = builder.start_owned().await.unwrap();
     let mut set = 0;
     let refused = loop {
@@ -520,7 +520,7 @@ async fn owner_far_behind_in_the_commit_channel_refused_until_it_is_read() {
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::Backlog);
     assert_eq!(answered(owner.moment()).await.unwrap().last.number, set);
     for _ in 0..set {
-        answered(receiver.recv()).await.unwrap();
+        answered(receiver.next()).await.unwrap();
     }
     answered(owner.set(None, before())).await.unwrap();
 }

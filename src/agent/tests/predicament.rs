@@ -9,9 +9,8 @@ use crate::{
     tool::{ToolContext, ToolLimits, tool_fn},
 };
 use async_trait::async_trait;
+use futures_channel::mpsc;
 use serde_json::{Value, json};
-use tokio::sync::mpsc;
-use tokio_util::sync::PollSender;
 
 use super::{
     rig::{At, Deed, Rogue, answered, echoing, stuck_in, tokens},
@@ -92,16 +91,9 @@ impl Amid {
                 (agent, events)
             }
             Self::NoRoom => {
-                let (sender, receiver) = mpsc::channel(1);
+                let (sender, receiver) = mpsc::channel(0);
                 kept = Box::new(receiver);
-                started(
-                    echoing([Step::text("Hello!")])
-                        .commit_channel(PollSender::new(sender))
-                        .start()
-                        .await
-                        .unwrap(),
-                )
-                .await
+                started(echoing([Step::text("Hello!")]).commit_channel(sender).start().await.unwrap()).await
             }
         };
         Scene { agent, events, kept }

@@ -12,9 +12,9 @@ use crate::{
     subscription::{EndReason, EventId, FeedLimits, Numbered, Update},
     testing::{Gate, Step},
 };
+use futures_channel::mpsc;
+use futures_util::{FutureExt, StreamExt};
 use serde_json::json;
-use tokio::sync::mpsc;
-use tokio_util::sync::PollSender;
 
 use super::{
     predicament::Amid,
@@ -154,7 +154,7 @@ async fn next_dropped_while_resyncing_nothing_lost() {
     let mut events = agent.subscribe().await.unwrap();
     agent.ask("Hi").await.unwrap();
     for _ in 0..5 {
-        assert!(futures_util::FutureExt::now_or_never(events.next()).is_none());
+        assert!(events.next().now_or_never().is_none());
     }
     assert!(matches!(answered(events.next()).await, Some(Update::Resync(_))));
     assert_eq!(ready_events(&mut events).await, []);
@@ -230,8 +230,8 @@ async fn subscriber_stalled_bytes_held_are_bounded() {
         let limits = FeedLimits::default().with_bytes(LIMIT).with_replay(replay);
         let piece = "x".repeat(10_000);
         let step = Step::new().then_text((0..500).map(|_| piece.as_str())).stop();
-        let (sender, mut receiver) = mpsc::channel(8);
-        let builder = scripted([step]).1.feed_limits(limits).commit_channel(PollSender::new(sender));
+        let (sender, mut receiver) = mpsc::channel(7);
+        let builder = scripted([step]).1.feed_limits(limits).commit_channel(sender);
         let agent = builder.start().await.unwrap();
         let mut stalled = agent.subscribe().await.unwrap();
         agent.prompt("Hi").await.unwrap();
@@ -239,7 +239,7 @@ async fn subscriber_stalled_bytes_held_are_bounded() {
         let mut events = Vec::new();
         let mut most = 0;
         loop {
-            let delivery = answered(receiver.recv()).await.unwrap();
+            let delivery = answered(receiver.next()).await.unwrap();
             if let Event::TextDelta { delta, .. } = &*delivery.event.as_ref().unwrap().event {
                 events.push((Arc::downgrade(&delivery.event.as_ref().unwrap().event), delta.len()));
             }
@@ -267,14 +267,14 @@ async fn subscriber_stalled_bytes_held_are_bounded() {
 #[tokio::test(start_paused = true)]
 async fn subscriber_stalled_number_of_events_held_is_bounded() {
     let limits = FeedLimits::default().with_replay(512);
-    let (sender, mut receiver) = mpsc::channel(8);
-    let builder = scripted([deltas(5000)]).1.feed_limits(limits).commit_channel(PollSender::new(sender));
+    let (sender, mut receiver) = mpsc::channel(7);
+    let builder = scripted([deltas(5000)]).1.feed_limits(limits).commit_channel(sender);
     let agent = builder.start().await.unwrap();
     let _stalled = agent.subscribe().await.unwrap();
     agent.prompt("Hi").await.unwrap();
     let mut events = Vec::new();
     loop {
-        let delivery = answered(receiver.recv()).await.unwrap();
+        let delivery = answered(receiver.next()).await.unwrap();
         events.push((Arc::downgrade(&delivery.event.as_ref().unwrap().event), 1));
         if ends_run(&delivery.event.as_ref().unwrap().event) {
             break;
@@ -369,8 +369,6 @@ fn runtime_shut_down_subscribers_and_handles_report_killed() {
 
 #[tokio::test(start_paused = true)]
 async fn subscription_is_a_stream_of_the_same_updates() {
-    use futures_util::StreamExt;
-
     let agent = echoing([deltas(2)]).start().await.unwrap();
     let stream = agent.subscribe().await.unwrap();
     agent.ask("Hi").await.unwrap();
@@ -453,8 +451,6 @@ async fn updates_serialise_with_a_type() {
 
 #[tokio::test(start_paused = true)]
 async fn subscription_read_as_a_stream_and_by_next_in_turn_loses_nothing() {
-    use futures_util::{FutureExt, StreamExt};
-
     let gate = Gate::new();
     let step = Step::new().then_text(["a"]).gate(&gate).then_text(["b"]).stop();
     let agent = echoing([step]).start().await.unwrap();

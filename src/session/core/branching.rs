@@ -173,7 +173,7 @@ impl Core {
     /// Records that the agent's history was replaced. `with` is the `state` event of this change, which the session has
     /// not processed yet.
     pub(in crate::session) fn moved(&mut self, with: EventId, then: Move) {
-        self.moving = Some(Box::new((with, then)));
+        self.moving = Some((with, then));
     }
 
     /// Removes the branch of a run that ended without a commit.
@@ -196,7 +196,7 @@ impl Core {
             }
             Move::Branch { base, answers } => {
                 self.go(base);
-                self.branch = Some(Box::new(Branch { before: before.clone(), answers }));
+                self.branch = Some(Branch { before: before.clone(), answers });
             }
         }
         self.emit_tree(&before, effects);

@@ -35,7 +35,7 @@ impl Core {
         if let Some(turn) = turn {
             // A turn must not continue with older settings than those that its callbacks have chosen.
             self.adopt(config);
-            let rows = self.take_rows();
+            let rows = std::mem::take(&mut self.rows);
             self.record(Record::of_turn(rows, turn));
         }
         let wanted = self.wanted();
@@ -116,7 +116,7 @@ impl Core {
         if let Some(BranchPoint { base, answers }) = record.branch {
             let before = self.tree.clone();
             self.go(base);
-            self.branch = Some(Box::new(Branch { before, answers }));
+            self.branch = Some(Branch { before, answers });
         }
         self.status = status;
         self.flight = Some(Box::new(Flight { last: Some(last), ..Flight::default() }));

@@ -26,30 +26,24 @@ impl Core {
     /// Sets the prompts that are known from earlier lives. `are_stored` states whether the outcomes of all later prompts
     /// are stored.
     pub(in crate::session) fn set_prompts(&mut self, list: Vec<KnownPrompt>, are_stored: bool) {
-        if are_stored || !list.is_empty() {
-            self.prompts = Some(Box::new(Prompts { list, are_stored, ..Prompts::default() }));
-        }
+        self.prompts = Prompts { list, are_stored, ..Prompts::default() };
     }
 
     /// Notes the states of the known prompts at the next event, which ends a turn.
     pub(in crate::session) fn prompts_delivered(&mut self, prompts: Vec<KnownPrompt>) {
-        self.prompts.get_or_insert_default().delivered = prompts;
+        self.prompts.delivered = prompts;
     }
 
     /// Returns the prompt with this id as it was when the last turn ended.
     pub(in crate::session) fn known_prompt(&self, id: &PromptId) -> Option<&KnownPrompt> {
-        self.known_prompts().iter().find(|known| known.id == *id)
-    }
-
-    fn known_prompts(&self) -> &[KnownPrompt] {
-        self.prompts.as_ref().map_or(&[], |prompts| &prompts.list)
+        self.prompts.list.iter().find(|known| known.id == *id)
     }
 
     /// Updates the known prompts after an event that ends a turn. `through` is the last node of the turn, if the turn
     /// was committed.
     pub(super) fn settle_prompts(&mut self, through: Option<NodeId>, effects: &mut Effects) {
         effects.push(Effect::PromptsSettled);
-        let Some(prompts) = &mut self.prompts else { return };
+        let prompts = &mut self.prompts;
         let before = std::mem::replace(&mut prompts.list, std::mem::take(&mut prompts.delivered));
         for prompt in &mut prompts.list {
             let earlier = before.iter().find(|earlier| is_earlier(earlier, prompt));
@@ -65,9 +59,7 @@ impl Core {
     /// Notes that a prompt with this id was staged. An earlier prompt with this id, which the agent has forgotten, is
     /// forgotten here too.
     pub(super) fn prompt_staged(&mut self, id: &PromptId) {
-        if let Some(prompts) = &mut self.prompts {
-            prompts.list.retain(|known| known.id != *id);
-        }
+        self.prompts.list.retain(|known| known.id != *id);
     }
 
     /// Reports that a staged prompt was withdrawn, if this event states it.
@@ -85,9 +77,8 @@ impl Core {
         through: Option<NodeId>,
         continues: bool,
     ) -> Option<RunEnd> {
-        let are_stored =
-            self.prompts.as_ref().is_some_and(|prompts| prompts.are_stored) || self.is_recorded();
-        let prompts = if are_stored { self.known_prompts() } else { &[] };
+        let are_stored = self.prompts.are_stored || self.is_recorded();
+        let prompts = if are_stored { &self.prompts.list[..] } else { &[] };
         let mut end = match event {
             // If the process dies before the next turn is committed, the run has ended with this turn.
             Event::Turn(TurnOutcome::Continue { response }) if !continues && !prompts.is_empty() => {
@@ -106,15 +97,12 @@ impl Core {
 
     /// Notes that the outcomes of prompts have joined the changes that are to be stored.
     pub(super) fn outcomes_recorded(&mut self) {
-        let wanted = self.wanted();
-        if let Some(prompts) = &mut self.prompts {
-            prompts.wanted = wanted;
-        }
+        self.prompts.wanted = self.wanted();
     }
 
     /// Returns the number of changes that must be stored before all known outcomes of prompts are.
     pub(in crate::session) fn outcomes_wanted(&self) -> u64 {
-        self.prompts.as_ref().map_or(0, |prompts| prompts.wanted)
+        self.prompts.wanted
     }
 
     /// Stores the end of a run, with the outcomes of prompts.
@@ -126,7 +114,7 @@ impl Core {
     /// Adds to the record of a turn what the agent does not know about the prompts.
     pub(super) fn complete_prompts(&self, record: &mut TurnRecord) {
         for prompt in &mut record.prompts {
-            match self.known_prompts().iter().find(|known| is_earlier(known, prompt)) {
+            match self.prompts.list.iter().find(|known| is_earlier(known, prompt)) {
                 Some(known) if has_ended(known) => prompt.clone_from(known),
                 Some(known) => prompt.through = known.through,
                 None => {}
@@ -136,7 +124,7 @@ impl Core {
 
     /// Removes erased nodes, and the texts of failures, from the known prompts.
     pub(super) fn forget_nodes(&mut self, erased: &Erased) {
-        for prompt in self.prompts.iter_mut().flat_map(|prompts| &mut prompts.list) {
+        for prompt in &mut self.prompts.list {
             erase_content(prompt, erased);
         }
     }

@@ -17,7 +17,6 @@ use std::{collections::VecDeque, sync::Arc};
 
 pub(in crate::session) use conflict::Found;
 pub(in crate::session) use record::Record;
-pub(super) use record::Spending;
 pub(in crate::session) use record::StoredFlight;
 pub(in crate::session) use state::saved;
 use state::{Kept, same};
@@ -65,7 +64,7 @@ pub(super) struct Saver {
     /// store.
     erased: Option<Box<Erased>>,
     /// The usage, the end of a run and the turn in flight that are not in the store.
-    record: Option<Box<Record>>,
+    record: Record,
     /// The turn in flight that is in the store.
     flight: Option<Box<StoredFlight>>,
     /// The changes to the tree that are not in the store, in order.
@@ -122,7 +121,7 @@ impl Saver {
             state_is_due: false,
             attempt: None,
             erased: None,
-            record: None,
+            record: Record::default(),
             flight: None,
             portions: VecDeque::new(),
             at_most: usize::MAX,
@@ -154,16 +153,17 @@ impl Saver {
         self.flight = flight.map(Box::new);
     }
 
-    /// Returns whether usage, the end of a run or the turn in flight is not in the store.
-    fn has_record(&self) -> bool {
-        self.record.as_ref().is_some_and(|record| !record.is_empty())
-    }
-
     /// Adds the usage, the end of a run and the turn in flight to a commit. Returns the value of the counter of changes
     /// up to which all changes are stored after the commit.
     fn join_record(&mut self, commit: &mut Commit) -> u64 {
-        self.record = self.record.take().and_then(|record| record.join(commit));
-        if self.record.is_some() { self.safe } else { self.wanted }
+        self.record = std::mem::take(&mut self.record).join(commit);
+        if self.record.is_empty() { self.wanted } else { self.safe }
+    }
+
+    /// Adds the data of a commit that was not written to the record again.
+    fn keep_record(&mut self, earlier: Record) {
+        let later = std::mem::take(&mut self.record);
+        self.record = earlier.then(later);
     }
 
     /// Notes that the stable tree is about to change. `stable` is the tree before the change.
@@ -262,8 +262,8 @@ impl Core {
         let saver = &self.saver;
         let Some(version) = saver.version else {
             let is_whole = saver.stored.is_none();
-            let due = !is_whole || saver.state_is_due || saver.has_record();
-            let is_whole = is_whole && !saver.has_record();
+            let due = !is_whole || saver.state_is_due || !saver.record.is_empty();
+            let is_whole = is_whole && saver.record.is_empty();
             let wanted = if is_whole { saver.wanted } else { saver.safe };
             // The conversation is first created without nodes. A later write adds them.
             return due
@@ -272,7 +272,7 @@ impl Core {
         if let Some(erased) = self.saver.erased.take() {
             let saver = &self.saver;
             let tree = saver.stored.as_deref().unwrap_or(self.stable()).clone();
-            let is_last = saver.portions.is_empty() && !saver.state_is_due && !saver.has_record();
+            let is_last = saver.portions.is_empty() && !saver.state_is_due && saver.record.is_empty();
             let wanted = if is_last { saver.wanted } else { saver.safe };
             let job = Job::Erase(write(version), *erased);
             return Some(Attempt { kept: None, ..attempt(job, tree, 0, wanted) });
@@ -293,7 +293,7 @@ impl Core {
                 if is_divided {
                     // Until the last part of a divided commit is written, no change counts as saved.
                     let is_last =
-                        portions == saver.portions.len() && !saver.state_is_due && !saver.has_record();
+                        portions == saver.portions.len() && !saver.state_is_due && saver.record.is_empty();
                     let wanted = if is_last { saver.wanted } else { saver.safe };
                     let job = Job::Commit(write(version), commit);
                     return Some(Attempt { kept: None, ..attempt(job, tree, portions, wanted) });
@@ -307,8 +307,7 @@ impl Core {
         // The store already has this tree, because the tree's unsaved changes cancel each other out.
         self.saver.stored = None;
         self.saver.portions.clear();
-        self.saver.record.take_if(|record| record.is_empty());
-        if self.saver.record.is_some() {
+        if !self.saver.record.is_empty() {
             let mut commit = Commit::new(self.stable().head());
             commit.usage = self.keeps_usage.then(Vec::new);
             let wanted = self.saver.join_record(&mut commit);

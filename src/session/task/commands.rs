@@ -61,7 +61,7 @@ impl Task {
                 let _ = reply.send(());
             }
             Command::Spent(row, reply) => {
-                self.step(|core, env, effects| core.spent(*row, env, effects));
+                self.step(|core, env, effects| core.spent(row, env, effects));
                 let _ = reply.send(());
             }
             Command::SuggestTitle(title, reply) => {
@@ -84,7 +84,7 @@ impl Task {
             }
             Command::Snapshot(reply) => {
                 let snapshot = self.snapshot().await?;
-                let _ = reply.send(Box::new(snapshot));
+                let _ = reply.send(snapshot);
             }
             Command::Subscribe(after, reply) => {
                 if !reply.is_closed() {
@@ -208,7 +208,7 @@ impl Task {
     /// Returns the event after which a reader that has seen `after` continues: the beginning of this life if `after` is
     /// the last event of the previous life, otherwise `after` itself.
     fn continued(&self, after: EventId) -> EventId {
-        let is_mark = self.mark.as_ref().is_some_and(|mark| **mark == after);
+        let is_mark = self.mark.as_ref().is_some_and(|mark| *mark == after);
         if is_mark { EventId { number: 0, ..self.feed.last() } } else { after }
     }
 

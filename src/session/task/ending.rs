@@ -130,7 +130,7 @@ impl Task {
                         });
                     }
                 }
-                outcome = writing::outcome(&mut self.attempts) => self.written(outcome),
+                outcome = self.attempts.outcome() => self.written(outcome),
                 () = passed(&mut self.retry) => self.retry(),
                 () = passed(&mut deadline) => break,
                 command = commands.recv(), if open => match command {
@@ -185,7 +185,7 @@ impl Task {
         let stored = writing::contained(Span::none(), async move { store.summary(&id).await }).await.ok()?;
         let last = self.feed.last();
         let continued = self.mark.as_ref().filter(|_| last.number == 0);
-        (self.core.version() == Some(stored.version)).then(|| continued.map_or(last, |mark| **mark))
+        (self.core.version() == Some(stored.version)).then(|| continued.map_or(last, |mark| *mark))
     }
 
     /// Returns an error if events of the agent are missing because a busy agent was aborted. The missing events may

@@ -98,7 +98,7 @@ impl Task {
         self.step(Core::hurry);
         while !self.is_saved() && !self.core.is_lost() {
             tokio::select! {
-                outcome = writing::outcome(&mut self.attempts) => self.written(outcome),
+                outcome = self.attempts.outcome() => self.written(outcome),
                 () = passed(&mut self.retry) => self.retry(),
             }
         }

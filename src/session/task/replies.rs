@@ -27,15 +27,9 @@ pub(in crate::session) enum HeldReply {
     Flushed(Reply<()>),
     /// The reply to a call that has started a run. The turn in flight has to be stored before the reply is sent.
     Begun(Reply<CommandResult<Option<PendingResponse>>>, Option<PendingResponse>),
-    /// The reply to a call that waits for the outcome of a prompt.
-    Outcome(Box<AwaitedOutcome>),
-}
-
-/// The wait for the outcome of a prompt. The outcome is `None` until the prompt's run has ended.
-pub(in crate::session) struct AwaitedOutcome {
-    id: PromptId,
-    outcome: Option<CommandResult<PromptOutcome>>,
-    reply: OutcomeReply,
+    /// The reply to a call that waits for the outcome of a prompt. The outcome is `None` until the prompt's run has
+    /// ended.
+    Outcome { id: PromptId, outcome: Option<CommandResult<PromptOutcome>>, reply: OutcomeReply },
 }
 
 impl HeldReply {
@@ -44,7 +38,7 @@ impl HeldReply {
         match self {
             Self::Flushed(reply) => reply.is_closed(),
             Self::Begun(reply, _) => reply.is_closed(),
-            Self::Outcome(awaited) => awaited.reply.is_closed(),
+            Self::Outcome { reply, .. } => reply.is_closed(),
         }
     }
 
@@ -53,11 +47,7 @@ impl HeldReply {
         match self {
             Self::Flushed(reply) => drop(reply.send(())),
             Self::Begun(reply, answer) => drop(reply.send(Ok(answer))),
-            Self::Outcome(awaited) => {
-                if let Some(outcome) = awaited.outcome {
-                    let _ = awaited.reply.send(outcome);
-                }
-            }
+            Self::Outcome { outcome, reply, .. } => drop(outcome.map(|outcome| reply.send(outcome))),
         }
     }
 }
@@ -68,10 +58,6 @@ impl Task {
         let core = &self.core;
         for flush in self.flushes.extract_if(.., |flush| core.is_safe(flush.wanted)) {
             flush.reply.send();
-        }
-        if self.flushes.is_empty() {
-            // An idle session needs no memory for calls that wait.
-            self.flushes = Vec::new();
         }
     }
 
@@ -85,7 +71,7 @@ impl Task {
         }
         self.flushes.retain(|flush| !flush.reply.is_closed());
         // No number of changes is this great, so the reply waits until the outcome is known.
-        let reply = HeldReply::Outcome(Box::new(AwaitedOutcome { id, outcome: None, reply }));
+        let reply = HeldReply::Outcome { id, outcome: None, reply };
         self.flushes.push(Flush { wanted: u64::MAX, until: None, reply });
         if matches!(state, Some(PromptState::Ended { .. })) {
             self.find_outcomes(|_| None);
@@ -113,19 +99,16 @@ impl Task {
         let (settled, wanted) =
             if is_stored { (self.core.outcomes_wanted(), self.core.wanted()) } else { (0, 0) };
         for flush in &mut self.flushes {
-            let HeldReply::Outcome(awaited) = &mut flush.reply else { continue };
-            if awaited.outcome.is_some() {
-                continue;
-            }
-            let known = self.core.known_prompt(&awaited.id);
-            awaited.outcome = match known.map(|KnownPrompt { state, through, .. }| (state, *through)) {
+            let HeldReply::Outcome { id, outcome: found @ None, .. } = &mut flush.reply else { continue };
+            let known = self.core.known_prompt(id);
+            *found = match known.map(|KnownPrompt { state, through, .. }| (state, *through)) {
                 Some((PromptState::Ended { outcome }, through)) => {
                     Some(Ok(PromptOutcome { outcome: outcome.clone(), through }))
                 }
                 Some(_) => None,
-                None => missing(&awaited.id).map(Err),
+                None => missing(id).map(Err),
             };
-            match awaited.outcome {
+            match found {
                 Some(Ok(_)) => flush.wanted = settled,
                 Some(Err(_)) => flush.wanted = wanted,
                 None => {}

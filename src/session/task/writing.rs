@@ -42,8 +42,7 @@ type WriteFuture = Pin<Box<dyn Future<Output = Written> + Send>>;
 #[derive(Default)]
 pub(in crate::session) struct Attempts {
     futures: Vec<WriteFuture>,
-    /// The spans of this write and the next one. They are stored with the attempts, so that idle sessions need no
-    /// memory for them.
+    /// The spans of this write and the next one.
     pub(super) traces: SaveTraces,
 }
 
@@ -52,6 +51,11 @@ impl Attempts {
         // The first attempt is kept, because it started earliest and a slow store is likely to finish it first.
         self.futures.truncate(1);
         self.futures.push(attempt);
+    }
+
+    /// Waits for the outcome of the write in flight. If no write is in flight, waits forever.
+    pub(super) async fn outcome(&mut self) -> Written {
+        poll_fn(|cx| self.poll(cx)).await
     }
 
     /// Returns the first success, the first permanent failure, or the last of the transient failures.
@@ -81,7 +85,7 @@ impl Task {
         if matches!(*job, Job::Create(..)) {
             // The creation of a conversation also acquires it. A second acquisition would end the lease of the first,
             // so the earlier attempt is aborted.
-            self.end_attempts();
+            self.attempts.futures.clear();
         }
         let (store, id) = (Arc::clone(&self.store), self.shared.id.clone());
         let place = id.clone();
@@ -89,11 +93,11 @@ impl Task {
             (Some(tenure), _) => Ownership::Held(tenure.held()),
             (None, Job::Create(write, _)) => {
                 let setup = &self.shared.setup;
-                Ownership::New(Box::new((setup.creator(*write), setup.keeper.clone())))
+                Ownership::New(setup.creator(*write), setup.keeper.clone())
             }
             (None, _) => Ownership::Free,
         };
-        let attempts = self.attempts.get_or_insert_default();
+        let attempts = &mut self.attempts;
         // Only commits contain turns, so other writes have no span.
         let span = if matches!(*job, Job::Commit(..)) { attempts.traces.begin() } else { None };
         let span = span.cloned().unwrap_or_else(Span::none);
@@ -107,28 +111,18 @@ impl Task {
         attempts.add(attempt);
     }
 
-    /// Drops the attempts in flight. The spans of writes that are still to be made or repeated stay open.
-    fn end_attempts(&mut self) {
-        self.attempts.take_if(|attempts| {
-            attempts.futures.clear();
-            attempts.traces.is_empty()
-        });
-    }
-
     /// Closes the spans of writes, because everything is saved.
     pub(super) fn close_traces(&mut self) {
-        self.attempts.take_if(|attempts| {
-            attempts.traces = SaveTraces::default();
-            attempts.futures.is_empty()
-        });
+        self.attempts.traces = SaveTraces::default();
     }
 
     /// Processes the outcome of the write in flight.
     pub(super) fn written(&mut self, mut outcome: Written) {
-        if let (Ok(WriteOutcome::Done(..)), Some(attempts)) = (&outcome, &mut self.attempts) {
-            attempts.traces.saved();
+        if matches!(outcome, Ok(WriteOutcome::Done(..))) {
+            self.attempts.traces.saved();
         }
-        self.end_attempts();
+        // The spans of writes that are still to be made or repeated stay open.
+        self.attempts.futures.clear();
         self.retry = None;
         if let Ok(WriteOutcome::Done(_, tenure)) = &mut outcome
             && let Some(tenure) = tenure.take()
@@ -188,7 +182,7 @@ enum Ownership {
     Held(Arc<Held>),
     /// The conversation does not exist yet. This owner will own the conversation after it is created. If a manager's
     /// keeper is given, that keeper renews the lease.
-    New(Box<(Owner, Option<Arc<Keeper>>)>),
+    New(Owner, Option<Arc<Keeper>>),
     /// The session holds no lease, because the store has no owners.
     Free,
 }
@@ -223,10 +217,9 @@ async fn write(
     ownership: Ownership,
 ) -> Result<(Version, Option<Tenure>), StoreError> {
     let version = match (job, ownership) {
-        (Job::Create(write, state), Ownership::New(new)) => {
-            let (owner, keeper) = &*new;
+        (Job::Create(write, state), Ownership::New(owner, keeper)) => {
             let version = store.create(id, *write, state).await?;
-            let tenure = Box::pin(Tenure::begin(store, keeper.as_ref(), id, owner)).await?;
+            let tenure = Box::pin(Tenure::begin(store, keeper.as_ref(), id, &owner)).await?;
             return Ok((version, tenure));
         }
         (job, Ownership::New(..) | Ownership::Free) => attempt(&**store, id, job, None).await?,
@@ -263,14 +256,6 @@ async fn attempt(
         Job::Commit(write, commit) => store.commit(id, &under(write), commit).await,
         Job::State(write, change) => store.save_state(id, &under(write), change).await,
         Job::Erase(write, erased) => store.erase(id, &under(write), erased).await,
-    }
-}
-
-/// Waits for the outcome of the write in flight. If no write is in flight, waits forever.
-pub(super) async fn outcome(attempts: &mut Option<Box<Attempts>>) -> Written {
-    match attempts {
-        Some(attempts) => poll_fn(|cx| attempts.poll(cx)).await,
-        None => std::future::pending().await,
     }
 }
 

@@ -102,7 +102,7 @@ impl World {
         let json = serde_json::to_string(&record).map_err(|error| error.to_string())?;
         let record: TurnRecord = serde_json::from_str(&json).map_err(|error| error.to_string())?;
         let history = read_again(self.core.history())?;
-        let fallback = self.core.fallback.as_deref().map(read_again).transpose()?;
+        let fallback = self.core.fallback.as_ref().map(read_again).transpose()?;
         let Restored { core: mut read, model } =
             Core::restore(record, history, fallback).map_err(|error| format!("{error:?}"))?;
         let own = self.core.phase.origin_mut().and_then(|(origin, _)| origin.prompt.model.clone());
@@ -145,7 +145,7 @@ impl Core {
     fn keep_lost(&mut self, lost: &Self, config: &Config) -> Check {
         (self.notices, self.emitted_status, self.step) = (lost.notices, lost.emitted_status, lost.step);
         self.last_run.clone_from(&lost.last_run);
-        let count = lost.phase.turn().map_or(0, |turn| turn.waits.count());
+        let count = lost.phase.turn().map_or(0, |turn| turn.waits);
         ensure!(self.waited.last(count) == lost.waited.last(count), "{:?} waited", self.waited);
         self.waited.clone_from(&lost.waited);
         match (&mut self.phase, &lost.phase) {

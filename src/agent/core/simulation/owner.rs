@@ -174,7 +174,7 @@ impl Model {
     pub(super) fn check_histories(&self, core: &Core) -> Check {
         ensure!(self.base.is_none(), "a replaced history was not emitted");
         ensure!(self.owed.is_none(), "the previous history was not restored");
-        let fallback = core.fallback.as_deref();
+        let fallback = core.fallback.as_ref();
         ensure!(self.before.as_ref() == fallback, "the fallback is {fallback:?}, not {:?}", self.before);
         ensure!(self.before.is_none() || self.run, "a fallback without a run");
         Ok(())

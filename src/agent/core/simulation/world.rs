@@ -1,6 +1,6 @@
 //! The simulated world around the core: the shell's state, and the loop that plays a schedule.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use super::{
     Check, asks::Asks, compare::Kept, desk::Desk, ensure, model::Model, questions::Questions, stream::Stream,
@@ -94,7 +94,8 @@ pub(super) fn config() -> Config {
         options: Options::default(),
         max_steps: None,
         turn_timeout: None,
-        extras: None,
+        registry: None,
+        approvals: BTreeSet::new(),
     }
 }
 

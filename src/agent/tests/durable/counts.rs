@@ -70,8 +70,7 @@ async fn records_contain_each_message_and_result_once() {
     answered(agent.wait_until_idle()).await.unwrap();
     drop((agent, owner));
     let deliveries: Vec<Delivery> = receiver.collect().await;
-    let extras = deliveries.iter().filter_map(|delivery| delivery.extras.as_ref());
-    let records: Vec<_> = extras.filter_map(|extras| extras.record.as_deref()).collect();
+    let records: Vec<_> = deliveries.iter().filter_map(|delivery| delivery.record.as_deref()).collect();
     let shape = |record: &crate::agent::Record| {
         record.turn.as_ref().map(|turn| (turn.keep, turn.append.len(), turn.results.len()))
     };

@@ -40,11 +40,7 @@ impl Core {
     ) {
         let attempt = self.saver.attempt.take();
         match attempt.as_ref().map(|attempt| &*attempt.job) {
-            Some(Job::Commit(_, commit)) => {
-                if let Some(record) = Record::of(commit) {
-                    self.saver.record = Some(Box::new(record.then(self.saver.record.take())));
-                }
-            }
+            Some(Job::Commit(_, commit)) => self.saver.keep_record(Record::of(commit)),
             Some(Job::Erase(_, erased)) => self.saver.erased = Some(Box::new(erased.clone())),
             _ => {}
         }

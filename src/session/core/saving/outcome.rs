@@ -56,7 +56,7 @@ impl Core {
                 }
                 // If a first save needs several writes, it is reported as saved only once, after the last write. Until
                 // then, the report of an earlier failure stays in place.
-                if !(creates && (self.saver.stored.is_some() || self.saver.has_record())) {
+                if !(creates && (self.saver.stored.is_some() || !self.saver.record.is_empty())) {
                     // If the loss of the conversation is already reported, keep that report. The write may have
                     // succeeded before the other owner acquired the conversation.
                     if self.saver.loss.is_none() {
@@ -79,21 +79,16 @@ impl Core {
             Err(error @ (StoreError::Unstorable { .. } | StoreError::Unsupported { .. })) => {
                 let record = match &*attempt.job {
                     Job::Commit(_, commit) => Record::of(commit),
-                    _ => None,
+                    _ => Record::default(),
                 };
-                let has_end = record.as_ref().is_some_and(|record| record.has_end());
+                let has_end = record.has_end();
                 let at_most = attempt.divided();
                 if at_most.is_none() && !has_end {
                     return self.lost(&error, effects);
                 }
                 // First repeat the write without the messages in the end of the run, because the store may have
                 // rejected the write for them. The end itself remains, because it removes the turn in flight.
-                let record = if has_end { record.and_then(Record::with_less_end) } else { record };
-                let later = self.saver.record.take();
-                self.saver.record = match record {
-                    Some(record) => Some(Box::new(record.then(later))),
-                    None => later,
-                };
+                self.saver.keep_record(if has_end { record.with_less_end() } else { record });
                 if !has_end && let Some(at_most) = at_most {
                     self.saver.at_most = at_most;
                 }

@@ -52,7 +52,7 @@ impl Record {
 
     /// Adds this data to a commit. A commit either ends a run or records a turn. If this commit ends a run, returns the
     /// turn, which belongs in the next commit.
-    pub(super) fn join(self, commit: &mut Commit) -> Option<Box<Self>> {
+    pub(super) fn join(self, commit: &mut Commit) -> Self {
         let Self { rows, end, turn } = self;
         match &mut commit.usage {
             Some(before) if !before.is_empty() => before.extend(rows),
@@ -61,35 +61,32 @@ impl Record {
         }
         if let LastRun::Ended(end) = end {
             commit.turn = Some(Box::new(TurnChange::End(*end)));
-            return turn.map(|turn| Box::new(Self { turn: Some(turn), ..Self::default() }));
+            return Self { turn, ..Self::default() };
         }
         commit.turn = turn.map(|turn| Box::new(TurnChange::Record(*turn)));
-        None
+        Self::default()
     }
 
     /// Returns the data that a commit contains, so that it can be written later if the commit was not written.
-    pub(super) fn of(commit: &Commit) -> Option<Box<Self>> {
+    pub(super) fn of(commit: &Commit) -> Self {
         let (end, turn) = match commit.turn.as_deref() {
             Some(TurnChange::End(end)) => (LastRun::Ended(Box::new(end.clone())), None),
             Some(TurnChange::Record(turn)) => (LastRun::Keep, Some(Box::new(turn.clone()))),
             None => (LastRun::Keep, None),
         };
-        let record = Self { rows: commit.usage.clone().unwrap_or_default(), end, turn };
-        (!record.is_empty()).then(|| Box::new(record))
+        Self { rows: commit.usage.clone().unwrap_or_default(), end, turn }
     }
 
     /// Returns this data combined with `later`, which was added after it.
-    pub(super) fn then(mut self, later: Option<Box<Self>>) -> Self {
-        if let Some(later) = later {
-            self.rows.extend(later.rows);
-            if later.end != LastRun::Keep {
-                (self.end, self.turn) = (later.end, None);
-            }
-            self.turn = match (self.turn.take(), later.turn) {
-                (Some(earlier), Some(later)) => Some(Box::new(earlier.then(*later))),
-                (earlier, later) => later.or(earlier),
-            };
+    pub(super) fn then(mut self, later: Self) -> Self {
+        self.rows.extend(later.rows);
+        if later.end != LastRun::Keep {
+            (self.end, self.turn) = (later.end, None);
         }
+        self.turn = match (self.turn.take(), later.turn) {
+            (Some(earlier), Some(later)) => Some(Box::new(earlier.then(*later))),
+            (earlier, later) => later.or(earlier),
+        };
         self
     }
 
@@ -107,12 +104,12 @@ impl Record {
     }
 
     /// Returns the same data with less of the end of a run, which the store has rejected: without the messages of
-    /// prompts, or without the end if it contains none. Returns `None` if nothing remains.
-    pub(super) fn with_less_end(mut self: Box<Self>) -> Option<Box<Self>> {
+    /// prompts, or without the end if it contains none.
+    pub(super) fn with_less_end(mut self) -> Self {
         if let LastRun::Ended(end) = &self.end {
             self.end = end.without_messages().map_or(LastRun::Keep, |end| LastRun::Ended(Box::new(end)));
         }
-        (!self.is_empty()).then_some(self)
+        self
     }
 }
 
@@ -159,10 +156,6 @@ impl Saver {
     }
 }
 
-/// The usage rows of the turn in flight. They become part of the record when the turn in flight is recorded or ends.
-#[derive(Debug, Default)]
-pub(in crate::session::core) struct Spending(Vec<UsageRow>);
-
 impl Core {
     /// Notes the usage of a completed request.
     pub(in crate::session::core) fn spent_by_step(&mut self, response: &Response) {
@@ -184,9 +177,9 @@ impl Core {
         if row.usage.is_zero() && row.end != RequestEnd::Lost {
             return;
         }
-        self.add_used(row.usage);
+        self.used += row.usage;
         if self.keeps_usage {
-            self.spending.get_or_insert_default().0.push(row.clone());
+            self.rows.push(row.clone());
         }
     }
 
@@ -199,7 +192,7 @@ impl Core {
         continues: bool,
         effects: &mut Effects,
     ) {
-        let rows = self.take_rows();
+        let rows = std::mem::take(&mut self.rows);
         self.settle_prompts(through, effects);
         let end = self.stored_end(event, through, continues);
         let end = end.map_or(LastRun::Complete, |end| LastRun::Ended(Box::new(end)));
@@ -207,24 +200,13 @@ impl Core {
         self.outcomes_recorded();
     }
 
-    /// Takes the rows of the turn in flight that would otherwise be stored later, with its commit.
-    pub(in crate::session::core) fn take_rows(&mut self) -> Vec<UsageRow> {
-        self.spending.take().map(|spending| spending.0).unwrap_or_default()
-    }
-
     /// Adds a row for a request that belongs to no turn.
     pub(in crate::session) fn spent(&mut self, row: UsageRow, env: &Env<'_>, effects: &mut Effects) {
-        self.add_used(row.usage);
+        self.used += row.usage;
         effects.push(Effect::Emit(SessionEvent::Usage(Arc::new(row.clone()))));
         if self.keeps_usage {
             self.record(Record { rows: vec![row], ..Record::default() });
             self.save(env, effects);
-        }
-    }
-
-    pub(in crate::session::core) fn add_used(&mut self, usage: Usage) {
-        if usage != Usage::default() {
-            **self.used.get_or_insert_default() += usage;
         }
     }
 
@@ -242,23 +224,19 @@ impl Core {
             }
             _ => 0,
         };
-        in_flight + self.saver.record.as_ref().map_or(0, |record| record.weight())
+        in_flight + self.saver.record.weight()
     }
 
     pub(in crate::session::core) fn record(&mut self, record: Record) {
         if !record.is_empty() {
             self.saver.wanted += 1;
         }
-        let record = Some(Box::new(record));
-        self.saver.record = match self.saver.record.take() {
-            Some(earlier) => Some(Box::new(earlier.then(record))),
-            None => record,
-        };
+        self.saver.record = std::mem::take(&mut self.saver.record).then(record);
     }
 
     /// Returns the usage of all requests for this conversation, including those for discarded turns and for titles.
     pub(in crate::session) fn used(&self) -> Usage {
-        self.used.as_deref().copied().unwrap_or_default()
+        self.used
     }
 }
 

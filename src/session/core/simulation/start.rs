@@ -1,6 +1,6 @@
 //! The state in which a simulated session starts.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use super::{agent::random_turn, vault::Vault};
 use crate::{
@@ -35,7 +35,8 @@ pub(super) fn config() -> Arc<Config> {
         options: Options::default(),
         max_steps: None,
         turn_timeout: None,
-        extras: None,
+        registry: None,
+        approvals: BTreeSet::new(),
     })
 }
 

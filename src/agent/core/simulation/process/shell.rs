@@ -7,7 +7,7 @@ use super::{
     ensure,
 };
 use crate::{
-    agent::{Delivery, DeliveryExtras, Event, Response},
+    agent::{Delivery, Event, Response},
     message::{Timestamp, TurnId},
     run::Error,
     subscription::Numbered,
@@ -158,8 +158,7 @@ impl Process {
     fn deliver(&mut self, outside: &Outside, event: Option<Numbered<Event>>, record: Option<Arc<Record>>) {
         let (config, run) = (Arc::clone(&outside.config), Caller::default());
         let prompts = if event.is_some() { std::mem::take(&mut self.prompts) } else { Vec::new() };
-        let extras = DeliveryExtras { settings: None, prompts, record }.boxed();
-        self.outbox.push_back(Delivery { event, config, run, extras });
+        self.outbox.push_back(Delivery { event, config, run, settings: None, prompts, record });
     }
 
     fn record(&mut self) {

@@ -4,7 +4,7 @@ use super::{Common, people, place::Returned, writes::Storing};
 use crate::{
     actor::simulation::{Check, ensure},
     agent::{
-        Delivery, DeliveryExtras, Status,
+        Delivery, Status,
         process::{Condition, Process, Reply},
     },
     run::{Pause, RunEnd},
@@ -202,10 +202,9 @@ impl Life {
 
     /// Processes the agent's next event or record. Returns whether there was one.
     pub(super) fn deliver(&mut self, common: &mut Common) -> Check<bool> {
-        let Some(Delivery { event, config, extras, .. }) = self.process.take_delivery() else {
+        let Some(Delivery { event, config, prompts, record, .. }) = self.process.take_delivery() else {
             return Ok(false);
         };
-        let DeliveryExtras { prompts, record, .. } = extras.map(|extras| *extras).unwrap_or_default();
         if let Some(end) = event.as_ref().and_then(|event| RunEnd::of(&event.event)) {
             self.storing.returned.push(Returned::of(&end));
         }

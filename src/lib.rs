@@ -101,7 +101,7 @@
 //! Agents, sessions and managers have one type of error: [`Error`]. Programs compare its [kind](ErrorKind) and read its
 //! members. Its `Display` text includes the direct cause, and [`error_chain`] adds the deeper causes.
 //! [`Error::provider_error`] returns the error of a failed request. [`Error::status`] is an HTTP status, and predicates
-//! such as [`Error::is_not_found`] state its class. Stores, providers and tools return errors of their own types.
+//! such as [`Error::is_not_found`] state its class. Stores, providers and tools have separate types of errors.
 //!
 //! # Panics
 //!

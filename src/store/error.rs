@@ -241,10 +241,7 @@ impl StoreError {
     /// Returns whether the conversation already exists, was changed by another writer, or belongs to another owner
     /// (HTTP status 409).
     pub fn is_conflict(&self) -> bool {
-        matches!(
-            self,
-            Self::AlreadyExists { .. } | Self::Conflict { .. } | Self::Owned { .. } | Self::LeaseLost { .. }
-        )
+        matches!(self.kind().status(), 409 | 421)
     }
 
     /// Returns whether the store can't be used now, because it is busy, full, unreachable or failing, or denies access

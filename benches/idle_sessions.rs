@@ -192,10 +192,10 @@ async fn managed() {
 fn report(title: &str, count: usize, idle: usize, messages: usize, after_turn: usize) {
     let each = |bytes: usize| bytes as f64 / count as f64;
     head(title);
-    row("idle, started", format!("{:.0} B", each(idle)), "≤ 5120 B");
+    row("idle, started", format!("{:.0} B", each(idle)), "—");
     row("the two messages of a turn", format!("{:.0} B", each(messages)), "—");
     let own = each(after_turn.saturating_sub(messages));
-    row("idle, after a first turn, its messages apart", format!("{own:.0} B"), "≤ 7168 B");
+    row("idle, after a first turn, its messages apart", format!("{own:.0} B"), "≤ 8192 B");
 }
 
 /// Returns the CPU time of a shutdown in nanoseconds per session. Before the shutdown, there are `count` idle sessions

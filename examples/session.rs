@@ -82,7 +82,7 @@ async fn session() -> Result<(), Box<dyn Error>> {
         "[{} messages; model {}; system prompt {:?}]",
         state.history().len(),
         state.config().model,
-        state.config().system.as_deref().unwrap_or_default()
+        state.config().settings.system.as_deref().unwrap_or_default()
     ));
     talk(&session, another_day, &mut printer).await?;
     printer.line(&format!("\n{}", session.tree().await?));

@@ -120,7 +120,6 @@ pub(crate) use owner::{Asker, FirstMessage, HistoryOwner, Moment};
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 pub use snapshot::{Snapshot, ToolRun};
-pub(crate) use state::SavedConfig;
 pub use state::{Config, State, StateEdit, StateView};
 use task::AgentShared;
 pub(crate) use task::Hold;

@@ -15,6 +15,7 @@ mod pause;
 mod prompt;
 mod record;
 mod response;
+mod settings;
 
 pub use end::{RunEnd, RunOutcome};
 pub use error::{Error, ErrorKind};
@@ -26,3 +27,4 @@ pub(crate) use prompt::MAX_ID;
 pub use prompt::{Accepted, KnownPrompt, Next, Prompt, PromptId, PromptState};
 pub use record::{BranchPoint, Settled, TurnRecord, Waiting};
 pub use response::Response;
+pub use settings::Settings;

@@ -197,7 +197,8 @@ use crate::{
 /// The writer ensures that parents exist and that ids ascend, and the tree checks this when it is loaded. A store that
 /// keeps a list of writes can use [`Stored`] to apply them one by one.
 ///
-/// **Secrets are not stored.** Every state that is stored has passed through [`StoredState::without_secrets`].
+/// **Secrets are not stored.** They have no JSON form. A store that keeps no JSON calls
+/// [`StoredState::without_secrets`], as [`Stored`] does.
 ///
 /// **Nothing is skipped silently.** Unreadable content is reported as [`StoreError::Damaged`], with the place of the
 /// damage. The only exception is a write that was interrupted by a crash, and was therefore never acknowledged. Such a

@@ -108,7 +108,7 @@ impl Chat {
                 let system = (!rest.is_empty()).then(|| rest.into());
                 session
                     .configure(|config| {
-                        config.system = system;
+                        config.settings.system = system;
                         Ok(())
                     })
                     .await?;

@@ -165,7 +165,7 @@ async fn greet(session: &Session, picked: Picked, printer: &mut Printer) -> Resu
         // The stored model is kept, unless the command line names another model.
         session
             .configure(move |config| {
-                (config.model, config.options) = (picked.model, picked.options);
+                (config.model, config.settings.options) = (picked.model, picked.options);
                 Ok(())
             })
             .await?;

@@ -8,8 +8,8 @@ use futures_channel::mpsc::Sender;
 use tokio::sync::mpsc;
 
 use super::{
-    Admission, Agent, AgentCallbacks, Config, Delivery, Durable, HistoryOwner, RECORD_DELAY, RunEnd,
-    SavedConfig, State, StateEdit, Status, TurnInFlight, WeakAgent, Written,
+    Admission, Agent, AgentCallbacks, Config, Delivery, Durable, HistoryOwner, RECORD_DELAY, RunEnd, State,
+    StateEdit, Status, TurnInFlight, WeakAgent, Written,
     model_spec::{ModelSpec, choose_model},
     state::{panicked, refused},
     task::{AgentShared, Durability, Hold, Setup, Task},
@@ -18,8 +18,9 @@ use crate::{
     message::History,
     panics::contained_async,
     provider::{Credentials, Options, Registry, RetryPolicy},
-    run::Error,
+    run::{Error, Settings},
     setters::setters,
+    store::StoredState,
     subscription::FeedLimits,
     tool::{Extensions, Tool, ToolLimits, ToolSet, ToolSetError},
 };
@@ -55,13 +56,10 @@ pub struct AgentBuilder {
     name: Option<Arc<str>>,
     model: Option<ModelSpec>,
     registry: Option<Registry>,
-    system: Option<Arc<str>>,
+    settings: Settings,
     tools: Result<ToolSet, ToolSetError>,
-    options: Option<Options>,
-    saved: SavedConfig,
+    saved: Option<Box<StoredState>>,
     credentials: Vec<Credentials>,
-    max_steps: Option<u32>,
-    turn_timeout: Option<Duration>,
     approvals: BTreeSet<String>,
     history: History,
     callbacks: Box<dyn AgentCallbacks>,
@@ -86,13 +84,10 @@ impl Default for AgentBuilder {
             name: None,
             model: None,
             registry: None,
-            system: None,
+            settings: Settings::default(),
             tools: Ok(ToolSet::new()),
-            options: None,
-            saved: SavedConfig::default(),
+            saved: None,
             credentials: Vec::new(),
-            max_steps: None,
-            turn_timeout: None,
             approvals: BTreeSet::new(),
             history: History::new(),
             callbacks: Box::new(()),
@@ -127,7 +122,7 @@ impl AgentBuilder {
         pub fn name(self, name: impl Into<Arc<str>>) { self.name = Some(name.into()) }
 
         /// Sets the system prompt.
-        pub fn system(self, system: impl Into<Arc<str>>) { self.system = Some(system.into()) }
+        pub fn system(self, system: impl Into<Arc<str>>) { self.settings.system = Some(system.into()) }
 
         /// Adds a tool. If it conflicts with another tool, [`start`](Self::start) returns the error.
         pub fn tool(self, tool: impl Tool) { self.tools = self.tools.and_then(|tools| tools.with(tool)) }
@@ -149,7 +144,7 @@ impl AgentBuilder {
         /// except an API key and headers do not replace the stored options but are added to them. The API key and
         /// headers belong to the provider of the model that the agent starts with. To name their provider explicitly,
         /// use [`credentials`](Self::credentials).
-        pub fn options(self, options: Options) { self.options = Some(options) }
+        pub fn options(self, options: Options) { self.settings.options = options }
     }
 
     /// Sets an API key and headers for the requests to one provider. They replace a key and headers that were given
@@ -165,13 +160,13 @@ impl AgentBuilder {
         /// Sets the maximum number of requests that one prompt may cause. The number includes continuations, retries by
         /// `handle_error`, and responses that are requested again because they do not match the output schema. Attempts
         /// that the retry policy repeats before a response begins do not count.
-        pub fn max_steps(self, max_steps: u32) { self.max_steps = Some(max_steps) }
+        pub fn max_steps(self, max_steps: u32) { self.settings.max_steps = Some(max_steps) }
 
         /// Sets the maximum duration of one turn. The time during which the agent is paused does not count.
         ///
         /// If a turn takes longer, it fails with [`Failure::TimeLimit`](super::Failure::TimeLimit). If
         /// [`handle_error`](AgentCallbacks::handle_error) then retries the step, the time starts again from zero.
-        pub fn turn_timeout(self, limit: Duration) { self.turn_timeout = Some(limit) }
+        pub fn turn_timeout(self, limit: Duration) { self.settings.turn_timeout = Some(limit) }
 
         /// Sets the history that the agent starts with. [`History::check`] states which histories are valid.
         pub fn history(self, history: History) { self.history = history }
@@ -183,14 +178,14 @@ impl AgentBuilder {
     }
 
     setters! {
-        /// Restores a configuration that was [saved](super::Config::saved) earlier.
+        /// Restores the configuration of a stored conversation.
         ///
         /// The saved model is used if its name can be resolved. Otherwise the model given to the builder is used
         /// instead, and its [`Model::fallback_for`](crate::provider::Model::fallback_for) returns the saved name. If
         /// the given model has the saved name, the given model is used without a lookup. The saved system prompt and
         /// each saved limit apply if the builder does not set them. [`options`](Self::options) states when the saved
         /// options apply. The order of the calls does not matter.
-        pub(crate) fn restore(self, saved: SavedConfig) { self.saved = saved }
+        pub(crate) fn restore(self, saved: StoredState) { self.saved = Some(Box::new(saved)) }
 
         /// Sets the application's callbacks.
         pub fn callbacks(self, callbacks: impl AgentCallbacks) { self.callbacks = Box::new(callbacks) }
@@ -300,14 +295,11 @@ impl AgentBuilder {
     }
 
     async fn launch(self, owned: bool, written: Option<Arc<Written>>) -> Result<Agent, Error> {
-        let saved = self.saved;
+        let saved = self.saved.map_or_else(StoredState::default, |saved| *saved);
         let config = Config {
             model: choose_model(self.model, saved.model, self.registry.as_ref())?,
-            system: self.system.or(saved.system),
+            settings: choose_settings(self.settings, saved.settings),
             tools: self.tools?,
-            options: choose_options(self.options, saved.options),
-            max_steps: self.max_steps.or(saved.max_steps),
-            turn_timeout: self.turn_timeout.or(saved.turn_timeout),
             registry: self.registry,
             approvals: self.approvals,
         };
@@ -353,13 +345,15 @@ impl AgentBuilder {
     }
 }
 
-/// Returns the options to start with: the given options or, if none are given, the saved ones. If only an API key and
+/// Returns the settings to start with: each given setting or, if it is not given, the saved one. If only an API key and
 /// headers are given, they are added to the saved options, because they are never saved.
-fn choose_options(given: Option<Options>, saved: Options) -> Options {
-    match given {
-        Some(given) if given.has_secrets_alone() => saved.overlaid(&given),
-        Some(given) => given,
-        None => saved,
+fn choose_settings(given: Settings, saved: Settings) -> Settings {
+    let adds_secrets = given.options.has_secrets_alone();
+    Settings {
+        system: given.system.or(saved.system),
+        options: if adds_secrets { saved.options.overlaid(&given.options) } else { given.options },
+        max_steps: given.max_steps.or(saved.max_steps),
+        turn_timeout: given.turn_timeout.or(saved.turn_timeout),
     }
 }
 

@@ -252,7 +252,7 @@ impl Core {
         if recorded {
             cx.push(Effect::Record);
         }
-        let limit = origin.prompt.turn_timeout.or(cx.config.turn_timeout);
+        let limit = origin.prompt.turn_timeout.or(cx.config.settings.turn_timeout);
         if self.emitted_status == Status::Idle {
             self.runs = self.runs.wrapping_add(1);
         }
@@ -425,7 +425,7 @@ fn open(
 fn origin(prompt: Prompt, ask: bool, cx: &Context<'_>) -> Origin {
     let model = prompt.model.as_ref().unwrap_or(&cx.config.model);
     Origin {
-        max_steps: prompt.max_steps.or(cx.config.max_steps),
+        max_steps: prompt.max_steps.or(cx.config.settings.max_steps),
         secrets_of: prompt.options.has_secrets().then(|| model.provider_name().into()),
         prompt: Arc::new(prompt.without_content()),
         asked: ask.then(Asked::default),

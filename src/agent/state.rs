@@ -1,13 +1,14 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer, ser::SerializeMap};
 use serde_json::Value;
 
 use super::{Next, Prompt, Status, WeakAgent, model_spec::ModelSpec};
 use crate::{
     message::{Content, History, TurnId},
     provider::{Fold, Model, Options, Registry, RegistryError, is_shallow},
-    run::{Error, ErrorKind, MAX_ID},
+    run::{Error, ErrorKind, MAX_ID, Settings},
+    store::StoredState,
     tool::{Extensions, ToolDeclaration, ToolSet},
 };
 
@@ -21,20 +22,10 @@ use crate::{
 pub struct Config {
     /// The model, with the provider that serves it. To switch the model by name, call [`set_model`](Self::set_model).
     pub model: Model,
-    /// The system prompt.
-    pub system: Option<Arc<str>>,
+    /// The system prompt, the options and the limits.
+    pub settings: Settings,
     /// The tools that the model can use.
     pub tools: ToolSet,
-    /// The options of requests. If the options contain an API key and headers, these belong to the provider of the
-    /// model that is in force when the options are set. After a change to another provider's model, the key and headers
-    /// are not sent unless they are set again.
-    pub options: Options,
-    /// The maximum number of requests that one prompt may cause, including continuations and retries. A change also
-    /// applies to the run in flight, unless the run's prompt has its own limit.
-    pub max_steps: Option<u32>,
-    /// The maximum duration of one turn. A change applies to the next turn, and to a step that is repeated after the
-    /// time limit was reached.
-    pub turn_timeout: Option<Duration>,
     /// The registry that resolves names of models. The default registry is used if this is `None`.
     pub(crate) registry: Option<Registry>,
     /// The names of the tools whose uses need an approval, in addition to the tools that declare it themselves.
@@ -88,30 +79,8 @@ impl Config {
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {
-        check(self.max_steps, self.turn_timeout, &self.options)
-    }
-
-    /// Returns the part of the configuration that can be saved, which excludes API keys and headers.
-    /// [`AgentBuilder::restore`] restores it.
-    ///
-    /// [`AgentBuilder::restore`]: super::AgentBuilder::restore
-    pub(crate) fn saved(&self) -> SavedConfig {
-        SavedConfig {
-            model: Some(self.model.saved_name().to_owned()),
-            system: self.system.clone(),
-            options: self.options.clone().without_secrets(),
-            max_steps: self.max_steps,
-            turn_timeout: self.turn_timeout,
-        }
-    }
-
-    /// Returns whether two configurations are equal in the parts that can be saved.
-    pub(crate) fn saves_as(&self, other: &Self) -> bool {
-        self.model.saved_name() == other.model.saved_name()
-            && self.system == other.system
-            && (self.max_steps, self.turn_timeout) == (other.max_steps, other.turn_timeout)
-            && (self.options == other.options
-                || self.options.clone().without_secrets() == other.options.clone().without_secrets())
+        let Settings { options, max_steps, turn_timeout, .. } = &self.settings;
+        check(*max_steps, *turn_timeout, options)
     }
 
     fn declarations(&self) -> Vec<ToolDeclaration> {
@@ -126,39 +95,19 @@ impl Config {
         StateView {
             model: self.model.name().to_owned(),
             fallback_for: self.model.fallback_for().map(str::to_owned),
-            system: self.system.clone(),
+            settings: self.settings.clone(),
             tools: self.declarations(),
-            options: self.options.clone(),
-            max_steps: self.max_steps,
-            turn_timeout: self.turn_timeout,
             history,
         }
     }
 }
 
-/// The part of a [`Config`] that can be saved: the model's name, the system prompt, the limits, and the options without
-/// the API key and the headers.
-///
-/// [`Config::saved`] returns this value, and [`AgentBuilder::restore`](super::AgentBuilder::restore) restores it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-#[non_exhaustive]
-pub(crate) struct SavedConfig {
-    /// The model's full name.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) model: Option<String>,
-    /// The system prompt.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) system: Option<Arc<str>>,
-    /// The options of requests.
-    #[serde(skip_serializing_if = "Options::is_empty")]
-    pub(crate) options: Options,
-    /// The maximum number of requests that one prompt may cause.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) max_steps: Option<u32>,
-    /// The maximum duration of one turn.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) turn_timeout: Option<Duration>,
+impl From<&Config> for StoredState {
+    /// Returns the part of the configuration that is stored, without the API key and the headers.
+    fn from(config: &Config) -> Self {
+        let model = Some(config.model.saved_name().to_owned());
+        Self { model, settings: config.settings.clone(), ..Self::default() }.without_secrets()
+    }
 }
 
 pub(super) fn check(
@@ -359,7 +308,7 @@ impl StateEdit {
 ///
 /// The serialised form contains no API keys and headers. The [`agent`](super#types-that-hold-state) page compares the
 /// types that hold state.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[cfg_attr(
     feature = "schema",
     derive(schemars::JsonSchema),
@@ -374,27 +323,44 @@ pub struct StateView {
     /// The name of the saved model, if this name could not be resolved and `model` is used instead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fallback_for: Option<String>,
-    /// The system prompt.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub system: Option<Arc<str>>,
+    /// The system prompt, the options and the limits.
+    #[serde(flatten)]
+    pub settings: Settings,
     /// The declarations of the tools, as the model sees them.
     pub tools: Vec<ToolDeclaration>,
-    /// The options of requests.
-    pub options: Options,
-    /// The maximum number of requests that one prompt may cause.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max_steps: Option<u32>,
-    /// The maximum duration of one turn.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub turn_timeout: Option<Duration>,
     /// The committed history.
     pub history: History,
+}
+
+impl Serialize for StateView {
+    /// Writes the options even if they are empty, unlike the form in which settings are stored.
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Settings { system, options, max_steps, turn_timeout } = &self.settings;
+        let mut members = serializer.serialize_map(None)?;
+        members.serialize_entry("model", &self.model)?;
+        if let Some(name) = &self.fallback_for {
+            members.serialize_entry("fallback_for", name)?;
+        }
+        if let Some(system) = system {
+            members.serialize_entry("system", system)?;
+        }
+        members.serialize_entry("tools", &self.tools)?;
+        members.serialize_entry("options", options)?;
+        if let Some(limit) = max_steps {
+            members.serialize_entry("max_steps", limit)?;
+        }
+        if let Some(limit) = turn_timeout {
+            members.serialize_entry("turn_timeout", limit)?;
+        }
+        members.serialize_entry("history", &self.history)?;
+        members.end()
+    }
 }
 
 impl StateView {
     /// Returns the approximate size in bytes. O(n).
     pub(crate) fn weight(&self) -> usize {
-        self.system.as_ref().map_or(0, |system| system.len())
+        self.settings.system.as_ref().map_or(0, |system| system.len())
             + self.tools.iter().map(ToolDeclaration::weight).sum::<usize>()
             + self.history.iter().map(|message| message.weight()).sum::<usize>()
     }

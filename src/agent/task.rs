@@ -185,7 +185,7 @@ impl Task {
     ) -> Self {
         Self {
             core: Core::new(history),
-            secrets_of: calls::secrets_of(&config.options, &config.model),
+            secrets_of: calls::secrets_of(&config.settings.options, &config.model),
             config: Arc::new(config),
             setup: Arc::new(setup),
             weak,

@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 
 use super::{
     Guard, Session, Setup, Watcher, check_title,
-    core::{Core, StoredFlight, saved},
+    core::{Core, StoredFlight},
     life,
     loading::{LoadedTurn, Recovered, closed},
     starting::Starting,
@@ -339,9 +339,9 @@ impl SessionBuilder {
             (None, Some(end)) => end.prompts.clone(),
             (None, None) => Vec::new(),
         };
-        self.agent = self.agent.restore(saved(&state)).last_run(last_run).history(history);
+        self.agent = self.agent.restore(state.clone()).last_run(last_run).history(history);
         let (keeps_usage, used) = (self.store.keeps_usage(), stored.used.usage);
-        let loaded = |config, seen| Core::loaded(tree, &state, version, keeps_usage, config, seen);
+        let loaded = |config, seen| Core::loaded(tree, state, version, keeps_usage, config, seen);
         let mut starting = Box::pin(self.start(id, loaded)).await?;
         starting.core.loaded_usage(used);
         starting.core.loaded_flight(flight);

@@ -22,7 +22,7 @@ pub(super) use branching::{Base, Move};
 use flight::Flight;
 use prompts::Prompts;
 use saving::Saver;
-pub(super) use saving::{Found, Job, StoredFlight, saved};
+pub(super) use saving::{Found, Job, StoredFlight};
 
 use super::{SessionEvent, StoreReport};
 use crate::{
@@ -137,7 +137,7 @@ impl Core {
     /// Creates the core of a session whose conversation is in the store with this version, tree and state.
     pub(super) fn loaded(
         tree: Tree,
-        state: &StoredState,
+        state: StoredState,
         version: Version,
         keeps_usage: bool,
         config: Arc<Config>,
@@ -146,7 +146,7 @@ impl Core {
         let title = state.title.as_deref().map(Arc::from);
         let mut core = Self::new(title, state.labels.clone(), keeps_usage, config, seen);
         core.tree = tree;
-        core.saver = Saver::at(version, state, &core.state_now());
+        core.saver = Saver::at(version, state);
         core
     }
 
@@ -255,7 +255,7 @@ impl Core {
             Event::Cancelled { .. } | Event::Error { .. } => {
                 self.roll_back(effects);
                 self.turn_ended(event, None, continues, effects);
-                self.saver.state_changed(&self.state_now());
+                self.saver.state_changed(&self.state());
                 return true;
             }
             Event::Staged { id, .. } => self.prompt_staged(id),
@@ -304,7 +304,7 @@ impl Core {
         if !Arc::ptr_eq(&self.config, config) {
             self.config = Arc::clone(config);
         }
-        self.saver.state_changed(&self.state_now());
+        self.saver.state_changed(&self.state());
     }
 
     /// Processes the end of the agent, which may have emitted no event about the outcome of its last run. If the turn
@@ -327,7 +327,7 @@ impl Core {
         }
         self.title.clone_from(&title);
         effects.push(Effect::Emit(SessionEvent::Title { title }));
-        self.saver.state_changed(&self.state_now());
+        self.saver.state_changed(&self.state());
         self.save(env, effects);
     }
 
@@ -338,7 +338,7 @@ impl Core {
         }
         self.labels.clone_from(&labels);
         effects.push(Effect::Emit(SessionEvent::Labels { labels }));
-        self.saver.state_changed(&self.state_now());
+        self.saver.state_changed(&self.state());
         self.save(env, effects);
     }
 

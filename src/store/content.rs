@@ -1,6 +1,6 @@
 //! The content that is written to a store and read back.
 
-use std::{cmp::Ordering, collections::BTreeMap, time::Duration};
+use std::{cmp::Ordering, collections::BTreeMap, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,7 @@ use super::{ConversationId, Labels, Owner, StoredTurn, TurnChange, Version};
 use crate::{
     message::{RequestEnd, Timestamp, UsageRow, UsageSum},
     provider::Options,
-    run::{KnownPrompt, PromptState, RunEnd},
+    run::{KnownPrompt, PromptState, RunEnd, Settings},
     setters::setters,
     subscription::EventId,
     tree::{Changes, Erased, Node, NodeId},
@@ -24,18 +24,9 @@ pub struct StoredState {
     /// The model's name, such as `provider:id`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// The system prompt.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub system: Option<String>,
-    /// The options of requests.
-    #[serde(skip_serializing_if = "Options::is_empty")]
-    pub options: Options,
-    /// The maximum number of requests that one prompt may cause.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub max_steps: Option<u32>,
-    /// The maximum duration of one turn.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub turn_timeout: Option<Duration>,
+    /// The system prompt, the options and the limits.
+    #[serde(flatten)]
+    pub settings: Settings,
     /// The conversation's title.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub title: Option<String>,
@@ -44,40 +35,32 @@ pub struct StoredState {
     pub labels: Labels,
 }
 
+setters!(StoredState: with_model(model: some String), with_title(title: some String), with_labels(labels: Labels));
+
 impl StoredState {
     setters! {
-        /// Returns the same state with this model's name.
-        pub fn with_model(self, name: impl Into<String>) { self.model = Some(name.into()) }
-
         /// Returns the same state with this system prompt.
-        pub fn with_system(self, system: impl Into<String>) { self.system = Some(system.into()) }
-    }
+        pub fn with_system(self, system: impl Into<Arc<str>>) { self.settings.system = Some(system.into()) }
 
-    /// Returns the same state with these options, without their secrets.
-    pub fn with_options(mut self, options: Options) -> Self {
-        self.options = options;
-        self.without_secrets()
-    }
+        /// Returns the same state with these options.
+        pub fn with_options(self, options: Options) { self.settings.options = options }
 
-    setters! {
         /// Returns the same state with this limit on the requests of one prompt.
-        pub fn with_max_steps(self, max_steps: u32) { self.max_steps = Some(max_steps) }
+        pub fn with_max_steps(self, max_steps: u32) { self.settings.max_steps = Some(max_steps) }
 
         /// Returns the same state with this limit on the duration of a turn.
-        pub fn with_turn_timeout(self, limit: Duration) { self.turn_timeout = Some(limit) }
-
-        /// Returns the same state with this title.
-        pub fn with_title(self, title: impl Into<String>) { self.title = Some(title.into()) }
-
-        /// Returns the same state with these labels.
-        pub fn with_labels(self, labels: Labels) { self.labels = labels }
+        pub fn with_turn_timeout(self, limit: Duration) { self.settings.turn_timeout = Some(limit) }
     }
 
     /// Returns the same state without secrets, ready to be stored.
     pub fn without_secrets(mut self) -> Self {
-        self.options.set_api_key(None);
-        self.options.set_headers(None);
+        self.settings.options = self.settings.options.without_secrets();
         self
+    }
+
+    /// Returns whether both states are equal apart from their titles and labels.
+    pub(crate) fn configures_as(&self, other: &Self) -> bool {
+        (&self.model, &self.settings) == (&other.model, &other.settings)
     }
 }
 
@@ -188,7 +171,7 @@ impl Commit {
 
     /// Returns the same commit with this state as the new state.
     pub fn with_state(mut self, state: StoredState) -> Self {
-        self.state = Some(Box::new(state.without_secrets()));
+        self.state = Some(Box::new(state));
         self
     }
 }

@@ -102,10 +102,13 @@ impl Change {
         }
     }
 
-    pub(super) fn with_state(mut self, id: &ConversationId, state: StoredState) -> Result<Self, StoreError> {
+    pub(super) fn with_state(
+        mut self,
+        id: &ConversationId,
+        mut state: StoredState,
+    ) -> Result<Self, StoreError> {
         // The title has its own column, because it is shown in lists and changes more often than the rest of the state.
         // Labels have their own rows, because lists are filtered by them.
-        let mut state = state.without_secrets();
         self.title = Column::Set(state.title.take());
         self.labels = Column::Set(std::mem::take(&mut state.labels));
         self.state = Column::Set(json::encode(id, &state)?);

@@ -14,7 +14,7 @@ use crate::{
         ToolResult, ToolUse,
     },
     provider::{Options, PartialBlock},
-    run::{Pause, Response},
+    run::{Pause, Response, Settings},
     session::{SessionEvent, SessionSnapshot, StoreReport},
     subscription::{End, Numbered, Update},
     tool::{Schema, ToolDeclaration},
@@ -229,9 +229,8 @@ impl Lens {
         }
         let tool = |tool: &ToolDeclaration| ToolDeclaration { schema: HIDDEN_SCHEMA.clone(), ..tool.clone() };
         StateView {
-            system: None,
+            settings: Settings { system: None, options: Options::default(), ..state.settings.clone() },
             tools: state.tools.iter().map(tool).collect(),
-            options: Options::default(),
             history: History::new(),
             ..state.clone()
         }

@@ -89,7 +89,7 @@ async fn session_reopened_is_resumed_with_the_settings_of_its_conversation() {
     // A running session keeps its folder. The next session starts in the new folder.
     let moved = Options::default().with_folder("/projects/two");
     let set = move |config: &mut Config| {
-        config.options = moved;
+        config.settings.options = moved;
         Ok(())
     };
     session.configure(set).await.unwrap();

@@ -36,7 +36,7 @@ async fn prompt_sends_model_and_system_and_a_later_change_is_a_warning() {
     assert_eq!((&*options[0].model, options[0].system.as_deref()), ("default", Some("Be brief.")));
     agent
         .set_state(|draft| {
-            draft.config.system = Some("Be long.".into());
+            draft.config.settings.system = Some("Be long.".into());
             Ok(())
         })
         .await

@@ -64,7 +64,7 @@ async fn open_of_an_open_conversation_uses_only_the_subscription_of_the_options(
     let second = manager.open(&name, start).await.unwrap();
     assert!(!second.started);
     assert_eq!(second.subscription.as_ref().unwrap().mode(), Mode::Observer);
-    assert_eq!(second.session.state().await.unwrap().config().system.as_deref(), Some("first"));
+    assert_eq!(second.session.state().await.unwrap().config().settings.system.as_deref(), Some("first"));
     assert_eq!(second.session.title().await.unwrap().as_deref(), Some("First"));
     drop(first);
     tokio::time::sleep(secs(1000)).await;
@@ -79,7 +79,7 @@ async fn open_of_a_stored_conversation_applies_the_options() {
     let start = OpenOptions::new(parrot().system("mine")).title("Not its own").idle_shutdown(Some(secs(7)));
     let opened = manager.open(&kept, start).await.unwrap();
     assert!(opened.started);
-    assert_eq!(opened.session.state().await.unwrap().config().system.as_deref(), Some("mine"));
+    assert_eq!(opened.session.state().await.unwrap().config().settings.system.as_deref(), Some("mine"));
     assert_eq!(
         opened.session.title().await.unwrap(),
         None,

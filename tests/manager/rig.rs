@@ -99,7 +99,7 @@ impl MoodyStore {
     /// Changes the stored system prompt, as another process would.
     pub(crate) async fn meddle(&self, id: &ConversationId) {
         let Stored { version, mut state, .. } = self.0.beneath.load(id).await.unwrap();
-        state.system = Some("Theirs.".to_owned());
+        state.settings.system = Some("Theirs.".into());
         self.0.beneath.save_state(id, &Write::on(version), &StateChange::whole(state)).await.unwrap();
     }
 

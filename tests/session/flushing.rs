@@ -33,10 +33,10 @@ async fn flush_covers_moves_titles_and_configuration() {
     session.flush(secs(1)).await.unwrap();
     assert_eq!(store.tree(session.id()).await.head(), None);
     session.set_title(Some("Talk")).await.unwrap();
-    configure(&session, |config| config.system = Some("Be brief.".into())).await;
+    configure(&session, |config| config.settings.system = Some("Be brief.".into())).await;
     session.flush(secs(1)).await.unwrap();
     let state = store.beneath().load(session.id()).await.unwrap().state;
-    assert_eq!((state.title.as_deref(), state.system.as_deref()), (Some("Talk"), Some("Be brief.")));
+    assert_eq!((state.title.as_deref(), state.settings.system.as_deref()), (Some("Talk"), Some("Be brief.")));
 }
 
 #[tokio::test(start_paused = true)]

@@ -284,12 +284,12 @@ async fn configuration_change_is_emitted_and_the_tree_is_unchanged() {
     session.ask("Q1").await;
     let tree = session.view.tree.clone();
     let edit = |config: &mut omni_agent::agent::Config| {
-        config.system = Some("Be brief.".into());
+        config.settings.system = Some("Be brief.".into());
         Ok(())
     };
     answered(session.session.configure(edit)).await.unwrap();
     session.check().await;
-    assert_eq!(session.view.agent.state.system.as_deref(), Some("Be brief."));
+    assert_eq!(session.view.agent.state.settings.system.as_deref(), Some("Be brief."));
     assert_eq!(session.view.tree, tree);
     let error = answered(session.session.configure(|_| Err("no".into()))).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Callback, "{error:?}");

@@ -66,11 +66,14 @@ async fn open_persisted_model_unknown_fallback_answers_and_the_saved_name_stays_
     let session = load(&store, Agent::builder().model(given)).await.unwrap();
     assert_eq!(config(&session).await.model.name(), "given:scripted");
     session.ask("How are you?").await.unwrap();
-    configure(&session, |config| config.system = Some("Be brief.".into())).await;
+    configure(&session, |config| config.settings.system = Some("Be brief.".into())).await;
     session.flush(secs(1)).await.unwrap();
     assert_eq!(store.words(), ["commit", "state"]);
     let state = store.beneath().load(&id("talk")).await.unwrap().state;
-    assert_eq!((state.model.as_deref(), state.system.as_deref()), (Some("gone:saved"), Some("Be brief.")));
+    assert_eq!(
+        (state.model.as_deref(), state.settings.system.as_deref()),
+        (Some("gone:saved"), Some("Be brief."))
+    );
     session.stop(secs(1)).await.unwrap();
 
     // If the name of the saved model can be resolved later, the saved model is used again.
@@ -130,13 +133,19 @@ async fn open_given_system_and_options_replace_the_persisted_values() {
     let store = stored(state.clone()).await;
 
     let kept = config(&load(&store, Agent::builder()).await.unwrap()).await;
-    assert_eq!((kept.system.as_deref(), &kept.options), (Some("Saved."), &state.options));
+    assert_eq!(
+        (kept.settings.system.as_deref(), &kept.settings.options),
+        (Some("Saved."), &state.settings.options)
+    );
 
     let given = Options::default().with_temperature(0.9);
     let system = config(&load(&store, Agent::builder().system("Given.")).await.unwrap()).await;
-    assert_eq!((system.system.as_deref(), &system.options), (Some("Given."), &state.options));
+    assert_eq!(
+        (system.settings.system.as_deref(), &system.settings.options),
+        (Some("Given."), &state.settings.options)
+    );
     let replaced = config(&load(&store, Agent::builder().options(given.clone())).await.unwrap()).await;
-    assert_eq!((replaced.system.as_deref(), &replaced.options), (Some("Saved."), &given));
+    assert_eq!((replaced.settings.system.as_deref(), &replaced.settings.options), (Some("Saved."), &given));
 }
 
 #[tokio::test(start_paused = true)]
@@ -147,9 +156,9 @@ async fn open_options_with_secrets_do_not_change_which_options_win() {
     for given in [Options::default(), Options::default().with_temperature(0.9)] {
         let wins = if given.is_empty() { &saved } else { &given };
         let plain = load(&store, Agent::builder().options(given.clone())).await.unwrap();
-        assert_eq!(config(&plain).await.options, *wins);
+        assert_eq!(config(&plain).await.settings.options, *wins);
         let session = load(&store, Agent::builder().options(secret(given.clone()))).await.unwrap();
-        assert_eq!(config(&session).await.options, secret(wins.clone()));
+        assert_eq!(config(&session).await.settings.options, secret(wins.clone()));
     }
 }
 
@@ -173,16 +182,16 @@ async fn open_with_a_key_next_commit_keeps_the_saved_options() {
 async fn open_saved_limits_apply_unless_given() {
     let store = ScriptedStore::new([]);
     let session = created(&store, "talk", parrot().max_steps(3)).await;
-    configure(&session, |config| config.turn_timeout = Some(secs(9))).await;
+    configure(&session, |config| config.settings.turn_timeout = Some(secs(9))).await;
     session.stop(secs(1)).await.unwrap();
     let loaded = |agent: AgentBuilder| {
         let builder = Session::builder(store.as_dyn()).agent(agent);
         async move { config(&builder.open(id("talk")).await.unwrap()).await }
     };
     let kept = loaded(parrot()).await;
-    assert_eq!((kept.max_steps, kept.turn_timeout), (Some(3), Some(secs(9))));
+    assert_eq!((kept.settings.max_steps, kept.settings.turn_timeout), (Some(3), Some(secs(9))));
     let given = loaded(parrot().max_steps(5)).await;
-    assert_eq!((given.max_steps, given.turn_timeout), (Some(5), Some(secs(9))));
+    assert_eq!((given.settings.max_steps, given.settings.turn_timeout), (Some(5), Some(secs(9))));
 }
 
 #[tokio::test(start_paused = true)]
@@ -207,7 +216,7 @@ async fn open_tools_and_keys_come_only_from_the_builder() {
     first.stop(secs(1)).await.unwrap();
     let again = config(&load(&store, parrot()).await.unwrap()).await;
     assert!(again.tools.is_empty());
-    assert_eq!(again.options.api_key(), None);
+    assert_eq!(again.settings.options.api_key(), None);
     store.assert_sound();
 }
 

@@ -67,7 +67,7 @@ async fn conversation_lost_while_a_turn_streams_ends_with_the_committed_tree() {
     // The following write is made as another process would make it.
     let beneath = store.beneath();
     let Stored { version, mut state, .. } = beneath.load(&id("talk")).await.unwrap();
-    state.system = Some("Be brief.".into());
+    state.settings.system = Some("Be brief.".into());
     let change = StateChange::whole(state);
     let other = beneath.save_state(&id("talk"), &Write::on(version), &change).await.unwrap();
     write.open();

@@ -28,5 +28,5 @@ async fn ask_as_repeated_answer_is_stored_without_the_rejected_answer() {
     assert_eq!(texts, ["A city?", oslo, "Hi", "Hello."]);
     let usage = stored.nodes[1].usage().unwrap();
     assert_eq!(usage.output, 11, "the usage of the rejected answer is counted");
-    assert!(stored.state.options.output().is_none());
+    assert!(stored.state.settings.options.output().is_none());
 }

@@ -290,7 +290,7 @@ impl Life {
                 assert_eq!(self.store.tree(&self.id).await, snapshot.tree);
                 let state = self.store.beneath().load(&self.id).await.unwrap().state;
                 assert_eq!(state.title.as_deref(), snapshot.title.as_deref());
-                assert_eq!(state.system.as_deref(), snapshot.agent.state.system.as_deref());
+                assert_eq!(state.settings.system.as_deref(), snapshot.agent.state.settings.system.as_deref());
             }
         }
     }
@@ -380,7 +380,7 @@ impl Life {
             }
             Op::System(system) => {
                 let system = system.map(|system| format!("System {system}.").into());
-                configure(&self.session, move |config| config.system = system).await;
+                configure(&self.session, move |config| config.settings.system = system).await;
             }
             Op::Mood(mood) => self.set_mood(mood),
             Op::Wait(millis) => tokio::time::sleep(Duration::from_millis(millis.into())).await,

@@ -298,7 +298,7 @@ async fn perform(session: Session, op: Op) {
         Op::Configure(n) => {
             session
                 .configure(move |config| {
-                    config.system = Some(format!("System {n}").into());
+                    config.settings.system = Some(format!("System {n}").into());
                     Ok(())
                 })
                 .await
@@ -371,7 +371,7 @@ async fn run(ops: Vec<Op>, seed: u64) {
     match store.load(session.id()).await {
         Ok(stored) => {
             assert_eq!(stored.state.title.as_deref(), truth.title.as_deref());
-            assert_eq!(stored.state.system.as_deref(), truth.agent.state.system.as_deref());
+            assert_eq!(stored.state.settings.system.as_deref(), truth.agent.state.settings.system.as_deref());
             let tree = Tree::hydrate(stored.nodes, stored.head, stored.cursors).unwrap();
             assert_eq!(tree, truth.tree);
         }

@@ -132,9 +132,9 @@ async fn settings_changed_and_renamed_elsewhere_both_are_kept() {
     let store = ScriptedStore::new([]);
     let session = created(&store, "talk", parrot()).await;
     rename(&store, Some("Theirs")).await;
-    configure(&session, |config| config.system = Some("Be brief.".into())).await;
+    configure(&session, |config| config.settings.system = Some("Be brief.".into())).await;
     assert_all_stored(&store, &session, Some("Theirs")).await;
-    assert_eq!(kept(&store).await.state.system.as_deref(), Some("Be brief."));
+    assert_eq!(kept(&store).await.state.settings.system.as_deref(), Some("Be brief."));
 }
 
 /// The session knows the stored configuration, even though it was opened with another system prompt.
@@ -147,7 +147,7 @@ async fn rename_elsewhere_of_a_session_opened_with_other_settings_is_adopted() {
     rename(&store, Some("Theirs")).await;
     session.ask("One").await.unwrap();
     assert_all_stored(&store, &session, Some("Theirs")).await;
-    assert_eq!(kept(&store).await.state.system.as_deref(), Some("Be brief."));
+    assert_eq!(kept(&store).await.state.settings.system.as_deref(), Some("Be brief."));
 }
 
 #[tokio::test(start_paused = true)]
@@ -159,7 +159,7 @@ async fn settings_changed_elsewhere_lose_the_conversation() {
         let session = Session::builder(store.as_dyn()).agent(agent).open(id("talk")).await.unwrap();
         let Stored { version, state, .. } = kept(&store).await;
         let mut state = state.with_title("Theirs");
-        state.system = Some("Be long.".into());
+        state.settings.system = Some("Be long.".into());
         let write = Write::on(version);
         store.beneath().save_state(&id("talk"), &write, &StateChange::whole(state.clone())).await.unwrap();
         session.ask("One").await.unwrap();

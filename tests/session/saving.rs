@@ -273,7 +273,7 @@ async fn too_much_unsaved_refuses_prompts_until_the_store_catches_up() {
     session.navigate(None).await.unwrap();
     session.navigate(node(1)).await.unwrap();
     session.set_title(Some("Talk")).await.unwrap();
-    configure(&session, |config| config.system = Some("Be brief.".into())).await;
+    configure(&session, |config| config.settings.system = Some("Be brief.".into())).await;
     session.notify("an event").await.unwrap();
     let error = session.flush(secs(1)).await.unwrap_err();
     assert_eq!((error.kind(), error.member("nodes")), (ErrorKind::Unsaved, Some(&6.into())));

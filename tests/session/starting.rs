@@ -27,7 +27,7 @@ async fn create_generated_id_is_in_the_store_from_the_first_save_on() {
     assert_eq!(store.words(), ["create", "commit"]);
     let state = store.beneath().load(session.id()).await.unwrap().state;
     assert_eq!(state.title.as_deref(), Some("Talk"));
-    assert_eq!(state.system.as_deref(), Some("Be brief."));
+    assert_eq!(state.settings.system.as_deref(), Some("Be brief."));
     assert_eq!(state.model.as_deref(), Some("test:scripted"));
     assert_agree(&session, &store).await;
 }

@@ -26,9 +26,9 @@ async fn state_changed_in_parts_that_are_not_saved_nothing_is_written() {
     session.add_tool(echo()).await.unwrap();
     session.remove_tool("echo").await.unwrap();
     session.remove_tool("none").await.unwrap();
-    configure(&session, |config| config.options.set_api_key(Some("hush".into()))).await;
+    configure(&session, |config| config.settings.options.set_api_key(Some("hush".into()))).await;
     session.configure(|_| Ok(())).await.unwrap();
-    configure(&session, |config| config.system = config.system.clone()).await;
+    configure(&session, |config| config.settings.system = config.settings.system.clone()).await;
     session.configure(|_| Err("no".into())).await.unwrap_err();
     session.set_title(None).await.unwrap();
     session.flush(secs(1)).await.unwrap();
@@ -39,23 +39,23 @@ async fn state_changed_in_parts_that_are_not_saved_nothing_is_written() {
 async fn state_changed_in_saved_parts_each_change_is_written() {
     let store = ScriptedStore::new([]);
     let session = created(&store, "talk", parrot()).await;
-    configure(&session, |config| config.system = Some("Be brief.".into())).await;
+    configure(&session, |config| config.settings.system = Some("Be brief.".into())).await;
     session.flush(secs(1)).await.unwrap();
-    configure(&session, |config| config.options.set_temperature(Some(0.5))).await;
+    configure(&session, |config| config.settings.options.set_temperature(Some(0.5))).await;
     session.flush(secs(1)).await.unwrap();
     let model = ScriptedProvider::new([]).named("other").model();
     configure(&session, move |config| config.model = model).await;
     session.flush(secs(1)).await.unwrap();
-    configure(&session, |config| config.max_steps = Some(3)).await;
+    configure(&session, |config| config.settings.max_steps = Some(3)).await;
     session.flush(secs(1)).await.unwrap();
-    configure(&session, |config| config.turn_timeout = Some(secs(9))).await;
+    configure(&session, |config| config.settings.turn_timeout = Some(secs(9))).await;
     session.flush(secs(1)).await.unwrap();
     assert_eq!(store.words(), ["state"; 5]);
     let state = store.beneath().load(&id("talk")).await.unwrap().state;
-    assert_eq!(state.system.as_deref(), Some("Be brief."));
-    assert_eq!(state.options, Options::default().with_temperature(0.5));
+    assert_eq!(state.settings.system.as_deref(), Some("Be brief."));
+    assert_eq!(state.settings.options, Options::default().with_temperature(0.5));
     assert_eq!(state.model.as_deref(), Some("other:scripted"));
-    assert_eq!((state.max_steps, state.turn_timeout), (Some(3), Some(secs(9))));
+    assert_eq!((state.settings.max_steps, state.settings.turn_timeout), (Some(3), Some(secs(9))));
 }
 
 #[tokio::test(start_paused = true)]
@@ -102,8 +102,8 @@ async fn state_changed_and_back_while_the_store_is_slow_is_not_written_twice() {
     session.ask("One").await.unwrap();
     gate.reached().await;
     session.set_title(Some("Talk")).await.unwrap();
-    configure(&session, |config| config.system = Some("Be brief.".into())).await;
-    configure(&session, |config| config.system = None).await;
+    configure(&session, |config| config.settings.system = Some("Be brief.".into())).await;
+    configure(&session, |config| config.settings.system = None).await;
     session.set_title(None).await.unwrap();
     session.navigate(None).await.unwrap();
     session.navigate(node(1)).await.unwrap();
@@ -142,11 +142,11 @@ struct Counting(u32);
 impl AgentCallbacks for Counting {
     async fn prepare_step(&mut self, _: &mut Request, state: &mut State) {
         self.0 += 1;
-        state.config_mut().system = Some(format!("Step {}.", self.0).into());
+        state.config_mut().settings.system = Some(format!("Step {}.", self.0).into());
     }
 
     async fn handle_turn(&mut self, _: &Response, state: &mut State) -> TurnDecision {
-        state.config_mut().options.set_max_tokens(Some(self.0));
+        state.config_mut().settings.options.set_max_tokens(Some(self.0));
         TurnDecision::Stop
     }
 }
@@ -161,7 +161,10 @@ async fn state_edited_by_a_callback_is_saved_with_the_commit() {
     session.flush(secs(1)).await.unwrap();
     assert_eq!(store.words(), ["commit with state"]);
     let state = store.tried()[0].what.state().unwrap().clone();
-    assert_eq!((state.system.as_deref(), state.options.max_tokens()), (Some("Step 1."), Some(1)));
+    assert_eq!(
+        (state.settings.system.as_deref(), state.settings.options.max_tokens()),
+        (Some("Step 1."), Some(1))
+    );
 
     // If the configuration is changed during a cancelled run, the change is saved with the next commit.
     session.prompt("Two").await.unwrap();
@@ -177,7 +180,7 @@ async fn state_edited_by_a_callback_is_saved_with_the_commit() {
     session.ask("Three").await.unwrap();
     session.flush(secs(1)).await.unwrap();
     assert_eq!(store.words(), ["commit with state", "commit", "commit", "commit with state"]);
-    assert_eq!(store.tried()[3].what.state().unwrap().system.as_deref(), Some("Step 4."));
+    assert_eq!(store.tried()[3].what.state().unwrap().settings.system.as_deref(), Some("Step 4."));
     assert_agree(&session, &store).await;
 }
 
@@ -188,7 +191,7 @@ async fn options_of_one_prompt_are_not_saved() {
     session.ask(Prompt::new("One").with_options(Options::default().with_temperature(1.0))).await.unwrap();
     session.flush(secs(1)).await.unwrap();
     assert_eq!(store.words(), ["commit"]);
-    assert_eq!(store.beneath().load(&id("talk")).await.unwrap().state.options, Options::default());
+    assert_eq!(store.beneath().load(&id("talk")).await.unwrap().state.settings.options, Options::default());
 }
 
 #[tokio::test(start_paused = true)]
@@ -202,19 +205,19 @@ async fn secrets_never_reach_the_store() {
     for session in [given.await.unwrap(), generated.await.unwrap()] {
         session.ask("One").await.unwrap();
         session.set_title(Some("Talk")).await.unwrap();
-        configure(&session, |config| config.options.set_temperature(Some(0.7))).await;
+        configure(&session, |config| config.settings.options.set_temperature(Some(0.7))).await;
         session.ask("Two").await.unwrap();
         assert_agree(&session, &store).await;
-        assert_eq!(session.state().await.unwrap().config().options.api_key(), Some(&"hush".into()));
+        assert_eq!(session.state().await.unwrap().config().settings.options.api_key(), Some(&"hush".into()));
         let stored = store.beneath().load(session.id()).await.unwrap();
-        assert_eq!(stored.state.options, Options::default().with_temperature(0.7));
+        assert_eq!(stored.state.settings.options, Options::default().with_temperature(0.7));
     }
     assert!(store.tried().len() >= 5);
     store.assert_sound();
     // A temporary key does not change the stored options.
     let session = Session::builder(store.as_dyn()).agent(parrot()).open(id("given")).await.unwrap();
     let before = store.tried().len();
-    configure(&session, |config| config.options.set_api_key(Some("hush".into()))).await;
+    configure(&session, |config| config.settings.options.set_api_key(Some("hush".into()))).await;
     session.flush(secs(1)).await.unwrap();
     assert_eq!(store.tried().len(), before);
 }

@@ -223,7 +223,7 @@ impl ScriptedStore {
 
     fn next(&self, what: Wrote) -> Act {
         if let Some(state) = what.state()
-            && (state.options.api_key().is_some() || state.options.headers().is_some())
+            && (state.settings.options.api_key().is_some() || state.settings.options.headers().is_some())
         {
             lock(&self.0.wrongs).push(format!("a secret in {what:?}"));
         }

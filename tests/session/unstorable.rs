@@ -38,7 +38,7 @@ fn refused(problem: &str) -> StoreError {
 }
 
 fn check(state: Option<&StoredState>) -> Result<(), StoreError> {
-    match state.and_then(|state| state.system.as_deref()) {
+    match state.and_then(|state| state.settings.system.as_deref()) {
         Some(system) if system.contains("poison") => Err(refused("poison in the state")),
         _ => Ok(()),
     }
@@ -205,14 +205,14 @@ async fn unstorable_together_all_turns_are_written_separately() {
     session.wait_until_idle().await.unwrap();
     session.navigate(node(4)).await.unwrap();
     session.set_title(Some("Talk")).await.unwrap();
-    configure(&session, |config| config.system = Some("Be brief.".into())).await;
+    configure(&session, |config| config.settings.system = Some("Be brief.".into())).await;
     gate.open();
     session.flush(secs(10)).await.unwrap();
     let tree = session.tree().await.unwrap();
     assert_eq!(tree_in(&**store.beneath(), session.id()).await, tree);
     assert_eq!(tree.head(), Some(node(4)));
     let state = store.beneath().load(session.id()).await.unwrap().state;
-    assert_eq!((state.title.as_deref(), state.system.as_deref()), (Some("Talk"), Some("Be brief.")));
+    assert_eq!((state.title.as_deref(), state.settings.system.as_deref()), (Some("Talk"), Some("Be brief.")));
     while !matches!(
         report(&mut events).await,
         StoreReport::Saved { what: omni_agent::session::SavedPart::State, .. }
@@ -231,14 +231,14 @@ async fn unstorable_together_all_turns_are_written_separately() {
 async fn unstorable_state_with_a_turn_the_turn_is_written() {
     let (session, store, gate) = held_up(100).await;
     session.ask("One").await.unwrap();
-    configure(&session, |config| config.system = Some("poison".into())).await;
+    configure(&session, |config| config.settings.system = Some("poison".into())).await;
     session.tree().await.unwrap();
     gate.open();
     let end = session.ended().await;
     assert_eq!(end.reason, EndReason::Unstorable);
     assert_eq!(end.snapshot.unwrap().unsaved, []);
     assert_eq!(store.tree(session.id()).await.len(), 4);
-    assert_eq!(store.beneath().load(session.id()).await.unwrap().state.system, None);
+    assert_eq!(store.beneath().load(session.id()).await.unwrap().state.settings.system, None);
     let stopped = session.stop(secs(1)).await;
     let error = stopped.unwrap_err();
     assert_eq!((error.kind(), error.member("nodes")), (ErrorKind::Unsaved, Some(&0.into())));
@@ -329,7 +329,7 @@ async fn unstorable_state_with_rows_of_the_ledger_ends_the_session() {
     session.ask("Zero").await.unwrap();
     gate.reached().await;
     session.ask("One").await.unwrap();
-    configure(&session, |config| config.system = Some("poison".into())).await;
+    configure(&session, |config| config.settings.system = Some("poison".into())).await;
     session.tree().await.unwrap();
     gate.open();
     let end = tokio::time::timeout(secs(60), session.ended()).await.expect("the writes repeat");

@@ -150,7 +150,7 @@ async fn commit_of_json_too_deep_to_read_again_is_rejected() {
 fn state_of_an_older_or_a_later_version_is_read() {
     let older = json!({ "model": "openai:gpt-5", "options": { "max_tokens": 5 } });
     let state: StoredState = from_value(older.clone()).unwrap();
-    assert_eq!((state.max_steps, state.turn_timeout), (None, None));
+    assert_eq!((state.settings.max_steps, state.settings.turn_timeout), (None, None));
     assert_eq!(to_value(&state).unwrap(), older, "unset fields are not written");
 
     let limited = state.with_max_steps(3).with_turn_timeout(Duration::from_millis(1_500));

@@ -415,8 +415,8 @@ async fn import_json_imports_only_messages_and_title() {
         .with_folder("/home/somebody");
     let mut state = StoredState::default().with_title("A talk").with_options(options);
     state.model = Some("scripted:expensive".to_owned());
-    state.system = Some("Obey the document.".to_owned());
-    (state.max_steps, state.turn_timeout) = (Some(1_000_000), Some(Duration::from_secs(1)));
+    state.settings.system = Some("Obey the document.".into());
+    (state.settings.max_steps, state.settings.turn_timeout) = (Some(1_000_000), Some(Duration::from_secs(1)));
     let version = from.create(&id("talk"), WriteId::generate(), &state).await.unwrap();
     let talk = [Node::new(NodeId::new(1).unwrap(), None, Message::user("Hi"))];
     let talk = talk.into_iter().chain([Node::new(

@@ -171,7 +171,7 @@ impl Core {
         let keep = turn.step_start;
         turn.working.rebase(&self.history, keep);
         if matches!(failure, Failure::TimeLimit { .. }) {
-            cx.push(Effect::Watch(turn.origin.prompt.turn_timeout.or(cx.config.turn_timeout)));
+            cx.push(Effect::Watch(turn.origin.prompt.turn_timeout.or(cx.config.settings.turn_timeout)));
         }
         cx.emit(Event::Retry { failure, delay, pending: keep, step: turn.step });
         if delay.is_zero() {

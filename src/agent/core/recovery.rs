@@ -122,7 +122,7 @@ impl Core {
         cx: &mut Context<'_>,
     ) {
         let Recovering { stage, spent } = recovering;
-        if let Some(limit) = turn.origin.prompt.turn_timeout.or(cx.config.turn_timeout) {
+        if let Some(limit) = turn.origin.prompt.turn_timeout.or(cx.config.settings.turn_timeout) {
             cx.push(Effect::WatchOn { limit, spent });
         }
         match stage {

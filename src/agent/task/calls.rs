@@ -98,10 +98,13 @@ impl Task {
         let mut request = Request::new(turn.conversation());
         let model = turn.model_in(&self.config);
         request.model = Arc::clone(model.id());
-        request.system.clone_from(&self.config.system);
+        request.system.clone_from(&self.config.settings.system);
         request.tools = turn.origin.prompt.client_tools.after(&self.config.tools);
-        let ours =
-            kept_secrets(&self.config.options, self.secrets_of.as_ref().map(Model::provider_name), model);
+        let ours = kept_secrets(
+            &self.config.settings.options,
+            self.secrets_of.as_ref().map(Model::provider_name),
+            model,
+        );
         request.options = ours.overlaid(&kept_secrets(own, turn.origin.secrets_of.as_deref(), model));
         let mut credentials = self.setup.credentials.iter();
         if let Some(credentials) = credentials.find(|given| given.provider() == model.provider_name()) {
@@ -112,8 +115,8 @@ impl Task {
 
     /// Replaces the configuration.
     pub(super) fn configure(&mut self, config: Arc<Config>) {
-        if !config.options.shares_secrets(&self.config.options) {
-            self.secrets_of = secrets_of(&config.options, &config.model);
+        if !config.settings.options.shares_secrets(&self.config.settings.options) {
+            self.secrets_of = secrets_of(&config.settings.options, &config.model);
         }
         drop_contained(std::mem::replace(&mut self.config, config));
     }
@@ -129,8 +132,8 @@ impl Task {
             return Err(error.to_string());
         }
         if Arc::ptr_eq(before, &self.config) {
-            if after.max_steps != before.max_steps {
-                self.core.set_max_steps(after.max_steps);
+            if after.settings.max_steps != before.settings.max_steps {
+                self.core.set_max_steps(after.settings.max_steps);
             }
             if after.model != before.model {
                 self.core.set_model();

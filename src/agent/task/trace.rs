@@ -49,7 +49,8 @@ impl Task {
         let turn = self.core.phase().turn();
         let model = turn.map_or(&self.config.model, |turn| turn.model_in(&self.config));
         let prompt = turn.map(|turn| &turn.origin.prompt.options);
-        let output = prompt.and_then(|options| options.output()).or_else(|| self.config.options.output());
+        let output =
+            prompt.and_then(|options| options.output()).or_else(|| self.config.settings.options.output());
         let trace = RunTrace::begin(
             &caller,
             &RunFacts {

@@ -78,7 +78,7 @@ async fn set_state_and_prompt_no_room_done_and_delivered_in_order() {
     let (agent, mut receiver) = cramped([Step::text("Hello!")]).await;
     for n in 0..5 {
         let set = agent.set_state(move |draft| {
-            draft.config.system = Some(n.to_string().into());
+            draft.config.settings.system = Some(n.to_string().into());
             Ok(())
         });
         answered(set).await.unwrap();
@@ -95,8 +95,8 @@ async fn set_state_and_prompt_no_room_done_and_delivered_in_order() {
         match &*delivery.event.as_ref().unwrap().event {
             Event::State(state) => {
                 // The configuration in each delivery is the one that was in force at the delivery's event.
-                assert_eq!(state.system, delivery.config.system);
-                systems.push(state.system.as_deref().unwrap().to_owned());
+                assert_eq!(state.settings.system, delivery.config.settings.system);
+                systems.push(state.settings.system.as_deref().unwrap().to_owned());
             }
             other => rest.push(name(other)),
         }
@@ -169,7 +169,7 @@ struct Editing;
 #[async_trait]
 impl AgentCallbacks for Editing {
     async fn handle_turn(&mut self, _: &Response, state: &mut State) -> TurnDecision {
-        state.config_mut().system = Some("edited".into());
+        state.config_mut().settings.system = Some("edited".into());
         TurnDecision::Stop
     }
 }
@@ -183,11 +183,11 @@ async fn turn_callback_edited_delivery_has_the_configuration_with_the_edit() {
     loop {
         let delivery = answered(receiver.next()).await.unwrap();
         if let Event::Turn(TurnOutcome::Stop { .. }) = &*delivery.event.as_ref().unwrap().event {
-            assert_eq!(delivery.config.system.as_deref(), Some("edited"));
+            assert_eq!(delivery.config.settings.system.as_deref(), Some("edited"));
             break;
         }
         if !matches!(&*delivery.event.as_ref().unwrap().event, Event::Status { status: Status::Idle }) {
-            assert_eq!(delivery.config.system, None);
+            assert_eq!(delivery.config.settings.system, None);
         }
     }
 }

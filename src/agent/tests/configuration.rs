@@ -21,8 +21,8 @@ use super::{
 struct Tracing;
 
 fn append(state: &mut State, name: &str) {
-    let system = state.config().system.as_deref().unwrap_or_default();
-    state.config_mut().system = Some(format!("{system}{name} ").into());
+    let system = state.config().settings.system.as_deref().unwrap_or_default();
+    state.config_mut().settings.system = Some(format!("{system}{name} ").into());
 }
 
 #[async_trait]
@@ -117,13 +117,13 @@ async fn set_state_while_handle_event_runs_wins_over_its_edits() {
     agent.notify(()).await.unwrap();
     gate.reached().await;
     let set = agent.set_state(|draft| {
-        draft.config.system = Some("set".into());
+        draft.config.settings.system = Some("set".into());
         Ok(())
     });
     answered(set).await.unwrap();
     gate.open();
     answered(agent.wait_until_idle()).await.unwrap();
-    assert_eq!(agent.state().await.unwrap().config().system.as_deref(), Some("set"));
+    assert_eq!(agent.state().await.unwrap().config().settings.system.as_deref(), Some("set"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -131,7 +131,7 @@ async fn cancel_callback_has_edited_edits_are_void() {
     for at in At::ALL {
         let (agent, _events) = stuck_in(at).await;
         answered(agent.cancel()).await.unwrap();
-        assert_eq!(answered(agent.state()).await.unwrap().config().system, None, "{at:?}");
+        assert_eq!(answered(agent.state()).await.unwrap().config().settings.system, None, "{at:?}");
     }
 }
 
@@ -141,7 +141,7 @@ async fn set_state_any_state_event_carries_the_new_state() {
     let mut events = agent.subscribe().await.unwrap();
     agent
         .set_state(|draft| {
-            draft.config.system = Some("set".into());
+            draft.config.settings.system = Some("set".into());
             Ok(())
         })
         .await
@@ -150,6 +150,6 @@ async fn set_state_any_state_event_carries_the_new_state() {
     assert!(refused.unwrap_err().to_string().starts_with("init or the closure of set_state failed"));
     let event = super::support::next(&mut events).await;
     let Event::State(state) = &*event else { panic!("{event:?}") };
-    assert_eq!(state.system.as_deref(), Some("set"));
+    assert_eq!(state.settings.system.as_deref(), Some("set"));
     assert_eq!(super::rig::ready_events(&mut events).await, []);
 }

@@ -178,7 +178,7 @@ async fn request_for_another_model_has_its_price_and_the_key_of_the_registry() {
     assert_eq!(request.options.api_key(), Some(&Secret::new("of-registry")));
     assert_eq!(request.model_info.unwrap().id, "large");
     assert_eq!(
-        agent.state().await.unwrap().config().options.api_key(),
+        agent.state().await.unwrap().config().settings.options.api_key(),
         None,
         "the key is not stored in the configuration"
     );

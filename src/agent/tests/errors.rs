@@ -185,7 +185,7 @@ async fn handle_error_edits_apply_to_the_retry() {
         .fail(ProviderError::new(ProviderErrorKind::ContextTooLong, "too long"));
     let (provider, builder) = scripted([broken, Step::text("A cat")]);
     let hooks = Hooks::new().on_error(|_, state| {
-        state.config_mut().system = None;
+        state.config_mut().settings.system = None;
         ErrorDecision::Retry
     });
     let mut agent = Watched::start(builder.system("A long text").callbacks(hooks)).await;

@@ -172,7 +172,7 @@ async fn events_and_snapshots_of_runs_are_serialized_without_loss() {
     assert_eq!(kinds, ["turn(stop)", "error", "cancelled"]);
     agent
         .set_state(|draft| {
-            draft.config.turn_timeout = Some(Duration::from_millis(1500));
+            draft.config.settings.turn_timeout = Some(Duration::from_millis(1500));
             Ok(())
         })
         .await

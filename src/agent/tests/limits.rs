@@ -52,7 +52,7 @@ async fn limit_on_a_tool_step_runs_no_tool_and_gives_the_reason() {
     agent
         .agent
         .set_state(|draft| {
-            draft.config.max_steps = None;
+            draft.config.settings.max_steps = None;
             Ok(())
         })
         .await
@@ -177,7 +177,7 @@ async fn limit_of_zero_set_by_a_callback_fails_the_run() {
     let mut once = true;
     let hooks = Hooks::new().on_turn(move |_, state| {
         if std::mem::take(&mut once) {
-            state.config_mut().max_steps = Some(0);
+            state.config_mut().settings.max_steps = Some(0);
         }
         TurnDecision::Stop
     });
@@ -186,7 +186,7 @@ async fn limit_of_zero_set_by_a_callback_fails_the_run() {
     let Failure::Callback { callback, message } = failure else { panic!("{failure:?}") };
     assert_eq!(callback, "handle_turn");
     assert!(message.contains("max_steps is 0"), "{message}");
-    assert_eq!(agent.agent.state().await.unwrap().config().max_steps, Some(7));
+    assert_eq!(agent.agent.state().await.unwrap().config().settings.max_steps, Some(7));
     agent.run("Hi").await;
 }
 
@@ -195,7 +195,7 @@ async fn limit_lowered_by_a_callback_applies_from_the_next_request_on() {
     let (provider, builder) = scripted([look("a"), look("b"), look("c")]);
     let log = Log::default();
     let hooks = Hooks::new().on_tool_use(|tool_use, state| {
-        state.config_mut().max_steps = (tool_use.id.as_str() == "b").then_some(1);
+        state.config_mut().settings.max_steps = (tool_use.id.as_str() == "b").then_some(1);
         ToolDecision::Execute
     });
     let mut agent = Watched::start(builder.tool(noting("look", &log)).callbacks(hooks)).await;
@@ -209,7 +209,7 @@ async fn limit_lowered_by_a_callback_applies_from_the_next_request_on() {
 async fn limit_raised_by_handle_turn_allows_its_continuation() {
     let (_, builder) = scripted([Step::text("One"), Step::text("Two"), Step::text("Three")]);
     let hooks = Hooks::new().on_turn(|_, state| {
-        state.config_mut().max_steps = Some(2);
+        state.config_mut().settings.max_steps = Some(2);
         TurnDecision::continue_with("More")
     });
     let mut agent = Watched::start(builder.max_steps(1).callbacks(hooks)).await;
@@ -221,7 +221,7 @@ async fn limit_raised_by_handle_turn_allows_its_continuation() {
 async fn limit_of_a_prompt_is_not_changed_by_callbacks() {
     let (_, builder) = scripted([look("a"), Step::text("Done")]);
     let hooks = Hooks::new().on_tool_use(|_, state| {
-        state.config_mut().max_steps = Some(1);
+        state.config_mut().settings.max_steps = Some(1);
         ToolDecision::Execute
     });
     let mut agent = Watched::start(builder.tool(noting("look", &Log::default())).callbacks(hooks)).await;
@@ -235,7 +235,7 @@ async fn limit_lowered_between_two_turns_does_not_stop_the_announced_turn() {
     let first = Step::new().gate(&gate).then_text(["One"]).stop();
     let (provider, builder) = scripted([first, Step::text("Two"), Step::text("Three")]);
     let hooks = Hooks::new().on_turn(|_, _| TurnDecision::continue_with("More")).on_event(|_, state| {
-        state.config_mut().max_steps = Some(1);
+        state.config_mut().settings.max_steps = Some(1);
         None
     });
     let mut agent = Watched::start(builder.callbacks(hooks)).await;

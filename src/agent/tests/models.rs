@@ -25,7 +25,7 @@ async fn set_state_model_by_name_registry_resolves_it() {
     let agent = builder.start().await.unwrap();
     let choose = |name: &'static str| {
         agent.set_state(move |draft| {
-            draft.config.system = Some(name.into());
+            draft.config.settings.system = Some(name.into());
             Ok(draft.config.set_model(name)?)
         })
     };
@@ -33,7 +33,7 @@ async fn set_state_model_by_name_registry_resolves_it() {
         let error = choose(wrong).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::UnknownModel, "{wrong}: {error:?}");
     }
-    assert_eq!(agent.state().await.unwrap().config().system, None, "the whole edit is dropped");
+    assert_eq!(agent.state().await.unwrap().config().settings.system, None, "the whole edit is dropped");
 
     choose("other:small").await.unwrap();
     assert_eq!(agent.ask("Hi").await.unwrap().text(), "Other");

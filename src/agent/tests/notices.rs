@@ -285,7 +285,7 @@ async fn handle_event_unusable_prompt_is_an_error_event_and_the_agent_survives()
 async fn handle_event_edits_the_configuration() {
     let (provider, builder) = scripted([Step::text("Hello")]);
     let hooks = Hooks::new().on_event(|_, state| {
-        state.config_mut().system = Some("Be kind.".into());
+        state.config_mut().settings.system = Some("Be kind.".into());
         None
     });
     let mut agent = Watched::start(builder.callbacks(hooks)).await;

@@ -25,7 +25,11 @@ async fn queries_in_any_phase_answered() {
         assert_eq!(answered(agent.status()).await.unwrap(), Status::Busy, "{amid:?}");
         let state = answered(agent.state()).await.unwrap();
         assert_eq!((state.status(), state.history().len()), (Status::Busy, 0), "{amid:?}");
-        assert_eq!(state.config().system, None, "{amid:?}: a callback's edits apply when it returns");
+        assert_eq!(
+            state.config().settings.system,
+            None,
+            "{amid:?}: a callback's edits apply when it returns"
+        );
         let snapshot = answered(agent.snapshot()).await.unwrap();
         assert_eq!((snapshot.status, snapshot.pauses.is_empty()), (Status::Busy, true), "{amid:?}");
         assert_eq!(snapshot.pending.first().unwrap().text(), "Hi", "{amid:?}");
@@ -191,7 +195,7 @@ async fn every_operation_while_handle_event_never_returns_answered() {
     assert_eq!((error.kind(), error.member("activity")), (ErrorKind::NotPaused, Some(&"idle".into())));
     answered(agent.notify("another")).await.unwrap();
     answered(agent.set_state(|draft| {
-        draft.config.system = Some("set".into());
+        draft.config.settings.system = Some("set".into());
         Ok(())
     }))
     .await
@@ -210,7 +214,7 @@ async fn every_operation_while_handle_event_never_returns_answered() {
     // continues.
     answered(agent.wait_until_idle()).await.unwrap();
     answered(agent.ask("Hello?")).await.unwrap();
-    assert_eq!(answered(agent.state()).await.unwrap().config().system.as_deref(), Some("set"));
+    assert_eq!(answered(agent.state()).await.unwrap().config().settings.system.as_deref(), Some("set"));
 }
 
 #[tokio::test(start_paused = true)]

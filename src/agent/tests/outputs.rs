@@ -309,7 +309,7 @@ async fn null_for_an_optional_field_is_removed() {
 #[tokio::test(start_paused = true)]
 async fn schema_set_while_a_request_is_prepared_applies_to_later_requests() {
     let (provider, builder) = scripted([Step::text("Plain"), Step::text(OSLO)]);
-    let hooks = Hooks::new().on_prepare(|_, state| state.config_mut().options = with_schema());
+    let hooks = Hooks::new().on_prepare(|_, state| state.config_mut().settings.options = with_schema());
     let agent = builder.callbacks(hooks).start().await.unwrap();
     let plain = agent.ask("Hi").await.unwrap();
     assert_eq!((plain.output.as_ref(), plain.output_error.as_ref()), (None, None));

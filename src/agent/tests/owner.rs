@@ -589,14 +589,17 @@ async fn set_state_changes_an_owned_history_refused_and_nothing_changed() {
     let (_, builder) = scripted([]);
     let (agent, owner) = owned(builder).await;
     let set = agent.agent.set_state(|draft| {
-        draft.config.system = Some("changed".into());
+        draft.config.settings.system = Some("changed".into());
         draft.history.push(Message::assistant("Psst"));
         Ok(())
     });
     let set = set.await;
     assert!(set.unwrap_err().to_string().starts_with("the history belongs to the agent's session"));
     let state = agent.agent.state().await.unwrap();
-    assert_eq!((state.config().system.as_deref(), briefs(state.history())), (None, briefs(&before())));
+    assert_eq!(
+        (state.config().settings.system.as_deref(), briefs(state.history())),
+        (None, briefs(&before()))
+    );
     assert_eq!(owner.moment().await.unwrap().last.number, 0);
 }
 
@@ -606,7 +609,7 @@ async fn set_state_leaves_an_owned_history_configuration_changed() {
     let (agent, _owner) = owned(builder).await;
     let own = agent.agent.state().await.unwrap().history().clone();
     let set = agent.agent.set_state(|draft| {
-        draft.config.system = Some("changed".into());
+        draft.config.settings.system = Some("changed".into());
         // The edited history consists of copies of the messages. It equals the agent's history, so the edit is not
         // refused.
         draft.history = draft.history.iter().map(|message| Message::clone(message)).collect();
@@ -614,7 +617,7 @@ async fn set_state_leaves_an_owned_history_configuration_changed() {
     });
     set.await.unwrap();
     let state = agent.agent.state().await.unwrap();
-    assert_eq!(state.config().system.as_deref(), Some("changed"));
+    assert_eq!(state.config().settings.system.as_deref(), Some("changed"));
     assert!(Arc::ptr_eq(state.history().first().unwrap(), own.first().unwrap()));
 }
 

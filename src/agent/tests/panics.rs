@@ -51,7 +51,7 @@ async fn run_misbehaving(at: At, act: Act) {
     }
     let after = answered(agent.state()).await.unwrap();
     assert!(after.history().same(before.history()), "{at:?}: the history is unchanged");
-    assert_eq!(after.config().system, None, "{at:?}: the edits of the callback are void");
+    assert_eq!(after.config().settings.system, None, "{at:?}: the edits of the callback are void");
     assert_eq!(after.status(), Status::Idle, "{at:?}");
     answered(agent.ask("Hello?")).await.unwrap();
 }
@@ -266,12 +266,12 @@ async fn snapshot_tool_panics_when_described_answered() {
 async fn set_state_closure_panics_nothing_changes() {
     let agent = echoing([Step::text("Hello!")]).start().await.unwrap();
     let set = answered(agent.set_state(|draft| {
-        draft.config.system = Some("half".into());
+        draft.config.settings.system = Some("half".into());
         panic!("the closure broke")
     }))
     .await;
     assert_eq!(set.unwrap_err().to_string(), "the closure of set_state panicked: the closure broke");
-    assert_eq!(answered(agent.state()).await.unwrap().config().system, None);
+    assert_eq!(answered(agent.state()).await.unwrap().config().settings.system, None);
     answered(agent.ask("Hi")).await.unwrap();
 }
 
@@ -334,7 +334,7 @@ async fn values_of_the_application_panic_when_dropped_agent_survives() {
     let set = answered(agent.set_state(move |draft| {
         let _spite = &spite;
         draft.config.tools.insert(Arc::new(spiteful_tool()))?;
-        draft.config.max_steps = Some(0);
+        draft.config.settings.max_steps = Some(0);
         Ok(())
     }))
     .await;

@@ -113,24 +113,30 @@ async fn prepare_step_runs_before_every_request_retries_included() {
 async fn callback_edits_apply_from_the_next_request_on_and_emit_no_state_event() {
     let look = |id| Step::tool_use(id, "look", json!({}));
     let (provider, builder) = scripted([look("a"), Step::text("One"), Step::text("Two")]);
-    let set = |state: &mut crate::agent::State, system: &str| state.config_mut().system = Some(system.into());
+    let set = |state: &mut crate::agent::State, system: &str| {
+        state.config_mut().settings.system = Some(system.into())
+    };
     let hooks = Hooks::new()
         .on_prepare(move |request, state| {
             let before = request.system.clone();
             set(state, &format!("{} p{}", before.as_deref().unwrap_or("-"), state.step()));
         })
         .on_tool_use(move |_, state| {
-            assert_eq!(state.config().system.as_deref(), Some("- p1"), "the model that prepare_step set");
+            assert_eq!(
+                state.config().settings.system.as_deref(),
+                Some("- p1"),
+                "the model that prepare_step set"
+            );
             set(state, "tool_use");
             ToolDecision::Execute
         })
         .on_tool_result(move |result, state| {
-            assert_eq!(state.config().system.as_deref(), Some("tool_use"));
+            assert_eq!(state.config().settings.system.as_deref(), Some("tool_use"));
             set(state, "tool_result");
             result
         })
         .on_turn(move |_, state| {
-            state.config_mut().options = Options::default().with_temperature(0.5);
+            state.config_mut().settings.options = Options::default().with_temperature(0.5);
             state.config_mut().tools.remove("look");
             if state.step() < 3 { TurnDecision::continue_with("More") } else { TurnDecision::Stop }
         });
@@ -144,7 +150,7 @@ async fn callback_edits_apply_from_the_next_request_on_and_emit_no_state_event()
     assert_eq!(temperatures, [None, None, Some(0.5)]);
     assert_eq!(requests.iter().map(|request| request.tools.len()).collect::<Vec<_>>(), [1, 1, 0]);
     let config = agent.agent.state().await.unwrap().config().clone();
-    assert_eq!(config.system.as_deref(), Some("tool_result p2 p3"));
+    assert_eq!(config.settings.system.as_deref(), Some("tool_result p2 p3"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -182,8 +188,8 @@ async fn set_state_idle_changes_all_and_emits_a_state_event() {
     agent
         .agent
         .set_state(|draft| {
-            draft.config.system = Some("Be kind.".into());
-            draft.config.max_steps = Some(4);
+            draft.config.settings.system = Some("Be kind.".into());
+            draft.config.settings.max_steps = Some(4);
             draft.history = [Message::user("Hi"), Message::assistant("Hello")].into_iter().collect();
             Ok(())
         })
@@ -192,7 +198,7 @@ async fn set_state_idle_changes_all_and_emits_a_state_event() {
     let event = agent.next().await;
     let Event::State(state) = &*event else { panic!("{event:?}") };
     assert_eq!(
-        (state.system.as_deref(), state.max_steps, state.history.len()),
+        (state.settings.system.as_deref(), state.settings.max_steps, state.history.len()),
         (Some("Be kind."), Some(4), 2)
     );
     agent.check().await;
@@ -207,7 +213,7 @@ async fn set_state_refused_by_its_closure_changes_nothing() {
     let error = agent
         .agent
         .set_state(|draft| {
-            draft.config.system = None;
+            draft.config.settings.system = None;
             Err("not allowed".into())
         })
         .await
@@ -216,13 +222,13 @@ async fn set_state_refused_by_its_closure_changes_nothing() {
     let zero = agent
         .agent
         .set_state(|draft| {
-            draft.config.max_steps = Some(0);
+            draft.config.settings.max_steps = Some(0);
             Ok(())
         })
         .await
         .unwrap_err();
     assert!(zero.to_string().starts_with("max_steps is 0"), "{zero:?}");
-    assert_eq!(agent.agent.state().await.unwrap().config().system.as_deref(), Some("Be brief."));
+    assert_eq!(agent.agent.state().await.unwrap().config().settings.system.as_deref(), Some("Be brief."));
     assert_eq!(names(&agent.run("Hi").await)[0], "status(busy)");
 }
 
@@ -273,7 +279,7 @@ async fn prompt_options_override_those_of_the_agent_for_that_prompt_only() {
         "continuations included"
     );
     let config = agent.agent.state().await.unwrap().config().clone();
-    assert_eq!((config.options.temperature(), config.options.top_p()), (Some(0.1), None));
+    assert_eq!((config.settings.options.temperature(), config.settings.options.top_p()), (Some(0.1), None));
 }
 
 #[tokio::test(start_paused = true)]

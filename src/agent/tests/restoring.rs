@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use crate::{
-    agent::{Agent, AgentBuilder, Config, SavedConfig, StateEdit},
+    agent::{Agent, AgentBuilder, Config, StateEdit},
     message::{History, Message},
     provider::{Model, Options, Registry, RegistryError},
+    store::StoredState,
     testing::ScriptedProvider,
 };
 
@@ -21,12 +22,12 @@ fn cool() -> Options {
     Options::default().with_temperature(0.2)
 }
 
-fn saved(name: Option<&str>) -> SavedConfig {
-    SavedConfig { model: name.map(str::to_owned), ..SavedConfig::default() }
+fn saved(name: Option<&str>) -> StoredState {
+    StoredState { model: name.map(str::to_owned), ..StoredState::default() }
 }
 
-fn cool_saved() -> SavedConfig {
-    SavedConfig { system: Some("saved".into()), options: cool(), ..SavedConfig::default() }
+fn cool_saved() -> StoredState {
+    StoredState::default().with_system("saved").with_options(cool())
 }
 
 async fn config(builder: AgentBuilder) -> Config {
@@ -79,21 +80,21 @@ async fn restore_no_model_at_all_start_fails() {
 async fn restore_system_and_options_apply_if_none_are_given() {
     let builder = || Agent::builder().model(given());
     let restored = config(builder().restore(cool_saved())).await;
-    assert_eq!((restored.system.as_deref(), restored.options), (Some("saved"), cool()));
+    assert_eq!((restored.settings.system.as_deref(), restored.settings.options), (Some("saved"), cool()));
 
     let hot = Options::default().with_temperature(0.9).with_api_key("key");
     let own = config(builder().options(hot.clone()).restore(cool_saved())).await;
-    assert_eq!((own.system.as_deref(), own.options), (Some("saved"), hot));
+    assert_eq!((own.settings.system.as_deref(), own.settings.options), (Some("saved"), hot));
 
     let key = Options::default().with_api_key("key");
     let both = config(builder().options(key).restore(cool_saved())).await;
-    assert_eq!(both.options, cool().with_api_key("key"));
+    assert_eq!(both.settings.options, cool().with_api_key("key"));
 
     let own = config(builder().restore(cool_saved()).system("given")).await;
-    assert_eq!((own.system.as_deref(), own.options), (Some("given"), cool()));
+    assert_eq!((own.settings.system.as_deref(), own.settings.options), (Some("given"), cool()));
 
-    let none = config(builder().system("given").restore(SavedConfig::default())).await;
-    assert_eq!((none.system.as_deref(), none.options), (Some("given"), Options::default()));
+    let none = config(builder().system("given").restore(StoredState::default())).await;
+    assert_eq!((none.settings.system.as_deref(), none.settings.options), (Some("given"), Options::default()));
 }
 
 #[tokio::test]
@@ -101,22 +102,25 @@ async fn restore_saved_configuration_equals_the_original_without_secrets() {
     let secret = cool().with_api_key("key").with_header("X-Tenant", "acme");
     let builder = Agent::builder().model(given()).system("given").options(secret);
     let first = config(builder.max_steps(3).turn_timeout(Duration::from_secs(9))).await;
-    let kept = first.saved();
-    assert_eq!(kept.options, cool());
+    let kept = StoredState::from(&first);
+    assert_eq!(kept.settings.options, cool());
     let json = serde_json::to_string(&kept).unwrap();
-    assert_eq!(serde_json::from_str::<SavedConfig>(&json).unwrap(), kept);
+    assert_eq!(serde_json::from_str::<StoredState>(&json).unwrap(), kept);
     let second = config(Agent::builder().model(first.model.clone()).restore(kept.clone())).await;
-    assert_eq!(second.saved(), kept);
-    assert_eq!((second.max_steps, second.turn_timeout), (Some(3), Some(Duration::from_secs(9))));
+    assert_eq!(StoredState::from(&second), kept);
+    assert_eq!(
+        (second.settings.max_steps, second.settings.turn_timeout),
+        (Some(3), Some(Duration::from_secs(9)))
+    );
 }
 
 #[tokio::test]
 async fn restore_saved_model_unknown_its_name_stays_saved_until_another_is_chosen() {
     let first = config(Agent::builder().model("known:given").restore(saved(Some("gone:saved")))).await;
     assert_eq!(first.model.fallback_for(), Some("gone:saved"));
-    assert_eq!(first.saved().model.as_deref(), Some("gone:saved"));
+    assert_eq!(StoredState::from(&first).model.as_deref(), Some("gone:saved"));
 
-    let agent = Agent::builder().model("known:given").registry(registry()).restore(first.saved());
+    let agent = Agent::builder().model("known:given").registry(registry()).restore(StoredState::from(&first));
     let agent = agent.start().await.unwrap();
     let state = agent.snapshot().await.unwrap().state;
     assert_eq!((state.model.as_str(), state.fallback_for.as_deref()), ("known:given", Some("gone:saved")));
@@ -126,7 +130,7 @@ async fn restore_saved_model_unknown_its_name_stays_saved_until_another_is_chose
         Ok(())
     };
     agent.set_state(choose).await.unwrap();
-    let chosen = agent.state().await.unwrap().config().saved();
+    let chosen = StoredState::from(agent.state().await.unwrap().config());
     assert_eq!(chosen.model.as_deref(), Some("known:given"));
     assert_eq!(agent.snapshot().await.unwrap().state.fallback_for, None);
 }

@@ -106,11 +106,11 @@ impl Misbehaving {
         if at != self.at || std::mem::replace(&mut self.done, true) {
             return;
         }
-        state.config_mut().system = Some("edited".into());
+        state.config_mut().settings.system = Some("edited".into());
         match self.act {
             Act::Hang => self.gate.pass().await,
             Act::Panic => panic!("the callback broke"),
-            Act::Spoil => state.config_mut().max_steps = Some(0),
+            Act::Spoil => state.config_mut().settings.max_steps = Some(0),
         }
     }
 }

@@ -45,7 +45,7 @@ async fn fallback_to_another_provider_does_not_send_the_key_of_the_first() {
     let requests = second.requests();
     assert_eq!((sent(&requests[0]), sent(&requests[1])), ((None, false), (None, false)));
     assert_eq!(requests[0].options.max_tokens(), Some(7), "options that are not secret stay");
-    let options = agent.state().await.unwrap().config().options.clone();
+    let options = agent.state().await.unwrap().config().settings.options.clone();
     assert_eq!(options, secret("of-first"), "the configuration is unchanged");
 }
 
@@ -62,7 +62,7 @@ async fn change_from_openai_to_openai_responses_does_not_send_the_key_of_the_fir
         let choose = move |draft: &mut crate::agent::StateEdit| {
             draft.config.model = model;
             if let Some(key) = key {
-                draft.config.options.set_api_key(Some(Secret::new(key)));
+                draft.config.settings.options.set_api_key(Some(Secret::new(key)));
             }
             Ok(())
         };
@@ -84,7 +84,8 @@ async fn change_of_the_model_withholds_the_key_from_another_provider_until_it_ha
         async move {
             let edit = move |draft: &mut crate::agent::StateEdit| {
                 draft.config.model = model;
-                draft.config.options = options.unwrap_or_else(|| draft.config.options.clone());
+                draft.config.settings.options =
+                    options.unwrap_or_else(|| draft.config.settings.options.clone());
                 Ok(())
             };
             agent.set_state(edit).await.unwrap();
@@ -114,8 +115,8 @@ async fn callback_sets_model_and_key_key_is_used_for_that_model() {
     let hooks = Hooks::new().on_tool_use(move |_, state| {
         let config = state.config_mut();
         config.model = other.clone();
-        config.options.set_api_key(Some(Secret::new("of-second")));
-        config.options.set_headers(None);
+        config.settings.options.set_api_key(Some(Secret::new("of-second")));
+        config.settings.options.set_headers(None);
         ToolDecision::Execute
     });
     let builder = builder.options(secret("of-first")).tool(noting("look", &Log::default())).callbacks(hooks);
@@ -149,5 +150,5 @@ async fn credentials_are_sent_only_to_their_provider_whenever_its_model_is_in_us
     );
     assert_eq!((sent(&requests[1]).0, tenants), (Some("of-prompt"), vec!["own"]));
     assert_eq!(sent(&second.requests()[0]), (None, false));
-    assert!(agent.state().await.unwrap().config().options.is_empty());
+    assert!(agent.state().await.unwrap().config().settings.options.is_empty());
 }

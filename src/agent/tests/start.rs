@@ -133,14 +133,14 @@ async fn set_state_invalid_history_changes_nothing() {
         let agent = builder.system("Be brief.").history(before.clone()).start().await.unwrap();
         let error = agent
             .set_state(move |draft| {
-                draft.config.system = Some("Be long.".into());
+                draft.config.settings.system = Some("Be long.".into());
                 draft.history = history;
                 Ok(())
             })
             .await
             .unwrap_err();
         assert_eq!(breach(&error), expected);
-        assert_eq!(agent.state().await.unwrap().config().system.as_deref(), Some("Be brief."));
+        assert_eq!(agent.state().await.unwrap().config().settings.system.as_deref(), Some("Be brief."));
         assert_goes_on(agent, &provider, &before).await;
     }
 }
@@ -149,9 +149,9 @@ async fn set_state_invalid_history_changes_nothing() {
 async fn init_edits_configuration_and_history() {
     let (provider, builder) = scripted([Step::text("Fine.")]);
     let hooks = Hooks::new().on_init(|draft, _| {
-        assert_eq!(draft.config.system.as_deref(), Some("Be brief."));
-        draft.config.system = Some("Be kind.".into());
-        draft.config.options = draft.config.options.clone().with_max_tokens(7);
+        assert_eq!(draft.config.settings.system.as_deref(), Some("Be brief."));
+        draft.config.settings.system = Some("Be kind.".into());
+        draft.config.settings.options = draft.config.settings.options.clone().with_max_tokens(7);
         draft.config.tools.insert(std::sync::Arc::new(declared("ask_user")))?;
         draft.history = [user("Hi"), assistant("Hello")].into_iter().collect();
         Ok(())
@@ -231,7 +231,7 @@ async fn start_with_zero_limits_is_an_error() {
     assert!(error.to_string().starts_with("turn_timeout is zero"), "{error:?}");
     let (_, builder) = scripted([]);
     let hooks = Hooks::new().on_init(|draft, _| {
-        draft.config.max_steps = Some(0);
+        draft.config.settings.max_steps = Some(0);
         Ok(())
     });
     let error = builder.callbacks(hooks).start().await.unwrap_err();
@@ -302,7 +302,7 @@ async fn output_schema_invalid_is_refused_before_a_request_is_sent() {
     let edit = agent
         .agent
         .set_state(move |draft| {
-            draft.config.options = odd();
+            draft.config.settings.options = odd();
             Ok(())
         })
         .await;

@@ -136,7 +136,7 @@ mod tests {
         let named = |text: &str| with_json_names(text, is_event);
         assert_eq!(named("A `StepStart`, not a `Tree`."), "A `step_start`, not a `Tree`.");
         assert_eq!(named("Ends with `StopReason::ToolUse`."), "Ends with `tool_use`.");
-        assert_eq!(named("See `StateView::options` and `{}`."), "See `options` and `{}`.");
+        assert_eq!(named("See `StateView::tools` and `{}`."), "See `tools` and `{}`.");
         assert_eq!(named("Sets the title: `Session::set_title`."), "Sets the title.");
         assert_eq!(named("The text: `a`."), "The text: `a`.");
     }

@@ -11,21 +11,17 @@ mod conflict;
 mod outcome;
 mod pace;
 mod record;
-mod state;
 
 use std::{collections::VecDeque, sync::Arc};
 
 pub(in crate::session) use conflict::Found;
 pub(in crate::session) use record::Record;
 pub(in crate::session) use record::StoredFlight;
-pub(in crate::session) use state::saved;
-use state::{Kept, same};
 
 use super::{Core, Effect, Effects, Env};
 use crate::{
-    agent::Config,
     session::{SessionEvent, StoreReport},
-    store::{Commit, Labels, StateChange, StoredState, Version, Write, WriteId},
+    store::{Commit, StateChange, StoredState, Version, Write, WriteId},
     subscription::EndReason,
     tree::{Erased, NodeId, Tree},
 };
@@ -48,15 +44,8 @@ pub(super) struct Saver {
     /// The tree in the store. `None` if it equals the stable tree, which is the session's tree without an uncommitted
     /// branch.
     stored: Option<Box<Tree>>,
-    /// A configuration whose saved part equals the one in the store.
-    config: Option<Arc<Config>>,
-    /// The title in the store.
-    title: Option<Arc<str>>,
-    /// The labels in the store.
-    labels: Labels,
-    /// The stored state without its title and labels. Present if the session was started with a different configuration
-    /// that has not been stored yet.
-    replaced: Option<Box<StoredState>>,
+    /// The state in the store. `None` if the conversation does not exist there yet.
+    state: Option<Box<StoredState>>,
     /// Whether the configuration, the title or the labels still have to be stored.
     state_is_due: bool,
     attempt: Option<Box<Attempt>>,
@@ -100,8 +89,8 @@ struct Attempt {
     job: Arc<Job>,
     /// The tree in the store after the write.
     tree: Tree,
-    /// The state in the store after the write, if the write changes it.
-    kept: Option<Kept>,
+    /// The state in the store after the write. `None` if the write leaves the state as it is.
+    state: Option<Box<StoredState>>,
     /// The number of portions in the write.
     portions: usize,
     wanted: u64,
@@ -114,10 +103,7 @@ impl Saver {
         Self {
             version: None,
             stored: None,
-            config: None,
-            title: None,
-            labels: Labels::default(),
-            replaced: None,
+            state: None,
             state_is_due: false,
             attempt: None,
             erased: None,
@@ -135,15 +121,8 @@ impl Saver {
     }
 
     /// Creates the saver of a conversation that is in the store.
-    pub(super) fn at(version: Version, state: &StoredState, now: &Kept) -> Self {
-        let Kept { config, title, labels } = now.clone();
-        let (config, replaced) = if now.persistable() == *state {
-            (Some(config), None)
-        } else {
-            let state = StoredState { title: None, labels: Labels::default(), ..state.clone() };
-            (None, Some(Box::new(state)))
-        };
-        Self { version: Some(version), config, title, labels, replaced, ..Self::new() }
+    pub(super) fn at(version: Version, state: StoredState) -> Self {
+        Self { version: Some(version), state: Some(Box::new(state)), ..Self::new() }
     }
 
     /// Notes the version of the conversation and its turn in flight after a write that was made outside this module: a
@@ -188,7 +167,7 @@ impl Saver {
     }
 
     /// Notes that the state may have changed. If a saved part has changed, it will be stored.
-    pub(super) fn state_changed(&mut self, now: &Kept) {
+    pub(super) fn state_changed(&mut self, now: &StoredState) {
         let due = !self.has(now);
         if due != self.state_is_due || due && self.attempt.is_some() {
             self.wanted += 1;
@@ -197,12 +176,9 @@ impl Saver {
     }
 
     /// Returns whether the store contains this state, or will contain it after the current write.
-    fn has(&self, now: &Kept) -> bool {
-        let (stored, title, labels) = match self.attempt.as_ref().and_then(|attempt| attempt.kept.as_ref()) {
-            Some(Kept { config, title, labels }) => (Some(config), title, labels),
-            None => (self.config.as_ref(), &self.title, &self.labels),
-        };
-        stored.is_some_and(|stored| same(stored, &now.config)) && *title == now.title && *labels == now.labels
+    fn has(&self, now: &StoredState) -> bool {
+        let written = self.attempt.as_ref().and_then(|attempt| attempt.state.as_deref());
+        written.or(self.state.as_deref()) == Some(now)
     }
 
     /// Returns the nodes of the stable tree that are not in the store.
@@ -240,20 +216,21 @@ impl Core {
             return;
         };
         pace::begin(&attempt.job, env, effects);
-        if attempt.kept.is_some() {
+        if attempt.state.is_some() {
             self.saver.state_is_due = false;
         }
         self.saver.attempt = Some(Box::new(attempt));
     }
 
     fn next_attempt(&mut self, env: &Env<'_>) -> Option<Attempt> {
-        let now = self.state_now();
-        let state = || now.persistable();
+        // The state, if the next write has to contain it.
+        let is_new = self.saver.version.is_none();
+        let now = (is_new || self.saver.state_is_due).then(|| Box::new(self.state()));
         let write = |version| Write::on(version).with_id((env.write_id)());
         let attempt = |job, tree, portions, wanted| Attempt {
             job: Arc::new(job),
             tree,
-            kept: Some(now.clone()),
+            state: now.clone(),
             portions,
             wanted,
             failures: 0,
@@ -266,8 +243,8 @@ impl Core {
             let is_whole = is_whole && saver.record.is_empty();
             let wanted = if is_whole { saver.wanted } else { saver.safe };
             // The conversation is first created without nodes. A later write adds them.
-            return due
-                .then(|| attempt(Job::Create((env.write_id)(), Box::new(state())), Tree::new(), 0, wanted));
+            let job = |state| Job::Create((env.write_id)(), state);
+            return now.clone().filter(|_| due).map(|state| attempt(job(state), Tree::new(), 0, wanted));
         };
         if let Some(erased) = self.saver.erased.take() {
             let saver = &self.saver;
@@ -275,7 +252,7 @@ impl Core {
             let is_last = saver.portions.is_empty() && !saver.state_is_due && saver.record.is_empty();
             let wanted = if is_last { saver.wanted } else { saver.safe };
             let job = Job::Erase(write(version), *erased);
-            return Some(Attempt { kept: None, ..attempt(job, tree, 0, wanted) });
+            return Some(Attempt { state: None, ..attempt(job, tree, 0, wanted) });
         }
         let saver = &self.saver;
         if let Some(stored) = &saver.stored {
@@ -296,10 +273,9 @@ impl Core {
                         portions == saver.portions.len() && !saver.state_is_due && saver.record.is_empty();
                     let wanted = if is_last { saver.wanted } else { saver.safe };
                     let job = Job::Commit(write(version), commit);
-                    return Some(Attempt { kept: None, ..attempt(job, tree, portions, wanted) });
+                    return Some(Attempt { state: None, ..attempt(job, tree, portions, wanted) });
                 }
-                let due = saver.state_is_due;
-                let mut commit = if due { commit.with_state(state()) } else { commit };
+                commit.state.clone_from(&now);
                 let wanted = self.saver.join_record(&mut commit);
                 return Some(attempt(Job::Commit(write(version), commit), tree, portions, wanted));
             }
@@ -315,25 +291,22 @@ impl Core {
             if saver.state_is_due && saver.at_most < usize::MAX {
                 // The store has rejected a write with the state, so the state follows in a separate write.
                 let job = Job::Commit(write(version), commit);
-                return Some(Attempt { kept: None, ..attempt(job, tree, 0, saver.safe) });
+                return Some(Attempt { state: None, ..attempt(job, tree, 0, saver.safe) });
             }
-            let commit = if saver.state_is_due { commit.with_state(state()) } else { commit };
+            commit.state.clone_from(&now);
             let job = Job::Commit(write(version), commit);
             return Some(attempt(job, tree, 0, wanted));
         }
         let saver = &self.saver;
-        if !saver.state_is_due {
+        let Some(now) = &now else {
             self.saver.at_most = usize::MAX;
             self.saver.safe = self.saver.wanted;
             return None;
-        }
-        let is_configured = saver.config.as_ref().is_some_and(|stored| same(stored, &self.config));
-        let change = if is_configured && saver.labels == self.labels {
-            StateChange::Title(self.title.as_deref().map(str::to_owned))
-        } else if is_configured && saver.title == self.title {
-            StateChange::Labels(self.labels.clone())
-        } else {
-            StateChange::whole(state())
+        };
+        let change = match saver.state.as_deref().filter(|stored| stored.configures_as(now)) {
+            Some(stored) if stored.labels == now.labels => StateChange::Title(now.title.clone()),
+            Some(stored) if stored.title == now.title => StateChange::Labels(now.labels.clone()),
+            _ => StateChange::Whole(now.clone()),
         };
         Some(attempt(Job::State(write(version), change), self.stable().clone(), 0, saver.wanted))
     }
@@ -363,9 +336,7 @@ impl Core {
     /// Notes that the conversation was created in the store before the session's task started.
     pub(in crate::session) fn created(&mut self, version: Version) {
         self.saver.version = Some(version);
-        self.saver.config = Some(Arc::clone(&self.config));
-        self.saver.title.clone_from(&self.title);
-        self.saver.labels.clone_from(&self.labels);
+        self.saver.state = Some(Box::new(self.state()));
     }
 
     /// Erases nodes from the tree, and starts to erase them from the store. The caller must ensure that all earlier
@@ -406,16 +377,13 @@ impl Core {
 
     /// Returns whether the session shows a loaded conversation as the store has it: with the same configuration.
     pub(in crate::session) fn is_as_stored(&self) -> bool {
-        self.saver.replaced.is_none() && self.config.model.fallback_for().is_none()
+        self.saver.has(&self.state()) && self.config.model.fallback_for().is_none()
     }
 
-    /// Returns the state with which the conversation is created.
+    /// Returns the state that has to be stored.
     pub(in crate::session) fn state(&self) -> StoredState {
-        self.state_now().persistable()
-    }
-
-    pub(super) fn state_now(&self) -> Kept {
-        Kept { config: Arc::clone(&self.config), title: self.title.clone(), labels: self.labels.clone() }
+        let (title, labels) = (self.title.as_deref().map(str::to_owned), self.labels.clone());
+        StoredState { title, labels, ..StoredState::from(&*self.config) }
     }
 
     /// Returns the current value of the change counter. [`is_safe`](Self::is_safe) reports whether all changes up to

@@ -68,15 +68,16 @@ pub(super) async fn secrets_are_not_stored(subject: &dyn StoreUnderTest) -> Chec
     let store = subject.store();
     let id = conversation("secrets");
     let mut state = full();
-    state.options.set_api_key(Some(Secret::new("sk-secret")));
+    state.settings.options.set_api_key(Some(Secret::new("sk-secret")));
     state
+        .settings
         .options
         .set_headers(Some(BTreeMap::from([("Authorization".to_owned(), Secret::new("Bearer secret"))])));
     let mut version = store.create(&id, WriteId::generate(), &state).await.expect("the id is free");
     for round in 0..3 {
-        let options = store.load(&id).await.expect("the conversation exists").state.options;
+        let options = store.load(&id).await.expect("the conversation exists").state.settings.options;
         assert_eq!((options.api_key(), options.headers()), (None, None), "round {round}");
-        assert_eq!(options, full().options);
+        assert_eq!(options, full().settings.options);
         let write = Write::on(version);
         version = if round == 0 {
             store

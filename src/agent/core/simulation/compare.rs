@@ -29,7 +29,7 @@ impl Kept {
 
     /// Applies a callback's edit of the configuration. This edit emits no event.
     pub(super) fn configured(&mut self, config: &Config) {
-        self.0.state.max_steps = config.max_steps;
+        self.0.state.settings.max_steps = config.settings.max_steps;
         config.model.name().clone_into(&mut self.0.state.model);
     }
 

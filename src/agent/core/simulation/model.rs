@@ -223,7 +223,7 @@ impl Turn {
 
 impl Model {
     pub(super) fn new(committed: &History, config: &Config) -> Self {
-        let (own_limit, own_timeout) = (config.max_steps, config.turn_timeout);
+        let (own_limit, own_timeout) = (config.settings.max_steps, config.settings.turn_timeout);
         Self { committed: committed.clone(), own_limit, own_timeout, ..Self::default() }
     }
 

@@ -173,12 +173,12 @@ impl World {
             self.kept.configured(&self.config);
         }
         let max_steps = self.rng.pick(&[None, Some(1), Some(2), Some(3), Some(5)]);
-        if max_steps == self.config.max_steps {
+        if max_steps == self.config.settings.max_steps {
             return;
         }
         self.note(|| format!("max_steps: {max_steps:?}"));
         self.core.set_max_steps(max_steps);
-        self.config.max_steps = max_steps;
+        self.config.settings.max_steps = max_steps;
         self.model.limited(max_steps);
         self.kept.configured(&self.config);
     }

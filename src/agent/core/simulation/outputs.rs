@@ -48,7 +48,7 @@ impl World {
         let options = match self.rng.below(10) {
             0 => Options::default(),
             1 => OUTPUT.with(Options::clone),
-            _ => self.config.options.clone(),
+            _ => self.config.settings.options.clone(),
         };
         OutputRequirement {
             retries: self.rng.pick(&[options.output_retries(), Some(0), None]),

@@ -14,6 +14,7 @@ use crate::{
     },
     message::{Timestamp, ToolUse, ToolUseId, TurnId},
     provider::{self, DeltaStream, Options, Provider, ProviderError, Request, RequestContext},
+    run::Settings,
     tool::{Decision, Schema, ToolSet, declared_tool_with_schema, tool_fn},
 };
 
@@ -89,11 +90,8 @@ pub(super) fn model(id: &str) -> provider::Model {
 pub(super) fn config() -> Config {
     Config {
         model: model("model"),
-        system: None,
+        settings: Settings::default(),
         tools: ToolSet::new(),
-        options: Options::default(),
-        max_steps: None,
-        turn_timeout: None,
         registry: None,
         approvals: BTreeSet::new(),
     }
@@ -125,14 +123,14 @@ impl World {
     pub(super) fn new(seed: u64, trace: bool) -> Self {
         let mut rng = Rng::new(seed);
         let mut config = CONFIG.with(Config::clone);
-        config.max_steps = rng.pick(&[None, None, Some(2), Some(4)]);
+        config.settings.max_steps = rng.pick(&[None, None, Some(2), Some(4)]);
         if rng.percent(30) {
             config.require_approval("search");
         }
-        config.turn_timeout = rng.pick(&[None, Some(Duration::from_secs(9))]);
+        config.settings.turn_timeout = rng.pick(&[None, Some(Duration::from_secs(9))]);
         if rng.percent(40) {
-            config.options = OUTPUT.with(Options::clone);
-            config.options.set_output_retries(rng.pick(&[None, Some(0), Some(1)]));
+            config.settings.options = OUTPUT.with(Options::clone);
+            config.settings.options.set_output_retries(rng.pick(&[None, Some(0), Some(1)]));
         }
         let core = Core::new(super::commands::random_history(&mut rng));
         let mut world = Self {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Job, Record, Saver, StoredFlight, state::persistable};
+use super::{Job, Record, Saver, StoredFlight};
 use crate::{
     session::{
         SavedPart, SessionEvent, StoreReport,
@@ -44,7 +44,7 @@ impl Core {
             Some(Job::Erase(_, erased)) => self.saver.erased = Some(Box::new(erased.clone())),
             _ => {}
         }
-        let Found { version, mut tree, mut state, flight } = found;
+        let Found { version, mut tree, state, flight } = found;
         // A late write of an earlier session of this conversation may already have erased some of the nodes that this
         // session wants to erase. Remove the others from the stored tree before the comparison. If they cannot be
         // removed, the trees differ anyway.
@@ -55,22 +55,22 @@ impl Core {
                 let _ = tree.apply_erased(erased);
             }
         }
-        let (title, labels) = (state.title.take().map(Arc::from), std::mem::take(&mut state.labels));
         let stored = self.saver.stored.as_deref().unwrap_or(self.stable());
         // Another session or a manager may have continued the turn in flight. In a store without leases, only its record
         // shows this.
         let is_retitled = self.saver.is_followed_by(version)
             && tree == *stored
-            && self.saver.holds(&state)
+            && self.saver.state.as_ref().is_some_and(|stored| stored.configures_as(&state))
             && flight.as_ref() == self.saver.flight.as_deref();
         if self.is_lost() || !is_retitled {
             return self.lost(error, effects);
         }
         self.saver.version = Some(version);
         self.saver.erased = erased.filter(|erased| !erased.nodes.is_empty());
-        self.take_title(title, effects);
-        self.take_labels(labels, effects);
-        self.saver.state_is_due = !self.saver.has(&self.state_now());
+        let before = self.saver.state.replace(Box::new(state.clone())).unwrap_or_default();
+        self.take_title(before.title.as_deref(), state.title.map(Arc::from), effects);
+        self.take_labels(&before.labels, state.labels, effects);
+        self.saver.state_is_due = !self.saver.has(&self.state());
         self.save(env, effects);
         if self.saver.attempt.is_none() {
             // Nothing is left to write. Either the rejected write contained only the title or the labels, and those of
@@ -82,12 +82,11 @@ impl Core {
         }
     }
 
-    /// Adopts the title that another writer has stored. If this session's title was set by hand and is not stored yet,
-    /// the session keeps it. A generated title is replaced if the other writer has set a title.
-    fn take_title(&mut self, title: Option<Arc<str>>, effects: &mut Effects) {
-        let is_stored = self.title == self.saver.title;
+    /// Adopts the title that another writer has stored in place of `before`. If this session's title was set by hand and
+    /// is not stored yet, the session keeps it. A generated title is replaced if the other writer has set a title.
+    fn take_title(&mut self, before: Option<&str>, title: Option<Arc<str>>, effects: &mut Effects) {
+        let is_stored = self.title.as_deref() == before;
         let gives_way = self.is_title_generated && title.is_some();
-        self.saver.title.clone_from(&title);
         if (is_stored || gives_way) && self.title != title {
             self.is_title_generated = false;
             self.title.clone_from(&title);
@@ -95,12 +94,10 @@ impl Core {
         }
     }
 
-    /// Adopts the labels that another writer has stored. Labels that this session has set and that are not stored yet
-    /// are kept.
-    fn take_labels(&mut self, labels: Labels, effects: &mut Effects) {
-        let is_stored = self.labels == self.saver.labels;
-        self.saver.labels.clone_from(&labels);
-        if is_stored && self.labels != labels {
+    /// Adopts the labels that another writer has stored in place of `before`. Labels that this session has set and that
+    /// are not stored yet are kept.
+    fn take_labels(&mut self, before: &Labels, labels: Labels, effects: &mut Effects) {
+        if self.labels == *before && self.labels != labels {
             self.labels.clone_from(&labels);
             effects.push(Effect::Emit(SessionEvent::Labels { labels }));
         }
@@ -112,14 +109,5 @@ impl Saver {
     fn is_followed_by(&self, version: Version) -> bool {
         let writes = self.version.and_then(|known| version.get().checked_sub(known.get()));
         writes.is_some_and(|writes| (1..=WRITES_BETWEEN).contains(&writes))
-    }
-
-    /// Returns whether this is the state that the session last knew to be stored, without title and labels.
-    fn holds(&self, state: &StoredState) -> bool {
-        match (&self.config, &self.replaced) {
-            (Some(config), _) => persistable(config) == *state,
-            (None, Some(replaced)) => **replaced == *state,
-            (None, None) => false,
-        }
     }
 }

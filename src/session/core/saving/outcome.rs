@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Attempt, Job, Kept, Record, pace::wait};
+use super::{Attempt, Job, Record, pace::wait};
 use crate::{
     error::error_chain,
     session::{
@@ -40,9 +40,8 @@ impl Core {
                 let saver = &mut self.saver;
                 saver.flight_written(&attempt.job, head);
                 let creates = saver.version.replace(version).is_none();
-                if let Some(Kept { config, title, labels }) = attempt.kept {
-                    (saver.config, saver.title, saver.labels) = (Some(config), title, labels);
-                    saver.replaced = None;
+                if attempt.state.is_some() {
+                    saver.state = attempt.state;
                 }
                 let portions = saver.portions.drain(..attempt.portions);
                 saver.unsaved -= portions.map(|portion| portion.bytes).sum::<usize>();
@@ -67,7 +66,7 @@ impl Core {
                 }
                 // The state may have changed during the write, or between a failed attempt and the attempt that
                 // succeeded, so compare it with the stored state.
-                self.saver.state_is_due = !self.saver.has(&self.state_now());
+                self.saver.state_is_due = !self.saver.has(&self.state());
                 self.save(env, effects);
             }
             Err(error) if is_final(&error, &attempt.job) => self.lost(&error, effects),
@@ -92,7 +91,7 @@ impl Core {
                 if !has_end && let Some(at_most) = at_most {
                     self.saver.at_most = at_most;
                 }
-                self.saver.state_is_due = !self.saver.has(&self.state_now());
+                self.saver.state_is_due = !self.saver.has(&self.state());
                 self.save(env, effects);
             }
             Err(error) => {

@@ -29,9 +29,9 @@ impl World {
 
     /// Records the usage of a request that belongs to no turn.
     fn spend(&mut self) -> Check {
-        if self.ledger.owes_first_state() {
-            // While the state with which the session was started is not stored yet, skip this command, because the row
-            // would be written without that state.
+        if self.ledger.owes_configuration() {
+            // While the configuration with which the session was started is not stored yet, skip this command, because
+            // the row would be written without it.
             return Ok(());
         }
         let usage = Usage::default().with_input(self.rng.pick(&[1, 7]));

@@ -35,9 +35,6 @@ pub(super) struct Ledger {
     ids: HashSet<WriteId>,
     /// Whether anything has happened that has to be stored. The initial state on its own does not have to be stored.
     touched: bool,
-    /// Whether the session was started with a state that differs from the stored state. The core then has no stored
-    /// configuration to compare with, so the next state is always written.
-    replaced: bool,
     pub(super) lost: bool,
     /// Whether a commit that was permanently rejected is now being written in parts.
     divided: bool,
@@ -69,7 +66,6 @@ impl Ledger {
         let begun = (model.stable().clone(), model.state(), model.books.clone());
         let stored_content = stored.map(content).transpose()?;
         Ok(Self {
-            replaced: stored_content.as_ref().is_some_and(|stored| *stored != begun),
             moments: vec![begun],
             acked: stored.cloned(),
             acked_content: stored_content,
@@ -99,9 +95,9 @@ impl Ledger {
         self.moments.last().expect("the first moment is never removed")
     }
 
-    /// Returns whether the state that the session was started with has to be stored.
-    pub(super) fn owes_first_state(&self) -> bool {
-        self.replaced
+    /// Returns whether the configuration has to be stored.
+    pub(super) fn owes_configuration(&self) -> bool {
+        self.acked_content.as_ref().is_some_and(|acked| untitled(&acked.1) != untitled(&self.now().1))
     }
 
     /// Returns the write in flight.
@@ -133,8 +129,7 @@ impl Ledger {
             Some(acked) => {
                 let mut next = acked.clone();
                 with(&mut next, &job);
-                let has_state = !self.divided && !matches!(*job, Job::Erase(..));
-                content(&next)? == *self.now() && (has_state || !self.replaced)
+                content(&next)? == *self.now()
             }
         };
         self.open = Some(Open { job, moment, is_whole, failures: 0, under_way: true });
@@ -175,7 +170,7 @@ impl Ledger {
                 ensure!(write.base == acked.version, "{write:?} does not build on {}", acked.version);
                 let changes = tree != acked_tree || books != acked_books || commit.turn.is_some();
                 ensure!(changes, "{commit:?} changes nothing");
-                let due = state != acked_state || self.replaced;
+                let due = state != acked_state;
                 if due && self.divided && commit.state.is_none() {
                     // While a commit is divided, the state follows in a separate write, so the stored state stays the
                     // same.
@@ -196,8 +191,8 @@ impl Ledger {
                 ensure!(tree == acked_tree || is_erased, "the state is saved before the tree");
                 let has_books = books == acked_books || is_erased && tree != acked_tree;
                 ensure!(has_books, "the state is saved without the usage");
-                ensure!(state != acked_state || self.replaced, "{change:?} changes nothing");
-                let same = !self.replaced && untitled(state) == untitled(acked_state);
+                ensure!(state != acked_state, "{change:?} changes nothing");
+                let same = untitled(state) == untitled(acked_state);
                 let fits = match change {
                     StateChange::Title(_) => same && state.labels == acked_state.labels,
                     StateChange::Labels(_) => same && state.title == acked_state.title,
@@ -338,7 +333,7 @@ impl Ledger {
 
     /// Returns whether everything that has to be stored is known to be in the store.
     fn is_done(&self) -> bool {
-        self.acked_content.as_ref() == Some(self.now()) && !self.replaced
+        self.acked_content.as_ref() == Some(self.now())
     }
 
     /// Processes the outcome of a write. Returns the kind of event that the core must emit, or `Agent` if it must emit
@@ -367,14 +362,6 @@ impl Ledger {
         self.due_report = Some((what, through, outcome.as_ref().copied().map_err(words)));
         match outcome {
             Ok(version) => {
-                // After a successful write, the stored state no longer differs from the session's state. Two kinds of
-                // writes do not write the state: a part of a divided commit, and an erasure.
-                let is_part = |commit: &Commit| commit.state.is_none();
-                self.replaced &= match &*open.job {
-                    Job::Commit(_, commit) => self.divided && is_part(commit),
-                    Job::Erase(..) => true,
-                    _ => false,
-                };
                 let acked = match (self.acked.take(), &*open.job) {
                     (None, Job::Create(_, state)) => Stored::new(*version, Timestamp(0), (**state).clone()),
                     (Some(mut acked), job) => {

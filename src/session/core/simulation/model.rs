@@ -109,12 +109,12 @@ impl Model {
     pub(super) fn state(&self) -> StoredState {
         let model = &self.config.model;
         let mut state = StoredState::default().with_model(model.fallback_for().unwrap_or(model.name()));
-        state.max_steps = self.config.max_steps;
-        state.system = self.config.system.as_deref().map(str::to_owned);
+        state.settings.max_steps = self.config.settings.max_steps;
+        state.settings.system.clone_from(&self.config.settings.system);
         state.title = self.title.as_deref().map(str::to_owned);
         state.labels = self.labels.clone();
-        if let Some(max_tokens) = self.config.options.max_tokens() {
-            state.options = Options::default().with_max_tokens(max_tokens);
+        if let Some(max_tokens) = self.config.settings.options.max_tokens() {
+            state.settings.options = Options::default().with_max_tokens(max_tokens);
         }
         state
     }

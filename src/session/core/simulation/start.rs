@@ -7,7 +7,8 @@ use crate::{
     actor::random::Rng,
     agent::Config,
     message::History,
-    provider::{self, DeltaStream, Options, Provider, ProviderError, Request, RequestContext},
+    provider::{self, DeltaStream, Provider, ProviderError, Request, RequestContext},
+    run::Settings,
     store::{Labels, StoredState},
     tool::ToolSet,
     tree::{Node, NodeId, Tree},
@@ -30,11 +31,8 @@ impl Provider for Nobody {
 pub(super) fn config() -> Arc<Config> {
     Arc::new(Config {
         model: provider::Model::new(Arc::new(Nobody), "one"),
-        system: None,
+        settings: Settings::default(),
         tools: ToolSet::new(),
-        options: Options::default(),
-        max_steps: None,
-        turn_timeout: None,
         registry: None,
         approvals: BTreeSet::new(),
     })
@@ -46,10 +44,10 @@ pub(super) fn random_config(before: &Arc<Config>, rng: &mut Rng) -> Arc<Config> 
     let mut config = Config::clone(before);
     match rng.below(8) {
         0 => config.model = provider::Model::new(Arc::new(Nobody), rng.pick(&["one", "two"])),
-        1 => config.system = rng.pick(&[None, Some("brief"), Some("long")]).map(Arc::from),
-        2 | 3 => config.options.set_max_tokens(rng.pick(&[None, Some(1), Some(2)])),
-        4 => config.options = config.options.with_api_key(rng.pick(&["a key", "another"])),
-        5 => config.max_steps = rng.pick(&[None, Some(3)]),
+        1 => config.settings.system = rng.pick(&[None, Some("brief"), Some("long")]).map(Arc::from),
+        2 | 3 => config.settings.options.set_max_tokens(rng.pick(&[None, Some(1), Some(2)])),
+        4 => config.settings.options = config.settings.options.with_api_key(rng.pick(&["a key", "another"])),
+        5 => config.settings.max_steps = rng.pick(&[None, Some(3)]),
         6 => config.model = config.model.as_fallback_for("gone:saved"),
         _ => {}
     }

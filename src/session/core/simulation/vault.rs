@@ -44,7 +44,7 @@ pub(super) fn content(stored: &Stored) -> Check<Content> {
     ensure!(ascending, "nodes are stored out of order: {:?}", nodes.iter().map(crate::tree::Node::id));
     let tree = Tree::restored(nodes, head, cursors, next)
         .map_err(|error| format!("the stored nodes do not form a tree: {error}"))?;
-    let secret = state.options.api_key().is_some() || state.options.headers().is_some();
+    let secret = state.settings.options.api_key().is_some() || state.settings.options.headers().is_some();
     ensure!(!secret, "a secret is stored");
     Ok((tree, state, Books { used, last_run }))
 }
@@ -137,7 +137,7 @@ impl Vault {
         self.is_foreign = true;
         if let Some(stored) = &self.stored {
             let mut state = stored.state.clone();
-            state.system = Some(format!("theirs at {}", stored.version));
+            state.settings.system = Some(format!("theirs at {}", stored.version).into());
             self.change(StateChange::whole(state));
         } else {
             let version = self.put(StoredState::default().with_title("theirs"));

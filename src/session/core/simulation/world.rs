@@ -170,7 +170,7 @@ impl World {
         let used = books.used.usage;
         self.model = Model::new(tree.clone(), &stored.state, books, Arc::clone(&config), self.agent.last());
         self.core =
-            Core::loaded(tree.clone(), &stored.state, stored.version, true, config, self.agent.last());
+            Core::loaded(tree.clone(), stored.state.clone(), stored.version, true, config, self.agent.last());
         self.core.loaded_usage(used);
         self.core.loaded_flight(StoredFlight::of_stored(stored.turn.as_deref(), stored.head));
         self.model.rows.clone_from(&self.vault.rows);

@@ -96,7 +96,7 @@ impl Life {
         };
         let process = Process::start(&common.outside, epoch, level, history, in_flight, last_run);
         let config = Arc::clone(&common.outside.config);
-        let mut core = Core::loaded(tree, &state, version, true, config, process.last_event());
+        let mut core = Core::loaded(tree, state.clone(), version, true, config, process.last_event());
         core.loaded_usage(used.usage);
         core.loaded_flight(flight);
         core.set_prompts(prompts, level > Durable::Turns);

@@ -2,7 +2,6 @@
 #![allow(clippy::unwrap_used, reason = "an unwrap is a failure of the test")]
 
 mod carried;
-mod compaction;
 mod contents;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 mod corrupt;
@@ -14,7 +13,6 @@ mod file_system;
 mod flight;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 mod full;
-mod golden;
 mod hostile;
 mod ids;
 mod kill;
@@ -27,6 +25,7 @@ mod merged;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod processes;
+mod rewriting;
 #[path = "../support/skip.rs"]
 mod skip;
 #[cfg(feature = "sqlite")]
@@ -36,4 +35,3 @@ mod support;
 mod torn;
 mod transfer;
 mod turns;
-mod upgrade;

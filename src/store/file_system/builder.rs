@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use super::{FileSystemStore, Inner, LockWait, blocking, log::try_lock, place, summary::Findings};
+use super::{FileSystemStore, FilesShared, LockWait, blocking, place};
 use crate::store::StoreError;
 
 /// The kinds of crashes that acknowledged writes survive.
@@ -101,8 +101,7 @@ impl FileSystemStoreBuilder {
         })
         .await?;
         let exclusive = if exclusive { Some(lock_folder(&folder, lock_wait).await?) } else { None };
-        let findings = Findings::default();
-        Ok(FileSystemStore(Arc::new(Inner { folder, durability, lock_wait, findings, exclusive })))
+        Ok(FileSystemStore(Arc::new(FilesShared { folder, durability, lock_wait, exclusive })))
     }
 }
 
@@ -114,10 +113,9 @@ async fn lock_folder(folder: &Path, lock_wait: Duration) -> Result<File, StoreEr
         let lock = path.clone();
         let locked = blocking(move || {
             let mut options = OpenOptions::new();
-            options.read(true).write(true).create(true);
-            place::private(&mut options);
+            place::private(options.read(true).write(true).create(true));
             let file = options.open(&lock).map_err(|error| place::failed("opening", &lock, error))?;
-            Ok(try_lock(&lock, &file)?.then_some(file))
+            Ok(place::try_lock(&lock, &file)?.then_some(file))
         });
         match locked.await? {
             Some(file) => return Ok(file),

@@ -53,7 +53,7 @@
 //! | `create` | the state: model, system, options, limits, title, labels |
 //! | `commit` | the head and, if present, changed cursors, the state, new nodes (id, parent, message, usage), rows of the usage ledger, and a record of the turn in flight or the end of a run |
 //! | `state` | the whole state, only the title, or all labels |
-//! | `erase` | the ids of the erased nodes, the head, the id of the next node, and the state |
+//! | `erase` | the ids of the erased nodes, the head, the id of the next node, the state, and the end of the last run |
 //! | `mark` | the last event of a session's feed, which [`Store::release_at`] has recorded. The line is not a write. It has the version and the id of the line before it |
 //!
 //! Any tool for JSON Lines can read a log: `jq '.record.change.commit.nodes[]?.message' ID.jsonl`.
@@ -95,9 +95,10 @@
 //! # Erasure
 //!
 //! [`Store::erase`] rewrites the log in the same way, also while a turn is in flight. The lines stay without the erased
-//! nodes, the records of turns, the messages in ends of runs, the titles, the labels and the states. They keep their
-//! usage. The last line records the erasure and contains the state. After a crash at any moment, the erasure is either
-//! complete or has not happened. If the log can't be rewritten, `erase` fails and nothing changes.
+//! nodes, the records of turns, the ends of runs, the titles, the labels and the states. They keep their usage. The last
+//! line records the erasure. It contains the state, and the end of the last run without messages. After a crash at any
+//! moment, the erasure is either complete or has not happened. If the log can't be rewritten, `erase` fails and nothing
+//! changes.
 //!
 //! A delete removes the log, and a new log that a crash has left behind.
 //!
@@ -309,9 +310,8 @@ impl FileSystemStore {
         change: Change,
     ) -> Result<Version, StoreError> {
         let write = *write;
-        let changed = self.locked(id, false, move |log, durability| {
-            write::change(log, &write, change, durability)
-        });
+        let changed =
+            self.locked(id, false, move |log, durability| write::change(log, &write, change, durability));
         changed.await?.ok_or_else(|| StoreError::NotFound { id: id.clone() })
     }
 }
@@ -338,7 +338,8 @@ impl Store for FileSystemStore {
         state: &StoredState,
     ) -> Result<Version, StoreError> {
         let state = state.clone();
-        let created = self.locked(id, true, move |log, durability| write::create(log, write, state, durability));
+        let created =
+            self.locked(id, true, move |log, durability| write::create(log, write, state, durability));
         // `None` is not expected here. If the folder is missing, `locked` has already failed.
         created.await?.ok_or_else(|| StoreError::NotFound { id: id.clone() })
     }
@@ -409,7 +410,7 @@ impl Store for FileSystemStore {
         write: &Write,
         erased: &Erased,
     ) -> Result<Version, StoreError> {
-        let erasure = Erasure { erased: erased.clone(), state: StoredState::default() };
+        let erasure = Erasure { erased: erased.clone(), state: StoredState::default(), last_run: None };
         self.change(id, write, Change::Erase(Box::new(erasure))).await
     }
 

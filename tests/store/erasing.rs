@@ -210,7 +210,8 @@ async fn erase_removes_replaced_states_and_records_of_turns() {
     };
     let version = store.create(&id("a"), WriteId::generate(), &of_state(SECRET)).await.unwrap();
     let first = Commit::new(Some(node(1))).with_nodes([Node::new(node(1), None, Message::user("Hi"))]);
-    let version = store.commit(&id("a"), &Write::on(version), &first.with_state(of_state(SECRET))).await.unwrap();
+    let version =
+        store.commit(&id("a"), &Write::on(version), &first.with_state(of_state(SECRET))).await.unwrap();
     let mut version = version;
     for change in [StateChange::title(SECRET), StateChange::whole(of_state(SECRET))] {
         version = store.save_state(&id("a"), &Write::on(version), &change).await.unwrap();

@@ -7,11 +7,12 @@ use std::{
 };
 
 use async_trait::async_trait;
-use omni_agent::store::{
-    ConversationId, FileSystemStore, Page, Store, StoreError, Write, conformance,
-};
+use omni_agent::store::{ConversationId, FileSystemStore, Page, Store, StoreError, Write, conformance};
 
-use crate::support::{Folder, commit, create, id, says};
+use crate::{
+    full::{check_all, create_all},
+    support::{Folder, commit, create, id, says},
+};
 
 struct Subject {
     folder: Folder,
@@ -68,6 +69,13 @@ async fn suite_on_file_system_store_passes() {
             "renewal_during_an_acquisition_leaves_one_owner"
         ]
     );
+}
+
+#[tokio::test]
+async fn load_returns_everything_that_commits_can_contain() {
+    let folder = Folder::new();
+    create_all(&folder.quick_store().await).await;
+    check_all(&folder.quick_store().await).await;
 }
 
 #[tokio::test]

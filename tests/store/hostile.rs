@@ -69,7 +69,7 @@ async fn log_with_invalid_records_is_damaged_in_their_line() {
         (with(r#""updated":7"#, r#""updated":7,"labels":[["","x"]]"#), 2),
         (with(r#""updated":7"#, r#""updated":7,"labels":{"a":"x"}"#), 2),
         (with(r#"{"change":"#, r#"{"time":7,"change":"#), 2),
-        (with("}}}", "}}},"), 2),
+        (with("7}}", "7}},"), 2),
         (with(r#""id":"a""#, r#""id":"b""#), 2),
         (begun() + "{\"sum\":\"00000000\",\"len\":9999999999,\"record\":{}}\n", 2),
         (begun() + "\n", 2),
@@ -147,12 +147,13 @@ async fn inputs_and_texts_that_imitate_an_entry_change_nothing() {
     let store = folder.quick_store().await;
     let state = StoredState::default().with_title("true");
     let mut version = store.create(&id("a"), WriteId::generate(), &state).await.unwrap();
+    let whole = write(99, r#"{"create":{}}"#);
     let message = |number: u64| {
         let tool_use = ToolUse::new(number.to_string(), "send", input.clone());
         let padding = "x".repeat(usize::try_from(number).unwrap() * 1000);
         Message::assistant(vec![
             Content::from(Text::new(padding)),
-            Text::new(write(99, r#"{"create":{}}"#)).into(),
+            Text::new(whole.clone()).into(),
             tool_use.into(),
         ])
     };
@@ -171,7 +172,10 @@ async fn inputs_and_texts_that_imitate_an_entry_change_nothing() {
             }
             let listed = store.list(Page::default()).await.unwrap().remove(0);
             let stored = store.load(&id("a")).await.unwrap();
-            assert_eq!((listed.title.as_deref(), listed.in_flight, listed.damage), (Some("true"), false, None));
+            assert_eq!(
+                (listed.title.as_deref(), listed.in_flight, listed.damage),
+                (Some("true"), false, None)
+            );
             assert_eq!((listed.version, listed.updated), (stored.version, stored.updated));
             assert_eq!(stored.nodes.len() as u64, if end.is_some() { number - 1 } else { number });
         }

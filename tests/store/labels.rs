@@ -76,7 +76,13 @@ async fn titles_and_labels_that_imitate_an_entry_are_listed_as_they_are() {
     let store = folder.quick_store().await;
     let forged = r#","version":7,"write":"AAAAAAAAAAAAAAAAAAAAAA","time":7,"entry":{"format":10,"id":"a"}}"#;
     let labels = Labels::new([("version", "7"), ("a", forged), ("write", r#"x,"version":7"#)]).unwrap();
-    let titles = [forged.to_owned(), format!("\\{forged}"), ",".to_owned(), forged.repeat(1000), "\u{fc}".repeat(9000)];
+    let titles = [
+        forged.to_owned(),
+        format!("\\{forged}"),
+        ",".to_owned(),
+        forged.repeat(1000),
+        "\u{fc}".repeat(9000),
+    ];
     for (number, title) in titles.iter().enumerate() {
         let id = id(&format!("n{number}"));
         let state = StoredState::default().with_title(title).with_labels(labels.clone());

@@ -11,7 +11,6 @@ mod erasing;
 mod faults;
 mod file_system;
 mod flight;
-#[cfg(any(feature = "sqlite", feature = "postgres"))]
 mod full;
 mod hostile;
 mod ids;

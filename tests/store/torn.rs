@@ -77,13 +77,24 @@ async fn log_cut_at_any_byte_is_a_prefix_of_its_writes() {
         let next = match number {
             1 | 2 => store.commit(&id("a"), &write, &says(number, "text")).await,
             3 => store.save_state(&id("a"), &write, &StateChange::title("x,\"version\":7")).await,
-            4 => store.commit(&id("a"), &write, &head.with_turn(TurnRecord::new(1, turn, "{}").with_head(node(2)))).await,
-            5 => store.release_at(&id("a"), &Lease::unlimited(), Some(EventId::new(7, 1))).await.map(|()| version),
+            4 => {
+                store
+                    .commit(
+                        &id("a"),
+                        &write,
+                        &head.with_turn(TurnRecord::new(1, turn, "{}").with_head(node(2))),
+                    )
+                    .await
+            }
+            5 => store
+                .release_at(&id("a"), &Lease::unlimited(), Some(EventId::new(7, 1)))
+                .await
+                .map(|()| version),
             _ => {
                 let before = fs::read(folder.log(&id("a"))).unwrap();
                 check_prefixes(&folder, &before, &written).await;
                 put(&folder, &before);
-                let version = store.erase(&id("a"), &write, &erased).await.unwrap();
+                store.erase(&id("a"), &write, &erased).await.unwrap();
                 // The lines have changed, so only the prefix with the last line is known.
                 let last = (end(), store.load(&id("a")).await.unwrap());
                 let log = fs::read(folder.log(&id("a"))).unwrap();

@@ -1,7 +1,7 @@
 //! Settings, and the opening of a store.
 
 use std::{
-    fs::{DirBuilder, File, OpenOptions},
+    fs::{DirBuilder, File},
     io,
     path::{Path, PathBuf},
     sync::Arc,
@@ -111,12 +111,7 @@ async fn lock_folder(folder: &Path, lock_wait: Duration) -> Result<File, StoreEr
     let mut waiting = LockWait::new();
     loop {
         let lock = path.clone();
-        let locked = blocking(move || {
-            let mut options = OpenOptions::new();
-            place::private(options.read(true).write(true).create(true));
-            let file = options.open(&lock).map_err(|error| place::failed("opening", &lock, error))?;
-            Ok(place::try_lock(&lock, &file)?.then_some(file))
-        });
+        let locked = blocking(move || place::lock_file(&lock));
         match locked.await? {
             Some(file) => return Ok(file),
             None => waiting.pause(lock_wait, &path).await?,

@@ -3,8 +3,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    fs::{self, File, OpenOptions},
-    io,
+    fs, io,
     ops::Range,
     path::{Path, PathBuf},
 };
@@ -14,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     Durability, line, list,
     log::{self, Birth, Log, append},
-    place::{failed, private, require_file, sync_folder, try_lock},
+    place::{failed, lock_file, require_file, sync_folder},
     record::{Change, FORMAT, encode, other_format, parse},
 };
 use crate::{
@@ -131,7 +130,7 @@ impl Kept {
 /// Returns `false` if another process or handle has locked the file.
 pub(super) fn keep(folder: &Path, ledger: &Ledger, durability: Durability) -> Result<bool, StoreError> {
     let path = path(folder);
-    let Some(file) = lock(&path)? else { return Ok(false) };
+    let Some(file) = lock_file(&path)? else { return Ok(false) };
     let kept = match Kept::read(&path) {
         Err(error @ StoreError::Damaged { .. }) => {
             set_aside(folder, &path, &error)?;
@@ -150,14 +149,6 @@ pub(super) fn keep(folder: &Path, ledger: &Ledger, durability: Durability) -> Re
         sync_folder(folder, durability)?;
     }
     Ok(true)
-}
-
-fn lock(path: &Path) -> Result<Option<File>, StoreError> {
-    require_file("reading", path)?;
-    let mut options = OpenOptions::new();
-    private(options.read(true).write(true).create(true));
-    let file = options.open(path).map_err(|error| failed("opening", path, error))?;
-    Ok(try_lock(path, &file)?.then_some(file))
 }
 
 /// Renames the damaged file, which must be locked, so that a new file can be begun.
@@ -186,8 +177,8 @@ pub(super) fn used(
     period: &Range<Timestamp>,
 ) -> Result<Vec<UsageSum>, StoreError> {
     let counted = list::in_parallel(folder, SHARE, |place| {
-        let is_wanted = filter.is_empty()
-            || list::summary(place)?.is_some_and(|summary| filter.matches(&summary.labels));
+        let is_wanted =
+            filter.is_empty() || list::summary(place)?.is_some_and(|summary| filter.matches(&summary.labels));
         if !is_wanted {
             // If the first line is damaged, a line about the conversation counts as that of a deleted one.
             let birth = log::read(place, |log| log.birth()).ok().flatten();

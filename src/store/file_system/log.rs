@@ -158,8 +158,9 @@ impl<'a> Log<'a> {
     /// bytes of the log.
     pub(super) fn listed(&self) -> Result<Option<Stamp>, StoreError> {
         let from = self.len.saturating_sub(LISTED);
-        let last = read_at(&self.file, from, self.len - from);
-        let last = last.map_err(|error| self.place.failed("reading", error))?;
+        let last = read_at(&self.file, from, LISTED);
+        let mut last = last.map_err(|error| self.place.failed("reading", error))?;
+        last.truncate(usize::try_from(self.len - from).unwrap_or(usize::MAX));
         match last.strip_suffix(line::END).map(Stamp::parse) {
             Some(Ok(stamp)) => self.check(&stamp, || 1).map(|()| Some(stamp)),
             _ => Ok(self.tail()?.map(|tail| tail.stamp)),
@@ -252,7 +253,7 @@ impl Replay {
             Change::State(change) => self.stored.change_state(change),
             Change::Erase(erasure) => {
                 self.stored.erase(&erasure.erased);
-                self.stored.state = erasure.state;
+                (self.stored.state, self.stored.last_run) = (erasure.state, erasure.last_run);
             }
             Change::Mark(mark) => self.stored.mark = Some(mark),
         }
@@ -359,4 +360,44 @@ pub(super) fn append(
         let _ = file.set_len(end);
         failed("writing", path, error)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::store::{
+        ConversationId, StateChange,
+        file_system::record::{Stamp, encode_record},
+    };
+
+    /// A line that is completed while the log is read counts as incomplete, because reading stops at the length that
+    /// the log had at first.
+    #[test]
+    fn log_that_grows_while_it_is_read_ends_where_it_ended_at_first() {
+        let id = ConversationId::generate();
+        let folder = std::env::temp_dir().join(format!("omni-agent-{id}"));
+        fs::create_dir(&folder).expect("a folder");
+        let place = LogPath::new(&folder, &id);
+        let (create, title) = (Change::Create(Box::default()), Change::State(StateChange::title("A talk")));
+        let stamp = Stamp::first(id.clone(), WriteId::generate(), &create);
+        let first = encode_record(&create, &stamp).expect("a line");
+        let later = encode_record(&title, &stamp.next(WriteId::generate(), &title)).expect("a line");
+        let (begun, rest) = later.split_at(later.len() / 2);
+        fs::write(&place.log, [&first, begun].concat()).expect("a log");
+
+        let open = || Log::open(&place, OpenOptions::new().read(true)).expect("a file").expect("a log");
+        let log = open();
+        let mut writer = OpenOptions::new().append(true).open(&place.log).expect("the log");
+        writer.write_all(rest).expect("space on the disk");
+        let titles = |log: &Log<'_>| {
+            let replay = log.replay(|_| {}).expect("a valid log").expect("a conversation");
+            let listed = log.listed().expect("a valid log").expect("a conversation").into_summary();
+            (replay.stored.state.title, listed.title)
+        };
+        assert_eq!(titles(&log), (None, None));
+        assert_eq!(titles(&open()), (Some("A talk".to_owned()), Some("A talk".to_owned())));
+        fs::remove_dir_all(&folder).expect("the folder is removed");
+    }
 }

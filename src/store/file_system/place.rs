@@ -66,10 +66,7 @@ impl<'a> LogPath<'a> {
         }
         let new = self.new_log();
         // Only the holder of the lock reaches this code, so one name for the new file is enough.
-        match fs::remove_file(&new) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
-            _ => {}
-        }
+        remove(&new)?;
         let mut options = OpenOptions::new();
         options.write(true).create_new(true);
         let file = private(&mut options).open(&new).map_err(failed)?;
@@ -90,6 +87,16 @@ impl<'a> LogPath<'a> {
         sync_folder(self.folder, Durability::Machine)?;
         Ok(file)
     }
+}
+
+/// Opens and locks a file without waiting, and creates it if it does not exist. Returns `None` if another process or
+/// handle holds the lock.
+pub(super) fn lock_file(path: &Path) -> Result<Option<File>, StoreError> {
+    require_file("reading", path)?;
+    let mut options = OpenOptions::new();
+    private(options.read(true).write(true).create(true));
+    let file = options.open(path).map_err(|error| failed("opening", path, error))?;
+    Ok(try_lock(path, &file)?.then_some(file))
 }
 
 /// Locks an open file without waiting. Returns `false` if another process or handle holds the lock, or if the path no

@@ -18,6 +18,7 @@ use serde_json::Value;
 
 use super::line;
 use crate::{
+    agent::RunEnd,
     message::Timestamp,
     store::{
         Commit, ConversationId, Labels, StateChange, StoreError, StoredState, Summary, TurnChange, Version,
@@ -47,13 +48,17 @@ pub(super) enum Change {
     Mark(EventId),
 }
 
-/// The removal of nodes. The lines before it no longer contain these nodes, nor any state.
+/// The removal of nodes. The lines before it no longer contain these nodes, nor any state, turn in flight or end of a
+/// run.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Erasure {
     #[serde(flatten)]
     pub(super) erased: Erased,
     /// The state after the erasure.
     pub(super) state: StoredState,
+    /// The end of the last run after the erasure.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) last_run: Option<RunEnd>,
 }
 
 /// The members of a record after the change.

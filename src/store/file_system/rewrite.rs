@@ -12,8 +12,7 @@ use super::{
     record::{Change, encode_record, parse_record},
 };
 use crate::{
-    agent::RunEnd,
-    store::{Commit, StateChange, StoreError, StoredState, TurnChange, content::without_messages},
+    store::{StateChange, StoreError, StoredState, TurnChange},
     tree::Erased,
 };
 
@@ -63,31 +62,25 @@ pub(super) fn rewrite(log: &Log<'_>, erased: Option<&Erased>, last: &[u8]) -> Re
     replaced.map(drop)
 }
 
-/// Removes the void parts of a change: the record of a turn and, in an erasure, the erased nodes, the messages in the
-/// end of a run, and the state, which the line of the erasure contains. Returns whether the change had a record.
+/// Removes the record of a turn from a change. In an erasure, also removes the erased nodes, and the parts that the line
+/// of the erasure contains: states and ends of runs. Returns whether the change had a record.
 fn strip(change: &mut Change, erased: Option<&Erased>) -> bool {
-    match (change, erased) {
-        (Change::Commit(commit), _) => return strip_commit(commit, erased),
-        (Change::Create(state), Some(_)) => **state = StoredState::default(),
-        (Change::State(change), Some(_)) => *change = StateChange::Title(None),
-        (Change::Erase(erasure), Some(_)) => erasure.state = StoredState::default(),
-        _ => {}
+    let mut had_record = false;
+    if let Change::Commit(commit) = change {
+        had_record = commit.turn.take_if(|turn| matches!(**turn, TurnChange::Record(_))).is_some();
     }
-    false
-}
-
-fn strip_commit(commit: &mut Commit, erased: Option<&Erased>) -> bool {
-    let had_record = commit.turn.take_if(|turn| matches!(**turn, TurnChange::Record(_))).is_some();
     let Some(erased) = erased else { return had_record };
-    if let Some(TurnChange::End(end)) = commit.turn.as_deref_mut() {
-        // An end without prompts stays too, because it replaces an earlier end.
-        let mut bare = RunEnd::new(end.outcome.clone());
-        bare.outcome.erase_texts();
-        *end = without_messages(end.clone(), erased).unwrap_or(bare);
+    match change {
+        Change::Create(state) => **state = StoredState::default(),
+        Change::State(change) => *change = StateChange::Title(None),
+        Change::Erase(erasure) => (erasure.state, erasure.last_run) = (StoredState::default(), None),
+        Change::Commit(commit) => {
+            // The usage of the erased nodes stays.
+            commit.usage = Some(commit.usage_rows());
+            commit.nodes.retain(|node| erased.nodes.binary_search(&node.id()).is_err());
+            (commit.state, commit.turn) = (None, None);
+        }
+        Change::Mark(_) => {}
     }
-    // The usage of the erased nodes stays.
-    commit.usage = Some(commit.usage_rows());
-    commit.nodes.retain(|node| erased.nodes.binary_search(&node.id()).is_err());
-    commit.state = None;
     had_record
 }

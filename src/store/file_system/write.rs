@@ -77,9 +77,10 @@ pub(super) fn change(
         return Err(StoreError::Unstorable { id: place.id.clone(), problem });
     }
     if let Change::Erase(erasure) = &mut change {
-        // The line of the erasure contains the state, so that the lines before it need not.
-        let replay = log.replay(|_| {})?.ok_or_else(|| place.not_found())?;
-        erasure.state = replay.stored.state;
+        // The line of the erasure contains these parts, so that the lines before it need not.
+        let mut stored = log.replay(|_| {})?.ok_or_else(|| place.not_found())?.stored;
+        stored.erase(&erasure.erased);
+        (erasure.state, erasure.last_run) = (stored.state, stored.last_run);
     }
     let line = encode_record(&change, &stamp)?;
     match &change {

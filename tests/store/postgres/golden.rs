@@ -1,13 +1,13 @@
 //! Dumps of every released version of the schema. Files in `golden/` never change and must remain readable.
 
-use std::{fs, path::PathBuf, process::Command};
+use std::{fs, path::PathBuf};
 
-use omni_agent::store::{ConversationId, FileSystemStore, Owner, Page, PostgresStore, Store, Stored, copy};
+use omni_agent::store::{ConversationId, Owner, Page, PostgresStore, Store, Stored};
 
 use super::server::{raw, url};
 use crate::{
-    full::{check_all, create_all},
-    support::{Folder, commit, id},
+    full::check_all,
+    support::{commit, id},
 };
 
 /// The name of the schema in the dumps.

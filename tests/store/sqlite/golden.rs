@@ -2,13 +2,11 @@
 
 use std::{fs, path::Path};
 
-use omni_agent::store::{
-    FileSystemStore, Filter, Page, Query, SqliteStore, Store, Stored, copy, file_system::Durability,
-};
+use omni_agent::store::{Filter, Page, Query, SqliteStore, Store, Stored};
 
-use super::{file, quick, raw};
+use super::{file, quick};
 use crate::{
-    full::{check_all, create_all},
+    full::check_all,
     support::{Folder, commit, id},
 };
 

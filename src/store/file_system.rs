@@ -205,30 +205,18 @@ struct FilesShared {
     exclusive: Option<File>,
 }
 
-/// The first and the longest pause between attempts to get a lock. Each pause is twice as long as the previous one.
+/// The first and the longest pause between attempts to get a lock.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(32));
 
-/// The time that an operation has waited for a lock.
-struct LockWait {
-    begun: Instant,
-    pause: Duration,
-}
-
-impl LockWait {
-    fn new() -> Self {
-        Self { begun: Instant::now(), pause: PAUSES.0 }
+/// Waits before the next attempt to lock this file. Fails if the operation, which began at `begun`, has waited too long.
+async fn pause(begun: Instant, lock_wait: Duration, file: &Path) -> Result<(), StoreError> {
+    let waited = begun.elapsed();
+    if waited >= lock_wait {
+        return Err(StoreError::Busy { place: file.display().to_string(), waited });
     }
-
-    /// Waits before the next attempt to lock this file. Fails if the operation has waited too long.
-    async fn pause(&mut self, lock_wait: Duration, file: &Path) -> Result<(), StoreError> {
-        let waited = self.begun.elapsed();
-        if waited >= lock_wait {
-            return Err(StoreError::Busy { place: file.display().to_string(), waited });
-        }
-        sleep(self.pause.min(lock_wait.saturating_sub(waited))).await;
-        self.pause = (self.pause * 2).min(PAUSES.1);
-        Ok(())
-    }
+    // Each pause is about as long as all pauses before it.
+    sleep(waited.clamp(PAUSES.0, PAUSES.1).min(lock_wait.saturating_sub(waited))).await;
+    Ok(())
 }
 
 impl FileSystemStore {
@@ -269,7 +257,7 @@ impl FileSystemStore {
         T: Send + 'static,
         F: FnOnce(&Log<'_>, Durability) -> Result<T, StoreError> + Send + 'static,
     {
-        let mut waiting = LockWait::new();
+        let begun = Instant::now();
         loop {
             let tried = self.at(id, move |place, shared| match Log::lock(place, create)? {
                 Lock::Held(log) => action(&log, shared.durability).map(|done| Ok(Some(done))),
@@ -280,7 +268,7 @@ impl FileSystemStore {
                 Ok(done) => return Ok(done),
                 Err(action) => action,
             };
-            waiting.pause(self.0.lock_wait, &LogPath::new(&self.0.folder, id).log).await?;
+            pause(begun, self.0.lock_wait, &LogPath::new(&self.0.folder, id).log).await?;
         }
     }
 
@@ -435,11 +423,11 @@ impl Store for FileSystemStore {
     }
 
     async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
-        let mut waiting = LockWait::new();
+        let begun = Instant::now();
         loop {
             match self.locked(id, false, write::delete).await? {
                 Some(true) => return Ok(()),
-                Some(false) => waiting.pause(self.0.lock_wait, &deleted::path(&self.0.folder)).await?,
+                Some(false) => pause(begun, self.0.lock_wait, &deleted::path(&self.0.folder)).await?,
                 // A crash may have removed the log but not a new log, so remove this too.
                 None => return self.at(id, |place, _| place.remove_new_log()).await,
             }

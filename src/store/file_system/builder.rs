@@ -8,7 +8,9 @@ use std::{
     time::Duration,
 };
 
-use super::{FileSystemStore, FilesShared, LockWait, blocking, place};
+use tokio::time::Instant;
+
+use super::{FileSystemStore, FilesShared, blocking, pause, place};
 use crate::store::StoreError;
 
 /// The kinds of crashes that acknowledged writes survive.
@@ -108,13 +110,13 @@ impl FileSystemStoreBuilder {
 /// Locks the folder, and returns the file that holds the lock.
 async fn lock_folder(folder: &Path, lock_wait: Duration) -> Result<File, StoreError> {
     let path = folder.join(LOCK);
-    let mut waiting = LockWait::new();
+    let begun = Instant::now();
     loop {
         let lock = path.clone();
         let locked = blocking(move || place::lock_file(&lock));
         match locked.await? {
             Some(file) => return Ok(file),
-            None => waiting.pause(lock_wait, &path).await?,
+            None => pause(begun, lock_wait, &path).await?,
         }
     }
 }

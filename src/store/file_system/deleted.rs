@@ -3,7 +3,8 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    fs, io,
+    fs::{self, File},
+    io,
     ops::Range,
     path::{Path, PathBuf},
 };
@@ -11,10 +12,10 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Durability, line, list,
-    log::{self, Birth, Log, append},
+    Durability, list,
+    log::{self, Birth, Lines, Log, append},
     place::{failed, lock_file, require_file, sync_folder},
-    record::{Change, FORMAT, encode, other_format, parse},
+    record::{Change, FORMAT, encode, parse},
 };
 use crate::{
     message::{Timestamp, UsageRow, UsageSum},
@@ -77,53 +78,20 @@ struct Hour {
     sum: UsageSum,
 }
 
-/// The parsed content of the file.
-#[derive(Default)]
-struct Kept {
-    deleted: HashMap<Birth, Deleted>,
-    /// The offset at which the last complete line ends.
-    end: u64,
-    /// Whether the last complete line is followed by an incomplete line.
-    torn: bool,
-}
-
-impl Kept {
-    fn read(path: &Path) -> Result<Self, StoreError> {
-        require_file("reading", path)?;
-        match fs::read(path) {
-            Ok(text) => Self::parse(path, &text),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
-            Err(error) => Err(failed("reading", path, error)),
-        }
+/// Calls `take` with the record of each line of the file. Ignores an incomplete last line, because the log of its
+/// conversation was not removed. Returns the offset at which the last complete line ends, and whether an incomplete line
+/// follows it.
+fn scan(
+    path: &Path,
+    file: &File,
+    mut take: impl FnMut(&[u8]) -> Result<(), String>,
+) -> Result<(u64, bool), StoreError> {
+    let len = file.metadata().map_err(|error| failed("reading", path, error))?.len();
+    let mut lines = Lines::of(path, file, len)?;
+    while let Some(record) = lines.next()? {
+        take(record).map_err(|problem| lines.damaged(problem))?;
     }
-
-    /// Parses the file. Ignores an incomplete last line, because the log of its conversation was not removed.
-    fn parse(path: &Path, text: &[u8]) -> Result<Self, StoreError> {
-        let mut kept = Self::default();
-        for (line, number) in text.split_inclusive(|byte| *byte == b'\n').zip(1..) {
-            let (begin, end) = (kept.end, kept.end + line.len() as u64);
-            let deleted = match line::record(line, begin) {
-                Ok(record) => Deleted::parse(record),
-                Err(fault) if fault.torn && end == text.len() as u64 => {
-                    kept.torn = true;
-                    break;
-                }
-                Err(fault) => Err(fault.problem.to_owned()),
-            };
-            let deleted = deleted.map_err(|problem| {
-                let place = format!("{}, line {number}", path.display());
-                match other_format(line) {
-                    Some(found) => StoreError::UnknownFormat { place, found, known: FORMAT },
-                    None => StoreError::damaged(place, problem),
-                }
-            })?;
-            // If a process has died before it removed the log, the deletion is repeated. The last line counts, because
-            // the conversation may have grown since then.
-            kept.deleted.insert(deleted.birth, deleted);
-            kept.end = end;
-        }
-        Ok(kept)
-    }
+    Ok((lines.end, lines.end < len))
 }
 
 /// Adds the usage of a conversation that is about to be deleted to the file. A damaged file is renamed and begun again.
@@ -131,20 +99,24 @@ impl Kept {
 pub(super) fn keep(folder: &Path, ledger: &Ledger, durability: Durability) -> Result<bool, StoreError> {
     let path = path(folder);
     let Some(file) = lock_file(&path)? else { return Ok(false) };
-    let kept = match Kept::read(&path) {
+    let mut is_first = true;
+    let scanned = scan(&path, &file, |record| {
+        if std::mem::take(&mut is_first) { Deleted::parse(record).map(drop) } else { Ok(()) }
+    });
+    let (end, torn) = match scanned {
         Err(error @ StoreError::Damaged { .. }) => {
             set_aside(folder, &path, &error)?;
             return keep(folder, ledger, durability);
         }
-        kept => kept?,
+        scanned => scanned?,
     };
     let hours = by_hour(&ledger.rows).into_iter();
     let mut used: Vec<_> = hours.map(|((hour, _), sum)| Hour { hour, sum }).collect();
     used.sort_by(|a, b| (a.hour, &a.sum.model).cmp(&(b.hour, &b.sum.model)));
     let labels = ledger.labels.clone();
     let line = encode(&Deleted { format_version: FORMAT, birth: ledger.birth, labels, used });
-    append(&path, &file, kept.end, kept.torn, &line, durability)?;
-    if kept.end == 0 {
+    append(&path, &file, end, torn, &line, durability)?;
+    if end == 0 {
         // The name of the file must be durable before the log is removed.
         sync_folder(folder, durability)?;
     }
@@ -167,22 +139,19 @@ fn set_aside(folder: &Path, path: &Path, error: &StoreError) -> Result<(), Store
     fs::rename(path, aside).map_err(|error| failed("renaming", path, error))
 }
 
-/// The number of conversations for each thread that adds up usage.
-const SHARE: usize = 16;
-
 /// Returns the usage in this folder, including the usage of deleted conversations.
 pub(super) fn used(
     folder: &Path,
     filter: &Filter,
     period: &Range<Timestamp>,
 ) -> Result<Vec<UsageSum>, StoreError> {
-    let counted = list::in_parallel(folder, SHARE, |place| {
+    let counted = list::for_each(folder, |place| {
         let is_wanted =
             filter.is_empty() || list::summary(place)?.is_some_and(|summary| filter.matches(&summary.labels));
         if !is_wanted {
             // If the first line is damaged, a line about the conversation counts as that of a deleted one.
-            let birth = log::read(place, |log| log.birth()).ok().flatten();
-            return Ok(birth.map(|birth| (birth, Vec::new())));
+            let first = log::read(place, |log| log.find(|_| true)).ok().flatten();
+            return Ok(first.map(|first| ((first.version, first.write), Vec::new())));
         }
         let ledger = match log::read(place, ledger) {
             Err(StoreError::NotFound { .. }) => None,
@@ -198,14 +167,14 @@ pub(super) fn used(
     })?;
     // The logs are read first, so that a conversation that is deleted in the meantime is counted once.
     let path = path(folder);
-    let kept = match Kept::read(&path) {
+    let deleted = match deleted(&path) {
         // The reader may have seen an incomplete line that a writer was replacing.
-        Err(StoreError::Damaged { .. }) => Kept::read(&path),
-        kept => kept,
+        Err(StoreError::Damaged { .. }) => deleted(&path),
+        deleted => deleted,
     }?;
     let there: HashSet<_> = counted.iter().map(|(birth, _)| *birth).collect();
     let mut sums = Sums::default();
-    for deleted in kept.deleted.into_values().filter(|deleted| !there.contains(&deleted.birth)) {
+    for deleted in deleted.into_values().filter(|deleted| !there.contains(&deleted.birth)) {
         if filter.matches(&deleted.labels) {
             for Hour { sum, .. } in deleted.used.iter().filter(|used| period.contains(&used.hour)) {
                 sums.add(sum.model.as_deref(), sum.requests, sum.usage);
@@ -216,4 +185,22 @@ pub(super) fn used(
         sums.add(sum.model.as_deref(), sum.requests, sum.usage);
     }
     Ok(sums.into_vec())
+}
+
+/// Reads the file.
+fn deleted(path: &Path) -> Result<HashMap<Birth, Deleted>, StoreError> {
+    require_file("reading", path)?;
+    let mut found = HashMap::new();
+    match File::open(path) {
+        Ok(file) => scan(path, &file, |record| {
+            let deleted = Deleted::parse(record)?;
+            // If a process has died before it removed the log, the deletion is repeated. The last line counts, because
+            // the conversation may have grown since then.
+            found.insert(deleted.birth, deleted);
+            Ok(())
+        })
+        .map(|_| found),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(found),
+        Err(error) => Err(failed("reading", path, error)),
+    }
 }

@@ -1,11 +1,11 @@
 //! Lists of conversations and of turns in flight.
 
-use std::{fs, io, num::NonZeroUsize, panic::resume_unwind, path::Path, thread};
+use std::{fs, io, path::Path};
 
 use super::{
     log,
     place::{LOG, LogPath, check_folder, failed},
-    record::Stamp,
+    record::RecordEnd,
 };
 use crate::{
     message::Timestamp,
@@ -15,7 +15,7 @@ use crate::{
 /// Returns the list entry of the conversation, if the conversation exists.
 pub(super) fn summary(place: &LogPath<'_>) -> Result<Option<Summary>, StoreError> {
     match log::read(place, |log| log.listed()) {
-        Ok(stamp) => Ok(stamp.map(Stamp::into_summary)),
+        Ok(last) => Ok(last.map(RecordEnd::into_summary)),
         Err(StoreError::NotFound { .. }) => Ok(None),
         Err(error @ (StoreError::Damaged { .. } | StoreError::UnknownFormat { .. })) => {
             Ok(Some(damaged(place, error.to_string())))
@@ -58,14 +58,10 @@ fn problem(place: &LogPath<'_>, error: &StoreError) -> Option<String> {
     (!of_all && check_folder(place.folder).is_ok()).then(|| format!("{error}: {system}"))
 }
 
-/// The number of conversations for each thread that makes a list.
-const SHARE: usize = 500;
-
 /// Returns the conversations in the folder that match the filter and are on this page.
 pub(super) fn list(folder: &Path, filter: &Filter, page: Page) -> Result<Vec<Summary>, StoreError> {
-    let summaries = in_parallel(folder, SHARE, |place| {
-        Ok(listed(place)?.filter(|summary| filter.matches(&summary.labels)))
-    })?;
+    let summaries =
+        for_each(folder, |place| Ok(listed(place)?.filter(|summary| filter.matches(&summary.labels))))?;
     let all = summaries.iter().map(|summary| (summary.updated, &summary.id, summary));
     Ok(page.cut(all.collect()).into_iter().cloned().collect())
 }
@@ -78,7 +74,7 @@ pub(super) fn turns(
     page: &Page,
 ) -> Result<Vec<TurnSummary>, StoreError> {
     let now = Timestamp::now();
-    let all = in_parallel(folder, SHARE, |place| {
+    let all = for_each(folder, |place| {
         let summary = listed(place)?;
         if !summary.is_some_and(|summary| summary.in_flight && filter.matches(&summary.labels)) {
             return Ok(None);
@@ -102,38 +98,14 @@ pub(super) fn turns(
     Ok(TurnSummary::page(all, page))
 }
 
-/// Returns the results of `work` for the conversations in the folder, in no particular order. Divides the conversations
-/// among threads, each of which gets about `share` of them. Files with other names are ignored.
-pub(super) fn in_parallel<T: Send>(
+/// Returns the results of `work` for the conversations in the folder, in no particular order. Files with other names are
+/// ignored.
+pub(super) fn for_each<T>(
     folder: &Path,
-    share: usize,
-    work: impl Fn(&LogPath<'_>) -> Result<Option<T>, StoreError> + Sync,
+    work: impl Fn(&LogPath<'_>) -> Result<Option<T>, StoreError>,
 ) -> Result<Vec<T>, StoreError> {
-    const MAX_THREADS: usize = 4;
-
-    let ids = ids(folder)?;
-    let all = |ids: &[ConversationId]| {
-        let done = ids.iter().map(|id| work(&LogPath::new(folder, id)));
-        done.filter_map(Result::transpose).collect::<Result<Vec<_>, _>>()
-    };
-    let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let threads = ids.len().div_ceil(share).clamp(1, cores.min(MAX_THREADS));
-    if threads == 1 {
-        return all(&ids);
-    }
-    let all = &all;
-    let shares = thread::scope(|scope| {
-        let shares = ids.chunks(ids.len().div_ceil(threads));
-        let spawn = |share| (share, thread::Builder::new().spawn_scoped(scope, move || all(share)));
-        let threads: Vec<_> = shares.map(spawn).collect();
-        let shares = threads.into_iter().map(|(share, spawned)| match spawned {
-            Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
-            // The process can't start more threads, so this thread does the work.
-            Err(_) => all(share),
-        });
-        shares.collect::<Result<Vec<_>, _>>()
-    })?;
-    Ok(shares.into_iter().flatten().collect())
+    let done = ids(folder)?.into_iter().map(|id| work(&LogPath::new(folder, &id)));
+    done.filter_map(Result::transpose).collect()
 }
 
 fn ids(folder: &Path) -> Result<Vec<ConversationId>, StoreError> {

@@ -9,7 +9,7 @@ use std::{
 use super::{
     Durability, line,
     place::{LogPath, check_folder, failed, is_file, private, require_file, try_lock},
-    record::{Change, FORMAT, Stamp, other_format, parse_record},
+    record::{Change, Entry, FORMAT, Parts, RecordEnd, Stamp, other_format},
 };
 use crate::store::{StoreError, Stored, TurnChange, Version, WriteId};
 
@@ -41,7 +41,7 @@ pub(super) struct Tail {
     pub(super) end: u64,
     /// Whether the last complete line is followed by an incomplete line of an interrupted write.
     pub(super) torn: bool,
-    pub(super) stamp: Stamp,
+    pub(super) last: RecordEnd,
 }
 
 /// The number of bytes to read first from the beginning or the end of a log. Most lines are shorter.
@@ -99,20 +99,9 @@ impl<'a> Log<'a> {
         self.file.metadata().map(|file| file.len()).map_err(|error| self.place.failed("reading", error))
     }
 
-    /// Returns an error for damage in this line, counted from 1. If the log has another format, returns an error that
-    /// names it.
-    fn damaged(&self, line: usize, problem: impl Into<String>) -> StoreError {
-        let place = format!("{}, line {line}", self.place.log.display());
-        let first = first_line(&self.file).ok();
-        match first.and_then(|line| other_format(&line)) {
-            Some(found) => StoreError::UnknownFormat { place, found, known: FORMAT },
-            None => StoreError::damaged(place, problem),
-        }
-    }
-
     /// Checks that the log belongs to its conversation.
-    fn check(&self, stamp: &Stamp, line: impl FnOnce() -> usize) -> Result<(), StoreError> {
-        let (id, other) = (self.place.id, &stamp.entry.id);
+    fn check(&self, entry: &Entry, line: usize) -> Result<(), StoreError> {
+        let (id, other) = (self.place.id, &entry.id);
         if other == id {
             return Ok(());
         }
@@ -120,7 +109,8 @@ impl<'a> Log<'a> {
         if other.as_str().eq_ignore_ascii_case(id.as_str()) {
             return Err(self.place.not_found());
         }
-        Err(self.damaged(line(), format!("it belongs to conversation {other}")))
+        let problem = format!("it belongs to conversation {other}");
+        Err(damaged(&self.place.log, &self.file, line, problem))
     }
 
     /// Returns the end of the log, or `None` if its creation was interrupted.
@@ -133,10 +123,10 @@ impl<'a> Log<'a> {
             let read = last_line(&self.file, end);
             let (from, last) = read.map_err(|error| self.place.failed("reading", error))?;
             let problem = match line::record(&last, from) {
-                Ok(record) => match Stamp::parse(record) {
-                    Ok(stamp) => {
-                        self.check(&stamp, || 1)?;
-                        return Ok(Some(Tail { end: from + last.len() as u64, torn, stamp }));
+                Ok(record) => match RecordEnd::parse(record) {
+                    Ok(found) => {
+                        self.check(&found.entry, 1)?;
+                        return Ok(Some(Tail { end: from + last.len() as u64, torn, last: found }));
                     }
                     Err(problem) => problem,
                 },
@@ -154,59 +144,61 @@ impl<'a> Log<'a> {
         Ok(None)
     }
 
-    /// Returns the stamp at the end of the log for a list, without checking any checksum. Usually reads only the last
+    /// Returns the end of the last record for a list, without checking any checksum. Usually reads only the last
     /// bytes of the log.
-    pub(super) fn listed(&self) -> Result<Option<Stamp>, StoreError> {
+    pub(super) fn listed(&self) -> Result<Option<RecordEnd>, StoreError> {
         let from = self.len.saturating_sub(LISTED);
         let last = read_at(&self.file, from, LISTED);
         let mut last = last.map_err(|error| self.place.failed("reading", error))?;
         last.truncate(usize::try_from(self.len - from).unwrap_or(usize::MAX));
-        match last.strip_suffix(line::END).map(Stamp::parse) {
-            Some(Ok(stamp)) => self.check(&stamp, || 1).map(|()| Some(stamp)),
-            _ => Ok(self.tail()?.map(|tail| tail.stamp)),
+        match last.strip_suffix(line::END).map(RecordEnd::parse) {
+            Some(Ok(last)) => self.check(&last.entry, 1).map(|()| Some(last)),
+            _ => Ok(self.tail()?.map(|tail| tail.last)),
         }
     }
 
-    /// Returns the write that created the conversation, and the version after this write.
-    pub(super) fn birth(&self) -> Result<Option<Birth>, StoreError> {
-        let mut lines = self.lines()?;
-        let stamp = lines.next()?.map(Stamp::parse);
-        let stamp = stamp.transpose().map_err(|problem| lines.damaged(problem))?;
-        Ok(stamp.map(|stamp| (stamp.version, stamp.write)))
-    }
-
-    /// Returns the id of the write that resulted in this version.
-    pub(super) fn write_of(&self, wanted: Version) -> Result<Option<WriteId>, StoreError> {
+    /// Returns the first stamp that is wanted.
+    pub(super) fn find(&self, is_wanted: impl Fn(&Stamp) -> bool) -> Result<Option<Stamp>, StoreError> {
         let mut lines = self.lines()?;
         while let Some(record) = lines.next()? {
-            let stamp = Stamp::parse(record).map_err(|problem| lines.damaged(problem))?;
-            if stamp.version >= wanted {
-                return Ok((stamp.version == wanted).then_some(stamp.write));
+            let stamp = Parts::of(record).and_then(|parts| parts.stamp());
+            let stamp = stamp.map_err(|problem| lines.damaged(problem))?;
+            if is_wanted(&stamp) {
+                return Ok(Some(stamp));
             }
         }
         Ok(None)
     }
 
     pub(super) fn lines(&self) -> Result<Lines<'_>, StoreError> {
-        let mut file = &self.file;
-        file.seek(SeekFrom::Start(0)).map_err(|error| self.place.failed("reading", error))?;
-        let reader = BufReader::with_capacity(CHUNK, file.take(self.len));
-        Ok(Lines { log: self, reader, line: Vec::new(), end: 0, number: 0 })
+        Lines::of(&self.place.log, &self.file, self.len)
     }
 
     /// Reads the whole log. Returns `None` if its creation was interrupted. Calls `visit` with each change.
     pub(super) fn replay(&self, mut visit: impl FnMut(&Change)) -> Result<Option<Replay>, StoreError> {
         let mut lines = self.lines()?;
         let mut replay: Option<Replay> = None;
+        // Only the entries of the first and the last line are parsed.
+        let mut last = Vec::new();
         while let Some(record) = lines.next()? {
             let len = record.len() as u64;
-            let (change, stamp) = parse_record(record).map_err(|problem| lines.damaged(problem))?;
-            self.check(&stamp, || lines.number)?;
+            let parsed = Parts::of(record).and_then(|parts| {
+                last.clear();
+                last.extend_from_slice(parts.entry);
+                let first = replay.is_none().then(|| Entry::parse(parts.entry)).transpose()?;
+                Ok((first, parts.change(), parts.stamp()))
+            });
+            let (first, change, stamp) = parsed.map_err(|problem| lines.damaged(problem))?;
+            if let Some(first) = &first {
+                self.check(first, 1)?;
+            }
+            let change = change.map_err(|problem| lines.damaged(problem))?;
+            let stamp = stamp.map_err(|problem| lines.damaged(problem))?;
             visit(&change);
-            let taken = match (&mut replay, change) {
-                (Some(replay), change) => replay.take(change, &stamp, len),
-                (replay, Change::Create(state)) => {
-                    let stored = Stored::new(stamp.version, stamp.entry.created, *state);
+            let taken = match (&mut replay, first, change) {
+                (Some(replay), _, change) => replay.take(change, stamp, len),
+                (replay, Some(first), Change::Create(state)) => {
+                    let stored = Stored::new(stamp.version, first.created, *state);
                     let birth = (stamp.version, stamp.write);
                     *replay = Some(Replay { stored, birth, last: stamp.write, end: 0, void: 0 });
                     Ok(())
@@ -215,7 +207,11 @@ impl<'a> Log<'a> {
             };
             taken.map_err(|problem| lines.damaged(problem))?;
         }
-        Ok(replay.map(|replay| Replay { end: lines.end, ..replay }))
+        let Some(mut replay) = replay else { return Ok(None) };
+        let last = Entry::parse(&last).map_err(|problem| lines.damaged(problem))?;
+        self.check(&last, lines.number)?;
+        (replay.stored.updated, replay.end) = (last.updated, lines.end);
+        Ok(Some(replay))
     }
 }
 
@@ -232,7 +228,7 @@ pub(super) struct Replay {
 }
 
 impl Replay {
-    fn take(&mut self, change: Change, stamp: &Stamp, len: u64) -> Result<(), String> {
+    fn take(&mut self, change: Change, stamp: Stamp, len: u64) -> Result<(), String> {
         let (before, version) = (self.stored.version, stamp.version);
         let follows = match change {
             Change::Mark(_) => version == before && stamp.write == self.last,
@@ -257,7 +253,7 @@ impl Replay {
             }
             Change::Mark(mark) => self.stored.mark = Some(mark),
         }
-        self.stored.advance(version, stamp.entry.updated);
+        self.stored.advance(version, self.stored.updated);
         self.last = stamp.write;
         Ok(())
     }
@@ -266,24 +262,33 @@ impl Replay {
 /// The number of bytes that are read from a log at a time.
 const CHUNK: usize = 128 * 1024;
 
-/// The complete lines of a log.
+/// The complete lines of a file.
 pub(super) struct Lines<'a> {
-    log: &'a Log<'a>,
+    path: &'a Path,
+    file: &'a File,
     reader: BufReader<Take<&'a File>>,
+    len: u64,
     /// The line that was returned last.
     pub(super) line: Vec<u8>,
     /// The offset at which this line ends.
-    end: u64,
+    pub(super) end: u64,
     /// The number of this line, counted from 1.
     number: usize,
 }
 
-impl Lines<'_> {
+impl<'a> Lines<'a> {
+    /// Returns the lines of a file up to this length.
+    pub(super) fn of(path: &'a Path, mut file: &'a File, len: u64) -> Result<Self, StoreError> {
+        file.seek(SeekFrom::Start(0)).map_err(|error| failed("reading", path, error))?;
+        let reader = BufReader::with_capacity(CHUNK, file.take(len));
+        Ok(Self { path, file, reader, len, line: Vec::new(), end: 0, number: 0 })
+    }
+
     /// Returns the record of the next line, or `None` at the end or at an incomplete line.
     pub(super) fn next(&mut self) -> Result<Option<&[u8]>, StoreError> {
         self.line.clear();
         let read = self.reader.read_until(b'\n', &mut self.line);
-        let len = read.map_err(|error| self.log.place.failed("reading", error))? as u64;
+        let len = read.map_err(|error| failed("reading", self.path, error))? as u64;
         if len == 0 {
             return Ok(None);
         }
@@ -292,14 +297,24 @@ impl Lines<'_> {
                 (self.end, self.number) = (self.end + len, self.number + 1);
                 Ok(Some(record))
             }
-            Err(fault) if fault.torn && self.end + len == self.log.len => Ok(None),
-            Err(fault) => Err(self.log.damaged(self.number + 1, fault.problem)),
+            Err(fault) if fault.torn && self.end + len == self.len => Ok(None),
+            Err(fault) => Err(damaged(self.path, self.file, self.number + 1, fault.problem)),
         }
     }
 
     /// Returns an error for damage in the line that was returned last.
     pub(super) fn damaged(&self, problem: impl Into<String>) -> StoreError {
-        self.log.damaged(self.number, problem)
+        damaged(self.path, self.file, self.number, problem)
+    }
+}
+
+/// Returns an error for damage in this line, counted from 1. If the file has another format, returns an error that names
+/// it.
+fn damaged(path: &Path, file: &File, line: usize, problem: impl Into<String>) -> StoreError {
+    let place = format!("{}, line {line}", path.display());
+    match first_line(file).ok().and_then(|line| other_format(&line)) {
+        Some(found) => StoreError::UnknownFormat { place, found, known: FORMAT },
+        None => StoreError::damaged(place, problem),
     }
 }
 
@@ -369,7 +384,7 @@ mod tests {
     use super::*;
     use crate::store::{
         ConversationId, StateChange,
-        file_system::record::{Stamp, encode_record},
+        file_system::record::{RecordEnd, encode_record},
     };
 
     /// A line that is completed while the log is read counts as incomplete, because reading stops at the length that
@@ -381,9 +396,9 @@ mod tests {
         fs::create_dir(&folder).expect("a folder");
         let place = LogPath::new(&folder, &id);
         let (create, title) = (Change::Create(Box::default()), Change::State(StateChange::title("A talk")));
-        let stamp = Stamp::first(id.clone(), WriteId::generate(), &create);
-        let first = encode_record(&create, &stamp).expect("a line");
-        let later = encode_record(&title, &stamp.next(WriteId::generate(), &title)).expect("a line");
+        let end = RecordEnd::first(id.clone(), WriteId::generate(), &create);
+        let first = encode_record(&create, &end).expect("a line");
+        let later = encode_record(&title, &end.next(WriteId::generate(), &title)).expect("a line");
         let (begun, rest) = later.split_at(later.len() / 2);
         fs::write(&place.log, [&first, begun].concat()).expect("a log");
 

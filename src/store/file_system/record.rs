@@ -2,14 +2,14 @@
 //!
 //! ```text
 //! {"change":{…},"version":78,"write":"…","time":1763769601234,"entry":{…}}
-//!              └─ the stamp
+//!               └─ the stamp                                  └─ the entry
 //! ```
 //!
-//! A list reads only the stamp, which begins at the last `,"version":` of the record. No content can imitate this
-//! beginning. The change, which contains messages and inputs of tools, stands before it. Everything behind it is a
-//! number, a string or a member whose name is fixed in [`Stamp`] and [`Entry`], and none of these members but the first
-//! is named `version`. In a string, JSON escapes each quote, so a title can't contain `,"`. The names of labels, which
-//! applications choose, are strings in an array and not names of members, so no colon follows them.
+//! A list reads only the stamp and the entry, which begin at the last `,"version":` of the record. No content can
+//! imitate this text. The change, which contains messages and inputs of tools, stands before it. Everything behind it is
+//! a number, a string or a member whose name is fixed in [`Stamp`] and [`Entry`], and none of these members but the
+//! first is named `version`. In a string, JSON escapes each quote, so a title can't contain `,"`. The names of labels,
+//! which applications choose, are strings in an array and not names of members, so no colon follows them.
 
 use std::collections::HashSet;
 
@@ -34,6 +34,8 @@ pub(super) const FORMAT: u64 = 10;
 const CHANGE: &[u8] = b"{\"change\":";
 /// The beginning of a stamp.
 const STAMP: &[u8] = b",\"version\":";
+/// The beginning of an entry.
+const ENTRY: &[u8] = b",\"entry\":";
 
 /// The change that a write made.
 #[derive(Debug, Serialize, Deserialize)]
@@ -61,19 +63,18 @@ pub(super) struct Erasure {
     pub(super) last_run: Option<RunEnd>,
 }
 
-/// The members of a record after the change.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+/// The members of a record between the change and the entry.
+#[derive(Clone, Copy, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Stamp {
     /// The version of the conversation after the write.
     pub(super) version: Version,
     pub(super) write: WriteId,
     pub(super) time: Timestamp,
-    pub(super) entry: Entry,
 }
 
 /// The facts for a list, after the write.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Entry {
     format: u64,
@@ -106,6 +107,12 @@ fn from_pairs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Labels, D::E
 }
 
 impl Entry {
+    pub(super) fn parse(entry: &[u8]) -> Result<Self, String> {
+        let entry: Self = parse(entry)?;
+        let is_known = entry.format == FORMAT;
+        is_known.then_some(entry).ok_or_else(|| "it has another format version".to_owned())
+    }
+
     fn apply(&mut self, change: &Change, time: Timestamp) {
         match change {
             Change::Create(state) | Change::State(StateChange::Whole(state)) => self.describe(state),
@@ -146,8 +153,15 @@ impl Entry {
     }
 }
 
-impl Stamp {
-    /// Returns the stamp of the write that creates a conversation.
+/// The part of a record after its change.
+#[derive(Clone)]
+pub(super) struct RecordEnd {
+    pub(super) stamp: Stamp,
+    pub(super) entry: Entry,
+}
+
+impl RecordEnd {
+    /// Returns the end of the record of the write that creates a conversation.
     pub(super) fn first(id: ConversationId, write: WriteId, change: &Change) -> Self {
         let (time, labels) = (Timestamp::now(), Labels::NONE);
         let mut entry = Entry {
@@ -161,22 +175,22 @@ impl Stamp {
             turn: None,
         };
         entry.apply(change, time);
-        Self { version: Version::first(), write, time, entry }
+        Self { stamp: Stamp { version: Version::first(), write, time }, entry }
     }
 
-    /// Returns the stamp of the next write.
-    pub(super) fn next(&self, write: WriteId, change: &Change) -> Self {
+    /// Returns the end of the record of the next write.
+    pub(super) fn next(mut self, write: WriteId, change: &Change) -> Self {
         // The clock may have been set back since the last write, so the time is never earlier than that of the last
         // write.
-        let time = Timestamp::now().max(self.time);
-        let mut entry = self.entry.clone();
-        entry.apply(change, time);
-        Self { version: self.version.next(), write, time, entry }
+        let time = Timestamp::now().max(self.stamp.time);
+        self.entry.apply(change, time);
+        Self { stamp: Stamp { version: self.stamp.version.next(), write, time }, ..self }
     }
 
-    /// Parses the stamp at the end of a record, whose beginning may be missing.
+    /// Parses the end of a record, whose beginning may be missing.
     pub(super) fn parse(record: &[u8]) -> Result<Self, String> {
-        split(record).and_then(|(_, stamp)| parse_stamp(stamp))
+        let parts = Parts::of(record)?;
+        Ok(Self { stamp: parts.stamp()?, entry: Entry::parse(parts.entry)? })
     }
 
     pub(super) fn into_summary(self) -> Summary {
@@ -187,41 +201,54 @@ impl Stamp {
             updated,
             in_flight: turn.is_some(),
             waiting: turn.map_or(0, |waiting| u32::try_from(waiting).unwrap_or(u32::MAX)),
-            ..Summary::new(id, self.version, created)
+            ..Summary::new(id, self.stamp.version, created)
         }
     }
 }
 
-fn split(record: &[u8]) -> Result<(&[u8], &[u8]), String> {
-    let at = record.windows(STAMP.len()).rposition(|bytes| bytes == STAMP);
-    at.map(|at| record.split_at(at)).ok_or_else(|| "it does not contain a write".to_owned())
+/// The texts of the parts of a record.
+pub(super) struct Parts<'a> {
+    change: &'a [u8],
+    stamp: &'a [u8],
+    pub(super) entry: &'a [u8],
 }
 
-fn parse_stamp(stamp: &[u8]) -> Result<Stamp, String> {
-    let stamp: Stamp = parse(&[b"{", &stamp[1..]].concat())?;
-    if stamp.entry.format != FORMAT {
-        return Err(format!("it has format version {}", stamp.entry.format));
+impl<'a> Parts<'a> {
+    pub(super) fn of(record: &'a [u8]) -> Result<Self, String> {
+        let split = || {
+            let at = record.windows(STAMP.len()).rposition(|bytes| bytes == STAMP)?;
+            let (change, rest) = record.split_at(at);
+            let at = rest.windows(ENTRY.len()).position(|bytes| bytes == ENTRY)?;
+            let (stamp, entry) = (&rest[1..at], rest[at + ENTRY.len()..].strip_suffix(b"}")?);
+            Some(Self { change, stamp, entry })
+        };
+        split().ok_or_else(|| "it does not contain a write".to_owned())
     }
-    Ok(stamp)
-}
 
-/// Parses a record.
-pub(super) fn parse_record(record: &[u8]) -> Result<(Change, Stamp), String> {
-    let (change, stamp) = split(record)?;
-    let change = change.strip_prefix(CHANGE).ok_or_else(|| "it does not contain a write".to_owned())?;
-    Ok((parse(change)?, parse_stamp(stamp)?))
+    pub(super) fn change(&self) -> Result<Change, String> {
+        parse(self.change.strip_prefix(CHANGE).ok_or("it does not contain a write")?)
+    }
+
+    pub(super) fn stamp(&self) -> Result<Stamp, String> {
+        parse(&[b"{", self.stamp, b"}"].concat())
+    }
 }
 
 /// Returns the line of a write.
-pub(super) fn encode_record(change: &Change, stamp: &Stamp) -> Result<Vec<u8>, StoreError> {
+pub(super) fn encode_record(change: &Change, end: &RecordEnd) -> Result<Vec<u8>, StoreError> {
     let mut text = line::begin();
     text.extend_from_slice(CHANGE);
     push(&mut text, change);
     let at = text.len();
-    push(&mut text, stamp);
+    push(&mut text, &end.stamp);
+    // The stamp continues the record, so it has no braces.
     text[at] = b',';
+    text.pop();
+    text.extend_from_slice(ENTRY);
+    push(&mut text, &end.entry);
+    text.push(b'}');
     let line = line::finish(text);
-    let id = &stamp.entry.id;
+    let id = &end.entry.id;
     if line.len() > line::LONGEST {
         let problem = format!("its JSON is longer than {} bytes", line::LONGEST);
         return Err(StoreError::Unstorable { id: id.clone(), problem });

@@ -9,7 +9,7 @@ use std::io::{BufWriter, Write as _};
 use super::{
     log::{Log, Replay},
     place::try_lock,
-    record::{Change, encode_record, parse_record},
+    record::{Change, Parts, RecordEnd, encode_record},
 };
 use crate::{
     store::{StateChange, StoreError, StoredState, TurnChange},
@@ -47,12 +47,13 @@ pub(super) fn rewrite(log: &Log<'_>, erased: Option<&Erased>, last: &[u8]) -> Re
         let mut new = BufWriter::new(new);
         let mut lines = log.lines()?;
         while let Some(record) = lines.next()? {
-            let (mut change, mut stamp) = parse_record(record).map_err(|problem| lines.damaged(problem))?;
+            let parsed = Parts::of(record).and_then(|parts| Ok((parts.change()?, RecordEnd::parse(record)?)));
+            let (mut change, mut end) = parsed.map_err(|problem| lines.damaged(problem))?;
             if erased.is_some() {
-                stamp.entry.clear();
+                end.entry.clear();
             }
             if strip(&mut change, erased) || erased.is_some() {
-                new.write_all(&encode_record(&change, &stamp)?).map_err(failed)?;
+                new.write_all(&encode_record(&change, &end)?).map_err(failed)?;
             } else {
                 new.write_all(&lines.line).map_err(failed)?;
             }
@@ -62,8 +63,8 @@ pub(super) fn rewrite(log: &Log<'_>, erased: Option<&Erased>, last: &[u8]) -> Re
     replaced.map(drop)
 }
 
-/// Removes the record of a turn from a change. In an erasure, also removes the erased nodes, and the parts that the line
-/// of the erasure contains: states and ends of runs. Returns whether the change had a record.
+/// Removes the record of a turn from a change. In an erasure, also removes the erased nodes, and the parts that the
+/// line of the erasure contains: states and ends of runs. Returns whether the change had a record.
 fn strip(change: &mut Change, erased: Option<&Erased>) -> bool {
     let mut had_record = false;
     if let Change::Commit(commit) = change {

@@ -4,7 +4,7 @@ use super::{
     Durability, deleted,
     log::{Log, append},
     place::sync_folder,
-    record::{Change, Stamp, encode_record},
+    record::{Change, RecordEnd, Stamp, encode_record},
     rewrite::rewrite,
 };
 use crate::{
@@ -28,16 +28,16 @@ pub(super) fn create(
         error => error,
     })?;
     if tail.is_some() {
-        return match log.birth()? {
-            Some((version, id)) if id == write => settle(log, durability).map(|()| version),
+        return match log.find(|_| true)? {
+            Some(first) if first.write == write => settle(log, durability).map(|()| first.version),
             _ => Err(exists()),
         };
     }
     let change = Change::Create(Box::new(state));
-    let stamp = Stamp::first(place.id.clone(), write, &change);
+    let end = RecordEnd::first(place.id.clone(), write, &change);
     let fill = || {
         place.remove_new_log()?;
-        append(&place.log, &log.file, 0, true, &encode_record(&change, &stamp)?, durability)?;
+        append(&place.log, &log.file, 0, true, &encode_record(&change, &end)?, durability)?;
         sync_folder(place.folder, durability)
     };
     fill().inspect_err(|_| {
@@ -45,7 +45,7 @@ pub(super) fn create(
         // locked.
         let _ = place.remove_log();
     })?;
-    Ok(stamp.version)
+    Ok(end.stamp.version)
 }
 
 /// Appends a change, or rewrites the log for an erasure.
@@ -57,22 +57,19 @@ pub(super) fn change(
 ) -> Result<Version, StoreError> {
     let place = log.place;
     let tail = log.tail()?.ok_or_else(|| place.not_found())?;
-    let current = tail.stamp.version;
+    let last = tail.last.stamp;
+    let current = last.version;
     if write.base != current {
         let next = write.base.next();
-        let repeated = if next == current {
-            tail.stamp.write == write.id
-        } else {
-            next < current && log.write_of(next)? == Some(write.id)
-        };
-        return if repeated {
+        let is_it = |stamp: &Stamp| stamp.version == next && stamp.write == write.id;
+        return if is_it(&last) || next < current && log.find(is_it)?.is_some() {
             settle(log, durability).map(|()| next)
         } else {
             Err(StoreError::Conflict { id: place.id.clone(), current })
         };
     }
-    let stamp = tail.stamp.next(write.id, &change);
-    if stamp.version == current {
+    let end = tail.last.next(write.id, &change);
+    if end.stamp.version == current {
         let problem = "its version is the highest possible version".to_owned();
         return Err(StoreError::Unstorable { id: place.id.clone(), problem });
     }
@@ -82,12 +79,12 @@ pub(super) fn change(
         stored.erase(&erasure.erased);
         (erasure.state, erasure.last_run) = (stored.state, stored.last_run);
     }
-    let line = encode_record(&change, &stamp)?;
+    let line = encode_record(&change, &end)?;
     match &change {
         Change::Erase(erasure) => rewrite(log, Some(&erasure.erased), &line)?,
         _ => append(&place.log, &log.file, tail.end, tail.torn, &line, durability)?,
     }
-    Ok(stamp.version)
+    Ok(end.stamp.version)
 }
 
 /// Syncs a write that is already in the log. The process that wrote it may have died before the write was durable.
@@ -100,7 +97,7 @@ fn settle(log: &Log<'_>, durability: Durability) -> Result<(), StoreError> {
 /// snapshot.
 pub(super) fn mark(log: &Log<'_>, mark: EventId) -> Result<(), StoreError> {
     let Some(tail) = log.tail()? else { return Ok(()) };
-    let line = encode_record(&Change::Mark(mark), &tail.stamp)?;
+    let line = encode_record(&Change::Mark(mark), &tail.last)?;
     append(&log.place.log, &log.file, tail.end, tail.torn, &line, Durability::Process)
 }
 

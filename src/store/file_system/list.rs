@@ -14,7 +14,7 @@ use crate::{
 
 /// Returns the list entry of the conversation, if the conversation exists.
 pub(super) fn summary(place: &LogPath<'_>) -> Result<Option<Summary>, StoreError> {
-    match log::read(place, |log| log.listed()) {
+    match log::read(place, log::listed) {
         Ok(last) => Ok(last.map(RecordEnd::into_summary)),
         Err(StoreError::NotFound { .. }) => Ok(None),
         Err(error @ (StoreError::Damaged { .. } | StoreError::UnknownFormat { .. })) => {

@@ -62,6 +62,19 @@ pub(super) fn read<T>(
     }
 }
 
+/// Returns the end of the last record for a list, without checking any checksum. Usually reads only the last
+/// bytes of the log.
+pub(super) fn listed(log: &Log<'_>) -> Result<Option<RecordEnd>, StoreError> {
+    let from = log.len.saturating_sub(LISTED);
+    let last = read_at(&log.file, from, LISTED);
+    let mut last = last.map_err(|error| log.place.failed("reading", error))?;
+    last.truncate(usize::try_from(log.len - from).unwrap_or(usize::MAX));
+    match last.strip_suffix(line::END).map(RecordEnd::parse) {
+        Some(Ok(last)) => log.check(&last.entry, 1).map(|()| Some(last)),
+        _ => Ok(log.tail()?.map(|tail| tail.last)),
+    }
+}
+
 impl<'a> Log<'a> {
     fn open(place: &'a LogPath<'a>, options: &OpenOptions) -> Result<Option<Self>, StoreError> {
         // If the path leads to anything other than a file, it is not a conversation.
@@ -142,19 +155,6 @@ impl<'a> Log<'a> {
             return Err(lines.damaged(problem));
         }
         Ok(None)
-    }
-
-    /// Returns the end of the last record for a list, without checking any checksum. Usually reads only the last
-    /// bytes of the log.
-    pub(super) fn listed(&self) -> Result<Option<RecordEnd>, StoreError> {
-        let from = self.len.saturating_sub(LISTED);
-        let last = read_at(&self.file, from, LISTED);
-        let mut last = last.map_err(|error| self.place.failed("reading", error))?;
-        last.truncate(usize::try_from(self.len - from).unwrap_or(usize::MAX));
-        match last.strip_suffix(line::END).map(RecordEnd::parse) {
-            Some(Ok(last)) => self.check(&last.entry, 1).map(|()| Some(last)),
-            _ => Ok(self.tail()?.map(|tail| tail.last)),
-        }
     }
 
     /// Returns the first stamp that is wanted.
@@ -408,7 +408,7 @@ mod tests {
         writer.write_all(rest).expect("space on the disk");
         let titles = |log: &Log<'_>| {
             let replay = log.replay(|_| {}).expect("a valid log").expect("a conversation");
-            let listed = log.listed().expect("a valid log").expect("a conversation").into_summary();
+            let listed = listed(log).expect("a valid log").expect("a conversation").into_summary();
             (replay.stored.state.title, listed.title)
         };
         assert_eq!(titles(&log), (None, None));

@@ -76,11 +76,10 @@ struct Line {
 #[derive(Deserialize)]
 #[expect(dead_code, reason = "it only has to parse")]
 struct Record {
+    change: Option<Change>,
     version: Option<u64>,
     write: Option<String>,
     time: Option<u64>,
-    state_version: Option<u64>,
-    change: Option<Change>,
 }
 
 #[derive(Deserialize)]

@@ -6,7 +6,7 @@
 //! | store | keeps conversations in | use it for |
 //! | --- | --- | --- |
 //! | [`MemoryStore`] | memory | tests, and conversations that may be lost |
-//! | [`FileSystemStore`] | a folder, with one log per conversation | one machine, and people who read the files |
+//! | [`FileSystemStore`] | a folder, with one log per conversation | one machine, up to 10,000 conversations, and people who read the files |
 //! | `SqliteStore` (feature `sqlite`) | one file | one machine (recommended) |
 //! | `PostgresStore` (feature `postgres`) | a database | many machines |
 //!

@@ -62,7 +62,7 @@ pub enum StoreError {
         /// The description of the damage.
         problem: String,
     },
-    /// The content was written by a later version of the crate.
+    /// The content was written by a later version of the crate, or by an earlier one whose format is no longer read.
     UnknownFormat {
         /// The part of the store that has this format.
         place: String,
@@ -148,6 +148,11 @@ impl fmt::Display for StoreError {
                 )
             }
             Self::Damaged { place, problem } => write!(f, "{place} is damaged: {problem}"),
+            Self::UnknownFormat { place, found, known } if found < known => write!(
+                f,
+                "{place} has format version {found}, \
+                 this version of the crate reads only version {known}; export it with the version that wrote it"
+            ),
             Self::UnknownFormat { place, found, known } => write!(
                 f,
                 "{place} has format version {found}, \

@@ -23,66 +23,61 @@
 //!
 //! # Layout
 //!
-//! A conversation with the id `ID` has two files in the store's folder:
-//!
-//! | file | content |
-//! | --- | --- |
-//! | `ID.jsonl` | the log, which contains the whole conversation |
-//! | `ID.summary.json` | the entry in a list, so that lists need not open the log; it is rebuilt if it is missing, or if it names a different length than the log has |
+//! The store is made for up to 10,000 conversations. Each conversation has one file in the store's folder: the log
+//! `ID.jsonl`, which contains the whole conversation.
 //!
 //! In addition, the folder has the file `@deleted-usage.jsonl` if conversations with usage were deleted (see the
 //! section "Usage"). An [exclusive](FileSystemStoreBuilder::exclusive) store locks the file `@lock`. A file whose name
-//! ends in `.new` was created to replace another file. The store ignores all other files in the folder. Only the owner
-//! of a file can access it (mode 0600 on Unix). If the store creates the folder, only the owner of the folder can
-//! access it (mode 0700).
+//! ends in `.new` was created to replace a log. The store ignores all other files in the folder. Only the owner of a
+//! file can access it (mode 0600 on Unix). If the store creates the folder, only the owner of the folder can access it
+//! (mode 0700).
 //!
 //! # The log
 //!
-//! Each line is one JSON object. The first line describes the log itself. Each further line is one write, in the order
-//! of the writes:
+//! Each line is one JSON object and one write, in the order of the writes:
 //!
 //! ```text
-//! {"sum":"99c09ea4","len":       139,"record":{"format":"omni-agent conversation","format_version":2,"id":"…","created":1763769600000,"compactions":0}}
-//! {"sum":"5ba0f1c4","len":       174,"record":{"version":77,"write":"…","time":1763769600000,"state_version":77,"change":{"create":{"model":"anthropic:claude-sonnet-4-6"}}}}
-//! {"sum":"8d1f0c0e","len":       391,"record":{"version":78,"write":"…","time":1763769601234,"state_version":77,"change":{"commit":{"head":2,"nodes":[…]}}}}
+//! {"sum":"5ba0f1c4","len":       244,"record":{"change":{"create":{"model":"anthropic:claude-sonnet-4-6"}},"version":77,"write":"…","time":1763769600000,"entry":{…}}}
+//! {"sum":"8d1f0c0e","len":       591,"record":{"change":{"commit":{"head":2,"nodes":[…]}},"version":78,"write":"…","time":1763769601234,"entry":{…}}}
 //! ```
 //!
 //! `len` is the length of the record in bytes, padded with spaces to ten characters. `sum` is the CRC-32 of the record
 //! (as in zlib and PNG), in eight hexadecimal digits. Times are milliseconds since 1970. A record contains the version
-//! after the write, the write's id, and the last version that changed the state. While a turn in flight is recorded,
-//! each record also has a `turn`: its id, the times of its first and its last record, the number of tool uses that wait
-//! for a decision, and the last version that changed these tool uses. A commit that only records usage, the turn in
-//! flight or the end of a run has the same time as the line before it. The `change` of a record is one of:
+//! after the write and the write's id. The `entry` contains the facts for a list, as they are after the write: the
+//! version of the format, the id, the times of the creation and of the last write that counts in lists, the head, the
+//! title, the labels and, if a turn is in flight, the number of its tool uses that wait for a decision. The `change` of
+//! a record is one of:
 //!
 //! | change | content |
 //! | --- | --- |
-//! | `create`, `state` | the whole state: model, system, options, limits, title, labels |
-//! | `title` | the title, or null |
-//! | `labels` | all labels |
+//! | `create` | the state: model, system, options, limits, title, labels |
 //! | `commit` | the head and, if present, changed cursors, the state, new nodes (id, parent, message, usage), rows of the usage ledger, and a record of the turn in flight or the end of a run |
-//! | `compacted` | the combined effect of removed lines: state, head, all cursors, the id of the next node, the last run, the last event, and the versions and writes of those lines |
+//! | `state` | the whole state, only the title, or all labels |
+//! | `erase` | the ids of the erased nodes, the head, the id of the next node, the state, and the end of the last run |
+//! | `mark` | the last event of a session's feed, which [`Store::release_at`] has recorded. The line is not a write. It has the version and the id of the line before it |
 //!
 //! Any tool for JSON Lines can read a log: `jq '.record.change.commit.nodes[]?.message' ID.jsonl`.
 //!
 //! # Writes
 //!
-//! A write locks the log (`flock` on Unix), reads its first and last line, compares versions, appends its line, syncs
-//! it (`fdatasync`) and unlocks the log. The duration does not depend on the length of the conversation. Between
-//! writes, the store holds no descriptor, memory or lock. If another writer holds the lock, a write waits, by default
-//! for up to five seconds. Then it fails with [`StoreError::Busy`].
+//! A write locks the log (`flock` on Unix), reads its last line, compares versions, appends its line, syncs it
+//! (`fdatasync`) and unlocks the log. The duration does not depend on the length of the conversation. Between writes,
+//! the store holds no descriptor, memory or lock. If another writer holds the lock, a write waits, by default for up to
+//! five seconds. Then it fails with [`StoreError::Busy`].
 //!
 //! A crash can leave an incomplete line at the end of the log. The write of such a line was never acknowledged, and the
 //! next write removes the line. Every other line that does not match its length and sum is
-//! [damage](StoreError::Damaged), and the error names the file and the line.
+//! [damage](StoreError::Damaged), and the error names the file and the line. A conversation whose first line is
+//! incomplete does not exist.
 //!
-//! If a log has no summary, the next list reads the log and saves a summary. If the log is damaged, or the summary
-//! can't be saved, the store keeps the list entry in memory until the log is written to. Lists by labels read all
-//! summaries. The store does not support searches.
+//! The time of a line is never earlier than the time of the line before it, even if the clock was set back.
 //!
-//! State, titles and moves in the tree that later lines replaced stay in the log at first. If the store finds during
-//! loading that they outweigh the nodes and the usage, it rewrites the log without them, syncs the new log, and renames
-//! it into place. The new log is locked from before the renaming until the folder is synced. A log that belongs to
-//! another user, or that is reached through a symbolic link, is never rewritten.
+//! # Lists
+//!
+//! A list reads the last 16 KiB of each log, and from it the entry in the last line. It checks no checksum: a load
+//! does. If the entry is longer, or the last line is incomplete, the list reads the end of the log as a write does.
+//! Lists of turns read the whole logs of the conversations whose entry shows a turn. The store does not support
+//! searches.
 //!
 //! # Turns in flight
 //!
@@ -91,22 +86,21 @@
 //! Reading the log adds the records up. A record that can't be read, for example because a later version of the crate
 //! has written it, does not make the log unreadable: the turn is returned with its damage.
 //!
-//! The summary contains the tool uses that wait for a decision, and is saved when they change. Lists of turns read the
-//! summaries, and the last lines of each log that has a turn in flight. A log is not compacted while a turn is in
-//! flight. Compaction removes the records of turns that have ended.
-//!
-//! [`Store::release_at`] saves the last event of a session's feed in the summary. If the summary is lost, readers of the
-//! feed get a snapshot.
+//! If a load finds more than 1 MiB, and more than half of the log, in records of turns that have ended, it rewrites the
+//! log without these records. All lines stay, with their versions and writes. The new log is written to a new file,
+//! synced, and renamed into place, and the folder is synced. The new log is locked from before the renaming until the
+//! folder is synced. A log with a turn in flight is not rewritten, and neither is a log that belongs to another user or
+//! is reached through a symbolic link.
 //!
 //! # Erasure
 //!
-//! [`Store::erase`] rewrites the log in the same way as compaction. Lines with erased nodes are written again without
-//! these nodes, and keep their usage. The last line is a `compacted` line, whose version and write are those of the
-//! erasure. After a crash at any moment, the erasure is either complete or has not happened. If the log can't be
-//! rewritten, because it belongs to another user or is reached through a symbolic link, `erase` fails and nothing
+//! [`Store::erase`] rewrites the log in the same way, also while a turn is in flight. The lines stay without the erased
+//! nodes, the records of turns, the ends of runs, the titles, the labels and the states. They keep their usage. The last
+//! line records the erasure. It contains the state, and the end of the last run without messages. After a crash at any
+//! moment, the erasure is either complete or has not happened. If the log can't be rewritten, `erase` fails and nothing
 //! changes.
 //!
-//! A delete removes both files, and temporary versions of them that a crash has left behind.
+//! A delete removes the log, and a new log that a crash has left behind.
 //!
 //! After an erasure or a delete, no file in the folder contains the text. The bytes stay on the disk until the file
 //! system reuses their space. Backups, snapshots and other names of the old log (hard links) keep the text.
@@ -117,32 +111,19 @@
 //! for each new node with usage. [`Store::usage`] reads the log. [`Store::used`] reads all logs in the folder that have
 //! the labels, and fails if one of them is damaged.
 //!
-//! Before a delete removes a log, it adds the sums of the conversation's usage to `@deleted-usage.jsonl`, by hour and
-//! model, with the labels. The lines of this file have the form of the lines of a log. They contain neither ids of
-//! conversations nor messages. If the log can't be read, it is deleted without its sums, and a warning is logged.
+//! Before a delete removes a log, it adds a line to `@deleted-usage.jsonl`, and syncs it. The line contains the sums of
+//! the conversation's usage by hour and model, the labels, and the conversation's birth: its first version and write.
+//! It contains neither the id of the conversation nor messages. It has the frame of a line of a log. If the log can't
+//! be read, it is deleted without its sums, and a warning is logged.
 //!
-//! | line | content |
-//! | --- | --- |
-//! | the first | the format, its version, and the length of the other lines right after the last merge |
-//! | `deleted` | the first version and write of the conversation, its labels, and the sums |
-//! | `removed` | the first version and write of a conversation whose log was removed |
-//! | `merged` | the sums of many conversations with the same labels |
-//!
-//! A conversation counts once, even if a crash interrupts its delete: while its log exists, its `deleted` line does not
-//! count. When the file is longer than 1 MiB and more than twice as long as after the last merge, the store replaces
-//! the lines of removed conversations with `merged` lines. A delete locks this file while it works.
+//! A conversation counts once, even if a crash interrupts its delete: a line whose birth still has a log does not
+//! count, and of several lines with the same birth, the last one counts. If the file is damaged, the next delete
+//! renames it to `@deleted-usage.TIME.jsonl`, logs a warning, and begins a new file.
 //!
 //! # Versions of the format
 //!
-//! The first line names the version of the format. New logs have version 2. This version of the crate and later ones
-//! can read logs of both versions. If a log has a later version than the crate knows, it is rejected with
-//! [`StoreError::UnknownFormat`].
-//!
-//! Version 2 added labels, rows of the usage ledger, records of turns, ends of runs, and erasures. The first write that
-//! contains one of these additions rewrites a log of version 1 with a first line of version 2, before it appends its
-//! own line. All other writes leave the version as it is, so that earlier versions of the crate can continue the log.
-//! If a log of version 1 can't be rewritten, because it belongs to another user or is reached through a symbolic link,
-//! these writes fail.
+//! The entry of each line names the version of the format, which is 10. If a log or `@deleted-usage.jsonl` has another
+//! version, it is rejected with [`StoreError::UnknownFormat`].
 //!
 //! # Requirements
 //!
@@ -151,17 +132,13 @@
 //! can't both exist: creating the second id fails.
 
 mod builder;
-mod compact;
-mod erase;
-mod format;
-mod ledger;
+mod deleted;
 mod line;
-mod lines;
+mod list;
 mod log;
 mod place;
-mod read;
-mod summary;
-mod turns;
+mod record;
+mod rewrite;
 mod write;
 
 pub use builder::{Durability, FileSystemStoreBuilder};
@@ -180,7 +157,11 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use self::{format::Change, ledger::KeptFile, log::Lock, place::ConversationFolder, summary::Findings};
+use self::{
+    log::{Lock, Log},
+    place::LogPath,
+    record::{Change, Erasure},
+};
 use super::{
     Commit, ConversationId, Filter, Lease, Page, StateChange, Store, StoreError, Stored, StoredState,
     Summary, TurnSummary, Turns, Version, Write, WriteId,
@@ -213,48 +194,28 @@ use crate::{
 /// # }
 /// ```
 #[derive(Clone)]
-pub struct FileSystemStore(Arc<Inner>);
+pub struct FileSystemStore(Arc<FilesShared>);
 
-struct Inner {
+struct FilesShared {
     folder: PathBuf,
     durability: Durability,
     lock_wait: Duration,
-    findings: Findings,
     /// The lock on the folder, which excludes other exclusive stores as long as the file is open.
     exclusive: Option<File>,
 }
 
-/// The first and the longest pause between attempts to get a lock. Each pause is twice as long as the previous one.
+/// The first and the longest pause between attempts to get a lock.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(32));
 
-/// The result of an attempt to run an action under a lock.
-enum Tried<T, F> {
-    Done(T),
-    Missing,
-    Taken(F),
-}
-
-/// The time that an operation has waited for a lock.
-struct LockWait {
-    begun: Instant,
-    pause: Duration,
-}
-
-impl LockWait {
-    fn new() -> Self {
-        Self { begun: Instant::now(), pause: PAUSES.0 }
+/// Waits before the next attempt to lock this file. Fails if the operation, which began at `begun`, has waited too long.
+async fn pause(begun: Instant, lock_wait: Duration, file: &Path) -> Result<(), StoreError> {
+    let waited = begun.elapsed();
+    if waited >= lock_wait {
+        return Err(StoreError::Busy { place: file.display().to_string(), waited });
     }
-
-    /// Waits before the next attempt to lock this file. Fails if the operation has waited too long.
-    async fn pause(&mut self, lock_wait: Duration, file: &Path) -> Result<(), StoreError> {
-        let waited = self.begun.elapsed();
-        if waited >= lock_wait {
-            return Err(StoreError::Busy { place: file.display().to_string(), waited });
-        }
-        sleep(self.pause.min(lock_wait.saturating_sub(waited))).await;
-        self.pause = (self.pause * 2).min(PAUSES.1);
-        Ok(())
-    }
+    // Each pause is about as long as all pauses before it.
+    sleep(waited.clamp(PAUSES.0, PAUSES.1).min(lock_wait.saturating_sub(waited))).await;
+    Ok(())
 }
 
 impl FileSystemStore {
@@ -293,32 +254,40 @@ impl FileSystemStore {
     ) -> Result<Option<T>, StoreError>
     where
         T: Send + 'static,
-        F: FnOnce(&ConversationFolder<'_>, &File, Durability) -> Result<T, StoreError> + Send + 'static,
+        F: FnOnce(&Log<'_>, Durability) -> Result<T, StoreError> + Send + 'static,
     {
-        let mut waiting = LockWait::new();
+        let begun = Instant::now();
         loop {
-            let tried = self.at(id, move |place, inner| match log::lock(place, create)? {
-                Lock::Held(file) => action(place, &file, inner.durability).map(Tried::Done),
-                Lock::Missing => Ok(Tried::Missing),
-                Lock::Taken => Ok(Tried::Taken(action)),
+            let tried = self.at(id, move |place, shared| match Log::lock(place, create)? {
+                Lock::Held(log) => action(&log, shared.durability).map(|done| Ok(Some(done))),
+                Lock::Missing => Ok(Ok(None)),
+                Lock::Taken => Ok(Err(action)),
             });
             action = match tried.await? {
-                Tried::Done(done) => return Ok(Some(done)),
-                Tried::Missing => return Ok(None),
-                Tried::Taken(action) => action,
+                Ok(done) => return Ok(done),
+                Err(action) => action,
             };
-            waiting.pause(self.0.lock_wait, &ConversationFolder::new(&self.0.folder, id).log()).await?;
+            pause(begun, self.0.lock_wait, &LogPath::new(&self.0.folder, id).log).await?;
         }
     }
 
-    /// Runs an action with the conversation's files, on a thread where blocking is allowed.
+    /// Runs an action with the place of the conversation's log, on a thread where blocking is allowed.
     async fn at<T: Send + 'static>(
         &self,
         id: &ConversationId,
-        action: impl FnOnce(&ConversationFolder<'_>, &Inner) -> Result<T, StoreError> + Send + 'static,
+        action: impl FnOnce(&LogPath<'_>, &FilesShared) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let (inner, id) = (Arc::clone(&self.0), id.clone());
-        blocking(move || action(&ConversationFolder::new(&inner.folder, &id), &inner)).await
+        let (shared, id) = (Arc::clone(&self.0), id.clone());
+        blocking(move || action(&LogPath::new(&shared.folder, &id), &shared)).await
+    }
+
+    /// Reads a log.
+    async fn read<T: Send + 'static>(
+        &self,
+        id: &ConversationId,
+        read: impl Fn(&Log<'_>) -> Result<Option<T>, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        self.at(id, move |place, _| log::read(place, read)?.ok_or_else(|| place.not_found())).await
     }
 
     async fn change(
@@ -328,9 +297,8 @@ impl FileSystemStore {
         change: Change,
     ) -> Result<Version, StoreError> {
         let write = *write;
-        let changed = self.locked(id, false, move |place, file, durability| {
-            write::change(place, file, &write, &change, durability)
-        });
+        let changed =
+            self.locked(id, false, move |log, durability| write::change(log, &write, change, durability));
         changed.await?.ok_or_else(|| StoreError::NotFound { id: id.clone() })
     }
 }
@@ -357,9 +325,8 @@ impl Store for FileSystemStore {
         state: &StoredState,
     ) -> Result<Version, StoreError> {
         let state = state.clone();
-        let created = self.locked(id, true, move |place, file, durability| {
-            write::create(place, file, write, state, durability)
-        });
+        let created =
+            self.locked(id, true, move |log, durability| write::create(log, write, state, durability));
         // `None` is not expected here. If the folder is missing, `locked` has already failed.
         created.await?.ok_or_else(|| StoreError::NotFound { id: id.clone() })
     }
@@ -379,36 +346,22 @@ impl Store for FileSystemStore {
         write: &Write,
         change: &StateChange,
     ) -> Result<Version, StoreError> {
-        let change = match change {
-            StateChange::Whole(state) => Change::State(state.clone()),
-            StateChange::Title(title) => Change::Title(title.clone()),
-            StateChange::Labels(labels) => Change::Labels(labels.clone()),
-        };
-        self.change(id, write, change).await
+        self.change(id, write, Change::State(change.clone())).await
     }
 
     async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
-        self.at(id, |place, _| {
-            let loaded = log::read_log(place, |log| {
-                let replay = read::replay(log)?;
-                Ok(replay.map(|mut replay| {
-                    compact::tidy(log, &replay);
-                    let version = replay.stored.version;
-                    replay.stored.mark = turns::mark_at(place, version).or(replay.stored.mark);
-                    replay.stored
-                }))
-            });
-            loaded?.ok_or_else(|| StoreError::NotFound { id: place.id().clone() })
+        self.read(id, |log| {
+            let replay = log.replay(|_| {})?;
+            Ok(replay.map(|replay| {
+                rewrite::tidy(log, &replay);
+                replay.stored
+            }))
         })
         .await
     }
 
     async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError> {
-        self.at(id, |place, inner| {
-            summary::summarise(place, &inner.findings, &mut 0)?
-                .ok_or_else(|| StoreError::NotFound { id: place.id().clone() })
-        })
-        .await
+        self.at(id, |place, _| list::summary(place)?.ok_or_else(|| place.not_found())).await
     }
 
     async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
@@ -416,8 +369,8 @@ impl Store for FileSystemStore {
     }
 
     async fn list_where(&self, filter: &Filter, page: Page) -> Result<Vec<Summary>, StoreError> {
-        let (inner, filter) = (Arc::clone(&self.0), filter.clone());
-        blocking(move || summary::list(&inner.folder, &inner.findings, &filter, page)).await
+        let (shared, filter) = (Arc::clone(&self.0), filter.clone());
+        blocking(move || list::list(&shared.folder, &filter, page)).await
     }
 
     fn keeps_usage(&self) -> bool {
@@ -425,17 +378,13 @@ impl Store for FileSystemStore {
     }
 
     async fn usage(&self, id: &ConversationId, page: Page) -> Result<Vec<UsageRow>, StoreError> {
-        self.at(id, move |place, _| {
-            let ledger = log::read_log(place, read::ledger)?;
-            let rows = ledger.ok_or_else(|| StoreError::NotFound { id: place.id().clone() })?.rows;
-            Ok(rows.into_iter().rev().skip(page.offset).take(page.limit).collect())
-        })
-        .await
+        let rows = self.read(id, deleted::ledger).await?.rows;
+        Ok(rows.into_iter().rev().skip(page.offset).take(page.limit).collect())
     }
 
     async fn used(&self, filter: &Filter, period: Range<Timestamp>) -> Result<Vec<UsageSum>, StoreError> {
-        let (inner, filter) = (Arc::clone(&self.0), filter.clone());
-        blocking(move || ledger::used(&inner.folder, &inner.findings, &filter, &period)).await
+        let (shared, filter) = (Arc::clone(&self.0), filter.clone());
+        blocking(move || deleted::used(&shared.folder, &filter, &period)).await
     }
 
     fn erases(&self) -> bool {
@@ -448,11 +397,8 @@ impl Store for FileSystemStore {
         write: &Write,
         erased: &Erased,
     ) -> Result<Version, StoreError> {
-        let (write, erased) = (*write, erased.clone());
-        let done = self.locked(id, false, move |place, file, durability| {
-            erase::erase(place, file, &write, &erased, durability)
-        });
-        done.await?.ok_or_else(|| StoreError::NotFound { id: id.clone() })
+        let erasure = Erasure { erased: erased.clone(), state: StoredState::default(), last_run: None };
+        self.change(id, write, Change::Erase(Box::new(erasure))).await
     }
 
     fn keeps_turns(&self) -> bool {
@@ -460,8 +406,8 @@ impl Store for FileSystemStore {
     }
 
     async fn turns(&self, which: Turns, filter: &Filter, page: Page) -> Result<Vec<TurnSummary>, StoreError> {
-        let (inner, filter) = (Arc::clone(&self.0), filter.clone());
-        blocking(move || turns::list(&inner.folder, &inner.findings, which, &filter, &page)).await
+        let (shared, filter) = (Arc::clone(&self.0), filter.clone());
+        blocking(move || list::turns(&shared.folder, which, &filter, &page)).await
     }
 
     async fn release_at(
@@ -471,21 +417,18 @@ impl Store for FileSystemStore {
         mark: Option<EventId>,
     ) -> Result<(), StoreError> {
         let Some(mark) = mark else { return Ok(()) };
-        let marked = self.locked(id, false, move |place, file, _| match log::Log::open(place, file)? {
-            Some(log) => turns::mark(&log, mark),
-            None => Ok(()),
-        });
+        let marked = self.locked(id, false, move |log, _| write::mark(log, mark));
         marked.await.map(Option::unwrap_or_default)
     }
 
     async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
-        let mut waiting = LockWait::new();
+        let begun = Instant::now();
         loop {
             match self.locked(id, false, write::delete).await? {
                 Some(true) => return Ok(()),
-                Some(false) => waiting.pause(self.0.lock_wait, &KeptFile::path(&self.0.folder)).await?,
-                // A crash may have removed the log but not the other files, so remove these too.
-                None => return self.at(id, |place, _| place.remove_beside()).await,
+                Some(false) => pause(begun, self.0.lock_wait, &deleted::path(&self.0.folder)).await?,
+                // A crash may have removed the log but not a new log, so remove this too.
+                None => return self.at(id, |place, _| place.remove_new_log()).await,
             }
         }
     }

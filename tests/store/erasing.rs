@@ -4,13 +4,15 @@ use std::fs;
 
 use omni_agent::{
     message::{Message, RequestEnd, Timestamp, Usage, UsageRow},
+    run::{KnownPrompt, PromptState, RunEnd, RunOutcome, TurnRecord},
     store::{
-        Commit, Filter, Page, StateChange, Store, StoreError, Stored, StoredState, Version, Write, WriteId,
+        Commit, Filter, Labels, MemoryStore, Page, StateChange, Store, StoreError, Stored, StoredState,
+        Version, Write, WriteId,
     },
     tree::{Erased, Node, Tree},
 };
 
-use crate::support::{Folder, id, node};
+use crate::support::{Folder, create, id, node, says};
 
 const SECRET: &str = "the secret of this test";
 
@@ -84,7 +86,7 @@ async fn erase_leaves_no_text_in_the_folder_and_keeps_the_rest() {
     let erased_at = store.erase(&id("a"), &Write::on(version), &erased).await.unwrap();
     assert_eq!(erased_at, version.next());
     assert_eq!(found(&folder), [""; 0]);
-    assert_eq!(folder.names(), ["a.jsonl", "a.summary.json"]);
+    assert_eq!(folder.names(), ["a.jsonl"]);
 
     expected.erase(&erased);
     for _ in 0..2 {
@@ -95,12 +97,11 @@ async fn erase_leaves_no_text_in_the_folder_and_keeps_the_rest() {
         assert_eq!(ledger(&store).await, before, "the ledger keeps its rows");
         let summary = store.list(Page::default()).await.unwrap().remove(0);
         assert_eq!((&summary.title, summary.version), (&expected.state.title, erased_at));
-        fs::remove_file(folder.summary(&id("a"))).unwrap();
     }
 }
 
 #[tokio::test]
-async fn erase_and_compaction_in_turns_bring_nothing_back() {
+async fn repeated_erasures_bring_nothing_back() {
     let folder = Folder::new();
     let store = folder.quick_store().await;
     let mut expected = {
@@ -118,22 +119,12 @@ async fn erase_and_compaction_in_turns_bring_nothing_back() {
         expected.version = store.erase(&id("a"), &write, &erased).await.unwrap();
         writes.push((write, expected.version));
         expected.erase(&erased);
-        // Let the log outgrow the size above which the store compacts it.
-        for number in 0..200 {
-            let title = format!("{number} {}", "long ".repeat(100));
-            let change = StateChange::title(&title);
-            let write = Write::on(expected.version);
-            expected.version = store.save_state(&id("a"), &write, &change).await.unwrap();
-            expected.state.title = Some(title);
-        }
-        let size = || fs::metadata(folder.log(&id("a"))).unwrap().len();
-        let outgrown = size();
-        for _ in 0..2 {
-            let stored = store.load(&id("a")).await.unwrap();
-            expected.updated = stored.updated;
-            assert_eq!(stored, expected);
-        }
-        assert!(size() < outgrown / 2, "it was compacted");
+        let stored = store.load(&id("a")).await.unwrap();
+        expected.updated = stored.updated;
+        assert_eq!(stored, expected);
+        let title = StateChange::title("after the erasure");
+        expected.version = store.save_state(&id("a"), &Write::on(expected.version), &title).await.unwrap();
+        expected = store.load(&id("a")).await.unwrap();
         assert_eq!(ledger(&store).await, used);
         for (write, version) in &writes {
             let repeated = store.erase(&id("a"), write, &erased).await.unwrap();
@@ -206,4 +197,68 @@ async fn erase_that_cannot_write_a_new_log_changes_nothing() {
     fs::remove_dir(folder.path().join("a.jsonl.new")).unwrap();
     store.erase(&id("a"), &write, &erased).await.unwrap();
     assert_eq!(found(&folder), [""; 0]);
+}
+
+/// An erasure may remove a message whose words an earlier title, label or system prompt repeats.
+#[tokio::test]
+async fn erase_removes_replaced_states_and_records_of_turns() {
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    let of_state = |text: &str| {
+        let labels = Labels::new([("topic", text)]).unwrap();
+        StoredState::default().with_title(text).with_system(text).with_labels(labels)
+    };
+    let version = store.create(&id("a"), WriteId::generate(), &of_state(SECRET)).await.unwrap();
+    let first = Commit::new(Some(node(1))).with_nodes([Node::new(node(1), None, Message::user("Hi"))]);
+    let version =
+        store.commit(&id("a"), &Write::on(version), &first.with_state(of_state(SECRET))).await.unwrap();
+    let mut version = version;
+    for change in [StateChange::title(SECRET), StateChange::whole(of_state(SECRET))] {
+        version = store.save_state(&id("a"), &Write::on(version), &change).await.unwrap();
+    }
+    let state = of_state("another");
+    let change = StateChange::whole(state.clone());
+    version = store.save_state(&id("a"), &Write::on(version), &change).await.unwrap();
+    let turn = TurnRecord::new(1, "00112233445566778899aabbccddeeff".parse().unwrap(), SECRET)
+        .with_head(node(1))
+        .with_append(vec![Message::user(SECRET).into()]);
+    let recorded = Commit::new(Some(node(1))).with_usage([row(5)]).with_turn(turn);
+    let write = Write::on(version);
+    version = store.commit(&id("a"), &write, &recorded).await.unwrap();
+    assert_eq!(found(&folder), ["a.jsonl"]);
+    let before = store.load(&id("a")).await.unwrap();
+    let mut tree = Tree::hydrate(before.nodes.clone(), before.head, before.cursors.clone()).unwrap();
+    let erased = tree.erase(node(1)).unwrap();
+    store.erase(&id("a"), &Write::on(version), &erased).await.unwrap();
+    assert_eq!(found(&folder), [""; 0]);
+    let after = store.load(&id("a")).await.unwrap();
+    assert_eq!((after.state, after.turn, after.used), (state, None, before.used));
+    assert!(!store.summary(&id("a")).await.unwrap().in_flight);
+    assert_eq!(store.commit(&id("a"), &write, &recorded).await.unwrap(), version, "the write is known");
+}
+
+/// An erasure keeps the outcomes of prompts of the last end of a run only.
+#[tokio::test]
+async fn erase_keeps_what_a_memory_store_keeps_of_ends_of_runs() {
+    let prompt = || vec![KnownPrompt::new("p", PromptState::InFlight)];
+    let end = || RunEnd::new(RunOutcome::Cancelled).with_unanswered(vec![Message::user(SECRET).into()]);
+    let ends = [vec![end()], vec![end().with_prompts(prompt())], vec![end().with_prompts(prompt()), end()]];
+    for ends in ends {
+        let folder = Folder::new();
+        let (files, memory) = (folder.quick_store().await, MemoryStore::new());
+        let mut last = Vec::new();
+        for store in [&files as &dyn Store, &memory] {
+            let mut version = create(store, &id("a")).await;
+            version = store.commit(&id("a"), &Write::on(version), &says(1, "Hi")).await.unwrap();
+            for end in &ends {
+                let ended = Commit::new(Some(node(1))).with_usage([]).with_run_end(end.clone());
+                version = store.commit(&id("a"), &Write::on(version), &ended).await.unwrap();
+            }
+            let erased = serde_json::from_str(r#"{"nodes": [1], "head": null, "next": 2}"#).unwrap();
+            store.erase(&id("a"), &Write::on(version), &erased).await.unwrap();
+            last.push(store.load(&id("a")).await.unwrap().last_run);
+        }
+        assert_eq!(last[0], last[1]);
+        assert_eq!(found(&folder), [""; 0]);
+    }
 }

@@ -1,4 +1,4 @@
-//! The file-system store: the conformance suite, settings, locks, permissions and summaries.
+//! The file-system store: the conformance suite, settings, locks, permissions and lists.
 
 use std::{
     fs::{self, File},
@@ -7,12 +7,12 @@ use std::{
 };
 
 use async_trait::async_trait;
-use omni_agent::store::{
-    ConversationId, FileSystemStore, Page, StateChange, Store, StoreError, StoredState, Write, WriteId,
-    conformance,
-};
+use omni_agent::store::{ConversationId, FileSystemStore, Page, Store, StoreError, Write, conformance};
 
-use crate::support::{Folder, commit, create, id, says};
+use crate::{
+    full::{check_all, create_all},
+    support::{Folder, commit, create, id, says},
+};
 
 struct Subject {
     folder: Folder,
@@ -72,6 +72,13 @@ async fn suite_on_file_system_store_passes() {
 }
 
 #[tokio::test]
+async fn load_returns_everything_that_commits_can_contain() {
+    let folder = Folder::new();
+    create_all(&folder.quick_store().await).await;
+    check_all(&folder.quick_store().await).await;
+}
+
+#[tokio::test]
 async fn open_without_folder_creates_it() {
     let folder = Folder::new();
     let inner = folder.path().join("a/b");
@@ -103,12 +110,12 @@ async fn delete_leaves_nothing_behind() {
     let folder = Folder::new();
     let store = folder.store().await;
     create(&store, &id("a")).await;
-    assert_eq!(folder.names(), ["a.jsonl", "a.summary.json"]);
+    assert_eq!(folder.names(), ["a.jsonl"]);
     fs::write(folder.path().join("a.jsonl.new"), "left by a crash").unwrap();
     store.delete(&id("a")).await.unwrap();
     assert_eq!(folder.names(), [""; 0]);
 
-    fs::write(folder.summary(&id("a")), "left by a crash").unwrap();
+    fs::write(folder.path().join("a.jsonl.new"), "left by a crash").unwrap();
     store.delete(&id("a")).await.unwrap();
     assert_eq!(folder.names(), [""; 0]);
 }
@@ -157,75 +164,6 @@ async fn write_while_another_holds_the_lock_continues_when_it_is_free() {
 }
 
 #[tokio::test]
-async fn list_without_summaries_recreates_them() {
-    let folder = Folder::new();
-    let store = folder.store().await;
-    let version = create(&store, &id("a")).await;
-    let title = StateChange::title("A talk");
-    let version = store.save_state(&id("a"), &Write::on(version), &title).await.unwrap();
-    commit(&store, &id("a"), version, 1, "Hi").await;
-    create(&store, &id("b")).await;
-    let before = store.list(Page::default()).await.unwrap();
-    assert_eq!(before.iter().find(|summary| summary.id == id("a")).unwrap().title.as_deref(), Some("A talk"));
-
-    for broken in [None, Some(""), Some("{\"format_version\":1"), Some("\0\0\0\0")] {
-        for id in [id("a"), id("b")] {
-            match broken {
-                None => fs::remove_file(folder.summary(&id)).unwrap(),
-                Some(content) => fs::write(folder.summary(&id), content).unwrap(),
-            }
-        }
-        assert_eq!(store.list(Page::default()).await.unwrap(), before, "with summaries {broken:?}");
-        assert!(
-            fs::read_to_string(folder.summary(&id("a"))).unwrap().contains("A talk"),
-            "the summary was not recreated"
-        );
-    }
-}
-
-#[tokio::test]
-async fn list_after_commits_updates_the_summaries() {
-    let folder = Folder::new();
-    let store = folder.store().await;
-    let version = create(&store, &id("a")).await;
-    let old = fs::read_to_string(folder.summary(&id("a"))).unwrap();
-    let version = commit(&store, &id("a"), version, 1, "Hi").await;
-    assert_eq!(fs::read_to_string(folder.summary(&id("a"))).unwrap(), old, "a commit writes only the log");
-    let listed = store.list(Page::default()).await.unwrap();
-    let new = fs::read_to_string(folder.summary(&id("a"))).unwrap();
-    assert!(new.contains(&format!("\"version\":{version}")), "{new}");
-    assert_eq!(store.list(Page::default()).await.unwrap(), listed);
-}
-
-#[tokio::test]
-async fn list_with_an_outdated_summary_shows_the_title() {
-    let folder = Folder::new();
-    let store = folder.store().await;
-    let version = create(&store, &id("a")).await;
-    let old = fs::read(folder.summary(&id("a"))).unwrap();
-    let title = StateChange::title("A talk");
-    let version = store.save_state(&id("a"), &Write::on(version), &title).await.unwrap();
-    commit(&store, &id("a"), version, 1, "Hi").await;
-    // This is the state after a crash of the machine between a write and the update of its summary.
-    fs::write(folder.summary(&id("a")), old).unwrap();
-    assert_eq!(store.summary(&id("a")).await.unwrap().title.as_deref(), Some("A talk"));
-}
-
-#[tokio::test]
-async fn create_ignores_a_summary_left_by_a_crash() {
-    let folder = Folder::new();
-    let store = folder.store().await;
-    let state = StoredState::default().with_title("old");
-    store.create(&id("a"), WriteId::generate(), &state).await.unwrap();
-    let old = fs::read(folder.summary(&id("a"))).unwrap();
-    fs::remove_file(folder.log(&id("a"))).unwrap();
-    fs::write(folder.summary(&id("a")), old).unwrap();
-    let state = StoredState::default().with_title("new");
-    store.create(&id("a"), WriteId::generate(), &state).await.unwrap();
-    assert_eq!(store.list(Page::default()).await.unwrap()[0].title.as_deref(), Some("new"));
-}
-
-#[tokio::test]
 async fn list_ignores_other_files() {
     let folder = Folder::new();
     let store = folder.store().await;
@@ -268,5 +206,5 @@ async fn commit_size_is_constant_as_the_conversation_grows() {
         added.push(size() - before);
     }
     assert_eq!(added[0], added[999]);
-    assert_eq!(folder.names(), ["a.jsonl", "a.summary.json"]);
+    assert_eq!(folder.names(), ["a.jsonl"]);
 }

@@ -1,4 +1,5 @@
-//! A conversation that uses everything that the current formats can store, for golden files of databases.
+//! A conversation that uses everything that the current formats can store, for the file-system store and for golden
+//! files of databases.
 
 use omni_agent::{
     message::{Message, Purpose, RequestEnd, Timestamp, Usage, UsageRow},

@@ -3,33 +3,25 @@
 use std::fs;
 
 use omni_agent::{
+    message::{Content, Message, Text, Timestamp, ToolUse},
     run::TurnRecord,
     store::{Commit, Filter, Page, Store, StoreError, StoredState, Turns, Version, Write, WriteId},
+    tree::{Node, NodeId},
 };
 use serde_json::json;
 
-use crate::support::{Folder, create, id, says};
+use crate::support::{Folder, create, id, line, node, says};
 
-/// Returns a line with this record and its correct checksum and length.
-fn line(record: &str) -> String {
+/// Returns the members of a record after its change.
+fn stamp(version: u64) -> String {
+    let id = WriteId::generate();
     format!(
-        "{{\"sum\":\"{:08x}\",\"len\":{:10},\"record\":{record}}}\n",
-        crc32fast::hash(record.as_bytes()),
-        record.len()
+        r#""version":{version},"write":"{id}","time":7,"entry":{{"format":10,"id":"a","created":7,"updated":7}}"#
     )
 }
 
-fn header(compactions: u64) -> String {
-    line(&format!(
-        r#"{{"format":"omni-agent conversation","format_version":1,"id":"a","created":7,"compactions":{compactions}}}"#
-    ))
-}
-
 fn write(version: u64, change: &str) -> String {
-    let id = WriteId::generate();
-    line(&format!(
-        r#"{{"version":{version},"write":"{id}","time":7,"state_version":{version},"change":{change}}}"#
-    ))
+    line(&format!(r#"{{"change":{change},{}}}"#, stamp(version)))
 }
 
 /// Records with a correct checksum and invalid content. The error must name the line of the record.
@@ -39,36 +31,49 @@ async fn log_with_invalid_records_is_damaged_in_their_line() {
         let (open, close) = ("[".repeat(levels), "]".repeat(levels));
         format!(r#"{{"create":{{"title":"x","options":{{"extra":{{"a":{open}{close}}}}}}}}}"#)
     };
-    let begun = || header(0) + &write(5, r#"{"create":{}}"#);
+    let begun = || write(5, r#"{"create":{}}"#);
     let commit = |nodes: &str| format!(r#"{{"commit":{{"head":1,"nodes":[{nodes}]}}}}"#);
-    let stamp = r#""write":"AAAAAAAAAAAAAAAAAAAAAA","time":7,"state_version":6"#;
+    let title = r#"{"state":{"title":null}}"#;
+    let with = |from: &str, to: &str| {
+        let record = format!(r#"{{"change":{title},{}}}"#, stamp(6));
+        assert!(record.contains(from), "{record}");
+        begun() + &line(&record.replace(from, to))
+    };
     let logs = [
-        (header(0) + &write(5, &deep(100_000)), 2),
-        (header(0) + &write(5, r#"{"title":"x"}"#), 2),
-        (begun() + &write(6, r#"{"create":{}}"#), 3),
-        (begun() + &write(6, r#"{"later":{}}"#), 3),
-        (begun() + &write(6, r#"{"compacted":{"state":{},"head":null,"cursors":[],"writes":[]}}"#), 3),
-        (begun() + &write(6, &commit(r#"{"id":0}"#)), 3),
-        (begun() + &write(6, &commit(r#"{"id":18446744073709551616}"#)), 3),
-        (begun() + &write(6, &commit(r#"{"id":1e300}"#)), 3),
-        (begun() + &write(7, r#"{"title":null}"#), 3),
-        (begun() + &write(0, r#"{"title":null}"#), 3),
-        (begun() + &write(u64::MAX, r#"{"title":null}"#), 3),
-        (begun() + &line("null"), 3),
-        (begun() + &line("7"), 3),
-        (begun() + &line(r#"{"version":6}"#), 3),
-        (begun() + &line(&format!(r#"{{"version":-6,{stamp},"change":{{"title":null}}}}"#)), 3),
-        (
-            begun()
-                + &line(&format!(r#"{{"version":99999999999999999999,{stamp},"change":{{"title":null}}}}"#)),
-            3,
-        ),
-        (begun() + &line(&format!(r#"{{"version":6,{stamp},"change":{{"title":null}},"more":1}}"#)), 3),
-        (begun() + &line(&format!(r#"{{"version":6,"version":6,{stamp},"change":{{"title":null}}}}"#)), 3),
-        (begun() + "{\"sum\":\"00000000\",\"len\":9999999999,\"record\":{}}\n", 3),
-        (begun() + "\n", 3),
-        (header(0) + &write(u64::MAX, r#"{"create":{}}"#) + &write(u64::MAX, r#"{"title":null}"#), 3),
-        (line(r#"{"format":"another","format_version":1}"#), 1),
+        (write(5, &deep(100_000)), 1),
+        (write(5, title), 1),
+        (write(5, r#"{"mark":"0000000000000007.1"}"#), 1),
+        (begun() + &write(6, r#"{"create":{}}"#), 2),
+        (begun() + &write(6, r#"{"later":{}}"#), 2),
+        (begun() + &write(6, r#"{"mark":7}"#), 2),
+        (begun() + &write(6, r#"{"erase":{"nodes":[],"head":null,"next":0,"state":{}}}"#), 2),
+        (begun() + &write(6, r#"{"erase":{"nodes":[],"head":null,"next":1}}"#), 2),
+        (begun() + &write(6, &commit(r#"{"id":0}"#)), 2),
+        (begun() + &write(6, &commit(r#"{"id":18446744073709551616}"#)), 2),
+        (begun() + &write(6, &commit(r#"{"id":1e300}"#)), 2),
+        (begun() + &write(7, title), 2),
+        (begun() + &write(0, title), 2),
+        (begun() + &write(5, title), 2),
+        (begun() + &write(u64::MAX, title), 2),
+        (begun() + &line("null"), 2),
+        (begun() + &line("7"), 2),
+        (begun() + &line(r#"{"version":6}"#), 2),
+        (begun() + &line(r#"{,"version":"#), 2),
+        (with(r#""version":6"#, r#""version":-6"#), 2),
+        (with(r#""version":6"#, r#""version":99999999999999999999"#), 2),
+        (with(r#""version":6"#, r#""version":6,"version":6"#), 2),
+        (with(r#""time":7"#, r#""time":7,"more":1"#), 2),
+        (with(r#""updated":7"#, r#""updated":7,"more":1"#), 2),
+        (with(r#""updated":7"#, r#""updated":7,"turn":-1"#), 2),
+        (with(r#""updated":7"#, r#""updated":7,"labels":[["","x"]]"#), 2),
+        (with(r#""updated":7"#, r#""updated":7,"labels":{"a":"x"}"#), 2),
+        (with(r#"{"change":"#, r#"{"time":7,"change":"#), 2),
+        (with("7}}", "7}},"), 2),
+        (with(r#""id":"a""#, r#""id":"b""#), 2),
+        (begun() + "{\"sum\":\"00000000\",\"len\":9999999999,\"record\":{}}\n", 2),
+        (begun() + "\n", 2),
+        (write(u64::MAX, r#"{"create":{}}"#) + &write(u64::MAX, title), 2),
+        (line(r#"{"format":"another"}"#), 1),
     ];
     let folder = Folder::new();
     let store = folder.quick_store().await;
@@ -81,14 +86,12 @@ async fn log_with_invalid_records_is_damaged_in_their_line() {
             matches!(&loaded, Err(StoreError::Damaged { place, .. }) if place.ends_with(&expected)),
             "{shown}: {loaded:?}"
         );
-        // A write reads only the beginning and the end of the log. If both are valid, the write fails only because of
-        // its conflict.
+        // A write reads only the end of the log. If it is valid, the write fails only because of its conflict.
         let written = store.commit(&id("a"), &Write::on(Version::new(1)), &says(1, "")).await;
-        match &written {
-            Err(StoreError::Conflict { .. }) => {}
-            Err(StoreError::Damaged { place, .. }) => assert!(place.ends_with(&expected), "{place}"),
-            other => panic!("{shown}: {other:?}"),
-        }
+        assert!(
+            matches!(written, Err(StoreError::Conflict { .. } | StoreError::Damaged { .. })),
+            "{shown}: {written:?}"
+        );
         assert_eq!(store.list(Page::default()).await.unwrap().len(), 1, "{shown}");
         assert_eq!(
             fs::read_to_string(folder.log(&id("a"))).unwrap(),
@@ -103,18 +106,17 @@ async fn log_with_invalid_records_is_damaged_in_their_line() {
 async fn log_that_is_not_text_is_damaged() {
     let folder = Folder::new();
     let store = folder.quick_store().await;
-    let mut log = (header(0) + &write(5, r#"{"create":{"title":"xx"}}"#)).into_bytes();
+    let mut log = write(5, r#"{"create":{"title":"xx"}}"#).into_bytes();
     let at = log.windows(2).position(|two| two == b"xx").unwrap();
     log[at] = 0xff;
     // The checksum is computed again from the changed bytes, so that only the text is invalid.
-    let begin = log.iter().position(|byte| *byte == b'\n').unwrap() + 1;
-    let record = begin + 44..log.len() - 2;
+    let record = 44..log.len() - 2;
     let sum = format!("{:08x}", crc32fast::hash(&log[record]));
-    log[begin + 8..begin + 16].copy_from_slice(sum.as_bytes());
+    log[8..16].copy_from_slice(sum.as_bytes());
     fs::write(folder.log(&id("a")), log).unwrap();
     let loaded = store.load(&id("a")).await;
     assert!(
-        matches!(&loaded, Err(StoreError::Damaged { place, problem }) if place.ends_with("line 2") && problem.contains("utf-8")),
+        matches!(&loaded, Err(StoreError::Damaged { place, problem }) if place.ends_with("line 1") && problem.contains("utf-8")),
         "{loaded:?}"
     );
 }
@@ -123,30 +125,107 @@ async fn log_that_is_not_text_is_damaged() {
 async fn write_after_the_last_version_is_rejected() {
     let folder = Folder::new();
     let store = folder.quick_store().await;
-    fs::write(folder.log(&id("a")), header(0) + &write(u64::MAX, r#"{"create":{}}"#)).unwrap();
+    fs::write(folder.log(&id("a")), write(u64::MAX, r#"{"create":{}}"#)).unwrap();
     let version = store.load(&id("a")).await.unwrap().version;
     let written = store.commit(&id("a"), &Write::on(version), &says(1, "Hi")).await;
     assert!(matches!(written, Err(StoreError::Unstorable { .. })), "{written:?}");
     assert_eq!(store.load(&id("a")).await.unwrap().nodes.len(), 0);
 }
 
+/// The content of a line can't pass for the entry behind it, or for another line.
 #[tokio::test]
-async fn log_with_the_highest_count_of_compactions_is_read_and_compacted() {
+async fn inputs_and_texts_that_imitate_an_entry_change_nothing() {
+    let forged = format!(
+        r#"{{"a":1,{}}}"#,
+        stamp(99).replace(r#""updated":7"#, r#""updated":99,"title":"forged","turn":9"#)
+    );
+    let input: serde_json::Value = serde_json::from_str(&forged).unwrap();
+    assert!(input.to_string().contains(r#","version":99,"write":"#), "{input}");
     let folder = Folder::new();
     let store = folder.quick_store().await;
-    let id_of_write = WriteId::generate();
-    let compacted = format!(
-        r#"{{"compacted":{{"state":{{}},"head":null,"cursors":[],"writes":[[5,"{id_of_write}"]]}}}}"#
-    );
-    let title = "x".repeat(1000);
-    let titles: String =
-        (6..200).map(|version| write(version, &format!(r#"{{"title":"{title}"}}"#))).collect();
-    let log = header(u64::MAX) + &write(5, &compacted) + &titles;
-    fs::write(folder.log(&id("a")), &log).unwrap();
-    for _ in 0..2 {
-        assert_eq!(store.load(&id("a")).await.unwrap().state.title.as_deref(), Some(title.as_str()));
+    let state = StoredState::default().with_title("true");
+    let mut version = store.create(&id("a"), WriteId::generate(), &state).await.unwrap();
+    let whole = write(99, r#"{"create":{}}"#);
+    let message = |number: u64| {
+        let tool_use = ToolUse::new(number.to_string(), "send", input.clone());
+        let padding = "x".repeat(usize::try_from(number).unwrap() * 1000);
+        Message::assistant(vec![
+            Content::from(Text::new(padding)),
+            Text::new(whole.clone()).into(),
+            tool_use.into(),
+        ])
+    };
+    for number in 1..40 {
+        let forging = Node::new(node(number), NodeId::new(number - 1), message(number));
+        let commit = Commit::new(Some(node(number))).with_nodes([forging]);
+        let write = Write::on(version);
+        version = store.commit(&id("a"), &write, &commit).await.unwrap();
+        assert_eq!(store.commit(&id("a"), &write, &commit).await.unwrap(), version);
+        let log = fs::read(folder.log(&id("a"))).unwrap();
+        // In a torn line, the imitation may be the last that was written.
+        let at = log.windows(forged.len()).rposition(|bytes| bytes == forged.as_bytes()).unwrap();
+        for end in [None, Some(at + forged.len())] {
+            if let Some(end) = end {
+                fs::write(folder.log(&id("a")), &log[..end]).unwrap();
+            }
+            let listed = store.list(Page::default()).await.unwrap().remove(0);
+            let stored = store.load(&id("a")).await.unwrap();
+            assert_eq!(
+                (listed.title.as_deref(), listed.in_flight, listed.damage),
+                (Some("true"), false, None)
+            );
+            assert_eq!((listed.version, listed.updated), (stored.version, stored.updated));
+            assert_eq!(stored.nodes.len() as u64, if end.is_some() { number - 1 } else { number });
+        }
+        fs::write(folder.log(&id("a")), log).unwrap();
     }
-    assert!(fs::metadata(folder.log(&id("a"))).unwrap().len() < log.len() as u64 / 4);
+    for node in store.load(&id("a")).await.unwrap().nodes {
+        assert_eq!(**node.message(), message(node.id().get()).with_timestamp(node.message().timestamp));
+    }
+}
+
+/// A later or an earlier version of the crate has written the log.
+#[tokio::test]
+async fn log_of_another_format_version_is_refused_and_stays() {
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    let header = |version: u64| {
+        line(&format!(
+            r#"{{"format":"omni-agent conversation","format_version":{version},"id":"a","created":7,"compactions":0}}"#
+        ))
+    };
+    let old = line(&format!(
+        r#"{{"version":5,"write":"{}","time":7,"state_version":5,"change":{{"create":{{}}}}}}"#,
+        WriteId::generate()
+    ));
+    let later = |record: String| line(&record.replace(r#""format":10"#, r#""format":11"#));
+    let logs = [
+        (header(1) + &old, 1),
+        (header(2) + &old, 2),
+        (header(2), 2),
+        (later(format!(r#"{{"change":{{"create":{{}}}},{}}}"#, stamp(5))), 11),
+        (later(format!(r#"{{"content":[],{}}}"#, stamp(5).replace("time", "at"))), 11),
+    ];
+    for (log, version) in logs {
+        fs::write(folder.log(&id("a")), &log).unwrap();
+        let refused = [
+            store.load(&id("a")).await.map(drop),
+            store.commit(&id("a"), &Write::on(Version::new(5)), &says(1, "Hi")).await.map(drop),
+            store.create(&id("a"), WriteId::generate(), &StoredState::default()).await.map(drop),
+            store.used(&Filter::default(), Timestamp(0)..Timestamp(9)).await.map(drop),
+        ];
+        for refused in refused {
+            assert!(
+                matches!(&refused, Err(StoreError::UnknownFormat { found, known: 10, .. }) if *found == version),
+                "{log}: {refused:?}"
+            );
+            let text = refused.unwrap_err().to_string();
+            assert!(text.contains(&format!("format version {version}")) && text.contains("10"), "{text}");
+        }
+        let listed = store.list(Page::default()).await.unwrap().remove(0);
+        assert!(listed.damage.is_some_and(|damage| damage.contains(&format!("format version {version}"))));
+        assert_eq!(fs::read_to_string(folder.log(&id("a"))).unwrap(), log);
+    }
 }
 
 #[tokio::test]
@@ -169,7 +248,6 @@ async fn operations_on_an_id_whose_file_belongs_to_another_leave_it_unchanged() 
     let version = create(&store, &id("case")).await;
     let stored = store.load(&id("case")).await.unwrap();
     fs::hard_link(folder.log(&id("case")), folder.log(&id("CASE"))).unwrap();
-    fs::hard_link(folder.summary(&id("case")), folder.summary(&id("CASE"))).unwrap();
 
     let created = store.create(&id("CASE"), WriteId::generate(), &StoredState::default()).await;
     assert!(matches!(created, Err(StoreError::AlreadyExists { .. })), "{created:?}");
@@ -179,7 +257,6 @@ async fn operations_on_an_id_whose_file_belongs_to_another_leave_it_unchanged() 
     assert!(!store.exists(&id("CASE")).await.unwrap());
     store.delete(&id("CASE")).await.unwrap();
     assert!(folder.log(&id("CASE")).exists(), "it is the log of `case`");
-    assert!(folder.summary(&id("CASE")).exists(), "it is the summary of `case`");
     assert_eq!(store.load(&id("case")).await.unwrap(), stored);
 }
 
@@ -211,36 +288,26 @@ async fn list_with_an_unreadable_log_reports_it_and_shows_the_others() {
     assert!(store.load(&id("unreadable")).await.is_err());
 }
 
-/// A log that became unreadable still has the length that its summary names, so the list of conversations does not read
-/// the log.
+/// A list checks no checksum, so it shows a turn in a log that can't be read.
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn turns_with_a_log_that_became_unreadable_lists_the_others() {
+async fn turns_with_a_damaged_log_lists_the_others() {
     let folder = Folder::new();
     let store = folder.quick_store().await;
-    for name in ["sound", "unreadable", "later"] {
+    for name in ["sound", "damaged", "unreadable"] {
         let version = create(&store, &id(name)).await;
         let turn = "00112233445566778899aabbccddeeff".parse().unwrap();
         let commit = Commit::new(None).with_turn(TurnRecord::new(1, turn, "{}"));
         store.commit(&id(name), &Write::on(version), &commit).await.unwrap();
     }
-    store.list(Page::default()).await.expect("the list updates all summaries");
-    let later = fs::read_to_string(folder.log(&id("later"))).unwrap();
-    let header = later.lines().next().unwrap();
-    let record = header.split_once("\"record\":").unwrap().1.strip_suffix('}').unwrap();
-    let newer = record.replace("\"format_version\":2", "\"format_version\":9");
-    fs::write(folder.log(&id("later")), later.replace(&format!("{header}\n"), &line(&newer))).unwrap();
-    let log = folder.log(&id("unreadable"));
-    let len = fs::metadata(&log).unwrap().len();
-    let summary = fs::read_to_string(folder.summary(&id("unreadable"))).unwrap();
-    let (known, empty) = (format!("\"log\":{len}"), "\"log\":0");
-    assert!(summary.contains(&known), "{summary}");
-    fs::write(folder.summary(&id("unreadable")), summary.replace(&known, empty)).unwrap();
-    fs::remove_file(&log).unwrap();
+    let mut log = fs::read(folder.log(&id("damaged"))).unwrap();
+    log[50] ^= 1;
+    fs::write(folder.log(&id("damaged")), log).unwrap();
+    assert!(store.summary(&id("damaged")).await.unwrap().in_flight);
     // A read of this file at an unmapped address fails with an input/output error.
-    std::os::unix::fs::symlink("/proc/self/mem", &log).unwrap();
-    for name in ["unreadable", "later"] {
-        assert!(store.summary(&id(name)).await.unwrap().in_flight, "{name}: the log was not read");
+    fs::remove_file(folder.log(&id("unreadable"))).unwrap();
+    std::os::unix::fs::symlink("/proc/self/mem", folder.log(&id("unreadable"))).unwrap();
+    for name in ["unreadable", "damaged"] {
         assert!(store.load(&id(name)).await.is_err(), "{name}");
     }
     let turns = store.turns(Turns::All, &Filter::default(), Page::default()).await.unwrap();
@@ -257,10 +324,8 @@ async fn operations_on_other_kinds_of_files_leave_them_unchanged() {
     fs::create_dir(folder.path().join("elsewhere")).unwrap();
     std::os::unix::fs::symlink(folder.path().join("elsewhere"), folder.log(&id("link"))).unwrap();
     let _socket = std::os::unix::net::UnixListener::bind(folder.log(&id("socket"))).unwrap();
-    fs::remove_file(folder.summary(&id("a"))).unwrap();
-    for pipe in [folder.log(&id("pipe")), folder.summary(&id("a"))] {
-        assert!(std::process::Command::new("mkfifo").arg(pipe).status().unwrap().success());
-    }
+    let pipe = folder.log(&id("pipe"));
+    assert!(std::process::Command::new("mkfifo").arg(pipe).status().unwrap().success());
 
     let listed = store.list(Page::default()).await.unwrap();
     assert_eq!(listed.iter().map(|summary| summary.id.as_str()).collect::<Vec<_>>(), ["a"]);

@@ -1,4 +1,4 @@
-//! Labels in the summaries of the file-system store.
+//! Labels in the lists of the file-system store.
 
 use std::fs;
 
@@ -14,77 +14,42 @@ async fn listed(folder: &Folder) -> Summary {
     folder.quick_store().await.list(Page::default()).await.unwrap().remove(0)
 }
 
-/// The state of the summary after a crash: it is up to date, it is missing, or it is older than the last write.
-#[derive(Clone, Copy, Debug)]
-enum Lost {
-    Nothing,
-    Summary,
-    LastSummary,
-}
-
 #[tokio::test]
-async fn title_and_label_changes_keep_each_other_in_the_summary() {
-    for lost in [Lost::Nothing, Lost::Summary, Lost::LastSummary] {
-        let folder = Folder::new();
-        let store = folder.quick_store().await;
-        let state = StoredState::default().with_title("first").with_labels(labels("first"));
-        let mut version = store.create(&id("a"), WriteId::generate(), &state).await.unwrap();
-        let mut older = fs::read(folder.summary(&id("a"))).unwrap();
-        let mut expected = ("first".to_owned(), labels("first"));
-        for number in 0..6_u64 {
-            let before = fs::read(folder.summary(&id("a"))).ok();
-            match lost {
-                Lost::Nothing => {}
-                Lost::Summary => drop(fs::remove_file(folder.summary(&id("a")))),
-                Lost::LastSummary => fs::write(folder.summary(&id("a")), &older).unwrap(),
-            }
-            older = before.unwrap_or(older);
-            let change = if number % 2 == 0 {
-                expected.0 = format!("title {number}");
-                StateChange::title(&expected.0)
-            } else {
-                expected.1 = labels(&number.to_string());
-                StateChange::Labels(expected.1.clone())
-            };
-            version = store.save_state(&id("a"), &Write::on(version), &change).await.unwrap();
-            if number == 3 {
-                version = commit(&store, &id("a"), version, 1, "Hi").await;
-            }
-            let summary = store.summary(&id("a")).await.unwrap();
-            assert_eq!(
-                (summary.title.as_ref(), &summary.labels, summary.version),
-                (Some(&expected.0), &expected.1, version),
-                "{lost:?}, {number}"
-            );
-            assert_eq!(listed(&folder).await, summary);
+async fn title_and_label_changes_keep_each_other_in_lists() {
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    let state = StoredState::default().with_title("first").with_labels(labels("first"));
+    let mut version = store.create(&id("a"), WriteId::generate(), &state).await.unwrap();
+    let mut expected = ("first".to_owned(), labels("first"));
+    for number in 0..6_u64 {
+        let change = if number % 2 == 0 {
+            expected.0 = format!("title {number}");
+            StateChange::title(&expected.0)
+        } else {
+            expected.1 = labels(&number.to_string());
+            StateChange::Labels(expected.1.clone())
+        };
+        version = store.save_state(&id("a"), &Write::on(version), &change).await.unwrap();
+        if number == 3 {
+            version = commit(&store, &id("a"), version, 1, "Hi").await;
         }
-        let log = fs::read_to_string(folder.log(&id("a"))).unwrap();
-        assert!(!log.contains("compacted"), "the changes stay lines of their own");
+        let summary = store.summary(&id("a")).await.unwrap();
+        assert_eq!(
+            (summary.title.as_ref(), &summary.labels, summary.version),
+            (Some(&expected.0), &expected.1, version),
+            "{number}"
+        );
+        assert_eq!(listed(&folder).await, summary);
     }
 }
 
 #[tokio::test]
-async fn change_of_one_part_saves_a_summary_with_both() {
-    let folder = Folder::new();
-    let store = folder.quick_store().await;
-    let state = StoredState::default().with_title("A talk");
-    let version = store.create(&id("a"), WriteId::generate(), &state).await.unwrap();
-    let version = commit(&store, &id("a"), version, 1, "Hi").await;
-    let change = StateChange::Labels(labels("acme"));
-    let version = store.save_state(&id("a"), &Write::on(version), &change).await.unwrap();
-    let summary = fs::read_to_string(folder.summary(&id("a"))).unwrap();
-    let both = r#""title":"A talk","labels":{"tenant":"acme"},"#;
-    assert!(summary.contains(both) && summary.contains(&format!("\"version\":{version}")), "{summary}");
-}
-
-#[tokio::test]
-async fn list_by_labels_reads_them_from_logs_without_summaries() {
+async fn list_by_labels_finds_the_conversations_with_them() {
     let folder = Folder::new();
     let store = folder.quick_store().await;
     for (name, tenant) in [("a", "x"), ("b", "y"), ("c", "x")] {
         let state = StoredState::default().with_title(name).with_labels(labels(tenant));
         store.create(&id(name), WriteId::generate(), &state).await.unwrap();
-        fs::remove_file(folder.summary(&id(name))).unwrap();
     }
     create(&store, &id("d")).await;
     let names = |listed: Vec<Summary>| {
@@ -100,7 +65,32 @@ async fn list_by_labels_reads_them_from_logs_without_summaries() {
     assert_eq!(names(store.list_where(&without, Page::default()).await.unwrap()), ["d"]);
     // If a log is damaged, its labels are unknown, so the filter does not find its conversation.
     fs::write(folder.log(&id("c")), "this is no log\n").unwrap();
-    fs::remove_file(folder.summary(&id("c"))).unwrap();
     let found = store.list_where(&labels("x").into(), Page::default()).await.unwrap();
     assert_eq!(names(found), ["a"]);
+}
+
+/// A list finds the entry by a text that no title and no label can contain.
+#[tokio::test]
+async fn titles_and_labels_that_imitate_an_entry_are_listed_as_they_are() {
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    let forged = r#","version":7,"write":"AAAAAAAAAAAAAAAAAAAAAA","time":7,"entry":{"format":10,"id":"a"}}"#;
+    let labels = Labels::new([("version", "7"), ("a", forged), ("write", r#"x,"version":7"#)]).unwrap();
+    let titles = [
+        forged.to_owned(),
+        format!("\\{forged}"),
+        ",".to_owned(),
+        forged.repeat(1000),
+        "\u{fc}".repeat(9000),
+    ];
+    for (number, title) in titles.iter().enumerate() {
+        let id = id(&format!("n{number}"));
+        let state = StoredState::default().with_title(title).with_labels(labels.clone());
+        let version = store.create(&id, WriteId::generate(), &state).await.unwrap();
+        let version = commit(&store, &id, version, 1, forged).await;
+        let summary = store.summary(&id).await.unwrap();
+        assert_eq!((summary.title.as_ref(), &summary.labels), (Some(title), &labels));
+        let stored = store.load(&id).await.unwrap();
+        assert_eq!((summary.version, stored.version, stored.state), (version, version, state));
+    }
 }

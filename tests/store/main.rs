@@ -2,7 +2,6 @@
 #![allow(clippy::unwrap_used, reason = "an unwrap is a failure of the test")]
 
 mod carried;
-mod compaction;
 mod contents;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 mod corrupt;
@@ -12,9 +11,7 @@ mod erasing;
 mod faults;
 mod file_system;
 mod flight;
-#[cfg(any(feature = "sqlite", feature = "postgres"))]
 mod full;
-mod golden;
 mod hostile;
 mod ids;
 mod kill;
@@ -27,6 +24,7 @@ mod merged;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod processes;
+mod rewriting;
 #[path = "../support/skip.rs"]
 mod skip;
 #[cfg(feature = "sqlite")]
@@ -36,4 +34,3 @@ mod support;
 mod torn;
 mod transfer;
 mod turns;
-mod upgrade;

@@ -35,10 +35,6 @@ impl Folder {
         self.0.join(format!("{id}.jsonl"))
     }
 
-    pub(crate) fn summary(&self, id: &ConversationId) -> PathBuf {
-        self.0.join(format!("{id}.summary.json"))
-    }
-
     /// Returns the names of the files in the folder, sorted.
     pub(crate) fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(&self.0).unwrap();
@@ -70,6 +66,15 @@ pub(crate) fn id(text: &str) -> ConversationId {
 
 pub(crate) fn node(number: u64) -> NodeId {
     NodeId::new(number).unwrap()
+}
+
+/// Returns a line with this record and its correct checksum and length.
+pub(crate) fn line(record: &str) -> String {
+    format!(
+        "{{\"sum\":\"{:08x}\",\"len\":{:10},\"record\":{record}}}\n",
+        crc32fast::hash(record.as_bytes()),
+        record.len()
+    )
 }
 
 /// Returns a commit of one node with this text. The node is a child of the previous node.

@@ -114,7 +114,7 @@ async fn callback_edits_apply_from_the_next_request_on_and_emit_no_state_event()
     let look = |id| Step::tool_use(id, "look", json!({}));
     let (provider, builder) = scripted([look("a"), Step::text("One"), Step::text("Two")]);
     let set = |state: &mut crate::agent::State, system: &str| {
-        state.config_mut().settings.system = Some(system.into())
+        state.config_mut().settings.system = Some(system.into());
     };
     let hooks = Hooks::new()
         .on_prepare(move |request, state| {

@@ -1,14 +1,16 @@
 //! Settings, and the opening of a store.
 
 use std::{
-    fs::{DirBuilder, File, OpenOptions},
+    fs::{DirBuilder, File},
     io,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
 
-use super::{FileSystemStore, Inner, LockWait, blocking, log::try_lock, place, summary::Findings};
+use tokio::time::Instant;
+
+use super::{FileSystemStore, FilesShared, blocking, pause, place};
 use crate::store::StoreError;
 
 /// The kinds of crashes that acknowledged writes survive.
@@ -94,27 +96,20 @@ impl FileSystemStoreBuilder {
         })
         .await?;
         let exclusive = if exclusive { Some(lock_folder(&folder, lock_wait).await?) } else { None };
-        let findings = Findings::default();
-        Ok(FileSystemStore(Arc::new(Inner { folder, durability, lock_wait, findings, exclusive })))
+        Ok(FileSystemStore(Arc::new(FilesShared { folder, durability, lock_wait, exclusive })))
     }
 }
 
 /// Locks the folder, and returns the file that holds the lock.
 async fn lock_folder(folder: &Path, lock_wait: Duration) -> Result<File, StoreError> {
     let path = folder.join(LOCK);
-    let mut waiting = LockWait::new();
+    let begun = Instant::now();
     loop {
         let lock = path.clone();
-        let locked = blocking(move || {
-            let mut options = OpenOptions::new();
-            options.read(true).write(true).create(true);
-            place::private(&mut options);
-            let file = options.open(&lock).map_err(|error| place::failed("opening", &lock, error))?;
-            Ok(try_lock(&lock, &file)?.then_some(file))
-        });
+        let locked = blocking(move || place::lock_file(&lock));
         match locked.await? {
             Some(file) => return Ok(file),
-            None => waiting.pause(lock_wait, &path).await?,
+            None => pause(begun, lock_wait, &path).await?,
         }
     }
 }

@@ -4,10 +4,12 @@
 use std::ops::Range;
 
 /// The length of `{"sum":"xxxxxxxx","len":dddddddddd,"record":`. `}` and a line feed follow the record.
-pub(super) const PREFIX: usize = 44;
+const PREFIX: usize = 44;
 const SUM: Range<usize> = 8..16;
 const LEN: Range<usize> = 24..34;
 const LITERALS: [(usize, &[u8]); 3] = [(0, b"{\"sum\":\""), (16, b"\",\"len\":"), (34, b",\"record\":")];
+/// The end of a line.
+pub(super) const END: &[u8] = b"}\n";
 
 /// The maximum length of a line. The length of the record in the line must fit into ten digits.
 pub(super) const LONGEST: usize = 9_999_999_999;
@@ -15,10 +17,13 @@ pub(super) const LONGEST: usize = 9_999_999_999;
 /// The reason why a line is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fault {
-    /// Whether the line may be the result of an interrupted write at the end of a log.
+    /// Whether the line may be the result of an interrupted write at the end of a file.
     pub(super) torn: bool,
     pub(super) problem: &'static str,
 }
+
+const SHORT: &str = "it is shorter than its stated length";
+const FRAME: &str = "it does not have the frame of a line";
 
 /// Returns an empty line, ready for a record to be appended.
 pub(super) fn begin() -> Vec<u8> {
@@ -35,7 +40,7 @@ pub(super) fn finish(mut line: Vec<u8>) -> Vec<u8> {
     // Callers ensure that the length has at most ten digits.
     let len = format!("{:10}", record.len());
     prefix[LEN].copy_from_slice(&len.as_bytes()[..10]);
-    line.extend_from_slice(b"}\n");
+    line.extend_from_slice(END);
     line
 }
 
@@ -45,17 +50,15 @@ pub(super) fn record(line: &[u8], at: u64) -> Result<&[u8], Fault> {
         Some(content) => (content, true),
         None => (line, false),
     };
-    let found = whole(content);
-    match found {
-        Ok(record) if ended => Ok(record),
+    let (torn, problem) = match whole(content) {
+        Ok(record) if ended => return Ok(record),
         // The record is complete. Only the line feed is missing.
-        Ok(_) => Err(Fault { torn: true, problem: "it does not end in a line feed" }),
-        Err(Flaw::Short) if !ended => Err(Fault { torn: true, problem: "it is incomplete" }),
-        Err(_) if never_filled(line, at) => {
-            Err(Fault { torn: true, problem: "it has bytes that were never written" })
-        }
-        Err(flaw) => Err(Fault { torn: false, problem: flaw.problem() }),
-    }
+        Ok(_) => (true, "it does not end in a line feed"),
+        Err(SHORT) if !ended => (true, "it is incomplete"),
+        Err(_) if never_filled(line, at) => (true, "it has bytes that were never written"),
+        Err(problem) => (false, problem),
+    };
+    Err(Fault { torn, problem })
 }
 
 /// The smallest number of bytes that a disk writes at once.
@@ -80,55 +83,26 @@ fn never_filled(line: &[u8], at: u64) -> bool {
     found
 }
 
-/// Returns the length of the line that begins here, as stated in the line's frame. The length includes the line feed.
-pub(super) fn stated_len(line: &[u8]) -> Option<usize> {
-    len(line.get(LEN)?).map(|len| PREFIX + len + 2)
-}
-
-#[derive(Clone, Copy)]
-enum Flaw {
-    Short,
-    Long,
-    Frame,
-    Sum,
-}
-
-impl Flaw {
-    fn problem(self) -> &'static str {
-        match self {
-            Self::Short => "it is shorter than its stated length",
-            Self::Long => "it is longer than its stated length",
-            Self::Frame => "it does not have the frame of a line",
-            Self::Sum => "its checksum does not match",
-        }
-    }
-}
-
-fn whole(content: &[u8]) -> Result<&[u8], Flaw> {
+fn whole(content: &[u8]) -> Result<&[u8], &'static str> {
     for (at, literal) in LITERALS {
         let there = content.get(at..).unwrap_or_default();
-        let there = &there[..there.len().min(literal.len())];
-        if *there != literal[..there.len()] {
-            return Err(Flaw::Frame);
+        if !literal.starts_with(&there[..there.len().min(literal.len())]) {
+            return Err(FRAME);
         }
     }
-    let Some((prefix, rest)) = content.split_at_checked(PREFIX) else {
-        return Err(Flaw::Short);
-    };
-    let (Some(sum), Some(len)) = (sum(&prefix[SUM]), len(&prefix[LEN])) else {
-        return Err(Flaw::Frame);
-    };
+    let (prefix, rest) = content.split_at_checked(PREFIX).ok_or(SHORT)?;
+    let (Some(sum), Some(len)) = (sum(&prefix[SUM]), len(&prefix[LEN])) else { return Err(FRAME) };
     match rest.len() {
-        there if there <= len => return Err(Flaw::Short),
-        there if there > len + 1 => return Err(Flaw::Long),
+        there if there <= len => return Err(SHORT),
+        there if there > len + 1 => return Err("it is longer than its stated length"),
         _ => {}
     }
     let (record, close) = rest.split_at(len);
     if close != b"}" {
-        return Err(Flaw::Frame);
+        return Err(FRAME);
     }
     if crc32fast::hash(record) != sum {
-        return Err(Flaw::Sum);
+        return Err("its checksum does not match");
     }
     Ok(record)
 }

@@ -1,305 +1,343 @@
-//! A log on disk: how it is opened, locked, searched for its end, and appended to.
+//! A log on disk: how it is opened, locked, read and appended to.
 
 use std::{
-    fs::{File, OpenOptions, TryLockError},
-    io::{self, BufRead as _, BufReader, Read, Seek, SeekFrom, Write as _},
-    ops::Range,
+    fs::{File, OpenOptions},
+    io::{self, BufRead as _, BufReader, Read, Seek as _, SeekFrom, Take, Write as _},
     path::Path,
 };
 
 use super::{
-    Durability,
-    format::{Change, Header, Record, Stamp},
-    line::{self, Fault},
-    place::{ConversationFolder, failed, private},
+    Durability, line,
+    place::{LogPath, check_folder, failed, is_file, private, require_file, try_lock},
+    record::{Change, Entry, FORMAT, Parts, RecordEnd, Stamp, other_format},
 };
-use crate::{
-    run::TurnRecord,
-    store::{Commit, StoreError, TurnChange},
-    tree::NodeId,
-};
+use crate::store::{StoreError, Stored, TurnChange, Version, WriteId};
 
-/// An open log whose first line is valid.
+/// The write that created a conversation, and the version after this write. Identifies the conversation.
+pub(super) type Birth = (Version, WriteId);
+
+/// An open log.
 pub(super) struct Log<'a> {
-    pub(super) place: &'a ConversationFolder<'a>,
-    pub(super) file: &'a File,
-    pub(super) header: Header,
-    /// The offset at which the first line ends.
-    pub(super) start: u64,
-}
-
-/// The end of a log.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Tail {
-    /// The offset at which the last complete line ends.
-    pub(super) end: u64,
-    /// Whether the last complete line is followed by an incomplete line of an interrupted write.
-    pub(super) torn: bool,
-    pub(super) stamp: Stamp,
+    pub(super) place: &'a LogPath<'a>,
+    pub(super) file: File,
+    /// The length when the log was opened. Bytes that are appended later are ignored, so that a line that is incomplete
+    /// stays incomplete.
+    len: u64,
 }
 
 /// The result of an attempt to lock a log.
-pub(super) enum Lock {
-    /// The log, which is locked until the file is closed.
-    Held(File),
-    /// Another process or handle holds the lock.
+pub(super) enum Lock<'a> {
+    /// The log, which is locked until the value is dropped.
+    Held(Log<'a>),
+    /// Another process or handle holds the lock, or has just replaced the log.
     Taken,
     /// The log does not exist.
     Missing,
 }
 
+/// The end of a log.
+pub(super) struct Tail {
+    /// The offset at which the last complete line ends.
+    pub(super) end: u64,
+    /// Whether the last complete line is followed by an incomplete line of an interrupted write.
+    pub(super) torn: bool,
+    pub(super) last: RecordEnd,
+}
+
 /// The number of bytes to read first from the beginning or the end of a log. Most lines are shorter.
 const FIRST_READ: u64 = 4096;
-/// The number of times that a log may be replaced between opening and locking. After that, the log counts as locked.
-/// The limit prevents an endless loop on a file system that reports a different file each time.
-const MOVES: usize = 16;
+/// The number of bytes that a list reads from the end of a log.
+const LISTED: u64 = 16 * 1024;
 
-/// Opens and locks the log without waiting. If the log does not exist and `create` is set, creates an empty log.
-pub(super) fn lock(place: &ConversationFolder<'_>, create: bool) -> Result<Lock, StoreError> {
-    for _ in 0..MOVES {
-        if place.has_other_than_log()? {
-            if create {
-                let error = io::Error::new(io::ErrorKind::InvalidInput, "its path is not a file");
-                return Err(place.failed("creating", error));
-            }
-            return Ok(Lock::Missing);
-        }
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(create);
-        private(&mut options);
-        let file = match options.open(place.log()) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                place.check_folder()?;
-                return Ok(Lock::Missing);
-            }
-            Err(error) => return Err(place.failed("opening", error)),
-        };
-        if !try_lock(&place.log(), &file)? {
-            return Ok(Lock::Taken);
-        }
-        // Between opening and locking, another process may have deleted the log or replaced it with a compacted log.
-        if !place.is_gone(&file)? {
-            return Ok(Lock::Held(file));
-        }
-    }
-    Ok(Lock::Taken)
-}
-
-/// Opens the log for reading, if it exists.
-pub(super) fn open(place: &ConversationFolder<'_>) -> Result<Option<File>, StoreError> {
-    if place.has_other_than_log()? {
-        return Ok(None);
-    }
-    match File::open(place.log()) {
-        Ok(file) => Ok(Some(file)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            place.check_folder()?;
-            Ok(None)
-        }
-        Err(error) => Err(place.failed("opening", error)),
-    }
-}
-
-/// Reads the log without a lock. Returns `None` if the conversation does not exist.
-pub(super) fn read_log<T>(
-    place: &ConversationFolder<'_>,
+/// Reads a log without a lock. Returns `None` if the conversation does not exist.
+pub(super) fn read<T>(
+    place: &LogPath<'_>,
     read: impl Fn(&Log<'_>) -> Result<Option<T>, StoreError>,
 ) -> Result<Option<T>, StoreError> {
-    let read = || {
-        let Some(file) = open(place)? else { return Ok(None) };
-        let Some(log) = Log::open(place, &file)? else { return Ok(None) };
-        read(&log)
-    };
-    let seen = place.seen();
+    let read = || Log::open(place, OpenOptions::new().read(true))?.map_or(Ok(None), |log| read(&log));
     match read() {
-        // The log changed while it was read, so read it again. The reader may have seen an incomplete line that a
-        // writer was replacing.
-        Err(StoreError::Damaged { .. }) if place.seen() != seen => read(),
+        // The reader may have seen an incomplete line that a writer was replacing, so it reads the log again.
+        Err(StoreError::Damaged { .. }) => read(),
         result => result,
     }
 }
 
-/// Locks an open file without waiting.
-pub(super) fn try_lock(path: &Path, file: &File) -> Result<bool, StoreError> {
-    match file.try_lock() {
-        Ok(()) => Ok(true),
-        Err(TryLockError::WouldBlock) => Ok(false),
-        Err(TryLockError::Error(error)) => Err(failed("locking", path, error)),
+/// Returns the end of the last record for a list, without checking any checksum. Usually reads only the last
+/// bytes of the log.
+pub(super) fn listed(log: &Log<'_>) -> Result<Option<RecordEnd>, StoreError> {
+    let from = log.len.saturating_sub(LISTED);
+    let last = read_at(&log.file, from, LISTED);
+    let mut last = last.map_err(|error| log.place.failed("reading", error))?;
+    last.truncate(usize::try_from(log.len - from).unwrap_or(usize::MAX));
+    match last.strip_suffix(line::END).map(RecordEnd::parse) {
+        Some(Ok(last)) => log.check(&last.entry, 1).map(|()| Some(last)),
+        _ => Ok(log.tail()?.map(|tail| tail.last)),
     }
 }
 
 impl<'a> Log<'a> {
-    /// Reads the first line. Returns `None` if the line is incomplete.
-    pub(super) fn open(
-        place: &'a ConversationFolder<'a>,
-        file: &'a File,
-    ) -> Result<Option<Self>, StoreError> {
-        let first = first_line(file).map_err(|error| place.failed("reading", error))?;
-        let name = place.line(1);
-        let header = match line::record(&first, 0) {
-            Ok(record) => Header::parse(record, &name)?,
-            // The first line is incomplete, so the creation of the log was interrupted or is still in progress. A line
-            // without its end was the whole file when it was read, even if the file has grown since then.
-            Err(Fault { torn: true, .. })
-                if !first.ends_with(b"\n") || len(place, file)? == first.len() as u64 =>
-            {
-                return Ok(None);
-            }
-            Err(Fault { problem, .. }) => return Err(StoreError::damaged(name, problem)),
-        };
-        let (id, other) = (place.id(), &header.id);
-        if other != id {
-            // If the ids differ only in case, the file system ignores case and has found the log of the other
-            // conversation.
-            if other.as_str().eq_ignore_ascii_case(id.as_str()) {
-                return Err(StoreError::NotFound { id: id.clone() });
-            }
-            return Err(StoreError::damaged(name, format!("it belongs to conversation {other}")));
+    fn open(place: &'a LogPath<'a>, options: &OpenOptions) -> Result<Option<Self>, StoreError> {
+        // If the path leads to anything other than a file, it is not a conversation.
+        if is_file(&place.log)? == Some(false) {
+            return Ok(None);
         }
-        Ok(Some(Self { place, file, header, start: first.len() as u64 }))
+        let opened = options.open(&place.log).and_then(|file| Ok((file.metadata()?.len(), file)));
+        match opened {
+            Ok((len, file)) => Ok(Some(Self { place, file, len })),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                check_folder(place.folder)?;
+                Ok(None)
+            }
+            Err(error) => Err(place.failed("opening", error)),
+        }
     }
 
-    pub(super) fn len(&self) -> Result<u64, StoreError> {
-        len(self.place, self.file)
+    /// Opens and locks the log without waiting. If the log does not exist and `create` is set, creates an empty log.
+    pub(super) fn lock(place: &'a LogPath<'a>, create: bool) -> Result<Lock<'a>, StoreError> {
+        if create {
+            require_file("creating", &place.log)?;
+        }
+        let mut options = OpenOptions::new();
+        private(options.read(true).write(true).create(create));
+        let Some(mut log) = Self::open(place, &options)? else { return Ok(Lock::Missing) };
+        if !try_lock(&place.log, &log.file)? {
+            return Ok(Lock::Taken);
+        }
+        // Another process may have written to the log before it was locked.
+        log.len = log.current_len()?;
+        Ok(Lock::Held(log))
     }
 
-    /// Returns the end of the log, or `None` if nothing follows the first line because a `create` was interrupted.
+    pub(super) fn current_len(&self) -> Result<u64, StoreError> {
+        self.file.metadata().map(|file| file.len()).map_err(|error| self.place.failed("reading", error))
+    }
+
+    /// Checks that the log belongs to its conversation.
+    fn check(&self, entry: &Entry, line: usize) -> Result<(), StoreError> {
+        let (id, other) = (self.place.id, &entry.id);
+        if other == id {
+            return Ok(());
+        }
+        // If the ids differ only in case, the file system ignores case and has found the log of the other conversation.
+        if other.as_str().eq_ignore_ascii_case(id.as_str()) {
+            return Err(self.place.not_found());
+        }
+        let problem = format!("it belongs to conversation {other}");
+        Err(damaged(&self.place.log, &self.file, line, problem))
+    }
+
+    /// Returns the end of the log, or `None` if its creation was interrupted.
     ///
-    /// Reads only the last line. If the line is damaged, reads the lines before it to find its number.
+    /// Reads only the last line. If the line is damaged, reads the whole log to find the number of the damaged line.
     pub(super) fn tail(&self) -> Result<Option<Tail>, StoreError> {
-        let mut end = self.len()?;
+        let mut end = self.len;
         let mut torn = false;
-        while end > self.start {
-            let (from, last) = self.last_line(end)?;
-            match line::record(&last, from) {
-                Ok(record) => {
-                    let (stamp, _) =
-                        Stamp::parse(record).map_err(|problem| self.damaged_at(from, problem))?;
-                    return Ok(Some(Tail { end: from + last.len() as u64, torn, stamp }));
-                }
+        while end > 0 {
+            let read = last_line(&self.file, end);
+            let (from, last) = read.map_err(|error| self.place.failed("reading", error))?;
+            let problem = match line::record(&last, from) {
+                Ok(record) => match RecordEnd::parse(record) {
+                    Ok(found) => {
+                        self.check(&found.entry, 1)?;
+                        return Ok(Some(Tail { end: from + last.len() as u64, torn, last: found }));
+                    }
+                    Err(problem) => problem,
+                },
                 Err(fault) if fault.torn && !torn => {
                     torn = true;
                     end = from;
+                    continue;
                 }
-                Err(fault) => return Err(self.damaged_at(from, fault.problem)),
+                Err(fault) => fault.problem.to_owned(),
+            };
+            let mut lines = self.lines()?;
+            while lines.next()?.is_some() {}
+            return Err(lines.damaged(problem));
+        }
+        Ok(None)
+    }
+
+    /// Returns the first stamp that is wanted.
+    pub(super) fn find(&self, is_wanted: impl Fn(&Stamp) -> bool) -> Result<Option<Stamp>, StoreError> {
+        let mut lines = self.lines()?;
+        while let Some(record) = lines.next()? {
+            let stamp = Parts::of(record).and_then(|parts| parts.stamp());
+            let stamp = stamp.map_err(|problem| lines.damaged(problem))?;
+            if is_wanted(&stamp) {
+                return Ok(Some(stamp));
             }
         }
         Ok(None)
     }
 
-    /// Returns the bytes at these offsets.
-    pub(super) fn read(&self, span: Range<u64>) -> Result<Vec<u8>, StoreError> {
-        read(self.file, span.start, span.end - span.start)
-            .map_err(|error| self.place.failed("reading", error))
+    pub(super) fn lines(&self) -> Result<Lines<'_>, StoreError> {
+        Lines::of(&self.place.log, &self.file, self.len)
     }
 
-    fn last_line(&self, end: u64) -> Result<(u64, Vec<u8>), StoreError> {
-        last_line(self.file, self.start, end).map_err(|error| self.place.failed("reading", error))
-    }
-
-    /// Returns the head at the end of the log. Reads only the last lines, up to the one that contains the head.
-    pub(super) fn head(&self, tail: &Tail) -> Result<Option<NodeId>, StoreError> {
-        let head = self.find_last(tail, |change| match change {
-            Change::Commit(commit) => Some(commit.head),
-            Change::Compacted(compacted) => Some(compacted.head),
-            Change::Create(_) => Some(None),
-            Change::State(_) | Change::Title(_) | Change::Labels(_) => None,
-        })?;
-        Ok(head.flatten())
-    }
-
-    /// Returns the last record of the turn in flight. Reads only the last lines, up to the one that contains the record.
-    pub(super) fn last_record(&self, tail: &Tail) -> Result<Option<TurnRecord>, StoreError> {
-        let record = self.find_last(tail, |change| match change {
-            Change::Commit(Commit { turn: Some(turn), .. }) => match *turn {
-                TurnChange::Record(record) => Some(Some(record)),
-                TurnChange::End(_) => Some(None),
-            },
-            Change::Create(_) | Change::Compacted(_) => Some(None),
-            _ => None,
-        })?;
-        Ok(record.flatten())
-    }
-
-    /// Reads the lines from the last to the first, until `find` returns something.
-    fn find_last<T>(&self, tail: &Tail, find: impl Fn(Change) -> Option<T>) -> Result<Option<T>, StoreError> {
-        let mut end = tail.end;
-        while end > self.start {
-            let (from, line) = self.last_line(end)?;
-            let record = line::record(&line, from).map_err(|fault| fault.problem.to_owned());
-            let record = record.and_then(Record::parse).map_err(|problem| self.damaged_at(from, problem))?;
-            if let Some(found) = find(record.change) {
-                return Ok(Some(found));
+    /// Reads the whole log. Returns `None` if its creation was interrupted. Calls `visit` with each change.
+    pub(super) fn replay(&self, mut visit: impl FnMut(&Change)) -> Result<Option<Replay>, StoreError> {
+        let mut lines = self.lines()?;
+        let mut replay: Option<Replay> = None;
+        // Only the entries of the first and the last line are parsed.
+        let mut last = Vec::new();
+        while let Some(record) = lines.next()? {
+            let len = record.len() as u64;
+            let parsed = Parts::of(record).and_then(|parts| {
+                last.clear();
+                last.extend_from_slice(parts.entry);
+                let first = replay.is_none().then(|| Entry::parse(parts.entry)).transpose()?;
+                Ok((first, parts.change(), parts.stamp()))
+            });
+            let (first, change, stamp) = parsed.map_err(|problem| lines.damaged(problem))?;
+            if let Some(first) = &first {
+                self.check(first, 1)?;
             }
-            end = from;
+            let change = change.map_err(|problem| lines.damaged(problem))?;
+            let stamp = stamp.map_err(|problem| lines.damaged(problem))?;
+            visit(&change);
+            let taken = match (&mut replay, first, change) {
+                (Some(replay), _, change) => replay.take(change, stamp, len),
+                (replay, Some(first), Change::Create(state)) => {
+                    let stored = Stored::new(stamp.version, first.created, *state);
+                    let birth = (stamp.version, stamp.write);
+                    *replay = Some(Replay { stored, birth, last: stamp.write, end: 0, void: 0 });
+                    Ok(())
+                }
+                _ => Err("it does not create the conversation, as the first write must".to_owned()),
+            };
+            taken.map_err(|problem| lines.damaged(problem))?;
         }
-        Ok(None)
-    }
-
-    /// Returns an error with the number of the line that begins at offset `at`.
-    fn damaged_at(&self, at: u64, problem: impl Into<String>) -> StoreError {
-        match lines_before(self.place, self.file, at) {
-            Ok(lines) => StoreError::damaged(self.place.line(lines + 1), problem),
-            Err(error) => error,
-        }
+        let Some(mut replay) = replay else { return Ok(None) };
+        let last = Entry::parse(&last).map_err(|problem| lines.damaged(problem))?;
+        self.check(&last, lines.number)?;
+        (replay.stored.updated, replay.end) = (last.updated, lines.end);
+        Ok(Some(replay))
     }
 }
 
-/// Counts the lines that end before this offset. Uses a fixed amount of memory.
-fn lines_before(place: &ConversationFolder<'_>, mut file: &File, at: u64) -> Result<usize, StoreError> {
-    const PIECE: usize = 64 * 1024;
-
-    let mut count = || {
-        file.seek(SeekFrom::Start(0))?;
-        let mut before = BufReader::with_capacity(PIECE, file.take(at));
-        let mut lines = 0;
-        loop {
-            let piece = before.fill_buf()?;
-            if piece.is_empty() {
-                return Ok(lines);
-            }
-            lines += piece.split(|byte| *byte == b'\n').count() - 1;
-            let len = piece.len();
-            before.consume(len);
-        }
-    };
-    count().map_err(|error| place.failed("reading", error))
+/// The conversation in a log, and data about the log.
+pub(super) struct Replay {
+    pub(super) stored: Stored,
+    pub(super) birth: Birth,
+    /// The last write.
+    last: WriteId,
+    /// The offset at which the last complete line ends.
+    pub(super) end: u64,
+    /// The number of bytes of records of turns.
+    pub(super) void: u64,
 }
 
-fn len(place: &ConversationFolder<'_>, file: &File) -> Result<u64, StoreError> {
-    Ok(file.metadata().map_err(|error| place.failed("reading", error))?.len())
+impl Replay {
+    fn take(&mut self, change: Change, stamp: Stamp, len: u64) -> Result<(), String> {
+        let (before, version) = (self.stored.version, stamp.version);
+        let follows = match change {
+            Change::Mark(_) => version == before && stamp.write == self.last,
+            _ => version > before && version == before.next(),
+        };
+        if !follows {
+            return Err(format!("it has version {version}, but the line before it has version {before}"));
+        }
+        match change {
+            Change::Create(_) => return Err("it creates the conversation a second time".to_owned()),
+            Change::Commit(commit) => {
+                let is_record = matches!(commit.turn.as_deref(), Some(TurnChange::Record(_)));
+                if is_record && commit.nodes.is_empty() {
+                    self.void += len;
+                }
+                self.stored.commit_at(commit, stamp.time);
+            }
+            Change::State(change) => self.stored.change_state(change),
+            Change::Erase(erasure) => {
+                self.stored.erase(&erasure.erased);
+                (self.stored.state, self.stored.last_run) = (erasure.state, erasure.last_run);
+            }
+            Change::Mark(mark) => self.stored.mark = Some(mark),
+        }
+        self.stored.advance(version, self.stored.updated);
+        self.last = stamp.write;
+        Ok(())
+    }
+}
+
+/// The number of bytes that are read from a log at a time.
+const CHUNK: usize = 128 * 1024;
+
+/// The complete lines of a file.
+pub(super) struct Lines<'a> {
+    path: &'a Path,
+    file: &'a File,
+    reader: BufReader<Take<&'a File>>,
+    len: u64,
+    /// The line that was returned last.
+    pub(super) line: Vec<u8>,
+    /// The offset at which this line ends.
+    pub(super) end: u64,
+    /// The number of this line, counted from 1.
+    number: usize,
+}
+
+impl<'a> Lines<'a> {
+    /// Returns the lines of a file up to this length.
+    pub(super) fn of(path: &'a Path, mut file: &'a File, len: u64) -> Result<Self, StoreError> {
+        file.seek(SeekFrom::Start(0)).map_err(|error| failed("reading", path, error))?;
+        let reader = BufReader::with_capacity(CHUNK, file.take(len));
+        Ok(Self { path, file, reader, len, line: Vec::new(), end: 0, number: 0 })
+    }
+
+    /// Returns the record of the next line, or `None` at the end or at an incomplete line.
+    pub(super) fn next(&mut self) -> Result<Option<&[u8]>, StoreError> {
+        self.line.clear();
+        let read = self.reader.read_until(b'\n', &mut self.line);
+        let len = read.map_err(|error| failed("reading", self.path, error))? as u64;
+        if len == 0 {
+            return Ok(None);
+        }
+        match line::record(&self.line, self.end) {
+            Ok(record) => {
+                (self.end, self.number) = (self.end + len, self.number + 1);
+                Ok(Some(record))
+            }
+            Err(fault) if fault.torn && self.end + len == self.len => Ok(None),
+            Err(fault) => Err(damaged(self.path, self.file, self.number + 1, fault.problem)),
+        }
+    }
+
+    /// Returns an error for damage in the line that was returned last.
+    pub(super) fn damaged(&self, problem: impl Into<String>) -> StoreError {
+        damaged(self.path, self.file, self.number, problem)
+    }
+}
+
+/// Returns an error for damage in this line, counted from 1. If the file has another format, returns an error that names
+/// it.
+fn damaged(path: &Path, file: &File, line: usize, problem: impl Into<String>) -> StoreError {
+    let place = format!("{}, line {line}", path.display());
+    match first_line(file).ok().and_then(|line| other_format(&line)) {
+        Some(found) => StoreError::UnknownFormat { place, found, known: FORMAT },
+        None => StoreError::damaged(place, problem),
+    }
 }
 
 /// Returns the complete or incomplete line at the beginning of a file.
-pub(super) fn first_line(file: &File) -> io::Result<Vec<u8>> {
-    let mut wanted = FIRST_READ;
-    loop {
-        let mut bytes = read(file, 0, wanted)?;
-        if let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
-            bytes.truncate(end + 1);
-            return Ok(bytes);
-        }
-        if (bytes.len() as u64) < wanted {
-            return Ok(bytes);
-        }
-        wanted *= 8;
-    }
+fn first_line(mut file: &File) -> io::Result<Vec<u8>> {
+    let mut line = Vec::new();
+    file.seek(SeekFrom::Start(0))?;
+    BufReader::new(file).read_until(b'\n', &mut line)?;
+    Ok(line)
 }
 
-/// Returns the complete or incomplete line that ends at `end`, together with the offset at which the line begins. Lines
-/// begin at `start`.
-pub(super) fn last_line(file: &File, start: u64, end: u64) -> io::Result<(u64, Vec<u8>)> {
+/// Returns the complete or incomplete line that ends at `end`, together with the offset at which the line begins.
+pub(super) fn last_line(file: &File, end: u64) -> io::Result<(u64, Vec<u8>)> {
     let mut wanted = FIRST_READ;
     loop {
-        let from = end.saturating_sub(wanted).max(start);
-        let mut bytes = read(file, from, end - from)?;
+        let from = end.saturating_sub(wanted);
+        let mut bytes = read_at(file, from, end - from)?;
         let inner = bytes.len().saturating_sub(1);
         if let Some(before) = bytes[..inner].iter().rposition(|byte| *byte == b'\n') {
             let last = bytes.split_off(before + 1);
             return Ok((from + before as u64 + 1, last));
         }
-        if from == start {
+        if from == 0 {
             return Ok((from, bytes));
         }
         wanted *= 8;
@@ -307,21 +345,21 @@ pub(super) fn last_line(file: &File, start: u64, end: u64) -> io::Result<(u64, V
 }
 
 /// Reads up to `len` bytes, beginning at offset `at`. At the end of the file, returns fewer bytes.
-fn read(mut file: &File, at: u64, len: u64) -> io::Result<Vec<u8>> {
+fn read_at(mut file: &File, at: u64, len: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::with_capacity(usize::try_from(len).unwrap_or_default());
     file.seek(SeekFrom::Start(at))?;
     file.take(len).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// Writes `lines` at `end`, where the valid content of the file ends. If `torn` is set, an incomplete line begins
-/// there, which is removed first. If the write fails, the valid content is unchanged.
+/// Writes `line` at `end`, where the valid content of the file ends. If `torn` is set, an incomplete line begins there,
+/// which is removed first. If the write fails, the valid content is unchanged.
 pub(super) fn append(
     path: &Path,
     mut file: &File,
     end: u64,
     torn: bool,
-    lines: &[u8],
+    line: &[u8],
     durability: Durability,
 ) -> Result<(), StoreError> {
     let mut write = || {
@@ -329,7 +367,7 @@ pub(super) fn append(
             file.set_len(end)?;
         }
         file.seek(SeekFrom::Start(end))?;
-        file.write_all(lines)?;
+        file.write_all(line)?;
         durability.sync(file)
     };
     write().map_err(|error| {
@@ -337,4 +375,44 @@ pub(super) fn append(
         let _ = file.set_len(end);
         failed("writing", path, error)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::store::{
+        ConversationId, StateChange,
+        file_system::record::{RecordEnd, encode_record},
+    };
+
+    /// A line that is completed while the log is read counts as incomplete, because reading stops at the length that
+    /// the log had at first.
+    #[test]
+    fn log_that_grows_while_it_is_read_ends_where_it_ended_at_first() {
+        let id = ConversationId::generate();
+        let folder = std::env::temp_dir().join(format!("omni-agent-{id}"));
+        fs::create_dir(&folder).expect("a folder");
+        let place = LogPath::new(&folder, &id);
+        let (create, title) = (Change::Create(Box::default()), Change::State(StateChange::title("A talk")));
+        let end = RecordEnd::first(id.clone(), WriteId::generate(), &create);
+        let first = encode_record(&create, &end).expect("a line");
+        let later = encode_record(&title, &end.next(WriteId::generate(), &title)).expect("a line");
+        let (begun, rest) = later.split_at(later.len() / 2);
+        fs::write(&place.log, [&first, begun].concat()).expect("a log");
+
+        let open = || Log::open(&place, OpenOptions::new().read(true)).expect("a file").expect("a log");
+        let log = open();
+        let mut writer = OpenOptions::new().append(true).open(&place.log).expect("the log");
+        writer.write_all(rest).expect("space on the disk");
+        let titles = |log: &Log<'_>| {
+            let replay = log.replay(|_| {}).expect("a valid log").expect("a conversation");
+            let listed = listed(log).expect("a valid log").expect("a conversation").into_summary();
+            (replay.stored.state.title, listed.title)
+        };
+        assert_eq!(titles(&log), (None, None));
+        assert_eq!(titles(&open()), (Some("A talk".to_owned()), Some("A talk".to_owned())));
+        fs::remove_dir_all(&folder).expect("the folder is removed");
+    }
 }

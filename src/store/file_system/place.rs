@@ -1,11 +1,10 @@
-//! The paths of a conversation's files, operations on these files, and errors that concern them.
+//! The path of a conversation's log, operations on the folder, and errors that concern files.
 
 use std::{
-    fs::{self, File, OpenOptions},
-    io::{self, Write as _},
+    fs::{self, File, OpenOptions, TryLockError},
+    io,
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, SystemTime},
 };
 
 use super::Durability;
@@ -13,194 +12,109 @@ use crate::store::{ConversationId, StoreError};
 
 /// The suffix of a log's name.
 pub(super) const LOG: &str = ".jsonl";
-const SUMMARY: &str = ".summary.json";
-/// The additional suffix of a new file before it replaces another file.
-const NEW: &str = ".new";
 
-/// The files of one conversation in the store's folder.
-pub(super) struct ConversationFolder<'a> {
-    folder: &'a Path,
-    id: &'a ConversationId,
+/// The place of one conversation's log in the store's folder.
+pub(super) struct LogPath<'a> {
+    pub(super) folder: &'a Path,
+    pub(super) id: &'a ConversationId,
+    pub(super) log: PathBuf,
 }
 
-impl<'a> ConversationFolder<'a> {
+impl<'a> LogPath<'a> {
     pub(super) fn new(folder: &'a Path, id: &'a ConversationId) -> Self {
-        Self { folder, id }
+        Self { folder, id, log: folder.join(format!("{id}{LOG}")) }
     }
 
-    pub(super) fn id(&self) -> &'a ConversationId {
-        self.id
+    pub(super) fn not_found(&self) -> StoreError {
+        StoreError::NotFound { id: self.id.clone() }
     }
 
-    pub(super) fn folder(&self) -> &'a Path {
-        self.folder
-    }
-
-    fn file(&self, suffix: &str) -> PathBuf {
-        self.folder.join(format!("{}{suffix}", self.id))
-    }
-
-    pub(super) fn log(&self) -> PathBuf {
-        self.file(LOG)
-    }
-
-    pub(super) fn summary(&self) -> PathBuf {
-        self.file(SUMMARY)
-    }
-
-    /// Returns the log's path for error messages.
-    pub(super) fn log_name(&self) -> String {
-        self.log().display().to_string()
-    }
-
-    /// Returns the name of a line of the log for error messages. Lines are counted from 1.
-    pub(super) fn line(&self, number: usize) -> String {
-        format!("{}, line {number}", self.log().display())
-    }
-
-    /// Returns the state of the log's file, or `None` if it can't be read.
-    pub(super) fn seen(&self) -> Option<Seen> {
-        fs::metadata(self.log()).ok().as_ref().and_then(Seen::of)
-    }
-
-    /// Converts an error on one of the files.
+    /// Converts an error on the log.
     pub(super) fn failed(&self, action: &str, error: io::Error) -> StoreError {
-        failed(action, &self.log(), error)
+        failed(action, &self.log, error)
     }
 
-    /// Checks that the folder exists, so that a missing folder is not mistaken for a missing conversation.
-    pub(super) fn check_folder(&self) -> Result<(), StoreError> {
-        check_folder(self.folder)
+    /// Removes the log.
+    pub(super) fn remove_log(&self) -> Result<(), StoreError> {
+        remove(&self.log)
     }
 
-    /// Returns whether the log's path exists but is not a file. Such a path must not be opened: for example, opening a
-    /// pipe would wait forever for a writer.
-    pub(super) fn has_other_than_log(&self) -> Result<bool, StoreError> {
-        match fs::metadata(self.log()) {
-            Ok(found) => Ok(!found.is_file()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(self.failed("reading", error)),
-        }
+    /// The path of a new log before it replaces the old log.
+    fn new_log(&self) -> PathBuf {
+        self.folder.join(format!("{}{LOG}.new", self.id))
     }
 
-    /// Syncs the folder, so that its entries are durable.
-    pub(super) fn sync_folder(&self, durability: Durability) -> Result<(), StoreError> {
-        sync_folder(self.folder, durability)
+    /// Removes a new log that a crash left before it replaced the old log.
+    pub(super) fn remove_new_log(&self) -> Result<(), StoreError> {
+        remove(&self.new_log())
     }
 
-    /// Returns whether the log's path no longer leads to the open log.
-    pub(super) fn is_gone(&self, log: &File) -> Result<bool, StoreError> {
-        is_gone(&self.log(), log)
-    }
-
-    /// Replaces the summary. A summary that is lost in a crash can be rebuilt.
-    pub(super) fn replace_summary(&self, content: &[u8]) -> io::Result<()> {
-        replace(&self.summary(), |file| file.write_all(content)).map(drop)
-    }
-
-    /// Replaces the log in one step. The new log is locked before other processes can find it, and stays locked until
-    /// the file is closed.
+    /// Replaces the log, which must be locked, in one step. The new log is locked before other processes can find it,
+    /// and stays locked until the file is closed. A log that belongs to another user, or that is reached through a
+    /// symbolic link, is not replaced.
     pub(super) fn replace_log(
         &self,
         old: &File,
-        write: impl FnOnce(&mut File) -> io::Result<()>,
-    ) -> io::Result<File> {
-        replace_locked(&self.log(), old, write)
-    }
-
-    /// Removes the summary.
-    pub(super) fn remove_summary(&self) -> Result<(), StoreError> {
-        remove(&self.summary())
-    }
-
-    /// Removes the summary, and new files that a crash left before they replaced the log or the summary.
-    pub(super) fn remove_beside(&self) -> Result<(), StoreError> {
-        for suffix in [SUMMARY, &format!("{SUMMARY}{NEW}"), &format!("{LOG}{NEW}")] {
-            remove(&self.file(suffix))?;
+        action: &str,
+        write: impl FnOnce(&File) -> Result<(), StoreError>,
+    ) -> Result<File, StoreError> {
+        let failed = |error| self.failed(action, error);
+        if fs::symlink_metadata(&self.log).map_err(failed)?.is_symlink() {
+            let problem =
+                "the file is a symbolic link, which a new file would replace; move the file to this path";
+            return Err(failed(io::Error::other(problem)));
         }
-        Ok(())
-    }
-
-    pub(super) fn remove_log(&self) -> Result<(), StoreError> {
-        remove(&self.log())
+        let new = self.new_log();
+        // Only the holder of the lock reaches this code, so one name for the new file is enough.
+        remove(&new)?;
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true);
+        let file = private(&mut options).open(&new).map_err(failed)?;
+        let replace = || {
+            keep_owner(&old.metadata().map_err(failed)?, &file).map_err(failed)?;
+            file.try_lock().map_err(|error| failed(error.into()))?;
+            write(&file)?;
+            // The new file is synced even if the store's durability does not require it. The old file may have been on
+            // the disk for a long time, and a crash right after the replacement must not lose its content.
+            file.sync_all().and_then(|()| fs::rename(&new, &self.log)).map_err(failed)
+        };
+        if let Err(error) = replace() {
+            let _ = fs::remove_file(&new);
+            return Err(error);
+        }
+        // The folder is synced before anybody can write to the log. Otherwise a crash could remove the log's name after
+        // a write was acknowledged.
+        sync_folder(self.folder, Durability::Machine)?;
+        Ok(file)
     }
 }
 
-/// Returns whether a path no longer leads to this open file.
-pub(super) fn is_gone(path: &Path, file: &File) -> Result<bool, StoreError> {
+/// Opens and locks a file without waiting, and creates it if it does not exist. Returns `None` if another process or
+/// handle holds the lock.
+pub(super) fn lock_file(path: &Path) -> Result<Option<File>, StoreError> {
+    require_file("reading", path)?;
+    let mut options = OpenOptions::new();
+    private(options.read(true).write(true).create(true));
+    let file = options.open(path).map_err(|error| failed("opening", path, error))?;
+    Ok(try_lock(path, &file)?.then_some(file))
+}
+
+/// Locks an open file without waiting. Returns `false` if another process or handle holds the lock, or if the path no
+/// longer leads to this file.
+pub(super) fn try_lock(path: &Path, file: &File) -> Result<bool, StoreError> {
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => return Ok(false),
+        Err(TryLockError::Error(error)) => return Err(failed("locking", path, error)),
+    }
     // It is not enough to check that the open file still has a name, because a backup may have given the file a second
     // name.
-    let gone = file.metadata().and_then(|open| match fs::metadata(path) {
-        Ok(named) => Ok(!is_same(&open, &named)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
+    let is_there = file.metadata().and_then(|open| match fs::metadata(path) {
+        Ok(named) => Ok(is_same(&open, &named)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(error),
     });
-    gone.map_err(|error| failed("reading", path, error))
-}
-
-/// Replaces a locked file in one step. The new file is locked before other processes can find it, and stays locked
-/// until it is closed.
-pub(super) fn replace_locked(
-    path: &Path,
-    old: &File,
-    write: impl FnOnce(&mut File) -> io::Result<()>,
-) -> io::Result<File> {
-    if fs::symlink_metadata(path)?.is_symlink() {
-        let problem =
-            "the file is a symbolic link, which a new file would replace; move the file to this path";
-        return Err(io::Error::other(problem));
-    }
-    let old = old.metadata()?;
-    replace(path, |file| {
-        keep_owner(&old, file)?;
-        file.try_lock()?;
-        write(file)?;
-        // The new file is synced even if the store's durability does not require it. The old file may have been on the
-        // disk for a long time, and a crash right after the replacement must not lose its content.
-        file.sync_all()
-    })
-}
-
-fn replace(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<File> {
-    // Only the holder of the lock reaches this code, so one name for the new file is enough. If an earlier crash left a
-    // file with this name, that file is overwritten.
-    let mut new = path.as_os_str().to_owned();
-    new.push(NEW);
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true);
-    private(&mut options);
-    let replaced = options.open(&new).and_then(|mut file| {
-        write(&mut file)?;
-        fs::rename(&new, path)?;
-        Ok(file)
-    });
-    if replaced.is_err() {
-        let _ = fs::remove_file(&new);
-    }
-    replaced
-}
-
-/// The state of a file, used to detect later writes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Seen {
-    len: u64,
-    modified: SystemTime,
-}
-
-impl Seen {
-    /// The coarsest resolution of modification times on any file system. Two writes within this time may have the same
-    /// modification time.
-    const COARSEST: Duration = Duration::from_secs(2);
-
-    pub(super) fn of(file: &fs::Metadata) -> Option<Self> {
-        Some(Self { len: file.len(), modified: file.modified().ok()? })
-    }
-
-    /// Returns whether every later write is certain to change this state. Right after a write this is not certain,
-    /// because another write may have the same modification time.
-    pub(super) fn is_settled(&self) -> bool {
-        SystemTime::now().duration_since(self.modified).is_ok_and(|since| since > Self::COARSEST)
-    }
+    is_there.map_err(|error| failed("reading", path, error))
 }
 
 #[cfg(unix)]
@@ -238,17 +152,36 @@ fn remove(path: &Path) -> Result<(), StoreError> {
     }
 }
 
-pub(super) fn check_folder(folder: &Path) -> Result<(), StoreError> {
-    match fs::metadata(folder) {
-        Ok(metadata) if metadata.is_dir() => Ok(()),
-        Ok(_) => {
-            let error = io::Error::from(io::ErrorKind::NotADirectory);
-            Err(StoreError::Unreachable { place: name(folder), source: Arc::new(error) })
-        }
-        Err(error) => Err(StoreError::Unreachable { place: name(folder), source: Arc::new(error) }),
+/// Returns whether the path leads to a regular file, or `None` if it does not exist. Another kind of file must
+/// not be opened. For example, opening a pipe would wait forever for a writer.
+pub(super) fn is_file(path: &Path) -> Result<Option<bool>, StoreError> {
+    match fs::metadata(path) {
+        Ok(found) => Ok(Some(found.is_file())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(failed("reading", path, error)),
     }
 }
 
+/// Fails if the path leads to anything other than a regular file.
+pub(super) fn require_file(action: &str, path: &Path) -> Result<(), StoreError> {
+    if is_file(path)? == Some(false) {
+        let error = io::Error::new(io::ErrorKind::InvalidInput, "its path is not a file");
+        return Err(failed(action, path, error));
+    }
+    Ok(())
+}
+
+/// Checks that the folder exists, so that a missing folder is not mistaken for a missing conversation.
+pub(super) fn check_folder(folder: &Path) -> Result<(), StoreError> {
+    let error = match fs::metadata(folder) {
+        Ok(metadata) if metadata.is_dir() => return Ok(()),
+        Ok(_) => io::Error::from(io::ErrorKind::NotADirectory),
+        Err(error) => error,
+    };
+    Err(StoreError::Unreachable { place: folder.display().to_string(), source: Arc::new(error) })
+}
+
+/// Syncs the folder, so that its entries are durable.
 pub(super) fn sync_folder(folder: &Path, durability: Durability) -> Result<(), StoreError> {
     // Only Unix needs to sync the folder. On other systems, a folder can't be opened as a file, and changes of its
     // entries are written to the disk at once.
@@ -260,24 +193,19 @@ pub(super) fn sync_folder(folder: &Path, durability: Durability) -> Result<(), S
 }
 
 /// Makes created files readable and writable only by their owner.
-pub(super) fn private(options: &mut OpenOptions) {
+pub(super) fn private(options: &mut OpenOptions) -> &mut OpenOptions {
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(options, 0o600);
-    #[cfg(not(unix))]
-    let _ = options;
+    options
 }
 
 pub(super) fn failed(action: &str, path: &Path, error: io::Error) -> StoreError {
     use io::ErrorKind::{FileTooLarge, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
 
-    let place = name(path);
+    let place = path.display().to_string();
     match error.kind() {
         StorageFull | QuotaExceeded | FileTooLarge => StoreError::Full { place, source: Arc::new(error) },
         PermissionDenied | ReadOnlyFilesystem => StoreError::Denied { place, source: Arc::new(error) },
         _ => StoreError::failed(format!("{action} {place}"), error),
     }
-}
-
-fn name(path: &Path) -> String {
-    path.display().to_string()
 }

@@ -1,13 +1,13 @@
 //! Dumps of every released version of the schema. Files in `golden/` never change and must remain readable.
 
-use std::{fs, path::PathBuf, process::Command};
+use std::{fs, path::PathBuf};
 
-use omni_agent::store::{ConversationId, FileSystemStore, Owner, Page, PostgresStore, Store, Stored, copy};
+use omni_agent::store::{ConversationId, Owner, Page, PostgresStore, Store, Stored};
 
 use super::server::{raw, url};
 use crate::{
-    full::{check_all, create_all},
-    support::{Folder, commit, id},
+    full::check_all,
+    support::{commit, id},
 };
 
 /// The name of the schema in the dumps.
@@ -86,29 +86,4 @@ pub(super) async fn has_all(store: &PostgresStore) {
         store.acquire(&id(name), &Owner::new("ann")).await.unwrap();
         commit(store, &id(name), stored.version, 1000, "more").await;
     }
-}
-
-/// Writes the dump of the current version. May be run only while this version is not released.
-#[tokio::test]
-#[ignore = "writes into the sources; for a new version of the schema"]
-async fn make_golden_dump() {
-    let url = url().unwrap();
-    let logs = Folder::new();
-    for name in ["empty", "talk"] {
-        fs::copy(golden(&format!("v1/{name}.jsonl")), logs.log(&id(name))).unwrap();
-    }
-    let from = FileSystemStore::open(logs.path()).await.unwrap();
-    let store = PostgresStore::builder(url).schema(DUMPED).open().await.unwrap();
-    assert!(copy(&from, &store, |_, _| {}).await.is_complete());
-    store.acquire(&id("talk"), &Owner::new("ann").at("host a")).await.unwrap();
-    create_all(&store).await;
-    let mut dump = Command::new("pg_dump");
-    dump.args(["--schema", DUMPED, "--inserts", "--no-owner", "--no-privileges", "--dbname", url]);
-    let dumped = dump.output().unwrap();
-    assert!(dumped.status.success(), "{}", String::from_utf8_lossy(&dumped.stderr));
-    // Newer versions of `pg_dump` add psql commands around the dump. The test removes these commands.
-    let lines = String::from_utf8(dumped.stdout).unwrap();
-    let lines =
-        lines.lines().filter(|line| !line.starts_with('\\') && !line.starts_with("--") && !line.is_empty());
-    fs::write(golden("postgres-3.sql"), lines.collect::<Vec<_>>().join("\n") + "\n").unwrap();
 }

@@ -2,13 +2,11 @@
 
 use std::{fs, path::Path};
 
-use omni_agent::store::{
-    FileSystemStore, Filter, Page, Query, SqliteStore, Store, Stored, copy, file_system::Durability,
-};
+use omni_agent::store::{Filter, Page, Query, SqliteStore, Store, Stored};
 
-use super::{file, quick, raw};
+use super::{file, quick};
 use crate::{
-    full::{check_all, create_all},
+    full::check_all,
     support::{Folder, commit, id},
 };
 
@@ -59,26 +57,4 @@ async fn search_of_schema_version_2_finds_what_was_stored() {
     let version = store.summary(&id("flight")).await.unwrap().version;
     commit(&store, &id("flight"), version, 1000, "more").await;
     assert_eq!(found("more").await, ["flight"]);
-}
-
-/// Writes the file of the current version. May be run only while this version is not released.
-#[tokio::test]
-#[ignore = "writes into the sources; for a new version of the schema"]
-async fn make_golden_file() {
-    let (logs, folder) = (Folder::new(), Folder::new());
-    for name in ["empty", "talk"] {
-        fs::copy(golden(&format!("v1/{name}.jsonl")), logs.log(&id(name))).unwrap();
-    }
-    let from = FileSystemStore::builder(logs.path()).durability(Durability::Process).open().await.unwrap();
-    assert!(copy(&from, &quick(&folder).await, |_, _| {}).await.is_complete());
-    create_all(&quick(&folder).await).await;
-    let save = |name: &str| {
-        let _ = fs::remove_file(golden(name));
-        raw(&folder).execute("VACUUM INTO ?", [golden(name).to_str().unwrap()]).unwrap();
-    };
-    save("sqlite-2.sqlite");
-    let store = SqliteStore::builder(file(&folder)).search(true).open().await.unwrap();
-    let query: Query = "because".parse().unwrap();
-    while !store.search(&Filter::default(), &query, Page::default()).await.unwrap().complete {}
-    save("sqlite-2-search.sqlite");
 }

@@ -16,7 +16,7 @@ use crate::{
         SavedPart, StoreReport,
         core::{Core, Job},
     },
-    store::{Commit, Labels, StateChange, StoreError, Stored, Version, WriteId},
+    store::{Labels, StateChange, StoreError, Stored, Version, WriteId},
     tree::{Erased, Node, NodeId, Tree},
 };
 

@@ -1,0 +1,281 @@
+//! The record in a line of a log: one write. This module does no input or output.
+//!
+//! ```text
+//! {"change":{…},"version":78,"write":"…","time":1763769601234,"entry":{…}}
+//!               └─ the stamp                                  └─ the entry
+//! ```
+//!
+//! A list reads only the stamp and the entry, which begin at the last `,"version":` of the record. No content can
+//! imitate this text. The change, which contains messages and inputs of tools, stands before it. Everything behind it is
+//! a number, a string or a member whose name is fixed in [`Stamp`] and [`Entry`], and none of these members but the
+//! first is named `version`. In a string, JSON escapes each quote, so a title can't contain `,"`. The names of labels,
+//! which applications choose, are strings in an array and not names of members, so no colon follows them.
+
+use std::collections::HashSet;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::DeserializeOwned, de::Error as _};
+use serde_json::Value;
+
+use super::line;
+use crate::{
+    message::Timestamp,
+    run::RunEnd,
+    store::{
+        Commit, ConversationId, Labels, StateChange, StoreError, StoredState, Summary, TurnChange, Version,
+        WriteId, json,
+    },
+    subscription::EventId,
+    tree::{Erased, NodeId},
+};
+
+/// The version of the format.
+pub(super) const FORMAT: u64 = 10;
+/// The beginning of a record, in front of its change.
+const CHANGE: &[u8] = b"{\"change\":";
+/// The beginning of a stamp.
+const STAMP: &[u8] = b",\"version\":";
+/// The beginning of an entry.
+const ENTRY: &[u8] = b",\"entry\":";
+
+/// The change that a write made.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Change {
+    // Most lines are commits, so larger variants are boxed.
+    Create(Box<StoredState>),
+    Commit(Commit),
+    State(StateChange),
+    Erase(Box<Erasure>),
+    /// The last event of a session's feed. Not a write: the line has the version and the id of the line before it.
+    Mark(EventId),
+}
+
+/// The removal of nodes. The lines before it no longer contain these nodes, nor any state, turn in flight or end of a
+/// run.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Erasure {
+    #[serde(flatten)]
+    pub(super) erased: Erased,
+    /// The state after the erasure.
+    pub(super) state: StoredState,
+    /// The end of the last run after the erasure.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) last_run: Option<RunEnd>,
+}
+
+/// The members of a record between the change and the entry.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Stamp {
+    /// The version of the conversation after the write.
+    pub(super) version: Version,
+    pub(super) write: WriteId,
+    pub(super) time: Timestamp,
+}
+
+/// The facts for a list, after the write.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Entry {
+    format: u64,
+    pub(super) id: ConversationId,
+    pub(super) created: Timestamp,
+    /// The time of the last write that counts in lists.
+    pub(super) updated: Timestamp,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    head: Option<NodeId>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    title: Option<String>,
+    #[serde(
+        default,
+        skip_serializing_if = "Labels::is_empty",
+        serialize_with = "as_pairs",
+        deserialize_with = "from_pairs"
+    )]
+    labels: Labels,
+    /// If a turn is in flight, the number of its tool uses that wait for a decision.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    turn: Option<usize>,
+}
+
+fn as_pairs<S: Serializer>(labels: &Labels, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(labels.iter())
+}
+
+fn from_pairs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Labels, D::Error> {
+    Labels::new(Vec::<(String, String)>::deserialize(deserializer)?).map_err(D::Error::custom)
+}
+
+impl Entry {
+    pub(super) fn parse(entry: &[u8]) -> Result<Self, String> {
+        let entry: Self = parse(entry)?;
+        let is_known = entry.format == FORMAT;
+        is_known.then_some(entry).ok_or_else(|| "it has another format version".to_owned())
+    }
+
+    fn apply(&mut self, change: &Change, time: Timestamp) {
+        match change {
+            Change::Create(state) | Change::State(StateChange::Whole(state)) => self.describe(state),
+            Change::State(StateChange::Title(title)) => self.title.clone_from(title),
+            Change::State(StateChange::Labels(labels)) => self.labels = labels.clone(),
+            Change::Erase(erasure) => (self.head, self.turn) = (erasure.erased.head, None),
+            Change::Mark(_) => return,
+            Change::Commit(commit) => {
+                let is_update = commit.is_update(self.head);
+                self.turn = match commit.turn.as_deref() {
+                    _ if commit.ends_turn(self.head) => None,
+                    Some(TurnChange::Record(record)) => {
+                        let waiting = record.waiting.iter().map(|waiting| &waiting.tool_use.id);
+                        Some(waiting.collect::<HashSet<_>>().len())
+                    }
+                    _ => self.turn,
+                };
+                self.head = commit.head;
+                if let Some(state) = &commit.state {
+                    self.describe(state);
+                }
+                // A commit that only records usage, the turn in flight or the end of a run does not count.
+                if !is_update {
+                    return;
+                }
+            }
+        }
+        self.updated = time;
+    }
+
+    fn describe(&mut self, state: &StoredState) {
+        (self.title, self.labels) = (state.title.clone(), state.labels.clone());
+    }
+
+    /// Removes the parts that an erasure makes void.
+    pub(super) fn clear(&mut self) {
+        (self.title, self.labels, self.turn) = (None, Labels::NONE, None);
+    }
+}
+
+/// The part of a record after its change.
+#[derive(Clone)]
+pub(super) struct RecordEnd {
+    pub(super) stamp: Stamp,
+    pub(super) entry: Entry,
+}
+
+impl RecordEnd {
+    /// Returns the end of the record of the write that creates a conversation.
+    pub(super) fn first(id: ConversationId, write: WriteId, change: &Change) -> Self {
+        let (time, labels) = (Timestamp::now(), Labels::NONE);
+        let mut entry = Entry {
+            format: FORMAT,
+            id,
+            created: time,
+            updated: time,
+            head: None,
+            title: None,
+            labels,
+            turn: None,
+        };
+        entry.apply(change, time);
+        Self { stamp: Stamp { version: Version::first(), write, time }, entry }
+    }
+
+    /// Returns the end of the record of the next write.
+    pub(super) fn next(mut self, write: WriteId, change: &Change) -> Self {
+        // The clock may have been set back since the last write, so the time is never earlier than that of the last
+        // write.
+        let time = Timestamp::now().max(self.stamp.time);
+        self.entry.apply(change, time);
+        Self { stamp: Stamp { version: self.stamp.version.next(), write, time }, ..self }
+    }
+
+    /// Parses the end of a record, whose beginning may be missing.
+    pub(super) fn parse(record: &[u8]) -> Result<Self, String> {
+        let parts = Parts::of(record)?;
+        Ok(Self { stamp: parts.stamp()?, entry: Entry::parse(parts.entry)? })
+    }
+
+    pub(super) fn into_summary(self) -> Summary {
+        let Entry { id, created, updated, title, labels, turn, .. } = self.entry;
+        Summary {
+            title,
+            labels,
+            updated,
+            in_flight: turn.is_some(),
+            waiting: turn.map_or(0, |waiting| u32::try_from(waiting).unwrap_or(u32::MAX)),
+            ..Summary::new(id, self.stamp.version, created)
+        }
+    }
+}
+
+/// The texts of the parts of a record.
+pub(super) struct Parts<'a> {
+    change: &'a [u8],
+    stamp: &'a [u8],
+    pub(super) entry: &'a [u8],
+}
+
+impl<'a> Parts<'a> {
+    pub(super) fn of(record: &'a [u8]) -> Result<Self, String> {
+        let split = || {
+            let at = record.windows(STAMP.len()).rposition(|bytes| bytes == STAMP)?;
+            let (change, rest) = record.split_at(at);
+            let at = rest.windows(ENTRY.len()).position(|bytes| bytes == ENTRY)?;
+            let (stamp, entry) = (&rest[1..at], rest[at + ENTRY.len()..].strip_suffix(b"}")?);
+            Some(Self { change, stamp, entry })
+        };
+        split().ok_or_else(|| "it does not contain a write".to_owned())
+    }
+
+    pub(super) fn change(&self) -> Result<Change, String> {
+        parse(self.change.strip_prefix(CHANGE).ok_or("it does not contain a write")?)
+    }
+
+    pub(super) fn stamp(&self) -> Result<Stamp, String> {
+        parse(&[b"{", self.stamp, b"}"].concat())
+    }
+}
+
+/// Returns the line of a write.
+pub(super) fn encode_record(change: &Change, end: &RecordEnd) -> Result<Vec<u8>, StoreError> {
+    let mut text = line::begin();
+    text.extend_from_slice(CHANGE);
+    push(&mut text, change);
+    let at = text.len();
+    push(&mut text, &end.stamp);
+    // The stamp continues the record, so it has no braces.
+    text[at] = b',';
+    text.pop();
+    text.extend_from_slice(ENTRY);
+    push(&mut text, &end.entry);
+    text.push(b'}');
+    let line = line::finish(text);
+    let id = &end.entry.id;
+    if line.len() > line::LONGEST {
+        let problem = format!("its JSON is longer than {} bytes", line::LONGEST);
+        return Err(StoreError::Unstorable { id: id.clone(), problem });
+    }
+    json::check_depth(id, &line)?;
+    Ok(line)
+}
+
+/// Returns a line with this record.
+pub(super) fn encode(record: &impl Serialize) -> Vec<u8> {
+    let mut text = line::begin();
+    push(&mut text, record);
+    line::finish(text)
+}
+
+fn push(text: &mut Vec<u8>, value: &impl Serialize) {
+    serde_json::to_writer(text, value).expect("messages and state have a JSON form");
+}
+
+pub(super) fn parse<T: DeserializeOwned>(text: &[u8]) -> Result<T, String> {
+    json::parse(std::str::from_utf8(text).map_err(|error| error.to_string())?)
+}
+
+/// Returns the version of the format that the first line of a file names, if it is not [`FORMAT`]. Finds the version in
+/// the files of all versions.
+pub(super) fn other_format(line: &[u8]) -> Option<u64> {
+    let record: Value = parse(line::record(line, 0).ok()?).ok()?;
+    let format = record.get("format_version").or_else(|| record.pointer("/entry/format"));
+    format.and_then(Value::as_u64).filter(|format| *format != FORMAT)
+}

@@ -126,13 +126,15 @@ pub(crate) use task::Hold;
 pub use text::TextDeltas;
 use tokio::sync::mpsc;
 
+#[cfg(any(doc, feature = "acp", feature = "mcp-server"))]
+use crate::run::ErrorKind;
 use crate::{
     actor,
     message::ToolUseId,
     provider::OutputSchema,
     run::{
-        Accepted, Decided, Error, ErrorKind, Expiry, Failure, KnownPrompt, Next, Pause, Prompt, PromptId,
-        PromptState, Response, RunEnd, RunOutcome, Settled, TurnRecord, Waiting,
+        Accepted, Decided, Error, Expiry, Failure, KnownPrompt, Next, Pause, Prompt, PromptId, PromptState,
+        Response, RunEnd, RunOutcome, Settled, TurnRecord, Waiting,
     },
     subscription::{Attachment, End, EventId, Numbered, Source, Subscription},
     telemetry::Caller,

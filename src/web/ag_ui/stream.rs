@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     Level,
-    frame::{Frame, TokenUsage},
+    frame::{ChatMessage, Frame, TokenUsage},
     messages::{Files, Messages, block_id, result, result_id},
 };
 use crate::{
@@ -330,12 +330,11 @@ impl RunStream {
             complete.push(message);
             // The complete answer may lack blocks that were shown, for example after an interrupt. Then all messages
             // are sent again.
-            if message.id.is_some() && !self.blocks.are_of(&complete.into_list()) {
-                // The blocks may have other ids now, and the client leaves an id that it knows in its place. So the
-                // client first removes the answer.
-                let answer = self.view.agent.pending.pop();
-                self.send_messages();
-                self.view.agent.pending.extend(answer);
+            let complete = complete.into_list();
+            if message.id.is_some() && !self.blocks.are_of(&complete) {
+                if !self.blocks.include(&complete) {
+                    self.remove_answer(&complete);
+                }
                 self.send_messages();
             }
             return;
@@ -377,10 +376,28 @@ impl RunStream {
         self.out.push(Frame::Custom { name: "omni.staged", value: json!({ "id": id, "state": state }) });
     }
 
+    /// Makes the client remove the answer. Its blocks have other ids now, and the client leaves a message whose id it
+    /// knows in its place.
+    fn remove_answer(&mut self, complete: &[ChatMessage]) {
+        let answer = self.view.agent.pending.pop();
+        let mut messages = Messages::of(&self.view.agent, self.run.level, &self.run.files);
+        let is_reasoning = |message: &&ChatMessage| matches!(message, ChatMessage::Reasoning { .. });
+        // The client keeps its reasoning if a list contains none. The next list removes this one.
+        if let Some(first) = complete.iter().find(is_reasoning) {
+            messages
+                .push(ChatMessage::Reasoning { id: format!("{}-old", first.id()), content: String::new() });
+        }
+        self.send_list(messages);
+        self.view.agent.pending.extend(answer);
+    }
+
     fn send_messages(&mut self) {
+        self.send_list(Messages::of(&self.view.agent, self.run.level, &self.run.files));
+    }
+
+    fn send_list(&mut self, messages: Vec<ChatMessage>) {
         // The list contains all current activities, so the client removes the activities of tools that have ended.
         let types = json!({ "authoritativeActivityTypes": [super::PROGRESS, super::FILE] });
-        let messages = Messages::of(&self.view.agent, self.run.level, &self.run.files);
         self.out.push(Frame::MessagesSnapshot { messages, metadata: json!({ "@ag-ui/client": types }) });
     }
 

@@ -53,6 +53,11 @@ impl Blocks {
         ids.len() == self.shown.len() && ids.iter().all(|id| self.shown.contains(*id))
     }
 
+    /// Returns whether the client has seen all of these messages of the answer.
+    pub(super) fn include(&self, messages: &[ChatMessage]) -> bool {
+        messages.iter().flat_map(ids).all(|id| self.shown.contains(id))
+    }
+
     /// Closes all blocks.
     pub(super) fn close(&mut self, out: &mut Vec<Frame>) {
         for block in std::mem::take(&mut self.open).into_values() {

@@ -162,21 +162,40 @@ fn replay(first: &SessionSnapshot, events: &[Numbered<SessionEvent>], from: usiz
     }
 }
 
+/// Runs the script and checks a client that joins at each of its events.
+fn check(script: &Script) {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+    let (first, events) = runtime.block_on(record(script));
+    for level in [Level::V0, Level::V1] {
+        for from in 0..events.len() {
+            // A snapshot is never taken between the event of the paused status and the events of the pauses, so the
+            // replay does not start there.
+            if !is_pause(&events[from]) {
+                replay(&first, &events, from, level);
+            }
+        }
+    }
+}
+
+#[test]
+fn client_of_an_answer_that_loses_blocks_sees_the_others_in_their_order() {
+    let text = |pieces: &[&str]| Block::Text(pieces.iter().map(ToString::to_string).collect());
+    let thinking = || Block::Thinking("a".to_owned());
+    let tool = Block::Tool { name: "add", is_raw: true };
+    // A block without text gets no place in the message, so the blocks after it get other ids.
+    let empty = vec![text(&[]), thinking(), text(&["a"])];
+    let cut = vec![text(&["a"]), thinking(), tool];
+    for (blocks, fails) in [(empty.clone(), false), (empty, true), (cut, true)] {
+        check(&Script { steps: vec![blocks], fails, stop: Stop::No });
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn client_that_joins_at_any_event_sees_the_messages_of_the_session(script in script()) {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
-        let (first, events) = runtime.block_on(record(&script));
-        for level in [Level::V0, Level::V1] {
-            for from in 0..events.len() {
-                // A snapshot is never taken between the event of the paused status and the events of the pauses, so the
-                // replay does not start there.
-                if !is_pause(&events[from]) {
-                    replay(&first, &events, from, level);
-                }
-            }
-        }
+        check(&script);
     }
 }

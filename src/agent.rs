@@ -228,14 +228,13 @@ impl Agent {
     /// - [`ErrorKind::EmptyPrompt`] or [`ErrorKind::InvalidPrompt`] if the prompt has no content or does not fit the
     ///   history.
     /// - [`ErrorKind::Busy`] if the prompt contains tool results while a run is active.
-    /// - [`ErrorKind::InvalidSettings`] if a setting of
-    ///   the prompt is invalid.
-    /// - [`ErrorKind::InvalidPrompt`] if the prompt's id is empty or too long.
-    /// - [`ErrorKind::InvalidPrompt`] if the application's data in the prompt exceeds a
-    ///   limit.
+    /// - [`ErrorKind::InvalidSettings`] if a setting of the prompt is invalid.
+    /// - [`ErrorKind::InvalidPrompt`] if the prompt's id is empty or too long, or if the application's data in the prompt
+    ///   exceeds a limit.
     /// - [`ErrorKind::QueueFull`] if too many prompts are staged.
     /// - [`ErrorKind::NotAtStep`] if a prompt for the next step of the turn in flight has settings.
-    /// - [`ErrorKind::Draining`] if the agent belongs to a session that accepts no prompts now.
+    /// - [`ErrorKind::StoreBehind`] or [`ErrorKind::Draining`] if the agent belongs to a session that accepts no prompts
+    ///   now.
     /// - [`ErrorKind::Ended`] if the agent has ended.
     pub async fn prompt(&self, prompt: impl Into<Prompt>) -> Result<Accepted, Error> {
         let prompt = prompt.into();

@@ -110,8 +110,7 @@ pub(super) fn refusal(error: &DynamicTransportError, settings: &Settings) -> Opt
         }
         Failure::InsufficientScope(_) => return Some(settings.refused("HTTP 403 Forbidden")),
         Failure::HttpStatus(error) => return Some(settings.refused(&error.to_string())),
-        // rmcp reports other statuses only as text.
-        Failure::UnexpectedServerResponse(text) if text.starts_with("HTTP 401") => (None, None),
+        failure if is_unauthorized(failure) => (None, None),
         Failure::UnexpectedServerResponse(text) if text.starts_with("HTTP ") || is_unreadable(text) => {
             return Some(settings.refused(text));
         }
@@ -121,6 +120,16 @@ pub(super) fn refusal(error: &DynamicTransportError, settings: &Settings) -> Opt
 }
 
 type Failure = StreamableHttpError<reqwest::Error>;
+
+/// Returns whether the server refused a request with the status 401. If the response lacks a challenge, rmcp reports the
+/// status only as text.
+fn is_unauthorized(failure: &Failure) -> bool {
+    match failure {
+        Failure::AuthRequired(_) => true,
+        Failure::UnexpectedServerResponse(text) => text.starts_with("HTTP 401"),
+        _ => false,
+    }
+}
 
 /// Returns whether this is rmcp's text for a JSON body that it can't read.
 fn is_unreadable(text: &str) -> bool {
@@ -215,7 +224,10 @@ impl HttpClient {
         if let Some(tokens) = &self.tokens {
             let sent = tokens.token(None).await?;
             let answer = call(sent.clone()).await;
-            let (Some(sent), Err(Failure::AuthRequired(_))) = (sent, &answer) else { return answer };
+            let (Some(sent), Err(failure)) = (sent, &answer) else { return answer };
+            if !is_unauthorized(failure) {
+                return answer;
+            }
             return match tokens.token(Some(&sent)).await? {
                 Some(token) if token != sent => call(Some(token)).await,
                 _ => answer,

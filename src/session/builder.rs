@@ -132,10 +132,9 @@ impl SessionBuilder {
 
         /// Sets the limit of unsaved messages in approximate bytes. Defaults to 16 MiB.
         ///
-        /// Above the limit, new prompts fail with [`ErrorKind::StoreBehind`](crate::ErrorKind::StoreBehind). An active run continues. The limit
-        /// also applies to prompts that are sent through a weak handle of the agent. These prompts fail with
-        /// [`ErrorKind::Draining`](crate::ErrorKind::Draining). If `handle_event` returns a prompt while the limit
-        /// is exceeded, the prompt is returned in an error event.
+        /// Above the limit, new prompts fail with [`ErrorKind::StoreBehind`], also those that are sent through a weak
+        /// handle of the agent. An active run continues. If `handle_event` returns a prompt while the limit is exceeded,
+        /// the prompt is returned in an error event.
         pub fn unsaved_limit(self, bytes: usize) { Arc::make_mut(&mut self.setup).unsaved_limit = bytes }
 
         /// Sets how long a write may take before it counts as failed and is repeated. Defaults to one minute.

@@ -42,8 +42,8 @@ impl StoredState {
         /// Returns the same state with this system prompt.
         pub fn with_system(self, system: impl Into<Arc<str>>) { self.settings.system = Some(system.into()) }
 
-        /// Returns the same state with these options.
-        pub fn with_options(self, options: Options) { self.settings.options = options }
+        /// Returns the same state with these options, without their secrets.
+        pub fn with_options(self, options: Options) { self.settings.options = options.without_secrets() }
 
         /// Returns the same state with this limit on the requests of one prompt.
         pub fn with_max_steps(self, max_steps: u32) { self.settings.max_steps = Some(max_steps) }

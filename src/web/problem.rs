@@ -101,9 +101,9 @@ impl Problem {
 
     /// Returns the seconds after which a new attempt makes sense, at least one.
     pub(super) fn retry_after(&self) -> Option<u64> {
-        self.0
-            .retry_after
-            .map(|after| after.as_secs() + u64::from(after.subsec_nanos() > 0 || after.is_zero()))
+        self.0.retry_after.map(|after| {
+            after.as_secs().saturating_add(u64::from(after.subsec_nanos() > 0 || after.is_zero()))
+        })
     }
 
     // ---- the problems of the routes ----
@@ -242,7 +242,9 @@ impl From<Error> for Problem {
             problem.0.members.extend(member);
         }
         // `Web` removes the address unless the application reveals it.
-        let address = error.owner().and_then(|owner| owner.address);
+        let owner =
+            error.owner().filter(|_| kind == ErrorKind::OpenElsewhere || kind == ErrorKind::LeaseLost);
+        let address = owner.and_then(|owner| owner.address);
         problem.0.members.extend(address.map(|address| ("address".to_owned(), Value::from(&*address))));
         problem
     }

@@ -23,6 +23,7 @@ use omni_agent::{
     message::ToolUse,
     serve::mcp::{ServerInfo, router},
     store::{Labels, MemoryStore},
+    testing::Gate,
     tool::{ToolLimits, ToolSet},
     web::{Access, Challenge, Principal, Problem, StartRequest, Web},
 };
@@ -64,6 +65,8 @@ struct Behaviour {
     methods: Option<Value>,
     /// If set, a request whose token is invalid is answered when two of them have arrived.
     pair: Option<Arc<tokio::sync::Barrier>>,
+    /// If set, new tokens are valid at once, but are sent only when this gate opens.
+    issuing: Option<Gate>,
 }
 
 type Shared = Arc<Mutex<Behaviour>>;
@@ -87,7 +90,17 @@ async fn token(State(server): State<Shared>, body: String) -> Response {
     // A form has the syntax of a query.
     let query = format!("/?{body}").parse().unwrap();
     let Query(form) = Query::<BTreeMap<String, String>>::try_from_uri(&query).unwrap();
-    let mut server = server.lock().unwrap();
+    let (answer, issuing) = {
+        let mut server = server.lock().unwrap();
+        (granted(&mut server, &form), server.issuing.clone())
+    };
+    if let Some(issuing) = issuing {
+        issuing.pass().await;
+    }
+    answer
+}
+
+fn granted(server: &mut Behaviour, form: &BTreeMap<String, String>) -> Response {
     let refused = |error: &str| (StatusCode::BAD_REQUEST, Json(json!({ "error": error }))).into_response();
     server.grants.push(form["grant_type"].clone());
     // The resource is required in each request for a token (RFC 8707, section 2).
@@ -379,6 +392,32 @@ async fn calls_of_one_client_whose_tokens_were_revoked_renew_them_once() {
     let (one, two) = tokio::join!(ask_with(&tools), ask_with(&tools));
     assert!(one.starts_with("You said: Hello") && two.starts_with("You said: Hello"), "{one} {two}");
     assert_eq!(grants(&server), ["authorization_code", "refresh_token"]);
+}
+
+/// The server accepts a renewal token once, so the new tokens must be saved even if nobody waits for them.
+#[tokio::test]
+async fn renewal_of_a_client_that_is_closed_is_saved() {
+    let server = start(Behaviour::default()).await;
+    let store = logged_in(&server).await;
+    let client = connect(&server, &store).await.unwrap();
+    let tools = set(&client).await;
+    let issuing = Gate::new();
+    {
+        let mut server = server.lock().unwrap();
+        server.valid.clear();
+        server.issuing = Some(issuing.clone());
+    }
+    let call = tokio::spawn(async move { ask_with(&tools).await });
+    soon(issuing.reached()).await;
+    call.abort();
+    let closed = tokio::spawn(async move { client.close().await });
+    soon(closed).await.unwrap();
+    issuing.open();
+    let is_saved =
+        || format!("{:?}", serde_json::to_string(&*store.tokens.lock().unwrap())).contains("renew-2");
+    until("the new tokens are saved", is_saved).await;
+    server.lock().unwrap().issuing = None;
+    assert!(ask(&connect(&server, &store).await.unwrap()).await.starts_with("You said: Hello"));
 }
 
 #[tokio::test]

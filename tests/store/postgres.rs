@@ -164,6 +164,10 @@ async fn open_with_an_invalid_url_shows_no_password() {
         "postgres://ada:hunter2@host:port/db",
         "postgres://ada:hunter2@/db",
         "host=db sslmode='allow password=hunter2",
+        "postgres://host/db?user=ada&password=p@hunter2",
+        "postgres://ada:x@hunter2@host/db",
+        "host=db;password=hunter2",
+        "postgres://ada:hunter2@db/app?port=6000",
     ] {
         let builder = PostgresStore::builder(url);
         assert!(!format!("{builder:?}").contains("hunter2"));

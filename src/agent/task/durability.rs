@@ -128,6 +128,11 @@ impl Task {
         self.step(|core, cx| core.leave(withheld.as_ref(), cx));
     }
 
+    /// Returns whether the turn in flight is left to another process.
+    pub(super) fn is_leaving(&self) -> bool {
+        self.durability.as_ref().is_some_and(|durability| durability.is_leaving)
+    }
+
     /// Performs an effect when the last record is stored.
     pub(super) fn hold_back(&mut self, effect: Effect) {
         let waits = |own: &&Durability| own.is_leaving || !own.is_written();

@@ -131,6 +131,8 @@ impl Task {
             }
             match self.poll_outbox(cx) {
                 Poll::Ready(Ok(())) => {}
+                // The session has dropped the channel to leave the turn, and stops the agent next.
+                Poll::Ready(Err(_)) if self.is_leaving() => self.commit = None,
                 Poll::Ready(Err(_)) => return Poll::Ready(Exit::End(EndReason::HandlesDropped, None)),
                 // The commit channel has no room, so only commands are served until it has room.
                 Poll::Pending if !all_served => continue,

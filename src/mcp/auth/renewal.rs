@@ -8,6 +8,8 @@ use rmcp::transport::auth::{
 };
 
 use super::{BoxError, TokenStore, Tokens, manager};
+use tracing::Instrument;
+
 use crate::{error_chain, mcp::secret::Secrets, sync::lock};
 
 const ACCESS_TOKEN: &str = "access_token";
@@ -114,16 +116,21 @@ impl TokenSource {
 
     /// Returns the token for a request. If the token has expired, or if the server has rejected it, renews it first.
     /// Returns `None` if the user has to log in.
-    pub(in crate::mcp) async fn token(
-        &self,
-        mut rejected: Option<&str>,
-    ) -> Result<Option<String>, AuthError> {
+    ///
+    /// A renewal that has begun always ends, because the authorization server may accept each renewal token only once.
+    pub(in crate::mcp) async fn token(&self, rejected: Option<&str>) -> Result<Option<String>, AuthError> {
+        let (source, rejected) = (self.clone(), rejected.map(str::to_owned));
+        let token = tokio::spawn(async move { source.current(rejected).await }.in_current_span()).await;
+        token.unwrap_or_else(|error| Err(AuthError::CredentialStoreError(error.to_string())))
+    }
+
+    async fn current(&self, mut rejected: Option<String>) -> Result<Option<String>, AuthError> {
         let manager = self.manager.lock().await;
         loop {
             let token = match rejected.take() {
                 None => manager.get_access_token().await.map(Some),
                 Some(rejected) => {
-                    self.store.set_used(Some(rejected.to_owned()));
+                    self.store.set_used(Some(rejected));
                     manager.refresh_token().await.map(|_| None)
                 }
             };

@@ -117,6 +117,8 @@ enum InUrl {
     Syntax(#[source] Option<tokio_postgres::Error>),
     #[error("it names no host")]
     NoHost,
+    #[error("the numbers of its hosts, addresses and ports differ")]
+    Numbers,
     #[error("`sslmode` must be `disable`, `prefer`, `require`, `verify-ca` or `verify-full`")]
     SslMode,
 }
@@ -174,6 +176,18 @@ fn hosts(text: &str, limits: &Limits) -> Result<Vec<(String, Config)>, InUrl> {
     let number = names.len().max(addresses.len());
     if number == 0 {
         return Err(InUrl::NoHost);
+    }
+    let fits = |given: usize| given <= 1 || given == number;
+    if !fits(ports.len()) || (!names.is_empty() && !addresses.is_empty() && names.len() != addresses.len()) {
+        return Err(InUrl::Numbers);
+    }
+    // A password with a character that is not encoded would be split, and its end would be taken for a host.
+    let is_strange = |name: &str| name.contains(|c: char| "@;=?&/".contains(c) || c.is_whitespace());
+    let user = common.get_user().unwrap_or_default();
+    if names.iter().any(|host| matches!(host, Host::Tcp(name) if is_strange(name)))
+        || scheme.is_some() && login.contains('@') && user.contains(['/', '?'])
+    {
+        return Err(InUrl::Syntax(None));
     }
     // If there are several hosts, the store uses the host that accepts writes.
     if number > 1 && common.get_target_session_attrs() == TargetSessionAttrs::Any {

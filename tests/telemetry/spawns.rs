@@ -7,10 +7,10 @@ use std::{
 
 /// The spawns without a span: the file, the start of the call, and the reason.
 const WITHOUT_SPAN: &[(&str, &str, &str)] = &[
-    ("agent/builder.rs", "tokio::spawn(task.run(callbacks", "an agent outlives its starter"),
+    ("agent/builder.rs", "tokio::spawn(Box::new(task).run(callbacks", "an agent outlives its starter"),
     (
         "agent/task/ending.rs",
-        "tokio::spawn(async move { for delivery in outbox",
+        "tokio::spawn(async move { poll_fn(|cx| commit.poll(cx))",
         "events of an agent that ended",
     ),
     ("agent/task/work.rs", "tasks.set.spawn(running)", "no run has a span, because nobody listens"),

@@ -47,7 +47,8 @@ const STREAM_INTERVAL: Duration = Duration::from_millis(250);
 const LONGEST_DELAY: Duration = Duration::from_secs(30);
 
 /// Returns the transport to a server, and the facts that its client records. When `over` is cancelled, all requests of
-/// the client end.
+/// the client end, apart from a renewal of the tokens.
+#[cfg_attr(not(feature = "mcp-auth"), expect(clippy::unused_async, reason = "reading the tokens takes time"))]
 pub(super) async fn start(
     target: &HttpTarget,
     settings: &Settings,

@@ -163,7 +163,9 @@ async fn deeply_nested_decision_is_refused_and_changes_nothing() {
         leave(&**store, "a", "ann", paused(vec![waiting("1")])).await;
         let (manager, before) = (manager(store), turn(&**store, "a").await);
         let deep = manager.decide(&approval("a", "1"), Decision::ExecuteWith(nested(65)), None).await;
-        assert!(deep.unwrap_err().to_string().contains("64 levels"));
+        let error = deep.unwrap_err();
+        assert!(error.to_string().contains("64 levels"), "{error:?}");
+        assert_eq!(error.kind(), ErrorKind::InvalidDecision);
         assert_eq!(turn(&**store, "a").await, before);
         manager.decide(&approval("a", "1"), Decision::ExecuteWith(nested(64)), None).await.unwrap();
     }

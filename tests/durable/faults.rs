@@ -259,6 +259,7 @@ async fn recover_of_a_conversation_slower_than_the_recovery_timeout_fails() {
     let recovered = builder.recovery_timeout(Duration::from_secs(3)).build().recover().await.unwrap();
     let [(_, error)] = &recovered.failed[..] else { panic!("{recovered:?}") };
     assert!(error.to_string().contains("was aborted: the conversation was not opened within 3s"), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Internal);
 }
 
 // ---- leases ----

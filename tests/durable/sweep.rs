@@ -105,6 +105,7 @@ async fn recover_without_a_starter_is_an_error() {
     let manager = Manager::builder(MemoryStore::new()).build();
     let error = manager.recover().await.unwrap_err();
     assert!(error.to_string().starts_with("the manager cannot recover turns"), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::Config);
 }
 
 #[tokio::test(start_paused = true)]

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use omni_agent::{
-    Error,
+    Error, ErrorKind,
     agent::{AgentBuilder, AgentCallbacks, State},
     manager::{Manager, ManagerBuilder, OpenedSession, Shutdown, Titles},
     run::Prompt,
     session::Session,
     testing::{Gate, Step},
-    tool::{ToolLimits, tool_fn},
+    tool::{ToolError, ToolLimits, tool_fn},
 };
 use serde_json::{Value, json};
 use tokio::{task::JoinHandle, time::Instant};
@@ -206,6 +206,23 @@ async fn tool_opens_a_session_without_room_opening_fails_and_names_the_parent() 
     assert!(refusal.contains("whose tools run: parent;"), "{refusal}");
     let news = feed.news().await;
     assert_eq!(news[..3], ["parent busy", "child waits", "child given up"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn more_than_five_sessions_run_tools_the_error_names_five_and_counts_the_others() {
+    let all = ["a", "b", "c", "d", "e", "f", "g"];
+    let (builder, _) = limited(all.len(), &["x"]).await;
+    let manager = builder.room_timeout(Some(secs(10))).build();
+    for name in all {
+        let tool =
+            tool_fn("hang", "Hangs.", |_: Value, _| std::future::pending::<Result<Value, ToolError>>());
+        let agent = scripted([Step::tool_use("t1", "hang", json!({}))]).tool(tool);
+        create(&manager, name, agent.tool_limits(without_time_limit())).await.prompt("Hi").await.unwrap();
+    }
+    let error = in_time(manager.open(&id("x"), parrot())).await.unwrap_err();
+    assert_eq!((error.kind(), error.member("running")), (ErrorKind::NoRoom, Some(&json!(all))));
+    let text = error.to_string();
+    assert!(text.contains("whose tools run: a, b, c, d, e and 2 more; raise"), "{text}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -241,6 +241,26 @@ async fn store_is_down_the_error_names_the_unsaved_conversations() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn more_than_three_sessions_unsaved_the_error_names_three_and_counts_the_others() {
+    let store = CommandedStore::default();
+    let manager = store.manager().titles(Titles::Off).build();
+    let all = ["a", "b", "c", "d", "e"];
+    for name in all {
+        create(&manager, name, parrot()).await.flush(secs(1)).await.unwrap();
+    }
+    store.writes_fail(true);
+    for name in all {
+        manager.get(&id(name)).unwrap().ask("Hi").await.unwrap();
+    }
+    let error = in_time(manager.shutdown(secs(10))).await.unwrap_err();
+    assert_eq!(names(&error), all);
+    let text = error.to_string();
+    assert!(text.starts_with("5 of the sessions could not be ended completely: "), "{text}");
+    assert_eq!(text.matches("2 messages are not in the store").count(), 3, "{text}");
+    assert!(text.ends_with("; and 2 more"), "{text}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn two_shutdowns_at_once_return_the_same() {
     let store = CommandedStore::default();
     let manager = store.manager().titles(Titles::Off).build();

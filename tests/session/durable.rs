@@ -484,7 +484,9 @@ fn create_above_turns_needs_a_store_that_keeps_turns() {
         let store = FileSystemStore::open(&folder).await.unwrap();
         let agent = Agent::builder().model(ScriptedProvider::new([]).model());
         let created = Session::builder(store).agent(agent).durable(Durable::Approvals).create().await;
-        assert!(created.unwrap_err().to_string().starts_with("this store does not keep turns in flight"));
+        let error = created.unwrap_err();
+        assert!(error.to_string().starts_with("this store does not keep turns in flight"), "{error:?}");
+        assert_eq!(error.kind(), ErrorKind::Config);
     });
     std::fs::remove_dir_all(folder).unwrap();
 }

@@ -47,7 +47,8 @@ async fn all_ended(session: &Session, reason: &EndReason) {
         ("flush", answered(session.flush(Duration::from_secs(1))).await.err()),
     ];
     for (operation, error) in errors {
-        assert_eq!(error.unwrap().to_string(), format!("the session has ended: {reason}"), "{operation}");
+        let (error, text) = (error.unwrap(), format!("the session has ended: {reason}"));
+        assert_eq!((error.kind(), error.to_string()), (ErrorKind::Ended, text), "{operation}");
     }
 }
 

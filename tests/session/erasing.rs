@@ -59,7 +59,8 @@ async fn erase_of_an_answer_leaves_a_prompt_that_can_be_regenerated() {
     assert_eq!((tree.head(), tree.len()), (Some(node(2)), 3), "no path ends with a prompt");
     let refused = session.navigate(Some(node(3))).await;
     let text = "node 3 is a prompt without an answer; regenerate it, or navigate to another node";
-    assert_eq!(refused.unwrap_err().to_string(), text);
+    let error = refused.unwrap_err();
+    assert_eq!((error.kind(), error.to_string().as_str()), (ErrorKind::NotAnAnswer, text));
     session.ask_regenerate(node(3)).await.unwrap();
     let last = session.tree().await.unwrap().history().last().cloned().unwrap();
     assert_eq!((last.role, last.text()), (Role::Assistant, "B2".to_owned()));

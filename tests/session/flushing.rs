@@ -49,7 +49,11 @@ async fn flush_deadline_passes_reports_the_unsaved_messages() {
     session.ask("Two").await.unwrap();
     let start = Instant::now();
     let flushed = session.flush(secs(5)).await;
-    assert_eq!(flushed.unwrap_err().to_string(), "after 5s 2 messages are not in the store");
+    let error = flushed.unwrap_err();
+    assert_eq!(
+        (error.kind(), error.to_string().as_str()),
+        (ErrorKind::Unsaved, "after 5s 2 messages are not in the store")
+    );
     assert_eq!(start.elapsed(), secs(5));
     let text = session.flush(Duration::ZERO).await.unwrap_err().to_string();
     assert_eq!(text, "after 0ns 2 messages are not in the store");

@@ -122,7 +122,9 @@ async fn open_without_any_model_is_an_error() {
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::UnknownModel);
     let store = stored(StoredState::default()).await;
     let refused = load(&store, Agent::builder()).await;
-    assert!(refused.unwrap_err().to_string().starts_with("no model is set"));
+    let error = refused.unwrap_err();
+    assert!(error.to_string().starts_with("no model is set"), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::Config);
     load(&store, Agent::builder().model("known:given")).await.unwrap();
 }
 
@@ -279,14 +281,20 @@ async fn open_invalid_path_is_an_error() {
         Node::new(node(3), Some(node(2)), Message::assistant("It was never looked up.")),
     ];
     let refused = load_of(Commit::new(Some(node(3))).with_nodes(nodes.clone())).await;
-    assert!(refused.unwrap_err().to_string().starts_with("the history is invalid"));
+    let error = refused.unwrap_err();
+    assert!(error.to_string().starts_with("the history is invalid"), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::Config);
 
     // If the path does not lead through the invalid branch, only that branch is unusable.
     let session = load_of(Commit::new(None).with_nodes(nodes)).await.unwrap();
     let refused = session.navigate(node(3)).await;
-    assert!(refused.unwrap_err().to_string().starts_with("the history is invalid"));
+    let error = refused.unwrap_err();
+    assert!(error.to_string().starts_with("the history is invalid"), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::Config);
     let refused = session.branch(Some(node(3)), "Well?").await;
-    assert!(refused.unwrap_err().to_string().starts_with("the history is invalid"));
+    let error = refused.unwrap_err();
+    assert!(error.to_string().starts_with("the history is invalid"), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::Config);
     let snapshot = session.snapshot().await.unwrap();
     assert_eq!((snapshot.tree.head(), snapshot.agent.state.history.len()), (None, 0));
     session.regenerate(node(1)).await.unwrap();

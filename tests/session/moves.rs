@@ -186,6 +186,7 @@ async fn moves_into_the_middle_of_a_turn_are_refused() {
     session.ask("Q1").await;
     let error = answered(session.session.regenerate(node(3))).await.unwrap_err();
     assert_eq!(error.to_string(), "node 3 has tool results; give the user message that started the turn");
+    assert_eq!((error.kind(), error.member("node")), (ErrorKind::NotAPrompt, Some(&3.into())));
     let error = answered(session.session.branch(Some(node(3)), "Q")).await.unwrap_err();
     assert_eq!((error.kind(), error.member("node")), (ErrorKind::NotAnAnswer, Some(&3.into())));
     let error = answered(session.session.branch(Some(node(2)), "Q")).await.unwrap_err();
@@ -228,6 +229,7 @@ async fn branch_with_a_bad_prompt_changes_nothing() {
     assert_eq!(error.kind(), ErrorKind::EmptyPrompt, "{error:?}");
     let error = answered(session.session.branch(None, Prompt::new("Q").with_max_steps(0))).await.unwrap_err();
     assert!(error.to_string().starts_with("max_steps is 0"), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::InvalidSettings);
     session.check().await;
     assert_eq!(session.view.tree, before.tree);
 }

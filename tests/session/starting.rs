@@ -145,22 +145,12 @@ async fn create_with_an_initial_history_is_an_error() {
     history.push(Message::user("Hi"));
     history.push(Message::assistant("Hello"));
     let builder = || Session::builder(Arc::clone(&store)).agent(parrot().history(history.clone()));
-    assert!(
-        builder()
-            .create()
-            .await
-            .unwrap_err()
-            .to_string()
-            .starts_with("a session can't start with a given history")
-    );
-    assert!(
-        builder()
-            .create_with_id(id("talk"))
-            .await
-            .unwrap_err()
-            .to_string()
-            .starts_with("a session can't start with a given history")
-    );
+    let error = builder().create().await.unwrap_err();
+    assert!(error.to_string().starts_with("a session can't start with a given history"), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::Config);
+    let error = builder().create_with_id(id("talk")).await.unwrap_err();
+    assert!(error.to_string().starts_with("a session can't start with a given history"), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::Config);
     assert!(!store.exists(&id("talk")).await.unwrap());
 }
 
@@ -171,7 +161,9 @@ async fn open_with_a_history_is_an_error() {
     kept.stop(secs(1)).await.unwrap();
     let history = History::from_iter([Message::user("Hi"), Message::assistant("Hello")]);
     let load = Session::builder(Arc::clone(&store)).agent(parrot().history(history)).open(id("talk"));
-    assert!(load.await.unwrap_err().to_string().starts_with("a session can't start with a given history"));
+    let error = load.await.unwrap_err();
+    assert!(error.to_string().starts_with("a session can't start with a given history"), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::Config);
     Session::builder(store).agent(parrot()).open(id("talk")).await.unwrap();
 }
 
@@ -196,7 +188,9 @@ async fn create_init_sets_the_history_is_refused() {
     let store = ScriptedStore::new([]);
     let agent = Agent::builder().model(ScriptedProvider::new([]).model()).callbacks(Historian);
     let refused = Session::builder(store.as_dyn()).agent(agent).create_with_id(id("talk")).await;
-    assert!(refused.unwrap_err().to_string().starts_with("the history belongs to the agent's session"));
+    let error = refused.unwrap_err();
+    assert!(error.to_string().starts_with("the history belongs to the agent's session"), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::Config);
     assert!(!store.exists(&id("talk")).await.unwrap());
 }
 

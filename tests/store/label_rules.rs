@@ -1,6 +1,9 @@
 //! The rules for labels and filters.
 
-use omni_agent::store::{Filter, Labels};
+use omni_agent::{
+    ErrorKind,
+    store::{Filter, Labels},
+};
 
 #[test]
 fn labels_within_the_limits_are_accepted() {
@@ -21,15 +24,18 @@ fn invalid_labels_are_rejected_with_the_reason() {
     for name in ["", "Tenant", "a b", "é", "a\u{0}", &"x".repeat(33)] {
         let error = Labels::new([(name, "v")]).unwrap_err();
         assert!(error.to_string().contains("is not a valid name of a label"), "{error}");
+        assert_eq!(error.kind(), ErrorKind::Config);
         assert!(error.to_string().contains("1 to 32"), "{error}");
     }
     for value in ["", "a\nb", "a\u{0}", "\u{7f}", &"x".repeat(129), &"é".repeat(65)] {
         let error = Labels::new([("tenant", value)]).unwrap_err();
         assert!(error.to_string().starts_with("the value of label \"tenant\" is not valid"), "{error}");
+        assert_eq!(error.kind(), ErrorKind::Config);
     }
     let nine = (0..9).map(|number| (format!("n{number}"), "v"));
     let text = "a conversation can have 8 labels; these are 9";
-    assert_eq!(Labels::new(nine).unwrap_err().to_string(), text);
+    let error = Labels::new(nine).unwrap_err();
+    assert_eq!((error.kind(), error.to_string().as_str()), (ErrorKind::Config, text));
     let error = serde_json::from_str::<Labels>(r#"{"Tenant": "a"}"#).unwrap_err().to_string();
     assert!(error.contains("is not a valid name of a label"), "{error}");
 }

@@ -4,13 +4,27 @@ use axum::{
     body::Body,
     http::{Method, Request, StatusCode},
 };
-use omni_agent::{store::ConversationId, testing::Step};
+use omni_agent::{
+    ErrorKind,
+    store::{ConversationId, Labels},
+    testing::Step,
+    web::Principal,
+};
 use serde_json::{Value, json};
 
 use crate::{
     support::{App, labels, prompt, request},
     table::{Entry, routes},
 };
+
+#[test]
+fn principal_without_labels_or_with_a_long_name_is_invalid() {
+    let unlabelled = Principal::new("ann", Labels::default()).unwrap_err();
+    assert!(unlabelled.to_string().starts_with("a principal without labels would own"), "{unlabelled:?}");
+    let long = Principal::new("x".repeat(257), labels("ann")).unwrap_err();
+    assert_eq!(long.to_string(), "the principal's name has 257 bytes; use at most 256");
+    assert_eq!((unlabelled.kind(), long.kind()), (ErrorKind::Config, ErrorKind::Config));
+}
 
 #[tokio::test(start_paused = true)]
 async fn request_without_a_principal_gets_a_challenge_on_every_route() {

@@ -235,6 +235,7 @@ async fn ask_as_value_fits_the_schema_but_not_the_type_is_an_error() {
     agent.ask_as::<Even>("An even number").await.unwrap();
     let error = agent.ask_as::<Even>("An even number").await.unwrap_err();
     assert!(error.to_string().contains("3 is odd"), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Output);
 }
 
 #[tokio::test(start_paused = true)]
@@ -243,5 +244,6 @@ async fn ask_as_turn_ends_before_an_answer_is_an_error_naming_that_cause() {
     let agent = builder.tool(declared("ask_user")).start().await.unwrap();
     let error = agent.ask_as::<City>("A city?").await.unwrap_err();
     assert!(error.to_string().contains("tool_use"), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Output);
     assert_eq!(error.response().unwrap().open_tool_uses.len(), 1);
 }

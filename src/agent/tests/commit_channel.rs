@@ -213,10 +213,8 @@ async fn stop_outbox_never_drains_terminate_runs_and_deadline_reported() {
     let limit = Duration::from_millis(500);
     let stopped = answered(agent.stop(limit)).await;
     let error = stopped.unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        format!("the agent did not end within the deadline of {limit:?} and was cut off")
-    );
+    let text = format!("the agent did not end within the deadline of {limit:?} and was cut off");
+    assert_eq!((error.kind(), error.to_string()), (ErrorKind::Deadline, text));
     assert_eq!(terminating.0.load(Ordering::SeqCst), 1);
     drop(receiver);
 }

@@ -7,6 +7,7 @@ use crate::{
     agent::{Agent, AgentCallbacks, Event, Prompt, Response, State, ToolDecision, TurnDecision},
     message::{ToolResult, ToolUse},
     provider::Request,
+    run::ErrorKind,
     testing::{ScriptedProvider, Step},
 };
 use async_trait::async_trait;
@@ -147,7 +148,9 @@ async fn set_state_any_state_event_carries_the_new_state() {
         .await
         .unwrap();
     let refused = agent.set_state(|_| Err("no".into())).await;
-    assert!(refused.unwrap_err().to_string().starts_with("init or the closure of set_state failed"));
+    let error = refused.unwrap_err();
+    assert!(error.to_string().starts_with("init or the closure of set_state failed"), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::Callback);
     let event = super::support::next(&mut events).await;
     let Event::State(state) = &*event else { panic!("{event:?}") };
     assert_eq!(state.settings.system.as_deref(), Some("set"));

@@ -103,7 +103,8 @@ async fn stop_terminate_hangs_deadline_reported_and_provider_closed() {
     let limit = Duration::from_millis(300);
     let stopped = answered(agent.stop(limit)).await;
     let text = format!("the agent did not end within the deadline of {limit:?} and was cut off");
-    assert_eq!(stopped.unwrap_err().to_string(), text);
+    let error = stopped.unwrap_err();
+    assert_eq!((error.kind(), error.to_string()), (ErrorKind::Deadline, text));
     assert_eq!(provider.closed(), 1);
     assert_eq!(agent.end().unwrap().reason, EndReason::Stopped);
 }
@@ -165,7 +166,8 @@ async fn stop_again_with_an_earlier_deadline_the_earlier_one_applies() {
     assert_eq!(start.elapsed(), near);
     let patient = answered(patient).await.unwrap();
     let text = format!("the agent did not end within the deadline of {near:?} and was cut off");
-    assert_eq!(patient.unwrap_err().to_string(), text);
+    let error = patient.unwrap_err();
+    assert_eq!((error.kind(), error.to_string()), (ErrorKind::Deadline, text));
 }
 
 #[tokio::test(start_paused = true)]

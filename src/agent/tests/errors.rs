@@ -8,6 +8,7 @@ use crate::{
         ToolDecision, TurnDecision,
     },
     provider::{ProviderError, ProviderErrorKind, RetryPolicy},
+    run::ErrorKind,
     testing::{Gate, ScriptedProvider, Step},
     tool::{Decision, ToolLimits, tool_fn},
 };
@@ -397,6 +398,7 @@ async fn turn_timeout_of_a_prompt_replaces_the_one_of_the_agent() {
     assert_eq!(failure, Failure::TimeLimit { limit: seconds(10) });
     let zero = agent.agent.prompt(Prompt::new("Hi").with_turn_timeout(Duration::ZERO)).await.unwrap_err();
     assert!(zero.to_string().starts_with("turn_timeout is zero"), "{zero:?}");
+    assert_eq!(zero.kind(), ErrorKind::InvalidSettings);
 }
 
 #[tokio::test(start_paused = true)]

@@ -3,6 +3,7 @@
 use crate::{
     agent::{Failure, Prompt, ToolDecision, TurnDecision},
     provider::{ProviderError, ProviderErrorKind, StopReason},
+    run::ErrorKind,
     testing::{Gate, Step},
 };
 use serde_json::json;
@@ -160,12 +161,15 @@ async fn limit_of_zero_is_refused_by_prompt_and_ask_and_nothing_is_lost() {
     let zero = || Prompt::new("Go").with_max_steps(0);
     let error = agent.agent.prompt(zero()).await.unwrap_err();
     assert!(error.to_string().starts_with("max_steps is 0"), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::InvalidSettings);
     let error = agent.agent.ask(zero()).await.unwrap_err();
     assert!(error.to_string().starts_with("max_steps is 0"), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::InvalidSettings);
     agent.agent.prompt("Hi").await.unwrap();
     agent.agent.prompt("Staged").await.unwrap();
     let error = agent.agent.prompt(zero()).await.unwrap_err();
     assert!(error.to_string().starts_with("max_steps is 0"), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::InvalidSettings);
     gate.open();
     agent.end().await;
     assert_eq!(agent.history().await, ["user: Hi", "assistant: Hello", "user: Staged", "assistant: Next"]);

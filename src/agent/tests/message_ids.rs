@@ -6,6 +6,7 @@ use crate::{
     agent::{ErrorDecision, Event, Next, Prompt},
     message::{History, Message, MessageId},
     provider::{Options, ProviderError, ProviderErrorKind},
+    run::ErrorKind,
     testing::{Gate, Step},
 };
 use serde_json::json;
@@ -219,11 +220,14 @@ async fn prompt_with_application_data_beyond_a_limit_is_refused_with_the_limit()
     let text = |size: usize| Prompt::new("Hi").with_app_data(json!("x".repeat(size - 2)));
     let error = agent.agent.prompt(text(16_385)).await.unwrap_err();
     assert!(error.to_string().starts_with("the application's data in the prompt has"), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::InvalidPrompt);
     let nested = |levels: usize| (0..levels).fold(json!(1), |inner, _| json!([inner]));
     let error = agent.agent.prompt(Prompt::new("Hi").with_app_data(nested(65))).await.unwrap_err();
     assert!(error.to_string().starts_with("the application's data in the prompt is nested"), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::InvalidPrompt);
     let error = agent.agent.ask(Prompt::new("Hi").with_app_data(nested(65))).await.unwrap_err();
     assert!(error.to_string().contains("at most 64 levels"), "{error}");
+    assert_eq!(error.kind(), ErrorKind::InvalidPrompt);
     assert_eq!(provider.requests().len(), 0);
     agent.run(text(16_384)).await;
 }

@@ -59,6 +59,7 @@ async fn set_state_registry_error_of_the_closure_is_a_model_error() {
     let stopped = |_: &mut StateEdit| Err(Error::ended("agent", &EndReason::Stopped).into());
     let error = agent.set_state(stopped).await.unwrap_err();
     assert!(error.to_string().starts_with("init or the closure of set_state failed"), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::Callback);
 }
 
 #[tokio::test(start_paused = true)]

@@ -4,7 +4,7 @@ use crate::{
     agent::{Prompt, Response, State, ToolDecision, TurnDecision},
     message::{Blocks, Content, HistoryError, ToolResult, ToolUse},
     provider::StopReason,
-    run::Error,
+    run::{Error, ErrorKind},
     testing::{Gate, ScriptedProvider, Step},
 };
 use serde_json::json;
@@ -245,6 +245,7 @@ async fn prompt_with_results_while_busy_is_refused() {
     reached(&gate).await;
     let error = agent.agent.prompt(answer("a", "Yes")).await.unwrap_err();
     assert!(error.to_string().starts_with("a prompt with tool results"), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::Busy);
     gate.open();
     agent.end().await;
 }

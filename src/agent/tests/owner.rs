@@ -580,7 +580,9 @@ async fn init_changes_an_owned_history_refused() {
     };
     let builder = || scripted([]).1.history(before()).callbacks(changing());
     let started = builder().start_owned().await;
-    assert!(started.unwrap_err().to_string().starts_with("the history belongs to the agent's session"));
+    let error = started.unwrap_err();
+    assert!(error.to_string().starts_with("the history belongs to the agent's session"), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::Config);
     builder().start().await.unwrap();
 }
 
@@ -594,7 +596,9 @@ async fn set_state_changes_an_owned_history_refused_and_nothing_changed() {
         Ok(())
     });
     let set = set.await;
-    assert!(set.unwrap_err().to_string().starts_with("the history belongs to the agent's session"));
+    let error = set.unwrap_err();
+    assert!(error.to_string().starts_with("the history belongs to the agent's session"), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::Config);
     let state = agent.agent.state().await.unwrap();
     assert_eq!(
         (state.config().settings.system.as_deref(), briefs(state.history())),

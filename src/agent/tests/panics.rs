@@ -270,7 +270,11 @@ async fn set_state_closure_panics_nothing_changes() {
         panic!("the closure broke")
     }))
     .await;
-    assert_eq!(set.unwrap_err().to_string(), "the closure of set_state panicked: the closure broke");
+    let error = set.unwrap_err();
+    assert_eq!(
+        (error.kind(), error.to_string().as_str()),
+        (ErrorKind::Callback, "the closure of set_state panicked: the closure broke")
+    );
     assert_eq!(answered(agent.state()).await.unwrap().config().settings.system, None);
     answered(agent.ask("Hi")).await.unwrap();
 }
@@ -423,5 +427,9 @@ impl AgentCallbacks for Stillborn {
 #[tokio::test(start_paused = true)]
 async fn start_init_panics_error() {
     let started = echoing([]).callbacks(Stillborn).start().await;
-    assert_eq!(started.unwrap_err().to_string(), "init panicked: init broke");
+    let error = started.unwrap_err();
+    assert_eq!(
+        (error.kind(), error.to_string().as_str()),
+        (ErrorKind::Callback, "init panicked: init broke")
+    );
 }

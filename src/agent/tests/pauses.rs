@@ -240,6 +240,7 @@ async fn resume_with_a_deeply_nested_decision_is_refused_and_decides_nothing() {
     for decision in [Decision::ExecuteWith(nested(65)), Decision::Provide(result)] {
         let refused = agent.agent.resume("0", decision).await.unwrap_err();
         assert!(refused.to_string().contains("64 levels"), "{refused}");
+        assert_eq!(refused.kind(), ErrorKind::InvalidDecision);
     }
     assert_eq!(agent.agent.snapshot().await.unwrap().pauses.len(), 3);
     agent.agent.resume("0", Decision::ExecuteWith(nested(64))).await.unwrap();

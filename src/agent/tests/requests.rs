@@ -219,6 +219,7 @@ async fn set_state_refused_by_its_closure_changes_nothing() {
         .await
         .unwrap_err();
     assert!(error.to_string().starts_with("init or the closure of set_state failed"), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::Callback);
     let zero = agent
         .agent
         .set_state(|draft| {
@@ -228,6 +229,7 @@ async fn set_state_refused_by_its_closure_changes_nothing() {
         .await
         .unwrap_err();
     assert!(zero.to_string().starts_with("max_steps is 0"), "{zero:?}");
+    assert_eq!(zero.kind(), ErrorKind::InvalidSettings);
     assert_eq!(agent.agent.state().await.unwrap().config().settings.system.as_deref(), Some("Be brief."));
     assert_eq!(names(&agent.run("Hi").await)[0], "status(busy)");
 }

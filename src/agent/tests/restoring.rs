@@ -6,6 +6,7 @@ use crate::{
     agent::{Agent, AgentBuilder, Config, StateEdit},
     message::{History, Message},
     provider::{Model, Options, Registry, RegistryError},
+    run::ErrorKind,
     store::StoredState,
     testing::ScriptedProvider,
 };
@@ -73,7 +74,10 @@ async fn restore_no_model_at_all_start_fails() {
     let unknown = start(Some("gone:saved")).await.unwrap_err();
     let cause = unknown.cause().and_then(|cause| cause.downcast_ref());
     assert!(matches!(cause, Some(RegistryError::UnknownProvider { .. })), "{unknown:?}");
-    assert!(start(None).await.unwrap_err().to_string().starts_with("no model is set"));
+    assert_eq!(unknown.kind(), ErrorKind::UnknownModel);
+    let error = start(None).await.unwrap_err();
+    assert!(error.to_string().starts_with("no model is set"), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::Config);
 }
 
 #[tokio::test]

@@ -297,10 +297,8 @@ async fn prompt_with_an_empty_or_long_id_is_refused() {
     let agent = Watched::start(builder).await;
     for (id, length) in [(String::new(), 0), ("é".repeat(33), 66)] {
         let refused = agent.agent.prompt(Prompt::new("Go").with_id(id)).await.unwrap_err();
-        assert_eq!(
-            refused.to_string(),
-            format!("the prompt's id has {length} bytes; use an id of 1 to 64 bytes")
-        );
+        let text = format!("the prompt's id has {length} bytes; use an id of 1 to 64 bytes");
+        assert_eq!((refused.kind(), refused.to_string()), (ErrorKind::InvalidPrompt, text));
     }
     agent.agent.prompt(Prompt::new("Go").with_id("é".repeat(32))).await.unwrap();
 }

@@ -6,6 +6,7 @@ use crate::{
     agent::{Agent, AgentBuilder, WeakAgent},
     message::{Blocks, Content, History, HistoryError, Message, ToolResult, ToolUse},
     provider::{Registry, RegistryError},
+    run::ErrorKind,
     testing::{ScriptedProvider, Step},
     tool::{Schema, ToolSet, ToolSetError, tool_fn, tool_fn_with_schema},
 };
@@ -112,6 +113,7 @@ async fn set_state_valid_history_accepts_every_last_message() {
 }
 
 fn breach(error: &crate::Error) -> HistoryError {
+    assert_eq!(error.kind(), ErrorKind::Config);
     error.cause().unwrap().downcast_ref::<HistoryError>().unwrap().clone()
 }
 
@@ -171,6 +173,7 @@ async fn init_error_refuses_the_start_with_its_message() {
     let hooks = Hooks::new().on_init(|_, _| Err("no licence".into()));
     let error = builder.callbacks(hooks).start().await.unwrap_err();
     assert!(error.to_string().starts_with("init or the closure of set_state failed"));
+    assert_eq!(error.kind(), ErrorKind::Callback);
     assert_eq!(error.to_string(), "init or the closure of set_state failed: no licence");
     assert!(error.source().is_none());
 }
@@ -196,6 +199,7 @@ async fn init_sees_extensions_and_no_agent_yet() {
 async fn start_without_a_model_is_an_error() {
     let error = Agent::builder().start().await.unwrap_err();
     assert!(error.to_string().starts_with("no model is set"), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::Config);
 }
 
 #[tokio::test(start_paused = true)]
@@ -214,6 +218,7 @@ async fn start_with_a_model_name_uses_the_registry() {
     let bad = builder().model("gpt").start().await.unwrap_err();
     let cause = bad.cause().and_then(|cause| cause.downcast_ref());
     assert!(matches!(cause, Some(RegistryError::BadName { .. })), "{bad:?}");
+    assert_eq!((unknown.kind(), bad.kind()), (ErrorKind::UnknownModel, ErrorKind::UnknownModel));
 
     let mut agent = Watched::start(builder().model("test:brand-new")).await;
     let events = agent.run("Hi").await;
@@ -226,9 +231,11 @@ async fn start_with_zero_limits_is_an_error() {
     let (_, builder) = scripted([]);
     let error = builder.max_steps(0).start().await.unwrap_err();
     assert!(error.to_string().starts_with("max_steps is 0"), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::InvalidSettings);
     let (_, builder) = scripted([]);
     let error = builder.turn_timeout(std::time::Duration::ZERO).start().await.unwrap_err();
     assert!(error.to_string().starts_with("turn_timeout is zero"), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::InvalidSettings);
     let (_, builder) = scripted([]);
     let hooks = Hooks::new().on_init(|draft, _| {
         draft.config.settings.max_steps = Some(0);
@@ -236,6 +243,7 @@ async fn start_with_zero_limits_is_an_error() {
     });
     let error = builder.callbacks(hooks).start().await.unwrap_err();
     assert!(error.to_string().starts_with("max_steps is 0"), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::InvalidSettings);
 }
 
 #[tokio::test(start_paused = true)]
@@ -244,6 +252,7 @@ async fn start_with_duplicate_tool_names_is_an_error() {
     let error = builder.tool(declared("look")).tool(declared("look")).start().await.unwrap_err();
     let cause = error.cause().and_then(|cause| cause.downcast_ref());
     assert!(matches!(cause, Some(ToolSetError::Duplicate(name)) if name == "look"), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::Config);
     // If a valid tool is added later, the error remains. If the whole tool set is replaced, the error is cleared.
     let (_, builder) = scripted([]);
     let builder = builder.tool(declared("look")).tool(declared("look")).tool(declared("listen"));
@@ -262,11 +271,13 @@ async fn start_with_an_invalid_tool_schema_is_an_error() {
     let error = builder.tool(tool).start().await.unwrap_err();
     let cause = error.cause().and_then(|cause| cause.downcast_ref());
     assert!(matches!(cause, Some(ToolSetError::BadSchema { name, .. }) if name == "shout"), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::Config);
     let (_, builder) = scripted([]);
     let unnamed = tool_fn("no spaces", "Has a bad name.", |_: Value, _| async move { Ok("") });
     let error = builder.tool(unnamed).start().await.unwrap_err();
     let cause = error.cause().and_then(|cause| cause.downcast_ref());
     assert!(matches!(cause, Some(ToolSetError::BadName(_))), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::Config);
 }
 
 /// A type whose schema is invalid.
@@ -291,6 +302,7 @@ async fn output_schema_invalid_is_refused_before_a_request_is_sent() {
     let (_, builder) = scripted([]);
     let error = builder.options(odd()).start().await.unwrap_err();
     assert!(error.to_string().starts_with("the output schema is invalid"), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::InvalidSettings);
 
     let (provider, builder) = scripted([Step::text("Fine.")]);
     let mut agent = Watched::start(builder).await;
@@ -299,6 +311,7 @@ async fn output_schema_invalid_is_refused_before_a_request_is_sent() {
         error.to_string().starts_with("the output schema is invalid: unusable JSON Schema: "),
         "{error:?}"
     );
+    assert_eq!(error.kind(), ErrorKind::InvalidSettings);
     let edit = agent
         .agent
         .set_state(move |draft| {
@@ -306,7 +319,9 @@ async fn output_schema_invalid_is_refused_before_a_request_is_sent() {
             Ok(())
         })
         .await;
-    assert!(edit.unwrap_err().to_string().starts_with("the output schema is invalid"));
+    let error = edit.unwrap_err();
+    assert!(error.to_string().starts_with("the output schema is invalid"), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::InvalidSettings);
     assert!(provider.requests().is_empty());
     agent.run("Hi").await;
     assert_eq!(agent.history().await, ["user: Hi", "assistant: Fine."]);

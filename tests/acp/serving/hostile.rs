@@ -1,6 +1,6 @@
 //! Clients that violate the protocol. The resources for each client are bounded, and each client gets a clear error.
 
-use omni_agent::{manager::Manager, store::MemoryStore};
+use omni_agent::{ErrorKind, manager::Manager, store::MemoryStore};
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 
@@ -69,7 +69,7 @@ async fn client_that_writes_only_garbage_is_disconnected() {
     assert_eq!(answers, 1000);
     let error = soon(window.served).await.unwrap().unwrap_err();
     let text = "the client does not speak the Agent Client Protocol; its last line was: garbage";
-    assert_eq!(error.to_string(), text);
+    assert_eq!((error.kind(), error.to_string().as_str()), (ErrorKind::Connection, text));
 }
 
 #[tokio::test]
@@ -87,6 +87,7 @@ async fn message_that_is_too_long_ends_the_connection_with_an_error() {
     });
     let error = soon(served).await.unwrap().unwrap_err();
     assert!(error.to_string().starts_with("the client sent a message of more than"), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Connection);
     soon(writing).await.unwrap();
 }
 

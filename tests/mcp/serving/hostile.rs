@@ -126,6 +126,7 @@ async fn output_that_breaks_ends_the_server_with_its_first_error() {
     }
     let error = soon(serving).await.unwrap().unwrap_err();
     assert!(error.to_string().starts_with("messages to the client can't be written"), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Connection);
     assert_eq!(errors.load(Ordering::SeqCst), 1);
 }
 
@@ -138,7 +139,8 @@ async fn line_that_is_too_long_ends_the_connection() {
     };
     soon(flood).await;
     let error = soon(serving).await.unwrap().unwrap_err();
-    assert_eq!(error.to_string(), "the client sent a message of more than 16777216 bytes");
+    let text = "the client sent a message of more than 16777216 bytes";
+    assert_eq!((error.kind(), error.to_string().as_str()), (ErrorKind::Connection, text));
 }
 
 #[tokio::test]

@@ -54,7 +54,7 @@
 //! | `commit` | the head and, if present, changed cursors, the state, new nodes (id, parent, message, usage), rows of the usage ledger, and a record of the turn in flight or the end of a run |
 //! | `state` | the whole state, only the title, or all labels |
 //! | `erase` | the ids of the erased nodes, the head, the id of the next node, the state, and the end of the last run |
-//! | `mark` | the last event of a session's feed, which [`Store::release_at`] has recorded. The line is not a write. It has the version and the id of the line before it |
+//! | `mark` | the last event of a session's feed, which [`Store::release_at`] has recorded. The line is synced, but it is not a write. It has the version and the id of the line before it |
 //!
 //! Any tool for JSON Lines can read a log: `jq '.record.change.commit.nodes[]?.message' ID.jsonl`.
 //!
@@ -417,7 +417,7 @@ impl Store for FileSystemStore {
         mark: Option<EventId>,
     ) -> Result<(), StoreError> {
         let Some(mark) = mark else { return Ok(()) };
-        let marked = self.locked(id, false, move |log, _| write::mark(log, mark));
+        let marked = self.locked(id, false, move |log, durability| write::mark(log, mark, durability));
         marked.await.map(Option::unwrap_or_default)
     }
 

@@ -100,7 +100,7 @@
 //! moment, the erasure is either complete or has not happened. If the log can't be rewritten, `erase` fails and nothing
 //! changes.
 //!
-//! A delete removes the log, and a new log that a crash has left behind.
+//! A delete removes a new log that a crash has left behind, and then the log.
 //!
 //! After an erasure or a delete, no file in the folder contains the text. The bytes stay on the disk until the file
 //! system reuses their space. Backups, snapshots and other names of the old log (hard links) keep the text.
@@ -159,7 +159,7 @@ use tokio::{
 
 use self::{
     log::{Lock, Log},
-    place::LogPath,
+    place::{LogPath, sync_folder},
     record::{Change, Erasure},
 };
 use super::{
@@ -422,13 +422,22 @@ impl Store for FileSystemStore {
     }
 
     async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
-        let begun = Instant::now();
+        let (begun, mut create) = (Instant::now(), false);
         loop {
-            match self.locked(id, false, write::delete).await? {
+            match self.locked(id, create, write::delete).await? {
                 Some(true) => return Ok(()),
                 Some(false) => pause(begun, self.0.lock_wait, &deleted::path(&self.0.folder)).await?,
-                // A crash may have removed the log but not a new log, so remove this too.
-                None => return self.at(id, |place, _| place.remove_new_log()).await,
+                None => {
+                    // The process that removed the log may have died before it synced the folder. If a power failure
+                    // has left a new log, it is removed under the lock of an empty log.
+                    let left = self.at(id, |place, shared| {
+                        sync_folder(place.folder, shared.durability).map(|()| place.has_new_log())
+                    });
+                    create = left.await?;
+                    if !create {
+                        return Ok(());
+                    }
+                }
             }
         }
     }

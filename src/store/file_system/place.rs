@@ -49,6 +49,11 @@ impl<'a> LogPath<'a> {
         remove(&self.new_log())
     }
 
+    /// Returns whether a crash has left a new log.
+    pub(super) fn has_new_log(&self) -> bool {
+        fs::symlink_metadata(self.new_log()).is_ok()
+    }
+
     /// Replaces the log, which must be locked, in one step. The new log is locked before other processes can find it,
     /// and stays locked until the file is closed. A log that belongs to another user, or that is reached through a
     /// symbolic link, is not replaced.

@@ -120,8 +120,9 @@ pub(super) fn delete(log: &Log<'_>, durability: Durability) -> Result<bool, Stor
         }
         Ok(_) => {}
     }
-    place.remove_log()?;
+    // The log is removed last, so that a repetition of an interrupted delete finds the log.
     place.remove_new_log()?;
+    place.remove_log()?;
     sync_folder(place.folder, durability)?;
     Ok(true)
 }

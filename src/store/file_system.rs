@@ -98,7 +98,8 @@
 //! nodes, the records of turns, the ends of runs, the titles, the labels and the states. They keep their usage. The last
 //! line records the erasure. It contains the state, and the end of the last run without messages. After a crash at any
 //! moment, the erasure is either complete or has not happened. If the log can't be rewritten, `erase` fails and nothing
-//! changes.
+//! changes. If only the last sync of the folder fails, `erase` also fails, but the erasure is complete unless the
+//! machine crashes.
 //!
 //! A delete removes a new log that a crash has left behind, and then the log.
 //!

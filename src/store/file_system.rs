@@ -74,10 +74,9 @@
 //!
 //! # Lists
 //!
-//! A list reads the last 16 KiB of each log, and from it the entry in the last line. It checks no checksum: a load
-//! does. If the entry is longer, or the last line is incomplete, the list reads the end of the log as a write does.
-//! Lists of turns read the whole logs of the conversations whose entry shows a turn. The store does not support
-//! searches.
+//! A list reads the last line of each log, as a write does, and shows its entry. It checks the length and the sum of
+//! this line only: a load checks all lines. Lists of turns read the whole logs of the conversations whose entry shows a
+//! turn. The store does not support searches.
 //!
 //! # Turns in flight
 //!

@@ -206,7 +206,7 @@ async fn delete_of_a_damaged_log_succeeds_without_its_usage() {
     spent(&store, "a", "acme", 1).await;
     spent(&store, "b", "other", 10).await;
     let mut log = fs::read(folder.log(&id("a"))).unwrap();
-    // A list checks no checksum, so it still finds the label.
+    // A list checks only the last line, so it still finds the label.
     log[10] ^= 1;
     fs::write(folder.log(&id("a")), log).unwrap();
     let damaged = try_used(&store, Filter::default()).await;

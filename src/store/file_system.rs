@@ -109,7 +109,7 @@
 //!
 //! A conversation's usage ledger consists of the rows in the commits of its log. A commit without rows counts as one row
 //! for each new node with usage. [`Store::usage`] reads the log. [`Store::used`] reads all logs in the folder that have
-//! the labels, and fails if one of them is damaged.
+//! the labels, or whose labels can't be read, and fails if one of them is damaged.
 //!
 //! Before a delete removes a log, it adds a line to `@deleted-usage.jsonl`, and syncs it. The line contains the sums of
 //! the conversation's usage by hour and model, the labels, and the conversation's birth: its first version and write.

@@ -5,7 +5,7 @@ use std::fs;
 use omni_agent::{
     message::{Content, Message, Text, Timestamp, ToolUse},
     run::TurnRecord,
-    store::{Commit, Filter, Page, Store, StoreError, StoredState, Turns, Version, Write, WriteId},
+    store::{Commit, Filter, Labels, Page, Store, StoreError, StoredState, Turns, Version, Write, WriteId},
     tree::{Node, NodeId},
 };
 use serde_json::json;
@@ -213,6 +213,10 @@ async fn log_of_another_format_version_is_refused_and_stays() {
             store.commit(&id("a"), &Write::on(Version::new(5)), &says(1, "Hi")).await.map(drop),
             store.create(&id("a"), WriteId::generate(), &StoredState::default()).await.map(drop),
             store.used(&Filter::default(), Timestamp(0)..Timestamp(9)).await.map(drop),
+            store
+                .used(&Labels::new([("a", "b")]).unwrap().into(), Timestamp(0)..Timestamp(9))
+                .await
+                .map(drop),
         ];
         for refused in refused {
             assert!(

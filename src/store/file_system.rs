@@ -114,7 +114,8 @@
 //! Before a delete removes a log, it adds a line to `@deleted-usage.jsonl`, and syncs it. The line contains the sums of
 //! the conversation's usage by hour and model, the labels, and the conversation's birth: its first version and write.
 //! It contains neither the id of the conversation nor messages. It has the frame of a line of a log. If the log can't
-//! be read, it is deleted without its sums, and a warning is logged.
+//! be read, it is deleted without its sums, and a warning is logged. If the disk is full, a conversation with usage
+//! can't be deleted.
 //!
 //! A conversation counts once, even if a crash interrupts its delete: a line whose birth still has a log does not
 //! count, and of several lines with the same birth, the last one counts. If the file is damaged, the next delete
@@ -123,7 +124,8 @@
 //! # Versions of the format
 //!
 //! The entry of each line names the version of the format, which is 10. If a log or `@deleted-usage.jsonl` has another
-//! version, it is rejected with [`StoreError::UnknownFormat`].
+//! version, it is rejected with [`StoreError::UnknownFormat`]. A delete removes it, but not the files that earlier
+//! versions kept next to the log, such as `ID.summary.json`, which contains the title and the labels.
 //!
 //! # Requirements
 //!

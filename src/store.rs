@@ -389,7 +389,8 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// Fails with [`StoreError::Unsupported`] if the store keeps no ledger, or if the store can't be read.
+    /// Fails with [`StoreError::Unsupported`] if the store keeps no ledger, or if the store or a matching conversation
+    /// can't be read.
     async fn used(&self, filter: &Filter, period: Range<Timestamp>) -> Result<Vec<UsageSum>, StoreError> {
         let _ = (filter, period);
         Err(StoreError::unsupported("a usage ledger"))

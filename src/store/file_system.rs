@@ -54,7 +54,7 @@
 //! | `commit` | the head and, if present, changed cursors, the state, new nodes (id, parent, message, usage), rows of the usage ledger, and a record of the turn in flight or the end of a run |
 //! | `state` | the whole state, only the title, or all labels |
 //! | `erase` | the ids of the erased nodes, the head, the id of the next node, the state, and the end of the last run |
-//! | `mark` | the last event of a session's feed, which [`Store::release_at`] has recorded. The line is not a write. It has the version and the id of the line before it |
+//! | `mark` | the last event of a session's feed, which [`Store::release_at`] has recorded. The line is synced, but it is not a write. It has the version and the id of the line before it |
 //!
 //! Any tool for JSON Lines can read a log: `jq '.record.change.commit.nodes[]?.message' ID.jsonl`.
 //!
@@ -74,10 +74,9 @@
 //!
 //! # Lists
 //!
-//! A list reads the last 16 KiB of each log, and from it the entry in the last line. It checks no checksum: a load
-//! does. If the entry is longer, or the last line is incomplete, the list reads the end of the log as a write does.
-//! Lists of turns read the whole logs of the conversations whose entry shows a turn. The store does not support
-//! searches.
+//! A list reads the last line of each log, as a write does, and shows its entry. It checks the length and the sum of
+//! this line only: a load checks all lines. Lists of turns read the whole logs of the conversations whose entry shows a
+//! turn. The store does not support searches.
 //!
 //! # Turns in flight
 //!
@@ -98,9 +97,10 @@
 //! nodes, the records of turns, the ends of runs, the titles, the labels and the states. They keep their usage. The last
 //! line records the erasure. It contains the state, and the end of the last run without messages. After a crash at any
 //! moment, the erasure is either complete or has not happened. If the log can't be rewritten, `erase` fails and nothing
-//! changes.
+//! changes. If only the last sync of the folder fails, `erase` also fails, but the erasure is complete unless the
+//! machine crashes.
 //!
-//! A delete removes the log, and a new log that a crash has left behind.
+//! A delete removes a new log that a crash has left behind, and then the log.
 //!
 //! After an erasure or a delete, no file in the folder contains the text. The bytes stay on the disk until the file
 //! system reuses their space. Backups, snapshots and other names of the old log (hard links) keep the text.
@@ -109,12 +109,13 @@
 //!
 //! A conversation's usage ledger consists of the rows in the commits of its log. A commit without rows counts as one row
 //! for each new node with usage. [`Store::usage`] reads the log. [`Store::used`] reads all logs in the folder that have
-//! the labels, and fails if one of them is damaged.
+//! the labels, or whose labels can't be read, and fails if one of them is damaged.
 //!
 //! Before a delete removes a log, it adds a line to `@deleted-usage.jsonl`, and syncs it. The line contains the sums of
 //! the conversation's usage by hour and model, the labels, and the conversation's birth: its first version and write.
 //! It contains neither the id of the conversation nor messages. It has the frame of a line of a log. If the log can't
-//! be read, it is deleted without its sums, and a warning is logged.
+//! be read, it is deleted without its sums, and a warning is logged. If the disk is full, a conversation with usage
+//! can't be deleted.
 //!
 //! A conversation counts once, even if a crash interrupts its delete: a line whose birth still has a log does not
 //! count, and of several lines with the same birth, the last one counts. If the file is damaged, the next delete
@@ -123,7 +124,8 @@
 //! # Versions of the format
 //!
 //! The entry of each line names the version of the format, which is 10. If a log or `@deleted-usage.jsonl` has another
-//! version, it is rejected with [`StoreError::UnknownFormat`].
+//! version, it is rejected with [`StoreError::UnknownFormat`]. A delete removes it, but not the files that earlier
+//! versions kept next to the log, such as `ID.summary.json`, which contains the title and the labels.
 //!
 //! # Requirements
 //!
@@ -159,7 +161,7 @@ use tokio::{
 
 use self::{
     log::{Lock, Log},
-    place::LogPath,
+    place::{LogPath, sync_folder},
     record::{Change, Erasure},
 };
 use super::{
@@ -417,18 +419,27 @@ impl Store for FileSystemStore {
         mark: Option<EventId>,
     ) -> Result<(), StoreError> {
         let Some(mark) = mark else { return Ok(()) };
-        let marked = self.locked(id, false, move |log, _| write::mark(log, mark));
+        let marked = self.locked(id, false, move |log, durability| write::mark(log, mark, durability));
         marked.await.map(Option::unwrap_or_default)
     }
 
     async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
-        let begun = Instant::now();
+        let (begun, mut create) = (Instant::now(), false);
         loop {
-            match self.locked(id, false, write::delete).await? {
+            match self.locked(id, create, write::delete).await? {
                 Some(true) => return Ok(()),
                 Some(false) => pause(begun, self.0.lock_wait, &deleted::path(&self.0.folder)).await?,
-                // A crash may have removed the log but not a new log, so remove this too.
-                None => return self.at(id, |place, _| place.remove_new_log()).await,
+                None => {
+                    // The process that removed the log may have died before it synced the folder. If a power failure
+                    // has left a new log, it is removed under the lock of an empty log.
+                    let left = self.at(id, |place, shared| {
+                        sync_folder(place.folder, shared.durability).map(|()| place.has_new_log())
+                    });
+                    create = left.await?;
+                    if !create {
+                        return Ok(());
+                    }
+                }
             }
         }
     }

@@ -206,7 +206,7 @@ async fn delete_of_a_damaged_log_succeeds_without_its_usage() {
     spent(&store, "a", "acme", 1).await;
     spent(&store, "b", "other", 10).await;
     let mut log = fs::read(folder.log(&id("a"))).unwrap();
-    // A list checks no checksum, so it still finds the label.
+    // A list checks only the last line, so it still finds the label.
     log[10] ^= 1;
     fs::write(folder.log(&id("a")), log).unwrap();
     let damaged = try_used(&store, Filter::default()).await;
@@ -217,6 +217,21 @@ async fn delete_of_a_damaged_log_succeeds_without_its_usage() {
     assert_eq!(try_used(&store, labels("other").into()).await.unwrap(), 10, "the log has another label");
     store.delete(&id("a")).await.unwrap();
     assert_eq!(used(&store).await, 10);
+}
+
+/// The log may have the labels.
+#[tokio::test]
+async fn used_of_a_log_whose_labels_are_damaged_fails() {
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    spent(&store, "a", "acme", 1).await;
+    spent(&store, "b", "other", 10).await;
+    let log = fs::read_to_string(folder.log(&id("a"))).unwrap();
+    fs::write(folder.log(&id("a")), log.replace("\"entry\"", "\"entrx\"")).unwrap();
+    for tenant in ["acme", "other"] {
+        let damaged = try_used(&store, labels(tenant).into()).await;
+        assert!(matches!(&damaged, Err(StoreError::Damaged { .. })), "{tenant}: {damaged:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

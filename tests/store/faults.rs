@@ -177,17 +177,19 @@ async fn child_cannot_lock_what_it_reads() {
     let Some(folder) = child_folder() else {
         return;
     };
-    let store = FileSystemStore::open(&folder).await.unwrap();
-    let version = create(&store, &id("a")).await;
-    let file = fs::File::open(folder.join("a.jsonl")).unwrap();
+    let log = folder.join("a.jsonl");
+    let file = fs::File::open(&log).unwrap();
     if file.try_lock().is_ok() {
         println!("\ncan be locked");
         return;
     }
-    let version = commit(&store, &id("a"), version, 1, "Hi").await;
-    assert_eq!(store.list(Page::default()).await.unwrap()[0].version, version);
-    assert_eq!(store.summary(&id("a")).await.unwrap().version, version);
-    assert_eq!(store.load(&id("a")).await.unwrap().version, version);
+    let store = FileSystemStore::open(&folder).await.unwrap();
+    let before = fs::read(&log).unwrap();
+    let version = store.list(Page::default()).await.unwrap()[0].version;
+    let stored = store.load(&id("a")).await.unwrap();
+    assert_eq!(stored.version, version);
+    assert!(fs::read(&log).unwrap() == before, "without a lock, the log is not rewritten");
+    store.commit(&id("a"), &Write::on(version), &says(2, "more")).await.unwrap();
     println!("\nall checks passed");
 }
 
@@ -195,7 +197,7 @@ async fn child_cannot_lock_what_it_reads() {
 #[cfg(target_os = "linux")]
 #[tokio::test]
 #[allow(clippy::print_stdout, reason = "a skipped test prints the reason")]
-async fn list_on_a_file_system_without_read_locks_shows_all() {
+async fn load_on_a_file_system_without_read_locks_leaves_an_outgrown_log_unchanged() {
     const FLOCK: &str = "
         #include <errno.h>
         #include <fcntl.h>
@@ -213,6 +215,7 @@ async fn list_on_a_file_system_without_read_locks_shows_all() {
         skip("a C compiler is not installed");
         return;
     }
+    crate::rewriting::outgrown(&folder).await;
     let mut child = child("faults::child_cannot_lock_what_it_reads", folder.path());
     child.env("LD_PRELOAD", library);
     let text = succeeds(&mut child);

@@ -2,6 +2,7 @@
 
 use std::{
     fs::{self, File},
+    path::Path,
     sync::Arc,
     time::Duration,
 };
@@ -76,6 +77,25 @@ async fn load_returns_everything_that_commits_can_contain() {
     let folder = Folder::new();
     create_all(&folder.quick_store().await).await;
     check_all(&folder.quick_store().await).await;
+}
+
+/// The files in `golden/` never change and must remain readable.
+#[tokio::test]
+async fn load_from_format_10_returns_what_was_stored() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/store/golden/files-10");
+    let folder = Folder::new();
+    for file in fs::read_dir(golden).unwrap() {
+        let file = file.unwrap();
+        fs::copy(file.path(), folder.path().join(file.file_name())).unwrap();
+    }
+    let store = folder.quick_store().await;
+    check_all(&store).await;
+    let listed = store.list(Page::default()).await.unwrap();
+    assert_eq!(listed.len(), 3);
+    for conversation in listed {
+        // The conversation can still be continued.
+        commit(&store, &conversation.id, conversation.version, 1000, "more").await;
+    }
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::fs;
 use omni_agent::{
     message::{Content, Message, Text, Timestamp, ToolUse},
     run::TurnRecord,
-    store::{Commit, Filter, Page, Store, StoreError, StoredState, Turns, Version, Write, WriteId},
+    store::{Commit, Filter, Labels, Page, Store, StoreError, StoredState, Turns, Version, Write, WriteId},
     tree::{Node, NodeId},
 };
 use serde_json::json;
@@ -213,6 +213,10 @@ async fn log_of_another_format_version_is_refused_and_stays() {
             store.commit(&id("a"), &Write::on(Version::new(5)), &says(1, "Hi")).await.map(drop),
             store.create(&id("a"), WriteId::generate(), &StoredState::default()).await.map(drop),
             store.used(&Filter::default(), Timestamp(0)..Timestamp(9)).await.map(drop),
+            store
+                .used(&Labels::new([("a", "b")]).unwrap().into(), Timestamp(0)..Timestamp(9))
+                .await
+                .map(drop),
         ];
         for refused in refused {
             assert!(
@@ -266,8 +270,6 @@ async fn list_with_an_unreadable_log_reports_it_and_shows_the_others() {
     let folder = Folder::new();
     let store = folder.quick_store().await;
     create(&store, &id("sound")).await;
-    // A read of this file at an unmapped address fails with an input/output error.
-    std::os::unix::fs::symlink("/proc/self/mem", folder.log(&id("unreadable"))).unwrap();
     // This symbolic link points to itself.
     std::os::unix::fs::symlink(folder.log(&id("loop")), folder.log(&id("loop"))).unwrap();
     fs::create_dir(folder.log(&id("folder"))).unwrap();
@@ -277,18 +279,13 @@ async fn list_with_an_unreadable_log_reports_it_and_shows_the_others() {
         listed.map(|summary| summary.damage.clone())
     };
     assert_eq!(damage("sound"), Some(None));
-    for name in ["unreadable", "loop"] {
-        let damage_text = damage(name).unwrap().expect("the damage is reported");
-        assert!(
-            damage_text.contains(&format!("{name}.jsonl")) && damage_text.contains("error"),
-            "{damage_text}"
-        );
-    }
+    let problem = damage("loop").unwrap().expect("the damage is reported");
+    assert!(problem.contains("loop.jsonl") && problem.contains("error"), "{problem}");
     assert_eq!(damage("folder"), None, "a folder is not a log");
-    assert!(store.load(&id("unreadable")).await.is_err());
+    assert!(store.load(&id("loop")).await.is_err());
 }
 
-/// A list checks no checksum, so it shows a turn in a log that can't be read.
+/// A list checks only the last line, so it shows a turn in a log that can't be read.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn turns_with_a_damaged_log_lists_the_others() {
@@ -304,9 +301,9 @@ async fn turns_with_a_damaged_log_lists_the_others() {
     log[50] ^= 1;
     fs::write(folder.log(&id("damaged")), log).unwrap();
     assert!(store.summary(&id("damaged")).await.unwrap().in_flight);
-    // A read of this file at an unmapped address fails with an input/output error.
+    // This symbolic link points to itself.
     fs::remove_file(folder.log(&id("unreadable"))).unwrap();
-    std::os::unix::fs::symlink("/proc/self/mem", folder.log(&id("unreadable"))).unwrap();
+    std::os::unix::fs::symlink(folder.log(&id("unreadable")), folder.log(&id("unreadable"))).unwrap();
     for name in ["unreadable", "damaged"] {
         assert!(store.load(&id(name)).await.is_err(), "{name}");
     }

@@ -151,9 +151,11 @@ async fn commits_while_loads_rewrite_the_log_are_all_kept() {
         let commit = if is_end { ended() } else { recorded(round) };
         version = store.commit(&id("a"), &Write::on(version), &commit).await.unwrap();
         if is_end {
+            // Gives the other task time to begin to rewrite the log.
             store.load(&id("a")).await.unwrap();
         }
     }
+    assert!(!loading.is_finished(), "a load has failed");
     loading.abort();
     let stored = store.load(&id("a")).await.unwrap();
     assert_eq!((stored.version, stored.used.requests), (version, 50));

@@ -11,12 +11,15 @@ use std::{
     process::Command,
 };
 
-use omni_agent::store::{FileSystemStore, Store, Stored, Version, Write, WriteId};
+use omni_agent::{
+    store::{FileSystemStore, Lease, Store, Stored, Version, Write, WriteId},
+    subscription::EventId,
+};
 
 use crate::{
     deleted, erasing, rewriting,
     skip::skip,
-    support::{Folder, child, child_folder, id},
+    support::{Folder, child, child_folder, create, id},
 };
 
 const LIBRARY: &str = r#"
@@ -209,7 +212,10 @@ async fn delete_interrupted_at_any_step_counts_the_usage_once() {
     let store = from.quick_store().await;
     erasing::conversation(&store).await;
     let used = deleted::used(&store).await;
+    fs::write(from.path().join("a.jsonl.new"), "left by a crash").unwrap();
     let steps = at_each_step("steps::child_deletes_a_conversation", &from, async |folder| {
+        let is_there = |name| folder.path().join(name).exists();
+        assert!(is_there("a.jsonl") || !is_there("a.jsonl.new"), "the log is removed last");
         let store = folder.quick_store().await;
         assert_eq!(deleted::used(&store).await, used);
         for _ in 0..2 {
@@ -219,6 +225,38 @@ async fn delete_interrupted_at_any_step_counts_the_usage_once() {
         assert_eq!(folder.names(), ["@deleted-usage.jsonl"]);
     });
     assert!(steps.await >= 6);
+}
+
+/// An earlier delete may have removed the log and not the new log, or may have failed to sync the folder.
+#[tokio::test]
+async fn delete_without_a_log_syncs_the_folder_and_removes_the_new_log() {
+    let from = Folder::new();
+    fs::write(from.path().join("a.jsonl.new"), "left by a crash").unwrap();
+    let steps = at_each_step("steps::child_deletes_a_conversation", &from, async |folder| {
+        folder.quick_store().await.delete(&id("a")).await.unwrap();
+        assert_eq!(folder.names(), [""; 0]);
+    });
+    // The folder is synced, both files are removed, and the folder is synced.
+    assert!(steps.await >= 4);
+}
+
+#[tokio::test]
+async fn child_records_the_last_event() {
+    let Some(folder) = child_folder() else { return };
+    let store = FileSystemStore::open(folder).await.unwrap();
+    store.release_at(&id("a"), &Lease::unlimited(), Some(EventId::new(7, 1))).await.unwrap();
+}
+
+/// Without the sync, a power failure during the next write could leave an incomplete line in the middle of the log.
+#[tokio::test]
+async fn mark_is_synced() {
+    let from = Folder::new();
+    let version = create(&from.quick_store().await, &id("a")).await;
+    let steps = at_each_step("steps::child_records_the_last_event", &from, async |folder| {
+        assert_eq!(folder.quick_store().await.load(&id("a")).await.unwrap().version, version);
+    });
+    // A write has two steps, before and in the middle of it, and the sync has one.
+    assert!(steps.await >= 3);
 }
 
 #[tokio::test]

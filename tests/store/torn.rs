@@ -10,7 +10,7 @@ use omni_agent::{
 };
 use serde_json::json;
 
-use crate::support::{Folder, commit, create, id, node, says};
+use crate::support::{Folder, commit, create, id, line, node, says};
 
 /// Creates a log of a state and three commits. The last commit has multibyte characters. Returns the log and the
 /// offsets of its lines.
@@ -141,7 +141,7 @@ async fn log_with_an_unwritten_last_line_drops_that_line() {
     let store = folder.quick_store().await;
     let version = store.load(&id("a")).await.unwrap().version;
     let last = fs::read(folder.log(&id("a"))).unwrap().len();
-    commit(&store, &id("a"), version, 4, &"a text over several sectors ".repeat(100)).await;
+    commit(&store, &id("a"), version, 4, &"a text over many sectors ".repeat(1000)).await;
     let log = fs::read(folder.log(&id("a"))).unwrap();
     // After a power failure, a file may have its full length, although only some of its sectors were written. The other
     // sectors contain zeros.
@@ -161,6 +161,8 @@ async fn log_with_an_unwritten_last_line_drops_that_line() {
         put(&folder, &torn);
         let stored = store.load(&id("a")).await.unwrap();
         assert_eq!(stored.nodes.len(), 3, "bytes {zeros:?}");
+        let listed = store.list(Page::default()).await.unwrap().remove(0);
+        assert_eq!((listed.version, listed.damage), (stored.version, None), "bytes {zeros:?}");
         commit(&store, &id("a"), stored.version, 4, "anew").await;
         assert_eq!(store.load(&id("a")).await.unwrap().nodes.len(), 4);
     }
@@ -292,6 +294,32 @@ async fn log_of_another_conversation_is_damaged() {
     );
     let written = store.save_state(&id("b"), &Write::on(version), &StateChange::Title(None)).await;
     assert!(matches!(written, Err(StoreError::Damaged { .. })), "{written:?}");
+}
+
+#[tokio::test]
+async fn last_line_of_another_conversation_or_format_is_reported_with_its_number() {
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    let version = create(&store, &id("a")).await;
+    let version = commit(&store, &id("a"), version, 1, "Hi").await;
+    let log = fs::read_to_string(folder.log(&id("a"))).unwrap();
+    let (first, last) = log.trim_end().split_once('\n').unwrap();
+    for (from, to) in [("\"id\":\"a\"", "\"id\":\"b\""), ("\"format\":10", "\"format\":11")] {
+        let record = last[44..last.len() - 1].replace(from, to);
+        put(&folder, format!("{first}\n{}", line(&record)));
+        let refused = [
+            store.load(&id("a")).await.map(drop),
+            store.commit(&id("a"), &Write::on(version), &says(2, "more")).await.map(drop),
+        ];
+        for refused in refused {
+            let place = match &refused {
+                Err(StoreError::Damaged { place, .. }) if to.contains("id") => place,
+                Err(StoreError::UnknownFormat { place, found: 11, .. }) if to.contains("11") => place,
+                _ => panic!("{to}: {refused:?}"),
+            };
+            assert!(place.ends_with("line 2"), "{place}");
+        }
+    }
 }
 
 #[tokio::test]

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     message::{Timestamp, UsageRow, UsageSum},
     store::{
-        Filter, Labels, StoreError,
+        Filter, Labels, StoreError, Summary,
         ledger::{Sums, by_hour},
     },
 };
@@ -146,8 +146,9 @@ pub(super) fn used(
     period: &Range<Timestamp>,
 ) -> Result<Vec<UsageSum>, StoreError> {
     let counted = list::for_each(folder, |place| {
-        let is_wanted =
-            filter.is_empty() || list::summary(place)?.is_some_and(|summary| filter.matches(&summary.labels));
+        // If the labels can't be read, the log may have wanted labels. Reading it then fails.
+        let matches = |summary: Summary| summary.damage.is_some() || filter.matches(&summary.labels);
+        let is_wanted = filter.is_empty() || list::summary(place)?.is_some_and(matches);
         if !is_wanted {
             // If the first line is damaged, a line about the conversation counts as that of a deleted one.
             let first = log::read(place, |log| log.find(|_| true)).ok().flatten();
@@ -159,7 +160,8 @@ pub(super) fn used(
         };
         Ok(ledger.map(|ledger| {
             let mut sums = Sums::default();
-            for row in ledger.rows.iter().filter(|row| period.contains(&row.at)) {
+            let is_wanted = filter.matches(&ledger.labels);
+            for row in ledger.rows.iter().filter(|row| is_wanted && period.contains(&row.at)) {
                 sums.add(row.model.as_deref(), 1, row.usage);
             }
             (ledger.birth, sums.into_vec())

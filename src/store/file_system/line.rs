@@ -9,7 +9,7 @@ const SUM: Range<usize> = 8..16;
 const LEN: Range<usize> = 24..34;
 const LITERALS: [(usize, &[u8]); 3] = [(0, b"{\"sum\":\""), (16, b"\",\"len\":"), (34, b",\"record\":")];
 /// The end of a line.
-pub(super) const END: &[u8] = b"}\n";
+const END: &[u8] = b"}\n";
 
 /// The maximum length of a line. The length of the record in the line must fit into ten digits.
 pub(super) const LONGEST: usize = 9_999_999_999;

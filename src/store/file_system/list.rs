@@ -5,7 +5,6 @@ use std::{fs, io, path::Path};
 use super::{
     log,
     place::{LOG, LogPath, check_folder, failed},
-    record::RecordEnd,
 };
 use crate::{
     message::Timestamp,
@@ -14,13 +13,12 @@ use crate::{
 
 /// Returns the list entry of the conversation, if the conversation exists.
 pub(super) fn summary(place: &LogPath<'_>) -> Result<Option<Summary>, StoreError> {
-    match log::read(place, log::listed) {
-        Ok(last) => Ok(last.map(RecordEnd::into_summary)),
+    match log::read(place, |log| Ok(log.tail()?.map(|tail| tail.last.into_summary()))) {
         Err(StoreError::NotFound { .. }) => Ok(None),
         Err(error @ (StoreError::Damaged { .. } | StoreError::UnknownFormat { .. })) => {
             Ok(Some(damaged(place, error.to_string())))
         }
-        Err(error) => Err(error),
+        read => read,
     }
 }
 

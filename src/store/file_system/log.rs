@@ -46,8 +46,6 @@ pub(super) struct Tail {
 
 /// The number of bytes to read first from the beginning or the end of a log. Most lines are shorter.
 const FIRST_READ: u64 = 4096;
-/// The number of bytes that a list reads from the end of a log.
-const LISTED: u64 = 16 * 1024;
 
 /// Reads a log without a lock. Returns `None` if the conversation does not exist.
 pub(super) fn read<T>(
@@ -59,19 +57,6 @@ pub(super) fn read<T>(
         // The reader may have seen an incomplete line that a writer was replacing, so it reads the log again.
         Err(StoreError::Damaged { .. }) => read(),
         result => result,
-    }
-}
-
-/// Returns the end of the last record for a list, without checking any checksum. Usually reads only the last
-/// bytes of the log.
-pub(super) fn listed(log: &Log<'_>) -> Result<Option<RecordEnd>, StoreError> {
-    let from = log.len.saturating_sub(LISTED);
-    let last = read_at(&log.file, from, LISTED);
-    let mut last = last.map_err(|error| log.place.failed("reading", error))?;
-    last.truncate(usize::try_from(log.len - from).unwrap_or(usize::MAX));
-    match last.strip_suffix(line::END).map(RecordEnd::parse) {
-        Some(Ok(last)) => log.check(&last.entry, 1).map(|()| Some(last)),
-        _ => Ok(log.tail()?.map(|tail| tail.last)),
     }
 }
 
@@ -112,18 +97,17 @@ impl<'a> Log<'a> {
         self.file.metadata().map(|file| file.len()).map_err(|error| self.place.failed("reading", error))
     }
 
-    /// Checks that the log belongs to its conversation.
-    fn check(&self, entry: &Entry, line: usize) -> Result<(), StoreError> {
+    /// Returns the problem if the log belongs to another conversation.
+    fn check(&self, entry: &Entry) -> Result<Option<String>, StoreError> {
         let (id, other) = (self.place.id, &entry.id);
         if other == id {
-            return Ok(());
+            return Ok(None);
         }
         // If the ids differ only in case, the file system ignores case and has found the log of the other conversation.
         if other.as_str().eq_ignore_ascii_case(id.as_str()) {
             return Err(self.place.not_found());
         }
-        let problem = format!("it belongs to conversation {other}");
-        Err(damaged(&self.place.log, &self.file, line, problem))
+        Ok(Some(format!("it belongs to conversation {other}")))
     }
 
     /// Returns the end of the log, or `None` if its creation was interrupted.
@@ -137,10 +121,10 @@ impl<'a> Log<'a> {
             let (from, last) = read.map_err(|error| self.place.failed("reading", error))?;
             let problem = match line::record(&last, from) {
                 Ok(record) => match RecordEnd::parse(record) {
-                    Ok(found) => {
-                        self.check(&found.entry, 1)?;
-                        return Ok(Some(Tail { end: from + last.len() as u64, torn, last: found }));
-                    }
+                    Ok(found) => match self.check(&found.entry)? {
+                        None => return Ok(Some(Tail { end: from + last.len() as u64, torn, last: found })),
+                        Some(problem) => problem,
+                    },
                     Err(problem) => problem,
                 },
                 Err(fault) if fault.torn && !torn => {
@@ -152,6 +136,7 @@ impl<'a> Log<'a> {
             };
             let mut lines = self.lines()?;
             while lines.next()?.is_some() {}
+            lines.line = last;
             return Err(lines.damaged(problem));
         }
         Ok(None)
@@ -189,8 +174,8 @@ impl<'a> Log<'a> {
                 Ok((first, parts.change(), parts.stamp()))
             });
             let (first, change, stamp) = parsed.map_err(|problem| lines.damaged(problem))?;
-            if let Some(first) = &first {
-                self.check(first, 1)?;
+            if let Some(problem) = first.as_ref().map_or(Ok(None), |first| self.check(first))? {
+                return Err(lines.damaged(problem));
             }
             let change = change.map_err(|problem| lines.damaged(problem))?;
             let stamp = stamp.map_err(|problem| lines.damaged(problem))?;
@@ -209,7 +194,9 @@ impl<'a> Log<'a> {
         }
         let Some(mut replay) = replay else { return Ok(None) };
         let last = Entry::parse(&last).map_err(|problem| lines.damaged(problem))?;
-        self.check(&last, lines.number)?;
+        if let Some(problem) = self.check(&last)? {
+            return Err(lines.damaged(problem));
+        }
         (replay.stored.updated, replay.end) = (last.updated, lines.end);
         Ok(Some(replay))
     }
@@ -286,33 +273,34 @@ impl<'a> Lines<'a> {
 
     /// Returns the record of the next line, or `None` at the end or at an incomplete line.
     pub(super) fn next(&mut self) -> Result<Option<&[u8]>, StoreError> {
-        self.line.clear();
-        let read = self.reader.read_until(b'\n', &mut self.line);
-        let len = read.map_err(|error| failed("reading", self.path, error))? as u64;
-        if len == 0 {
+        let failed = |error| failed("reading", self.path, error);
+        if self.reader.fill_buf().map_err(failed)?.is_empty() {
             return Ok(None);
         }
+        self.line.clear();
+        let len = self.reader.read_until(b'\n', &mut self.line).map_err(failed)? as u64;
         match line::record(&self.line, self.end) {
             Ok(record) => {
                 (self.end, self.number) = (self.end + len, self.number + 1);
                 Ok(Some(record))
             }
             Err(fault) if fault.torn && self.end + len == self.len => Ok(None),
-            Err(fault) => Err(damaged(self.path, self.file, self.number + 1, fault.problem)),
+            Err(fault) => Err(damaged(self.path, self.file, self.number + 1, &self.line, fault.problem)),
         }
     }
 
     /// Returns an error for damage in the line that was returned last.
     pub(super) fn damaged(&self, problem: impl Into<String>) -> StoreError {
-        damaged(self.path, self.file, self.number, problem)
+        damaged(self.path, self.file, self.number, &self.line, problem)
     }
 }
 
-/// Returns an error for damage in this line, counted from 1. If the file has another format, returns an error that names
-/// it.
-fn damaged(path: &Path, file: &File, line: usize, problem: impl Into<String>) -> StoreError {
-    let place = format!("{}, line {line}", path.display());
-    match first_line(file).ok().and_then(|line| other_format(&line)) {
+/// Returns an error for damage in the line with this number, counted from 1. If the file or the line has another format,
+/// returns an error that names it.
+fn damaged(path: &Path, file: &File, number: usize, line: &[u8], problem: impl Into<String>) -> StoreError {
+    let place = format!("{}, line {number}", path.display());
+    let of_file = first_line(file).ok().and_then(|line| other_format(&line));
+    match of_file.or_else(|| other_format(line)) {
         Some(found) => StoreError::UnknownFormat { place, found, known: FORMAT },
         None => StoreError::damaged(place, problem),
     }
@@ -327,7 +315,7 @@ fn first_line(mut file: &File) -> io::Result<Vec<u8>> {
 }
 
 /// Returns the complete or incomplete line that ends at `end`, together with the offset at which the line begins.
-pub(super) fn last_line(file: &File, end: u64) -> io::Result<(u64, Vec<u8>)> {
+fn last_line(file: &File, end: u64) -> io::Result<(u64, Vec<u8>)> {
     let mut wanted = FIRST_READ;
     loop {
         let from = end.saturating_sub(wanted);
@@ -408,7 +396,7 @@ mod tests {
         writer.write_all(rest).expect("space on the disk");
         let titles = |log: &Log<'_>| {
             let replay = log.replay(|_| {}).expect("a valid log").expect("a conversation");
-            let listed = listed(log).expect("a valid log").expect("a conversation").into_summary();
+            let listed = log.tail().expect("a valid log").expect("a conversation").last.into_summary();
             (replay.stored.state.title, listed.title)
         };
         assert_eq!(titles(&log), (None, None));

@@ -49,21 +49,28 @@ impl<'a> LogPath<'a> {
         remove(&self.new_log())
     }
 
+    /// Returns whether a crash has left a new log.
+    pub(super) fn has_new_log(&self) -> bool {
+        fs::symlink_metadata(self.new_log()).is_ok()
+    }
+
     /// Replaces the log, which must be locked, in one step. The new log is locked before other processes can find it,
-    /// and stays locked until the file is closed. A log that belongs to another user, or that is reached through a
+    /// and stays locked until the folder is synced. A log that belongs to another user, or that is reached through a
     /// symbolic link, is not replaced.
     pub(super) fn replace_log(
         &self,
         old: &File,
         action: &str,
         write: impl FnOnce(&File) -> Result<(), StoreError>,
-    ) -> Result<File, StoreError> {
+    ) -> Result<(), StoreError> {
         let failed = |error| self.failed(action, error);
         if fs::symlink_metadata(&self.log).map_err(failed)?.is_symlink() {
             let problem =
                 "the file is a symbolic link, which a new file would replace; move the file to this path";
             return Err(failed(io::Error::other(problem)));
         }
+        // The folder is opened first, so that nothing but the sync itself can fail after the renaming.
+        let folder = open_folder(self.folder, Durability::Machine)?;
         let new = self.new_log();
         // Only the holder of the lock reaches this code, so one name for the new file is enough.
         remove(&new)?;
@@ -84,8 +91,8 @@ impl<'a> LogPath<'a> {
         }
         // The folder is synced before anybody can write to the log. Otherwise a crash could remove the log's name after
         // a write was acknowledged.
-        sync_folder(self.folder, Durability::Machine)?;
-        Ok(file)
+        let synced = folder.map_or(Ok(()), |folder| folder.sync_all());
+        synced.map_err(|error| self.failed("the log was replaced, but syncing the folder of", error))
     }
 }
 
@@ -183,13 +190,17 @@ pub(super) fn check_folder(folder: &Path) -> Result<(), StoreError> {
 
 /// Syncs the folder, so that its entries are durable.
 pub(super) fn sync_folder(folder: &Path, durability: Durability) -> Result<(), StoreError> {
+    let synced = open_folder(folder, durability)?.map_or(Ok(()), |open| open.sync_all());
+    synced.map_err(|error| failed("syncing", folder, error))
+}
+
+/// Opens the folder if it must be synced.
+fn open_folder(folder: &Path, durability: Durability) -> Result<Option<File>, StoreError> {
     // Only Unix needs to sync the folder. On other systems, a folder can't be opened as a file, and changes of its
     // entries are written to the disk at once.
-    if cfg!(unix) && durability == Durability::Machine {
-        let synced = File::open(folder).and_then(|folder| folder.sync_all());
-        return synced.map_err(|error| failed("syncing", folder, error));
-    }
-    Ok(())
+    let syncs = cfg!(unix) && durability == Durability::Machine;
+    let opened = syncs.then(|| File::open(folder)).transpose();
+    opened.map_err(|error| failed("syncing", folder, error))
 }
 
 /// Makes created files readable and writable only by their owner.

@@ -5,11 +5,11 @@
 //!               └─ the stamp                                  └─ the entry
 //! ```
 //!
-//! A list reads only the stamp and the entry, which begin at the last `,"version":` of the record. No content can
-//! imitate this text. The change, which contains messages and inputs of tools, stands before it. Everything behind it is
-//! a number, a string or a member whose name is fixed in [`Stamp`] and [`Entry`], and none of these members but the
-//! first is named `version`. In a string, JSON escapes each quote, so a title can't contain `,"`. The names of labels,
-//! which applications choose, are strings in an array and not names of members, so no colon follows them.
+//! Lists and writes parse only the stamp and the entry, which begin at the last `,"version":` of the record. No content
+//! can imitate this text. The change, which contains messages and inputs of tools, stands before it. Everything behind
+//! it is a number, a string or a member whose name is fixed in [`Stamp`] and [`Entry`], and none of these members but
+//! the first is named `version`. In a string, JSON escapes each quote, so a title can't contain `,"`. The names of
+//! labels, which applications choose, are strings in an array and not names of members, so no colon follows them.
 
 use std::collections::HashSet;
 
@@ -187,7 +187,7 @@ impl RecordEnd {
         Self { stamp: Stamp { version: self.stamp.version.next(), write, time }, ..self }
     }
 
-    /// Parses the end of a record, whose beginning may be missing.
+    /// Parses the end of a record.
     pub(super) fn parse(record: &[u8]) -> Result<Self, String> {
         let parts = Parts::of(record)?;
         Ok(Self { stamp: parts.stamp()?, entry: Entry::parse(parts.entry)? })
@@ -272,8 +272,8 @@ pub(super) fn parse<T: DeserializeOwned>(text: &[u8]) -> Result<T, String> {
     json::parse(std::str::from_utf8(text).map_err(|error| error.to_string())?)
 }
 
-/// Returns the version of the format that the first line of a file names, if it is not [`FORMAT`]. Finds the version in
-/// the files of all versions.
+/// Returns the version of the format that a line names, if it is not [`FORMAT`]. Finds the version in the first line of
+/// files of all versions.
 pub(super) fn other_format(line: &[u8]) -> Option<u64> {
     let record: Value = parse(line::record(line, 0).ok()?).ok()?;
     let format = record.get("format_version").or_else(|| record.pointer("/entry/format"));

@@ -35,7 +35,7 @@ pub(super) fn tidy(log: &Log<'_>, replay: &Replay) {
     })();
     if let Err(error) = tidied {
         let error: &dyn std::error::Error = &error;
-        tracing::debug!(error, "a log could not be compacted; it stays as it is");
+        tracing::debug!(error, "a log could not be compacted");
     }
 }
 
@@ -43,7 +43,7 @@ pub(super) fn tidy(log: &Log<'_>, replay: &Replay) {
 pub(super) fn rewrite(log: &Log<'_>, erased: Option<&Erased>, last: &[u8]) -> Result<(), StoreError> {
     let action = if erased.is_some() { "erasing messages from" } else { "compacting" };
     let failed = |error| log.place.failed(action, error);
-    let replaced = log.place.replace_log(&log.file, action, |new| {
+    log.place.replace_log(&log.file, action, |new| {
         let mut new = BufWriter::new(new);
         let mut lines = log.lines()?;
         while let Some(record) = lines.next()? {
@@ -59,8 +59,7 @@ pub(super) fn rewrite(log: &Log<'_>, erased: Option<&Erased>, last: &[u8]) -> Re
             }
         }
         new.write_all(last).and_then(|()| new.flush()).map_err(failed)
-    });
-    replaced.map(drop)
+    })
 }
 
 /// Removes the record of a turn from a change. In an erasure, also removes the erased nodes, and the parts that the

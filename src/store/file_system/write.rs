@@ -93,12 +93,12 @@ fn settle(log: &Log<'_>, durability: Durability) -> Result<(), StoreError> {
     sync_folder(log.place.folder, durability)
 }
 
-/// Appends the last event of a session's feed. The line is not synced, because a reader whose mark was lost gets a
-/// snapshot.
-pub(super) fn mark(log: &Log<'_>, mark: EventId) -> Result<(), StoreError> {
+/// Appends the last event of a session's feed. The line is synced like a write. Otherwise a power failure during the
+/// next write could leave an incomplete line in the middle of the log.
+pub(super) fn mark(log: &Log<'_>, mark: EventId, durability: Durability) -> Result<(), StoreError> {
     let Some(tail) = log.tail()? else { return Ok(()) };
     let line = encode_record(&Change::Mark(mark), &tail.last)?;
-    append(&log.place.log, &log.file, tail.end, tail.torn, &line, Durability::Process)
+    append(&log.place.log, &log.file, tail.end, tail.torn, &line, durability)
 }
 
 /// Deletes a conversation, even if it can't be read. Keeps the sums of its usage. Returns `false` if the file for these
@@ -120,8 +120,9 @@ pub(super) fn delete(log: &Log<'_>, durability: Durability) -> Result<bool, Stor
         }
         Ok(_) => {}
     }
-    place.remove_log()?;
+    // The log is removed last, so that a repetition of an interrupted delete finds the log.
     place.remove_new_log()?;
+    place.remove_log()?;
     sync_folder(place.folder, durability)?;
     Ok(true)
 }

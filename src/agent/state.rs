@@ -102,6 +102,15 @@ impl Config {
     }
 }
 
+impl Config {
+    /// Returns whether the stored state contains this configuration.
+    pub(crate) fn is_stored_as(&self, state: &StoredState) -> bool {
+        let options = self.settings.options.clone().without_secrets();
+        state.model.as_deref() == Some(self.model.saved_name())
+            && state.settings == Settings { options, ..self.settings.clone() }
+    }
+}
+
 impl From<&Config> for StoredState {
     /// Returns the part of the configuration that is stored, without the API key and the headers.
     fn from(config: &Config) -> Self {

@@ -83,7 +83,7 @@ impl Options {
 
 impl PartialEq for Options {
     fn eq(&self, other: &Self) -> bool {
-        self.fields() == other.fields()
+        std::ptr::eq(self.fields(), other.fields()) || self.fields() == other.fields()
     }
 }
 

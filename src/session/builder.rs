@@ -248,7 +248,7 @@ impl SessionBuilder {
     /// # Errors
     ///
     /// Returns the errors of [`create`](Self::create), and the error of the store. If the id is taken, even by a
-    /// concurrent call, the error is [`StoreError::AlreadyExists`](crate::store::StoreError::AlreadyExists). If the
+    /// concurrent call, the error is [`ErrorKind::AlreadyExists`]. If the
     /// store fails after it has created the conversation, an empty conversation exists and can be [opened](Self::open).
     ///
     /// # Cancel safety
@@ -296,7 +296,7 @@ impl SessionBuilder {
     /// - The errors of [`AgentBuilder::start`].
     /// - [`ErrorKind::Config`] if the agent was given a history, because the messages must come from the
     ///   store.
-    /// - The error of the store, such as [`NotFound`](crate::store::StoreError::NotFound).
+    /// - The error of the store, such as [`ErrorKind::NotFound`].
     /// - [`ErrorKind::Damaged`] if the stored nodes do not form a tree.
     /// - [`ErrorKind::NewerTurn`] or [`ErrorKind::DamagedTurn`] if the turn in flight can't be read, unless
     ///   [`recover`](Self::recover) discards such a turn.
@@ -363,7 +363,7 @@ impl SessionBuilder {
     ///
     /// Returns the errors of [`open`](Self::open) and [`create_with_id`](Self::create_with_id). If several callers
     /// create the same conversation at the same time, one succeeds. The others get
-    /// [`StoreError::AlreadyExists`](crate::store::StoreError::AlreadyExists) and can try again.
+    /// [`ErrorKind::AlreadyExists`] and can try again.
     ///
     /// # Cancel safety
     ///

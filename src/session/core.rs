@@ -255,7 +255,7 @@ impl Core {
             Event::Cancelled { .. } | Event::Error { .. } => {
                 self.roll_back(effects);
                 self.turn_ended(event, None, continues, effects);
-                self.saver.state_changed(&self.state());
+                self.state_changed();
                 return true;
             }
             Event::Staged { id, .. } => self.prompt_staged(id),
@@ -304,7 +304,7 @@ impl Core {
         if !Arc::ptr_eq(&self.config, config) {
             self.config = Arc::clone(config);
         }
-        self.saver.state_changed(&self.state());
+        self.state_changed();
     }
 
     /// Processes the end of the agent, which may have emitted no event about the outcome of its last run. If the turn
@@ -327,7 +327,7 @@ impl Core {
         }
         self.title.clone_from(&title);
         effects.push(Effect::Emit(SessionEvent::Title { title }));
-        self.saver.state_changed(&self.state());
+        self.state_changed();
         self.save(env, effects);
     }
 
@@ -338,7 +338,7 @@ impl Core {
         }
         self.labels.clone_from(&labels);
         effects.push(Effect::Emit(SessionEvent::Labels { labels }));
-        self.saver.state_changed(&self.state());
+        self.state_changed();
         self.save(env, effects);
     }
 

@@ -166,19 +166,18 @@ impl Saver {
         }
     }
 
-    /// Notes that the state may have changed. If a saved part has changed, it will be stored.
-    pub(super) fn state_changed(&mut self, now: &StoredState) {
-        let due = !self.has(now);
+    /// Notes that the state may have changed. If `due` is set, it will be stored.
+    fn state_changed(&mut self, due: bool) {
         if due != self.state_is_due || due && self.attempt.is_some() {
             self.wanted += 1;
         }
         self.state_is_due = due;
     }
 
-    /// Returns whether the store contains this state, or will contain it after the current write.
-    fn has(&self, now: &StoredState) -> bool {
+    /// Returns the state that the store contains, or will contain after the current write.
+    fn latest_state(&self) -> Option<&StoredState> {
         let written = self.attempt.as_ref().and_then(|attempt| attempt.state.as_deref());
-        written.or(self.state.as_deref()) == Some(now)
+        written.or(self.state.as_deref())
     }
 
     /// Returns the nodes of the stable tree that are not in the store.
@@ -377,7 +376,22 @@ impl Core {
 
     /// Returns whether the session shows a loaded conversation as the store has it: with the same configuration.
     pub(in crate::session) fn is_as_stored(&self) -> bool {
-        self.saver.has(&self.state()) && self.config.model.fallback_for().is_none()
+        self.has_state() && self.config.model.fallback_for().is_none()
+    }
+
+    /// Notes that the configuration, the title or the labels may have changed.
+    pub(super) fn state_changed(&mut self) {
+        let due = !self.has_state();
+        self.saver.state_changed(due);
+    }
+
+    /// Returns whether the store contains the state, or will contain it after the current write.
+    fn has_state(&self) -> bool {
+        self.saver.latest_state().is_some_and(|stored| {
+            stored.title.as_deref() == self.title.as_deref()
+                && stored.labels == self.labels
+                && self.config.is_stored_as(stored)
+        })
     }
 
     /// Returns the state that has to be stored.

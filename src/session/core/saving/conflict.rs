@@ -70,7 +70,7 @@ impl Core {
         let before = self.saver.state.replace(Box::new(state.clone())).unwrap_or_default();
         self.take_title(before.title.as_deref(), state.title.map(Arc::from), effects);
         self.take_labels(&before.labels, state.labels, effects);
-        self.saver.state_is_due = !self.saver.has(&self.state());
+        self.saver.state_is_due = !self.has_state();
         self.save(env, effects);
         if self.saver.attempt.is_none() {
             // Nothing is left to write. Either the rejected write contained only the title or the labels, and those of

@@ -66,7 +66,7 @@ impl Core {
                 }
                 // The state may have changed during the write, or between a failed attempt and the attempt that
                 // succeeded, so compare it with the stored state.
-                self.saver.state_is_due = !self.saver.has(&self.state());
+                self.saver.state_is_due = !self.has_state();
                 self.save(env, effects);
             }
             Err(error) if is_final(&error, &attempt.job) => self.lost(&error, effects),
@@ -91,7 +91,7 @@ impl Core {
                 if !has_end && let Some(at_most) = at_most {
                     self.saver.at_most = at_most;
                 }
-                self.saver.state_is_due = !self.saver.has(&self.state());
+                self.saver.state_is_due = !self.has_state();
                 self.save(env, effects);
             }
             Err(error) => {

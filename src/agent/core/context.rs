@@ -123,16 +123,16 @@ pub(in crate::agent) enum Effect {
     Resolve(Result<Arc<Response>, Error>),
 }
 
-/// A callback to call.
+/// A callback to call. Large arguments are boxed, because a call is moved several times before it is made.
 #[derive(Clone, Debug)]
 pub(in crate::agent) enum Call {
     PrepareStep,
-    HandleToolUse(ToolUse),
-    HandleToolResult(ToolResult),
+    HandleToolUse(Box<ToolUse>),
+    HandleToolResult(Box<ToolResult>),
     HandleTurn(Arc<Response>),
-    HandleError(Failure),
+    HandleError(Box<Failure>),
     HandleEvent,
-    HandleRecovery(Recovery),
+    HandleRecovery(Box<Recovery>),
 }
 
 impl Call {

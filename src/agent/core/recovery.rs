@@ -44,7 +44,7 @@ impl Core {
             Phase::InTurn { op: awaited, .. } | Phase::Noticing { op: awaited, .. } => *awaited = op,
             Phase::Idle => {}
         }
-        cx.push(Effect::Call(op, Call::HandleRecovery(recovery)));
+        cx.push(Effect::Call(op, Call::HandleRecovery(Box::new(recovery))));
     }
 
     /// Returns the activity at which a recorded turn continues.

@@ -59,7 +59,7 @@ impl Core {
             let op = self.last_op;
             tool_use.id = self.waited.of_question(tool_use.id, op, fold);
             *question = Some(Box::new(Question { op, tool_use: tool_use.clone(), paused: None }));
-            cx.push(Effect::Call(op, Call::HandleToolUse(tool_use)));
+            cx.push(Effect::Call(op, Call::HandleToolUse(Box::new(tool_use))));
         }
     }
 
@@ -236,7 +236,7 @@ impl Core {
         turn.refused = !remains.has_begun() && (turn.refused || failure.is_refusal());
         cx.record_soon(turn.recorded);
         let op = self.enter(turn, Stage::Failing { failure: failure.clone(), remains: Box::new(remains) });
-        cx.push(Effect::Call(op, Call::HandleError(failure)));
+        cx.push(Effect::Call(op, Call::HandleError(Box::new(failure))));
     }
 }
 

@@ -33,7 +33,7 @@ impl Core {
             return self.answered_all(turn, tools, cx);
         };
         let op = self.enter(turn, Stage::Deciding { tools });
-        cx.push(Effect::Call(op, Call::HandleToolUse(tool_use)));
+        cx.push(Effect::Call(op, Call::HandleToolUse(Box::new(tool_use))));
     }
 
     /// Called when `handle_tool_use` has returned, for a tool use of the response or for a question of the provider.
@@ -289,7 +289,7 @@ impl Core {
             // If a tool is not declared as safe to run twice, the results are reviewed only after they are stored.
             let is_held = turn.recorded && reviewed.is_empty() && slots.iter().any(Slot::is_unsafe_result);
             let op = self.enter(turn, Stage::Reviewing { slots, reviewed });
-            cx.hold_back(is_held, Effect::Call(op, Call::HandleToolResult(result)));
+            cx.hold_back(is_held, Effect::Call(op, Call::HandleToolResult(Box::new(result))));
             return;
         }
         let emitted = reviewed.len();

@@ -29,8 +29,8 @@ pub(super) enum CallbackOutcome {
     ToolResult(ToolResult),
     Turn(TurnDecision),
     Error(ErrorDecision),
-    Event(Option<Prompt>),
-    Recovery(RecoveryDecision, Recovery),
+    Event(Option<Box<Prompt>>),
+    Recovery(RecoveryDecision, Box<Recovery>),
 }
 
 impl Task {
@@ -59,7 +59,7 @@ impl Task {
                 Returned { outcome: CallbackOutcome::ToolUse(decision), before, after: state.config }
             }),
             Call::HandleToolResult(result) => contain(async move {
-                let result = callbacks.handle_tool_result(result, &mut state).await;
+                let result = callbacks.handle_tool_result(*result, &mut state).await;
                 Returned { outcome: CallbackOutcome::ToolResult(result), before, after: state.config }
             }),
             Call::HandleTurn(response) => contain(async move {
@@ -83,7 +83,11 @@ impl Task {
                 let event = self.notices.pop_front().expect("the core counts the queued events");
                 contain(async move {
                     let prompt = callbacks.handle_event(event, &mut state).await;
-                    Returned { outcome: CallbackOutcome::Event(prompt), before, after: state.config }
+                    Returned {
+                        outcome: CallbackOutcome::Event(prompt.map(Box::new)),
+                        before,
+                        after: state.config,
+                    }
                 })
             }
         }

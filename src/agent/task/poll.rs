@@ -433,7 +433,7 @@ impl Task {
                 self.step(|core, cx| core.error_decided(op, decision, cx));
             }
             CallbackOutcome::Event(prompt) => {
-                self.step(|core, cx| core.event_handled(op, prompt, cx));
+                self.step(|core, cx| core.event_handled(op, prompt.map(|prompt| *prompt), cx));
             }
         }
     }

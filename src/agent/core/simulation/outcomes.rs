@@ -120,8 +120,8 @@ impl World {
                 turn.requested = Arc::clone(&model);
                 self.input(|core, cx| core.prepared(op, wanted, model, replay, cx))
             }
-            Call::HandleToolUse(tool_use) => self.tool_decided(op, tool_use),
-            Call::HandleToolResult(result) => self.result_reviewed(op, result),
+            Call::HandleToolUse(tool_use) => self.tool_decided(op, *tool_use),
+            Call::HandleToolResult(result) => self.result_reviewed(op, *result),
             Call::HandleRecovery(_) => Err("a recovery without a restart".to_owned()),
             Call::HandleTurn(_) => self.turn_decided(op),
             Call::HandleError(_) => {

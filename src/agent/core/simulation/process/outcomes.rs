@@ -124,7 +124,7 @@ impl Process {
                 if outside.script.plot.replaces_results {
                     result.content = vec![Text::new("reviewed").into()];
                 }
-                self.input(outside, |core, cx| core.result_reviewed(op, result, cx))
+                self.input(outside, |core, cx| core.result_reviewed(op, *result, cx))
             }
             Call::HandleTurn(_) => {
                 let working = self.core.phase().turn().map(|turn| turn.working.all().clone());

@@ -338,7 +338,7 @@ impl Manager {
     ///
     /// Returns the errors of [`create`](Self::create). If the id is taken, returns
     /// [`ErrorKind::AlreadyExists`](crate::ErrorKind::AlreadyExists) or the store's
-    /// [`AlreadyExists`](crate::store::StoreError::AlreadyExists).
+    /// [`ErrorKind::AlreadyExists`](crate::ErrorKind::AlreadyExists).
     pub async fn create_with_id(
         &self,
         id: &ConversationId,
@@ -371,7 +371,7 @@ impl Manager {
     ///
     /// Returns the errors of [`open`](Self::open) and [`create_with_id`](Self::create_with_id). If several processes
     /// create the conversation at the same time, one succeeds. The other processes get
-    /// [`AlreadyExists`](crate::store::StoreError::AlreadyExists) and can try again.
+    /// [`ErrorKind::AlreadyExists`](crate::ErrorKind::AlreadyExists) and can try again.
     pub async fn open_or_create(
         &self,
         id: &ConversationId,
@@ -435,7 +435,7 @@ impl Manager {
     ///
     /// - [`ErrorKind::OpenElsewhere`](crate::ErrorKind::OpenElsewhere).
     /// - [`ErrorKind::InvalidTitle`](crate::ErrorKind::InvalidTitle) if the title has more than 1,024 bytes.
-    /// - [`StoreError::NotFound`](crate::store::StoreError::NotFound), or another error of the store.
+    /// - [`ErrorKind::NotFound`](crate::ErrorKind::NotFound), or another error of the store.
     /// - [`ErrorKind::ChangeUnsaved`](crate::ErrorKind::ChangeUnsaved) if a session that is open in this manager could
     ///   not store the title within the [close timeout](ManagerBuilder::close_timeout). The session keeps the title and
     ///   stores it later.
@@ -521,7 +521,7 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// Returns the error of the store, such as [`StoreError::Unsupported`](crate::store::StoreError::Unsupported) if
+    /// Returns the error of the store, such as [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if
     /// there is a filter and the store does not support labels.
     pub async fn list(&self, listing: impl Into<Listing>) -> Result<Vec<Listed>, Error> {
         let Listing { filter, page } = listing.into();
@@ -534,8 +534,8 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// Returns the error of the store, such as [`StoreError::InvalidQuery`](crate::store::StoreError::InvalidQuery) if
-    /// the query can't be understood, or [`StoreError::Unsupported`](crate::store::StoreError::Unsupported) if the
+    /// Returns the error of the store, such as [`ErrorKind::InvalidQuery`](crate::ErrorKind::InvalidQuery) if
+    /// the query can't be understood, or [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the
     /// store does not support searches.
     pub async fn search(&self, query: &str, listing: impl Into<Listing>) -> Result<Found, Error> {
         let Listing { filter, page } = listing.into();
@@ -547,7 +547,7 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// Returns the error of the store, such as [`StoreError::Unsupported`](crate::store::StoreError::Unsupported) if
+    /// Returns the error of the store, such as [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if
     /// the store keeps no usage ledger.
     pub async fn used(&self, filter: &Filter, period: Range<Timestamp>) -> Result<Vec<UsageSum>, Error> {
         Ok(self.0.store.used(filter, period).await?)

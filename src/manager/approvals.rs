@@ -110,7 +110,7 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// Returns the error of the store, such as [`StoreError::Unsupported`] if the store does not keep turns, or if
+    /// Returns the error of the store, such as [`ErrorKind::Unsupported`] if the store does not keep turns, or if
     /// there is a filter and the store does not support labels.
     pub async fn pending_approvals(&self, filter: &Filter, page: Page) -> Result<Vec<Approval>, Error> {
         let mut page = page;
@@ -151,10 +151,10 @@ impl Manager {
     /// - [`ErrorKind::OpenElsewhere`] if the conversation is open in another process. Decide there. The call first
     ///   waits for the [decide timeout](super::ManagerBuilder::decide_timeout), because the process may have crashed,
     ///   and its lease then ends.
-    /// - [`ErrorKind::InvalidDecision`] if the name is too long.
-    /// - [`ErrorKind::InvalidDecision`] if the decision has more than 64 levels of arrays and objects.
+    /// - [`ErrorKind::InvalidDecision`] if the name is too long, or if the decision has more than 64 levels of arrays and
+    ///   objects.
     /// - [`ErrorKind::DamagedTurn`] if the recorded turn can't be read.
-    /// - [`StoreError::NotFound`], or another error of the store. If the outcome of a write is unknown, the decision
+    /// - [`ErrorKind::NotFound`], or another error of the store. If the outcome of a write is unknown, the decision
     ///   may have been stored. A repetition then fails with [`ErrorKind::StaleDecision`].
     ///
     /// # Cancel safety

@@ -215,8 +215,8 @@ impl Manager {
     ///
     /// - [`ErrorKind::Config`] if the manager has no [starter](ManagerBuilder::starter).
     /// - [`ErrorKind::ShutDown`].
-    /// - The error of the store, such as [`StoreError::Unsupported`] if the store does not keep turns, or
-    ///   [`StoreError::Failed`] if it does not list the turns within the
+    /// - The error of the store, such as [`ErrorKind::Unsupported`] if the store does not keep turns, or
+    ///   [`ErrorKind::StoreFailed`] if it does not list the turns within the
     ///   [recovery timeout](ManagerBuilder::recovery_timeout).
     ///
     /// # Cancel safety

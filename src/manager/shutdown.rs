@@ -106,7 +106,8 @@ impl Manager {
 const NAMED: usize = 3;
 
 impl Error {
-    /// Returns the sessions that a shutdown [could not end completely](ErrorKind::EndedIncomplete), with their errors.
+    /// Returns the sessions that a shutdown [could not end completely](ErrorKind::EndedIncomplete), with their errors,
+    /// which have kinds, texts and members, but no causes.
     pub fn sessions(&self) -> Vec<(ConversationId, Self)> {
         self.typed::<BTreeMap<_, _>>("sessions").into_iter().flatten().collect()
     }

@@ -192,7 +192,8 @@ impl ErrorKind {
 /// ```
 ///
 /// The JSON contains the [failure](Self::failure) of a run, but no other cause, and not the
-/// [response](Self::response).
+/// [response](Self::response). It is for your own services, because its text and members can name hosts and quote a store
+/// or a model service. The routes of feature `web` send clients a `Problem`, which leaves these facts out.
 #[derive(Clone)]
 pub struct Error(Box<ErrorBody>);
 

@@ -217,10 +217,10 @@ impl Inner {
         let (begun, until) = (Instant::now(), moment_after(limit));
         let (mut known, mut delay) = (None, OWNED_DELAY);
         loop {
-            let (hold, session) = self.hold(&id.conversation).await.split();
+            let (claim, session) = self.claim(&id.conversation).await;
             if let Some(session) = session {
                 // The reply may wait for the store. The id is released so that other callers can close the session.
-                drop(hold);
+                drop(claim);
                 match decide_in(&session, id, decision.clone(), by.as_deref()).await {
                     Err(error) if error.kind() == ErrorKind::Ended => {
                         self.settled(&id.conversation).await;
@@ -234,7 +234,7 @@ impl Inner {
             let (decision, by) = (decision.clone(), by.clone());
             let attempt = in_a_task(self.patience(), async move {
                 let decided = inner.decide_stored(&wanted, decision, by, known).await;
-                drop(hold);
+                drop(claim);
                 if matches!(decided, Ok(Ok(()))) {
                     inner.continue_decided(&wanted.conversation);
                 }

@@ -66,19 +66,14 @@ impl Inner {
         id: &ConversationId,
         in_flight: InFlight,
     ) -> Result<(), Error> {
-        // A conversation that waits for room has no session yet. Do not wait for its session, because that may take
-        // long.
-        if self.registry().is_waiting(id) {
-            return Ok(());
-        }
-        let (hold, session) = self.hold(id).await.split();
+        let (claim, session) = self.claim(id).await;
         let Some(session) = session else {
             return Ok(());
         };
         let inner = Arc::clone(self);
         in_a_task(self.patience(), async move {
             let ended = inner.end(&session, Duration::ZERO, inner.close_timeout, in_flight).await;
-            drop(hold);
+            drop(claim);
             ended
         })
         .await
@@ -87,7 +82,7 @@ impl Inner {
 
     /// Deletes a conversation after ending its session.
     pub(super) async fn delete(self: &Arc<Self>, id: &ConversationId) -> Result<(), Error> {
-        let (hold, session) = self.hold(id).await.split();
+        let (claim, session) = self.claim(id).await;
         let (inner, id, limit) = (Arc::clone(self), id.clone(), self.close_timeout);
         let gone = id.clone();
         in_a_task(self.patience(), async move {
@@ -97,7 +92,7 @@ impl Inner {
             }
             inner.delete_stored(&id).await?;
             inner.registry().emit_deleted(&id);
-            drop(hold);
+            drop(claim);
             Ok(())
         })
         .await
@@ -110,9 +105,9 @@ impl Inner {
         id: &ConversationId,
         change: Description,
     ) -> Result<(), Error> {
-        let hold = loop {
-            let (hold, session) = self.hold(id).await.split();
-            let Some(session) = session else { break hold };
+        let claim = loop {
+            let (claim, session) = self.claim(id).await;
+            let Some(session) = session else { break claim };
             let described = match &change {
                 Description::Title(title) => session.set_title(title.as_deref()).await,
                 Description::Labels(labels) => session.set_labels(labels.clone()).await,
@@ -121,12 +116,12 @@ impl Inner {
                 Ok(()) => {}
                 Err(error) if error.kind() == ErrorKind::Ended => {
                     session.ended().await;
-                    break hold;
+                    break claim;
                 }
                 Err(error) => return Err(error),
             }
             // Release the id, so that other callers can open and close the session while the store is writing.
-            drop(hold);
+            drop(claim);
             match session.flush(self.close_timeout).await {
                 Ok(()) => return Ok(()),
                 // The session has ended. If it did not store the change, the loop continues and the change
@@ -156,7 +151,7 @@ impl Inner {
                 Description::Title(title) => inner.registry().set_stored_title(&id, title),
                 Description::Labels(labels) => inner.registry().set_stored_labels(&id, labels),
             }
-            drop(hold);
+            drop(claim);
             Ok(())
         })
         .await

@@ -1,6 +1,8 @@
-//! Opens sessions. Only one task at a time opens the session of an id, however many callers ask for it.
+//! Opens sessions. Only one opening of an id happens at a time, however many callers ask for it. An opening first waits for
+//! a place and then claims the id, so it delays no close, delete or rename while it waits, and a close that finds the id
+//! claimed waits for the opening and ends its session.
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
 use tokio::{sync::oneshot, task::JoinHandle, time::sleep};
@@ -8,7 +10,7 @@ use tracing::Instrument;
 
 use super::{
     Inner, OpenOptions, OpenedSession,
-    registry::{Claimed, Key, Lent},
+    registry::{Key, Number},
     watching::Watch,
 };
 use crate::{
@@ -30,32 +32,17 @@ impl Drop for Claim {
     }
 }
 
-/// The right to work on an id, borrowed from an opening that is waiting for room. Dropping this returns the right.
-pub(super) struct Loan {
+/// The exclusive right to open an id. While it is held, the opening waits for a place, or has one. If this is dropped
+/// before the session is open, the place becomes free.
+pub(super) struct Opening {
     inner: Arc<Inner>,
-    id: ConversationId,
-    key: Key,
+    pub(super) id: ConversationId,
+    pub(super) number: Number,
 }
 
-impl Drop for Loan {
+impl Drop for Opening {
     fn drop(&mut self) {
-        self.inner.registry().end_loan(&self.id, self.key);
-    }
-}
-
-/// The right of a caller to close, delete or describe the conversation with an id, or to decide on its tool uses.
-pub(super) enum Hold {
-    Claim(Claim, Option<Session>),
-    Loan(Loan),
-}
-
-impl Hold {
-    /// Separates the right to an id from the id's open session, if there is one.
-    pub(super) fn split(self) -> (Self, Option<Session>) {
-        match self {
-            Self::Claim(claim, session) => (Self::Claim(claim, None), session),
-            Self::Loan(loan) => (Self::Loan(loan), None),
-        }
+        self.inner.registry().leave_line(&self.id, self.number);
     }
 }
 
@@ -111,50 +98,29 @@ impl Inner {
                     opened => return opened,
                 },
                 Some(Err(claim)) => claim.cancelled().await,
-                None => match self.claim(&id) {
-                    Err(claim) => claim.cancelled().await,
-                    Ok((claim, Some(_))) => drop(claim),
-                    // Check again whether the manager is shut down, because a shutdown that started before this claim
-                    // does not wait for the claim.
-                    Ok((_, None)) if self.registry().is_shut => return Err(shut_down()),
-                    Ok((claim, None)) => return self.start(claim, start, from).await,
-                },
+                None => {
+                    let begun = self.registry().begin_opening(&id);
+                    match begun {
+                        Err(opening) => opening.cancelled().await,
+                        Ok(number) => {
+                            let opening = Opening { inner: Arc::clone(self), id, number };
+                            return self.start(opening, start, from).await;
+                        }
+                    }
+                }
             }
         }
     }
 
-    /// Claims an id and returns its open session. If the id is already claimed, returns the token to wait for.
-    fn claim(
-        self: &Arc<Self>,
-        id: &ConversationId,
-    ) -> Result<(Claim, Option<Session>), tokio_util::sync::CancellationToken> {
-        match self.registry().claim(id) {
-            Claimed::Mine { key, session } => {
-                Ok((Claim { inner: Arc::clone(self), id: id.clone(), key }, session))
-            }
-            Claimed::Wait(claim) => Err(claim),
-        }
-    }
-
-    /// Waits until nobody else works on an id and claims it, or borrows the id from an opening that is waiting for
-    /// room.
-    pub(super) async fn hold(self: &Arc<Self>, id: &ConversationId) -> Hold {
-        let joined = Arc::clone(&self.registry().joined);
+    /// Waits until nobody else works on an id, claims it and returns its open session.
+    pub(super) async fn claim(self: &Arc<Self>, id: &ConversationId) -> (Claim, Option<Session>) {
         loop {
-            let mut joined = pin!(joined.notified());
-            joined.as_mut().enable();
-            let claim = match self.claim(id) {
-                Ok((claim, session)) => return Hold::Claim(claim, session),
-                Err(claim) => claim,
-            };
-            let lent = self.registry().borrow(id);
-            match lent {
-                Lent::Mine(key) => return Hold::Loan(Loan { inner: Arc::clone(self), id: id.clone(), key }),
-                Lent::Wait(loan) => loan.cancelled().await,
-                Lent::No => tokio::select! {
-                    () = claim.cancelled() => {}
-                    () = joined => {}
-                },
+            let claimed = self.registry().claim(id);
+            match claimed {
+                Ok((key, session)) => {
+                    return (Claim { inner: Arc::clone(self), id: id.clone(), key }, session);
+                }
+                Err(claim) => claim.cancelled().await,
             }
         }
     }
@@ -169,27 +135,43 @@ impl Inner {
         }
     }
 
-    /// Starts a session in a separate task, so that the start continues if the caller is dropped after there is room.
+    /// Starts a session in a separate task, so that the start continues if the caller is dropped after there is room. The
+    /// opening first waits for a place and then claims the id, so it does not delay a close, a delete or a rename while it
+    /// waits.
     async fn start(
         self: &Arc<Self>,
-        claim: Claim,
+        opening: Opening,
         start: OpenOptions,
         from: Beginning,
     ) -> Result<OpenedSession, Error> {
-        let id = claim.id.clone();
+        let id = opening.id.clone();
         let (reply, mut answer) = oneshot::channel();
         let inner = Arc::clone(self);
         let starting = async move {
             let mode = start.mode;
             let mut reply = reply;
-            let room = tokio::select! {
+            let room = async {
+                inner.room(&opening).await?;
+                let (claim, _) = inner.claim(&opening.id).await;
+                // Check again whether the manager is shut down, because a shutdown that started before this claim does
+                // not wait for the claim.
+                if inner.registry().is_shut { Err(shut_down()) } else { Ok(claim) }
+            };
+            let claim = tokio::select! {
                 biased;
-                room = inner.room(&claim) => room,
+                claim = room => claim,
                 // The caller has stopped waiting before the session had room to open, so no session is started.
                 () = reply.closed() => return,
             };
+            let claim = match claim {
+                Ok(claim) => claim,
+                Err(error) => {
+                    drop(opening);
+                    let _ = reply.send(Err(error));
+                    return;
+                }
+            };
             let launched = Box::pin(async {
-                room?;
                 let (session, guard) = inner.launch(&claim, start, from).await?;
                 // This task subscribes for the caller. If the caller has stopped waiting, the subscription is dropped
                 // at once, and the idle time begins.
@@ -205,7 +187,7 @@ impl Inner {
                 // A store or an `init` that hangs must not block the id forever once the caller has stopped waiting.
                 () = abandoned(&mut reply, inner.patience()) => return,
             };
-            drop(claim);
+            drop((claim, opening));
             let _ = reply.send(opened);
         };
         let task = tokio::spawn(starting.in_current_span());

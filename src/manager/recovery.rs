@@ -492,7 +492,7 @@ impl Inner {
     /// Applies the decisions for the time limits of a stored turn that have passed. Returns whether the conversation
     /// should be opened: no other caller or process works on it, and the turn needs more than decisions.
     async fn expire(self: &Arc<Self>, id: &ConversationId) -> Result<bool, Error> {
-        let (_hold, session) = self.hold(id).await.split();
+        let (_claim, session) = self.claim(id).await;
         // A shutdown that began before this claim does not wait for it.
         if session.is_some() || self.registry().is_shut {
             return Ok(false);

@@ -9,9 +9,8 @@ use std::{
     sync::Arc,
 };
 
-pub(super) use places::{Errand, InLine};
-use places::{Number, Rest, RoomPermit, WaitingOpening};
-use tokio::sync::Notify;
+pub(super) use places::{Errand, InLine, Number};
+use places::{OpeningState, Rest, WaitingOpening};
 use tokio_util::sync::CancellationToken;
 
 use super::{Activity, ManagerEvent, ManagerSnapshot, OpenSession};
@@ -27,8 +26,10 @@ pub(super) type Key = u64;
 
 pub(super) struct Registry {
     slots: HashMap<ConversationId, Slot>,
-    /// The conversations that wait for room, sorted by [`Slot::since`].
-    waiting: BTreeMap<u64, ConversationId>,
+    /// The openings whose sessions are not open yet.
+    openings: HashMap<ConversationId, OpeningState>,
+    /// The conversations that wait for room or have just got it, sorted by the numbers of their openings.
+    waiting: BTreeMap<Number, ConversationId>,
     /// The openings that are waiting for a place.
     line: BTreeMap<Number, WaitingOpening>,
     /// The number of unused places for open sessions. While it is above 0, the line is empty.
@@ -38,8 +39,6 @@ pub(super) struct Registry {
     /// The sessions that may be asked to sleep, sorted by the time of their last use. The map is maintained only while
     /// the line is not empty. Entries may be outdated.
     prospects: BTreeMap<u64, ConversationId>,
-    /// Notified when an opening joins the line.
-    pub(super) joined: Arc<Notify>,
     last_key: Key,
     /// A counter of changes. It puts the changes in order.
     clock: u64,
@@ -57,8 +56,6 @@ struct Slot {
     /// A token that exists while the conversation is being opened, closed, renamed or deleted. Other callers wait until
     /// it is cancelled.
     claim: Option<CancellationToken>,
-    /// The loan of the claim, while its holder waits in line and another caller renames or deletes the conversation.
-    loan: Option<IdLoan>,
     title: Option<Arc<str>>,
     /// Whether the session has reported a title already.
     has_current_title: bool,
@@ -72,20 +69,10 @@ struct Slot {
     /// Present while a title is being generated. Cancelled when that title is set or given up.
     titling: Option<CancellationToken>,
     used: u64,
-    /// When the conversation was opened or started to wait for room, as a value of the registry's clock.
+    /// When the conversation was opened, as a value of the registry's clock.
     since: u64,
-    /// The place of the open session, or of the opening that will start the session.
-    place: Option<RoomPermit>,
     /// The state of the request to make room.
     rest: Rest,
-}
-
-/// A borrowed claim.
-struct IdLoan {
-    /// Cancelled when the borrowed claim is returned.
-    over: CancellationToken,
-    /// Whether the holder released the claim during the loan.
-    is_given_up: bool,
 }
 
 impl Slot {
@@ -99,35 +86,17 @@ impl Slot {
     }
 }
 
-/// The outcome of an attempt to claim an id.
-pub(super) enum Claimed {
-    /// The id is claimed. Nobody else works on it until the claim is released.
-    Mine { key: Key, session: Option<Session> },
-    /// The id is claimed by another caller. The token is cancelled when the claim is released.
-    Wait(CancellationToken),
-}
-
-/// The outcome of an attempt to borrow a claimed id.
-pub(super) enum Lent {
-    /// The id is borrowed. Releasing its claim has no effect until the id is returned.
-    Mine(Key),
-    /// The id is borrowed by another caller. The token is cancelled when the id is returned.
-    Wait(CancellationToken),
-    /// The id cannot be borrowed, because its claim is not held by an opening in line.
-    No,
-}
-
 impl Registry {
     /// Creates a registry with this number of places for open sessions.
     pub(super) fn new(places: usize) -> Self {
         Self {
             slots: HashMap::new(),
+            openings: HashMap::new(),
             waiting: BTreeMap::new(),
             line: BTreeMap::new(),
             free: places,
             making_room: 0,
             prospects: BTreeMap::new(),
-            joined: Arc::new(Notify::new()),
             last_key: 0,
             clock: 0,
             feed: Feed::new(rand::random()),
@@ -138,17 +107,18 @@ impl Registry {
 
     // ---- claims ----
 
-    /// Returns the open session with this id. If the id is claimed, returns the token to wait for.
+    /// Returns the open session with this id. If the id is claimed or about to be opened, returns the token to wait for.
     pub(super) fn look(&self, id: &ConversationId) -> Option<Result<Session, CancellationToken>> {
-        let slot = self.slots.get(id)?;
-        match (&slot.claim, &slot.session) {
-            (Some(claim), _) => Some(Err(claim.clone())),
-            (None, session) => session.clone().map(Ok),
+        match self.slots.get(id) {
+            Some(Slot { claim: Some(claim), .. }) => Some(Err(claim.clone())),
+            Some(Slot { session: Some(session), .. }) => Some(Ok(session.clone())),
+            _ => self.openings.get(id).map(|opening| Err(opening.ended.clone())),
         }
     }
 
-    /// Claims an id, whether or not its session is open.
-    pub(super) fn claim(&mut self, id: &ConversationId) -> Claimed {
+    /// Claims an id, whether or not its session is open, and returns the session. Nobody else works on the id until the
+    /// claim is released. If another caller holds the claim, returns the token that is cancelled when it is released.
+    pub(super) fn claim(&mut self, id: &ConversationId) -> Result<(Key, Option<Session>), CancellationToken> {
         self.clock += 1;
         let slot = self.slots.entry(id.clone()).or_insert_with(|| {
             self.last_key += 1;
@@ -156,7 +126,6 @@ impl Registry {
                 key: self.last_key,
                 session: None,
                 claim: None,
-                loan: None,
                 title: None,
                 has_current_title: false,
                 labels: Labels::default(),
@@ -167,15 +136,14 @@ impl Registry {
                 titling: None,
                 used: self.clock,
                 since: 0,
-                place: None,
                 rest: Rest::default(),
             }
         });
         if let Some(claim) = &slot.claim {
-            return Claimed::Wait(claim.clone());
+            return Err(claim.clone());
         }
         slot.claim = Some(CancellationToken::new());
-        Claimed::Mine { key: slot.key, session: slot.session.clone() }
+        Ok((slot.key, slot.session.clone()))
     }
 
     /// Releases a claim, and removes the slot if no session is open.
@@ -183,15 +151,8 @@ impl Registry {
         let Some(slot) = self.slots.get_mut(id).filter(|slot| slot.key == key) else {
             return;
         };
-        if let Some(loan) = &mut slot.loan {
-            // The claim stays in place until the borrower returns the id.
-            loan.is_given_up = true;
-            self.leave_line(id, key);
-            return;
-        }
         let claim = slot.claim.take();
         if slot.session.is_none() {
-            self.leave_line(id, key);
             self.slots.remove(id);
         }
         if let Some(claim) = claim {
@@ -199,35 +160,6 @@ impl Registry {
         }
         // The session could not be asked to sleep while its id was claimed. Now it may be possible.
         self.changed(id, key);
-    }
-
-    /// Borrows the id of an opening that waits in line, so that the conversation can be renamed or deleted without
-    /// waiting for the opening, which may wait forever. The opening has no session yet.
-    pub(super) fn borrow(&mut self, id: &ConversationId) -> Lent {
-        match self.slots.get_mut(id) {
-            Some(Slot { loan: Some(loan), .. }) => Lent::Wait(loan.over.clone()),
-            Some(slot) if self.line.contains_key(&slot.since) => {
-                slot.loan = Some(IdLoan { over: CancellationToken::new(), is_given_up: false });
-                Lent::Mine(slot.key)
-            }
-            _ => Lent::No,
-        }
-    }
-
-    /// Ends the loan of an id, so that the id belongs to its opening again.
-    pub(super) fn end_loan(&mut self, id: &ConversationId, key: Key) {
-        let Some(slot) = self.slot(id, key) else { return };
-        if let Some(loan) = slot.loan.take() {
-            loan.over.cancel();
-            if loan.is_given_up {
-                self.release(id, key);
-            }
-        }
-    }
-
-    /// Returns the token that is cancelled when the borrowed id is returned.
-    pub(super) fn loan(&self, id: &ConversationId) -> Option<CancellationToken> {
-        Some(self.slots.get(id)?.loan.as_ref()?.over.clone())
     }
 
     // ---- open sessions ----
@@ -246,11 +178,10 @@ impl Registry {
         if !slot.has_current_labels {
             slot.labels = labels;
         }
-        (slot.session, slot.used) = (Some(session), clock);
-        let waited_since = std::mem::replace(&mut slot.since, clock);
+        (slot.session, slot.used, slot.since) = (Some(session), clock, clock);
         let ended = slot.ended.take();
         let open = slot.open_session(&id);
-        self.waiting.remove(&waited_since);
+        self.end_opening(&id);
         self.emit(ManagerEvent::Opened { session: open });
         if let Some(reason) = ended {
             self.ended(&id, key, &reason);
@@ -344,7 +275,6 @@ impl Registry {
             slot.ended = Some(reason.clone());
         }
         let rest = std::mem::take(&mut slot.rest);
-        let place = if was_open { slot.place.take() } else { None };
         if slot.claim.is_none() {
             self.slots.remove(id);
         }
@@ -352,7 +282,7 @@ impl Registry {
             self.emit(ManagerEvent::Closed { id: id.clone(), reason: reason.clone() });
         }
         self.end_rest(rest);
-        if place.is_some() {
+        if was_open {
             self.vacate();
         }
         self.make_room();
@@ -445,6 +375,9 @@ impl Registry {
 
     /// Closes the registry. No session is open at this point, and none will be opened.
     pub(super) fn finish(&mut self) {
+        for (_, id) in std::mem::take(&mut self.waiting) {
+            self.emit(ManagerEvent::GivenUp { id });
+        }
         let snapshot = Some(Arc::new(self.snapshot()));
         self.end.get_or_insert(End { reason: EndReason::Stopped, snapshot });
         self.feed.close();

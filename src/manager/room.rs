@@ -7,34 +7,28 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     Inner,
-    opening::{Claim, shut_down},
+    opening::{Opening, shut_down},
     registry::{Errand, InLine},
 };
 use crate::{
     actor::passed,
     run::{Error, ErrorKind},
+    store::ConversationId,
 };
 
 impl Inner {
     /// Waits until there is room for one more session, if the number of open sessions is limited.
-    pub(super) async fn room(self: &Arc<Self>, claim: &Claim) -> Result<(), Error> {
-        let Some(line) = self.registry().take_place(&claim.id, claim.key) else {
+    pub(super) async fn room(self: &Arc<Self>, opening: &Opening) -> Result<(), Error> {
+        let Some(line) = self.registry().take_place(&opening.id, opening.number) else {
             return Ok(());
         };
         tokio::select! {
             biased;
             // The shutdown is checked first, because the shutdown itself may free the place.
-            () = self.shutting.cancelled() => return Err(shut_down()),
-            () = self.wait_in_line(line) => {}
-            error = self.stuck(claim) => return Err(error),
+            () = self.shutting.cancelled() => Err(shut_down()),
+            () = self.wait_in_line(line) => Ok(()),
+            error = self.stuck(&opening.id) => Err(error),
         }
-        // From now on, the id can't be borrowed, because its opening has a place. If the id is already borrowed, wait
-        // until it is returned.
-        let loan = self.registry().loan(&claim.id);
-        if let Some(loan) = loan {
-            loan.cancelled().await;
-        }
-        Ok(())
     }
 
     /// Waits for a place. Meanwhile, asks sessions to sleep when it receives such errands.
@@ -61,7 +55,7 @@ impl Inner {
 
     /// Returns an error when an opening has waited too long and some places are held by sessions whose tools are
     /// running. These tools may be waiting for the opening.
-    async fn stuck(&self, claim: &Claim) -> Error {
+    async fn stuck(&self, id: &ConversationId) -> Error {
         let Some(limit) = self.room_timeout else {
             return std::future::pending().await;
         };
@@ -70,7 +64,7 @@ impl Inner {
             sleep(limit.max(SHORTEST_ROOM_TIMEOUT)).await;
             let parents = self.registry().parents();
             if !parents.is_empty() {
-                let (id, waited) = (&claim.id, begun.elapsed());
+                let waited = begun.elapsed();
                 let list = parents.iter().take(SHOWN).map(ToString::to_string).collect::<Vec<_>>().join(", ");
                 let more = parents.len().saturating_sub(SHOWN);
                 let more = if more > 0 { format!(" and {more} more") } else { String::new() };

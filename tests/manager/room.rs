@@ -551,6 +551,42 @@ async fn close_of_a_conversation_waiting_for_room_returns_immediately() {
     opening.await.unwrap().unwrap();
 }
 
+#[tokio::test(start_paused = true)]
+async fn close_of_a_conversation_that_loads_after_it_waited_for_room_ends_its_session() {
+    let (manager, store) = limited(1, &["b"]).await;
+    let a = manager.create_with_id(&id("a"), parrot()).await.unwrap();
+    let b = opening(&manager, "b", parrot());
+    settle().await;
+    assert_eq!(waiting_ids(&manager), ["b"]);
+    let gate = Gate::new();
+    store.loads([Act::Wait(gate.clone())]);
+    drop(a);
+    gate.reached().await;
+    let closing = tokio::spawn({
+        let manager = manager.clone();
+        async move { manager.close(&id("b")).await }
+    });
+    settle().await;
+    assert!(!closing.is_finished(), "the session would open after the close");
+    gate.open();
+    in_time(closing).await.unwrap().unwrap();
+    assert!(open_ids(&manager).is_empty());
+    assert!(in_time(b).await.unwrap().unwrap().session.end().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn shutdown_while_openings_wait_for_room_reports_that_they_are_given_up() {
+    let (manager, _) = limited(1, &["b"]).await;
+    let _a = manager.create_with_id(&id("a"), parrot()).await.unwrap();
+    let b = opening(&manager, "b", parrot());
+    settle().await;
+    let mut watch = crate::rig::Watch::new(&manager);
+    in_time(manager.shutdown(Shutdown::within(secs(1)))).await.unwrap();
+    assert_eq!(in_time(b).await.unwrap().unwrap_err().kind(), ErrorKind::ShutDown);
+    watch.catch_up();
+    assert_eq!((waiting_ids(&manager), watch.view.waiting), (vec![], vec![]));
+}
+
 fn assert_not_found(opened: Result<OpenedSession, Error>) {
     let error = opened.expect_err("the conversation was deleted");
     assert_eq!((error.kind(), error.member("conversation")), (ErrorKind::NotFound, Some(&"b".into())));

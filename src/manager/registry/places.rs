@@ -6,13 +6,20 @@
 //! reported a change.
 
 use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 
 use super::{Key, Registry, Slot};
 use crate::{agent::Status, manager::ManagerEvent, session::Session, store::ConversationId};
 
-/// A place for an open session. The place belongs to a slot, and becomes free when the session has ended or the opening
-/// is given up.
-pub(super) struct RoomPermit;
+/// An opening whose session is not open yet. Other openings of the id wait for its end.
+pub(super) struct OpeningState {
+    number: Number,
+    /// Cancelled when the session is open, or the opening is given up.
+    pub(super) ended: CancellationToken,
+    /// Whether the opening has a place. The place then passes to the open session, and becomes free when the session has
+    /// ended or the opening is given up.
+    has_place: bool,
+}
 
 /// An opening that waits for a place.
 pub(super) struct WaitingOpening {
@@ -21,7 +28,7 @@ pub(super) struct WaitingOpening {
     asking: Option<(ConversationId, Key)>,
 }
 
-/// Identifies an opening in line. An opening that joined the line earlier has a smaller number.
+/// Identifies an opening. An opening that began earlier has a smaller number.
 pub(in crate::manager) type Number = u64;
 
 /// A message to an opening in line.
@@ -75,17 +82,28 @@ impl Slot {
 }
 
 impl Registry {
-    /// Takes a place for a claimed id. If no place is free, the opening joins the line.
-    pub(in crate::manager) fn take_place(&mut self, id: &ConversationId, key: Key) -> Option<InLine> {
+    /// Begins an opening of an id. If another opening of the id has begun, returns the token that is cancelled at its end.
+    pub(in crate::manager) fn begin_opening(
+        &mut self,
+        id: &ConversationId,
+    ) -> Result<Number, CancellationToken> {
+        if let Some(opening) = self.openings.get(id) {
+            return Err(opening.ended.clone());
+        }
         self.clock += 1;
-        let (number, is_free) = (self.clock, self.free > 0);
-        let slot = self.slot(id, key)?;
-        if is_free {
-            slot.place = Some(RoomPermit);
+        let opening = OpeningState { number: self.clock, ended: CancellationToken::new(), has_place: false };
+        self.openings.insert(id.clone(), opening);
+        Ok(self.clock)
+    }
+
+    /// Takes a place for an opening. If no place is free, the opening joins the line.
+    pub(in crate::manager) fn take_place(&mut self, id: &ConversationId, number: Number) -> Option<InLine> {
+        let opening = self.openings.get_mut(id)?;
+        if self.free > 0 {
+            opening.has_place = true;
             self.free -= 1;
             return None;
         }
-        slot.since = number;
         if self.line.is_empty() {
             self.find_prospects();
         }
@@ -93,23 +111,35 @@ impl Registry {
         self.line.insert(number, WaitingOpening { errands: sender, asking: None });
         self.waiting.insert(number, id.clone());
         self.emit(ManagerEvent::Waiting { id: id.clone() });
-        self.joined.notify_waiters();
         self.make_room();
         Some(InLine { number, errands })
     }
 
-    /// Gives up the place of a claimed id, or its position in line.
-    pub(super) fn leave_line(&mut self, id: &ConversationId, key: Key) {
-        let Some(slot) = self.slot(id, key) else { return };
-        let (since, had_place) = (slot.since, slot.place.take().is_some());
-        if let Some(opening) = self.line.remove(&since) {
+    /// Ends the opening whose session is open now. Its place belongs to the session.
+    pub(super) fn end_opening(&mut self, id: &ConversationId) {
+        if let Some(opening) = self.openings.remove(id) {
+            self.waiting.remove(&opening.number);
+            opening.ended.cancel();
+        }
+    }
+
+    /// Gives up an opening with its place, or with its position in line, unless its session is open.
+    pub(in crate::manager) fn leave_line(&mut self, id: &ConversationId, number: Number) {
+        if self.openings.get(id).is_none_or(|opening| opening.number != number) {
+            return;
+        }
+        let opening = self.openings.remove(id);
+        if let Some(opening) = self.line.remove(&number) {
             self.withdraw(opening);
         }
-        if self.waiting.remove(&since).is_some() {
+        if self.waiting.remove(&number).is_some() {
             self.emit(ManagerEvent::GivenUp { id: id.clone() });
         }
-        if had_place {
-            self.vacate();
+        if let Some(OpeningState { ended, has_place, .. }) = opening {
+            ended.cancel();
+            if has_place {
+                self.vacate();
+            }
         }
         self.make_room();
     }
@@ -117,13 +147,12 @@ impl Registry {
     /// Passes a place to the first opening in line, or counts it as free if the line is empty.
     pub(super) fn vacate(&mut self) {
         while let Some((number, opening)) = self.line.pop_first() {
-            let slot = self.waiting.get(&number).and_then(|id| self.slots.get_mut(id));
-            let has_entered =
-                slot.filter(|slot| slot.since == number).map(|slot| slot.place = Some(RoomPermit));
-            // The send fails if the opening was given up. That opening passes its place on when it drops its claim.
+            let entering = self.waiting.get(&number).and_then(|id| self.openings.get_mut(id));
+            let has_entered = entering.map(|entering| entering.has_place = true).is_some();
+            // The send fails if the opening was given up. That opening passes its place on when it is dropped.
             let _ = opening.errands.send(Errand::Enter);
             self.withdraw(opening);
-            if has_entered.is_some() {
+            if has_entered {
                 return;
             }
         }
@@ -269,8 +298,9 @@ impl Registry {
         self.free > opening || self.free == 0 && self.line.is_empty() && opening + opened == 0
     }
 
+    /// Returns whether an opening of the conversation waits for room, or has just got it.
     pub(in crate::manager) fn is_waiting(&self, id: &ConversationId) -> bool {
-        self.slots.get(id).is_some_and(|slot| self.waiting.contains_key(&slot.since))
+        self.openings.get(id).is_some_and(|opening| self.waiting.contains_key(&opening.number))
     }
 
     /// Returns the sessions whose tools or callbacks are running. Their places cannot become free before these tools

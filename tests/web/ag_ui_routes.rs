@@ -42,3 +42,22 @@ async fn result_after_one_with_a_large_file_is_sent_after_it() {
     let order: Vec<_> = results.map(|result| result["toolCallId"].clone()).collect();
     assert_eq!(order, ["d1", "u1"], "{answer:?}");
 }
+
+#[tokio::test]
+async fn two_long_message_ids_with_the_same_beginning_are_two_prompts() {
+    let app = App::new([Step::text("One."), Step::text("Two.")]);
+    let id = app.create("ann").await;
+    let long = |end: &str| format!("{}{end}", "m".repeat(80));
+    let user = |id: &str, text: &str| json!({ "id": id, "role": "user", "content": text });
+    let (first, second) = (user(&long("1"), "First"), user(&long("2"), "Second"));
+    let body = |run: &str, messages: Vec<Value>| {
+        let mut body = run_input(&id, run, "");
+        body["messages"] = messages.into();
+        body
+    };
+    let answer = app.post("ann", "/ag-ui", body("r1", vec![first])).await;
+    assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
+    let answer = app.post("ann", "/ag-ui", body("r2", vec![second])).await;
+    let delta = |text: &str| answer.text.contains(&format!("\"delta\":\"{text}\""));
+    assert_eq!(["One.", "Two."].map(delta), [false, true], "{answer:?}");
+}

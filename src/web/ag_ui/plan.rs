@@ -1,18 +1,19 @@
 //! The commands that a posted request asks for.
 
-use std::collections::HashSet;
+use std::{borrow::Cow, collections::HashSet, fmt::Write};
+
+use sha2::{Digest, Sha256};
 
 use super::request::{Answer, AnswerStatus, Posted, RunInput};
 use crate::{
     message::{Attachment, Blocks, Content, MessageId, Role, ToolResult, ToolUse},
     run::{Pause, Prompt, PromptId},
     session::{SessionCommand, SessionSnapshot},
-    text::start,
     tool::Decision,
     tree::{Node, NodeId},
 };
 
-/// The greatest size of a prompt's id, in bytes.
+/// The greatest size of a client's id that is stored as it is, in bytes.
 const MAX_ID: usize = 64;
 
 /// The work that a request asks for.
@@ -67,12 +68,13 @@ impl RunInput {
     }
 
     fn prompt(&self, newest: &Posted, view: &SessionSnapshot) -> Result<Plan, Refusal> {
-        let id = MessageId::new(&*newest.id);
+        let own = stored_id(&newest.id);
+        let id = MessageId::new(&*own);
         if let Some(prompt) = view
             .agent
             .staged
             .iter()
-            .find_map(|prompt| prompt.id.clone().filter(|staged| staged.as_str() == newest.id))
+            .find_map(|prompt| prompt.id.clone().filter(|staged| *staged.as_str() == *own))
         {
             return Ok(Plan::Join(Some(prompt)));
         }
@@ -146,9 +148,22 @@ fn diverged() -> Refusal {
     Refusal::new("diverged", "The conversation has changed. Load its messages and try again.")
 }
 
-/// Returns `id` as the id of a prompt, cut at 64 bytes. An empty id is replaced.
+/// Returns `id` as the id of a prompt. An empty id is replaced.
 fn prompt_id(id: &str) -> PromptId {
-    PromptId::new(if id.is_empty() { "run" } else { start(id, MAX_ID) })
+    PromptId::new(if id.is_empty() { "run".into() } else { stored_id(id) })
+}
+
+/// Returns the id under which a message with a client's id is stored. An id of more than 64 bytes becomes 128 bits of its
+/// SHA-256, because two long ids can have the same beginning.
+fn stored_id(id: &str) -> Cow<'_, str> {
+    if id.len() <= MAX_ID {
+        return id.into();
+    }
+    let mut stored = String::with_capacity(32);
+    for byte in &Sha256::digest(id)[..16] {
+        write!(stored, "{byte:02x}").expect("a string takes every text");
+    }
+    stored.into()
 }
 
 /// The position of a posted message that the server knows.
@@ -165,7 +180,7 @@ fn known_position(message: &Posted, view: &SessionSnapshot) -> Option<KnownPosit
         _ => false,
     };
     let id = match &*message.role {
-        "user" => MessageId::new(&*message.id),
+        "user" => MessageId::new(&*stored_id(&message.id)),
         // The id of a block is `MESSAGE-INDEX`, so the part before the dash is the id of its message.
         "assistant" | "reasoning" => MessageId::new(message.id.rsplit_once('-')?.0),
         "tool" => {

@@ -124,48 +124,36 @@
 //! # Ok::<(), ProviderError>(())
 //! ```
 
-mod alternatives;
 mod anthropic;
-mod blocks;
 mod chat;
-mod counts;
-mod effort;
+mod decoding;
+mod encoding;
 mod error;
 mod gemini;
-mod ids;
 mod lenient;
-mod limits;
 mod names;
 mod ollama;
-mod openai;
 mod output;
-mod output_tool;
 mod responses;
-mod strays;
 mod strict;
-mod tame;
-mod texts;
 mod tool_schema;
-mod unions;
-mod words;
-mod wrapping;
 
 pub use anthropic::AnthropicMessages;
 pub use chat::{
     CacheField, ChatCompletions, Files, OutputSupport, ReasoningReturn, ThinkingField, ToolChoices,
 };
-pub use effort::EffortWords;
+#[cfg(feature = "http")]
+pub(in crate::provider) use encoding::default_limit;
+pub(in crate::provider) use encoding::mention;
+pub use encoding::{EffortWords, placeholder};
 #[cfg(feature = "http")]
 pub(crate) use error::{is_error, with_wait};
 pub use gemini::GoogleGemini;
-#[cfg(feature = "http")]
-pub(in crate::provider) use limits::default_limit;
 pub use ollama::OllamaChat;
 pub use responses::{OpenAiResponses, ReasoningItems};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
-use super::{CacheHint, Delta, ProviderError, ProviderErrorKind, Request, UnsupportedAttachment};
-use crate::message::{Attachment, Message, Role};
+use super::{Delta, ProviderError, Request};
 use crate::setters::setters;
 
 /// A wire format, which encodes requests and creates decoders for their responses.
@@ -231,6 +219,16 @@ impl Encoded {
     pub fn new(body: Map<String, Value>) -> Self {
         Self { body, warnings: Vec::new() }
     }
+
+    /// Sets a member of the body.
+    fn set(&mut self, key: &str, value: impl Into<Value>) {
+        self.body.insert(key.to_owned(), value.into());
+    }
+
+    /// Adds a warning.
+    fn warn(&mut self, text: impl Into<String>) {
+        self.warnings.push(text.into());
+    }
 }
 
 setters!(Encoded: with_warnings(warnings: Vec<String>));
@@ -286,55 +284,4 @@ pub trait Decoder: Send {
     /// Returns [`ProviderErrorKind::Truncated`] if the terminal event of the wire format was not decoded and
     /// [`is_complete`](Decoder::is_complete) returns `false`.
     fn end(&mut self, deltas: &mut Vec<Delta>) -> Result<(), ProviderError>;
-}
-
-/// Returns the value of `cache_control` that marks a text. Anthropic's models cache the prompt up to the marked text.
-fn cache_control(hint: CacheHint) -> Value {
-    match hint {
-        CacheHint::Short => json!({"type": "ephemeral"}),
-        CacheHint::Long => json!({"type": "ephemeral", "ttl": "1h"}),
-    }
-}
-
-/// Returns the text that replaces an attachment that the wire format or the model does not support.
-///
-/// The text names the attachment and the reason `why`.
-///
-/// # Errors
-///
-/// Returns [`ProviderErrorKind::Unsupported`], unless
-/// [`Options::unsupported_attachment`](crate::provider::Options::unsupported_attachment) asks for a placeholder.
-pub fn placeholder(request: &Request, attachment: &Attachment, why: &str) -> Result<String, ProviderError> {
-    let name = attachment.name.as_deref().unwrap_or("unnamed");
-    let media_type = &attachment.media_type;
-    match request.options.unsupported_attachment().unwrap_or_default() {
-        UnsupportedAttachment::Placeholder => {
-            Ok(format!("[attachment {name} ({media_type}) left out: {why}]"))
-        }
-        UnsupportedAttachment::Error => Err(ProviderError::new(
-            ProviderErrorKind::Unsupported,
-            format!(
-                "attachment {name} ({media_type}): {why}; set Options::unsupported_attachment to send a placeholder"
-            ),
-        )),
-    }
-}
-
-/// Returns the text that replaces an unsupported attachment of `message`. A file that a model made is only mentioned,
-/// because an error would block the conversation. All other attachments are replaced by a [`placeholder`].
-///
-/// # Errors
-///
-/// Fails like [`placeholder`].
-pub(in crate::provider) fn mention(
-    request: &Request,
-    message: &Message,
-    attachment: &Attachment,
-    why: &str,
-) -> Result<String, ProviderError> {
-    // Each response has provider data. Assistant messages that the application wrote have none.
-    if message.role == Role::Assistant && !message.provider_data.is_empty() {
-        return Ok(format!("[{} of this answer, omitted]", attachment.media_type));
-    }
-    placeholder(request, attachment, why)
 }

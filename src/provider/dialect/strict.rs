@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::wrapping::wrapped;
+use super::output::wrapped;
 use crate::{provider::output::takes_null, tool::walk::includes_type};
 
 /// A schema in the subset of JSON Schema that OpenAI's strict mode accepts.
@@ -33,11 +33,11 @@ pub(super) fn strict(schema: &Value) -> Option<Strict> {
     let object = wrapped(schema);
     let wrapped = object.is_some();
     let root = object.as_ref().unwrap_or(schema);
-    let schema = Rewriter { root, inlining: Inlining::default() }.schema(root)?;
+    let schema = StrictRewriter { root, inlining: Inlining::default() }.schema(root)?;
     Some(Strict { schema, wrapped })
 }
 
-struct Rewriter<'a> {
+struct StrictRewriter<'a> {
     root: &'a Value,
     inlining: Inlining,
 }
@@ -117,7 +117,7 @@ const KEPT: &[&str] = &[
 const FORMATS: &[&str] =
     &["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"];
 
-impl Rewriter<'_> {
+impl StrictRewriter<'_> {
     /// Rewrites a schema.
     fn schema(&mut self, schema: &Value) -> Option<Value> {
         let schema = schema.as_object()?;

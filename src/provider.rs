@@ -23,7 +23,6 @@
 pub mod backend;
 mod catalogue;
 mod context;
-mod credentials;
 mod delta;
 pub mod dialect;
 mod error;
@@ -37,7 +36,6 @@ pub(crate) mod fold;
 mod halves;
 #[cfg(feature = "http")]
 pub mod http;
-mod key;
 mod model;
 mod options;
 mod output;
@@ -53,7 +51,6 @@ use async_trait::async_trait;
 pub use catalogue::{Catalogue, CatalogueError, Modality, ModelInfo, Price, Rates};
 pub(crate) use context::Questions;
 pub use context::RequestContext;
-pub use credentials::Credentials;
 pub use delta::{BlockStart, Delta, MessageDelta, Part, StopReason};
 pub use error::{ProviderError, ProviderErrorKind};
 pub use fold::{Completion, PartialBlock};
@@ -67,7 +64,7 @@ pub(crate) use output::{Corrections, read as read_output};
 pub use registry::{Registry, RegistryError};
 pub use request::Request;
 pub use retry::RetryPolicy;
-pub use secret::Secret;
+pub use secret::{Credentials, Secret};
 #[cfg(feature = "http")]
 pub(crate) use secret::{Extent, Scrubber};
 pub(crate) use trace::{PROVIDER_PANICKED, error_type};

@@ -44,8 +44,6 @@ mod exchange;
 #[cfg_attr(not(feature = "test-util"), allow(unreachable_pub, reason = "`testing::internals` has it"))]
 pub(crate) mod framing;
 mod gzip;
-mod key;
-mod meta;
 mod origin;
 mod services;
 
@@ -58,10 +56,9 @@ pub(crate) use client::client as shared_client;
 #[cfg(feature = "mcp")]
 #[cfg(feature = "mcp-auth")]
 pub(crate) use client::resolving_client;
-pub use endpoint::Endpoint;
+pub use endpoint::{Auth, Endpoint};
 pub(crate) use framing::Framer;
 pub use framing::Limits;
-pub use key::Auth;
 pub use services::{AlibabaRegion, OpenRouter, RoutingSort};
 
 /// How long an endpoint waits for a service.

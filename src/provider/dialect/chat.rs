@@ -2,6 +2,10 @@
 //!
 //! Source: the API reference of OpenAI (<https://platform.openai.com/docs/api-reference/chat>) and the types of its
 //! official SDKs. Deviations of other services are described in the code that supports them.
+//!
+//! A service is a few values, so a user can add one without a change of this crate. If a switch turns an option off, the
+//! dialect maps or reports the option, because only the dialect still knows the request. A switch that applies to some
+//! models of a service is data: `rules.services` in `models.json`.
 
 mod calls;
 mod decode;

@@ -20,11 +20,12 @@
 //! # }
 //! ```
 
-pub mod backend;
+pub(crate) mod backend;
 mod catalogue;
 mod context;
+pub mod custom;
 mod delta;
-pub mod dialect;
+pub(crate) mod dialect;
 mod error;
 mod fit;
 #[cfg_attr(not(feature = "test-util"), allow(unreachable_pub, reason = "`testing::internals` has it"))]
@@ -48,10 +49,13 @@ mod trace;
 use std::{pin::Pin, sync::Arc};
 
 use async_trait::async_trait;
+#[cfg(feature = "acp")]
+pub use backend::acp;
+pub use backend::{BackendLimits, BackendProvider, LostSession};
 pub use catalogue::{Catalogue, CatalogueError, Modality, ModelInfo, Price, Rates};
-pub(crate) use context::Questions;
-pub use context::RequestContext;
-pub use delta::{BlockStart, Delta, MessageDelta, Part, StopReason};
+pub(crate) use context::{Questions, RequestContext};
+pub use delta::StopReason;
+pub(crate) use delta::{BlockStart, Delta, MessageDelta, Part};
 pub use error::{ProviderError, ProviderErrorKind};
 pub use fold::{Completion, PartialBlock};
 pub(crate) use fold::{Fold, is_shallow};
@@ -89,7 +93,8 @@ pub type DeltaStream = Pin<Box<dyn Stream<Item = Result<Delta, ProviderError>> +
 /// use omni_agent::{
 ///     async_trait,
 ///     provider::{
-///         BlockStart, Delta, DeltaStream, Model, Part, Provider, ProviderError, Request, RequestContext, StopReason,
+///         DeltaStream, Model, Provider, ProviderError, Request, StopReason,
+///         custom::{BlockStart, Delta, Part, RequestContext},
 ///     },
 /// };
 ///

@@ -41,7 +41,10 @@ use tokio::{sync::Semaphore, time::sleep};
 pub use self::recorded::{Recorded, Recording};
 pub use crate::conformance::ConformanceReport;
 #[cfg(feature = "http")]
-use crate::provider::{dialect::Dialect, http::Limits};
+use crate::provider::{
+    dialect::Dialect,
+    http::{Framer, Limits},
+};
 use crate::{
     message::{Timestamp, ToolUse, Usage},
     provider::{
@@ -58,8 +61,6 @@ use crate::{
 #[doc(hidden)]
 pub mod internals {
     pub use crate::provider::fold::Fold;
-    #[cfg(feature = "http")]
-    pub use crate::provider::http::framing::Framer;
 }
 
 /// Decodes a complete response in a wire format as an endpoint does, without a network. The body may be split into
@@ -68,7 +69,7 @@ pub mod internals {
 /// A test of a [`Dialect`] passes recorded bytes to this function. [`fold`] then joins the deltas into the message.
 ///
 /// ```
-/// use omni_agent::provider::{Request, dialect::ChatCompletions};
+/// use omni_agent::provider::{Request, custom::ChatCompletions};
 /// use omni_agent::testing::{decode, fold};
 ///
 /// let recorded = [
@@ -90,7 +91,7 @@ pub fn decode<'a>(
     request: &Request,
     body: impl IntoIterator<Item = &'a [u8]>,
 ) -> Result<Vec<Delta>, ProviderError> {
-    let mut framer = internals::Framer::new(dialect.framing(), &Limits::default());
+    let mut framer = Framer::new(dialect.framing(), &Limits::default());
     let (mut decoder, mut deltas) = (dialect.decoder(request), Vec::new());
     for piece in body.into_iter().map(Some).chain([None]) {
         match piece {

@@ -48,7 +48,7 @@ pub(in crate::provider) use traits::{
 ///
 /// ```
 /// use omni_agent::provider::{Catalogue, Effort, Options, Request};
-/// use omni_agent::provider::dialect::{AnthropicMessages, Dialect};
+/// use omni_agent::provider::custom::{AnthropicMessages, Dialect};
 ///
 /// let json = r#"{"house": {"models": {
 ///     "thinker-2": {"traits": {"messages": {"thinking": "adaptive", "sampling": "fixed"}}}

@@ -133,7 +133,7 @@ impl RequestContext {
     /// Creates a context for a request outside an agent. The function `decide` answers the questions.
     ///
     /// ```
-    /// use omni_agent::{provider::RequestContext, tool::Decision};
+    /// use omni_agent::{provider::custom::RequestContext, tool::Decision};
     ///
     /// let context = RequestContext::new(async |tool_use| match tool_use.name.as_str() {
     ///     "read" => Decision::Execute,

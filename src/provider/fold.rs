@@ -15,7 +15,10 @@ use crate::message::{
 ///
 /// ```
 /// use omni_agent::message::Timestamp;
-/// use omni_agent::provider::{BlockStart, Delta, Part, StopReason};
+/// use omni_agent::provider::{
+///     StopReason,
+///     custom::{BlockStart, Delta, Part},
+/// };
 /// use omni_agent::testing::internals::Fold;
 ///
 /// let mut fold = Fold::default();

@@ -308,12 +308,7 @@ struct CassetteRecorder {
 }
 
 impl CassetteRecorder {
-    fn new(
-        cassette: Arc<Cassette>,
-        rules: Arc<CassetteRules>,
-        number: usize,
-        secrets: Vec<Secret>,
-    ) -> Self {
+    fn new(cassette: Arc<Cassette>, rules: Arc<CassetteRules>, number: usize, secrets: Vec<Secret>) -> Self {
         let (deltas, last) = (Vec::new(), Instant::now());
         Self { cassette, rules, number, secrets, deltas, last, has_stop_reason: false, is_over: false }
     }

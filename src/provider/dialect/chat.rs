@@ -35,9 +35,7 @@ const NAME: &str = "chat_completions";
 /// service. [`with_model_rules`](Self::with_model_rules) configures the deviations of individual models by their ids:
 ///
 /// ```
-/// use omni_agent::provider::dialect::{
-///     ChatCompletions, OutputSupport, ReasoningReturn, ThinkingField,
-/// };
+/// use omni_agent::provider::custom::{ChatCompletions, OutputSupport, ReasoningReturn, ThinkingField};
 ///
 /// let service = ChatCompletions::default()
 ///     .with_max_tokens_field("max_completion_tokens")

@@ -38,7 +38,7 @@ const NAME: &str = "openai_responses";
 /// The default value suits services that are compatible with OpenAI. The setters configure the deviations of a service:
 ///
 /// ```
-/// use omni_agent::provider::dialect::{OpenAiResponses, ReasoningItems};
+/// use omni_agent::provider::custom::{OpenAiResponses, ReasoningItems};
 ///
 /// let local = OpenAiResponses::default().with_reasoning(ReasoningItems::Readable);
 /// # let _ = local;

@@ -49,9 +49,9 @@ impl Default for Limits {
 /// incomplete part is copied. Each byte is examined once.
 ///
 /// ```
-/// use omni_agent::provider::dialect::Framing;
+/// use omni_agent::provider::custom::Framing;
 /// use omni_agent::provider::http::Limits;
-/// use omni_agent::testing::internals::Framer;
+/// use omni_agent::provider::custom::Framer;
 ///
 /// let mut framer = Framer::new(Framing::Sse, &Limits::default());
 /// framer.push("event: greeting\nda".into());

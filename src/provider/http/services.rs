@@ -51,7 +51,7 @@ impl Endpoint {
     /// Members that only Anthropic understands are not sent. Thinking of Claude 5.1 and later is sent back unchanged.
     /// It is sent without the member that allows the service to drop thinking that no longer fits its position. If the
     /// service accepts that member too, create the endpoint with [`custom`](Self::custom) and
-    /// [`AnthropicMessages::with_block_binding`](crate::provider::dialect::AnthropicMessages::with_block_binding).
+    /// [`AnthropicMessages::with_block_binding`](crate::provider::custom::AnthropicMessages::with_block_binding).
     pub fn anthropic_compatible(name: impl Into<String>, base_url: impl Into<String>) -> Self {
         anthropic_format(name, base_url, AnthropicMessages::default())
     }
@@ -94,7 +94,7 @@ impl Endpoint {
     ///
     /// ```
     /// use omni_agent::provider::{
-    ///     dialect::{ChatCompletions, OutputSupport, ReasoningReturn, ThinkingField},
+    ///     custom::{ChatCompletions, OutputSupport, ReasoningReturn, ThinkingField},
     ///     http::Endpoint,
     /// };
     ///
@@ -433,7 +433,7 @@ impl Endpoint {
     ///
     /// If a request sets no output limit, the service's own limit may be as small as 1,024 tokens, and thinking counts
     /// towards it. Therefore, a request to a model that thinks, according to the catalogue, gets a limit as with
-    /// [`AnthropicMessages`](crate::provider::dialect::AnthropicMessages).
+    /// [`AnthropicMessages`](crate::provider::custom::AnthropicMessages).
     pub fn moonshot() -> Self {
         let chat = ChatCompletions::default()
             .with_max_tokens_field(MOONSHOT_LIMIT)

@@ -183,9 +183,9 @@ impl Serialize for History {
 
 impl<'de> Deserialize<'de> for History {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
+        struct HistoryVisitor;
 
-        impl<'de> serde::de::Visitor<'de> for Visitor {
+        impl<'de> serde::de::Visitor<'de> for HistoryVisitor {
             type Value = History;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -201,7 +201,7 @@ impl<'de> Deserialize<'de> for History {
             }
         }
 
-        deserializer.deserialize_seq(Visitor)
+        deserializer.deserialize_seq(HistoryVisitor)
     }
 }
 

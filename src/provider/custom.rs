@@ -10,9 +10,9 @@
 //!
 //! # Wire formats
 //!
-//! A wire format translates a [`Request`] into a JSON body, and the events of the streamed response into [`Delta`]s.
-//! The translation is pure: it does no I/O and needs neither an address nor a key. The address and the key belong to an
-//! endpoint (`provider::http::Endpoint`), because many services share a few wire formats.
+//! A wire format translates a [`Request`](super::Request) into a JSON body, and the events of the streamed response into
+//! [`Delta`]s. The translation is pure: it does no I/O and needs neither an address nor a key. The address and the key
+//! belong to an endpoint (`provider::http::Endpoint`), because many services share a few wire formats.
 //!
 //! The types of a wire format are:
 //!

@@ -262,9 +262,9 @@ impl ToolContext {
 /// ```
 // A list is used because every agent has one and it contains few values. A map would need several times the memory.
 #[derive(Clone, Default)]
-pub struct Extensions(Option<Arc<[Entry]>>);
+pub struct Extensions(Option<Arc<[ExtensionEntry]>>);
 
-type Entry = (TypeId, Arc<dyn Any + Send + Sync>);
+type ExtensionEntry = (TypeId, Arc<dyn Any + Send + Sync>);
 
 impl Extensions {
     /// Returns the same values with this value added. If there is already a value of the same type, it is replaced.
@@ -275,7 +275,7 @@ impl Extensions {
         Self(Some(others.chain([(id, value)]).collect()))
     }
 
-    fn entries(&self) -> &[Entry] {
+    fn entries(&self) -> &[ExtensionEntry] {
         self.0.as_deref().unwrap_or_default()
     }
 

@@ -291,10 +291,10 @@ impl TraitRules {
 }
 
 /// The rules of one family of models, which have ids of the same form. They match ids by family, version and words, and
-/// also ids of models that the catalogue does not list. The first rule that matches counts, so a rule for a future generation
-/// is the first line of its family. A fact that could not be verified is omitted, because a wrong limit does more harm
-/// than a missing one. A rule yields a value of type `T` for the models
-/// that it matches.
+/// also ids of models that the catalogue does not list. A rule yields a value of type `T` for the models that it matches.
+///
+/// The first rule that matches counts, so a rule for a future generation is the first line of its family. A fact that
+/// could not be verified is omitted, because a wrong limit does more harm than a missing one.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(in crate::provider) struct Family<T> {

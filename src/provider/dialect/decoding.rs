@@ -1,6 +1,9 @@
 //! Parts that the decoders of several wire formats share.
 
-use std::{collections::HashMap, collections::HashSet, fmt};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+};
 
 use serde::{
     Deserialize, Deserializer,
@@ -25,6 +28,7 @@ pub(super) const MAX_CALLS: usize = 1024;
 /// The greatest depth in an event at which the arguments of a tool call are found.
 const MAX_DEPTH: usize = 16;
 
+/// The result of decoding an event, whose deltas are appended to a list.
 pub(super) type Decoded = Result<(), ProviderError>;
 
 /// Parses an event from its JSON text.

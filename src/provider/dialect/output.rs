@@ -147,8 +147,8 @@ pub(super) fn format(
         }
         OutputSupport::Object => OutputFormat::Object,
         OutputSupport::Strict => {
-            if let Some(strict) = strict(schema) {
-                OutputFormat::Schema(strict.schema, true)
+            if let Some((schema, _)) = strict(schema) {
+                OutputFormat::Schema(schema, true)
             } else {
                 out.warn("`output` is sent without `strict`: strict mode cannot express the schema");
                 // The service requires an object at the root even without `strict`, so any other schema is wrapped.
@@ -171,7 +171,7 @@ pub(super) fn reading(support: OutputSupport, enforced: bool, request: &Request)
     match support {
         OutputSupport::Tool => tool_reading(request),
         OutputSupport::Strict => match strict(schema) {
-            Some(strict) => OutputReading { tool: None, wrapped: strict.wrapped, enforced },
+            Some((_, wrapped)) => OutputReading { tool: None, wrapped, enforced },
             None => OutputReading { wrapped: wrapped(schema).is_some(), ..OutputReading::default() },
         },
         OutputSupport::Object | OutputSupport::None => {

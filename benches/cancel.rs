@@ -16,7 +16,10 @@ use async_trait::async_trait;
 use futures_util::stream;
 use omni_agent::{
     agent::{Agent, AgentSubscription, Event},
-    provider::{BlockStart, Delta, DeltaStream, Part, Provider, ProviderError, Request, RequestContext},
+    provider::{
+        DeltaStream, Provider, ProviderError, Request,
+        custom::{BlockStart, Delta, Part, RequestContext},
+    },
     subscription::Update,
     tool::{ToolContext, ToolOutput, tool_fn},
 };

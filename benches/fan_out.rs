@@ -22,7 +22,8 @@ use futures_util::{StreamExt, stream};
 use omni_agent::{
     agent::{Agent, Event},
     provider::{
-        BlockStart, Delta, DeltaStream, Part, Provider, ProviderError, Request, RequestContext, StopReason,
+        DeltaStream, Provider, ProviderError, Request, StopReason,
+        custom::{BlockStart, Delta, Part, RequestContext},
     },
     session::{Mode, Session, SessionEvent, SessionSubscription},
     store::MemoryStore,

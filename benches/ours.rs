@@ -5,7 +5,7 @@ use std::sync::Arc;
 use omni_agent::{
     agent::{Agent, Event},
     message::History,
-    provider::{Model, StopReason, dialect::OllamaChat, http::Endpoint},
+    provider::{Model, StopReason, custom::OllamaChat, http::Endpoint},
     subscription::Update,
     tool::{ToolSet, tool_fn},
 };

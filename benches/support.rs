@@ -12,7 +12,8 @@ use std::{
 use async_trait::async_trait;
 use futures_util::stream;
 use omni_agent::provider::{
-    BlockStart, Delta, DeltaStream, Model, Part, Provider, ProviderError, Request, RequestContext, StopReason,
+    DeltaStream, Model, Provider, ProviderError, Request, StopReason,
+    custom::{BlockStart, Delta, Part, RequestContext},
 };
 use rustix::time::{ClockId, clock_gettime};
 

@@ -29,8 +29,8 @@ use omni_agent::{
     agent::Agent,
     manager::{Manager, OpenOptions, Titles},
     provider::{
-        BlockStart, Delta, DeltaStream, Part, Provider, ProviderError, Request as ModelRequest,
-        RequestContext, StopReason,
+        DeltaStream, Provider, ProviderError, Request as ModelRequest, StopReason,
+        custom::{BlockStart, Delta, Part, RequestContext},
     },
     session::{Mode, Session, SessionEvent, SessionSnapshot, StoreReport},
     store::{Labels, MemoryStore},

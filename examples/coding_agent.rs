@@ -28,8 +28,9 @@ use omni_agent::{
     agent::{Agent, AgentCallbacks, Event, State, Status, ToolDecision, TurnOutcome},
     message::{ToolResult, ToolUse},
     provider::{
-        Model,
-        backend::{BackendProvider, PermissionKind, PermissionOption, acp::AcpBackend},
+        BackendProvider, Model,
+        acp::AcpBackend,
+        custom::{PermissionKind, PermissionOption},
     },
     subscription::Update,
     tool::Decision,

@@ -40,14 +40,14 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     #[cfg(feature = "otel-metrics")]
     let metrics = {
-        use omni_agent::telemetry::{Convention, OtelRecorder, Settings};
+        use omni_agent::telemetry::{Convention, OtelRecorder, TelemetrySettings};
         use opentelemetry::metrics::MeterProvider;
 
         let metrics = opentelemetry_sdk::metrics::SdkMeterProvider::builder()
             .with_periodic_exporter(opentelemetry_stdout::MetricExporter::default())
             .build();
         let recorder = OtelRecorder::new(&metrics.meter("telemetry-example"), Convention::from_env());
-        telemetry::configure(Settings::new().with_recorder(recorder))?;
+        telemetry::configure(TelemetrySettings::new().with_recorder(recorder))?;
         metrics
     };
 

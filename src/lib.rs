@@ -87,14 +87,14 @@
 //! | `http` | yes | the HTTP endpoints: Anthropic, OpenAI, Google, Ollama, OpenRouter, Groq, Moonshot, Z.ai, Alibaba, OpenCode, and every service compatible with one of them |
 //! | `sqlite` | no | conversations in one SQLite file; SQLite is compiled in, which needs a C compiler |
 //! | `postgres` | no | conversations in PostgreSQL, for several machines |
-//! | `acp` | no | the Agent Client Protocol. Coding agents as backends: [`AcpBackend`](https://docs.rs/omni-agent/latest/omni_agent/provider/backend/acp/struct.AcpBackend.html). A manager as an agent for editors: [`serve::acp`](https://docs.rs/omni-agent/latest/omni_agent/serve/acp/index.html) |
+//! | `acp` | no | the Agent Client Protocol. Coding agents as backends: [`AcpBackend`](https://docs.rs/omni-agent/latest/omni_agent/provider/acp/struct.AcpBackend.html). A manager as an agent for editors: [`serve::acp`](https://docs.rs/omni-agent/latest/omni_agent/serve/acp/index.html) |
 //! | `mcp` | no | tools of servers of the Model Context Protocol: [`mcp`](https://docs.rs/omni-agent/latest/omni_agent/mcp/index.html) |
 //! | `mcp-auth` | no | logins at MCP servers with OAuth 2.1: [`McpLogin`](https://docs.rs/omni-agent/latest/omni_agent/mcp/struct.McpLogin.html) |
 //! | `mcp-server` | no | a manager's conversations as tools of an MCP server: [`serve::mcp`](https://docs.rs/omni-agent/latest/omni_agent/serve/mcp/index.html) |
 //! | `schema` | no | [`JsonSchema`](schemars::JsonSchema) for the types of updates and commands; the documents in [`schema`] need no feature |
 //! | `web` | no | a manager behind HTTP, as an axum router, with streams for the AI SDK and AG-UI: [`web`](https://docs.rs/omni-agent/latest/omni_agent/web/index.html) |
 //! | `otel-metrics` | no | metrics through the API crate of OpenTelemetry: [`telemetry::OtelRecorder`](https://docs.rs/omni-agent/latest/omni_agent/telemetry/struct.OtelRecorder.html); spans need no feature |
-//! | `test-util` | no | a scripted and a recorded provider, for tests of applications built on this crate; the suites that check a [`store::Store`] and a [`provider::backend::Backend`] |
+//! | `test-util` | no | a scripted and a recorded provider, for tests of applications built on this crate; the suites that check a [`store::Store`] and a [`provider::custom::Backend`] |
 //!
 //! # Errors
 //!

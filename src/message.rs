@@ -28,27 +28,22 @@
 
 mod cleared;
 mod content;
-mod file;
 mod history;
 pub(crate) mod id;
-mod law;
 mod usage;
-mod usage_row;
 
 pub use content::{
     Attachment, Content, ProviderItem, ResultBlock, Source, Text, Thinking, ToolResult, ToolUse,
 };
-pub use history::History;
+pub use history::{History, HistoryError};
 pub use id::{MessageId, Timestamp, ToolUseId, TurnId};
-pub use law::HistoryError;
-pub use usage::Usage;
-pub use usage_row::{Purpose, RequestEnd, UsageRow, UsageSum};
+pub use usage::{Purpose, RequestEnd, Usage, UsageRow, UsageSum};
 
 pub(crate) use cleared::cleared;
 pub(crate) use id::text_id;
 
 pub(crate) use content::{map_weight, member_weight, value_weight};
-pub(crate) use law::{answer_open_tool_uses, check_step};
+pub(crate) use history::{answer_open_tool_uses, check_step};
 
 use std::{fmt, sync::Arc};
 

@@ -20,12 +20,12 @@
 //! # }
 //! ```
 
-pub mod backend;
+pub(crate) mod backend;
 mod catalogue;
 mod context;
-mod credentials;
+pub mod custom;
 mod delta;
-pub mod dialect;
+pub(crate) mod dialect;
 mod error;
 mod fit;
 #[cfg_attr(not(feature = "test-util"), allow(unreachable_pub, reason = "`testing::internals` has it"))]
@@ -37,7 +37,6 @@ pub(crate) mod fold;
 mod halves;
 #[cfg(feature = "http")]
 pub mod http;
-mod key;
 mod model;
 mod options;
 mod output;
@@ -50,11 +49,13 @@ mod trace;
 use std::{pin::Pin, sync::Arc};
 
 use async_trait::async_trait;
+#[cfg(feature = "acp")]
+pub use backend::acp;
+pub use backend::{BackendLimits, BackendProvider, LostSession};
 pub use catalogue::{Catalogue, CatalogueError, Modality, ModelInfo, Price, Rates};
-pub(crate) use context::Questions;
-pub use context::RequestContext;
-pub use credentials::Credentials;
-pub use delta::{BlockStart, Delta, MessageDelta, Part, StopReason};
+pub(crate) use context::{Questions, RequestContext};
+pub use delta::StopReason;
+pub(crate) use delta::{BlockStart, Delta, MessageDelta, Part};
 pub use error::{ProviderError, ProviderErrorKind};
 pub use fold::{Completion, PartialBlock};
 pub(crate) use fold::{Fold, is_shallow};
@@ -67,7 +68,7 @@ pub(crate) use output::{Corrections, read as read_output};
 pub use registry::{Registry, RegistryError};
 pub use request::Request;
 pub use retry::RetryPolicy;
-pub use secret::Secret;
+pub use secret::{Credentials, Secret};
 #[cfg(feature = "http")]
 pub(crate) use secret::{Extent, Scrubber};
 pub(crate) use trace::{PROVIDER_PANICKED, error_type};
@@ -92,7 +93,8 @@ pub type DeltaStream = Pin<Box<dyn Stream<Item = Result<Delta, ProviderError>> +
 /// use omni_agent::{
 ///     async_trait,
 ///     provider::{
-///         BlockStart, Delta, DeltaStream, Model, Part, Provider, ProviderError, Request, RequestContext, StopReason,
+///         DeltaStream, Model, Provider, ProviderError, Request, StopReason,
+///         custom::{BlockStart, Delta, Part, RequestContext},
 ///     },
 /// };
 ///

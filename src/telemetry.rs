@@ -22,49 +22,43 @@
 //! Prompts, responses, tool inputs, tool outputs, keys and headers are not part of any span, unless the application
 //! asks for content with [`Capture`].
 //!
-//! [`configure`] sets the [`Settings`] of the process: the [`Convention`] for the names, the captured content, and the
+//! [`configure`] sets the [`TelemetrySettings`] of the process: the [`Convention`] for the names, the captured content, and the
 //! [`Recorder`] that receives the metrics of each request, tool call and run.
 //!
 //! The [guide](crate::guides::telemetry) shows a complete setup.
 //!
 //! ```
-//! use omni_agent::telemetry::{self, Capture, Convention, Settings};
+//! use omni_agent::telemetry::{self, Capture, Convention, TelemetrySettings};
 //!
 //! // Once, at the start of the program.
 //! telemetry::configure(
-//!     Settings::new()
+//!     TelemetrySettings::new()
 //!         .with_convention(Convention::Latest)
 //!         .with_capture(Capture::new().with_tools().with_redaction(|_, text| text.replace("4242", "****"))),
 //! )?;
 //! # Ok::<(), telemetry::AlreadyConfigured>(())
 //! ```
 
-mod capture;
 mod names;
 #[cfg(feature = "otel-metrics")]
 mod otel;
 mod recorder;
 mod request;
-mod run;
-mod session;
 mod settings;
-mod tool;
+mod spans;
 
-pub use capture::{Capture, CapturedContent};
 pub(crate) use names::finish_reason;
 #[cfg(feature = "otel-metrics")]
 pub use otel::OtelRecorder;
 pub use recorder::{Recorder, RequestMetrics, RunMetrics, ToolMetrics};
 pub(crate) use request::{RequestFacts, RequestScope, RequestTrace, attempt, attempt_failed};
-pub(crate) use run::{RunFacts, RunTrace};
-pub(crate) use session::{SaveTraces, title};
-pub use settings::{AlreadyConfigured, Convention, Settings, configure};
+pub use settings::{AlreadyConfigured, Capture, CapturedContent, Convention, TelemetrySettings, configure};
 pub(crate) use settings::{captures, is_on};
 #[cfg(feature = "mcp")]
 pub(crate) use settings::{is_traced, traceparent};
 #[cfg(feature = "mcp")]
-pub(crate) use tool::McpCall;
-pub(crate) use tool::ToolTrace;
+pub(crate) use spans::McpCall;
+pub(crate) use spans::{RunFacts, RunTrace, SaveTraces, ToolTrace, title};
 
 use tracing::Span;
 

@@ -41,7 +41,10 @@ use tokio::{sync::Semaphore, time::sleep};
 pub use self::recorded::{Recorded, Recording};
 pub use crate::conformance::ConformanceReport;
 #[cfg(feature = "http")]
-use crate::provider::{dialect::Dialect, http::Limits};
+use crate::provider::{
+    dialect::Dialect,
+    http::{Framer, Limits},
+};
 use crate::{
     message::{Timestamp, ToolUse, Usage},
     provider::{
@@ -58,8 +61,6 @@ use crate::{
 #[doc(hidden)]
 pub mod internals {
     pub use crate::provider::fold::Fold;
-    #[cfg(feature = "http")]
-    pub use crate::provider::http::framing::Framer;
 }
 
 /// Decodes a complete response in a wire format as an endpoint does, without a network. The body may be split into
@@ -68,7 +69,7 @@ pub mod internals {
 /// A test of a [`Dialect`] passes recorded bytes to this function. [`fold`] then joins the deltas into the message.
 ///
 /// ```
-/// use omni_agent::provider::{Request, dialect::ChatCompletions};
+/// use omni_agent::provider::{Request, custom::ChatCompletions};
 /// use omni_agent::testing::{decode, fold};
 ///
 /// let recorded = [
@@ -90,7 +91,7 @@ pub fn decode<'a>(
     request: &Request,
     body: impl IntoIterator<Item = &'a [u8]>,
 ) -> Result<Vec<Delta>, ProviderError> {
-    let mut framer = internals::Framer::new(dialect.framing(), &Limits::default());
+    let mut framer = Framer::new(dialect.framing(), &Limits::default());
     let (mut decoder, mut deltas) = (dialect.decoder(request), Vec::new());
     for piece in body.into_iter().map(Some).chain([None]) {
         match piece {
@@ -245,21 +246,21 @@ impl Provider for ScriptedProvider {
         if let Some(error) = step.refuse {
             return Err(error);
         }
-        let state = (step.actions.into_iter(), Open::new(self.clone()), context);
+        let state = (step.actions.into_iter(), OpenedScript::new(self.clone()), context);
         Ok(Box::pin(stream::unfold(state, |(mut actions, open, context)| async move {
             let item = loop {
                 match actions.next()? {
-                    Action::Delta(delta) => break Ok(delta),
-                    Action::Fail(error) => {
+                    ScriptAction::Delta(delta) => break Ok(delta),
+                    ScriptAction::Fail(error) => {
                         // The stream ends after an error, so the remaining actions are dropped.
                         actions = Vec::new().into_iter();
                         break Err(error);
                     }
-                    Action::Wait(delay) => sleep(delay).await,
-                    Action::Gate(gate) => gate.pass().await,
-                    Action::Hang => pending().await,
-                    Action::Panic(words) => std::panic::panic_any(words),
-                    Action::Decide(tool_use) => {
+                    ScriptAction::Wait(delay) => sleep(delay).await,
+                    ScriptAction::Gate(gate) => gate.pass().await,
+                    ScriptAction::Hang => pending().await,
+                    ScriptAction::Panic(words) => std::panic::panic_any(words),
+                    ScriptAction::Decide(tool_use) => {
                         let decision = context.decide(tool_use).await;
                         lock(&open.0.shared.decisions).push(decision);
                     }
@@ -271,16 +272,16 @@ impl Provider for ScriptedProvider {
 }
 
 /// A guard that counts a response as streaming until it is dropped.
-struct Open(ScriptedProvider);
+struct OpenedScript(ScriptedProvider);
 
-impl Open {
+impl OpenedScript {
     fn new(provider: ScriptedProvider) -> Self {
         provider.shared.open.fetch_add(1, Ordering::SeqCst);
         Self(provider)
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenedScript {
     fn drop(&mut self) {
         self.0.shared.open.fetch_sub(1, Ordering::SeqCst);
     }
@@ -304,14 +305,14 @@ crate::debug::impl_debug!(ScriptedProvider(self) { name: self.name, steps_left: 
 /// ```
 #[derive(Default)]
 pub struct Step {
-    actions: Vec<Action>,
+    actions: Vec<ScriptAction>,
     blocks: usize,
     uses_tools: bool,
     refuse: Option<ProviderError>,
     make: Option<Make>,
 }
 
-enum Action {
+enum ScriptAction {
     Delta(Delta),
     Fail(ProviderError),
     Wait(Duration),
@@ -367,7 +368,7 @@ impl Step {
 
     /// Adds a delta.
     pub fn delta(mut self, delta: Delta) -> Self {
-        self.actions.push(Action::Delta(delta));
+        self.actions.push(ScriptAction::Delta(delta));
         self
     }
 
@@ -426,14 +427,14 @@ impl Step {
 
     setters! {
         /// Adds a wait of this duration.
-        pub fn wait(self, delay: Duration) { self.actions.push(Action::Wait(delay)) }
+        pub fn wait(self, delay: Duration) { self.actions.push(ScriptAction::Wait(delay)) }
 
         /// Adds a wait until the gate is opened.
-        pub fn gate(self, gate: &Gate) { self.actions.push(Action::Gate(gate.clone())) }
+        pub fn gate(self, gate: &Gate) { self.actions.push(ScriptAction::Gate(gate.clone())) }
 
         /// Asks the agent for a decision on a tool that the service runs itself. [`ScriptedProvider::decisions`]
         /// returns the agent's decisions.
-        pub fn decide(self, tool_use: ToolUse) { self.actions.push(Action::Decide(tool_use)) }
+        pub fn decide(self, tool_use: ToolUse) { self.actions.push(ScriptAction::Decide(tool_use)) }
     }
 
     /// Ends the response in the ordinary way. The stop reason is [`StopReason::ToolUse`] if the response uses tools,
@@ -450,13 +451,13 @@ impl Step {
 
     setters! {
         /// Breaks the response off with an error.
-        pub fn fail(self, error: ProviderError) { self.actions.push(Action::Fail(error)) }
+        pub fn fail(self, error: ProviderError) { self.actions.push(ScriptAction::Fail(error)) }
 
         /// Lets the response wait forever without a further delta.
-        pub fn hang(self) { self.actions.push(Action::Hang) }
+        pub fn hang(self) { self.actions.push(ScriptAction::Hang) }
 
         /// Lets the response panic with this message.
-        pub fn panic(self, words: &str) { self.actions.push(Action::Panic(words.to_owned())) }
+        pub fn panic(self, words: &str) { self.actions.push(ScriptAction::Panic(words.to_owned())) }
     }
 
     /// Returns the number of actions in this step, such as deltas and waits.

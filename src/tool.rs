@@ -100,13 +100,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod ask;
-mod cap;
-mod contain;
 mod context;
-mod execute;
 mod output;
-mod replay;
 mod run;
 mod schema;
 mod set;
@@ -115,18 +110,15 @@ mod typed;
 
 use std::{borrow::Cow, time::Duration};
 
-pub use ask::Answer;
-pub(crate) use ask::{AgentLink, ToolReport};
 use async_trait::async_trait;
-pub use context::{Extensions, ToolContext};
-pub use execute::execute;
+pub(crate) use context::{AgentLink, ToolReport};
+pub use context::{Answer, Extensions, ToolContext};
 pub use output::{ToolError, ToolOutput};
-pub use replay::Replay;
-pub use run::ToolLimits;
 #[cfg(feature = "mcp")]
 pub(crate) use run::within;
+pub use run::{ToolLimits, execute};
+pub(crate) use schema::walk::{self, resolve as resolve_reference};
 pub use schema::{Schema, SchemaError};
-pub(crate) use schema::{resolve as resolve_reference, walk};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 pub use set::{ToolSet, ToolSetError};
@@ -384,4 +376,22 @@ impl ToolDeclaration {
     pub(crate) fn weight(&self) -> usize {
         64 + self.name.len() + self.description.len()
     }
+}
+
+/// Whether a tool call, or a request to a provider, may be repeated after a crash.
+///
+/// The declaration counts only if a process ends while the call runs and its turn continues later. The default of tools
+/// is [`Never`](Self::Never).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Replay {
+    /// Running twice has the same effect as running once. A tool that only reads is an example.
+    Safe,
+    /// The service recognises a repetition by the call's key:
+    /// [`ToolContext::idempotency_key`](ToolContext::idempotency_key).
+    Keyed,
+    /// The call must not be repeated without a person's decision.
+    #[default]
+    Never,
 }

@@ -51,27 +51,23 @@
 //! [`Tree::changes_since`] returns the changes since a clone, in time proportional to the number of changes.
 
 mod changes;
-mod erase;
-mod error;
 mod hydrate;
-mod iter;
 mod links;
-mod node;
 mod outline;
 
-pub use changes::Changes;
-pub use erase::Erased;
-pub use error::TreeError;
-pub use node::{Node, NodeId};
-
 use std::{fmt, sync::Arc};
+
+use links::{Children, Ids, LinkSlot, Links, Path};
+use serde::{Deserialize, Serialize};
 
 use crate::{
     chunks::Chunks,
     message::{History, Message, MessageId, Role, Usage},
+    run::{Error, ErrorKind},
 };
-use iter::{Children, Path};
-use links::{Ids, Links, Slot};
+
+pub use crate::message::id::NodeId;
+pub use changes::{Changes, Erased};
 
 /// A conversation with branches. One of its paths is active.
 ///
@@ -104,7 +100,7 @@ use links::{Ids, Links, Slot};
     feature = "schema",
     derive(schemars::JsonSchema),
     schemars(
-        with = "hydrate::Stored",
+        with = "hydrate::HydratedTree",
         description = "A conversation with branches. One of its paths, from a root to the head, is active."
     )
 )]
@@ -112,7 +108,7 @@ pub struct Tree {
     nodes: Chunks<Node>,
     links: Chunks<Links>,
     ids: Ids,
-    newest_root: Option<Slot>,
+    newest_root: Option<LinkSlot>,
     path: Option<Ends>,
     /// The messages of the path.
     history: History,
@@ -122,8 +118,8 @@ pub struct Tree {
 /// The two ends of the path. The nodes between them are found by following the cursors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Ends {
-    root: Slot,
-    head: Slot,
+    root: LinkSlot,
+    head: LinkSlot,
 }
 
 impl Tree {
@@ -316,24 +312,24 @@ impl Tree {
         self.ids.next(self.len()).unwrap_or_else(|| NodeId::after(self.nodes.last().map(Node::id)))
     }
 
-    fn slot(&self, id: NodeId) -> Option<Slot> {
-        self.ids.index(id, self.len()).map(Slot::new)
+    fn slot(&self, id: NodeId) -> Option<LinkSlot> {
+        self.ids.index(id, self.len()).map(LinkSlot::new)
     }
 
-    fn at(&self, slot: Slot) -> &Node {
+    fn at(&self, slot: LinkSlot) -> &Node {
         self.nodes.get(slot.index()).expect("a slot is made for a node, and nodes stay")
     }
 
-    fn links(&self, slot: Slot) -> &Links {
+    fn links(&self, slot: LinkSlot) -> &Links {
         self.links.get(slot.index()).expect("every node has its links")
     }
 
-    fn links_mut(&mut self, slot: Slot) -> &mut Links {
+    fn links_mut(&mut self, slot: LinkSlot) -> &mut Links {
         self.links.get_mut(slot.index()).expect("every node has its links")
     }
 
     /// Returns the newest node among a node and its siblings.
-    fn newest_beside(&self, slot: Slot) -> Option<Slot> {
+    fn newest_beside(&self, slot: LinkSlot) -> Option<LinkSlot> {
         match self.links(slot).parent {
             Some(parent) => self.links(parent).newest,
             None => self.newest_root,
@@ -351,8 +347,8 @@ impl Tree {
 
     /// Adds a node whose id is the next free id, and sets the cursor of its parent to the new node. The path does not
     /// change.
-    fn add(&mut self, node: Node, parent: Option<Slot>) -> Slot {
-        let slot = Slot::new(self.len());
+    fn add(&mut self, node: Node, parent: Option<LinkSlot>) -> LinkSlot {
+        let slot = LinkSlot::new(self.len());
         self.usage += node.usage().copied().unwrap_or_default();
         self.nodes.push(node);
         self.links.push(Links::alone(slot, parent));
@@ -361,7 +357,7 @@ impl Tree {
     }
 
     /// Makes a node the newest and active child of its parent or, if it has no parent, the newest root.
-    fn adopt(&mut self, slot: Slot) {
+    fn adopt(&mut self, slot: LinkSlot) {
         let newest = match self.links(slot).parent {
             Some(parent) => {
                 let parent = self.links_mut(parent);
@@ -377,7 +373,7 @@ impl Tree {
     }
 
     /// Makes a child of the head the new head. If the path is empty, makes a root the head.
-    fn step_onto(&mut self, slot: Slot) {
+    fn step_onto(&mut self, slot: LinkSlot) {
         self.history.push(Arc::clone(self.at(slot).message()));
         let root = self.path.map_or(slot, |path| path.root);
         self.path = Some(Ends { root, head: slot });
@@ -391,7 +387,7 @@ impl Tree {
 
     /// Makes the path end at `target`. First walks up from `target` to a root or to the old head and sets cursors. Then
     /// walks down again and extends the path.
-    fn move_to(&mut self, target: Slot) {
+    fn move_to(&mut self, target: LinkSlot) {
         let head = self.path.map(|path| path.head);
         let mut steps = Vec::new();
         let mut top = target;
@@ -441,5 +437,135 @@ impl<'a> IntoIterator for &'a Tree {
 
     fn into_iter(self) -> Path<'a> {
         Path::new(self, self.path.map(|path| (path.root, path.head)), self.history.len())
+    }
+}
+
+/// A message at its position in a [`Tree`](Tree). Cheap to clone, because the message and the usage are shared.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "schema",
+    derive(schemars::JsonSchema),
+    schemars(description = "A message at its position in a tree.")
+)]
+pub struct Node {
+    /// The node's id.
+    id: NodeId,
+    /// The id of the node that this node follows. `None` for a root.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    parent: Option<NodeId>,
+    /// The node's message.
+    message: Arc<Message>,
+    /// The usage of the turn, on the last assistant node of each turn.
+    // Wrapped in an `Arc`, because few nodes have a usage, and a usage is larger than the rest of the node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    usage: Option<Arc<Usage>>,
+}
+
+impl Node {
+    /// Returns a node without usage, for [`Tree::hydrate`](Tree::hydrate). To add a message to a tree, use
+    /// [`Tree::push`](Tree::push).
+    pub fn new(id: NodeId, parent: Option<NodeId>, message: impl Into<Arc<Message>>) -> Self {
+        Self { id, parent, message: message.into(), usage: None }
+    }
+
+    /// Returns the same node with the usage of the turn that the node ends. If the cost is not a finite number, it is
+    /// removed.
+    pub fn with_usage(mut self, usage: Usage) -> Self {
+        self.usage = Some(Arc::new(usage.with_finite_cost()));
+        self
+    }
+
+    /// Returns the same node with another message.
+    #[cfg(feature = "web")]
+    pub(crate) fn with_message(&self, message: Message) -> Self {
+        Self { message: Arc::new(message), ..self.clone() }
+    }
+
+    /// Returns the node's id.
+    pub const fn id(&self) -> NodeId {
+        self.id
+    }
+
+    /// Returns the id of the node that this node follows, or `None` for a root.
+    pub const fn parent(&self) -> Option<NodeId> {
+        self.parent
+    }
+
+    /// Returns the node's message.
+    pub const fn message(&self) -> &Arc<Message> {
+        &self.message
+    }
+
+    /// Returns the usage of the turn. It is recorded on the last assistant node of each turn, or on the last node of a
+    /// turn without an assistant node.
+    pub fn usage(&self) -> Option<&Usage> {
+        self.usage.as_deref()
+    }
+}
+
+/// An operation on a [`Tree`](Tree) is impossible. The tree is unchanged.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TreeError {
+    /// No node has this id.
+    #[error("the tree has no node {id}")]
+    UnknownNode {
+        /// The unknown id.
+        id: NodeId,
+    },
+    /// Two nodes have the same id.
+    #[error("two nodes have the id {id}")]
+    DuplicateId {
+        /// The shared id.
+        id: NodeId,
+    },
+    /// An id is so large that no valid ids remain for later nodes.
+    #[error("the id {id} is too large; assign ids in ascending order, from 1 on")]
+    IdTooLarge {
+        /// The id.
+        id: NodeId,
+    },
+    /// A new node does not have the next free id.
+    #[error("node {id} can't be added here; the next node must be node {next}")]
+    NotNext {
+        /// The id of the node.
+        id: NodeId,
+        /// The next free id.
+        next: NodeId,
+    },
+    /// The parent of a node does not exist.
+    #[error("the parent of node {id} is node {parent}, which does not exist")]
+    UnknownParent {
+        /// The id of the node.
+        id: NodeId,
+        /// The id of its parent.
+        parent: NodeId,
+    },
+    /// A node is its own ancestor.
+    #[error("node {id} is its own ancestor")]
+    Cycle {
+        /// The id of a node on the cycle.
+        id: NodeId,
+    },
+    /// The head does not exist.
+    #[error("the head is node {id}, which does not exist")]
+    UnknownHead {
+        /// The id of the head.
+        id: NodeId,
+    },
+    /// A cursor points to a node that is not a child of the cursor's node.
+    #[error("the cursor of node {id} points to node {child}, which is not its child")]
+    NotAChild {
+        /// The id of the node with the cursor.
+        id: NodeId,
+        /// The id of the node to which the cursor points.
+        child: NodeId,
+    },
+}
+
+impl From<TreeError> for Error {
+    fn from(error: TreeError) -> Self {
+        Self::new(ErrorKind::Damaged, format!("the stored conversation is not a valid tree: {error}"))
+            .with_source(error)
     }
 }

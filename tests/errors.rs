@@ -14,7 +14,7 @@ use omni_agent::{
     message::{History, HistoryError, Message, ToolResult, ToolUse},
     provider::{
         Catalogue, ProviderError, ProviderErrorKind,
-        backend::{BackendError, Breach},
+        custom::{BackendError, Breach},
     },
     session::Session,
     store::{ConversationId, FileSystemStore, MemoryStore, Owner, Store, StoreError},

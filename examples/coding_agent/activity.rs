@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use omni_agent::provider::backend::PermissionOption;
+use omni_agent::provider::custom::PermissionOption;
 use serde_json::Value;
 
 use super::terminal::first_words;

@@ -18,8 +18,8 @@ use futures_util::{StreamExt, stream};
 use omni_agent::{
     message::{Content, History, Message, Role, ToolUseId, Usage},
     provider::{
-        BlockStart, Delta, DeltaStream, MessageDelta, Part, Provider, ProviderError, ProviderErrorKind,
-        Request, RequestContext, StopReason, ThinkingMode,
+        DeltaStream, Provider, ProviderError, ProviderErrorKind, Request, StopReason, ThinkingMode,
+        custom::{BlockStart, Delta, MessageDelta, Part, RequestContext},
     },
 };
 use tokio::time::sleep;

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use omni_agent::provider::dialect::{ChatCompletions, ReasoningReturn};
+use omni_agent::provider::custom::{ChatCompletions, ReasoningReturn};
 
 fuzz_target!(|body: &[u8]| omni_agent_fuzz::answer(
     &ChatCompletions::default().with_reasoning(ReasoningReturn::Details),

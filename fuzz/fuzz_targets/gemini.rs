@@ -2,6 +2,6 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use omni_agent::provider::dialect::GoogleGemini;
+use omni_agent::provider::custom::GoogleGemini;
 
 fuzz_target!(|body: &[u8]| omni_agent_fuzz::answer(&GoogleGemini::default(), body));

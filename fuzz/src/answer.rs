@@ -4,11 +4,11 @@ use bytes::Bytes;
 use omni_agent::{
     message::{History, Message, Timestamp},
     provider::{
-        Delta, ProviderError, ProviderErrorKind, Request,
-        dialect::{Decoder, Dialect, Frame, Framing},
+        ProviderError, ProviderErrorKind, Request,
+        custom::{Decoder, Delta, Dialect, Frame, Framer, Framing},
         http::Limits,
     },
-    testing::internals::{Fold, Framer},
+    testing::internals::Fold,
 };
 
 use crate::{assert_encodes, lenient, split::pieces};

@@ -8,7 +8,7 @@ mod turn;
 pub use answer::{answer, framing};
 use omni_agent::provider::{
     Options, Request, UnsupportedAttachment,
-    dialect::{AnthropicMessages, ChatCompletions, Dialect, GoogleGemini, OllamaChat, OpenAiResponses},
+    custom::{AnthropicMessages, ChatCompletions, Dialect, GoogleGemini, OllamaChat, OpenAiResponses},
 };
 pub use schema::schema;
 use serde_json::Value;

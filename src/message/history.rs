@@ -1,8 +1,17 @@
-use std::{fmt, iter::FusedIterator, ops::Range, sync::Arc};
+//! Histories, and the history law: every tool use is answered exactly once, in the next message, which must be a user
+//! message. Every tool result answers a tool use.
+
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+    iter::FusedIterator,
+    ops::Range,
+    sync::Arc,
+};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::Message;
+use super::{Blocks, Content, Message, Role, ToolResult, ToolUse, ToolUseId};
 use crate::chunks::{Chunks, WIDTH};
 
 /// A sequence of shared messages. Cloning it is O(1) and extending it is amortized O(1), regardless of its length and
@@ -174,9 +183,9 @@ impl Serialize for History {
 
 impl<'de> Deserialize<'de> for History {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
+        struct HistoryVisitor;
 
-        impl<'de> serde::de::Visitor<'de> for Visitor {
+        impl<'de> serde::de::Visitor<'de> for HistoryVisitor {
             type Value = History;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -192,6 +201,372 @@ impl<'de> Deserialize<'de> for History {
             }
         }
 
-        deserializer.deserialize_seq(Visitor)
+        deserializer.deserialize_seq(HistoryVisitor)
+    }
+}
+
+/// A violation of the [history law](crate::message). Indices count messages from 0.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HistoryError {
+    /// A tool use has no result in the next message.
+    #[error(
+        "message {index}: tool use {id:?} is not answered in the next message; answer it with a tool result, or use History::repair"
+    )]
+    Unanswered {
+        /// The index of the assistant message.
+        index: usize,
+        /// The id of the open tool use.
+        id: ToolUseId,
+    },
+    /// A tool result answers no open tool use, or it answers a tool use that already has a result.
+    #[error(
+        "message {index}: the tool result for {id:?} answers no open tool use of the message before it; remove it, or use History::repair"
+    )]
+    OrphanResult {
+        /// The index of the message that contains the result.
+        index: usize,
+        /// The tool use id that the result contains.
+        id: ToolUseId,
+    },
+    /// Two tool uses of one message have the same id.
+    #[error("message {index}: two tool uses share the id {id:?}; remove one of them, or use History::repair")]
+    DuplicateToolUse {
+        /// The index of the assistant message.
+        index: usize,
+        /// The shared id.
+        id: ToolUseId,
+    },
+    /// A user message contains a tool use, or an assistant message contains a tool result.
+    #[error(
+        "message {index}: a {block} is not allowed in a message with the role {role}; remove it, or use History::repair"
+    )]
+    Misplaced {
+        /// The index of the message.
+        index: usize,
+        /// The role of the message.
+        role: Role,
+        /// The kind of the block.
+        block: &'static str,
+    },
+    /// The history ends in a user message that the assistant has not answered. Such a message is a prompt and must not
+    /// be committed.
+    #[error(
+        "message {index}: the history ends in a user prompt; end it with the answer, or send the prompt with `prompt`"
+    )]
+    EndsInPrompt {
+        /// The index of the last message.
+        index: usize,
+    },
+}
+
+impl History {
+    /// Checks that this history may be committed. The history must obey the [history law](crate::message). It must be
+    /// empty, end in an assistant message, or end in a user message that answers the open tool uses. If the last
+    /// message is from the assistant, its tool uses may be open. O(n).
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for the first violation, with its index.
+    pub fn check(&self) -> Result<(), HistoryError> {
+        self.check_pairs()?;
+        match self.last() {
+            Some(last) if last.role == Role::User && last.tool_results().next().is_none() => {
+                Err(HistoryError::EndsInPrompt { index: self.len() - 1 })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks that this history may be sent to a model. Every tool use must be answered exactly once, in the user
+    /// message right after it, and every tool result must answer a tool use. O(n).
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for the first violation, with its index.
+    pub fn check_sendable(&self) -> Result<(), HistoryError> {
+        self.check_pairs()?;
+        match self.open_tool_uses().next() {
+            Some(open) => Err(HistoryError::Unanswered { index: self.len() - 1, id: open.id.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks the history law. If the last message is from the assistant, its tool uses may be open.
+    pub(crate) fn check_pairs(&self) -> Result<(), HistoryError> {
+        let mut before = None;
+        self.iter()
+            .enumerate()
+            .try_for_each(|(index, message)| check_step(before.replace(&**message), message, index))
+    }
+
+    /// Iterates over the open tool uses. These are the tool uses of the last message, if that message is from the
+    /// assistant.
+    pub fn open_tool_uses(&self) -> impl Iterator<Item = &ToolUse> {
+        self.last().into_iter().filter(|last| last.role == Role::Assistant).flat_map(|last| last.tool_uses())
+    }
+
+    /// Returns the history that may be sent and that differs least from this history. O(n).
+    ///
+    /// Misplaced blocks, repeated tool uses and results that answer no tool use are removed. If a message becomes
+    /// empty, it is removed too. If several user messages follow a tool use, results in the later user messages move
+    /// into the first one. A tool use without a result gets the result that was [decided](ToolUse::decided) for it. If
+    /// no result was decided, the tool use gets an error result, which states that no result was given. Everything else
+    /// keeps its order, and messages that need no change are shared.
+    ///
+    /// If a history may already be sent, it is returned unchanged. Repairing twice therefore has the same effect as
+    /// repairing once.
+    pub fn repair(&self) -> Self {
+        if self.check_sendable().is_ok() {
+            return self.clone();
+        }
+        let placed: Vec<Arc<Message>> = self.iter().filter_map(without_misplaced).collect();
+        let mut repaired = Self::new();
+        let mut rest = placed.as_slice();
+        while !rest.is_empty() {
+            let users = rest.iter().position(|message| message.role == Role::Assistant);
+            let (answers, after) = rest.split_at(users.unwrap_or(rest.len()));
+            let asking = repaired.last().cloned();
+            repaired.extend(pair(asking.as_deref(), answers));
+            repaired.extend(after.first().cloned());
+            rest = after.get(1..).unwrap_or_default();
+        }
+        let asking = repaired.last().cloned();
+        repaired.extend(pair(asking.as_deref(), &[]));
+        repaired
+    }
+}
+
+/// Returns the kind of `block`, if a message of `role` can't contain it.
+fn misplaced(role: Role, block: &Content) -> Option<&'static str> {
+    match (role, block) {
+        (Role::User, Content::ToolUse(_)) => Some("tool use"),
+        (Role::Assistant, Content::ToolResult(_)) => Some("tool result"),
+        _ => None,
+    }
+}
+
+/// Returns `message` without the blocks that are invalid regardless of the other messages, or `None` if no block
+/// remains.
+fn without_misplaced(message: &Arc<Message>) -> Option<Arc<Message>> {
+    let mut seen = HashSet::new();
+    retain(message, |block| {
+        let repeated = matches!(block, Content::ToolUse(tool_use) if !seen.insert(&tool_use.id));
+        misplaced(message.role, block).is_none() && !repeated
+    })
+}
+
+/// Returns `message` with only the blocks that `keep` accepts. If all blocks are accepted, the message itself is
+/// returned. If no block is accepted, `None` is returned.
+fn retain<'a>(message: &'a Arc<Message>, mut keep: impl FnMut(&'a Content) -> bool) -> Option<Arc<Message>> {
+    let kept: Vec<&Content> = message.content.iter().filter(|block| keep(block)).collect();
+    if kept.len() == message.content.len() {
+        return Some(Arc::clone(message));
+    }
+    let content: Vec<Content> = kept.into_iter().cloned().collect();
+    (!content.is_empty()).then(|| with_content(message, content))
+}
+
+fn with_content(message: &Message, content: Vec<Content>) -> Arc<Message> {
+    let Message { role, timestamp, provider_data, id, app_data, content: _ } = message;
+    let (provider_data, id, app_data) = (provider_data.clone(), id.clone(), app_data.clone());
+    Arc::new(Message { role: *role, content, timestamp: *timestamp, provider_data, id, app_data })
+}
+
+/// Rewrites the user messages `answers`, which follow `asking`. In the result, the first user message answers each tool
+/// use of `asking`, and no user message contains any other results.
+fn pair(asking: Option<&Message>, answers: &[Arc<Message>]) -> Vec<Arc<Message>> {
+    let asked: Vec<&ToolUse> = asking
+        .filter(|asking| asking.role == Role::Assistant)
+        .into_iter()
+        .flat_map(Message::tool_uses)
+        .collect();
+    let mut found: HashMap<&ToolUseId, Option<&ToolResult>> =
+        asked.iter().map(|tool_use| (&tool_use.id, None)).collect();
+    for result in answers.iter().flat_map(|message| message.tool_results()) {
+        if let Some(slot @ None) = found.get_mut(&result.tool_use_id) {
+            *slot = Some(result);
+        }
+    }
+    let chosen = |result: &ToolResult| {
+        found.get(&result.tool_use_id).copied().flatten().is_some_and(|chosen| std::ptr::eq(chosen, result))
+    };
+    let in_place: HashSet<&ToolUseId> = answers
+        .first()
+        .into_iter()
+        .flat_map(|first| first.tool_results())
+        .filter(|result| chosen(result))
+        .map(|result| &result.tool_use_id)
+        .collect();
+    let mut front: Vec<Content> = asked
+        .iter()
+        .filter(|tool_use| !in_place.contains(&tool_use.id))
+        .map(|tool_use| found[&tool_use.id].cloned().unwrap_or_else(|| tool_use.fallback_result()).into())
+        .collect();
+
+    let mut paired = Vec::with_capacity(answers.len().max(1));
+    for (index, message) in answers.iter().enumerate() {
+        let kept = retain(message, |block| match block {
+            Content::ToolResult(result) => index == 0 && chosen(result),
+            _ => true,
+        });
+        if index > 0 || front.is_empty() {
+            paired.extend(kept);
+        } else {
+            front.extend(kept.iter().flat_map(|kept| &kept.content).cloned());
+            paired.push(with_content(message, std::mem::take(&mut front)));
+        }
+    }
+    if let (Some(asking), false) = (asking, front.is_empty()) {
+        // No user message after `asking` could contain the results, so a new message contains them.
+        let timestamp = asking.timestamp;
+        paired.push(Arc::new(Message { timestamp, ..Message::user(front) }));
+    }
+    paired
+}
+
+/// Checks the history law for the message at `index`, which follows the message `before`. The tool uses of the checked
+/// message may be open.
+pub(crate) fn check_step(
+    before: Option<&Message>,
+    message: &Message,
+    index: usize,
+) -> Result<(), HistoryError> {
+    let role = message.role;
+    if let Some(block) = message.content.iter().find_map(|block| misplaced(role, block)) {
+        return Err(HistoryError::Misplaced { index, role, block });
+    }
+    let asked = || before.into_iter().flat_map(Message::tool_uses).map(|tool_use| &tool_use.id);
+    let mut open: HashSet<&ToolUseId> = asked().collect();
+    for result in message.tool_results() {
+        if !open.remove(&result.tool_use_id) {
+            return Err(HistoryError::OrphanResult { index, id: result.tool_use_id.clone() });
+        }
+    }
+    if let Some(unanswered) = asked().find(|id| open.contains(id)) {
+        return Err(HistoryError::Unanswered { index: index.saturating_sub(1), id: unanswered.clone() });
+    }
+    for tool_use in message.tool_uses() {
+        if !open.insert(&tool_use.id) {
+            return Err(HistoryError::DuplicateToolUse { index, id: tool_use.id.clone() });
+        }
+    }
+    Ok(())
+}
+
+/// Returns the content of a user message that follows `history`. It consists of a result for every open tool use, in
+/// the order of the tool uses, and then the rest of `content`. A tool use that `content` does not answer gets the
+/// result that was decided for it. If no result was decided, the tool use gets an error result.
+///
+/// # Errors
+///
+/// Fails if `content` contains a tool use, or a result that answers no open tool use.
+pub(crate) fn answer_open_tool_uses(
+    history: &History,
+    content: Blocks,
+) -> Result<Vec<Content>, HistoryError> {
+    let is_plain = |block: &Content| !matches!(block, Content::ToolUse(_) | Content::ToolResult(_));
+    if history.open_tool_uses().next().is_none()
+        && content.0.iter().all(|block| is_plain(block) && misplaced(Role::User, block).is_none())
+    {
+        return Ok(content.0);
+    }
+    let index = history.len();
+    let mut answers: HashMap<&ToolUseId, Option<ToolResult>> =
+        history.open_tool_uses().map(|tool_use| (&tool_use.id, None)).collect();
+    let mut rest = Vec::new();
+    for block in content.0 {
+        if let Some(block) = misplaced(Role::User, &block) {
+            return Err(HistoryError::Misplaced { index, role: Role::User, block });
+        }
+        match block {
+            Content::ToolResult(result) => match answers.get_mut(&result.tool_use_id) {
+                Some(slot @ None) => *slot = Some(result),
+                _ => return Err(HistoryError::OrphanResult { index, id: result.tool_use_id }),
+            },
+            other => rest.push(other),
+        }
+    }
+    let results = history.open_tool_uses().map(|tool_use| {
+        answers.remove(&tool_use.id).flatten().unwrap_or_else(|| tool_use.fallback_result()).into()
+    });
+    Ok(results.chain(rest).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection::vec, prelude::*};
+    use serde_json::json;
+
+    use super::*;
+
+    fn asking(ids: &[&str]) -> History {
+        let uses: Vec<ToolUse> = ids.iter().map(|id| ToolUse::new(*id, "tool", json!({}))).collect();
+        History::from_iter([Message::assistant(uses)])
+    }
+
+    fn result(id: &str) -> Content {
+        ToolResult::ok(&ToolUse::new(id, "tool", json!({})), "done").into()
+    }
+
+    #[test]
+    fn answer_open_tool_uses_puts_results_in_front_in_their_order() {
+        let blocks = Blocks::from(["and".into(), result("c"), result("a"), "so".into()]);
+        let content = answer_open_tool_uses(&asking(&["a", "b", "c"]), blocks).unwrap();
+        let missing = ToolUse::new("b", "tool", json!({})).fallback_result();
+        assert!(missing.is_error);
+        assert_eq!(content, [result("a"), missing.into(), result("c"), "and".into(), "so".into()]);
+    }
+
+    #[test]
+    fn answer_open_tool_uses_without_open_ones_keeps_the_content() {
+        let history = History::from_iter([Message::assistant("hi")]);
+        assert_eq!(answer_open_tool_uses(&history, "ho".into()), Ok(vec!["ho".into()]));
+        assert_eq!(answer_open_tool_uses(&History::new(), Blocks::default()), Ok(vec![]));
+    }
+
+    #[test]
+    fn answer_open_tool_uses_rejects_content_that_breaks_the_law() {
+        let history = asking(&["a"]);
+        let orphan = |id: &str| Err(HistoryError::OrphanResult { index: 1, id: id.into() });
+        assert_eq!(answer_open_tool_uses(&history, result("x").into()), orphan("x"));
+        assert_eq!(answer_open_tool_uses(&history, [result("a"), result("a")].into()), orphan("a"));
+        let misplaced = HistoryError::Misplaced { index: 1, role: Role::User, block: "tool use" };
+        let tool_use = ToolUse::new("b", "tool", json!({}));
+        assert_eq!(answer_open_tool_uses(&history, tool_use.into()), Err(misplaced));
+    }
+
+    #[test]
+    fn repair_answers_an_open_tool_use_with_its_decided_result() {
+        let mut tool_use = ToolUse::new("a", "tool", json!({}));
+        tool_use.decided = Some(Box::new(ToolResult::error(&ToolUse::new("x", "y", json!({})), "No.")));
+        let repaired = History::from_iter([Message::assistant(tool_use.clone())]).repair();
+        let results: Vec<_> = repaired.get(1).unwrap().tool_results().cloned().collect();
+        assert_eq!(results, [ToolResult::error(&tool_use, "No.")]);
+    }
+
+    proptest! {
+        #[test]
+        fn answer_open_tool_uses_returns_a_sendable_history(
+            count in 0usize..4,
+            blocks in vec(proptest::option::of(0usize..5), 0..6),
+        ) {
+            const IDS: [&str; 5] = ["a", "b", "c", "d", "e"];
+            let mut history = asking(&IDS[..count]);
+            let blocks: Vec<Content> =
+                blocks.iter().map(|id| id.map_or_else(|| "text".into(), |id| result(IDS[id]))).collect();
+            let ids = |blocks: &[Content]| Message::user(blocks.to_vec())
+                .tool_results().map(|result| result.tool_use_id.clone()).collect::<Vec<_>>();
+            let given = ids(&blocks);
+            let distinct: HashSet<_> = given.iter().collect();
+            let lawful = distinct.len() == given.len()
+                && given.iter().all(|id| IDS[..count].contains(&id.as_str()));
+            let answer = answer_open_tool_uses(&history, blocks.into());
+            prop_assert_eq!(answer.is_ok(), lawful);
+            if let Ok(content) = answer {
+                history.push(Message::user(content));
+                prop_assert_eq!(history.check_sendable(), Ok(()));
+            }
+        }
     }
 }

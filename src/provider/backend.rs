@@ -1,115 +1,4 @@
-//! Backends: services that own the conversation themselves, such as coding agents that run as a program.
-//!
-//! A model service gets the whole conversation with each request. A [`Backend`], in contrast, keeps the conversation
-//! itself and runs its own tools. The caller starts a [`BackendSession`], gives it a [`TurnPrompt`], and reads
-//! [`BackendEvent`]s until the turn ends. [`BackendProvider`] makes any backend a [`Provider`](super::Provider), so
-//! that agents, sessions and managers can use the backend. A backend for programs that support the Agent Client
-//! Protocol is in `acp` (feature `acp`). A test suite for implementations is in `conformance` (feature `test-util`).
-//!
-//! # Sessions
-//!
-//! - A session at the backend is started with the conversation's first prompt. When the agent ends for any reason, the
-//!   session is terminated.
-//! - Each prompt sends only the messages after the backend's last response. Each response stores the backend's position
-//!   in the conversation in its [`provider_data`](crate::message::Message::provider_data), under the backend's name. If
-//!   the conversation is loaded again, the backend's session is resumed at this position.
-//! - The settings of one conversation, such as the folder in which the backend works, are in
-//!   [`Options::backend`](super::Options::backend). They are saved with the conversation, and passed to each session
-//!   that is started, resumed or forked for the conversation.
-//! - If the session of a conversation is lost or can't be resumed, [`LostSession`] decides whether the prompt fails or
-//!   starts a new session.
-//!
-//! # Turns
-//!
-//! - The backend's tool uses, plans and statuses are emitted as soon as the backend reports them, and the response
-//!   keeps them as opaque items. The agent does not run the backend's tools.
-//! - A use of a tool is an item with the members `type` (`"tool"`), `id`, `name`, `input` and `status`. If there is an
-//!   update, a result or a request for permission, the item also has the member `update`, `result` or `permission`. The
-//!   status is `asking`, `running`, `done` or `failed`. When the turn has ended, a tool without a result has the status
-//!   `rejected` if permission was refused, otherwise `ended`.
-//! - A request for permission becomes a question to the agent. `handle_tool_use` answers the question, or pauses until
-//!   `resume` provides the answer.
-//! - If a turn is cancelled, it is cancelled at the backend too. The backend still remembers the part of the turn that
-//!   it received, and continues from there. The backend also remembers a turn that it finished but that the agent
-//!   discarded, for example because a callback panicked. When the session continues with prompts that the conversation
-//!   does not contain, a warning is logged.
-//! - A prompt that the backend may have accepted is never sent again automatically, since the backend might do the same
-//!   work twice.
-//! - No call takes longer than [`BackendLimits`] allow. A panic, silence and every other breach of the contract is
-//!   contained, and becomes an error of kind [`ProviderErrorKind::Contract`](super::ProviderErrorKind::Contract).
-//!
-//! # Branches
-//!
-//! - If the conversation branches at an earlier position, the backend's session is forked at this position. If the
-//!   backend can't fork, the prompt fails before anything is sent.
-//! - If the conversation branches at its beginning, a new session is started.
-//! - The previous session keeps running until the new branch has a response. If the branch is abandoned before that,
-//!   the conversation returns to the previous session.
-//! - After a conversation has been loaded again, a branch is detected only by the backend's
-//!   [checkpoint](BackendSession::checkpoint). The reason is that the messages of one branch don't show which messages
-//!   other branches sent. A backend without checkpoints continues with everything that its session has received.
-//!
-//! # Example
-//!
-//! This backend repeats each prompt:
-//!
-//! ```
-//! use std::sync::Arc;
-//!
-//! use async_trait::async_trait;
-//! use futures_util::stream;
-//! use omni_agent::{
-//!     agent::Agent,
-//!     provider::{
-//!         Model, StopReason,
-//!         backend::{
-//!             Backend, BackendError, BackendEvent, BackendProvider, BackendSession, EventStream, SessionId,
-//!             SessionOptions, TurnPrompt, TurnResult,
-//!         },
-//!     },
-//! };
-//!
-//! struct Echo;
-//!
-//! #[async_trait]
-//! impl Backend for Echo {
-//!     fn name(&self) -> &str {
-//!         "echo"
-//!     }
-//!
-//!     async fn start(&self, _: &SessionOptions) -> Result<Arc<dyn BackendSession>, BackendError> {
-//!         Ok(Arc::new(EchoSession))
-//!     }
-//! }
-//!
-//! struct EchoSession;
-//!
-//! #[async_trait]
-//! impl BackendSession for EchoSession {
-//!     fn id(&self) -> Option<SessionId> {
-//!         None
-//!     }
-//!
-//!     async fn prompt(&self, prompt: TurnPrompt) -> Result<EventStream, BackendError> {
-//!         let result = TurnResult::new(StopReason::Stop);
-//!         let events = [BackendEvent::Text(prompt.text()), BackendEvent::Result(result)];
-//!         Ok(Box::pin(stream::iter(events)))
-//!     }
-//!
-//!     async fn cancel(&self) -> Result<(), BackendError> {
-//!         Ok(())
-//!     }
-//!
-//!     async fn terminate(&self) {}
-//! }
-//!
-//! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-//! let agent = Agent::builder().model(Model::new(Arc::new(BackendProvider::new(Echo)), "default")).start().await?;
-//! assert_eq!(agent.ask("Hello").await?.text(), "Hello");
-//! # Ok::<(), omni_agent::Error>(())
-//! # })?;
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
+//! Backends: services that own the conversation themselves. The page for their authors is [`Backend`].
 
 #[cfg(feature = "acp")]
 pub mod acp;
@@ -142,9 +31,58 @@ pub use position::SessionPosition;
 /// [`BackendEvent::Error`]. Nothing is read after the terminal event.
 pub type EventStream = Pin<Box<dyn Stream<Item = BackendEvent> + Send>>;
 
-/// A service that owns conversations.
+/// A service that owns the conversation itself, such as a coding agent that runs as a program.
+///
+/// A model service gets the whole conversation with each request. A backend, in contrast, keeps the conversation itself
+/// and runs its own tools. The caller starts a [`BackendSession`], gives it a [`TurnPrompt`], and reads
+/// [`BackendEvent`]s until the turn ends. [`BackendProvider`] makes any backend a [`Provider`](super::Provider), so that
+/// agents, sessions and managers can use the backend. A backend for programs that support the Agent Client Protocol is
+/// in `provider::acp` (feature `acp`).
 ///
 /// The trait is dyn-safe. To test an implementation, run the suite in `conformance` (feature `test-util`).
+///
+/// # Sessions
+///
+/// - A session at the backend is started with the conversation's first prompt. When the agent ends for any reason, the
+///   session is terminated.
+/// - Each prompt sends only the messages after the backend's last response. Each response stores the backend's position
+///   in the conversation in its [`provider_data`](crate::message::Message::provider_data), under the backend's name. If
+///   the conversation is loaded again, the backend's session is resumed at this position.
+/// - The settings of one conversation, such as the folder in which the backend works, are in
+///   [`Options::backend`](super::Options::backend). They are saved with the conversation, and passed to each session
+///   that is started, resumed or forked for the conversation.
+/// - If the session of a conversation is lost or can't be resumed, [`LostSession`] decides whether the prompt fails or
+///   starts a new session.
+///
+/// # Turns
+///
+/// - The backend's tool uses, plans and statuses are emitted as soon as the backend reports them, and the response
+///   keeps them as opaque items. The agent does not run the backend's tools.
+/// - A use of a tool is an item with the members `type` (`"tool"`), `id`, `name`, `input` and `status`. If there is an
+///   update, a result or a request for permission, the item also has the member `update`, `result` or `permission`. The
+///   status is `asking`, `running`, `done` or `failed`. When the turn has ended, a tool without a result has the status
+///   `rejected` if permission was refused, otherwise `ended`.
+/// - A request for permission becomes a question to the agent. `handle_tool_use` answers the question, or pauses until
+///   `resume` provides the answer.
+/// - If a turn is cancelled, it is cancelled at the backend too. The backend still remembers the part of the turn that
+///   it received, and continues from there. The backend also remembers a turn that it finished but that the agent
+///   discarded, for example because a callback panicked. When the session continues with prompts that the conversation
+///   does not contain, a warning is logged.
+/// - A prompt that the backend may have accepted is never sent again automatically, since the backend might do the same
+///   work twice.
+/// - No call takes longer than [`BackendLimits`] allow. A panic, silence and every other breach of the contract is
+///   contained, and becomes an error of kind [`ProviderErrorKind::Contract`](super::ProviderErrorKind::Contract).
+///
+/// # Branches
+///
+/// - If the conversation branches at an earlier position, the backend's session is forked at this position. If the
+///   backend can't fork, the prompt fails before anything is sent.
+/// - If the conversation branches at its beginning, a new session is started.
+/// - The previous session keeps running until the new branch has a response. If the branch is abandoned before that,
+///   the conversation returns to the previous session.
+/// - After a conversation has been loaded again, a branch is detected only by the backend's
+///   [checkpoint](BackendSession::checkpoint). The reason is that the messages of one branch don't show which messages
+///   other branches sent. A backend without checkpoints continues with everything that its session has received.
 ///
 /// # Example
 ///
@@ -164,10 +102,10 @@ pub type EventStream = Pin<Box<dyn Stream<Item = BackendEvent> + Send>>;
 /// use omni_agent::{
 ///     agent::Agent,
 ///     provider::{
-///         Model, StopReason,
-///         backend::{
-///             Backend, BackendError, BackendEvent, BackendProvider, BackendSession, Capabilities, EventStream,
-///             SessionId, SessionOptions, TurnPrompt, TurnResult,
+///         BackendProvider, Model, StopReason,
+///         custom::{
+///             Backend, BackendError, BackendEvent, BackendSession, Capabilities, EventStream, SessionId,
+///             SessionOptions, TurnPrompt, TurnResult,
 ///         },
 ///     },
 /// };

@@ -1,8 +1,5 @@
 mod info;
 mod models_dev;
-mod names;
-mod price;
-mod rules;
 mod traits;
 
 use std::{
@@ -11,13 +8,11 @@ use std::{
     sync::{Arc, LazyLock},
 };
 
-pub use info::{Modality, ModelInfo};
+pub use info::{Modality, ModelInfo, Price, Rates};
 pub use models_dev::CatalogueError;
-pub use price::{Price, Rates};
-pub(in crate::provider) use rules::{Family, find};
 pub(in crate::provider) use traits::{
-    ChatTools, GeminiThinking, GeminiTraits, MessagesSampling, MessagesThinking, MessagesTraits,
-    OpenAiTraits, ThinkingOff, Traits,
+    ChatTools, Family, GeminiThinking, GeminiTraits, MessagesSampling, MessagesThinking, MessagesTraits,
+    OpenAiTraits, ThinkingOff, Traits, find,
 };
 
 /// Facts about models: context window, limits, modalities, price, and how options are encoded for each model.
@@ -53,7 +48,7 @@ pub(in crate::provider) use traits::{
 ///
 /// ```
 /// use omni_agent::provider::{Catalogue, Effort, Options, Request};
-/// use omni_agent::provider::dialect::{AnthropicMessages, Dialect};
+/// use omni_agent::provider::custom::{AnthropicMessages, Dialect};
 ///
 /// let json = r#"{"house": {"models": {
 ///     "thinker-2": {"traits": {"messages": {"thinking": "adaptive", "sampling": "fixed"}}}
@@ -130,7 +125,7 @@ impl Catalogue {
 
     /// Adds a model of a provider. If there is an entry with the same id, replaces and returns this entry.
     pub fn insert(&mut self, provider: &str, info: ModelInfo) -> Option<Arc<ModelInfo>> {
-        let models = self.providers.entry(names::listed_as(provider).to_owned()).or_default();
+        let models = self.providers.entry(listed_as(provider).to_owned()).or_default();
         models.insert(info.id.clone(), Arc::new(info))
     }
 
@@ -143,7 +138,7 @@ impl Catalogue {
 
     /// Returns the entry of the provider's model with exactly this id.
     pub fn get(&self, provider: &str, id: &str) -> Option<&Arc<ModelInfo>> {
-        self.providers.get(names::listed_as(provider))?.get(id)
+        self.providers.get(listed_as(provider))?.get(id)
     }
 
     /// Returns the facts about a model. `id` can be any id that a service accepts for the model.
@@ -156,17 +151,17 @@ impl Catalogue {
         if let Some(info) = self.build(provider, id) {
             return Some(Arc::clone(info));
         }
-        if let Some((model, variant)) = names::variant(provider, id) {
+        if let Some((model, variant)) = variant(provider, id) {
             let price = (variant == "free").then(|| Price::new(0.0, 0.0));
             return Some(Arc::new(ModelInfo { price, ..(*self.find(provider, model)?).clone() }));
         }
-        let (vendor, model) = names::vendor(id)?;
+        let (vendor, model) = vendor(id)?;
         Some(Arc::new(ModelInfo { price: None, ..(**self.build(vendor, &model)?).clone() }))
     }
 
     /// Returns the model with this id. If there is none, but the id names a build of a model, returns that model.
     fn build(&self, provider: &str, id: &str) -> Option<&Arc<ModelInfo>> {
-        self.get(provider, id).or_else(|| self.get(provider, names::base(id)?))
+        self.get(provider, id).or_else(|| self.get(provider, base(id)?))
     }
 
     /// Returns all models with their providers' names, sorted by provider and id.
@@ -177,7 +172,7 @@ impl Catalogue {
 
     /// Returns the models of one provider, sorted by id.
     pub fn models_of(&self, provider: &str) -> impl Iterator<Item = &Arc<ModelInfo>> {
-        self.providers.get(names::listed_as(provider)).into_iter().flat_map(BTreeMap::values)
+        self.providers.get(listed_as(provider)).into_iter().flat_map(BTreeMap::values)
     }
 
     /// Returns the number of models.
@@ -194,5 +189,69 @@ impl Catalogue {
 impl fmt::Debug for Catalogue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_map().entries(self.providers.iter().map(|(name, models)| (name, models.keys()))).finish()
+    }
+}
+
+/// Returns the name under which the catalogue lists the models of this provider.
+fn listed_as(provider: &str) -> &str {
+    match provider {
+        "openai_responses" => "openai",
+        other => other,
+    }
+}
+
+/// Returns the name that this crate uses for a provider of models.dev.
+pub(super) fn from_models_dev(provider: &str) -> &str {
+    match provider {
+        "moonshotai" => "moonshot",
+        other => other,
+    }
+}
+
+/// Splits an id such as `deepseek/deepseek-r1:free` at its last colon, if it has one. The suffix names a way of serving
+/// the model. At Ollama, the suffix is the model's size, so the id is not split.
+///
+/// Source: <https://openrouter.ai/docs/guides/routing/model-variants>.
+fn variant<'a>(provider: &str, id: &'a str) -> Option<(&'a str, &'a str)> {
+    if provider.starts_with("ollama") { None } else { id.rsplit_once(':') }
+}
+
+/// Returns the id without the suffix of a build (`-2025-08-07`, `-20250929`, `@20250929`, `-latest`) and without the
+/// prefix `models/`, which ids in Gemini's lists have. Returns `None` if the id has neither.
+fn base(id: &str) -> Option<&str> {
+    let name = id.strip_prefix("models/").unwrap_or(id);
+    let name = name.strip_suffix("-latest").unwrap_or_else(|| undated(name));
+    (name != id && !name.is_empty()).then_some(name)
+}
+
+fn undated(name: &str) -> &str {
+    let digits = |text: &str, count| text.len() == count && text.bytes().all(|b| b.is_ascii_digit());
+    if let Some((head, date)) = name.rsplit_once(['-', '@'])
+        && digits(date, 8)
+    {
+        return head;
+    }
+    let mut parts = name.rsplitn(4, '-');
+    match (parts.next(), parts.next(), parts.next(), parts.next()) {
+        (Some(day), Some(month), Some(year), Some(head))
+            if digits(day, 2) && digits(month, 2) && digits(year, 4) =>
+        {
+            head
+        }
+        _ => name,
+    }
+}
+
+/// Returns the provider and the model's id to which a reseller's id refers, or `None` if the vendor in the id is
+/// unknown. For example, `anthropic/claude-opus-4.8` refers to `claude-opus-4-8` of `anthropic`.
+fn vendor(id: &str) -> Option<(&str, String)> {
+    let (vendor, name) = id.split_once('/')?;
+    match vendor {
+        "anthropic" => Some((vendor, name.replace('.', "-"))),
+        "openai" | "google" => Some((vendor, name.to_owned())),
+        "moonshotai" => Some(("moonshot", name.to_owned())),
+        "z-ai" => Some(("zai", name.to_owned())),
+        "qwen" => Some(("alibaba", name.to_owned())),
+        _ => None,
     }
 }

@@ -20,12 +20,12 @@ use crate::{message::ToolUse, sync::lock, telemetry::RequestScope, tool::Decisio
 /// [`Request::private_state`](super::Request::private_state).
 #[derive(Clone, Debug, Default)]
 pub struct RequestContext {
-    asking: Option<Arc<Asking>>,
+    asking: Option<Arc<QuestionDesk>>,
     /// The telemetry data of the request. `None` if telemetry is off.
     scope: Option<Arc<RequestScope>>,
 }
 
-struct Asking {
+struct QuestionDesk {
     decider: Decider,
     /// Whether a question has been asked. If so, the request must not be repeated.
     asked: AtomicBool,
@@ -33,7 +33,7 @@ struct Asking {
     open: AtomicUsize,
 }
 
-crate::debug::impl_debug!(Asking(self) { asked: self.asked, open: self.open, .. });
+crate::debug::impl_debug!(QuestionDesk(self) { asked: self.asked, open: self.open, .. });
 
 type DecideFn = dyn Fn(ToolUse) -> Pin<Box<dyn Future<Output = Decision> + Send>> + Send + Sync;
 
@@ -66,7 +66,7 @@ impl QuestionQueue {
 /// The agent's receiver of the questions that a request asks. After it is dropped, questions are answered with a
 /// rejection.
 #[derive(Debug)]
-pub(crate) struct Questions(Arc<Asking>);
+pub(crate) struct Questions(Arc<QuestionDesk>);
 
 impl Questions {
     /// Returns the oldest question that has not been taken yet.
@@ -98,23 +98,23 @@ impl Drop for Questions {
     }
 }
 
-impl Asking {
+impl QuestionDesk {
     fn new(decider: Decider) -> Self {
         Self { decider, asked: AtomicBool::new(false), open: AtomicUsize::new(0) }
     }
 }
 
 /// Counts a question as open until it is dropped.
-struct Open<'a>(&'a AtomicUsize);
+struct OpenRequest<'a>(&'a AtomicUsize);
 
-impl<'a> Open<'a> {
+impl<'a> OpenRequest<'a> {
     fn new(open: &'a AtomicUsize) -> Self {
         open.fetch_add(1, Ordering::Relaxed);
         Self(open)
     }
 }
 
-impl Drop for Open<'_> {
+impl Drop for OpenRequest<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -133,7 +133,7 @@ impl RequestContext {
     /// Creates a context for a request outside an agent. The function `decide` answers the questions.
     ///
     /// ```
-    /// use omni_agent::{provider::RequestContext, tool::Decision};
+    /// use omni_agent::{provider::custom::RequestContext, tool::Decision};
     ///
     /// let context = RequestContext::new(async |tool_use| match tool_use.name.as_str() {
     ///     "read" => Decision::Execute,
@@ -146,12 +146,12 @@ impl RequestContext {
         D: Future<Output = Decision> + Send + 'static,
     {
         let decide = Box::new(move |tool_use| Box::pin(decide(tool_use)) as Pin<Box<_>>);
-        Self { asking: Some(Arc::new(Asking::new(Decider::Function(decide)))), scope: None }
+        Self { asking: Some(Arc::new(QuestionDesk::new(Decider::Function(decide)))), scope: None }
     }
 
     /// Creates a context for an agent, and the receiver of its questions.
     pub(crate) fn with_questions() -> (Self, Questions) {
-        let asking = Arc::new(Asking::new(Decider::Agent(Mutex::default())));
+        let asking = Arc::new(QuestionDesk::new(Decider::Agent(Mutex::default())));
         (Self { asking: Some(Arc::clone(&asking)), scope: None }, Questions(asking))
     }
 
@@ -183,7 +183,7 @@ impl RequestContext {
             return Decision::reject("no agent is available to decide");
         };
         asking.asked.store(true, Ordering::Relaxed);
-        let _open = Open::new(&asking.open);
+        let _open = OpenRequest::new(&asking.open);
         let queue = match &asking.decider {
             Decider::Function(decide) => return decide(tool_use).await,
             Decider::Agent(queue) => queue,

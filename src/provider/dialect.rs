@@ -1,171 +1,36 @@
-//! Wire formats: the JSON shapes and the stream framing of one API family.
-//!
-//! A wire format translates a [`Request`] into a JSON body, and the events of the streamed response into [`Delta`]s.
-//! The translation is pure: it does no I/O and needs neither an address nor a key. The address and the key belong to an
-//! endpoint (`provider::http::Endpoint`), because many services share a few wire formats.
-//!
-//! # Types
-//!
-//! - [`Dialect`] is a wire format. It encodes requests, determines the path and the headers, creates decoders, and
-//!   interprets error responses.
-//! - [`Encoded`] is an encoded request: the JSON body, and a warning for each option that could not be honoured.
-//! - [`Framing`] determines how the bytes of a response are divided into events.
-//! - [`Frame`] is one event of a response, borrowed from the bytes of the response.
-//! - [`Decoder`] turns the frames of one response into [`Delta`]s. Each response has its own decoder.
-//!
-//! For each attempt, an endpoint calls [`Dialect::encode`] and sends the body to [`Dialect::path`] with
-//! [`Dialect::headers`]. If the service refuses the request, [`Dialect::error`] interprets the service's reply.
-//! Otherwise, the endpoint divides the body of the response into frames. It passes each frame to the [`Decoder`], until
-//! the decoder is done or the body ends.
-//!
-//! The wire formats of this crate are [`AnthropicMessages`], [`ChatCompletions`], [`OpenAiResponses`], [`GoogleGemini`]
-//! and [`OllamaChat`].
-//!
-//! # Example
-//!
-//! This example is a small custom wire format. `Endpoint::custom("my-service", "https://llm.example.com", Lines)`
-//! creates a provider that uses it.
-//!
-//! ```
-//! use omni_agent::provider::{
-//!     BlockStart, Delta, ProviderErrorKind, Part, ProviderError, Request, StopReason,
-//!     dialect::{Decoder, Dialect, Encoded, Frame, Framing},
-//! };
-//! use serde_json::Value;
-//!
-//! /// One JSON object per line: `{"text": "…"}` extends the response, `{"done": true}` ends it.
-//! struct Lines;
-//!
-//! impl Dialect for Lines {
-//!     fn name(&self) -> &'static str {
-//!         "lines"
-//!     }
-//!
-//!     fn path(&self, _request: &Request) -> String {
-//!         "/generate".to_owned()
-//!     }
-//!
-//!     fn framing(&self) -> Framing {
-//!         Framing::NdJson
-//!     }
-//!
-//!     fn encode(&self, request: &Request) -> Result<Encoded, ProviderError> {
-//!         let prompt = request.history.last().map(|message| message.text()).unwrap_or_default();
-//!         let mut encoded = Encoded::default();
-//!         encoded.body.insert("model".to_owned(), Value::from(&*request.model));
-//!         encoded.body.insert("prompt".to_owned(), Value::from(prompt));
-//!         if request.options.top_p().is_some() {
-//!             encoded.warnings.push("`top_p` is ignored: the service does not support it".to_owned());
-//!         }
-//!         Ok(encoded)
-//!     }
-//!
-//!     fn decoder(&self, _request: &Request) -> Box<dyn Decoder> {
-//!         Box::new(LinesDecoder { started: false, done: false })
-//!     }
-//!
-//!     fn error(&self, status: u16, body: &str) -> ProviderError {
-//!         let kind = match status {
-//!             401 | 403 => ProviderErrorKind::Auth,
-//!             429 => ProviderErrorKind::RateLimit,
-//!             500.. => ProviderErrorKind::Service,
-//!             _ => ProviderErrorKind::InvalidRequest,
-//!         };
-//!         ProviderError::new(kind, body).with_status(status).with_body(body)
-//!     }
-//! }
-//!
-//! struct LinesDecoder {
-//!     started: bool,
-//!     done: bool,
-//! }
-//!
-//! impl Decoder for LinesDecoder {
-//!     fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
-//!         let line: Value = serde_json::from_str(frame.data).map_err(|error| {
-//!             let message = "a line of the response is not JSON";
-//!             ProviderError::new(ProviderErrorKind::Decoding, message).with_source(error).with_body(frame.data)
-//!         })?;
-//!         if let Some(text) = line["text"].as_str() {
-//!             if !self.started {
-//!                 self.started = true;
-//!                 deltas.push(Delta::Start { index: 0, block: BlockStart::Text });
-//!             }
-//!             deltas.push(Delta::Extend { index: 0, part: Part::Text(text.to_owned()) });
-//!         }
-//!         if line["done"] == true {
-//!             self.done = true;
-//!             deltas.push(Delta::stop(StopReason::Stop));
-//!         }
-//!         Ok(())
-//!     }
-//!
-//!     fn is_done(&self) -> bool {
-//!         self.done
-//!     }
-//!
-//!     fn end(&mut self, _deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
-//!         match self.done {
-//!             true => Ok(()),
-//!             false => Err(ProviderError::new(ProviderErrorKind::Truncated, "the stream ended before its last line")),
-//!         }
-//!     }
-//! }
-//!
-//! let request = Request::prompt("Hello");
-//! assert_eq!(Lines.encode(&request)?.body["prompt"], "Hello");
-//!
-//! let mut decoder = Lines.decoder(&request);
-//! let mut deltas = Vec::new();
-//! decoder.decode(Frame::new("", r#"{"text": "Hi."}"#), &mut deltas)?;
-//! decoder.decode(Frame::new("", r#"{"done": true}"#), &mut deltas)?;
-//! assert!(decoder.is_done());
-//! assert_eq!(deltas.last(), Some(&Delta::stop(StopReason::Stop)));
-//! # Ok::<(), ProviderError>(())
-//! ```
+//! Wire formats: the JSON shapes and the stream framing of one API family. The page for their authors is
+//! [`custom`](super::custom).
 
-mod alternatives;
 mod anthropic;
-mod blocks;
 mod chat;
-mod counts;
-mod effort;
+mod decoding;
+mod encoding;
 mod error;
 mod gemini;
-mod ids;
 mod lenient;
-mod limits;
 mod names;
 mod ollama;
-mod openai;
 mod output;
-mod output_tool;
 mod responses;
-mod strays;
 mod strict;
-mod tame;
-mod texts;
 mod tool_schema;
-mod unions;
-mod words;
-mod wrapping;
 
 pub use anthropic::AnthropicMessages;
 pub use chat::{
     CacheField, ChatCompletions, Files, OutputSupport, ReasoningReturn, ThinkingField, ToolChoices,
 };
-pub use effort::EffortWords;
+#[cfg(feature = "http")]
+pub(in crate::provider) use encoding::default_limit;
+pub(in crate::provider) use encoding::mention;
+pub use encoding::{EffortWords, placeholder};
 #[cfg(feature = "http")]
 pub(crate) use error::{is_error, with_wait};
 pub use gemini::GoogleGemini;
-#[cfg(feature = "http")]
-pub(in crate::provider) use limits::default_limit;
 pub use ollama::OllamaChat;
 pub use responses::{OpenAiResponses, ReasoningItems};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
-use super::{CacheHint, Delta, ProviderError, ProviderErrorKind, Request, UnsupportedAttachment};
-use crate::message::{Attachment, Message, Role};
+use super::{Delta, ProviderError, Request};
 use crate::setters::setters;
 
 /// A wire format, which encodes requests and creates decoders for their responses.
@@ -231,6 +96,16 @@ impl Encoded {
     pub fn new(body: Map<String, Value>) -> Self {
         Self { body, warnings: Vec::new() }
     }
+
+    /// Sets a member of the body.
+    fn set(&mut self, key: &str, value: impl Into<Value>) {
+        self.body.insert(key.to_owned(), value.into());
+    }
+
+    /// Adds a warning.
+    fn warn(&mut self, text: impl Into<String>) {
+        self.warnings.push(text.into());
+    }
 }
 
 setters!(Encoded: with_warnings(warnings: Vec<String>));
@@ -286,55 +161,4 @@ pub trait Decoder: Send {
     /// Returns [`ProviderErrorKind::Truncated`] if the terminal event of the wire format was not decoded and
     /// [`is_complete`](Decoder::is_complete) returns `false`.
     fn end(&mut self, deltas: &mut Vec<Delta>) -> Result<(), ProviderError>;
-}
-
-/// Returns the value of `cache_control` that marks a text. Anthropic's models cache the prompt up to the marked text.
-fn cache_control(hint: CacheHint) -> Value {
-    match hint {
-        CacheHint::Short => json!({"type": "ephemeral"}),
-        CacheHint::Long => json!({"type": "ephemeral", "ttl": "1h"}),
-    }
-}
-
-/// Returns the text that replaces an attachment that the wire format or the model does not support.
-///
-/// The text names the attachment and the reason `why`.
-///
-/// # Errors
-///
-/// Returns [`ProviderErrorKind::Unsupported`], unless
-/// [`Options::unsupported_attachment`](crate::provider::Options::unsupported_attachment) asks for a placeholder.
-pub fn placeholder(request: &Request, attachment: &Attachment, why: &str) -> Result<String, ProviderError> {
-    let name = attachment.name.as_deref().unwrap_or("unnamed");
-    let media_type = &attachment.media_type;
-    match request.options.unsupported_attachment().unwrap_or_default() {
-        UnsupportedAttachment::Placeholder => {
-            Ok(format!("[attachment {name} ({media_type}) left out: {why}]"))
-        }
-        UnsupportedAttachment::Error => Err(ProviderError::new(
-            ProviderErrorKind::Unsupported,
-            format!(
-                "attachment {name} ({media_type}): {why}; set Options::unsupported_attachment to send a placeholder"
-            ),
-        )),
-    }
-}
-
-/// Returns the text that replaces an unsupported attachment of `message`. A file that a model made is only mentioned,
-/// because an error would block the conversation. All other attachments are replaced by a [`placeholder`].
-///
-/// # Errors
-///
-/// Fails like [`placeholder`].
-pub(in crate::provider) fn mention(
-    request: &Request,
-    message: &Message,
-    attachment: &Attachment,
-    why: &str,
-) -> Result<String, ProviderError> {
-    // Each response has provider data. Assistant messages that the application wrote have none.
-    if message.role == Role::Assistant && !message.provider_data.is_empty() {
-        return Ok(format!("[{} of this answer, omitted]", attachment.media_type));
-    }
-    placeholder(request, attachment, why)
 }

@@ -2,7 +2,7 @@
 //!
 //! An [`Endpoint`] is a [`Provider`](super::Provider). It knows a service's address, how the service receives its key
 //! ([`Auth`]), how long to wait for the service ([`Timeouts`]), and how much to read from the service ([`Limits`]). The
-//! wire format, which is the JSON shapes and the stream framing, comes from the module [`dialect`](super::dialect).
+//! wire format, which is the JSON shapes and the stream framing, comes from the module [`custom`](super::custom).
 //! Between the endpoint and the wire format, a framer splits the bytes of a response into events.
 //!
 //! There is a constructor for each service that this crate knows, such as [`Endpoint::anthropic`]. For other services
@@ -41,11 +41,8 @@ mod answer;
 mod client;
 mod endpoint;
 mod exchange;
-#[cfg_attr(not(feature = "test-util"), allow(unreachable_pub, reason = "`testing::internals` has it"))]
 pub(crate) mod framing;
 mod gzip;
-mod key;
-mod meta;
 mod origin;
 mod services;
 
@@ -58,10 +55,9 @@ pub(crate) use client::client as shared_client;
 #[cfg(feature = "mcp")]
 #[cfg(feature = "mcp-auth")]
 pub(crate) use client::resolving_client;
-pub use endpoint::Endpoint;
+pub use endpoint::{Auth, Endpoint};
 pub(crate) use framing::Framer;
 pub use framing::Limits;
-pub use key::Auth;
 pub use services::{AlibabaRegion, OpenRouter, RoutingSort};
 
 /// How long an endpoint waits for a service.

@@ -10,8 +10,8 @@ use serde::de::DeserializeOwned;
 
 use super::{
     Catalogue, Completion, Corrections, Delta, DeltaStream, Fold, ModelInfo, OutputSchema, Part, Provider,
-    ProviderError, ProviderErrorKind, Request, RequestContext, RetryPolicy, catalogue::Traits,
-    key::KeySource, read_output, registry::split,
+    ProviderError, ProviderErrorKind, Request, RequestContext, RetryPolicy, catalogue::Traits, read_output,
+    registry::split, secret::KeySource,
 };
 use crate::message::{Content, Timestamp, Usage};
 
@@ -45,9 +45,9 @@ use crate::message::{Content, Timestamp, Usage};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
-pub struct Model(Arc<Inner>);
+pub struct Model(Arc<ModelShared>);
 
-struct Inner {
+struct ModelShared {
     name: String,
     id: Arc<str>,
     provider: Arc<dyn Provider>,
@@ -78,12 +78,21 @@ impl Model {
     ) -> Self {
         let name = format!("{}:{id}", provider.name());
         let facts = OnceLock::new();
-        Self(Arc::new(Inner { name, id, provider, catalogue, facts, key, fallback_for: None, retry: None }))
+        Self(Arc::new(ModelShared {
+            name,
+            id,
+            provider,
+            catalogue,
+            facts,
+            key,
+            fallback_for: None,
+            retry: None,
+        }))
     }
 
     /// Returns the model with this name (`provider:id`) if the name is that of a model of the same provider.
     pub(crate) fn of_same_provider(&self, name: &str) -> Option<Self> {
-        let Inner { provider, catalogue, key, .. } = &*self.0;
+        let ModelShared { provider, catalogue, key, .. } = &*self.0;
         let (_, id) = split(name).filter(|(named, _)| *named == self.provider_name())?;
         Some(Self::of_registry(Arc::clone(provider), id.into(), catalogue.clone(), key.clone()))
     }
@@ -92,25 +101,25 @@ impl Model {
     #[cfg(feature = "test-util")]
     pub(crate) fn through(&self, provider: Arc<dyn Provider>) -> Self {
         let name = format!("{}:{}", provider.name(), self.0.id);
-        Self(Arc::new(Inner { name, provider, ..self.0.copied() }))
+        Self(Arc::new(ModelShared { name, provider, ..self.0.copied() }))
     }
 
     /// Marks this model as the fallback for a saved name that could not be resolved.
     pub(crate) fn as_fallback_for(&self, saved: &str) -> Self {
-        Self(Arc::new(Inner { fallback_for: Some(saved.into()), ..self.0.copied() }))
+        Self(Arc::new(ModelShared { fallback_for: Some(saved.into()), ..self.0.copied() }))
     }
 
     /// Returns the same model with these facts in place of the catalogue's facts.
     pub fn with_info(&self, info: impl Into<Arc<ModelInfo>>) -> Self {
         let facts = (Some(info.into()), Traits::of(&self.0.id));
-        Self(Arc::new(Inner { facts: OnceLock::from(facts), ..self.0.copied() }))
+        Self(Arc::new(ModelShared { facts: OnceLock::from(facts), ..self.0.copied() }))
     }
 
     /// Returns this model with a retry policy, which applies to all its requests. In an agent, the
     /// [agent's policy](crate::agent::AgentBuilder::retry_policy) takes precedence. A model that is chosen later by its
     /// name has the default policy.
     pub fn with_retry_policy(&self, policy: RetryPolicy) -> Self {
-        Self(Arc::new(Inner { retry: Some(Box::new(policy)), ..self.0.copied() }))
+        Self(Arc::new(ModelShared { retry: Some(Box::new(policy)), ..self.0.copied() }))
     }
 
     /// Returns the retry policy of this model; [`RetryPolicy::default`] unless set.
@@ -344,7 +353,7 @@ impl Model {
     }
 }
 
-impl Inner {
+impl ModelShared {
     fn copied(&self) -> Self {
         Self {
             name: self.name.clone(),

@@ -1,6 +1,6 @@
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
-use super::{Catalogue, Model, Provider, Secret, key::KeySource};
+use super::{Catalogue, Model, Provider, Secret, secret::KeySource};
 
 /// Turns names like `anthropic:claude-sonnet-4-6` into models.
 ///

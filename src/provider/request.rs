@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::{ModelInfo, Options, catalogue::Traits, key::KeySource};
+use super::{ModelInfo, Options, catalogue::Traits, secret::KeySource};
 use crate::{
     message::{Blocks, History, Message, Role},
     tool::ToolSet,

@@ -120,7 +120,7 @@ impl RetryPolicy {
         let limit = request.options.timeout().and_then(|timeout| {
             Some(Limit { timeout, deadline: Instant::now().checked_add(timeout)?, sleep: None })
         });
-        let attempts = Attempts { policy, provider, request, retries: 0 };
+        let attempts = RequestAttempts { policy, provider, request, retries: 0 };
         Box::pin(RetryStream {
             state: RequestState::Beginning(attempts.begin(context.clone(), trace.as_deref())),
             attempts,
@@ -134,7 +134,7 @@ impl RetryPolicy {
 }
 
 /// The attempts at one request.
-struct Attempts {
+struct RequestAttempts {
     policy: RetryPolicy,
     provider: Arc<dyn Provider>,
     request: Request,
@@ -142,7 +142,7 @@ struct Attempts {
     retries: u32,
 }
 
-impl Attempts {
+impl RequestAttempts {
     /// Starts an attempt: sends the request.
     fn begin(&self, context: RequestContext, trace: Option<&StreamTrace>) -> Beginning {
         let (provider, request) = (Arc::clone(&self.provider), self.request.clone());
@@ -258,7 +258,7 @@ fn attempt_failed(attempt: &Span, error: &ProviderError) {
 /// The stream of [`RetryPolicy::stream`].
 struct RetryStream {
     state: RequestState,
-    attempts: Attempts,
+    attempts: RequestAttempts,
     /// The request's trace, if telemetry is on.
     trace: Option<Box<StreamTrace>>,
     /// Warnings about parts of the request that its model does not support. They are reported when the response starts.

@@ -28,11 +28,11 @@ use crate::message::Usage;
 /// | | `gen_ai.execute_tool.duration` |
 ///
 /// ```
-/// use omni_agent::telemetry::{self, Convention, OtelRecorder, Settings};
+/// use omni_agent::telemetry::{self, Convention, OtelRecorder, TelemetrySettings};
 ///
 /// // The global meter provider was set by the application.
 /// let meter = opentelemetry::global::meter("my-service");
-/// telemetry::configure(Settings::new().with_recorder(OtelRecorder::new(&meter, Convention::from_env())))?;
+/// telemetry::configure(TelemetrySettings::new().with_recorder(OtelRecorder::new(&meter, Convention::from_env())))?;
 /// # Ok::<(), telemetry::AlreadyConfigured>(())
 /// ```
 pub struct OtelRecorder {

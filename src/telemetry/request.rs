@@ -11,8 +11,8 @@ use tracing::{Level, Span, field::Empty};
 use super::{
     CapturedContent, RequestMetrics, TARGET, captures, count, end_now, fail, list, names,
     recorder::record,
-    run::output_type,
     settings::{is_on, recorder, settings},
+    spans::output_type,
 };
 use crate::message::Usage;
 

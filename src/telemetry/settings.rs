@@ -1,4 +1,4 @@
-//! The telemetry settings of the process.
+//! The telemetry settings of the process, and the content that is captured.
 
 use std::{
     env,
@@ -7,9 +7,10 @@ use std::{
 
 use tracing::Level;
 
-use super::{Capture, Recorder, TARGET};
+use super::{Recorder, TARGET};
+use crate::{panics::contained, text::start};
 
-static SETTINGS: OnceLock<Settings> = OnceLock::new();
+static SETTINGS: OnceLock<TelemetrySettings> = OnceLock::new();
 
 /// The variable with which OpenTelemetry selects conventions that are not stable yet.
 const OPT_IN: &str = "OTEL_SEMCONV_STABILITY_OPT_IN";
@@ -42,7 +43,7 @@ impl Convention {
 /// The settings of telemetry, for [`configure`].
 #[derive(Clone, Default)]
 #[must_use = "settings apply after `configure`"]
-pub struct Settings {
+pub struct TelemetrySettings {
     convention: Option<Convention>,
     capture: Capture,
     recorder: Option<Arc<dyn Recorder>>,
@@ -51,7 +52,7 @@ pub struct Settings {
 
 type Traceparent = dyn Fn() -> Option<String> + Send + Sync;
 
-impl Settings {
+impl TelemetrySettings {
     /// Creates settings that capture no content and record no metrics, with the convention that the
     /// [environment](Convention::from_env) selects.
     pub fn new() -> Self {
@@ -87,7 +88,7 @@ impl Settings {
     }
 }
 
-crate::debug::impl_debug! { Settings(self) {
+crate::debug::impl_debug! { TelemetrySettings(self) {
     convention: self.convention, capture: self.capture, recorder: self.recorder.is_some(),
     traceparent: self.traceparent.is_some()
 } }
@@ -103,14 +104,14 @@ pub struct AlreadyConfigured(());
 ///
 /// Fails with [`AlreadyConfigured`] if settings are already in use. The settings can't be changed later, because the
 /// spans of one trace would then have different names.
-pub fn configure(settings: Settings) -> Result<(), AlreadyConfigured> {
+pub fn configure(settings: TelemetrySettings) -> Result<(), AlreadyConfigured> {
     let convention = settings.convention.unwrap_or_else(Convention::from_env);
     SETTINGS.set(settings.with_convention(convention)).map_err(|_| AlreadyConfigured(()))
 }
 
 /// Returns the settings in use. At the first call without [`configure`], the defaults take effect.
-pub(super) fn settings() -> &'static Settings {
-    SETTINGS.get_or_init(|| Settings::new().with_convention(Convention::from_env()))
+pub(super) fn settings() -> &'static TelemetrySettings {
+    SETTINGS.get_or_init(|| TelemetrySettings::new().with_convention(Convention::from_env()))
 }
 
 /// Returns whether a subscriber listens to the spans.
@@ -141,3 +142,92 @@ pub(crate) fn is_on() -> bool {
 pub(crate) fn captures() -> &'static Capture {
     settings().capture()
 }
+
+/// The maximum size of a captured attribute in bytes.
+const MAX: usize = 16 * 1024;
+
+type Redaction = dyn Fn(CapturedContent, String) -> String + Send + Sync;
+
+/// The content that spans record. By default, spans record no content.
+///
+/// Each attribute is JSON text. It is passed to the redaction function, and then cut at 16 KiB, so a long attribute is
+/// not valid JSON.
+#[derive(Clone, Default)]
+pub struct Capture {
+    messages: bool,
+    tools: bool,
+    system: bool,
+    redaction: Option<Arc<Redaction>>,
+}
+
+/// The kind of a captured attribute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum CapturedContent {
+    /// The messages of a request.
+    InputMessages,
+    /// The response of a model.
+    OutputMessages,
+    /// The system prompt of a request.
+    SystemPrompt,
+    /// The declarations of a request's tools.
+    ToolDefinitions,
+    /// The input of a tool call.
+    ToolInput,
+    /// The output of a tool call.
+    ToolOutput,
+}
+
+impl Capture {
+    /// Creates settings that capture nothing.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    crate::setters::setters! {
+        /// Captures the messages of requests and responses. They contain tool inputs and outputs too.
+        pub fn with_messages(self) { self.messages = true }
+
+        /// Captures tool declarations, and the inputs and outputs of tool calls.
+        pub fn with_tools(self) { self.tools = true }
+
+        /// Captures the system prompt.
+        pub fn with_system_prompt(self) { self.system = true }
+
+        /// Sets the function that removes confidential parts from each captured text. If the function panics, the text
+        /// is not recorded.
+        pub fn with_redaction(
+            self,
+            redaction: impl Fn(CapturedContent, String) -> String + Send + Sync + 'static,
+        ) {
+            self.redaction = Some(Arc::new(redaction));
+        }
+    }
+
+    /// Returns whether this content is captured.
+    pub(crate) fn wants(&self, content: CapturedContent) -> bool {
+        match content {
+            CapturedContent::InputMessages | CapturedContent::OutputMessages => self.messages,
+            CapturedContent::ToolDefinitions | CapturedContent::ToolInput | CapturedContent::ToolOutput => {
+                self.tools
+            }
+            CapturedContent::SystemPrompt => self.system,
+        }
+    }
+
+    /// Returns the text to record: redacted, and cut at the maximum size. Returns `None` if the redaction function
+    /// panics.
+    pub(super) fn prepare(&self, content: CapturedContent, text: String) -> Option<String> {
+        let text = match &self.redaction {
+            None => text,
+            Some(redaction) => contained(|| redaction(content, text))
+                .inspect_err(|words| tracing::error!(words, "the redaction function panicked"))
+                .ok()?,
+        };
+        Some(if text.len() <= MAX { text } else { start(&text, MAX).to_owned() })
+    }
+}
+
+crate::debug::impl_debug! { Capture(self) {
+    messages: self.messages, tools: self.tools, system: self.system, redaction: self.redaction.is_some()
+} }

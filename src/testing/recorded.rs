@@ -1,28 +1,22 @@
 //! A provider that records exchanges with a model service, and replays them without the service.
 
-mod canonical;
 mod cassette;
-mod difference;
-mod recorder;
 
-use std::{env, path::PathBuf, sync::Arc, time::Duration};
+use std::{env, mem, path::PathBuf, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use futures_util::{StreamExt, stream};
 use tokio::{
     sync::Notify,
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 
-use self::{
-    canonical::{Rules, secrets},
-    cassette::{Cassette, Found, Line},
-    recorder::Recorder,
-};
+use self::cassette::{Cassette, CassetteLine, CassetteMatch, CassetteRules, TimedDelta, secrets};
 use crate::{
     message::Message,
     provider::{
-        DeltaStream, Model, Provider, ProviderError, ProviderErrorKind, Request, RequestContext, Secret,
+        Delta, DeltaStream, Model, Provider, ProviderError, ProviderErrorKind, Request, RequestContext,
+        Secret,
     },
     tool::Decision,
 };
@@ -113,7 +107,7 @@ impl Recording {
 #[derive(Clone)]
 pub struct Recorded {
     provider: Arc<dyn Provider>,
-    rules: Arc<Rules>,
+    rules: Arc<CassetteRules>,
     cassette: Arc<Cassette>,
 }
 
@@ -175,7 +169,7 @@ impl Recorded {
 
     async fn record(
         &self,
-        mut recorder: Recorder,
+        mut recorder: CassetteRecorder,
         request: Request,
         context: &RequestContext,
     ) -> Result<DeltaStream, ProviderError> {
@@ -216,14 +210,14 @@ impl Recorded {
         })))
     }
 
-    async fn replay(&self, line: Line) -> Result<DeltaStream, ProviderError> {
+    async fn replay(&self, line: CassetteLine) -> Result<DeltaStream, ProviderError> {
         let is_in_real_time = self.rules.is_in_real_time;
         let pause = async move |millis: u64| {
             if is_in_real_time && millis > 0 {
                 sleep(Duration::from_millis(millis)).await;
             }
         };
-        let Line { deltas, error, ended_after, dropped, .. } = line;
+        let CassetteLine { deltas, error, ended_after, dropped, .. } = line;
         if let Some(error) = error.clone().filter(|_| deltas.is_empty()) {
             pause(ended_after).await;
             return Err(error);
@@ -271,8 +265,8 @@ impl Provider for Recorded {
     async fn stream(&self, request: Request, context: RequestContext) -> Result<DeltaStream, ProviderError> {
         let secrets = secrets(&*self.provider, &request);
         match self.cassette.find(&self.rules, &request, secrets)? {
-            Found::Line(line) => self.replay(line).await,
-            Found::Nothing(recorder) => self.record(recorder, request, &context).await,
+            CassetteMatch::Line(line) => self.replay(line).await,
+            CassetteMatch::Nothing(recorder) => self.record(recorder, request, &context).await,
         }
     }
 
@@ -296,4 +290,71 @@ crate::debug::impl_debug! { Recorded(self) {
 /// Returns an error that concerns the recording, not the service. It is never retried.
 fn failure(words: impl Into<String>) -> ProviderError {
     ProviderError::new(ProviderErrorKind::InvalidRequest, words)
+}
+
+/// Records one exchange. If the recorder is dropped before the end, the answer is recorded as dropped, unless its stop
+/// reason has already arrived.
+struct CassetteRecorder {
+    cassette: Arc<Cassette>,
+    rules: Arc<CassetteRules>,
+    /// The index of the exchange in the cassette.
+    number: usize,
+    secrets: Vec<Secret>,
+    deltas: Vec<TimedDelta>,
+    /// The time of the last delta. Before the first delta, the time of the request.
+    last: Instant,
+    has_stop_reason: bool,
+    is_over: bool,
+}
+
+impl CassetteRecorder {
+    fn new(cassette: Arc<Cassette>, rules: Arc<CassetteRules>, number: usize, secrets: Vec<Secret>) -> Self {
+        let (deltas, last) = (Vec::new(), Instant::now());
+        Self { cassette, rules, number, secrets, deltas, last, has_stop_reason: false, is_over: false }
+    }
+
+    fn delta(&mut self, delta: &Delta) {
+        let after = self.lap();
+        self.has_stop_reason |= matches!(delta, Delta::Message(data) if data.stop_reason.is_some());
+        self.deltas.push(TimedDelta { after, delta: delta.clone() });
+    }
+
+    /// Writes the exchange, which ended with this error, or successfully if `error` is `None`.
+    fn end(&mut self, error: Option<&ProviderError>) -> Result<(), ProviderError> {
+        self.write(error.cloned(), false)
+    }
+
+    /// Returns the error of an exchange that can't be recorded, because its answer depends on a decision.
+    fn refuse(&mut self) -> ProviderError {
+        self.is_over = true;
+        let words = "this exchange can't be recorded, because the provider asks for a decision on a tool use; use a \
+                     scripted provider for this test";
+        ProviderError::new(ProviderErrorKind::Unsupported, words)
+    }
+
+    fn write(&mut self, error: Option<ProviderError>, dropped: bool) -> Result<(), ProviderError> {
+        self.is_over = true;
+        let (ended_after, deltas) = (self.lap(), mem::take(&mut self.deltas));
+        let make = |request| CassetteLine { request, deltas, error, ended_after, dropped };
+        self.cassette.add(&self.rules, self.number, &self.secrets, make)
+    }
+
+    /// Returns the milliseconds since the last call of this method.
+    fn lap(&mut self) -> u64 {
+        let now = Instant::now();
+        let millis = now.duration_since(mem::replace(&mut self.last, now)).as_millis();
+        u64::try_from(millis).unwrap_or(u64::MAX)
+    }
+}
+
+impl Drop for CassetteRecorder {
+    fn drop(&mut self) {
+        if self.is_over {
+            return;
+        }
+        let dropped = !self.has_stop_reason;
+        if let Err(error) = self.write(None, dropped) {
+            tracing::error!(%error, "a dropped answer could not be recorded");
+        }
+    }
 }

@@ -1,15 +1,25 @@
-use std::{future::pending, pin::pin, sync::Arc, time::Duration};
+//! Runs tools within their limits. A panic in the application's code affects only the call in which it happens.
+
+use std::{
+    future::{Future, pending},
+    pin::{Pin, pin},
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use serde_json::Value;
-use tokio::sync::Notify;
-use tokio::time::{Instant, timeout_at};
+use tokio::{
+    sync::Notify,
+    time::{Instant, timeout_at},
+};
 use tracing::{Instrument, Span};
 
-use super::{Tool, ToolContext, ToolOutput, ToolSet, ask::CallClock, cap::cap, contain::Contained};
-use crate::setters::setters;
+use super::{Tool, ToolContext, ToolError, ToolOutput, ToolSet, context::CallClock, output::cap};
 use crate::{
     message::{ToolResult, ToolUse},
     panics::contained,
+    setters::setters,
     telemetry::{CapturedContent, ToolTrace},
     text::clip,
 };
@@ -143,12 +153,12 @@ impl ToolSet {
     }
 }
 
-pub(super) fn no_handler(name: &str) -> String {
+fn no_handler(name: &str) -> String {
     format!("The tool {name:?} can't be run: it is only declared here.")
 }
 
 /// Checks an input against the tool's schema. The error text is for the model.
-pub(super) fn check_input<T: Tool + ?Sized>(tool: &T, name: &str, input: &Value) -> Result<(), String> {
+fn check_input<T: Tool + ?Sized>(tool: &T, name: &str, input: &Value) -> Result<(), String> {
     if !input.is_object() {
         return Err(format!("The input of {name:?} must be a JSON object. Correct it and call again."));
     }
@@ -246,4 +256,103 @@ fn malformed(name: &str, raw: &str) -> String {
     format!(
         "The input of {name:?} must be a JSON object: {reason}. It began with: {start}\nSend the complete input again."
     )
+}
+
+/// Checks the input like an agent and runs the tool, for example in a unit test. The call has no time limit, the output
+/// is not cut, and a panic is not caught.
+///
+/// ```
+/// use omni_agent::tool::{ToolContext, ToolError, execute, tool_fn};
+/// use schemars::JsonSchema;
+/// use serde::Deserialize;
+/// use serde_json::json;
+///
+/// #[derive(Deserialize, JsonSchema)]
+/// struct Division {
+///     dividend: i64,
+///     divisor: i64,
+/// }
+///
+/// let divide = tool_fn("divide", "Divides.", |input: Division, _: ToolContext| async move {
+///     let quotient = input.dividend.checked_div(input.divisor);
+///     quotient.map(|quotient| quotient.to_string()).ok_or_else(|| ToolError::new("The divisor is 0."))
+/// });
+/// let run = |input| execute(&divide, input, ToolContext::detached("call-1"));
+///
+/// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+/// assert_eq!(run(json!({ "dividend": 6, "divisor": 2 })).await?, "3".into());
+///
+/// let invalid = run(json!({ "dividend": "six" })).await.unwrap_err();
+/// assert!(invalid.is_invalid_input());
+///
+/// let failed = run(json!({ "dividend": 6, "divisor": 0 })).await.unwrap_err();
+/// assert!(!failed.is_invalid_input());
+/// assert_eq!(failed.text(), "The divisor is 0.");
+/// # Ok::<(), ToolError>(())
+/// # }).map_err(|error| error.to_string())?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+///
+/// If [`is_invalid_input`](ToolError::is_invalid_input) returns `true`, the input is invalid. Otherwise, the tool
+/// failed or has no handler.
+///
+/// # Cancel safety
+///
+/// As for [`Tool::call`].
+pub async fn execute(
+    tool: &(impl Tool + ?Sized),
+    input: Value,
+    context: ToolContext,
+) -> Result<ToolOutput, ToolError> {
+    let name = tool.name();
+    if !tool.has_handler() {
+        return Err(ToolError::new(no_handler(name)));
+    }
+    check_input(tool, name, &input).map_err(ToolError::invalid_input)?;
+    tool.call(input, context).await
+}
+
+type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// A future that catches panics and returns the message of a panic as its error. The wrapped future may panic when it
+/// is created, polled or dropped.
+struct Contained<'a, T>(Option<Result<BoxFuture<'a, T>, String>>);
+
+impl<'a, T> Contained<'a, T> {
+    fn new(make: impl FnOnce() -> BoxFuture<'a, T>) -> Self {
+        Self(Some(contained(make)))
+    }
+
+    fn discard(&mut self) {
+        let future = self.0.take();
+        if let Err(panic) = contained(|| drop(future)) {
+            tracing::warn!(panic, "a tool panicked while its call was dropped");
+        }
+    }
+}
+
+impl<T> Future for Contained<'_, T> {
+    type Output = Result<T, String>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let outcome = match &mut self.0 {
+            Some(Ok(future)) => match contained(|| future.as_mut().poll(cx)) {
+                Ok(Poll::Pending) => return Poll::Pending,
+                Ok(Poll::Ready(output)) => Ok(output),
+                Err(panic) => Err(panic),
+            },
+            Some(Err(panic)) => Err(std::mem::take(panic)),
+            None => return Poll::Pending,
+        };
+        self.discard();
+        Poll::Ready(outcome)
+    }
+}
+
+impl<T> Drop for Contained<'_, T> {
+    fn drop(&mut self) {
+        self.discard();
+    }
 }

@@ -1,10 +1,8 @@
 //! JSON Schemas, compiled with the `boon` crate within limits of time and stack.
 
 mod cost;
-mod pattern;
 mod prepare;
 mod problem;
-mod reference;
 pub(crate) mod walk;
 
 use std::{
@@ -18,11 +16,8 @@ use schemars::{JsonSchema, generate::SchemaSettings};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use self::cost::{CostModel, Verdict};
-pub(crate) use self::reference::resolve;
-use crate::text::clip;
-
-use crate::panics::contained;
+use self::cost::{CostModel, CostVerdict};
+use crate::{panics::contained, text::clip};
 
 /// The maximum nesting depth of a schema or a checked value. `serde_json` doesn't parse text that is nested more
 /// deeply.
@@ -72,9 +67,9 @@ const LOCATION: &str = "schema:///input";
     derive(schemars::JsonSchema),
     schemars(with = "schemars::Schema", description = "A JSON Schema.")
 )]
-pub struct Schema(Arc<Inner>);
+pub struct Schema(Arc<SchemaShared>);
 
-struct Inner {
+struct SchemaShared {
     value: Value,
     /// The compiled schema. An error is possible only for a schema from [`Schema::of`], which must not fail. Such an
     /// error is reported when the schema is used.
@@ -117,7 +112,7 @@ impl Schema {
         } else {
             on_large_stack(|| Compiled::new(&value)).unwrap_or_else(|error| Err(SchemaError(error)))
         }?;
-        Ok(Self(Arc::new(Inner { value, compiled: Ok(compiled), offered: OnceLock::new() })))
+        Ok(Self(Arc::new(SchemaShared { value, compiled: Ok(compiled), offered: OnceLock::new() })))
     }
 
     /// Derives the schema of a Rust type, without `$schema`. Where possible, references are replaced by the schemas to
@@ -148,7 +143,7 @@ impl Schema {
             .or_else(|_| Self::new(adapt(derive(false))))
             .unwrap_or_else(|error| {
                 let value = Value::Object(Map::new());
-                Self(Arc::new(Inner { value, compiled: Err(error), offered: OnceLock::new() }))
+                Self(Arc::new(SchemaShared { value, compiled: Err(error), offered: OnceLock::new() }))
             })
     }
 
@@ -179,9 +174,9 @@ impl Schema {
         let size = Size::of(value)
             .ok_or_else(|| format!("- at the top level: nests deeper than {MAX_DEPTH} levels"))?;
         match compiled.cost.judge(value, size.values) {
-            Verdict::Shallow => compiled.check(value),
-            Verdict::Deep => on_large_stack(|| compiled.check(value)).unwrap_or_else(Err),
-            Verdict::TooMuch => {
+            CostVerdict::Shallow => compiled.check(value),
+            CostVerdict::Deep => on_large_stack(|| compiled.check(value)).unwrap_or_else(Err),
+            CostVerdict::TooMuch => {
                 Err("- at the top level: too large or too deeply nested to be checked".to_owned())
             }
         }

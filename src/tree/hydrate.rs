@@ -4,7 +4,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, ser::SerializeStru
 
 use super::{
     Node, NodeId, Tree, TreeError,
-    links::{Ids, Links, Slot},
+    links::{Ids, LinkSlot, Links},
 };
 
 /// The largest id that is accepted from outside. All ids that pushes can add above this id still fit into a signed
@@ -59,22 +59,22 @@ impl Tree {
         tree.usage = nodes.iter().filter_map(Node::usage).copied().sum();
         tree.nodes = nodes.into_iter().collect();
         for index in 0..tree.len() {
-            let node = tree.at(Slot::new(index));
+            let node = tree.at(LinkSlot::new(index));
             let parent = tree.parent_slot(node)?;
-            tree.links.push(Links::alone(Slot::new(index), parent));
+            tree.links.push(Links::alone(LinkSlot::new(index), parent));
         }
         if let Some(slot) = tree.find_cycle() {
             return Err(TreeError::Cycle { id: tree.at(slot).id() });
         }
         for index in 0..tree.len() {
-            tree.adopt(Slot::new(index));
+            tree.adopt(LinkSlot::new(index));
         }
         tree.settle(head, cursors)?;
         Ok(tree)
     }
 
     /// Returns the slot of the parent of `node`.
-    pub(super) fn parent_slot(&self, node: &Node) -> Result<Option<Slot>, TreeError> {
+    pub(super) fn parent_slot(&self, node: &Node) -> Result<Option<LinkSlot>, TreeError> {
         let unknown = |parent| TreeError::UnknownParent { id: node.id(), parent };
         node.parent().map(|parent| self.slot(parent).ok_or_else(|| unknown(parent))).transpose()
     }
@@ -104,15 +104,15 @@ impl Tree {
 
     /// Returns a node that is its own ancestor, if there is one. O(n). Uses no recursion, so the depth of the tree does
     /// not matter.
-    fn find_cycle(&self) -> Option<Slot> {
-        let parent = |slot: Slot| self.links(slot).parent;
-        let slots = || (0..self.len()).map(Slot::new);
+    fn find_cycle(&self) -> Option<LinkSlot> {
+        let parent = |slot: LinkSlot| self.links(slot).parent;
+        let slots = || (0..self.len()).map(LinkSlot::new);
         if slots().all(|slot| parent(slot).is_none_or(|parent| parent.index() < slot.index())) {
             // In every tree that was built by pushes, parents come before their children, so such a tree has no cycle.
             return None;
         }
         // For each node, the start of the first upward walk that reached the node.
-        let mut met_from: Vec<Option<Slot>> = vec![None; self.len()];
+        let mut met_from: Vec<Option<LinkSlot>> = vec![None; self.len()];
         for start in slots() {
             let mut at = Some(start);
             while let Some(slot) = at {
@@ -132,7 +132,7 @@ impl Tree {
 #[derive(Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename = "Tree")]
-pub(super) struct Stored {
+pub(super) struct HydratedTree {
     /// The nodes, in the order of their ids.
     nodes: Vec<Node>,
     /// The last node of the path, or `None` if the path is empty.
@@ -181,7 +181,7 @@ impl Serialize for Tree {
 
 impl<'de> Deserialize<'de> for Tree {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let Stored { nodes, head, cursors, next } = Stored::deserialize(deserializer)?;
+        let HydratedTree { nodes, head, cursors, next } = HydratedTree::deserialize(deserializer)?;
         let tree = Self::hydrate(nodes, head, cursors).map_err(serde::de::Error::custom)?;
         next.map_or(Ok(tree.clone()), |next| tree.with_next_id(next)).map_err(serde::de::Error::custom)
     }

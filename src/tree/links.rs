@@ -1,14 +1,14 @@
-//! The slots of nodes, the links between slots, and the lookup of a slot by id.
+//! The slots of nodes, the links between slots, the lookup of a slot by id, and the iterators that follow the links.
 
-use std::{num::NonZeroU32, sync::Arc};
+use std::{fmt, iter::FusedIterator, num::NonZeroU32, sync::Arc};
 
-use super::NodeId;
+use super::{Node, NodeId, Tree};
 
 /// The position of a node in the order of ids. A slot is half the size of an id and needs no search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Slot(NonZeroU32);
+pub(super) struct LinkSlot(NonZeroU32);
 
-impl Slot {
+impl LinkSlot {
     pub(super) fn new(index: usize) -> Self {
         let number = u32::try_from(index + 1).ok().and_then(NonZeroU32::new);
         Self(number.expect("a tree holds fewer than 2^32 nodes"))
@@ -23,17 +23,17 @@ impl Slot {
 /// plain numbers and no message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Links {
-    pub(super) parent: Option<Slot>,
+    pub(super) parent: Option<LinkSlot>,
     /// The child that was active last. `Some` if the node has a child.
-    pub(super) cursor: Option<Slot>,
-    pub(super) newest: Option<Slot>,
+    pub(super) cursor: Option<LinkSlot>,
+    pub(super) newest: Option<LinkSlot>,
     /// The next newer sibling. The newest sibling links to the oldest sibling, so the oldest child can be reached from
     /// the newest child.
-    pub(super) next: Slot,
+    pub(super) next: LinkSlot,
 }
 
 impl Links {
-    pub(super) const fn alone(slot: Slot, parent: Option<Slot>) -> Self {
+    pub(super) const fn alone(slot: LinkSlot, parent: Option<LinkSlot>) -> Self {
         Self { parent, cursor: None, newest: None, next: slot }
     }
 }
@@ -42,12 +42,12 @@ impl Links {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ids {
     /// The runs of consecutive ids, or `None` if the ids begin at 1 and have no gaps.
-    runs: Option<Arc<[Run]>>,
+    runs: Option<Arc<[IdRun]>>,
 }
 
 /// A run of consecutive ids. The first id of the run is at `index`.
 #[derive(Clone, Copy, Debug)]
-struct Run {
+struct IdRun {
     first: NodeId,
     index: usize,
 }
@@ -63,7 +63,7 @@ impl Ids {
         let mut last = None;
         for (index, id) in ids.enumerate() {
             if id != NodeId::after(last) {
-                runs.push(Run { first: id, index });
+                runs.push(IdRun { first: id, index });
             }
             last = Some(id);
         }
@@ -74,8 +74,8 @@ impl Ids {
     /// number of nodes. A gap before the next node is an empty run at the end.
     pub(super) fn with_next(&self, next: NodeId, least: NodeId, len: usize) -> Self {
         let runs = self.runs.iter().flat_map(|runs| runs.iter().copied()).filter(|run| run.index < len);
-        let next = (next != least).then_some(Run { first: next, index: len });
-        let runs: Vec<Run> = runs.chain(next).collect();
+        let next = (next != least).then_some(IdRun { first: next, index: len });
+        let runs: Vec<IdRun> = runs.chain(next).collect();
         Self { runs: (!runs.is_empty()).then(|| runs.into()) }
     }
 
@@ -96,5 +96,91 @@ impl Ids {
         let end = runs.get(after).map_or(len, |run| run.index);
         let index = index.checked_add(usize::try_from(id.get() - first).ok()?)?;
         (index < end).then_some(index)
+    }
+}
+
+/// The nodes of a [`Tree`]'s path, from its root to the head.
+#[derive(Clone)]
+pub struct Path<'a> {
+    tree: &'a Tree,
+    /// The first and the last of the remaining nodes, or `None` if no node remains.
+    ends: Option<(LinkSlot, LinkSlot)>,
+    left: usize,
+}
+
+impl<'a> Path<'a> {
+    pub(super) fn new(tree: &'a Tree, ends: Option<(LinkSlot, LinkSlot)>, len: usize) -> Self {
+        Self { tree, ends, left: len }
+    }
+
+    /// Takes the node at `slot`. `rest` contains the first and the last node that remain afterwards, if any remain.
+    fn take(&mut self, slot: LinkSlot, rest: Option<(LinkSlot, LinkSlot)>) -> &'a Node {
+        self.left -= 1;
+        self.ends = rest.filter(|_| self.left > 0);
+        self.tree.at(slot)
+    }
+}
+
+impl<'a> Iterator for Path<'a> {
+    type Item = &'a Node;
+
+    fn next(&mut self) -> Option<&'a Node> {
+        let (first, last) = self.ends?;
+        let below = self.tree.links(first).cursor;
+        Some(self.take(first, below.map(|below| (below, last))))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.left, Some(self.left))
+    }
+}
+
+impl DoubleEndedIterator for Path<'_> {
+    fn next_back(&mut self) -> Option<Self::Item> {
+        let (first, last) = self.ends?;
+        let above = self.tree.links(last).parent;
+        Some(self.take(last, above.map(|above| (first, above))))
+    }
+}
+
+impl ExactSizeIterator for Path<'_> {}
+
+impl FusedIterator for Path<'_> {}
+
+impl fmt::Debug for Path<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.clone()).finish()
+    }
+}
+
+/// The nodes of a [`Tree`] that have the same parent, or the tree's roots, oldest first.
+#[derive(Clone)]
+pub(super) struct Children<'a> {
+    tree: &'a Tree,
+    /// The next and the last of the remaining nodes, or `None` if no node remains.
+    ends: Option<(LinkSlot, LinkSlot)>,
+}
+
+impl<'a> Children<'a> {
+    pub(super) fn new(tree: &'a Tree, newest: Option<LinkSlot>) -> Self {
+        Self { tree, ends: newest.map(|newest| (tree.links(newest).next, newest)) }
+    }
+}
+
+impl<'a> Iterator for Children<'a> {
+    type Item = &'a Node;
+
+    fn next(&mut self) -> Option<&'a Node> {
+        let (first, last) = self.ends?;
+        self.ends = (first != last).then(|| (self.tree.links(first).next, last));
+        Some(self.tree.at(first))
+    }
+}
+
+impl FusedIterator for Children<'_> {}
+
+impl fmt::Debug for Children<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.clone()).finish()
     }
 }

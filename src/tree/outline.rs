@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Node, Tree, links::Slot};
+use super::{Node, Tree, links::LinkSlot};
 use crate::message::{Content, Message};
 
 /// The maximum number of a message's characters on a line.
@@ -45,17 +45,17 @@ impl fmt::Display for Tree {
 }
 
 impl Tree {
-    fn is_alone(&self, slot: Slot) -> bool {
+    fn is_alone(&self, slot: LinkSlot) -> bool {
         self.links(slot).next == slot
     }
 
-    fn is_newest(&self, slot: Slot) -> bool {
+    fn is_newest(&self, slot: LinkSlot) -> bool {
         self.newest_beside(slot) == Some(slot)
     }
 
     /// Returns the next node of the outline: the first child of the node, or, if it has no child, the next sibling of
     /// the node or of its nearest ancestor with a next sibling. Removes the levels that end at this node.
-    fn after(&self, slot: Slot, levels: &mut Vec<bool>) -> Option<Slot> {
+    fn after(&self, slot: LinkSlot, levels: &mut Vec<bool>) -> Option<LinkSlot> {
         if let Some(newest) = self.links(slot).newest {
             return Some(self.links(newest).next);
         }

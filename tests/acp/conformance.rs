@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use omni_agent::provider::backend::{Backend, TurnPrompt, conformance};
+use omni_agent::provider::custom::{Backend, TurnPrompt, conformance};
 
 use crate::support::{Place, prompt};
 

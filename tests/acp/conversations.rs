@@ -6,7 +6,7 @@ use futures_util::future::join;
 use omni_agent::{
     provider::{
         StopReason,
-        backend::{Backend, BackendError, SessionId, SessionOptions},
+        custom::{Backend, BackendError, SessionId, SessionOptions},
     },
     session::Session,
     store::{ConversationId, MemoryStore, Store},

@@ -6,8 +6,8 @@ use futures_util::StreamExt;
 use omni_agent::{
     agent::Agent,
     provider::{
-        Model,
-        backend::{Backend, BackendError, BackendLimits, BackendProvider, SessionOptions},
+        BackendLimits, BackendProvider, Model,
+        custom::{Backend, BackendError, SessionOptions},
     },
 };
 use rustix::process::{Signal, kill_process};
@@ -156,7 +156,7 @@ async fn program_that_was_killed_leaves_no_child_outside_its_group() {
 }
 
 #[cfg(target_os = "linux")]
-async fn asked_in_vain(session: &dyn omni_agent::provider::backend::BackendSession) {
+async fn asked_in_vain(session: &dyn omni_agent::provider::custom::BackendSession) {
     if let Ok(stream) = soon(session.prompt(prompt("Hello"))).await {
         read(stream).await.result.unwrap_err();
     }

@@ -4,7 +4,8 @@ use std::{os::unix::fs::PermissionsExt, path::Path, time::Duration};
 
 use omni_agent::provider::{
     StopReason,
-    backend::{Backend, BackendError, SessionOptions, acp::AcpBackend},
+    acp::AcpBackend,
+    custom::{Backend, BackendError, SessionOptions},
 };
 
 use crate::support::{Place, asked, script, soon};

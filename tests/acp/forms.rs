@@ -3,7 +3,8 @@
 use futures_util::StreamExt;
 use omni_agent::provider::{
     StopReason,
-    backend::{Backend, BackendError, SessionId, SessionOptions, acp::AcpBackend},
+    acp::AcpBackend,
+    custom::{Backend, BackendError, SessionId, SessionOptions},
 };
 
 use crate::support::{asked, prompt, read, script, soon};

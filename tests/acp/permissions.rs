@@ -7,7 +7,7 @@ use omni_agent::{
     message::{ToolResult, ToolUse},
     provider::{
         StopReason,
-        backend::{Backend, BackendEvent, SessionOptions},
+        custom::{Backend, BackendEvent, SessionOptions},
     },
     subscription::Update,
     tool::Decision,

@@ -7,9 +7,10 @@ use std::{fs, path::PathBuf};
 use futures_util::StreamExt;
 use omni_agent::provider::{
     StopReason,
-    backend::{
+    acp::AcpBackend,
+    custom::{
         Backend, BackendError, BackendEvent, BackendSession, PermissionAnswer, SessionId, SessionOptions,
-        TurnPrompt, acp::AcpBackend, conformance,
+        TurnPrompt, conformance,
     },
 };
 use tokio::sync::OnceCell;

@@ -16,11 +16,9 @@ use omni_agent::{
     agent::{Agent, AgentBuilder},
     message::Message,
     provider::{
-        Model, ProviderError,
-        backend::{
-            BackendError, BackendEvent, BackendProvider, BackendSession, EventStream, TurnPrompt, TurnResult,
-            acp::AcpBackend,
-        },
+        BackendProvider, Model, ProviderError,
+        acp::AcpBackend,
+        custom::{BackendError, BackendEvent, BackendSession, EventStream, TurnPrompt, TurnResult},
     },
 };
 use rustix::process::{Pid, test_kill_process};

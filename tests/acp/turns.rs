@@ -4,10 +4,8 @@ use omni_agent::{
     message::{Attachment, Message},
     provider::{
         Options, StopReason,
-        backend::{
-            Backend, BackendError, BackendSession, SessionOptions, TurnPrompt,
-            acp::{AcpBackend, McpServer},
-        },
+        acp::{AcpBackend, McpServer},
+        custom::{Backend, BackendError, BackendSession, SessionOptions, TurnPrompt},
     },
 };
 

@@ -8,7 +8,7 @@ use omni_agent::{
     message::{Message, ToolResult, ToolUse},
     provider::{
         StopReason,
-        backend::{Backend, BackendError, BackendEvent, TurnPrompt, TurnResult, conformance},
+        custom::{Backend, BackendError, BackendEvent, TurnPrompt, TurnResult, conformance},
     },
     testing::ConformanceReport,
 };

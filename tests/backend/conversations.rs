@@ -6,13 +6,13 @@ use omni_agent::{
     Error, ErrorKind,
     agent::Agent,
     provider::{
-        Model,
-        backend::{BackendError, LostSession, SessionId},
+        LostSession, Model,
+        custom::{BackendError, SessionId},
     },
 };
 use omni_agent::{
     agent::{Config, Event},
-    provider::{Options, backend::Capabilities},
+    provider::{Options, custom::Capabilities},
     session::{Mode, Session},
     store::{ConversationId, MemoryStore, Store},
     subscription::Update,

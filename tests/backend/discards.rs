@@ -6,7 +6,7 @@ use omni_agent::{
     agent::{AgentCallbacks, Event, State, TurnDecision},
     provider::{
         Options, OutputSchema,
-        backend::{BackendError, Capabilities},
+        custom::{BackendError, Capabilities},
     },
     run::Response,
     session::{Mode, Session},

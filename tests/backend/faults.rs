@@ -8,8 +8,8 @@ use omni_agent::{
     agent::{Agent, Event},
     message::{ToolResult, ToolUse},
     provider::{
-        Model, Options, Provider, ProviderError, ProviderErrorKind, Request, RequestContext,
-        backend::{BackendError, BackendEvent, BackendLimits, Breach, Capabilities, TurnResult},
+        BackendLimits, Model, Options, Provider, ProviderError, ProviderErrorKind, Request,
+        custom::{BackendError, BackendEvent, Breach, Capabilities, RequestContext, TurnResult},
     },
     run::Failure,
     subscription::Update,

@@ -7,10 +7,10 @@ use futures_util::stream;
 use omni_agent::{
     agent::{Agent, AgentBuilder},
     provider::{
-        Model, Registry, StopReason,
-        backend::{
-            Backend, BackendError, BackendEvent, BackendProvider, BackendSession, Capabilities, EventStream,
-            SessionId, SessionOptions, TurnPrompt, TurnResult,
+        BackendProvider, Model, Registry, StopReason,
+        custom::{
+            Backend, BackendError, BackendEvent, BackendSession, Capabilities, EventStream, SessionId,
+            SessionOptions, TurnPrompt, TurnResult,
         },
     },
     session::Session,

@@ -7,7 +7,7 @@ use omni_agent::{
     ErrorKind,
     agent::{Agent, AgentCallbacks, Event, State, Status, ToolDecision},
     message::{Content, ToolResult, ToolUse},
-    provider::backend::{
+    provider::custom::{
         BackendError, BackendEvent, Breach, Capabilities, PermissionAnswer, PermissionKind, PermissionOption,
     },
     subscription::Update,

@@ -16,11 +16,11 @@ use omni_agent::{
     agent::{Agent, AgentBuilder},
     message::ToolUse,
     provider::{
-        Model, Registry, StopReason,
-        backend::{
-            Backend, BackendError, BackendEvent, BackendProvider, BackendSession, Capabilities, EventStream,
-            PermissionAnswer, PermissionOption, PermissionRequest, SessionId, SessionOptions,
-            SessionPosition, TurnPrompt, TurnResult,
+        BackendProvider, Model, Registry, StopReason,
+        custom::{
+            Backend, BackendError, BackendEvent, BackendSession, Capabilities, EventStream, PermissionAnswer,
+            PermissionOption, PermissionRequest, SessionId, SessionOptions, SessionPosition, TurnPrompt,
+            TurnResult,
         },
     },
     testing::Gate,

@@ -7,7 +7,7 @@ use omni_agent::{
     message::{Content, History, Message, ToolResult, ToolUse, Usage},
     provider::{
         ProviderErrorKind, Request, StopReason,
-        backend::{BackendEvent, Capabilities, TurnResult},
+        custom::{BackendEvent, Capabilities, TurnResult},
     },
     subscription::Update,
     tool::{ToolContext, ToolError, tool_fn},

@@ -8,7 +8,7 @@ use omni_agent::{
     message::Attachment,
     provider::{
         Model, ModelInfo, Options, ProviderError,
-        dialect::{
+        custom::{
             AnthropicMessages, ChatCompletions, Dialect, GoogleGemini, OllamaChat, OpenAiResponses,
             ReasoningReturn,
         },

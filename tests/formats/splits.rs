@@ -1,7 +1,10 @@
 //! Answers with thinking, text and a call. Each answer is split in two at every possible byte.
 
 use omni_agent::{
-    provider::{Delta, Request, dialect::Dialect},
+    provider::{
+        Request,
+        custom::{Delta, Dialect},
+    },
     testing::decode,
 };
 use serde_json::json;

@@ -11,7 +11,7 @@ use std::{
 use omni_agent::{
     provider::{
         Model,
-        dialect::{AnthropicMessages, ChatCompletions, Dialect, OpenAiResponses},
+        custom::{AnthropicMessages, ChatCompletions, Dialect, OpenAiResponses},
         http::Endpoint,
     },
     testing::{Recorded, Recording},

@@ -383,7 +383,7 @@ async fn shutdown_in_mid_flight_loses_no_committed_turn() {
                 Step::new()
                     .then_text(["So ", "much "])
                     .wait(pause)
-                    .more(omni_agent::provider::Part::Text("to say.".into()))
+                    .more(omni_agent::provider::custom::Part::Text("to say.".into()))
                     .stop()
             });
             let start = alone(Agent::builder().model(provider.model()));

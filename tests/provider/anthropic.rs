@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use omni_agent::{
     message::{Content, History, Message, Timestamp, ToolResult},
     provider::{
-        Completion, Delta, ProviderError, Request, StopReason,
-        dialect::{AnthropicMessages, Dialect, Encoded, Frame, Framing},
+        Completion, ProviderError, Request, StopReason,
+        custom::{AnthropicMessages, Delta, Dialect, Encoded, Frame, Framing},
     },
     testing::internals::Fold,
     tool::{Schema, Tool, ToolContext, ToolError, ToolOutput, ToolSet},

@@ -3,7 +3,7 @@
 
 use omni_agent::provider::{
     Effort, Request, ThinkingMode,
-    dialect::{AnthropicMessages, Dialect},
+    custom::{AnthropicMessages, Dialect},
     http::Endpoint,
 };
 use serde_json::{Map, Value, json};

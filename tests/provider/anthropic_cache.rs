@@ -9,7 +9,7 @@ use omni_agent::{
     message::{Content, Message, ProviderItem},
     provider::{
         CacheHint, Options, Request,
-        dialect::{AnthropicMessages, Dialect},
+        custom::{AnthropicMessages, Dialect},
     },
     testing::{ScriptedProvider, Step},
     tool::{Tool, tool_fn},

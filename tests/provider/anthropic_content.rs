@@ -6,7 +6,7 @@ use omni_agent::{
     },
     provider::{
         Options, ProviderErrorKind, Request, ThinkingMode, UnsupportedAttachment,
-        dialect::{AnthropicMessages, Dialect},
+        custom::{AnthropicMessages, Dialect},
     },
 };
 use serde_json::{Map, Value, json};

@@ -4,8 +4,8 @@
 use omni_agent::{
     message::{Content, ProviderItem, Text, Thinking, ToolUse, Usage},
     provider::{
-        BlockStart, Delta, MessageDelta, Part, ProviderErrorKind, Request, StopReason,
-        dialect::{AnthropicMessages, Decoder, Dialect, Frame},
+        ProviderErrorKind, Request, StopReason,
+        custom::{AnthropicMessages, BlockStart, Decoder, Delta, Dialect, Frame, MessageDelta, Part},
     },
     testing::internals::Fold,
 };

@@ -3,7 +3,7 @@
 
 use omni_agent::provider::{
     ProviderError, ProviderErrorKind, Request,
-    dialect::{AnthropicMessages, Dialect, Frame},
+    custom::{AnthropicMessages, Dialect, Frame},
 };
 use omni_agent::testing::internals::Fold;
 use serde_json::{Value, json};

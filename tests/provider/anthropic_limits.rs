@@ -4,7 +4,7 @@ use omni_agent::{
     message::{Attachment, Content, Message},
     provider::{
         Effort, ModelInfo, Options, Request, ThinkingMode, ToolChoice,
-        dialect::{AnthropicMessages, Dialect},
+        custom::{AnthropicMessages, Dialect},
         http::Endpoint,
     },
 };

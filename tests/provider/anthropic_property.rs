@@ -4,7 +4,7 @@ use omni_agent::{
     message::{History, Message, Timestamp},
     provider::{
         Request,
-        dialect::{AnthropicMessages, Dialect, Frame},
+        custom::{AnthropicMessages, Dialect, Frame},
     },
     testing::internals::Fold,
 };

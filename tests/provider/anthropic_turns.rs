@@ -8,8 +8,8 @@ use omni_agent::{
     agent::Snapshot,
     message::{Content, Usage},
     provider::{
-        CacheHint, Delta, ModelInfo, Price, Rates, Request, StopReason,
-        dialect::{AnthropicMessages, Dialect, Frame},
+        CacheHint, ModelInfo, Price, Rates, Request, StopReason,
+        custom::{AnthropicMessages, Delta, Dialect, Frame},
     },
     testing::{ScriptedProvider, Step},
     tool::tool_fn,

@@ -4,7 +4,7 @@
 
 use omni_agent::provider::{
     ProviderErrorKind, Request,
-    dialect::Framing,
+    custom::Framing,
     http::{Endpoint, Limits},
 };
 

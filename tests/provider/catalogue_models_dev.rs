@@ -4,7 +4,7 @@ use std::error::Error;
 
 use omni_agent::provider::{
     Catalogue, CatalogueError, Effort, ModelInfo, Options, Request,
-    dialect::{AnthropicMessages, Dialect, GoogleGemini, OllamaChat, OpenAiResponses},
+    custom::{AnthropicMessages, Dialect, GoogleGemini, OllamaChat, OpenAiResponses},
 };
 use serde_json::{Value, json};
 

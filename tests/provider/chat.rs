@@ -5,8 +5,8 @@
 use omni_agent::{
     message::{Content, History, Message, Timestamp, ToolResult},
     provider::{
-        Completion, Delta, ProviderError, Request, StopReason,
-        dialect::{ChatCompletions, Dialect, Frame},
+        Completion, ProviderError, Request, StopReason,
+        custom::{ChatCompletions, Delta, Dialect, Frame},
     },
     testing::internals::Fold,
 };

@@ -4,7 +4,10 @@ use std::collections::HashSet;
 
 use omni_agent::{
     message::{History, Message},
-    provider::{BlockStart, Delta, ProviderErrorKind, Request, StopReason, dialect::ChatCompletions},
+    provider::{
+        ProviderErrorKind, Request, StopReason,
+        custom::{BlockStart, ChatCompletions, Delta},
+    },
 };
 use serde_json::{Value, json};
 

@@ -3,8 +3,8 @@
 use omni_agent::{
     message::{Attachment, Content, History, Message, ProviderItem, Usage},
     provider::{
-        Delta, Part, ProviderErrorKind, Request, StopReason,
-        dialect::{ChatCompletions, Dialect, Frame, ReasoningReturn},
+        ProviderErrorKind, Request, StopReason,
+        custom::{ChatCompletions, Delta, Dialect, Frame, Part, ReasoningReturn},
     },
 };
 use serde_json::{Value, json};

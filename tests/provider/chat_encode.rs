@@ -8,7 +8,7 @@ use omni_agent::{
     provider::{
         CacheHint, Effort, Options, OutputSchema, ProviderErrorKind, Request, ThinkingMode, ToolChoice,
         UnsupportedAttachment,
-        dialect::{
+        custom::{
             CacheField, ChatCompletions, Dialect, EffortWords, OutputSupport, ReasoningReturn, ThinkingField,
             ToolChoices,
         },

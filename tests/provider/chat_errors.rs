@@ -2,7 +2,7 @@ use omni_agent::provider::{
     ProviderError,
     ProviderErrorKind::{self, *},
     Request,
-    dialect::{
+    custom::{
         AnthropicMessages, ChatCompletions, Dialect, Frame, GoogleGemini, OllamaChat, OpenAiResponses,
         ReasoningReturn,
     },

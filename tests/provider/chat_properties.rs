@@ -1,8 +1,8 @@
 use omni_agent::{
     message::Timestamp,
     provider::{
-        Delta, ProviderErrorKind, Request,
-        dialect::{ChatCompletions, Dialect, Frame, ReasoningReturn},
+        ProviderErrorKind, Request,
+        custom::{ChatCompletions, Delta, Dialect, Frame, ReasoningReturn},
     },
     testing::internals::Fold,
 };

@@ -4,7 +4,8 @@ use futures_util::TryStreamExt;
 use omni_agent::{
     message::Usage,
     provider::{
-        CacheHint, Catalogue, Delta, MessageDelta, ModelInfo, Options, Price, Rates, Registry, Request,
+        CacheHint, Catalogue, ModelInfo, Options, Price, Rates, Registry, Request,
+        custom::{Delta, MessageDelta},
     },
     testing::{ScriptedProvider, Step},
 };

@@ -4,7 +4,10 @@ use std::collections::HashSet;
 
 use omni_agent::{
     message::{Message, ProviderItem, Timestamp},
-    provider::{BlockStart, Completion, Delta, MessageDelta, Part, StopReason},
+    provider::{
+        Completion, StopReason,
+        custom::{BlockStart, Delta, MessageDelta, Part},
+    },
     testing::internals::Fold,
 };
 use serde_json::{Value, json};

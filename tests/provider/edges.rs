@@ -5,7 +5,7 @@ use omni_agent::{
     message::{Content, History, Message, ToolResult, ToolUse},
     provider::{
         Request,
-        dialect::{AnthropicMessages, ChatCompletions, Dialect, GoogleGemini, OllamaChat, OpenAiResponses},
+        custom::{AnthropicMessages, ChatCompletions, Dialect, GoogleGemini, OllamaChat, OpenAiResponses},
     },
 };
 use serde_json::{Value, json};

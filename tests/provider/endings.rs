@@ -8,8 +8,9 @@ use futures_util::StreamExt;
 use omni_agent::{
     message::Timestamp,
     provider::{
-        Completion, Delta, Options, OutputSchema, Part, Provider, ProviderError, Request, RequestContext,
-        StopReason, http::Timeouts,
+        Completion, Options, OutputSchema, Provider, ProviderError, Request, StopReason,
+        custom::{Delta, Part, RequestContext},
+        http::Timeouts,
     },
     testing::internals::Fold,
     tool::Schema,

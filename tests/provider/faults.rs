@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use omni_agent::provider::{
-    Provider, ProviderError, ProviderErrorKind, RequestContext,
-    dialect::Framing,
+    Provider, ProviderError, ProviderErrorKind,
+    custom::{Framing, RequestContext},
     http::{Endpoint, Limits, Timeouts},
 };
 use tokio::{net::TcpListener, time::Instant};
@@ -290,7 +290,7 @@ async fn quota_with_a_retry_after_header_is_a_rate_limit() {
         ("billing_not_active", ProviderErrorKind::Quota),
     ] {
         let server = Server::start([Reply::json(429, &body(code)).header("retry-after", "7")]).await;
-        let chat = omni_agent::provider::dialect::ChatCompletions::default();
+        let chat = omni_agent::provider::custom::ChatCompletions::default();
         let endpoint = Endpoint::custom("cerebras", server.url(), chat).with_key("k");
         let error = ask(&endpoint).await.error();
         assert_eq!(

@@ -5,7 +5,7 @@ use omni_agent::{
     provider::{
         Effort, Modality, Model, ModelInfo, Options, OutputSchema, ProviderErrorKind, Request, ThinkingMode,
         ToolChoice, UnsupportedAttachment,
-        dialect::{AnthropicMessages, ChatCompletions, Dialect, GoogleGemini, OpenAiResponses},
+        custom::{AnthropicMessages, ChatCompletions, Dialect, GoogleGemini, OpenAiResponses},
     },
     testing::{ScriptedProvider, Step},
     tool::{Schema, ToolSet, declared_tool_with_schema},
@@ -159,14 +159,14 @@ async fn warnings_of_a_retried_request_are_emitted_once() {
     let model = provider.model().with_info(ModelInfo::new("m").with_thinking(false));
     let request = Request::prompt("Hi").with_options(Options::default().with_thinking(Effort::Low));
     let deltas: Vec<_> = futures_util::TryStreamExt::try_collect(model.stream(request)).await.unwrap();
-    let has_warnings = |delta: &omni_agent::provider::Delta| matches!(delta, omni_agent::provider::Delta::Message(data) if !data.warnings.is_empty());
+    let has_warnings = |delta: &omni_agent::provider::custom::Delta| matches!(delta, omni_agent::provider::custom::Delta::Message(data) if !data.warnings.is_empty());
     assert_eq!(deltas.iter().filter(|delta| has_warnings(delta)).count(), 1);
     assert_eq!(provider.requests().len(), 2);
 }
 
 #[test]
 fn anthropic_max_tokens_respects_the_output_limit_of_the_model() {
-    use omni_agent::provider::dialect::{AnthropicMessages, Dialect};
+    use omni_agent::provider::custom::{AnthropicMessages, Dialect};
     let body = |limit: u64, options: Options| {
         let mut request = Request::prompt("Hi")
             .with_options(options)

@@ -4,7 +4,10 @@ use std::collections::HashSet;
 
 use omni_agent::{
     message::{Attachment, Content, Text, Thinking, ToolUse, Usage},
-    provider::{BlockStart, Delta, MessageDelta, Part, ProviderErrorKind, StopReason},
+    provider::{
+        ProviderErrorKind, StopReason,
+        custom::{BlockStart, Delta, MessageDelta, Part},
+    },
     testing::internals::Fold,
 };
 use proptest::{collection::vec, option, prelude::*, sample::Index};

@@ -2,7 +2,10 @@
 
 use omni_agent::{
     message::{Attachment, ProviderItem},
-    provider::{BlockStart, Delta, MessageDelta, Part, ProviderErrorKind, StopReason},
+    provider::{
+        ProviderErrorKind, StopReason,
+        custom::{BlockStart, Delta, MessageDelta, Part},
+    },
     testing::internals::Fold,
 };
 use serde_json::json;

@@ -5,9 +5,10 @@
 use bytes::Bytes;
 use eventsource_stream::Eventsource;
 use futures_util::{FutureExt, StreamExt, stream};
-use omni_agent::{
-    provider::{ProviderError, ProviderErrorKind, dialect::Framing, http::Limits},
-    testing::internals::Framer,
+use omni_agent::provider::{
+    ProviderError, ProviderErrorKind,
+    custom::{Framer, Framing},
+    http::Limits,
 };
 use proptest::prelude::*;
 

@@ -5,8 +5,8 @@
 use omni_agent::{
     message::{Content, History, Message, Text, Thinking, Timestamp, ToolResult, ToolUse},
     provider::{
-        Completion, Delta, ProviderError, Request, StopReason,
-        dialect::{Dialect, Frame, GoogleGemini},
+        Completion, ProviderError, Request, StopReason,
+        custom::{Delta, Dialect, Frame, GoogleGemini},
     },
     testing::internals::Fold,
 };

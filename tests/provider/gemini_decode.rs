@@ -5,8 +5,8 @@
 use omni_agent::{
     message::{Content, Timestamp, Usage},
     provider::{
-        Delta, Part, ProviderErrorKind, Request, StopReason,
-        dialect::{Dialect, Frame, GoogleGemini},
+        ProviderErrorKind, Request, StopReason,
+        custom::{Delta, Dialect, Frame, GoogleGemini, Part},
     },
     testing::internals::Fold,
 };
@@ -234,7 +234,7 @@ fn decode_repeated_finish_reason_is_kept_once() {
     chunks.extend(vec![reason(""); 1000]);
     let deltas = deltas_of(&[json!(chunks).to_string()]).unwrap();
     let matching = deltas.iter().filter(|delta| {
-        matches!(delta, omni_agent::provider::Delta::Message(data) if data.provider_data.values()
+        matches!(delta, omni_agent::provider::custom::Delta::Message(data) if data.provider_data.values()
             .any(|data| data.get("finishMessage").is_some()))
     });
     assert_eq!(matching.count(), 1);

@@ -7,7 +7,7 @@ use omni_agent::{
     provider::{
         CacheHint, Effort, Options, OutputSchema, ProviderErrorKind, Request, ThinkingMode, ToolChoice,
         UnsupportedAttachment,
-        dialect::{Dialect, Encoded, Framing, GoogleGemini},
+        custom::{Dialect, Encoded, Framing, GoogleGemini},
     },
     tool::{Schema, ToolSet, declared_tool_with_schema},
 };

@@ -2,7 +2,7 @@
 
 use omni_agent::provider::{
     ProviderErrorKind::{self, *},
-    dialect::{Dialect, GoogleGemini},
+    custom::{Dialect, GoogleGemini},
 };
 use serde_json::json;
 

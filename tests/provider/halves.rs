@@ -7,7 +7,7 @@ use omni_agent::{
     message::Content,
     provider::{
         ProviderErrorKind,
-        dialect::{AnthropicMessages, ChatCompletions, Dialect, GoogleGemini, OllamaChat, OpenAiResponses},
+        custom::{AnthropicMessages, ChatCompletions, Dialect, GoogleGemini, OllamaChat, OpenAiResponses},
     },
 };
 use serde_json::json;

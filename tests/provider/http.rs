@@ -4,9 +4,8 @@ use std::{collections::BTreeMap, time::Duration};
 
 use futures_util::StreamExt;
 use omni_agent::provider::{
-    Delta, MessageDelta, Options, Part, Provider, ProviderError, ProviderErrorKind, Request, RequestContext,
-    Secret, StopReason,
-    dialect::Framing,
+    Options, Provider, ProviderError, ProviderErrorKind, Request, Secret, StopReason,
+    custom::{Delta, Framing, MessageDelta, Part, RequestContext},
     http::{Auth, Endpoint},
 };
 use serde_json::{Map, Value, json};

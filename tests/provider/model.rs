@@ -14,8 +14,8 @@ use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
 use omni_agent::{
     message::{History, Message, ToolUse, Usage},
     provider::{
-        BlockStart, Delta, DeltaStream, MessageDelta, Model, Part, Provider, ProviderError,
-        ProviderErrorKind, Request, RequestContext, StopReason,
+        DeltaStream, Model, Provider, ProviderError, ProviderErrorKind, Request, StopReason,
+        custom::{BlockStart, Delta, MessageDelta, Part, RequestContext},
     },
     tool::Decision,
 };

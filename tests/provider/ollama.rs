@@ -5,8 +5,8 @@
 use omni_agent::{
     message::{Content, History, Message, Text, Thinking, Timestamp, ToolResult, ToolUse},
     provider::{
-        Completion, Delta, ProviderError, Request, StopReason,
-        dialect::{Dialect, Frame, OllamaChat},
+        Completion, ProviderError, Request, StopReason,
+        custom::{Delta, Dialect, Frame, OllamaChat},
     },
     testing::internals::Fold,
 };

@@ -5,8 +5,8 @@
 use omni_agent::{
     message::{Content, Timestamp, Usage},
     provider::{
-        Delta, Part, ProviderErrorKind, Request, StopReason,
-        dialect::{Dialect, Frame, OllamaChat},
+        ProviderErrorKind, Request, StopReason,
+        custom::{Delta, Dialect, Frame, OllamaChat, Part},
     },
     testing::internals::Fold,
 };

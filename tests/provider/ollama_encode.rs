@@ -7,7 +7,7 @@ use omni_agent::{
     provider::{
         CacheHint, Effort, Options, OutputSchema, ProviderErrorKind, Request, ThinkingMode, ToolChoice,
         UnsupportedAttachment,
-        dialect::{Dialect, Encoded, Framing, OllamaChat},
+        custom::{Dialect, Encoded, Framing, OllamaChat},
     },
     tool::{Schema, ToolSet, declared_tool_with_schema},
 };

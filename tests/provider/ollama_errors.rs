@@ -2,7 +2,7 @@
 
 use omni_agent::provider::{
     ProviderErrorKind::{self, *},
-    dialect::{Dialect, OllamaChat},
+    custom::{Dialect, OllamaChat},
 };
 use serde_json::json;
 

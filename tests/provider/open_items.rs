@@ -6,7 +6,7 @@ use omni_agent::{
     message::{Content, History, Message, ProviderItem, ToolResult},
     provider::{
         Options, Request, StopReason,
-        dialect::{Dialect, OpenAiResponses},
+        custom::{Dialect, OpenAiResponses},
     },
 };
 use serde_json::{Value, json};

@@ -3,7 +3,7 @@
 use omni_agent::{
     provider::{
         CacheHint, Effort, Options, ProviderErrorKind, Request, ThinkingMode,
-        dialect::{ChatCompletions, Dialect, EffortWords, OpenAiResponses, ThinkingField},
+        custom::{ChatCompletions, Dialect, EffortWords, OpenAiResponses, ThinkingField},
     },
     tool::ToolSet,
 };

@@ -6,7 +6,7 @@ use omni_agent::{
     message::{History, Message},
     provider::{
         ProviderErrorKind, Request,
-        dialect::{AnthropicMessages, OpenAiResponses},
+        custom::{AnthropicMessages, OpenAiResponses},
         http::{Auth, Endpoint},
     },
 };

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use omni_agent::{
     provider::{
         Options, OutputSchema, Request,
-        dialect::{AnthropicMessages, ChatCompletions, Dialect, Encoded, OpenAiResponses, OutputSupport},
+        custom::{AnthropicMessages, ChatCompletions, Dialect, Encoded, OpenAiResponses, OutputSupport},
     },
     tool::Schema,
 };

@@ -3,7 +3,7 @@
 use omni_agent::{
     provider::{
         Options, OutputSchema, Request,
-        dialect::{ChatCompletions, Dialect, Frame},
+        custom::{ChatCompletions, Dialect, Frame},
     },
     testing::{ScriptedProvider, Step},
     tool::Schema,

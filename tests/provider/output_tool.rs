@@ -5,7 +5,7 @@ use omni_agent::{
     message::{History, Message, Timestamp, ToolUse},
     provider::{
         Completion, Effort, ModelInfo, Options, OutputSchema, Request, StopReason, ToolChoice,
-        dialect::{
+        custom::{
             AnthropicMessages, ChatCompletions, Dialect, Frame, GoogleGemini, OllamaChat, OpenAiResponses,
             OutputSupport, ToolChoices,
         },

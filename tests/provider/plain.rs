@@ -5,9 +5,8 @@
 
 use futures_util::StreamExt;
 use omni_agent::provider::{
-    BlockStart, Delta, DeltaStream, Part, Provider, ProviderError, ProviderErrorKind, Request,
-    RequestContext, StopReason,
-    dialect::{Decoder, Dialect, Encoded, Frame, Framing},
+    DeltaStream, Provider, ProviderError, ProviderErrorKind, Request, StopReason,
+    custom::{BlockStart, Decoder, Delta, Dialect, Encoded, Frame, Framing, Part, RequestContext},
     http::Endpoint,
 };
 use serde_json::{Value, json};

@@ -5,7 +5,9 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use omni_agent::{
     message::ToolUse,
-    provider::{Options, Provider, ProviderError, ProviderErrorKind, Request, RequestContext, RetryPolicy},
+    provider::{
+        Options, Provider, ProviderError, ProviderErrorKind, Request, RetryPolicy, custom::RequestContext,
+    },
     testing::{ScriptedProvider, Step},
     tool::Decision,
 };

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use omni_agent::{
     provider::{
         Catalogue, DeltaStream, Model, ModelInfo, Options, Provider, ProviderError, ProviderErrorKind,
-        Registry, RegistryError, Request, RequestContext, Secret,
+        Registry, RegistryError, Request, Secret, custom::RequestContext,
     },
     testing::{ScriptedProvider, Step},
 };

@@ -5,8 +5,8 @@
 use omni_agent::{
     message::{Content, History, Message, Timestamp, ToolResult},
     provider::{
-        Completion, Delta, ProviderError, Request, StopReason,
-        dialect::{AnthropicMessages, ChatCompletions, Dialect, Frame, Framing, OpenAiResponses},
+        Completion, ProviderError, Request, StopReason,
+        custom::{AnthropicMessages, ChatCompletions, Delta, Dialect, Frame, Framing, OpenAiResponses},
     },
     testing::internals::Fold,
 };

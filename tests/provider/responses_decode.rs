@@ -3,8 +3,8 @@
 use omni_agent::{
     message::{Content, Usage},
     provider::{
-        Completion, Delta, Part, ProviderErrorKind, Request, StopReason,
-        dialect::{Dialect, Frame, OpenAiResponses},
+        Completion, ProviderErrorKind, Request, StopReason,
+        custom::{Delta, Dialect, Frame, OpenAiResponses, Part},
     },
     testing::internals::Fold,
 };

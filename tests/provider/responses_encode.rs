@@ -5,7 +5,7 @@ use omni_agent::{
     provider::{
         CacheHint, Effort, Options, OutputSchema, ProviderErrorKind, Request, ThinkingMode, ToolChoice,
         UnsupportedAttachment,
-        dialect::{Dialect, EffortWords, OpenAiResponses, OutputSupport, ReasoningItems},
+        custom::{Dialect, EffortWords, OpenAiResponses, OutputSupport, ReasoningItems},
     },
     tool::{Schema, ToolSet},
 };

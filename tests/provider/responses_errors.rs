@@ -1,7 +1,7 @@
 use omni_agent::provider::{
     ProviderErrorKind::{self, *},
     Request,
-    dialect::{Dialect, Frame, OpenAiResponses},
+    custom::{Dialect, Frame, OpenAiResponses},
 };
 use serde_json::{Value, json};
 
@@ -116,7 +116,7 @@ fn error_follows_the_text_before_it() {
     ];
     let results = events.map(|event| decoder.decode(Frame::new("", &event.to_string()), &mut deltas));
     assert!(results[..2].iter().all(Result::is_ok) && results[2].is_err());
-    assert!(deltas.iter().any(omni_agent::provider::Delta::is_content));
+    assert!(deltas.iter().any(omni_agent::provider::custom::Delta::is_content));
     assert!(!decoder.is_done());
 }
 

@@ -4,7 +4,7 @@ use omni_agent::{
     message::{History, Message, Timestamp},
     provider::{
         ProviderErrorKind, Request,
-        dialect::{Dialect, Frame, OpenAiResponses},
+        custom::{Dialect, Frame, OpenAiResponses},
     },
     testing::internals::Fold,
 };

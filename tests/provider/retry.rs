@@ -15,8 +15,9 @@ use async_trait::async_trait;
 use futures_core::Stream;
 use futures_util::{FutureExt, StreamExt, future::ready, stream};
 use omni_agent::provider::{
-    BlockStart, Delta, DeltaStream, MessageDelta, Model, Options, Part, Provider, ProviderError,
-    ProviderErrorKind, Request, RequestContext, RetryPolicy, StopReason,
+    DeltaStream, Model, Options, Provider, ProviderError, ProviderErrorKind, Request, RetryPolicy,
+    StopReason,
+    custom::{BlockStart, Delta, MessageDelta, Part, RequestContext},
 };
 use proptest::prelude::*;
 use tokio::time::Instant;

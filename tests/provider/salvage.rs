@@ -2,7 +2,7 @@
 
 use omni_agent::{
     message::{Attachment, Content, Role, Thinking, ToolUse},
-    provider::{BlockStart, MessageDelta, Part},
+    provider::custom::{BlockStart, MessageDelta, Part},
     testing::internals::Fold,
 };
 use serde_json::json;

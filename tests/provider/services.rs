@@ -7,9 +7,8 @@ use std::{sync::Arc, time::Duration};
 use futures_util::StreamExt;
 use omni_agent::{
     provider::{
-        Delta, Model, Options, Part, Provider, ProviderError, ProviderErrorKind, Registry, Request,
-        StopReason,
-        dialect::{AnthropicMessages, ChatCompletions, Dialect, OpenAiResponses},
+        Model, Options, Provider, ProviderError, ProviderErrorKind, Registry, Request, StopReason,
+        custom::{AnthropicMessages, ChatCompletions, Delta, Dialect, OpenAiResponses, Part},
         http::Endpoint,
     },
     testing::decode,

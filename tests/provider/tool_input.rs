@@ -2,7 +2,7 @@
 
 use omni_agent::{
     message::{Message, ToolUse},
-    provider::{BlockStart, StopReason},
+    provider::{StopReason, custom::BlockStart},
 };
 use serde_json::{Value, json};
 

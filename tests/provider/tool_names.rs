@@ -15,7 +15,7 @@ use omni_agent::{
     message::{History, Message, Timestamp, ToolResult, ToolUse},
     provider::{
         ModelInfo, Options, OutputSchema, Request, ToolChoice,
-        dialect::{AnthropicMessages, ChatCompletions, Dialect, Frame, GoogleGemini, OpenAiResponses},
+        custom::{AnthropicMessages, ChatCompletions, Dialect, Frame, GoogleGemini, OpenAiResponses},
     },
     testing::internals::Fold,
     tool::{Schema, Tool, ToolContext, ToolError, ToolOutput},

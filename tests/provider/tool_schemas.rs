@@ -4,7 +4,7 @@
 use omni_agent::{
     provider::{
         Request,
-        dialect::{AnthropicMessages, ChatCompletions, Dialect, GoogleGemini, OllamaChat, OpenAiResponses},
+        custom::{AnthropicMessages, ChatCompletions, Dialect, GoogleGemini, OllamaChat, OpenAiResponses},
     },
     tool::Schema,
 };

@@ -7,7 +7,7 @@ use omni_agent::{
     Agent, ErrorKind,
     agent::Event,
     message::Usage,
-    provider::{Delta, ProviderError, ProviderErrorKind, Request},
+    provider::{ProviderError, ProviderErrorKind, Request, custom::Delta},
     subscription::Update,
     testing::{Gate, Recorded, Recording, ScriptedProvider, Step},
     tool_fn,

@@ -8,7 +8,7 @@ use std::{
 use omni_agent::{
     Agent, async_trait,
     message::Message,
-    provider::{DeltaStream, Provider, ProviderError, Request, RequestContext},
+    provider::{DeltaStream, Provider, ProviderError, Request, custom::RequestContext},
     testing::{Recorded, Recording, ScriptedProvider, Step},
 };
 

@@ -24,7 +24,7 @@ use std::{
 
 use futures_util::StreamExt;
 use omni_agent::{
-    provider::{Delta, Model, ProviderError, Request, RetryPolicy},
+    provider::{Model, ProviderError, Request, RetryPolicy, custom::Delta},
     testing::{Recorded, Recording, ScriptedProvider, Step},
 };
 

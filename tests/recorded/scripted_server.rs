@@ -4,7 +4,7 @@
 use std::{fs, path::Path, sync::Arc};
 
 use omni_agent::{
-    provider::{Delta, Model, Options, Request, http::Endpoint},
+    provider::{Model, Options, Request, custom::Delta, http::Endpoint},
     testing::{Recorded, Recording},
     tool::ToolSet,
     tool_fn,

@@ -10,8 +10,8 @@ use omni_agent::{
     manager::{Manager, ManagerEvent, ManagerSnapshot, OpenOptions, Sweep, Titles},
     message::{Attachment, ProviderItem, ToolResult, ToolUse, TurnId, Usage},
     provider::{
-        BlockStart, CacheHint, Delta, Effort, MessageDelta, Options, OutputSchema, ProviderError,
-        ProviderErrorKind, ToolChoice,
+        CacheHint, Effort, Options, OutputSchema, ProviderError, ProviderErrorKind, ToolChoice,
+        custom::{BlockStart, Delta, MessageDelta},
     },
     run::{Next, Prompt, Response, TurnRecord},
     session::{Mode, Session, SessionEvent, SessionSnapshot, SessionSubscription},

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use omni_agent::{
     ErrorKind,
     agent::Agent,
-    provider::Part,
+    provider::custom::Part,
     session::{Mode, SavedPart, Session, SessionEvent, SessionSnapshot, SessionSubscription, StoreReport},
     store::{
         Commit, ConversationId, MemoryStore, Page, StateChange, Store, StoreError, Stored, StoredState,

@@ -4,7 +4,7 @@ use omni_agent::{
     Agent,
     message::Attachment,
     provider::{ProviderError, ProviderErrorKind},
-    telemetry::{self, AlreadyConfigured, Capture, CapturedContent, Settings},
+    telemetry::{self, AlreadyConfigured, Capture, CapturedContent, TelemetrySettings},
     testing::{ScriptedProvider, Step},
 };
 
@@ -17,7 +17,7 @@ use super::{
 
 fn play(capture: Capture) -> (Collector, Vec<Node>) {
     let collector = Collector::install();
-    telemetry::configure(Settings::new().with_capture(capture)).unwrap();
+    telemetry::configure(TelemetrySettings::new().with_capture(capture)).unwrap();
     paused(scenario::play());
     let spans = collector.spans();
     (collector, spans)
@@ -67,7 +67,7 @@ fn capture_of_a_response_that_breaks_off_records_the_inputs_of_its_tool_uses() {
     const TEST: &str = "capture::capture_of_a_response_that_breaks_off_records_the_inputs_of_its_tool_uses";
     alone(TEST, &[], || {
         let collector = Collector::install();
-        telemetry::configure(Settings::new().with_capture(Capture::new().with_messages())).unwrap();
+        telemetry::configure(TelemetrySettings::new().with_capture(Capture::new().with_messages())).unwrap();
         paused(async {
             let step = Step::new()
                 .then_raw_tool_use("call-1", "weather", &["{\"city\":", "\"Oslo\"}"])
@@ -89,7 +89,7 @@ fn capture_of_attachments_records_their_modality_and_not_their_data() {
     const TEST: &str = "capture::capture_of_attachments_records_their_modality_and_not_their_data";
     alone(TEST, &[], || {
         let collector = Collector::install();
-        telemetry::configure(Settings::new().with_capture(Capture::new().with_messages())).unwrap();
+        telemetry::configure(TelemetrySettings::new().with_capture(Capture::new().with_messages())).unwrap();
         paused(async {
             let prompt = [
                 Attachment::base64("image/png", "AAAA"),
@@ -156,7 +156,7 @@ fn capture_with_redaction_records_the_redacted_text_cut_at_16_kib() {
 fn configure_a_second_time_is_refused() {
     const TEST: &str = "capture::configure_a_second_time_is_refused";
     alone(TEST, &[], || {
-        telemetry::configure(Settings::new()).unwrap();
-        let AlreadyConfigured { .. } = telemetry::configure(Settings::new()).unwrap_err();
+        telemetry::configure(TelemetrySettings::new()).unwrap();
+        let AlreadyConfigured { .. } = telemetry::configure(TelemetrySettings::new()).unwrap_err();
     });
 }

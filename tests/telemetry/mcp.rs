@@ -15,7 +15,7 @@ use omni_agent::{
     mcp::McpClient,
     serve::mcp::{ServerInfo, router},
     store::{Labels, MemoryStore},
-    telemetry::{self, Settings},
+    telemetry::{self, TelemetrySettings},
     testing::{ScriptedProvider, Step},
     tool::ToolSet,
     web::{Access, Challenge, Principal, Problem, StartRequest, Web},
@@ -70,7 +70,7 @@ fn call_at_an_mcp_server_has_its_attributes_and_no_span_is_open_while_idle() {
     alone(TEST, &[], || {
         let collector = Collector::install();
         let context = || Some("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".to_owned());
-        telemetry::configure(Settings::new().with_traceparent(context)).unwrap();
+        telemetry::configure(TelemetrySettings::new().with_traceparent(context)).unwrap();
         threaded(async {
             let (url, bodies) = serve();
             let caller = || tracing::info_span!(target: "test", "caller");

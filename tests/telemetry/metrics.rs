@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use omni_agent::telemetry::{self, Recorder, RequestMetrics, RunMetrics, Settings, ToolMetrics};
+use omni_agent::telemetry::{self, Recorder, RequestMetrics, RunMetrics, TelemetrySettings, ToolMetrics};
 
 use super::{
     alone::{alone, paused},
@@ -56,7 +56,7 @@ fn recorder_without_a_subscriber_gets_each_request_tool_call_and_run() {
     const TEST: &str = "metrics::recorder_without_a_subscriber_gets_each_request_tool_call_and_run";
     alone(TEST, &[], || {
         let log = Log::default();
-        telemetry::configure(Settings::new().with_recorder(log.clone())).unwrap();
+        telemetry::configure(TelemetrySettings::new().with_recorder(log.clone())).unwrap();
         paused(scenario::play());
         let lines = log.0.lock().unwrap().clone();
         assert_eq!(
@@ -92,7 +92,7 @@ mod otel {
         let reader = PeriodicReader::builder(exporter.clone()).build();
         let provider = SdkMeterProvider::builder().with_reader(reader).build();
         let recorder = OtelRecorder::new(&provider.meter("test"), convention);
-        telemetry::configure(Settings::new().with_recorder(recorder)).unwrap();
+        telemetry::configure(TelemetrySettings::new().with_recorder(recorder)).unwrap();
         paused(scenario::play());
         provider.force_flush().unwrap();
         let mut found = BTreeMap::new();

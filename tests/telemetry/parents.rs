@@ -10,10 +10,10 @@ use omni_agent::{
     manager::{OpenOptions, Titles},
     message::{ToolResult, ToolUse},
     provider::{
-        Delta, DeltaStream, Model, Provider, ProviderError, ProviderErrorKind, Request, RequestContext,
-        backend::{
-            Backend, BackendError, BackendEvent, BackendProvider, BackendSession, EventStream, SessionId,
-            SessionOptions, TurnPrompt,
+        BackendProvider, DeltaStream, Model, Provider, ProviderError, ProviderErrorKind, Request,
+        custom::{
+            Backend, BackendError, BackendEvent, BackendSession, Delta, EventStream, RequestContext,
+            SessionId, SessionOptions, TurnPrompt,
         },
     },
     run::{Failure, Prompt},

@@ -6,7 +6,7 @@ use std::time::Duration;
 use omni_agent::{
     Agent, Decision, Event, Options, ToolError,
     message::Usage,
-    provider::{Effort, MessageDelta, ProviderError, ProviderErrorKind},
+    provider::{Effort, ProviderError, ProviderErrorKind, custom::MessageDelta},
     subscription::Update,
     testing::{Gate, ScriptedProvider, Step},
     tool_fn,

@@ -8,7 +8,7 @@ use omni_agent::{
     async_trait,
     manager::{Manager, OpenOptions, Titles},
     message::Role,
-    provider::{Part, ProviderError, ProviderErrorKind, Request},
+    provider::{ProviderError, ProviderErrorKind, Request, custom::Part},
     schemars::{self, JsonSchema},
     store::{ConversationId, Labels, MemoryStore},
     testing::{Gate, ScriptedProvider, Step},

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use omni_agent::{
     manager::{Manager, Titles},
     message::ProviderItem,
-    provider::{BlockStart, Delta, MessageDelta, Part},
+    provider::custom::{BlockStart, Delta, MessageDelta, Part},
     store::StoreError,
     testing::Step,
     web::{View, WebBuilder},

@@ -23,8 +23,8 @@ use omni_agent::{
     async_trait,
     manager::{Manager, OpenOptions, Titles},
     provider::{
-        BlockStart, Delta, DeltaStream, Model, Part, Provider, ProviderError, Request, RequestContext,
-        StopReason,
+        DeltaStream, Model, Provider, ProviderError, Request, StopReason,
+        custom::{BlockStart, Delta, Part, RequestContext},
     },
     session::Session,
     store::{ConversationId, FileSystemStore},

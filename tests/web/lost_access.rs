@@ -6,7 +6,7 @@ use axum::{
     http::{Method, StatusCode},
 };
 use omni_agent::{
-    provider::Part,
+    provider::custom::Part,
     store::ConversationId,
     testing::{Gate, Step},
 };

@@ -10,7 +10,7 @@
 //!
 //! use omni_agent::{
 //!     agent::Agent,
-//!     provider::{Model, backend::{BackendProvider, acp::AcpBackend}},
+//!     provider::{BackendProvider, Model, acp::AcpBackend},
 //! };
 //!
 //! let backend = AcpBackend::new("gemini", "gemini").with_arguments(["--acp"]).with_folder("/home/me/project");

@@ -11,13 +11,13 @@
 //!
 //! use async_trait::async_trait;
 //! # use futures_util::stream;
-//! use omni_agent::provider::backend::{
+//! use omni_agent::provider::custom::{
 //!     Backend,
 //!     conformance::{BackendUnderTest, check},
 //! };
 //! # use omni_agent::provider::{
 //! #     StopReason,
-//! #     backend::{
+//! #     custom::{
 //! #         BackendError, BackendEvent, BackendSession, EventStream, SessionId, SessionOptions, TurnPrompt,
 //! #         TurnResult,
 //! #     },

@@ -9,7 +9,7 @@ use std::{
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{Catalogue, Modality, ModelInfo, Price, Rates, Traits, names};
+use super::{Catalogue, Modality, ModelInfo, Price, Rates, Traits, from_models_dev};
 
 type Object = Map<String, Value>;
 
@@ -57,7 +57,7 @@ pub(super) fn read(json: &str) -> Result<(Catalogue, Vec<CatalogueError>), Catal
             skipped.push(skip(None, "it has no object `models`".to_owned()));
             continue;
         };
-        let name = names::from_models_dev(listed);
+        let name = from_models_dev(listed);
         for (id, entry) in models {
             match model(listed, id, entry) {
                 Ok(info) => drop(catalogue.insert(name, info)),
@@ -76,7 +76,7 @@ pub(super) fn read(json: &str) -> Result<(Catalogue, Vec<CatalogueError>), Catal
 
 /// Reads one entry. If it is invalid, returns the reason.
 fn model(provider: &str, id: &str, entry: &Value) -> Result<ModelInfo, String> {
-    let entry = Reader { object: entry.as_object().ok_or("it is no object")?, path: "" };
+    let entry = ModelsDevReader { object: entry.as_object().ok_or("it is no object")?, path: "" };
     let (limits, modalities) = (entry.inner("limit")?, entry.inner("modalities")?);
     let modalities = |direction| modalities.map_or(Ok(None), |modalities| modalities.modalities(direction));
     let limit = |of| limits.map_or(Ok(None), |limits| limits.count(of));
@@ -91,7 +91,7 @@ fn model(provider: &str, id: &str, entry: &Value) -> Result<ModelInfo, String> {
         thinking: entry.get("reasoning")?,
         tools: entry.ability("tool_call")?,
         structured_output: entry.get("structured_output")?,
-        price: entry.inner("cost")?.map_or(Ok(None), Reader::price)?,
+        price: entry.inner("cost")?.map_or(Ok(None), ModelsDevReader::price)?,
         knowledge_cutoff: entry.get("knowledge")?,
         release_date: entry.get("release_date")?,
         traits: entry
@@ -121,12 +121,12 @@ fn model(provider: &str, id: &str, entry: &Value) -> Result<ModelInfo, String> {
 /// Reads members of an object by name. If a member is missing or null, its value is unknown. If a member has another
 /// type than expected, the error names the member.
 #[derive(Clone, Copy)]
-struct Reader<'a> {
+struct ModelsDevReader<'a> {
     object: &'a Object,
     path: &'static str,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> ModelsDevReader<'a> {
     fn value(self, key: &str) -> Option<&'a Value> {
         self.object.get(key).filter(|value| !value.is_null())
     }
@@ -199,8 +199,9 @@ impl<'a> Reader<'a> {
         let tiers = self.value("tiers").map(|tiers| tiers.as_array().ok_or("expected an array")).transpose();
         for tier in tiers.map_err(|why| self.bad("tiers", why))?.into_iter().flatten() {
             let object = tier.as_object().ok_or_else(|| self.bad("tiers", "expected objects"))?;
-            let tier = Reader { object, path: "cost.tiers" };
-            let Some(bound) = tier.inner("tier")?.map(|bound| Reader { path: "cost.tiers.tier", ..bound })
+            let tier = ModelsDevReader { object, path: "cost.tiers" };
+            let Some(bound) =
+                tier.inner("tier")?.map(|bound| ModelsDevReader { path: "cost.tiers.tier", ..bound })
             else {
                 continue;
             };
@@ -215,7 +216,7 @@ impl<'a> Reader<'a> {
         // Files still contain the older form of a tier. It is used only if there are no tiers in the new form.
         if price.tiers.is_empty()
             && let Some(long) = self.inner("context_over_200k")?
-            && let Some(rates) = (Reader { path: "cost.context_over_200k", ..long }).rates()?
+            && let Some(rates) = (ModelsDevReader { path: "cost.context_over_200k", ..long }).rates()?
         {
             price.tiers.insert(200_000, rates);
         }

@@ -4,7 +4,6 @@
 mod content;
 mod decode;
 mod encode;
-mod schema;
 
 use std::borrow::Cow;
 
@@ -12,14 +11,16 @@ use serde_json::{Map, Value};
 
 use super::{
     Decoder, Dialect, Encoded, Framing, error,
-    names::named,
-    output::{self, Reading},
-    output_tool,
+    names::ToolNames,
+    output::{self, OutputReading},
 };
 use crate::provider::{ProviderError, Request, ThinkingMode, catalogue::MessagesThinking};
 
 /// The name of the wire format, in `provider_data` and provider items.
 const NAME: &str = "anthropic_messages";
+
+/// The maximum length of a tool's name, in characters.
+const NAME_LIMIT: usize = 128;
 
 /// The Anthropic Messages wire format. The default value suits services that are compatible with Anthropic.
 ///
@@ -134,14 +135,13 @@ impl Dialect for AnthropicMessages {
     }
 
     fn decoder(&self, request: &Request) -> Box<dyn Decoder> {
-        let reading = match Output::of(request) {
-            Output::None => Reading::default(),
-            Output::Native => Reading { enforced: true, ..Reading::default() },
-            Output::Tool { .. } => output_tool::reading(request),
+        let reading = match MessagesOutput::of(request) {
+            MessagesOutput::None => OutputReading::default(),
+            MessagesOutput::Native => OutputReading { enforced: true, ..OutputReading::default() },
+            MessagesOutput::Tool { .. } => output::tool_reading(request),
         };
-        let decoder =
-            named(decode::MessagesDecoder::new(request), &prepared(request), content::NAME_LIMIT, "");
-        output::read(decoder, reading)
+        let declared = ToolNames::of(&prepared(request), NAME_LIMIT, "").declared();
+        output::decoder(decode::MessagesDecoder::new(request), declared, reading)
     }
 
     fn error(&self, status: u16, body: &str) -> ProviderError {
@@ -151,7 +151,7 @@ impl Dialect for AnthropicMessages {
 
 /// How a request's output schema is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Output {
+enum MessagesOutput {
     /// The request has no output schema.
     None,
     /// As structured output.
@@ -163,7 +163,7 @@ enum Output {
     },
 }
 
-impl Output {
+impl MessagesOutput {
     fn of(request: &Request) -> Self {
         let traits = &request.traits().messages;
         let thinks = request.options.thinking().is_some_and(ThinkingMode::is_on)
@@ -172,8 +172,8 @@ impl Output {
             None => Self::None,
             Some(output)
                 if traits.structured_output
-                    && !output_tool::is_needed(request)
-                    && schema::output(output.schema.as_value()).is_some() =>
+                    && !output::tool_is_needed(request)
+                    && encode::output_schema(output.schema.as_value()).is_some() =>
             {
                 Self::Native
             }
@@ -185,9 +185,9 @@ impl Output {
 /// Returns the request. If its output schema is sent as the input of a tool, the returned request has the output tool
 /// instead.
 fn prepared(request: &Request) -> Cow<'_, Request> {
-    let tool = match Output::of(request) {
-        Output::Tool { forced } => Some(forced),
-        Output::None | Output::Native => None,
+    let tool = match MessagesOutput::of(request) {
+        MessagesOutput::Tool { forced } => Some(forced),
+        MessagesOutput::None | MessagesOutput::Native => None,
     };
-    output_tool::prepared(request, tool)
+    output::prepared(request, tool)
 }

@@ -2,27 +2,29 @@
 //!
 //! Source: the API reference of OpenAI (<https://platform.openai.com/docs/api-reference/chat>) and the types of its
 //! official SDKs. Deviations of other services are described in the code that supports them.
+//!
+//! A service is a few values, so a user can add one without a change of this crate. If a switch turns an option off, the
+//! dialect maps or reports the option, because only the dialect still knows the request. A switch that applies to some
+//! models of a service is data: `rules.services` in `models.json`.
 
-mod cache;
 mod calls;
 mod decode;
-mod details;
 mod encode;
-mod messages;
-mod rules;
-mod switches;
-mod thinking;
-mod wire;
 
-use std::borrow::Cow;
+use std::{borrow::Cow, collections::BTreeMap, sync::LazyLock};
 
+use serde::Deserialize;
 use serde_json::{Map, Value};
-pub use switches::{CacheField, Files, OutputSupport, ReasoningReturn, ThinkingField, ToolChoices};
 
 use super::{
-    Decoder, Dialect, EffortWords, Encoded, Framing, error, names::named, openai, output, output_tool,
+    Decoder, Dialect, EffortWords, Encoded, Framing, error,
+    names::{NAME_LIMIT, ToolNames},
+    output,
 };
-use crate::provider::{ProviderError, Request};
+use crate::provider::{
+    ProviderError, Request,
+    catalogue::{BUILT_IN, Family, find},
+};
 
 /// The name of the wire format.
 const NAME: &str = "chat_completions";
@@ -33,9 +35,7 @@ const NAME: &str = "chat_completions";
 /// service. [`with_model_rules`](Self::with_model_rules) configures the deviations of individual models by their ids:
 ///
 /// ```
-/// use omni_agent::provider::dialect::{
-///     ChatCompletions, OutputSupport, ReasoningReturn, ThinkingField,
-/// };
+/// use omni_agent::provider::custom::{ChatCompletions, OutputSupport, ReasoningReturn, ThinkingField};
 ///
 /// let service = ChatCompletions::default()
 ///     .with_max_tokens_field("max_completion_tokens")
@@ -206,7 +206,7 @@ impl ChatCompletions {
     /// Returns the wire format for the model of `request`.
     fn of(&self, request: &Request) -> Cow<'_, Self> {
         let mut chat = Cow::Borrowed(self);
-        if let Some(switches) = self.service.and_then(|service| rules::of(service, &request.model)) {
+        if let Some(switches) = self.service.and_then(|service| model_rule(service, &request.model)) {
             switches.set(chat.to_mut());
         }
         match self.rules {
@@ -220,7 +220,7 @@ impl ChatCompletions {
     fn prepared<'a>(&self, request: &'a Request) -> Cow<'a, Request> {
         let is_tool = encode::output_support(self, request) == OutputSupport::Tool;
         let forced = encode::tool_choices(self, request) == ToolChoices::All;
-        output_tool::prepared(request, is_tool.then_some(forced))
+        output::prepared(request, is_tool.then_some(forced))
     }
 }
 
@@ -245,9 +245,10 @@ impl Dialect for ChatCompletions {
     fn decoder(&self, request: &Request) -> Box<dyn Decoder> {
         let chat = self.of(request);
         let decoder = decode::ChatDecoder::new(chat.reasoning == ReasoningReturn::Details, chat.stream_usage);
-        output::read(
-            named(decoder, &chat.prepared(request), openai::NAME_LIMIT, ""),
-            openai::reading(encode::output_support(&chat, request), chat.output_enforced, request),
+        output::decoder(
+            decoder,
+            ToolNames::of(&chat.prepared(request), NAME_LIMIT, "").declared(),
+            output::reading(encode::output_support(&chat, request), chat.output_enforced, request),
         )
     }
 
@@ -260,4 +261,196 @@ impl Dialect for ChatCompletions {
         }
         error
     }
+}
+
+/// The deviations of one family of models at a service that this crate knows: the switches that the rule sets. All other
+/// switches keep the values that are configured for the service. The data is in `models.json`. Its sources are named in
+/// the modules under `provider::http::services`.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields, bound(deserialize = "'de: 'static"))]
+struct ChatRule {
+    output: Option<OutputSupport>,
+    thinking: Option<ThinkingField>,
+    thinking_members: Map<String, Value>,
+    thinking_beside_forced_tools: Option<bool>,
+    reasoning: Option<ReasoningReturn>,
+    cache: Option<CacheField>,
+    sampling: Option<bool>,
+    members: Map<String, Value>,
+    tool_members: Map<String, Value>,
+    call_members: Map<String, Value>,
+}
+
+#[derive(Deserialize)]
+#[serde(bound(deserialize = "'de: 'static"))]
+struct ChatRules {
+    services: BTreeMap<String, Vec<Family<ChatRule>>>,
+}
+
+#[derive(Deserialize)]
+#[serde(bound(deserialize = "'de: 'static"))]
+struct ChatRulesFile {
+    rules: ChatRules,
+}
+
+static FILE: LazyLock<ChatRulesFile> =
+    LazyLock::new(|| serde_json::from_str(BUILT_IN).expect("a test reads the rules of the services"));
+
+/// Returns the rule of this service for a model.
+fn model_rule(service: &str, model: &str) -> Option<&'static ChatRule> {
+    find(FILE.rules.services.get(service)?, model, model)
+}
+
+impl ChatRule {
+    fn set(&self, chat: &mut ChatCompletions) {
+        chat.output = self.output.unwrap_or(chat.output);
+        chat.thinking = self.thinking.unwrap_or(chat.thinking);
+        chat.reasoning = self.reasoning.unwrap_or(chat.reasoning);
+        chat.cache = self.cache.unwrap_or(chat.cache);
+        chat.sampling = self.sampling.unwrap_or(chat.sampling);
+        chat.thinking_beside_forced_tools =
+            self.thinking_beside_forced_tools.unwrap_or(chat.thinking_beside_forced_tools);
+        chat.thinking_members.extend(self.thinking_members.clone());
+        chat.members.extend(self.members.clone());
+        chat.tool_members.extend(self.tool_members.clone());
+        chat.call_members.extend(self.call_members.clone());
+    }
+}
+
+/// How an output schema is sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum OutputSupport {
+    /// Sent as a strict `json_schema`. The schema is rewritten to the subset that strict services accept. If the schema
+    /// cannot be rewritten, it is sent without `strict`.
+    #[default]
+    Strict,
+    /// Sent as a `json_schema`, unchanged.
+    Schema,
+    /// Sent as a `json_object`, with the schema in the system prompt.
+    Object,
+    /// Sent as the input schema of a tool, for services that support neither `json_schema` nor `json_object`. The
+    /// request forces the tool. If [no tool can be forced](ToolChoices), the system prompt asks the model to use the
+    /// tool.
+    Tool,
+    /// Sent only in the system prompt, with a warning, because the service supports neither output schemas nor tools.
+    None,
+}
+
+impl OutputSupport {
+    /// Returns whether the schema is part of the system prompt.
+    pub(super) const fn needs_words(self) -> bool {
+        matches!(self, Self::Object | Self::None)
+    }
+}
+
+/// How a request asks a service for thinking.
+///
+/// If the service cannot express a mode, the mode is replaced by the nearest supported one, with a warning. A budget
+/// becomes the effort whose usual budget is nearest. An effort becomes its usual budget. If the service supports
+/// neither efforts nor budgets, thinking is only turned on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case", bound(deserialize = "'de: 'static"))]
+#[non_exhaustive]
+pub enum ThinkingField {
+    /// The models do not think, and the service has no setting for thinking.
+    None,
+    /// The models always decide by themselves how much they think, and the service has no setting for thinking.
+    Always,
+    /// An effort in `reasoning_effort`, as at OpenAI, Groq and most compatible services. OpenAI's models get only the
+    /// words that they support, according to the [catalogue](crate::provider::Catalogue).
+    Effort(EffortWords),
+    /// An object `reasoning` with one of `effort`, `max_tokens` and `enabled: false`, as at OpenRouter.
+    Reasoning(EffortWords),
+    /// `thinking: {"type": "enabled"}` or `"disabled"`, as at Moonshot, Z.ai and DeepSeek. If words are given, the
+    /// effort is sent in `reasoning_effort` as well. If the words for `off` and `low` are equal, thinking cannot be
+    /// turned off, and this effort is sent instead.
+    Type(Option<EffortWords>),
+    /// `enable_thinking`, with the number of tokens in `thinking_budget`, as at Alibaba.
+    ///
+    /// While a model thinks, the service accepts neither a `json_object` nor a tool choice that forces a tool. The
+    /// output schema is then sent as the input of a tool that is not forced, and a tool choice that forces a tool
+    /// becomes `auto`.
+    Enable {
+        /// Whether thinking can be turned off. If not, only the budget is sent.
+        off: bool,
+        /// Whether the model thinks unless the request turns thinking off.
+        unasked: bool,
+    },
+}
+
+impl Default for ThinkingField {
+    /// `reasoning_effort`, with the words that every service with this member supports.
+    fn default() -> Self {
+        Self::Effort(EffortWords::COMMON)
+    }
+}
+
+/// Whether and how a model's reasoning is sent back to it with the conversation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum ReasoningReturn {
+    /// Reasoning is not sent back, because most services reject or ignore it.
+    #[default]
+    Never,
+    /// The text of the reasoning, in the member `reasoning_content` of the assistant message.
+    Content,
+    /// Like [`Content`](Self::Content), but messages that call tools and have no reasoning get a blank text as their
+    /// reasoning. Moonshot and DeepSeek reject a conversation without this text, even if another service began the
+    /// conversation.
+    ContentWithCalls,
+    /// The opaque entries of the member `reasoning_details`, collected from the response. OpenRouter requires them. The
+    /// `annotations` of the response are sent back too, so that the service need not read a file again.
+    Details,
+}
+
+/// How a request asks a service to cache the prompt for the next request. If a hint asks for long caching and the
+/// service does not support it, the hint causes a warning.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum CacheField {
+    /// There is no setting. The service caches prompts automatically or not at all.
+    #[default]
+    None,
+    /// `prompt_cache_retention` for long caching, which OpenAI supports for some models. Short caching needs no
+    /// setting.
+    Retention,
+    /// `cache_control` on the system prompt and on the last text, as at OpenRouter for Anthropic's models. If a callback
+    /// added messages to this request only, the last text before them is marked too.
+    Breakpoints,
+}
+
+/// The tool choices that a service supports.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ToolChoices {
+    /// All tool choices.
+    #[default]
+    All,
+    /// All tool choices that do not force a tool. A tool choice that forces a tool becomes `auto`, with a warning.
+    Unforced,
+    /// Only `auto`. If the request forbids the use of tools, no tools are sent.
+    Auto,
+}
+
+/// The attachments that a service supports, and how they are sent. Text files as data are supported by every service,
+/// because they are sent as text with their names. Unsupported attachments cause an error or become a placeholder,
+/// depending on [`Options::unsupported_attachment`](crate::provider::Options::unsupported_attachment).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Files {
+    /// Images by URL or as data, and PDF files and audio as data, as at OpenAI.
+    #[default]
+    Data,
+    /// Like [`Data`](Self::Data), and also PDF files by URL in the same member, as at OpenRouter.
+    DataOrUrl,
+    /// Images by URL or as data, and other files by URL in `file_url`, as at Z.ai.
+    FileUrl,
+    /// Images by URL or as data.
+    Images,
+    /// Only images, and only as data, as at Moonshot.
+    ImageData,
 }

@@ -11,14 +11,14 @@ const MESSAGE_LIMIT: usize = 1000;
 
 /// Returns the error for an HTTP response with this status and body.
 pub(crate) fn from_body(status: u16, body: &str) -> ProviderError {
-    ErrorBody::of(body).into_error(Some(status)).with_status(status).with_body(body)
+    ErrorReport::of(body).into_error(Some(status)).with_status(status).with_body(body)
 }
 
 /// Adds the delay that a header of the response requests, if there is one. A quota that is available again after the
 /// delay is a rate limit.
 #[cfg(feature = "http")]
 pub(crate) fn with_wait(mut error: ProviderError, wait: Option<Duration>) -> ProviderError {
-    let names_quota = || error.body.as_deref().is_some_and(|body| ErrorBody::of(body).names_quota());
+    let names_quota = || error.body.as_deref().is_some_and(|body| ErrorReport::of(body).names_quota());
     if wait.is_some() && error.kind == ProviderErrorKind::Quota && error.status != Some(402) && names_quota()
     {
         (error.kind, error.retryable) = (ProviderErrorKind::RateLimit, true);
@@ -34,8 +34,8 @@ pub(crate) fn with_wait(mut error: ProviderError, wait: Option<Duration>) -> Pro
 /// instead.
 pub(crate) fn from_value(error: &Value) -> ProviderError {
     let report = match error {
-        Value::String(text) => ErrorBody::plain(text),
-        error => ErrorBody::read(error, 0),
+        Value::String(text) => ErrorReport::plain(text),
+        error => ErrorReport::read(error, 0),
     };
     let status = report.code;
     let body = error.to_string();
@@ -66,7 +66,7 @@ pub(crate) fn is_error(error: &Value) -> bool {
 
 /// The content of an error body, without its envelope.
 #[derive(Default)]
-struct ErrorBody {
+struct ErrorReport {
     message: String,
     /// The types, codes and statuses that are words, reduced to lower-case letters and digits. Services write the same
     /// word in different ways, such as `rate_limit_exceeded`, `RateLimitExceeded` and `RATE_LIMIT_EXCEEDED`.
@@ -79,7 +79,7 @@ struct ErrorBody {
     flagged: bool,
 }
 
-impl ErrorBody {
+impl ErrorReport {
     fn of(body: &str) -> Self {
         match halves::read(body) {
             Ok(value) if value.is_object() || value.is_array() => Self::read(&value, 0),

@@ -3,20 +3,15 @@
 //! Source: the API reference (<https://ai.google.dev/api/generate-content>) and its guides on thinking, function
 //! calling and structured output. Special cases are described in the code that implements them.
 
-mod content;
 mod decode;
 mod encode;
-mod partial;
-mod schema;
-mod wire;
 
 use std::{borrow::Cow, fmt::Write};
 
 use super::{
     Decoder, Dialect, Encoded, Framing, error,
-    names::named,
-    output::{self, Reading},
-    output_tool,
+    names::ToolNames,
+    output::{self, OutputReading},
 };
 use crate::provider::{ProviderError, ProviderErrorKind, Request};
 
@@ -25,6 +20,12 @@ const NAME: &str = "google_gemini";
 
 /// The members of a candidate that describe its sources. The parts of a candidate's content do not have these members.
 const SOURCES: [&str; 3] = ["groundingMetadata", "citationMetadata", "urlContextMetadata"];
+
+/// The maximum length of a tool's name, in characters: <https://ai.google.dev/api/caching#FunctionDeclaration>.
+const NAME_LIMIT: usize = 64;
+
+/// The characters that a tool's name may contain in addition to letters, digits, `_` and `-`.
+const NAME_SIGNS: &str = ".:";
 
 /// Google's Gemini wire format.
 ///
@@ -76,12 +77,12 @@ impl Dialect for GoogleGemini {
 
     fn decoder(&self, request: &Request) -> Box<dyn Decoder> {
         let reading = if takes_output(request) {
-            Reading { enforced: request.options.output().is_some(), ..Reading::default() }
+            OutputReading { enforced: request.options.output().is_some(), ..OutputReading::default() }
         } else {
-            output_tool::reading(request)
+            output::tool_reading(request)
         };
-        let decoder = decode::GeminiDecoder::default();
-        output::read(named(decoder, &prepared(request), content::NAME_LIMIT, content::NAME_SIGNS), reading)
+        let declared = ToolNames::of(&prepared(request), NAME_LIMIT, NAME_SIGNS).declared();
+        output::decoder(decode::GeminiDecoder::default(), declared, reading)
     }
 
     fn error(&self, status: u16, body: &str) -> ProviderError {
@@ -92,14 +93,14 @@ impl Dialect for GoogleGemini {
 /// Returns the request. If its output schema is sent as the input of a tool, the returned request has the output tool
 /// instead.
 fn prepared(request: &Request) -> Cow<'_, Request> {
-    output_tool::prepared(request, (!takes_output(request)).then_some(true))
+    output::prepared(request, (!takes_output(request)).then_some(true))
 }
 
 /// Returns whether the request's output schema can be sent directly. Also returns true if the request has no output
 /// schema.
 fn takes_output(request: &Request) -> bool {
     request.options.output().is_none()
-        || !output_tool::is_needed(request)
+        || !output::tool_is_needed(request)
             && (request.tools.is_empty() || request.traits().gemini.schema_beside_tools)
 }
 

@@ -1,22 +1,27 @@
-//! Lenient reading of scalars. Services omit members, set them to null or send values of another type. In most of these
-//! types, a value that cannot be read is treated as absent.
+//! Lenient reading of responses. Services omit members, set them to null or send values of another type. In most of
+//! these types, a value that cannot be read is treated as absent.
 
-use std::{borrow::Cow, fmt, marker::PhantomData};
+use std::{borrow::Cow, fmt, marker::PhantomData, ops::Deref};
 
 use serde::{
     Deserialize, Deserializer,
-    de::{self, IgnoredAny, MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer},
+    de::{
+        self, IgnoredAny, MapAccess, SeqAccess, Visitor,
+        value::{MapAccessDeserializer, SeqAccessDeserializer},
+    },
 };
-use serde_json::{Value, value::RawValue};
+use serde_json::{Map, Value, value::RawValue};
 
-use super::counts::whole;
-use crate::provider::halves;
+use crate::{
+    message::Usage,
+    provider::{Delta, MessageDelta, halves},
+};
 
 /// A text, borrowed if it has no escapes. A whole number is read as its digits. Values of other types are ignored.
 #[derive(Default)]
-pub(super) struct Text<'a>(Option<Cow<'a, str>>);
+pub(super) struct LenientText<'a>(Option<Cow<'a, str>>);
 
-impl<'a> Text<'a> {
+impl<'a> LenientText<'a> {
     /// Returns the text, or an empty string if the text is absent.
     pub(super) fn as_str(&self) -> &str {
         self.0.as_deref().unwrap_or_default()
@@ -28,7 +33,7 @@ impl<'a> Text<'a> {
     }
 }
 
-impl<'a> From<Cow<'a, str>> for Text<'a> {
+impl<'a> From<Cow<'a, str>> for LenientText<'a> {
     fn from(text: Cow<'a, str>) -> Self {
         Self(Some(text))
     }
@@ -36,7 +41,7 @@ impl<'a> From<Cow<'a, str>> for Text<'a> {
 
 /// The arguments of a tool call as JSON text. A service may send this text in a string, or send the JSON value itself.
 #[derive(Default)]
-pub(super) struct Arguments<'a>(Text<'a>);
+pub(super) struct Arguments<'a>(LenientText<'a>);
 
 impl<'a> Arguments<'a> {
     pub(super) fn as_str(&self) -> &str {
@@ -48,170 +53,110 @@ impl<'a> Arguments<'a> {
     }
 }
 
-/// JSON text. Any value other than a string or null is an error.
+/// A string or null, borrowed unless it has escapes. Any other value is an error.
 #[derive(Default)]
-pub(super) struct JsonText<'a>(Text<'a>);
+pub(super) struct StrictText<'a>(pub(super) Cow<'a, str>);
 
-impl<'a> JsonText<'a> {
-    pub(super) fn into_text(self) -> Option<Cow<'a, str>> {
-        self.0.into_text()
+impl Deref for StrictText<'_> {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<StrictText<'_>> for String {
+    fn from(text: StrictText<'_>) -> Self {
+        text.0.into_owned()
     }
 }
 
 /// A count or an index. It is `None` if it is absent or cannot be read.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Count(pub(super) Option<u64>);
+pub(super) struct LenientCount(pub(super) Option<u64>);
 
-impl Count {
+impl LenientCount {
     pub(super) fn or_zero(self) -> u64 {
         self.0.unwrap_or(0)
     }
 }
 
-/// A value in a report, which may be unreadable.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Reported<T> {
-    #[default]
-    Nothing,
-    Value(T),
-    Unreadable,
-}
-
-impl<T> Reported<T> {
-    /// Returns this value, or `other` if this value is absent.
-    pub(super) fn or(self, other: Self) -> Self {
-        if matches!(self, Self::Nothing) { other } else { self }
-    }
-}
-
-impl<T> From<Option<T>> for Reported<T> {
-    /// Returns the value, or `Unreadable` for `None`.
-    fn from(value: Option<T>) -> Self {
-        value.map_or(Self::Unreadable, Self::Value)
-    }
-}
-
-/// A JSON value of any type, for members whose type may be unexpected.
-pub(super) enum Scalar<'a> {
+/// A JSON value of any type, for members whose type may be unexpected. Lists and objects have the type `S`, which is
+/// [`Value`], or [`IgnoredAny`] to skip them.
+pub(super) enum Scalar<'a, S> {
     None,
     Text(Cow<'a, str>),
     Whole(u64),
+    Negative(i64),
     Real(f64),
-    Structure(Value),
-    /// A boolean or a negative number.
-    Other,
+    Bool,
+    Structure(S),
 }
 
-pub(super) struct ScalarVisitor<'a>(pub(super) PhantomData<&'a str>);
+struct ScalarVisitor<'a, S>(PhantomData<(&'a str, S)>);
 
-impl<'de: 'a, 'a> Visitor<'de> for ScalarVisitor<'a> {
-    type Value = Scalar<'a>;
+impl<'de: 'a, 'a, S: Deserialize<'de>> Visitor<'de> for ScalarVisitor<'a, S> {
+    type Value = Scalar<'a, S>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("any JSON")
     }
 
-    fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Scalar<'a>, E> {
+    fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Self::Value, E> {
         Ok(Scalar::Text(Cow::Borrowed(text)))
     }
 
-    fn visit_str<E>(self, text: &str) -> Result<Scalar<'a>, E> {
+    fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
         Ok(Scalar::Text(Cow::Owned(text.to_owned())))
     }
 
-    fn visit_string<E>(self, text: String) -> Result<Scalar<'a>, E> {
+    fn visit_string<E>(self, text: String) -> Result<Self::Value, E> {
         Ok(Scalar::Text(Cow::Owned(text)))
     }
 
-    fn visit_u64<E>(self, number: u64) -> Result<Scalar<'a>, E> {
+    fn visit_u64<E>(self, number: u64) -> Result<Self::Value, E> {
         Ok(Scalar::Whole(number))
     }
 
-    fn visit_i64<E>(self, number: i64) -> Result<Scalar<'a>, E> {
-        Ok(u64::try_from(number).map_or(Scalar::Other, Scalar::Whole))
+    fn visit_i64<E>(self, number: i64) -> Result<Self::Value, E> {
+        Ok(u64::try_from(number).map_or(Scalar::Negative(number), Scalar::Whole))
     }
 
-    fn visit_f64<E>(self, number: f64) -> Result<Scalar<'a>, E> {
+    fn visit_f64<E>(self, number: f64) -> Result<Self::Value, E> {
         Ok(Scalar::Real(number))
     }
 
-    fn visit_bool<E>(self, _: bool) -> Result<Scalar<'a>, E> {
-        Ok(Scalar::Other)
+    fn visit_bool<E>(self, _: bool) -> Result<Self::Value, E> {
+        Ok(Scalar::Bool)
     }
 
-    fn visit_unit<E>(self) -> Result<Scalar<'a>, E> {
+    fn visit_unit<E>(self) -> Result<Self::Value, E> {
         Ok(Scalar::None)
     }
 
-    fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<Scalar<'a>, M::Error> {
-        Value::deserialize(MapAccessDeserializer::new(map)).map(Scalar::Structure)
+    fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<Self::Value, M::Error> {
+        S::deserialize(MapAccessDeserializer::new(map)).map(Scalar::Structure)
     }
 
-    fn visit_seq<S: SeqAccess<'de>>(self, mut seq: S) -> Result<Scalar<'a>, S::Error> {
-        let mut items = Vec::new();
-        while let Some(item) = seq.next_element()? {
-            items.push(item);
-        }
-        Ok(Scalar::Structure(Value::Array(items)))
+    fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Self::Value, A::Error> {
+        S::deserialize(SeqAccessDeserializer::new(seq)).map(Scalar::Structure)
     }
 }
 
-/// Reads a [`Text`]. Structures are skipped without building them.
-struct TextVisitor<'a>(PhantomData<&'a str>);
-
-impl<'de: 'a, 'a> Visitor<'de> for TextVisitor<'a> {
-    type Value = Text<'a>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a string")
-    }
-
-    fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Text<'a>, E> {
-        Ok(Text(Some(Cow::Borrowed(text))))
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<Text<'a>, E> {
-        Ok(Text(Some(Cow::Owned(text.to_owned()))))
-    }
-
-    fn visit_string<E>(self, text: String) -> Result<Text<'a>, E> {
-        Ok(Text(Some(Cow::Owned(text))))
-    }
-
-    fn visit_u64<E>(self, number: u64) -> Result<Text<'a>, E> {
-        Ok(Text(Some(Cow::Owned(number.to_string()))))
-    }
-
-    fn visit_i64<E>(self, number: i64) -> Result<Text<'a>, E> {
-        Ok(Text(Some(Cow::Owned(number.to_string()))))
-    }
-
-    fn visit_f64<E>(self, _: f64) -> Result<Text<'a>, E> {
-        Ok(Text(None))
-    }
-
-    fn visit_bool<E>(self, _: bool) -> Result<Text<'a>, E> {
-        Ok(Text(None))
-    }
-
-    fn visit_unit<E>(self) -> Result<Text<'a>, E> {
-        Ok(Text(None))
-    }
-
-    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Text<'a>, M::Error> {
-        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-        Ok(Text(None))
-    }
-
-    fn visit_seq<S: SeqAccess<'de>>(self, mut seq: S) -> Result<Text<'a>, S::Error> {
-        while seq.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(Text(None))
-    }
-}
-
-impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
+impl<'de: 'a, 'a, S: Deserialize<'de>> Deserialize<'de> for Scalar<'a, S> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(TextVisitor(PhantomData))
+        deserializer.deserialize_any(ScalarVisitor(PhantomData))
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for LenientText<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Ok(Self(match Scalar::<IgnoredAny>::deserialize(deserializer)? {
+            Scalar::Text(text) => Some(text),
+            Scalar::Whole(number) => Some(number.to_string().into()),
+            Scalar::Negative(number) => Some(number.to_string().into()),
+            Scalar::None | Scalar::Real(_) | Scalar::Bool | Scalar::Structure(_) => None,
+        }))
     }
 }
 
@@ -221,126 +166,176 @@ impl<'de: 'a, 'a> Deserialize<'de> for Arguments<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let json = <&RawValue>::deserialize(deserializer)?.get();
         let text = match json.as_bytes() {
-            [b'n', ..] => Text(None),
+            [b'n', ..] => LenientText(None),
             [b'"', ..] => serde_json::from_str(json).map_err(de::Error::custom)?,
-            _ => Text(Some(halves::replaced(json).map_or(Cow::Borrowed(json), Cow::Owned))),
+            _ => LenientText(Some(halves::replaced(json).map_or(Cow::Borrowed(json), Cow::Owned))),
         };
         Ok(Self(text))
     }
 }
 
-struct JsonTextVisitor<'a>(PhantomData<&'a str>);
+impl<'de: 'a, 'a> Deserialize<'de> for StrictText<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct StrictTextVisitor;
 
-impl<'de: 'a, 'a> Visitor<'de> for JsonTextVisitor<'a> {
-    type Value = JsonText<'a>;
+        impl<'de> Visitor<'de> for StrictTextVisitor {
+            type Value = StrictText<'de>;
 
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("JSON text in a string")
-    }
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("JSON text in a string")
+            }
 
-    fn visit_borrowed_str<E>(self, text: &'de str) -> Result<JsonText<'a>, E> {
-        Ok(JsonText(Text(Some(Cow::Borrowed(text)))))
-    }
+            fn visit_borrowed_str<E>(self, text: &'de str) -> Result<StrictText<'de>, E> {
+                Ok(StrictText(Cow::Borrowed(text)))
+            }
 
-    fn visit_str<E>(self, text: &str) -> Result<JsonText<'a>, E> {
-        Ok(JsonText(Text(Some(Cow::Owned(text.to_owned())))))
-    }
+            fn visit_str<E>(self, text: &str) -> Result<StrictText<'de>, E> {
+                Ok(StrictText(Cow::Owned(text.to_owned())))
+            }
 
-    fn visit_unit<E>(self) -> Result<JsonText<'a>, E> {
-        Ok(JsonText::default())
+            fn visit_unit<E>(self) -> Result<StrictText<'de>, E> {
+                Ok(StrictText::default())
+            }
+        }
+
+        deserializer.deserialize_any(StrictTextVisitor)
     }
 }
 
-impl<'de: 'a, 'a> Deserialize<'de> for JsonText<'a> {
+impl<'de> Deserialize<'de> for LenientCount {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(JsonTextVisitor(PhantomData))
-    }
-}
-
-impl<'de> Deserialize<'de> for Count {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Ok(Self(match deserializer.deserialize_any(ScalarVisitor(PhantomData))? {
+        Ok(Self(match Scalar::<IgnoredAny>::deserialize(deserializer)? {
             Scalar::Whole(number) => Some(number),
             Scalar::Text(text) => text.trim().parse().ok(),
             Scalar::Real(number) => whole(number),
-            Scalar::None | Scalar::Other | Scalar::Structure(_) => None,
+            Scalar::None | Scalar::Negative(_) | Scalar::Bool | Scalar::Structure(_) => None,
         }))
     }
 }
 
-/// Reads a count of tokens.
-impl<'de> Deserialize<'de> for Reported<u64> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Ok(match deserializer.deserialize_any(ScalarVisitor(PhantomData))? {
-            Scalar::Whole(number) => Self::Value(number),
-            Scalar::None => Self::Nothing,
-            Scalar::Real(number) => whole(number).into(),
-            Scalar::Text(text) => text.trim().parse().ok().into(),
-            Scalar::Other | Scalar::Structure(_) => Self::Unreadable,
+/// A service's usage report. An unreadable count is ignored with a warning, because it must not make a response fail.
+pub(super) struct UsageReport<'v> {
+    members: Option<&'v Map<String, Value>>,
+    /// The text before the name of a member in a warning.
+    prefix: &'static str,
+    /// The first member that cannot be read.
+    unreadable: Option<String>,
+}
+
+impl<'v> UsageReport<'v> {
+    /// Reads `report`, which is the value of the response's member `name`. A warning names a member of the report by
+    /// `prefix` and the member's path.
+    pub(super) fn of(name: &str, prefix: &'static str, report: &'v Value) -> Self {
+        let unreadable = !report.is_null() && !report.is_object();
+        Self { members: report.as_object(), prefix, unreadable: unreadable.then(|| name.to_owned()) }
+    }
+
+    /// Returns whether the report is missing or is not an object.
+    pub(super) fn is_empty(&self) -> bool {
+        self.members.is_none()
+    }
+
+    /// Returns the count at this path, if the service reports it.
+    pub(super) fn count(&mut self, path: &[&str]) -> Option<u64> {
+        self.read(path, |value| match value {
+            Value::Number(number) => number.as_u64().or_else(|| whole(number.as_f64()?)),
+            Value::String(text) => text.trim().parse().ok(),
+            _ => None,
         })
     }
-}
 
-/// Reads an amount of money.
-impl<'de> Deserialize<'de> for Reported<f64> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let amount = match deserializer.deserialize_any(ScalarVisitor(PhantomData))? {
-            Scalar::Real(number) => Some(number),
-            Scalar::Whole(number) => u32::try_from(number).ok().map(f64::from),
-            Scalar::Text(text) => text.trim().parse().ok(),
-            Scalar::None => return Ok(Self::Nothing),
-            Scalar::Other | Scalar::Structure(_) => None,
+    /// Returns the amount of money at this path, if the service reports it.
+    pub(super) fn amount(&mut self, path: &[&str]) -> Option<f64> {
+        let amount = |value: &Value| match value {
+            Value::Number(number) => number.as_f64(),
+            Value::String(text) => text.trim().parse().ok(),
+            _ => None,
         };
-        Ok(amount.filter(|amount: &f64| amount.is_finite() && *amount >= 0.0).into())
+        self.read(path, |value| amount(value).filter(|amount| amount.is_finite() && *amount >= 0.0))
+    }
+
+    fn read<T>(&mut self, path: &[&str], read: impl Fn(&Value) -> Option<T>) -> Option<T> {
+        let mut members = self.members?;
+        let (last, parents) = path.split_last()?;
+        for (depth, parent) in parents.iter().enumerate() {
+            match members.get(*parent)? {
+                Value::Null => return None,
+                Value::Object(inner) => members = inner,
+                _ => return self.fail(&path[..=depth]),
+            }
+        }
+        match members.get(*last)? {
+            Value::Null => None,
+            value => read(value).or_else(|| self.fail(path)),
+        }
+    }
+
+    fn fail<T>(&mut self, path: &[&str]) -> Option<T> {
+        self.unreadable.get_or_insert_with(|| format!("{}{}", self.prefix, path.join(".")));
+        None
+    }
+
+    /// Emits a warning if a count could not be read. `warned` limits the warnings to one per response.
+    pub(super) fn warn(self, warned: &mut bool, deltas: &mut Vec<Delta>) {
+        if let Some(member) = self.unreadable
+            && !std::mem::replace(warned, true)
+        {
+            deltas.push(Delta::warning(format!(
+                "usage is incomplete: the service reports `{member}` in a form that cannot be read as a number"
+            )));
+        }
     }
 }
 
-/// Reads a part of a usage report.
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Reported<Box<T>> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(PartVisitor(PhantomData))
+/// The usage of one response, for wire formats that report it as a whole, perhaps repeatedly. The last report counts.
+#[derive(Debug, Default)]
+pub(super) struct LatestUsage {
+    /// Whether the request asks for usage.
+    expected: bool,
+    usage: Option<Usage>,
+    /// Whether the warning about unreadable usage was emitted.
+    warned: bool,
+}
+
+impl LatestUsage {
+    /// Returns the state before the first report. `expected` indicates whether the request asks for usage.
+    pub(super) fn new(expected: bool) -> Self {
+        Self { expected, ..Self::default() }
+    }
+
+    /// Emits the usage in a report, which `read` reads, and warns about its unreadable counts.
+    pub(super) fn report(
+        &mut self,
+        mut report: UsageReport<'_>,
+        read: fn(&mut UsageReport<'_>) -> Usage,
+        deltas: &mut Vec<Delta>,
+    ) {
+        let usage = if report.is_empty() { None } else { Some(read(&mut report)) };
+        report.warn(&mut self.warned, deltas);
+        if usage.is_some() && self.usage != usage {
+            self.usage = usage;
+            deltas.push(Delta::Message(Box::new(MessageDelta { usage, ..MessageDelta::default() })));
+        }
+    }
+
+    /// Records that the response is complete and that its usage is not reported in another event.
+    pub(super) fn is_settled(&mut self) {
+        self.expected = false;
+    }
+
+    /// Emits a warning if the stream ended before an expected usage report arrived.
+    pub(super) fn end(&self, deltas: &mut Vec<Delta>) {
+        if self.expected && self.usage.is_none() && !self.warned {
+            let warning = "usage is unknown: the stream ended before the service reported it";
+            deltas.push(Delta::warning(warning));
+        }
     }
 }
 
-struct PartVisitor<T>(PhantomData<T>);
-
-impl<'de, T: Deserialize<'de>> Visitor<'de> for PartVisitor<T> {
-    type Value = Reported<Box<T>>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("any JSON")
-    }
-
-    fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<Self::Value, M::Error> {
-        Box::deserialize(MapAccessDeserializer::new(map)).map(Reported::Value)
-    }
-
-    fn visit_unit<E>(self) -> Result<Self::Value, E> {
-        Ok(Reported::Nothing)
-    }
-
-    fn visit_seq<S: SeqAccess<'de>>(self, mut seq: S) -> Result<Self::Value, S::Error> {
-        while seq.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(Reported::Unreadable)
-    }
-
-    fn visit_str<E>(self, _: &str) -> Result<Self::Value, E> {
-        Ok(Reported::Unreadable)
-    }
-
-    fn visit_u64<E>(self, _: u64) -> Result<Self::Value, E> {
-        Ok(Reported::Unreadable)
-    }
-
-    fn visit_i64<E>(self, _: i64) -> Result<Self::Value, E> {
-        Ok(Reported::Unreadable)
-    }
-
-    fn visit_f64<E>(self, _: f64) -> Result<Self::Value, E> {
-        Ok(Reported::Unreadable)
-    }
-
-    fn visit_bool<E>(self, _: bool) -> Result<Self::Value, E> {
-        Ok(Reported::Unreadable)
-    }
+/// Converts a float to a count, if it is a whole number. Every actual count is so small that a float represents it
+/// exactly.
+fn whole(number: f64) -> Option<u64> {
+    let fits = (0.0..=f64::from(u32::MAX)).contains(&number) && number.fract() == 0.0;
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]
+    fits.then_some(number as u64)
 }

@@ -6,10 +6,11 @@
 
 use std::{borrow::Cow, collections::HashMap};
 
-use crate::provider::{
-    BlockStart, Delta, ProviderError, Request,
-    dialect::{Decoder, Frame, ids::hash},
-};
+use crate::provider::Request;
+
+/// The maximum length of the name of a schema or a tool, in characters:
+/// <https://platform.openai.com/docs/api-reference/chat/create>.
+pub(super) const NAME_LIMIT: usize = 64;
 
 /// The names of a request's tools on the wire.
 ///
@@ -17,6 +18,7 @@ use crate::provider::{
 /// characters and begins with a letter or `_`. The names of declared tools are distinct. Tools that are called but not
 /// declared may share a name, because calls and results are matched by their ids.
 pub(super) struct ToolNames<'a> {
+    request: &'a Request,
     limit: usize,
     also: &'static str,
     /// Distinct names for declared tools whose names on the wire would otherwise be equal.
@@ -39,7 +41,7 @@ impl<'a> ToolNames<'a> {
             distinct.push_str(&mark);
             (*name, distinct)
         });
-        Self { limit, also, apart: apart.collect() }
+        Self { request, limit, also, apart: apart.collect() }
     }
 
     /// Returns the name of this tool on the wire.
@@ -48,6 +50,13 @@ impl<'a> ToolNames<'a> {
             Some(distinct) => distinct.clone().into(),
             None => cleaned(name, self.limit, self.also),
         }
+    }
+
+    /// Returns the declared names by the names on the wire. Only names that differ are included.
+    pub(super) fn declared(&self) -> HashMap<String, String> {
+        let names = self.request.tools.iter().map(|tool| (self.get(tool.name()), tool.name()));
+        let others = names.filter(|(wire, name)| wire != name);
+        others.map(|(wire, name)| (wire.into_owned(), name.to_owned())).collect()
     }
 }
 
@@ -68,62 +77,9 @@ fn cleaned<'a>(name: &'a str, limit: usize, also: &str) -> Cow<'a, str> {
     Cow::Owned(clean)
 }
 
-/// A decoder that restores the declared names of tools.
-pub(super) struct ToolNameDecoder<D> {
-    inner: D,
-    /// Maps names on the wire to declared names. Only names that differ are included.
-    declared: HashMap<String, String>,
-}
-
-/// Wraps `inner`, which decodes the response to `request`. On the wire, the tools of the request have the names that
-/// [`ToolNames`] gives them.
-pub(super) fn named<D: Decoder>(
-    inner: D,
-    request: &Request,
-    limit: usize,
-    also: &'static str,
-) -> ToolNameDecoder<D> {
-    let wire = ToolNames::of(request, limit, also);
-    let names = request.tools.iter().map(|tool| (wire.get(tool.name()), tool.name()));
-    let others = names.filter(|(wire, name)| wire != name);
-    ToolNameDecoder {
-        inner,
-        declared: others.map(|(wire, name)| (wire.into_owned(), name.to_owned())).collect(),
-    }
-}
-
-impl<D> ToolNameDecoder<D> {
-    fn rename(&self, deltas: &mut [Delta]) {
-        for delta in deltas {
-            if let Delta::Start { block: BlockStart::ToolUse { name, .. }, .. } = delta
-                && let Some(declared) = self.declared.get(name)
-            {
-                name.clone_from(declared);
-            }
-        }
-    }
-}
-
-impl<D: Decoder> Decoder for ToolNameDecoder<D> {
-    fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
-        let before = deltas.len();
-        let decoded = self.inner.decode(frame, deltas);
-        self.rename(&mut deltas[before..]);
-        decoded
-    }
-
-    fn is_done(&self) -> bool {
-        self.inner.is_done()
-    }
-
-    fn is_complete(&self) -> bool {
-        self.inner.is_complete()
-    }
-
-    fn end(&mut self, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
-        let before = deltas.len();
-        let ended = self.inner.end(deltas);
-        self.rename(&mut deltas[before..]);
-        ended
-    }
+/// The FNV-1a hash. The function must never change, because its results are part of stored conversations.
+pub(super) fn hash(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
 }

@@ -5,12 +5,12 @@
 
 mod decode;
 mod encode;
-mod wire;
+
+use std::collections::HashMap;
 
 use super::{
     Decoder, Dialect, Encoded, Framing, error,
-    output::{self, Reading},
-    output_tool,
+    output::{self, OutputReading},
 };
 use crate::provider::{ProviderError, ProviderErrorKind, Request, ToolChoice};
 
@@ -68,14 +68,14 @@ impl Dialect for OllamaChat {
 
     fn encode(&self, request: &Request) -> Result<Encoded, ProviderError> {
         // The wire format has no tool choice, so the output tool cannot be forced.
-        let prepared = output_tool::prepared(request, answers_by_tool(request).then_some(false));
+        let prepared = output::prepared(request, answers_by_tool(request).then_some(false));
         encode::encode(&prepared, self.levels)
     }
 
     fn decoder(&self, request: &Request) -> Box<dyn Decoder> {
         let by_tool = answers_by_tool(request);
-        let reading = if by_tool { output_tool::reading(request) } else { Reading::default() };
-        output::read(decode::OllamaDecoder::default(), reading)
+        let reading = if by_tool { output::tool_reading(request) } else { OutputReading::default() };
+        output::decoder(decode::OllamaDecoder::default(), HashMap::new(), reading)
     }
 
     fn error(&self, status: u16, body: &str) -> ProviderError {

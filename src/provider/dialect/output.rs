@@ -1,14 +1,326 @@
-//! Decoding of responses to requests with an output schema. No matter how a wire format requests the value, the decoded
-//! response contains the value as text.
+//! Output schemas: the forms in which a request asks for a value, and the decoding of the responses. No matter how a wire
+//! format requests the value, the decoded response contains the value as text.
+//!
+//! If a service does not support output schemas, an additional tool is declared, the output tool. The request forces that
+//! tool if the service allows this. The input of the tool is the requested value. If the model may use other tools too,
+//! the request forces the use of a tool, but not of a specific one. The model then calls the other tools first, and the
+//! output tool last. If a response uses the output tool and other tools, the turn continues with the other tools. The
+//! value stays in that response as a text, and the next step requests the value again.
+//!
+//! If a service accepts only objects, a value that is not an object is requested as the only member of an object.
 
-use crate::provider::{
-    BlockStart, Delta, MessageDelta, Part, ProviderError, StopReason,
-    dialect::{Decoder, Frame, wrapping::Unwrapper},
+use std::{borrow::Cow, collections::HashMap};
+
+use serde_json::{Value, json};
+
+use super::{Decoder, Encoded, Frame, OutputSupport, decoding::Decoded, names::NAME_LIMIT, strict::strict};
+use crate::{
+    provider::{
+        BlockStart, Delta, MessageDelta, OutputSchema, Part, Request, StopReason, ToolChoice, output::WRAPPER,
+    },
+    tool::{Schema, ToolSet, declared_tool_with_schema, walk::redirect},
 };
+
+/// The warning for an output schema that is sent only as a part of the system prompt.
+pub(super) const UNENFORCED: &str = "`output` is not enforced: the schema is only part of the system prompt";
+
+const DESCRIPTION: &str = "Gives the final answer. Call it once, when everything else is done.";
+
+/// Returns the request to send. If `tool` is `Some`, the output tool replaces the output schema. The value in `tool`
+/// states whether the service can be asked to force a tool.
+pub(super) fn prepared(request: &Request, tool: Option<bool>) -> Cow<'_, Request> {
+    tool.and_then(|forced| with_tool(request, forced)).map_or(Cow::Borrowed(request), Cow::Owned)
+}
+
+/// Returns the request with the output tool instead of its output schema. `forced` states whether the service can be
+/// asked to force a tool. If the request forbids the use of tools, the output tool is the only tool.
+///
+/// Returns `None` if the request has no output schema, or if the schema cannot be the schema of a tool.
+fn with_tool(request: &Request, forced: bool) -> Option<Request> {
+    let output = request.options.output()?;
+    let (name, schema) = (tool_name(request, output), output_tool_schema(output)?);
+    let mut request = request.clone();
+    let choice = match request.options.fields_mut().tool_choice.take() {
+        Some(ToolChoice::None) if !forced => {
+            request.tools = ToolSet::new();
+            None
+        }
+        choice if !forced => choice,
+        Some(ToolChoice::Tool(other)) if request.tools.get(&other).is_some() => Some(ToolChoice::Tool(other)),
+        Some(ToolChoice::None) => Some(ToolChoice::Tool(name.clone())),
+        _ if request.tools.is_empty() => Some(ToolChoice::Tool(name.clone())),
+        _ => Some(ToolChoice::Required),
+    };
+    if choice != Some(ToolChoice::Tool(name.clone())) {
+        let mut system = request.system.as_deref().unwrap_or_default().to_owned();
+        if !system.is_empty() {
+            system.push_str("\n\n");
+        }
+        system.push_str("Give your final answer by calling the tool `");
+        system.push_str(&name);
+        system.push_str("`, and in no other way.");
+        request.system = Some(system.into());
+    }
+    request.options.set_tool_choice(choice);
+    request.options.set_output(None);
+    request.tools = request.tools.with(declared_tool_with_schema(&name, DESCRIPTION, schema)).ok()?;
+    Some(request)
+}
+
+/// Returns whether the catalogue knows that the request's model cannot guarantee an output schema.
+pub(super) fn tool_is_needed(request: &Request) -> bool {
+    request.model_info.as_ref().is_some_and(|info| info.structured_output == Some(false))
+}
+
+/// Returns whether the request's model may use tools. Also returns true if the catalogue does not know.
+pub(super) fn tool_is_possible(request: &Request) -> bool {
+    request.model_info.as_ref().is_none_or(|info| info.tools != Some(false))
+}
+
+/// Returns how to decode a response that gives the value through the output tool.
+pub(super) fn tool_reading(request: &Request) -> OutputReading {
+    let Some(output) = request.options.output().filter(|output| output_tool_schema(output).is_some()) else {
+        return OutputReading::default();
+    };
+    let wrapped = wrapped(output.schema.as_value()).is_some();
+    OutputReading { tool: Some(tool_name(request, output)), wrapped, enforced: false }
+}
+
+/// Returns a name for the output tool that no other tool has.
+fn tool_name(request: &Request, output: &OutputSchema) -> String {
+    let stem = schema_name(output);
+    let is_free = |name: &String| request.tools.get(name).is_none();
+    let others = (2..).map(|number| format!("{stem}_{number}"));
+    std::iter::once(stem.clone()).chain(others).find(is_free).unwrap_or(stem)
+}
+
+fn output_tool_schema(output: &OutputSchema) -> Option<Schema> {
+    match wrapped(output.schema.as_value()) {
+        Some(object) => Schema::new(object).ok(),
+        None => output.schema.error().is_none().then(|| output.schema.clone()),
+    }
+}
+
+/// Returns the name of a schema, reduced to the allowed characters.
+pub(super) fn schema_name(output: &OutputSchema) -> String {
+    let allowed = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' };
+    let mut name: String = output.name.chars().map(allowed).take(NAME_LIMIT).collect();
+    if name.is_empty() {
+        name.push_str("output");
+    }
+    name
+}
+
+/// The form in which a request asks for JSON.
+pub(super) enum OutputFormat {
+    /// The request asks for any JSON object.
+    Object,
+    /// The request asks for a value that fits this schema. The flag states whether the schema is strict.
+    Schema(Value, bool),
+}
+
+/// Returns how an output schema is sent to the request's model. `support` states how the service generally accepts
+/// output schemas.
+pub(super) fn supported(support: OutputSupport, request: &Request) -> OutputSupport {
+    let support = match support {
+        OutputSupport::Strict | OutputSupport::Schema if tool_is_needed(request) => OutputSupport::Tool,
+        support => support,
+    };
+    match support {
+        OutputSupport::Tool if !tool_is_possible(request) => OutputSupport::None,
+        support => support,
+    }
+}
+
+/// Returns the form in which a request asks for this output schema. If the schema is sent only in the system prompt, adds
+/// a warning and returns `None`.
+pub(super) fn format(
+    support: OutputSupport,
+    output: &OutputSchema,
+    out: &mut Encoded,
+) -> Option<OutputFormat> {
+    let schema = output.schema.as_value();
+    Some(match support {
+        OutputSupport::None => {
+            out.warn(UNENFORCED);
+            return None;
+        }
+        OutputSupport::Object => OutputFormat::Object,
+        OutputSupport::Strict => {
+            if let Some((schema, _)) = strict(schema) {
+                OutputFormat::Schema(schema, true)
+            } else {
+                out.warn("`output` is sent without `strict`: strict mode cannot express the schema");
+                // The service requires an object at the root even without `strict`, so any other schema is wrapped.
+                OutputFormat::Schema(wrapped(schema).unwrap_or_else(|| schema.clone()), false)
+            }
+        }
+        // With `OutputSupport::Tool`, an output tool has usually replaced the schema before this point. The schema is
+        // still here only if it cannot be the schema of a tool.
+        OutputSupport::Schema | OutputSupport::Tool => OutputFormat::Schema(schema.clone(), false),
+    })
+}
+
+/// Returns how to decode the response to a request whose output schema is sent according to `support`. `enforced`
+/// indicates whether the service guarantees that responses fit a strict schema.
+pub(super) fn reading(support: OutputSupport, enforced: bool, request: &Request) -> OutputReading {
+    let Some(output) = request.options.output() else {
+        return OutputReading::default();
+    };
+    let schema = output.schema.as_value();
+    match support {
+        OutputSupport::Tool => tool_reading(request),
+        OutputSupport::Strict => match strict(schema) {
+            Some((_, wrapped)) => OutputReading { tool: None, wrapped, enforced },
+            None => OutputReading { wrapped: wrapped(schema).is_some(), ..OutputReading::default() },
+        },
+        OutputSupport::Object | OutputSupport::None => {
+            OutputReading { wrapped: wrapped(schema).is_some(), ..OutputReading::default() }
+        }
+        OutputSupport::Schema => OutputReading::default(),
+    }
+}
+
+/// Returns the system prompt. If `support` needs it, an instruction follows to answer with JSON that fits the schema. If
+/// the schema describes a value that is not an object, the value is requested as a member of an object, because the JSON
+/// that services guarantee is always an object.
+pub(super) fn system(request: &Request, support: OutputSupport) -> Cow<'_, str> {
+    let system = request.system.as_deref().unwrap_or_default();
+    let Some(output) = request.options.output().filter(|_| support.needs_words()) else {
+        return Cow::Borrowed(system);
+    };
+    let mut text = system.to_owned();
+    if !text.is_empty() {
+        text.push_str("\n\n");
+    }
+    text.push_str("Answer with one JSON object and nothing else. It must fit this JSON Schema:\n");
+    let schema = output.schema.as_value();
+    text.push_str(&wrapped(schema).as_ref().unwrap_or(schema).to_string());
+    Cow::Owned(text)
+}
+
+/// Returns the schema of an object whose only member is a value that fits `schema`. Returns `None` if `schema` accepts
+/// only objects.
+pub(super) fn wrapped(schema: &Value) -> Option<Value> {
+    if is_object(schema) {
+        return None;
+    }
+    let mut inner = schema.clone();
+    // Shared definitions stay at the top level, so references to them do not change.
+    redirect(&mut inner, |reference| {
+        let pointer = reference.strip_prefix('#')?;
+        let is_shared = ["/$defs/", "/definitions/"].iter().any(|shared| pointer.starts_with(shared));
+        (!is_shared).then(|| format!("#/properties/{WRAPPER}{pointer}"))
+    });
+    let mut out = json!({
+        "type": "object",
+        "properties": {},
+        "required": [WRAPPER],
+        "additionalProperties": false,
+    });
+    for key in ["$schema", "$defs", "definitions"] {
+        if let Some(kept) = inner.as_object_mut().and_then(|inner| inner.shift_remove(key)) {
+            out[key] = kept;
+        }
+    }
+    out["properties"] = json!({WRAPPER: inner});
+    Some(out)
+}
+
+/// Returns whether the schema accepts only objects.
+fn is_object(schema: &Value) -> bool {
+    schema.get("type").is_some_and(|kind| kind == "object")
+}
+
+/// Extracts a value's JSON text from the object that encloses it, while the text is streamed. A text that is not such
+/// an object is returned unchanged.
+#[derive(Debug, Default)]
+struct Unwrapper {
+    state: UnwrapState,
+    /// The received text that may belong to the value or to the enclosing object.
+    held: String,
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+enum UnwrapState {
+    /// The beginning of the object has not arrived completely.
+    #[default]
+    Before,
+    /// The text is inside the value or after the value.
+    Inside,
+    /// The text is not an object that encloses the value, or the text has ended.
+    Outside,
+}
+
+/// The name of the enclosing object's only member, as JSON text.
+const WRAPPER_TEXT: &str = "\"value\"";
+
+/// The maximum number of bytes that are held back because they may be the beginning or the end of the object.
+const MAX_HELD: usize = 1024;
+
+impl Unwrapper {
+    /// Adds text, and returns the text that is now known to belong to the value.
+    fn push(&mut self, text: &str) -> String {
+        self.held.push_str(text);
+        if self.state == UnwrapState::Before {
+            match beginning(&self.held) {
+                WrapperPrefix::Object(length) => {
+                    self.state = UnwrapState::Inside;
+                    self.held.drain(..length);
+                }
+                WrapperPrefix::Open if self.held.len() <= MAX_HELD => return String::new(),
+                WrapperPrefix::Open | WrapperPrefix::Other => self.state = UnwrapState::Outside,
+            }
+        }
+        match self.state {
+            UnwrapState::Before => String::new(),
+            UnwrapState::Outside => std::mem::take(&mut self.held),
+            UnwrapState::Inside => {
+                let kept = self.held.trim_end();
+                let kept = kept.strip_suffix('}').unwrap_or(kept).trim_end().len();
+                let kept = if self.held.len() - kept > MAX_HELD { self.held.len() } else { kept };
+                let rest = self.held.split_off(kept);
+                std::mem::replace(&mut self.held, rest)
+            }
+        }
+    }
+
+    /// Ends the text, and returns the part that was held back, unless this part is the end of the enclosing object.
+    fn finish(&mut self) -> String {
+        let held = std::mem::take(&mut self.held);
+        match std::mem::replace(&mut self.state, UnwrapState::Outside) {
+            UnwrapState::Inside => String::new(),
+            UnwrapState::Before | UnwrapState::Outside => held,
+        }
+    }
+}
+
+/// How a text begins.
+enum WrapperPrefix {
+    /// The text begins with the object. The value in the object starts at this position.
+    Object(usize),
+    /// The text is too short to decide.
+    Open,
+    /// The text begins differently.
+    Other,
+}
+
+fn beginning(text: &str) -> WrapperPrefix {
+    let mut rest = text.trim_start();
+    for token in ["{", WRAPPER_TEXT, ":"] {
+        match rest.strip_prefix(token) {
+            Some(after) => rest = after.trim_start(),
+            None if token.starts_with(rest) => return WrapperPrefix::Open,
+            None => return WrapperPrefix::Other,
+        }
+    }
+    // White space before the value may still follow.
+    if rest.is_empty() { WrapperPrefix::Open } else { WrapperPrefix::Object(text.len() - rest.len()) }
+}
 
 /// How the response to a request is decoded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Reading {
+pub(super) struct OutputReading {
     /// The name of the tool whose input is the requested value.
     pub(super) tool: Option<String>,
     /// Whether the value is requested as the only member of an enclosing object.
@@ -17,26 +329,33 @@ pub(super) struct Reading {
     pub(super) enforced: bool,
 }
 
-/// Returns a decoder that applies `reading` to the deltas of `inner`.
-pub(super) fn read(inner: impl Decoder + 'static, reading: Reading) -> Box<dyn Decoder> {
-    if reading == Reading::default() {
+/// Returns a decoder that restores the `declared` names of tools in the deltas of `inner`, and the requested value.
+/// `declared` has the names by their names on the wire.
+pub(super) fn decoder(
+    inner: impl Decoder + 'static,
+    declared: HashMap<String, String>,
+    reading: OutputReading,
+) -> Box<dyn Decoder> {
+    if declared.is_empty() && reading == OutputReading::default() {
         return Box::new(inner);
     }
-    Box::new(OutputDecoder { inner, reading, blocks: Vec::new(), uses_tools: false, fresh: Vec::new() })
+    let (blocks, fresh) = (Vec::new(), Vec::new());
+    Box::new(RestoringDecoder { inner, declared, reading, blocks, uses_tools: false, fresh })
 }
 
-struct OutputDecoder<D> {
+struct RestoringDecoder<D> {
     inner: D,
-    reading: Reading,
+    declared: HashMap<String, String>,
+    reading: OutputReading,
     /// How each block is translated.
-    blocks: Vec<Block>,
+    blocks: Vec<OutputBlock>,
     /// Whether the response uses tools of the application.
     uses_tools: bool,
     /// The deltas that `inner` just emitted. Empty between two frames.
     fresh: Vec<Delta>,
 }
 
-enum Block {
+enum OutputBlock {
     /// A block that is passed on unchanged.
     Other,
     /// A text. If there is an unwrapper, the value is extracted from the object that encloses it.
@@ -45,7 +364,7 @@ enum Block {
     Output { unwrapper: Option<Unwrapper>, empty: bool, ended: bool },
 }
 
-impl<D: Decoder> OutputDecoder<D> {
+impl<D: Decoder> RestoringDecoder<D> {
     fn unwrapper(&self) -> Option<Unwrapper> {
         self.reading.wrapped.then(Unwrapper::default)
     }
@@ -66,18 +385,23 @@ impl<D: Decoder> OutputDecoder<D> {
         }
     }
 
-    fn start(&mut self, index: usize, block: BlockStart, deltas: &mut Vec<Delta>) {
+    fn start(&mut self, index: usize, mut block: BlockStart, deltas: &mut Vec<Delta>) {
+        if let BlockStart::ToolUse { name, .. } = &mut block
+            && let Some(declared) = self.declared.get(name)
+        {
+            name.clone_from(declared);
+        }
         let (own, block) = match block {
             BlockStart::ToolUse { name, .. } if self.reading.tool.as_ref() == Some(&name) => {
-                let output = Block::Output { unwrapper: self.unwrapper(), empty: true, ended: false };
+                let output = OutputBlock::Output { unwrapper: self.unwrapper(), empty: true, ended: false };
                 (output, BlockStart::Text)
             }
             BlockStart::ToolUse { .. } => {
                 self.uses_tools = true;
-                (Block::Other, block)
+                (OutputBlock::Other, block)
             }
-            BlockStart::Text if self.reading.tool.is_none() => (Block::Text(self.unwrapper()), block),
-            _ => (Block::Other, block),
+            BlockStart::Text if self.reading.tool.is_none() => (OutputBlock::Text(self.unwrapper()), block),
+            _ => (OutputBlock::Other, block),
         };
         if index == self.blocks.len() {
             self.blocks.push(own);
@@ -87,13 +411,13 @@ impl<D: Decoder> OutputDecoder<D> {
 
     fn extend(&mut self, index: usize, part: Part, deltas: &mut Vec<Delta>) {
         let part = match (self.blocks.get_mut(index), part) {
-            (Some(Block::Output { unwrapper, empty, .. }), Part::Input(json)) => {
+            (Some(OutputBlock::Output { unwrapper, empty, .. }), Part::Input(json)) => {
                 *empty &= json.is_empty();
                 Part::Text(unwrapped(unwrapper.as_mut(), json))
             }
             // A signature belongs to a tool use. This block is now a text, so the signature is dropped.
-            (Some(Block::Output { .. }), _) => return,
-            (Some(Block::Text(Some(unwrapper))), Part::Text(text)) => {
+            (Some(OutputBlock::Output { .. }), _) => return,
+            (Some(OutputBlock::Text(Some(unwrapper))), Part::Text(text)) => {
                 Part::Text(unwrapped(Some(unwrapper), text))
             }
             (_, part) => part,
@@ -106,11 +430,11 @@ impl<D: Decoder> OutputDecoder<D> {
     fn end_block(&mut self, index: usize, deltas: &mut Vec<Delta>) {
         match self.blocks.get_mut(index) {
             // The stop reason decides whether a missing input means an empty object, so this block ends later.
-            Some(Block::Output { empty: true, ended, .. }) => {
+            Some(OutputBlock::Output { empty: true, ended, .. }) => {
                 *ended = true;
                 return;
             }
-            Some(Block::Output { unwrapper, .. } | Block::Text(unwrapper)) => {
+            Some(OutputBlock::Output { unwrapper, .. } | OutputBlock::Text(unwrapper)) => {
                 rest(index, unwrapper.as_mut(), deltas);
             }
             _ => {}
@@ -124,7 +448,7 @@ impl<D: Decoder> OutputDecoder<D> {
             let mut answered = false;
             for (index, block) in self.blocks.iter_mut().enumerate() {
                 match block {
-                    Block::Output { unwrapper, empty, ended } => {
+                    OutputBlock::Output { unwrapper, empty, ended } => {
                         answered = true;
                         if *empty && whole {
                             deltas.push(Delta::Extend { index, part: Part::Text("{}".to_owned()) });
@@ -134,8 +458,8 @@ impl<D: Decoder> OutputDecoder<D> {
                             deltas.push(Delta::End { index });
                         }
                     }
-                    Block::Text(unwrapper) => rest(index, unwrapper.as_mut(), deltas),
-                    Block::Other => {}
+                    OutputBlock::Text(unwrapper) => rest(index, unwrapper.as_mut(), deltas),
+                    OutputBlock::Other => {}
                 }
             }
             if answered && !self.uses_tools && *reason == StopReason::ToolUse {
@@ -161,8 +485,8 @@ fn rest(index: usize, unwrapper: Option<&mut Unwrapper>, deltas: &mut Vec<Delta>
     }
 }
 
-impl<D: Decoder> Decoder for OutputDecoder<D> {
-    fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
+impl<D: Decoder> Decoder for RestoringDecoder<D> {
+    fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> Decoded {
         let decoded = self.inner.decode(frame, &mut self.fresh);
         self.translate(deltas);
         decoded
@@ -176,7 +500,7 @@ impl<D: Decoder> Decoder for OutputDecoder<D> {
         self.inner.is_complete()
     }
 
-    fn end(&mut self, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
+    fn end(&mut self, deltas: &mut Vec<Delta>) -> Decoded {
         let ended = self.inner.end(&mut self.fresh);
         self.translate(deltas);
         ended

@@ -4,21 +4,16 @@
 //! <https://platform.openai.com/docs/api-reference/responses-streaming>) and the types of its official SDKs. Deviations
 //! of other services are described in the code that supports them.
 
-mod answer;
 mod decode;
 mod encode;
-mod input;
 mod item;
-mod open;
-mod reasoning;
-mod received;
-mod wire;
 
 use std::borrow::Cow;
 
 use super::{
-    Decoder, Dialect, EffortWords, Encoded, Framing, OutputSupport, error, names::named, openai, output,
-    output_tool,
+    Decoder, Dialect, EffortWords, Encoded, Framing, OutputSupport, error,
+    names::{NAME_LIMIT, ToolNames},
+    output,
 };
 use crate::provider::{ProviderError, Request};
 
@@ -43,7 +38,7 @@ const NAME: &str = "openai_responses";
 /// The default value suits services that are compatible with OpenAI. The setters configure the deviations of a service:
 ///
 /// ```
-/// use omni_agent::provider::dialect::{OpenAiResponses, ReasoningItems};
+/// use omni_agent::provider::custom::{OpenAiResponses, ReasoningItems};
 ///
 /// let local = OpenAiResponses::default().with_reasoning(ReasoningItems::Readable);
 /// # let _ = local;
@@ -144,8 +139,8 @@ impl OpenAiResponses {
     /// Returns the request. If its output schema is sent as the input of a tool, the returned request has the output
     /// tool instead.
     fn prepared<'a>(&self, request: &'a Request) -> Cow<'a, Request> {
-        let is_tool = openai::supported(self.output, request) == OutputSupport::Tool;
-        output_tool::prepared(request, is_tool.then_some(true))
+        let is_tool = output::supported(self.output, request) == OutputSupport::Tool;
+        output::prepared(request, is_tool.then_some(true))
     }
 }
 
@@ -167,9 +162,10 @@ impl Dialect for OpenAiResponses {
     }
 
     fn decoder(&self, request: &Request) -> Box<dyn Decoder> {
-        output::read(
-            named(decode::ResponsesDecoder::default(), &self.prepared(request), openai::NAME_LIMIT, ""),
-            openai::reading(openai::supported(self.output, request), self.output_enforced, request),
+        output::decoder(
+            decode::ResponsesDecoder::default(),
+            ToolNames::of(&self.prepared(request), NAME_LIMIT, "").declared(),
+            output::reading(output::supported(self.output, request), self.output_enforced, request),
         )
     }
 

@@ -2,17 +2,12 @@
 
 use serde_json::{Map, Value, json};
 
-use super::wrapping::wrapped;
+use super::output::wrapped;
 use crate::{provider::output::takes_null, tool::walk::includes_type};
 
-/// A schema in the subset of JSON Schema that OpenAI's strict mode accepts.
-pub(super) struct Strict {
-    pub(super) schema: Value,
-    /// Whether the value is requested as the only member of an enclosing object.
-    pub(super) wrapped: bool,
-}
-
-/// Rewrites a schema to the strict subset:
+/// Rewrites a schema to the subset of JSON Schema that OpenAI's strict mode accepts. Also returns whether the value is
+/// requested as the only member of an enclosing object.
+///
 ///
 /// - Objects are closed and require every property. An optional property may be null instead of absent.
 /// - Keywords that the service rejects are removed.
@@ -29,15 +24,15 @@ pub(super) struct Strict {
 ///
 /// Source: <https://platform.openai.com/docs/guides/structured-outputs#supported-schemas> and `to_strict_json_schema`
 /// of OpenAI's Python SDK.
-pub(super) fn strict(schema: &Value) -> Option<Strict> {
+pub(super) fn strict(schema: &Value) -> Option<(Value, bool)> {
     let object = wrapped(schema);
     let wrapped = object.is_some();
     let root = object.as_ref().unwrap_or(schema);
-    let schema = Rewriter { root, inlining: Inlining::default() }.schema(root)?;
-    Some(Strict { schema, wrapped })
+    let schema = StrictRewriter { root, inlining: Inlining::default() }.schema(root)?;
+    Some((schema, wrapped))
 }
 
-struct Rewriter<'a> {
+struct StrictRewriter<'a> {
     root: &'a Value,
     inlining: Inlining,
 }
@@ -117,7 +112,7 @@ const KEPT: &[&str] = &[
 const FORMATS: &[&str] =
     &["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"];
 
-impl Rewriter<'_> {
+impl StrictRewriter<'_> {
     /// Rewrites a schema.
     fn schema(&mut self, schema: &Value) -> Option<Value> {
         let schema = schema.as_object()?;

@@ -3,11 +3,10 @@
 //! If the top level has alternatives or a reference, OpenAI and Anthropic reject every request that contains the tool,
 //! and servers of open models do not show the schema to their models.
 
-use std::fmt::Write as _;
+use std::{collections::HashSet, fmt::Write as _};
 
 use serde_json::{Map, Value, json};
 
-use super::unions::{Members, constant};
 use crate::tool::{
     Schema, resolve_reference as target,
     walk::{describe, includes_type, parts, redirect, references},
@@ -46,7 +45,7 @@ fn as_object(schema: &Value) -> Option<Value> {
 fn flat(root: &Value, map: &Map<String, Value>) -> Option<Value> {
     let members = members(root, root).unwrap_or_default();
     let mut out = resolved(root, map)?;
-    let words = Words::on(root, &out);
+    let words = SchemaWords::on(root, &out);
     out.retain(|key, _| !REFUSED.contains(&key.as_str()));
     out.insert("type".to_owned(), "object".into());
     if !words.is_empty() {
@@ -77,17 +76,17 @@ fn resolved(root: &Value, map: &Map<String, Value>) -> Option<Map<String, Value>
 /// Returns the members that a schema defines for an object. Returns `None` if no object fits the schema. A reference
 /// never leads back to a schema that contains it, and only few subschemas apply to one value, because [`Schema::new`]
 /// rejects all other schemas.
-fn members(root: &Value, schema: &Value) -> Option<Members> {
+fn members(root: &Value, schema: &Value) -> Option<SchemaMembers> {
     let map = match schema {
         Value::Object(map) => map,
         Value::Bool(false) => return None,
-        _ => return Some(Members::default()),
+        _ => return Some(SchemaMembers::default()),
     };
     let fits_const = || map.get("const").is_none_or(Value::is_object);
     if !includes_type(map, "object").unwrap_or_else(fits_const) {
         return None;
     }
-    let mut found = Members::of(map);
+    let mut found = SchemaMembers::of(map);
     if let Some(target) = map.get("$ref").and_then(Value::as_str).and_then(|it| target(root, it)) {
         found.and(members(root, target)?);
     }
@@ -96,7 +95,7 @@ fn members(root: &Value, schema: &Value) -> Option<Members> {
     }
     for key in ["anyOf", "oneOf"] {
         let parts = parts(map, key).iter().filter_map(|part| members(root, part));
-        found.and(parts.reduce(Members::or).unwrap_or_default());
+        found.and(parts.reduce(SchemaMembers::or).unwrap_or_default());
     }
     Some(found)
 }
@@ -104,12 +103,12 @@ fn members(root: &Value, schema: &Value) -> Option<Members> {
 /// A description of the keywords that are not allowed at the top level. Only this text states which properties belong
 /// together.
 #[derive(Default)]
-struct Words {
+struct SchemaWords {
     text: String,
     full: bool,
 }
 
-impl Words {
+impl SchemaWords {
     fn on(root: &Value, top: &Map<String, Value>) -> String {
         let mut words = Self::default();
         words.add(root, top);
@@ -159,7 +158,7 @@ impl Words {
 
 /// Describes an alternative by its members. Optional members are marked, and constant members are followed by their
 /// value.
-fn line(members: &Members, description: Option<&str>) -> String {
+fn line(members: &SchemaMembers, description: Option<&str>) -> String {
     let mut line = String::from("\n- {");
     let unsaid = members.required.iter().filter(|name| !members.properties.contains_key(*name));
     let names = members.properties.iter().map(|(name, schema)| (name, constant(schema)));
@@ -217,4 +216,177 @@ fn with_targets(root: &Value, out: Value) -> Value {
     }
     kept["$defs"][&name] = copy;
     kept
+}
+
+/// The members that schemas define for an object.
+#[derive(Default)]
+struct SchemaMembers {
+    properties: Map<String, Value>,
+    required: Vec<String>,
+    /// The required names as a set, because there may be very many of them.
+    demanded: HashSet<String>,
+}
+
+impl SchemaMembers {
+    /// Returns the members that a schema itself defines. SchemaMembers that only its subschemas define are not included.
+    fn of(schema: &Map<String, Value>) -> Self {
+        let required = schema.get("required").and_then(Value::as_array).into_iter().flatten();
+        let required: Vec<String> = required.filter_map(Value::as_str).map(ToOwned::to_owned).collect();
+        Self {
+            properties: schema.get("properties").and_then(Value::as_object).cloned().unwrap_or_default(),
+            demanded: required.iter().cloned().collect(),
+            required,
+        }
+    }
+
+    /// Returns whether an object must have this member.
+    fn demands(&self, name: &str) -> bool {
+        self.demanded.contains(name)
+    }
+
+    /// Adds the members that another schema defines for the same object.
+    fn and(&mut self, other: Self) {
+        for (name, schema) in other.properties {
+            let both = match self.properties.get_mut(&name) {
+                Some(own) => both(own.take(), schema),
+                None => schema,
+            };
+            self.properties.insert(name, both);
+        }
+        for name in other.required {
+            if self.demanded.insert(name.clone()) {
+                self.required.push(name);
+            }
+        }
+    }
+
+    /// Combines the members of two alternative schemas.
+    fn or(mut self, other: Self) -> Self {
+        for (name, schema) in other.properties {
+            let either = match self.properties.get_mut(&name) {
+                Some(own) => either(own.take(), schema),
+                None => schema,
+            };
+            self.properties.insert(name, either);
+        }
+        self.required.retain(|name| other.demanded.contains(name));
+        self.demanded.retain(|name| other.demanded.contains(name));
+        self
+    }
+}
+
+/// Returns the only value that a schema accepts, if there is exactly one.
+fn constant(schema: &Value) -> Option<&Value> {
+    match (schema.get("const"), schema.get("enum").and_then(Value::as_array).map(Vec::as_slice)) {
+        (Some(value), _) | (None, Some([value])) => Some(value),
+        _ => None,
+    }
+}
+
+/// Returns a schema for values that fit both schemas. If both schemas use the same keyword with different values,
+/// returns a schema for values that fit at least one of them.
+fn both(mut first: Value, second: Value) -> Value {
+    let (Value::Object(own), Value::Object(more)) = (&mut first, &second) else {
+        return if first.is_object() { first } else { second };
+    };
+    let disagree =
+        more.iter().any(|(key, value)| !is_words(key) && own.get(key).is_some_and(|own| own != value));
+    if disagree {
+        return either(first, second);
+    }
+    for (key, value) in more {
+        own.entry(key.clone()).or_insert_with(|| value.clone());
+    }
+    first
+}
+
+/// Returns a schema for values that fit at least one of the two schemas.
+fn either(first: Value, second: Value) -> Value {
+    let mut parts = alternatives(first);
+    for other in alternatives(second) {
+        let joined = parts.iter_mut().any(|part| match join(part, &other) {
+            Some(joined) => {
+                *part = joined;
+                true
+            }
+            None => false,
+        });
+        if !joined {
+            parts.push(other);
+        }
+    }
+    match parts.len() {
+        1 => parts.remove(0),
+        _ => json!({"anyOf": parts}),
+    }
+}
+
+/// Returns the alternatives of a schema that consists only of alternatives. Any other schema is returned as the only
+/// alternative.
+fn alternatives(mut schema: Value) -> Vec<Value> {
+    match schema.as_object_mut() {
+        Some(map) if map.len() == 1 => match map.get_mut("anyOf").map(Value::take) {
+            Some(Value::Array(parts)) => parts,
+            Some(other) => vec![json!({"anyOf": other})],
+            None => vec![schema],
+        },
+        _ => vec![schema],
+    }
+}
+
+/// Joins two schemas into one without alternatives. This is possible if they differ only in annotations, or if both are
+/// lists of values of one type.
+fn join(first: &Value, second: &Value) -> Option<Value> {
+    if first == second {
+        return Some(first.clone());
+    }
+    let (own, more) = (first.as_object()?, second.as_object()?);
+    let is_values = |key: &str| matches!(key, "const" | "enum");
+    let says = |map: &Map<String, Value>| map.keys().any(|key| is_values(key));
+    let same = |one: &Map<String, Value>, other: &Map<String, Value>, free: &dyn Fn(&str) -> bool| {
+        one.iter().all(|(key, value)| free(key) || other.get(key) == Some(value))
+    };
+    let joins = |free: &dyn Fn(&str) -> bool| same(own, more, free) && same(more, own, free);
+    let mut joined;
+    if says(own) && says(more) {
+        let texts = values(own).chain(values(more)).all(Value::is_string);
+        let free = |key: &str| is_words(key) || is_values(key) || (texts && key == "type");
+        if !joins(&free) {
+            return None;
+        }
+        let mut known: HashSet<&Value> = values(own).collect();
+        let others = values(more).filter(|value| known.insert(value));
+        let values: Vec<Value> = values(own).chain(others).cloned().collect();
+        joined = own.clone();
+        joined.shift_remove("const");
+        if texts {
+            joined.insert("type".to_owned(), "string".into());
+        }
+        joined.insert("enum".to_owned(), values.into());
+    } else if joins(&is_words) {
+        joined = own.clone();
+    } else {
+        return None;
+    }
+    let text =
+        |map: &Map<String, Value>| map.get("description").and_then(Value::as_str).map(ToOwned::to_owned);
+    match (text(own), text(more)) {
+        (Some(before), Some(after)) if !before.contains(&after) => {
+            joined.insert("description".to_owned(), format!("{before}\n{after}").into());
+        }
+        (None, Some(after)) => {
+            joined.insert("description".to_owned(), after.into());
+        }
+        _ => {}
+    }
+    Some(joined.into())
+}
+
+fn values(schema: &Map<String, Value>) -> impl Iterator<Item = &Value> {
+    let listed = schema.get("enum").and_then(Value::as_array).into_iter().flatten();
+    schema.get("const").into_iter().chain(listed)
+}
+
+fn is_words(key: &str) -> bool {
+    matches!(key, "title" | "description" | "default" | "examples")
 }

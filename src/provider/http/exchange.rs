@@ -1,25 +1,34 @@
 //! One exchange with a service: sends a request, reads the head of the response, and turns the body into deltas or an
 //! error.
 
-use std::{borrow::Cow, error::Error, sync::OnceLock, time::Duration};
+use std::{
+    borrow::Cow,
+    error::Error,
+    sync::OnceLock,
+    time::{Duration, SystemTime},
+};
 
 use bytes::Bytes;
 use reqwest::{
     Response, Url,
-    header::{CONTENT_TYPE, HeaderMap, LOCATION},
+    header::{CONTENT_ENCODING, CONTENT_TYPE, DATE, HeaderMap, LOCATION, RETRY_AFTER},
 };
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::{
     Timeouts,
     answer::{ReaderParts, ResponseReader},
-    client, gzip, meta,
+    client, gzip,
 };
 use crate::provider::dialect::{Dialect, with_wait};
 use crate::provider::{DeltaStream, Extent, ProviderError, ProviderErrorKind, Scrubber, Secret};
 
 /// How long to wait for the body of an error. The status is already known, and the body only adds an explanation.
 const ERROR_BODY_TIME: Duration = Duration::from_secs(10);
+
+/// The maximum length of a header's value in bytes. A longer value is ignored. Only the name of a compression is
+/// shortened instead.
+const LONGEST_HEADER: usize = 256;
 
 /// A request that is ready to be sent.
 pub(super) struct Outgoing {
@@ -68,7 +77,7 @@ impl ErrorContext {
 /// can't contain events.
 pub(super) async fn run(outgoing: Outgoing, mut parts: ReaderParts) -> Result<DeltaStream, ProviderError> {
     let response = send(outgoing).await.map_err(|error| parts.error_context.error_context(error))?;
-    parts.error_context.request_id = meta::request_id(response.headers());
+    parts.error_context.request_id = request_id(response.headers());
     let status = response.status().as_u16();
     let error_context = &parts.error_context;
     tracing::debug!(
@@ -82,7 +91,7 @@ pub(super) async fn run(outgoing: Outgoing, mut parts: ReaderParts) -> Result<De
         }
         Ok(()) => refusal(response, &*parts.dialect, parts.limits.error_body, &parts.error_context).await,
         Err(error) => {
-            let compression = meta::compression(response.headers());
+            let compression = compression(response.headers());
             let head = read(response, ProviderError::BODY_LIMIT).await;
             let error = error.with_status(status);
             match text(&head, compression) {
@@ -133,7 +142,7 @@ fn check(response: &Response) -> Result<(), ProviderError> {
     let headers = response.headers();
     let bad = |message| Err(ProviderError::new(ProviderErrorKind::Decoding, message));
     if response.status().is_redirection() {
-        let to = meta::short(headers, LOCATION.as_str()).unwrap_or_else(|| "another address".to_owned());
+        let to = short_header(headers, LOCATION.as_str()).unwrap_or_else(|| "another address".to_owned());
         // The query of an address may contain secrets, so it is removed.
         let to = to.split('?').next().unwrap_or_default();
         let message = format!(
@@ -145,12 +154,12 @@ fn check(response: &Response) -> Result<(), ProviderError> {
     if !response.status().is_success() {
         return Ok(());
     }
-    if let Some(compression) = meta::compression(headers) {
+    if let Some(compression) = compression(headers) {
         return bad(format!(
             "the response is compressed as {compression:?}, although the request allows no compression"
         ));
     }
-    let Some(full) = meta::short(headers, CONTENT_TYPE.as_str()) else {
+    let Some(full) = short_header(headers, CONTENT_TYPE.as_str()) else {
         return Ok(());
     };
     let media_type = full.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
@@ -173,9 +182,8 @@ async fn refusal(
 ) -> ProviderError {
     let status = response.status().as_u16();
     let headers = response.headers();
-    let retry_after = meta::retry_after(headers);
-    let should_retry = meta::should_retry(headers);
-    let mut compression = meta::compression(headers);
+    let (wait, repeats) = (retry_after(headers), should_retry(headers));
+    let mut compression = compression(headers);
     let mut body = read(response, limit).await;
     if let None | Some("gzip" | "x-gzip") = compression.as_deref()
         && let Some(content) = gzip::unpacked(&body, limit)
@@ -194,8 +202,8 @@ async fn refusal(
         }
     };
     error.status = error.status.or(Some(status));
-    error = with_wait(error, retry_after);
-    error.retryable = should_retry.unwrap_or(error.retryable);
+    error = with_wait(error, wait);
+    error.retryable = repeats.unwrap_or(error.retryable);
     error
 }
 
@@ -232,4 +240,55 @@ async fn read(mut response: Response, limit: usize) -> Vec<u8> {
         }
     }
     body
+}
+
+/// Returns how long the service asks to wait. The header `retry-after-ms`, which the SDKs of OpenAI and Anthropic read,
+/// takes precedence. Otherwise, `Retry-After` is used, in seconds or as a date (RFC 9110, section 10.2.3).
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let number = |text: &str| text.trim().parse::<f64>().ok();
+    let millis = short_header(headers, "retry-after-ms").as_deref().and_then(number);
+    if let Some(wait) = millis.and_then(|millis| Duration::try_from_secs_f64(millis / 1000.0).ok()) {
+        return Some(wait);
+    }
+    let text = short_header(headers, RETRY_AFTER.as_str())?;
+    if let Some(seconds) = number(&text) {
+        return Duration::try_from_secs_f64(seconds).ok();
+    }
+    let until = httpdate::parse_http_date(text.trim()).ok()?;
+    // If the response contains the service's own time, that time is used, because the service's clock may differ from
+    // ours.
+    let now = short_header(headers, DATE.as_str()).and_then(|date| httpdate::parse_http_date(&date).ok());
+    Some(until.duration_since(now.unwrap_or_else(SystemTime::now)).unwrap_or_default())
+}
+
+/// Returns whether the service declares that the same request can succeed, or `None` without such a declaration. The
+/// declaration is in a header that the SDKs of OpenAI and Anthropic obey.
+fn should_retry(headers: &HeaderMap) -> Option<bool> {
+    match short_header(headers, "x-should-retry").as_deref() {
+        Some("true") => Some(true),
+        Some("false") => Some(false),
+        _ => None,
+    }
+}
+
+/// Returns the service's id of the request. Anthropic sends it in the header `request-id`, and all other services in
+/// `x-request-id`.
+fn request_id(headers: &HeaderMap) -> Option<String> {
+    short_header(headers, "request-id").or_else(|| short_header(headers, "x-request-id"))
+}
+
+/// Returns the compression of the body, or `None` if the body is not compressed.
+fn compression(headers: &HeaderMap) -> Option<String> {
+    let values = headers.get_all(CONTENT_ENCODING).iter();
+    let list = values.map(|value| String::from_utf8_lossy(value.as_bytes()).to_ascii_lowercase());
+    let list = list.collect::<Vec<_>>().join(",");
+    let codings = list.split(',').map(str::trim).filter(|coding| !matches!(*coding, "" | "identity"));
+    let codings = codings.collect::<Vec<_>>().join(", ");
+    (!codings.is_empty()).then(|| codings.chars().take(LONGEST_HEADER).collect())
+}
+
+/// Returns a header's value, if it is text and not too long.
+fn short_header(headers: &HeaderMap, name: &str) -> Option<String> {
+    let value = headers.get(name)?.to_str().ok()?;
+    (!value.is_empty() && value.len() <= LONGEST_HEADER).then(|| value.to_owned())
 }

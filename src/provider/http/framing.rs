@@ -49,9 +49,9 @@ impl Default for Limits {
 /// incomplete part is copied. Each byte is examined once.
 ///
 /// ```
-/// use omni_agent::provider::dialect::Framing;
+/// use omni_agent::provider::custom::Framing;
 /// use omni_agent::provider::http::Limits;
-/// use omni_agent::testing::internals::Framer;
+/// use omni_agent::provider::custom::Framer;
 ///
 /// let mut framer = Framer::new(Framing::Sse, &Limits::default());
 /// framer.push("event: greeting\nda".into());
@@ -69,7 +69,7 @@ pub struct Framer {
     body_limit: usize,
     /// The number of bytes of the body that have been received so far, up to the limit.
     taken: usize,
-    body: Body,
+    body: BodyEnd,
 
     chunk: Bytes,
     /// The start of the unread part of `chunk`.
@@ -86,7 +86,7 @@ pub struct Framer {
 
 /// Whether the body has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Body {
+enum BodyEnd {
     Open,
     Ended,
     /// The body continues beyond its limit.
@@ -120,7 +120,7 @@ enum LineSource {
 }
 
 /// The place of a complete line.
-enum Line {
+enum FramedLine {
     Chunk(Range<usize>),
     /// The line is in [`Framer::line`].
     Own,
@@ -135,7 +135,7 @@ impl Framer {
             event_limit: limits.event,
             body_limit: limits.body,
             taken: 0,
-            body: Body::Open,
+            body: BodyEnd::Open,
             chunk: Bytes::new(),
             at: 0,
             line: Vec::new(),
@@ -152,7 +152,7 @@ impl Framer {
         let room = self.body_limit - self.taken;
         if chunk.len() > room {
             chunk.truncate(room);
-            self.body = Body::Overlong;
+            self.body = BodyEnd::Overlong;
         }
         self.taken += chunk.len();
         self.forget_dispatched();
@@ -171,8 +171,8 @@ impl Framer {
 
     /// Marks the end of the body. [`Framer::next_frame`] then also returns an incomplete last event.
     pub fn finish(&mut self) {
-        if self.body == Body::Open {
-            self.body = Body::Ended;
+        if self.body == BodyEnd::Open {
+            self.body = BodyEnd::Ended;
         }
     }
 
@@ -207,14 +207,14 @@ impl Framer {
                 self.event.clear();
             }
         }
-        Ok(self.body == Body::Ended && self.data.place != LineSource::Absent)
+        Ok(self.body == BodyEnd::Ended && self.data.place != LineSource::Absent)
     }
 
     /// Reads lines up to the next line that is not blank.
     fn next_json_line(&mut self) -> Result<bool, ProviderError> {
         while let Some(line) = self.next_line()? {
             match line {
-                Line::Chunk(Range { start, end }) => {
+                FramedLine::Chunk(Range { start, end }) => {
                     let line = &self.chunk[start..end];
                     let end = if line.ends_with(b"\r") { end - 1 } else { end };
                     if !line.trim_ascii().is_empty() {
@@ -222,8 +222,8 @@ impl Framer {
                         return Ok(true);
                     }
                 }
-                Line::Own if self.line.trim_ascii().is_empty() => self.line.clear(),
-                Line::Own => {
+                FramedLine::Own if self.line.trim_ascii().is_empty() => self.line.clear(),
+                FramedLine::Own => {
                     if self.line.ends_with(b"\r") {
                         self.line.pop();
                     }
@@ -237,10 +237,10 @@ impl Framer {
     }
 
     /// Reads a field of a server-sent event. Returns whether the line is blank, because a blank line ends the event.
-    fn take_field(&mut self, line: Line) -> Result<bool, ProviderError> {
+    fn take_field(&mut self, line: FramedLine) -> Result<bool, ProviderError> {
         let bytes = match &line {
-            Line::Chunk(range) => &self.chunk[range.clone()],
-            Line::Own => &self.line[..],
+            FramedLine::Chunk(range) => &self.chunk[range.clone()],
+            FramedLine::Own => &self.line[..],
         };
         if bytes.is_empty() {
             return Ok(true);
@@ -259,11 +259,11 @@ impl Framer {
         };
         let value = bytes.len() - value.len()..bytes.len();
         match line {
-            Line::Chunk(range) => {
+            FramedLine::Chunk(range) => {
                 let value = range.start + value.start..range.end;
                 field.append(&self.chunk, value);
             }
-            Line::Own => {
+            FramedLine::Own => {
                 field.append_own(&self.chunk, &self.line[value]);
                 self.line.clear();
             }
@@ -275,7 +275,7 @@ impl Framer {
     }
 
     /// Returns the next line whose end has arrived, without its line end.
-    fn next_line(&mut self) -> Result<Option<Line>, ProviderError> {
+    fn next_line(&mut self) -> Result<Option<FramedLine>, ProviderError> {
         if self.before == Before::CarriageReturn && self.at < self.chunk.len() {
             self.before = Before::Line;
             if self.chunk[self.at] == b'\n' {
@@ -300,11 +300,11 @@ impl Framer {
             if self.before == Before::Nothing && self.chunk[start..end].starts_with(BOM) {
                 start += BOM.len();
             }
-            Line::Chunk(start..end)
+            FramedLine::Chunk(start..end)
         } else {
             self.line.extend_from_slice(&self.chunk[start..end]);
             self.strip_own_bom();
-            Line::Own
+            FramedLine::Own
         };
         self.before = Before::Line;
         self.at = end + 1;
@@ -319,17 +319,17 @@ impl Framer {
     }
 
     /// Stores the rest of the chunk until the line continues. If the body has ended, returns the rest as a line.
-    fn last_line(&mut self) -> Result<Option<Line>, ProviderError> {
+    fn last_line(&mut self) -> Result<Option<FramedLine>, ProviderError> {
         self.line.extend_from_slice(&self.chunk[self.at..]);
         self.at = self.chunk.len();
-        if self.body == Body::Overlong {
+        if self.body == BodyEnd::Overlong {
             return Err(too_long("the response", self.body_limit));
         }
-        if self.body == Body::Ended && !self.line.is_empty() {
+        if self.body == BodyEnd::Ended && !self.line.is_empty() {
             self.strip_own_bom();
             self.before = Before::Line;
             // A body that consists only of a byte order mark is empty.
-            return Ok((!self.line.is_empty()).then_some(Line::Own));
+            return Ok((!self.line.is_empty()).then_some(FramedLine::Own));
         }
         Ok(None)
     }
@@ -349,7 +349,7 @@ impl Framer {
 
     fn text<'a>(&self, bytes: &'a [u8]) -> Result<&'a str, ProviderError> {
         std::str::from_utf8(bytes).map_err(|error| {
-            if self.body == Body::Ended && error.error_len().is_none() && self.at == self.chunk.len() {
+            if self.body == BodyEnd::Ended && error.error_len().is_none() && self.at == self.chunk.len() {
                 ProviderError::new(ProviderErrorKind::Truncated, "the response ends inside a character")
             } else {
                 ProviderError::new(ProviderErrorKind::Decoding, "the response is not valid UTF-8")

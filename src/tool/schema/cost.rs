@@ -51,7 +51,7 @@ pub(super) enum Edge {
 
 /// The indices of the subschemas that a subschema applies, grouped by the part of the value to which they apply.
 #[derive(Default)]
-struct Node {
+struct CostNode {
     same: Vec<usize>,
     properties: HashMap<String, usize>,
     patterns: Vec<usize>,
@@ -62,7 +62,7 @@ struct Node {
     items: Vec<usize>,
 }
 
-impl Node {
+impl CostNode {
     fn all(&self) -> impl Iterator<Item = usize> {
         let lists = [
             &self.same,
@@ -80,14 +80,14 @@ impl Node {
 /// The graph of a schema. The first node is the schema itself.
 #[derive(Default)]
 pub(super) struct CostModel {
-    nodes: Vec<Node>,
+    nodes: Vec<CostNode>,
     /// The extent of the whole schema, or `None` if the schema is recursive.
-    extent: Option<Extent>,
+    extent: Option<CostExtent>,
 }
 
 /// The number of subschemas that can be reached from a subschema, and the depth of their nesting.
 #[derive(Clone, Copy)]
-struct Extent {
+struct CostExtent {
     /// The number of reachable subschemas, including the subschema itself. A subschema that applies several times is
     /// counted several times.
     size: usize,
@@ -97,7 +97,7 @@ struct Extent {
 
 /// How a check has to be performed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum CostVerdict {
     /// The check fits on the caller's own stack.
     Shallow,
     /// The check needs a thread with a large stack.
@@ -108,7 +108,7 @@ pub(super) enum Verdict {
 
 impl CostModel {
     pub(super) fn add_node(&mut self) -> usize {
-        self.nodes.push(Node::default());
+        self.nodes.push(CostNode::default());
         self.nodes.len() - 1
     }
 
@@ -146,64 +146,64 @@ impl CostModel {
     }
 
     /// Returns the extent of each node if only these edges are followed. Returns `None` if the edges form a cycle.
-    fn extents(&self, edges: impl Fn(&Node) -> Vec<usize>) -> Option<Vec<Extent>> {
-        enum State {
+    fn extents(&self, edges: impl Fn(&CostNode) -> Vec<usize>) -> Option<Vec<CostExtent>> {
+        enum CostState {
             New,
             Open,
-            Done(Extent),
+            Done(CostExtent),
         }
-        let mut states: Vec<State> = self.nodes.iter().map(|_| State::New).collect();
+        let mut states: Vec<CostState> = self.nodes.iter().map(|_| CostState::New).collect();
         // This is a depth-first search without recursion. Each node is visited twice, once before and once after its
         // targets.
         let mut open: Vec<usize> = (0..self.nodes.len()).collect();
         while let Some(&index) = open.last() {
             let targets = edges(&self.nodes[index]);
             match states[index] {
-                State::New => {
-                    states[index] = State::Open;
+                CostState::New => {
+                    states[index] = CostState::Open;
                     for target in targets {
                         match states[target] {
-                            State::New => open.push(target),
-                            State::Open => return None,
-                            State::Done(_) => {}
+                            CostState::New => open.push(target),
+                            CostState::Open => return None,
+                            CostState::Done(_) => {}
                         }
                     }
                 }
-                State::Open => {
-                    let mut extent = Extent { size: 1, chain: 1 };
+                CostState::Open => {
+                    let mut extent = CostExtent { size: 1, chain: 1 };
                     for target in targets {
-                        if let State::Done(inner) = states[target] {
+                        if let CostState::Done(inner) = states[target] {
                             extent.size = extent.size.saturating_add(inner.size);
                             extent.chain = extent.chain.max(inner.chain.saturating_add(1));
                         }
                     }
-                    states[index] = State::Done(extent);
+                    states[index] = CostState::Done(extent);
                     open.pop();
                 }
-                State::Done(_) => {
+                CostState::Done(_) => {
                     open.pop();
                 }
             }
         }
         states
             .into_iter()
-            .map(|state| if let State::Done(extent) = state { Some(extent) } else { None })
+            .map(|state| if let CostState::Done(extent) = state { Some(extent) } else { None })
             .collect()
     }
 
     /// Decides how `value` has to be checked. `values` is the total number of JSON values in it.
-    pub(super) fn judge(&self, value: &Value, values: usize) -> Verdict {
-        if let Some(Extent { size, chain }) = self.extent
+    pub(super) fn judge(&self, value: &Value, values: usize) -> CostVerdict {
+        if let Some(CostExtent { size, chain }) = self.extent
             && chain <= FEW_FRAMES
             && size.saturating_mul(values) <= MAX_VISITS
         {
-            return Verdict::Shallow;
+            return CostVerdict::Shallow;
         }
         let mut walk = Walk { open: vec![(0, value, 1)], visits: 1 };
         let mut most_frames = 0;
         while let Some((index, value, frames)) = walk.open.pop() {
             if frames > MAX_FRAMES || walk.visits > MAX_VISITS {
-                return Verdict::TooMuch;
+                return CostVerdict::TooMuch;
             }
             most_frames = most_frames.max(frames);
             let Some(node) = self.nodes.get(index) else { continue };
@@ -232,9 +232,9 @@ impl CostModel {
             }
         }
         match most_frames {
-            _ if walk.visits > MAX_VISITS => Verdict::TooMuch,
-            0..=FEW_FRAMES => Verdict::Shallow,
-            _ => Verdict::Deep,
+            _ if walk.visits > MAX_VISITS => CostVerdict::TooMuch,
+            0..=FEW_FRAMES => CostVerdict::Shallow,
+            _ => CostVerdict::Deep,
         }
     }
 }

@@ -8,8 +8,7 @@ use serde_json::{Map, Value};
 use super::{
     SchemaError,
     cost::{CostModel, Edge},
-    pattern, reference,
-    walk::{Step, subschemas},
+    walk::{SchemaStep, id_keywords, pointer, root_id, subschemas},
 };
 use crate::text::clip;
 
@@ -29,16 +28,16 @@ const MAX_REWRITES: usize = 100;
 /// The maximum number of classes such as `\d` in all regular expressions together.
 const MAX_ALL_REWRITES: usize = 2_000;
 
-pub(super) struct Prepared {
+pub(super) struct PreparedSchema {
     pub(super) document: Value,
     pub(super) cost: CostModel,
 }
 
 /// Prepares a schema. Its depth must already be checked.
-pub(super) fn prepare(schema: &Value) -> Result<Prepared, SchemaError> {
+pub(super) fn prepare(schema: &Value) -> Result<PreparedSchema, SchemaError> {
     let mut document = schema.clone();
-    let root_id = reference::root_id(&document).map(ToOwned::to_owned);
-    let mut work = Work { id_keywords: reference::id_keywords(&document), root_id, ..Work::default() };
+    let root_id = root_id(&document).map(ToOwned::to_owned);
+    let mut work = SchemaWork { id_keywords: id_keywords(&document), root_id, ..SchemaWork::default() };
     work.node(String::new())?;
     while let Some((index, path)) = work.open.pop() {
         match document.pointer_mut(&path) {
@@ -49,7 +48,7 @@ pub(super) fn prepare(schema: &Value) -> Result<Prepared, SchemaError> {
         }
     }
     let cost = work.cost.finish().map_err(|reason| SchemaError(reason.to_owned()))?;
-    Ok(Prepared { document, cost })
+    Ok(PreparedSchema { document, cost })
 }
 
 fn refuse<T>(reason: impl Into<String>) -> Result<T, SchemaError> {
@@ -57,7 +56,7 @@ fn refuse<T>(reason: impl Into<String>) -> Result<T, SchemaError> {
 }
 
 #[derive(Default)]
-struct Work {
+struct SchemaWork {
     id_keywords: &'static [&'static str],
     /// The schema's id. A reference that contains this id is rewritten to a reference within the document.
     root_id: Option<String>,
@@ -69,7 +68,7 @@ struct Work {
     rewrites: usize,
 }
 
-impl Work {
+impl SchemaWork {
     fn node(&mut self, path: String) -> Result<usize, SchemaError> {
         if let Some(&index) = self.nodes.get(&path) {
             return Ok(index);
@@ -134,7 +133,7 @@ impl Work {
             }
         }
         if let Some(Value::String(reference)) = schema.get_mut("$ref") {
-            let target = reference::pointer(self.root_id.as_deref(), reference)?;
+            let target = pointer(self.root_id.as_deref(), reference)?;
             let fragment = reference.split_once('#').map_or("", |(_, fragment)| fragment);
             *reference = format!("#{fragment}");
             let to = self.node(target)?;
@@ -152,8 +151,7 @@ impl Work {
     /// Adds the cost of a regular expression to the totals and checks the limits. Returns whether the expression can be
     /// checked.
     fn take_pattern(&mut self, pattern: &str) -> Result<bool, SchemaError> {
-        let Some(weight) = Some(pattern).filter(|pattern| pattern.len() <= MAX_PATTERN).map(pattern::weigh)
-        else {
+        let Some(weight) = Some(pattern).filter(|pattern| pattern.len() <= MAX_PATTERN).map(weigh) else {
             return refuse(format!("a regular expression is longer than {MAX_PATTERN} bytes"));
         };
         let Some(weight) = weight else { return Ok(false) };
@@ -170,10 +168,10 @@ impl Work {
 ///
 /// The keywords of all drafts are considered, whatever draft the schema uses. As a result, the estimated cost of some
 /// schemas is too high, but it is never too low.
-fn edge(keyword: &str, step: &Step<'_>) -> Edge {
+fn edge(keyword: &str, step: &SchemaStep<'_>) -> Edge {
     match (keyword, step) {
-        ("properties", Step::Name(name)) => Edge::Property((*name).to_owned()),
-        ("prefixItems" | "items", Step::Position(_)) => Edge::Prefix,
+        ("properties", SchemaStep::Name(name)) => Edge::Property((*name).to_owned()),
+        ("prefixItems" | "items", SchemaStep::Position(_)) => Edge::Prefix,
         ("patternProperties", _) => Edge::Pattern,
         ("additionalProperties" | "unevaluatedProperties", _) => Edge::OtherProperty,
         ("propertyNames", _) => Edge::Name,
@@ -182,4 +180,119 @@ fn edge(keyword: &str, step: &Step<'_>) -> Edge {
         ("contentSchema" | "$defs" | "definitions", _) => Edge::Nowhere,
         _ => Edge::Same,
     }
+}
+
+/// The cost of a regular expression.
+struct Weight {
+    /// The approximate number of states that the regular expression engine will need.
+    states: usize,
+    /// The number of times that `boon` will parse the pattern again to rewrite a class such as `\d`.
+    rewrites: usize,
+}
+
+/// Estimates the cost of a pattern. Returns `None` if the pattern uses look-around or back-references, which the engine
+/// does not support.
+///
+/// The estimate is rough. If it is too low, the engine's own generous size limit still applies.
+fn weigh(pattern: &str) -> Option<Weight> {
+    let mut rewrites = 0;
+    // For each open group, `groups` contains the number of states of the finished atoms, with the innermost group last.
+    // `atom` is the number of states of the atom that a quantifier would repeat.
+    let mut groups = vec![0_usize];
+    let mut atom = 0_usize;
+    let mut rest = pattern.chars();
+    while let Some(char) = rest.next() {
+        let next = match char {
+            '\\' => match rest.next() {
+                Some('1'..='9' | 'k') => return None,
+                Some('p' | 'P') => {
+                    skip_braces(&mut rest);
+                    200
+                }
+                Some('u' | 'U' | 'x') => {
+                    skip_braces(&mut rest);
+                    4
+                }
+                Some('d' | 'D' | 'w' | 'W' | 's' | 'S') => {
+                    rewrites += 1;
+                    10
+                }
+                _ => 2,
+            },
+            '[' => class(&mut rest, &mut rewrites),
+            '(' => {
+                if ["?=", "?!", "?<=", "?<!"].iter().any(|look| rest.as_str().starts_with(look)) {
+                    return None;
+                }
+                close_atom(&mut groups, &mut atom);
+                groups.push(0);
+                continue;
+            }
+            ')' if groups.len() > 1 => {
+                close_atom(&mut groups, &mut atom);
+                atom = groups.pop().unwrap_or_default().max(1);
+                continue;
+            }
+            '{' => {
+                if let Some((bounds, after)) = rest.as_str().split_once('}')
+                    && let Some(times) = repetitions(bounds)
+                {
+                    atom = atom.saturating_mul(times.max(1));
+                    rest = after.chars();
+                    continue;
+                }
+                1
+            }
+            '.' => 4,
+            _ => 1,
+        };
+        close_atom(&mut groups, &mut atom);
+        atom = next;
+    }
+    let states = groups.into_iter().fold(atom, usize::saturating_add);
+    Some(Weight { states, rewrites })
+}
+
+fn close_atom(groups: &mut [usize], atom: &mut usize) {
+    if let Some(group) = groups.last_mut() {
+        *group = group.saturating_add(std::mem::take(atom));
+    }
+}
+
+/// Skips the braces of an escape such as `\p{Greek}`.
+fn skip_braces(rest: &mut std::str::Chars<'_>) {
+    if let Some((_, after)) = rest.as_str().strip_prefix('{').and_then(|braced| braced.split_once('}')) {
+        *rest = after.chars();
+    }
+}
+
+/// Reads the rest of a character class after its opening bracket. Returns the number of states of the class.
+fn class(rest: &mut std::str::Chars<'_>, rewrites: &mut usize) -> usize {
+    let mut states = 4_usize;
+    let mut depth = 1_usize;
+    while let Some(char) = rest.next() {
+        match char {
+            '\\' => match rest.next() {
+                Some('p' | 'P') => states += 200,
+                Some('d' | 'D' | 'w' | 'W' | 's' | 'S') => {
+                    *rewrites += 1;
+                    states += 10;
+                }
+                _ => states += 1,
+            },
+            '[' => depth += 1,
+            ']' if depth == 1 => break,
+            ']' => depth -= 1,
+            _ => states += 1,
+        }
+    }
+    states
+}
+
+/// Returns the greatest number in the bounds `n`, `n,` or `n,m` of a repetition. Returns `None` if the text has another
+/// form.
+fn repetitions(bounds: &str) -> Option<usize> {
+    let (least, most) = bounds.split_once(',').unwrap_or((bounds, ""));
+    let least: usize = least.trim().parse().ok()?;
+    if most.trim().is_empty() { Some(least) } else { most.trim().parse().ok() }
 }

@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use omni_agent::provider::backend::{
-    Backend, SessionOptions, TurnPrompt, TurnResult,
+use omni_agent::provider::{
     acp::{AcpBackend, McpServer},
-    conformance,
+    custom::{Backend, SessionOptions, TurnPrompt, TurnResult, conformance},
 };
 
 use super::host::{SCRIPT, SERVED};

@@ -11,7 +11,10 @@ use crate::{
     },
     provider::{
         ProviderError, Request,
-        dialect::{mention, names::ToolNames, placeholder, texts},
+        dialect::{
+            encoding::{self, mention, placeholder},
+            names::ToolNames,
+        },
     },
 };
 
@@ -23,16 +26,13 @@ const IMAGES: [&str; 4] = ["image/jpeg", "image/png", "image/gif", "image/webp"]
 /// The text that replaces the empty output of a failed tool, which the service rejects.
 const SILENT_FAILURE: &str = "The tool failed without a message.";
 
-/// The maximum length of a tool's name, in characters.
-pub(super) const NAME_LIMIT: usize = 128;
-
 /// A message on the wire.
-struct Turn {
+struct MessagesTurn {
     role: Role,
-    blocks: Vec<Block>,
+    blocks: Vec<MessagesBlock>,
 }
 
-struct Block {
+struct MessagesBlock {
     kind: BlockRole,
     value: Object,
     /// Whether the next requests contain the block too.
@@ -51,14 +51,14 @@ enum BlockRole {
 
 /// Selects which thinking of a conversation is sent back to the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kept {
+pub(super) enum KeptThinking {
     All,
     /// The thinking of the turn in flight, if tools were used in the turn.
     Open,
     None,
 }
 
-impl Kept {
+impl KeptThinking {
     /// Returns the index of the first message whose thinking is sent back.
     fn start(self, history: &History) -> usize {
         let is_prompt = |message: &Message| {
@@ -84,19 +84,24 @@ pub(super) fn messages(
     names: &ToolNames<'_>,
     cache: Option<&Value>,
     marked: usize,
-    kept: Kept,
+    kept: KeptThinking,
 ) -> Result<Value, ProviderError> {
     let start = kept.start(&request.history);
-    let mut encoder =
-        Encoder { request, names, keeps_thinking: true, ids: ToolUseIds::default(), void: HashSet::new() };
-    let mut turns: Vec<Turn> = Vec::new();
+    let mut encoder = HistoryEncoder {
+        request,
+        names,
+        keeps_thinking: true,
+        ids: ToolUseIds::default(),
+        void: HashSet::new(),
+    };
+    let mut turns: Vec<MessagesTurn> = Vec::new();
     for (number, message) in request.history.iter().enumerate() {
         encoder.keeps_thinking = number >= start;
         let blocks = encoder.message(number, message)?;
         match turns.last_mut() {
             _ if blocks.is_empty() => {}
             Some(last) if last.role == message.role => last.blocks.extend(blocks),
-            _ => turns.push(Turn { role: message.role, blocks }),
+            _ => turns.push(MessagesTurn { role: message.role, blocks }),
         }
     }
     drop_unanswered(&mut turns);
@@ -120,7 +125,7 @@ pub(super) fn messages(
     for turn in turns.iter_mut().filter(|turn| turn.role == Role::User) {
         turn.blocks.sort_by_key(|block| block.kind != BlockRole::ToolResult);
     }
-    if let Some(Turn { role: Role::Assistant, blocks }) = turns.last_mut() {
+    if let Some(MessagesTurn { role: Role::Assistant, blocks }) = turns.last_mut() {
         trim_end(blocks);
     }
     if let Some(cache) = cache {
@@ -137,10 +142,10 @@ pub(super) fn messages(
             block.value.insert("cache_control".to_owned(), cache.clone());
         }
     }
-    let mut messages: Vec<Value> = turns.into_iter().map(Turn::into_value).collect();
+    let mut messages: Vec<Value> = turns.into_iter().map(MessagesTurn::into_value).collect();
     // The service rejects a conversation whose first message is not a user message.
     if messages.first().is_some_and(|first| first["role"] == "assistant") {
-        let content = json!([{"type": "text", "text": texts::OPENING}]);
+        let content = json!([{"type": "text", "text": encoding::OPENING}]);
         messages.insert(0, json!({"role": "user", "content": content}));
     }
     Ok(messages.into())
@@ -161,7 +166,7 @@ fn breakpoints_of(block: &Object) -> usize {
     usize::from(own) + block.get("content").map_or(0, breakpoints)
 }
 
-impl Turn {
+impl MessagesTurn {
     fn into_value(self) -> Value {
         let role = match self.role {
             Role::User => "user",
@@ -174,8 +179,8 @@ impl Turn {
 
 /// Removes the white space at the end of an assistant message that ends the conversation and that the model continues.
 /// The service rejects such white space.
-fn trim_end(blocks: &mut [Block]) {
-    if let Some(Block { kind: BlockRole::Plain, value, .. }) = blocks.last_mut()
+fn trim_end(blocks: &mut [MessagesBlock]) {
+    if let Some(MessagesBlock { kind: BlockRole::Plain, value, .. }) = blocks.last_mut()
         && let Some(Value::String(text)) = value.get_mut("text")
     {
         text.truncate(text.trim_end().len());
@@ -189,14 +194,14 @@ fn trim_end(blocks: &mut [Block]) {
 /// describes the second kind: <https://platform.claude.com/docs/en/agents-and-tools/tool-use/server-tools>. A text next to
 /// the results ends the turn, and the service then rejects the use that still waits:
 /// <https://platform.claude.com/docs/en/agents-and-tools/tool-use/handle-tool-calls>.
-fn drop_unanswered(turns: &mut [Turn]) {
+fn drop_unanswered(turns: &mut [MessagesTurn]) {
     let Some((last, mut earlier)) = turns.split_last() else {
         return;
     };
     if last.blocks.iter().all(|block| block.kind == BlockRole::ToolResult) {
         earlier = earlier.split_last().map_or(earlier, |(_, earlier)| earlier);
     }
-    let own_use = |block: &Block| {
+    let own_use = |block: &MessagesBlock| {
         let kind = block.value.get("type").and_then(Value::as_str);
         block.kind == BlockRole::Opaque && matches!(kind, Some("server_tool_use" | "mcp_tool_use"))
     };
@@ -219,7 +224,7 @@ fn drop_unanswered(turns: &mut [Turn]) {
     }
 }
 
-struct Encoder<'a> {
+struct HistoryEncoder<'a> {
     request: &'a Request,
     names: &'a ToolNames<'a>,
     keeps_thinking: bool,
@@ -228,8 +233,8 @@ struct Encoder<'a> {
     void: HashSet<ToolUseId>,
 }
 
-impl Encoder<'_> {
-    fn message(&mut self, number: usize, message: &Message) -> Result<Vec<Block>, ProviderError> {
+impl HistoryEncoder<'_> {
+    fn message(&mut self, number: usize, message: &Message) -> Result<Vec<MessagesBlock>, ProviderError> {
         let native = message.is_native_to(NAME);
         let mut blocks = Vec::with_capacity(message.content.len());
         let fallback = message.content.iter().rposition(is_fallback);
@@ -242,7 +247,7 @@ impl Encoder<'_> {
         for (index, content) in message.content.iter().enumerate().skip(start) {
             let block = self.block(message, native, content)?;
             let lasts = self.request.lasting.is_none_or(|end| (number, index) < end);
-            blocks.extend(block.map(|(kind, value)| Block { kind, value, lasts }));
+            blocks.extend(block.map(|(kind, value)| MessagesBlock { kind, value, lasts }));
         }
         Ok(blocks)
     }
@@ -297,12 +302,7 @@ impl Encoder<'_> {
     }
 
     fn tool_use(&mut self, tool_use: &ToolUse, native: bool) -> Object {
-        let input = match &tool_use.input {
-            input @ Value::Object(_) => input.clone(),
-            Value::Null => json!({}),
-            // The service accepts only objects as input, so any other value is wrapped in an object.
-            other => json!({"value": other}),
-        };
+        let input = encoding::input_object(tool_use);
         let id = self.ids.assign(&tool_use.id);
         self.void.remove(&tool_use.id);
         let name = self.names.get(&tool_use.name);
@@ -340,8 +340,8 @@ impl Encoder<'_> {
     /// Encodes an image, a PDF or a text file in the form that the service supports. All other attachments become a
     /// [`placeholder`], or an error.
     fn attachment(&self, attachment: &Attachment) -> Result<Option<Object>, ProviderError> {
-        let full = attachment.media_type.to_ascii_lowercase();
-        let media_type = full.split(';').next().unwrap_or_default().trim();
+        let essence = encoding::essence(attachment);
+        let media_type = &*essence;
         let refused = if media_type == "image/jpg" || IMAGES.contains(&media_type) {
             let media_type = if media_type == "image/jpg" { "image/jpeg" } else { media_type };
             let value = json!({"type": "image", "source": source(&attachment.source, media_type)});
@@ -349,7 +349,7 @@ impl Encoder<'_> {
         } else if media_type == "application/pdf" {
             let source = source(&attachment.source, media_type);
             return Ok(Some(document(attachment, &source)));
-        } else if texts::is_text(media_type) {
+        } else if encoding::is_text(media_type) {
             match text(&attachment.source) {
                 Ok(text) => {
                     let source = json!({"type": "text", "media_type": "text/plain", "data": text});
@@ -397,7 +397,8 @@ fn text(source: &Source) -> Result<String, &'static str> {
     let Source::Base64 { data } = source else {
         return Err("the Messages wire format supports only images and PDF by URL");
     };
-    texts::decoded(data).and_then(|text| if text.trim().is_empty() { Err("it is empty") } else { Ok(text) })
+    encoding::decoded(data)
+        .and_then(|text| if text.trim().is_empty() { Err("it is empty") } else { Ok(text) })
 }
 
 /// Returns the citations that the decoder put into a text's signature, one JSON object per line.

@@ -1,30 +1,157 @@
 //! Decoding of the stream. Source of the rules: <https://platform.claude.com/docs/en/build-with-claude/streaming>, and
 //! the event types of Anthropic's own clients.
 
-mod item;
-mod start;
-mod wire;
+use std::{sync::Arc, time::Duration};
 
-use std::sync::Arc;
-
-use item::Item;
+use serde::Deserialize;
 use serde_json::{Map, Value};
-use wire::{Body, Event};
 
 use super::NAME;
 use crate::{
-    message::Usage,
+    message::{ProviderItem, Usage, map_weight},
     provider::{
-        CacheHint, Delta, Fold, MessageDelta, ModelInfo, Part, ProviderError, ProviderErrorKind, Request,
-        StopReason,
-        dialect::{Decoder, Frame, counts::Counts, error, strays, tame::tamed},
+        BlockStart, CacheHint, Delta, Fold, MessageDelta, ModelInfo, Part, ProviderError, ProviderErrorKind,
+        Request, StopReason,
+        dialect::{
+            Decoder, Frame,
+            decoding::{Decoded, bad, may_be_own, parse, tamed},
+            error,
+            lenient::{StrictText, UsageReport},
+        },
     },
 };
 
 /// The number of characters of an invalid event that an error message quotes.
 const QUOTE: usize = 200;
 
-type Decoded = Result<(), ProviderError>;
+/// An event of any kind, borrowed from the frame if possible. The struct has the members of all kinds.
+#[derive(Deserialize)]
+struct MessagesEvent<'a> {
+    #[serde(rename = "type", borrow, default)]
+    kind: StrictText<'a>,
+    index: Option<u64>,
+    #[serde(borrow)]
+    delta: Option<MessagesDelta<'a>>,
+    content_block: Option<Value>,
+    #[serde(borrow)]
+    message: Option<MessageStart<'a>>,
+    /// The usage, read leniently, member by member. Unreadable usage never causes a response to fail.
+    usage: Option<Value>,
+    error: Option<Value>,
+}
+
+impl MessagesEvent<'_> {
+    /// Returns whether the event contains, or may contain, the input of a tool use as a JSON object. Parsing such an
+    /// input into a map would lose repeated keys.
+    fn has_whole_input(&self) -> bool {
+        let has_input = |block: &Value| {
+            let input = block.get("input").and_then(Value::as_object);
+            block.get("type").is_some_and(|kind| kind == "tool_use") && input.is_some_and(|it| !it.is_empty())
+        };
+        let content = self.message.as_ref().and_then(|message| message.content.as_ref());
+        let mut started = content.and_then(Value::as_array).into_iter().flatten();
+        self.content_block.as_ref().is_some_and(has_input)
+            || started.any(has_input)
+            || &*self.kind == "message"
+    }
+}
+
+/// The delta of a `content_block_delta` or a `message_delta`.
+#[derive(Deserialize)]
+struct MessagesDelta<'a> {
+    #[serde(rename = "type", borrow, default)]
+    kind: StrictText<'a>,
+    #[serde(borrow, default)]
+    text: StrictText<'a>,
+    #[serde(borrow, default)]
+    partial_json: StrictText<'a>,
+    #[serde(borrow, default)]
+    thinking: StrictText<'a>,
+    #[serde(borrow, default)]
+    signature: StrictText<'a>,
+    citation: Option<Value>,
+    #[serde(borrow, default)]
+    stop_reason: StrictText<'a>,
+    stop_details: Option<Value>,
+    container: Option<Value>,
+}
+
+/// The content that a delta adds to its block.
+enum DeltaContent<'a> {
+    Text(StrictText<'a>),
+    Thinking(StrictText<'a>),
+    Signature(StrictText<'a>),
+    Input(StrictText<'a>),
+    Citation(Value),
+    Unknown,
+}
+
+impl<'a> MessagesDelta<'a> {
+    /// Returns the kind that the delta names, and the content that it adds.
+    fn into_parts(self) -> (StrictText<'a>, DeltaContent<'a>) {
+        let body = match &*self.kind {
+            "text_delta" => DeltaContent::Text(self.text),
+            "thinking_delta" => DeltaContent::Thinking(self.thinking),
+            "signature_delta" => DeltaContent::Signature(self.signature),
+            "input_json_delta" => DeltaContent::Input(self.partial_json),
+            "citations_delta" => self.citation.map_or(DeltaContent::Unknown, DeltaContent::Citation),
+            _ => DeltaContent::Unknown,
+        };
+        (self.kind, body)
+    }
+}
+
+#[derive(Deserialize)]
+struct MessageStart<'a> {
+    #[serde(borrow, default)]
+    id: StrictText<'a>,
+    #[serde(borrow, default)]
+    model: StrictText<'a>,
+    usage: Option<Value>,
+    /// The complete blocks that the start event already contains.
+    content: Option<Value>,
+    #[serde(borrow, default)]
+    stop_reason: StrictText<'a>,
+    stop_details: Option<Value>,
+    container: Option<Value>,
+}
+
+/// Returns whether the wire format defines the event.
+fn is_known(kind: &str) -> bool {
+    matches!(
+        kind,
+        "message_start"
+            | "content_block_start"
+            | "content_block_delta"
+            | "content_block_stop"
+            | "message_delta"
+            | "message_stop"
+            | "ping"
+    )
+}
+
+/// Returns whether the delta names a kind that this decoder does not know.
+fn is_unknown_delta(delta: &Map<String, Value>) -> bool {
+    let known = ["text_delta", "thinking_delta", "signature_delta", "input_json_delta", "citations_delta"];
+    delta.get("type").and_then(Value::as_str).is_some_and(|kind| !kind.is_empty() && !known.contains(&kind))
+}
+
+/// Returns whether a tool use was made by code and not by the model itself. The caller of such a use has to be sent
+/// back to the service.
+fn is_foreign_caller(caller: &Value) -> bool {
+    caller.get("type").and_then(Value::as_str).is_some_and(|kind| kind != "direct")
+}
+
+/// Returns the JSON text of the input in the start of a tool use. An empty input is ignored, because it is the usual
+/// placeholder for an input that arrives in deltas.
+fn whole_input(input: Option<&Value>) -> Option<String> {
+    match input? {
+        Value::Null => None,
+        Value::Object(members) if members.is_empty() => None,
+        Value::String(text) => (!text.trim().is_empty()).then(|| text.clone()),
+        whole => Some(whole.to_string()),
+    }
+}
 
 /// Decodes one response: a stream of events, or one object.
 ///
@@ -32,10 +159,10 @@ type Decoded = Result<(), ProviderError>;
 /// time, or for a block of another kind, is an error.
 #[derive(Debug, Default)]
 pub(super) struct MessagesDecoder {
-    phase: Phase,
+    phase: MessagesPhase,
     /// The blocks so far, including void blocks. The position of a block, without the void blocks, is its index in the
     /// message.
-    blocks: Vec<Block>,
+    blocks: Vec<OpenBlock>,
     /// The number of blocks at the start that are void, because another model has taken over from the model that wrote
     /// them.
     void: usize,
@@ -58,7 +185,7 @@ pub(super) struct MessagesDecoder {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Phase {
+enum MessagesPhase {
     #[default]
     Before,
     Open,
@@ -66,16 +193,16 @@ enum Phase {
 }
 
 #[derive(Debug)]
-struct Block {
+struct OpenBlock {
     /// The index of the block on the wire. Indices may have gaps. `None` if the start of the message already contained
     /// the complete block.
     wire: Option<u64>,
     open: bool,
-    kind: OpenKind,
+    kind: OpenBlockKind,
 }
 
 #[derive(Debug)]
-enum OpenKind {
+enum OpenBlockKind {
     Text,
     /// Thinking, with the signature of the start event. This signature is used only if no delta has a signature.
     Thinking(Option<String>),
@@ -83,7 +210,7 @@ enum OpenKind {
     /// A tool use, with the input of the start event. This input is used only if no delta has input.
     ToolUse(Option<String>),
     /// Data that only the service understands, including everything that its deltas added.
-    Item(Box<Item>),
+    Item(Box<GrowingItem>),
 }
 
 impl Decoder for MessagesDecoder {
@@ -95,11 +222,11 @@ impl Decoder for MessagesDecoder {
             return Ok(());
         }
         let name = frame.name();
-        match wire::parse(data) {
+        match parse::<MessagesEvent<'_>>(data).ok() {
             Some(event) if !event.has_whole_input() => self.event(name, event, data, deltas),
             event => {
                 let tame = tamed(data);
-                match (tame.as_deref().and_then(|tame| Some((wire::parse(tame)?, tame))), event) {
+                match (tame.as_deref().and_then(|tame| Some((parse(tame).ok()?, tame))), event) {
                     (Some((event, tame)), _) => self.event(name, event, tame, deltas),
                     (None, Some(event)) => self.event(name, event, data, deltas),
                     (None, None) => self.odd(name, data),
@@ -109,7 +236,7 @@ impl Decoder for MessagesDecoder {
     }
 
     fn is_done(&self) -> bool {
-        self.phase == Phase::Done
+        self.phase == MessagesPhase::Done
     }
 
     fn end(&mut self, _deltas: &mut Vec<Delta>) -> Decoded {
@@ -132,7 +259,13 @@ impl MessagesDecoder {
 
     /// Decodes an event of a known shape. The data of the event names its kind. If the data names no kind, the name of
     /// the event is used.
-    fn event(&mut self, name: &str, event: Event<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
+    fn event(
+        &mut self,
+        name: &str,
+        event: MessagesEvent<'_>,
+        data: &str,
+        deltas: &mut Vec<Delta>,
+    ) -> Decoded {
         let kind = if event.kind.is_empty() { name } else { &*event.kind };
         let has_error = event.error.as_ref().is_some_and(error::is_error);
         match kind {
@@ -147,13 +280,13 @@ impl MessagesDecoder {
             "message_delta" => self.message_delta(&event, data, deltas),
             "message_stop" => self.message_stop(data, deltas),
             "ping" => Ok(()),
-            "error" => Err(service_error(data)),
+            "error" => Err(error::from_event(data)),
             // Some servers send an event named `error` whose data is the error object itself. Its `type` is then the
             // kind of the error.
-            _ if name == "error" || has_error => Err(service_error(data)),
-            "message" if self.phase == Phase::Before => self.whole(data, deltas),
+            _ if name == "error" || has_error => Err(error::from_event(data)),
+            "message" if self.phase == MessagesPhase::Before => self.whole(data, deltas),
             // Other servers send the error object itself in an unnamed event instead of a response.
-            _ if self.is_bare_error(kind) => Err(service_error(data)),
+            _ if self.is_bare_error(kind) => Err(error::from_event(data)),
             _ => Ok(()),
         }
     }
@@ -163,30 +296,174 @@ impl MessagesDecoder {
     fn odd(&mut self, name: &str, data: &str) -> Decoded {
         let Ok(Value::Object(event)) = serde_json::from_str(data) else {
             return match name {
-                "error" => Err(service_error(data)),
-                name if name.is_empty() || wire::is_known(name) || strays::may_be_own(data) => {
-                    Err(bad("an event is not a JSON object", data))
+                "error" => Err(error::from_event(data)),
+                name if name.is_empty() || is_known(name) || may_be_own(data) => {
+                    Err(quoted("an event is not a JSON object", data))
                 }
                 _ => Ok(()),
             };
         };
         let kind = event.get("type").and_then(Value::as_str).filter(|kind| !kind.is_empty()).unwrap_or(name);
         let has_error = || name == "error" || event.get("error").is_some_and(error::is_error);
-        if kind == "error" || (!wire::is_known(kind) && (has_error() || self.is_bare_error(kind))) {
-            return Err(service_error(data));
+        if kind == "error" || (!is_known(kind) && (has_error() || self.is_bare_error(kind))) {
+            return Err(error::from_event(data));
         }
-        if !wire::is_known(kind) || kind == "ping" {
+        if !is_known(kind) || kind == "ping" {
             return Ok(());
         }
         let delta = event.get("delta").and_then(Value::as_object);
-        if kind == "content_block_delta" && delta.is_some_and(wire::is_unknown_delta) {
+        if kind == "content_block_delta" && delta.is_some_and(is_unknown_delta) {
             let position = self.open_block(event.get("index").and_then(Value::as_u64), data)?;
             return self.unknown_delta(position, data);
         }
-        Err(bad(&format!("a {kind} event has an unknown shape"), data))
+        Err(quoted(&format!("a {kind} event has an unknown shape"), data))
     }
 
-    fn message_delta(&mut self, event: &Event<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
+    fn message_start(&mut self, event: &MessagesEvent<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
+        let first = self.phase == MessagesPhase::Before;
+        if !first && !self.repeats(event.message.as_ref()) {
+            return Err(quoted("a second message_start event", data));
+        }
+        self.phase = MessagesPhase::Open;
+        let mut message = MessageDelta::default();
+        if let Some(start) = &event.message {
+            message.model = (!start.model.is_empty()).then(|| (*start.model).to_owned());
+            if !start.id.is_empty() {
+                self.data.insert("id".to_owned(), (*start.id).into());
+            }
+            let members = [("container", &start.container), ("stop_details", &start.stop_details)];
+            message.stop_reason = self.ending(&start.stop_reason, members);
+            if let Some(usage) = &start.usage {
+                message.usage = self.count(usage, deltas);
+            }
+        }
+        // The provider data is emitted even if it is empty, because it names the wire format of the message.
+        message.provider_data = self.provider_data();
+        deltas.push(Delta::Message(Box::new(message)));
+        // If a response resumes inside a tool that the service runs, its start event may already contain the complete
+        // message. In this case, read the blocks from the start event.
+        let content = event.message.as_ref().filter(|_| first).and_then(|start| start.content.as_ref());
+        for block in content.and_then(Value::as_array).into_iter().flatten() {
+            let Value::Object(block) = block else {
+                return Err(quoted("a block starts without its content", data));
+            };
+            let position = self.begin(None, block, data, deltas)?;
+            self.end_block(position, deltas);
+        }
+        Ok(())
+    }
+
+    /// Decodes a message that arrives as one object, which is how services without streaming send it. The object is
+    /// decoded as the start of a message that already contains all content.
+    fn whole(&mut self, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
+        // An event that has the name `message` but contains no message is skipped, like every unknown event.
+        if !serde_json::from_str::<Value>(data).is_ok_and(|message| message["role"] == "assistant") {
+            return Ok(());
+        }
+        let start = format!("{{\"type\":\"message_start\",\"message\":{data}}}");
+        self.decode(Frame { event: "", data: &start }, deltas)?;
+        self.message_stop(data, deltas)
+    }
+
+    /// Returns whether the same message starts again. Some gateways send a start event themselves and then forward the
+    /// start event of the service.
+    fn repeats(&self, start: Option<&MessageStart<'_>>) -> bool {
+        let id = self.data.get("id").and_then(Value::as_str);
+        start.is_some_and(|start| Some(&*start.id) == id)
+    }
+
+    fn block_start(&mut self, event: &MessagesEvent<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
+        self.must_be_open(data)?;
+        let wire = event.index.ok_or_else(|| quoted("a block starts without an index", data))?;
+        if usize::try_from(wire).map_or(true, |wire| wire >= Fold::MAX_BLOCKS) {
+            return Err(quoted("a block's index exceeds the limit", data));
+        }
+        if self.blocks.iter().any(|block| block.wire == Some(wire)) {
+            return Err(quoted("a block starts a second time", data));
+        }
+        let Some(Value::Object(block)) = &event.content_block else {
+            return Err(quoted("a block starts without its content", data));
+        };
+        self.begin(Some(wire), block, data, deltas).map(drop)
+    }
+
+    /// Starts a block with the content in `block`, and returns its position.
+    fn begin(
+        &mut self,
+        wire: Option<u64>,
+        block: &Map<String, Value>,
+        data: &str,
+        deltas: &mut Vec<Delta>,
+    ) -> Result<usize, ProviderError> {
+        let position = self.blocks.len();
+        if position >= Fold::MAX_BLOCKS {
+            return Err(quoted("a block's index exceeds the limit", data));
+        }
+        let text = |key: &str| match block.get(key) {
+            None | Some(Value::Null) => Ok(String::new()),
+            Some(Value::String(text)) => Ok(text.clone()),
+            Some(_) => Err(quoted(&format!("a block's {key} is not a string"), data)),
+        };
+        let mut parts = Vec::new();
+        let (block, kind) = match &*text("type")? {
+            "text" => {
+                parts.push(Part::Text(text("text")?));
+                let citations = block.get("citations").and_then(Value::as_array);
+                parts.extend(citations.into_iter().flatten().map(citation));
+                (BlockStart::Text, OpenBlockKind::Text)
+            }
+            "thinking" => {
+                parts.push(Part::Text(text("thinking")?));
+                let signature = text("signature")?;
+                (BlockStart::Thinking, OpenBlockKind::Thinking((!signature.is_empty()).then_some(signature)))
+            }
+            "redacted_thinking" => {
+                parts.push(Part::Redacted(text("data")?));
+                (BlockStart::Thinking, OpenBlockKind::Redacted)
+            }
+            "tool_use" => {
+                let caller = block.get("caller").filter(|caller| is_foreign_caller(caller));
+                parts.extend(caller.map(|caller| Part::Signature(caller.to_string())));
+                let start = BlockStart::ToolUse { id: text("id")?.into(), name: text("name")? };
+                (start, OpenBlockKind::ToolUse(whole_input(block.get("input"))))
+            }
+            "" => return Err(quoted("a block starts without a type", data)),
+            kind => {
+                if kind == "fallback" {
+                    self.take_over(block, deltas);
+                }
+                self.gather(map_weight(block), data)?;
+                let item = ProviderItem { format: NAME.to_owned(), data: Value::Object(block.clone()) };
+                (
+                    BlockStart::ProviderItem(item),
+                    OpenBlockKind::Item(Box::new(GrowingItem::new(block.clone()))),
+                )
+            }
+        };
+        self.blocks.push(OpenBlock { wire, open: true, kind });
+        let index = position - self.void;
+        deltas.push(Delta::Start { index, block });
+        parts.retain(|part| !matches!(part, Part::Text(text) | Part::Redacted(text) if text.is_empty()));
+        deltas.extend(parts.into_iter().map(|part| Delta::Extend { index, part }));
+        Ok(position)
+    }
+
+    /// Called when another model takes over from a model that declined. The blocks so far are void: the application must
+    /// neither act on them nor send them back. Source:
+    /// <https://platform.claude.com/docs/en/build-with-claude/refusals-and-fallback>.
+    fn take_over(&mut self, block: &Map<String, Value>, deltas: &mut Vec<Delta>) {
+        let model = block.get("to").and_then(|to| Some(to.get("model")?.as_str()?.to_owned()));
+        if self.blocks.len() > self.void {
+            self.void = self.blocks.len();
+            let next = model.as_deref().unwrap_or("another model");
+            let message = format!("the model declined to continue its answer; {next} answers in its place");
+            let error = Box::new(ProviderError::new(ProviderErrorKind::InvalidRequest, message));
+            deltas.push(Delta::Retry { error, delay: Duration::ZERO });
+        }
+        deltas.push(Delta::Message(Box::new(MessageDelta { model, ..MessageDelta::default() })));
+    }
+
+    fn message_delta(&mut self, event: &MessagesEvent<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
         self.must_be_open(data)?;
         let mut message = MessageDelta::default();
         if let Some(delta) = &event.delta {
@@ -222,43 +499,45 @@ impl MessagesDecoder {
             // This is the last event, so the response is complete. Some services send no stop reason, so derive one
             // from the blocks.
             let counting = &self.blocks[self.void..];
-            let uses_tools = counting.iter().any(|block| matches!(block.kind, OpenKind::ToolUse(_)));
+            let uses_tools = counting.iter().any(|block| matches!(block.kind, OpenBlockKind::ToolUse(_)));
             deltas.push(Delta::stop(if uses_tools { StopReason::ToolUse } else { StopReason::Stop }));
         }
-        self.phase = Phase::Done;
+        self.phase = MessagesPhase::Done;
         self.blocks = Vec::new();
         Ok(())
     }
 
-    fn delta(&mut self, event: Event<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
+    fn delta(&mut self, event: MessagesEvent<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
         let position = self.open_block(event.index, data)?;
         let Some(delta) = event.delta else {
-            return Err(bad("a content_block_delta event without a delta", data));
+            return Err(quoted("a content_block_delta event without a delta", data));
         };
         let (kind, body) = delta.into_parts();
-        if matches!(body, Body::Unknown) || matches!(self.blocks[position].kind, OpenKind::Item(_)) {
+        if matches!(body, DeltaContent::Unknown)
+            || matches!(self.blocks[position].kind, OpenBlockKind::Item(_))
+        {
             if kind.is_empty() {
-                return Err(bad("a delta without a type", data));
+                return Err(quoted("a delta without a type", data));
             }
             return self.unknown_delta(position, data);
         }
         let part = match (&mut self.blocks[position].kind, body) {
-            (OpenKind::Text, Body::Text(text)) | (OpenKind::Thinking(_), Body::Thinking(text)) => {
-                Part::Text(text.into())
-            }
-            (OpenKind::Text, Body::Citation(value)) => citation(&value),
-            (OpenKind::Thinking(whole), Body::Signature(text)) if !text.is_empty() => {
+            (OpenBlockKind::Text, DeltaContent::Text(text))
+            | (OpenBlockKind::Thinking(_), DeltaContent::Thinking(text)) => Part::Text(text.into()),
+            (OpenBlockKind::Text, DeltaContent::Citation(value)) => citation(&value),
+            (OpenBlockKind::Thinking(whole), DeltaContent::Signature(text)) if !text.is_empty() => {
                 *whole = None;
                 Part::Signature(text.into())
             }
-            (OpenKind::ToolUse(whole), Body::Input(text)) if !text.is_empty() => {
+            (OpenBlockKind::ToolUse(whole), DeltaContent::Input(text)) if !text.is_empty() => {
                 *whole = None;
                 Part::Input(text.into())
             }
-            (OpenKind::Thinking(_), Body::Signature(_)) | (OpenKind::ToolUse(_), Body::Input(_)) => {
+            (OpenBlockKind::Thinking(_), DeltaContent::Signature(_))
+            | (OpenBlockKind::ToolUse(_), DeltaContent::Input(_)) => {
                 return Ok(());
             }
-            _ => return Err(bad(&format!("a {} for a block of another kind", &*kind), data)),
+            _ => return Err(quoted(&format!("a {} for a block of another kind", &*kind), data)),
         };
         if !matches!(&part, Part::Text(text) if text.is_empty()) {
             deltas.extend(self.extension(position, part));
@@ -281,13 +560,13 @@ impl MessagesDecoder {
     /// Decodes a delta whose own kind is unknown, or whose block is a provider item. A provider item collects its
     /// deltas. Other blocks ignore unknown deltas.
     fn unknown_delta(&mut self, position: usize, data: &str) -> Decoded {
-        if !matches!(self.blocks[position].kind, OpenKind::Item(_)) {
+        if !matches!(self.blocks[position].kind, OpenBlockKind::Item(_)) {
             return Ok(());
         }
         self.gather(data.len(), data)?;
         let mut event: Map<String, Value> = serde_json::from_str(data)
-            .map_err(|cause| bad("an event is not a JSON object", data).with_source(cause))?;
-        if let (OpenKind::Item(item), Some(Value::Object(delta))) =
+            .map_err(|cause| quoted("an event is not a JSON object", data).with_source(cause))?;
+        if let (OpenBlockKind::Item(item), Some(Value::Object(delta))) =
             (&mut self.blocks[position].kind, event.remove("delta"))
         {
             item.extend(delta);
@@ -298,23 +577,23 @@ impl MessagesDecoder {
     /// Emits the data that a block holds back until its end.
     fn complete(&mut self, position: usize, deltas: &mut Vec<Delta>) {
         let part = match &mut self.blocks[position].kind {
-            OpenKind::Thinking(whole) => whole.take().map(Part::Signature),
-            OpenKind::ToolUse(whole) => whole.take().map(Part::Input),
-            OpenKind::Item(item) => item.take().map(Part::Item),
-            OpenKind::Text | OpenKind::Redacted => None,
+            OpenBlockKind::Thinking(whole) => whole.take().map(Part::Signature),
+            OpenBlockKind::ToolUse(whole) => whole.take().map(Part::Input),
+            OpenBlockKind::Item(item) => item.take().map(Part::Item),
+            OpenBlockKind::Text | OpenBlockKind::Redacted => None,
         };
         deltas.extend(part.and_then(|part| self.extension(position, part)));
     }
 
     /// Returns whether an event of this unknown kind is an error object that was sent instead of a response.
     fn is_bare_error(&self, kind: &str) -> bool {
-        self.phase == Phase::Before && kind.ends_with("error")
+        self.phase == MessagesPhase::Before && kind.ends_with("error")
     }
 
     fn must_be_open(&self, data: &str) -> Decoded {
         match self.phase {
-            Phase::Before => Err(bad("an event before message_start", data)),
-            Phase::Open | Phase::Done => Ok(()),
+            MessagesPhase::Before => Err(quoted("an event before message_start", data)),
+            MessagesPhase::Open | MessagesPhase::Done => Ok(()),
         }
     }
 
@@ -324,8 +603,8 @@ impl MessagesDecoder {
         // Search from the end, because the growing block is nearly always the last one.
         match self.blocks.iter().rposition(|block| wire.is_some() && block.wire == wire) {
             Some(index) if self.blocks[index].open => Ok(index),
-            Some(_) => Err(bad("an event for a block that has ended", data)),
-            None => Err(bad("an event for a block that has not started", data)),
+            Some(_) => Err(quoted("an event for a block that has ended", data)),
+            None => Err(quoted("an event for a block that has not started", data)),
         }
     }
 
@@ -333,7 +612,7 @@ impl MessagesDecoder {
     fn gather(&mut self, bytes: usize, data: &str) -> Decoded {
         self.gathered = self.gathered.saturating_add(bytes);
         if self.gathered > Fold::LIMIT {
-            return Err(bad("the response exceeds the size limit", data));
+            return Err(quoted("the response exceeds the size limit", data));
         }
         Ok(())
     }
@@ -341,7 +620,7 @@ impl MessagesDecoder {
     /// Reads a usage report. The counts of a report are totals. A count that the report omits stays the same. Once the
     /// service has reported its iterations, a report without them changes nothing.
     fn count(&mut self, report: &Value, deltas: &mut Vec<Delta>) -> Option<Usage> {
-        let mut counts = Counts::of("usage", report);
+        let mut counts = UsageReport::of("usage", "", report);
         read_counts(&mut counts, &mut self.usage, &mut self.long_writes);
         let is_report = !counts.is_empty();
         counts.warn(&mut self.usage_warned, deltas);
@@ -362,7 +641,7 @@ impl MessagesDecoder {
         let price = self.priced.as_ref().and_then(|info| info.price.as_ref());
         let mut sum: Option<Usage> = None;
         for iteration in report.get("iterations").and_then(Value::as_array).into_iter().flatten() {
-            let mut counts = Counts::of("usage.iterations", iteration);
+            let mut counts = UsageReport::of("usage.iterations", "", iteration);
             let (mut usage, mut long) = (Usage::default(), None);
             read_counts(&mut counts, &mut usage, &mut long);
             counts.warn(&mut self.usage_warned, deltas);
@@ -387,7 +666,7 @@ impl MessagesDecoder {
 
 /// Reads the counts of a response or of one iteration. `long_writes` is the number of tokens written to a cache that is
 /// kept for an hour. A count that the report omits stays the same.
-fn read_counts(counts: &mut Counts<'_>, usage: &mut Usage, long_writes: &mut Option<u64>) {
+fn read_counts(counts: &mut UsageReport<'_>, usage: &mut Usage, long_writes: &mut Option<u64>) {
     let Usage { input, cache_read, cache_write, output, reasoning, .. } = usage;
     let members: [(&mut u64, &[&str]); 5] = [
         (input, &["input_tokens"]),
@@ -420,12 +699,58 @@ fn stop_reason(word: &str) -> StopReason {
     }
 }
 
-fn service_error(data: &str) -> ProviderError {
-    error::from_event(data)
-}
-
-fn bad(what: &str, data: &str) -> ProviderError {
+fn quoted(what: &str, data: &str) -> ProviderError {
     let quote: String = data.chars().take(QUOTE).collect();
     let cut = if quote.len() < data.len() { "…" } else { "" };
-    ProviderError::new(ProviderErrorKind::Decoding, format!("{what}: {quote}{cut}")).with_body(data)
+    bad(&format!("{what}: {quote}{cut}"), data)
+}
+
+/// A growing provider item: its start, and everything that its deltas added.
+#[derive(Debug)]
+struct GrowingItem {
+    data: Map<String, Value>,
+    /// The JSON text of the item's input so far.
+    input: String,
+    changed: bool,
+}
+
+impl GrowingItem {
+    fn new(data: Map<String, Value>) -> Self {
+        Self { data, input: String::new(), changed: false }
+    }
+
+    /// Adds a delta. Input and citations are added to the members `input` and `citations`. Every other value is added
+    /// to the member of the same name: texts and lists grow, other values are replaced.
+    fn extend(&mut self, delta: Map<String, Value>) {
+        for (key, value) in delta {
+            match (key.as_str(), value) {
+                ("type", _) | (_, Value::Null) => {}
+                ("partial_json", Value::String(json)) => self.input.push_str(&json),
+                ("citation", citation) => self.grow("citations", Value::Array(vec![citation])),
+                (key, value) => self.grow(key, value),
+            }
+        }
+    }
+
+    fn grow(&mut self, key: &str, value: Value) {
+        self.changed = true;
+        match (self.data.get_mut(key), value) {
+            (Some(Value::String(before)), Value::String(more)) => before.push_str(&more),
+            (Some(Value::Array(before)), Value::Array(more)) => before.extend(more),
+            (_, value) => {
+                self.data.insert(key.to_owned(), value);
+            }
+        }
+    }
+
+    /// Returns the whole item if it changed after its start. Afterwards, this value is empty.
+    fn take(&mut self) -> Option<Value> {
+        if let Ok(input) = serde_json::from_str(&self.input) {
+            self.changed = true;
+            self.data.insert("input".to_owned(), input);
+        }
+        self.input = String::new();
+        let data = std::mem::take(&mut self.data);
+        std::mem::take(&mut self.changed).then_some(Value::Object(data))
+    }
 }

@@ -1,25 +1,28 @@
 //! Encoding of requests as JSON bodies. Source of the rules: <https://platform.claude.com/docs/en/api/messages>.
 
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 
 use serde_json::{Map, Value, json};
 
 use super::{
-    NAME,
-    content::{self, Kept, NAME_LIMIT, object},
-    schema,
+    NAME, NAME_LIMIT,
+    content::{self, KeptThinking, object},
 };
-use crate::message::History;
-use crate::provider::{
-    ModelInfo, Options, ProviderError, Request, ThinkingMode, ToolChoice,
-    catalogue::{MessagesSampling as Sampling, MessagesThinking as Thinking, MessagesTraits, ThinkingOff},
-    dialect::{
-        EffortWords, Encoded, cache_control,
-        effort::{budget_of, budget_within, nearest},
-        limits,
-        names::ToolNames,
-        tool_schema::tool_schema,
+use crate::{
+    message::History,
+    provider::{
+        ModelInfo, Options, ProviderError, Request, ThinkingMode, ToolChoice,
+        catalogue::{
+            MessagesSampling as Sampling, MessagesThinking as Thinking, MessagesTraits, ThinkingOff,
+        },
+        dialect::{
+            EffortWords, Encoded,
+            encoding::{self, budget_of, budget_within, cache_control, is_forced, nearest},
+            names::ToolNames,
+            tool_schema::tool_schema,
+        },
     },
+    tool::walk::{describe, includes_type, references},
 };
 
 /// The smallest thinking budget that the service accepts.
@@ -31,84 +34,97 @@ const CONTAINER_MARGIN: Duration = Duration::from_mins(1);
 /// The wire format's words for efforts.
 const WORDS: EffortWords = EffortWords { max: "max", ..EffortWords::COMMON };
 
+/// Keywords that the service rejects. They move to the description, where the model can read them.
+const REFUSED: [&str; 15] = [
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "multipleOf",
+    "minLength",
+    "maxLength",
+    "maxItems",
+    "uniqueItems",
+    "contains",
+    "minContains",
+    "maxContains",
+    "minProperties",
+    "maxProperties",
+    "propertyNames",
+];
+
+/// The string formats that the service supports.
+const FORMATS: [&str; 10] =
+    ["date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6", "uuid"];
+
 /// Encodes a request. `block_binding` indicates whether the service supports the member of the same name.
 pub(super) fn encode(request: &Request, block_binding: bool) -> Result<Encoded, ProviderError> {
     let options = &request.options;
     let cache = options.cache().map(cache_control);
     let names = ToolNames::of(request, NAME_LIMIT, "");
-    let mut encoder = Encoder {
+    let mut encoder = MessagesEncoder {
         options,
         names: &names,
         traits: &request.traits().messages,
         info: request.model_info.as_deref(),
         cache: cache.as_ref(),
-        body: Map::new(),
-        warnings: Vec::new(),
+        out: Encoded::default(),
     };
-    encoder.set("model", &*request.model);
+    encoder.out.set("model", &*request.model);
     let thinking = encoder.thinking();
     encoder.show_thinking();
     let kept = encoder.unbind_thinking(block_binding);
-    encoder.set("stream", true);
+    encoder.out.set("stream", true);
     encoder.system(request.system.as_deref());
     encoder.tools(request);
     encoder.tool_choice(request, thinking.on);
     let marked = encoder.breakpoints();
-    encoder.set("messages", content::messages(request, &names, encoder.cache, marked, kept)?);
+    encoder.out.set("messages", content::messages(request, &names, encoder.cache, marked, kept)?);
     encoder.container(&request.history);
     encoder.sampling(thinking.on);
     encoder.stop_sequences();
     encoder.output(thinking.effort);
     encoder.metadata();
     encoder.limits(thinking.budget);
-    Ok(Encoded { body: encoder.body, warnings: encoder.warnings })
+    Ok(encoder.out)
 }
 
-struct Encoder<'a> {
+struct MessagesEncoder<'a> {
     options: &'a Options,
     names: &'a ToolNames<'a>,
     traits: &'a MessagesTraits,
     info: Option<&'a ModelInfo>,
     cache: Option<&'a Value>,
-    body: Map<String, Value>,
-    warnings: Vec<String>,
+    out: Encoded,
 }
 
 /// The thinking settings that were chosen for the request.
 #[derive(Default)]
-struct Decided {
+struct ChosenThinking {
     /// Whether the request turns thinking on.
     on: bool,
     effort: Option<&'static str>,
     budget: Option<u32>,
 }
 
-impl Encoder<'_> {
-    fn set(&mut self, key: &str, value: impl Into<Value>) {
-        self.body.insert(key.to_owned(), value.into());
-    }
-
-    fn warn(&mut self, warning: impl Into<String>) {
-        self.warnings.push(warning.into());
-    }
-
+impl MessagesEncoder<'_> {
     /// Sets `thinking`. The output limit may lower its budget later.
-    fn thinking(&mut self) -> Decided {
+    fn thinking(&mut self) -> ChosenThinking {
         let MessagesTraits { thinking, off, .. } = *self.traits;
-        let mut decided = Decided::default();
+        let mut decided = ChosenThinking::default();
         match self.options.thinking() {
             None => {}
             Some(ThinkingMode::Off | ThinkingMode::Budget(0)) => match off {
                 _ if thinking == Thinking::None => {}
-                ThinkingOff::Disabled => self.set("thinking", json!({"type": "disabled"})),
-                ThinkingOff::BetweenTools => self.set("thinking", json!({"type": "between_tools"})),
+                ThinkingOff::Disabled => self.out.set("thinking", json!({"type": "disabled"})),
+                ThinkingOff::BetweenTools => self.out.set("thinking", json!({"type": "between_tools"})),
                 ThinkingOff::Never => {
                     decided.effort = Some("low");
-                    self.warn("`thinking` is set to effort low: this model cannot turn thinking off");
+                    self.out.warn("`thinking` is set to effort low: this model cannot turn thinking off");
                 }
             },
             Some(_) if thinking == Thinking::None => {
-                self.warn("`thinking` is ignored: this model does not think");
+                self.out.warn("`thinking` is ignored: this model does not think");
             }
             Some(ThinkingMode::Effort(effort)) if thinking == Thinking::Budget => {
                 decided.budget = Some(budget_of(effort));
@@ -116,14 +132,14 @@ impl Encoder<'_> {
             Some(ThinkingMode::Effort(effort)) => decided.effort = Some(WORDS.word(effort)),
             Some(ThinkingMode::Budget(tokens)) if thinking == Thinking::Adaptive => {
                 let effort = WORDS.word(nearest(tokens));
-                self.warn(format!(
+                self.out.warn(format!(
                     "`thinking` is set to effort {effort}: this model does not support a budget"
                 ));
                 decided.effort = Some(effort);
             }
             Some(ThinkingMode::Budget(tokens)) => {
                 if tokens < MIN_BUDGET {
-                    self.warn(format!(
+                    self.out.warn(format!(
                         "`thinking` is raised to {MIN_BUDGET} tokens, the smallest possible budget"
                     ));
                 }
@@ -132,10 +148,10 @@ impl Encoder<'_> {
         }
         if let Some(budget) = decided.budget {
             decided.on = true;
-            self.set("thinking", json!({"type": "enabled", "budget_tokens": budget}));
+            self.out.set("thinking", json!({"type": "enabled", "budget_tokens": budget}));
         } else if decided.effort.is_some() && self.options.thinking().is_some_and(ThinkingMode::is_on) {
             decided.on = true;
-            self.set("thinking", json!({"type": "adaptive"}));
+            self.out.set("thinking", json!({"type": "adaptive"}));
         }
         decided
     }
@@ -152,13 +168,12 @@ impl Encoder<'_> {
         } else {
             // These models think if a request has no setting. A setting that turns thinking on would conflict with a
             // forced tool use.
-            let choice = self.options.tool_choice();
             self.options.thinking().is_none()
                 && (self.traits.bound_thinking || self.traits.off == ThinkingOff::Never)
-                && !matches!(choice, Some(ToolChoice::Required | ToolChoice::Tool(_)))
+                && !is_forced(self.options.tool_choice())
         };
         if on {
-            let thinking = self.body.entry("thinking").or_insert_with(|| json!({"type": "adaptive"}));
+            let thinking = self.out.body.entry("thinking").or_insert_with(|| json!({"type": "adaptive"}));
             thinking["display"] = "summarized".into();
         }
     }
@@ -170,7 +185,7 @@ impl Encoder<'_> {
 
     /// Returns the type of thinking that the user's `thinking` option or the body requests.
     fn thinking_type(&self) -> Option<&Value> {
-        let of_body = || self.body.get("thinking")?.get("type");
+        let of_body = || self.out.body.get("thinking")?.get("type");
         match self.own_thinking() {
             Some(Value::Object(own)) => own.get("type").or_else(of_body),
             Some(own) => Some(own),
@@ -184,21 +199,21 @@ impl Encoder<'_> {
     ///
     /// Returns which thinking can be sent back. If thinking is turned off or set to a mode other than adaptive, the
     /// request can't let the service drop thinking, so less thinking is sent back.
-    fn unbind_thinking(&mut self, block_binding: bool) -> Kept {
+    fn unbind_thinking(&mut self, block_binding: bool) -> KeptThinking {
         if !self.traits.bound_thinking {
-            return Kept::All;
+            return KeptThinking::All;
         }
         // Models with bound thinking think adaptively by default, so a missing type has the same effect as `adaptive`.
         match self.thinking_type().map(Value::as_str) {
             None | Some(Some("adaptive")) => {}
-            Some(Some("disabled")) => return Kept::None,
-            Some(_) => return Kept::Open,
+            Some(Some("disabled")) => return KeptThinking::None,
+            Some(_) => return KeptThinking::Open,
         }
         if block_binding {
-            let thinking = self.body.entry("thinking").or_insert_with(|| json!({"type": "adaptive"}));
+            let thinking = self.out.body.entry("thinking").or_insert_with(|| json!({"type": "adaptive"}));
             thinking["block_binding"] = json!({"prefix_mismatch_behavior": "drop_block"});
         }
-        Kept::All
+        KeptThinking::All
     }
 
     /// Sets `max_tokens`, which the wire format requires, and lowers the thinking budget if necessary. Thinking counts
@@ -209,8 +224,8 @@ impl Encoder<'_> {
     fn limits(&mut self, budget: Option<u32>) {
         let mut limit = self.options.max_tokens().unwrap_or_else(|| match self.info {
             // Claude models before 3.7 have limits from 4,096 tokens on.
-            None if self.traits.thinking == Thinking::None => limits::MIN_TOKENS,
-            info => limits::default_limit(info, &self.body, budget),
+            None if self.traits.thinking == Thinking::None => encoding::MIN_TOKENS,
+            info => encoding::default_limit(info, &self.out.body, budget),
         });
         if budget.is_some_and(|budget| budget >= limit) {
             let fitting = if limit > MIN_BUDGET {
@@ -221,22 +236,22 @@ impl Encoder<'_> {
                 let fixed = self.options.max_tokens().is_some();
                 let fitting = if fixed { rest } else { budget_within(rest) };
                 if fixed || matches!(self.options.thinking(), Some(ThinkingMode::Budget(_))) {
-                    self.warn(format!(
+                    self.out.warn(format!(
                         "`thinking` is lowered to {fitting} tokens: the budget has to be below max_tokens"
                     ));
                 }
                 fitting
             } else {
                 limit = limit.saturating_add(MIN_BUDGET);
-                self.warn(format!(
+                self.out.warn(format!(
                     "`max_tokens` is raised to {limit}: it has to be above the smallest thinking budget, \
                      {MIN_BUDGET} tokens"
                 ));
                 MIN_BUDGET
             };
-            self.set("thinking", json!({"type": "enabled", "budget_tokens": fitting}));
+            self.out.set("thinking", json!({"type": "enabled", "budget_tokens": fitting}));
         }
-        self.body.shift_insert(1, "max_tokens".to_owned(), limit.into());
+        self.out.body.shift_insert(1, "max_tokens".to_owned(), limit.into());
     }
 
     /// Names the newest container of the conversation in which the service ran code and that has not expired. The
@@ -254,15 +269,15 @@ impl Encoder<'_> {
             history.iter().rev().filter_map(|message| message.provider_data.get(NAME)?.get("container"));
         let of = |container: &Value| container.get("id").filter(|_| !has_expired(container, &now)).cloned();
         if let Some(id) = containers.find_map(of) {
-            self.set("container", id);
+            self.out.set("container", id);
         }
     }
 
     /// Returns the number of cache breakpoints in the system prompt, the tools and the user's own options.
     fn breakpoints(&self) -> usize {
         let extra = |key: &str| self.options.extra().and_then(|extra| extra.get(key));
-        let system = extra("system").or(self.body.get("system"));
-        let lists = [system, extra("tools"), self.body.get("tools")].into_iter().flatten();
+        let system = extra("system").or(self.out.body.get("system"));
+        let lists = [system, extra("tools"), self.out.body.get("tools")].into_iter().flatten();
         let whole = extra("cache_control").is_some_and(|control| !control.is_null());
         usize::from(whole) + lists.map(content::breakpoints).sum::<usize>()
     }
@@ -273,9 +288,9 @@ impl Encoder<'_> {
         };
         match self.cache {
             Some(cache) => {
-                self.set("system", json!([{"type": "text", "text": system, "cache_control": cache}]));
+                self.out.set("system", json!([{"type": "text", "text": system, "cache_control": cache}]));
             }
-            None => self.set("system", system),
+            None => self.out.set("system", system),
         }
     }
 
@@ -299,7 +314,7 @@ impl Encoder<'_> {
             last.insert("cache_control".to_owned(), cache.clone());
         }
         if !tools.is_empty() {
-            self.set("tools", tools.into_iter().map(Value::Object).collect::<Vec<_>>());
+            self.out.set("tools", tools.into_iter().map(Value::Object).collect::<Vec<_>>());
         }
     }
 
@@ -307,22 +322,19 @@ impl Encoder<'_> {
         let Some(choice) = self.options.tool_choice() else {
             return;
         };
-        let forced = matches!(choice, ToolChoice::Required | ToolChoice::Tool(_));
         if request.tools.is_empty() {
-            // The service rejects a tool choice without tools, so none is sent.
-            if forced {
-                self.warn("`tool_choice` is ignored: the request has no tools");
-            }
-            return;
+            return encoding::warn_without_tools(Some(choice), &mut self.out);
         }
+        let forced = is_forced(Some(choice));
         let value = match choice {
             ToolChoice::None => json!({"type": "none"}),
             _ if forced && !self.traits.forced_tools => {
-                self.warn("`tool_choice` is set to auto: this model cannot be forced to use a tool");
+                self.out.warn("`tool_choice` is set to auto: this model cannot be forced to use a tool");
                 json!({"type": "auto"})
             }
             _ if forced && thinking => {
-                self.warn("`tool_choice` is set to auto: a model that thinks cannot be forced to use a tool");
+                self.out
+                    .warn("`tool_choice` is set to auto: a model that thinks cannot be forced to use a tool");
                 json!({"type": "auto"})
             }
             ToolChoice::Auto => json!({"type": "auto"}),
@@ -331,7 +343,7 @@ impl Encoder<'_> {
                 json!({"type": "tool", "name": self.names.get(name)})
             }
         };
-        self.set("tool_choice", value);
+        self.out.set("tool_choice", value);
     }
 
     fn sampling(&mut self, thinking: bool) {
@@ -342,32 +354,33 @@ impl Encoder<'_> {
             let is_default = (temperature - 1.0).abs() < f64::EPSILON;
             if taken == Sampling::Fixed {
                 if !is_default {
-                    self.warn("`temperature` is ignored: this model does not support it");
+                    self.out.warn("`temperature` is ignored: this model does not support it");
                 }
             } else if thinking && !is_default {
-                self.warn("`temperature` is ignored: a model that thinks does not support it");
+                self.out.warn("`temperature` is ignored: a model that thinks does not support it");
             } else if !temperature.is_finite() {
-                self.warn("`temperature` is ignored: it is not a finite number");
+                self.out.warn("`temperature` is ignored: it is not a finite number");
             } else {
                 let allowed = if taken == Sampling::Any { temperature } else { temperature.clamp(0.0, 1.0) };
                 if allowed.total_cmp(&temperature).is_ne() {
-                    self.warn(format!("`temperature` is set to {allowed}: it ranges from 0 to 1"));
+                    self.out.warn(format!("`temperature` is set to {allowed}: it ranges from 0 to 1"));
                 }
-                self.set("temperature", allowed);
+                self.out.set("temperature", allowed);
                 set = true;
             }
         }
         if let Some(top_p) = self.options.top_p() {
             if taken == Sampling::Fixed {
-                self.warn("`top_p` is ignored: this model does not support it");
+                self.out.warn("`top_p` is ignored: this model does not support it");
             } else if thinking && !(0.95..=1.0).contains(&top_p) {
-                self.warn("`top_p` is ignored: a model that thinks supports only values from 0.95 to 1");
+                self.out.warn("`top_p` is ignored: a model that thinks supports only values from 0.95 to 1");
             } else if taken == Sampling::One && set {
-                self.warn("`top_p` is ignored: this model does not support it together with a temperature");
+                self.out
+                    .warn("`top_p` is ignored: this model does not support it together with a temperature");
             } else if !top_p.is_finite() {
-                self.warn("`top_p` is ignored: it is not a finite number");
+                self.out.warn("`top_p` is ignored: it is not a finite number");
             } else {
-                self.set("top_p", top_p);
+                self.out.set("top_p", top_p);
             }
         }
     }
@@ -377,10 +390,10 @@ impl Encoder<'_> {
         let taken: Vec<&str> =
             all.iter().map(String::as_str).filter(|text| !text.trim().is_empty()).collect();
         if taken.len() < all.len() {
-            self.warn("blank entries of `stop_sequences` are ignored: the service rejects them");
+            self.out.warn("blank entries of `stop_sequences` are ignored: the service rejects them");
         }
         if !taken.is_empty() {
-            self.set("stop_sequences", taken);
+            self.out.set("stop_sequences", taken);
         }
     }
 
@@ -390,29 +403,29 @@ impl Encoder<'_> {
             config.insert("effort".to_owned(), effort.into());
         }
         if let Some(output) = self.options.output() {
-            match schema::output(output.schema.as_value()) {
+            match output_schema(output.schema.as_value()) {
                 Some((schema, closed)) => {
                     if closed {
-                        self.warn(
+                        self.out.warn(
                             "the objects of the `output` schema are closed: the service rejects additionalProperties",
                         );
                     }
                     config.insert("format".to_owned(), json!({"type": "json_schema", "schema": schema}));
                 }
-                None => self.warn("`output` is ignored: the service cannot express this schema"),
+                None => self.out.warn("`output` is ignored: the service cannot express this schema"),
             }
         }
         if !config.is_empty() {
-            self.set("output_config", config);
+            self.out.set("output_config", config);
         }
     }
 
     fn metadata(&mut self) {
         for (key, value) in self.options.metadata().into_iter().flatten() {
             match value {
-                Value::String(user) if key == "user_id" => self.set("metadata", json!({"user_id": user})),
-                _ if key == "user_id" => self.warn("`metadata` user_id is ignored: it is not a string"),
-                _ => self.warn(format!("`metadata` {key} is ignored: the service supports only user_id")),
+                Value::String(user) if key == "user_id" => self.out.set("metadata", json!({"user_id": user})),
+                _ if key == "user_id" => self.out.warn("`metadata` user_id is ignored: it is not a string"),
+                _ => self.out.warn(format!("`metadata` {key} is ignored: the service supports only user_id")),
             }
         }
     }
@@ -425,4 +438,133 @@ fn has_expired(container: &Value, now: &str) -> bool {
     let expiry = container.get("expires_at").and_then(Value::as_str).unwrap_or_default();
     let is_utc = expiry.ends_with('Z') || expiry.ends_with("+00:00");
     is_utc && expiry.get(..SECONDS) <= now.get(..SECONDS)
+}
+
+/// Returns the schema in the subset of JSON Schema that the service accepts, in which every object is closed
+/// (`additionalProperties: false`), and whether the rewriting closed an open object. A schema that is
+/// already in the subset is returned unchanged.
+///
+/// Returns `None` if the subset cannot express the schema, for example for a recursive schema, for a map (closed, it
+/// could only be empty), and for an object with both properties and alternatives (closed, each side would forbid the
+/// properties of the other).
+///
+/// Source: <https://platform.claude.com/docs/en/build-with-claude/structured-outputs>.
+pub(super) fn output_schema(schema: &Value) -> Option<(Value, bool)> {
+    if is_recursive(schema) {
+        return None;
+    }
+    let mut schema = schema.clone();
+    if let Value::Object(map) = &mut schema {
+        map.shift_remove("$schema");
+    }
+    let mut closed = false;
+    restrict(&mut schema, &mut closed)?;
+    Some((schema, closed))
+}
+
+fn restrict(schema: &mut Value, closed: &mut bool) -> Option<()> {
+    // A schema that is not a JSON object, such as `true`, accepts any value. The supported subset cannot express such a
+    // schema.
+    let map = schema.as_object_mut()?;
+    if let Some(one_of) = map.shift_remove("oneOf")
+        && map.insert("anyOf".to_owned(), one_of).is_some()
+    {
+        return None;
+    }
+    let combined = ["anyOf", "allOf", "$ref"].iter().any(|key| map.contains_key(*key));
+    if includes_type(map, "object") == Some(true) || map.contains_key("properties") {
+        if combined {
+            return None;
+        }
+        match map.insert("additionalProperties".to_owned(), Value::Bool(false)) {
+            Some(Value::Bool(false)) => {}
+            // The schema is a map, whose keys are arbitrary. A closed object does not allow arbitrary keys.
+            Some(Value::Object(_)) => return None,
+            None | Some(Value::Bool(true)) if has_none(map.get("properties")) => return None,
+            before => *closed |= before.is_some(),
+        }
+        if map.contains_key("patternProperties") {
+            return None;
+        }
+    } else if !combined && !["type", "enum", "const"].iter().any(|key| map.contains_key(*key)) {
+        return None;
+    }
+    describe_refused(map);
+    for (key, value) in map {
+        match (key.as_str(), value) {
+            ("properties" | "$defs" | "definitions", Value::Object(schemas)) => {
+                schemas.values_mut().try_for_each(|schema| restrict(schema, closed))?;
+            }
+            // Each schema in `allOf` would become a closed object and reject the properties of the other schemas.
+            ("allOf", Value::Array(schemas)) if schemas.len() > 1 => return None,
+            ("anyOf" | "allOf" | "prefixItems", Value::Array(schemas)) => {
+                schemas.iter_mut().try_for_each(|schema| restrict(schema, closed))?;
+            }
+            ("items", schema) => restrict(schema, closed)?,
+            _ => {}
+        }
+    }
+    Some(())
+}
+
+fn has_none(properties: Option<&Value>) -> bool {
+    properties.and_then(Value::as_object).is_none_or(Map::is_empty)
+}
+
+/// Returns whether the schema contains a reference that is recursive or that cannot be resolved.
+fn is_recursive(root: &Value) -> bool {
+    let mut references = SchemaReferences { root, open: Vec::new(), done: HashSet::new() };
+    references.lead_back(root)
+}
+
+struct SchemaReferences<'a> {
+    root: &'a Value,
+    /// The references that are being followed.
+    open: Vec<&'a str>,
+    /// The references that are known not to be recursive.
+    done: HashSet<&'a str>,
+}
+
+impl<'a> SchemaReferences<'a> {
+    fn lead_back(&mut self, schema: &'a Value) -> bool {
+        references(schema).into_iter().any(|(_, reference)| self.leads_back(reference))
+    }
+
+    fn leads_back(&mut self, reference: &'a str) -> bool {
+        if self.done.contains(reference) {
+            return false;
+        }
+        if self.open.contains(&reference) {
+            return true;
+        }
+        let Some(target) = reference.strip_prefix('#').and_then(|place| self.root.pointer(place)) else {
+            return true;
+        };
+        self.open.push(reference);
+        let back = self.lead_back(target);
+        self.open.pop();
+        self.done.insert(reference);
+        back
+    }
+}
+
+/// Moves the keywords that the service rejects to the description.
+fn describe_refused(map: &mut Map<String, Value>) {
+    let refused: Vec<String> = map
+        .iter()
+        .filter(|(key, value)| match key.as_str() {
+            "format" => !value.as_str().is_some_and(|format| FORMATS.contains(&format)),
+            "minItems" => value.as_u64().is_none_or(|items| items > 1),
+            key => REFUSED.contains(&key),
+        })
+        .map(|(key, _)| key.clone())
+        .collect();
+    if refused.is_empty() {
+        return;
+    }
+    let notes: Vec<String> = refused
+        .iter()
+        .filter_map(|key| map.shift_remove(key).map(|value| format!("{key}: {value}")))
+        .collect();
+    describe(map, " ", &format!("({})", notes.join(", ")));
 }

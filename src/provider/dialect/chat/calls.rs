@@ -13,10 +13,7 @@ use crate::{
     message::ToolUseId,
     provider::{
         BlockStart, Delta, Fold, Part, ProviderError, ProviderErrorKind,
-        dialect::{
-            blocks::Blocks,
-            ids::{CallIds, MAX_CALLS},
-        },
+        dialect::decoding::{AnswerBlocks, CallIds, Decoded, MAX_CALLS},
     },
 };
 
@@ -25,8 +22,8 @@ const MAX_NAME: usize = 1024;
 
 /// The tool calls of one response.
 #[derive(Default)]
-pub(super) struct Calls {
-    list: Vec<Call>,
+pub(super) struct ChatCalls {
+    list: Vec<ChatCall>,
     ids: CallIds,
     /// The number of chunks so far.
     chunk: u64,
@@ -35,7 +32,7 @@ pub(super) struct Calls {
 }
 
 /// A fragment of a tool call. Absent members are empty.
-pub(super) struct Fragment<'a> {
+pub(super) struct CallFragment<'a> {
     pub(super) index: Option<u64>,
     /// The position of the fragment in its chunk, if the chunk has several fragments.
     pub(super) place: Option<usize>,
@@ -46,7 +43,8 @@ pub(super) struct Fragment<'a> {
     pub(super) extra: Option<Box<Value>>,
 }
 
-struct Call {
+#[derive(Default)]
+struct ChatCall {
     index: Option<u64>,
     place: Option<usize>,
     /// The id that the service assigned to the call.
@@ -59,12 +57,12 @@ struct Call {
     /// Data that is sent back unchanged with the call. The data is held until the block of the call has started.
     extra: Option<String>,
     signed: bool,
-    json: Nesting,
+    json: JsonNesting,
     /// The chunk with the latest fragment of the call.
     chunk: u64,
 }
 
-impl Calls {
+impl ChatCalls {
     pub(super) fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
@@ -75,11 +73,11 @@ impl Calls {
 
     pub(super) fn add(
         &mut self,
-        fragment: Fragment<'_>,
+        fragment: CallFragment<'_>,
         answer: &str,
-        blocks: &mut Blocks,
+        blocks: &mut AnswerBlocks,
         deltas: &mut Vec<Delta>,
-    ) -> Result<(), ProviderError> {
+    ) -> Decoded {
         let at = if let Some(at) = self.locate(&fragment) {
             at
         } else {
@@ -88,7 +86,8 @@ impl Calls {
             }
             // Earlier calls whose names are known start their blocks first, so that the calls keep their order.
             self.start_named(answer, blocks, deltas);
-            self.list.push(Call::new(fragment.index, fragment.place));
+            let (index, place) = (fragment.index, fragment.place);
+            self.list.push(ChatCall { index, place, ..ChatCall::default() });
             self.list.len() - 1
         };
         let chunk = self.chunk;
@@ -152,7 +151,7 @@ impl Calls {
     }
 
     /// Returns the call that a fragment continues, or `None` if it begins a new call.
-    fn locate(&self, fragment: &Fragment<'_>) -> Option<usize> {
+    fn locate(&self, fragment: &CallFragment<'_>) -> Option<usize> {
         let last = self.list.len().checked_sub(1)?;
         let named = !fragment.name.is_empty();
         let by_index =
@@ -205,7 +204,7 @@ impl Calls {
     }
 
     /// Starts the blocks of all calls whose names are known.
-    pub(super) fn start_named(&mut self, answer: &str, blocks: &mut Blocks, deltas: &mut Vec<Delta>) {
+    pub(super) fn start_named(&mut self, answer: &str, blocks: &mut AnswerBlocks, deltas: &mut Vec<Delta>) {
         for at in 0..self.list.len() {
             if self.list[at].block.is_none() && !self.list[at].name.is_empty() {
                 self.start(at, answer, blocks, deltas);
@@ -213,7 +212,7 @@ impl Calls {
         }
     }
 
-    fn start(&mut self, at: usize, answer: &str, blocks: &mut Blocks, deltas: &mut Vec<Delta>) {
+    fn start(&mut self, at: usize, answer: &str, blocks: &mut AnswerBlocks, deltas: &mut Vec<Delta>) {
         let call = &mut self.list[at];
         let id = self.ids.at(at, &call.id, answer);
         let index = blocks.item();
@@ -234,9 +233,9 @@ impl Calls {
         &mut self,
         cut: bool,
         answer: &str,
-        blocks: &mut Blocks,
+        blocks: &mut AnswerBlocks,
         deltas: &mut Vec<Delta>,
-    ) -> Result<(), ProviderError> {
+    ) -> Decoded {
         self.start_named(answer, blocks, deltas);
         let nameless = self.list.iter().any(|call| call.block.is_none() && !call.held.trim().is_empty());
         self.list.retain(|call| call.block.is_some());
@@ -247,22 +246,7 @@ impl Calls {
     }
 }
 
-impl Call {
-    fn new(index: Option<u64>, place: Option<usize>) -> Self {
-        Self {
-            index,
-            place,
-            id: String::new(),
-            name: String::new(),
-            block: None,
-            held: String::new(),
-            extra: None,
-            signed: false,
-            json: Nesting::default(),
-            chunk: 0,
-        }
-    }
-
+impl ChatCall {
     /// Returns whether `name` only repeats the name of this call and does not begin another call. Called for a fragment
     /// that has neither an index nor an id.
     fn repeats(&self, name: &str) -> bool {
@@ -272,14 +256,14 @@ impl Call {
 
 /// Tracks JSON text just far enough to know when its outermost object is closed.
 #[derive(Default)]
-struct Nesting {
+struct JsonNesting {
     depth: u32,
     in_string: bool,
     escaped: bool,
     begun: bool,
 }
 
-impl Nesting {
+impl JsonNesting {
     fn feed(&mut self, text: &str) {
         for byte in text.bytes() {
             match byte {

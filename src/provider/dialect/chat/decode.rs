@@ -1,47 +1,183 @@
+//! Decoding of responses. Compatible servers omit members, set them to null or send values of another type. A value that
+//! cannot be read is treated as absent, unless the response would lose its meaning without the value.
+
 use std::borrow::Cow;
 
+use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value, json};
 
 use super::{
     NAME,
-    calls::{Calls, Fragment},
-    details::{Annotations, Details},
-    wire::{self, Choice, Chunk, Piece, PromptDetails, ToolCall, Usage as WireUsage},
+    calls::{CallFragment, ChatCalls},
 };
 use crate::{
-    message::{Attachment, ProviderItem, Usage},
+    message::{Attachment, ProviderItem, Usage, value_weight},
     provider::{
-        BlockStart, Delta, MessageDelta, Part, ProviderError, ProviderErrorKind, StopReason,
+        BlockStart, Delta, Fold, Part, ProviderError, ProviderErrorKind, StopReason,
         dialect::{
             Decoder, Frame,
-            alternatives::Alternatives,
-            blocks::{Blocks, Kind},
-            counts::{LatestUsage, TypedCounts},
+            decoding::{
+                Alternatives, AnswerBlocks, Decoded, Metadata, Strays, TextKind, parse, skip_unreadable,
+                tamed,
+            },
             error::{self, is_error},
-            lenient::{Count, Reported},
-            strays::{self, Strays},
-            tame::tamed,
+            lenient::{LatestUsage, LenientCount, LenientText, Scalar, StrictText, UsageReport},
         },
     },
 };
+
+/// The maximum number of entries in one response. Only a broken server sends more.
+const MAX_ENTRIES: usize = 512;
+
+/// The maximum number of parts in which a response's entries are emitted before the end of the response. Without this
+/// limit, a service that alternates between text and details with each token would cause a part for each token.
+const MAX_TOLD: usize = 16;
+
+/// A chunk of a stream, or a whole response. Rare members are boxed, because most of the time for decoding a chunk is spent
+/// on moving these structs.
+#[derive(Deserialize)]
+struct ChatChunk<'a> {
+    #[serde(borrow, default)]
+    id: LenientText<'a>,
+    #[serde(borrow, default)]
+    model: LenientText<'a>,
+    #[serde(borrow, default)]
+    choices: Option<Vec<Option<ChatChoice<'a>>>>,
+    #[serde(default)]
+    usage: Option<Box<Value>>,
+    /// Groq's additional member. It contains the usage even if the request did not ask for usage.
+    #[serde(default)]
+    x_groq: Option<Box<Value>>,
+    #[serde(default)]
+    error: Option<Box<Value>>,
+}
+
+#[derive(Deserialize)]
+struct ChatChoice<'a> {
+    #[serde(default)]
+    index: LenientCount,
+    #[serde(borrow, default)]
+    delta: Option<Box<ChatPiece<'a>>>,
+    /// The message of a whole response, which has no `delta`. In a stream, some services repeat the response so far in
+    /// this member.
+    #[serde(borrow, default)]
+    message: Option<Box<ChatPiece<'a>>>,
+    #[serde(borrow, default)]
+    finish_reason: LenientText<'a>,
+    #[serde(default)]
+    error: Option<Box<Value>>,
+    /// The usage, which Moonshot reports inside the choice.
+    #[serde(default)]
+    usage: Option<Box<Value>>,
+}
+
+#[derive(Deserialize)]
+struct ChatPiece<'a> {
+    #[serde(borrow, default)]
+    content: ChatParts<'a>,
+    #[serde(borrow, default)]
+    reasoning_content: LenientText<'a>,
+    #[serde(borrow, default)]
+    reasoning: LenientText<'a>,
+    #[serde(default)]
+    reasoning_details: Option<Box<Value>>,
+    /// The citations of the response, or the content that the service read from a file in the prompt.
+    #[serde(default)]
+    annotations: Option<Box<Value>>,
+    #[serde(borrow, default)]
+    refusal: LenientText<'a>,
+    /// The images of the response, at OpenRouter and other gateways.
+    #[serde(default)]
+    images: Option<Box<Value>>,
+    /// The audio of the response, with its transcript.
+    #[serde(default)]
+    audio: Option<Box<Value>>,
+    #[serde(default)]
+    error: Option<Box<Value>>,
+    #[serde(borrow, default)]
+    tool_calls: Option<Vec<Option<ChatToolCall<'a>>>>,
+    /// The only call, in the older API without parallel calls.
+    #[serde(borrow, default)]
+    function_call: Option<Box<ChatFunction<'a>>>,
+}
+
+#[derive(Default, Deserialize)]
+struct ChatToolCall<'a> {
+    #[serde(default)]
+    index: LenientCount,
+    #[serde(borrow, default)]
+    id: LenientText<'a>,
+    #[serde(borrow, default)]
+    function: Option<ChatFunction<'a>>,
+    /// The call of a custom tool, in place of `function`.
+    #[serde(default)]
+    custom: Option<Box<Value>>,
+    /// Data that has to be sent back with the call. Google's compatible endpoint sends its thought signature in this
+    /// member.
+    #[serde(default)]
+    extra_content: Option<Box<Value>>,
+}
+
+#[derive(Default, Deserialize)]
+struct ChatFunction<'a> {
+    #[serde(borrow, default)]
+    name: LenientText<'a>,
+    #[serde(borrow, default)]
+    arguments: StrictText<'a>,
+}
+
+/// A text, or a list of parts that together form a text. Mistral sends such lists, with `text` and `thinking` parts.
+#[derive(Default)]
+struct ChatParts<'a> {
+    text: LenientText<'a>,
+    thinking: Option<Box<str>>,
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for ChatParts<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Ok(match Scalar::<Value>::deserialize(deserializer)? {
+            Scalar::Text(text) => Self { text: LenientText::from(text), thinking: None },
+            Scalar::Structure(parts) => {
+                let (mut text, mut thinking) = (String::new(), String::new());
+                gather(&parts, false, &mut text, &mut thinking);
+                let thinking = (!thinking.is_empty()).then(|| thinking.into_boxed_str());
+                Self { text: LenientText::from(Cow::Owned(text)), thinking }
+            }
+            _ => Self::default(),
+        })
+    }
+}
+
+fn gather(part: &Value, in_thinking: bool, text: &mut String, thinking: &mut String) {
+    match part {
+        Value::String(words) if in_thinking => thinking.push_str(words),
+        Value::String(words) => text.push_str(words),
+        Value::Array(parts) => parts.iter().for_each(|part| gather(part, in_thinking, text, thinking)),
+        Value::Object(part) => match (part.get("thinking"), part.get("text")) {
+            (Some(inner), _) => gather(inner, true, text, thinking),
+            (None, Some(words)) => gather(words, in_thinking, text, thinking),
+            _ => {}
+        },
+        _ => {}
+    }
+}
 
 /// Decodes one response: a stream of chunks, or one object.
 ///
 /// The terminal event is `[DONE]`. Many compatible servers omit it, so a stream that ends after a finish reason is
 /// complete too. Conversely, `[DONE]` makes a response complete even if no chunk had a finish reason, unless the
 /// response is empty.
+#[derive(Default)]
 #[expect(clippy::struct_excessive_bools, reason = "they are independent facts")]
 pub(super) struct ChatDecoder {
     keep_details: bool,
     alternatives: Alternatives,
     strays: Strays,
-    blocks: Blocks,
-    calls: Calls,
-    details: Details,
+    blocks: AnswerBlocks,
+    calls: ChatCalls,
+    details: ReasoningDetails,
     annotations: Annotations,
-    /// The id of the response.
-    id: String,
-    emitted: Option<Facts>,
+    metadata: Metadata,
     usage: LatestUsage,
     stop: Option<StopReason>,
     refused: bool,
@@ -49,71 +185,35 @@ pub(super) struct ChatDecoder {
     done: bool,
 }
 
-/// The parts of the message's metadata that were already emitted.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Facts {
-    id: bool,
-    model: bool,
-}
-
 impl ChatDecoder {
     /// Creates a decoder. `keep_details` indicates whether the entries of `reasoning_details` become a provider item.
     /// `wants_usage` indicates whether the request asks for usage.
     pub(super) fn new(keep_details: bool, wants_usage: bool) -> Self {
-        Self {
-            keep_details,
-            alternatives: Alternatives::default(),
-            strays: Strays::default(),
-            blocks: Blocks::default(),
-            calls: Calls::default(),
-            details: Details::default(),
-            annotations: Annotations::default(),
-            id: String::new(),
-            emitted: None,
-            usage: LatestUsage::new(wants_usage),
-            stop: None,
-            refused: false,
-            has_audio: false,
-            done: false,
-        }
+        Self { keep_details, usage: LatestUsage::new(wants_usage), ..Self::default() }
     }
 
-    fn chunk(
-        &mut self,
-        mut chunk: Chunk<'_>,
-        data: &str,
-        deltas: &mut Vec<Delta>,
-    ) -> Result<(), ProviderError> {
-        let mut groq = Reported::Nothing;
-        let mut error = chunk.error.take();
-        if let Reported::Value(own) = chunk.x_groq {
-            error = error.or(own.error);
-            groq = own.usage;
-        }
-        if let Some(error) = error.filter(|error| is_error(error)) {
+    fn chunk(&mut self, mut chunk: ChatChunk<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
+        let mut groq = chunk.x_groq.unwrap_or_default();
+        let mut groq = |key| groq.get_mut(key).map(|value| Box::new(value.take())).filter(|it| !it.is_null());
+        if let Some(error) = chunk.error.take().or_else(|| groq("error")).filter(|error| is_error(error)) {
             return Err(error::from_value(&error).with_body(data));
         }
-        let usage = chunk.usage.or(groq);
-        if chunk.choices.is_none() && usage == Reported::Nothing {
+        let usage = chunk.usage.or_else(|| groq("usage"));
+        if chunk.choices.is_none() && usage.is_none() {
             return self.strays.skip(data);
         }
-        self.emit_metadata(chunk.id.as_str(), chunk.model.as_str(), deltas);
+        self.metadata.emit(NAME, "id", chunk.id.as_str(), chunk.model.as_str(), deltas);
         let choices = chunk.choices.unwrap_or_default();
         let choice = self.alternatives.pick(choices, |choice| choice.index, deltas);
         let Some(mut choice) = choice else {
             self.emit_usage(usage, deltas);
             return Ok(());
         };
-        self.emit_usage(usage.or(std::mem::take(&mut choice.usage)), deltas);
+        self.emit_usage(usage.or(choice.usage.take()), deltas);
         self.choice(choice, data, deltas)
     }
 
-    fn choice(
-        &mut self,
-        choice: Choice<'_>,
-        data: &str,
-        deltas: &mut Vec<Delta>,
-    ) -> Result<(), ProviderError> {
+    fn choice(&mut self, choice: ChatChoice<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
         if let Some(error) = choice.error.filter(|error| is_error(error)) {
             return Err(error::from_value(&error).with_body(data));
         }
@@ -139,14 +239,14 @@ impl ChatDecoder {
         Ok(())
     }
 
-    fn piece(&mut self, piece: Piece<'_>, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
+    fn piece(&mut self, piece: ChatPiece<'_>, deltas: &mut Vec<Delta>) -> Decoded {
         // Services that support both `reasoning_content` and `reasoning` send the same text in both members, so only
         // one of them is read.
         let reasoning = piece.reasoning_content.into_text().or(piece.reasoning.into_text());
         for thinking in
             [reasoning, piece.content.thinking.map(|text| Cow::Owned(text.into()))].into_iter().flatten()
         {
-            self.extend(Kind::Thinking, thinking, deltas);
+            self.extend(TextKind::Thinking, thinking, deltas);
         }
         if let Some(details) = piece.reasoning_details.filter(|_| self.keep_details) {
             self.details.add(*details)?;
@@ -164,18 +264,18 @@ impl ChatDecoder {
             self.emit_details(false, deltas);
         }
         if let Some(text) = text {
-            self.extend(Kind::Text, text, deltas);
+            self.extend(TextKind::Text, text, deltas);
         }
         if let Some(refusal) = piece.refusal.into_text() {
             self.refused = true;
-            self.extend(Kind::Text, refusal, deltas);
+            self.extend(TextKind::Text, refusal, deltas);
         }
         for image in piece.images.as_deref().and_then(Value::as_array).into_iter().flatten() {
             self.image(image, deltas);
         }
         if let Some(audio) = piece.audio {
             let member = |key| audio[key].as_str().unwrap_or_default();
-            self.extend(Kind::Text, Cow::Borrowed(member("transcript")), deltas);
+            self.extend(TextKind::Text, Cow::Borrowed(member("transcript")), deltas);
             if !member("data").is_empty() && !std::mem::replace(&mut self.has_audio, true) {
                 deltas.push(Delta::warning("the audio of the response is not kept, only its transcript"));
             }
@@ -192,19 +292,18 @@ impl ChatDecoder {
         }
         match piece.function_call {
             Some(function) if none => {
-                let index = Count(Some(0));
-                self.call(ToolCall { index, function: Some(*function), ..ToolCall::default() }, None, deltas)
+                let index = LenientCount(Some(0));
+                self.call(
+                    ChatToolCall { index, function: Some(*function), ..ChatToolCall::default() },
+                    None,
+                    deltas,
+                )
             }
             _ => Ok(()),
         }
     }
 
-    fn call(
-        &mut self,
-        call: ToolCall<'_>,
-        place: Option<usize>,
-        deltas: &mut Vec<Delta>,
-    ) -> Result<(), ProviderError> {
+    fn call(&mut self, call: ChatToolCall<'_>, place: Option<usize>, deltas: &mut Vec<Delta>) -> Decoded {
         if let Some(custom) = call.custom {
             // Only the first piece of a call has the name.
             let name = custom["name"].as_str().filter(|name| !name.is_empty());
@@ -217,66 +316,37 @@ impl ChatDecoder {
         }
         let function = call.function.unwrap_or_default();
         let extra = call.extra_content.filter(|extra| extra.as_object().is_some_and(|it| !it.is_empty()));
-        let fragment = Fragment {
+        let fragment = CallFragment {
             index: call.index.0,
             place,
             id: call.id.into_text().unwrap_or_default(),
             name: function.name.into_text().unwrap_or_default(),
-            arguments: function.arguments.into_text().unwrap_or_default(),
+            arguments: function.arguments.0,
             extra,
         };
         let nothing = fragment.id.is_empty() && fragment.name.is_empty() && fragment.arguments.is_empty();
         if nothing && fragment.extra.is_none() {
             return Ok(());
         }
-        self.calls.add(fragment, &self.id, &mut self.blocks, deltas)
+        self.calls.add(fragment, &self.metadata.id, &mut self.blocks, deltas)
     }
 
-    fn extend(&mut self, kind: Kind, text: Cow<'_, str>, deltas: &mut Vec<Delta>) {
+    fn extend(&mut self, kind: TextKind, text: Cow<'_, str>, deltas: &mut Vec<Delta>) {
         if text.is_empty() {
             return;
         }
         if !self.calls.is_empty() {
-            self.calls.start_named(&self.id, &mut self.blocks, deltas);
+            self.calls.start_named(&self.metadata.id, &mut self.blocks, deltas);
         }
         let index = self.blocks.of(kind, deltas);
         deltas.push(Delta::Extend { index, part: Part::Text(text.into_owned()) });
     }
 
-    /// Emits the id and the model as soon as they are known, and the name of the wire format at the first chunk.
-    fn emit_metadata(&mut self, id: &str, model: &str, deltas: &mut Vec<Delta>) {
-        if self.emitted == Some(Facts { id: true, model: true }) {
-            return;
-        }
-        let emitted = self.emitted.unwrap_or(Facts { id: false, model: false });
-        let now = Facts { id: emitted.id || !id.is_empty(), model: emitted.model || !model.is_empty() };
-        if self.emitted == Some(now) {
-            return;
-        }
-        let mut data = Map::new();
-        if !emitted.id && now.id {
-            id.clone_into(&mut self.id);
-        }
-        if now.id {
-            data.insert("id".to_owned(), Value::from(&*self.id));
-        }
-        let message = MessageDelta {
-            model: (!model.is_empty()).then(|| model.to_owned()),
-            provider_data: Map::from_iter([(NAME.to_owned(), Value::Object(data))]),
-            ..MessageDelta::default()
-        };
-        self.emitted = Some(now);
-        deltas.push(Delta::Message(Box::new(message)));
-    }
-
     /// Emits the usage. Each report covers the whole request so far, so the last report counts.
-    fn emit_usage(&mut self, usage: Reported<Box<WireUsage>>, deltas: &mut Vec<Delta>) {
-        if usage == Reported::Nothing {
-            return;
+    fn emit_usage(&mut self, usage: Option<Box<Value>>, deltas: &mut Vec<Delta>) {
+        if let Some(usage) = usage {
+            self.usage.report(UsageReport::of("usage", "usage.", &usage), read_usage, deltas);
         }
-        let mut counts = TypedCounts::default();
-        let usage = counts.read("usage", usage).map(|usage| read_usage(*usage, &mut counts));
-        self.usage.report(usage, &counts, deltas);
     }
 
     /// Emits the entries of `reasoning_details` that arrived after the previous call, as a provider item.
@@ -295,9 +365,7 @@ impl ChatDecoder {
             Some((media_type, data)) => Attachment::base64(media_type, data),
             None => Attachment::url("image/png", url),
         };
-        let index = self.blocks.item();
-        deltas.push(Delta::Start { index, block: BlockStart::Attachment(attachment) });
-        deltas.push(Delta::End { index });
+        self.blocks.whole(BlockStart::Attachment(attachment), deltas);
     }
 
     /// Emits opaque members of the message as a provider item.
@@ -309,13 +377,14 @@ impl ChatDecoder {
     }
 
     fn truncated(&self) -> ProviderError {
-        self.strays.truncated(self.emitted.is_some(), "the stream ended before the response was complete")
+        self.strays
+            .truncated(self.metadata.data.is_some(), "the stream ended before the response was complete")
     }
 
-    fn finish(&mut self, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
+    fn finish(&mut self, deltas: &mut Vec<Delta>) -> Decoded {
         let reason = self.stop.take();
         let cut = matches!(reason, Some(StopReason::Length | StopReason::ContextLength));
-        self.calls.finish(cut, &self.id, &mut self.blocks, deltas)?;
+        self.calls.finish(cut, &self.metadata.id, &mut self.blocks, deltas)?;
         self.emit_details(true, deltas);
         if let Some(annotations) = self.annotations.take() {
             self.emit_aside(json!({"annotations": annotations}), deltas);
@@ -335,7 +404,7 @@ impl ChatDecoder {
 }
 
 impl Decoder for ChatDecoder {
-    fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
+    fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> Decoded {
         let data = frame.data.trim_ascii();
         if self.done || data.is_empty() {
             return Ok(());
@@ -347,11 +416,11 @@ impl Decoder for ChatDecoder {
         if frame.event == "error" {
             return Err(error::from_event(data));
         }
-        match wire::parse(data) {
+        match parse(data) {
             Ok(chunk) => self.chunk(chunk, data, deltas),
-            Err(cause) => match tamed(data).as_deref().map(wire::parse) {
+            Err(cause) => match tamed(data).as_deref().map(parse) {
                 Some(Ok(chunk)) => self.chunk(chunk, data, deltas),
-                _ => strays::skip_unreadable(frame, "an event is not a chunk of a chat completion", cause),
+                _ => skip_unreadable(frame, "an event is not a chunk of a chat completion", cause),
             },
         }
     }
@@ -364,7 +433,7 @@ impl Decoder for ChatDecoder {
         self.stop.is_some()
     }
 
-    fn end(&mut self, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
+    fn end(&mut self, deltas: &mut Vec<Delta>) -> Decoded {
         if self.done {
             return Ok(());
         }
@@ -398,27 +467,22 @@ fn finish_reason(word: &str) -> Result<Option<StopReason>, &'static str> {
     }))
 }
 
-fn read_usage(usage: WireUsage, counts: &mut TypedCounts) -> Usage {
-    let prompt = counts.read("usage.prompt_tokens", usage.prompt_tokens).unwrap_or(0);
-    let details = counts.read("usage.prompt_tokens_details", usage.prompt_tokens_details);
-    let mut detail = |member, pick: fn(&PromptDetails) -> Reported<u64>| {
-        details.as_deref().and_then(|details| counts.read(member, pick(details)))
-    };
-    let read = detail("usage.prompt_tokens_details.cached_tokens", |details| details.read);
-    let written = detail("usage.prompt_tokens_details.cache_write_tokens", |details| details.written)
-        .or_else(|| {
-            detail("usage.prompt_tokens_details.cache_creation_input_tokens", |details| details.created)
-        });
+fn read_usage(report: &mut UsageReport<'_>) -> Usage {
+    let prompt = report.count(&["prompt_tokens"]).unwrap_or(0);
+    let read = report.count(&["prompt_tokens_details", "cached_tokens"]);
+    // The tokens written to the cache have one name at OpenRouter, and another at Alibaba.
+    let written = report
+        .count(&["prompt_tokens_details", "cache_write_tokens"])
+        .or_else(|| report.count(&["prompt_tokens_details", "cache_creation_input_tokens"]));
+    // The other two names for tokens that were read from the cache are those of DeepSeek and Moonshot.
     let cached = read
-        .or_else(|| counts.read("usage.prompt_cache_hit_tokens", usage.prompt_cache_hit_tokens))
-        .or_else(|| counts.read("usage.cached_tokens", usage.cached_tokens));
+        .or_else(|| report.count(&["prompt_cache_hit_tokens"]))
+        .or_else(|| report.count(&["cached_tokens"]));
     let cache_read = cached.unwrap_or(0).min(prompt);
     let cache_write = written.unwrap_or(0).min(prompt - cache_read);
-    let details = counts.read("usage.completion_tokens_details", usage.completion_tokens_details);
-    let reasoning = details.map_or(Reported::Nothing, |details| details.reasoning_tokens);
-    let reasoning = counts.read("usage.completion_tokens_details.reasoning_tokens", reasoning).unwrap_or(0);
-    let mut output = counts.read("usage.completion_tokens", usage.completion_tokens).unwrap_or(0);
-    let total = counts.read("usage.total_tokens", usage.total_tokens);
+    let reasoning = report.count(&["completion_tokens_details", "reasoning_tokens"]).unwrap_or(0);
+    let mut output = report.count(&["completion_tokens"]).unwrap_or(0);
+    let total = report.count(&["total_tokens"]);
     // xAI's count of completion tokens does not include reasoning tokens. Such a count is recognised by the total,
     // which is then the sum of the prompt, completion and reasoning tokens.
     if total.is_some() && total == prompt.checked_add(output).and_then(|sum| sum.checked_add(reasoning)) {
@@ -430,6 +494,161 @@ fn read_usage(usage: WireUsage, counts: &mut TypedCounts) -> Usage {
         cache_write,
         output: output.max(reasoning),
         reasoning,
-        cost: counts.read("usage.cost", usage.cost),
+        // OpenRouter reports the cost of the request, in US dollars.
+        cost: report.amount(&["cost"]),
     }
+}
+
+/// The entries of `reasoning_details`, assembled from their fragments. They have to be sent back complete, unchanged
+/// and in order: <https://openrouter.ai/docs/use-cases/reasoning-tokens#preserving-reasoning-blocks>.
+///
+/// The entries are emitted in parts, as soon as they are complete. A late fragment for an entry that was already
+/// emitted begins the next part. The fragment is joined to its entry when the entries are sent back.
+#[derive(Default)]
+struct ReasoningDetails {
+    entries: Vec<Value>,
+    weight: usize,
+    /// The number of entries that were emitted.
+    emitted: usize,
+    parts: usize,
+}
+
+impl ReasoningDetails {
+    fn add(&mut self, fragments: Value) -> Decoded {
+        self.weight += value_weight(&fragments);
+        if self.weight > Fold::LIMIT {
+            return Err(endless());
+        }
+        let Value::Array(fragments) = fragments else {
+            return Ok(());
+        };
+        for fragment in fragments {
+            let Value::Object(fragment) = fragment else { continue };
+            if let Some(fragment) = continued(&mut self.entries, fragment) {
+                if self.emitted + self.entries.len() == MAX_ENTRIES {
+                    return Err(endless());
+                }
+                self.entries.push(Value::Object(fragment));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the entries that were added after the previous call, if there are any. After [`MAX_TOLD`] parts, entries
+    /// are returned only if `last` is true.
+    fn take(&mut self, last: bool) -> Option<Vec<Value>> {
+        if self.entries.is_empty() || self.parts == MAX_TOLD && !last {
+            return None;
+        }
+        self.parts += 1;
+        self.emitted += self.entries.len();
+        Some(std::mem::take(&mut self.entries))
+    }
+}
+
+/// The annotations of a response: its citations, and the content that the service read from files in the prompt. Each
+/// annotation arrives complete, and may be repeated.
+#[derive(Default)]
+struct Annotations {
+    list: Vec<Value>,
+    weight: usize,
+}
+
+impl Annotations {
+    fn add(&mut self, annotations: Value) -> Decoded {
+        let Value::Array(annotations) = annotations else {
+            return Ok(());
+        };
+        for annotation in annotations {
+            if !annotation.is_object() || self.list.contains(&annotation) {
+                continue;
+            }
+            self.weight += value_weight(&annotation);
+            if self.weight > Fold::LIMIT || self.list.len() == MAX_ENTRIES {
+                return Err(ProviderError::new(
+                    ProviderErrorKind::Decoding,
+                    "the annotations of the response exceed the size limit",
+                ));
+            }
+            self.list.push(annotation);
+        }
+        Ok(())
+    }
+
+    /// Returns all annotations, if there are any.
+    fn take(&mut self) -> Option<Vec<Value>> {
+        (!self.list.is_empty()).then(|| std::mem::take(&mut self.list))
+    }
+}
+
+/// Appends a later part of a response's entries to the entries of the earlier parts.
+pub(super) fn append_details(entries: &mut Vec<Value>, part: &[Value]) {
+    for entry in part {
+        let rest = match entry {
+            // Each entry requires a search through all others, so the number of joined entries is limited. A response
+            // contains at most this many entries.
+            Value::Object(entry) if entries.len() <= MAX_ENTRIES => {
+                continued(entries, entry.clone()).map(Value::Object)
+            }
+            entry => Some(entry.clone()),
+        };
+        entries.extend(rest);
+    }
+}
+
+/// Joins a fragment to the entry that the fragment continues. Returns the fragment if there is no such entry.
+fn continued(entries: &mut [Value], fragment: Map<String, Value>) -> Option<Map<String, Value>> {
+    let count = entries.len();
+    let goes_on = |(at, entry): &(usize, &mut Value)| {
+        entry.as_object().is_some_and(|entry| continues(entry, &fragment, at + 1 == count))
+    };
+    match entries.iter_mut().enumerate().rev().find(goes_on) {
+        Some((_, entry)) => {
+            join(entry, fragment);
+            None
+        }
+        None => Some(fragment),
+    }
+}
+
+/// Returns whether a fragment belongs to an entry. The fragment and its entry have the same type, and the same index or
+/// id. A fragment without an index and an id continues the last entry.
+fn continues(entry: &Map<String, Value>, fragment: &Map<String, Value>, is_last: bool) -> bool {
+    // `None` if the entry or the fragment has no value for this key.
+    let same = |key| value_of(entry, key).zip(value_of(fragment, key)).map(|(one, other)| one == other);
+    let named = ["id", "index"].iter().any(|key| value_of(fragment, key).is_some());
+    let together = match (same("id"), same("index")) {
+        (Some(false), _) | (_, Some(false)) => false,
+        (Some(true), _) | (_, Some(true)) => true,
+        (None, None) => is_last && !named,
+    };
+    // An encrypted payload arrives complete. A repeated payload of the same entry is identical.
+    let whole = |data| entry.get("data") == Some(data);
+    same("type") == Some(true) && together && value_of(fragment, "data").is_none_or(whole)
+}
+
+fn value_of<'a>(part: &'a Map<String, Value>, key: &str) -> Option<&'a Value> {
+    part.get(key).filter(|value| !value.is_null())
+}
+
+fn join(entry: &mut Value, fragment: Map<String, Value>) {
+    let Some(entry) = entry.as_object_mut() else {
+        return;
+    };
+    for (key, value) in fragment {
+        match (entry.get_mut(&key), value) {
+            (Some(Value::String(text)), Value::String(more)) if key == "text" || key == "summary" => {
+                text.push_str(&more);
+            }
+            (Some(_), Value::Null) => {}
+            (_, value) => {
+                entry.insert(key, value);
+            }
+        }
+    }
+}
+
+fn endless() -> ProviderError {
+    let message = "the reasoning details of the response exceed the size limit";
+    ProviderError::new(ProviderErrorKind::Decoding, message)
 }

@@ -1,17 +1,34 @@
+use std::borrow::Cow;
+
 use serde_json::{Map, Value, json};
 
-use super::{CacheField, ChatCompletions, OutputSupport, ThinkingField, ToolChoices, cache};
-use crate::provider::{
-    CacheHint, OutputSchema, ProviderError, Request, ThinkingMode, ToolChoice,
-    catalogue::{OpenAiTraits, Traits},
-    dialect::{
-        Encoded,
-        names::ToolNames,
-        openai::{self, Format},
-        tool_schema::tool_schema,
-        words,
+use super::{
+    CacheField, ChatCompletions, Files, NAME, OutputSupport, ReasoningReturn, ThinkingField, ToolChoices,
+    decode::append_details,
+};
+use crate::{
+    message::{Attachment, Content, Message, ResultBlock, Role, Source, ToolResult, ToolUse},
+    provider::{
+        CacheHint, Effort, ProviderError, ProviderErrorKind, Request, ThinkingMode, ToolChoice,
+        catalogue::{ChatTools, OpenAiTraits, Traits},
+        dialect::{
+            EffortWords, Encoded,
+            encoding::{
+                self, budget_of, cache_control, effort_name, effort_word, is_forced, mention, placeholder,
+            },
+            names::{NAME_LIMIT, ToolNames, hash},
+            output::{self, OutputFormat},
+            tool_schema::tool_schema,
+        },
     },
 };
+
+/// The maximum length of a tool call's id, in characters, that every service accepts. This is OpenAI's own limit for
+/// Chat Completions, as stated in its error `string_above_max_length`.
+const ID_LIMIT: usize = 40;
+
+/// The wire format that supports the combinations of options that OpenAI's models reject in Chat Completions.
+const RESPONSES: &str = "the Responses wire format (`openai_responses`)";
 
 pub(super) fn encode(chat: &ChatCompletions, request: &Request) -> Result<Encoded, ProviderError> {
     let traits = match chat.thinking {
@@ -21,39 +38,39 @@ pub(super) fn encode(chat: &ChatCompletions, request: &Request) -> Result<Encode
         _ => &Traits::unknown().openai,
     };
     let output = output_support(chat, request);
-    let names = ToolNames::of(request, openai::NAME_LIMIT, "");
-    let mut encoder =
-        Encoder { chat, request, names, traits, output, messages: Vec::new(), warnings: Vec::new() };
+    let names = ToolNames::of(request, NAME_LIMIT, "");
+    let out = Encoded::default();
+    let mut encoder = ChatEncoder { chat, request, names, traits, output, messages: Vec::new(), out };
     let (mut messages, passing) = encoder.messages()?;
-    let mut body = Map::new();
-    encoder.cache(&mut messages, passing, &mut body);
-    body.insert("model".to_owned(), Value::from(&*request.model));
-    body.insert("messages".to_owned(), Value::Array(messages));
-    body.insert("stream".to_owned(), Value::Bool(true));
+    encoder.cache(&mut messages, passing);
+    encoder.out.set("model", &*request.model);
+    encoder.out.set("messages", messages);
+    encoder.out.set("stream", true);
     if chat.stream_usage {
-        body.insert("stream_options".to_owned(), json!({"include_usage": true}));
+        encoder.out.set("stream_options", json!({"include_usage": true}));
     }
-    encoder.tools(&mut body);
-    encoder.thinking(&mut body)?;
-    encoder.sampling(&mut body);
-    encoder.output(&mut body);
-    encoder.labels(&mut body);
-    body.extend(chat.members.clone());
-    if body.contains_key("tools") {
-        body.extend(chat.tool_members.clone());
+    encoder.tools();
+    encoder.thinking()?;
+    encoder.sampling();
+    encoder.output();
+    encoder.labels();
+    let mut out = encoder.out;
+    out.body.extend(chat.members.clone());
+    if out.body.contains_key("tools") {
+        out.body.extend(chat.tool_members.clone());
     }
-    Ok(Encoded { body, warnings: encoder.warnings })
+    Ok(out)
 }
 
-pub(super) struct Encoder<'a> {
-    pub(super) chat: &'a ChatCompletions,
-    pub(super) request: &'a Request,
-    pub(super) names: ToolNames<'a>,
-    pub(super) traits: &'a OpenAiTraits,
+struct ChatEncoder<'a> {
+    chat: &'a ChatCompletions,
+    request: &'a Request,
+    names: ToolNames<'a>,
+    traits: &'a OpenAiTraits,
     /// How an output schema is sent in this request.
-    pub(super) output: OutputSupport,
-    pub(super) messages: Vec<Value>,
-    pub(super) warnings: Vec<String>,
+    output: OutputSupport,
+    messages: Vec<Value>,
+    out: Encoded,
 }
 
 /// Returns how an output schema is sent together with the other options of the request.
@@ -66,7 +83,7 @@ pub(super) fn output_support(chat: &ChatCompletions, request: &Request) -> Outpu
         OutputSupport::Object if thinks(chat, request) => OutputSupport::Tool,
         output => output,
     };
-    openai::supported(support, request)
+    output::supported(support, request)
 }
 
 /// Returns the tool choices that are supported together with the other options of the request.
@@ -90,8 +107,14 @@ fn thinks(chat: &ChatCompletions, request: &Request) -> bool {
     }
 }
 
-impl Encoder<'_> {
-    fn tools(&mut self, body: &mut Map<String, Value>) {
+/// A part of a message's content.
+enum ContentPart<'a> {
+    Text(Cow<'a, str>),
+    Other(Value),
+}
+
+impl ChatEncoder<'_> {
+    fn tools(&mut self) {
         let names = &self.names;
         let tools = self.request.tools.iter().map(|tool| {
             let (name, schema) = (names.get(tool.name()), tool_schema(tool.schema()));
@@ -103,21 +126,18 @@ impl Encoder<'_> {
         let tools: Vec<Value> = tools.collect();
         let choice = self.request.options.tool_choice();
         if tools.is_empty() {
-            // The service rejects a tool choice without tools.
-            if matches!(choice, Some(ToolChoice::Required | ToolChoice::Tool(_))) {
-                self.warn("`tool_choice` is ignored: the request has no tools");
-            }
-            return;
+            return encoding::warn_without_tools(choice, &mut self.out);
         }
         let choices = tool_choices(self.chat, self.request);
         if choices == ToolChoices::Auto && matches!(choice, Some(ToolChoice::None)) {
             return;
         }
-        body.insert("tools".to_owned(), Value::Array(tools));
+        self.out.set("tools", tools);
         let choice = match choice {
             None => return,
-            Some(ToolChoice::Required | ToolChoice::Tool(_)) if choices != ToolChoices::All => {
-                self.warn("`tool_choice` is set to auto: the service cannot force a tool in this request");
+            choice if is_forced(choice) && choices != ToolChoices::All => {
+                self.out
+                    .warn("`tool_choice` is set to auto: the service cannot force a tool in this request");
                 Value::from("auto")
             }
             Some(ToolChoice::Auto) => Value::from("auto"),
@@ -127,83 +147,512 @@ impl Encoder<'_> {
                 json!({"type": "function", "function": {"name": names.get(tool)}})
             }
         };
-        body.insert("tool_choice".to_owned(), choice);
+        self.out.set("tool_choice", choice);
     }
 
-    fn sampling(&mut self, body: &mut Map<String, Value>) {
+    fn sampling(&mut self) {
         let options = &self.request.options;
         if let Some(max) = options.max_tokens() {
-            let field = self.chat.max_tokens_field;
-            body.insert(field.to_owned(), max.into());
+            self.out.set(self.chat.max_tokens_field, max);
         }
-        let effort = body.get("reasoning_effort").and_then(Value::as_str);
+        let effort = self.out.body.get("reasoning_effort").and_then(Value::as_str);
         let taken = self.chat.sampling && self.traits.takes_sampling(effort);
-        openai::sampling(options, taken, body, &mut self.warnings);
-        let sequences = options.stop_sequences().into_iter().flatten().filter(|stop| !stop.is_empty());
+        let accepted = encoding::sampling(options, taken, &mut self.out);
+        self.out.body.extend(accepted);
         if !self.traits.stop {
-            if sequences.count() > 0 {
-                self.warn("`stop_sequences` is ignored: this model does not support it");
+            if options.stop_sequences().into_iter().flatten().any(|stop| !stop.is_empty()) {
+                self.out.warn("`stop_sequences` is ignored: this model does not support it");
             }
             return;
         }
-        let stop: Vec<Value> =
-            sequences.clone().take(self.chat.max_stop_sequences).map(|s| s.as_str().into()).collect();
-        let left_out = sequences.count() - stop.len();
-        if left_out > 0 {
-            self.warn(format!(
-                "`stop_sequences` is shortened: this service supports only {}, and the last {left_out} are ignored",
-                stop.len()
-            ));
-        }
+        let limit = self.chat.max_stop_sequences;
+        let stop = encoding::stop_sequences(options, limit, "this service", &mut self.out);
         if !stop.is_empty() {
-            body.insert("stop".to_owned(), Value::Array(stop));
+            self.out.set("stop", stop);
         }
     }
 
-    fn output(&mut self, body: &mut Map<String, Value>) {
+    fn output(&mut self) {
         let Some(output) = self.request.options.output() else {
             return;
         };
-        let format = match openai::format(self.output, Some(output), &mut self.warnings) {
+        let format = match output::format(self.output, output, &mut self.out) {
             None => return,
-            Some(Format::Object) => json!({"type": "json_object"}),
-            Some(Format::Schema(schema, strict)) => named_schema(output, &schema, strict),
+            Some(OutputFormat::Object) => json!({"type": "json_object"}),
+            Some(OutputFormat::Schema(schema, strict)) => {
+                let name = output::schema_name(output);
+                json!({"type": "json_schema", "json_schema": {"name": name, "schema": schema, "strict": strict}})
+            }
         };
-        body.insert("response_format".to_owned(), format);
+        self.out.set("response_format", format);
     }
 
-    fn labels(&mut self, body: &mut Map<String, Value>) {
+    fn labels(&mut self) {
         match self.request.options.metadata() {
-            Some(metadata) if self.chat.metadata => {
-                body.insert("metadata".to_owned(), Value::Object(openai::labels(metadata)));
-            }
-            Some(_) => self.warn("`metadata` is ignored: this service does not support it"),
+            Some(metadata) if self.chat.metadata => self.out.set("metadata", encoding::labels(metadata)),
+            Some(_) => self.out.warn("`metadata` is ignored: this service does not support it"),
             None => {}
         }
     }
 
-    fn cache(&mut self, messages: &mut [Value], passing: usize, body: &mut Map<String, Value>) {
+    fn cache(&mut self, messages: &mut [Value], passing: usize) {
         let Some(hint) = self.request.options.cache() else {
             return;
         };
         match (self.chat.cache, hint) {
-            (CacheField::Breakpoints, hint) => cache::mark(messages, hint, passing),
+            (CacheField::Breakpoints, hint) => mark(messages, hint, passing),
             (CacheField::Retention, CacheHint::Long)
                 if self.request.traits().openai.keeps_long(&self.request.model) =>
             {
-                body.insert("prompt_cache_retention".to_owned(), "24h".into());
+                self.out.set("prompt_cache_retention", "24h");
             }
-            (CacheField::None | CacheField::Retention, CacheHint::Long) => self.warn(words::NO_LONG_CACHE),
+            (CacheField::None | CacheField::Retention, CacheHint::Long) => {
+                self.out.warn(encoding::NO_LONG_CACHE);
+            }
             (CacheField::None | CacheField::Retention, CacheHint::Short) => {}
         }
     }
+}
 
-    pub(super) fn warn(&mut self, text: impl Into<String>) {
-        self.warnings.push(text.into());
+impl<'a> ChatEncoder<'a> {
+    /// Encodes the system prompt and the history. Also returns the number of messages at the end that the next requests
+    /// don't contain.
+    fn messages(&mut self) -> Result<(Vec<Value>, usize), ProviderError> {
+        self.system();
+        let start = self.messages.len();
+        let mut end = None;
+        for (number, message) in self.request.history.iter().enumerate() {
+            if let Some((_, blocks)) = self.request.lasting.filter(|(messages, _)| *messages == number) {
+                // The results of the tools come first, each in its own message.
+                let lasting = message.content.iter().take(blocks);
+                let results = lasting.filter(|block| matches!(block, Content::ToolResult(_))).count();
+                end = Some(self.messages.len() + results);
+            }
+            match message.role {
+                Role::User => self.user(message)?,
+                Role::Assistant => self.assistant(message)?,
+            }
+        }
+        let passing = end.map_or(0, |end| self.messages.len().saturating_sub(end));
+        if self.chat.user_first && self.messages.get(start).is_some_and(|first| first["role"] == "assistant")
+        {
+            self.messages.insert(start, json!({"role": "user", "content": encoding::OPENING}));
+        }
+        Ok((std::mem::take(&mut self.messages), passing))
+    }
+
+    fn system(&mut self) {
+        let system = output::system(self.request, self.output);
+        if !system.trim().is_empty() {
+            let role = self.chat.system_role;
+            self.messages.push(json!({"role": role, "content": system}));
+        }
+    }
+
+    /// Encodes a user message. Tool results come first, each in its own message, because they must directly follow the
+    /// calls.
+    fn user(&mut self, message: &'a Message) -> Result<(), ProviderError> {
+        let mut parts = Vec::new();
+        for result in message.tool_results() {
+            let content = self.tool_result(result, &mut parts)?;
+            let id = call_id(result.tool_use_id.as_str());
+            self.messages.push(json!({"role": "tool", "tool_call_id": id, "content": content}));
+        }
+        for block in &message.content {
+            match block {
+                Content::Text(text) => parts.push(ContentPart::Text(Cow::Borrowed(&text.text))),
+                Content::Attachment(attachment) => parts.push(self.attachment(attachment)?),
+                _ => {}
+            }
+        }
+        if let Some(content) = content(parts) {
+            self.messages.push(json!({"role": "user", "content": content}));
+        }
+        Ok(())
+    }
+
+    /// Returns the text of a tool result. A tool message can contain only text, so attachments move to the user message
+    /// that follows.
+    fn tool_result(
+        &self,
+        result: &'a ToolResult,
+        moved: &mut Vec<ContentPart<'a>>,
+    ) -> Result<String, ProviderError> {
+        let mut texts: Vec<Cow<'_, str>> = Vec::new();
+        let mut attachments = Vec::new();
+        for block in &result.content {
+            match block {
+                ResultBlock::Text(text) if text.text.is_empty() => {}
+                ResultBlock::Text(text) => texts.push(Cow::Borrowed(&text.text)),
+                ResultBlock::Attachment(attachment) => match self.attachment(attachment)? {
+                    ContentPart::Text(text) => texts.push(text),
+                    other @ ContentPart::Other(_) => attachments.push(other),
+                },
+            }
+        }
+        if !attachments.is_empty() {
+            let id = call_id(result.tool_use_id.as_str());
+            let heading = format!("Files from the result of the tool {} (call {id}):", result.name);
+            moved.push(ContentPart::Text(heading.into()));
+            moved.append(&mut attachments);
+            texts.push("(The files follow in the next user message.)".into());
+        }
+        let text = texts.join("\n");
+        Ok(encoding::result_text(text, result.is_error))
+    }
+
+    fn assistant(&mut self, message: &'a Message) -> Result<(), ProviderError> {
+        let mut parts = Vec::new();
+        let mut reasoning = Vec::new();
+        let mut calls = Vec::new();
+        let mut extra = Map::new();
+        for block in &message.content {
+            match block {
+                Content::Text(text) => parts.push(ContentPart::Text(Cow::Borrowed(&text.text))),
+                Content::Thinking(thinking) if message.is_native_to(NAME) && !thinking.text.is_empty() => {
+                    reasoning.push(thinking.text.as_str());
+                }
+                Content::ToolUse(tool_use) => calls.push(self.call(tool_use, message.is_native_to(NAME))),
+                Content::ProviderItem(item) if item.format == NAME => self.item(&item.data, &mut extra),
+                Content::Attachment(attachment) => {
+                    let why = "the wire format does not support files in assistant messages";
+                    parts.push(ContentPart::Text(mention(self.request, message, attachment, why)?.into()));
+                }
+                _ => {}
+            }
+        }
+        let content = content(parts);
+        if content.is_none() && calls.is_empty() {
+            return Ok(());
+        }
+        let mut out = Map::new();
+        out.insert("role".to_owned(), Value::from("assistant"));
+        out.insert("content".to_owned(), content.unwrap_or(Value::Null));
+        match self.chat.reasoning {
+            ReasoningReturn::Content | ReasoningReturn::ContentWithCalls if !reasoning.is_empty() => {
+                out.insert("reasoning_content".to_owned(), reasoning.join("\n\n").into());
+            }
+            // These services require reasoning in a message with calls, and treat an empty text as missing. Therefore,
+            // a message without reasoning gets a space.
+            ReasoningReturn::ContentWithCalls if !calls.is_empty() => {
+                out.insert("reasoning_content".to_owned(), " ".into());
+            }
+            _ => {}
+        }
+        if !calls.is_empty() {
+            out.insert("tool_calls".to_owned(), Value::Array(calls));
+            out.extend(self.chat.call_members.clone());
+        }
+        out.extend(extra);
+        self.messages.push(Value::Object(out));
+        Ok(())
+    }
+
+    fn call(&self, tool_use: &ToolUse, native: bool) -> Value {
+        let name = self.names.get(&tool_use.name);
+        let arguments = encoding::input_text(tool_use);
+        let mut call = json!({
+            "id": call_id(tool_use.id.as_str()),
+            "type": "function",
+            "function": {"name": name, "arguments": arguments},
+        });
+        let extra = tool_use.signature.as_deref().filter(|_| native);
+        if let Some(Ok(extra @ Value::Object(_))) = extra.map(serde_json::from_str) {
+            call["extra_content"] = extra;
+        }
+        call
+    }
+
+    /// Adds the members of a provider item of this wire format to the assistant message.
+    fn item(&self, data: &Value, extra: &mut Map<String, Value>) {
+        for (key, value) in data.as_object().into_iter().flatten() {
+            match key.as_str() {
+                "role" | "content" | "tool_calls" => {}
+                // These members were written by a service that supports them. Other services reject them, so they are
+                // omitted.
+                "reasoning_details" | "annotations" if self.chat.reasoning != ReasoningReturn::Details => {}
+                _ => match (extra.get_mut(key), value) {
+                    (Some(Value::Array(list)), Value::Array(more)) if key == "reasoning_details" => {
+                        append_details(list, more);
+                    }
+                    (Some(Value::Array(list)), Value::Array(more)) => list.extend(more.iter().cloned()),
+                    _ => {
+                        extra.insert(key.clone(), value.clone());
+                    }
+                },
+            }
+        }
+    }
+
+    fn attachment(&self, attachment: &Attachment) -> Result<ContentPart<'a>, ProviderError> {
+        let media_type = encoding::essence(attachment);
+        let (kind, subtype) = media_type.split_once('/').unwrap_or((&media_type, ""));
+        if let Some(text) = encoding::inlined(self.request, attachment)? {
+            return Ok(ContentPart::Text(text.into()));
+        }
+        let files = self.chat.files;
+        let data = matches!(files, Files::Data | Files::DataOrUrl);
+        let part = match (&attachment.source, kind, subtype) {
+            (Source::Url { url }, "image", _) if files != Files::ImageData => {
+                json!({"type": "image_url", "image_url": {"url": url}})
+            }
+            (Source::Base64 { data }, "image", _) => {
+                json!({"type": "image_url", "image_url": {"url": encoding::data_url(&media_type, data)}})
+            }
+            (Source::Url { url }, "application" | "text", _) if files == Files::FileUrl => {
+                json!({"type": "file_url", "file_url": {"url": url}})
+            }
+            (Source::Url { url }, "application", "pdf") if files == Files::DataOrUrl => {
+                json!({"type": "file", "file": {"filename": file_name(attachment), "file_data": url}})
+            }
+            (Source::Base64 { data: bytes }, "application", "pdf") if data => {
+                let url = encoding::data_url(&media_type, bytes);
+                json!({"type": "file", "file": {"filename": file_name(attachment), "file_data": url}})
+            }
+            (Source::Base64 { data: bytes }, "audio", "wav" | "x-wav" | "wave" | "vnd.wave") if data => {
+                json!({"type": "input_audio", "input_audio": {"data": bytes, "format": "wav"}})
+            }
+            (Source::Base64 { data: bytes }, "audio", "mpeg" | "mp3") if data => {
+                json!({"type": "input_audio", "input_audio": {"data": bytes, "format": "mp3"}})
+            }
+            (source, ..) => {
+                let why = match (files, source) {
+                    (Files::Data, Source::Url { .. }) => {
+                        "the wire format supports only images by URL; send the file as base64"
+                    }
+                    (Files::DataOrUrl, Source::Url { .. }) => {
+                        "the service supports only images and PDF files by URL; send the file as base64"
+                    }
+                    (Files::Data | Files::DataOrUrl, Source::Base64 { .. }) => {
+                        "the wire format supports only images and PDF, WAV, MP3 and text files"
+                    }
+                    (Files::FileUrl, Source::Base64 { .. }) => {
+                        "the service supports only images and text files as base64; send the URL of the file"
+                    }
+                    (Files::FileUrl, Source::Url { .. }) => "the service supports only images and documents",
+                    (Files::Images, Source::Url { .. }) => "the service supports only images by URL",
+                    (Files::Images, Source::Base64 { .. }) => {
+                        "the service supports only images and text files"
+                    }
+                    (Files::ImageData, _) => "the service supports only images and text files, as base64",
+                };
+                return Ok(ContentPart::Text(placeholder(self.request, attachment, why)?.into()));
+            }
+        };
+        Ok(ContentPart::Other(part))
     }
 }
 
-fn named_schema(output: &OutputSchema, schema: &Value, strict: bool) -> Value {
-    let name = openai::schema_name(output);
-    json!({"type": "json_schema", "json_schema": {"name": name, "schema": schema, "strict": strict}})
+/// Returns the name of a file. A file without a name gets a default name, because OpenAI rejects a file without one.
+fn file_name(attachment: &Attachment) -> &str {
+    attachment.name.as_deref().unwrap_or("document.pdf")
+}
+
+/// Returns the id in a form that every service accepts. The same id gives the same result.
+fn call_id(id: &str) -> Cow<'_, str> {
+    if !id.is_empty() && id.len() <= ID_LIMIT {
+        return Cow::Borrowed(id);
+    }
+    Cow::Owned(format!("call_{:016x}", hash(id)))
+}
+
+/// Returns the content of a message, or `None` if all parts are blank. Content that consists only of text is returned
+/// as a single string, because the simplest servers require a string.
+fn content(mut parts: Vec<ContentPart<'_>>) -> Option<Value> {
+    parts.retain(|part| !matches!(part, ContentPart::Text(text) if text.trim().is_empty()));
+    if parts.is_empty() {
+        return None;
+    }
+    let texts: Option<Vec<&str>> = parts
+        .iter()
+        .map(|part| match part {
+            ContentPart::Text(text) => Some(&**text),
+            ContentPart::Other(_) => None,
+        })
+        .collect();
+    Some(match texts {
+        Some(texts) => Value::String(texts.join("\n\n")),
+        None => parts
+            .into_iter()
+            .map(|part| match part {
+                ContentPart::Text(text) => json!({"type": "text", "text": text}),
+                ContentPart::Other(value) => value,
+            })
+            .collect(),
+    })
+}
+
+fn at_rest() -> String {
+    format!(
+        "`thinking` is turned off: in Chat Completions this model cannot use tools while it thinks; \
+         {RESPONSES} supports both"
+    )
+}
+
+impl ChatEncoder<'_> {
+    /// Encodes the thinking option. Must be called after the tools are encoded, because the result depends on the
+    /// encoded tools.
+    fn thinking(&mut self) -> Result<(), ProviderError> {
+        let with_tools = !self.chat.tools_beside_effort && self.out.body.contains_key("tools");
+        match self.traits.chat_tools {
+            ChatTools::Never if with_tools => {
+                let message = format!(
+                    "{} does not support tools in Chat Completions; use {RESPONSES}",
+                    self.request.model
+                );
+                return Err(ProviderError::new(ProviderErrorKind::Unsupported, message));
+            }
+            ChatTools::IfOff if with_tools => {
+                self.out.set("reasoning_effort", "none");
+                // The model reasons by default, so the warning is also needed if the option is not set.
+                if self.request.options.thinking().is_none_or(ThinkingMode::is_on) {
+                    self.out.warn(at_rest());
+                }
+            }
+            ChatTools::WithoutEffort if with_tools => {
+                if self.request.options.thinking().is_some_and(ThinkingMode::is_on) {
+                    self.out.warn(at_rest());
+                }
+            }
+            _ => self.encode_thinking(),
+        }
+        Ok(())
+    }
+
+    fn encode_thinking(&mut self) {
+        let enabled = || {
+            let mut thinking = Map::from_iter([("type".to_owned(), "enabled".into())]);
+            thinking.extend(self.chat.thinking_members.clone());
+            thinking
+        };
+        let Some(mode) = self.request.options.thinking() else {
+            // These models think by default. The members are needed even if the request does not set the option, unless
+            // it has its own `thinking`, into which these members must not be mixed.
+            let own = self.request.options.extra().is_some_and(|extra| extra.contains_key("thinking"));
+            if !own && !self.chat.thinking_members.is_empty() {
+                self.out.set("thinking", enabled());
+            }
+            return;
+        };
+        let on = mode.is_on();
+        match self.chat.thinking {
+            ThinkingField::None if !on => {}
+            ThinkingField::None => self.out.warn("`thinking` is ignored: this service has no setting for it"),
+            ThinkingField::Always | ThinkingField::Enable { off: false, .. } if !on => {
+                self.out.warn("`thinking` stays on: this service has no setting to turn it off");
+            }
+            ThinkingField::Always => {
+                self.out.warn("`thinking` is ignored: this model decides how much to think")
+            }
+            ThinkingField::Effort(_) if !self.traits.reasons() => {
+                if on {
+                    self.out.warn("`thinking` is ignored: this model does not reason");
+                }
+            }
+            ThinkingField::Effort(words) => {
+                if let Some(word) = effort_word(words.narrowed(self.traits), mode, &mut self.out) {
+                    if mode == Effort::Max.into()
+                        && self.traits.max_in_responses
+                        && word == EffortWords::OPENAI.max
+                    {
+                        self.out.warn(format!(
+                            "`thinking` is changed from effort max to {word}: only {RESPONSES} supports max"
+                        ));
+                    }
+                    self.out.set("reasoning_effort", word);
+                }
+            }
+            ThinkingField::Reasoning(words) => {
+                let reasoning = match mode {
+                    ThinkingMode::Budget(tokens) if on => json!({"max_tokens": tokens}),
+                    ThinkingMode::Effort(_) => {
+                        json!({"effort": effort_word(words, mode, &mut self.out)})
+                    }
+                    ThinkingMode::Off | ThinkingMode::Budget(_) => json!({"enabled": false}),
+                };
+                self.out.set("reasoning", reasoning);
+                // Anthropic rejects thinking together with a forced tool. OpenRouter then drops the thinking without an
+                // error, so this crate warns.
+                let demanded = is_forced(self.request.options.tool_choice());
+                let tools = !self.request.tools.is_empty();
+                if on && demanded && tools && !self.chat.thinking_beside_forced_tools {
+                    self.out.warn(
+                        "`thinking` has no effect: \
+                         at this service, Anthropic's models do not think while a tool is forced",
+                    );
+                }
+            }
+            ThinkingField::Type(words) => {
+                if !on && words.is_none_or(|words| words.off != Some(words.low)) {
+                    self.out.set("thinking", json!({"type": "disabled"}));
+                    return;
+                }
+                self.out.set("thinking", enabled());
+                match words {
+                    Some(words) => {
+                        if let Some(word) = effort_word(words, mode, &mut self.out) {
+                            self.out.set("reasoning_effort", word);
+                        }
+                    }
+                    None => self.out.warn(match mode {
+                        ThinkingMode::Effort(effort) => {
+                            format!(
+                                "`thinking` is turned on without effort {}: this service has no setting for it",
+                                effort_name(effort)
+                            )
+                        }
+                        _ => "`thinking` is turned on without a budget: this service has no setting for it".to_owned(),
+                    }),
+                }
+            }
+            ThinkingField::Enable { off, .. } => {
+                if off {
+                    self.out.set("enable_thinking", on);
+                }
+                let budget = match mode {
+                    ThinkingMode::Effort(effort) => budget_of(effort),
+                    ThinkingMode::Budget(tokens) => tokens,
+                    ThinkingMode::Off => 0,
+                };
+                if on {
+                    self.out.set("thinking_budget", budget);
+                }
+            }
+        }
+    }
+}
+
+/// Marks the system prompt and the last text. The service caches the messages up to each mark, so that the next request
+/// can reuse them. The next requests don't contain the last `passing` messages, so the last text before them is marked
+/// too.
+fn mark(messages: &mut [Value], hint: CacheHint, passing: usize) {
+    let control = cache_control(hint);
+    if let Some((first, rest)) = messages.split_first_mut() {
+        let is_system = matches!(first["role"].as_str(), Some("system" | "developer"));
+        let mut mark_last =
+            |skipped: usize| rest.iter_mut().rev().skip(skipped).any(|it| mark_text(it, &control));
+        let marked = mark_last(0) && mark_last(passing);
+        if is_system || !marked {
+            mark_text(first, &control);
+        }
+    }
+}
+
+/// Marks a message's last text. Returns whether the message has a text.
+fn mark_text(message: &mut Value, control: &Value) -> bool {
+    let Some(content) = message.get_mut("content") else {
+        return false;
+    };
+    if let Value::String(text) = content {
+        *content = json!([{"type": "text", "text": text}]);
+    }
+    let parts = content.as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut);
+    let is_text = |part: &Map<String, Value>| part.get("type").is_some_and(|kind| kind == "text");
+    match parts.filter(|part| is_text(part)).last() {
+        Some(part) => {
+            part.insert("cache_control".to_owned(), control.clone());
+            true
+        }
+        None => false,
+    }
 }

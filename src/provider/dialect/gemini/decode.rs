@@ -1,30 +1,164 @@
-use serde_json::{Map, Value};
+//! Decoding of responses. A value that cannot be read is treated as absent, unless the response would lose its meaning
+//! without the value.
 
-use super::{
-    NAME, SOURCES,
-    partial::OpenCall,
-    refined,
-    wire::{self, Blob, Call, Candidate, Chunk, Part as WirePart, Usage as WireUsage},
+use std::{fmt, marker::PhantomData};
+
+use serde::{
+    Deserialize, Deserializer,
+    de::{self, IgnoredAny, MapAccess, Visitor},
 };
+use serde_json::{Map, Value, json};
+
+use super::{NAME, SOURCES, refined};
 use crate::{
     message::{Attachment, ProviderItem, ToolUseId, Usage, value_weight},
     provider::{
         BlockStart, Delta, Fold, MessageDelta, Part, ProviderError, ProviderErrorKind, StopReason,
         dialect::{
             Decoder, Frame,
-            alternatives::Alternatives,
-            blocks::{Blocks, Kind},
-            counts::{LatestUsage, TypedCounts},
+            decoding::{
+                Alternatives, AnswerBlocks, CallIds, Decoded, Metadata, Strays, TextKind, bad,
+                skip_unreadable, tamed,
+            },
             error::{self, is_error},
-            ids::CallIds,
-            lenient::{Reported, Text},
-            strays::{self, Strays},
-            tame::tamed,
+            lenient::{Arguments, LatestUsage, LenientCount, LenientText, UsageReport},
         },
     },
 };
 
-type Decoded = Result<(), ProviderError>;
+/// The maximum number of names and indices in a path. Deeper JSON could not be parsed.
+const MAX_STEPS: usize = 100;
+
+/// A chunk of a stream, or a whole response.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct GeminiChunk<'a> {
+    #[serde(borrow, default)]
+    candidates: Option<Vec<Option<GeminiCandidate<'a>>>>,
+    #[serde(default)]
+    prompt_feedback: Option<Box<Value>>,
+    #[serde(default)]
+    usage_metadata: Option<Box<Value>>,
+    #[serde(borrow, default)]
+    model_version: LenientText<'a>,
+    #[serde(borrow, default)]
+    response_id: LenientText<'a>,
+    #[serde(default)]
+    error: Option<Box<Value>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct GeminiCandidate<'a> {
+    #[serde(default)]
+    index: LenientCount,
+    #[serde(borrow, default)]
+    content: Option<GeminiContent<'a>>,
+    #[serde(borrow, default)]
+    finish_reason: LenientText<'a>,
+    #[serde(borrow, default)]
+    finish_message: LenientText<'a>,
+    #[serde(default)]
+    grounding_metadata: Option<Box<Value>>,
+    #[serde(default)]
+    citation_metadata: Option<Box<Value>>,
+    #[serde(default)]
+    url_context_metadata: Option<Box<Value>>,
+}
+
+#[derive(Deserialize)]
+struct GeminiContent<'a> {
+    #[serde(borrow, default)]
+    parts: Option<Vec<Option<GeminiPart<'a>>>>,
+}
+
+/// A part: text, a call, a file, or data that only the service understands.
+#[derive(Default)]
+struct GeminiPart<'a> {
+    text: Option<LenientText<'a>>,
+    thought: bool,
+    signature: LenientText<'a>,
+    call: Option<GeminiCall<'a>>,
+    data: Option<Box<GeminiBlob>>,
+    /// All other members.
+    other: Map<String, Value>,
+}
+
+#[derive(Deserialize)]
+struct GeminiCall<'a> {
+    #[serde(borrow, default)]
+    id: LenientText<'a>,
+    #[serde(borrow, default)]
+    name: LenientText<'a>,
+    #[serde(borrow, default)]
+    args: Arguments<'a>,
+    /// Parts of the arguments, if the request asks for them with `streamFunctionCallArguments`.
+    #[serde(rename = "partialArgs", default)]
+    partial_args: Option<Vec<Value>>,
+    /// Whether more parts of the call follow.
+    #[serde(rename = "willContinue", default)]
+    will_continue: Option<bool>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct GeminiBlob {
+    #[serde(default)]
+    mime_type: String,
+    #[serde(default)]
+    data: String,
+}
+
+struct GeminiPartVisitor<'a>(PhantomData<&'a str>);
+
+impl<'de: 'a, 'a> Visitor<'de> for GeminiPartVisitor<'a> {
+    type Value = GeminiPart<'a>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a part of a content")
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<GeminiPart<'a>, M::Error> {
+        let mut part = GeminiPart::default();
+        while let Some(key) = map.next_key::<LenientText<'de>>()? {
+            match key.as_str() {
+                "text" => part.text = map.next_value()?,
+                "thought" => part.thought = map.next_value::<Option<bool>>()?.unwrap_or(false),
+                "thoughtSignature" => part.signature = map.next_value()?,
+                "functionCall" => part.call = map.next_value()?,
+                "inlineData" => part.data = map.next_value()?,
+                "" => {
+                    map.next_value::<IgnoredAny>()?;
+                }
+                other => {
+                    let other = other.to_owned();
+                    let value: Value = map.next_value()?;
+                    if !value.is_null() {
+                        part.other.insert(other, value);
+                    }
+                }
+            }
+        }
+        Ok(part)
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for GeminiPart<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(GeminiPartVisitor(PhantomData))
+    }
+}
+
+/// Parses the chunks in a JSON text. The text is a single chunk or a list of chunks. The service sends a list if the
+/// request did not ask for events.
+fn parse_chunks(data: &str) -> Result<Vec<GeminiChunk<'_>>, serde_json::Error> {
+    // Without this check, a list would be parsed as a struct without member names.
+    match data.as_bytes() {
+        [b'{', ..] => serde_json::from_str(data).map(|chunk| vec![chunk]),
+        [b'[', rest @ ..] if matches!(rest.trim_ascii_start(), [b'{', ..]) => serde_json::from_str(data),
+        _ => Err(de::Error::custom("a JSON object was expected")),
+    }
+}
 
 /// Decodes one response. The response is a stream of chunks, a single chunk, or a list of chunks.
 ///
@@ -34,17 +168,13 @@ type Decoded = Result<(), ProviderError>;
 pub(super) struct GeminiDecoder {
     alternatives: Alternatives,
     strays: Strays,
-    blocks: Blocks,
+    blocks: AnswerBlocks,
     ids: CallIds,
     /// The call whose arguments are not complete yet.
-    open_call: Option<OpenCall>,
-    /// The id of the response.
-    id: String,
-    /// The provider data of the message, which is always emitted as a whole. `None` before the first chunk.
-    data: Option<Map<String, Value>>,
-    /// Whether `data` has members that are emitted only at the end of the response.
+    open_call: Option<GeminiOpenCall>,
+    metadata: Metadata,
+    /// Whether the provider data has members that are emitted only at the end of the response.
     has_more_data: bool,
-    has_model: bool,
     usage: LatestUsage,
     /// The sources of the response. The last value of each member counts.
     sources: Map<String, Value>,
@@ -53,16 +183,21 @@ pub(super) struct GeminiDecoder {
 }
 
 impl GeminiDecoder {
-    fn chunk(&mut self, chunk: Chunk<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
+    fn chunk(&mut self, chunk: GeminiChunk<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
         if chunk.error.as_ref().is_some_and(|error| is_error(error)) {
             return Err(error_text(data));
         }
         let empty = chunk.candidates.is_none() && chunk.prompt_feedback.is_none();
-        if empty && chunk.usage_metadata == Reported::Nothing && chunk.response_id.as_str().is_empty() {
+        if empty && chunk.usage_metadata.is_none() && chunk.response_id.as_str().is_empty() {
             return self.strays.skip(data).map_err(|error| refined(error, data));
         }
-        self.emit_metadata(&chunk, deltas);
-        self.emit_usage(chunk.usage_metadata, deltas);
+        let (id, model) = (chunk.response_id.as_str(), chunk.model_version.as_str());
+        self.metadata.emit(NAME, "responseId", id, model, deltas);
+        // Each report covers the whole request so far, so the last report counts.
+        if let Some(usage) = chunk.usage_metadata {
+            let report = UsageReport::of("usageMetadata", "usageMetadata.", &usage);
+            self.usage.report(report, read_usage, deltas);
+        }
         if let Some(feedback) = chunk.prompt_feedback {
             let reason = feedback.get("blockReason").and_then(Value::as_str).unwrap_or_default();
             if !matches!(reason, "" | "BLOCK_REASON_UNSPECIFIED") {
@@ -77,7 +212,7 @@ impl GeminiDecoder {
         }
     }
 
-    fn candidate(&mut self, candidate: Candidate<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
+    fn candidate(&mut self, candidate: GeminiCandidate<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
         let parts = candidate.content.and_then(|content| content.parts);
         for part in parts.into_iter().flatten().flatten() {
             self.part(part, data, deltas)?;
@@ -107,8 +242,8 @@ impl GeminiDecoder {
         Ok(())
     }
 
-    fn part(&mut self, part: WirePart<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
-        let WirePart { text, thought, signature, call, data: file, mut other } = part;
+    fn part(&mut self, part: GeminiPart<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
+        let GeminiPart { text, thought, signature, call, data: file, mut other } = part;
         if let Some(call) = call {
             return self.call(&call, signature.as_str(), data, deltas);
         }
@@ -118,7 +253,7 @@ impl GeminiDecoder {
         }
         let is_text = text.is_some() || other.is_empty();
         if is_text {
-            let text = text.as_ref().map(Text::as_str).unwrap_or_default();
+            let text = text.as_ref().map(LenientText::as_str).unwrap_or_default();
             self.text(text, thought, signature.as_str(), deltas);
             return Ok(());
         }
@@ -139,7 +274,7 @@ impl GeminiDecoder {
         let grow = |index| Delta::Extend { index, part: Part::Text(text.to_owned()) };
         if signature.is_empty() {
             if !text.is_empty() {
-                let kind = if thought { Kind::Thinking } else { Kind::Text };
+                let kind = if thought { TextKind::Thinking } else { TextKind::Text };
                 let index = self.blocks.of(kind, deltas);
                 deltas.push(grow(index));
             }
@@ -155,7 +290,13 @@ impl GeminiDecoder {
         deltas.push(Delta::End { index });
     }
 
-    fn call(&mut self, call: &Call<'_>, signature: &str, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
+    fn call(
+        &mut self,
+        call: &GeminiCall<'_>,
+        signature: &str,
+        data: &str,
+        deltas: &mut Vec<Delta>,
+    ) -> Decoded {
         let name = call.name.as_str().to_owned();
         // Only the first part of a call has a name.
         let open = self.open_call.take_if(|_| name.is_empty());
@@ -164,10 +305,10 @@ impl GeminiDecoder {
             Some(open) => open,
             None if name.is_empty() => return Err(bad("a function call has no name", data)),
             None => {
-                let id = ToolUseId::from(self.ids.next(call.id.as_str(), &self.id)?);
+                let id = ToolUseId::from(self.ids.next(call.id.as_str(), &self.metadata.id)?);
                 let block = self.blocks.item();
                 deltas.push(Delta::Start { index: block, block: BlockStart::ToolUse { id, name } });
-                OpenCall { block, args: call.args.as_str().to_owned(), ..OpenCall::default() }
+                GeminiOpenCall { block, args: call.args.as_str().to_owned(), ..GeminiOpenCall::default() }
             }
         };
         call.partial_args
@@ -196,9 +337,9 @@ impl GeminiDecoder {
 
     /// Adds a file that the model created. A file in the model's thoughts becomes a provider item, because it is not
     /// meant for the user.
-    fn file(&mut self, file: Blob, thought: bool, signature: &str, deltas: &mut Vec<Delta>) {
+    fn file(&mut self, file: GeminiBlob, thought: bool, signature: &str, deltas: &mut Vec<Delta>) {
         let signed = (!signature.is_empty()).then(|| ("thoughtSignature".to_owned(), Value::from(signature)));
-        let Blob { mime_type, data } = file;
+        let GeminiBlob { mime_type, data } = file;
         if thought {
             let blob = Map::from_iter([
                 ("mimeType".to_owned(), Value::from(mime_type)),
@@ -207,71 +348,34 @@ impl GeminiDecoder {
             let part = [("inlineData".to_owned(), Value::Object(blob)), ("thought".to_owned(), true.into())];
             return self.item(part.into_iter().chain(signed).collect(), deltas);
         }
-        let index = self.blocks.item();
-        let block = BlockStart::Attachment(Attachment::base64(mime_type, data));
-        deltas.push(Delta::Start { index, block });
-        deltas.push(Delta::End { index });
+        self.blocks.whole(BlockStart::Attachment(Attachment::base64(mime_type, data)), deltas);
         if let Some(signed) = signed {
             self.item(Map::from_iter([signed]), deltas);
         }
     }
 
     fn item(&mut self, data: Map<String, Value>, deltas: &mut Vec<Delta>) {
-        let index = self.blocks.item();
-        let block = BlockStart::ProviderItem(ProviderItem::new(NAME, Value::Object(data)));
-        deltas.push(Delta::Start { index, block });
-        deltas.push(Delta::End { index });
-    }
-
-    /// Emits the id and the model as soon as they are known, and the name of the wire format at the first chunk.
-    fn emit_metadata(&mut self, chunk: &Chunk<'_>, deltas: &mut Vec<Delta>) {
-        let model = Some(chunk.model_version.as_str()).filter(|model| !self.has_model && !model.is_empty());
-        let id = Some(chunk.response_id.as_str()).filter(|id| self.id.is_empty() && !id.is_empty());
-        if self.data.is_some() && model.is_none() && id.is_none() {
-            return;
-        }
-        self.has_model |= model.is_some();
-        let data = self.data.get_or_insert_default();
-        if let Some(id) = id {
-            id.clone_into(&mut self.id);
-            data.insert("responseId".to_owned(), id.into());
-        }
-        let message = MessageDelta {
-            model: model.map(ToOwned::to_owned),
-            provider_data: Map::from_iter([(NAME.to_owned(), Value::Object(data.clone()))]),
-            ..MessageDelta::default()
-        };
-        deltas.push(Delta::Message(Box::new(message)));
+        self.blocks.whole(BlockStart::ProviderItem(ProviderItem::new(NAME, Value::Object(data))), deltas);
     }
 
     /// Stores details about the end of the response in the provider data, if there are any.
     fn keep<'k>(&mut self, members: impl IntoIterator<Item = (&'k str, Value)>) {
-        let data = self.data.get_or_insert_default();
+        let data = self.metadata.data.get_or_insert_default();
         data.extend(members.into_iter().map(|(key, value)| (key.to_owned(), value)));
         self.has_more_data = true;
-    }
-
-    /// Emits the usage. Each report covers the whole request so far, so the last report counts.
-    fn emit_usage(&mut self, usage: Reported<Box<WireUsage>>, deltas: &mut Vec<Delta>) {
-        if usage == Reported::Nothing {
-            return;
-        }
-        let mut counts = TypedCounts::default();
-        let usage = counts.read("usageMetadata", usage).map(|usage| read_usage(&usage, &mut counts));
-        self.usage.report(usage, &counts, deltas);
     }
 
     fn finish(&mut self, deltas: &mut Vec<Delta>) -> Decoded {
         let Some(reason) = self.stop.take() else {
             let message = "the stream ended before the response was complete: no chunk had a finish reason";
-            return Err(self.strays.truncated(self.data.is_some(), message));
+            return Err(self.strays.truncated(self.metadata.data.is_some(), message));
         };
         self.done = true;
         self.end_call(deltas);
         if reason == StopReason::Stop && self.blocks.count == 0 {
             deltas.push(Delta::warning("the response has the finish reason STOP, but no content"));
         }
-        if let Some(data) = self.data.take().filter(|_| self.has_more_data) {
+        if let Some(data) = self.metadata.data.take().filter(|_| self.has_more_data) {
             let provider_data = Map::from_iter([(NAME.to_owned(), Value::Object(data))]);
             deltas.push(Delta::Message(Box::new(MessageDelta { provider_data, ..MessageDelta::default() })));
         }
@@ -308,11 +412,11 @@ impl Decoder for GeminiDecoder {
         if frame.event == "error" {
             return Err(error_text(data));
         }
-        match wire::parse(data) {
+        match parse_chunks(data) {
             Ok(chunks) => chunks.into_iter().try_for_each(|chunk| self.chunk(chunk, data, deltas)),
-            Err(cause) => match tamed(data).as_deref().map(wire::parse) {
+            Err(cause) => match tamed(data).as_deref().map(parse_chunks) {
                 Some(Ok(chunks)) => chunks.into_iter().try_for_each(|chunk| self.chunk(chunk, data, deltas)),
-                _ => strays::skip_unreadable(frame, "an event is not part of a Gemini response", cause)
+                _ => skip_unreadable(frame, "an event is not part of a Gemini response", cause)
                     .map_err(|error| refined(error, data)),
             },
         }
@@ -358,13 +462,13 @@ fn finish_reason(word: &str) -> Result<Option<StopReason>, ProviderErrorKind> {
 
 /// Reads the usage. The count of the prompt includes cached tokens. It includes neither thoughts nor the tokens that
 /// the service's own tools add to the prompt. Both are counted separately.
-fn read_usage(usage: &WireUsage, counts: &mut TypedCounts) -> Usage {
-    let mut count = |member, reported| counts.read(member, reported).unwrap_or(0);
-    let prompt = count("usageMetadata.promptTokenCount", usage.prompt);
-    let prompt = prompt.saturating_add(count("usageMetadata.toolUsePromptTokenCount", usage.tool_use_prompt));
-    let cache_read = count("usageMetadata.cachedContentTokenCount", usage.cached).min(prompt);
-    let reasoning = count("usageMetadata.thoughtsTokenCount", usage.thoughts);
-    let candidates = count("usageMetadata.candidatesTokenCount", usage.candidates);
+fn read_usage(report: &mut UsageReport<'_>) -> Usage {
+    let mut count = |member| report.count(&[member]).unwrap_or(0);
+    let prompt = count("promptTokenCount");
+    let prompt = prompt.saturating_add(count("toolUsePromptTokenCount"));
+    let cache_read = count("cachedContentTokenCount").min(prompt);
+    let reasoning = count("thoughtsTokenCount");
+    let candidates = count("candidatesTokenCount");
     Usage {
         input: prompt - cache_read,
         cache_read,
@@ -379,6 +483,77 @@ fn error_text(data: &str) -> ProviderError {
     refined(error::from_event(data), data)
 }
 
-fn bad(message: &str, data: &str) -> ProviderError {
-    ProviderError::new(ProviderErrorKind::Decoding, message).with_body(data)
+/// A function call that is not complete, because its arguments arrive in parts.
+///
+/// Source: `FunctionCall` and `PartialArg` in <https://googleapis.github.io/js-genai/release_docs/interfaces/>. The
+/// path of a part has the form of RFC 9535, with only names and indices: `$.rooms[0]['a.b']`.
+#[derive(Default)]
+struct GeminiOpenCall {
+    block: usize,
+    /// The arguments that arrived complete.
+    args: String,
+    /// All arguments so far. `None` if no part has arrived.
+    parts: Option<Value>,
+    weight: usize,
+}
+
+impl GeminiOpenCall {
+    /// Adds a part of the arguments. A text is appended to the text that has the same path.
+    fn add(&mut self, part: &Value) -> Result<(), &'static str> {
+        self.weight += value_weight(part);
+        if self.weight > Fold::LIMIT {
+            return Err("the arguments of a function call exceed the size limit");
+        }
+        let value = |key: &&str| part.get(*key).filter(|value| !value.is_null());
+        let value = match ["stringValue", "numberValue", "boolValue"].iter().find_map(value) {
+            Some(value) => value.clone(),
+            None if part.get("nullValue").is_some() => Value::Null,
+            // The last part of a text may have no value.
+            None => return Ok(()),
+        };
+        let begin = || serde_json::from_str(&self.args).unwrap_or_else(|_| json!({}));
+        let place =
+            place(self.parts.get_or_insert_with(begin), part["jsonPath"].as_str().unwrap_or_default());
+        match (place.ok_or("the path of an argument's part is invalid")?, value) {
+            (Value::String(text), Value::String(more)) => text.push_str(&more),
+            (place, value) => *place = value,
+        }
+        Ok(())
+    }
+
+    /// Returns the JSON text of the arguments.
+    fn input(self) -> String {
+        let whole = if self.args.is_empty() { "{}".to_owned() } else { self.args };
+        self.parts.map_or(whole, |parts| parts.to_string())
+    }
+}
+
+/// Returns the value at a path, which is created if it is missing. Returns `None` if the path is malformed, or if it
+/// leads through a value of another type.
+fn place<'v>(root: &'v mut Value, path: &str) -> Option<&'v mut Value> {
+    let (mut place, mut rest) = (root, path.strip_prefix('$')?);
+    for _ in 0..MAX_STEPS {
+        let end = match rest.chars().next() {
+            None => return Some(place),
+            Some('.') => rest[1..].find(['.', '[']).map_or(rest.len(), |end| end + 1),
+            Some(_) => rest.find(']')? + 1,
+        };
+        let step = rest[..end].trim_start_matches(['.', '[']).trim_end_matches(']');
+        let index = if rest.starts_with('[') { step.parse().ok() } else { None };
+        rest = &rest[end..];
+        if place.is_null() {
+            *place = if index.is_some() { json!([]) } else { json!({}) };
+        }
+        place = match (index, step.trim_matches(['\'', '"'])) {
+            (Some(index), _) => {
+                let list = place.as_array_mut()?;
+                // Only the next element is created, so that a large index allocates nothing.
+                list.extend((index == list.len()).then_some(Value::Null));
+                list.get_mut::<usize>(index)?
+            }
+            (None, "") => return None,
+            (None, name) => place.as_object_mut()?.entry(name).or_insert(Value::Null),
+        };
+    }
+    None
 }

@@ -1,32 +1,80 @@
 use std::borrow::Cow;
 
-use serde_json::{Map, Value};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
 
-use super::{
-    NAME, refined,
-    wire::{self, Line, Piece, ToolCall},
-};
+use super::{NAME, refined};
 use crate::{
     message::{ToolUseId, Usage},
     provider::{
-        BlockStart, Delta, MessageDelta, Part, ProviderError, ProviderErrorKind, StopReason,
+        BlockStart, Delta, MessageDelta, Part, ProviderError, StopReason,
         dialect::{
             Decoder, Frame,
-            blocks::{Blocks, Kind},
-            counts::{LatestUsage, TypedCounts},
+            decoding::{
+                AnswerBlocks, CallIds, Decoded, Strays, TextKind, bad, parse, skip_unreadable, tamed,
+            },
             error::{self, is_error},
-            ids::CallIds,
-            strays::{self, Strays},
-            tame::tamed,
+            lenient::{Arguments, LatestUsage, LenientText, UsageReport},
         },
     },
 };
+
+/// A line of a stream, or a whole response.
+#[derive(Deserialize)]
+struct OllamaLine<'a> {
+    #[serde(borrow, default)]
+    model: LenientText<'a>,
+    #[serde(borrow, default)]
+    created_at: LenientText<'a>,
+    #[serde(borrow, default)]
+    message: Option<Box<OllamaPiece<'a>>>,
+    #[serde(default)]
+    done: Option<bool>,
+    #[serde(borrow, default)]
+    done_reason: LenientText<'a>,
+    #[serde(default)]
+    prompt_eval_count: Option<Value>,
+    /// The number of tokens in `prompt_eval_count` that were read from a cache.
+    #[serde(default)]
+    prompt_eval_cached_count: Option<Value>,
+    #[serde(default)]
+    eval_count: Option<Value>,
+    #[serde(default)]
+    error: Option<Box<Value>>,
+}
+
+#[derive(Deserialize)]
+struct OllamaPiece<'a> {
+    #[serde(borrow, default)]
+    content: LenientText<'a>,
+    #[serde(borrow, default)]
+    thinking: LenientText<'a>,
+    #[serde(borrow, default)]
+    tool_calls: Option<Vec<Option<OllamaToolCall<'a>>>>,
+}
+
+/// A call. It always arrives complete.
+#[derive(Deserialize)]
+struct OllamaToolCall<'a> {
+    #[serde(borrow, default)]
+    id: LenientText<'a>,
+    #[serde(borrow, default)]
+    function: Option<OllamaFunction<'a>>,
+}
+
+#[derive(Deserialize)]
+struct OllamaFunction<'a> {
+    #[serde(borrow, default)]
+    name: LenientText<'a>,
+    #[serde(borrow, default)]
+    arguments: Arguments<'a>,
+}
 
 /// Decodes one response. The response is a stream of lines up to the line with `done`, or one object.
 #[derive(Default)]
 pub(super) struct OllamaDecoder {
     strays: Strays,
-    blocks: Blocks,
+    blocks: AnswerBlocks,
     ids: CallIds,
     /// The time at which the response began, according to the server's clock. `None` before the first line of the
     /// response.
@@ -35,7 +83,7 @@ pub(super) struct OllamaDecoder {
 }
 
 impl OllamaDecoder {
-    fn line(&mut self, line: Line<'_>, data: &str, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
+    fn line(&mut self, line: OllamaLine<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
         if line.error.as_ref().is_some_and(|error| is_error(error)) {
             return Err(error_text(data));
         }
@@ -57,13 +105,12 @@ impl OllamaDecoder {
         }
         if line.done == Some(true) {
             self.done = true;
-            let mut counts = TypedCounts::default();
-            let mut count = |member, reported| counts.read(member, reported).unwrap_or(0);
-            let prompt = count("prompt_eval_count", line.prompt_eval_count);
-            let cache_read = count("prompt_eval_cached_count", line.prompt_eval_cached_count).min(prompt);
-            let output = count("eval_count", line.eval_count);
-            let usage = Usage { input: prompt - cache_read, cache_read, output, ..Usage::default() };
-            LatestUsage::default().report(Some(usage), &counts, deltas);
+            let report = json!({
+                "prompt_eval_count": line.prompt_eval_count,
+                "prompt_eval_cached_count": line.prompt_eval_cached_count,
+                "eval_count": line.eval_count,
+            });
+            LatestUsage::default().report(UsageReport::of("", "", &report), read_usage, deltas);
             let stop_reason = Some(self.stop_reason(line.done_reason.as_str()));
             let message = MessageDelta { stop_reason, ..MessageDelta::default() };
             deltas.push(Delta::Message(Box::new(message)));
@@ -71,8 +118,8 @@ impl OllamaDecoder {
         Ok(())
     }
 
-    fn piece(&mut self, piece: Piece<'_>, data: &str, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
-        for (kind, text) in [(Kind::Thinking, piece.thinking), (Kind::Text, piece.content)] {
+    fn piece(&mut self, piece: OllamaPiece<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
+        for (kind, text) in [(TextKind::Thinking, piece.thinking), (TextKind::Text, piece.content)] {
             if let Some(text) = text.into_text() {
                 let index = self.blocks.of(kind, deltas);
                 deltas.push(Delta::Extend { index, part: Part::Text(text.into_owned()) });
@@ -82,7 +129,7 @@ impl OllamaDecoder {
         calls.into_iter().try_for_each(|call| self.call(call, data, deltas))
     }
 
-    fn call(&mut self, call: ToolCall<'_>, data: &str, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
+    fn call(&mut self, call: OllamaToolCall<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
         let Some(name) = call.function.as_ref().map(|function| function.name.as_str().to_owned()) else {
             return Ok(());
         };
@@ -113,16 +160,16 @@ impl OllamaDecoder {
 }
 
 impl Decoder for OllamaDecoder {
-    fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
+    fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> Decoded {
         let data = frame.data.trim_ascii();
         if self.done || data.is_empty() {
             return Ok(());
         }
-        match wire::parse(data) {
+        match parse(data) {
             Ok(line) => self.line(line, data, deltas),
-            Err(cause) => match tamed(data).as_deref().map(wire::parse) {
+            Err(cause) => match tamed(data).as_deref().map(parse) {
                 Some(Ok(line)) => self.line(line, data, deltas),
-                _ => strays::skip_unreadable(frame, "a line is not part of a chat response", cause),
+                _ => skip_unreadable(frame, "a line is not part of a chat response", cause),
             },
         }
     }
@@ -131,7 +178,7 @@ impl Decoder for OllamaDecoder {
         self.done
     }
 
-    fn end(&mut self, _deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
+    fn end(&mut self, _deltas: &mut Vec<Delta>) -> Decoded {
         if self.done {
             return Ok(());
         }
@@ -144,6 +191,9 @@ fn error_text(data: &str) -> ProviderError {
     refined(error::from_event(data))
 }
 
-fn bad(message: &str, data: &str) -> ProviderError {
-    ProviderError::new(ProviderErrorKind::Decoding, message).with_body(data)
+fn read_usage(report: &mut UsageReport<'_>) -> Usage {
+    let prompt = report.count(&["prompt_eval_count"]).unwrap_or(0);
+    let cache_read = report.count(&["prompt_eval_cached_count"]).unwrap_or(0).min(prompt);
+    let output = report.count(&["eval_count"]).unwrap_or(0);
+    Usage { input: prompt - cache_read, cache_read, output, ..Usage::default() }
 }

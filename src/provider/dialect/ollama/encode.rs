@@ -8,7 +8,8 @@ use crate::{
     provider::{
         CacheHint, Effort, ProviderError, Request, ThinkingMode, ToolChoice,
         dialect::{
-            EffortWords, Encoded, effort::nearest, mention, openai, placeholder, texts,
+            EffortWords, Encoded,
+            encoding::{self, is_forced, mention, nearest, placeholder},
             tool_schema::tool_schema,
         },
     },
@@ -16,7 +17,7 @@ use crate::{
 
 /// Encodes a request. `levels` indicates whether the service has levels of thinking for every model.
 pub(super) fn encode(request: &Request, levels: bool) -> Result<Encoded, ProviderError> {
-    let mut encoder = Encoder { request, levels, messages: Vec::new(), warnings: Vec::new() };
+    let mut encoder = OllamaEncoder { request, levels, messages: Vec::new(), out: Encoded::default() };
     let tools = encoder.tools();
     encoder.system();
     for message in &request.history {
@@ -25,47 +26,47 @@ pub(super) fn encode(request: &Request, levels: bool) -> Result<Encoded, Provide
             Role::Assistant => encoder.assistant(message)?,
         }
     }
-    let mut body = Map::new();
-    body.insert("model".to_owned(), Value::from(&*request.model));
-    body.insert("messages".to_owned(), Value::Array(std::mem::take(&mut encoder.messages)));
-    body.insert("stream".to_owned(), Value::Bool(true));
+    encoder.out.set("model", &*request.model);
+    let messages = std::mem::take(&mut encoder.messages);
+    encoder.out.set("messages", messages);
+    encoder.out.set("stream", true);
     if !tools.is_empty() {
-        body.insert("tools".to_owned(), Value::Array(tools));
+        encoder.out.set("tools", tools);
     }
     if let Some(think) = encoder.think() {
-        body.insert("think".to_owned(), think);
+        encoder.out.set("think", think);
     }
     if let Some(output) = request.options.output() {
-        body.insert("format".to_owned(), output.schema.as_value().clone());
+        encoder.out.set("format", output.schema.as_value().clone());
     }
     let options = encoder.options();
     if !options.is_empty() {
-        body.insert("options".to_owned(), Value::Object(options));
+        encoder.out.set("options", options);
     }
     if request.options.cache() == Some(CacheHint::Long) {
-        body.insert("keep_alive".to_owned(), "1h".into());
+        encoder.out.set("keep_alive", "1h");
     }
     if request.options.metadata().is_some_and(|metadata| !metadata.is_empty()) {
-        encoder.warn("`metadata` is ignored: Ollama does not support it");
+        encoder.out.warn("`metadata` is ignored: Ollama does not support it");
     }
-    Ok(Encoded { body, warnings: encoder.warnings })
+    Ok(encoder.out)
 }
 
-struct Encoder<'a> {
+struct OllamaEncoder<'a> {
     request: &'a Request,
     levels: bool,
     messages: Vec<Value>,
-    warnings: Vec<String>,
+    out: Encoded,
 }
 
 /// The content of a message: its texts, and its images in base64.
 #[derive(Default)]
-struct Parts<'a> {
+struct OllamaParts<'a> {
     texts: Vec<Cow<'a, str>>,
     images: Vec<&'a str>,
 }
 
-impl<'a> Encoder<'a> {
+impl<'a> OllamaEncoder<'a> {
     fn system(&mut self) {
         let system = self.request.system.as_deref().unwrap_or_default();
         if !system.trim().is_empty() {
@@ -75,7 +76,7 @@ impl<'a> Encoder<'a> {
 
     /// Encodes a user message. Tool results come first, each in its own message.
     fn user(&mut self, message: &'a Message) -> Result<(), ProviderError> {
-        let mut parts = Parts::default();
+        let mut parts = OllamaParts::default();
         for result in message.tool_results() {
             let content = self.tool_result(result, &mut parts)?;
             self.messages.push(json!({
@@ -106,8 +107,12 @@ impl<'a> Encoder<'a> {
 
     /// Returns the text of a tool result. Few models support images in tool results, so the images move to the user
     /// message that follows.
-    fn tool_result(&self, result: &'a ToolResult, moved: &mut Parts<'a>) -> Result<String, ProviderError> {
-        let mut parts = Parts::default();
+    fn tool_result(
+        &self,
+        result: &'a ToolResult,
+        moved: &mut OllamaParts<'a>,
+    ) -> Result<String, ProviderError> {
+        let mut parts = OllamaParts::default();
         for block in &result.content {
             match block {
                 ResultBlock::Text(text) if text.text.is_empty() => {}
@@ -124,7 +129,7 @@ impl<'a> Encoder<'a> {
             parts.texts.push("(The images follow in the next user message.)".into());
         }
         let text = parts.texts.join("\n");
-        Ok(texts::of_result(text, result.is_error))
+        Ok(encoding::result_text(text, result.is_error))
     }
 
     fn assistant(&mut self, message: &'a Message) -> Result<(), ProviderError> {
@@ -161,8 +166,12 @@ impl<'a> Encoder<'a> {
         Ok(())
     }
 
-    fn attachment(&self, attachment: &'a Attachment, parts: &mut Parts<'a>) -> Result<(), ProviderError> {
-        if let Some(text) = texts::inlined(self.request, attachment)? {
+    fn attachment(
+        &self,
+        attachment: &'a Attachment,
+        parts: &mut OllamaParts<'a>,
+    ) -> Result<(), ProviderError> {
+        if let Some(text) = encoding::inlined(self.request, attachment)? {
             parts.texts.push(text.into());
             return Ok(());
         }
@@ -193,10 +202,10 @@ impl<'a> Encoder<'a> {
         });
         match self.request.options.tool_choice() {
             Some(ToolChoice::None) => return Vec::new(),
-            Some(ToolChoice::Required | ToolChoice::Tool(_)) => {
-                self.warnings.push("`tool_choice` is ignored: Ollama cannot force a tool".to_owned());
+            choice if is_forced(choice) => {
+                self.out.warn("`tool_choice` is ignored: Ollama cannot force a tool");
             }
-            None | Some(ToolChoice::Auto) => {}
+            _ => {}
         }
         tools.collect()
     }
@@ -210,7 +219,7 @@ impl<'a> Encoder<'a> {
         let levels = self.levels || traits.levels || tag == "cloud" || tag.ends_with("-cloud");
         let effort = match mode {
             ThinkingMode::Off | ThinkingMode::Budget(0) if traits.levels => {
-                self.warn("`thinking` is set to low: it cannot be turned off for this model");
+                self.out.warn("`thinking` is set to low: it cannot be turned off for this model");
                 return Some("low".into());
             }
             ThinkingMode::Off | ThinkingMode::Budget(0) => return Some(false.into()),
@@ -218,7 +227,8 @@ impl<'a> Encoder<'a> {
             ThinkingMode::Budget(budget) => nearest(budget),
         };
         if !levels {
-            self.warn("`thinking` is only turned on: Ollama has no efforts and no budgets for this model");
+            self.out
+                .warn("`thinking` is only turned on: Ollama has no efforts and no budgets for this model");
             return Some(true.into());
         }
         // Ollama's own service replaces a level that the model does not have with the model's default:
@@ -227,14 +237,16 @@ impl<'a> Encoder<'a> {
         let word = EffortWords { max, ..EffortWords::COMMON }.word(effort);
         match mode {
             ThinkingMode::Budget(budget) => {
-                self.warn(format!(
+                self.out.warn(format!(
                     "`thinking` is changed from a budget of {budget} tokens to effort {word}: Ollama does not \
                      support budgets"
                 ));
             }
-            ThinkingMode::Effort(Effort::Minimal) => self.warn("`thinking` minimal is sent to Ollama as low"),
+            ThinkingMode::Effort(Effort::Minimal) => {
+                self.out.warn("`thinking` minimal is sent to Ollama as low")
+            }
             ThinkingMode::Effort(Effort::Max) if word != "max" => {
-                self.warn("`thinking` max is sent to Ollama as high");
+                self.out.warn("`thinking` max is sent to Ollama as high");
             }
             _ => {}
         }
@@ -247,22 +259,12 @@ impl<'a> Encoder<'a> {
         if let Some(max) = options.max_tokens() {
             out.insert("num_predict".to_owned(), max.into());
         }
-        openai::sampling(options, true, &mut out, &mut self.warnings);
-        let stop: Vec<&str> = options
-            .stop_sequences()
-            .into_iter()
-            .flatten()
-            .map(String::as_str)
-            .filter(|s| !s.is_empty())
-            .collect();
+        out.extend(encoding::sampling(options, true, &mut self.out));
+        let stop = encoding::stop_sequences(options, usize::MAX, "Ollama", &mut self.out);
         if !stop.is_empty() {
             out.insert("stop".to_owned(), stop.into());
         }
         out
-    }
-
-    fn warn(&mut self, text: impl Into<String>) {
-        self.warnings.push(text.into());
     }
 }
 
@@ -276,12 +278,7 @@ fn joined(texts: &[Cow<'_, str>]) -> String {
 }
 
 fn call(tool_use: &ToolUse) -> Value {
-    let arguments = match &tool_use.input {
-        input @ Value::Object(_) => input.clone(),
-        Value::Null => json!({}),
-        // The server accepts only objects as arguments, so any other value is wrapped in an object.
-        other => json!({"value": other}),
-    };
+    let arguments = encoding::input_object(tool_use);
     json!({"id": tool_use.id, "function": {"name": tool_use.name, "arguments": arguments}})
 }
 

@@ -1,23 +1,100 @@
-use serde_json::{Map, Value};
+//! Decoding of responses. Compatible servers omit members, set them to null or send values of another type. A value that
+//! cannot be read is treated as absent.
+
+use std::{borrow::Cow, collections::HashMap};
+
+use serde::Deserialize;
+use serde_json::Value;
 
 use super::{
     NAME,
-    answer::ResponseItems,
-    reasoning::Shown,
-    wire::{self, Event, list, text},
+    item::{
+        self, ItemKind, ItemState, ReasoningItem, Repetition, ResponseBlocks, ResponseCall, ResponseItem,
+        ShownReasoning, list, text,
+    },
 };
-use crate::provider::{
-    Delta, MessageDelta, ProviderError, ProviderErrorKind, StopReason,
-    dialect::{
-        Decoder, Frame,
-        counts::Counts,
-        error::{self, is_error},
-        strays,
-        tame::tamed,
+use crate::{
+    message::{ProviderItem, Usage},
+    provider::{
+        BlockStart, Delta, Fold, Part, ProviderError, ProviderErrorKind, StopReason,
+        dialect::{
+            Decoder, Frame,
+            decoding::{Decoded, Metadata, bad, may_be_own, parse, tamed},
+            error::{self, is_error},
+            lenient::{LatestUsage, LenientCount, LenientText, UsageReport},
+        },
     },
 };
 
-type Decoded = Result<(), ProviderError>;
+/// An event of any kind, or a whole response that was not streamed, borrowed from the frame if possible. The struct has the members of all kinds.
+#[derive(Deserialize)]
+struct ResponsesEvent<'a> {
+    #[serde(rename = "type", borrow, default)]
+    kind: LenientText<'a>,
+    #[serde(borrow, default)]
+    object: LenientText<'a>,
+    #[serde(borrow, default)]
+    item_id: LenientText<'a>,
+    #[serde(default)]
+    output_index: LenientCount,
+    #[serde(default)]
+    content_index: LenientCount,
+    #[serde(default)]
+    summary_index: LenientCount,
+    #[serde(borrow, default)]
+    delta: LenientText<'a>,
+    /// The complete text of a part, after its deltas.
+    #[serde(borrow, default)]
+    text: LenientText<'a>,
+    #[serde(borrow, default)]
+    refusal: LenientText<'a>,
+    #[serde(borrow, default)]
+    arguments: LenientText<'a>,
+    #[serde(default)]
+    item: Option<Box<Value>>,
+    #[serde(default)]
+    response: Option<Box<Value>>,
+    #[serde(default)]
+    error: Option<Box<Value>>,
+}
+
+impl ResponsesEvent<'_> {
+    /// Returns whether the event contains, or may contain, the arguments of a call as a JSON object. Parsing such
+    /// arguments into a map would lose repeated keys.
+    fn has_whole_arguments(&self) -> bool {
+        let has_arguments = |item: &Value| {
+            text(item, "type") == "function_call" && item.get("arguments").is_some_and(Value::is_object)
+        };
+        let output = self.response.as_deref().map_or(&[][..], |response| list(response, "output"));
+        self.item.as_deref().is_some_and(has_arguments)
+            || output.iter().any(has_arguments)
+            || self.object.as_str() == "response"
+    }
+
+    /// Returns the id and the index of the item that the event belongs to, as far as the event contains them.
+    fn place(&self) -> ItemRef<'_> {
+        ItemRef { id: self.item_id.as_str(), index: self.output_index.0 }
+    }
+}
+
+/// Takes the string out of a text, without copying an owned string.
+fn take(text: &mut LenientText<'_>) -> String {
+    std::mem::take(text).into_text().map(Cow::into_owned).unwrap_or_default()
+}
+
+/// A reference to an item.
+#[derive(Clone, Copy, Debug)]
+struct ItemRef<'a> {
+    /// The id of the item. Empty if the event has none.
+    id: &'a str,
+    /// The position of the item in the output.
+    index: Option<u64>,
+}
+
+/// Returns whether the wire format does not define an event of this name.
+fn is_foreign(name: &str) -> bool {
+    !name.is_empty() && !name.starts_with("response.")
+}
 
 /// Decodes one response: a stream of events, or one object.
 ///
@@ -28,10 +105,7 @@ type Decoded = Result<(), ProviderError>;
 #[derive(Debug, Default)]
 pub(super) struct ResponsesDecoder {
     answer: ResponseItems,
-    /// The id of the response.
-    id: String,
-    metadata_emitted: bool,
-    model_emitted: bool,
+    metadata: Metadata,
     done: bool,
 }
 
@@ -43,10 +117,10 @@ impl Decoder for ResponsesDecoder {
         if self.done || data.is_empty() || data == "[DONE]" {
             return Ok(());
         }
-        let event = match wire::parse(data) {
+        let event = match parse::<ResponsesEvent<'_>>(data) {
             Ok(event) if !event.has_whole_arguments() => Ok(event),
             event => match tamed(data).as_deref() {
-                Some(tame) if let Ok(event) = wire::parse(tame) => {
+                Some(tame) if let Ok(event) = parse(tame) => {
                     return self.event(frame.name(), event, tame, deltas);
                 }
                 _ => event,
@@ -54,13 +128,9 @@ impl Decoder for ResponsesDecoder {
         };
         match event {
             Ok(event) => self.event(frame.name(), event, data, deltas),
-            Err(_) if frame.event == "error" => Err(service_error(data)),
-            Err(_) if wire::is_foreign(frame.name()) && !strays::may_be_own(data) => Ok(()),
-            Err(cause) => {
-                Err(ProviderError::new(ProviderErrorKind::Decoding, "an event is not a JSON object")
-                    .with_source(cause)
-                    .with_body(data))
-            }
+            Err(_) if frame.event == "error" => Err(error::from_event(data)),
+            Err(_) if is_foreign(frame.name()) && !may_be_own(data) => Ok(()),
+            Err(cause) => Err(bad("an event is not a JSON object", data).with_source(cause)),
         }
     }
 
@@ -79,28 +149,34 @@ impl Decoder for ResponsesDecoder {
 impl ResponsesDecoder {
     /// Decodes an event. The data of the event names its kind. If the data names no kind, the name of the event is
     /// used.
-    fn event(&mut self, name: &str, mut event: Event<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
+    fn event(
+        &mut self,
+        name: &str,
+        mut event: ResponsesEvent<'_>,
+        data: &str,
+        deltas: &mut Vec<Delta>,
+    ) -> Decoded {
         let kind = std::mem::take(&mut event.kind);
         let kind = if kind.as_str().is_empty() { name } else { kind.as_str() };
         match kind {
             "response.output_text.delta" | "response.refusal.delta" => {
                 self.answer.refused |= kind == "response.refusal.delta";
-                let more = wire::take(&mut event.delta);
+                let more = take(&mut event.delta);
                 self.answer.text(event.place(), event.content_index.0, more, deltas)
             }
             "response.function_call_arguments.delta" => {
-                let more = wire::take(&mut event.delta);
+                let more = take(&mut event.delta);
                 self.answer.arguments(event.place(), more, deltas)
             }
             "response.reasoning_summary_text.delta" => {
                 let (part, more) = (event.summary_index.0, event.delta.as_str());
-                self.answer.reasoning(event.place(), Shown::Summary, part, more, deltas)
+                self.answer.reasoning(event.place(), ShownReasoning::Summary, part, more, deltas)
             }
             // `response.reasoning.delta` is the former name of `response.reasoning_text.delta`. Some servers still use
             // it.
             "response.reasoning_text.delta" | "response.reasoning.delta" => {
                 let (part, more) = (event.content_index.0, event.delta.as_str());
-                self.answer.reasoning(event.place(), Shown::Content, part, more, deltas)
+                self.answer.reasoning(event.place(), ShownReasoning::Content, part, more, deltas)
             }
             "response.output_text.done" => {
                 self.answer.whole_text(event.place(), event.content_index.0, event.text.as_str(), deltas)
@@ -136,51 +212,25 @@ impl ResponsesDecoder {
                 };
                 self.finish(kind, &response, data, deltas)
             }
-            "error" => Err(service_error(data)),
+            "error" => Err(error::from_event(data)),
             "" if event.object.as_str() == "response" => match serde_json::from_str(data) {
                 Ok(response) => self.finish(kind, &response, data, deltas),
                 Err(cause) => Err(bad("the response is not a JSON object", data).with_source(cause)),
             },
             // llama.cpp sends only the member `error`, without a `type`.
-            _ if event.error.as_deref().is_some_and(is_error) => Err(service_error(data)),
+            _ if event.error.as_deref().is_some_and(is_error) => Err(error::from_event(data)),
             _ => Ok(()),
         }
     }
 
-    /// Emits the id and the model as soon as they are known, and the name of the wire format at the first event.
     fn emit_metadata(&mut self, response: &Value, deltas: &mut Vec<Delta>) {
-        let (id, model) = (text(response, "id"), text(response, "model"));
-        let new_id = self.id.is_empty() && !id.is_empty();
-        let new_model = !self.model_emitted && !model.is_empty();
-        if self.metadata_emitted && !new_id && !new_model {
-            return;
-        }
-        if new_id {
-            id.clone_into(&mut self.id);
-        }
-        let mut data = Map::new();
-        if !self.id.is_empty() {
-            data.insert("id".to_owned(), Value::from(&*self.id));
-        }
-        self.metadata_emitted = true;
-        self.model_emitted |= new_model;
-        deltas.push(Delta::Message(Box::new(MessageDelta {
-            model: new_model.then(|| model.to_owned()),
-            provider_data: Map::from_iter([(NAME.to_owned(), Value::Object(data))]),
-            ..MessageDelta::default()
-        })));
+        self.metadata.emit(NAME, "id", text(response, "id"), text(response, "model"), deltas);
     }
 
     fn finish(&mut self, kind: &str, response: &Value, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
         self.emit_metadata(response, deltas);
         if let Some(report) = response.get("usage") {
-            let mut counts = Counts::of("usage", report);
-            if let Some(usage) = wire::usage(&mut counts) {
-                let message = MessageDelta { usage: Some(usage), ..MessageDelta::default() };
-                deltas.push(Delta::Message(Box::new(message)));
-            }
-            // Each response has only one usage report, so there is at most one warning.
-            counts.warn(&mut false, deltas);
+            LatestUsage::default().report(UsageReport::of("usage", "", report), read_usage, deltas);
         }
         let status = match text(response, "status") {
             "" | "in_progress" | "queued" => kind.strip_prefix("response.").unwrap_or("completed"),
@@ -219,14 +269,382 @@ impl ResponsesDecoder {
     }
 }
 
-fn service_error(data: &str) -> ProviderError {
-    error::from_event(data)
-}
-
 fn failed(message: &str, data: &str) -> ProviderError {
     ProviderError::new(ProviderErrorKind::Service, message).with_body(data)
 }
 
-fn bad(message: &str, data: &str) -> ProviderError {
-    ProviderError::new(ProviderErrorKind::Decoding, message).with_body(data)
+/// Returns the usage of a response. The service counts tokens that were read from or written to a cache as part of the
+/// prompt, so they are subtracted.
+fn read_usage(report: &mut UsageReport<'_>) -> Usage {
+    let prompt = report.count(&["input_tokens"]).unwrap_or(0);
+    let cache_read = report.count(&["input_tokens_details", "cached_tokens"]).unwrap_or(0).min(prompt);
+    // OpenRouter reports the tokens that were written to the cache under this name.
+    let written = report.count(&["input_tokens_details", "cache_write_tokens"]).unwrap_or(0);
+    let cache_write = written.min(prompt - cache_read);
+    let reasoning = report.count(&["output_tokens_details", "reasoning_tokens"]).unwrap_or(0);
+    Usage {
+        input: prompt - cache_read - cache_write,
+        cache_read,
+        cache_write,
+        output: report.count(&["output_tokens"]).unwrap_or(0).max(reasoning),
+        reasoning,
+        // OpenRouter reports the cost of the request, in US dollars.
+        cost: report.amount(&["cost"]),
+    }
+}
+
+/// The items of one response. Finds the item that an event belongs to, and applies the event to that item.
+#[derive(Debug, Default)]
+struct ResponseItems {
+    items: Vec<ResponseItem>,
+    /// Maps the id of each item to its position.
+    ids: HashMap<String, usize>,
+    /// The number of blocks so far.
+    blocks: usize,
+    /// The number of bytes that are stored until the response ends.
+    kept: usize,
+    refused: bool,
+    /// The items that nothing has answered so far: the id to which the answer refers, and the warning about the item.
+    open: Vec<(String, String)>,
+    /// Whether the warning about a differing text was emitted.
+    warned: bool,
+}
+
+impl ResponseItems {
+    /// Returns whether the response contains a tool call whose block has started.
+    fn has_calls(&self) -> bool {
+        self.items.iter().any(|item| matches!(&item.state, ItemState::Call(call) if call.is_emitted()))
+    }
+
+    /// Begins an item. If the item is already known, and is a call whose block has not started, starts the block.
+    fn add(&mut self, whole: &Value, index: Option<u64>, deltas: &mut Vec<Delta>) -> Decoded {
+        let place = ItemRef { id: text(whole, "id"), index };
+        let known = match place.id {
+            // If the service sends no id, the index identifies the item. Some services send no indices either.
+            "" => self.items.iter().position(|item| {
+                index.is_some() && item.index == index && item.kind() == ItemKind::of(whole) && !item.done
+            }),
+            _ => self.named(whole),
+        };
+        let Some(at) = known else {
+            return self.push(whole, place, deltas).map(drop);
+        };
+        // The arguments of a tool call may have arrived before the item of the call, so the block of the call may start
+        // now.
+        if let ItemState::Call(call) = &mut self.items[at].state {
+            call.start(whole, &mut ResponseBlocks { count: &mut self.blocks, deltas });
+        }
+        self.check_blocks()
+    }
+
+    fn push(
+        &mut self,
+        whole: &Value,
+        place: ItemRef<'_>,
+        deltas: &mut Vec<Delta>,
+    ) -> Result<usize, ProviderError> {
+        let at = self.items.len();
+        if at >= Fold::MAX_BLOCKS {
+            return Err(broken(format!("more than {} items in one response", Fold::MAX_BLOCKS)));
+        }
+        let mut blocks = ResponseBlocks { count: &mut self.blocks, deltas };
+        let (mut kept, mut call_id) = (place.id.len(), "");
+        let state = match ItemKind::of(whole) {
+            ItemKind::Message => ItemState::Message(Vec::new()),
+            ItemKind::Reasoning => ItemState::Reasoning(ReasoningItem::default()),
+            ItemKind::Call => {
+                call_id = text(whole, "call_id");
+                let mut call = ResponseCall::holding(item::arguments(whole).unwrap_or_default());
+                call.start(whole, &mut blocks);
+                kept += call_id.len() + call.held();
+                ItemState::Call(call)
+            }
+            ItemKind::Opaque => {
+                let item = ProviderItem::new(NAME, whole.clone());
+                ItemState::Opaque { block: blocks.start(BlockStart::ProviderItem(item)) }
+            }
+        };
+        self.keep(kept)?;
+        if !place.id.is_empty() {
+            self.ids.insert(place.id.to_owned(), at);
+        }
+        let call_id = call_id.to_owned();
+        self.items.push(ResponseItem { index: place.index, call_id, done: false, state });
+        self.check_blocks()?;
+        Ok(at)
+    }
+
+    /// Returns the item that content of this kind belongs to. If there is no such item, starts a new one. Returns
+    /// `None` if the whole item was already emitted.
+    fn open(
+        &mut self,
+        place: ItemRef<'_>,
+        kind: ItemKind,
+        deltas: &mut Vec<Delta>,
+    ) -> Result<Option<usize>, ProviderError> {
+        let at = self.ids.get(place.id).copied().or_else(|| self.unnamed(place, kind));
+        match at {
+            Some(at) if self.items[at].done => Ok(None),
+            Some(at) if self.items[at].kind() == kind => Ok(Some(at)),
+            Some(at) => {
+                let is = self.items[at].kind().name();
+                Err(broken(format!("a delta of {} for an item that is {is}", kind.name())))
+            }
+            None => {
+                let stub = match kind {
+                    ItemKind::Message => "message",
+                    ItemKind::Reasoning => "reasoning",
+                    ItemKind::Call | ItemKind::Opaque => "function_call",
+                };
+                self.push(&serde_json::json!({"type": stub}), place, deltas).map(Some)
+            }
+        }
+    }
+
+    /// Finds the item for an unknown id. Some services give an item another id in each event but always the same index.
+    /// Other services send neither ids nor indices, or give all items the same index.
+    fn unnamed(&self, place: ItemRef<'_>, kind: ItemKind) -> Option<usize> {
+        let fits = |item: &ResponseItem| item.kind() == kind && !item.done;
+        let at_index = self.items.iter().rposition(|item| place.index.is_some() && item.index == place.index);
+        at_index
+            .filter(|at| place.id.is_empty() || fits(&self.items[*at]))
+            .or_else(|| self.items.iter().rposition(fits).filter(|_| place.index.is_none()))
+    }
+
+    /// Appends text to a message.
+    fn text(
+        &mut self,
+        place: ItemRef<'_>,
+        part: Option<u64>,
+        more: String,
+        deltas: &mut Vec<Delta>,
+    ) -> Decoded {
+        if more.is_empty() {
+            return Ok(());
+        }
+        if let Some(at) = self.open(place, ItemKind::Message, deltas)?
+            && let ItemState::Message(sections) = &mut self.items[at].state
+        {
+            let mut blocks = ResponseBlocks { count: &mut self.blocks, deltas };
+            item::grow_message(sections, part, more, &mut blocks);
+        }
+        self.check_blocks()
+    }
+
+    /// Completes the text of a part of a message.
+    fn whole_text(
+        &mut self,
+        place: ItemRef<'_>,
+        part: Option<u64>,
+        whole: &str,
+        deltas: &mut Vec<Delta>,
+    ) -> Decoded {
+        if let Some(at) = self.open(place, ItemKind::Message, deltas)?
+            && let ItemState::Message(sections) = &mut self.items[at].state
+        {
+            let mut blocks = ResponseBlocks { count: &mut self.blocks, deltas };
+            let repetition = item::complete_section(sections, part, whole, &mut blocks);
+            self.warn_if_differs(repetition, deltas);
+        }
+        self.check_blocks()
+    }
+
+    /// Appends text to the readable reasoning.
+    fn reasoning(
+        &mut self,
+        place: ItemRef<'_>,
+        shown: ShownReasoning,
+        part: Option<u64>,
+        more: &str,
+        deltas: &mut Vec<Delta>,
+    ) -> Decoded {
+        if let Some(at) = self.open(place, ItemKind::Reasoning, deltas)?
+            && let ItemState::Reasoning(reasoning) = &mut self.items[at].state
+        {
+            reasoning.grow(shown, part, more, &mut ResponseBlocks { count: &mut self.blocks, deltas });
+        }
+        self.check_blocks()
+    }
+
+    /// Appends text to a tool call's arguments.
+    fn arguments(&mut self, place: ItemRef<'_>, more: String, deltas: &mut Vec<Delta>) -> Decoded {
+        if let Some(at) = self.open(place, ItemKind::Call, deltas)?
+            && let ItemState::Call(call) = &mut self.items[at].state
+        {
+            if !call.is_emitted() {
+                self.kept = grown(self.kept, more.len())?;
+            }
+            call.grow(more, &mut ResponseBlocks { count: &mut self.blocks, deltas });
+        }
+        Ok(())
+    }
+
+    /// Completes a tool call's arguments.
+    fn whole_arguments(&mut self, place: ItemRef<'_>, whole: &str, deltas: &mut Vec<Delta>) -> Decoded {
+        if let Some(at) = self.open(place, ItemKind::Call, deltas)?
+            && let ItemState::Call(call) = &mut self.items[at].state
+        {
+            if !call.is_emitted() {
+                self.kept = grown(self.kept, whole.len())?;
+            }
+            call.complete_arguments(whole, &mut ResponseBlocks { count: &mut self.blocks, deltas });
+        }
+        Ok(())
+    }
+
+    /// Completes an item, and emits the data that was not emitted yet.
+    fn complete(&mut self, whole: &Value, index: Option<u64>, deltas: &mut Vec<Delta>) -> Decoded {
+        let place = ItemRef { id: text(whole, "id"), index };
+        let kind = ItemKind::of(whole);
+        let named = self.named(whole).or_else(|| self.unnamed(place, kind));
+        let at = named.filter(|at| self.items[*at].kind() == kind);
+        let at = match at {
+            Some(at) => at,
+            None => self.push(whole, place, deltas)?,
+        };
+        self.fill(at, whole, deltas)
+    }
+
+    /// Adds the data of a complete item to the known item at this position.
+    fn fill(&mut self, at: usize, whole: &Value, deltas: &mut Vec<Delta>) -> Decoded {
+        let item = &mut self.items[at];
+        if item.is_settled() || item.kind() != ItemKind::of(whole) {
+            return Ok(());
+        }
+        check_count("parts", list(whole, "content"))?;
+        item.done = true;
+        let mut blocks = ResponseBlocks { count: &mut self.blocks, deltas };
+        match &mut item.state {
+            ItemState::Message(sections) => {
+                self.refused |= item::is_refusal(whole);
+                let repetition = item::complete_message(sections, whole, &mut blocks);
+                self.warn_if_differs(repetition, deltas);
+            }
+            ItemState::Reasoning(reasoning) => reasoning.complete(whole, &mut blocks),
+            ItemState::Call(call) => {
+                call.complete(whole, &mut blocks);
+                text(whole, "call_id").clone_into(&mut item.call_id);
+            }
+            ItemState::Opaque { block } => {
+                blocks.extend(*block, Part::Item(whole.clone()));
+                blocks.end(*block);
+                let answered = item::answered(whole);
+                self.open.retain(|(id, _)| answered != Some(id));
+                self.open.extend(item::asked(whole).map(|id| (id.to_owned(), open_warning(whole))));
+            }
+        }
+        self.check_blocks()
+    }
+
+    /// Completes the response. Emits the data that was not emitted yet, and emits no data twice.
+    fn finish(&mut self, output: &[Value], deltas: &mut Vec<Delta>) -> Decoded {
+        check_count("items", output)?;
+        let streamed = self.items.len();
+        let mut claimed = vec![false; streamed];
+        let mut nameless = Vec::new();
+        for whole in output.iter().filter(|whole| whole.is_object()) {
+            match self.same(whole) {
+                Some(at) => {
+                    claimed[at] = true;
+                    self.fill(at, whole, deltas)?;
+                }
+                None => nameless.push(whole),
+            }
+        }
+        // No final item in `nameless` was streamed under its id. If an unclaimed streamed item has the same kind, it is
+        // taken to be the same item under another id. If there is none, the final item was not streamed, and is added.
+        for whole in nameless {
+            let kind = ItemKind::of(whole);
+            let at = (0..streamed).find(|at| !claimed[*at] && self.items[*at].kind() == kind);
+            let at = match at {
+                Some(at) => at,
+                None => self.push(whole, ItemRef { id: text(whole, "id"), index: None }, deltas)?,
+            };
+            if let Some(claimed) = claimed.get_mut(at) {
+                *claimed = true;
+            }
+            self.fill(at, whole, deltas)?;
+        }
+        let mut blocks = ResponseBlocks { count: &mut self.blocks, deltas };
+        for item in &mut self.items {
+            if let ItemState::Call(call) = &mut item.state {
+                call.give_up(&mut blocks).map_err(broken)?;
+            }
+        }
+        deltas.extend(self.open.drain(..).map(|(_, warning)| Delta::warning(warning)));
+        Ok(())
+    }
+
+    /// Returns the streamed item with the same id. Two items with the same id but different call ids are different
+    /// items.
+    fn named(&self, whole: &Value) -> Option<usize> {
+        let at = self.ids.get(text(whole, "id")).copied()?;
+        let (known, given) = (self.items[at].call_id.as_str(), text(whole, "call_id"));
+        (known.is_empty() || given.is_empty() || known == given).then_some(at)
+    }
+
+    /// Returns the streamed item with the same item id or the same call id.
+    fn same(&self, whole: &Value) -> Option<usize> {
+        self.named(whole).or_else(|| {
+            let call_id = text(whole, "call_id");
+            let same = |item: &ResponseItem| !call_id.is_empty() && item.call_id == call_id;
+            self.items.iter().position(same)
+        })
+    }
+
+    fn warn_if_differs(&mut self, repetition: Repetition, deltas: &mut Vec<Delta>) {
+        if repetition == Repetition::Differs && !self.warned {
+            self.warned = true;
+            let warning = "the complete text at the end of the response differs from the streamed text: \
+                           the streamed text is kept, and its end may be missing";
+            deltas.push(Delta::warning(warning));
+        }
+    }
+
+    fn keep(&mut self, bytes: usize) -> Decoded {
+        self.kept = grown(self.kept, bytes)?;
+        Ok(())
+    }
+
+    /// Checks the limit of blocks in a message early, so that the deltas of an event cannot grow without end.
+    fn check_blocks(&self) -> Decoded {
+        if self.blocks > Fold::MAX_BLOCKS {
+            return Err(broken(format!("more than {} blocks in one response", Fold::MAX_BLOCKS)));
+        }
+        Ok(())
+    }
+}
+
+/// Rejects a list that exceeds the limit of blocks in a message. The check is made before the list is read.
+fn check_count(what: &str, list: &[Value]) -> Decoded {
+    if list.len() > Fold::MAX_BLOCKS {
+        return Err(broken(format!("more than {} {what} in one response", Fold::MAX_BLOCKS)));
+    }
+    Ok(())
+}
+
+fn grown(kept: usize, more: usize) -> Result<usize, ProviderError> {
+    let kept = kept.saturating_add(more);
+    if kept > Fold::LIMIT {
+        return Err(broken(format!("the response is longer than the limit of {} bytes", Fold::LIMIT)));
+    }
+    Ok(kept)
+}
+
+fn broken(message: impl Into<String>) -> ProviderError {
+    ProviderError::new(ProviderErrorKind::Decoding, message)
+}
+
+/// Returns the warning about an item that nothing has answered at the end of a response.
+fn open_warning(item: &Value) -> String {
+    format!(
+        "the response ends with an open item, {} `{}`, which this crate cannot answer: the item is omitted from later \
+         requests, unless a user message answers it with a provider item",
+        text(item, "type"),
+        ["name", "call_id", "id"]
+            .map(|key| text(item, key))
+            .into_iter()
+            .find(|name| !name.is_empty())
+            .unwrap_or("")
+    )
 }

@@ -1,13 +1,49 @@
 //! An item of a response, and the blocks that are created from it.
 
+use crc32fast::Hasher;
 use serde_json::{Map, Value};
 
-use super::{
-    reasoning::Reasoning,
-    received::Received,
-    wire::{arguments, call_signature, list, text},
-};
 use crate::provider::{BlockStart, Delta, Part};
+
+/// The text between two parts in a thinking block.
+const GAP: &str = "\n\n";
+
+/// Returns the string at `key`, or an empty string if it is absent.
+pub(super) fn text<'a>(value: &'a Value, key: &str) -> &'a str {
+    value.get(key).and_then(Value::as_str).unwrap_or_default()
+}
+
+/// Returns the list at `key`, or an empty list if it is absent.
+pub(super) fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
+    value.get(key).and_then(Value::as_array).map_or(&[], Vec::as_slice)
+}
+
+/// Returns the id to which the answer of this item refers. Returns `None` if the application need not answer the item. This
+/// crate itself runs only functions.
+///
+/// Source of the kinds: `ResponseInputItem` in the types of OpenAI's official SDKs.
+pub(super) fn asked(item: &Value) -> Option<&str> {
+    let id = match text(item, "type") {
+        "custom_tool_call"
+        | "local_shell_call"
+        | "shell_call"
+        | "apply_patch_call"
+        | "computer_call"
+        // A search that the service itself runs has no id for its answer.
+        | "tool_search_call" => text(item, "call_id"),
+        "mcp_approval_request" => text(item, "id"),
+        _ => "",
+    };
+    Some(id).filter(|id| !id.is_empty())
+}
+
+/// Returns the id to which an answer refers. Returns `None` if the item is not an answer.
+pub(super) fn answered(item: &Value) -> Option<&str> {
+    let kind = text(item, "type");
+    let keys = ["call_id", "approval_request_id", "id"];
+    let id = keys.map(|key| text(item, key)).into_iter().find(|id| !id.is_empty());
+    id.filter(|_| kind.ends_with("_output") || kind == "mcp_approval_response")
+}
 
 /// The kind of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +78,7 @@ impl ItemKind {
 
 /// An item of the response.
 #[derive(Debug)]
-pub(super) struct Item {
+pub(super) struct ResponseItem {
     /// The position of the item in the output, if the service sends it.
     pub(super) index: Option<u64>,
     /// The id with which a result refers to a function call. Empty for other items.
@@ -55,26 +91,26 @@ pub(super) struct Item {
 /// The growing content of an item.
 #[derive(Debug)]
 pub(super) enum ItemState {
-    Message(Vec<Section>),
-    Reasoning(Reasoning),
-    Call(Call),
+    Message(Vec<MessageSection>),
+    Reasoning(ReasoningItem),
+    Call(ResponseCall),
     Opaque { block: usize },
 }
 
 /// A part of a message. Each part becomes a block.
 #[derive(Debug)]
-pub(super) struct Section {
+pub(super) struct MessageSection {
     /// The index of the part on the wire.
     index: u64,
     block: usize,
-    received: Received,
+    received: ReceivedText,
 }
 
 /// A function call. Its block starts when its name is known.
 #[derive(Debug, Default)]
-pub(super) struct Call {
+pub(super) struct ResponseCall {
     block: Option<usize>,
-    received: Received,
+    received: ReceivedText,
     signed: bool,
     /// Arguments that arrived before the name, or with the start of the item. They are used unless other arguments
     /// arrive.
@@ -91,12 +127,12 @@ pub(super) enum Repetition {
 }
 
 /// Emits the deltas of blocks.
-pub(super) struct Blocks<'a> {
+pub(super) struct ResponseBlocks<'a> {
     pub(super) count: &'a mut usize,
     pub(super) deltas: &'a mut Vec<Delta>,
 }
 
-impl Blocks<'_> {
+impl ResponseBlocks<'_> {
     pub(super) fn start(&mut self, block: BlockStart) -> usize {
         let index = *self.count;
         *self.count += 1;
@@ -113,10 +149,10 @@ impl Blocks<'_> {
     }
 
     /// Appends the part of `whole` that was not received yet, if `whole` begins with the received text.
-    pub(super) fn append_rest(
+    fn append_rest(
         &mut self,
         block: usize,
-        received: &mut Received,
+        received: &mut ReceivedText,
         whole: &str,
         part: fn(String) -> Part,
     ) {
@@ -127,7 +163,7 @@ impl Blocks<'_> {
     }
 }
 
-impl Item {
+impl ResponseItem {
     pub(super) fn kind(&self) -> ItemKind {
         match self.state {
             ItemState::Message(_) => ItemKind::Message,
@@ -152,10 +188,10 @@ impl Item {
 
 /// Appends text to a part of a message. `index` is the index of the part, if the service sends it.
 pub(super) fn grow_message(
-    sections: &mut Vec<Section>,
+    sections: &mut Vec<MessageSection>,
     index: Option<u64>,
     more: String,
-    blocks: &mut Blocks<'_>,
+    blocks: &mut ResponseBlocks<'_>,
 ) {
     let at = match index {
         Some(index) => sections.iter().rposition(|section| section.index == index),
@@ -163,7 +199,7 @@ pub(super) fn grow_message(
     };
     let at = at.unwrap_or_else(|| {
         let block = blocks.start(BlockStart::Text);
-        sections.push(Section { index: index.unwrap_or(0), block, received: Received::default() });
+        sections.push(MessageSection { index: index.unwrap_or(0), block, received: ReceivedText::default() });
         sections.len() - 1
     });
     sections[at].received.add(&more);
@@ -172,10 +208,10 @@ pub(super) fn grow_message(
 
 /// Appends the part of a section's complete text that was not received yet.
 pub(super) fn complete_section(
-    sections: &mut Vec<Section>,
+    sections: &mut Vec<MessageSection>,
     index: Option<u64>,
     whole: &str,
-    blocks: &mut Blocks<'_>,
+    blocks: &mut ResponseBlocks<'_>,
 ) -> Repetition {
     match sections.iter_mut().rfind(|section| index.is_none_or(|index| section.index == index)) {
         Some(section) if section.received.differs(whole) => return Repetition::Differs,
@@ -188,9 +224,9 @@ pub(super) fn complete_section(
 
 /// Appends the parts of a message's complete text that were not received yet.
 pub(super) fn complete_message(
-    sections: &mut Vec<Section>,
+    sections: &mut Vec<MessageSection>,
     item: &Value,
-    blocks: &mut Blocks<'_>,
+    blocks: &mut ResponseBlocks<'_>,
 ) -> Repetition {
     let parts = list(item, "content");
     let texts: Vec<&str> = parts
@@ -205,7 +241,7 @@ pub(super) fn complete_message(
     let received: usize = sections.iter().map(|section| section.received.bytes()).sum();
     let mut repetition = Repetition::Fits;
     if received < texts.iter().map(|text| text.len()).sum() {
-        let continued = |section: &Section| {
+        let continued = |section: &MessageSection| {
             let whole = usize::try_from(section.index).ok().and_then(|index| texts.get(index));
             whole.is_some_and(|whole| section.received.rest(whole).is_some())
         };
@@ -249,7 +285,7 @@ fn signature(part: &Value, item: &Value) -> Option<String> {
     (!kept.is_empty()).then(|| Value::Object(kept).to_string())
 }
 
-impl Call {
+impl ResponseCall {
     pub(super) fn holding(held: String) -> Self {
         Self { held, ..Self::default() }
     }
@@ -260,7 +296,7 @@ impl Call {
     }
 
     /// Starts the block, once the name is known.
-    pub(super) fn start(&mut self, item: &Value, blocks: &mut Blocks<'_>) {
+    pub(super) fn start(&mut self, item: &Value, blocks: &mut ResponseBlocks<'_>) {
         let name = text(item, "name");
         if self.block.is_some() || name.is_empty() {
             return;
@@ -277,14 +313,14 @@ impl Call {
 
     /// Immediately emits the data that has to be sent back with the call. If the response were interrupted before this
     /// data is emitted, the service would reject the call.
-    fn sign(&mut self, block: usize, item: &Value, blocks: &mut Blocks<'_>) {
+    fn sign(&mut self, block: usize, item: &Value, blocks: &mut ResponseBlocks<'_>) {
         if let Some(kept) = call_signature(item).filter(|_| !self.signed) {
             self.signed = true;
             blocks.extend(block, Part::Signature(kept));
         }
     }
 
-    pub(super) fn grow(&mut self, more: String, blocks: &mut Blocks<'_>) {
+    pub(super) fn grow(&mut self, more: String, blocks: &mut ResponseBlocks<'_>) {
         match self.block {
             Some(block) => {
                 self.received.add(&more);
@@ -296,7 +332,7 @@ impl Call {
 
     /// Appends the part of the complete arguments that was not received yet. Some services repeat arguments with
     /// different white space, so a difference causes no warning. The received arguments are validated later.
-    pub(super) fn complete_arguments(&mut self, whole: &str, blocks: &mut Blocks<'_>) {
+    pub(super) fn complete_arguments(&mut self, whole: &str, blocks: &mut ResponseBlocks<'_>) {
         match self.block {
             Some(block) => blocks.append_rest(block, &mut self.received, whole, Part::Input),
             None => whole.clone_into(&mut self.held),
@@ -305,7 +341,7 @@ impl Call {
 
     /// Completes the call with the data of its complete item. Does nothing if the name of the called tool is still
     /// unknown.
-    pub(super) fn complete(&mut self, item: &Value, blocks: &mut Blocks<'_>) {
+    pub(super) fn complete(&mut self, item: &Value, blocks: &mut ResponseBlocks<'_>) {
         self.start(item, blocks);
         let Some(block) = self.block else {
             return;
@@ -323,14 +359,14 @@ impl Call {
     /// # Errors
     ///
     /// Fails if the name of the called tool is still unknown.
-    pub(super) fn give_up(&mut self, blocks: &mut Blocks<'_>) -> Result<(), &'static str> {
+    pub(super) fn give_up(&mut self, blocks: &mut ResponseBlocks<'_>) -> Result<(), &'static str> {
         let block = self.block.ok_or("a function call has no name")?;
         let held = std::mem::take(&mut self.held);
         self.emit_held(block, &held, blocks);
         Ok(())
     }
 
-    fn emit_held(&mut self, block: usize, held: &str, blocks: &mut Blocks<'_>) {
+    fn emit_held(&mut self, block: usize, held: &str, blocks: &mut ResponseBlocks<'_>) {
         if self.received.bytes() == 0 {
             blocks.append_rest(block, &mut self.received, held, Part::Input);
         }
@@ -339,5 +375,169 @@ impl Call {
     /// Returns whether the block of the call was started.
     pub(super) fn is_emitted(&self) -> bool {
         self.block.is_some()
+    }
+}
+
+/// A reasoning item. All of its parts form one block, which starts with the first part.
+#[derive(Debug, Default)]
+pub(super) struct ReasoningItem {
+    block: Option<usize>,
+    /// The kind of text that the block contains: the summary or the reasoning itself. If a service sends both, the
+    /// block contains the kind that arrives first.
+    shown: Option<ShownReasoning>,
+    part: Option<u64>,
+    received: ReceivedText,
+    ended: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ShownReasoning {
+    Summary,
+    Content,
+}
+
+impl ShownReasoning {
+    const fn key(self) -> &'static str {
+        match self {
+            Self::Summary => "summary",
+            Self::Content => "content",
+        }
+    }
+}
+
+impl ReasoningItem {
+    /// Returns whether the item was received completely, with all data that has to be sent back.
+    pub(super) const fn has_ended(&self) -> bool {
+        self.ended
+    }
+
+    /// Appends text to the summary or to the reasoning itself. `part` is the index of the part, if the service sends
+    /// it.
+    pub(super) fn grow(
+        &mut self,
+        shown: ShownReasoning,
+        part: Option<u64>,
+        more: &str,
+        blocks: &mut ResponseBlocks<'_>,
+    ) {
+        if more.is_empty() || *self.shown.get_or_insert(shown) != shown {
+            return;
+        }
+        let next = part.is_some() && self.part.is_some() && part != self.part;
+        self.part = part.or(self.part);
+        let gap = if next && self.received.bytes() > 0 { GAP } else { "" };
+        let more = format!("{gap}{more}");
+        self.received.add(&more);
+        let block = *self.block.get_or_insert_with(|| blocks.start(BlockStart::Thinking));
+        blocks.extend(block, Part::Text(more));
+    }
+
+    /// Appends the part of the complete text that was not received yet, and the signature, if the item can be sent
+    /// back.
+    pub(super) fn complete(&mut self, item: &Value, blocks: &mut ResponseBlocks<'_>) {
+        let there = |shown: ShownReasoning| !list(item, shown.key()).is_empty();
+        let shown = self
+            .shown
+            .or_else(|| [ShownReasoning::Summary, ShownReasoning::Content].into_iter().find(|it| there(*it)));
+        let texts: Vec<&str> = match shown {
+            Some(shown) => list(item, shown.key()).iter().map(|part| text(part, "text")).collect(),
+            None => Vec::new(),
+        };
+        let whole = texts.join(GAP);
+        let is_block = self.received.rest(&whole).is_some();
+        let kept = kept_reasoning(item, if is_block && texts.len() == 1 { Some(&whole) } else { None });
+        if self.block.is_none() && whole.is_empty() && kept.is_none() {
+            return;
+        }
+        let block = *self.block.get_or_insert_with(|| blocks.start(BlockStart::Thinking));
+        self.shown = shown;
+        blocks.append_rest(block, &mut self.received, &whole, Part::Text);
+        if let Some(kept) = kept {
+            blocks.extend(block, Part::Signature(kept));
+            blocks.end(block);
+            self.ended = true;
+        }
+    }
+}
+
+/// Encodes a reasoning item for the signature of its block, if the item can be sent back. A part whose text equals the
+/// block's text is stored without its text.
+fn kept_reasoning(item: &Value, of_block: Option<&str>) -> Option<String> {
+    let encrypted = item.get("encrypted_content").and_then(Value::as_str).filter(|it| !it.is_empty());
+    let readable = list(item, "content");
+    if encrypted.is_none() && readable.is_empty() {
+        return None;
+    }
+    let mut kept = Map::from_iter([("type".to_owned(), Value::from("reasoning"))]);
+    if !text(item, "id").is_empty() {
+        kept.insert("id".to_owned(), text(item, "id").into());
+    }
+    kept.insert("summary".to_owned(), list(item, "summary").into());
+    if !readable.is_empty() {
+        kept.insert("content".to_owned(), readable.into());
+    }
+    kept.extend(encrypted.map(|payload| ("encrypted_content".to_owned(), payload.into())));
+    if let Some(whole) = of_block {
+        for key in ["summary", "content"] {
+            for part in kept.get_mut(key).and_then(Value::as_array_mut).into_iter().flatten() {
+                if let Value::Object(part) = part
+                    && part.get("text").is_some_and(|text| text == whole)
+                {
+                    part.shift_remove("text");
+                }
+            }
+        }
+    }
+    Some(Value::Object(kept).to_string())
+}
+
+/// The received text of a block, stored as its length and its digest. They are compared with the whole text that the
+/// service repeats at the end, so that the text itself need not be stored twice.
+#[derive(Clone, Debug, Default)]
+struct ReceivedText {
+    bytes: usize,
+    digest: Hasher,
+}
+
+impl ReceivedText {
+    fn add(&mut self, more: &str) {
+        self.bytes += more.len();
+        self.digest.update(more.as_bytes());
+    }
+
+    const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Returns the part of `whole` after the received text, if `whole` begins with that text.
+    fn rest<'w>(&self, whole: &'w str) -> Option<&'w str> {
+        let (begin, rest) = whole.split_at_checked(self.bytes)?;
+        (crc32fast::hash(begin.as_bytes()) == self.digest.clone().finalize()).then_some(rest)
+    }
+
+    /// Returns whether `whole` is longer than the received text and does not continue it.
+    fn differs(&self, whole: &str) -> bool {
+        whole.len() > self.bytes && self.rest(whole).is_none()
+    }
+}
+
+/// Returns the data that is needed, in addition to the name and the arguments, to send a call back unchanged. This data
+/// is the namespace of a tool that the service found by search, and the caller if a program of the service made the
+/// call.
+fn call_signature(item: &Value) -> Option<String> {
+    let namespace = Some(text(item, "namespace")).filter(|it| !it.is_empty()).map(Value::from);
+    let caller = item.get("caller").filter(|it| !matches!(text(it, "type"), "" | "direct")).cloned();
+    let members = [("namespace", namespace), ("caller", caller)];
+    let kept: Map<String, Value> =
+        members.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect();
+    (!kept.is_empty()).then(|| Value::Object(kept).to_string())
+}
+
+/// Returns the JSON text of a tool call's arguments. Some services send the JSON value itself instead of a string.
+pub(super) fn arguments(item: &Value) -> Option<String> {
+    match item.get("arguments")? {
+        Value::Null => None,
+        Value::String(text) => (!text.trim().is_empty()).then(|| text.clone()),
+        whole => Some(whole.to_string()),
     }
 }

@@ -1,4 +1,8 @@
 //! The span of a run.
+//!
+//! Each field is recorded once, because the bridge to OpenTelemetry keeps both values of a field that is recorded
+//! twice. Values that a response may repeat, such as its usage, are recorded at its end. Descriptions of failures name
+//! the kind of the failure, because its message may quote content.
 
 use std::time::Duration;
 

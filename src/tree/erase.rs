@@ -1,4 +1,6 @@
 //! The removal of nodes.
+//!
+//! The tree remembers the id of its next node, so that the ids of erased nodes are not used again.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,5 +1,8 @@
 //! Rules that match model ids by family, version and words. They also match ids of models that the catalogue does not
 //! list.
+//!
+//! The first rule that matches counts, so a rule for a future generation is the first line of its family. A fact that
+//! could not be verified is omitted, because a wrong limit does more harm than a missing one.
 
 use serde::Deserialize;
 

@@ -1,4 +1,8 @@
 //! The differences between services that implement Chat Completions, one type per difference.
+//!
+//! A service is a short file of values, so a user can add one without a change of this crate. If a switch turns an
+//! option off, the dialect maps or reports the option, because only the dialect still knows the request. A switch that
+//! applies to some models of a service is data: `rules.services` in `models.json`.
 
 use serde::Deserialize;
 

@@ -18,9 +18,9 @@
 
 /// Includes a guide from the folder `docs`. Its links to other guides are definitions such as `[durable]: durable.md`, for
 /// readers of the files. The definitions below come first, so they apply in the documentation of the crate. The programs
-/// of the guides are compiled with all features only, because some of them need optional ones.
+/// of a guide are compiled if the features that they need are enabled.
 macro_rules! guide {
-    ($name:ident, $file:literal) => {
+    ($name:ident, $file:literal $(, $feature:literal)*) => {
         #[doc = "[durable]: crate::guides::durable_turns"]
         #[doc = "[many-conversations]: crate::guides::many_conversations"]
         #[doc = "[mcp]: crate::guides::mcp_servers"]
@@ -29,21 +29,7 @@ macro_rules! guide {
         #[doc = "[tools-and-approvals]: crate::guides::tools_and_approvals"]
         #[doc = "[web]: crate::guides::web_services"]
         #[doc = ""]
-        #[cfg_attr(
-            any(
-                not(doctest),
-                all(
-                    feature = "acp",
-                    feature = "mcp-auth",
-                    feature = "mcp-server",
-                    feature = "otel-metrics",
-                    feature = "postgres",
-                    feature = "sqlite",
-                    feature = "web"
-                )
-            ),
-            doc = include_str!($file)
-        )]
+        #[cfg_attr(any(not(doctest), all($(feature = $feature),*)), doc = include_str!($file))]
         pub mod $name {}
     };
 }
@@ -51,15 +37,15 @@ macro_rules! guide {
 guide!(getting_started, "../docs/getting-started.md");
 guide!(tools_and_approvals, "../docs/tools-and-approvals.md");
 guide!(sessions_and_branches, "../docs/sessions-and-branches.md");
-guide!(stores, "../docs/stores.md");
-guide!(many_conversations, "../docs/many-conversations.md");
-guide!(durable_turns, "../docs/durable.md");
-guide!(web_services, "../docs/web.md");
-guide!(testing, "../docs/testing.md");
-guide!(telemetry, "../docs/telemetry.md");
+guide!(stores, "../docs/stores.md", "sqlite", "postgres");
+guide!(many_conversations, "../docs/many-conversations.md", "postgres");
+guide!(durable_turns, "../docs/durable.md", "sqlite");
+guide!(web_services, "../docs/web.md", "web");
+guide!(testing, "../docs/testing.md", "http");
+guide!(telemetry, "../docs/telemetry.md", "otel-metrics");
 guide!(extending, "../docs/extending.md");
-guide!(mcp_servers, "../docs/mcp.md");
-guide!(serving, "../docs/serving.md");
+guide!(mcp_servers, "../docs/mcp.md", "mcp-auth");
+guide!(serving, "../docs/serving.md", "acp", "mcp-server", "web");
 guide!(from_elixir, "../docs/from-elixir.md");
 guide!(from_rig, "../docs/from-rig.md");
 guide!(from_yoagent, "../docs/from-yoagent.md");

@@ -43,7 +43,7 @@ guide!(durable_turns, "../docs/durable.md", "sqlite");
 guide!(web_services, "../docs/web.md", "web");
 guide!(testing, "../docs/testing.md", "http");
 guide!(telemetry, "../docs/telemetry.md", "otel-metrics");
-guide!(extending, "../docs/extending.md");
+guide!(extending, "../docs/extending.md", "http");
 guide!(mcp_servers, "../docs/mcp.md", "mcp-auth");
 guide!(serving, "../docs/serving.md", "acp", "mcp-server", "web");
 guide!(from_elixir, "../docs/from-elixir.md");

@@ -10,6 +10,10 @@
 //! that reads nothing until the end receives a resync with the complete state. On one thread, no active reader receives
 //! a resync, because the agent yields to readers. On several threads, readers may fall behind during a flood. The
 //! number of resyncs is shown.
+//!
+//! At one delta per millisecond, the process sleeps between two deltas, so the caches are cold, and with several
+//! threads a thread has to be woken. The timer alone takes 25 to 30 µs of CPU time per tick, which is 0.25 µs per
+//! delivery with 100 subscribers.
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[allow(dead_code)]

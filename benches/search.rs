@@ -7,6 +7,9 @@
 //! another. The databases are in the cache.
 //!
 //! `cargo bench --features sqlite,postgres --bench search`
+//!
+//! The figures of BENCHMARKS.md were measured with real-time priority (`chrt --fifo 5`), because other programs used
+//! both cores.
 #![allow(clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[allow(dead_code)]

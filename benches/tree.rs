@@ -8,6 +8,9 @@
 //! the branches alternate, so that the nodes of a path are scattered over the memory. The path moves from branch to
 //! branch in two ways: directly to a leaf, or to the first node of the branch and then along the cursors to the leaf.
 //! Both ways visit 10,000 nodes and rebuild the history. The figures are medians of several rounds.
+//!
+//! If the nodes of branches alternate, a move takes up to 1.7 ms, because the messages of the path are scattered in
+//! memory.
 #![allow(clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[allow(dead_code)]

@@ -28,7 +28,7 @@ for number in $(seq "$programs"); do
   for before in $(seq 0 "$number"); do
     [ -f "$work/$before.sh" ] || continue
     while read -r _ _ name features; do
-      [ "$name" != omni-agent ] || features="$features --path $root"
+      [ "$name" != omni-agent ] || features="${features%%--path *} --path $root"
       # shellcheck disable=SC2086
       (cd "$crate" && cargo add --quiet "$name" $features)
     done <"$work/$before.sh"

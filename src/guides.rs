@@ -16,35 +16,36 @@
 //! 14. [Coming from rig](from_rig)
 //! 15. [Coming from yoagent](from_yoagent)
 
-#[doc = include_str!("../docs/getting-started.md")]
-pub mod getting_started {}
-#[doc = include_str!("../docs/tools-and-approvals.md")]
-pub mod tools_and_approvals {}
-#[doc = include_str!("../docs/sessions-and-branches.md")]
-pub mod sessions_and_branches {}
-#[doc = include_str!("../docs/stores.md")]
-pub mod stores {}
-#[doc = include_str!("../docs/many-conversations.md")]
-pub mod many_conversations {}
-#[doc = include_str!("../docs/durable.md")]
-pub mod durable_turns {}
-// The guide links to items that need the feature `web`, so its links are broken without this feature.
-#[doc = include_str!("../docs/web.md")]
-#[cfg_attr(not(feature = "web"), allow(rustdoc::broken_intra_doc_links))]
-pub mod web_services {}
-#[doc = include_str!("../docs/testing.md")]
-pub mod testing {}
-#[doc = include_str!("../docs/telemetry.md")]
-pub mod telemetry {}
-#[doc = include_str!("../docs/extending.md")]
-pub mod extending {}
-#[doc = include_str!("../docs/mcp.md")]
-pub mod mcp_servers {}
-#[doc = include_str!("../docs/serving.md")]
-pub mod serving {}
-#[doc = include_str!("../docs/from-elixir.md")]
-pub mod from_elixir {}
-#[doc = include_str!("../docs/from-rig.md")]
-pub mod from_rig {}
-#[doc = include_str!("../docs/from-yoagent.md")]
-pub mod from_yoagent {}
+/// Includes a guide from the folder `docs`. Its links to other guides are definitions such as `[durable]: durable.md`, for
+/// readers of the files. The definitions below come first, so they apply in the documentation of the crate. The programs
+/// of a guide are compiled if the features that they need are enabled.
+macro_rules! guide {
+    ($name:ident, $file:literal $(, $feature:literal)*) => {
+        #[doc = "[durable]: crate::guides::durable_turns"]
+        #[doc = "[many-conversations]: crate::guides::many_conversations"]
+        #[doc = "[mcp]: crate::guides::mcp_servers"]
+        #[doc = "[sessions-and-branches]: crate::guides::sessions_and_branches"]
+        #[doc = "[testing]: crate::guides::testing"]
+        #[doc = "[tools-and-approvals]: crate::guides::tools_and_approvals"]
+        #[doc = "[web]: crate::guides::web_services"]
+        #[doc = ""]
+        #[cfg_attr(any(not(doctest), all($(feature = $feature),*)), doc = include_str!($file))]
+        pub mod $name {}
+    };
+}
+
+guide!(getting_started, "../docs/getting-started.md");
+guide!(tools_and_approvals, "../docs/tools-and-approvals.md");
+guide!(sessions_and_branches, "../docs/sessions-and-branches.md");
+guide!(stores, "../docs/stores.md", "sqlite", "postgres");
+guide!(many_conversations, "../docs/many-conversations.md", "postgres");
+guide!(durable_turns, "../docs/durable.md", "sqlite");
+guide!(web_services, "../docs/web.md", "web");
+guide!(testing, "../docs/testing.md", "http");
+guide!(telemetry, "../docs/telemetry.md", "otel-metrics");
+guide!(extending, "../docs/extending.md", "http");
+guide!(mcp_servers, "../docs/mcp.md", "mcp-auth");
+guide!(serving, "../docs/serving.md", "acp", "mcp-server", "web");
+guide!(from_elixir, "../docs/from-elixir.md");
+guide!(from_rig, "../docs/from-rig.md");
+guide!(from_yoagent, "../docs/from-yoagent.md");

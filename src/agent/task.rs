@@ -1,5 +1,13 @@
 //! The shell around the core: one tokio task that owns an agent. The shell performs effects and passes their outcomes
 //! back to the core, which decides how turns and runs continue.
+//!
+//! Handle and task are two types. The task holds no sender of its command channel, so dropping the last handle closes
+//! the channel, and the agent ends as after `stop`. Callbacks and tools get weak handles. If the commit channel fails,
+//! its receiver is gone and a later turn could not be committed. So the agent ends at once and does not interrupt its
+//! turn, which stays in flight for the next owner.
+//!
+//! The commit channel is one of futures-channel, because tokio's bounded channels allocate their slots in advance, even
+//! in an idle session.
 
 mod calls;
 mod commands;

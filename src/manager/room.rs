@@ -1,4 +1,7 @@
 //! Waits until there is room for one more open session.
+//!
+//! An opening that waits for sessions with running tools fails after a time limit, because such a tool may wait for
+//! this very opening.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,4 +1,7 @@
 //! Generated titles.
+//!
+//! A generated title is a suggestion: the session takes it only if it has no title at that moment. The task that
+//! generates it keeps the session open like a controller.
 
 use std::{fmt, sync::Arc, time::Duration};
 

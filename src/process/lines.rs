@@ -1,4 +1,6 @@
 //! Reads the lines of a program's output, with a limited length.
+//!
+//! A line that is not UTF-8 is skipped and quoted like other noise. `LinesCodec` would fail at it.
 
 use std::{
     collections::VecDeque,

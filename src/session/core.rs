@@ -5,6 +5,16 @@
 //! The path of the tree always equals the agent's committed history. To move the path, the session first replaces the
 //! agent's history, and the agent emits a `state` event with the new history. The tree changes when the session
 //! processes that event.
+//!
+//! While a branch is in flight, the path ends where the branch begins. For a regenerated answer, it ends at the parent
+//! of the user message, because that message is pending in the agent. So a snapshot shows each message once.
+//!
+//! There are three versions of the tree, which share their nodes: the visible one, the base (without the branch in
+//! flight), and the stored one. A write contains the difference between the stored and the base tree. If the run of a
+//! branch ends without a commit, the base becomes visible again.
+//!
+//! The settings with which prompts were sent are kept in memory only, for regenerated answers. The options of a message
+//! that was imported or copied must not take effect.
 
 mod branching;
 #[cfg(any(test, debug_assertions))]

@@ -2,6 +2,9 @@
 //!
 //! A conversation is opened again and again, by different processes. Each time is a *life*, and the ids of its events
 //! contain its number. Later lives have higher numbers, so that a reader can recognise the events of a former owner.
+//!
+//! A view ignores the events of lower lives. At an orderly end, the id of the last event is stored with the release of
+//! the lease, so a reader that has seen this event continues in the next life without a snapshot.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,4 +1,8 @@
 //! Opening a stored conversation, and the turn that was in flight when its last owner ended.
+//!
+//! The session reads the record, starts the agent with it, counts the restart in the store, and only then lets the
+//! agent continue. So a turn that kills its process can't be restarted without an end. If one of these steps fails, the
+//! opening fails and the lease is released.
 
 use std::time::Duration;
 

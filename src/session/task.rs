@@ -1,5 +1,11 @@
 //! The task of a session. It receives events, commands and outcomes of writes, passes them to the core, and performs
 //! the core's effects. The task makes no decisions itself.
+//!
+//! A command that reads the conversation first catches up: it asks the agent for its current event and record, and
+//! processes everything up to them. So the turn whose response `ask` has returned is part of the next tree, snapshot or
+//! flush. The agent answers while it waits for room in the commit channel, so this can't deadlock. Commands that need
+//! nothing from the session go to the agent directly. A controller holds a sender of the command channel, and an
+//! observer does not.
 
 mod commands;
 mod ending;

@@ -1,5 +1,8 @@
 //! The ownership of a conversation. It is based on a lease from the store, which is renewed as long as the session is
 //! open.
+//!
+//! The lease is acquired before the conversation is loaded, or right after it is created, and released when the session
+//! has ended in any way.
 
 mod keeper;
 

@@ -1,4 +1,7 @@
 //! Notifications about a session. The manager receives them for each of its sessions.
+//!
+//! The session's own task calls them, so they need neither a channel nor a subscription. The end is reported when the
+//! task is dropped, also after a panic. So the manager emits exactly one `Closed` for each session.
 
 use std::sync::Arc;
 

@@ -1,4 +1,7 @@
 //! Sums of usage.
+//!
+//! A deleted conversation leaves sums by labels, hour and model, so their number does not depend on the number of
+//! requests.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -1,4 +1,8 @@
 //! Code that the database stores share. It converts writes to rows, and rows back to content.
+//!
+//! There is one client per database, rusqlite and tokio-postgres, and not sqlx for both. With its own client, SQLite
+//! needs no runtime and has a version whose log reset can't lose writes, and PostgreSQL reads a conversation in one
+//! pipelined round trip.
 
 mod candidates;
 mod turns;

@@ -1,4 +1,7 @@
 //! JSON Schemas, compiled with the `boon` crate within limits of time and stack.
+//!
+//! `boon` does not bound its recursion, so this module does. The crate `jsonschema` would add 32 crates to the default
+//! build. Documents outside of a schema are never loaded.
 
 mod cost;
 mod prepare;

@@ -1,4 +1,7 @@
 //! The routes of the AI SDK: `useChat` with its default transport.
+//!
+//! A reader that is too slow, a stream at its lifetime and an abandoned run get a failed body, because a body that ends
+//! cleanly counts as a complete answer in this protocol.
 
 use std::{collections::VecDeque, io};
 

@@ -1,4 +1,9 @@
 //! The stream of a page: updates of the list and of several conversations, as server-sent events.
+//!
+//! The response reads the subscriptions only when its socket has room, so the router has no queue. A conversation
+//! leaves the stream when the principal may no longer watch it. The labels of snapshots are checked too, because a slow
+//! reader gets a snapshot in place of the event with the new labels. The list always begins with a snapshot, because
+//! the labels of a deleted conversation can't be checked later.
 
 use std::{
     collections::{HashSet, VecDeque},

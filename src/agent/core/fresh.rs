@@ -1,4 +1,7 @@
 //! Unique ids of tool uses, so that a late `resume` never applies to another tool use.
+//!
+//! Some services number their calls anew in each answer. With such a service, a second `resume` that arrives late could
+//! otherwise approve a call that nobody has seen.
 
 use crate::{
     agent::{

@@ -1,4 +1,7 @@
 //! The questions that running tools ask the user.
+//!
+//! The questions arrive through the channel of progress reports, so a step without questions has no extra cost. They
+//! are ordered by the time when they were asked.
 
 use serde_json::Value;
 

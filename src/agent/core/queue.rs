@@ -1,4 +1,7 @@
 //! Prompts: their acceptance, the queue of staged prompts, and prompts that join the turn in flight.
+//!
+//! A prompt with tool results can't be staged, because the tool uses that it answers are known only when the agent is
+//! idle.
 
 use std::sync::Arc;
 

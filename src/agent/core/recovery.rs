@@ -1,4 +1,7 @@
 //! The continuation of a recorded turn after a restart.
+//!
+//! One pure function covers all stages. It follows the declarations of tools and providers about repetition. If the
+//! recorded and the current declaration differ, the stricter one counts.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,4 +1,9 @@
 //! Processes a step from its request to its complete response.
+//!
+//! A response that does not fit the output schema never joins the turn. It goes into the next request together with its
+//! errors, and each attempt is a step. At the limit of requests, the last one is kept and the response names its
+//! errors, so that a turn is not lost because of its form. `handle_error` is not called, because no failure has
+//! occurred that it could handle.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,4 +1,7 @@
 //! Calls of the application's code, with protection against panics.
+//!
+//! A callback is a boxed future that borrows the callback object and owns a copy of the state. A cancel drops the
+//! future and keeps the object. A snapshot needs neither, so it can be taken while a callback runs.
 
 use std::{pin::Pin, sync::Arc};
 

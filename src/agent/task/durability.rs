@@ -1,4 +1,14 @@
 //! Makes the records of the turn in flight, and holds back the effects and replies that wait for them.
+//!
+//! Only effects and replies wait for a record. An event never waits, because a snapshot would otherwise show something
+//! that no event has reported. The report of a pause is an event, so it is made after the record of the pause is
+//! stored. A reader of the store may decide before the report. The core keeps such a decision, and applies it right
+//! after the report.
+//!
+//! A record travels in the commit channel with the first event of its input, so a commit and the first state of the
+//! next turn are one write. Replies to the owner of the history are never held: its task could then wait for a write
+//! that it performs itself. Once a turn has a record, its effects wait for records until the run ends, whatever the
+//! level. Otherwise a tool could run unrecorded after the last record, and run again after a crash.
 
 use std::{
     collections::VecDeque,

@@ -1,4 +1,8 @@
 //! The agent's loop: commands first, then all other work.
+//!
+//! Commands are served even if a callback never returns, and after a number of them everything else is polled once.
+//! While the commit channel is full, only commands are served. Their events wait in the order in which they were
+//! emitted.
 
 use std::{
     collections::VecDeque,

@@ -1,4 +1,9 @@
 //! The telemetry of runs. A run's trace follows the agent's events.
+//!
+//! The shell passes each event to the trace before it emits the event. So the core knows nothing about telemetry, and
+//! an idle agent, which has no work in progress, holds no span. The span is entered while a callback, a stream or the
+//! creation of a provider's instance is polled, never across an await. The core's steps run outside of it, so that it
+//! closes exactly at the end of the run.
 
 use tracing::Span;
 

@@ -1,5 +1,8 @@
 //! The position of a backend in a conversation, in the form that the conversation's responses store, and the way to
 //! reach a position.
+//!
+//! Responses are the only place of this state, so a conversation that is loaded again needs nothing else. The position
+//! is stored at the start of a response and again at its end, so that a response that is broken off has it too.
 
 use std::sync::Arc;
 

@@ -3,6 +3,9 @@
 //! Server-sent events follow the WHATWG HTML standard, section 9.2 ("Server-sent events"), with one exception. If the
 //! body ends before the blank line that completes an event, the standard discards this event. [`Framer`] returns it,
 //! since some services omit the last blank line. The decoder can detect whether the event is complete.
+//!
+//! The crate `eventsource-stream` takes ten times as long per event, panics on a byte-order mark and buffers without a
+//! limit. It is the oracle of the tests.
 
 use std::ops::Range;
 

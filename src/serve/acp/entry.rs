@@ -1,4 +1,6 @@
 //! A session that a client uses. The manager may close the session while it is idle; the next prompt opens it again.
+//!
+//! The relay is an observer, so an idle session does not keep its place in the manager.
 
 use std::{
     sync::{

@@ -1,4 +1,8 @@
 //! Passes the events of one session to the client: updates, questions, and the ends of prompts.
+//!
+//! Updates and the answer of a prompt go through this one task and one queue, so the client has the whole turn before
+//! its answer. A slow client slows only its relay: the subscription lags, and the next snapshot shows what was missed.
+//! A question is withdrawn when the session reports a decision, whichever client has made it.
 
 use std::{collections::HashMap, sync::Arc};
 

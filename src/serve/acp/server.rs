@@ -1,4 +1,7 @@
 //! One connection: reads the client's messages and performs its requests.
+//!
+//! A prompt is registered when its line is read, before its task starts. So a cancellation in the next line applies to
+//! it, even if the session does not know the prompt yet.
 
 use std::{
     collections::HashMap,

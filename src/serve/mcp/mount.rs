@@ -1,4 +1,7 @@
 //! The server over HTTP, for the principals of the web layer.
+//!
+//! A protocol session belongs to the principal that created it. Others get the same answer as for an unknown session.
+//! Each principal has a limited number of them, and a new one ends the oldest.
 
 use std::{
     collections::HashMap,

@@ -1,4 +1,6 @@
 //! A client over a pair of streams.
+//!
+//! The end of the input is reported to all calls, because rmcp would let them run for five more seconds.
 
 use std::{
     io,

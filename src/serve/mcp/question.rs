@@ -1,4 +1,9 @@
 //! Tool uses that wait for a decision, as questions of the protocol (elicitation), and the answers as decisions.
+//!
+//! A client of version 2026-07-28 gets `input_required`, and repeats its call with the answers. The state in between
+//! comes from the client and is not trusted: access is checked again, and a decision applies only to the turn that the
+//! state names. So the server stores nothing between the calls, and the state needs no signature. An older client is
+//! asked during the call. Only pauses of the prompt's own turn are questions.
 
 use rmcp::{
     RoleServer,

@@ -1,4 +1,8 @@
 //! Ends a session cleanly and before a deadline. Every waiting caller gets a reply.
+//!
+//! The order: commands that wait get the reason as an error, a turn that is left to the next owner is recorded, the
+//! agent is stopped and its last events are processed, and saving continues meanwhile. All of it has one deadline,
+//! after which the last snapshot is left to readers.
 
 use std::{sync::Arc, time::Duration};
 

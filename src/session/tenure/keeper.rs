@@ -5,6 +5,8 @@
 //! lease time has passed, a keeper renews all its leases together. A lease can expire if the store can't be reached or
 //! the process is suspended. If the epoch of an expired lease shows that nobody else has acquired the conversation in
 //! the meantime, the lease is renewed nevertheless.
+//!
+//! All keepers of a process run on one thread, which starts with the first lease. A store without leases starts none.
 
 use std::{
     collections::HashMap,

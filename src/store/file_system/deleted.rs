@@ -1,5 +1,9 @@
 //! The usage ledger of a folder. The usage of each existing conversation is in the conversation's log. The sums of the
 //! usage of deleted conversations are in one additional file.
+//!
+//! The sums are synced before the log is removed, and each line names the first version and write of its conversation.
+//! While a log with them exists, the line does not count, so a conversation counts once after a crash between the two
+//! steps.
 
 use std::{
     collections::{HashMap, HashSet},

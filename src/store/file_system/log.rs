@@ -1,4 +1,9 @@
 //! A log on disk: how it is opened, locked, read and appended to.
+//!
+//! A lock belongs to the inode, and another file may have been renamed over the log meanwhile. So a writer that has the
+//! lock checks that the name still leads to that inode. Readers take no lock. They read up to the length that the log
+//! had when they began, and a log that seems damaged is read again, because a writer may have been replacing an
+//! incomplete line.
 
 use std::{
     fs::{File, OpenOptions},

@@ -1,4 +1,8 @@
 //! Connects to the hosts of a URL, with TLS by rustls and ring. Certificates are always checked.
+//!
+//! Without `sslmode`, TLS is required unless the host is local as it is written in the URL. Names are not looked up. In
+//! the mode `prefer`, a failed check of the certificate is an error, unlike in `libpq`, because every certificate is
+//! checked.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 

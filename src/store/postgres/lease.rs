@@ -1,4 +1,7 @@
 //! Leases, which are measured by the database's clock.
+//!
+//! The lease is in the row of its conversation, which both a write and a take-over lock. Clocks can be set back, so a
+//! lease also counts as expired if its end is more than twice its length in the future.
 
 use std::time::Duration;
 

@@ -1,5 +1,13 @@
 //! Transactions that several writes share. Syncing the file takes most of the time of a write, and one sync is enough
 //! for all writes that wait at the same time.
+//!
+//! A transaction is synced within its commit. If another thread synced it while the writer performs the next writes,
+//! readers would see a commit before it is durable, and a repeated write would be acknowledged before the first one is
+//! synced. Callers get their results after the transaction.
+//!
+//! Most refusals, such as a conflict, are found before a write changes anything. Savepoints for the other ones would
+//! cost more, because SQLite would copy each page that is changed. A delete, an erasure and a vacuum share no
+//! transaction.
 
 use std::{
     any::Any,

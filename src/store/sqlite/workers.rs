@@ -1,4 +1,6 @@
 //! Threads that own connections and run one job at a time.
+//!
+//! Renewals go first. Acquiring and releasing wait in line, because there may be as many of them as writes.
 
 use std::{
     any::Any,

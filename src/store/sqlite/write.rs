@@ -1,4 +1,9 @@
 //! Writes, each in one transaction that excludes other writers.
+//!
+//! The version, the lease and the content are checked and written in one transaction, so the lock that each write takes
+//! anyway also keeps former owners out. A process that is stopped inside a transaction holds the lock, and no other
+//! process can break it. Therefore the transaction only writes and syncs, and everything is encoded before. A separate
+//! process for the writes could be killed instead, but each write would then need a round trip to it.
 
 use rusqlite::{Connection, OptionalExtension, params};
 

@@ -1,4 +1,8 @@
 //! Decisions about a stored turn whose conversation no process has open.
+//!
+//! The core in a turn's record has the list `decided`. A decision is appended to it, and the new record is written only
+//! on the version that was read, so of two simultaneous decisions one fails. The agent applies the list when it
+//! continues the turn.
 
 use serde_json::{Map, Value};
 

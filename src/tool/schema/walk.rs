@@ -1,5 +1,8 @@
 //! Finds the parts of a JSON Schema: its subschemas, references and types. Used by all code that reads or rewrites
 //! schemas. A reference may only point into the schema itself.
+//!
+//! `schemars::transform` does not visit `dependentSchemas` and `unevaluatedProperties`, so references in them would
+//! keep their old targets.
 
 use serde_json::{Map, Value};
 

@@ -1,4 +1,8 @@
 //! The usage of requests, the end of the last run and the turn in flight, until they are stored with the next write.
+//!
+//! If nothing else has to be written, this data is written in a commit that repeats the stored head. Such a commit does
+//! not change the time of the last write, so that lists keep their order. The end of a run is written before the record
+//! of the next turn.
 
 use std::sync::Arc;
 

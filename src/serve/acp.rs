@@ -61,7 +61,6 @@ mod content;
 mod entry;
 mod folder;
 mod models;
-mod peer;
 mod prompts;
 mod relay;
 mod server;

@@ -56,7 +56,6 @@ mod permission;
 mod session;
 mod shared;
 mod translate;
-mod wire;
 
 use std::{
     ffi::OsString,

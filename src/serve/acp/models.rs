@@ -1,6 +1,6 @@
 //! The option with which the client's user chooses the model of a session.
 
-use agent_client_protocol::v1::schema::{
+use agent_client_protocol_schema::v1::{
     SessionConfigOption, SessionConfigOptionCategory, SessionConfigSelectOption,
 };
 

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use agent_client_protocol::v1::schema::{
+use agent_client_protocol_schema::v1::{
     ConfigOptionUpdate, Cost, Notice, NoticeSeverity, PermissionOption, PermissionOptionKind,
     RequestPermissionOutcome, RequestPermissionRequest, RequestPermissionResponse, SessionInfoUpdate,
     SessionNotification, SessionUpdate, UsageUpdate,
@@ -14,10 +14,10 @@ use tokio_util::sync::CancellationToken;
 use super::{
     entry::Entry,
     models,
-    peer::{Gone, Peer},
     view::{Joining, View},
 };
 use crate::{
+    acp::{Gone, Peer},
     agent::{Event, Status, UnstageReason},
     error_chain,
     message::{ToolUseId, Usage},
@@ -302,7 +302,7 @@ impl Relay {
             state.questions.spawn(async move {
                 let answer = peer.ask("session/request_permission", request, &withdrawn).await;
                 let Ok(Some(answer)) = answer else { return };
-                let decided = match decision(answer) {
+                let decided = match decision(answer.map_err(|error| error.message)) {
                     // The answer belongs to this turn. A later turn may use the id again.
                     Some(decision) => {
                         let command = SessionCommand::Resume { tool_use_id: id, turn: Some(turn), decision };

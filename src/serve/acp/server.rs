@@ -7,10 +7,9 @@ use std::{
     time::Duration,
 };
 
-use agent_client_protocol::v1::schema::{CancelNotification, Error};
+use agent_client_protocol_schema::v1::{CancelNotification, Error};
 use futures_util::StreamExt;
-use serde::de::DeserializeOwned;
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     task::JoinSet,
@@ -19,14 +18,9 @@ use tokio::{
 use tokio_util::{codec::AnyDelimiterCodecError, sync::CancellationToken};
 use tracing::Instrument;
 
-use super::{
-    Settings,
-    entry::Entry,
-    peer::{self, Gone, Incoming, LONGEST, Peer},
-    relay::Client,
-    turns::NewPrompt,
-};
+use super::{Settings, entry::Entry, relay::Client, turns::NewPrompt};
 use crate::{
+    acp::{self, Gone, Incoming, LONGEST, MOST_NOISE, Peer, read},
     panics::{contained, contained_async},
     process::lines::{lines, shown},
     run::ErrorKind,
@@ -38,9 +32,6 @@ use crate::{
 /// The maximum number of requests that wait for their answers.
 const MOST_REQUESTS: usize = 64;
 
-/// The maximum number of consecutive lines that are not messages.
-const MOST_INVALID: usize = 1000;
-
 /// How long to wait at the end until the client has read everything.
 const SOON: Duration = Duration::from_secs(1);
 
@@ -50,8 +41,6 @@ pub(super) struct Server {
     /// The client, after `initialize`.
     pub(super) client: Mutex<Option<Client>>,
     pub(super) entries: Mutex<HashMap<ConversationId, Arc<Entry>>>,
-    /// The requests that wait for their answers, by id.
-    waiting: Mutex<HashMap<String, CancellationToken>>,
     /// The prefix of the prompt ids that this connection creates.
     pub(super) own: Arc<str>,
 }
@@ -77,15 +66,14 @@ pub(super) async fn run(
     let (peer, lines) = Peer::new();
     let serving = Serving(Arc::new(Server {
         settings,
-        peer: Arc::new(peer),
+        peer,
         client: Mutex::default(),
         entries: Mutex::default(),
-        waiting: Mutex::default(),
         own: format!("acp-{:016x}-", rand::random::<u64>()).into(),
     }));
     let server = &serving.0;
     let mut requests = JoinSet::new();
-    let mut writing = pin!(peer::write(output, lines));
+    let mut writing = pin!(acp::write(output, lines));
     let (outcome, writes) = tokio::select! {
         biased;
         written = &mut writing => (written.map_err(stdio::unwritable), false),
@@ -129,7 +117,7 @@ impl Server {
                 continue;
             }
             while requests.try_join_next().is_some() {}
-            let incoming = peer::parse(&line);
+            let incoming = Incoming::parse(&line);
             invalid = if matches!(incoming, Incoming::Invalid { .. }) { invalid + 1 } else { 0 };
             let handled = match incoming {
                 Incoming::Request { id, method, params } => self.request(id, method, params, requests).await,
@@ -137,8 +125,8 @@ impl Server {
                     self.notified(&method, params).await;
                     Ok(())
                 }
-                Incoming::Response { id, result } => {
-                    self.peer.answered(&id, result);
+                Incoming::Response { id, answer } => {
+                    self.peer.answered(&id, answer);
                     Ok(())
                 }
                 Incoming::Invalid { id, error } => self.peer.answer(id, Err(error)).await,
@@ -147,7 +135,7 @@ impl Server {
                 // The client can't be reached. The future that writes messages returns the error.
                 return Ok(());
             }
-            if invalid == MOST_INVALID {
+            if invalid == MOST_NOISE {
                 let line = shown(&line, 200);
                 let text =
                     format!("the client does not speak the Agent Client Protocol; its last line was: {line}");
@@ -185,12 +173,10 @@ impl Server {
             },
             _ => (None, params),
         };
-        let (server, withdrawn, key) = (Arc::clone(self), CancellationToken::new(), id.to_string());
-        lock(&self.waiting).insert(key.clone(), withdrawn.clone());
+        let (server, withdrawn) = (Arc::clone(self), self.peer.begin(&id));
         let performed = async move {
             let performed = contained_async(server.perform(&method, params, prompt, &withdrawn)).await;
             let answer = performed.unwrap_or_else(|panic| Err(panicked(&panic)));
-            lock(&server.waiting).remove(&key);
             // If the client is gone, nobody needs the answer.
             let _ = server.peer.answer(id, answer).await;
         };
@@ -229,12 +215,7 @@ impl Server {
                 Ok(cancel) => self.cancel(&cancel.session_id.0).await,
                 Err(error) => tracing::warn!(?error, "a cancellation of the client can't be read"),
             },
-            "$/cancel_request" => {
-                let id = params.get("requestId").unwrap_or(&Value::Null).to_string();
-                if let Some(withdrawn) = lock(&self.waiting).get(&id) {
-                    withdrawn.cancel();
-                }
-            }
+            "$/cancel_request" => self.peer.withdraw(&params),
             _ => tracing::debug!(method, "a notification of the client is ignored"),
         }
     }
@@ -253,12 +234,6 @@ impl Server {
 
 fn panicked(panic: &str) -> Error {
     Error::internal_error().data(format!("the agent's code panicked: {panic}"))
-}
-
-/// Reads the parameters of a request.
-fn read<T: DeserializeOwned>(params: Value) -> Result<T, Error> {
-    let params = if params.is_null() { json!(Map::new()) } else { params };
-    serde_json::from_value(params).map_err(|error| Error::invalid_params().data(error.to_string()))
 }
 
 /// Returns a response as JSON.

@@ -2,7 +2,7 @@
 
 use std::{path::Path, sync::Arc};
 
-use agent_client_protocol::v1::schema::{Error, McpServer};
+use agent_client_protocol_schema::v1::{Error, McpServer};
 
 use crate::tool::Tool;
 #[cfg(feature = "mcp")]

@@ -2,16 +2,16 @@
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use agent_client_protocol::{
-    schema::ProtocolVersion,
-    v1::schema::{
+use agent_client_protocol_schema::{
+    ProtocolVersion,
+    v1::{
         AgentCapabilities, CloseSessionRequest, CloseSessionResponse, DeleteSessionRequest,
         DeleteSessionResponse, Error, Implementation, InitializeRequest, InitializeResponse,
         ListSessionsRequest, ListSessionsResponse, LoadSessionRequest, LoadSessionResponse, McpCapabilities,
         McpServer, NewSessionRequest, NewSessionResponse, PromptCapabilities, ResumeSessionRequest,
-        ResumeSessionResponse, SessionCapabilities, SessionCloseCapabilities, SessionDeleteCapabilities,
-        SessionInfo, SessionListCapabilities, SessionResumeCapabilities, SetSessionConfigOptionRequest,
-        SetSessionConfigOptionResponse,
+        ResumeSessionResponse, SessionCapabilities, SessionCloseCapabilities, SessionConfigOption,
+        SessionDeleteCapabilities, SessionInfo, SessionListCapabilities, SessionResumeCapabilities,
+        SetSessionConfigOptionRequest, SetSessionConfigOptionResponse,
     },
 };
 use futures_util::future::join_all;
@@ -311,7 +311,7 @@ impl Server {
     }
 }
 
-type ConfigOptions = Option<Vec<agent_client_protocol::v1::schema::SessionConfigOption>>;
+type ConfigOptions = Option<Vec<SessionConfigOption>>;
 
 /// Checks the folder and connects to the servers of a new or opened session.
 async fn start_request(

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use agent_client_protocol::v1::schema::{Error, PromptRequest, PromptResponse};
+use agent_client_protocol_schema::v1::{Error, PromptRequest, PromptResponse};
 use serde_json::Value;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -15,6 +15,7 @@ use super::{
     view::Joining,
 };
 use crate::{
+    acp::read,
     error_chain,
     run::{ErrorKind, Prompt, PromptId},
     session::Session,
@@ -31,8 +32,7 @@ pub(super) struct NewPrompt {
 impl Server {
     /// Registers a prompt.
     pub(super) fn new_prompt(&self, params: Value) -> Result<NewPrompt, Error> {
-        let request: PromptRequest = serde_json::from_value(params)
-            .map_err(|error| Error::invalid_params().data(error.to_string()))?;
+        let request: PromptRequest = read(params)?;
         let entry = self.entry(&request.session_id.0)?;
         let content = content::prompt(request.prompt)?;
         let Some((id, answer)) = entry.add_prompt() else {

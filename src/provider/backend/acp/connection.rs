@@ -8,28 +8,30 @@ use std::{
     time::Duration,
 };
 
-use agent_client_protocol::{
-    Agent, Builder, Client, ConnectionTo, Error, JsonRpcRequest, is_connection_terminated,
-    is_incoming_transport_closed, on_receive_dispatch,
-};
+use agent_client_protocol_schema::v1::Error;
 use futures_util::{
-    FutureExt,
+    FutureExt, StreamExt,
     future::{Either, Fuse, FusedFuture, select},
 };
+use serde::{Serialize, de::DeserializeOwned};
 use tokio::{
+    io::AsyncRead,
     process::{ChildStderr, ChildStdin, ChildStdout},
-    sync::oneshot,
     task::JoinHandle,
     time::{Sleep, sleep, timeout},
 };
-use tokio_util::sync::CancellationToken;
+use tokio_util::{codec::AnyDelimiterCodecError, sync::CancellationToken};
 
 use super::{
+    message::{IncomingLine, classify},
     shared::ConnectionState,
-    wire::{self, Broken, MessagesInFlight},
 };
 use crate::{
-    process::{Process, lines::LastWords},
+    acp::{self, LONGEST, Lines, MOST_NOISE, Peer},
+    process::{
+        Process,
+        lines::{LastWords, lines, shown},
+    },
     provider::backend::BackendError,
     sync::lock,
 };
@@ -45,7 +47,7 @@ const NOISE_GRACE: Duration = Duration::from_secs(5);
 /// A connection to a running program. Dropping this kills the program.
 pub(super) struct Connection {
     pub(super) shared: Arc<ConnectionState>,
-    pub(super) agent: ConnectionTo<Agent>,
+    pub(super) peer: Arc<Peer>,
     running: Running,
 }
 
@@ -67,7 +69,7 @@ pub(super) enum Unanswered {
 
 impl Connection {
     /// Starts the program. `name` is the backend's name.
-    pub(super) async fn open(command: Command, name: &str) -> Result<Self, BackendError> {
+    pub(super) fn open(command: Command, name: &str) -> Result<Self, BackendError> {
         let program = command.get_program().to_string_lossy().into_owned();
         let cannot = |error: io::Error| {
             let why = format!("`{program}`: {error}");
@@ -79,53 +81,51 @@ impl Connection {
         };
         let (process, pipes) = Process::start(command).map_err(cannot)?;
         let process = Arc::new(process);
-        let traffic = MessagesInFlight::new();
-        let shared = ConnectionState::new(Arc::clone(&traffic));
+        let (peer, outgoing) = Peer::new();
+        let shared = ConnectionState::new();
         let closing = CancellationToken::new();
-        let (sender, receiver) = oneshot::channel();
         let supervisor = Supervisor {
             name: name.to_owned(),
             program: program.clone(),
             shared: Arc::clone(&shared),
+            peer: Arc::clone(&peer),
+            outgoing,
             process: Arc::clone(&process),
             closing: closing.clone(),
             stdin: ChildStdin::from_std(pipes.stdin).map_err(cannot)?,
             stdout: ChildStdout::from_std(pipes.stdout).map_err(cannot)?,
             stderr: ChildStderr::from_std(pipes.stderr).map_err(cannot)?,
         };
-        let task = Mutex::new(Some(tokio::spawn(supervisor.run(sender))));
+        let task = Mutex::new(Some(tokio::spawn(supervisor.run())));
         let running = Running { process, shared: Arc::clone(&shared), closing, task };
-        match receiver.await {
-            Ok(agent) => Ok(Self { shared, agent, running }),
-            Err(_) => Err(BackendError::Unavailable(format!("there is no connection to `{program}`"))),
-        }
+        Ok(Self { shared, peer, running })
     }
 
     /// Sends a request to the agent and waits for the response within a limit. Used before the first turn.
-    pub(super) async fn ask<R: JsonRpcRequest>(
+    pub(super) async fn ask<A: DeserializeOwned>(
         &self,
         call: &'static str,
-        request: R,
+        request: impl Serialize,
         limit: Duration,
-    ) -> Result<R::Response, Unanswered> {
+    ) -> Result<A, Unanswered> {
         let over = |error| match error {
             // The session is still being opened, so either the program is not an agent, or its arguments or settings
             // are wrong.
             BackendError::Ended(why) => BackendError::Misconfigured(why),
             other => other,
         };
+        let never = CancellationToken::new();
         tokio::select! {
             biased;
-            answer = self.agent.send_request(request).block_task() => match answer {
-                Ok(answer) => Ok(answer),
-                Err(error) if is_incoming_transport_closed(&error) || is_connection_terminated(&error) => {
-                    Err(Unanswered::Over(over(self.shared.ended().await)))
-                }
-                Err(error) => Err(Unanswered::Refused(error)),
+            answer = self.peer.ask(call, request, &never) => match answer {
+                Ok(Some(Ok(answer))) => acp::read(answer)
+                    .map_err(|error| Unanswered::Refused(Error::parse_error().data(error.to_string()))),
+                Ok(Some(Err(error))) => Err(Unanswered::Refused(error)),
+                Ok(None) | Err(_) => Err(Unanswered::Over(over(self.shared.ended().await))),
             },
             error = self.shared.ended() => Err(Unanswered::Over(over(error))),
-            line = self.shared.traffic.lasting_noise(NOISE_GRACE) => {
-                Err(Unanswered::Over(BackendError::Misconfigured(Broken::Noise(line).to_string())))
+            line = self.shared.lasting_noise(NOISE_GRACE) => {
+                Err(Unanswered::Over(BackendError::Misconfigured(noise(&line))))
             }
             () = sleep(limit) => Err(Unanswered::Over(BackendError::Timeout { call, limit })),
         }
@@ -170,6 +170,8 @@ struct Supervisor {
     name: String,
     program: String,
     shared: Arc<ConnectionState>,
+    peer: Arc<Peer>,
+    outgoing: Lines,
     process: Arc<Process>,
     closing: CancellationToken,
     stdin: ChildStdin,
@@ -189,55 +191,30 @@ impl Drop for Last {
 }
 
 impl Supervisor {
-    async fn run(self, sender: oneshot::Sender<ConnectionTo<Agent>>) {
-        let Self { name, program, shared, process, closing, stdin, stdout, stderr } = self;
+    async fn run(self) {
+        let Self { name, program, shared, peer, outgoing, process, closing, stdin, stdout, stderr } = self;
         let _last = Last(Arc::clone(&shared), Arc::clone(&process));
-        let traffic = Arc::clone(&shared.traffic);
-        let (channel, outgoing, incoming) = wire::channel();
         let words = LastWords::default();
         let mut stderr = pin!(words.follow(stderr, &name).fuse());
-        let mut reader = pin!(wire::read(stdout, incoming, &traffic).fuse());
+        let mut reader = pin!(read(stdout, &peer, &shared).fuse());
+        // The reason why the connection ends, and whether the program violated the protocol.
         let why = {
-            let taking = Arc::clone(&shared);
-            // This code uses the raw builder, which does not check the protocol version in the agent's response. The
-            // check follows in this crate.
-            let driver = Builder::new(Client)
-                .on_receive_dispatch(
-                    async move |dispatch, agent: ConnectionTo<Agent>| taking.take(dispatch, &agent),
-                    on_receive_dispatch!(),
-                )
-                .connect_with(channel, async move |agent| {
-                    // The send fails if the caller that opens the connection has stopped waiting for it. Ignore this
-                    // error.
-                    let _ = sender.send(agent.clone());
-                    agent.incoming_closed().await;
-                    Ok(())
-                });
-            let mut driver = pin!(driver.fuse());
-            let mut writer = pin!(wire::write(stdin, outgoing, &traffic).fuse());
+            let mut writer = pin!(acp::write(stdin, outgoing).fuse());
             let mut exit = pin!(process.ended().fuse());
             // This timer is set when the program has ended or does not read its input. It limits the wait for the rest
-            // of the output. If writing failed, `deaf` contains the reason.
+            // of the output.
             let mut late = pin!(Fuse::<Sleep>::terminated());
-            let mut deaf = None;
+            let mut over = "it closed its standard output".to_owned();
             loop {
                 tokio::select! {
                     biased;
                     () = closing.cancelled() => break None,
-                    broken = &mut reader => {
-                        // Wait for the driver, because messages that have been read must still be processed.
-                        let _ = timeout(SOON, &mut driver).await;
-                        break Some(broken);
-                    }
-                    () = &mut late => break Some(deaf.map_or(Broken::Closed, Broken::Deaf)),
-                    ended = &mut driver => {
-                        let why = ended.err().map_or_else(String::new, |error| error.to_string());
-                        break Some(Broken::Failed(why));
-                    }
+                    read = &mut reader => break Some(read.map_or_else(|why| (why, true), |()| (over, false))),
+                    () = &mut late => break Some((over, false)),
                     // Output that the program wrote before it ended may still be unread, so wait a little longer.
                     _ = &mut exit => late.set(sleep(SOON).fuse()),
                     Err(error) = &mut writer => {
-                        deaf = Some(error.to_string());
+                        over = format!("it stopped reading its input: {error}");
                         late.set(sleep(SOON).fuse());
                     }
                     () = &mut stderr => {}
@@ -246,8 +223,8 @@ impl Supervisor {
         };
         let error = match why {
             None => BackendError::Ended("it was terminated".to_owned()),
-            Some(broken) => {
-                if !matches!(broken, Broken::Closed | Broken::Deaf(_)) {
+            Some((why, is_violation)) => {
+                if is_violation {
                     process.kill();
                 }
                 let exit = pin!(timeout(SOON, process.ended()));
@@ -263,15 +240,15 @@ impl Supervisor {
                 if !stderr.is_terminated() {
                     let _ = timeout(SOON, &mut stderr).await;
                 }
-                let why = match (how, &broken) {
-                    (Ok(how), Broken::Closed | Broken::Deaf(_)) => format!("`{program}` has ended: {how}"),
-                    _ => format!("`{program}`: {broken}"),
+                let why = match how {
+                    Ok(how) if !is_violation => format!("`{program}` has ended: {how}"),
+                    _ => format!("`{program}`: {why}"),
                 };
                 BackendError::Ended(format!("{why}{}", words.quoted()))
             }
         };
         shared.end(error);
-        traffic.close();
+        peer.close();
         // The program may continue to write until it ends. Continue to read its output, because a failed write could
         // disturb the program's shutdown.
         let mut exit = pin!(process.ended());
@@ -285,6 +262,58 @@ impl Supervisor {
     }
 }
 
+/// Reads and processes messages until the output ends. Fails if the output is not that of an agent.
+async fn read(
+    stdout: impl AsyncRead + Unpin,
+    peer: &Arc<Peer>,
+    shared: &ConnectionState,
+) -> Result<(), String> {
+    let mut lines = lines(stdout, LONGEST);
+    let mut skipped = 0;
+    loop {
+        let line = match lines.next().await {
+            Some(Ok(line)) => line,
+            Some(Err(AnyDelimiterCodecError::MaxChunkLengthExceeded)) => {
+                return Err(format!("it wrote a message that is longer than the limit of {LONGEST} bytes"));
+            }
+            Some(Err(error)) => return Err(format!("its output can't be read: {error}")),
+            None => return Ok(()),
+        };
+        // If the connection has ended, the remaining output is still read, so that the program can finish writing.
+        if peer.is_closed() || line.iter().all(u8::is_ascii_whitespace) {
+            continue;
+        }
+        let messages = match classify(&line, peer) {
+            IncomingLine::Messages(messages) => messages,
+            IncomingLine::Damaged => {
+                return Err(format!("it wrote a damaged message: {}", shown(&line, 200)));
+            }
+            // Some programs also write other text to their standard output, although the protocol forbids this. Skip
+            // this text, up to a limit.
+            IncomingLine::Noise => {
+                skipped += 1;
+                let first = shared.skip(&line);
+                if skipped == MOST_NOISE {
+                    return Err(noise(&first));
+                }
+                continue;
+            }
+        };
+        skipped = 0;
+        shared.heard();
+        let size = line.len() / messages.len().max(1);
+        drop(line);
+        for message in messages {
+            let Ok(room) = peer.room(size).await else { break };
+            shared.take(message, peer, room);
+        }
+    }
+}
+
+fn noise(first: &str) -> String {
+    format!("its output is not the Agent Client Protocol: {first}")
+}
+
 /// Returns whether the system lacked a resource that may be available again soon, such as memory or a file descriptor.
 fn is_shortage(error: &io::Error) -> bool {
     use io::ErrorKind::{ExecutableFileBusy, Interrupted, OutOfMemory, ResourceBusy, WouldBlock};
@@ -296,4 +325,61 @@ fn is_shortage(error: &io::Error) -> bool {
         return true;
     }
     matches!(error.kind(), ExecutableFileBusy | Interrupted | OutOfMemory | ResourceBusy | WouldBlock)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncWriteExt, DuplexStream, duplex};
+
+    use super::*;
+    use crate::provider::backend::BackendEvent;
+
+    /// Returns the program's end of its output, and the state that the output changes.
+    fn reading() -> (DuplexStream, Arc<ConnectionState>) {
+        let (program, ours) = duplex(1024);
+        let shared = ConnectionState::new();
+        shared.is_session("s");
+        let state = Arc::clone(&shared);
+        tokio::spawn(async move { read(ours, &Peer::new().0, &state).await });
+        (program, shared)
+    }
+
+    fn message(size: usize) -> String {
+        let text = "x".repeat(size);
+        let update = format!(
+            r#"{{"sessionUpdate":"agent_message_chunk","content":{{"type":"text","text":"{text}"}}}}"#
+        );
+        let params = format!(r#"{{"sessionId":"s","update":{update}}}"#);
+        format!("{{\"jsonrpc\":\"2.0\",\"method\":\"session/update\",\"params\":{params}}}\n")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn unread_events_make_the_program_wait() {
+        let (mut program, shared) = reading();
+        let mut events = shared.begin(Vec::new()).unwrap();
+        let mut written = 0;
+        let message = message(1_000_000);
+        while timeout(Duration::from_mins(1), program.write_all(message.as_bytes())).await.is_ok() {
+            written += 1;
+            assert!(written < 20, "the program never had to wait");
+        }
+        assert!(written >= 7, "{written}");
+        // When an event has been read, there is room for another message.
+        let event = events.recv().await;
+        assert!(matches!(event, Some((BackendEvent::Text(_), Some(_)))));
+        drop(event);
+        assert!(timeout(Duration::from_mins(1), program.write_all(b"\n")).await.is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn noise_is_skipped_and_reported_until_a_message_follows() {
+        let (mut program, shared) = reading();
+        let mut events = shared.begin(Vec::new()).unwrap();
+        let hour = Duration::from_hours(1);
+        program.write_all(b"hello\nthere\n[1]\n\xff\n").await.unwrap();
+        assert_eq!(shared.lasting_noise(hour).await, "hello");
+        program.write_all(message(1).as_bytes()).await.unwrap();
+        assert!(events.recv().await.is_some());
+        assert!(timeout(hour * 9, shared.lasting_noise(hour)).await.is_err());
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use agent_client_protocol::v1::schema::{
+use agent_client_protocol_schema::v1::{
     AudioContent, BlobResourceContents, ContentBlock, EmbeddedResource, EmbeddedResourceResource,
     ImageContent, PromptCapabilities, ResourceLink, ToolCallContent,
 };

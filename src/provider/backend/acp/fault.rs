@@ -1,6 +1,6 @@
 //! Converts failed requests to errors of a backend.
 
-use agent_client_protocol::{Error, ErrorCode, v1::schema::AuthMethod};
+use agent_client_protocol_schema::v1::{AuthMethod, Error, ErrorCode};
 use serde_json::Value;
 
 use crate::{
@@ -15,9 +15,9 @@ const LONGEST: usize = 2000;
 pub(super) fn refused(method: &'static str, error: &Error, sign_in: &[AuthMethod]) -> BackendError {
     let words = format!("`{method}`: {}", words(error));
     match error.code {
-        ErrorCode::AUTH_REQUIRED => BackendError::Auth(auth(&words, sign_in)),
-        ErrorCode::INVALID_PARAMS | ErrorCode::INVALID_REQUEST => BackendError::Invalid(words),
-        ErrorCode::METHOD_NOT_FOUND => BackendError::Unsupported(words),
+        ErrorCode::AuthRequired => BackendError::Auth(auth(&words, sign_in)),
+        ErrorCode::InvalidParams | ErrorCode::InvalidRequest => BackendError::Invalid(words),
+        ErrorCode::MethodNotFound => BackendError::Unsupported(words),
         _ => BackendError::Failed(words),
     }
 }
@@ -39,9 +39,9 @@ pub(super) fn not_resumed(
     let is_unknown = is_missing && has(&["session", "thread", "conversation", "rollout"]);
     let unknown = || BackendError::UnknownSession { id: id.clone(), message: words(error) };
     match error.code {
-        ErrorCode::AUTH_REQUIRED => refused(method, error, sign_in),
-        ErrorCode::RESOURCE_NOT_FOUND => unknown(),
-        ErrorCode::METHOD_NOT_FOUND => BackendError::NotResumable(words(error)),
+        ErrorCode::AuthRequired => refused(method, error, sign_in),
+        ErrorCode::ResourceNotFound => unknown(),
+        ErrorCode::MethodNotFound => BackendError::NotResumable(words(error)),
         _ if is_unknown => unknown(),
         _ => refused(method, error, sign_in),
     }

@@ -1,6 +1,6 @@
 use std::{fmt, path::PathBuf};
 
-use agent_client_protocol::v1::schema::{
+use agent_client_protocol_schema::v1::{
     EnvVariable, HttpHeader, McpCapabilities, McpServer as Wire, McpServerHttp, McpServerSse, McpServerStdio,
 };
 

@@ -1,6 +1,6 @@
 //! Finds the session option that selects the agent's model. Performs no I/O.
 
-use agent_client_protocol::v1::schema::{
+use agent_client_protocol_schema::v1::{
     SessionConfigId, SessionConfigKind, SessionConfigOption, SessionConfigOptionCategory,
     SessionConfigSelectOptions, SessionConfigValueId,
 };

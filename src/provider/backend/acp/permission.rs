@@ -1,6 +1,6 @@
 //! The agent's request for permission, and the response to it.
 
-use agent_client_protocol::v1::schema::{
+use agent_client_protocol_schema::v1::{
     PermissionOption as Offered, PermissionOptionKind, RequestPermissionOutcome, RequestPermissionResponse,
     SelectedPermissionOutcome, ToolCallUpdate,
 };

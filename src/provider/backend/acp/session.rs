@@ -1,19 +1,24 @@
 //! Opens a session and runs its turns.
 
-use std::{path::PathBuf, sync::Mutex, time::Duration};
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
-use agent_client_protocol::{
-    ErrorCode, JsonRpcRequest,
-    schema::ProtocolVersion,
-    v1::schema::{
-        AgentCapabilities, AuthMethod, AuthenticateRequest, CancelNotification, Implementation,
-        InitializeRequest, LoadSessionRequest, McpServer as WireServer, NewSessionRequest,
-        PromptCapabilities, PromptRequest, ResumeSessionRequest, SessionConfigOption,
-        SetSessionConfigOptionRequest,
+use agent_client_protocol_schema::{
+    ProtocolVersion,
+    v1::{
+        AgentCapabilities, AuthMethod, AuthenticateRequest, CancelNotification, ErrorCode, Implementation,
+        InitializeRequest, InitializeResponse, LoadSessionRequest, LoadSessionResponse,
+        McpServer as WireServer, NewSessionRequest, NewSessionResponse, PromptCapabilities, PromptRequest,
+        ResumeSessionRequest, ResumeSessionResponse, SessionConfigOption, SetSessionConfigOptionRequest,
     },
 };
 use async_trait::async_trait;
 use futures_util::stream;
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::Value;
 use tokio::time::{Instant, timeout};
 
 use super::{
@@ -60,7 +65,7 @@ pub(super) async fn open(
     options: &SessionOptions,
 ) -> Result<AcpSession, BackendError> {
     let folder = backend.folder(options.folder()?)?;
-    let connection = Connection::open(backend.command(&folder), &backend.name).await?;
+    let connection = Connection::open(backend.command(&folder), &backend.name)?;
     let until = moment_after(backend.start_limit);
     let mut opening = SessionStart { backend, connection, until, sign_in: Vec::new() };
     let can = opening.initialize().await?;
@@ -70,7 +75,7 @@ pub(super) async fn open(
     let (id, model_options) = match resumed {
         None => {
             let request = NewSessionRequest::new(folder).mcp_servers(servers);
-            let session = opening.ask("session/new", request).await?;
+            let session: NewSessionResponse = opening.ask("session/new", request).await?;
             let id = session.session_id.0.to_string();
             opening.connection.shared.is_session(&id);
             (SessionId::new(id), session.config_options)
@@ -103,11 +108,11 @@ pub(super) async fn open(
 }
 
 impl SessionStart<'_> {
-    async fn answer<R: JsonRpcRequest>(
+    async fn answer<A: DeserializeOwned>(
         &self,
         call: &'static str,
-        request: R,
-    ) -> Result<R::Response, Unanswered> {
+        request: impl Serialize,
+    ) -> Result<A, Unanswered> {
         let left = self.until.saturating_duration_since(Instant::now());
         let answer = self.connection.ask(call, request, left).await;
         answer.map_err(|unanswered| match unanswered {
@@ -119,11 +124,11 @@ impl SessionStart<'_> {
         })
     }
 
-    async fn ask<R: JsonRpcRequest>(
+    async fn ask<A: DeserializeOwned>(
         &self,
         call: &'static str,
-        request: R,
-    ) -> Result<R::Response, BackendError> {
+        request: impl Serialize,
+    ) -> Result<A, BackendError> {
         self.answer(call, request).await.map_err(|unanswered| match unanswered {
             Unanswered::Refused(error) => fault::refused(call, &error, &self.sign_in),
             Unanswered::Over(error) => error,
@@ -133,7 +138,7 @@ impl SessionStart<'_> {
     async fn initialize(&mut self) -> Result<AgentCapabilities, BackendError> {
         let client = Implementation::new(self.backend.client.0.clone(), self.backend.client.1.clone());
         let request = InitializeRequest::new(ProtocolVersion::V1).client_info(client);
-        let agent = self.ask("initialize", request).await?;
+        let agent: InitializeResponse = self.ask("initialize", request).await?;
         if agent.protocol_version != ProtocolVersion::V1 {
             return Err(BackendError::Unsupported(format!(
                 "`{}` speaks version {} of the Agent Client Protocol; only version {} is supported",
@@ -145,7 +150,7 @@ impl SessionStart<'_> {
         self.sign_in = agent.auth_methods;
         self.connection.shared.signs_in(self.sign_in.clone());
         if let Some(way) = &self.backend.sign_in {
-            self.ask("authenticate", AuthenticateRequest::new(way.clone())).await?;
+            let _: Value = self.ask("authenticate", AuthenticateRequest::new(way.clone())).await?;
         }
         Ok(agent.agent_capabilities)
     }
@@ -168,10 +173,10 @@ impl SessionStart<'_> {
         if can.session_capabilities.resume.is_some() {
             let request =
                 ResumeSessionRequest::new(wire.clone(), folder.clone()).mcp_servers(servers.clone());
-            match self.answer("session/resume", request).await {
+            match self.answer::<ResumeSessionResponse>("session/resume", request).await {
                 Ok(session) => return Ok(session.config_options),
                 Err(Unanswered::Refused(error))
-                    if can.load_session && error.code != ErrorCode::AUTH_REQUIRED =>
+                    if can.load_session && error.code != ErrorCode::AuthRequired =>
                 {
                     let program = self.backend.program.to_string_lossy();
                     tracing::warn!(%program, error = %error.message, "`session/resume` failed; trying `session/load`");
@@ -186,7 +191,7 @@ impl SessionStart<'_> {
             )));
         }
         let request = LoadSessionRequest::new(wire, folder).mcp_servers(servers);
-        let session =
+        let session: LoadSessionResponse =
             self.answer("session/load", request).await.map_err(|error| refused("session/load", error))?;
         // The agent repeats the conversation before it responds. Some agents continue the repetition after their
         // response, and the next turn must not contain any of it. The wait uses only half of the remaining time, so
@@ -211,7 +216,7 @@ impl SessionStart<'_> {
             model::Choice::Chosen => Ok(None),
             model::Choice::Choose { option, value } => {
                 let request = SetSessionConfigOptionRequest::new(id.as_str().to_owned(), option, value);
-                self.ask("session/set_config_option", request).await?;
+                let _: Value = self.ask("session/set_config_option", request).await?;
                 Ok(None)
             }
             model::Choice::None => Ok(Some(format!(
@@ -251,7 +256,9 @@ impl BackendSession for AcpSession {
         let events = shared.begin(warnings)?;
         // The response to this request ends the turn. It is processed in order with the updates.
         let request = PromptRequest::new(self.id.as_str().to_owned(), blocks);
-        self.connection.agent.send_request(request).detach();
+        let turn = Arc::clone(shared);
+        // Sending fails only if the connection has ended. The turn then ends too.
+        let _ = self.connection.peer.call("session/prompt", request, move |answer| turn.answered(&answer));
         Ok(Box::pin(stream::unfold(events, async |mut events| {
             let (event, _room) = events.recv().await?;
             Some((event, events))
@@ -264,7 +271,7 @@ impl BackendSession for AcpSession {
         while turn.is_some_and(|turn| shared.is_in_flight(turn)) {
             let notification = CancelNotification::new(self.id.as_str().to_owned());
             // Sending fails only if the connection has ended. The turn has then ended too.
-            let _ = self.connection.agent.send_notification(notification);
+            let _ = self.connection.peer.notify_now("session/cancel", notification);
             if timeout(AGAIN, shared.idle()).await.is_ok() {
                 break;
             }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use agent_client_protocol::v1::schema::{SessionUpdate, ToolCall, ToolCallStatus, ToolCallUpdate, ToolKind};
+use agent_client_protocol_schema::v1::{SessionUpdate, ToolCall, ToolCallStatus, ToolCallUpdate, ToolKind};
 use serde_json::{Value, json};
 
 use super::content::{block, words};

@@ -1,23 +1,19 @@
 //! A program and the connection to it.
 
-use std::{
-    io,
-    pin::pin,
-    process::Command,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{io, pin::pin, process::Command, sync::Arc, time::Duration};
 
-use agent_client_protocol_schema::v1::Error;
+use agent_client_protocol_schema::v1::{AuthMethod, Error, ErrorCode};
 use futures_util::{
     FutureExt, StreamExt,
     future::{Either, Fuse, FusedFuture, select},
 };
 use serde::{Serialize, de::DeserializeOwned};
+use serde_json::Value;
 use tokio::{
     io::AsyncRead,
     process::{ChildStderr, ChildStdin, ChildStdout},
-    task::JoinHandle,
+    sync::Mutex,
+    task::JoinSet,
     time::{Sleep, sleep, timeout},
 };
 use tokio_util::{codec::AnyDelimiterCodecError, sync::CancellationToken};
@@ -32,8 +28,7 @@ use crate::{
         Process,
         lines::{LastWords, lines, shown},
     },
-    provider::backend::BackendError,
-    sync::lock,
+    provider::backend::{BackendError, SessionId},
 };
 
 /// The maximum time between the events that belong to the end of a program: its exit, the end of its output, and the
@@ -44,19 +39,31 @@ const SOON: Duration = Duration::from_secs(1);
 /// session is being opened.
 const NOISE_GRACE: Duration = Duration::from_secs(5);
 
+/// The maximum length of the agent's text that an error quotes.
+const LONGEST_QUOTE: usize = 2000;
+
 /// A connection to a running program. Dropping this kills the program.
 pub(super) struct Connection {
     pub(super) shared: Arc<ConnectionState>,
     pub(super) peer: Arc<Peer>,
-    running: Running,
+    program: Program,
+    closing: CancellationToken,
+    /// The task that supervises the program.
+    task: Mutex<JoinSet<()>>,
 }
 
-/// The program and the task that supervises it.
-struct Running {
+/// The program and its session. Dropping this kills the program, and ends the session for the given reason.
+struct Program {
     process: Arc<Process>,
     shared: Arc<ConnectionState>,
-    closing: CancellationToken,
-    task: Mutex<Option<JoinHandle<()>>>,
+    reason: &'static str,
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        self.process.kill();
+        self.shared.end(BackendError::Ended(self.reason.to_owned()));
+    }
 }
 
 /// The reason why a request has no result.
@@ -80,25 +87,20 @@ impl Connection {
             }
         };
         let (process, pipes) = Process::start(command).map_err(cannot)?;
-        let process = Arc::new(process);
-        let (peer, outgoing) = Peer::new();
-        let shared = ConnectionState::new();
+        let pipes = (
+            ChildStdin::from_std(pipes.stdin).map_err(cannot)?,
+            ChildStdout::from_std(pipes.stdout).map_err(cannot)?,
+            ChildStderr::from_std(pipes.stderr).map_err(cannot)?,
+        );
+        let (process, shared, (peer, outgoing)) = (Arc::new(process), ConnectionState::new(), Peer::new());
+        let held = |reason| Program { process: Arc::clone(&process), shared: Arc::clone(&shared), reason };
         let closing = CancellationToken::new();
-        let supervisor = Supervisor {
-            name: name.to_owned(),
-            program: program.clone(),
-            shared: Arc::clone(&shared),
-            peer: Arc::clone(&peer),
-            outgoing,
-            process: Arc::clone(&process),
-            closing: closing.clone(),
-            stdin: ChildStdin::from_std(pipes.stdin).map_err(cannot)?,
-            stdout: ChildStdout::from_std(pipes.stdout).map_err(cannot)?,
-            stderr: ChildStderr::from_std(pipes.stderr).map_err(cannot)?,
-        };
-        let task = Mutex::new(Some(tokio::spawn(supervisor.run())));
-        let running = Running { process, shared: Arc::clone(&shared), closing, task };
-        Ok(Self { shared, peer, running })
+        let mut task = JoinSet::new();
+        let supervised = held("its connection was cut off");
+        let name = name.to_owned();
+        task.spawn(supervise(name, program, supervised, Arc::clone(&peer), outgoing, closing.clone(), pipes));
+        let program = held("it was dropped");
+        Ok(Self { shared, peer, program, closing, task: Mutex::new(task) })
     }
 
     /// Sends a request to the agent and waits for the response within a limit. Used before the first turn.
@@ -133,7 +135,7 @@ impl Connection {
 
     /// Returns the reason why the connection has ended, if it has.
     pub(super) async fn over(&self) -> Option<BackendError> {
-        if self.running.process.has_ended() {
+        if self.program.process.has_ended() {
             // Wait for the supervisor, which is about to report why the connection ended.
             return Some(self.shared.ended().await);
         }
@@ -142,122 +144,87 @@ impl Connection {
 
     /// Closes the program's standard input and waits until the program ends. After `grace`, forces the program to end.
     pub(super) async fn close(&self, grace: Duration) {
-        let running = &self.running;
-        running.closing.cancel();
-        running.shared.end(BackendError::Ended("it was terminated".to_owned()));
-        running.process.stop(grace).await;
-        let task = lock(&running.task).take();
-        if let Some(task) = task {
-            task.abort();
-            // The task was aborted, so its result does not matter.
-            let _ = task.await;
-        }
+        self.closing.cancel();
+        self.shared.end(BackendError::Ended("it was terminated".to_owned()));
+        self.program.process.stop(grace).await;
+        self.task.lock().await.shutdown().await;
     }
 }
 
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.process.kill();
-        self.shared.end(BackendError::Ended("it was dropped".to_owned()));
-        if let Some(task) = self.task.get_mut().unwrap_or_else(PoisonError::into_inner) {
-            task.abort();
-        }
-    }
-}
-
-/// Supervises a program until it ends.
-struct Supervisor {
+/// Supervises a program until it ends. `name` is the backend's name.
+async fn supervise(
     name: String,
     program: String,
-    shared: Arc<ConnectionState>,
+    supervised: Program,
     peer: Arc<Peer>,
     outgoing: Lines,
-    process: Arc<Process>,
     closing: CancellationToken,
-    stdin: ChildStdin,
-    stdout: ChildStdout,
-    stderr: ChildStderr,
-}
-
-/// A guard of the supervisor. When the supervisor ends for any reason, dropping the guard kills the program and ends
-/// the session.
-struct Last(Arc<ConnectionState>, Arc<Process>);
-
-impl Drop for Last {
-    fn drop(&mut self) {
-        self.1.kill();
-        self.0.end(BackendError::Ended("its connection was cut off".to_owned()));
-    }
-}
-
-impl Supervisor {
-    async fn run(self) {
-        let Self { name, program, shared, peer, outgoing, process, closing, stdin, stdout, stderr } = self;
-        let _last = Last(Arc::clone(&shared), Arc::clone(&process));
-        let words = LastWords::default();
-        let mut stderr = pin!(words.follow(stderr, &name).fuse());
-        let mut reader = pin!(read(stdout, &peer, &shared).fuse());
-        // The reason why the connection ends, and whether the program violated the protocol.
-        let why = {
-            let mut writer = pin!(acp::write(stdin, outgoing).fuse());
-            let mut exit = pin!(process.ended().fuse());
-            // This timer is set when the program has ended or does not read its input. It limits the wait for the rest
-            // of the output.
-            let mut late = pin!(Fuse::<Sleep>::terminated());
-            let mut over = "it closed its standard output".to_owned();
-            loop {
-                tokio::select! {
-                    biased;
-                    () = closing.cancelled() => break None,
-                    read = &mut reader => break Some(read.map_or_else(|why| (why, true), |()| (over, false))),
-                    () = &mut late => break Some((over, false)),
-                    // Output that the program wrote before it ended may still be unread, so wait a little longer.
-                    _ = &mut exit => late.set(sleep(SOON).fuse()),
-                    Err(error) = &mut writer => {
-                        over = format!("it stopped reading its input: {error}");
-                        late.set(sleep(SOON).fuse());
-                    }
-                    () = &mut stderr => {}
-                }
-            }
-        };
-        let error = match why {
-            None => BackendError::Ended("it was terminated".to_owned()),
-            Some((why, is_violation)) => {
-                if is_violation {
-                    process.kill();
-                }
-                let exit = pin!(timeout(SOON, process.ended()));
-                let how = match select(exit, &mut stderr).await {
-                    Either::Left((how, _)) => how,
-                    Either::Right(((), exit)) => exit.await,
-                };
-                if how.is_err() {
-                    process.kill();
-                }
-                // The last lines of the standard error should have arrived by now, unless another process still holds
-                // the pipe open.
-                if !stderr.is_terminated() {
-                    let _ = timeout(SOON, &mut stderr).await;
-                }
-                let why = match how {
-                    Ok(how) if !is_violation => format!("`{program}` has ended: {how}"),
-                    _ => format!("`{program}`: {why}"),
-                };
-                BackendError::Ended(format!("{why}{}", words.quoted()))
-            }
-        };
-        shared.end(error);
-        peer.close();
-        // The program may continue to write until it ends. Continue to read its output, because a failed write could
-        // disturb the program's shutdown.
-        let mut exit = pin!(process.ended());
+    (stdin, stdout, stderr): (ChildStdin, ChildStdout, ChildStderr),
+) {
+    let Program { process, shared, .. } = &supervised;
+    let words = LastWords::default();
+    let mut stderr = pin!(words.follow(stderr, &name).fuse());
+    let mut reader = pin!(read(stdout, &peer, shared).fuse());
+    // The reason why the connection ends, and whether the program violated the protocol.
+    let why = {
+        let mut writer = pin!(acp::write(stdin, outgoing).fuse());
+        let mut exit = pin!(process.ended().fuse());
+        // This timer is set when the program has ended or does not read its input. It limits the wait for the rest
+        // of the output.
+        let mut late = pin!(Fuse::<Sleep>::terminated());
+        let mut over = "it closed its standard output".to_owned();
         loop {
             tokio::select! {
-                _ = &mut exit => return,
-                _ = &mut reader => {}
+                biased;
+                () = closing.cancelled() => break None,
+                read = &mut reader => break Some(read.map_or_else(|why| (why, true), |()| (over, false))),
+                () = &mut late => break Some((over, false)),
+                // Output that the program wrote before it ended may still be unread, so wait a little longer.
+                _ = &mut exit => late.set(sleep(SOON).fuse()),
+                Err(error) = &mut writer => {
+                    over = format!("it stopped reading its input: {error}");
+                    late.set(sleep(SOON).fuse());
+                }
                 () = &mut stderr => {}
             }
+        }
+    };
+    let error = match why {
+        None => BackendError::Ended("it was terminated".to_owned()),
+        Some((why, is_violation)) => {
+            if is_violation {
+                process.kill();
+            }
+            let exit = pin!(timeout(SOON, process.ended()));
+            let how = match select(exit, &mut stderr).await {
+                Either::Left((how, _)) => how,
+                Either::Right(((), exit)) => exit.await,
+            };
+            if how.is_err() {
+                process.kill();
+            }
+            // The last lines of the standard error should have arrived by now, unless another process still holds
+            // the pipe open.
+            if !stderr.is_terminated() {
+                let _ = timeout(SOON, &mut stderr).await;
+            }
+            let why = match how {
+                Ok(how) if !is_violation => format!("`{program}` has ended: {how}"),
+                _ => format!("`{program}`: {why}"),
+            };
+            BackendError::Ended(format!("{why}{}", words.quoted()))
+        }
+    };
+    shared.end(error);
+    peer.close();
+    // The program may continue to write until it ends. Continue to read its output, because a failed write could
+    // disturb the program's shutdown.
+    let mut exit = pin!(process.ended());
+    loop {
+        tokio::select! {
+            _ = &mut exit => return,
+            _ = &mut reader => {}
+            () = &mut stderr => {}
         }
     }
 }
@@ -327,6 +294,74 @@ fn is_shortage(error: &io::Error) -> bool {
     matches!(error.kind(), ExecutableFileBusy | Interrupted | OutOfMemory | ResourceBusy | WouldBlock)
 }
 
+/// Returns the error for a request that the agent refused.
+pub(super) fn refused(method: &'static str, error: &Error, sign_in: &[AuthMethod]) -> BackendError {
+    let words = format!("`{method}`: {}", words(error));
+    match error.code {
+        ErrorCode::AuthRequired => BackendError::Auth(auth(&words, sign_in)),
+        ErrorCode::InvalidParams | ErrorCode::InvalidRequest => BackendError::Invalid(words),
+        ErrorCode::MethodNotFound => BackendError::Unsupported(words),
+        _ => BackendError::Failed(words),
+    }
+}
+
+/// Returns the error for a session that the agent did not resume.
+pub(super) fn not_resumed(
+    method: &'static str,
+    error: &Error,
+    id: &SessionId,
+    sign_in: &[AuthMethod],
+) -> BackendError {
+    // The protocol defines a code for a missing session, but many agents report a missing session with another code.
+    // Therefore, the text of the error is searched for the usual descriptions.
+    let text = words(error).to_lowercase();
+    let has = |words: &[&str]| words.iter().any(|words| text.contains(words));
+    let is_missing = has(&["not found", "no such", "unknown", "not exist", "no session", "invalid session"])
+        || (has(&["no "]) && has(&[" found"]));
+    // The text must also mention a session, because "not found" can refer to a key, a model or a settings file.
+    let is_unknown = is_missing && has(&["session", "thread", "conversation", "rollout"]);
+    let unknown = || BackendError::UnknownSession { id: id.clone(), message: words(error) };
+    match error.code {
+        ErrorCode::AuthRequired => refused(method, error, sign_in),
+        ErrorCode::ResourceNotFound => unknown(),
+        ErrorCode::MethodNotFound => BackendError::NotResumable(words(error)),
+        _ if is_unknown => unknown(),
+        _ => refused(method, error, sign_in),
+    }
+}
+
+fn auth(words: &str, sign_in: &[AuthMethod]) -> String {
+    if sign_in.is_empty() {
+        return format!("{words}; it offers no method to sign in");
+    }
+    let ways: Vec<String> = sign_in
+        .iter()
+        .map(|method| {
+            let about = method.description().map(|about| format!(": {about}")).unwrap_or_default();
+            format!("{} (`{}`){about}", method.name(), method.id())
+        })
+        .collect();
+    let ways = shown(ways.join("; ").as_bytes(), LONGEST_QUOTE);
+    format!("{words}; sign in with the program itself, or set `with_sign_in` to one of: {ways}")
+}
+
+fn words(error: &Error) -> String {
+    let mut words = error.message.clone();
+    let detail = match &error.data {
+        Some(Value::String(text)) => Some(text.clone()),
+        Some(Value::Object(members)) => ["details", "message", "error", "reason"]
+            .iter()
+            .find_map(|name| members.get(*name)?.as_str().map(str::to_owned))
+            .or_else(|| Some(Value::Object(members.clone()).to_string())),
+        _ => None,
+    };
+    if let Some(detail) = detail.filter(|detail| !detail.is_empty() && *detail != words) {
+        words.push_str(": ");
+        words.push_str(&detail);
+    }
+    shown(words.as_bytes(), LONGEST_QUOTE)
+}
+
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncWriteExt, DuplexStream, duplex};
@@ -381,5 +416,34 @@ mod tests {
         program.write_all(message(1).as_bytes()).await.unwrap();
         assert!(events.recv().await.is_some());
         assert!(timeout(hour * 9, shared.lasting_noise(hour)).await.is_err());
+    }
+
+    #[test]
+    fn missing_session_is_recognised_in_each_wording() {
+        let id = SessionId::new("s");
+        let failure = |code: i32, message: &str, detail: &str| {
+            let error = Error::new(code, message).data(serde_json::json!({ "details": detail }));
+            not_resumed("session/load", &error, &id, &[])
+        };
+        for detail in [
+            "Session not found: s",
+            "Invalid session identifier \"s\".",
+            "no rollout found for thread id s",
+            "No conversation found with session ID: s",
+        ] {
+            let message = format!("Internal error: {detail}");
+            let unknown = BackendError::UnknownSession { id: id.clone(), message };
+            assert_eq!(failure(-32603, "Internal error", detail), unknown);
+        }
+        let message = "Resource not found".to_owned();
+        assert_eq!(
+            failure(-32002, "Resource not found", ""),
+            BackendError::UnknownSession { id: id.clone(), message }
+        );
+        for detail in
+            ["the disk is full", "No API key found", "model not found: x", "no such file: settings.json"]
+        {
+            assert!(matches!(failure(-32603, "Internal error", detail), BackendError::Failed(_)), "{detail}");
+        }
     }
 }

@@ -12,7 +12,9 @@ use agent_client_protocol_schema::{
         AgentCapabilities, AuthMethod, AuthenticateRequest, CancelNotification, ErrorCode, Implementation,
         InitializeRequest, InitializeResponse, LoadSessionRequest, LoadSessionResponse,
         McpServer as WireServer, NewSessionRequest, NewSessionResponse, PromptCapabilities, PromptRequest,
-        ResumeSessionRequest, ResumeSessionResponse, SessionConfigOption, SetSessionConfigOptionRequest,
+        ResumeSessionRequest, ResumeSessionResponse, SessionConfigId, SessionConfigKind, SessionConfigOption,
+        SessionConfigOptionCategory, SessionConfigSelectOptions, SessionConfigValueId,
+        SetSessionConfigOptionRequest,
     },
 };
 use async_trait::async_trait;
@@ -23,8 +25,8 @@ use tokio::time::{Instant, timeout};
 
 use super::{
     AcpBackend,
-    connection::{Connection, Unanswered},
-    content, fault, model,
+    connection::{Connection, Unanswered, not_resumed, refused},
+    content,
 };
 use crate::{
     provider::backend::{BackendError, BackendSession, EventStream, SessionId, SessionOptions, TurnPrompt},
@@ -130,7 +132,7 @@ impl SessionStart<'_> {
         request: impl Serialize,
     ) -> Result<A, BackendError> {
         self.answer(call, request).await.map_err(|unanswered| match unanswered {
-            Unanswered::Refused(error) => fault::refused(call, &error, &self.sign_in),
+            Unanswered::Refused(error) => refused(call, &error, &self.sign_in),
             Unanswered::Over(error) => error,
         })
     }
@@ -167,7 +169,7 @@ impl SessionStart<'_> {
     ) -> Result<Option<Vec<SessionConfigOption>>, BackendError> {
         let wire = id.as_str().to_owned();
         let refused = |call, unanswered| match unanswered {
-            Unanswered::Refused(error) => fault::not_resumed(call, &error, id, &self.sign_in),
+            Unanswered::Refused(error) => not_resumed(call, &error, id, &self.sign_in),
             Unanswered::Over(error) => error,
         };
         if can.session_capabilities.resume.is_some() {
@@ -212,18 +214,18 @@ impl SessionStart<'_> {
         if model.is_empty() || model == "default" {
             return Ok(None);
         }
-        match model::choice(&options, model) {
-            model::Choice::Chosen => Ok(None),
-            model::Choice::Choose { option, value } => {
+        match choice(&options, model) {
+            ModelChoice::Chosen => Ok(None),
+            ModelChoice::Choose { option, value } => {
                 let request = SetSessionConfigOptionRequest::new(id.as_str().to_owned(), option, value);
                 let _: Value = self.ask("session/set_config_option", request).await?;
                 Ok(None)
             }
-            model::Choice::None => Ok(Some(format!(
+            ModelChoice::None => Ok(Some(format!(
                 "the model `{model}` is ignored: `{}` offers no choice of models",
                 self.backend.name
             ))),
-            model::Choice::Unknown(there) => Err(BackendError::Invalid(format!(
+            ModelChoice::Unknown(there) => Err(BackendError::Invalid(format!(
                 "`{}` has no model `{model}`; choose one of: {there}",
                 self.backend.name
             ))),
@@ -281,5 +283,71 @@ impl BackendSession for AcpSession {
 
     async fn terminate(&self) {
         self.connection.close(self.grace).await;
+    }
+}
+
+/// How a model is selected in a session.
+#[derive(Debug, PartialEq)]
+pub(super) enum ModelChoice {
+    /// The model is already selected.
+    Chosen,
+    Choose {
+        option: SessionConfigId,
+        value: SessionConfigValueId,
+    },
+    /// The agent offers no choice of models.
+    None,
+    /// The agent does not offer the model. The text lists the models that it offers.
+    Unknown(String),
+}
+
+pub(super) fn choice(options: &[SessionConfigOption], model: &str) -> ModelChoice {
+    let models = options.iter().find_map(|option| match &option.kind {
+        SessionConfigKind::Select(select) if option.category == Some(SessionConfigOptionCategory::Model) => {
+            Some((option, select))
+        }
+        _ => None,
+    });
+    let Some((option, select)) = models else {
+        return ModelChoice::None;
+    };
+    let values: Vec<_> = match &select.options {
+        SessionConfigSelectOptions::Ungrouped(values) => values.iter().collect(),
+        SessionConfigSelectOptions::Grouped(groups) => {
+            groups.iter().flat_map(|group| &group.options).collect()
+        }
+        _ => Vec::new(),
+    };
+    if &*select.current_value.0 == model {
+        return ModelChoice::Chosen;
+    }
+    let Some(value) = values.iter().find(|value| &*value.value.0 == model || value.name == model) else {
+        let ids: Vec<&str> = values.iter().map(|value| &*value.value.0).collect();
+        return ModelChoice::Unknown(ids.join(", "));
+    };
+    ModelChoice::Choose { option: option.id.clone(), value: value.value.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn model_is_chosen_from_the_offered_models() {
+        let options: Vec<SessionConfigOption> = serde_json::from_value(json!([
+            { "id": "mode", "name": "Mode", "category": "mode", "type": "select", "currentValue": "small",
+              "options": [{ "value": "small", "name": "Small" }] },
+            { "id": "llm", "name": "Model", "category": "model", "type": "select", "currentValue": "a",
+              "options": [{ "group": "g", "name": "G", "options": [
+                  { "value": "a", "name": "A" }, { "value": "b", "name": "Big" }] }] },
+        ]))
+        .unwrap();
+        assert_eq!(choice(&options, "a"), ModelChoice::Chosen);
+        let big = || ModelChoice::Choose { option: "llm".into(), value: "b".into() };
+        assert_eq!((choice(&options, "b"), choice(&options, "Big")), (big(), big()));
+        assert_eq!(choice(&options, "small"), ModelChoice::Unknown("a, b".to_owned()));
+        assert_eq!(choice(&options[..1], "a"), ModelChoice::None);
     }
 }

@@ -9,24 +9,22 @@ use std::{
 use agent_client_protocol_schema::v1::{AuthMethod, Error};
 use serde_json::Value;
 use tokio::{
-    sync::{mpsc, oneshot, watch},
+    sync::{mpsc, watch},
     time::timeout,
 };
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    answer, fault,
-    permission::{PermissionQuestion, outcome},
-    translate::{Translator, status},
+    connection::refused,
+    content::{PermissionQuestion, outcome},
+    translate::{Translator, late_text, status, stop_reason, usage},
 };
 use crate::{
     acp::{Answer, Incoming, Peer, Room},
     process::lines::shown,
     provider::{
         StopReason,
-        backend::{
-            BackendError, BackendEvent, PermissionAnswer, PermissionOption, PermissionRequest, TurnResult,
-        },
+        backend::{BackendError, BackendEvent, PermissionRequest, TurnResult},
     },
     sync::lock,
 };
@@ -65,9 +63,6 @@ struct SessionState {
 /// An event, and the room of its message. The room is released when the event has been
 /// read.
 pub(super) type QueuedEvent = (BackendEvent, Option<Room>);
-
-/// A request for permission that waits for a decision: the options, the token of the turn's end, and the decision.
-type Question = (Vec<PermissionOption>, CancellationToken, oneshot::Receiver<PermissionAnswer>);
 
 struct PromptInFlight {
     number: u64,
@@ -250,7 +245,7 @@ impl ConnectionState {
                 // Sending fails only if the connection has ended.
                 let reply = move |answer| drop(peer.answer_in(room, id, answer));
                 let asked = match &*method {
-                    "session/request_permission" => self.asked(params),
+                    "session/request_permission" => self.asked(params, withdrawn),
                     _ => {
                         tracing::debug!(method, "an agent's request is not supported");
                         Err(Error::method_not_found().data(method))
@@ -259,18 +254,8 @@ impl ConnectionState {
                 match asked {
                     Err(error) => reply(Err(error)),
                     Ok(None) => reply(Ok(outcome(None, &[]))),
-                    Ok(Some((options, over, decided))) => {
-                        // This task ends with the turn at the latest.
-                        tokio::spawn(async move {
-                            let answer = tokio::select! {
-                                biased;
-                                () = over.cancelled() => None,
-                                () = withdrawn.cancelled() => None,
-                                answer = decided => answer.ok(),
-                            };
-                            reply(Ok(outcome(answer, &options)));
-                        });
-                    }
+                    // This task ends with the turn at the latest.
+                    Ok(Some(decided)) => drop(tokio::spawn(async move { reply(Ok(decided.await)) })),
                 }
             }
             Incoming::Invalid { .. } => {}
@@ -297,7 +282,7 @@ impl ConnectionState {
         // a loaded session. After a turn, text is too late for that turn, and is kept for a warning.
         let Some((name, data)) = status(&update) else {
             if state.turns > 0
-                && let Some(text) = answer::text(&update)
+                && let Some(text) = late_text(&update)
             {
                 let room = LONGEST_LATE.saturating_sub(state.late.chars().count());
                 state.late.extend(text.chars().take(room));
@@ -310,8 +295,13 @@ impl ConnectionState {
         }
     }
 
-    /// Processes the agent's request for permission. Returns `None` if no turn needs it.
-    fn asked(&self, params: Value) -> Result<Option<Question>, Error> {
+    /// Processes the agent's request for permission. Returns a future of the response, or `None` if no turn needs the
+    /// permission.
+    fn asked(
+        &self,
+        params: Value,
+        withdrawn: CancellationToken,
+    ) -> Result<Option<impl Future<Output = Value> + use<>>, Error> {
         let question: PermissionQuestion = serde_json::from_value(params)?;
         let mut state = self.lock();
         if state.session.as_ref() != Some(&question.session_id) {
@@ -322,7 +312,16 @@ impl ConnectionState {
         let tool_use = turn.translator.asked(question.tool_call);
         let (request, decided) = PermissionRequest::new(tool_use, options.clone());
         turn.emit(BackendEvent::Permission(request), None);
-        Ok(Some((options, turn.over.clone(), decided)))
+        let over = turn.over.clone();
+        Ok(Some(async move {
+            let answer = tokio::select! {
+                biased;
+                () = over.cancelled() => None,
+                () = withdrawn.cancelled() => None,
+                answer = decided => answer.ok(),
+            };
+            outcome(answer, &options)
+        }))
     }
 
     /// Processes the response to a prompt, which ends the turn.
@@ -332,9 +331,9 @@ impl ConnectionState {
             return;
         };
         let last = match answer {
-            Ok(answer) => match answer::stop_reason(answer) {
+            Ok(answer) => match stop_reason(answer) {
                 Some(stop_reason) => {
-                    if let Some(usage) = answer::usage(answer) {
+                    if let Some(usage) = usage(answer) {
                         turn.emit(BackendEvent::Usage(usage), None);
                     }
                     let result = TurnResult::new(stop_reason);
@@ -347,7 +346,7 @@ impl ConnectionState {
             },
             // Some agents respond to a cancelled prompt with an error, but the turn counts as cancelled.
             Err(_) if turn.cancelled => BackendEvent::Result(TurnResult::new(StopReason::Cancelled)),
-            Err(error) => BackendEvent::Error(fault::refused("session/prompt", error, &state.sign_in)),
+            Err(error) => BackendEvent::Error(refused("session/prompt", error, &state.sign_in)),
         };
         turn.end(last);
         self.idle.send_replace(true);

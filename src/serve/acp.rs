@@ -59,14 +59,10 @@
 
 mod content;
 mod entry;
-mod folder;
-mod models;
 mod prompts;
 mod relay;
 mod server;
-mod servers;
 mod sessions;
-mod turns;
 mod view;
 
 use std::{collections::BTreeSet, error::Error, path::PathBuf, pin::Pin, sync::Arc};
@@ -99,7 +95,7 @@ pub struct StartRequest {
     pub conversation: Option<ConversationId>,
     /// The absolute path of the folder in which the editor's user works.
     pub folder: PathBuf,
-    servers: servers::Servers,
+    servers: sessions::Servers,
 }
 
 impl StartRequest {

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     entry::Entry,
-    models,
+    sessions::model_options,
     view::{Joining, View},
 };
 use crate::{
@@ -273,7 +273,7 @@ impl Relay {
         }
         model.clone_into(&mut state.model);
         self.look_up_window(state).await;
-        match models::options(&self.models, model) {
+        match model_options(&self.models, model) {
             Some(options) => {
                 self.send(SessionUpdate::ConfigOptionUpdate(ConfigOptionUpdate::new(options))).await
             }

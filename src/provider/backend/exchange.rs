@@ -17,10 +17,9 @@ use tracing::Instrument;
 use super::{
     BackendError, BackendEvent, BackendSession, Breach, EventStream, PermissionAnswer, PermissionRequest,
     TurnResult,
-    adapter::Owner,
-    lifetime::{ask, call},
-    position::Position,
+    adapter::{Owner, ask, call},
     recorder::Recorder,
+    sessions::Position,
 };
 use crate::{
     message::ToolUseId,

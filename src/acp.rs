@@ -144,9 +144,9 @@ pub(crate) struct Peer {
 }
 
 /// A guard that removes a request from the requests that wait, no matter how the request ends.
-struct Asking<'a>(&'a Peer, u64);
+struct SentRequest<'a>(&'a Peer, u64);
 
-impl Drop for Asking<'_> {
+impl Drop for SentRequest<'_> {
     fn drop(&mut self) {
         lock(&self.0.asked).remove(&self.1);
     }
@@ -265,7 +265,7 @@ impl Peer {
         // Sending fails if the request was withdrawn meanwhile.
         let answered = Box::new(move |answer| drop(sender.send(answer)));
         let (number, request) = self.request(method, params, answered);
-        let _asking = Asking(self, number);
+        let _asking = SentRequest(self, number);
         self.send_if_room(&request).await?;
         tokio::select! {
             biased;

@@ -25,7 +25,7 @@ pub struct SessionPosition {
 
 /// The position of the backend, as stored in a response.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Position {
+pub(super) struct BackendPosition {
     /// A key that distinguishes sessions, including those without an id.
     pub(super) key: String,
     /// The session's id, if it has one.
@@ -41,7 +41,7 @@ pub(super) struct Position {
     pub(super) unfinished: bool,
 }
 
-impl Position {
+impl BackendPosition {
     /// Returns the position that a message stores for the backend with this name, if the message is a response of that
     /// backend.
     pub(super) fn stored_in(name: &str, message: &Message) -> Option<Result<Self, serde_json::Error>> {
@@ -57,20 +57,20 @@ impl Position {
 
 /// A conversation as one backend sees it.
 #[derive(Debug, PartialEq)]
-pub(super) struct Conversation {
+pub(super) struct BackendConversation {
     /// The position at the backend's last response.
-    pub(super) position: Option<Position>,
+    pub(super) position: Option<BackendPosition>,
     /// The messages after the backend's last response.
     pub(super) new: Vec<Arc<Message>>,
 }
 
-impl Conversation {
+impl BackendConversation {
     /// Reads the conversation for the backend with this name.
     pub(super) fn read(name: &str, history: &History) -> Result<Self, BackendError> {
         let mut new = Vec::new();
         let mut position = None;
         for message in history.iter().rev() {
-            if let Some(stored) = Position::stored_in(name, message) {
+            if let Some(stored) = BackendPosition::stored_in(name, message) {
                 position = Some(stored.map_err(|error| {
                     BackendError::NotResumable(format!(
                         "the position of `{name}` in its last response can't be read ({error}); start a new conversation"
@@ -112,7 +112,7 @@ impl PromptCounts {
 
 /// How the conversation's position can be reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Route {
+pub(super) enum BackendRoute {
     /// Continue with the session in use. The number counts the prompts that this session has received after the
     /// conversation's position. These prompts were discarded from the conversation.
     Stay(u64),
@@ -122,7 +122,7 @@ pub(super) enum Route {
     Start,
     /// Resume the session with this id at this position. The counts are those of the prompts that the session has
     /// received.
-    Resume(Position, SessionId, PromptCounts),
+    Resume(BackendPosition, SessionId, PromptCounts),
     Fork(SessionPosition),
 }
 
@@ -137,20 +137,20 @@ pub(super) fn elsewhere() -> BackendError {
 
 /// The sessions of a conversation.
 #[derive(Default)]
-pub(super) struct Sessions {
+pub(super) struct BackendSessions {
     /// The session in use.
-    live: Option<Live>,
+    live: Option<BackendLive>,
     /// The previous session. It is kept until the conversation has a response of the session in use. If the
     /// conversation leaves the branch of the session in use before that, the conversation returns to the previous
     /// session.
-    parked: Option<Live>,
+    parked: Option<BackendLive>,
     /// The terminated sessions that have a response in the conversation, by key.
-    retired: HashMap<String, Retired>,
+    retired: HashMap<String, BackendRetired>,
     closed: bool,
 }
 
 /// A session that is running.
-pub(super) struct Live {
+pub(super) struct BackendLive {
     pub(super) session: Arc<dyn BackendSession>,
     pub(super) key: String,
     pub(super) heard: PromptCounts,
@@ -161,13 +161,13 @@ pub(super) struct Live {
     pub(super) runtime: Handle,
 }
 
-struct Retired {
+struct BackendRetired {
     heard: PromptCounts,
     /// A channel that closes when the session has ended.
     ended: watch::Receiver<()>,
 }
 
-impl Live {
+impl BackendLive {
     fn is(&self, session: &Arc<dyn BackendSession>) -> bool {
         Arc::ptr_eq(&self.session, session)
     }
@@ -177,13 +177,13 @@ fn closed() -> BackendError {
     BackendError::Ended("the conversation was closed".to_owned())
 }
 
-impl Sessions {
+impl BackendSessions {
     /// Returns how to reach the conversation's position.
     pub(super) fn route(
         &self,
-        conversation: &Conversation,
+        conversation: &BackendConversation,
         can: Capabilities,
-    ) -> Result<Route, BackendError> {
+    ) -> Result<BackendRoute, BackendError> {
         let foreign = conversation.new.iter().filter(|message| message.role == Role::Assistant).count();
         if foreign > 0 && !(can.history && conversation.position.is_none()) {
             return Err(BackendError::Diverged(format!(
@@ -196,12 +196,12 @@ impl Sessions {
                 // addition, it must not have received the responses of other models before, because they would be sent
                 // again.
                 Some(heard) if heard.kept == 0 && (foreign == 0 || heard.given == 0) => {
-                    Route::Stay(heard.given)
+                    BackendRoute::Stay(heard.given)
                 }
-                _ => Route::Start,
+                _ => BackendRoute::Start,
             });
         };
-        let heard_by = |live: &Option<Live>| {
+        let heard_by = |live: &Option<BackendLive>| {
             live.as_ref().filter(|live| live.key == position.key).map(|live| live.heard)
         };
         let (live, parked) = (heard_by(&self.live), heard_by(&self.parked));
@@ -209,17 +209,17 @@ impl Sessions {
         let mut heard = live.or(parked).or_else(retired).unwrap_or_default();
         if heard.kept > position.prompts {
             return match position.place() {
-                Some(place) if can.fork => Ok(Route::Fork(place)),
+                Some(place) if can.fork => Ok(BackendRoute::Fork(place)),
                 _ => Err(elsewhere()),
             };
         }
         let more = heard.given.saturating_sub(position.prompts);
         match &position.session {
-            _ if live.is_some() => Ok(Route::Stay(more)),
-            _ if parked.is_some() => Ok(Route::Return(more)),
+            _ if live.is_some() => Ok(BackendRoute::Stay(more)),
+            _ if parked.is_some() => Ok(BackendRoute::Return(more)),
             Some(id) if can.resume => {
                 heard.keep(position.prompts);
-                Ok(Route::Resume(position.clone(), id.clone(), heard))
+                Ok(BackendRoute::Resume(position.clone(), id.clone(), heard))
             }
             Some(_) => Err(BackendError::NotResumable(
                 "the session is gone and the backend can't resume one; start a new conversation".to_owned(),
@@ -232,7 +232,7 @@ impl Sessions {
 
     /// Makes a session the one in use, unless the conversation is closed. Returns the session to terminate, which may
     /// be the new session itself.
-    pub(super) fn activate(&mut self, live: Live) -> (Option<Live>, Result<(), BackendError>) {
+    pub(super) fn activate(&mut self, live: BackendLive) -> (Option<BackendLive>, Result<(), BackendError>) {
         if self.closed {
             return (Some(live), Err(closed()));
         }
@@ -244,7 +244,7 @@ impl Sessions {
     }
 
     /// Switches back to the previous session. Returns the session to terminate.
-    pub(super) fn reactivate_parked(&mut self) -> Option<Live> {
+    pub(super) fn reactivate_parked(&mut self) -> Option<BackendLive> {
         let parked = self.parked.take()?;
         self.live.replace(parked)
     }
@@ -269,16 +269,16 @@ impl Sessions {
         of: &Arc<dyn BackendSession>,
         session: Option<SessionId>,
         checkpoint: Option<String>,
-    ) -> Result<Position, BackendError> {
+    ) -> Result<BackendPosition, BackendError> {
         let live = self.live.as_ref().filter(|live| live.is(of)).ok_or_else(closed)?;
         let (key, prompts) = (live.key.clone(), live.heard.given);
-        Ok(Position { key, session, prompts, checkpoint, unfinished: false })
+        Ok(BackendPosition { key, session, prompts, checkpoint, unfinished: false })
     }
 
     /// Records that the response with this position is now part of the conversation. If this makes the previous session
     /// unnecessary, returns that session.
-    pub(super) fn keep(&mut self, position: &Position) -> Option<Live> {
-        let its_own = |live: &&mut Live| live.key == position.key;
+    pub(super) fn keep(&mut self, position: &BackendPosition) -> Option<BackendLive> {
+        let its_own = |live: &&mut BackendLive| live.key == position.key;
         if let Some(live) = self.live.as_mut().filter(its_own) {
             live.heard.keep(position.prompts);
             live.fresh = false;
@@ -293,13 +293,13 @@ impl Sessions {
     }
 
     /// Removes and returns a session that has become unusable, if it is the session in use.
-    pub(super) fn lose(&mut self, session: &Arc<dyn BackendSession>) -> Option<Live> {
+    pub(super) fn lose(&mut self, session: &Arc<dyn BackendSession>) -> Option<BackendLive> {
         self.live.take_if(|live| live.is(session))
     }
 
     /// Records a session that has a response in the conversation and is being terminated.
     pub(super) fn retired(&mut self, key: String, heard: PromptCounts, ended: watch::Receiver<()>) {
-        self.retired.insert(key, Retired { heard, ended });
+        self.retired.insert(key, BackendRetired { heard, ended });
     }
 
     /// Returns a channel that closes when the terminated session with this key has ended.
@@ -313,7 +313,7 @@ impl Sessions {
     }
 
     /// Removes and returns all running sessions.
-    pub(super) fn take_all(&mut self) -> impl Iterator<Item = Live> + use<> {
+    pub(super) fn take_all(&mut self) -> impl Iterator<Item = BackendLive> + use<> {
         self.live.take().into_iter().chain(self.parked.take())
     }
 }

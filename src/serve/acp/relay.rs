@@ -12,7 +12,7 @@ use tokio::{sync::oneshot, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    entry::Entry,
+    entry::EditorSession,
     sessions::model_options,
     view::{Joining, View},
 };
@@ -39,7 +39,7 @@ pub(super) struct Client {
 pub(super) struct Relay {
     pub(super) peer: Arc<Peer>,
     pub(super) client: Client,
-    pub(super) entry: Arc<Entry>,
+    pub(super) entry: Arc<EditorSession>,
     /// The number of this relay. Each time an entry's session is opened, a relay with another number follows the
     /// session.
     pub(super) number: u64,

@@ -20,8 +20,8 @@ use tokio_util::{codec::AnyDelimiterCodecError, sync::CancellationToken};
 use tracing::Instrument;
 
 use super::{
-    Settings, StartRequest, content,
-    entry::Entry,
+    EditorSettings, StartRequest, content,
+    entry::EditorSession,
     prompts::{Answer, MOST, Prompts},
     relay::Client,
     sessions::refused,
@@ -45,20 +45,20 @@ const MOST_REQUESTS: usize = 64;
 /// How long to wait at the end until the client has read everything.
 const SOON: Duration = Duration::from_secs(1);
 
-pub(super) struct Server {
-    pub(super) settings: Settings,
+pub(super) struct EditorServer {
+    pub(super) settings: EditorSettings,
     pub(super) peer: Arc<Peer>,
     /// The client, after `initialize`.
     pub(super) client: Mutex<Option<Client>>,
-    pub(super) entries: Mutex<HashMap<ConversationId, Arc<Entry>>>,
+    pub(super) entries: Mutex<HashMap<ConversationId, Arc<EditorSession>>>,
     /// The prefix of the prompt ids that this connection creates.
     pub(super) own: Arc<str>,
 }
 
 /// A guard that ends the tasks that follow sessions when the connection is dropped.
-struct Serving(Arc<Server>);
+struct EditorServing(Arc<EditorServer>);
 
-impl Drop for Serving {
+impl Drop for EditorServing {
     fn drop(&mut self) {
         let entries = std::mem::take(&mut *lock(&self.0.entries));
         for entry in entries.values() {
@@ -69,12 +69,12 @@ impl Drop for Serving {
 
 /// Serves a client until it closes its end of the connection.
 pub(super) async fn run(
-    settings: Settings,
+    settings: EditorSettings,
     input: impl AsyncRead + Unpin,
     output: impl AsyncWrite + Unpin,
 ) -> Result<(), crate::Error> {
     let (peer, lines) = Peer::new();
-    let serving = Serving(Arc::new(Server {
+    let serving = EditorServing(Arc::new(EditorServer {
         settings,
         peer,
         client: Mutex::default(),
@@ -100,7 +100,7 @@ pub(super) async fn run(
     outcome
 }
 
-impl Server {
+impl EditorServer {
     async fn read(
         self: &Arc<Self>,
         input: impl AsyncRead + Unpin,
@@ -198,7 +198,7 @@ impl Server {
         self: &Arc<Self>,
         method: &str,
         params: Value,
-        prompt: Option<NewPrompt>,
+        prompt: Option<EditorPrompt>,
         withdrawn: &CancellationToken,
     ) -> Result<Value, Error> {
         if let Some(prompt) = prompt {
@@ -231,7 +231,7 @@ impl Server {
     }
 
     /// Returns the session with this id that the client uses.
-    pub(super) fn entry(&self, id: &str) -> Result<Arc<Entry>, Error> {
+    pub(super) fn entry(&self, id: &str) -> Result<Arc<EditorSession>, Error> {
         let found = ConversationId::new(id).ok().and_then(|id| lock(&self.entries).get(&id).cloned());
         found.ok_or_else(|| Error::session_not_found(id.to_owned()))
     }
@@ -252,16 +252,16 @@ pub(super) fn written(response: &impl serde::Serialize) -> Result<Value, Error> 
 }
 
 /// A prompt that is registered and not sent yet.
-pub(super) struct NewPrompt {
-    entry: Arc<Entry>,
+pub(super) struct EditorPrompt {
+    entry: Arc<EditorSession>,
     id: PromptId,
     prompt: Prompt,
     answer: oneshot::Receiver<Answer>,
 }
 
-impl Server {
+impl EditorServer {
     /// Registers a prompt.
-    pub(super) fn new_prompt(&self, params: Value) -> Result<NewPrompt, Error> {
+    pub(super) fn new_prompt(&self, params: Value) -> Result<EditorPrompt, Error> {
         let request: PromptRequest = read(params)?;
         let entry = self.entry(&request.session_id.0)?;
         let content = content::prompt(request.prompt)?;
@@ -270,16 +270,16 @@ impl Server {
             return Err(Error::invalid_request().data(why));
         };
         let prompt = Prompt::new(content).with_id(id.clone());
-        Ok(NewPrompt { entry, id, prompt, answer })
+        Ok(EditorPrompt { entry, id, prompt, answer })
     }
 
     /// Sends a prompt, and waits for its answer.
     pub(super) async fn prompt(
         self: &Arc<Self>,
-        new: NewPrompt,
+        new: EditorPrompt,
         withdrawn: &CancellationToken,
     ) -> Result<Value, Error> {
-        let NewPrompt { entry, id, prompt, mut answer } = new;
+        let EditorPrompt { entry, id, prompt, mut answer } = new;
         let session = match self.send(&entry, prompt).await {
             Ok(session) => session,
             Err(error) => {
@@ -304,7 +304,7 @@ impl Server {
     }
 
     /// Gives the session a prompt. A session that was closed while it was idle is opened again.
-    async fn send(self: &Arc<Self>, entry: &Arc<Entry>, prompt: Prompt) -> Result<Session, Error> {
+    async fn send(self: &Arc<Self>, entry: &Arc<EditorSession>, prompt: Prompt) -> Result<Session, Error> {
         let mut retries = 1;
         loop {
             let session = self.open(entry).await?;
@@ -328,7 +328,7 @@ impl Server {
     }
 
     /// Returns the session of an entry. Opens the session if necessary.
-    pub(super) async fn open(self: &Arc<Self>, entry: &Arc<Entry>) -> Result<Session, Error> {
+    pub(super) async fn open(self: &Arc<Self>, entry: &Arc<EditorSession>) -> Result<Session, Error> {
         let _opening = entry.opening.lock().await;
         if let Some(session) = entry.session() {
             return Ok(session);

@@ -25,9 +25,9 @@ use tokio::sync::oneshot;
 
 use super::{
     StartRequest,
-    entry::Entry,
+    entry::EditorSession,
     relay::{Client, Relay},
-    server::{Server, written},
+    server::{EditorServer, written},
     view::Joining,
 };
 #[cfg(feature = "mcp")]
@@ -64,7 +64,7 @@ pub(super) fn refused(id: &ConversationId, error: &crate::Error) -> Error {
     refused.data(error_chain(error))
 }
 
-impl Server {
+impl EditorServer {
     pub(super) fn initialize(&self, request: InitializeRequest) -> Result<Value, Error> {
         let session = request.client_capabilities.session;
         *lock(&self.client) = Some(Client {
@@ -183,7 +183,7 @@ impl Server {
     ) -> Result<ConfigOptions, Error> {
         let snapshot = opened.subscription.as_ref().and_then(|subscription| subscription.snapshot());
         let model = snapshot.map(|snapshot| snapshot.agent.state.model.clone()).unwrap_or_default();
-        let entry = Entry::new(id.clone(), start, Arc::clone(&self.own));
+        let entry = EditorSession::new(id.clone(), start, Arc::clone(&self.own));
         let old = lock(&self.entries).insert(id.clone(), Arc::clone(&entry));
         if let Some(old) = old {
             old.forget();
@@ -195,7 +195,7 @@ impl Server {
     /// Follows an opened session. Returns when the client has the conversation so far.
     pub(super) async fn attach(
         &self,
-        entry: &Arc<Entry>,
+        entry: &Arc<EditorSession>,
         opened: OpenedSession,
         joining: Joining,
     ) -> Result<(), Error> {
@@ -283,7 +283,7 @@ impl Server {
     }
 
     /// Removes a session that has ended from those of the client.
-    async fn release(&self, entry: &Arc<Entry>) {
+    async fn release(&self, entry: &Arc<EditorSession>) {
         // The prompts of the session are answered before this request.
         entry.finished().await;
         entry.forget();
@@ -367,7 +367,7 @@ pub(super) fn label(folder: &Path) -> String {
 
 /// The connected servers and their tools.
 #[derive(Clone, Default)]
-pub(super) struct Servers {
+pub(super) struct EditorServers {
     pub(super) tools: Vec<Arc<dyn Tool>>,
     #[cfg(feature = "mcp")]
     pub(super) clients: Vec<McpClient>,
@@ -385,7 +385,7 @@ fn server_name(server: &McpServer) -> &str {
 
 /// Connects to the servers, all at the same time.
 #[cfg(feature = "mcp")]
-pub(super) async fn connect(servers: Vec<McpServer>, folder: &Path) -> Result<Servers, Error> {
+pub(super) async fn connect(servers: Vec<McpServer>, folder: &Path) -> Result<EditorServers, Error> {
     let connected = servers.into_iter().map(async |server| {
         let name = server_name(&server).to_owned();
         let builder = match server {
@@ -412,7 +412,7 @@ pub(super) async fn connect(servers: Vec<McpServer>, folder: &Path) -> Result<Se
         }
         Ok((client, tools.tools))
     });
-    let mut all = Servers::default();
+    let mut all = EditorServers::default();
     for (client, tools) in futures_util::future::try_join_all(connected).await? {
         all.clients.push(client);
         all.tools.extend(tools);
@@ -422,9 +422,9 @@ pub(super) async fn connect(servers: Vec<McpServer>, folder: &Path) -> Result<Se
 
 #[cfg(not(feature = "mcp"))]
 #[allow(clippy::unused_async, reason = "as with the feature")]
-pub(super) async fn connect(servers: Vec<McpServer>, _: &Path) -> Result<Servers, Error> {
+pub(super) async fn connect(servers: Vec<McpServer>, _: &Path) -> Result<EditorServers, Error> {
     match servers.first() {
-        None => Ok(Servers::default()),
+        None => Ok(EditorServers::default()),
         Some(server) => Err(unusable(server_name(server), "the agent was built without the feature `mcp`")),
     }
 }

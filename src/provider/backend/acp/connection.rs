@@ -19,8 +19,8 @@ use tokio::{
 use tokio_util::{codec::AnyDelimiterCodecError, sync::CancellationToken};
 
 use super::{
-    message::{IncomingLine, classify},
-    shared::ConnectionState,
+    message::{AcpLine, classify},
+    shared::AcpShared,
 };
 use crate::{
     acp::{self, LONGEST, Lines, MOST_NOISE, Peer},
@@ -43,23 +43,23 @@ const NOISE_GRACE: Duration = Duration::from_secs(5);
 const LONGEST_QUOTE: usize = 2000;
 
 /// A connection to a running program. Dropping this kills the program.
-pub(super) struct Connection {
-    pub(super) shared: Arc<ConnectionState>,
+pub(super) struct AcpConnection {
+    pub(super) shared: Arc<AcpShared>,
     pub(super) peer: Arc<Peer>,
-    program: Program,
+    program: AcpProgram,
     closing: CancellationToken,
     /// The task that supervises the program.
     task: Mutex<JoinSet<()>>,
 }
 
 /// The program and its session. Dropping this kills the program, and ends the session for the given reason.
-struct Program {
+struct AcpProgram {
     process: Arc<Process>,
-    shared: Arc<ConnectionState>,
+    shared: Arc<AcpShared>,
     reason: &'static str,
 }
 
-impl Drop for Program {
+impl Drop for AcpProgram {
     fn drop(&mut self) {
         self.process.kill();
         self.shared.end(BackendError::Ended(self.reason.to_owned()));
@@ -67,14 +67,14 @@ impl Drop for Program {
 }
 
 /// The reason why a request has no result.
-pub(super) enum Unanswered {
+pub(super) enum AcpUnanswered {
     /// The agent refused the request.
     Refused(Error),
     /// The request got no response, for this reason.
     Over(BackendError),
 }
 
-impl Connection {
+impl AcpConnection {
     /// Starts the program. `name` is the backend's name.
     pub(super) fn open(command: Command, name: &str) -> Result<Self, BackendError> {
         let program = command.get_program().to_string_lossy().into_owned();
@@ -92,8 +92,8 @@ impl Connection {
             ChildStdout::from_std(pipes.stdout).map_err(cannot)?,
             ChildStderr::from_std(pipes.stderr).map_err(cannot)?,
         );
-        let (process, shared, (peer, outgoing)) = (Arc::new(process), ConnectionState::new(), Peer::new());
-        let held = |reason| Program { process: Arc::clone(&process), shared: Arc::clone(&shared), reason };
+        let (process, shared, (peer, outgoing)) = (Arc::new(process), AcpShared::new(), Peer::new());
+        let held = |reason| AcpProgram { process: Arc::clone(&process), shared: Arc::clone(&shared), reason };
         let closing = CancellationToken::new();
         let mut task = JoinSet::new();
         let supervised = held("its connection was cut off");
@@ -109,7 +109,7 @@ impl Connection {
         call: &'static str,
         request: impl Serialize,
         limit: Duration,
-    ) -> Result<A, Unanswered> {
+    ) -> Result<A, AcpUnanswered> {
         let over = |error| match error {
             // The session is still being opened, so either the program is not an agent, or its arguments or settings
             // are wrong.
@@ -121,15 +121,15 @@ impl Connection {
             biased;
             answer = self.peer.ask(call, request, &never) => match answer {
                 Ok(Some(Ok(answer))) => acp::read(answer)
-                    .map_err(|error| Unanswered::Refused(Error::parse_error().data(error.to_string()))),
-                Ok(Some(Err(error))) => Err(Unanswered::Refused(error)),
-                Ok(None) | Err(_) => Err(Unanswered::Over(over(self.shared.ended().await))),
+                    .map_err(|error| AcpUnanswered::Refused(Error::parse_error().data(error.to_string()))),
+                Ok(Some(Err(error))) => Err(AcpUnanswered::Refused(error)),
+                Ok(None) | Err(_) => Err(AcpUnanswered::Over(over(self.shared.ended().await))),
             },
-            error = self.shared.ended() => Err(Unanswered::Over(over(error))),
+            error = self.shared.ended() => Err(AcpUnanswered::Over(over(error))),
             line = self.shared.lasting_noise(NOISE_GRACE) => {
-                Err(Unanswered::Over(BackendError::Misconfigured(noise(&line))))
+                Err(AcpUnanswered::Over(BackendError::Misconfigured(noise(&line))))
             }
-            () = sleep(limit) => Err(Unanswered::Over(BackendError::Timeout { call, limit })),
+            () = sleep(limit) => Err(AcpUnanswered::Over(BackendError::Timeout { call, limit })),
         }
     }
 
@@ -155,13 +155,13 @@ impl Connection {
 async fn supervise(
     name: String,
     program: String,
-    supervised: Program,
+    supervised: AcpProgram,
     peer: Arc<Peer>,
     outgoing: Lines,
     closing: CancellationToken,
     (stdin, stdout, stderr): (ChildStdin, ChildStdout, ChildStderr),
 ) {
-    let Program { process, shared, .. } = &supervised;
+    let AcpProgram { process, shared, .. } = &supervised;
     let words = LastWords::default();
     let mut stderr = pin!(words.follow(stderr, &name).fuse());
     let mut reader = pin!(read(stdout, &peer, shared).fuse());
@@ -230,11 +230,7 @@ async fn supervise(
 }
 
 /// Reads and processes messages until the output ends. Fails if the output is not that of an agent.
-async fn read(
-    stdout: impl AsyncRead + Unpin,
-    peer: &Arc<Peer>,
-    shared: &ConnectionState,
-) -> Result<(), String> {
+async fn read(stdout: impl AsyncRead + Unpin, peer: &Arc<Peer>, shared: &AcpShared) -> Result<(), String> {
     let mut lines = lines(stdout, LONGEST);
     let mut skipped = 0;
     loop {
@@ -251,13 +247,13 @@ async fn read(
             continue;
         }
         let messages = match classify(&line, peer) {
-            IncomingLine::Messages(messages) => messages,
-            IncomingLine::Damaged => {
+            AcpLine::Messages(messages) => messages,
+            AcpLine::Damaged => {
                 return Err(format!("it wrote a damaged message: {}", shown(&line, 200)));
             }
             // Some programs also write other text to their standard output, although the protocol forbids this. Skip
             // this text, up to a limit.
-            IncomingLine::Noise => {
+            AcpLine::Noise => {
                 skipped += 1;
                 let first = shared.skip(&line);
                 if skipped == MOST_NOISE {
@@ -370,9 +366,9 @@ mod tests {
     use crate::provider::backend::BackendEvent;
 
     /// Returns the program's end of its output, and the state that the output changes.
-    fn reading() -> (DuplexStream, Arc<ConnectionState>) {
+    fn reading() -> (DuplexStream, Arc<AcpShared>) {
         let (program, ours) = duplex(1024);
-        let shared = ConnectionState::new();
+        let shared = AcpShared::new();
         shared.is_session("s");
         let state = Arc::clone(&shared);
         tokio::spawn(async move { read(ours, &Peer::new().0, &state).await });

@@ -145,14 +145,14 @@ pub(super) fn ignored_options(options: &Options) -> Vec<&'static str> {
 /// A request for permission. Options that can't be parsed can't be chosen.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct PermissionQuestion {
+pub(super) struct AcpQuestion {
     pub(super) session_id: String,
     pub(super) tool_call: ToolCallUpdate,
     #[serde(default)]
     options: Vec<Value>,
 }
 
-impl PermissionQuestion {
+impl AcpQuestion {
     pub(super) fn options(&self) -> Vec<PermissionOption> {
         let offered = self.options.iter().filter_map(|option| Offered::deserialize(option).ok());
         offered
@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn answer_is_one_of_the_offered_options() {
-        let question: PermissionQuestion = serde_json::from_value(json!({
+        let question: AcpQuestion = serde_json::from_value(json!({
             "sessionId": "s", "toolCall": { "toolCallId": "t" }, "options": [
                 { "optionId": "always", "name": "Always", "kind": "allow_always" },
                 { "optionId": "odd", "name": "Odd", "kind": "allow_on_sundays" },

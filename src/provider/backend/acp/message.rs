@@ -13,7 +13,7 @@ use crate::{
 
 /// The meaning of a line.
 #[derive(Debug, PartialEq)]
-pub(super) enum IncomingLine {
+pub(super) enum AcpLine {
     /// The protocol's messages in the line, in order.
     Messages(Vec<Incoming>),
     /// Not a message.
@@ -23,7 +23,7 @@ pub(super) enum IncomingLine {
 }
 
 /// Interprets a line.
-pub(super) fn classify(line: &[u8], peer: &Peer) -> IncomingLine {
+pub(super) fn classify(line: &[u8], peer: &Peer) -> AcpLine {
     if !begins_like_a_message(line) {
         // The program may have written a message after other output on the same line. A log line that quotes a message
         // looks the same. Therefore, only a response is accepted here: processing a response twice does no harm.
@@ -32,7 +32,7 @@ pub(super) fn classify(line: &[u8], peer: &Peer) -> IncomingLine {
             Ok(Value::Object(object)) if !object.contains_key("method") => {
                 classify_values([object.into()], peer)
             }
-            _ => IncomingLine::Noise,
+            _ => AcpLine::Noise,
         };
     }
     let read =
@@ -45,8 +45,8 @@ pub(super) fn classify(line: &[u8], peer: &Peer) -> IncomingLine {
     };
     match read(line).or_else(marked) {
         Ok(values) => classify_values(values, peer),
-        Err(_) if memmem::find(line, b"\"jsonrpc\"").is_some() => IncomingLine::Damaged,
-        Err(_) => IncomingLine::Noise,
+        Err(_) if memmem::find(line, b"\"jsonrpc\"").is_some() => AcpLine::Damaged,
+        Err(_) => AcpLine::Noise,
     }
 }
 
@@ -62,7 +62,7 @@ fn begins_like_a_message(line: &[u8]) -> bool {
     first.starts_with(b"{")
 }
 
-fn classify_values(values: impl IntoIterator<Item = Value>, peer: &Peer) -> IncomingLine {
+fn classify_values(values: impl IntoIterator<Item = Value>, peer: &Peer) -> AcpLine {
     let (mut messages, mut is_protocol) = (Vec::new(), false);
     let objects = values.into_iter().flat_map(|value| match value {
         // The line is a batch of messages, which JSON-RPC defines, although the protocol does not.
@@ -81,7 +81,7 @@ fn classify_values(values: impl IntoIterator<Item = Value>, peer: &Peer) -> Inco
             None => {}
         }
     }
-    if is_protocol || !messages.is_empty() { IncomingLine::Messages(messages) } else { IncomingLine::Noise }
+    if is_protocol || !messages.is_empty() { AcpLine::Messages(messages) } else { AcpLine::Noise }
 }
 
 fn message(mut object: Map<String, Value>, says_so: bool, peer: &Peer) -> Option<Incoming> {
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     /// Returns the messages in a line. One request waits, whose id is written as `ID` in the line.
-    fn taken(line: &str) -> (IncomingLine, Value) {
+    fn taken(line: &str) -> (AcpLine, Value) {
         let (peer, mut lines) = Peer::new();
         peer.call("m", json!({}), |_| {}).unwrap();
         let request: Value = serde_json::from_str(&lines.try_recv().unwrap().0).unwrap();
@@ -128,7 +128,7 @@ mod tests {
 
     fn messages(line: &str) -> Vec<Incoming> {
         match taken(line).0 {
-            IncomingLine::Messages(messages) => messages,
+            AcpLine::Messages(messages) => messages,
             other => panic!("{line}: {other:?}"),
         }
     }
@@ -142,7 +142,7 @@ mod tests {
             r#"{"jsonrpc":"2.0","id":ID,"result":7} {"jsonrpc":"2.0","id":2,"result":8}"#,
             r#"[info] sent {"jsonrpc":"2.0","id":ID,"result":7}"#,
         ] {
-            let (IncomingLine::Messages(messages), number) = taken(line) else { panic!("{line}") };
+            let (AcpLine::Messages(messages), number) = taken(line) else { panic!("{line}") };
             let [Incoming::Response { id, answer: Ok(result) }] = &messages[..] else {
                 panic!("{messages:?}")
             };
@@ -199,12 +199,12 @@ mod tests {
             r#"[debug] got {"jsonrpc":"2.0","meth"#,
             "\u{fffd}",
         ] {
-            assert_eq!(taken(line).0, IncomingLine::Noise, "{line}");
+            assert_eq!(taken(line).0, AcpLine::Noise, "{line}");
         }
         for line in
             [r#"{"jsonrpc":"2.0","id":"#, r#"[{"jsonrpc":"2.0","id":1}"#, r#"{"jsonrpc":"2.0","id":1} x"#]
         {
-            assert_eq!(taken(line).0, IncomingLine::Damaged, "{line}");
+            assert_eq!(taken(line).0, AcpLine::Damaged, "{line}");
         }
     }
 }

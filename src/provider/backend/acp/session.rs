@@ -25,7 +25,7 @@ use tokio::time::{Instant, timeout};
 
 use super::{
     AcpBackend,
-    connection::{Connection, Unanswered, not_resumed, refused},
+    connection::{AcpConnection, AcpUnanswered, not_resumed, refused},
     content,
 };
 use crate::{
@@ -43,7 +43,7 @@ const SILENCE: Duration = Duration::from_millis(100);
 const AGAIN: Duration = Duration::from_secs(1);
 
 pub(super) struct AcpSession {
-    connection: Connection,
+    connection: AcpConnection,
     id: SessionId,
     name: String,
     can: PromptCapabilities,
@@ -53,9 +53,9 @@ pub(super) struct AcpSession {
 }
 
 /// A session that is being opened.
-struct SessionStart<'a> {
+struct AcpSessionStart<'a> {
     backend: &'a AcpBackend,
-    connection: Connection,
+    connection: AcpConnection,
     until: Instant,
     sign_in: Vec<AuthMethod>,
 }
@@ -67,9 +67,9 @@ pub(super) async fn open(
     options: &SessionOptions,
 ) -> Result<AcpSession, BackendError> {
     let folder = backend.folder(options.folder()?)?;
-    let connection = Connection::open(backend.command(&folder), &backend.name)?;
+    let connection = AcpConnection::open(backend.command(&folder), &backend.name)?;
     let until = moment_after(backend.start_limit);
-    let mut opening = SessionStart { backend, connection, until, sign_in: Vec::new() };
+    let mut opening = AcpSessionStart { backend, connection, until, sign_in: Vec::new() };
     let can = opening.initialize().await?;
     let servers: Result<Vec<WireServer>, _> =
         backend.servers.iter().map(|server| server.wire(&can.mcp_capabilities)).collect();
@@ -109,18 +109,18 @@ pub(super) async fn open(
     })
 }
 
-impl SessionStart<'_> {
+impl AcpSessionStart<'_> {
     async fn answer<A: DeserializeOwned>(
         &self,
         call: &'static str,
         request: impl Serialize,
-    ) -> Result<A, Unanswered> {
+    ) -> Result<A, AcpUnanswered> {
         let left = self.until.saturating_duration_since(Instant::now());
         let answer = self.connection.ask(call, request, left).await;
         answer.map_err(|unanswered| match unanswered {
             // The error names the limit for the whole start instead of the time that was left.
-            Unanswered::Over(BackendError::Timeout { call, .. }) => {
-                Unanswered::Over(BackendError::Timeout { call, limit: self.backend.start_limit })
+            AcpUnanswered::Over(BackendError::Timeout { call, .. }) => {
+                AcpUnanswered::Over(BackendError::Timeout { call, limit: self.backend.start_limit })
             }
             other => other,
         })
@@ -132,8 +132,8 @@ impl SessionStart<'_> {
         request: impl Serialize,
     ) -> Result<A, BackendError> {
         self.answer(call, request).await.map_err(|unanswered| match unanswered {
-            Unanswered::Refused(error) => refused(call, &error, &self.sign_in),
-            Unanswered::Over(error) => error,
+            AcpUnanswered::Refused(error) => refused(call, &error, &self.sign_in),
+            AcpUnanswered::Over(error) => error,
         })
     }
 
@@ -169,15 +169,15 @@ impl SessionStart<'_> {
     ) -> Result<Option<Vec<SessionConfigOption>>, BackendError> {
         let wire = id.as_str().to_owned();
         let refused = |call, unanswered| match unanswered {
-            Unanswered::Refused(error) => not_resumed(call, &error, id, &self.sign_in),
-            Unanswered::Over(error) => error,
+            AcpUnanswered::Refused(error) => not_resumed(call, &error, id, &self.sign_in),
+            AcpUnanswered::Over(error) => error,
         };
         if can.session_capabilities.resume.is_some() {
             let request =
                 ResumeSessionRequest::new(wire.clone(), folder.clone()).mcp_servers(servers.clone());
             match self.answer::<ResumeSessionResponse>("session/resume", request).await {
                 Ok(session) => return Ok(session.config_options),
-                Err(Unanswered::Refused(error))
+                Err(AcpUnanswered::Refused(error))
                     if can.load_session && error.code != ErrorCode::AuthRequired =>
                 {
                     let program = self.backend.program.to_string_lossy();
@@ -215,17 +215,17 @@ impl SessionStart<'_> {
             return Ok(None);
         }
         match choice(&options, model) {
-            ModelChoice::Chosen => Ok(None),
-            ModelChoice::Choose { option, value } => {
+            AcpModelChoice::Chosen => Ok(None),
+            AcpModelChoice::Choose { option, value } => {
                 let request = SetSessionConfigOptionRequest::new(id.as_str().to_owned(), option, value);
                 let _: Value = self.ask("session/set_config_option", request).await?;
                 Ok(None)
             }
-            ModelChoice::None => Ok(Some(format!(
+            AcpModelChoice::None => Ok(Some(format!(
                 "the model `{model}` is ignored: `{}` offers no choice of models",
                 self.backend.name
             ))),
-            ModelChoice::Unknown(there) => Err(BackendError::Invalid(format!(
+            AcpModelChoice::Unknown(there) => Err(BackendError::Invalid(format!(
                 "`{}` has no model `{model}`; choose one of: {there}",
                 self.backend.name
             ))),
@@ -288,7 +288,7 @@ impl BackendSession for AcpSession {
 
 /// How a model is selected in a session.
 #[derive(Debug, PartialEq)]
-pub(super) enum ModelChoice {
+pub(super) enum AcpModelChoice {
     /// The model is already selected.
     Chosen,
     Choose {
@@ -301,7 +301,7 @@ pub(super) enum ModelChoice {
     Unknown(String),
 }
 
-pub(super) fn choice(options: &[SessionConfigOption], model: &str) -> ModelChoice {
+pub(super) fn choice(options: &[SessionConfigOption], model: &str) -> AcpModelChoice {
     let models = options.iter().find_map(|option| match &option.kind {
         SessionConfigKind::Select(select) if option.category == Some(SessionConfigOptionCategory::Model) => {
             Some((option, select))
@@ -309,7 +309,7 @@ pub(super) fn choice(options: &[SessionConfigOption], model: &str) -> ModelChoic
         _ => None,
     });
     let Some((option, select)) = models else {
-        return ModelChoice::None;
+        return AcpModelChoice::None;
     };
     let values: Vec<_> = match &select.options {
         SessionConfigSelectOptions::Ungrouped(values) => values.iter().collect(),
@@ -319,13 +319,13 @@ pub(super) fn choice(options: &[SessionConfigOption], model: &str) -> ModelChoic
         _ => Vec::new(),
     };
     if &*select.current_value.0 == model {
-        return ModelChoice::Chosen;
+        return AcpModelChoice::Chosen;
     }
     let Some(value) = values.iter().find(|value| &*value.value.0 == model || value.name == model) else {
         let ids: Vec<&str> = values.iter().map(|value| &*value.value.0).collect();
-        return ModelChoice::Unknown(ids.join(", "));
+        return AcpModelChoice::Unknown(ids.join(", "));
     };
-    ModelChoice::Choose { option: option.id.clone(), value: value.value.clone() }
+    AcpModelChoice::Choose { option: option.id.clone(), value: value.value.clone() }
 }
 
 #[cfg(test)]
@@ -344,10 +344,10 @@ mod tests {
                   { "value": "a", "name": "A" }, { "value": "b", "name": "Big" }] }] },
         ]))
         .unwrap();
-        assert_eq!(choice(&options, "a"), ModelChoice::Chosen);
-        let big = || ModelChoice::Choose { option: "llm".into(), value: "b".into() };
+        assert_eq!(choice(&options, "a"), AcpModelChoice::Chosen);
+        let big = || AcpModelChoice::Choose { option: "llm".into(), value: "b".into() };
         assert_eq!((choice(&options, "b"), choice(&options, "Big")), (big(), big()));
-        assert_eq!(choice(&options, "small"), ModelChoice::Unknown("a, b".to_owned()));
-        assert_eq!(choice(&options[..1], "a"), ModelChoice::None);
+        assert_eq!(choice(&options, "small"), AcpModelChoice::Unknown("a, b".to_owned()));
+        assert_eq!(choice(&options[..1], "a"), AcpModelChoice::None);
     }
 }

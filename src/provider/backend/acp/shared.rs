@@ -16,8 +16,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     connection::refused,
-    content::{PermissionQuestion, outcome},
-    translate::{Translator, late_text, status, stop_reason, usage},
+    content::{AcpQuestion, outcome},
+    translate::{AcpTranslator, late_text, status, stop_reason, usage},
 };
 use crate::{
     acp::{Answer, Incoming, Peer, Room},
@@ -36,8 +36,8 @@ const MOST_STANDING: usize = 16;
 /// turn reports these characters in a warning.
 const LONGEST_LATE: usize = 2000;
 
-pub(super) struct ConnectionState {
-    state: Mutex<SessionState>,
+pub(super) struct AcpShared {
+    state: Mutex<AcpState>,
     /// The reason why the session has ended. It is set only once, and only while `state` is locked.
     ended: watch::Sender<Option<BackendError>>,
     idle: watch::Sender<bool>,
@@ -48,10 +48,10 @@ pub(super) struct ConnectionState {
 }
 
 #[derive(Default)]
-struct SessionState {
+struct AcpState {
     session: Option<String>,
     sign_in: Vec<AuthMethod>,
-    turn: Option<PromptInFlight>,
+    turn: Option<AcpTurn>,
     /// The number of turns so far.
     turns: u64,
     /// The statuses that arrived while no turn was in flight, by name.
@@ -62,19 +62,19 @@ struct SessionState {
 
 /// An event, and the room of its message. The room is released when the event has been
 /// read.
-pub(super) type QueuedEvent = (BackendEvent, Option<Room>);
+pub(super) type AcpEvent = (BackendEvent, Option<Room>);
 
-struct PromptInFlight {
+struct AcpTurn {
     number: u64,
-    events: mpsc::UnboundedSender<QueuedEvent>,
-    translator: Translator,
+    events: mpsc::UnboundedSender<AcpEvent>,
+    translator: AcpTranslator,
     warnings: Vec<String>,
     cancelled: bool,
     /// Cancelled when the turn is over, which withdraws the turn's requests for permission.
     over: CancellationToken,
 }
 
-impl PromptInFlight {
+impl AcpTurn {
     /// Emits an event. If the receiver is dropped, the event is discarded.
     fn emit(&self, event: BackendEvent, room: Option<&Room>) {
         let _ = self.events.send((event, room.cloned()));
@@ -89,7 +89,7 @@ impl PromptInFlight {
     }
 }
 
-impl ConnectionState {
+impl AcpShared {
     pub(super) fn new() -> Arc<Self> {
         Arc::new(Self {
             state: Mutex::default(),
@@ -100,7 +100,7 @@ impl ConnectionState {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, SessionState> {
+    fn lock(&self) -> MutexGuard<'_, AcpState> {
         lock(&self.state)
     }
 
@@ -117,7 +117,7 @@ impl ConnectionState {
     pub(super) fn begin(
         &self,
         mut warnings: Vec<String>,
-    ) -> Result<mpsc::UnboundedReceiver<QueuedEvent>, BackendError> {
+    ) -> Result<mpsc::UnboundedReceiver<AcpEvent>, BackendError> {
         let mut state = self.lock();
         if let Some(error) = &*self.ended.borrow() {
             return Err(error.clone());
@@ -135,10 +135,10 @@ impl ConnectionState {
         // the events.
         let (events, receiver) = mpsc::unbounded_channel();
         state.turns += 1;
-        let turn = PromptInFlight {
+        let turn = AcpTurn {
             number: state.turns,
             events,
-            translator: Translator::default(),
+            translator: AcpTranslator::default(),
             warnings,
             cancelled: false,
             over: CancellationToken::new(),
@@ -302,7 +302,7 @@ impl ConnectionState {
         params: Value,
         withdrawn: CancellationToken,
     ) -> Result<Option<impl Future<Output = Value> + use<>>, Error> {
-        let question: PermissionQuestion = serde_json::from_value(params)?;
+        let question: AcpQuestion = serde_json::from_value(params)?;
         let mut state = self.lock();
         if state.session.as_ref() != Some(&question.session_id) {
             return Err(Error::invalid_params().data("there is no such session".to_owned()));

@@ -17,8 +17,8 @@ use crate::{
 
 /// Converts a turn's updates to events.
 #[derive(Default)]
-pub(super) struct Translator {
-    tools: HashMap<String, Tool>,
+pub(super) struct AcpTranslator {
+    tools: HashMap<String, AcpTool>,
     /// A number that makes the ids of repeated tool uses distinct.
     uses: u64,
     /// Set if the last text ended with the first half of a UTF-16 surrogate pair: whether that text was thinking, and
@@ -27,7 +27,7 @@ pub(super) struct Translator {
 }
 
 /// The known parts of a tool call.
-struct Tool {
+struct AcpTool {
     id: ToolUseId,
     call: ToolCall,
     /// Whether the tool call was emitted as a tool use.
@@ -35,7 +35,7 @@ struct Tool {
     finished: bool,
 }
 
-impl Translator {
+impl AcpTranslator {
     /// Returns the events of an update. An unknown update has no events.
     pub(super) fn update(&mut self, update: Value) -> Vec<BackendEvent> {
         let mut events = Vec::new();
@@ -125,14 +125,14 @@ impl Translator {
     }
 
     /// Merges an update into its tool call. If the tool call is new, it is created.
-    fn merge(&mut self, update: ToolCallUpdate, again: bool) -> &mut Tool {
+    fn merge(&mut self, update: ToolCallUpdate, again: bool) -> &mut AcpTool {
         let key = update.tool_call_id.0.to_string();
         if again {
             self.tools.remove(&key);
             self.uses += 1;
         }
         let uses = self.uses;
-        let tool = self.tools.entry(key).or_insert_with_key(|key| Tool {
+        let tool = self.tools.entry(key).or_insert_with_key(|key| AcpTool {
             id: if again { format!("{key}#{uses}") } else { key.clone() }.into(),
             call: ToolCall::new(update.tool_call_id.clone(), String::new()),
             used: false,
@@ -145,7 +145,7 @@ impl Translator {
     }
 }
 
-impl Tool {
+impl AcpTool {
     fn tool_use(&self) -> ToolUse {
         let call = &self.call;
         let input = call.raw_input.clone().filter(|input| !input.is_null()).unwrap_or_else(|| {
@@ -264,7 +264,7 @@ mod tests {
     use super::*;
 
     fn emitted(updates: impl IntoIterator<Item = Value>) -> Vec<String> {
-        let mut translator = Translator::default();
+        let mut translator = AcpTranslator::default();
         let events = updates.into_iter().flat_map(|update| translator.update(update));
         events
             .map(|event| match event {
@@ -337,7 +337,7 @@ mod tests {
 
     #[test]
     fn permission_before_the_announcement_is_for_the_same_tool() {
-        let mut translator = Translator::default();
+        let mut translator = AcpTranslator::default();
         let update = json!({ "toolCallId": "x", "title": "Delete", "kind": "delete" });
         let tool_use = translator.asked(serde_json::from_value(update).unwrap());
         assert_eq!((tool_use.id.as_str(), tool_use.name.as_str()), ("x", "delete"));

@@ -120,6 +120,8 @@ compile_error!(
 #[cfg(test)]
 extern crate self as omni_agent;
 
+#[cfg(feature = "acp")]
+mod acp;
 mod actor;
 pub mod agent;
 mod chunks;

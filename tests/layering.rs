@@ -23,6 +23,7 @@ const LAYERS: &[&str] = &[
     "message",
     "telemetry",
     "tool",
+    "acp",
     "provider",
     "subscription",
     "run",

@@ -8,10 +8,7 @@ pub mod conformance;
 mod error;
 mod event;
 mod exchange;
-mod lifetime;
 mod options;
-mod permission;
-mod position;
 mod recorder;
 mod sessions;
 
@@ -22,10 +19,11 @@ use futures_core::Stream;
 
 pub use adapter::{BackendLimits, BackendProvider, LostSession};
 pub use error::{BackendError, Breach};
-pub use event::{BackendEvent, TurnResult};
+pub use event::{
+    BackendEvent, PermissionAnswer, PermissionKind, PermissionOption, PermissionRequest, TurnResult,
+};
 pub use options::{Capabilities, SessionId, SessionOptions, TurnPrompt};
-pub use permission::{PermissionAnswer, PermissionKind, PermissionOption, PermissionRequest};
-pub use position::SessionPosition;
+pub use sessions::SessionPosition;
 
 /// The events of a turn, in order. The stream ends with exactly one terminal event, [`BackendEvent::Result`] or
 /// [`BackendEvent::Error`]. Nothing is read after the terminal event.

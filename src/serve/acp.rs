@@ -59,15 +59,10 @@
 
 mod content;
 mod entry;
-mod folder;
-mod models;
-mod peer;
 mod prompts;
 mod relay;
 mod server;
-mod servers;
 mod sessions;
-mod turns;
 mod view;
 
 use std::{collections::BTreeSet, error::Error, path::PathBuf, pin::Pin, sync::Arc};
@@ -100,7 +95,7 @@ pub struct StartRequest {
     pub conversation: Option<ConversationId>,
     /// The absolute path of the folder in which the editor's user works.
     pub folder: PathBuf,
-    servers: servers::Servers,
+    servers: sessions::EditorServers,
 }
 
 impl StartRequest {
@@ -148,10 +143,10 @@ crate::debug::impl_debug! { StartRequest(self) {
 ///
 /// See the [module](self).
 #[must_use = "an agent does nothing until it serves a client"]
-pub struct AcpAgent(Settings);
+pub struct AcpAgent(EditorSettings);
 
 #[derive(Clone)]
-struct Settings {
+struct EditorSettings {
     manager: Manager,
     start: Arc<Start>,
     models: Arc<[String]>,
@@ -160,7 +155,7 @@ struct Settings {
     version: String,
 }
 
-impl Settings {
+impl EditorSettings {
     /// Returns whether one of the offered models accepts files of this type. Also returns `true` if this is unknown, or
     /// if no models are offered.
     fn takes(&self, media_type: &str) -> bool {
@@ -183,7 +178,7 @@ impl AcpAgent {
         F: Fn(StartRequest) -> S + Send + Sync + 'static,
         S: Future<Output = Result<OpenOptions, BoxError>> + Send + 'static,
     {
-        Self(Settings {
+        Self(EditorSettings {
             manager,
             start: Arc::new(move |request| Box::pin(start(request))),
             models: Arc::new([]),

@@ -2,13 +2,14 @@
 
 use std::{os::unix::fs::PermissionsExt, path::Path, time::Duration};
 
+use futures_util::StreamExt;
 use omni_agent::provider::{
     StopReason,
     acp::AcpBackend,
-    custom::{Backend, BackendError, SessionOptions},
+    custom::{Backend, BackendError, BackendEvent, SessionOptions},
 };
 
-use crate::support::{Place, asked, script, soon};
+use crate::support::{Place, asked, read, script, soon};
 
 async fn fails(backend: AcpBackend) -> BackendError {
     match soon(backend.start(&SessionOptions::default())).await {
@@ -176,6 +177,46 @@ async fn prompt_to_a_program_that_stopped_reading_is_an_error() {
     asked(&*session, "Hello").await.result.unwrap();
     let error = asked(&*session, "Hello").await.result.unwrap_err();
     says(&error, "stopped reading its input");
+}
+
+/// The program sends many requests before it reads the answers.
+#[tokio::test]
+async fn requests_whose_answers_are_read_later_are_all_answered() {
+    let late = r#"
+        read -r line; request="$line"
+        count=0
+        while [ $count -lt 3000 ]; do
+            echo '{"jsonrpc":"2.0","id":'$count',"method":"terminal/create","params":{}}'; count=$((count + 1))
+        done
+        head -n 3000 | grep -c -- -32601 > refused
+        say "$(cat refused)"
+        printf '{"jsonrpc":"2.0","id":%s,"result":{"stopReason":"end_turn"}}\n' "$(printf %s "$request" | id)"
+        sleep 600
+    "#;
+    let place = Place::new();
+    let program = agent("1", late).with_folder(place.path());
+    let session = soon(program.start(&SessionOptions::default())).await.unwrap();
+    assert_eq!(asked(&*session, "Hello").await.text, "3000");
+}
+
+#[tokio::test]
+async fn request_for_permission_that_the_agent_withdraws_is_cancelled() {
+    let withdrawing = r#"
+        read -r line; request="$line"
+        echo '{"jsonrpc":"2.0","id":"q","method":"session/request_permission","params":{"sessionId":"s","toolCall":{"toolCallId":"t"},"options":[]}}'
+        echo '{"jsonrpc":"2.0","method":"$/cancel_request","params":{"requestId":"q"}}'
+        read -r answer
+        case "$answer" in *'"id":"q",'*'"cancelled"'*) say withdrawn;; *) say "$answer";; esac
+        printf '{"jsonrpc":"2.0","id":%s,"result":{"stopReason":"end_turn"}}\n' "$(printf %s "$request" | id)"
+        sleep 600
+    "#;
+    let session = soon(agent("1", withdrawing).start(&SessionOptions::default())).await.unwrap();
+    let mut stream = session.prompt(crate::support::prompt("Hello")).await.unwrap();
+    let question = soon(stream.next()).await;
+    assert!(matches!(question, Some(BackendEvent::Permission(_))), "{question:?}");
+    // The question is still held, so only the agent can have ended it.
+    assert_eq!(read(stream).await.text, "withdrawn");
+    drop(question);
 }
 
 /// If the test does not read the turn's updates, the program blocks on writing them, but it can still end its turn.

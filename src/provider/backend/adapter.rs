@@ -1,26 +1,34 @@
+//! The provider that uses a backend. Each call of the backend has a time limit, and each session is terminated exactly
+//! once.
+
 use std::{
+    cell::Cell,
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
+    thread,
+    time::{Duration, Instant},
 };
 
 use async_trait::async_trait;
 use futures_util::future::join_all;
 use tokio::{
-    runtime::Handle,
-    sync::{OwnedSemaphorePermit, Semaphore},
+    runtime::{self, Handle},
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
     time::timeout,
 };
+use tracing::Instrument;
 
 use super::{
-    Backend, BackendError, BackendSession, Capabilities, SessionOptions, SessionPosition, TurnPrompt,
-    exchange::{self, TurnInFlight},
-    lifetime::{ask, call, ended, terminate},
-    position::{Conversation, Position, PromptCounts, Route, elsewhere},
-    sessions::{Live, Sessions},
+    Backend, BackendError, BackendSession, Breach, Capabilities, SessionOptions, SessionPosition, TurnPrompt,
+    exchange::{self, BackendTurn},
+    sessions::{
+        BackendConversation, BackendLive, BackendPosition, BackendRoute, BackendSessions, PromptCounts,
+        elsewhere,
+    },
 };
 use crate::{
     message::{History, Message, Role},
+    panics::{contained, contained_async},
     provider::{DeltaStream, Provider, ProviderError, Request, RequestContext},
     sync::lock,
     tool::Replay,
@@ -110,8 +118,8 @@ impl BackendProvider {
         pub fn with_lost_session(self, reaction: LostSession) { self.lost = reaction }
     }
 
-    fn instance(&self) -> Instance {
-        Instance(Arc::new(Owner {
+    fn instance(&self) -> BackendInstance {
+        BackendInstance(Arc::new(BackendOwner {
             backend: self.backend.clone(),
             limits: self.limits,
             lost: self.lost,
@@ -151,20 +159,20 @@ impl fmt::Debug for NamedBackend {
 }
 
 /// The instance of the provider for one conversation.
-struct Instance(Arc<Owner>);
+struct BackendInstance(Arc<BackendOwner>);
 
 /// Owns a conversation's sessions, and terminates them when it is dropped.
-pub(super) struct Owner {
+pub(super) struct BackendOwner {
     backend: NamedBackend,
     pub(super) limits: BackendLimits,
     lost: LostSession,
-    sessions: Mutex<Sessions>,
+    sessions: Mutex<BackendSessions>,
     /// A semaphore with one permit. The turn in flight holds the permit until the turn is over at the backend too.
     turn: Arc<Semaphore>,
 }
 
-impl Owner {
-    fn sessions(&self) -> MutexGuard<'_, Sessions> {
+impl BackendOwner {
+    fn sessions(&self) -> MutexGuard<'_, BackendSessions> {
         // A panic can't leave the sessions in an inconsistent state, so a poisoned lock is usable.
         lock(&self.sessions)
     }
@@ -177,39 +185,40 @@ impl Owner {
         self.backend.0.capabilities()
     }
 
-    /// Calls [`reach`](Owner::reach). If the session is lost and [`LostSession`] allows a new session, starts a new
+    /// Calls [`reach`](BackendOwner::reach). If the session is lost and [`LostSession`] allows a new session, starts a new
     /// session and returns the error of the lost session.
     async fn reach_or_start(
         &self,
-        conversation: &Conversation,
+        conversation: &BackendConversation,
         options: &SessionOptions,
-    ) -> Result<Reached, BackendError> {
+    ) -> Result<BackendReached, BackendError> {
         let loss = match self.reach(conversation, options.clone()).await {
-            Ok(lacks) => return Ok(Reached::Session(lacks)),
+            Ok(lacks) => return Ok(BackendReached::Session(lacks)),
             Err(error) if error.is_lost_session() && self.lost != LostSession::Fail => error,
             Err(error) => return Err(error),
         };
         let limit = self.limits.start;
         let session = call("start", limit, async { self.backend.0.start(options).await }).await?;
         let (heard, runtime) = (PromptCounts::default(), Handle::current());
-        let live = Live { session, key: fresh_key(), heard, fresh: true, options: options.clone(), runtime };
+        let live =
+            BackendLive { session, key: fresh_key(), heard, fresh: true, options: options.clone(), runtime };
         let (left, taken) = self.sessions().activate(live);
         self.retire(left);
         taken?;
-        Ok(Reached::New(loss))
+        Ok(BackendReached::New(loss))
     }
 
     /// Activates a session that is at the conversation's position. Returns a warning if the session lacks a part of the
     /// conversation.
     async fn reach(
         &self,
-        conversation: &Conversation,
+        conversation: &BackendConversation,
         options: SessionOptions,
     ) -> Result<Option<String>, BackendError> {
         let can = ask("capabilities", || self.can())?;
         let way = self.sessions().route(conversation, can)?;
         if let Some(position) = &conversation.position
-            && matches!(way, Route::Resume(..) | Route::Fork(_))
+            && matches!(way, BackendRoute::Resume(..) | BackendRoute::Fork(_))
         {
             let end = self.sessions().end_of(&position.key);
             if let Some(end) = end {
@@ -224,22 +233,22 @@ impl Owner {
             Ok::<_, BackendError>((fork.await?, fresh_key(), PromptCounts::up_to(place.prompts), true))
         };
         let (session, key, heard, fresh) = match way {
-            Route::Stay(more) => {
+            BackendRoute::Stay(more) => {
                 note_more(more);
                 return Ok(None);
             }
-            Route::Return(more) => {
+            BackendRoute::Return(more) => {
                 note_more(more);
                 let left = self.sessions().reactivate_parked();
                 self.retire(left);
                 return Ok(None);
             }
-            Route::Start => {
+            BackendRoute::Start => {
                 let session = call("start", limit, async { backend.start(&options).await }).await?;
                 (session, fresh_key(), PromptCounts::default(), true)
             }
-            Route::Fork(place) => forked(place).await?,
-            Route::Resume(position, id, heard) => {
+            BackendRoute::Fork(place) => forked(place).await?,
+            BackendRoute::Resume(position, id, heard) => {
                 let resume = call("resume", limit, async { backend.resume(&id, &options).await });
                 let session = resume.await?;
                 match position.place().filter(|place| is_elsewhere(&*session, place)) {
@@ -258,7 +267,7 @@ impl Owner {
         let is_fork = fresh && heard.kept > 0;
         let lacks =
             conversation.position.as_ref().filter(|at| is_fork && at.unfinished && at.checkpoint.is_some());
-        let live = Live { session, key, heard, fresh, options, runtime: Handle::current() };
+        let live = BackendLive { session, key, heard, fresh, options, runtime: Handle::current() };
         let (left, taken) = self.sessions().activate(live);
         self.retire(left);
         taken?;
@@ -268,7 +277,10 @@ impl Owner {
     }
 
     /// Returns the session's current position, which is stored in a response.
-    pub(super) fn position(&self, session: &Arc<dyn BackendSession>) -> Result<Position, BackendError> {
+    pub(super) fn position(
+        &self,
+        session: &Arc<dyn BackendSession>,
+    ) -> Result<BackendPosition, BackendError> {
         let (id, checkpoint) = ask("id", || (session.id(), session.checkpoint()))?;
         self.sessions().position(session, id, checkpoint)
     }
@@ -279,7 +291,7 @@ impl Owner {
         self.retire(lost);
     }
 
-    fn retire(&self, live: Option<Live>) {
+    fn retire(&self, live: Option<BackendLive>) {
         let Some(live) = live else { return };
         let end = terminate(live.session, &live.runtime, self.limits.terminate);
         if !live.fresh {
@@ -295,14 +307,14 @@ impl Owner {
     ) -> Result<DeltaStream, ProviderError> {
         let before = BackendError::before_prompt;
         let name = ask("name", || self.name().to_owned()).map_err(before)?;
-        let conversation = Conversation::read(&name, &request.history).map_err(before)?;
+        let conversation = BackendConversation::read(&name, &request.history).map_err(before)?;
         let settings = request.options.backend().cloned().unwrap_or_default();
         let options = SessionOptions { model: request.model, system: request.system, settings };
         let reached = self.reach_or_start(&conversation, &options).await.map_err(before)?;
         let (session, started_with) = self.sessions().begin().map_err(before)?;
         let (mut warnings, messages) = match reached {
-            Reached::Session(lacks) => (Vec::from_iter(lacks), conversation.new),
-            Reached::New(loss) => {
+            BackendReached::Session(lacks) => (Vec::from_iter(lacks), conversation.new),
+            BackendReached::New(loss) => {
                 let with_transcript = self.lost == LostSession::StartWithTranscript;
                 let knows = if with_transcript { "a transcript" } else { "nothing" };
                 let warning =
@@ -324,7 +336,7 @@ impl Owner {
             warnings.push(format!("the agent's tools are ignored: `{name}` only uses its own"));
         }
         let prompt = TurnPrompt { messages, options: request.options };
-        let mut turn = TurnInFlight::new(Arc::clone(self), Arc::clone(&session), permit);
+        let mut turn = BackendTurn::new(Arc::clone(self), Arc::clone(&session), permit);
         let events = match call("prompt", self.limits.prompt, async { session.prompt(prompt).await }).await {
             Ok(events) => events,
             // The backend may have accepted the prompt. Therefore, the turn is cancelled, and the prompt is not sent
@@ -341,7 +353,7 @@ impl Owner {
 }
 
 /// The session that was found for a conversation.
-enum Reached {
+enum BackendReached {
     /// A session that knows the conversation. If it lacks a part of the conversation, the text is a warning about this
     /// part.
     Session(Option<String>),
@@ -384,7 +396,7 @@ fn note_more(prompts: u64) {
     }
 }
 
-impl Drop for Owner {
+impl Drop for BackendOwner {
     fn drop(&mut self) {
         let sessions = self.sessions.get_mut().unwrap_or_else(PoisonError::into_inner);
         for live in sessions.take_all() {
@@ -394,7 +406,7 @@ impl Drop for Owner {
 }
 
 #[async_trait]
-impl Provider for Instance {
+impl Provider for BackendInstance {
     fn name(&self) -> &str {
         self.0.name()
     }
@@ -412,7 +424,8 @@ impl Provider for Instance {
     fn committed(&self, messages: &[Arc<Message>]) {
         let Ok(name) = ask("name", || self.name().to_owned()) else { return };
         // Positions that can't be read are skipped here, because the next prompt reports the error.
-        for position in messages.iter().filter_map(|message| Position::stored_in(&name, message)?.ok()) {
+        for position in messages.iter().filter_map(|message| BackendPosition::stored_in(&name, message)?.ok())
+        {
             let left = self.0.sessions().keep(&position);
             self.0.retire(left);
         }
@@ -426,5 +439,125 @@ impl Provider for Instance {
         let running = owner.sessions().take_all();
         let ends = running.map(|live| terminate(live.session, &live.runtime, owner.limits.terminate));
         join_all(ends.collect::<Vec<_>>().into_iter().map(ended)).await;
+    }
+}
+
+/// The maximum total time that a thread waits for sessions that it drops when their runtime is gone. A runtime that
+/// shuts down may drop many sessions in one thread.
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
+
+thread_local! {
+    /// Two times of this thread: the deadline for its waits, and the later time until which this deadline is used. The
+    /// first session that is dropped after the second time gets a new deadline.
+    static GRACE: Cell<Option<(Instant, Instant)>> = const { Cell::new(None) };
+}
+
+/// Returns how long this thread may still wait for a session.
+fn grace() -> Duration {
+    let now = Instant::now();
+    let until = GRACE.try_with(|grace| {
+        let until = match grace.get() {
+            Some((until, holds)) if now < holds => until,
+            _ => now + SHUTDOWN_GRACE,
+        };
+        grace.set(Some((until, now.max(until) + SHUTDOWN_GRACE)));
+        until
+    });
+    until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now))
+}
+
+/// Calls an async method of the backend. If the method panics or takes longer than `limit`, returns an error.
+pub(super) async fn call<T>(
+    name: &'static str,
+    limit: Duration,
+    work: impl Future<Output = Result<T, BackendError>>,
+) -> Result<T, BackendError> {
+    match timeout(limit, contained_async(work)).await {
+        Ok(Ok(outcome)) => outcome,
+        Ok(Err(message)) => Err(panicked(name, message)),
+        Err(_) => Err(BackendError::Timeout { call: name, limit }),
+    }
+}
+
+/// Calls a method of the backend that is not async. If the method panics, returns an error.
+pub(super) fn ask<T>(name: &'static str, work: impl FnOnce() -> T) -> Result<T, BackendError> {
+    contained(work).map_err(|message| panicked(name, message))
+}
+
+fn panicked(call: &'static str, message: String) -> BackendError {
+    BackendError::Contract(Breach::Panicked { call, message })
+}
+
+/// Terminates a session in a separate task on `runtime`. The returned channel closes when the session has ended.
+pub(super) fn terminate(
+    session: Arc<dyn BackendSession>,
+    runtime: &Handle,
+    limit: Duration,
+) -> watch::Receiver<()> {
+    let (done, waiter) = watch::channel(());
+    let ending = BackendEnding { session: Some(session), limit, _done: done };
+    // If the runtime is gone, the future is dropped at once, and dropping it terminates the session.
+    runtime.spawn(ending.run().in_current_span());
+    waiter
+}
+
+/// Waits until a session that is being terminated has ended.
+///
+/// # Cancel safety
+///
+/// If the future is dropped, the session is terminated nevertheless.
+pub(super) async fn ended(mut session: watch::Receiver<()>) {
+    // No value is ever sent on this channel. It closes when the session has ended.
+    let _ = session.changed().await;
+}
+
+/// A session to terminate. If the runtime drops this before it has run, the session is terminated on a new thread.
+struct BackendEnding {
+    session: Option<Arc<dyn BackendSession>>,
+    limit: Duration,
+    _done: watch::Sender<()>,
+}
+
+impl BackendEnding {
+    async fn run(mut self) {
+        if let Some(session) = self.session.take() {
+            end(session, self.limit).await;
+        }
+    }
+}
+
+impl Drop for BackendEnding {
+    fn drop(&mut self) {
+        let Some(session) = self.session.take() else {
+            return;
+        };
+        // The process may exit as soon as its runtime is gone. Therefore, the thread that drops the session waits until
+        // the session has ended, but at most for the time that `grace` returns.
+        let (done, waiter) = mpsc::sync_channel::<()>(1);
+        let limit = self.limit;
+        let thread = thread::Builder::new().name("backend-terminate".to_owned()).spawn(move || {
+            match runtime::Builder::new_current_thread().enable_all().build() {
+                Ok(runtime) => runtime.block_on(end(session, limit)),
+                Err(error) => tracing::error!(%error, "no runtime to terminate a backend's session on"),
+            }
+            drop(done);
+        });
+        match thread {
+            Ok(_) => drop(waiter.recv_timeout(grace().min(limit))),
+            Err(error) => tracing::error!(%error, "no thread to terminate a backend's session on"),
+        }
+    }
+}
+
+async fn end(session: Arc<dyn BackendSession>, limit: Duration) {
+    let terminated = call("terminate", limit, async {
+        session.terminate().await;
+        Ok(())
+    });
+    if let Err(error) = terminated.await {
+        tracing::error!(%error, "a backend's session did not terminate cleanly");
+    }
+    if let Err(error) = ask("drop", || drop(session)) {
+        tracing::error!(%error, "the drop of a backend's session panicked");
     }
 }

@@ -17,10 +17,9 @@ use tracing::Instrument;
 use super::{
     BackendError, BackendEvent, BackendSession, Breach, EventStream, PermissionAnswer, PermissionRequest,
     TurnResult,
-    adapter::Owner,
-    lifetime::{ask, call},
-    position::Position,
-    recorder::Recorder,
+    adapter::{BackendOwner, ask, call},
+    recorder::BackendRecorder,
+    sessions::BackendPosition,
 };
 use crate::{
     message::ToolUseId,
@@ -35,17 +34,17 @@ const MAX_QUESTIONS: usize = 64;
 const MAX_SILENT: u64 = 32;
 
 /// A turn in flight. If this is dropped before the turn is over, the turn is cancelled at the backend.
-pub(super) struct TurnInFlight {
-    owner: Arc<Owner>,
+pub(super) struct BackendTurn {
+    owner: Arc<BackendOwner>,
     session: Arc<dyn BackendSession>,
     permit: Option<OwnedSemaphorePermit>,
     runtime: Handle,
     over: bool,
 }
 
-impl TurnInFlight {
+impl BackendTurn {
     pub(super) fn new(
-        owner: Arc<Owner>,
+        owner: Arc<BackendOwner>,
         session: Arc<dyn BackendSession>,
         permit: OwnedSemaphorePermit,
     ) -> Self {
@@ -62,7 +61,7 @@ impl TurnInFlight {
     }
 }
 
-impl Drop for TurnInFlight {
+impl Drop for BackendTurn {
     fn drop(&mut self) {
         if self.over {
             return;
@@ -84,15 +83,15 @@ impl Drop for TurnInFlight {
 
 /// Returns the turn's deltas.
 pub(super) fn stream(
-    turn: TurnInFlight,
+    turn: BackendTurn,
     events: EventStream,
     format: String,
     warnings: Vec<String>,
     context: RequestContext,
 ) -> Result<DeltaStream, BackendError> {
-    let recorder = Recorder::new(&format);
+    let recorder = BackendRecorder::new(&format);
     let edits = ask("capabilities", || turn.owner.can().edits)?;
-    let mut exchange = Exchange {
+    let mut exchange = BackendExchange {
         turn,
         events: Some(events),
         recorder,
@@ -112,7 +111,7 @@ pub(super) fn stream(
     })))
 }
 
-struct Exchange {
+struct BackendExchange {
     // This field is declared before `turn`, so that the stream is dropped first. Dropping `turn` cancels the turn, and
     // a session may delay the cancellation until the stream is dropped.
     events: Option<EventStream>,
@@ -120,15 +119,15 @@ struct Exchange {
     asking: FuturesUnordered<BoxFuture<'static, (ToolUseId, Option<PermissionAnswer>)>>,
     /// The ids of the tool uses for which a request in `asking` waits.
     asked: HashSet<ToolUseId>,
-    turn: TurnInFlight,
-    recorder: Recorder,
+    turn: BackendTurn,
+    recorder: BackendRecorder,
     format: String,
     context: RequestContext,
     edits: bool,
     ready: VecDeque<Delta>,
 }
 
-impl Exchange {
+impl BackendExchange {
     /// Returns the next delta, or `None` after the turn has ended, with a result or with an error.
     async fn next(&mut self) -> Option<Result<Delta, BackendError>> {
         for event in 1_u64.. {
@@ -249,7 +248,7 @@ impl Exchange {
 
     /// Returns the session's position in the form in which a response stores it.
     fn where_it_is(&self, unfinished: bool) -> Result<MessageDelta, BackendError> {
-        let position = Position { unfinished, ..self.turn.owner.position(&self.turn.session)? };
+        let position = BackendPosition { unfinished, ..self.turn.owner.position(&self.turn.session)? };
         let provider_data = Map::from_iter([(self.format.clone(), json!(position))]);
         Ok(MessageDelta { provider_data, ..MessageDelta::default() })
     }

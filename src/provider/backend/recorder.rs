@@ -13,26 +13,26 @@ use crate::{
 
 /// Converts a turn's events to deltas, and checks that the events keep the contract.
 #[derive(Debug)]
-pub(super) struct Recorder {
+pub(super) struct BackendRecorder {
     format: String,
     blocks: usize,
     /// The text or thinking block that is being extended.
-    growing: Option<(usize, Growing)>,
-    tools: HashMap<ToolUseId, Activity>,
+    growing: Option<(usize, BackendGrowing)>,
+    tools: HashMap<ToolUseId, BackendActivity>,
     /// The block indexes of the plan and of each status, by name.
     items: HashMap<String, usize>,
     deltas: Vec<Delta>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Growing {
+enum BackendGrowing {
     Text,
     Thinking,
 }
 
 /// A tool use of the backend.
 #[derive(Debug)]
-struct Activity {
+struct BackendActivity {
     index: usize,
     item: Value,
     /// Whether the tool use itself has arrived. Otherwise only the request to allow it has arrived.
@@ -42,7 +42,7 @@ struct Activity {
     finished: bool,
 }
 
-impl Recorder {
+impl BackendRecorder {
     /// Creates a recorder whose items have this format name.
     pub(super) fn new(format: &str) -> Self {
         Self {
@@ -61,14 +61,14 @@ impl Recorder {
     }
 
     pub(super) fn text(&mut self, text: String) {
-        self.grow(Growing::Text, text);
+        self.grow(BackendGrowing::Text, text);
     }
 
     pub(super) fn thinking(&mut self, text: String) {
-        self.grow(Growing::Thinking, text);
+        self.grow(BackendGrowing::Thinking, text);
     }
 
-    fn grow(&mut self, what: Growing, text: String) {
+    fn grow(&mut self, what: BackendGrowing, text: String) {
         if text.is_empty() {
             return;
         }
@@ -76,8 +76,8 @@ impl Recorder {
             Some((index, growing)) if growing == what => index,
             _ => {
                 let block = match what {
-                    Growing::Text => BlockStart::Text,
-                    Growing::Thinking => BlockStart::Thinking,
+                    BackendGrowing::Text => BlockStart::Text,
+                    BackendGrowing::Thinking => BlockStart::Thinking,
                 };
                 let index = self.start(block);
                 self.growing = Some((index, what));
@@ -98,7 +98,7 @@ impl Recorder {
     /// `rejected` if permission was refused, otherwise `ended`.
     pub(super) fn finish(&mut self) {
         self.settle();
-        let mut open: Vec<&mut Activity> =
+        let mut open: Vec<&mut BackendActivity> =
             self.tools.values_mut().filter(|activity| !activity.finished).collect();
         open.sort_by_key(|activity| activity.index);
         for activity in open {
@@ -143,8 +143,10 @@ impl Recorder {
             "status": if used { "running" } else { "asking" },
         });
         let index = self.start_item(item.clone());
-        self.tools
-            .insert(tool_use.id.clone(), Activity { index, item, used, rejected: false, finished: false });
+        self.tools.insert(
+            tool_use.id.clone(),
+            BackendActivity { index, item, used, rejected: false, finished: false },
+        );
     }
 
     /// Changes a tool's item. A delta is added only if the change makes the item different.

@@ -1,30 +1,159 @@
-//! The current and earlier sessions of one conversation at a backend. This module makes no calls to the backend.
+//! The current and earlier sessions of one conversation at a backend, the positions in them that the conversation's
+//! responses store, and the way to reach a position. This module makes no calls to the backend.
+//!
+//! Responses are the only place of this state, so a conversation that is loaded again needs nothing else. The position
+//! is stored at the start of a response and again at its end, so that a response that is broken off has it too.
 
 use std::{collections::HashMap, sync::Arc};
 
+use serde::{Deserialize, Serialize};
 use tokio::{runtime::Handle, sync::watch};
 
-use super::{
-    BackendError, BackendSession, Capabilities, SessionId, SessionOptions,
-    position::{Conversation, KnownSession, Position, PromptCounts, Route, route},
-};
+use super::{BackendError, BackendSession, Capabilities, SessionId, SessionOptions};
+use crate::message::{History, Message, Role};
+
+/// A position in a session's conversation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct SessionPosition {
+    /// The id of the session.
+    pub session: SessionId,
+    /// The number of prompts that the session had accepted at this position. If the session was forked from another
+    /// session, the prompts before the fork count too.
+    pub prompts: u64,
+    /// The backend's own name for this position.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<String>,
+}
+
+/// The position of the backend, as stored in a response.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct BackendPosition {
+    /// A key that distinguishes sessions, including those without an id.
+    pub(super) key: String,
+    /// The session's id, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) session: Option<SessionId>,
+    /// The number of prompts that the session had accepted, including the prompt of this response.
+    pub(super) prompts: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) checkpoint: Option<String>,
+    /// Whether the position was stored when the turn began. If so, `checkpoint` is the checkpoint after the previous
+    /// turn.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) unfinished: bool,
+}
+
+impl BackendPosition {
+    /// Returns the position that a message stores for the backend with this name, if the message is a response of that
+    /// backend.
+    pub(super) fn stored_in(name: &str, message: &Message) -> Option<Result<Self, serde_json::Error>> {
+        let stored = message.provider_data.get(name).filter(|_| message.role == Role::Assistant)?;
+        Some(Self::deserialize(stored))
+    }
+
+    pub(super) fn place(&self) -> Option<SessionPosition> {
+        let session = self.session.clone()?;
+        Some(SessionPosition { session, prompts: self.prompts, checkpoint: self.checkpoint.clone() })
+    }
+}
+
+/// A conversation as one backend sees it.
+#[derive(Debug, PartialEq)]
+pub(super) struct BackendConversation {
+    /// The position at the backend's last response.
+    pub(super) position: Option<BackendPosition>,
+    /// The messages after the backend's last response.
+    pub(super) new: Vec<Arc<Message>>,
+}
+
+impl BackendConversation {
+    /// Reads the conversation for the backend with this name.
+    pub(super) fn read(name: &str, history: &History) -> Result<Self, BackendError> {
+        let mut new = Vec::new();
+        let mut position = None;
+        for message in history.iter().rev() {
+            if let Some(stored) = BackendPosition::stored_in(name, message) {
+                position = Some(stored.map_err(|error| {
+                    BackendError::NotResumable(format!(
+                        "the position of `{name}` in its last response can't be read ({error}); start a new conversation"
+                    ))
+                })?);
+                break;
+            }
+            new.push(Arc::clone(message));
+        }
+        new.reverse();
+        if new.last().is_none_or(|message| message.role == Role::Assistant) {
+            return Err(BackendError::Invalid("there is no new message since its last response".to_owned()));
+        }
+        Ok(Self { position, new })
+    }
+}
+
+/// The counts of the prompts that a session has received in a conversation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct PromptCounts {
+    /// The number of prompts that the session has received.
+    pub(super) given: u64,
+    /// The number of the last prompt whose response, complete or broken off, became part of the conversation. Prompts
+    /// after this one were discarded.
+    pub(super) kept: u64,
+}
+
+impl PromptCounts {
+    /// Creates the counts of a session that is at this position.
+    pub(super) fn up_to(prompts: u64) -> Self {
+        Self { given: prompts, kept: prompts }
+    }
+
+    pub(super) fn keep(&mut self, prompts: u64) {
+        self.kept = self.kept.max(prompts);
+        self.given = self.given.max(prompts);
+    }
+}
+
+/// How the conversation's position can be reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum BackendRoute {
+    /// Continue with the session in use. The number counts the prompts that this session has received after the
+    /// conversation's position. These prompts were discarded from the conversation.
+    Stay(u64),
+    /// Return to the previous session. The number counts the prompts that this session has received after the
+    /// conversation's position. These prompts were discarded from the conversation.
+    Return(u64),
+    Start,
+    /// Resume the session with this id at this position. The counts are those of the prompts that the session has
+    /// received.
+    Resume(BackendPosition, SessionId, PromptCounts),
+    Fork(SessionPosition),
+}
+
+/// Returns the error for a backend that has continued past the conversation's position.
+pub(super) fn elsewhere() -> BackendError {
+    BackendError::Diverged(
+        "it continues from an earlier position, and the backend can't fork its session; continue from its last response, \
+         if there is one, or start a new conversation"
+            .to_owned(),
+    )
+}
 
 /// The sessions of a conversation.
 #[derive(Default)]
-pub(super) struct Sessions {
+pub(super) struct BackendSessions {
     /// The session in use.
-    live: Option<Live>,
+    live: Option<BackendLive>,
     /// The previous session. It is kept until the conversation has a response of the session in use. If the
     /// conversation leaves the branch of the session in use before that, the conversation returns to the previous
     /// session.
-    parked: Option<Live>,
+    parked: Option<BackendLive>,
     /// The terminated sessions that have a response in the conversation, by key.
-    retired: HashMap<String, Retired>,
+    retired: HashMap<String, BackendRetired>,
     closed: bool,
 }
 
 /// A session that is running.
-pub(super) struct Live {
+pub(super) struct BackendLive {
     pub(super) session: Arc<dyn BackendSession>,
     pub(super) key: String,
     pub(super) heard: PromptCounts,
@@ -35,13 +164,13 @@ pub(super) struct Live {
     pub(super) runtime: Handle,
 }
 
-struct Retired {
+struct BackendRetired {
     heard: PromptCounts,
     /// A channel that closes when the session has ended.
     ended: watch::Receiver<()>,
 }
 
-impl Live {
+impl BackendLive {
     fn is(&self, session: &Arc<dyn BackendSession>) -> bool {
         Arc::ptr_eq(&self.session, session)
     }
@@ -51,29 +180,62 @@ fn closed() -> BackendError {
     BackendError::Ended("the conversation was closed".to_owned())
 }
 
-impl Sessions {
+impl BackendSessions {
     /// Returns how to reach the conversation's position.
     pub(super) fn route(
         &self,
-        conversation: &Conversation,
+        conversation: &BackendConversation,
         can: Capabilities,
-    ) -> Result<Route, BackendError> {
-        let position = conversation.position.as_ref();
-        let is_its_own = |live: &&Live| position.is_some_and(|position| position.key == live.key);
-        let known = if let Some(live) = self.live.as_ref().filter(is_its_own) {
-            KnownSession::Live(live.heard)
-        } else if let Some(parked) = self.parked.as_ref().filter(is_its_own) {
-            KnownSession::Parked(parked.heard)
-        } else {
-            let retired = position.and_then(|position| self.retired.get(&position.key));
-            KnownSession::Retired(retired.map_or_else(PromptCounts::default, |retired| retired.heard))
+    ) -> Result<BackendRoute, BackendError> {
+        let foreign = conversation.new.iter().filter(|message| message.role == Role::Assistant).count();
+        if foreign > 0 && !(can.history && conversation.position.is_none()) {
+            return Err(BackendError::Diverged(format!(
+                "{foreign} of its responses are not from the backend, which can't be given them; start a new conversation"
+            )));
+        }
+        let Some(position) = &conversation.position else {
+            return Ok(match self.live.as_ref().map(|live| live.heard) {
+                // Without a stored position, the session in use can continue only if none of its responses was kept. In
+                // addition, it must not have received the responses of other models before, because they would be sent
+                // again.
+                Some(heard) if heard.kept == 0 && (foreign == 0 || heard.given == 0) => {
+                    BackendRoute::Stay(heard.given)
+                }
+                _ => BackendRoute::Start,
+            });
         };
-        route(conversation, known, self.live.as_ref().map(|live| live.heard), can)
+        let heard_by = |live: &Option<BackendLive>| {
+            live.as_ref().filter(|live| live.key == position.key).map(|live| live.heard)
+        };
+        let (live, parked) = (heard_by(&self.live), heard_by(&self.parked));
+        let retired = || self.retired.get(&position.key).map(|retired| retired.heard);
+        let mut heard = live.or(parked).or_else(retired).unwrap_or_default();
+        if heard.kept > position.prompts {
+            return match position.place() {
+                Some(place) if can.fork => Ok(BackendRoute::Fork(place)),
+                _ => Err(elsewhere()),
+            };
+        }
+        let more = heard.given.saturating_sub(position.prompts);
+        match &position.session {
+            _ if live.is_some() => Ok(BackendRoute::Stay(more)),
+            _ if parked.is_some() => Ok(BackendRoute::Return(more)),
+            Some(id) if can.resume => {
+                heard.keep(position.prompts);
+                Ok(BackendRoute::Resume(position.clone(), id.clone(), heard))
+            }
+            Some(_) => Err(BackendError::NotResumable(
+                "the session is gone and the backend can't resume one; start a new conversation".to_owned(),
+            )),
+            None => Err(BackendError::NotResumable(
+                "the session is gone and the backend gave it no id; start a new conversation".to_owned(),
+            )),
+        }
     }
 
     /// Makes a session the one in use, unless the conversation is closed. Returns the session to terminate, which may
     /// be the new session itself.
-    pub(super) fn activate(&mut self, live: Live) -> (Option<Live>, Result<(), BackendError>) {
+    pub(super) fn activate(&mut self, live: BackendLive) -> (Option<BackendLive>, Result<(), BackendError>) {
         if self.closed {
             return (Some(live), Err(closed()));
         }
@@ -85,7 +247,7 @@ impl Sessions {
     }
 
     /// Switches back to the previous session. Returns the session to terminate.
-    pub(super) fn reactivate_parked(&mut self) -> Option<Live> {
+    pub(super) fn reactivate_parked(&mut self) -> Option<BackendLive> {
         let parked = self.parked.take()?;
         self.live.replace(parked)
     }
@@ -110,16 +272,16 @@ impl Sessions {
         of: &Arc<dyn BackendSession>,
         session: Option<SessionId>,
         checkpoint: Option<String>,
-    ) -> Result<Position, BackendError> {
+    ) -> Result<BackendPosition, BackendError> {
         let live = self.live.as_ref().filter(|live| live.is(of)).ok_or_else(closed)?;
         let (key, prompts) = (live.key.clone(), live.heard.given);
-        Ok(Position { key, session, prompts, checkpoint, unfinished: false })
+        Ok(BackendPosition { key, session, prompts, checkpoint, unfinished: false })
     }
 
     /// Records that the response with this position is now part of the conversation. If this makes the previous session
     /// unnecessary, returns that session.
-    pub(super) fn keep(&mut self, position: &Position) -> Option<Live> {
-        let its_own = |live: &&mut Live| live.key == position.key;
+    pub(super) fn keep(&mut self, position: &BackendPosition) -> Option<BackendLive> {
+        let its_own = |live: &&mut BackendLive| live.key == position.key;
         if let Some(live) = self.live.as_mut().filter(its_own) {
             live.heard.keep(position.prompts);
             live.fresh = false;
@@ -134,13 +296,13 @@ impl Sessions {
     }
 
     /// Removes and returns a session that has become unusable, if it is the session in use.
-    pub(super) fn lose(&mut self, session: &Arc<dyn BackendSession>) -> Option<Live> {
+    pub(super) fn lose(&mut self, session: &Arc<dyn BackendSession>) -> Option<BackendLive> {
         self.live.take_if(|live| live.is(session))
     }
 
     /// Records a session that has a response in the conversation and is being terminated.
     pub(super) fn retired(&mut self, key: String, heard: PromptCounts, ended: watch::Receiver<()>) {
-        self.retired.insert(key, Retired { heard, ended });
+        self.retired.insert(key, BackendRetired { heard, ended });
     }
 
     /// Returns a channel that closes when the terminated session with this key has ended.
@@ -154,7 +316,7 @@ impl Sessions {
     }
 
     /// Removes and returns all running sessions.
-    pub(super) fn take_all(&mut self) -> impl Iterator<Item = Live> + use<> {
+    pub(super) fn take_all(&mut self) -> impl Iterator<Item = BackendLive> + use<> {
         self.live.take().into_iter().chain(self.parked.take())
     }
 }

@@ -1,7 +1,5 @@
 //! How the options of a request are encoded for a model, as far as this differs between models. The facts are data: the
-//! `rules` in `models.json`, and the member `traits` of a catalogue entry. The first rule
-//! that matches counts, so a rule for a future generation is the first line of its family. A fact that could not be
-//! verified is omitted, because a wrong limit does more harm than a missing one. Sources:
+//! `rules` in `models.json`, and the member `traits` of a catalogue entry. Sources:
 //!
 //! - Claude: <https://platform.claude.com/docs/en/build-with-claude/extended-thinking> and the pages `adaptive-thinking`,
 //!   `effort`, `preserved-thinking` and `structured-outputs` next to it, and the migration guides under

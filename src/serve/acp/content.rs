@@ -1,6 +1,6 @@
 //! Converts content of the protocol to content of this crate, and back. Performs no I/O.
 
-use agent_client_protocol::v1::schema::{
+use agent_client_protocol_schema::v1::{
     AudioContent, ContentBlock, EmbeddedResourceResource, Error, ImageContent, ResourceLink, ToolCallContent,
 };
 use serde_json::Value;

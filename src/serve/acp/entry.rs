@@ -30,7 +30,7 @@ use crate::{
 /// How long to wait for a session that ends.
 const SOON: Duration = Duration::from_secs(5);
 
-pub(super) struct Entry {
+pub(super) struct EditorSession {
     pub(super) id: ConversationId,
     /// The request with which the session is opened again.
     pub(super) request: StartRequest,
@@ -39,12 +39,12 @@ pub(super) struct Entry {
     sent: AtomicU64,
     /// Held while the session is opened.
     pub(super) opening: AsyncMutex<()>,
-    state: Mutex<State>,
+    state: Mutex<EditorState>,
 }
 
 #[derive(Default)]
-struct State {
-    live: Option<Live>,
+struct EditorState {
+    live: Option<EditorLive>,
     prompts: Prompts,
     relays: u64,
     /// The model that the client has chosen while a run was active.
@@ -52,13 +52,13 @@ struct State {
 }
 
 /// An open session, and the task that follows it. Dropping this ends the task.
-struct Live {
+struct EditorLive {
     session: Session,
     number: u64,
     relay: Option<JoinHandle<()>>,
 }
 
-impl Drop for Live {
+impl Drop for EditorLive {
     fn drop(&mut self) {
         if let Some(relay) = &self.relay {
             relay.abort();
@@ -66,7 +66,7 @@ impl Drop for Live {
     }
 }
 
-impl Entry {
+impl EditorSession {
     pub(super) fn new(id: ConversationId, request: StartRequest, own: Arc<str>) -> Arc<Self> {
         let (sent, opening) = (AtomicU64::new(0), AsyncMutex::default());
         Arc::new(Self { id, request, own, sent, opening, state: Mutex::default() })
@@ -134,7 +134,7 @@ impl Entry {
             let mut state = lock(&self.state);
             state.relays += 1;
             let number = state.relays;
-            state.live.replace(Live { session, number, relay: Some(start(number)) })
+            state.live.replace(EditorLive { session, number, relay: Some(start(number)) })
         };
         drop(old);
     }

@@ -1,6 +1,6 @@
 //! The prompts of one session that wait for their answers. Performs no I/O.
 
-use agent_client_protocol::v1::schema::{Error, StopReason as Reason};
+use agent_client_protocol_schema::v1::{Error, StopReason as Reason};
 use tokio::sync::oneshot;
 
 use crate::{

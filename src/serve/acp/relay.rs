@@ -6,7 +6,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use agent_client_protocol::v1::schema::{
+use agent_client_protocol_schema::v1::{
     ConfigOptionUpdate, Cost, Notice, NoticeSeverity, PermissionOption, PermissionOptionKind,
     RequestPermissionOutcome, RequestPermissionRequest, RequestPermissionResponse, SessionInfoUpdate,
     SessionNotification, SessionUpdate, UsageUpdate,
@@ -16,12 +16,12 @@ use tokio::{sync::oneshot, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    entry::Entry,
-    models,
-    peer::{Gone, Peer},
+    entry::EditorSession,
+    sessions::model_options,
     view::{Joining, View},
 };
 use crate::{
+    acp::{Gone, Peer},
     agent::{Event, Status, UnstageReason},
     error_chain,
     message::{ToolUseId, Usage},
@@ -43,7 +43,7 @@ pub(super) struct Client {
 pub(super) struct Relay {
     pub(super) peer: Arc<Peer>,
     pub(super) client: Client,
-    pub(super) entry: Arc<Entry>,
+    pub(super) entry: Arc<EditorSession>,
     /// The number of this relay. Each time an entry's session is opened, a relay with another number follows the
     /// session.
     pub(super) number: u64,
@@ -277,7 +277,7 @@ impl Relay {
         }
         model.clone_into(&mut state.model);
         self.look_up_window(state).await;
-        match models::options(&self.models, model) {
+        match model_options(&self.models, model) {
             Some(options) => {
                 self.send(SessionUpdate::ConfigOptionUpdate(ConfigOptionUpdate::new(options))).await
             }
@@ -306,7 +306,7 @@ impl Relay {
             state.questions.spawn(async move {
                 let answer = peer.ask("session/request_permission", request, &withdrawn).await;
                 let Ok(Some(answer)) = answer else { return };
-                let decided = match decision(answer) {
+                let decided = match decision(answer.map_err(|error| error.message)) {
                     // The answer belongs to this turn. A later turn may use the id again.
                     Some(decision) => {
                         let command = SessionCommand::Resume { tool_use_id: id, turn: Some(turn), decision };

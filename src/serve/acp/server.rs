@@ -10,12 +10,12 @@ use std::{
     time::Duration,
 };
 
-use agent_client_protocol::v1::schema::{CancelNotification, Error};
+use agent_client_protocol_schema::v1::{CancelNotification, Error, PromptRequest, PromptResponse};
 use futures_util::StreamExt;
-use serde::de::DeserializeOwned;
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
+    sync::oneshot,
     task::JoinSet,
     time::timeout,
 };
@@ -23,17 +23,21 @@ use tokio_util::{codec::AnyDelimiterCodecError, sync::CancellationToken};
 use tracing::Instrument;
 
 use super::{
-    Settings,
-    entry::Entry,
-    peer::{self, Gone, Incoming, LONGEST, Peer},
+    EditorSettings, StartRequest, content,
+    entry::EditorSession,
+    prompts::{Answer, MOST, Prompts},
     relay::Client,
-    turns::NewPrompt,
+    sessions::refused,
+    view::Joining,
 };
 use crate::{
+    acp::{self, Gone, Incoming, LONGEST, MOST_NOISE, Peer, read},
+    error_chain,
     panics::{contained, contained_async},
     process::lines::{lines, shown},
-    run::ErrorKind,
+    run::{ErrorKind, Prompt, PromptId},
     serve::stdio,
+    session::Session,
     store::ConversationId,
     sync::lock,
 };
@@ -41,28 +45,23 @@ use crate::{
 /// The maximum number of requests that wait for their answers.
 const MOST_REQUESTS: usize = 64;
 
-/// The maximum number of consecutive lines that are not messages.
-const MOST_INVALID: usize = 1000;
-
 /// How long to wait at the end until the client has read everything.
 const SOON: Duration = Duration::from_secs(1);
 
-pub(super) struct Server {
-    pub(super) settings: Settings,
+pub(super) struct EditorServer {
+    pub(super) settings: EditorSettings,
     pub(super) peer: Arc<Peer>,
     /// The client, after `initialize`.
     pub(super) client: Mutex<Option<Client>>,
-    pub(super) entries: Mutex<HashMap<ConversationId, Arc<Entry>>>,
-    /// The requests that wait for their answers, by id.
-    waiting: Mutex<HashMap<String, CancellationToken>>,
+    pub(super) entries: Mutex<HashMap<ConversationId, Arc<EditorSession>>>,
     /// The prefix of the prompt ids that this connection creates.
     pub(super) own: Arc<str>,
 }
 
 /// A guard that ends the tasks that follow sessions when the connection is dropped.
-struct Serving(Arc<Server>);
+struct EditorServing(Arc<EditorServer>);
 
-impl Drop for Serving {
+impl Drop for EditorServing {
     fn drop(&mut self) {
         let entries = std::mem::take(&mut *lock(&self.0.entries));
         for entry in entries.values() {
@@ -73,22 +72,21 @@ impl Drop for Serving {
 
 /// Serves a client until it closes its end of the connection.
 pub(super) async fn run(
-    settings: Settings,
+    settings: EditorSettings,
     input: impl AsyncRead + Unpin,
     output: impl AsyncWrite + Unpin,
 ) -> Result<(), crate::Error> {
     let (peer, lines) = Peer::new();
-    let serving = Serving(Arc::new(Server {
+    let serving = EditorServing(Arc::new(EditorServer {
         settings,
-        peer: Arc::new(peer),
+        peer,
         client: Mutex::default(),
         entries: Mutex::default(),
-        waiting: Mutex::default(),
         own: format!("acp-{:016x}-", rand::random::<u64>()).into(),
     }));
     let server = &serving.0;
     let mut requests = JoinSet::new();
-    let mut writing = pin!(peer::write(output, lines));
+    let mut writing = pin!(acp::write(output, lines));
     let (outcome, writes) = tokio::select! {
         biased;
         written = &mut writing => (written.map_err(stdio::unwritable), false),
@@ -105,7 +103,7 @@ pub(super) async fn run(
     outcome
 }
 
-impl Server {
+impl EditorServer {
     async fn read(
         self: &Arc<Self>,
         input: impl AsyncRead + Unpin,
@@ -132,7 +130,7 @@ impl Server {
                 continue;
             }
             while requests.try_join_next().is_some() {}
-            let incoming = peer::parse(&line);
+            let incoming = Incoming::parse(&line);
             invalid = if matches!(incoming, Incoming::Invalid { .. }) { invalid + 1 } else { 0 };
             let handled = match incoming {
                 Incoming::Request { id, method, params } => self.request(id, method, params, requests).await,
@@ -140,8 +138,8 @@ impl Server {
                     self.notified(&method, params).await;
                     Ok(())
                 }
-                Incoming::Response { id, result } => {
-                    self.peer.answered(&id, result);
+                Incoming::Response { id, answer } => {
+                    self.peer.answered(&id, answer);
                     Ok(())
                 }
                 Incoming::Invalid { id, error } => self.peer.answer(id, Err(error)).await,
@@ -150,7 +148,7 @@ impl Server {
                 // The client can't be reached. The future that writes messages returns the error.
                 return Ok(());
             }
-            if invalid == MOST_INVALID {
+            if invalid == MOST_NOISE {
                 let line = shown(&line, 200);
                 let text =
                     format!("the client does not speak the Agent Client Protocol; its last line was: {line}");
@@ -188,12 +186,10 @@ impl Server {
             },
             _ => (None, params),
         };
-        let (server, withdrawn, key) = (Arc::clone(self), CancellationToken::new(), id.to_string());
-        lock(&self.waiting).insert(key.clone(), withdrawn.clone());
+        let (server, withdrawn) = (Arc::clone(self), self.peer.begin(&id));
         let performed = async move {
             let performed = contained_async(server.perform(&method, params, prompt, &withdrawn)).await;
             let answer = performed.unwrap_or_else(|panic| Err(panicked(&panic)));
-            lock(&server.waiting).remove(&key);
             // If the client is gone, nobody needs the answer.
             let _ = server.peer.answer(id, answer).await;
         };
@@ -205,7 +201,7 @@ impl Server {
         self: &Arc<Self>,
         method: &str,
         params: Value,
-        prompt: Option<NewPrompt>,
+        prompt: Option<EditorPrompt>,
         withdrawn: &CancellationToken,
     ) -> Result<Value, Error> {
         if let Some(prompt) = prompt {
@@ -232,18 +228,13 @@ impl Server {
                 Ok(cancel) => self.cancel(&cancel.session_id.0).await,
                 Err(error) => tracing::warn!(?error, "a cancellation of the client can't be read"),
             },
-            "$/cancel_request" => {
-                let id = params.get("requestId").unwrap_or(&Value::Null).to_string();
-                if let Some(withdrawn) = lock(&self.waiting).get(&id) {
-                    withdrawn.cancel();
-                }
-            }
+            "$/cancel_request" => self.peer.withdraw(&params),
             _ => tracing::debug!(method, "a notification of the client is ignored"),
         }
     }
 
     /// Returns the session with this id that the client uses.
-    pub(super) fn entry(&self, id: &str) -> Result<Arc<Entry>, Error> {
+    pub(super) fn entry(&self, id: &str) -> Result<Arc<EditorSession>, Error> {
         let found = ConversationId::new(id).ok().and_then(|id| lock(&self.entries).get(&id).cloned());
         found.ok_or_else(|| Error::session_not_found(id.to_owned()))
     }
@@ -258,13 +249,120 @@ fn panicked(panic: &str) -> Error {
     Error::internal_error().data(format!("the agent's code panicked: {panic}"))
 }
 
-/// Reads the parameters of a request.
-fn read<T: DeserializeOwned>(params: Value) -> Result<T, Error> {
-    let params = if params.is_null() { json!(Map::new()) } else { params };
-    serde_json::from_value(params).map_err(|error| Error::invalid_params().data(error.to_string()))
-}
-
 /// Returns a response as JSON.
 pub(super) fn written(response: &impl serde::Serialize) -> Result<Value, Error> {
     serde_json::to_value(response).map_err(|error| Error::internal_error().data(error.to_string()))
+}
+
+/// A prompt that is registered and not sent yet.
+pub(super) struct EditorPrompt {
+    entry: Arc<EditorSession>,
+    id: PromptId,
+    prompt: Prompt,
+    answer: oneshot::Receiver<Answer>,
+}
+
+impl EditorServer {
+    /// Registers a prompt.
+    pub(super) fn new_prompt(&self, params: Value) -> Result<EditorPrompt, Error> {
+        let request: PromptRequest = read(params)?;
+        let entry = self.entry(&request.session_id.0)?;
+        let content = content::prompt(request.prompt)?;
+        let Some((id, answer)) = entry.add_prompt() else {
+            let why = format!("{MOST} prompts of the session wait already; wait for the end of a turn");
+            return Err(Error::invalid_request().data(why));
+        };
+        let prompt = Prompt::new(content).with_id(id.clone());
+        Ok(EditorPrompt { entry, id, prompt, answer })
+    }
+
+    /// Sends a prompt, and waits for its answer.
+    pub(super) async fn prompt(
+        self: &Arc<Self>,
+        new: EditorPrompt,
+        withdrawn: &CancellationToken,
+    ) -> Result<Value, Error> {
+        let EditorPrompt { entry, id, prompt, mut answer } = new;
+        let session = match self.send(&entry, prompt).await {
+            Ok(session) => session,
+            Err(error) => {
+                entry.prompts(|prompts| prompts.remove(&id));
+                return Err(error);
+            }
+        };
+        entry.accepted(&id);
+        if entry.prompts(|prompts| prompts.is_cancelled(&id)) {
+            interrupt(&session).await;
+        }
+        let answer = tokio::select! {
+            biased;
+            answer = &mut answer => answer,
+            () = withdrawn.cancelled() => {
+                self.cancel(entry.id.as_str()).await;
+                answer.await
+            }
+        };
+        let gone = |_| Err(Error::internal_error().data("the session was closed"));
+        written(&PromptResponse::new(answer.unwrap_or_else(gone)?))
+    }
+
+    /// Gives the session a prompt. A session that was closed while it was idle is opened again.
+    async fn send(self: &Arc<Self>, entry: &Arc<EditorSession>, prompt: Prompt) -> Result<Session, Error> {
+        let mut retries = 1;
+        loop {
+            let session = self.open(entry).await?;
+            let mut prompt = prompt.clone();
+            let invalid =
+                |error: &(dyn std::error::Error + 'static)| Error::invalid_request().data(error_chain(error));
+            // The prompt is staged if a run is active. Its own turn then uses the model that was chosen before it.
+            if let Some(model) = entry.apply_choice(&session).await.map_err(|error| invalid(&error))? {
+                let model = self.settings.manager.registry_of_models().model(&model);
+                prompt.model = Some(model.map_err(|error| invalid(&error))?);
+            }
+            match session.prompt(prompt).await {
+                Ok(_) => return Ok(session),
+                Err(error) if error.kind() == ErrorKind::Ended && retries > 0 => {
+                    retries -= 1;
+                    entry.forget();
+                }
+                Err(error) => return Err(invalid(&error)),
+            }
+        }
+    }
+
+    /// Returns the session of an entry. Opens the session if necessary.
+    pub(super) async fn open(self: &Arc<Self>, entry: &Arc<EditorSession>) -> Result<Session, Error> {
+        let _opening = entry.opening.lock().await;
+        if let Some(session) = entry.session() {
+            return Ok(session);
+        }
+        let manager = &self.settings.manager;
+        let stored = StartRequest { conversation: Some(entry.id.clone()), ..entry.request.clone() };
+        let opened = match manager.open(&entry.id, self.options(&stored).await?).await {
+            Err(error) if error.is_not_found() && entry.request.conversation.is_none() => {
+                // A new conversation that was closed before its first turn is not in the store, so it is created again.
+                manager.create_with_id(&entry.id, self.options(&entry.request).await?).await
+            }
+            opened => opened,
+        };
+        let opened = opened.map_err(|error| refused(&entry.id, &error))?;
+        let session = opened.session.clone();
+        self.attach(entry, opened, Joining::Resumed).await?;
+        Ok(session)
+    }
+
+    /// Cancels the turn in flight and all prompts that wait.
+    pub(super) async fn cancel(&self, id: &str) {
+        let Ok(entry) = self.entry(id) else { return };
+        entry.prompts(Prompts::cancel);
+        if let Some(session) = entry.session() {
+            interrupt(&session).await;
+        }
+    }
+}
+
+async fn interrupt(session: &Session) {
+    if let Err(error) = session.interrupt().await {
+        tracing::debug!(%error, "there is nothing to cancel");
+    }
 }

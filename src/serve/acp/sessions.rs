@@ -1,16 +1,21 @@
-//! Requests about sessions.
+//! Requests about sessions: their folders, the choice of their models, and the MCP servers that the client names.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
-use agent_client_protocol::{
-    schema::ProtocolVersion,
-    v1::schema::{
+use agent_client_protocol_schema::{
+    ProtocolVersion,
+    v1::{
         AgentCapabilities, CloseSessionRequest, CloseSessionResponse, DeleteSessionRequest,
         DeleteSessionResponse, Error, Implementation, InitializeRequest, InitializeResponse,
         ListSessionsRequest, ListSessionsResponse, LoadSessionRequest, LoadSessionResponse, McpCapabilities,
         McpServer, NewSessionRequest, NewSessionResponse, PromptCapabilities, ResumeSessionRequest,
-        ResumeSessionResponse, SessionCapabilities, SessionCloseCapabilities, SessionDeleteCapabilities,
-        SessionInfo, SessionListCapabilities, SessionResumeCapabilities, SetSessionConfigOptionRequest,
+        ResumeSessionResponse, SessionCapabilities, SessionCloseCapabilities, SessionConfigOption,
+        SessionConfigOptionCategory, SessionConfigSelectOption, SessionDeleteCapabilities, SessionInfo,
+        SessionListCapabilities, SessionResumeCapabilities, SetSessionConfigOptionRequest,
         SetSessionConfigOptionResponse,
     },
 };
@@ -20,14 +25,13 @@ use tokio::sync::oneshot;
 
 use super::{
     StartRequest,
-    entry::Entry,
-    folder::{FOLDER, label},
-    models,
+    entry::EditorSession,
     relay::{Client, Relay},
-    server::{Server, written},
-    servers,
+    server::{EditorServer, written},
     view::Joining,
 };
+#[cfg(feature = "mcp")]
+use crate::mcp::McpClient;
 use crate::{
     error_chain,
     manager::{OpenOptions, OpenedSession},
@@ -36,6 +40,7 @@ use crate::{
     store::{ConversationId, Filter, Labels, Page, Position},
     sync::lock,
     text::start,
+    tool::Tool,
 };
 
 /// The maximum number of sessions of one connection.
@@ -59,7 +64,7 @@ pub(super) fn refused(id: &ConversationId, error: &crate::Error) -> Error {
     refused.data(error_chain(error))
 }
 
-impl Server {
+impl EditorServer {
     pub(super) fn initialize(&self, request: InitializeRequest) -> Result<Value, Error> {
         let session = request.client_capabilities.session;
         *lock(&self.client) = Some(Client {
@@ -178,19 +183,19 @@ impl Server {
     ) -> Result<ConfigOptions, Error> {
         let snapshot = opened.subscription.as_ref().and_then(|subscription| subscription.snapshot());
         let model = snapshot.map(|snapshot| snapshot.agent.state.model.clone()).unwrap_or_default();
-        let entry = Entry::new(id.clone(), start, Arc::clone(&self.own));
+        let entry = EditorSession::new(id.clone(), start, Arc::clone(&self.own));
         let old = lock(&self.entries).insert(id.clone(), Arc::clone(&entry));
         if let Some(old) = old {
             old.forget();
         }
         self.attach(&entry, opened, joining).await?;
-        Ok(models::options(&self.settings.models, &model))
+        Ok(model_options(&self.settings.models, &model))
     }
 
     /// Follows an opened session. Returns when the client has the conversation so far.
     pub(super) async fn attach(
         &self,
-        entry: &Arc<Entry>,
+        entry: &Arc<EditorSession>,
         opened: OpenedSession,
         joining: Joining,
     ) -> Result<(), Error> {
@@ -278,7 +283,7 @@ impl Server {
     }
 
     /// Removes a session that has ended from those of the client.
-    async fn release(&self, entry: &Arc<Entry>) {
+    async fn release(&self, entry: &Arc<EditorSession>) {
         // The prompts of the session are answered before this request.
         entry.finished().await;
         entry.forget();
@@ -293,7 +298,7 @@ impl Server {
         let entry = self.entry(&request.session_id.0)?;
         let invalid = |why: String| Error::invalid_params().data(why);
         let value = request.value.as_value_id().map(|value| value.0.to_string());
-        let Some(model) = value.filter(|_| &*request.config_id.0 == models::ID) else {
+        let Some(model) = value.filter(|_| &*request.config_id.0 == MODEL) else {
             return Err(invalid(format!("there is no option {:?}", request.config_id.0)));
         };
         let session = self.open(&entry).await?;
@@ -306,12 +311,12 @@ impl Server {
         entry.choose(model.clone());
         let applied = entry.apply_choice(&session).await;
         applied.map_err(|error| Error::invalid_request().data(error_chain(&error)))?;
-        let options = models::options(&self.settings.models, &model).unwrap_or_default();
+        let options = model_options(&self.settings.models, &model).unwrap_or_default();
         written(&SetSessionConfigOptionResponse::new(options))
     }
 }
 
-type ConfigOptions = Option<Vec<agent_client_protocol::v1::schema::SessionConfigOption>>;
+type ConfigOptions = Option<Vec<SessionConfigOption>>;
 
 /// Checks the folder and connects to the servers of a new or opened session.
 async fn start_request(
@@ -323,6 +328,137 @@ async fn start_request(
         let why = format!("the folder `cwd` is `{}`; give an absolute path", folder.display());
         return Err(Error::invalid_params().data(why));
     }
-    let servers = servers::connect(servers, &folder).await?;
+    let servers = connect(servers, &folder).await?;
     Ok(StartRequest { conversation, folder, servers })
+}
+
+/// The id of the option.
+pub(super) const MODEL: &str = "model";
+
+/// Returns the option with the offered models, or `None` if no models are offered. The model in use is always among
+/// them.
+pub(super) fn model_options(models: &[String], used: &str) -> Option<Vec<SessionConfigOption>> {
+    if models.is_empty() {
+        return None;
+    }
+    let other = (!models.iter().any(|model| model == used)).then_some(used);
+    let offered = other.into_iter().chain(models.iter().map(String::as_str));
+    let offered: Vec<_> =
+        offered.map(|model| SessionConfigSelectOption::new(model.to_owned(), model)).collect();
+    let option = SessionConfigOption::select(MODEL, "Model", used.to_owned(), offered);
+    Some(vec![option.category(SessionConfigOptionCategory::Model)])
+}
+
+/// The name of the label.
+pub(super) const FOLDER: &str = "omni.cwd";
+
+/// The maximum length of a label's value.
+const LONGEST_LABEL: usize = 128;
+
+/// Returns the label's value: the path, or its checksum if the path can't be a label.
+pub(super) fn label(folder: &Path) -> String {
+    match folder.to_str() {
+        Some(path) if (1..=LONGEST_LABEL).contains(&path.len()) && !path.chars().any(char::is_control) => {
+            path.to_owned()
+        }
+        _ => format!("crc:{:08x}", crc32fast::hash(folder.as_os_str().as_encoded_bytes())),
+    }
+}
+
+/// The connected servers and their tools.
+#[derive(Clone, Default)]
+pub(super) struct EditorServers {
+    pub(super) tools: Vec<Arc<dyn Tool>>,
+    #[cfg(feature = "mcp")]
+    pub(super) clients: Vec<McpClient>,
+}
+
+/// Returns the name of a server.
+fn server_name(server: &McpServer) -> &str {
+    match server {
+        McpServer::Stdio(server) => &server.name,
+        McpServer::Http(server) => &server.name,
+        McpServer::Sse(server) => &server.name,
+        _ => "?",
+    }
+}
+
+/// Connects to the servers, all at the same time.
+#[cfg(feature = "mcp")]
+pub(super) async fn connect(servers: Vec<McpServer>, folder: &Path) -> Result<EditorServers, Error> {
+    let connected = servers.into_iter().map(async |server| {
+        let name = server_name(&server).to_owned();
+        let builder = match server {
+            McpServer::Stdio(server) => {
+                let client = McpClient::stdio(server.command).args(server.args).folder(folder);
+                server
+                    .env
+                    .into_iter()
+                    .fold(client, |client, variable| client.env(variable.name, variable.value))
+            }
+            McpServer::Http(server) => {
+                let client = McpClient::http(server.url);
+                let headers = server.headers.into_iter();
+                headers.fold(client, |client, header| client.header(header.name, header.value))
+            }
+            _ => return Err(unusable(&name, "its transport is not supported; use stdio or HTTP")),
+        };
+        // The editor's user has not approved any of these tools, so each use needs an approval.
+        let client = builder.name(name.clone()).approve_all().connect().await;
+        let client = client.map_err(|error| unusable(&name, &error_chain(&error)))?;
+        let tools = client.tools().await.map_err(|error| unusable(&name, &error_chain(&error)))?;
+        for tool in tools.skipped {
+            tracing::warn!(server = name, tool = tool.name, "a tool can't be used: {}", tool.reason);
+        }
+        Ok((client, tools.tools))
+    });
+    let mut all = EditorServers::default();
+    for (client, tools) in futures_util::future::try_join_all(connected).await? {
+        all.clients.push(client);
+        all.tools.extend(tools);
+    }
+    Ok(all)
+}
+
+#[cfg(not(feature = "mcp"))]
+#[allow(clippy::unused_async, reason = "as with the feature")]
+pub(super) async fn connect(servers: Vec<McpServer>, _: &Path) -> Result<EditorServers, Error> {
+    match servers.first() {
+        None => Ok(EditorServers::default()),
+        Some(server) => Err(unusable(server_name(server), "the agent was built without the feature `mcp`")),
+    }
+}
+
+fn unusable(name: &str, why: &str) -> Error {
+    let advice = "correct the server's settings or remove the server";
+    Error::invalid_params().data(format!("the MCP server {name:?} can't be used: {why}; {advice}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn path_that_is_too_long_becomes_its_checksum() {
+        assert_eq!(label(Path::new("/home/ann/project")), "/home/ann/project");
+        let long = format!("/{}", "a".repeat(128));
+        assert_eq!(label(Path::new(&long)), format!("crc:{:08x}", crc32fast::hash(long.as_bytes())));
+        assert!(label(Path::new("/a\nb")).starts_with("crc:"));
+    }
+
+    #[test]
+    fn used_model_is_always_one_of_the_options() {
+        let models = ["a:1".to_owned(), "b:2".to_owned()];
+        let values = |used| {
+            let option = json!(model_options(&models, used).unwrap())[0].clone();
+            assert_eq!(option["currentValue"], used);
+            let values = option["options"].as_array().unwrap().iter().map(|option| option["value"].clone());
+            values.collect::<Vec<_>>()
+        };
+        assert_eq!(values("b:2"), ["a:1", "b:2"]);
+        assert_eq!(values("c:3"), ["c:3", "a:1", "b:2"]);
+        assert!(model_options(&[], "a:1").is_none());
+    }
 }

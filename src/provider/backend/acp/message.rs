@@ -3,81 +3,36 @@
 //! Programs deviate from the protocol in different ways. A line is accepted if it has only one possible meaning. It is
 //! skipped if it can't be any of the expected messages. A fragment of a message is an error.
 
-use std::{collections::HashMap, sync::Arc};
-
-use agent_client_protocol::{
-    Error, RawJsonRpcError, RawJsonRpcId, RawJsonRpcMessage, RawJsonRpcNotification, RawJsonRpcParams,
-    RawJsonRpcRequest, RawJsonRpcResponse,
-};
 use memchr::memmem;
-use rand::RngExt;
 use serde_json::{Map, Value};
 
-use crate::provider::halves;
+use crate::{
+    acp::{Incoming, Peer},
+    provider::halves,
+};
 
 /// The meaning of a line.
 #[derive(Debug, PartialEq)]
-pub(super) enum IncomingLine {
+pub(super) enum AcpLine {
     /// The protocol's messages in the line, in order.
-    Messages(Vec<RawJsonRpcMessage>),
+    Messages(Vec<Incoming>),
     /// Not a message.
     Noise,
     /// A fragment of a message: its beginning or its end. The message may have been a response.
     Damaged,
 }
 
-/// Our requests that wait for their responses. Each key is a number that was sent as the id of the request, because
-/// some programs accept only numbers as ids.
-pub(super) struct Asked {
-    last: i64,
-    waiting: HashMap<i64, RawJsonRpcId>,
-}
-
-impl Default for Asked {
-    fn default() -> Self {
-        // Programs count their own requests from 0 or 1, and their logs may quote our responses to these requests. Our
-        // ids are large numbers, so that such a quote is not mistaken for a response to one of our requests.
-        Self { last: rand::rng().random_range(1 << 20..1 << 30), waiting: HashMap::new() }
-    }
-}
-
-impl Asked {
-    /// Adds a request, and returns the id with which the request is sent.
-    pub(super) fn ask(&mut self, id: RawJsonRpcId) -> RawJsonRpcId {
-        self.last += 1;
-        self.waiting.insert(self.last, id);
-        self.last.into()
-    }
-
-    /// Returns the request to which a response with this id belongs.
-    fn answered(&mut self, id: &Value) -> Option<RawJsonRpcId> {
-        let number = match id {
-            Value::Number(number) => number.as_i64()?,
-            Value::String(number) => number.parse().ok()?,
-            _ => return None,
-        };
-        self.waiting.remove(&number)
-    }
-
-    /// Returns the request that the program could not parse, if exactly one request is waiting.
-    fn unread(&mut self) -> Option<RawJsonRpcId> {
-        let mut waiting = self.waiting.keys();
-        let (Some(&number), None) = (waiting.next(), waiting.next()) else { return None };
-        self.waiting.remove(&number)
-    }
-}
-
 /// Interprets a line.
-pub(super) fn classify(line: &[u8], asked: &mut Asked) -> IncomingLine {
+pub(super) fn classify(line: &[u8], peer: &Peer) -> AcpLine {
     if !begins_like_a_message(line) {
         // The program may have written a message after other output on the same line. A log line that quotes a message
         // looks the same. Therefore, only a response is accepted here: processing a response twice does no harm.
         let rest = memmem::find(line, b"{\"jsonrpc\"").map_or(&[][..], |at| &line[at..]);
         return match serde_json::from_slice(rest) {
             Ok(Value::Object(object)) if !object.contains_key("method") => {
-                classify_values([object.into()], asked)
+                classify_values([object.into()], peer)
             }
-            _ => IncomingLine::Noise,
+            _ => AcpLine::Noise,
         };
     }
     let read =
@@ -89,9 +44,9 @@ pub(super) fn classify(line: &[u8], asked: &mut Asked) -> IncomingLine {
         Ok::<_, serde_json::Error>(values)
     };
     match read(line).or_else(marked) {
-        Ok(values) => classify_values(values, asked),
-        Err(_) if memmem::find(line, b"\"jsonrpc\"").is_some() => IncomingLine::Damaged,
-        Err(_) => IncomingLine::Noise,
+        Ok(values) => classify_values(values, peer),
+        Err(_) if memmem::find(line, b"\"jsonrpc\"").is_some() => AcpLine::Damaged,
+        Err(_) => AcpLine::Noise,
     }
 }
 
@@ -107,7 +62,7 @@ fn begins_like_a_message(line: &[u8]) -> bool {
     first.starts_with(b"{")
 }
 
-fn classify_values(values: impl IntoIterator<Item = Value>, asked: &mut Asked) -> IncomingLine {
+fn classify_values(values: impl IntoIterator<Item = Value>, peer: &Peer) -> AcpLine {
     let (mut messages, mut is_protocol) = (Vec::new(), false);
     let objects = values.into_iter().flat_map(|value| match value {
         // The line is a batch of messages, which JSON-RPC defines, although the protocol does not.
@@ -118,7 +73,7 @@ fn classify_values(values: impl IntoIterator<Item = Value>, asked: &mut Asked) -
         let Value::Object(object) = object else { continue };
         let says_so = object.contains_key("jsonrpc");
         is_protocol |= says_so;
-        match message(object, says_so, asked) {
+        match message(object, says_so, peer) {
             Some(message) => messages.push(message),
             None if says_so => {
                 tracing::warn!("an agent's message is malformed, or answers no request");
@@ -126,51 +81,34 @@ fn classify_values(values: impl IntoIterator<Item = Value>, asked: &mut Asked) -
             None => {}
         }
     }
-    if is_protocol || !messages.is_empty() { IncomingLine::Messages(messages) } else { IncomingLine::Noise }
+    if is_protocol || !messages.is_empty() { AcpLine::Messages(messages) } else { AcpLine::Noise }
 }
 
-fn message(mut object: Map<String, Value>, says_so: bool, asked: &mut Asked) -> Option<RawJsonRpcMessage> {
-    let (id, params) = (object.remove("id"), object.remove("params"));
-    if let Some(method) = object.get("method") {
-        let method = method.as_str()?;
+fn message(mut object: Map<String, Value>, says_so: bool, peer: &Peer) -> Option<Incoming> {
+    match object.get("method") {
         // Without the member `jsonrpc`, an object with a `method` may be a log record, so only known methods are
         // accepted.
-        if !says_so && !matches!(method, "session/update" | "session/request_permission") {
+        Some(method) if !says_so && method != "session/update" && method != "session/request_permission" => {
             return None;
         }
-        let method = Arc::from(method);
-        let params = params.and_then(|params| RawJsonRpcParams::from_value(params).ok().flatten());
-        return Some(match id {
-            None => RawJsonRpcNotification { method, params }.into(),
-            Some(id) => RawJsonRpcRequest { id: serde_json::from_value(id).ok()?, method, params }.into(),
-        });
+        Some(_) => {}
+        None => {
+            object.entry("id").or_insert(Value::Null);
+            if says_so {
+                object.entry("result").or_insert(Value::Null);
+            }
+        }
     }
-    let has_result = object.contains_key("result");
-    let error = object.remove("error").filter(|error| !error.is_null());
-    if !says_so && !has_result && error.is_none() {
-        return None;
+    match Incoming::new(object) {
+        Incoming::Invalid { .. } => None,
+        Incoming::Request { id, .. } if id.is_f64() => None,
+        // An error without an id is a log record, or is about a message that needs no response, unless the program
+        // could not parse a request.
+        Incoming::Response { id, answer } => {
+            peer.asked(&id, &answer).map(|_| Incoming::Response { id, answer })
+        }
+        message => Some(message),
     }
-    let id = match id {
-        // If the program could not parse a request, its response has no id, but it has one of these two codes. Any
-        // other error without an id is a log record, or is about a message that needs no response.
-        Some(Value::Null) | None => match error.as_ref()?.get("code").and_then(Value::as_i64) {
-            Some(-32700 | -32600) => asked.unread()?,
-            _ => return None,
-        },
-        Some(id) => asked.answered(&id)?,
-    };
-    Some(RawJsonRpcMessage::Response(match error {
-        Some(error) => RawJsonRpcResponse::Error { id, error: Box::new(failure(error)) },
-        None => RawJsonRpcResponse::Result { id, result: object.remove("result").unwrap_or_default() },
-    }))
-}
-
-fn failure(error: Value) -> RawJsonRpcError {
-    let said = match error.get("message").unwrap_or(&error) {
-        Value::String(said) => said.clone(),
-        other => other.to_string(),
-    };
-    serde_json::from_value(error).unwrap_or_else(|_| Error::new(-32603, said).into())
 }
 
 #[cfg(test)]
@@ -179,73 +117,70 @@ mod tests {
 
     use super::*;
 
-    fn asking() -> Asked {
-        let mut asked = Asked { last: 0, waiting: HashMap::new() };
-        assert_eq!(asked.ask("one".to_owned().into()), 1.into());
-        asked
+    /// Returns the messages in a line. One request waits, whose id is written as `ID` in the line.
+    fn taken(line: &str) -> (AcpLine, Value) {
+        let (peer, mut lines) = Peer::new();
+        peer.call("m", json!({}), |_| {}).unwrap();
+        let request: Value = serde_json::from_str(&lines.try_recv().unwrap().0).unwrap();
+        let id = request["id"].clone();
+        (classify(line.replace("ID", &id.to_string()).as_bytes(), &peer), id)
     }
 
-    /// Returns the JSON texts of the messages in a line.
-    fn taken(line: &str) -> Value {
-        match classify(line.as_bytes(), &mut asking()) {
-            IncomingLine::Messages(messages) => json!(messages),
-            other => json!(format!("{other:?}")),
+    fn messages(line: &str) -> Vec<Incoming> {
+        match taken(line).0 {
+            AcpLine::Messages(messages) => messages,
+            other => panic!("{line}: {other:?}"),
         }
     }
 
     #[test]
-    fn responses_get_the_ids_of_their_requests() {
-        let answer = json!([{ "jsonrpc": "2.0", "id": "one", "result": 7 }]);
+    fn responses_to_requests_are_found_in_every_form() {
         for line in [
-            r#"{"jsonrpc":"2.0","id":1,"result":7}"#,
-            r#" {"id":"1","result":7,"error":null}"#,
-            r#"[{"jsonrpc":"1.0","id":1,"result":7}, 7, {"jsonrpc":"2.0","id":1,"result":8}]"#,
-            r#"{"jsonrpc":"2.0","id":1,"result":7} {"jsonrpc":"2.0","id":2,"result":8}"#,
-            r#"[info] sent {"jsonrpc":"2.0","id":1,"result":7}"#,
+            r#"{"jsonrpc":"2.0","id":ID,"result":7}"#,
+            r#" {"id":"ID","result":7,"error":null}"#,
+            r#"[{"jsonrpc":"1.0","id":ID,"result":7}, 7, {"jsonrpc":"2.0","id":9,"result":8}]"#,
+            r#"{"jsonrpc":"2.0","id":ID,"result":7} {"jsonrpc":"2.0","id":2,"result":8}"#,
+            r#"[info] sent {"jsonrpc":"2.0","id":ID,"result":7}"#,
         ] {
-            assert_eq!(taken(line), answer, "{line}");
+            let (AcpLine::Messages(messages), number) = taken(line) else { panic!("{line}") };
+            let [Incoming::Response { id, answer: Ok(result) }] = &messages[..] else {
+                panic!("{messages:?}")
+            };
+            assert!(*id == number || *id == number.to_string(), "{line}");
+            assert_eq!(*result, 7, "{line}");
         }
-        assert_eq!(taken(r#"{"jsonrpc":"2.0","id":1}"#)[0]["result"], json!(null));
-        let failed = |line| taken(line)[0]["error"].clone();
-        assert_eq!(failed(r#"{"id":null,"error":{"code":-32700,"message":"no"}}"#)["code"], -32700);
-        assert_eq!(
-            failed(r#"{"jsonrpc":"2.0","id":1,"result":{},"error":{"code":"X","message":"no"}}"#)["message"],
-            "no"
-        );
-        assert_eq!(failed(r#"{"jsonrpc":"2.0","id":1,"error":"no"}"#)["message"], "no");
-        assert_eq!(taken(r#"{"jsonrpc":"2.0","id":9,"result":7}"#), json!([]), "nobody asked");
+        let answer = |line| match messages(line).swap_remove(0) {
+            Incoming::Response { answer, .. } => answer,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(answer(r#"{"jsonrpc":"2.0","id":ID}"#), Ok(Value::Null));
+        let unread = answer(r#"{"error":{"code":-32700,"message":"no"}}"#);
+        assert_eq!(i32::from(unread.unwrap_err().code), -32700);
+        for line in [
+            r#"{"jsonrpc":"2.0","id":ID,"result":{},"error":{"code":"X","message":"no"}}"#,
+            r#"{"jsonrpc":"2.0","id":ID,"error":"no"}"#,
+        ] {
+            assert_eq!(answer(line).unwrap_err().message, "no");
+        }
+        assert_eq!(messages(r#"{"jsonrpc":"2.0","id":9,"result":7}"#), [], "nobody asked");
         let to_a_notification = r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32601,"message":"no"}}"#;
-        assert_eq!(taken(to_a_notification), json!([]), "it asked for no answer");
+        assert_eq!(messages(to_a_notification), [], "it asked for no answer");
     }
 
     #[test]
-    fn quoted_answer_to_a_request_of_the_agent_is_ignored() {
-        let mut asked = Asked::default();
-        asked.ask("one".to_owned().into());
-        for id in 0..1000 {
-            let line = format!(r#"[debug] got {{"jsonrpc":"2.0","id":{id},"result":7}}"#);
-            let heard = classify(line.as_bytes(), &mut asked);
-            assert_eq!(heard, IncomingLine::Messages(Vec::new()), "{line}");
+    fn requests_keep_their_ids() {
+        let request = |id, params| Incoming::Request { id, method: "_m".to_owned(), params };
+        let line = r#"{"jsonrpc":"2.0","id":"x","method":"_m","params":{"a":1}}"#;
+        assert_eq!(messages(line), [request(json!("x"), json!({ "a": 1 }))]);
+        let line = r#"{"jsonrpc":"2.0","id":0,"method":"_m","params":"odd"}"#;
+        assert_eq!(messages(line), [request(json!(0), json!("odd"))]);
+        for line in
+            [r#"{"jsonrpc":"2.0","id":[],"method":"_m"}"#, r#"{"jsonrpc":"2.0","id":1.5,"method":"_m"}"#]
+        {
+            assert_eq!(messages(line), []);
         }
-    }
-
-    #[test]
-    fn parse_error_is_assigned_only_to_a_single_waiting_request() {
-        let line = br#"{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"no"}}"#;
-        let mut asked = asking();
-        asked.ask("two".to_owned().into());
-        assert_eq!(classify(line, &mut asked), IncomingLine::Messages(Vec::new()));
-        assert_eq!(classify(line, &mut Asked::default()), IncomingLine::Messages(Vec::new()));
-    }
-
-    #[test]
-    fn requests_keep_their_ids_and_lose_invalid_params() {
-        let request = r#"{"jsonrpc":"2.0","id":"x","method":"_m","params":{"a":1}}"#;
-        assert_eq!(taken(request), json!([serde_json::from_str::<Value>(request).unwrap()]));
-        let request = r#"{"jsonrpc":"2.0","id":0,"method":"_m","params":"odd"}"#;
-        assert_eq!(taken(request), json!([{ "jsonrpc": "2.0", "id": 0, "method": "_m" }]));
-        assert_eq!(taken(r#"{"jsonrpc":"2.0","id":[],"method":"_m"}"#), json!([]));
-        assert_eq!(taken(r#"{"method":"session/update","params":null}"#)[0]["method"], "session/update");
+        let update = Incoming::Notification { method: "session/update".to_owned(), params: Value::Null };
+        assert_eq!(messages(r#"{"method":"session/update","params":null}"#), [update]);
     }
 
     #[test]
@@ -255,6 +190,7 @@ mod tests {
             "[1]",
             "[]",
             r#"{"level":30,"id":1,"msg":"x"}"#,
+            r#"{"level":30,"id":1,"result":"x"}"#,
             r#"{"method":"GET","id":1}"#,
             r#"{"level":"error","msg":"retrying","error":"rate limited"}"#,
             r#"{"error":{"code":429,"message":"rate limited"}}"#,
@@ -263,12 +199,12 @@ mod tests {
             r#"[debug] got {"jsonrpc":"2.0","meth"#,
             "\u{fffd}",
         ] {
-            assert_eq!(classify(line.as_bytes(), &mut asking()), IncomingLine::Noise, "{line}");
+            assert_eq!(taken(line).0, AcpLine::Noise, "{line}");
         }
         for line in
             [r#"{"jsonrpc":"2.0","id":"#, r#"[{"jsonrpc":"2.0","id":1}"#, r#"{"jsonrpc":"2.0","id":1} x"#]
         {
-            assert_eq!(classify(line.as_bytes(), &mut asking()), IncomingLine::Damaged, "{line}");
+            assert_eq!(taken(line).0, AcpLine::Damaged, "{line}");
         }
     }
 }

@@ -1,25 +1,32 @@
 //! Opens a session and runs its turns.
 
-use std::{path::PathBuf, sync::Mutex, time::Duration};
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
-use agent_client_protocol::{
-    ErrorCode, JsonRpcRequest,
-    schema::ProtocolVersion,
-    v1::schema::{
-        AgentCapabilities, AuthMethod, AuthenticateRequest, CancelNotification, Implementation,
-        InitializeRequest, LoadSessionRequest, McpServer as WireServer, NewSessionRequest,
-        PromptCapabilities, PromptRequest, ResumeSessionRequest, SessionConfigOption,
+use agent_client_protocol_schema::{
+    ProtocolVersion,
+    v1::{
+        AgentCapabilities, AuthMethod, AuthenticateRequest, CancelNotification, ErrorCode, Implementation,
+        InitializeRequest, InitializeResponse, LoadSessionRequest, LoadSessionResponse,
+        McpServer as WireServer, NewSessionRequest, NewSessionResponse, PromptCapabilities, PromptRequest,
+        ResumeSessionRequest, ResumeSessionResponse, SessionConfigId, SessionConfigKind, SessionConfigOption,
+        SessionConfigOptionCategory, SessionConfigSelectOptions, SessionConfigValueId,
         SetSessionConfigOptionRequest,
     },
 };
 use async_trait::async_trait;
 use futures_util::stream;
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::Value;
 use tokio::time::{Instant, timeout};
 
 use super::{
     AcpBackend,
-    connection::{Connection, Unanswered},
-    content, fault, model,
+    connection::{AcpConnection, AcpUnanswered, not_resumed, refused},
+    content,
 };
 use crate::{
     provider::backend::{BackendError, BackendSession, EventStream, SessionId, SessionOptions, TurnPrompt},
@@ -36,7 +43,7 @@ const SILENCE: Duration = Duration::from_millis(100);
 const AGAIN: Duration = Duration::from_secs(1);
 
 pub(super) struct AcpSession {
-    connection: Connection,
+    connection: AcpConnection,
     id: SessionId,
     name: String,
     can: PromptCapabilities,
@@ -46,9 +53,9 @@ pub(super) struct AcpSession {
 }
 
 /// A session that is being opened.
-struct SessionStart<'a> {
+struct AcpSessionStart<'a> {
     backend: &'a AcpBackend,
-    connection: Connection,
+    connection: AcpConnection,
     until: Instant,
     sign_in: Vec<AuthMethod>,
 }
@@ -60,9 +67,9 @@ pub(super) async fn open(
     options: &SessionOptions,
 ) -> Result<AcpSession, BackendError> {
     let folder = backend.folder(options.folder()?)?;
-    let connection = Connection::open(backend.command(&folder), &backend.name).await?;
+    let connection = AcpConnection::open(backend.command(&folder), &backend.name)?;
     let until = moment_after(backend.start_limit);
-    let mut opening = SessionStart { backend, connection, until, sign_in: Vec::new() };
+    let mut opening = AcpSessionStart { backend, connection, until, sign_in: Vec::new() };
     let can = opening.initialize().await?;
     let servers: Result<Vec<WireServer>, _> =
         backend.servers.iter().map(|server| server.wire(&can.mcp_capabilities)).collect();
@@ -70,7 +77,7 @@ pub(super) async fn open(
     let (id, model_options) = match resumed {
         None => {
             let request = NewSessionRequest::new(folder).mcp_servers(servers);
-            let session = opening.ask("session/new", request).await?;
+            let session: NewSessionResponse = opening.ask("session/new", request).await?;
             let id = session.session_id.0.to_string();
             opening.connection.shared.is_session(&id);
             (SessionId::new(id), session.config_options)
@@ -102,38 +109,38 @@ pub(super) async fn open(
     })
 }
 
-impl SessionStart<'_> {
-    async fn answer<R: JsonRpcRequest>(
+impl AcpSessionStart<'_> {
+    async fn answer<A: DeserializeOwned>(
         &self,
         call: &'static str,
-        request: R,
-    ) -> Result<R::Response, Unanswered> {
+        request: impl Serialize,
+    ) -> Result<A, AcpUnanswered> {
         let left = self.until.saturating_duration_since(Instant::now());
         let answer = self.connection.ask(call, request, left).await;
         answer.map_err(|unanswered| match unanswered {
             // The error names the limit for the whole start instead of the time that was left.
-            Unanswered::Over(BackendError::Timeout { call, .. }) => {
-                Unanswered::Over(BackendError::Timeout { call, limit: self.backend.start_limit })
+            AcpUnanswered::Over(BackendError::Timeout { call, .. }) => {
+                AcpUnanswered::Over(BackendError::Timeout { call, limit: self.backend.start_limit })
             }
             other => other,
         })
     }
 
-    async fn ask<R: JsonRpcRequest>(
+    async fn ask<A: DeserializeOwned>(
         &self,
         call: &'static str,
-        request: R,
-    ) -> Result<R::Response, BackendError> {
+        request: impl Serialize,
+    ) -> Result<A, BackendError> {
         self.answer(call, request).await.map_err(|unanswered| match unanswered {
-            Unanswered::Refused(error) => fault::refused(call, &error, &self.sign_in),
-            Unanswered::Over(error) => error,
+            AcpUnanswered::Refused(error) => refused(call, &error, &self.sign_in),
+            AcpUnanswered::Over(error) => error,
         })
     }
 
     async fn initialize(&mut self) -> Result<AgentCapabilities, BackendError> {
         let client = Implementation::new(self.backend.client.0.clone(), self.backend.client.1.clone());
         let request = InitializeRequest::new(ProtocolVersion::V1).client_info(client);
-        let agent = self.ask("initialize", request).await?;
+        let agent: InitializeResponse = self.ask("initialize", request).await?;
         if agent.protocol_version != ProtocolVersion::V1 {
             return Err(BackendError::Unsupported(format!(
                 "`{}` speaks version {} of the Agent Client Protocol; only version {} is supported",
@@ -145,7 +152,7 @@ impl SessionStart<'_> {
         self.sign_in = agent.auth_methods;
         self.connection.shared.signs_in(self.sign_in.clone());
         if let Some(way) = &self.backend.sign_in {
-            self.ask("authenticate", AuthenticateRequest::new(way.clone())).await?;
+            let _: Value = self.ask("authenticate", AuthenticateRequest::new(way.clone())).await?;
         }
         Ok(agent.agent_capabilities)
     }
@@ -162,16 +169,16 @@ impl SessionStart<'_> {
     ) -> Result<Option<Vec<SessionConfigOption>>, BackendError> {
         let wire = id.as_str().to_owned();
         let refused = |call, unanswered| match unanswered {
-            Unanswered::Refused(error) => fault::not_resumed(call, &error, id, &self.sign_in),
-            Unanswered::Over(error) => error,
+            AcpUnanswered::Refused(error) => not_resumed(call, &error, id, &self.sign_in),
+            AcpUnanswered::Over(error) => error,
         };
         if can.session_capabilities.resume.is_some() {
             let request =
                 ResumeSessionRequest::new(wire.clone(), folder.clone()).mcp_servers(servers.clone());
-            match self.answer("session/resume", request).await {
+            match self.answer::<ResumeSessionResponse>("session/resume", request).await {
                 Ok(session) => return Ok(session.config_options),
-                Err(Unanswered::Refused(error))
-                    if can.load_session && error.code != ErrorCode::AUTH_REQUIRED =>
+                Err(AcpUnanswered::Refused(error))
+                    if can.load_session && error.code != ErrorCode::AuthRequired =>
                 {
                     let program = self.backend.program.to_string_lossy();
                     tracing::warn!(%program, error = %error.message, "`session/resume` failed; trying `session/load`");
@@ -186,7 +193,7 @@ impl SessionStart<'_> {
             )));
         }
         let request = LoadSessionRequest::new(wire, folder).mcp_servers(servers);
-        let session =
+        let session: LoadSessionResponse =
             self.answer("session/load", request).await.map_err(|error| refused("session/load", error))?;
         // The agent repeats the conversation before it responds. Some agents continue the repetition after their
         // response, and the next turn must not contain any of it. The wait uses only half of the remaining time, so
@@ -207,18 +214,18 @@ impl SessionStart<'_> {
         if model.is_empty() || model == "default" {
             return Ok(None);
         }
-        match model::choice(&options, model) {
-            model::Choice::Chosen => Ok(None),
-            model::Choice::Choose { option, value } => {
+        match choice(&options, model) {
+            AcpModelChoice::Chosen => Ok(None),
+            AcpModelChoice::Choose { option, value } => {
                 let request = SetSessionConfigOptionRequest::new(id.as_str().to_owned(), option, value);
-                self.ask("session/set_config_option", request).await?;
+                let _: Value = self.ask("session/set_config_option", request).await?;
                 Ok(None)
             }
-            model::Choice::None => Ok(Some(format!(
+            AcpModelChoice::None => Ok(Some(format!(
                 "the model `{model}` is ignored: `{}` offers no choice of models",
                 self.backend.name
             ))),
-            model::Choice::Unknown(there) => Err(BackendError::Invalid(format!(
+            AcpModelChoice::Unknown(there) => Err(BackendError::Invalid(format!(
                 "`{}` has no model `{model}`; choose one of: {there}",
                 self.backend.name
             ))),
@@ -251,7 +258,9 @@ impl BackendSession for AcpSession {
         let events = shared.begin(warnings)?;
         // The response to this request ends the turn. It is processed in order with the updates.
         let request = PromptRequest::new(self.id.as_str().to_owned(), blocks);
-        self.connection.agent.send_request(request).detach();
+        let turn = Arc::clone(shared);
+        // Sending fails only if the connection has ended. The turn then ends too.
+        let _ = self.connection.peer.call("session/prompt", request, move |answer| turn.answered(&answer));
         Ok(Box::pin(stream::unfold(events, async |mut events| {
             let (event, _room) = events.recv().await?;
             Some((event, events))
@@ -264,7 +273,7 @@ impl BackendSession for AcpSession {
         while turn.is_some_and(|turn| shared.is_in_flight(turn)) {
             let notification = CancelNotification::new(self.id.as_str().to_owned());
             // Sending fails only if the connection has ended. The turn has then ended too.
-            let _ = self.connection.agent.send_notification(notification);
+            let _ = self.connection.peer.notify_now("session/cancel", notification);
             if timeout(AGAIN, shared.idle()).await.is_ok() {
                 break;
             }
@@ -274,5 +283,71 @@ impl BackendSession for AcpSession {
 
     async fn terminate(&self) {
         self.connection.close(self.grace).await;
+    }
+}
+
+/// How a model is selected in a session.
+#[derive(Debug, PartialEq)]
+pub(super) enum AcpModelChoice {
+    /// The model is already selected.
+    Chosen,
+    Choose {
+        option: SessionConfigId,
+        value: SessionConfigValueId,
+    },
+    /// The agent offers no choice of models.
+    None,
+    /// The agent does not offer the model. The text lists the models that it offers.
+    Unknown(String),
+}
+
+pub(super) fn choice(options: &[SessionConfigOption], model: &str) -> AcpModelChoice {
+    let models = options.iter().find_map(|option| match &option.kind {
+        SessionConfigKind::Select(select) if option.category == Some(SessionConfigOptionCategory::Model) => {
+            Some((option, select))
+        }
+        _ => None,
+    });
+    let Some((option, select)) = models else {
+        return AcpModelChoice::None;
+    };
+    let values: Vec<_> = match &select.options {
+        SessionConfigSelectOptions::Ungrouped(values) => values.iter().collect(),
+        SessionConfigSelectOptions::Grouped(groups) => {
+            groups.iter().flat_map(|group| &group.options).collect()
+        }
+        _ => Vec::new(),
+    };
+    if &*select.current_value.0 == model {
+        return AcpModelChoice::Chosen;
+    }
+    let Some(value) = values.iter().find(|value| &*value.value.0 == model || value.name == model) else {
+        let ids: Vec<&str> = values.iter().map(|value| &*value.value.0).collect();
+        return AcpModelChoice::Unknown(ids.join(", "));
+    };
+    AcpModelChoice::Choose { option: option.id.clone(), value: value.value.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn model_is_chosen_from_the_offered_models() {
+        let options: Vec<SessionConfigOption> = serde_json::from_value(json!([
+            { "id": "mode", "name": "Mode", "category": "mode", "type": "select", "currentValue": "small",
+              "options": [{ "value": "small", "name": "Small" }] },
+            { "id": "llm", "name": "Model", "category": "model", "type": "select", "currentValue": "a",
+              "options": [{ "group": "g", "name": "G", "options": [
+                  { "value": "a", "name": "A" }, { "value": "b", "name": "Big" }] }] },
+        ]))
+        .unwrap();
+        assert_eq!(choice(&options, "a"), AcpModelChoice::Chosen);
+        let big = || AcpModelChoice::Choose { option: "llm".into(), value: "b".into() };
+        assert_eq!((choice(&options, "b"), choice(&options, "Big")), (big(), big()));
+        assert_eq!(choice(&options, "small"), AcpModelChoice::Unknown("a, b".to_owned()));
+        assert_eq!(choice(&options[..1], "a"), AcpModelChoice::None);
     }
 }

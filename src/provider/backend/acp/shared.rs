@@ -6,10 +6,7 @@ use std::{
     time::Duration,
 };
 
-use agent_client_protocol::{
-    Agent, ConnectionTo, Dispatch, Error, Responder, UntypedMessage, is_connection_terminated,
-    is_incoming_transport_closed, v1::schema::AuthMethod,
-};
+use agent_client_protocol_schema::v1::{AuthMethod, Error};
 use serde_json::Value;
 use tokio::{
     sync::{mpsc, watch},
@@ -18,12 +15,13 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    answer, fault,
-    permission::{PermissionQuestion, outcome},
-    translate::{Translator, status},
-    wire::{MessagesInFlight, Room},
+    connection::refused,
+    content::{AcpQuestion, outcome},
+    translate::{AcpTranslator, late_text, status, stop_reason, usage},
 };
 use crate::{
+    acp::{Answer, Incoming, Peer, Room},
+    process::lines::shown,
     provider::{
         StopReason,
         backend::{BackendError, BackendEvent, PermissionRequest, TurnResult},
@@ -38,21 +36,22 @@ const MOST_STANDING: usize = 16;
 /// turn reports these characters in a warning.
 const LONGEST_LATE: usize = 2000;
 
-pub(super) struct ConnectionState {
-    pub(super) traffic: Arc<MessagesInFlight>,
-    state: Mutex<SessionState>,
+pub(super) struct AcpShared {
+    state: Mutex<AcpState>,
     /// The reason why the session has ended. It is set only once, and only while `state` is locked.
     ended: watch::Sender<Option<BackendError>>,
     idle: watch::Sender<bool>,
     /// Counts the updates that belong to a turn but arrived while no turn was in flight.
     unclaimed_updates: watch::Sender<u64>,
+    /// The first line that was not a message, until a message follows.
+    noise: watch::Sender<Option<String>>,
 }
 
 #[derive(Default)]
-struct SessionState {
+struct AcpState {
     session: Option<String>,
     sign_in: Vec<AuthMethod>,
-    turn: Option<PromptInFlight>,
+    turn: Option<AcpTurn>,
     /// The number of turns so far.
     turns: u64,
     /// The statuses that arrived while no turn was in flight, by name.
@@ -61,21 +60,21 @@ struct SessionState {
     late: String,
 }
 
-/// An event, and its message's share of the memory budget; see [`Room`]. The share is released when the event has been
+/// An event, and the room of its message. The room is released when the event has been
 /// read.
-pub(super) type QueuedEvent = (BackendEvent, Option<Room>);
+pub(super) type AcpEvent = (BackendEvent, Option<Room>);
 
-struct PromptInFlight {
+struct AcpTurn {
     number: u64,
-    events: mpsc::UnboundedSender<QueuedEvent>,
-    translator: Translator,
+    events: mpsc::UnboundedSender<AcpEvent>,
+    translator: AcpTranslator,
     warnings: Vec<String>,
     cancelled: bool,
     /// Cancelled when the turn is over, which withdraws the turn's requests for permission.
     over: CancellationToken,
 }
 
-impl PromptInFlight {
+impl AcpTurn {
     /// Emits an event. If the receiver is dropped, the event is discarded.
     fn emit(&self, event: BackendEvent, room: Option<&Room>) {
         let _ = self.events.send((event, room.cloned()));
@@ -90,14 +89,18 @@ impl PromptInFlight {
     }
 }
 
-impl ConnectionState {
-    pub(super) fn new(traffic: Arc<MessagesInFlight>) -> Arc<Self> {
-        let (ended, idle) = (watch::Sender::new(None), watch::Sender::new(true));
-        let unclaimed_updates = watch::Sender::new(0);
-        Arc::new(Self { traffic, state: Mutex::default(), ended, idle, unclaimed_updates })
+impl AcpShared {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            state: Mutex::default(),
+            ended: watch::Sender::new(None),
+            idle: watch::Sender::new(true),
+            unclaimed_updates: watch::Sender::new(0),
+            noise: watch::Sender::new(None),
+        })
     }
 
-    fn lock(&self) -> MutexGuard<'_, SessionState> {
+    fn lock(&self) -> MutexGuard<'_, AcpState> {
         lock(&self.state)
     }
 
@@ -114,7 +117,7 @@ impl ConnectionState {
     pub(super) fn begin(
         &self,
         mut warnings: Vec<String>,
-    ) -> Result<mpsc::UnboundedReceiver<QueuedEvent>, BackendError> {
+    ) -> Result<mpsc::UnboundedReceiver<AcpEvent>, BackendError> {
         let mut state = self.lock();
         if let Some(error) = &*self.ended.borrow() {
             return Err(error.clone());
@@ -128,14 +131,14 @@ impl ConnectionState {
             tracing::warn!("{warning}");
             warnings.push(warning);
         }
-        // The channel of events needs no limit, because the memory budget of `traffic` limits the messages that cause
+        // The channel of events needs no limit, because the memory budget of the peer limits the messages that cause
         // the events.
         let (events, receiver) = mpsc::unbounded_channel();
         state.turns += 1;
-        let turn = PromptInFlight {
+        let turn = AcpTurn {
             number: state.turns,
             events,
-            translator: Translator::default(),
+            translator: AcpTranslator::default(),
             warnings,
             cancelled: false,
             over: CancellationToken::new(),
@@ -198,36 +201,68 @@ impl ConnectionState {
         error.unwrap_or_else(|| BackendError::Ended("it was closed".to_owned()))
     }
 
-    /// Processes a message of the agent without waiting. The messages must be passed in their order.
-    pub(super) fn take(&self, dispatch: Dispatch, agent: &ConnectionTo<Agent>) -> Result<(), Error> {
-        let room = self.traffic.arrived();
-        match dispatch {
-            Dispatch::Response(answer, router) => {
-                if router.method() == "session/prompt" {
-                    self.answered(&answer);
-                }
-                router.route_with_result(answer)
-            }
-            Dispatch::Notification(UntypedMessage { method, params }) => {
-                if method == "session/update" {
-                    self.update(params, room.as_ref());
-                } else {
-                    tracing::debug!(method, "an agent's notification is ignored");
-                }
-                Ok(())
-            }
-            Dispatch::Request(UntypedMessage { method, params }, responder) => {
-                self.traffic.owe(room);
-                if method == "session/request_permission" {
-                    return self.asked(params, responder, agent);
-                }
-                tracing::debug!(method, "an agent's request is not supported");
-                responder.respond_with_error(Error::method_not_found().data(Value::from(method)))
+    /// Records that a line was not a message. Returns the first such line since the last message.
+    pub(super) fn skip(&self, line: &[u8]) -> String {
+        let line = shown(line, 200);
+        tracing::warn!(%line, "an agent's program wrote a line that is not a message");
+        self.noise.send_if_modified(|first| {
+            let is_first = first.is_none();
+            first.get_or_insert(line);
+            is_first
+        });
+        self.noise.borrow().clone().unwrap_or_default()
+    }
+
+    /// Records that a message was read.
+    pub(super) fn heard(&self) {
+        self.noise.send_if_modified(|noise| noise.take().is_some());
+    }
+
+    /// Waits until a line was not a message and no message has followed it within `grace`. Returns the first such line.
+    pub(super) async fn lasting_noise(&self, grace: Duration) -> String {
+        let mut noise = self.noise.subscribe();
+        loop {
+            // The channel can't close, because `self` owns its sender.
+            let first = noise.wait_for(Option::is_some).await.ok().and_then(|first| first.clone());
+            let followed = timeout(grace, noise.wait_for(Option::is_none)).await.is_ok();
+            if let Some(first) = first.filter(|_| !followed) {
+                return first;
             }
         }
     }
 
-    fn update(&self, mut params: Value, room: Option<&Room>) {
+    /// Processes a message of the agent without waiting. The messages must be passed in their order.
+    pub(super) fn take(&self, message: Incoming, peer: &Arc<Peer>, room: Room) {
+        match message {
+            Incoming::Response { id, answer } => peer.answered(&id, answer),
+            Incoming::Notification { method, params } => match &*method {
+                "session/update" => self.update(params, &room),
+                "$/cancel_request" => peer.withdraw(&params),
+                _ => tracing::debug!(method, "an agent's notification is ignored"),
+            },
+            Incoming::Request { id, method, params } => {
+                let (withdrawn, peer) = (peer.begin(&id), Arc::clone(peer));
+                // Sending fails only if the connection has ended.
+                let reply = move |answer| drop(peer.answer_in(room, id, answer));
+                let asked = match &*method {
+                    "session/request_permission" => self.asked(params, withdrawn),
+                    _ => {
+                        tracing::debug!(method, "an agent's request is not supported");
+                        Err(Error::method_not_found().data(method))
+                    }
+                };
+                match asked {
+                    Err(error) => reply(Err(error)),
+                    Ok(None) => reply(Ok(outcome(None, &[]))),
+                    // This task ends with the turn at the latest.
+                    Ok(Some(decided)) => drop(tokio::spawn(async move { reply(Ok(decided.await)) })),
+                }
+            }
+            Incoming::Invalid { .. } => {}
+        }
+    }
+
+    fn update(&self, mut params: Value, room: &Room) {
         let mut state = self.lock();
         let session = params.get("sessionId").and_then(Value::as_str);
         if state.session.is_some() && session != state.session.as_deref() {
@@ -239,7 +274,7 @@ impl ConnectionState {
         };
         if let Some(turn) = &mut state.turn {
             for event in turn.translator.update(update) {
-                turn.emit(event, room);
+                turn.emit(event, Some(room));
             }
             return;
         }
@@ -247,7 +282,7 @@ impl ConnectionState {
         // a loaded session. After a turn, text is too late for that turn, and is kept for a warning.
         let Some((name, data)) = status(&update) else {
             if state.turns > 0
-                && let Some(text) = answer::text(&update)
+                && let Some(text) = late_text(&update)
             {
                 let room = LONGEST_LATE.saturating_sub(state.late.chars().count());
                 state.late.extend(text.chars().take(room));
@@ -260,63 +295,45 @@ impl ConnectionState {
         }
     }
 
-    /// Processes the agent's request for permission.
+    /// Processes the agent's request for permission. Returns a future of the response, or `None` if no turn needs the
+    /// permission.
     fn asked(
         &self,
         params: Value,
-        responder: Responder<Value>,
-        agent: &ConnectionTo<Agent>,
-    ) -> Result<(), Error> {
-        let question = match serde_json::from_value::<PermissionQuestion>(params) {
-            Ok(question) => question,
-            Err(error) => {
-                return responder
-                    .respond_with_error(Error::invalid_params().data(Value::from(error.to_string())));
-            }
-        };
+        withdrawn: CancellationToken,
+    ) -> Result<Option<impl Future<Output = Value> + use<>>, Error> {
+        let question: AcpQuestion = serde_json::from_value(params)?;
         let mut state = self.lock();
         if state.session.as_ref() != Some(&question.session_id) {
-            let unknown = Error::invalid_params().data(Value::from("there is no such session"));
-            return responder.respond_with_error(unknown);
+            return Err(Error::invalid_params().data("there is no such session".to_owned()));
         }
+        let Some(turn) = state.turn.as_mut().filter(|turn| !turn.cancelled) else { return Ok(None) };
         let options = question.options();
-        let Some(turn) = state.turn.as_mut().filter(|turn| !turn.cancelled) else {
-            return responder.respond(outcome(None, &options));
-        };
         let tool_use = turn.translator.asked(question.tool_call);
         let (request, decided) = PermissionRequest::new(tool_use, options.clone());
         turn.emit(BackendEvent::Permission(request), None);
         let over = turn.over.clone();
-        let taken_back = responder.cancellation();
-        agent.spawn(async move {
+        Ok(Some(async move {
             let answer = tokio::select! {
                 biased;
                 () = over.cancelled() => None,
-                () = taken_back.cancelled() => None,
+                () = withdrawn.cancelled() => None,
                 answer = decided => answer.ok(),
             };
-            responder.respond(outcome(answer, &options))
-        })
+            outcome(answer, &options)
+        }))
     }
 
     /// Processes the response to a prompt, which ends the turn.
-    fn answered(&self, answer: &Result<Value, Error>) {
+    pub(super) fn answered(&self, answer: &Answer) {
         let mut state = self.lock();
-        if answer
-            .as_ref()
-            .is_err_and(|error| is_incoming_transport_closed(error) || is_connection_terminated(error))
-        {
-            // The connection has ended, so do not end the turn here: the supervisor will report the reason with more
-            // detail.
-            return;
-        }
         let Some(mut turn) = state.turn.take() else {
             return;
         };
         let last = match answer {
-            Ok(answer) => match answer::stop_reason(answer) {
+            Ok(answer) => match stop_reason(answer) {
                 Some(stop_reason) => {
-                    if let Some(usage) = answer::usage(answer) {
+                    if let Some(usage) = usage(answer) {
                         turn.emit(BackendEvent::Usage(usage), None);
                     }
                     let result = TurnResult::new(stop_reason);
@@ -329,7 +346,7 @@ impl ConnectionState {
             },
             // Some agents respond to a cancelled prompt with an error, but the turn counts as cancelled.
             Err(_) if turn.cancelled => BackendEvent::Result(TurnResult::new(StopReason::Cancelled)),
-            Err(error) => BackendEvent::Error(fault::refused("session/prompt", error, &state.sign_in)),
+            Err(error) => BackendEvent::Error(refused("session/prompt", error, &state.sign_in)),
         };
         turn.end(last);
         self.idle.send_replace(true);

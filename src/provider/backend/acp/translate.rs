@@ -1,14 +1,15 @@
-//! Converts the agent's updates of a turn to events. Performs no I/O.
+//! Converts the agent's updates of a turn to events, and the response that ends the turn. Performs no I/O.
 
 use std::collections::HashMap;
 
-use agent_client_protocol::v1::schema::{SessionUpdate, ToolCall, ToolCallStatus, ToolCallUpdate, ToolKind};
+use agent_client_protocol_schema::v1::{SessionUpdate, ToolCall, ToolCallStatus, ToolCallUpdate, ToolKind};
 use serde_json::{Value, json};
 
 use super::content::{block, words};
 use crate::{
-    message::{ResultBlock, Text, ToolResult, ToolUse, ToolUseId},
+    message::{ResultBlock, Text, ToolResult, ToolUse, ToolUseId, Usage},
     provider::{
+        StopReason,
         backend::BackendEvent,
         halves::{self, Half},
     },
@@ -16,8 +17,8 @@ use crate::{
 
 /// Converts a turn's updates to events.
 #[derive(Default)]
-pub(super) struct Translator {
-    tools: HashMap<String, Tool>,
+pub(super) struct AcpTranslator {
+    tools: HashMap<String, AcpTool>,
     /// A number that makes the ids of repeated tool uses distinct.
     uses: u64,
     /// Set if the last text ended with the first half of a UTF-16 surrogate pair: whether that text was thinking, and
@@ -26,7 +27,7 @@ pub(super) struct Translator {
 }
 
 /// The known parts of a tool call.
-struct Tool {
+struct AcpTool {
     id: ToolUseId,
     call: ToolCall,
     /// Whether the tool call was emitted as a tool use.
@@ -34,7 +35,7 @@ struct Tool {
     finished: bool,
 }
 
-impl Translator {
+impl AcpTranslator {
     /// Returns the events of an update. An unknown update has no events.
     pub(super) fn update(&mut self, update: Value) -> Vec<BackendEvent> {
         let mut events = Vec::new();
@@ -124,14 +125,14 @@ impl Translator {
     }
 
     /// Merges an update into its tool call. If the tool call is new, it is created.
-    fn merge(&mut self, update: ToolCallUpdate, again: bool) -> &mut Tool {
+    fn merge(&mut self, update: ToolCallUpdate, again: bool) -> &mut AcpTool {
         let key = update.tool_call_id.0.to_string();
         if again {
             self.tools.remove(&key);
             self.uses += 1;
         }
         let uses = self.uses;
-        let tool = self.tools.entry(key).or_insert_with_key(|key| Tool {
+        let tool = self.tools.entry(key).or_insert_with_key(|key| AcpTool {
             id: if again { format!("{key}#{uses}") } else { key.clone() }.into(),
             call: ToolCall::new(update.tool_call_id.clone(), String::new()),
             used: false,
@@ -144,7 +145,7 @@ impl Translator {
     }
 }
 
-impl Tool {
+impl AcpTool {
     fn tool_use(&self) -> ToolUse {
         let call = &self.call;
         let input = call.raw_input.clone().filter(|input| !input.is_null()).unwrap_or_else(|| {
@@ -225,12 +226,45 @@ pub(super) fn status(update: &Value) -> Option<(String, Value)> {
     Some((name.to_owned(), data))
 }
 
+/// Returns the text that an update appends to the response, or `None` if the update appends no text.
+pub(super) fn late_text(update: &Value) -> Option<&str> {
+    let is_answer = update.get("sessionUpdate")? == "agent_message_chunk";
+    update.get("content")?.get("text")?.as_str().filter(|_| is_answer)
+}
+
+/// Returns the reason why the turn ended, or `None` if the response to the prompt is not valid.
+pub(super) fn stop_reason(answer: &Value) -> Option<StopReason> {
+    Some(match answer.get("stopReason")?.as_str()? {
+        "end_turn" => StopReason::Stop,
+        "max_tokens" => StopReason::Length,
+        "max_turn_requests" => StopReason::MaxSteps,
+        "refusal" => StopReason::Refusal,
+        "cancelled" => StopReason::Cancelled,
+        other => StopReason::Other(other.to_owned()),
+    })
+}
+
+/// Returns the usage of the turn, which some agents report although the protocol does not define it yet.
+pub(super) fn usage(answer: &Value) -> Option<Usage> {
+    let usage = answer.get("usage")?.as_object()?;
+    let count = |name: &str| usage.get(name).and_then(Value::as_u64);
+    let (input, output) = (count("inputTokens")?, count("outputTokens")?);
+    Some(Usage {
+        input,
+        output,
+        reasoning: count("thoughtTokens").unwrap_or(0).min(output),
+        cache_read: count("cachedReadTokens").unwrap_or(0),
+        cache_write: count("cachedWriteTokens").unwrap_or(0),
+        cost: None,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn emitted(updates: impl IntoIterator<Item = Value>) -> Vec<String> {
-        let mut translator = Translator::default();
+        let mut translator = AcpTranslator::default();
         let events = updates.into_iter().flat_map(|update| translator.update(update));
         events
             .map(|event| match event {
@@ -303,7 +337,7 @@ mod tests {
 
     #[test]
     fn permission_before_the_announcement_is_for_the_same_tool() {
-        let mut translator = Translator::default();
+        let mut translator = AcpTranslator::default();
         let update = json!({ "toolCallId": "x", "title": "Delete", "kind": "delete" });
         let tool_use = translator.asked(serde_json::from_value(update).unwrap());
         assert_eq!((tool_use.id.as_str(), tool_use.name.as_str()), ("x", "delete"));

@@ -258,7 +258,7 @@ WHERE id = $1";
 const LABELS: &str =
     "(SELECT json_object_agg(name, value)::text FROM {schema}.labels WHERE conversation = key)";
 
-/// The columns of a turn in flight, with its approvals as JSON. The limits prevent an overflow if another program has
+/// The columns of a turn in flight, with its approvals as JSON, and the current time. The limits prevent an overflow if another program has
 /// written a time that is far too early or too late.
 const TURN_COLUMNS: &str = "turns.turn, turns.lives, turns.orderly, turns.format, turns.core, turns.head,
     turns.branch, least(greatest(extract(epoch FROM turns.spent) * 1000000, 0), 1e15)::bigint, turns.prompts,
@@ -266,7 +266,7 @@ const TURN_COLUMNS: &str = "turns.turn, turns.lives, turns.orderly, turns.format
         SELECT json_agg(json_build_array(content, reason, on_expiry, survives, {approval_since}, {expires})
             ORDER BY place)::text
         FROM {schema}.approvals WHERE approvals.conversation = turns.conversation
-    )";
+    ), {now}";
 
 /// The columns of an entry in a list of turns: those of the conversation, and those of the turn.
 const LISTED_TURN: &str =
@@ -364,6 +364,7 @@ impl Sql {
             let parts = parts
                 .replace("{since}", &millis("turns.since"))
                 .replace("{recorded}", &millis("turns.recorded"))
+                .replace("{now}", &millis("date_trunc('milliseconds', clock_timestamp())"))
                 .replace("{approval_since}", &millis("approvals.since"))
                 .replace(
                     "{expires}",

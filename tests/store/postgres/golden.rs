@@ -2,7 +2,7 @@
 
 use std::{fs, path::PathBuf};
 
-use omni_agent::store::{ConversationId, Owner, Page, PostgresStore, Store, Stored};
+use omni_agent::store::{ConversationId, Listing, Owner, PostgresStore, Store, Stored};
 
 use super::server::{raw, url};
 use crate::{
@@ -64,13 +64,13 @@ async fn load_from_schema_version_3_returns_what_was_stored() {
     let store = PostgresStore::builder(url).schema(&schema).connections(2).open().await.unwrap();
     check_all(&store).await;
     for name in ["full", "flight", "known"] {
-        store.delete(&id(name)).await.unwrap();
+        store.delete(&id(name), None).await.unwrap();
     }
     has_all(&store).await;
 }
 
 pub(super) async fn has_all(store: &PostgresStore) {
-    let listed = store.list(Page::default()).await.unwrap();
+    let listed = store.list(&Listing::default()).await.unwrap();
     assert_eq!(listed.len(), 2);
     for name in ["empty", "talk"] {
         let expected = fs::read(golden(&format!("v1/{name}.expected.json"))).unwrap();

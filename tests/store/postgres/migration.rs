@@ -2,7 +2,7 @@
 
 use std::{fs, thread, time::Duration};
 
-use omni_agent::store::{Page, PostgresStore, Store, StoreError};
+use omni_agent::store::{Listing, PostgresStore, Store, StoreError};
 use tokio_postgres::Client;
 
 use super::{
@@ -48,7 +48,7 @@ async fn update_interrupted_after_any_statement_starts_again() {
         drop(interrupted);
         let store = PostgresStore::builder(url).schema(&schema).connections(2).open().await.unwrap();
         has_all(&store).await;
-        for summary in store.list(Page::default()).await.unwrap() {
+        for summary in store.list(&Listing::default()).await.unwrap() {
             let stored = store.load(&summary.id).await.unwrap();
             let usage = stored.nodes.iter().filter_map(|node| node.usage()).copied().sum();
             assert_eq!(stored.used.usage, usage, "{}", summary.id);
@@ -63,7 +63,7 @@ async fn child_opens_an_earlier_schema() {
     let read = |name: &str| fs::read_to_string(folder.join(name)).unwrap();
     let store =
         PostgresStore::builder(read("url")).schema(read("schema")).connections(2).open().await.unwrap();
-    assert_eq!(store.list(Page::default()).await.unwrap().len(), 2);
+    assert_eq!(store.list(&Listing::default()).await.unwrap().len(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -109,7 +109,7 @@ async fn update_of_rows_with_unusual_usage_succeeds() {
         let odd = format!("UPDATE \"{schema}\".nodes SET usage = $1 WHERE usage IS NOT NULL");
         assert!(raw(url).await.execute(&odd, &[&usage]).await.unwrap() > 0);
         let store = PostgresStore::builder(url).schema(&schema).connections(2).open().await.unwrap();
-        assert_eq!(store.list(Page::default()).await.unwrap().len(), 2, "{usage}");
+        assert_eq!(store.list(&Listing::default()).await.unwrap().len(), 2, "{usage}");
     }
 }
 
@@ -131,7 +131,7 @@ async fn open_of_an_earlier_schema_with_a_reader_does_not_block_others() {
     waiting(&observer, &schema).await;
     reading.rollback().await.unwrap();
     let store = opened.await.unwrap().unwrap();
-    assert_eq!(store.list(Page::default()).await.unwrap().len(), 2);
+    assert_eq!(store.list(&Listing::default()).await.unwrap().len(), 2);
     let changed = format!("SELECT lasts FROM \"{schema}\".conversations");
     assert_eq!(observer.query(&changed, &[]).await.unwrap().len(), 2);
 }

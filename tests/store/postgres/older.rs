@@ -4,8 +4,8 @@ use omni_agent::{
     message::Timestamp,
     run::{RunEnd, RunOutcome},
     store::{
-        Commit, Filter, Labels, Owner, Page, PostgresStore, StateChange, Store, StoreError, StoredState,
-        Turns, Write, WriteId,
+        Change, Commit, Filter, Labels, Listing, Owner, PostgresStore, StateChange, Store, StoreError,
+        StoredState, Turns, Write, WriteId,
     },
     subscription::EventId,
 };
@@ -162,13 +162,14 @@ async fn commit_of_an_older_process_ends_the_turn_and_keeps_everything_else() {
     let talk = id("talk");
     let before = store.load(&talk).await.unwrap();
     let labels = StateChange::Labels(Labels::new([("tenant", "a")]).unwrap());
-    let version = store.save_state(&talk, &Write::on(before.version), &labels).await.unwrap();
+    let version =
+        store.write(&talk, &Write::on(before.version), &Change::State(labels.clone())).await.unwrap();
     let head = Commit::new(before.head).with_usage([]);
     let end = head.clone().with_run_end(RunEnd::new(RunOutcome::Cancelled).with_mark(EventId::new(1, 2)));
-    let version = store.commit(&talk, &Write::on(version), &end).await.unwrap();
+    let version = store.write(&talk, &Write::on(version), &Change::Commit(end)).await.unwrap();
     assert!(store.load(&talk).await.unwrap().last_run.is_some());
     let recorded = head.with_turn(record().with_head(before.head.unwrap()));
-    let version = store.commit(&talk, &Write::on(version), &recorded).await.unwrap();
+    let version = store.write(&talk, &Write::on(version), &Change::Commit(recorded)).await.unwrap();
     assert!(store.load(&talk).await.unwrap().turn.is_some());
 
     // A new title leaves the turn in flight unchanged.
@@ -183,12 +184,12 @@ async fn commit_of_an_older_process_ends_the_turn_and_keeps_everything_else() {
     // An older process does not write to the usage ledger.
     assert_eq!(stored.used, before.used);
     for which in [Turns::All, Turns::Left, Turns::Waiting] {
-        let listed = store.turns(which, &Filter::default(), Page::default()).await.unwrap();
+        let listed = store.turns(which, &Listing::default()).await.unwrap();
         assert!(listed.is_empty(), "{listed:?}");
     }
 
     // Each process notices the writes of the other.
-    let late = store.commit(&talk, &Write::on(version), &Commit::new(None)).await;
+    let late = store.write(&talk, &Write::on(version), &Change::Commit(Commit::new(None))).await;
     assert!(
         matches!(late, Err(StoreError::Conflict { current, .. }) if current == stored.version),
         "{late:?}"
@@ -212,7 +213,7 @@ async fn conversation_of_an_older_process_is_complete() {
     let stored = store.load(&id("new")).await.unwrap();
     assert_eq!((stored.version.get(), &stored.state), (1 << 40, &StoredState::default()));
     assert_eq!((stored.used.requests, &stored.turn, &stored.last_run), (0, &None, &None));
-    assert_eq!(store.list(Page::default()).await.unwrap().len(), 3);
+    assert_eq!(store.list(&Listing::default()).await.unwrap().len(), 3);
     // The lease of an older process keeps other owners out.
     let acquire: &[&(dyn ToSql + Sync)] = &[&"new", &"ann", &None::<&str>, &60_f64, &first, &1_i64];
     assert_eq!(older.query(ACQUIRE, acquire).await.len(), 1);
@@ -229,12 +230,13 @@ async fn delete_by_an_older_process_removes_all_rows() {
     let talk = id("talk");
     let before = store.load(&talk).await.unwrap();
     let labels = StateChange::Labels(Labels::new([("tenant", "a")]).unwrap());
-    let version = store.save_state(&talk, &Write::on(before.version), &labels).await.unwrap();
+    let version =
+        store.write(&talk, &Write::on(before.version), &Change::State(labels.clone())).await.unwrap();
     let head = Commit::new(before.head).with_usage([]);
     let end = head.clone().with_run_end(RunEnd::new(RunOutcome::Cancelled));
-    let version = store.commit(&talk, &Write::on(version), &end).await.unwrap();
+    let version = store.write(&talk, &Write::on(version), &Change::Commit(end)).await.unwrap();
     let recorded = head.with_turn(record().with_head(before.head.unwrap()));
-    store.commit(&talk, &Write::on(version), &recorded).await.unwrap();
+    store.write(&talk, &Write::on(version), &Change::Commit(recorded)).await.unwrap();
     let tables = ["labels", "runs", "turns", "approvals", "pending", "usage", "cursors"];
     for table in tables {
         assert!(older.count(table).await > 0, "{table}");
@@ -245,7 +247,7 @@ async fn delete_by_an_older_process_removes_all_rows() {
     for table in tables {
         assert_eq!(older.count(table).await, 0, "{table}");
     }
-    assert!(!store.exists(&talk).await.unwrap());
+    assert!(!store.summary(&talk).await.is_ok());
     // A deletion by an older process keeps no sums of the usage.
     let all = Timestamp(0)..Timestamp(u64::MAX);
     assert!(store.used(&Filter::default(), all).await.unwrap().is_empty());

@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use omni_agent::store::{Filter, Page, Query, SqliteStore, Store, Stored};
+use omni_agent::store::{Listing, Query, SqliteStore, Store, Stored};
 
 use super::{file, quick};
 use crate::{
@@ -37,7 +37,7 @@ async fn load_from_schema_version_2_returns_what_was_stored() {
     fs::copy(golden("sqlite-2.sqlite"), file(&folder)).unwrap();
     let store = quick(&folder).await;
     check_all(&store).await;
-    assert_eq!(store.list(Page::default()).await.unwrap().len(), 5);
+    assert_eq!(store.list(&Listing::default()).await.unwrap().len(), 5);
 }
 
 #[tokio::test]
@@ -48,7 +48,7 @@ async fn search_of_schema_version_2_finds_what_was_stored() {
     check_all(&store).await;
     let found = async |query: &str| {
         let query: Query = query.parse().unwrap();
-        let found = store.search(&Filter::default(), &query, Page::default()).await.unwrap();
+        let found = store.search(&query, &Listing::default()).await.unwrap();
         assert!(found.complete);
         found.hits.into_iter().map(|hit| hit.conversation.id.to_string()).collect::<Vec<_>>()
     };

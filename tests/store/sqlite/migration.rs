@@ -6,7 +6,7 @@ use std::{
 };
 
 use omni_agent::message::Timestamp;
-use omni_agent::store::{Filter, Page, SqliteStore, Store};
+use omni_agent::store::{Filter, Listing, Page, SqliteStore, Store};
 use rusqlite::{Batch, Connection, fallible_iterator::FallibleIterator};
 
 use super::{file, golden::golden, quick, raw};
@@ -21,13 +21,13 @@ fn earlier() -> Folder {
 
 /// Checks that both conversations are listed, and that the usage ledger contains the usage of their nodes.
 async fn check(store: &SqliteStore) {
-    let listed = store.list(Page::default()).await.unwrap();
+    let listed = store.list(&Listing::default()).await.unwrap();
     assert_eq!(listed.len(), 2);
     for summary in listed {
         let stored = store.load(&summary.id).await.unwrap();
         let usage = stored.nodes.iter().filter_map(|node| node.usage()).copied().sum();
         assert_eq!(stored.used.usage, usage, "{}", summary.id);
-        let rows = store.usage(&summary.id, Page::first(1000)).await.unwrap();
+        let rows = store.usage(&summary.id, &Page::first(1000)).await.unwrap();
         assert_eq!(rows.len() as u64, stored.used.requests, "{}", summary.id);
     }
     assert!(!store.used(&Filter::default(), Timestamp(0)..Timestamp(u64::MAX)).await.unwrap().is_empty());
@@ -114,6 +114,6 @@ async fn update_of_rows_with_unusual_usage_succeeds() {
         let connection = raw(&folder);
         connection.execute("UPDATE nodes SET usage = ? WHERE usage IS NOT NULL", [usage]).unwrap();
         drop(connection);
-        assert_eq!(quick(&folder).await.list(Page::default()).await.unwrap().len(), 2, "{usage}");
+        assert_eq!(quick(&folder).await.list(&Listing::default()).await.unwrap().len(), 2, "{usage}");
     }
 }

@@ -26,15 +26,12 @@
 //!
 //! The store owns one schema of the database, by default `omni_agent`. Opening the store creates or updates the schema.
 //! Several processes may open the store at the same time. The table `migrations` lists the applied versions, the latest
-//! of which is now 3. A schema with a later version is rejected with [`StoreError::UnknownFormat`]. The user needs the
-//! right to create schemas in the database. If the schema is up to date, the right to use the schema and its tables is
-//! enough.
+//! of which is now 10. A schema with a version before 10 or with a later version than this crate knows is rejected with
+//! [`StoreError::UnknownFormat`]. The user needs the right to create schemas in the database. If the schema is up to
+//! date, the right to use the schema and its tables is enough.
 //!
 //! An update of the schema waits for users of its tables, such as a dump, for up to five minutes. Then it fails with
 //! [`StoreError::Busy`]. While the update waits, it blocks other users from these tables for two seconds at a time.
-//! Processes that opened version 1 of the schema continue to work next to processes that opened a later version. As
-//! long as processes with version 1 exist, all leases should have the same duration, because these processes do not
-//! record the duration of their leases.
 //!
 //! | table | one row per |
 //! | --- | --- |

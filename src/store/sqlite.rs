@@ -25,9 +25,9 @@
 //!
 //! # Layout
 //!
-//! The schema of the file has a version (`PRAGMA user_version`, now 2). `PRAGMA application_id` marks the file as a
-//! file of this crate. Opening a file updates its schema. A file with a later schema version is rejected with
-//! [`StoreError::UnknownFormat`].
+//! The schema of the file has a version (`PRAGMA user_version`, now 10). `PRAGMA application_id` marks the file as
+//! a file of this crate. Opening a file updates its schema. A file with a version before 10 or with a later version than
+//! this crate knows is rejected with [`StoreError::UnknownFormat`].
 //!
 //! | table | one row per |
 //! | --- | --- |
@@ -308,7 +308,7 @@ impl SqliteStore {
     ///
     /// Fails with [`StoreError::Unreachable`], [`StoreError::Denied`] or [`StoreError::Busy`]. Fails with
     /// [`StoreError::Damaged`] if the file is not a database or belongs to another application. In this case, the file
-    /// is not changed. Fails with [`StoreError::UnknownFormat`] if a later version of this crate wrote the file. Fails
+    /// is not changed. Fails with [`StoreError::UnknownFormat`] if another version of this crate wrote the file. Fails
     /// with [`StoreError::Misconfigured`] if the program is linked with a version of SQLite that can lose writes. Also
     /// fails with other errors of SQLite.
     ///

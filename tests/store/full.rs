@@ -1,5 +1,5 @@
-//! A conversation that uses everything that the current formats can store, for the file-system store and for golden
-//! files of databases.
+//! A conversation that uses everything that the current formats can store, for the golden files of the file-system
+//! store.
 
 use omni_agent::{
     message::{Message, Purpose, RequestEnd, Timestamp, Usage, UsageRow},

@@ -4,11 +4,9 @@
 mod corrupt;
 mod erasing;
 mod faults;
-mod golden;
 mod hangs;
 mod leases;
 mod migration;
-mod older;
 mod pages;
 pub(crate) mod server;
 mod tls;
@@ -129,19 +127,6 @@ async fn open_by_many_at_once_creates_one_schema() {
     let opened = (0..5).map(|_| tokio::spawn(builder.clone().open()));
     for store in futures_util::future::join_all(opened).await {
         assert_eq!(store.unwrap().unwrap().list(&Listing::default()).await.unwrap(), []);
-    }
-}
-
-#[tokio::test]
-async fn open_of_a_later_schema_is_rejected() {
-    let Some(url) = url() else { return };
-    let builder = fresh(url);
-    let store = builder.clone().open().await.unwrap();
-    let later = format!("INSERT INTO {}.migrations (version) VALUES (7)", schema(&store));
-    raw(url).await.batch_execute(&later).await.unwrap();
-    match builder.open().await {
-        Err(error @ StoreError::UnknownFormat { found: 7, known: 3, .. }) => assert!(!error.is_transient()),
-        other => panic!("{other:?}"),
     }
 }
 

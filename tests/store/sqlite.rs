@@ -2,7 +2,6 @@
 
 mod damage;
 mod erasing;
-mod golden;
 mod hostile;
 mod migration;
 mod pages;
@@ -183,17 +182,6 @@ async fn open_of_another_applications_database_leaves_its_log_unchanged() {
     let opened = SqliteStore::open(file(&left)).await;
     assert!(matches!(opened, Err(StoreError::Damaged { .. })), "{opened:?}");
     assert!(read(&left) == before, "the files were changed");
-}
-
-#[tokio::test]
-async fn open_of_a_later_schema_is_rejected() {
-    let folder = Folder::new();
-    create(&quick(&folder).await, &id("a")).await;
-    raw(&folder).execute_batch("PRAGMA user_version = 7").unwrap();
-    match SqliteStore::open(file(&folder)).await {
-        Err(error @ StoreError::UnknownFormat { found: 7, known: 2, .. }) => assert!(!error.is_transient()),
-        other => panic!("{other:?}"),
-    }
 }
 
 #[tokio::test]

@@ -19,10 +19,10 @@ use crate::support::{Folder, commit, create, id, says};
 
 /// Creates a store with an empty conversation and a conversation that uses every feature.
 async fn full(folder: &Folder) -> FileSystemStore {
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/store/golden/v1");
+    let content = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/store/conversations");
     let store = folder.quick_store().await;
     for name in ["empty", "talk"] {
-        let stored = std::fs::read(golden.join(format!("{name}.expected.json"))).unwrap();
+        let stored = std::fs::read(content.join(format!("{name}.json"))).unwrap();
         let stored: Stored = serde_json::from_slice(&stored).unwrap();
         let version =
             store.write(&id(name), &Write::first(), &Change::create(stored.state.clone())).await.unwrap();

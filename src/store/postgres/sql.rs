@@ -340,11 +340,10 @@ SELECT id FROM wanted WHERE NOT EXISTS (
 /// Returns the version, and whether the conversation is held under this epoch.
 const VERSION: &str = "SELECT version, epoch = $2 AND {held} FROM {schema}.conversations WHERE key = $1";
 
-/// Releases a lease. Also removes the duration, because processes with schema version 1 do not set it when they acquire
-/// a lease. If the lease was already released, the last event of the session's feed is not recorded.
+/// Releases a lease. If the lease was already released, the last event of the session's feed is not recorded.
 const RELEASE: &str = "
 UPDATE {schema}.conversations
-SET owner = NULL, owner_address = NULL, expires = '-infinity', lasts = NULL,
+SET owner = NULL, owner_address = NULL, expires = '-infinity',
     mark = CASE WHEN owner IS NULL THEN mark ELSE coalesce($3::text, mark) END,
     mark_version = CASE WHEN owner IS NULL OR $3 IS NULL THEN mark_version ELSE version END
 WHERE id = $1 AND epoch = $2";

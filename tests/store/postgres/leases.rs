@@ -44,25 +44,6 @@ async fn lease_from_before_the_clock_was_set_back_expires_early() {
     store.acquire(&id("a"), &Owner::new("ben")).await.unwrap();
 }
 
-/// A process of schema version 1 does not know the column `lasts`, and leaves the value of the column unchanged.
-#[tokio::test]
-async fn acquire_by_schema_version_1_after_a_release_is_held_until_it_expires() {
-    let Some(url) = url() else { return };
-    let store = fresh(url).lease(std::time::Duration::from_millis(10)).open().await.unwrap();
-    create(&store, &id("a")).await;
-    let lease = store.acquire(&id("a"), &Owner::new("ann")).await.unwrap();
-    store.release(&id("a"), &lease, None).await.unwrap();
-    let acquire = format!(
-        "UPDATE {}.conversations SET epoch = epoch + 1, owner = 'ben', expires = now() + interval '1 hour'",
-        schema(&store)
-    );
-    raw(url).await.batch_execute(&acquire).await.unwrap();
-    match store.acquire(&id("a"), &Owner::new("ann")).await {
-        Err(StoreError::Owned { owner, .. }) => assert_eq!(owner.name, "ben"),
-        other => panic!("{other:?}"),
-    }
-}
-
 #[tokio::test]
 async fn lease_beyond_the_range_of_dates_is_granted_and_kept() {
     let Some(url) = url() else { return };

@@ -44,7 +44,7 @@ use std::{
 use omni_agent::{
     message::{Message, Usage},
     store::{
-        Commit, ConversationId, FileSystemStore, MemoryStore, Store, StoredState, Version, Write, WriteId,
+        Change, Commit, ConversationId, FileSystemStore, MemoryStore, Store, StoredState, Version, Write,
         file_system::Durability,
     },
     tree::{Node, NodeId},
@@ -80,7 +80,7 @@ struct Talk<'a> {
 impl<'a> Talk<'a> {
     async fn start(store: &'a dyn Store, turns: u64) -> Self {
         let id = ConversationId::generate();
-        let created = store.create(&id, WriteId::generate(), &StoredState::default()).await;
+        let created = store.write(&id, &Write::first(), &Change::create(StoredState::default())).await;
         let mut talk = Self { store, id, version: created.expect("the id is free"), nodes: 0 };
         for _ in 0..turns {
             talk.turn().await;
@@ -90,7 +90,7 @@ impl<'a> Talk<'a> {
 
     async fn turn(&mut self) {
         let commit = turn(self.nodes);
-        let written = self.store.commit(&self.id, &Write::on(self.version), &commit).await;
+        let written = self.store.write(&self.id, &Write::on(self.version), &Change::Commit(commit)).await;
         self.version = written.expect("there is no other writer");
         self.nodes += 2;
     }
@@ -372,7 +372,7 @@ async fn in_memory() {
     let commits: Vec<Commit> = (0..batch).map(|number| turn(number * 2)).collect();
     let before = cpu();
     for commit in &commits {
-        let written = store.commit(&talk.id, &Write::on(talk.version), commit).await;
+        let written = store.write(&talk.id, &Write::on(talk.version), &Change::Commit(commit.clone())).await;
         talk.version = written.expect("there is no other writer");
     }
     let each = cpu().saturating_sub(before).as_secs_f64() * 1e9 / batch as f64;

@@ -40,7 +40,7 @@ mod approvals {
         run::{TurnRecord, Waiting},
         session::Session,
         store::{
-            Commit, ConversationId, FileSystemStore, Filter, Labels, Page, Store, StoredState, Write, WriteId,
+            Change, Commit, ConversationId, FileSystemStore, Filter, Labels, Page, Store, StoredState, Write,
         },
         testing::{ScriptedProvider, Step},
         tool::{Decision, ToolContext, tool_fn},
@@ -137,7 +137,8 @@ mod approvals {
     async fn leave(store: &dyn Store, number: usize) {
         let id = ConversationId::generate();
         let state = StoredState::default().with_labels(user(number));
-        let version = store.create(&id, WriteId::generate(), &state).await.expect("the id is free");
+        let version =
+            store.write(&id, &Write::first(), &Change::create(state)).await.expect("the id is free");
         let tool_use =
             ToolUse::new(format!("call_{number}"), "send_money", json!({ "to": "ann", "amount": 20 }));
         let turn: TurnId = format!("{:032x}", number + 1).parse().expect("an id");
@@ -148,7 +149,10 @@ mod approvals {
             ])
             .with_waiting(vec![Waiting::new(tool_use).with_reason("needs approval".into())]);
         let commit = Commit::new(None).with_usage([]).with_turn(record);
-        store.commit(&id, &Write::on(version), &commit).await.expect("there is no other writer");
+        store
+            .write(&id, &Write::on(version), &Change::Commit(commit))
+            .await
+            .expect("there is no other writer");
     }
 
     async fn list(what: &str, manager: &Manager, filter: &Filter, page: Page) -> Vec<Approval> {

@@ -27,10 +27,7 @@ use omni_agent::{
     manager::{Manager, OpenOptions, Shutdown},
     message::Message,
     session::Session,
-    store::{
-        Commit, ConversationId, Page, StateChange, Store, StoreError, Stored, StoredState, Summary, Version,
-        Write, WriteId,
-    },
+    store::{Change, ConversationId, Lease, Listing, Store, StoreError, Stored, Summary, Version, Write},
     tool::{ToolSet, tool_fn},
 };
 use serde_json::Value;
@@ -41,36 +38,19 @@ struct Nowhere;
 
 #[async_trait]
 impl Store for Nowhere {
-    async fn create(&self, _: &ConversationId, _: WriteId, _: &StoredState) -> Result<Version, StoreError> {
-        Ok(Version::first())
-    }
-
-    async fn commit(&self, _: &ConversationId, write: &Write, _: &Commit) -> Result<Version, StoreError> {
-        Ok(write.base.next())
-    }
-
-    async fn save_state(
-        &self,
-        _: &ConversationId,
-        write: &Write,
-        _: &StateChange,
-    ) -> Result<Version, StoreError> {
-        Ok(write.base.next())
+    async fn write(&self, _: &ConversationId, write: &Write, change: &Change) -> Result<Version, StoreError> {
+        Ok(if let Change::Create(_) = change { Version::first() } else { write.base.next() })
     }
 
     async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
         Err(StoreError::NotFound { id: id.clone() })
     }
 
-    async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError> {
-        Err(StoreError::NotFound { id: id.clone() })
-    }
-
-    async fn list(&self, _: Page) -> Result<Vec<Summary>, StoreError> {
+    async fn list(&self, _: &Listing) -> Result<Vec<Summary>, StoreError> {
         Ok(Vec::new())
     }
 
-    async fn delete(&self, _: &ConversationId) -> Result<(), StoreError> {
+    async fn delete(&self, _: &ConversationId, _: Option<&Lease>) -> Result<(), StoreError> {
         Ok(())
     }
 }

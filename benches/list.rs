@@ -20,7 +20,7 @@ use futures_util::{StreamExt, stream};
 use omni_agent::{
     message::Message,
     store::{
-        Commit, ConversationId, FileSystemStore, Page, Store, StoredState, Version, Write, WriteId,
+        Change, Commit, ConversationId, FileSystemStore, Listing, Page, Store, StoredState, Version, Write,
         file_system::Durability,
     },
     tree::{Node, NodeId},
@@ -59,7 +59,8 @@ async fn measure(name: &str, store: &dyn Store, quick: &dyn Store, conversations
     let state = StoredState::default().with_title("A talk about mountains");
     let (state, names) = (&state, (0..conversations).map(|_| ConversationId::generate()));
     let mut talks = each("create, one of all", names, async |id| {
-        let version = quick.create(&id, WriteId::generate(), state).await.expect("the id is free");
+        let version =
+            quick.write(&id, &Write::first(), &Change::create(state.clone())).await.expect("the id is free");
         (id, version)
     })
     .await;
@@ -82,9 +83,11 @@ async fn measure(name: &str, store: &dyn Store, quick: &dyn Store, conversations
     }
     row("open", format!("{:.0} µs", median(figures)), "");
 
-    each("delete, one of all", talks, async |(id, _)| store.delete(&id).await.expect("it has no owner"))
-        .await;
-    assert_eq!(store.list(Page::default()).await.expect("the list is read"), []);
+    each("delete, one of all", talks, async |(id, _)| {
+        store.delete(&id, None).await.expect("it has no owner")
+    })
+    .await;
+    assert_eq!(store.list(&Listing::default()).await.expect("the list is read"), []);
 }
 
 /// Runs `work` concurrently on all items. Prints the time per item, and returns the results.
@@ -109,7 +112,10 @@ async fn all(
     let turn = Commit::new(Some(id(2))).with_nodes([question, answer]);
     let turn = &turn;
     each(what, talks, async |(id, version)| {
-        let version = store.commit(&id, &Write::on(version), turn).await.expect("there is no other writer");
+        let version = store
+            .write(&id, &Write::on(version), &Change::Commit(turn.clone()))
+            .await
+            .expect("there is no other writer");
         (id, version)
     })
     .await
@@ -120,7 +126,7 @@ async fn list(what: &str, store: &dyn Store, offset: usize, goal: &str) {
     // The first list has its own row, because it may have to fill caches.
     for _ in 0..size(10, 2) {
         let begun = Instant::now();
-        let listed = store.list(Page::first(50).from(offset)).await.expect("the list is read");
+        let listed = store.list(&Page::first(50).from(offset).into()).await.expect("the list is read");
         figures.push(begun.elapsed().as_secs_f64() * 1e3);
         black_box(listed);
     }

@@ -25,7 +25,7 @@ use std::{fs, hint::black_box, path::Path, sync::Arc};
 use omni_agent::{
     message::{Content, Message, ToolResult, ToolUse, Usage},
     store::{
-        Commit, ConversationId, FileSystemStore, MemoryStore, Store, StoredState, Write, WriteId,
+        Change, Commit, ConversationId, FileSystemStore, MemoryStore, Store, StoredState, Write,
         file_system::Durability,
     },
     tree::{Node, NodeId, Tree},
@@ -76,7 +76,7 @@ struct Line {
 #[derive(Deserialize)]
 #[expect(dead_code, reason = "it only has to parse")]
 struct Record {
-    change: Option<Change>,
+    change: Option<LineChange>,
     version: Option<u64>,
     write: Option<String>,
     time: Option<u64>,
@@ -85,7 +85,7 @@ struct Record {
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[expect(dead_code, reason = "it only has to parse")]
-enum Change {
+enum LineChange {
     Create(Value),
     Commit { head: Option<NodeId>, nodes: Vec<Node> },
 }
@@ -96,14 +96,17 @@ fn id(number: u64) -> NodeId {
 
 /// Creates the conversation, and commits it turn by turn.
 async fn fill(store: &dyn Store, name: &ConversationId, nodes: u64, message: fn(u64) -> Message) {
-    let created = store.create(name, WriteId::generate(), &StoredState::default()).await;
+    let created = store.write(name, &Write::first(), &Change::create(StoredState::default())).await;
     let mut version = created.expect("the id is free");
     for number in (1..=nodes).step_by(2) {
         let question = Node::new(id(number), NodeId::new(number - 1), message(number));
         let usage = Usage::default().with_input(1200).with_output(150);
         let answer = Node::new(id(number + 1), Some(id(number)), message(number + 1)).with_usage(usage);
         let commit = Commit::new(Some(id(number + 1))).with_nodes([question, answer]);
-        version = store.commit(name, &Write::on(version), &commit).await.expect("there is no other writer");
+        version = store
+            .write(name, &Write::on(version), &Change::Commit(commit))
+            .await
+            .expect("there is no other writer");
     }
 }
 

@@ -86,7 +86,7 @@ async fn measure(count: usize, url: &str) {
 
     // Load the stored conversations, and check them.
     let mut stored = 0;
-    for conversation in store.list(Page::first(count)).await.expect("the store answers") {
+    for conversation in store.list(&Page::first(count).into()).await.expect("the store answers") {
         stored += 1;
         let nodes = store.load(&conversation.id).await.expect("the conversation exists").nodes;
         let [asked, answered] = &nodes[..] else { panic!("a turn has two messages") };

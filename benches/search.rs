@@ -29,7 +29,7 @@ use futures_util::{StreamExt, stream};
 use omni_agent::{
     message::Message,
     store::{
-        Commit, ConversationId, Filter, Labels, Page, Query, SqliteStore, Store, StoredState, Write, WriteId,
+        Change, Commit, ConversationId, Filter, Labels, Page, Query, SqliteStore, Store, StoredState, Write,
         file_system::Durability,
     },
     tree::{Node, NodeId},
@@ -107,7 +107,8 @@ async fn fill(store: &dyn Store) {
         let state = StoredState::default()
             .with_title(format!("Conversation {number}"))
             .with_labels(labels(LABELS.iter().filter(|(_, has, _)| has(number)).map(|(name, ..)| *name)));
-        let version = store.create(&id, WriteId::generate(), &state).await.expect("the id is free");
+        let version =
+            store.write(&id, &Write::first(), &Change::create(state.clone())).await.expect("the id is free");
         let node = |number| NodeId::new(number).expect("an id is not zero");
         let nodes = (1..=MESSAGES).map(|place| {
             let text = text(number, place);
@@ -115,7 +116,10 @@ async fn fill(store: &dyn Store) {
             Node::new(node(place), NodeId::new(place - 1), message)
         });
         let commit = Commit::new(Some(node(MESSAGES))).with_nodes(nodes).with_usage([]);
-        store.commit(&id, &Write::on(version), &commit).await.expect("there is no other writer");
+        store
+            .write(&id, &Write::on(version), &Change::Commit(commit))
+            .await
+            .expect("there is no other writer");
     };
     stream::iter(0..conversations).map(fill).buffer_unordered(AT_ONCE).for_each(|()| async {}).await;
     println!("\nfilled with {conversations} conversations: {:.0} s", begun.elapsed().as_secs_f64());
@@ -131,7 +135,7 @@ async fn measure(name: &str, store: &dyn Store) {
         let mut after = None;
         for _ in 0..times {
             let begun = Instant::now();
-            let listed = store.list_where(&filter, first.clone()).await.expect("the list is read");
+            let listed = store.list(&(filter.clone(), first.clone()).into()).await.expect("the list is read");
             figures.push(begun.elapsed());
             after = listed.last().cloned().or(after);
         }
@@ -140,7 +144,9 @@ async fn measure(name: &str, store: &dyn Store) {
             let page = first.after(&after);
             for figure in &mut figures {
                 let begun = Instant::now();
-                black_box(store.list_where(&filter, page.clone()).await.expect("the list is read"));
+                black_box(
+                    store.list(&(filter.clone(), page.clone()).into()).await.expect("the list is read"),
+                );
                 *figure = begun.elapsed();
             }
             row(&format!("list the next 50 with the label {label}"), millis(&mut figures), goal);
@@ -163,7 +169,10 @@ async fn measure(name: &str, store: &dyn Store) {
             let mut figures = Vec::new();
             for _ in 0..=times / 3 {
                 let begun = Instant::now();
-                let found = store.search(filter, &query, Page::first(50)).await.expect("the search succeeds");
+                let found = store
+                    .search(&query, &(filter.clone(), Page::first(50)).into())
+                    .await
+                    .expect("the search succeeds");
                 figures.push(begun.elapsed());
                 black_box(found);
             }

@@ -29,8 +29,8 @@ use omni_agent::{
     message::Timestamp,
     session::Session,
     store::{
-        Commit, ConversationId, Page, Position, StateChange, Store, StoreError, Stored, StoredState, Summary,
-        Version, Write, WriteId, conformance,
+        Change, ConversationId, Lease, Listing, Position, Store, StoreError, Stored, Summary, Version, Write,
+        WriteId, conformance,
     },
     tree::Tree,
 };
@@ -42,64 +42,41 @@ use support::explain;
 struct Shelf(Arc<Mutex<HashMap<ConversationId, Kept>>>);
 type Kept = (Stored, HashMap<Version, WriteId>);
 
-impl Shelf {
-    /// Performs a write if its base is the current version. If the write was already performed, returns its version.
-    fn write(
+#[async_trait]
+impl Store for Shelf {
+    async fn write(
         &self,
         id: &ConversationId,
         write: &Write,
-        change: impl FnOnce(&mut Stored),
+        change: &Change,
     ) -> Result<Version, StoreError> {
         let mut map = self.0.lock().expect("nothing panics under the lock");
+        if let Change::Create(state) = change {
+            if let Some((_, writes)) = map.get(id) {
+                let first = writes.keys().min().filter(|first| writes[first] == write.id);
+                return first.copied().ok_or_else(|| StoreError::AlreadyExists { id: id.clone() });
+            }
+            let version = Version::first();
+            let stored = Stored::new(version, Timestamp::now(), (**state).clone());
+            map.insert(id.clone(), (stored, HashMap::from([(version, write.id)])));
+            return Ok(version);
+        }
         let (stored, writes) = map.get_mut(id).ok_or_else(|| StoreError::NotFound { id: id.clone() })?;
         let version = write.base.next();
+        // If the base is not the current version, only a repetition of an earlier write succeeds.
         if write.base != stored.version {
             let is_repeated = writes.get(&version) == Some(&write.id);
             let conflict = StoreError::Conflict { id: id.clone(), current: stored.version };
             return if is_repeated { Ok(version) } else { Err(conflict) };
         }
-        change(stored);
+        match change {
+            Change::Commit(commit) => stored.commit(commit.clone()),
+            Change::State(change) => stored.change_state(change.clone()),
+            _ => return Err(StoreError::unsupported("this change")),
+        }
         (stored.version, stored.updated) = (version, stored.updated.max(Timestamp::now()));
         writes.insert(version, write.id);
         Ok(version)
-    }
-}
-
-#[async_trait]
-impl Store for Shelf {
-    async fn create(
-        &self,
-        id: &ConversationId,
-        write: WriteId,
-        state: &StoredState,
-    ) -> Result<Version, StoreError> {
-        let mut map = self.0.lock().expect("nothing panics under the lock");
-        if let Some((_, writes)) = map.get(id) {
-            let first = writes.keys().min().filter(|first| writes[first] == write);
-            return first.copied().ok_or_else(|| StoreError::AlreadyExists { id: id.clone() });
-        }
-        let stored = Stored::new(Version::first(), Timestamp::now(), state.clone());
-        let version = stored.version;
-        map.insert(id.clone(), (stored, HashMap::from([(version, write)])));
-        Ok(version)
-    }
-
-    async fn commit(
-        &self,
-        id: &ConversationId,
-        write: &Write,
-        commit: &Commit,
-    ) -> Result<Version, StoreError> {
-        self.write(id, write, |stored| stored.commit(commit.clone()))
-    }
-
-    async fn save_state(
-        &self,
-        id: &ConversationId,
-        write: &Write,
-        change: &StateChange,
-    ) -> Result<Version, StoreError> {
-        self.write(id, write, |stored| stored.change_state(change.clone()))
     }
 
     async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
@@ -107,29 +84,20 @@ impl Store for Shelf {
         map.get(id).map(|(stored, _)| stored.clone()).ok_or_else(|| StoreError::NotFound { id: id.clone() })
     }
 
-    async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError> {
-        Ok(summary(id, &self.load(id).await?))
-    }
-
-    async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
+    async fn list(&self, listing: &Listing) -> Result<Vec<Summary>, StoreError> {
+        let page = listing.unfiltered()?;
         let map = self.0.lock().expect("nothing panics under the lock");
-        let mut all: Vec<Summary> = map.iter().map(|(id, (stored, _))| summary(id, stored)).collect();
+        let mut all: Vec<Summary> = map.iter().map(|(id, (stored, _))| stored.summary(id)).collect();
         all.sort_by_key(|summary| (Reverse(summary.updated), summary.id.clone()));
         let is_before =
             |summary: &Summary| page.after.as_ref().is_some_and(|after| Position::from(summary) <= *after);
         Ok(all.into_iter().skip_while(is_before).skip(page.offset).take(page.limit).collect())
     }
 
-    async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
+    async fn delete(&self, id: &ConversationId, _: Option<&Lease>) -> Result<(), StoreError> {
         self.0.lock().expect("nothing panics under the lock").remove(id);
         Ok(())
     }
-}
-
-fn summary(id: &ConversationId, stored: &Stored) -> Summary {
-    let mut summary = Summary::new(id.clone(), stored.version, stored.created);
-    (summary.updated, summary.title) = (stored.updated, stored.state.title.clone());
-    summary
 }
 
 #[tokio::main]
@@ -161,7 +129,7 @@ async fn custom_store() -> Result<(), Box<dyn Error>> {
     session.stop(Duration::from_secs(5)).await?;
 
     println!("\n3. The store's content.");
-    for Summary { id, .. } in shelf.list(Page::default()).await? {
+    for Summary { id, .. } in shelf.list(&Listing::default()).await? {
         let Stored { nodes, head, cursors, state, version, .. } = shelf.load(&id).await?;
         println!("{id}: {}, at version {version}", state.title.as_deref().unwrap_or("untitled"));
         println!("{}", Tree::hydrate(nodes, head, cursors)?);

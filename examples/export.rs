@@ -21,7 +21,7 @@ use omni_agent::{
     error_chain,
     message::Message,
     store::{
-        Commit, ConversationId, FileSystemStore, Store, StoredState, Write, WriteId, copy, export_json,
+        Change, Commit, ConversationId, FileSystemStore, Store, StoredState, Write, copy, export_json,
         import_json, import_json_with_settings,
     },
     tree::Tree,
@@ -154,12 +154,12 @@ async fn show() -> Result<(), Box<dyn Error>> {
     let (from, to) = (FileSystemStore::open(from).await?, FileSystemStore::open(to).await?);
     let id = ConversationId::new("holiday")?;
     let state = StoredState::default().with_title("Holiday");
-    let version = from.create(&id, WriteId::generate(), &state).await?;
+    let version = from.write(&id, &Write::first(), &Change::create(state)).await?;
     let (mut tree, before) = (Tree::new(), Tree::new());
     tree.push(Message::user("Where shall we go?"));
     tree.push(Message::assistant("To the mountains."));
     let commit = Commit::from(tree.changes_since(&before).ok_or("the tree only grew")?);
-    from.commit(&id, &Write::on(version), &commit).await?;
+    from.write(&id, &Write::on(version), &Change::Commit(commit)).await?;
 
     copy_all(&from, &to).await?;
     let json = export_json(&to, &id).await?;

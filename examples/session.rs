@@ -24,7 +24,7 @@ use std::{error::Error, process::ExitCode, sync::Arc, time::Duration};
 use omni_agent::{
     agent::Agent,
     session::Session,
-    store::{FileSystemStore, Page, Store},
+    store::{FileSystemStore, Listing, Store},
 };
 use support::{Folder, Printer, ago, explain};
 
@@ -66,7 +66,7 @@ async fn session() -> Result<(), Box<dyn Error>> {
     printer.note("[stopped; everything is saved]");
 
     printer.line("\n2. The store's list, which reads no whole conversation.");
-    for conversation in store.list(Page::default()).await? {
+    for conversation in store.list(&Listing::default()).await? {
         let title = conversation.title.as_deref().unwrap_or("untitled");
         printer.line(&format!("{}  {title}  ({})", conversation.id, ago(conversation.updated)));
     }

@@ -224,7 +224,7 @@ impl ManagerBuilder {
         pub fn close_timeout(self, limit: Duration) { self.close_timeout = limit }
 
         /// Sets how long [`Manager::decide`] waits while another process owns the conversation. Defaults to the
-        /// duration of the store's [leases](Store::lease_duration) plus 5 seconds.
+        /// duration of the store's [leases](crate::store::StoreTraits::lease) plus 5 seconds.
         ///
         /// If a process has crashed, its conversations are owned until its leases expire. With the default, the
         /// decision waits until then, and succeeds. If the owner is alive, it renews its lease, and the decision fails
@@ -524,8 +524,7 @@ impl Manager {
     /// Returns the error of the store, such as [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if
     /// there is a filter and the store does not support labels.
     pub async fn list(&self, listing: impl Into<Listing>) -> Result<Vec<Listed>, Error> {
-        let Listing { filter, page } = listing.into();
-        let stored = self.0.store.list_where(&filter, page).await?;
+        let stored = self.0.store.list(&listing.into()).await?;
         Ok(self.listed(stored))
     }
 
@@ -538,8 +537,7 @@ impl Manager {
     /// the query can't be understood, or [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the
     /// store does not support searches.
     pub async fn search(&self, query: &str, listing: impl Into<Listing>) -> Result<Found, Error> {
-        let Listing { filter, page } = listing.into();
-        Ok(self.0.store.search(&filter, &query.parse()?, page).await?)
+        Ok(self.0.store.search(&query.parse()?, &listing.into()).await?)
     }
 
     /// Returns the usage of all matching conversations in a period, deleted conversations included, as described at

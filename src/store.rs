@@ -14,7 +14,7 @@
 //! store's methods. To write a store, implement [`Store`] and check it with the suite in `conformance` (feature
 //! `test-util`).
 //!
-//! Each change is a [`Write`] on a [`Version`], so that two processes can't overwrite each other's changes. A
+//! Each [`Change`] is a [`Write`] on a [`Version`], so that two processes can't overwrite each other's changes. A
 //! [`Commit`] adds nodes and moves the head. A [`StateChange`] replaces the state. [`Store::load`] returns a whole
 //! conversation as [`Stored`], and [`Store::list`] returns a [`Page`] of [`Summary`] entries. A [`Lease`] shows which
 //! process has a conversation open. Methods that fail return a [`StoreError`].
@@ -25,7 +25,7 @@
 //! ```
 //! use omni_agent::{
 //!     message::Message,
-//!     store::{Commit, ConversationId, MemoryStore, Page, Store, StoredState, Write, WriteId},
+//!     store::{Change, Commit, ConversationId, Listing, MemoryStore, Store, StoredState, Write},
 //!     tree::Tree,
 //! };
 //! # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
@@ -33,18 +33,18 @@
 //! let store = MemoryStore::new();
 //! let id = ConversationId::generate();
 //! let state = StoredState::default().with_model("anthropic:claude-sonnet-4-6");
-//! let version = store.create(&id, WriteId::generate(), &state).await?;
+//! let version = store.write(&id, &Write::first(), &Change::create(state)).await?;
 //!
 //! let mut tree = Tree::new();
 //! let before = tree.clone();
 //! tree.push(Message::user("Hello"));
 //! let commit = Commit::from(tree.changes_since(&before).expect("the tree only grew"));
-//! let version = store.commit(&id, &Write::on(version), &commit).await?;
+//! let version = store.write(&id, &Write::on(version), &Change::Commit(commit)).await?;
 //!
 //! let stored = store.load(&id).await?;
 //! assert_eq!(stored.version, version);
 //! assert_eq!(Tree::hydrate(stored.nodes, stored.head, stored.cursors)?, tree);
-//! assert_eq!(store.list(Page::default()).await?[0].id, id);
+//! assert_eq!(store.list(&Listing::default()).await?[0].id, id);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! # })?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -74,7 +74,7 @@ mod turn;
 mod write;
 
 pub(crate) use content::erase_content;
-pub use content::{Commit, Page, Position, StateChange, Stored, StoredState, Summary};
+pub use content::{Change, Commit, Page, Position, StateChange, Stored, StoredState, Summary};
 pub use document::{export_json, import_json, import_json_with_settings};
 pub use error::StoreError;
 pub use file_system::FileSystemStore;
@@ -98,7 +98,6 @@ use async_trait::async_trait;
 use crate::{
     message::{Timestamp, UsageRow, UsageSum},
     subscription::EventId,
-    tree::Erased,
 };
 
 /// A place that keeps conversations.
@@ -110,8 +109,8 @@ use crate::{
 ///
 /// use async_trait::async_trait;
 /// use omni_agent::store::{
-///     Commit, ConversationId, MemoryStore, Page, StateChange, Store, StoreError, Stored, StoredState, Summary,
-///     Version, Write, WriteId,
+///     Change, Commit, ConversationId, Lease, Listing, MemoryStore, Store, StoreError, Stored, StoredState, Summary,
+///     Version, Write,
 /// };
 ///
 /// #[derive(Default)]
@@ -122,48 +121,39 @@ use crate::{
 ///
 /// #[async_trait]
 /// impl Store for Counting {
-///     async fn commit(&self, id: &ConversationId, write: &Write, commit: &Commit) -> Result<Version, StoreError> {
-///         self.commits.fetch_add(1, Ordering::Relaxed);
-///         self.inner.commit(id, write, commit).await
-///     }
-///
-///     async fn create(&self, id: &ConversationId, write: WriteId, state: &StoredState) -> Result<Version, StoreError> {
-///         self.inner.create(id, write, state).await
-///     }
-///
-///     async fn save_state(&self, id: &ConversationId, write: &Write, change: &StateChange) -> Result<Version, StoreError> {
-///         self.inner.save_state(id, write, change).await
+///     async fn write(&self, id: &ConversationId, write: &Write, change: &Change) -> Result<Version, StoreError> {
+///         if let Change::Commit(_) = change {
+///             self.commits.fetch_add(1, Ordering::Relaxed);
+///         }
+///         self.inner.write(id, write, change).await
 ///     }
 ///
 ///     async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
 ///         self.inner.load(id).await
 ///     }
 ///
-///     async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError> {
-///         self.inner.summary(id).await
+///     async fn list(&self, listing: &Listing) -> Result<Vec<Summary>, StoreError> {
+///         self.inner.list(listing).await
 ///     }
 ///
-///     async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
-///         self.inner.list(page).await
-///     }
-///
-///     async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
-///         self.inner.delete(id).await
+///     async fn delete(&self, id: &ConversationId, lease: Option<&Lease>) -> Result<(), StoreError> {
+///         self.inner.delete(id, lease).await
 ///     }
 /// }
 /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
 ///
 /// let store = Counting::default();
 /// let id = ConversationId::generate();
-/// let version = store.create(&id, WriteId::generate(), &StoredState::default()).await?;
-/// store.commit(&id, &Write::on(version), &Commit::default()).await?;
+/// let version = store.write(&id, &Write::first(), &Change::create(StoredState::default())).await?;
+/// store.write(&id, &Write::on(version), &Change::Commit(Commit::default())).await?;
 /// assert_eq!(store.commits.load(Ordering::Relaxed), 1);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// # })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// To wrap a store with ownership, also delegate [`acquire`](Store::acquire) and all methods after it.
+/// A store that wraps another store should delegate all methods, because the default methods support less than most
+/// stores.
 ///
 /// # Requirements for implementations
 ///
@@ -172,9 +162,9 @@ use crate::{
 /// it also survives a crash of the machine. If a write returns an error, nothing has changed. The cost of a write
 /// depends on the written content, not on the size of the conversation.
 ///
-/// **The writes to one conversation form a sequence.** [`create`](Store::create) returns the first [`Version`], and
-/// each write that takes effect returns the [`next`](Version::next) version. A [`Write`] contains its base, which is
-/// the version on which it builds. In one transaction or under one lock, the store compares this base with the current
+/// **The writes to one conversation form a sequence.** [`Change::Create`] returns the first [`Version`], and each other
+/// write that takes effect returns the [`next`](Version::next) version. A [`Write`] contains its base, which is the
+/// version on which it builds. In one transaction or under one lock, the store compares this base with the current
 /// version and writes:
 ///
 /// 1. If the base is the current version, the write takes effect. Its result is the next version.
@@ -214,8 +204,8 @@ use crate::{
 /// another process has the conversation open. It also allows a process to take the conversation over from an owner that
 /// no longer exists.
 ///
-/// [`acquire`](Store::acquire) and the methods after it belong together. A store that does not implement them relies on
-/// versions alone. A store that implements them gives a [`Lease`] with an [`Epoch`] to one owner at a time, for a
+/// [`acquire`](Store::acquire), [`renew`](Store::renew) and [`release`](Store::release) belong together. A store that
+/// does not implement them relies on versions alone. A store that implements them gives a [`Lease`] with an [`Epoch`] to one owner at a time, for a
 /// limited time, measured by the store's own clock. If a lease has expired or passed to another owner, every write with
 /// its epoch is rejected with [`StoreError::LeaseLost`]. The check is part of the transaction that would write. A write
 /// without an epoch is not checked.
@@ -240,46 +230,25 @@ use crate::{
 /// requirements above that can be checked by a test.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
-    /// Creates a conversation with this state and no nodes.
+    /// Returns the optional parts that the store supports.
     ///
-    /// If several writers create the same id at the same time, one succeeds. Repeating the write that created the
-    /// conversation returns its first result.
-    ///
-    /// # Errors
-    ///
-    /// Fails with [`StoreError::AlreadyExists`] if a conversation with this id exists. Also fails if the store can't be
-    /// written to.
-    async fn create(
-        &self,
-        id: &ConversationId,
-        write: WriteId,
-        state: &StoredState,
-    ) -> Result<Version, StoreError>;
+    /// The default implementation returns none of them.
+    fn traits(&self) -> StoreTraits {
+        StoreTraits::default()
+    }
 
-    /// Adds the changes of one turn, or of one move in the tree.
+    /// Writes a change, and returns the version of the conversation after it.
+    ///
+    /// If several writers [create](Change::Create) the same id at the same time, one succeeds. Repeating the write that
+    /// created the conversation returns its first result.
     ///
     /// # Errors
     ///
-    /// Fails with [`StoreError::NotFound`], [`StoreError::Conflict`] or [`StoreError::LeaseLost`], or if the store
-    /// can't be written to.
-    async fn commit(
-        &self,
-        id: &ConversationId,
-        write: &Write,
-        commit: &Commit,
-    ) -> Result<Version, StoreError>;
-
-    /// Replaces the whole state, only the title, or only the labels.
-    ///
-    /// # Errors
-    ///
-    /// Fails in the same cases as [`commit`](Store::commit).
-    async fn save_state(
-        &self,
-        id: &ConversationId,
-        write: &Write,
-        change: &StateChange,
-    ) -> Result<Version, StoreError>;
+    /// Fails with [`StoreError::NotFound`], [`StoreError::Conflict`] or [`StoreError::LeaseLost`]. [`Change::Create`]
+    /// fails with [`StoreError::AlreadyExists`] instead. A change of a kind that the store does not support fails with
+    /// [`StoreError::Unsupported`]. Also fails if the store can't be written to.
+    async fn write(&self, id: &ConversationId, write: &Write, change: &Change)
+    -> Result<Version, StoreError>;
 
     /// Returns the whole conversation.
     ///
@@ -289,148 +258,17 @@ pub trait Store: Send + Sync + 'static {
     /// can't be read.
     async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError>;
 
-    /// Returns the entry of this conversation in a list, without reading the whole conversation.
+    /// Returns the entry of this conversation in a list.
+    ///
+    /// The default implementation loads the conversation. A store should implement this method if it can read the entry
+    /// without reading the whole conversation.
     ///
     /// # Errors
     ///
-    /// Fails with [`StoreError::NotFound`], or if the store can't be read. Damage is reported in the summary.
-    async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError>;
-
-    /// Lists conversations by their last write, newest first, then by id. Does not read whole conversations.
-    ///
-    /// A page shows the list at the moment of the call. A write to a conversation moves the conversation to the front
-    /// of the list, which shifts pages with an offset. So a conversation may appear on two such pages, and if other
-    /// conversations are deleted, a conversation may be missed. Pages [`after`](Page::after) a conversation contain
-    /// each conversation exactly once if nobody writes to it. This is true even if the conversation after which a page
-    /// begins was deleted or moved. To list all conversations as of one moment, request one page of `usize::MAX`.
-    ///
-    /// If the store has an index, a page after a conversation costs the same anywhere in the list.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the store can't be read.
-    async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError>;
-
-    /// Deletes the conversation and everything that belongs to it. Deleting a conversation that does not exist
-    /// succeeds.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the store can't be written to.
-    async fn delete(&self, id: &ConversationId) -> Result<(), StoreError>;
-
-    /// Returns whether the conversation exists, even if it can't be read.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the store can't be read.
-    async fn exists(&self, id: &ConversationId) -> Result<bool, StoreError> {
-        match self.summary(id).await {
-            Ok(_) => Ok(true),
-            Err(StoreError::NotFound { .. }) => Ok(false),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Lists the conversations that match a filter, in the same order and in the same pages as [`list`](Store::list).
-    ///
-    /// The default implementation lists all conversations for an empty filter, and does not support other filters.
-    ///
-    /// # Errors
-    ///
-    /// Fails with [`StoreError::Unsupported`] if the store does not support labels, or if the store can't be read.
-    async fn list_where(&self, filter: &Filter, page: Page) -> Result<Vec<Summary>, StoreError> {
-        if filter.is_empty() {
-            self.list(page).await
-        } else {
-            Err(StoreError::unsupported("lists by labels"))
-        }
-    }
-
-    /// Finds conversations by the words in their titles and in the texts of their messages.
-    ///
-    /// A title or a message is found if it contains all words and phrases of the query. Searches look at the text
-    /// blocks of messages, and not at thinking, tool uses, results or attachments. Each conversation is found once,
-    /// with the last message that contains the words. The conversations are sorted and divided into pages as by
-    /// [`list`](Store::list).
-    ///
-    /// The default implementation does not support searches.
-    ///
-    /// # Errors
-    ///
-    /// Fails with [`StoreError::Unsupported`], or if the store can't be read.
-    async fn search(&self, filter: &Filter, query: &Query, page: Page) -> Result<Found, StoreError> {
-        let _ = (filter, query, page);
-        Err(StoreError::unsupported("searches"))
-    }
-
-    /// Returns whether the store keeps a usage ledger, which consists of the rows in [`Commit::usage`]. If it does not,
-    /// sessions send no rows.
-    fn keeps_usage(&self) -> bool {
-        false
-    }
-
-    /// Returns rows of the conversation's usage ledger, newest first. Only the limit and the offset of the page count.
-    ///
-    /// # Errors
-    ///
-    /// Fails with [`StoreError::Unsupported`] if the store keeps no ledger, with [`StoreError::NotFound`], or if the
-    /// store can't be read.
-    async fn usage(&self, id: &ConversationId, page: Page) -> Result<Vec<UsageRow>, StoreError> {
-        let _ = (id, page);
-        Err(StoreError::unsupported("a usage ledger"))
-    }
-
-    /// Returns the usage of all matching conversations in a period, as one sum for each model, sorted by the model's
-    /// name.
-    ///
-    /// The sums include deleted conversations: when a conversation is deleted, the store keeps the sums of its usage,
-    /// by hour and model, together with its labels. Such a sum counts if its hour begins in the period.
-    ///
-    /// # Errors
-    ///
-    /// Fails with [`StoreError::Unsupported`] if the store keeps no ledger, or if the store or a matching conversation
-    /// can't be read.
-    async fn used(&self, filter: &Filter, period: Range<Timestamp>) -> Result<Vec<UsageSum>, StoreError> {
-        let _ = (filter, period);
-        Err(StoreError::unsupported("a usage ledger"))
-    }
-
-    /// Returns whether the store supports [`erase`](Store::erase).
-    fn erases(&self) -> bool {
-        false
-    }
-
-    /// Removes nodes from the conversation, and moves its head and cursors. This is a write like
-    /// [`commit`](Store::commit).
-    ///
-    /// After the write is acknowledged, the store no longer contains the messages of the removed nodes, as far as it
-    /// controls the medium. The store's documentation states what may remain. The usage ledger keeps its rows.
-    ///
-    /// The write also removes the turn in flight and the messages in the [end of the last run](Stored::last_run), which
-    /// may be erased ones. It keeps the outcomes of prompts, as [`Stored::erase`] shows.
-    ///
-    /// # Errors
-    ///
-    /// Fails with [`StoreError::Unsupported`] if the store can't erase nodes. Otherwise, fails in the same cases as
-    /// [`commit`](Store::commit).
-    async fn erase(
-        &self,
-        id: &ConversationId,
-        write: &Write,
-        erased: &Erased,
-    ) -> Result<Version, StoreError> {
-        let _ = (id, write, erased);
-        Err(StoreError::unsupported("erasing messages"))
-    }
-
-    /// Returns whether the store keeps records of turns in flight ([`Commit::with_turn`]), which it returns as
-    /// [`Stored::turn`]. If it does not, sessions write no records.
-    ///
-    /// A store that keeps records must have [leases](Store::acquire), or be used by one process at a time. Otherwise
-    /// two processes would continue the same turn.
-    fn keeps_turns(&self) -> bool {
-        false
+    /// Fails with [`StoreError::NotFound`], or if the store can't be read. Damage is reported in the summary, if the
+    /// store can find the conversation's other facts.
+    async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError> {
+        Ok(self.load(id).await?.summary(id))
     }
 
     /// Returns the turn in flight, if one is recorded.
@@ -446,6 +284,23 @@ pub trait Store: Send + Sync + 'static {
         Ok(turn.map(|turn| StoredTurn { version, ..*turn }))
     }
 
+    /// Lists the conversations that match a filter, by their last write, newest first, then by id. Does not read whole
+    /// conversations.
+    ///
+    /// A page shows the list at the moment of the call. A write to a conversation moves the conversation to the front
+    /// of the list, which shifts pages with an offset. So a conversation may appear on two such pages, and if other
+    /// conversations are deleted, a conversation may be missed. Pages [`after`](Page::after) a conversation contain
+    /// each conversation exactly once if nobody writes to it. This is true even if the conversation after which a page
+    /// begins was deleted or moved. To list all conversations as of one moment, request one page of `usize::MAX`.
+    ///
+    /// If the store has an index, a page after a conversation costs the same anywhere in the list.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`StoreError::Unsupported`] if there is a filter and the store does not support
+    /// [labels](StoreTraits::labels). Such a store calls [`Listing::unfiltered`]. Also fails if the store can't be read.
+    async fn list(&self, listing: &Listing) -> Result<Vec<Summary>, StoreError>;
+
     /// Lists the turns in flight that `which` selects, of the conversations that match a filter, oldest first, then by
     /// the conversation's id.
     ///
@@ -457,30 +312,64 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// Fails with [`StoreError::Unsupported`] if the store does not keep records of turns, or if there is a filter and
     /// the store does not support labels. Also fails if the store can't be read.
-    async fn turns(&self, which: Turns, filter: &Filter, page: Page) -> Result<Vec<TurnSummary>, StoreError> {
-        let _ = (which, filter, page);
+    async fn turns(&self, which: Turns, listing: &Listing) -> Result<Vec<TurnSummary>, StoreError> {
+        let _ = (which, listing);
         Err(StoreError::unsupported("lists of turns in flight"))
     }
 
-    /// Returns the time by the store's clock, which measures the time limits of open approvals.
+    /// Finds conversations by the words in their titles and in the texts of their messages.
     ///
-    /// The default implementation returns the machine's time. A store whose times are those of another clock, such as
-    /// the clock of a database server, returns the time of that clock.
+    /// A title or a message is found if it contains all words and phrases of the query. Searches look at the text
+    /// blocks of messages, and not at thinking, tool uses, results or attachments. Each conversation is found once,
+    /// with the last message that contains the words. The conversations are filtered, sorted and divided into pages as
+    /// by [`list`](Store::list).
     ///
     /// # Errors
     ///
-    /// Fails if the store can't be reached.
-    async fn now(&self) -> Result<Timestamp, StoreError> {
-        Ok(Timestamp::now())
+    /// Fails with [`StoreError::Unsupported`], or if the store can't be read.
+    async fn search(&self, query: &Query, listing: &Listing) -> Result<Found, StoreError> {
+        let _ = (query, listing);
+        Err(StoreError::unsupported("searches"))
     }
 
-    /// Returns how long a lease lasts without renewal. Returns `None` if the store relies on versions alone.
+    /// Returns rows of the conversation's usage ledger, newest first. Only the limit and the offset of the page count.
     ///
-    /// Managers choose the interval of their [sweep](crate::manager::Sweep) by it. The default implementation returns
-    /// `None`.
-    fn lease_duration(&self) -> Option<Duration> {
-        None
+    /// # Errors
+    ///
+    /// Fails with [`StoreError::Unsupported`] if the store keeps no ledger, with [`StoreError::NotFound`], or if the
+    /// store can't be read.
+    async fn usage(&self, id: &ConversationId, page: &Page) -> Result<Vec<UsageRow>, StoreError> {
+        let _ = (id, page);
+        Err(StoreError::unsupported("a usage ledger"))
     }
+
+    /// Returns the usage of all matching conversations in a period, as one sum for each model, sorted by the model's
+    /// name.
+    ///
+    /// The sums include deleted conversations: when a conversation is deleted, the store keeps the sums of its usage,
+    /// by hour and model, together with its labels. Such a sum counts if its hour begins in the period.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`StoreError::Unsupported`] if the store keeps no ledger, or if there is a filter and the store does
+    /// not support labels. Also fails if the store or a matching conversation can't be read.
+    async fn used(&self, filter: &Filter, period: Range<Timestamp>) -> Result<Vec<UsageSum>, StoreError> {
+        let _ = (filter, period);
+        Err(StoreError::unsupported("a usage ledger"))
+    }
+
+    /// Deletes the conversation and everything that belongs to it. Deleting a conversation that does not exist
+    /// succeeds.
+    ///
+    /// With a lease, the conversation is deleted only if this lease is still valid. This prevents an owner that was
+    /// paused for longer than its lease from deleting the later work of another owner, or a new conversation with the
+    /// same id.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`StoreError::LeaseLost`] if there is a lease, the conversation exists and the lease is no longer
+    /// valid. Also fails if the store can't be written to.
+    async fn delete(&self, id: &ConversationId, lease: Option<&Lease>) -> Result<(), StoreError>;
 
     /// Makes `owner` the owner of the conversation.
     ///
@@ -496,83 +385,66 @@ pub trait Store: Send + Sync + 'static {
         Ok(Lease::unlimited())
     }
 
-    /// Extends a lease, which then starts anew with its original duration. An expired lease continues with its epoch,
-    /// unless another owner has acquired the conversation in the meantime.
-    ///
-    /// # Errors
-    ///
-    /// Fails with [`StoreError::LeaseLost`] if the lease was released or passed to another owner, or if the store can't
-    /// be reached.
-    async fn renew(&self, id: &ConversationId, lease: &Lease) -> Result<Lease, StoreError> {
-        let _ = id;
-        Ok(lease.clone())
-    }
-
-    /// Renews several leases and returns the conversations whose leases are lost. If the renewal of one lease fails,
-    /// the other leases are still renewed.
-    ///
-    /// A store should implement this method if it can renew many leases together at a lower cost than one by one.
+    /// Extends leases, which then start anew with their original durations, and returns the conversations whose leases
+    /// are lost. A lease is lost if it was released, if it has passed to another owner, or if the conversation was
+    /// deleted. An expired lease continues with its epoch, unless another owner has acquired the conversation in the
+    /// meantime.
     ///
     /// # Errors
     ///
     /// If the store can't be reached for some or all of the leases, returns the first such error. The other leases are
     /// still renewed. To find out which leases are lost, repeat the call.
-    async fn renew_all(&self, leases: &[(ConversationId, Lease)]) -> Result<Vec<ConversationId>, StoreError> {
-        let (mut lost, mut failed) = (Vec::new(), None);
-        for (id, lease) in leases {
-            match self.renew(id, lease).await {
-                Ok(_) => {}
-                Err(StoreError::LeaseLost { .. } | StoreError::NotFound { .. }) => lost.push(id.clone()),
-                // A lease that can't be renewed must not prevent the renewal of the leases after it.
-                Err(error) => failed = failed.or(Some(error)),
-            }
-        }
-        failed.map_or(Ok(lost), Err)
+    async fn renew(&self, leases: &[(ConversationId, Lease)]) -> Result<Vec<ConversationId>, StoreError> {
+        let _ = leases;
+        Ok(Vec::new())
     }
 
-    /// Deletes the conversation in the same way as [`delete`](Store::delete), if this lease is still valid.
-    ///
-    /// This prevents an owner that was paused for longer than its lease from deleting the later work of another owner,
-    /// or a new conversation with the same id.
-    ///
-    /// # Errors
-    ///
-    /// Fails with [`StoreError::LeaseLost`] if the conversation exists and the lease is no longer valid. Also fails if
-    /// the store can't be written to.
-    async fn delete_under(&self, id: &ConversationId, lease: &Lease) -> Result<(), StoreError> {
-        let _ = lease;
-        self.delete(id).await
-    }
-
-    /// Ends a lease before it expires. Releasing a lease that has already ended succeeds.
+    /// Ends a lease before it expires, and records the last event of the session's feed that changed anything.
+    /// [`Stored::mark`] returns this event until the next write. If `mark` is `None`, or the lease was already released
+    /// or passed to another owner, nothing is recorded, and an earlier mark stays. Releasing a lease that has already
+    /// ended succeeds.
     ///
     /// # Errors
     ///
     /// Fails if the store can't be reached.
-    async fn release(&self, id: &ConversationId, lease: &Lease) -> Result<(), StoreError> {
-        let _ = (id, lease);
-        Ok(())
-    }
-
-    /// Ends a lease in the same way as [`release`](Store::release), and records the last event of the session's feed
-    /// that changed anything. [`Stored::mark`] returns it until the next write. If `mark` is `None`, or the lease was
-    /// already released or passed to another owner, nothing is recorded, and an earlier mark stays.
-    ///
-    /// The default implementation does not record the event.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the store can't be reached.
-    async fn release_at(
+    async fn release(
         &self,
         id: &ConversationId,
         lease: &Lease,
         mark: Option<EventId>,
     ) -> Result<(), StoreError> {
-        let _ = mark;
-        self.release(id, lease).await
+        let _ = (id, lease, mark);
+        Ok(())
     }
 }
+
+/// The optional parts that a store supports.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a part that a store may lack")]
+#[non_exhaustive]
+pub struct StoreTraits {
+    /// Whether the store keeps a usage ledger, which consists of the rows in [`Commit::usage`]. If it does not,
+    /// sessions send no rows.
+    pub usage: bool,
+    /// Whether the store supports [`Change::Erase`].
+    pub erase: bool,
+    /// Whether the store keeps records of turns in flight ([`Commit::with_turn`]), which it returns as
+    /// [`Stored::turn`]. If it does not, sessions write no records.
+    ///
+    /// A store that keeps records must have [leases](Store::acquire), or be used by one process at a time. Otherwise
+    /// two processes would continue the same turn.
+    pub turns: bool,
+    /// Whether the store supports [searches](Store::search), if its indexes were created.
+    pub search: bool,
+    /// Whether lists can be filtered by labels.
+    pub labels: bool,
+    /// The duration of a lease without renewal. `None` if the store relies on versions alone. Managers choose the
+    /// interval of their [sweep](crate::manager::Sweep) by it.
+    pub lease: Option<Duration>,
+}
+
+crate::setters::setters!(StoreTraits: with_usage(usage: bool), with_erase(erase: bool), with_turns(turns: bool),
+    with_search(search: bool), with_labels(labels: bool), with_lease(lease: some Duration));
 
 /// Converts the argument of [`Session::builder`](crate::session::Session::builder) and
 /// [`Manager::builder`](crate::manager::Manager::builder) to a shared store. The argument is a store, an `Arc` of a

@@ -153,7 +153,7 @@ impl Chat {
             self.printer.note(&explain(&error));
         }
         let store = Arc::clone(&self.conversation.store);
-        let listed = store.list(Page::first(20)).await?;
+        let listed = store.list(&Page::first(20).into()).await?;
         for found in &listed {
             let here = if found.id == *self.conversation.session.id() { '>' } else { ' ' };
             let title = found.damage.as_deref().or(found.title.as_deref()).unwrap_or("untitled");

@@ -7,10 +7,7 @@ use omni_agent::{
     agent::{Agent, AgentBuilder, Recover, RecoveryDecision},
     message::Message,
     session::Session,
-    store::{
-        Commit, ConversationId, CopyOptions, Filter, MemoryStore, Page, Store, StoredState, Turns, Write,
-        WriteId, export_json,
-    },
+    store::{Change, Commit, ConversationId, CopyOptions, Listing, MemoryStore, Store, StoredState, Turns, Write, export_json},
     testing::{ScriptedProvider, Step},
     tree::{Node, NodeId},
 };
@@ -42,7 +39,7 @@ pub fn turn(text: &[u8]) {
 /// Stores a conversation with two messages and this turn in flight.
 async fn left(store: &dyn Store, record: &Value) -> ConversationId {
     let id = ConversationId::generate();
-    let created = store.create(&id, WriteId::generate(), &StoredState::default()).await;
+    let created = store.write(&id, &Write::first(), &Change::create(StoredState::default())).await;
     let node = |number| NodeId::new(number).expect("nodes are counted from 1");
     let nodes = [
         Node::new(node(1), None, Message::user("Hello")),
@@ -51,14 +48,14 @@ async fn left(store: &dyn Store, record: &Value) -> ConversationId {
     let commit = json!({ "head": 2, "turn": { "record": record } });
     let commit: Commit = serde_json::from_value(commit).expect("a record of any content is read");
     let write = Write::on(created.expect("the id is free"));
-    store.commit(&id, &write, &commit.with_nodes(nodes)).await.expect("there is no other writer");
+    store.write(&id, &write, &Change::Commit(commit.with_nodes(nodes))).await.expect("there is no other writer");
     id
 }
 
 async fn reads(store: &dyn Store, id: &ConversationId) {
     assert_eq!(store.load(id).await.expect("the conversation can be read").nodes.len(), 2);
     for which in [Turns::All, Turns::Waiting, Turns::Left] {
-        store.turns(which, &Filter::default(), Page::default()).await.expect("turns can be listed");
+        store.turns(which, &Listing::default()).await.expect("turns can be listed");
     }
     let text = export_json(store, id).await.expect("the conversation can be exported");
     let (to, options) = (MemoryStore::new(), CopyOptions::default().with_turns(true));

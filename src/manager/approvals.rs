@@ -20,7 +20,7 @@ use crate::{
     run::{self, Error, ErrorKind, TurnRecord},
     session::{Session, SessionCommand, Tenure, damaged_turn},
     store::{
-        Commit, ConversationId, Filter, Labels, Owner, Page, PendingApproval, Position, StoreError,
+        Change, Commit, ConversationId, Filter, Labels, Owner, Page, PendingApproval, Position, StoreError,
         StoredTurn, TurnSummary, Turns, Undecidable, Write,
     },
     time::moment_after,
@@ -101,7 +101,7 @@ impl Manager {
     /// opening the conversations.
     ///
     /// The list contains the approvals that the store has recorded, so it needs a store that [keeps
-    /// turns](crate::store::Store::keeps_turns) and sessions that record them. If a tool use waits in the middle of a
+    /// turns](crate::store::StoreTraits::turns) and sessions that record them. If a tool use waits in the middle of a
     /// model's answer, its approval is lost when the process ends. Such an approval is listed only while its
     /// conversation is open.
     ///
@@ -131,7 +131,7 @@ impl Manager {
     /// Returns the turns that [`pending_approvals`](Self::pending_approvals) lists, with those that can't be read.
     pub(crate) async fn waiting_turns(&self, filter: &Filter, page: Page) -> Result<Vec<TurnSummary>, Error> {
         self.0.begin_sweeping();
-        Ok(self.0.store.turns(Turns::Waiting, filter, page).await?)
+        Ok(self.0.store.turns(Turns::Waiting, &(filter.clone(), page).into()).await?)
     }
 
     /// Decides on a tool use that waits, whether or not its conversation is open. `by` is the name of the person or
@@ -181,7 +181,7 @@ impl Manager {
     ///
     /// Returns the errors of [`pending_approvals`](Self::pending_approvals).
     pub async fn left(&self, filter: &Filter, page: Page) -> Result<Vec<TurnSummary>, Error> {
-        let mut left = self.0.store.turns(Turns::Left, filter, page).await?;
+        let mut left = self.0.store.turns(Turns::Left, &(filter.clone(), page).into()).await?;
         let registry = self.0.registry();
         // A store without owners does not know which conversations are open, so remove the open ones here.
         left.retain(|turn| registry.look(&turn.id).is_none());
@@ -211,7 +211,7 @@ impl Inner {
         by: Option<&str>,
     ) -> Result<Decided, Error> {
         let by: Option<Arc<str>> = by.map(Into::into);
-        let lease = self.store.lease_duration();
+        let lease = self.store.traits().lease;
         let limit = self.decide_timeout;
         let limit = limit.unwrap_or_else(|| lease.unwrap_or(USUAL_LEASE).saturating_add(LEASE_MARGIN));
         let (begun, until) = (Instant::now(), moment_after(limit));
@@ -243,11 +243,10 @@ impl Inner {
             let attempt = attempt.await;
             let attempt = attempt.unwrap_or_else(|reason| Err(aborted(&id.conversation, &reason)));
             let Err(owned) = attempt? else { return Ok(Decided::InStore) };
-            let (turn, error) = *owned;
+            let (mut turn, error) = *owned;
             if now >= until || self.shutting.is_cancelled() {
                 return Err(with_left(error, lease, begun.elapsed()));
             }
-            known = Some(turn);
             // The id is released meanwhile, so that other callers need not wait for the other process.
             tokio::select! {
                 biased;
@@ -258,6 +257,8 @@ impl Inner {
                 () = sleep_until(until.min(now + delay)) => {}
             }
             delay = (delay * 2).min(LONGEST_OWNED_DELAY);
+            turn.now = turn.now.after(now.elapsed());
+            known = Some(turn);
         }
     }
 
@@ -273,7 +274,7 @@ impl Inner {
         let mut conflicts = 0;
         loop {
             let stale = |turn: Option<&StoredTurn>| stale(id, &turn.map(open_uses).unwrap_or_default());
-            if !self.store.keeps_turns() {
+            if !self.store.traits().turns {
                 return Err(stale(None));
             }
             let turn = match known.take() {
@@ -286,7 +287,7 @@ impl Inner {
                 decision: decision.clone(),
                 by: by.clone(),
                 expired: false,
-                at: self.now_for(&turn).await?,
+                at: turn.now,
             };
             let (record, result) = match turn.decide(decided) {
                 Ok(record) => (record, Ok(())),
@@ -304,12 +305,6 @@ impl Inner {
         }
     }
 
-    /// Returns the time by the clock that measures the time limits of the turn's approvals.
-    async fn now_for(&self, turn: &StoredTurn) -> Result<Timestamp, StoreError> {
-        let has_limit = turn.record.waiting.iter().any(|waiting| waiting.expires_in.is_some());
-        if has_limit { self.store.now().await } else { Ok(Timestamp::now()) }
-    }
-
     /// Writes a record of a turn whose conversation nobody has open. If the turn has changed since it was read, the
     /// version of the write makes the store reject the write.
     pub(super) async fn record(
@@ -324,7 +319,7 @@ impl Inner {
         let lease = tenure.as_ref().map(Tenure::lease).transpose()?;
         let write = lease.map_or(write, |lease| write.under(&lease));
         let commit = Commit::new(record.head).with_usage([]).with_turn(record);
-        let written = self.store.commit(id, &write, &commit).await;
+        let written = self.store.write(id, &write, &Change::Commit(commit)).await;
         if let Some(tenure) = tenure {
             tenure.end(None).await;
         }

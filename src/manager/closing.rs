@@ -17,7 +17,7 @@ use crate::{
     agent::InFlight,
     run::{Error, ErrorKind},
     session::{Session, Tenure},
-    store::{ConversationId, Labels, Lease, StateChange, StoreError, Write},
+    store::{Change, ConversationId, Labels, Lease, StateChange, StoreError, Write},
 };
 
 /// A change of the title or the labels of a conversation.
@@ -164,11 +164,11 @@ impl Inner {
             Ok(tenure) => tenure,
             // The conversation does not exist, but a crash may have left parts of it in the store, so let the store
             // delete them.
-            Err(StoreError::NotFound { .. }) => return self.store.delete(id).await,
+            Err(StoreError::NotFound { .. }) => return self.store.delete(id, None).await,
             Err(error) => return Err(error),
         };
-        let Some(tenure) = tenure else { return self.store.delete_under(id, &Lease::unlimited()).await };
-        let deleted = self.store.delete_under(id, &tenure.lease()?).await;
+        let Some(tenure) = tenure else { return self.store.delete(id, None).await };
+        let deleted = self.store.delete(id, Some(&tenure.lease()?)).await;
         tenure.end(None).await;
         deleted
     }
@@ -192,12 +192,13 @@ impl Inner {
         id: &ConversationId,
         change: StateChange,
     ) -> Result<(), StoreError> {
+        let change = Change::State(change);
         let mut version = self.store.summary(id).await?.version;
         let mut tries = 0;
         loop {
             let write = Write::on(version);
             let write = lease.map_or(write, |lease| write.under(lease));
-            match self.store.save_state(id, &write, &change).await {
+            match self.store.write(id, &write, &change).await {
                 // A title and labels do not depend on the changes of other writers, so after a conflict, write them on
                 // the current version.
                 Err(StoreError::Conflict { current, .. }) if tries < RENAME_TRIES => version = current,

@@ -45,7 +45,7 @@ pub(super) const USUAL_LEASE: Duration = Duration::from_secs(30);
 /// When a manager looks for turns that nobody works on.
 ///
 /// By default, a sweep runs after each third of the duration of the store's
-/// [leases](crate::store::Store::lease_duration). In a store without leases, it runs every ten seconds. Each interval is
+/// [leases](crate::store::StoreTraits::lease). In a store without leases, it runs every ten seconds. Each interval is
 /// up to a quarter shorter or longer, so that several processes do not keep sweeping at the same moment.
 ///
 /// ```
@@ -250,8 +250,8 @@ impl Inner {
     /// a runtime.
     pub(super) fn begin_sweeping(self: &Arc<Self>) {
         let Recovery { starter: Some(starter), sweep, is_sweeping, .. } = &self.recovery else { return };
-        let Some(every) = sweep.interval.with_leases(self.store.lease_duration()) else { return };
-        if self.store.keeps_turns() && !is_sweeping.swap(true, Ordering::Relaxed) {
+        let Some(every) = sweep.interval.with_leases(self.store.traits().lease) else { return };
+        if self.store.traits().turns && !is_sweeping.swap(true, Ordering::Relaxed) {
             let (inner, starter, every) = (Arc::downgrade(self), Arc::clone(starter), every);
             let gone = self.recovery.alive.token().clone();
             // The task belongs to no caller, so it has no span of a caller.
@@ -311,13 +311,13 @@ impl Inner {
         most: usize,
         recovered: &mut Recovered,
     ) -> Result<Option<Position>, Error> {
-        let now = self.listed(self.store.now()).await?;
         // The number is taken once, because the opened sessions take permits at different times.
         let room = self.limits.room();
         let (mut seen, mut tasks) = (0, JoinSet::new());
         let next = 'turns: loop {
             let page = Page { after: after.clone(), ..Page::first(PAGE) };
-            let turns = self.store.turns(Turns::Left, &self.recovery.sweep.filter, page);
+            let listing = (self.recovery.sweep.filter.clone(), page).into();
+            let turns = self.store.turns(Turns::Left, &listing);
             let turns = match self.listed(turns).await {
                 Ok(turns) => turns,
                 Err(error) => break Err(error.into()),
@@ -325,7 +325,7 @@ impl Inner {
             let is_last = turns.len() < PAGE;
             seen += turns.len();
             for turn in turns {
-                let verdict = attempts.verdict(&turn, now, self.recovery.begun.elapsed());
+                let verdict = attempts.verdict(&turn, turn.now, self.recovery.begun.elapsed());
                 if verdict == Verdict::Wait || self.registry().look(&turn.id).is_some() {
                     after = Some(turn.position);
                     continue;
@@ -498,7 +498,7 @@ impl Inner {
             return Ok(false);
         }
         let Some(turn) = self.store.turn(id).await? else { return Ok(false) };
-        let expired = turn.expire(self.store.now().await?);
+        let expired = turn.expire(turn.now);
         let expired = expired.map_err(|problem| StoreError::damaged("the turn in flight", problem))?;
         let Some(record) = expired else { return Ok(!only_waits(&turn)) };
         let waits = record.waiting.iter().any(|waiting| waiting.survives);

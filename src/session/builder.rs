@@ -19,7 +19,7 @@ use crate::{
     message::Timestamp,
     run::{Error, ErrorKind, RunEnd},
     setters::setters,
-    store::{ConversationId, Labels, Owner, Store, WriteId},
+    store::{Change, ConversationId, Labels, Owner, Store, StoreError, Write},
     subscription::FeedLimits,
     tree::Tree,
 };
@@ -163,7 +163,7 @@ impl SessionBuilder {
 
     /// Sets how much of a turn in flight survives the end of the process. Defaults to [`Durable::Turns`].
     ///
-    /// Above `Turns`, the store must [keep turns](Store::keeps_turns). When the conversation is opened again, in any
+    /// Above `Turns`, the store must [keep turns](crate::store::StoreTraits::turns). When the conversation is opened again, in any
     /// process, its turn in flight continues as [`recover`](Self::recover) states. A turn that was recorded is recorded
     /// until its end, even if the conversation is opened with a lower level.
     ///
@@ -263,14 +263,14 @@ impl SessionBuilder {
         let store = Arc::clone(&self.store);
         // This check reports a taken id before the application's `init` runs. If another caller creates the
         // conversation concurrently, only the later call of `create` notices this.
-        if store.exists(&id).await? {
-            return Err(crate::store::StoreError::AlreadyExists { id }.into());
+        if exists(&*store, &id).await? {
+            return Err(StoreError::AlreadyExists { id }.into());
         }
         let (mut starting, id) = self.start_new(id).await?;
         let state = starting.core.state();
         let setup = Arc::clone(&starting.session.shared.setup);
         let created = contained(tracing::Span::current(), async move {
-            let version = store.create(&id, WriteId::generate(), &state).await?;
+            let version = store.write(&id, &Write::first(), &Change::create(state)).await?;
             Ok((version, Tenure::begin(&store, setup.keeper.as_ref(), &id, &setup.owner()).await?))
         });
         match created.await {
@@ -318,7 +318,7 @@ impl SessionBuilder {
         let (state, version, mark) = (stored.state, stored.version, stored.mark);
         let tree = Tree::restored(stored.nodes, stored.head, stored.cursors, stored.next)?;
         let flight = StoredFlight::of_stored(stored.turn.as_deref(), tree.head());
-        let now = if stored.turn.is_some() { self.store.now().await? } else { Timestamp::default() };
+        let now = stored.turn.as_ref().map_or(Timestamp(0), |turn| turn.now);
         let recovered = Recovered::of(&id, stored.turn, &tree, self.setup.recover, now)?;
         let mut last_run = stored.last_run.map(closed);
         let (history, turn, ended) = match recovered {
@@ -339,7 +339,7 @@ impl SessionBuilder {
             (None, None) => Vec::new(),
         };
         self.agent = self.agent.restore(state.clone()).last_run(last_run).history(history);
-        let (keeps_usage, used) = (self.store.keeps_usage(), stored.used.usage);
+        let (keeps_usage, used) = (self.store.traits().usage, stored.used.usage);
         let loaded = |config, seen| Core::loaded(tree, state, version, keeps_usage, config, seen);
         let mut starting = Box::pin(self.start(id, loaded)).await?;
         starting.core.loaded_usage(used);
@@ -374,7 +374,7 @@ impl SessionBuilder {
     ///
     /// Panics outside a tokio runtime.
     pub async fn open_or_create(self, id: ConversationId) -> Result<Session, Error> {
-        if self.store.exists(&id).await? {
+        if exists(&*self.store, &id).await? {
             Box::pin(self.open(id)).await
         } else {
             Box::pin(self.create_with_id(id)).await
@@ -389,7 +389,7 @@ impl SessionBuilder {
                         the history, or import it into the store first";
             return Err(Error::new(ErrorKind::Config, text));
         }
-        if self.setup.durable > Durable::Turns && !self.store.keeps_turns() {
+        if self.setup.durable > Durable::Turns && !self.store.traits().turns {
             let text = "this store does not keep turns in flight; use a store that does, or `Durable::Turns` (a \
                         `FileSystemStore` keeps them if it is exclusive)";
             return Err(Error::new(ErrorKind::Config, text));
@@ -401,11 +401,21 @@ impl SessionBuilder {
         self.check()?;
         check_title(self.title.as_deref())?;
         let (title, labels) = (self.title.take(), std::mem::take(&mut self.labels));
-        let keeps_usage = self.store.keeps_usage();
+        let keeps_usage = self.store.traits().usage;
         let core = |config, seen| Core::new(title, labels, keeps_usage, config, seen);
         let mut starting = Box::pin(self.start(id.clone(), core)).await?;
         starting.core.set_prompts(Vec::new(), starting.session.shared.setup.durable > Durable::Turns);
         Ok((starting, id))
+    }
+}
+
+/// Returns whether the conversation exists.
+async fn exists(store: &dyn Store, id: &ConversationId) -> Result<bool, StoreError> {
+    match store.summary(id).await {
+        // A damaged conversation exists, too.
+        Ok(_) | Err(StoreError::Damaged { .. }) => Ok(true),
+        Err(StoreError::NotFound { .. }) => Ok(false),
+        Err(error) => Err(error),
     }
 }
 

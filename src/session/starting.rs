@@ -22,7 +22,7 @@ use crate::{
     actor::{Signal, Termination},
     agent::{Agent, Config, HistoryOwner, Hold, Moment, Status},
     run::{Error, TurnRecord},
-    store::{ConversationId, Store},
+    store::{Change, ConversationId, Store},
     subscription::{EventId, Feed},
 };
 
@@ -59,7 +59,7 @@ impl Starting {
         let lease = self.tenure.as_ref().map(|tenure| tenure.held().lease()).transpose();
         let written = contained(tracing::Span::current(), async move {
             let write = lease?.map_or(write, |lease| write.under(&lease));
-            store.commit(&id, &write, &commit).await
+            store.write(&id, &write, &Change::Commit(commit)).await
         });
         match written.await {
             Ok(version) => self.core.rewritten(version),
@@ -126,7 +126,7 @@ impl SessionBuilder {
             termination: Termination::default(),
             started: AtomicBool::new(false),
             watcher,
-            erases: store.erases(),
+            erases: store.traits().erase,
             is_behind: AtomicBool::new(false),
             is_draining: AtomicBool::new(false),
             is_between_requests: AtomicBool::new(false),

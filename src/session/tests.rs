@@ -11,6 +11,10 @@
     reason = "the helpers see the public API as an application does"
 )]
 
+#[macro_use]
+#[path = "../../tests/support/forward.rs"]
+mod forward;
+
 mod leaving;
 #[path = "../../tests/session/support.rs"]
 mod support;

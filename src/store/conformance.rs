@@ -36,7 +36,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use super::{Commit, ConversationId, Store, StoredState, Version, Write, WriteId};
+use super::{Change, Commit, ConversationId, Store, StoredState, Version, Write};
 use crate::{
     conformance::{CheckOutcome, ConformanceReport, checks, run},
     message::Message,
@@ -113,7 +113,7 @@ checks! {
         mark_is_returned_until_the_next_write, turn_is_removed_by_erase_and_delete;
     records: records_of_any_content_are_summed_up;
     damage: torn_write_is_dropped_completely, damage_is_reported_with_its_place;
-    ownership: lease_excludes_other_owners, expired_lease_can_be_acquired_by_another, renew_all_returns_the_lost_leases,
+    ownership: lease_excludes_other_owners, expired_lease_can_be_acquired_by_another, renew_returns_the_lost_leases,
         lease_of_a_deleted_conversation_is_invalid_for_a_later_one, delete_under_a_lease_requires_a_valid_lease,
         write_after_a_release_is_rejected, write_during_an_acquisition_precedes_it_or_is_rejected,
         renewal_during_an_acquisition_leaves_one_owner;
@@ -157,11 +157,14 @@ fn turn(first: u64, last: u64) -> Commit {
 
 /// Creates an empty conversation.
 async fn created(store: &dyn Store, id: &ConversationId) -> Version {
-    let created = store.create(id, WriteId::generate(), &StoredState::default()).await;
+    let created = store.write(id, &Write::first(), &Change::create(StoredState::default())).await;
     created.expect("a new conversation can be created")
 }
 
 /// Makes a commit that must succeed.
 async fn committed(store: &dyn Store, id: &ConversationId, base: Version, commit: &Commit) -> Version {
-    store.commit(id, &Write::on(base), commit).await.expect("a commit on the current version succeeds")
+    store
+        .write(id, &Write::on(base), &Change::Commit(commit.clone()))
+        .await
+        .expect("a commit on the current version succeeds")
 }

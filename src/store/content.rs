@@ -89,6 +89,34 @@ impl StateChange {
     }
 }
 
+/// A change to a conversation, as one write.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Change {
+    /// Creates the conversation with this state and no nodes.
+    // Boxed, because changes are moved and few of them create a conversation.
+    Create(Box<StoredState>),
+    /// Adds the changes of one turn, or of one move in the tree.
+    Commit(Commit),
+    /// Replaces the whole state, only the title, or only the labels.
+    State(StateChange),
+    /// Removes nodes, and moves the head and cursors. Not all stores [support](super::StoreTraits::erase) it.
+    ///
+    /// After the write is acknowledged, the store no longer contains the messages of the removed nodes, as far as it
+    /// controls the medium. The store's documentation states what may remain. The usage ledger keeps its rows.
+    ///
+    /// The write also removes the turn in flight and the messages in the [end of the last run](Stored::last_run), which
+    /// may be erased ones. It keeps the outcomes of prompts, as [`Stored::erase`] shows.
+    Erase(Erased),
+}
+
+impl Change {
+    /// Returns the creation of a conversation with this state.
+    pub fn create(state: StoredState) -> Self {
+        Self::Create(Box::new(state))
+    }
+}
+
 /// The changes that one turn, or one move in the tree, makes to a conversation. A store writes all of them or none.
 ///
 /// Later versions of this crate may add parts to a commit, and a store must keep these parts too. The JSON form of a
@@ -241,7 +269,7 @@ pub struct Stored {
     )]
     pub turn: Option<Box<StoredTurn>>,
     /// The last event of the session's feed that changed anything, if the last write or the
-    /// [release](super::Store::release_at) of the conversation recorded it.
+    /// [release](super::Store::release) of the conversation recorded it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mark: Option<EventId>,
 }
@@ -307,6 +335,26 @@ impl Stored {
             self.state = state.without_secrets();
         }
         self.nodes.extend(nodes);
+    }
+
+    /// Returns the entry of this conversation in a list, without an owner.
+    pub fn summary(&self, id: &ConversationId) -> Summary {
+        Summary {
+            title: self.state.title.clone(),
+            labels: self.state.labels.clone(),
+            updated: self.updated,
+            in_flight: self.turn.is_some(),
+            waiting: self.turn.as_ref().map_or(0, |turn| turn.record.waiting_count()),
+            ..Summary::new(id.clone(), self.version, self.created)
+        }
+    }
+
+    /// Returns the same conversation, read at this time by the store's clock.
+    pub fn read_at(mut self, now: Timestamp) -> Self {
+        if let Some(turn) = &mut self.turn {
+            turn.now = now;
+        }
+        self
     }
 
     /// Sets the version after a write, and the time of the last write.
@@ -457,13 +505,13 @@ impl From<&Summary> for Position {
 /// the meantime is on exactly one of these pages.
 ///
 /// ```
-/// use omni_agent::store::{MemoryStore, Page, Store};
+/// use omni_agent::store::{Listing, MemoryStore, Page, Store};
 /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
 /// # let store = MemoryStore::new();
 ///
 /// let mut page = Page::first(100);
 /// loop {
-///     let listed = store.list(page.clone()).await?;
+///     let listed = store.list(&Listing::from(page.clone())).await?;
 ///     let Some(last) = listed.last() else { break };
 ///     page = page.after(last);
 /// }

@@ -83,7 +83,7 @@ pub async fn export_json(store: &dyn Store, id: &ConversationId) -> Result<Strin
 ///
 /// let store = MemoryStore::new();
 /// let id = ConversationId::new("first")?;
-/// store.create(&id, WriteId::generate(), &StoredState::default().with_title("A talk")).await?;
+/// store.write(&id, &Write::first(), &Change::create(StoredState::default().with_title("A talk"))).await?;
 ///
 /// let json = export_json(&store, &id).await?;
 /// let second = import_json(&store, &json, Some(ConversationId::new("second")?)).await?;

@@ -5,14 +5,15 @@
 //!
 //! ```
 //! use omni_agent::store::{
-//!     ConversationId, FileSystemStore, Store, StoredState, WriteId, file_system::Durability,
+//!     Change, ConversationId, FileSystemStore, Store, StoredState, Write, file_system::Durability,
 //! };
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
 //! # let folder = std::env::temp_dir().join(ConversationId::generate().as_str());
 //!
 //! let store = FileSystemStore::builder(&folder).durability(Durability::Process).open().await?;
 //! let id = ConversationId::new("holiday")?;
-//! store.create(&id, WriteId::generate(), &StoredState::default().with_title("Holiday")).await?;
+//! let state = StoredState::default().with_title("Holiday");
+//! store.write(&id, &Write::first(), &Change::create(state)).await?;
 //! assert!(folder.join("holiday.jsonl").exists());
 //! assert_eq!(store.summary(&id).await?.title.as_deref(), Some("Holiday"));
 //! # std::fs::remove_dir_all(folder)?;
@@ -54,7 +55,7 @@
 //! | `commit` | the head and, if present, changed cursors, the state, new nodes (id, parent, message, usage), rows of the usage ledger, and a record of the turn in flight or the end of a run |
 //! | `state` | the whole state, only the title, or all labels |
 //! | `erase` | the ids of the erased nodes, the head, the id of the next node, the state, and the end of the last run |
-//! | `mark` | the last event of a session's feed, which [`Store::release_at`] has recorded. The line is synced, but it is not a write. It has the version and the id of the line before it |
+//! | `mark` | the last event of a session's feed, which [`Store::release`] has recorded. The line is synced, but it is not a write. It has the version and the id of the line before it |
 //!
 //! Any tool for JSON Lines can read a log: `jq '.record.change.commit.nodes[]?.message' ID.jsonl`.
 //!
@@ -93,11 +94,11 @@
 //!
 //! # Erasure
 //!
-//! [`Store::erase`] rewrites the log in the same way, also while a turn is in flight. The lines stay without the erased
+//! [`Change::Erase`] rewrites the log in the same way, also while a turn is in flight. The lines stay without the erased
 //! nodes, the records of turns, the ends of runs, the titles, the labels and the states. They keep their usage. The last
 //! line records the erasure. It contains the state, and the end of the last run without messages. After a crash at any
-//! moment, the erasure is either complete or has not happened. If the log can't be rewritten, `erase` fails and nothing
-//! changes. If only the last sync of the folder fails, `erase` also fails, but the erasure is complete unless the
+//! moment, the erasure is either complete or has not happened. If the log can't be rewritten, the write fails and nothing
+//! changes. If only the last sync of the folder fails, the write also fails, but the erasure is complete unless the
 //! machine crashes.
 //!
 //! A delete removes a new log that a crash has left behind, and then the log.
@@ -162,16 +163,15 @@ use tokio::{
 use self::{
     log::{Lock, Log},
     place::{LogPath, sync_folder},
-    record::{Change, Erasure},
+    record::LogChange,
 };
 use super::{
-    Commit, ConversationId, Filter, Lease, Page, StateChange, Store, StoreError, Stored, StoredState,
-    Summary, TurnSummary, Turns, Version, Write, WriteId,
+    Change, ConversationId, Filter, Lease, Listing, Page, Store, StoreError, StoreTraits, Stored, Summary,
+    TurnSummary, Turns, Version, Write,
 };
 use crate::{
     message::{Timestamp, UsageRow, UsageSum},
     subscription::EventId,
-    tree::Erased,
 };
 
 /// A store that keeps conversations in a folder, for applications on one machine. Clones share one store.
@@ -185,11 +185,11 @@ use crate::{
 /// The [module](self) documents the layout of the folder and the format of the files.
 ///
 /// ```no_run
-/// use omni_agent::store::{FileSystemStore, Page, Store};
+/// use omni_agent::store::{FileSystemStore, Listing, Store};
 ///
 /// # async fn run() -> Result<(), omni_agent::store::StoreError> {
 /// let store = FileSystemStore::open("conversations").await?;
-/// for conversation in store.list(Page::default()).await? {
+/// for conversation in store.list(&Listing::default()).await? {
 ///     println!("{} {}", conversation.id, conversation.title.as_deref().unwrap_or("untitled"));
 /// }
 /// # Ok(())
@@ -291,18 +291,6 @@ impl FileSystemStore {
     ) -> Result<T, StoreError> {
         self.at(id, move |place, _| log::read(place, read)?.ok_or_else(|| place.not_found())).await
     }
-
-    async fn change(
-        &self,
-        id: &ConversationId,
-        write: &Write,
-        change: Change,
-    ) -> Result<Version, StoreError> {
-        let write = *write;
-        let changed =
-            self.locked(id, false, move |log, durability| write::change(log, &write, change, durability));
-        changed.await?.ok_or_else(|| StoreError::NotFound { id: id.clone() })
-    }
 }
 
 /// Runs blocking code to its end, even if the caller stops waiting.
@@ -320,35 +308,24 @@ pub(super) async fn blocking<T: Send + 'static>(
 
 #[async_trait]
 impl Store for FileSystemStore {
-    async fn create(
-        &self,
-        id: &ConversationId,
-        write: WriteId,
-        state: &StoredState,
-    ) -> Result<Version, StoreError> {
-        let state = state.clone();
-        let created =
-            self.locked(id, true, move |log, durability| write::create(log, write, state, durability));
-        // `None` is not expected here. If the folder is missing, `locked` has already failed.
-        created.await?.ok_or_else(|| StoreError::NotFound { id: id.clone() })
+    fn traits(&self) -> StoreTraits {
+        let turns = self.0.exclusive.is_some();
+        StoreTraits { usage: true, erase: true, turns, labels: true, ..StoreTraits::default() }
     }
 
-    async fn commit(
+    async fn write(
         &self,
         id: &ConversationId,
         write: &Write,
-        commit: &Commit,
+        change: &Change,
     ) -> Result<Version, StoreError> {
-        self.change(id, write, Change::Commit(commit.clone())).await
-    }
-
-    async fn save_state(
-        &self,
-        id: &ConversationId,
-        write: &Write,
-        change: &StateChange,
-    ) -> Result<Version, StoreError> {
-        self.change(id, write, Change::State(change.clone())).await
+        let (write, creates) = (*write, matches!(change, Change::Create(_)));
+        let change = LogChange::from(change.clone());
+        let written =
+            self.locked(id, creates, move |log, durability| write::write(log, &write, change, durability));
+        // If the change creates the conversation, `None` is not expected. If the folder is missing, `locked` has
+        // already failed.
+        written.await?.ok_or_else(|| StoreError::NotFound { id: id.clone() })
     }
 
     async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
@@ -356,7 +333,7 @@ impl Store for FileSystemStore {
             let replay = log.replay(|_| {})?;
             Ok(replay.map(|replay| {
                 rewrite::tidy(log, &replay);
-                replay.stored
+                replay.stored.read_at(Timestamp::now())
             }))
         })
         .await
@@ -366,20 +343,17 @@ impl Store for FileSystemStore {
         self.at(id, |place, _| list::summary(place)?.ok_or_else(|| place.not_found())).await
     }
 
-    async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
-        self.list_where(&Filter::default(), page).await
+    async fn list(&self, listing: &Listing) -> Result<Vec<Summary>, StoreError> {
+        let (shared, listing) = (Arc::clone(&self.0), listing.clone());
+        blocking(move || list::list(&shared.folder, listing)).await
     }
 
-    async fn list_where(&self, filter: &Filter, page: Page) -> Result<Vec<Summary>, StoreError> {
-        let (shared, filter) = (Arc::clone(&self.0), filter.clone());
-        blocking(move || list::list(&shared.folder, &filter, page)).await
+    async fn turns(&self, which: Turns, listing: &Listing) -> Result<Vec<TurnSummary>, StoreError> {
+        let (shared, listing) = (Arc::clone(&self.0), listing.clone());
+        blocking(move || list::turns(&shared.folder, which, &listing)).await
     }
 
-    fn keeps_usage(&self) -> bool {
-        true
-    }
-
-    async fn usage(&self, id: &ConversationId, page: Page) -> Result<Vec<UsageRow>, StoreError> {
+    async fn usage(&self, id: &ConversationId, page: &Page) -> Result<Vec<UsageRow>, StoreError> {
         let rows = self.read(id, deleted::ledger).await?.rows;
         Ok(rows.into_iter().rev().skip(page.offset).take(page.limit).collect())
     }
@@ -389,41 +363,7 @@ impl Store for FileSystemStore {
         blocking(move || deleted::used(&shared.folder, &filter, &period)).await
     }
 
-    fn erases(&self) -> bool {
-        true
-    }
-
-    async fn erase(
-        &self,
-        id: &ConversationId,
-        write: &Write,
-        erased: &Erased,
-    ) -> Result<Version, StoreError> {
-        let erasure = Erasure { erased: erased.clone(), state: StoredState::default(), last_run: None };
-        self.change(id, write, Change::Erase(Box::new(erasure))).await
-    }
-
-    fn keeps_turns(&self) -> bool {
-        self.0.exclusive.is_some()
-    }
-
-    async fn turns(&self, which: Turns, filter: &Filter, page: Page) -> Result<Vec<TurnSummary>, StoreError> {
-        let (shared, filter) = (Arc::clone(&self.0), filter.clone());
-        blocking(move || list::turns(&shared.folder, which, &filter, &page)).await
-    }
-
-    async fn release_at(
-        &self,
-        id: &ConversationId,
-        _lease: &Lease,
-        mark: Option<EventId>,
-    ) -> Result<(), StoreError> {
-        let Some(mark) = mark else { return Ok(()) };
-        let marked = self.locked(id, false, move |log, durability| write::mark(log, mark, durability));
-        marked.await.map(Option::unwrap_or_default)
-    }
-
-    async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
+    async fn delete(&self, id: &ConversationId, _: Option<&Lease>) -> Result<(), StoreError> {
         let (begun, mut create) = (Instant::now(), false);
         loop {
             match self.locked(id, create, write::delete).await? {
@@ -442,6 +382,12 @@ impl Store for FileSystemStore {
                 }
             }
         }
+    }
+
+    async fn release(&self, id: &ConversationId, _: &Lease, mark: Option<EventId>) -> Result<(), StoreError> {
+        let Some(mark) = mark else { return Ok(()) };
+        let marked = self.locked(id, false, move |log, durability| write::mark(log, mark, durability));
+        marked.await.map(Option::unwrap_or_default)
     }
 }
 

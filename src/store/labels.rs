@@ -2,7 +2,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use super::Page;
+use super::{Page, StoreError};
 use crate::run::{Error, ErrorKind};
 
 /// The labels of a conversation, such as its tenant, user, kind or tags. Each label has a name and a value.
@@ -179,8 +179,8 @@ impl From<Labels> for Filter {
     }
 }
 
-/// A part of a list of conversations, possibly with a filter. [`Manager::list`](crate::manager::Manager::list) accepts
-/// a [`Page`], a [`Filter`] or both.
+/// A part of a list, possibly with a filter. [`Manager::list`](crate::manager::Manager::list) accepts a [`Page`], a
+/// [`Filter`] or both.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(
     feature = "schema",
@@ -194,6 +194,17 @@ pub struct Listing {
     pub filter: Filter,
     /// The part of the list.
     pub page: Page,
+}
+
+impl Listing {
+    /// Returns the page. Stores without labels call this, so that no filter is ignored.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`StoreError::Unsupported`] if there is a filter.
+    pub fn unfiltered(&self) -> Result<&Page, StoreError> {
+        if self.filter.is_empty() { Ok(&self.page) } else { Err(StoreError::unsupported("lists by labels")) }
+    }
 }
 
 impl From<Page> for Listing {

@@ -7,8 +7,8 @@ use std::{
 use async_trait::async_trait;
 
 use super::{
-    Commit, ConversationId, Filter, Found, Hit, Lease, Page, Query, StateChange, Store, StoreError, Stored,
-    StoredState, StoredTurn, Summary, TurnSummary, Turns, Version, Write, WriteId,
+    Change, Commit, ConversationId, Filter, Found, Hit, Lease, Listing, Page, Query, Store, StoreError,
+    StoreTraits, Stored, StoredState, StoredTurn, Summary, TurnSummary, Turns, Version, Write, WriteId,
     ledger::{KeptUsage, Sums},
     search::searched_text,
 };
@@ -16,7 +16,6 @@ use crate::{
     message::{Timestamp, UsageRow, UsageSum},
     subscription::EventId,
     sync::lock,
-    tree::Erased,
 };
 
 /// A store in the memory of this process. Its content is lost when the last clone of the store is dropped.
@@ -25,13 +24,13 @@ use crate::{
 /// searches and sums of usage read all conversations.
 ///
 /// ```
-/// use omni_agent::store::{ConversationId, MemoryStore, Store, StoredState, WriteId};
+/// use omni_agent::store::{Change, ConversationId, MemoryStore, Store, StoredState, Write};
 /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
 ///
 /// let store = MemoryStore::new();
 /// let id = ConversationId::new("first")?;
-/// store.clone().create(&id, WriteId::generate(), &StoredState::default()).await?;
-/// assert!(store.exists(&id).await?);
+/// let version = store.clone().write(&id, &Write::first(), &Change::create(StoredState::default())).await?;
+/// assert_eq!(store.summary(&id).await?.version, version);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// # })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -67,29 +66,27 @@ impl MemoryStore {
         lock(&self.0)
     }
 
-    /// Performs a write. `apply` returns whether the write counts as an update, which changes the time.
-    fn write(
+    /// Creates a conversation.
+    fn create(
         &self,
         id: &ConversationId,
-        write: &Write,
-        apply: impl FnOnce(&mut Conversation) -> bool,
+        write: WriteId,
+        state: &StoredState,
     ) -> Result<Version, StoreError> {
         let mut content = self.lock();
-        let conversation = content.conversations.get_mut(id);
-        let conversation = conversation.ok_or_else(|| StoreError::NotFound { id: id.clone() })?;
-        let current = conversation.stored.version;
-        if write.base != current {
-            return match conversation.written_on(write.base) {
-                Some(earlier) if earlier == write.id => Ok(write.base.next()),
-                _ => Err(StoreError::Conflict { id: id.clone(), current }),
+        if let Some(conversation) = content.conversations.get(id) {
+            let back = conversation.writes.len() as u64 - 1;
+            return if conversation.writes[0] == write {
+                Ok(Version::new(conversation.stored.version.get() - back))
+            } else {
+                Err(StoreError::AlreadyExists { id: id.clone() })
             };
         }
-        let is_update = apply(conversation);
-        conversation.writes.push(write.id);
-        let stored = &mut conversation.stored;
-        let updated = if is_update { stored.updated.max(Timestamp::now()) } else { stored.updated };
-        stored.advance(current.next(), updated);
-        Ok(stored.version)
+        let version = Version::first();
+        let stored = Stored::new(version, Timestamp::now(), state.clone());
+        let conversation = Conversation { stored, writes: vec![write], usage: Vec::new() };
+        content.conversations.insert(id.clone(), conversation);
+        Ok(version)
     }
 
     fn get<T>(&self, id: &ConversationId, read: impl FnOnce(&Conversation) -> T) -> Result<T, StoreError> {
@@ -99,13 +96,9 @@ impl MemoryStore {
 }
 
 impl Content {
-    /// Returns the matching conversations on this page.
-    fn list(
-        &self,
-        page: Page,
-        matches: impl Fn(&Conversation) -> bool,
-    ) -> Vec<(&ConversationId, &Conversation)> {
-        let all = self.conversations.iter().filter(|(_, conversation)| matches(conversation));
+    /// Returns the conversations that match the filter and are on this page.
+    fn list(&self, filter: &Filter, page: Page) -> Vec<(&ConversationId, &Conversation)> {
+        let all = self.conversations.iter().filter(|(_, conversation)| conversation.matches(filter));
         page.cut(
             all.map(|(id, conversation)| (conversation.stored.updated, id, (id, conversation))).collect(),
         )
@@ -130,18 +123,6 @@ impl Conversation {
         filter.matches(&self.stored.state.labels)
     }
 
-    fn summary(&self, id: &ConversationId) -> Summary {
-        let stored = &self.stored;
-        Summary {
-            title: stored.state.title.clone(),
-            labels: stored.state.labels.clone(),
-            updated: stored.updated,
-            in_flight: stored.turn.is_some(),
-            waiting: stored.turn.as_ref().map_or(0, |turn| turn.record.waiting_count()),
-            ..Summary::new(id.clone(), stored.version, stored.created)
-        }
-    }
-
     fn turn(&self, id: &ConversationId) -> Option<TurnSummary> {
         let turn = TurnSummary::new(id.clone(), self.stored.turn.as_ref()?);
         Some(TurnSummary { labels: self.stored.state.labels.clone(), ..turn })
@@ -150,90 +131,92 @@ impl Conversation {
     fn find(&self, id: &ConversationId, query: &Query) -> Option<Hit> {
         let nodes = self.stored.nodes.iter().rev();
         if let Some(node) = nodes.into_iter().find(|node| query.is_in(&searched_text(node.message()))) {
-            return Some(Hit::message(self.summary(id), node.id(), node.message(), query));
+            return Some(Hit::message(self.stored.summary(id), node.id(), node.message(), query));
         }
         let title = self.stored.state.title.as_deref().unwrap_or_default();
-        query.is_in(title).then(|| Hit::title(self.summary(id)))
+        query.is_in(title).then(|| Hit::title(self.stored.summary(id)))
     }
 }
 
 #[async_trait]
 impl Store for MemoryStore {
-    async fn create(
+    fn traits(&self) -> StoreTraits {
+        StoreTraits { usage: true, erase: true, turns: true, search: true, labels: true, lease: None }
+    }
+
+    async fn write(
         &self,
         id: &ConversationId,
-        write: WriteId,
-        state: &StoredState,
+        write: &Write,
+        change: &Change,
     ) -> Result<Version, StoreError> {
+        if let Change::Create(state) = change {
+            return self.create(id, write.id, state);
+        }
         let mut content = self.lock();
-        if let Some(conversation) = content.conversations.get(id) {
-            let back = conversation.writes.len() as u64 - 1;
-            return if conversation.writes[0] == write {
-                Ok(Version::new(conversation.stored.version.get() - back))
-            } else {
-                Err(StoreError::AlreadyExists { id: id.clone() })
+        let conversation = content.conversations.get_mut(id);
+        let conversation = conversation.ok_or_else(|| StoreError::NotFound { id: id.clone() })?;
+        let current = conversation.stored.version;
+        if write.base != current {
+            return match conversation.written_on(write.base) {
+                Some(earlier) if earlier == write.id => Ok(write.base.next()),
+                _ => Err(StoreError::Conflict { id: id.clone(), current }),
             };
         }
-        let version = Version::first();
-        let stored = Stored::new(version, Timestamp::now(), state.clone());
-        let conversation = Conversation { stored, writes: vec![write], usage: Vec::new() };
-        content.conversations.insert(id.clone(), conversation);
-        Ok(version)
-    }
-
-    async fn commit(
-        &self,
-        id: &ConversationId,
-        write: &Write,
-        commit: &Commit,
-    ) -> Result<Version, StoreError> {
-        self.write(id, write, |conversation| conversation.commit(commit))
-    }
-
-    async fn save_state(
-        &self,
-        id: &ConversationId,
-        write: &Write,
-        change: &StateChange,
-    ) -> Result<Version, StoreError> {
-        self.write(id, write, |conversation| {
-            conversation.stored.change_state(change.clone());
-            true
-        })
+        // A write that does not count as an update does not change the time.
+        let mut is_update = true;
+        match change {
+            Change::Create(_) => {}
+            Change::Commit(commit) => is_update = conversation.commit(commit),
+            Change::State(change) => conversation.stored.change_state(change.clone()),
+            Change::Erase(erased) => conversation.stored.erase(erased),
+        }
+        conversation.writes.push(write.id);
+        let stored = &mut conversation.stored;
+        let updated = if is_update { stored.updated.max(Timestamp::now()) } else { stored.updated };
+        stored.advance(current.next(), updated);
+        Ok(stored.version)
     }
 
     async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
-        self.get(id, |conversation| conversation.stored.clone())
+        self.get(id, |conversation| conversation.stored.clone().read_at(Timestamp::now()))
     }
 
     async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError> {
-        self.get(id, |conversation| conversation.summary(id))
+        self.get(id, |conversation| conversation.stored.summary(id))
     }
 
-    async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
-        self.list_where(&Filter::default(), page).await
+    async fn turn(&self, id: &ConversationId) -> Result<Option<StoredTurn>, StoreError> {
+        let turn = self.get(id, |conversation| conversation.stored.turn.as_deref().cloned())?;
+        Ok(turn.map(|turn| StoredTurn { now: Timestamp::now(), ..turn }))
     }
 
-    async fn list_where(&self, filter: &Filter, page: Page) -> Result<Vec<Summary>, StoreError> {
+    async fn list(&self, Listing { filter, page }: &Listing) -> Result<Vec<Summary>, StoreError> {
         let content = self.lock();
-        let listed = content.list(page, |conversation| conversation.matches(filter));
-        Ok(listed.into_iter().map(|(id, conversation)| conversation.summary(id)).collect())
+        let listed = content.list(filter, page.clone());
+        Ok(listed.into_iter().map(|(id, conversation)| conversation.stored.summary(id)).collect())
     }
 
-    async fn search(&self, filter: &Filter, query: &Query, page: Page) -> Result<Found, StoreError> {
+    async fn turns(
+        &self,
+        which: Turns,
+        Listing { filter, page }: &Listing,
+    ) -> Result<Vec<TurnSummary>, StoreError> {
+        let now = Timestamp::now();
         let content = self.lock();
-        let listed = content.list(Page { limit: usize::MAX, offset: 0, ..page.clone() }, |conversation| {
-            conversation.matches(filter)
-        });
+        let matching = content.conversations.iter().filter(|(_, conversation)| conversation.matches(filter));
+        let turns = matching.filter_map(|(id, conversation)| conversation.turn(id)?.listed(which, now));
+        Ok(TurnSummary::page(turns.collect(), page))
+    }
+
+    async fn search(&self, query: &Query, Listing { filter, page }: &Listing) -> Result<Found, StoreError> {
+        let content = self.lock();
+        let listed = content.list(filter, Page { limit: usize::MAX, offset: 0, ..page.clone() });
         let hits = listed.into_iter().filter_map(|(id, conversation)| conversation.find(id, query));
         Ok(Found::new(hits.skip(page.offset).take(page.limit).collect()))
     }
 
-    fn keeps_usage(&self) -> bool {
-        true
-    }
-
-    async fn usage(&self, id: &ConversationId, page: Page) -> Result<Vec<UsageRow>, StoreError> {
+    async fn usage(&self, id: &ConversationId, page: &Page) -> Result<Vec<UsageRow>, StoreError> {
         self.get(id, |conversation| {
             conversation.usage.iter().rev().skip(page.offset).take(page.limit).cloned().collect()
         })
@@ -256,51 +239,7 @@ impl Store for MemoryStore {
         Ok(sums.into_vec())
     }
 
-    fn erases(&self) -> bool {
-        true
-    }
-
-    async fn erase(
-        &self,
-        id: &ConversationId,
-        write: &Write,
-        erased: &Erased,
-    ) -> Result<Version, StoreError> {
-        self.write(id, write, |conversation| {
-            conversation.stored.erase(erased);
-            true
-        })
-    }
-
-    fn keeps_turns(&self) -> bool {
-        true
-    }
-
-    async fn turn(&self, id: &ConversationId) -> Result<Option<StoredTurn>, StoreError> {
-        self.get(id, |conversation| conversation.stored.turn.as_deref().cloned())
-    }
-
-    async fn turns(&self, which: Turns, filter: &Filter, page: Page) -> Result<Vec<TurnSummary>, StoreError> {
-        let now = Timestamp::now();
-        let content = self.lock();
-        let matching = content.conversations.iter().filter(|(_, conversation)| conversation.matches(filter));
-        let turns = matching.filter_map(|(id, conversation)| conversation.turn(id)?.listed(which, now));
-        Ok(TurnSummary::page(turns.collect(), &page))
-    }
-
-    async fn release_at(
-        &self,
-        id: &ConversationId,
-        _lease: &Lease,
-        mark: Option<EventId>,
-    ) -> Result<(), StoreError> {
-        if let (Some(mark), Some(conversation)) = (mark, self.lock().conversations.get_mut(id)) {
-            conversation.stored.mark = Some(mark);
-        }
-        Ok(())
-    }
-
-    async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
+    async fn delete(&self, id: &ConversationId, _: Option<&Lease>) -> Result<(), StoreError> {
         let mut content = self.lock();
         let removed = content.conversations.remove(id);
         if let Some(conversation) = &removed {
@@ -309,6 +248,13 @@ impl Store for MemoryStore {
         drop(content);
         // Dropping a long conversation takes time, so the conversation is dropped after the lock was released.
         drop(removed);
+        Ok(())
+    }
+
+    async fn release(&self, id: &ConversationId, _: &Lease, mark: Option<EventId>) -> Result<(), StoreError> {
+        if let (Some(mark), Some(conversation)) = (mark, self.lock().conversations.get_mut(id)) {
+            conversation.stored.mark = Some(mark);
+        }
         Ok(())
     }
 }

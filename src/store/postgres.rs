@@ -7,7 +7,7 @@
 //! ```no_run
 //! use std::time::Duration;
 //!
-//! use omni_agent::store::{ConversationId, PostgresStore, Store, StoredState, WriteId};
+//! use omni_agent::store::{Change, ConversationId, PostgresStore, Store, StoredState, Write};
 //!
 //! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
 //! let store = PostgresStore::builder("postgres://ada:secret@db.example.com/app")
@@ -17,7 +17,7 @@
 //!     .open()
 //!     .await?;
 //! let id = ConversationId::generate();
-//! store.create(&id, WriteId::generate(), &StoredState::default()).await?;
+//! store.write(&id, &Write::first(), &Change::create(StoredState::default())).await?;
 //! # Ok(())
 //! # }
 //! ```
@@ -26,15 +26,12 @@
 //!
 //! The store owns one schema of the database, by default `omni_agent`. Opening the store creates or updates the schema.
 //! Several processes may open the store at the same time. The table `migrations` lists the applied versions, the latest
-//! of which is now 3. A schema with a later version is rejected with [`StoreError::UnknownFormat`]. The user needs the
-//! right to create schemas in the database. If the schema is up to date, the right to use the schema and its tables is
-//! enough.
+//! of which is now 10. A schema with a version before 10 or with a later version than this crate knows is rejected with
+//! [`StoreError::UnknownFormat`]. The user needs the right to create schemas in the database. If the schema is up to
+//! date, the right to use the schema and its tables is enough.
 //!
 //! An update of the schema waits for users of its tables, such as a dump, for up to five minutes. Then it fails with
 //! [`StoreError::Busy`]. While the update waits, it blocks other users from these tables for two seconds at a time.
-//! Processes that opened version 1 of the schema continue to work next to processes that opened a later version. As
-//! long as processes with version 1 exist, all leases should have the same duration, because these processes do not
-//! record the duration of their leases.
 //!
 //! | table | one row per |
 //! | --- | --- |
@@ -62,7 +59,7 @@
 //! statement changes no row, a second statement finds the reason. If `synchronous_commit` is `off`, the store sets it
 //! to `on`, so an acknowledged write is on the server's disk.
 //!
-//! A delete or an [erasure](Store::erase) removes the rows. The bytes of the rows stay in the server's files until
+//! A delete or an [erasure](Change::Erase) removes the rows. The bytes of the rows stay in the server's files until
 //! `VACUUM` and later writes have replaced them, and the words stay in the indexes for searches. `VACUUM FULL` of
 //! `nodes`, `conversations`, `runs`, `turns`, `approvals` and `pending` removes both at once, and locks each table
 //! meanwhile. The bytes also stay in the server's write-ahead log, replicas and backups as long as these are kept.
@@ -124,13 +121,12 @@ use self::{
     server::{Lane, Limits, Server, Threads},
 };
 use super::{
-    Commit, ConversationId, Filter, Found, Lease, Owner, Page, Query, StateChange, Store, StoreError, Stored,
-    StoredState, StoredTurn, Summary, TurnSummary, Turns, Version, Write, WriteId, rows::Change,
+    Change, ConversationId, Filter, Found, Lease, Listing, Owner, Page, Query, Store, StoreError,
+    StoreTraits, Stored, StoredTurn, Summary, TurnSummary, Turns, Version, Write,
 };
 use crate::{
     message::{Timestamp, UsageRow, UsageSum},
     subscription::EventId,
-    tree::Erased,
 };
 
 /// A store that keeps conversations in PostgreSQL, for applications on many machines. Clones share one store.
@@ -138,11 +134,11 @@ use crate::{
 /// The [module](self) documents the layout of the schema.
 ///
 /// ```no_run
-/// use omni_agent::store::{Page, PostgresStore, Store};
+/// use omni_agent::store::{Listing, PostgresStore, Store};
 ///
 /// # async fn run() -> Result<(), omni_agent::store::StoreError> {
 /// let store = PostgresStore::open("postgres://ada@localhost/app").await?;
-/// for conversation in store.list(Page::default()).await? {
+/// for conversation in store.list(&Listing::default()).await? {
 ///     println!("{} {}", conversation.id, conversation.title.as_deref().unwrap_or("untitled"));
 /// }
 /// # Ok(())
@@ -315,49 +311,21 @@ impl PostgresStore {
 
 #[async_trait]
 impl Store for PostgresStore {
-    async fn create(
-        &self,
-        id: &ConversationId,
-        write: WriteId,
-        state: &StoredState,
-    ) -> Result<Version, StoreError> {
-        let new = (id.clone(), write, state.clone());
-        self.run(Lane::Conversations, Some(id), new, |connection, server, (id, write, state)| {
-            Box::pin(write::create(connection, server, id, *write, state))
-        })
-        .await
+    fn traits(&self) -> StoreTraits {
+        let lease = Some(self.0.server.limits.lease);
+        StoreTraits { usage: true, erase: true, turns: true, search: true, labels: true, lease }
     }
 
-    async fn commit(
+    async fn write(
         &self,
         id: &ConversationId,
         write: &Write,
-        commit: &Commit,
-    ) -> Result<Version, StoreError> {
-        let turn = (id.clone(), *write, commit.clone());
-        self.run(Lane::Conversations, Some(id), turn, |connection, server, (id, write, commit)| {
-            Box::pin(async move {
-                // The commit is encoded on the store's threads, so that this does not block a thread of the
-                // application.
-                let change = Change::of_commit(id, commit.clone())?;
-                write::change(connection, server, id, write, &change).await
-            })
-        })
-        .await
-    }
-
-    async fn save_state(
-        &self,
-        id: &ConversationId,
-        write: &Write,
-        change: &StateChange,
+        change: &Change,
     ) -> Result<Version, StoreError> {
         let new = (id.clone(), *write, change.clone());
         self.run(Lane::Conversations, Some(id), new, |connection, server, (id, write, change)| {
-            Box::pin(async move {
-                let change = Change::of_state(id, change.clone())?;
-                write::change(connection, server, id, write, &change).await
-            })
+            // The change is encoded on the store's threads, so that this does not block a thread of the application.
+            Box::pin(write::write(connection, server, id, write, change))
         })
         .await
     }
@@ -376,35 +344,38 @@ impl Store for PostgresStore {
         .await
     }
 
-    async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
-        self.run(Lane::Conversations, None, page, |connection, server, page| {
-            Box::pin(read::list(connection, server, page.clone()))
+    async fn turn(&self, id: &ConversationId) -> Result<Option<StoredTurn>, StoreError> {
+        self.run(Lane::Conversations, Some(id), id.clone(), |connection, server, id| {
+            Box::pin(turns::turn(connection, server, id))
         })
         .await
     }
 
-    async fn list_where(&self, filter: &Filter, page: Page) -> Result<Vec<Summary>, StoreError> {
-        let wanted = (filter.clone(), page);
-        self.run(Lane::Conversations, None, wanted, |connection, server, (filter, page)| {
-            Box::pin(filter::list_where(connection, server, filter, page.clone()))
+    async fn list(&self, listing: &Listing) -> Result<Vec<Summary>, StoreError> {
+        self.run(Lane::Conversations, None, listing.clone(), |connection, server, listing| {
+            Box::pin(filter::list(connection, server, listing))
         })
         .await
     }
 
-    async fn search(&self, filter: &Filter, query: &Query, page: Page) -> Result<Found, StoreError> {
-        let wanted = (filter.clone(), query.clone(), page);
-        self.run(Lane::Conversations, None, wanted, |connection, server, (filter, query, page)| {
-            Box::pin(search::search(connection, server, filter, query, page))
+    async fn turns(&self, which: Turns, listing: &Listing) -> Result<Vec<TurnSummary>, StoreError> {
+        let wanted = (which, listing.clone());
+        self.run(Lane::Conversations, None, wanted, |connection, server, (which, listing)| {
+            Box::pin(turns::list(connection, server, *which, listing))
         })
         .await
     }
 
-    fn keeps_usage(&self) -> bool {
-        true
+    async fn search(&self, query: &Query, listing: &Listing) -> Result<Found, StoreError> {
+        let wanted = (query.clone(), listing.clone());
+        self.run(Lane::Conversations, None, wanted, |connection, server, (query, listing)| {
+            Box::pin(search::search(connection, server, query, listing))
+        })
+        .await
     }
 
-    async fn usage(&self, id: &ConversationId, page: Page) -> Result<Vec<UsageRow>, StoreError> {
-        let wanted = (id.clone(), page);
+    async fn usage(&self, id: &ConversationId, page: &Page) -> Result<Vec<UsageRow>, StoreError> {
+        let wanted = (id.clone(), page.clone());
         self.run(Lane::Conversations, Some(id), wanted, |connection, server, (id, page)| {
             Box::pin(ledger::rows(connection, server, id, page))
         })
@@ -419,64 +390,12 @@ impl Store for PostgresStore {
         .await
     }
 
-    fn erases(&self) -> bool {
-        true
-    }
-
-    async fn erase(
-        &self,
-        id: &ConversationId,
-        write: &Write,
-        erased: &Erased,
-    ) -> Result<Version, StoreError> {
-        let gone = (id.clone(), *write, erased.clone());
-        self.run(Lane::Conversations, Some(id), gone, |connection, server, (id, write, erased)| {
-            Box::pin(write::erase(connection, server, id, write, erased))
+    async fn delete(&self, id: &ConversationId, lease: Option<&Lease>) -> Result<(), StoreError> {
+        let named = (id.clone(), lease.cloned(), OnceLock::new());
+        self.run(Lane::Conversations, Some(id), named, |connection, server, (id, lease, found)| {
+            Box::pin(write::delete(connection, server, id, lease.as_ref(), found))
         })
         .await
-    }
-
-    fn keeps_turns(&self) -> bool {
-        true
-    }
-
-    fn lease_duration(&self) -> Option<Duration> {
-        Some(self.0.server.limits.lease)
-    }
-
-    async fn turn(&self, id: &ConversationId) -> Result<Option<StoredTurn>, StoreError> {
-        self.run(Lane::Conversations, Some(id), id.clone(), |connection, server, id| {
-            Box::pin(turns::turn(connection, server, id))
-        })
-        .await
-    }
-
-    async fn turns(&self, which: Turns, filter: &Filter, page: Page) -> Result<Vec<TurnSummary>, StoreError> {
-        let wanted = (which, filter.clone(), page);
-        self.run(Lane::Conversations, None, wanted, |connection, server, (which, filter, page)| {
-            Box::pin(turns::list(connection, server, *which, filter, page))
-        })
-        .await
-    }
-
-    async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
-        let named = (id.clone(), OnceLock::new());
-        self.run(Lane::Conversations, Some(id), named, |connection, server, (id, found)| {
-            Box::pin(write::delete(connection, server, id, found))
-        })
-        .await
-    }
-
-    async fn delete_under(&self, id: &ConversationId, lease: &Lease) -> Result<(), StoreError> {
-        let held = (id.clone(), lease.clone());
-        self.run(Lane::Conversations, Some(id), held, |connection, server, (id, lease)| {
-            Box::pin(write::delete_under(connection, server, id, lease))
-        })
-        .await
-    }
-
-    async fn now(&self) -> Result<Timestamp, StoreError> {
-        self.run(Lane::Conversations, None, (), |connection, _, ()| Box::pin(turns::now(connection))).await
     }
 
     async fn acquire(&self, id: &ConversationId, owner: &Owner) -> Result<Lease, StoreError> {
@@ -487,27 +406,15 @@ impl Store for PostgresStore {
         .await
     }
 
-    async fn renew(&self, id: &ConversationId, lease: &Lease) -> Result<Lease, StoreError> {
-        let held = (id.clone(), lease.clone());
-        self.run(Lane::Leases, Some(id), held, |connection, server, (id, lease)| {
-            Box::pin(lease::renew(connection, server, id, lease))
-        })
-        .await?;
-        Ok(lease.clone())
-    }
-
-    async fn renew_all(&self, leases: &[(ConversationId, Lease)]) -> Result<Vec<ConversationId>, StoreError> {
-        self.run(Lane::Leases, None, leases.to_vec(), |connection, server, leases| {
-            Box::pin(lease::renew_all(connection, server, leases))
+    async fn renew(&self, leases: &[(ConversationId, Lease)]) -> Result<Vec<ConversationId>, StoreError> {
+        let id = if let [(id, _)] = leases { Some(id) } else { None };
+        self.run(Lane::Leases, id, leases.to_vec(), |connection, server, leases| {
+            Box::pin(lease::renew(connection, server, leases))
         })
         .await
     }
 
-    async fn release(&self, id: &ConversationId, lease: &Lease) -> Result<(), StoreError> {
-        self.release_at(id, lease, None).await
-    }
-
-    async fn release_at(
+    async fn release(
         &self,
         id: &ConversationId,
         lease: &Lease,

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use serde::de::DeserializeOwned;
 
 use super::{
-    Commit, ConversationId, Labels, StateChange, StoreError, StoredState, TurnChange, Version,
+    Change, Commit, ConversationId, Labels, StateChange, StoreError, StoredState, TurnChange, Version,
     content::without_messages, json,
 };
 use crate::{
@@ -29,7 +29,7 @@ use crate::{
 
 /// The changes of a write.
 #[derive(Default)]
-pub(super) struct Change {
+pub(super) struct RowChanges {
     pub(super) head: Column<Option<NodeId>>,
     pub(super) title: Column<Option<String>>,
     /// The state as JSON, without the title and the labels.
@@ -41,6 +41,9 @@ pub(super) struct Change {
     pub(super) usage: Vec<UsageRow>,
     pub(super) run: Option<RunRow>,
     pub(super) turn: TurnRow,
+    /// Whether the write creates the conversation.
+    pub(super) creates: bool,
+    pub(super) erased: Option<Erased>,
     /// Whether the write only records usage, the turn in flight or the end of a run. Such a write does not change the
     /// time of the last write, unless it moves the head.
     pub(super) is_record: bool,
@@ -72,8 +75,25 @@ pub(super) struct NodeRow {
     pub(super) usage: Option<String>,
 }
 
-impl Change {
-    pub(super) fn of_commit(id: &ConversationId, commit: Commit) -> Result<Self, StoreError> {
+impl RowChanges {
+    pub(super) fn of(id: &ConversationId, change: Change) -> Result<Self, StoreError> {
+        match change {
+            Change::Create(state) => Self { creates: true, ..Self::default() }.with_state(id, *state),
+            Change::Commit(commit) => Self::of_commit(id, commit),
+            Change::State(StateChange::Whole(state)) => Self::default().with_state(id, *state),
+            Change::State(StateChange::Title(title)) => {
+                Ok(Self { title: Column::Set(title), ..Self::default() })
+            }
+            Change::State(StateChange::Labels(labels)) => {
+                Ok(Self { labels: Column::Set(labels), ..Self::default() })
+            }
+            Change::Erase(erased) => {
+                Ok(Self { head: Column::Set(erased.head), erased: Some(erased), ..Self::default() })
+            }
+        }
+    }
+
+    fn of_commit(id: &ConversationId, commit: Commit) -> Result<Self, StoreError> {
         let (usage, is_record) = (commit.usage_rows(), !commit.is_update(commit.head));
         let turn_row = TurnRow::of(id, &commit)?;
         let Commit { head, cursors, state, nodes, usage: _, turn } = commit;
@@ -98,19 +118,7 @@ impl Change {
         }
     }
 
-    pub(super) fn of_state(id: &ConversationId, change: StateChange) -> Result<Self, StoreError> {
-        match change {
-            StateChange::Whole(state) => Self::default().with_state(id, *state),
-            StateChange::Title(title) => Ok(Self { title: Column::Set(title), ..Self::default() }),
-            StateChange::Labels(labels) => Ok(Self { labels: Column::Set(labels), ..Self::default() }),
-        }
-    }
-
-    pub(super) fn with_state(
-        mut self,
-        id: &ConversationId,
-        mut state: StoredState,
-    ) -> Result<Self, StoreError> {
+    fn with_state(mut self, id: &ConversationId, mut state: StoredState) -> Result<Self, StoreError> {
         // The title has its own column, because it is shown in lists and changes more often than the rest of the state.
         // Labels have their own rows, because lists are filtered by them.
         self.title = Column::Set(state.title.take());

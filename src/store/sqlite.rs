@@ -7,13 +7,14 @@
 //! ```
 //! use std::time::Duration;
 //!
-//! use omni_agent::store::{ConversationId, SqliteStore, Store, StoredState, WriteId};
+//! use omni_agent::store::{Change, ConversationId, SqliteStore, Store, StoredState, Write};
 //! # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
 //! # let file = std::env::temp_dir().join(format!("{}.sqlite", ConversationId::generate()));
 //!
 //! let store = SqliteStore::builder(&file).lock_wait(Duration::from_secs(10)).readers(2).open().await?;
 //! let id = ConversationId::new("holiday")?;
-//! store.create(&id, WriteId::generate(), &StoredState::default().with_title("Holiday")).await?;
+//! let state = StoredState::default().with_title("Holiday");
+//! store.write(&id, &Write::first(), &Change::create(state)).await?;
 //! assert_eq!(store.summary(&id).await?.title.as_deref(), Some("Holiday"));
 //! # drop(store);
 //! # let _ = std::fs::remove_file(file);
@@ -24,9 +25,9 @@
 //!
 //! # Layout
 //!
-//! The schema of the file has a version (`PRAGMA user_version`, now 2). `PRAGMA application_id` marks the file as a
-//! file of this crate. Opening a file updates its schema. A file with a later schema version is rejected with
-//! [`StoreError::UnknownFormat`].
+//! The schema of the file has a version (`PRAGMA user_version`, now 10). `PRAGMA application_id` marks the file as
+//! a file of this crate. Opening a file updates its schema. A file with a version before 10 or with a later version than
+//! this crate knows is rejected with [`StoreError::UnknownFormat`].
 //!
 //! | table | one row per |
 //! | --- | --- |
@@ -98,7 +99,7 @@
 //!
 //! # Deletes and erasures
 //!
-//! Before a delete or an [erasure](Store::erase) is acknowledged, the store overwrites the deleted data with zeros
+//! Before a delete or an [erasure](Change::Erase) is acknowledged, the store overwrites the deleted data with zeros
 //! (`secure_delete`) and empties the write-ahead log. So neither the file nor the log contains the deleted text
 //! afterwards. There are two exceptions:
 //!
@@ -170,15 +171,14 @@ use self::{
     workers::{Urgency, Workers},
 };
 use super::{
-    Commit, ConversationId, Filter, Found, Lease, Owner, Page, Query, StateChange, Store, StoreError, Stored,
-    StoredState, StoredTurn, Summary, TurnSummary, Turns, Version, Write, WriteId,
+    Change, ConversationId, Filter, Found, Lease, Listing, Owner, Page, Query, Store, StoreError,
+    StoreTraits, Stored, StoredTurn, Summary, TurnSummary, Turns, Version, Write,
     file_system::{Durability, blocking},
-    rows::Change,
+    rows::RowChanges,
 };
 use crate::{
     message::{Timestamp, UsageRow, UsageSum},
     subscription::EventId,
-    tree::Erased,
 };
 
 /// A store that keeps conversations in one SQLite file, for applications on one machine. Clones share one store.
@@ -189,14 +189,14 @@ use crate::{
 /// The [module](self) documents the layout of the file.
 ///
 /// ```
-/// use omni_agent::store::{ConversationId, SqliteStore, Store, StoredState, WriteId};
+/// use omni_agent::store::{Change, ConversationId, SqliteStore, Store, StoredState, Write};
 /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
 /// # let file = std::env::temp_dir().join(format!("{}.sqlite", ConversationId::generate()));
 ///
 /// let store = SqliteStore::open(&file).await?;
 /// let id = ConversationId::new("first")?;
-/// store.create(&id, WriteId::generate(), &StoredState::default()).await?;
-/// assert!(store.exists(&id).await?);
+/// let version = store.write(&id, &Write::first(), &Change::create(StoredState::default())).await?;
+/// assert_eq!(store.summary(&id).await?.version, version);
 /// # std::fs::remove_file(file)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// # })?;
@@ -308,7 +308,7 @@ impl SqliteStore {
     ///
     /// Fails with [`StoreError::Unreachable`], [`StoreError::Denied`] or [`StoreError::Busy`]. Fails with
     /// [`StoreError::Damaged`] if the file is not a database or belongs to another application. In this case, the file
-    /// is not changed. Fails with [`StoreError::UnknownFormat`] if a later version of this crate wrote the file. Fails
+    /// is not changed. Fails with [`StoreError::UnknownFormat`] if another version of this crate wrote the file. Fails
     /// with [`StoreError::Misconfigured`] if the program is linked with a version of SQLite that can lose writes. Also
     /// fails with other errors of SQLite.
     ///
@@ -372,7 +372,7 @@ impl SqliteStore {
 
     /// Performs a write in a transaction that other writes may share. `prepare` encodes the write before this
     /// transaction begins, so that encoding does not keep the file locked.
-    async fn write<P: 'static, T: Send + 'static>(
+    async fn write_shared<P: 'static, T: Send + 'static>(
         &self,
         urgency: Urgency,
         id: Option<&ConversationId>,
@@ -396,19 +396,6 @@ impl SqliteStore {
         self.writing()?.writer.run_together(urgency, prepare, action, check, end).await
     }
 
-    async fn change(
-        &self,
-        id: &ConversationId,
-        write: &Write,
-        change: impl FnOnce() -> Result<Change, StoreError> + Send + 'static,
-    ) -> Result<Version, StoreError> {
-        let (named, write) = (id.clone(), *write);
-        let action = move |connection: &mut Connection, _: &Database, change: &Change| {
-            write::change(connection, &named, &write, change)
-        };
-        self.write(Urgency::Other, Some(id), move || Ok(change()?), action).await
-    }
-
     /// Writes in a transaction that no other write shares.
     async fn write_alone<T: Send + 'static>(
         &self,
@@ -416,17 +403,6 @@ impl SqliteStore {
         action: impl FnOnce(&mut Connection, &Database) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T, StoreError> {
         self.run(&self.writing()?.writer, id, "writing to", action).await
-    }
-
-    async fn remove(&self, id: &ConversationId, lease: Option<Lease>) -> Result<(), StoreError> {
-        let (named, upkeep) = (id.clone(), Arc::clone(&self.writing()?.upkeep));
-        self.write_alone(Some(id), move |connection, _| {
-            write::delete(connection, &named, lease.as_ref())?;
-            upkeep.reclaim_pages(connection);
-            upkeep.clear(connection);
-            Ok(())
-        })
-        .await
     }
 
     async fn run<T: Send + 'static>(
@@ -451,45 +427,36 @@ impl SqliteStore {
 
 #[async_trait]
 impl Store for SqliteStore {
-    async fn create(
-        &self,
-        id: &ConversationId,
-        write: WriteId,
-        state: &StoredState,
-    ) -> Result<Version, StoreError> {
-        let (named, state) = (id.clone(), state.clone());
-        let target = named.clone();
-        let prepare = move || Ok(Change::default().with_state(&named, state)?);
-        let create = move |connection: &mut Connection, _: &Database, change: &Change| {
-            write::create(connection, &target, write, change)
-        };
-        self.write(Urgency::Other, Some(id), prepare, create).await
+    fn traits(&self) -> StoreTraits {
+        let lease = Some(self.0.database.lease);
+        StoreTraits { usage: true, erase: true, turns: true, search: true, labels: true, lease }
     }
 
-    async fn commit(
+    async fn write(
         &self,
         id: &ConversationId,
         write: &Write,
-        commit: &Commit,
+        change: &Change,
     ) -> Result<Version, StoreError> {
-        // If nothing can be written, this error comes first, as for all other writes.
-        self.writing()?;
-        let (named, commit) = (id.clone(), commit.clone());
-        if write::is_light(&commit) {
-            let change = Change::of_commit(id, commit)?;
-            return self.change(id, write, move || Ok(change)).await;
+        // If nothing can be written, this error comes first.
+        let upkeep = Arc::clone(&self.writing()?.upkeep);
+        let (named, encoded, write, change) = (id.clone(), id.clone(), *write, change.clone());
+        if let Change::Erase(_) = change {
+            let rows = RowChanges::of(id, change)?;
+            let erase = move |connection: &mut Connection, _: &Database| {
+                let version = write::write(connection, &named, &write, &rows)?;
+                upkeep.clear(connection);
+                Ok(version)
+            };
+            return self.write_alone(Some(id), erase).await;
         }
-        self.change(id, write, move || Change::of_commit(&named, commit)).await
-    }
-
-    async fn save_state(
-        &self,
-        id: &ConversationId,
-        write: &Write,
-        change: &StateChange,
-    ) -> Result<Version, StoreError> {
-        let (named, change) = (id.clone(), change.clone());
-        self.change(id, write, move || Change::of_state(&named, change)).await
+        let is_light = matches!(&change, Change::Commit(commit) if write::is_light(commit));
+        let rows = if is_light { Ok(RowChanges::of(id, change)?) } else { Err(change) };
+        let prepare = move || Ok(rows.or_else(|change| RowChanges::of(&encoded, change))?);
+        let write = move |connection: &mut Connection, _: &Database, rows: &RowChanges| {
+            write::write(connection, &named, &write, rows)
+        };
+        self.write_shared(Urgency::Other, Some(id), prepare, write).await
     }
 
     async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
@@ -502,29 +469,29 @@ impl Store for SqliteStore {
         self.read(Some(id), move |connection, _| read::summary(connection, &named)).await
     }
 
-    async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
-        self.read(None, move |connection, database| read::list(connection, database, page)).await
-    }
-
-    async fn list_where(&self, filter: &Filter, page: Page) -> Result<Vec<Summary>, StoreError> {
-        let filter = filter.clone();
-        self.read(None, move |connection, database| filter::list(connection, database, &filter, page)).await
-    }
-
-    async fn search(&self, filter: &Filter, query: &Query, page: Page) -> Result<Found, StoreError> {
-        let (filter, query) = (filter.clone(), query.clone());
-        let search = move |connection: &mut Connection, database: &Database| {
-            search::search(connection, database, &filter, &query, &page)
-        };
-        self.read(None, search).await
-    }
-
-    fn keeps_usage(&self) -> bool {
-        true
-    }
-
-    async fn usage(&self, id: &ConversationId, page: Page) -> Result<Vec<UsageRow>, StoreError> {
+    async fn turn(&self, id: &ConversationId) -> Result<Option<StoredTurn>, StoreError> {
         let named = id.clone();
+        self.read(Some(id), move |connection, database| turns::turn(connection, database, &named)).await
+    }
+
+    async fn list(&self, listing: &Listing) -> Result<Vec<Summary>, StoreError> {
+        let listing = listing.clone();
+        self.read(None, move |connection, database| filter::list(connection, database, listing)).await
+    }
+
+    async fn turns(&self, which: Turns, listing: &Listing) -> Result<Vec<TurnSummary>, StoreError> {
+        let listing = listing.clone();
+        self.read(None, move |connection, database| turns::list(connection, database, which, &listing)).await
+    }
+
+    async fn search(&self, query: &Query, listing: &Listing) -> Result<Found, StoreError> {
+        let (query, listing) = (query.clone(), listing.clone());
+        self.read(None, move |connection, database| search::search(connection, database, &query, &listing))
+            .await
+    }
+
+    async fn usage(&self, id: &ConversationId, page: &Page) -> Result<Vec<UsageRow>, StoreError> {
+        let (named, page) = (id.clone(), page.clone());
         self.read(Some(id), move |connection, database| ledger::rows(connection, database, &named, &page))
             .await
     }
@@ -534,51 +501,16 @@ impl Store for SqliteStore {
         self.read(None, move |connection, _| ledger::used(connection, &filter, period)).await
     }
 
-    fn erases(&self) -> bool {
-        true
-    }
-
-    async fn erase(
-        &self,
-        id: &ConversationId,
-        write: &Write,
-        erased: &Erased,
-    ) -> Result<Version, StoreError> {
-        let (named, write, erased) = (id.clone(), *write, erased.clone());
+    async fn delete(&self, id: &ConversationId, lease: Option<&Lease>) -> Result<(), StoreError> {
         let upkeep = Arc::clone(&self.writing()?.upkeep);
+        let (named, lease) = (id.clone(), lease.cloned());
         self.write_alone(Some(id), move |connection, _| {
-            let version = write::erase(connection, &named, &write, &erased)?;
+            write::delete(connection, &named, lease.as_ref())?;
+            upkeep.reclaim_pages(connection);
             upkeep.clear(connection);
-            Ok(version)
+            Ok(())
         })
         .await
-    }
-
-    fn keeps_turns(&self) -> bool {
-        true
-    }
-
-    fn lease_duration(&self) -> Option<Duration> {
-        Some(self.0.database.lease)
-    }
-
-    async fn turn(&self, id: &ConversationId) -> Result<Option<StoredTurn>, StoreError> {
-        let named = id.clone();
-        self.read(Some(id), move |connection, database| turns::turn(connection, database, &named)).await
-    }
-
-    async fn turns(&self, which: Turns, filter: &Filter, page: Page) -> Result<Vec<TurnSummary>, StoreError> {
-        let filter = filter.clone();
-        self.read(None, move |connection, database| turns::list(connection, database, which, &filter, &page))
-            .await
-    }
-
-    async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
-        self.remove(id, None).await
-    }
-
-    async fn delete_under(&self, id: &ConversationId, lease: &Lease) -> Result<(), StoreError> {
-        self.remove(id, Some(lease.clone())).await
     }
 
     async fn acquire(&self, id: &ConversationId, owner: &Owner) -> Result<Lease, StoreError> {
@@ -586,28 +518,19 @@ impl Store for SqliteStore {
         let acquire = move |connection: &mut Connection, database: &Database, (): &()| {
             write::acquire(connection, database, &named, &owner)
         };
-        self.write(Urgency::Other, Some(id), || Ok(()), acquire).await
+        self.write_shared(Urgency::Other, Some(id), || Ok(()), acquire).await
     }
 
-    async fn renew(&self, id: &ConversationId, lease: &Lease) -> Result<Lease, StoreError> {
-        let lost = self.renew_all(&[(id.clone(), lease.clone())]).await?;
-        if lost.is_empty() { Ok(lease.clone()) } else { Err(StoreError::LeaseLost { id: id.clone() }) }
-    }
-
-    async fn renew_all(&self, leases: &[(ConversationId, Lease)]) -> Result<Vec<ConversationId>, StoreError> {
+    async fn renew(&self, leases: &[(ConversationId, Lease)]) -> Result<Vec<ConversationId>, StoreError> {
         let leases = leases.to_vec();
         // Renewals run before waiting writes, so that a lease does not expire because of many writes.
         let renew = move |connection: &mut Connection, database: &Database, (): &()| {
             write::renew(connection, database, &leases)
         };
-        self.write(Urgency::Renewal, None, || Ok(()), renew).await
+        self.write_shared(Urgency::Renewal, None, || Ok(()), renew).await
     }
 
-    async fn release(&self, id: &ConversationId, lease: &Lease) -> Result<(), StoreError> {
-        self.release_at(id, lease, None).await
-    }
-
-    async fn release_at(
+    async fn release(
         &self,
         id: &ConversationId,
         lease: &Lease,
@@ -617,7 +540,7 @@ impl Store for SqliteStore {
         let release = move |connection: &mut Connection, _: &Database, (): &()| {
             write::release(connection, &named, &lease, mark)
         };
-        self.write(Urgency::Other, Some(id), || Ok(()), release).await
+        self.write_shared(Urgency::Other, Some(id), || Ok(()), release).await
     }
 }
 

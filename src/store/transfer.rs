@@ -7,7 +7,9 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Commit, ConversationId, Page, Store, StoreError, Stored, Write, WriteId, digest::Digest};
+use super::{
+    Change, Commit, ConversationId, Page, Store, StoreError, Stored, Write, WriteId, digest::Digest,
+};
 use crate::{
     message::UsageRow,
     run::TurnRecord,
@@ -107,16 +109,16 @@ impl CopyOptions {
 /// `progress` is called after each conversation, with the number of finished conversations and the total number.
 ///
 /// ```
-/// use omni_agent::store::{ConversationId, MemoryStore, Store, StoredState, WriteId, copy};
+/// use omni_agent::store::{Change, ConversationId, MemoryStore, Store, StoredState, Write, copy};
 /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
 ///
 /// let (from, to) = (MemoryStore::new(), MemoryStore::new());
 /// let id = ConversationId::new("first")?;
-/// from.create(&id, WriteId::generate(), &StoredState::default()).await?;
+/// from.write(&id, &Write::first(), &Change::create(StoredState::default())).await?;
 ///
 /// let copied = copy(&from, &to, |_, _| {}).await;
 /// assert!(copied.is_complete() && copied.copied == 1);
-/// assert!(to.exists(&id).await?);
+/// assert!(to.summary(&id).await.is_ok());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// # })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -201,13 +203,13 @@ async fn copy_after(
 }
 
 async fn answers(store: &dyn Store) -> bool {
-    store.list(Page::first(1)).await.is_ok()
+    store.list(&Page::first(1).into()).await.is_ok()
 }
 
 /// Returns all ids, the oldest first. All ids come from a single list. If the list were read in pages, deletions
 /// between two pages would hide other conversations.
 async fn ids(store: &dyn Store) -> Result<Vec<ConversationId>, StoreError> {
-    let listed = store.list(Page::first(usize::MAX)).await?;
+    let listed = store.list(&Page::first(usize::MAX).into()).await?;
     Ok(listed.into_iter().rev().map(|summary| summary.id).collect())
 }
 
@@ -242,11 +244,11 @@ impl Portable {
         const TRIES: usize = 5;
 
         let mut stored = from.load(id).await?;
-        if !from.keeps_usage() {
+        if !from.traits().usage {
             return Ok(Self { stored, usage: None });
         }
         for attempt in 1.. {
-            let mut rows = from.usage(id, Page::first(usize::MAX)).await?;
+            let mut rows = from.usage(id, &Page::first(usize::MAX)).await?;
             rows.reverse();
             if attempt == TRIES || from.summary(id).await?.version == stored.version {
                 let derived = Commit::new(None).with_nodes(stored.nodes.iter().cloned()).usage_rows();
@@ -281,16 +283,16 @@ pub(super) async fn put(
     if let Some(end) = &mut portable.stored.last_run {
         end.mark = None;
     }
-    let (turn, next) = (portable.turn(options), portable.next().filter(|_| to.erases()));
+    let (turn, next) = (portable.turn(options), portable.next().filter(|_| to.traits().erase));
     let Writes { create, portions, last, more } = Writes::of(id, &portable, turn.as_ref())?;
     let Portable { stored: Stored { state, head, cursors, nodes, last_run, .. }, usage } = portable;
-    let is_whole = usage.is_some() && to.keeps_usage();
+    let is_whole = usage.is_some() && to.traits().usage;
     let before = match to.summary(id).await {
         Ok(there) => Some(there.version),
         Err(StoreError::NotFound { .. }) => None,
         Err(error) => return Err(error),
     };
-    let mut version = to.create(id, create, &state).await?;
+    let mut version = to.write(id, &Write::first().with_id(create), &Change::create(state.clone())).await?;
     let mut nodes = nodes.into_iter();
     for (len, write) in portions {
         // Commits before the last one set no head, because a path that ends with one of their nodes might be invalid.
@@ -298,7 +300,7 @@ pub(super) async fn put(
         if is_whole {
             commit = commit.with_usage([]);
         }
-        version = to.commit(id, &Write::on(version).with_id(write), &commit).await?;
+        version = to.write(id, &Write::on(version).with_id(write), &Change::Commit(commit)).await?;
     }
     let mut commit = Commit::new(head).with_nodes(nodes).with_cursors(cursors);
     if before.is_some() {
@@ -308,19 +310,19 @@ pub(super) async fn put(
     if let Some(usage) = usage.filter(|_| is_whole) {
         commit = commit.with_usage(usage);
     }
-    let mut written = to.commit(id, &Write::on(version).with_id(last), &commit).await?;
+    let mut written = to.write(id, &Write::on(version).with_id(last), &Change::Commit(commit)).await?;
     let [erase, end, record] = more;
     if let Some(next) = next {
         let erased = Erased { nodes: Vec::new(), head, next };
-        written = to.erase(id, &Write::on(written).with_id(erase), &erased).await?;
+        written = to.write(id, &Write::on(written).with_id(erase), &Change::Erase(erased)).await?;
     }
     if let Some(last_run) = last_run {
         let commit = Commit::new(head).with_run_end(last_run);
-        written = to.commit(id, &Write::on(written).with_id(end), &commit).await?;
+        written = to.write(id, &Write::on(written).with_id(end), &Change::Commit(commit)).await?;
     }
     if let Some(turn) = turn {
         let commit = Commit::new(head).with_turn(turn);
-        written = to.commit(id, &Write::on(written).with_id(record), &commit).await?;
+        written = to.write(id, &Write::on(written).with_id(record), &Change::Commit(commit)).await?;
     }
     match before {
         // The conversation was copied earlier, and the copy in the target has received further writes since then.

@@ -51,7 +51,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// The version, id and epoch that accompany the content of a write to an existing conversation.
+/// The version, id and epoch that accompany the content of a write.
 ///
 /// Create a new `Write` for each write. To repeat a write whose outcome is unknown, pass the same `Write` again.
 ///
@@ -65,7 +65,7 @@ impl fmt::Display for Version {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Write {
-    /// The version on which the write is based.
+    /// The version on which the write is based. It does not matter for [`Change::Create`](super::Change::Create).
     pub base: Version,
     /// The id of the write.
     pub id: WriteId,
@@ -75,6 +75,11 @@ pub struct Write {
 }
 
 impl Write {
+    /// Returns a new write with a new id, for the creation of a conversation.
+    pub fn first() -> Self {
+        Self::on(Version(0))
+    }
+
     /// Returns a new write with a new id, based on this version.
     pub fn on(base: Version) -> Self {
         Self { base, id: WriteId::generate(), epoch: None }

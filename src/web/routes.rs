@@ -318,7 +318,7 @@ async fn approvals(call: Call) -> Result<Response, Problem> {
 async fn rows(call: Call) -> Result<Response, Problem> {
     let RowsQuery { limit, after } = call.query()?;
     let limit = call.limit(limit);
-    let rows = call.web.0.manager.store().usage(call.id()?, Page::first(limit).from(after)).await?;
+    let rows = call.web.0.manager.store().usage(call.id()?, &Page::first(limit).from(after)).await?;
     let next = (rows.len() == limit).then_some(after.saturating_add(limit));
     Ok(json(&RowsPage { rows, next }))
 }

@@ -6,7 +6,7 @@ use omni_agent::{
     Error, ErrorKind,
     manager::{ApprovalId, Decided, Manager},
     message::ToolUseId,
-    store::{Filter, Labels, MemoryStore, Owner, Page, Store, StoredTurn, Turns},
+    store::{Filter, Labels, Listing, MemoryStore, Owner, Page, Store, StoredTurn, Turns},
     tool::Decision,
 };
 use serde_json::{Value, json};
@@ -55,8 +55,9 @@ async fn pending_approvals_lists_the_oldest_first_for_its_user_only() {
         leave(&**store, "first", "ann", paused(vec![waiting("1"), waiting("2")])).await;
         leave(&**store, "other", "ben", paused(vec![waiting("1")])).await;
         // The next approval must be at least one millisecond younger, so that the order of the list is certain.
-        let begun = store.now().await.unwrap();
-        while store.now().await.unwrap() <= begun {
+        let now = async || store.turn(&id("first")).await.unwrap().unwrap().now;
+        let begun = now().await;
+        while now().await <= begun {
             tokio::task::yield_now().await;
         }
         let limited = waiting("3").with_reason(json!("money")).with_expires_in(Duration::from_hours(1));
@@ -209,7 +210,7 @@ async fn decide_on_a_conversation_of_another_owner_is_open_elsewhere() {
         assert_eq!(error.owner().unwrap().address.as_deref(), Some("host-2"));
         let left = error.retry_after();
         assert!(left.is_some_and(|left| Some(left) < lease.lasts), "{left:?}");
-        store.release(&id("a"), &lease).await.unwrap();
+        store.release(&id("a"), &lease, None).await.unwrap();
         manager.decide(&approval("a", "1"), Decision::Execute, None).await.unwrap();
         // The lease was released, so another owner can open the conversation at once.
         store.acquire(&id("a"), &Owner::new("another")).await.unwrap();
@@ -226,7 +227,7 @@ async fn decide_on_a_state_that_is_not_an_object_reports_damage() {
         let manager = Manager::builder(store.clone()).build();
         let result = manager.decide(&approval(name, "1"), Decision::Execute, None).await;
         assert_eq!(result.unwrap_err().kind(), ErrorKind::DamagedTurn, "{name}");
-        let all = store.turns(Turns::Waiting, &Filter::default(), Page::default()).await.unwrap();
+        let all = store.turns(Turns::Waiting, &Listing::default()).await.unwrap();
         assert!(all.iter().any(|turn| turn.id == id(name)), "the approval still waits");
     }
 }

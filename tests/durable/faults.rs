@@ -16,7 +16,7 @@ use omni_agent::{
     message::ToolUse,
     run::TurnRecord,
     session::Session,
-    store::{Filter, MemoryStore, Page, Store, StoredTurn, Turns, Version},
+    store::{Filter, Listing, MemoryStore, Page, Store, StoredTurn, Turns, Version},
     testing::{Gate, ScriptedProvider, Step},
     tool::{Decision, Replay, Tool, ToolContext, tool_fn},
 };
@@ -189,7 +189,7 @@ async fn time_limit_that_began_while_the_clock_was_ahead_lasts_no_longer_than_it
     let first = Manager::builder(store.clone()).build();
     let session = first.create_with_id(&id("a"), limited()).await.unwrap().session;
     session.prompt("Send it.").await.unwrap();
-    while store.turns(Turns::Waiting, &Filter::default(), Page::default()).await.unwrap().is_empty() {
+    while store.turns(Turns::Waiting, &Listing::default()).await.unwrap().is_empty() {
         tokio::task::yield_now().await;
     }
     drop(session);

@@ -9,7 +9,7 @@ use omni_agent::{
     run::TurnRecord,
     session::Session,
     store::{
-        Commit, ConversationId, CopyOptions, Filter, MemoryStore, Page, Store, Stored, TurnChange, Turns,
+        Commit, ConversationId, CopyOptions, Listing, MemoryStore, Page, Store, Stored, TurnChange, Turns,
         export_json,
     },
     testing::{ScriptedProvider, Step},
@@ -163,9 +163,9 @@ async fn reads(store: &dyn Store, id: &ConversationId) {
     assert_eq!(texts(&store.load(id).await.unwrap()), ["Hello", "Hi"]);
     store.turn(id).await.unwrap();
     store.summary(id).await.unwrap();
-    store.list(Page::default()).await.unwrap();
+    store.list(&Listing::default()).await.unwrap();
     for which in [Turns::All, Turns::Waiting, Turns::Left] {
-        store.turns(which, &Filter::default(), Page::default()).await.unwrap();
+        store.turns(which, &Listing::default()).await.unwrap();
     }
     let text = export_json(store, id).await.unwrap();
     let to = MemoryStore::new();
@@ -215,7 +215,7 @@ async fn sweeps(store: &Arc<dyn Store>, id: &ConversationId) {
     let manager = manager.build();
     let recovered = in_time(manager.recover()).await.unwrap();
     manager.shutdown(Shutdown::within(SOON)).await.unwrap();
-    let left = store.turns(Turns::Left, &Filter::default(), Page::first(1000)).await.unwrap();
+    let left = store.turns(Turns::Left, &Page::first(1000).into()).await.unwrap();
     let left = left.iter().find(|turn| turn.id == *id);
     assert!(left.is_none_or(|turn| turn.format > 1), "{left:?}, {recovered:?}");
 }

@@ -6,6 +6,10 @@
     reason = "an unwrap is a failure of the test; the results are printed"
 )]
 
+#[macro_use]
+#[path = "../support/forward.rs"]
+mod forward;
+
 mod approvals;
 mod approvals_property;
 mod faults;

@@ -12,7 +12,7 @@ use omni_agent::{
     agent::{Agent, Durable, Status},
     manager::{Approval, Decided, Manager, ManagerBuilder, OpenOptions, Sweep},
     session::Session,
-    store::{Filter, MemoryStore, Owner, Page, Store, Turns},
+    store::{Filter, Listing, MemoryStore, Owner, Page, Store, Turns},
     testing::{Gate, ScriptedProvider, Step},
     tool::{Decision, Replay, Tool, ToolContext, tool_fn},
 };
@@ -108,7 +108,7 @@ async fn approval_of_a_process_that_died_is_decided_and_the_turn_finishes() {
         assert_eq!(last_text(&session).await, "It says: sent 1");
         worker.shutdown(Duration::from_secs(10)).await.unwrap();
         assert_eq!(sender.sent(), 1);
-        let left = store.turns(Turns::All, &Filter::default(), Page::default()).await.unwrap();
+        let left = store.turns(Turns::All, &Listing::default()).await.unwrap();
         assert!(left.is_empty(), "{left:?}");
     }
 }
@@ -199,7 +199,7 @@ async fn turn_that_was_killed_in_an_approved_tool_still_names_the_decider() {
 
         // The lease of the killed process is released by another thread.
         let filter = Filter::default();
-        while place.store.turns(Turns::Left, &filter, Page::default()).await.unwrap().is_empty() {
+        while place.store.turns(Turns::Left, &filter.clone().into()).await.unwrap().is_empty() {
             tokio::task::yield_now().await;
         }
         let of_starter = after.clone();
@@ -261,7 +261,7 @@ async fn hand_over_leaves_the_turn_to_the_next_manager() {
     session.prompt("Hello").await.unwrap();
     first.hand_over(Duration::from_secs(10)).await.unwrap();
     assert!(first.list_open().is_empty());
-    let left = store.turns(Turns::Left, &Filter::default(), Page::default()).await.unwrap();
+    let left = store.turns(Turns::Left, &Listing::default()).await.unwrap();
     assert_eq!((left.len(), left[0].orderly, left[0].lives), (1, true, 0));
 
     gate.open();

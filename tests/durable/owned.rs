@@ -16,10 +16,10 @@ use omni_agent::{
     manager::{ApprovalId, Decided, Manager, OpenOptions, Sweep},
     message::{Timestamp, ToolResult},
     store::{
-        Commit, ConversationId, Epoch, Filter, Lease, MemoryStore, Owner, Page, StateChange, Store,
-        StoreError, Stored, StoredState, StoredTurn, Summary, TurnChange, TurnSummary, Turns, Version, Write,
-        WriteId,
+        Change, ConversationId, Epoch, Filter, Lease, Listing, MemoryStore, Owner, Page, Store, StoreError,
+        StoreTraits, Stored, StoredTurn, TurnChange, TurnSummary, Turns, Version, Write,
     },
+    subscription::EventId,
     testing::{Gate, ScriptedProvider, Step},
     tool::{Decision, Tool, ToolContext, tool_fn},
 };
@@ -81,35 +81,26 @@ impl HeldStore {
 
 #[async_trait]
 impl Store for HeldStore {
-    async fn create(
-        &self,
-        id: &ConversationId,
-        write: WriteId,
-        state: &StoredState,
-    ) -> Result<Version, StoreError> {
-        self.store.create(id, write, state).await
+    forward!(self.store: summary, list, delete);
+
+    fn traits(&self) -> StoreTraits {
+        let traits = StoreTraits::default().with_turns(true).with_labels(true);
+        self.lease.map_or(traits, |lease| traits.with_lease(lease))
     }
 
-    async fn commit(
+    async fn write(
         &self,
         id: &ConversationId,
         write: &Write,
-        commit: &Commit,
+        change: &Change,
     ) -> Result<Version, StoreError> {
-        let version = self.store.commit(id, write, commit).await;
-        if let (Some(answers), Some(TurnChange::Record(_))) = (&self.answers, commit.turn.as_deref()) {
+        let version = self.store.write(id, write, change).await;
+        if let (Some(answers), Change::Commit(commit)) = (&self.answers, change)
+            && let Some(TurnChange::Record(_)) = commit.turn.as_deref()
+        {
             answers.pass().await;
         }
         version
-    }
-
-    async fn save_state(
-        &self,
-        id: &ConversationId,
-        write: &Write,
-        change: &StateChange,
-    ) -> Result<Version, StoreError> {
-        self.store.save_state(id, write, change).await
     }
 
     async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
@@ -121,28 +112,12 @@ impl Store for HeldStore {
         Ok(stored)
     }
 
-    async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError> {
-        self.store.summary(id).await
-    }
-
-    async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
-        self.store.list(page).await
-    }
-
-    async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
-        self.store.delete(id).await
-    }
-
-    fn keeps_turns(&self) -> bool {
-        true
-    }
-
     async fn turn(&self, id: &ConversationId) -> Result<Option<StoredTurn>, StoreError> {
         self.reads.fetch_add(1, Ordering::SeqCst);
         self.store.turn(id).await
     }
 
-    async fn turns(&self, which: Turns, filter: &Filter, page: Page) -> Result<Vec<TurnSummary>, StoreError> {
+    async fn turns(&self, which: Turns, listing: &Listing) -> Result<Vec<TurnSummary>, StoreError> {
         if which == Turns::Left && self.is_stuck.swap(false, Ordering::SeqCst) {
             std::future::pending::<()>().await;
         }
@@ -150,15 +125,11 @@ impl Store for HeldStore {
             let list = self.lists.fetch_add(1, Ordering::SeqCst);
             assert_ne!(Some(list), self.bad_list, "the store broke");
         }
-        let mut turns = self.store.turns(which, filter, page).await?;
+        let mut turns = self.store.turns(which, listing).await?;
         for turn in &mut turns {
             turn.recorded = self.ahead(turn.recorded);
         }
         Ok(turns)
-    }
-
-    fn lease_duration(&self) -> Option<Duration> {
-        self.lease
     }
 
     async fn acquire(&self, id: &ConversationId, owner: &Owner) -> Result<Lease, StoreError> {
@@ -171,7 +142,7 @@ impl Store for HeldStore {
         Ok(Lease::lasting(Epoch(1), Duration::from_hours(1)))
     }
 
-    async fn release(&self, id: &ConversationId, _: &Lease) -> Result<(), StoreError> {
+    async fn release(&self, id: &ConversationId, _: &Lease, _: Option<EventId>) -> Result<(), StoreError> {
         self.leases.lock().unwrap().retain(|held| held != id);
         Ok(())
     }

@@ -17,7 +17,7 @@ use omni_agent::{
     provider::StopReason,
     run::{Accepted, Prompt, PromptState, Response, RunOutcome},
     session::{Session, SessionBuilder},
-    store::{MemoryStore, Owner, Store},
+    store::{Change, MemoryStore, Owner, Store},
     testing::{Gate, ScriptedProvider, Step},
     tree::NodeId,
 };
@@ -444,7 +444,7 @@ fn prompt_of_a_turn_that_is_dropped_or_given_up_has_this_outcome() {
             record.core = "not a state".into();
             let commit = omni_agent::store::Commit::new(stored.head).with_turn(record);
             let write = omni_agent::store::Write::on(stored.version);
-            talk.store.commit(&id("a"), &write, &commit).await.unwrap();
+            talk.store.write(&id("a"), &write, &Change::Commit(commit)).await.unwrap();
         });
     };
     let talk = Talk::new(Durable::InFlight);

@@ -6,7 +6,7 @@ use omni_agent::{
     message::{Message, ToolUse, TurnId},
     run::{Settled, TurnRecord, Waiting},
     store::{
-        Commit, ConversationId, FileSystemStore, Labels, MemoryStore, Store, StoredState, Write, WriteId,
+        Change, Commit, ConversationId, FileSystemStore, Labels, MemoryStore, Store, StoredState, Write,
         file_system::Durability,
     },
     tree::{Node, NodeId},
@@ -100,10 +100,10 @@ pub(crate) fn paused(waiting: Vec<Waiting>) -> TurnRecord {
 pub(crate) async fn leave(store: &dyn Store, name: &str, user: &str, record: TurnRecord) {
     let labels = Labels::new([("user", user)]).unwrap();
     let state = StoredState::default().with_labels(labels);
-    let version = store.create(&id(name), WriteId::generate(), &state).await.unwrap();
+    let version = store.write(&id(name), &Write::first(), &Change::create(state)).await.unwrap();
     let messages = [Message::user("Hello"), Message::assistant("Hi")].into_iter().zip(1..);
     let nodes = messages
         .map(|(message, number)| Node::new(NodeId::new(number).unwrap(), NodeId::new(number - 1), message));
     let commit = Commit::new(NodeId::new(2)).with_nodes(nodes).with_turn(record);
-    store.commit(&id(name), &Write::on(version), &commit).await.unwrap();
+    store.write(&id(name), &Write::on(version), &Change::Commit(commit)).await.unwrap();
 }

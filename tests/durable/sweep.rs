@@ -317,7 +317,7 @@ async fn shutdown_at_any_point_of_a_sweep_leaves_no_lease() {
             manager.shutdown(Duration::from_secs(20)).await.unwrap();
             let lease = store.acquire(&id(&name), &Owner::new("another")).await.unwrap();
             // No later sweep opens this conversation.
-            store.delete_under(&id(&name), &lease).await.unwrap();
+            store.delete(&id(&name), Some(&lease)).await.unwrap();
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use omni_agent::{
     Error, ErrorKind,
     manager::{Manager, OpenedSession, Presence},
-    store::{Commit, ConversationId, Page, Store, Write},
+    store::{Change, Commit, ConversationId, Page, Store, Write},
     subscription::EndReason,
     testing::Gate,
 };
@@ -39,7 +39,7 @@ async fn close_of_a_conversation_that_is_not_open_succeeds() {
     manager.close(&id("missing")).await.unwrap();
     watch.catch_up();
     assert!(watch.seen.is_empty());
-    assert!(store.beneath().exists(&kept).await.unwrap());
+    assert!(store.beneath().summary(&kept).await.is_ok());
 }
 
 #[tokio::test(start_paused = true)]
@@ -135,7 +135,7 @@ async fn delete_of_an_open_stored_or_missing_conversation_succeeds() {
     for id in [&kept, one.session.id(), &id("missing")] {
         manager.delete(id).await.unwrap();
         manager.delete(id).await.unwrap();
-        assert!(!store.beneath().exists(id).await.unwrap());
+        assert!(store.beneath().summary(id).await.is_err());
     }
     assert!(one.session.end().is_some());
     watch.assert_agrees(&manager);
@@ -152,7 +152,7 @@ async fn delete_of_a_busy_session_stops_it_first() {
     in_time(gate.reached()).await;
     manager.delete(one.session.id()).await.unwrap();
     assert_eq!(one.session.ended().await.reason, EndReason::Stopped);
-    assert!(!store.beneath().exists(one.session.id()).await.unwrap());
+    assert!(store.beneath().summary(one.session.id()).await.is_err());
 }
 
 #[tokio::test(start_paused = true)]
@@ -165,7 +165,7 @@ async fn delete_during_a_slow_write_is_not_undone_by_it() {
     one.session.ask("Hi").await.unwrap();
     manager.delete(one.session.id()).await.unwrap();
     tokio::time::sleep(secs(100)).await;
-    assert!(!store.beneath().exists(one.session.id()).await.unwrap());
+    assert!(store.beneath().summary(one.session.id()).await.is_err());
     assert_eq!(tasks(), 0);
 }
 
@@ -313,7 +313,7 @@ async fn rename_of_a_missing_conversation_is_not_found_and_emits_nothing() {
     assert!(is_not_found(&manager.rename(&id("missing"), Some("Title")).await.unwrap_err()));
     watch.catch_up();
     assert!(watch.seen.is_empty());
-    assert!(!store.beneath().exists(&id("missing")).await.unwrap());
+    assert!(store.beneath().summary(&id("missing")).await.is_err());
 }
 
 #[tokio::test(start_paused = true)]
@@ -330,7 +330,7 @@ async fn rename_during_writes_of_others_is_repeated_until_it_is_stored() {
             let (beneath, name) = (beneath.clone(), name.clone());
             let commit = async move {
                 let version = beneath.summary(&name).await.unwrap().version;
-                beneath.commit(&name, &Write::on(version), &Commit::new(None)).await.unwrap();
+                beneath.write(&name, &Write::on(version), &Change::Commit(Commit::new(None))).await.unwrap();
             };
             futures_util::FutureExt::now_or_never(commit).expect("a memory store never waits");
         }

@@ -125,7 +125,7 @@ async fn delete_of_a_conversation_open_elsewhere_is_refused_and_keeps_it() {
     assert_elsewhere(within(two.delete(&id("talk"))).await, "one");
     within(talk.session.ask("One")).await.unwrap();
     within(one.delete(&id("talk"))).await.unwrap();
-    assert!(!store.exists(&id("talk")).await.unwrap());
+    assert!(!store.summary(&id("talk")).await.is_ok());
     within(two.delete(&id("talk"))).await.unwrap();
 }
 
@@ -220,6 +220,6 @@ async fn delete_of_a_conversation_taken_meanwhile_is_refused() {
     let refused = within(deleting).await.unwrap();
     let error = refused.unwrap_err();
     assert_eq!((error.kind(), error.member("conversation")), (ErrorKind::LeaseLost, Some(&"talk".into())));
-    assert!(store.exists(&id("talk")).await.unwrap());
+    assert!(store.summary(&id("talk")).await.is_ok());
     assert_eq!(store.owner(&id("talk")), Some(two), "the other owner keeps the conversation");
 }

@@ -97,7 +97,7 @@ async fn title_of_a_model_is_in_the_usage_ledger() {
     settle().await;
     assert_eq!(opened.session.title().await.unwrap().as_deref(), Some("A title"));
     opened.session.flush(secs(5)).await.unwrap();
-    let rows = store.usage(&id("a"), Page::default()).await.unwrap();
+    let rows = store.usage(&id("a"), &Page::default()).await.unwrap();
     let row = rows.iter().find(|row| row.purpose == Purpose::Title).unwrap();
     assert_eq!((row.usage, row.turn), (usage, None));
     assert_eq!(opened.session.snapshot().await.unwrap().used, store.load(&id("a")).await.unwrap().used.usage);
@@ -118,7 +118,7 @@ async fn failed_request_for_a_title_is_in_the_usage_ledger() {
     settle().await;
     assert_eq!(opened.session.title().await.unwrap(), None);
     opened.session.flush(secs(5)).await.unwrap();
-    let rows = store.usage(&id("a"), Page::default()).await.unwrap();
+    let rows = store.usage(&id("a"), &Page::default()).await.unwrap();
     let row = rows.iter().find(|row| row.purpose == Purpose::Title).unwrap();
     assert_eq!((row.usage, row.end, row.turn), (usage, RequestEnd::Failed, None));
     assert_eq!(row.model.as_deref(), Some(&**titles.model().id()));

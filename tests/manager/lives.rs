@@ -144,7 +144,7 @@ async fn caller_dropped_at_any_stage_leaves_nothing_behind() {
                 assert!(words.is_empty() || words == ["opened", "closed"], "{words:?}");
                 lives.assert_sound();
                 store.mood(|_, _| Act::Work);
-                if store.beneath().exists(&name).await.unwrap() {
+                if store.beneath().summary(&name).await.is_ok() {
                     manager.open(&name, parrot()).await.unwrap();
                 } else {
                     manager.create_with_id(&name, parrot()).await.unwrap();
@@ -204,7 +204,7 @@ async fn last_manager_dropped_sessions_stay_with_their_handles() {
     }
     assert_eq!(watch.end, Some(EndReason::HandlesDropped));
     kept.session.ask("Still there?").await.unwrap();
-    assert!(store.beneath().exists(&id("left")).await.unwrap());
+    assert!(store.beneath().summary(&id("left")).await.is_ok());
     kept.session.flush(secs(5)).await.unwrap();
     let session = kept.session.clone();
     drop(kept);

@@ -2,6 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
 
+#[macro_use]
+#[path = "../support/forward.rs"]
+mod forward;
+
 mod basics;
 mod closing;
 mod elsewhere;

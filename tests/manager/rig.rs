@@ -15,8 +15,8 @@ use omni_agent::{
     run::Prompt,
     session::Session,
     store::{
-        Commit, ConversationId, MemoryStore, Page, StateChange, Store, StoreError, Stored, StoredState,
-        Summary, Version, Write, WriteId,
+        Change, ConversationId, Lease, Listing, MemoryStore, StateChange, Store, StoreError, Stored, Summary,
+        Version, Write,
     },
     subscription::{EndReason, Subscription, Update},
     testing::{Gate, ScriptedProvider, Step},
@@ -100,7 +100,11 @@ impl MoodyStore {
     pub(crate) async fn meddle(&self, id: &ConversationId) {
         let Stored { version, mut state, .. } = self.0.beneath.load(id).await.unwrap();
         state.settings.system = Some("Theirs.".into());
-        self.0.beneath.save_state(id, &Write::on(version), &StateChange::whole(state)).await.unwrap();
+        self.0
+            .beneath
+            .write(id, &Write::on(version), &Change::State(StateChange::whole(state)))
+            .await
+            .unwrap();
     }
 
     /// Returns how often this method was called for this conversation.
@@ -138,34 +142,19 @@ impl MoodyStore {
 
 #[async_trait]
 impl Store for MoodyStore {
-    async fn create(
-        &self,
-        id: &ConversationId,
-        write: WriteId,
-        state: &StoredState,
-    ) -> Result<Version, StoreError> {
-        self.act(Call::Create, id).await?;
-        self.0.beneath.create(id, write, state).await
-    }
-
-    async fn commit(
+    async fn write(
         &self,
         id: &ConversationId,
         write: &Write,
-        commit: &Commit,
+        change: &Change,
     ) -> Result<Version, StoreError> {
-        self.act(Call::Commit, id).await?;
-        self.0.beneath.commit(id, write, commit).await
-    }
-
-    async fn save_state(
-        &self,
-        id: &ConversationId,
-        write: &Write,
-        change: &StateChange,
-    ) -> Result<Version, StoreError> {
-        self.act(Call::State, id).await?;
-        self.0.beneath.save_state(id, write, change).await
+        let call = match change {
+            Change::Create(_) => Call::Create,
+            Change::Commit(_) => Call::Commit,
+            _ => Call::State,
+        };
+        self.act(call, id).await?;
+        self.0.beneath.write(id, write, change).await
     }
 
     async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
@@ -178,14 +167,14 @@ impl Store for MoodyStore {
         self.0.beneath.summary(id).await
     }
 
-    async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
+    async fn list(&self, listing: &Listing) -> Result<Vec<Summary>, StoreError> {
         self.act(Call::List, &id("-")).await?;
-        self.0.beneath.list(page).await
+        self.0.beneath.list(listing).await
     }
 
-    async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
+    async fn delete(&self, id: &ConversationId, lease: Option<&Lease>) -> Result<(), StoreError> {
         self.act(Call::Delete, id).await?;
-        self.0.beneath.delete(id).await
+        self.0.beneath.delete(id, lease).await
     }
 }
 

@@ -600,7 +600,7 @@ async fn delete_of_a_conversation_waiting_for_room_returns_immediately() {
     settle().await;
     assert_eq!(waiting_ids(&manager), ["b"]);
     in_time(manager.delete(&id("b"))).await.unwrap();
-    assert!(!store.beneath().exists(&id("b")).await.unwrap());
+    assert!(store.beneath().summary(&id("b")).await.is_err());
     assert_eq!(waiting_ids(&manager), ["b"]);
     drop(a);
     assert_not_found(in_time(b).await.unwrap());

@@ -14,10 +14,7 @@ use omni_agent::{
     agent::{Agent, AgentBuilder},
     manager::{Activity, Manager, ManagerEvent, ManagerSnapshot, OpenOptions, OpenedSession},
     session::Session,
-    store::{
-        Commit, ConversationId, MemoryStore, Page, StateChange, Store, StoreError, Stored, StoredState,
-        Summary, Version, Write, WriteId,
-    },
+    store::{Change, ConversationId, Lease, MemoryStore, Store, StoreError, Stored, Version, Write},
     subscription::{Subscription, Update},
     testing::{Gate, ScriptedProvider, Step},
 };
@@ -219,45 +216,23 @@ impl CommandedStore {
             }
         }
     }
-
-    async fn write(&self) -> Result<(), StoreError> {
-        if *self.0.writes_fail.lock().unwrap() {
-            return Err(StoreError::failed("the test's store", fmt::Error));
-        }
-        self.act(&self.0.writes).await
-    }
 }
 
 #[async_trait]
 impl Store for CommandedStore {
-    async fn create(
-        &self,
-        id: &ConversationId,
-        write: WriteId,
-        state: &StoredState,
-    ) -> Result<Version, StoreError> {
-        self.write().await?;
-        self.0.store.create(id, write, state).await
-    }
+    forward!(self.0.store: summary, list);
 
-    async fn commit(
+    async fn write(
         &self,
         id: &ConversationId,
         write: &Write,
-        commit: &Commit,
+        change: &Change,
     ) -> Result<Version, StoreError> {
-        self.write().await?;
-        self.0.store.commit(id, write, commit).await
-    }
-
-    async fn save_state(
-        &self,
-        id: &ConversationId,
-        write: &Write,
-        change: &StateChange,
-    ) -> Result<Version, StoreError> {
-        self.write().await?;
-        self.0.store.save_state(id, write, change).await
+        if *self.0.writes_fail.lock().unwrap() {
+            return Err(StoreError::failed("the test's store", fmt::Error));
+        }
+        self.act(&self.0.writes).await?;
+        self.0.store.write(id, write, change).await
     }
 
     async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
@@ -265,16 +240,8 @@ impl Store for CommandedStore {
         self.0.store.load(id).await
     }
 
-    async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError> {
-        self.0.store.summary(id).await
-    }
-
-    async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
-        self.0.store.list(page).await
-    }
-
-    async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
+    async fn delete(&self, id: &ConversationId, lease: Option<&Lease>) -> Result<(), StoreError> {
         self.act(&self.0.deletes).await?;
-        self.0.store.delete(id).await
+        self.0.store.delete(id, lease).await
     }
 }

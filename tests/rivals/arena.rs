@@ -12,7 +12,7 @@ use std::{
 
 use omni_agent::{
     message::Role,
-    store::{ConversationId, Stored, StoredState, WriteId},
+    store::{Change, ConversationId, Stored, StoredState, Write},
     tree::{NodeId, Tree},
 };
 use rustix::process::{Pid, Signal, kill_process};
@@ -74,7 +74,7 @@ impl Arena {
     pub(crate) async fn fight(mut self, rivals: usize) {
         let store = self.place.store().await;
         for id in conversations() {
-            store.create(id, WriteId::generate(), &StoredState::default()).await.unwrap();
+            store.write(id, &Write::first(), &Change::create(StoredState::default())).await.unwrap();
         }
         for _ in 0..rivals {
             self.spawn();

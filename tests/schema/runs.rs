@@ -15,7 +15,7 @@ use omni_agent::{
     },
     run::{Next, Prompt, Response, TurnRecord},
     session::{Mode, Session, SessionEvent, SessionSnapshot, SessionSubscription},
-    store::{Commit, ConversationId, Labels, MemoryStore, Store, StoredState, Write, WriteId},
+    store::{Change, Commit, ConversationId, Labels, MemoryStore, Store, StoredState, Write},
     subscription::{EventId, Subscription, Update},
     testing::{Gate, ScriptedProvider, Step},
     tool::{Decision, Tool, ToolContext, declared_tool, tool_fn},
@@ -387,9 +387,12 @@ impl ManagerWatch {
 /// Stores a conversation with a turn in flight.
 async fn leave_a_turn(store: &MemoryStore, id: &str) {
     let id = ConversationId::new(id).unwrap();
-    let version = store.create(&id, WriteId::generate(), &StoredState::default()).await.unwrap();
+    let version = store.write(&id, &Write::first(), &Change::create(StoredState::default())).await.unwrap();
     let record = TurnRecord::new(1, TurnId::default(), "{}");
-    store.commit(&id, &Write::on(version), &Commit::new(None).with_turn(record)).await.unwrap();
+    store
+        .write(&id, &Write::on(version), &Change::Commit(Commit::new(None).with_turn(record)))
+        .await
+        .unwrap();
 }
 
 /// A manager with room for one session, and generated titles. Returns the kinds of the updates of its session.

@@ -5,14 +5,13 @@ use omni_agent::{
     ErrorKind,
     run::Prompt,
     session::Session,
+    store::Change,
     testing::{Gate, Step},
     tree::Node,
 };
 use serde_json::{Value, json};
 
-use crate::support::{
-    Act, ScriptedStore, Wrote, assert_agree, created, failing, held, id, node, scripted, secs,
-};
+use crate::support::{Act, ScriptedStore, assert_agree, created, failing, held, id, node, scripted, secs};
 
 /// Returns a session with two saved turns, which consist of nodes 1 to 4.
 async fn two_turns(store: &ScriptedStore, steps: impl IntoIterator<Item = Step>) -> Session {
@@ -44,7 +43,7 @@ async fn regenerate_stores_nothing_before_its_first_commit_and_then_everything()
     session.wait_until_idle().await.unwrap();
     assert_agree(&session, &store).await;
     let tried = store.tried();
-    let Wrote::Commit(_, commit) = &tried.last().unwrap().what else { panic!() };
+    let Change::Commit(commit) = &tried.last().unwrap().what.1 else { panic!() };
     assert_eq!(commit.head, Some(node(5)));
     assert_eq!(commit.nodes.len(), 1);
     assert_eq!(commit.cursors, [(node(1), node(5))]);
@@ -99,7 +98,7 @@ async fn branch_cancelled_or_failed_leaves_the_stored_tree_unchanged() {
     assert_agree(&session, &store).await;
     assert_eq!(session.tree().await.unwrap(), before);
     // The later writes record only how the runs ended.
-    assert!(store.tried()[writes..].iter().all(|tried| tried.what.nodes().is_empty()));
+    assert!(store.tried()[writes..].iter().all(|tried| tried.nodes().is_empty()));
 }
 
 #[tokio::test(start_paused = true)]
@@ -169,7 +168,7 @@ async fn turn_of_several_steps_is_stored_in_one_commit() {
     let session = created(&store, "talk", scripted(steps).tool(look)).await;
     session.ask("Look").await.unwrap();
     session.flush(secs(1)).await.unwrap();
-    let nodes: Vec<_> = store.tried().iter().map(|tried| tried.what.nodes()).collect();
+    let nodes: Vec<_> = store.tried().iter().map(|tried| tried.nodes()).collect();
     assert_eq!(nodes, [[1, 2, 3, 4]]);
     assert_agree(&session, &store).await;
 }

@@ -250,7 +250,7 @@ async fn terminate_of_a_session_that_lost_its_conversation_uses_it() {
         .create_with_id(ConversationId::generate())
         .await
         .unwrap();
-    store.delete(session.id()).await.unwrap();
+    store.delete(session.id(), None).await.unwrap();
     session.ask("Q1").await.unwrap();
     assert_eq!(ends_soon(&session).await, EndReason::LostPlace);
     assert_eq!(log.all(), six("Stopped", "another writer took over the conversation in the store"));

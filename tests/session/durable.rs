@@ -20,7 +20,7 @@ use omni_agent::{
     provider::{ProviderError, ProviderErrorKind, Request},
     run::{Accepted, Failure, RunOutcome, TurnRecord},
     session::{Mode, Session, SessionBuilder},
-    store::{Commit, ConversationId, FileSystemStore, MemoryStore, Page, Store, StoredTurn, Write},
+    store::{Change, Commit, ConversationId, FileSystemStore, MemoryStore, Page, Store, StoredTurn, Write},
     testing::{Gate, ScriptedProvider, Step},
     tool::{Decision, Replay, Tool, declared_tool, tool_fn},
 };
@@ -356,7 +356,7 @@ fn delayed_until(world: &World, until: u64) {
         core["stage"]["until"] = until.into();
         record.core = core.to_string().into();
         let commit = Commit::new(stored.head).with_turn(record);
-        world.store.commit(&id(), &Write::on(stored.version), &commit).await.unwrap();
+        world.store.write(&id(), &Write::on(stored.version), &Change::Commit(commit)).await.unwrap();
     });
 }
 
@@ -470,7 +470,7 @@ fn request_that_was_lost_with_its_process_has_a_row_in_the_ledger() {
     let rows = world.process(world.agent([Step::text("A"), Step::text("B")]), async |session| {
         session.wait_until_idle().await.unwrap();
         session.flush(SOON).await.unwrap();
-        world.store.usage(&id(), Page::default()).await.unwrap()
+        world.store.usage(&id(), &Page::default()).await.unwrap()
     });
     let lost: Vec<_> = rows.iter().filter(|row| row.end == RequestEnd::Lost).collect();
     assert!(matches!(lost.as_slice(), [row] if row.usage == Usage::default()), "{rows:?}");
@@ -503,7 +503,7 @@ fn open_with_an_unreadable_turn_fails_unless_it_is_discarded() {
             let version = world.store.summary(&id()).await.unwrap().version;
             let head = world.store.load(&id()).await.unwrap().head;
             let commit = Commit::new(head).with_turn(record.clone().with_head(head));
-            world.store.commit(&id(), &Write::on(version), &commit).await.unwrap();
+            world.store.write(&id(), &Write::on(version), &Change::Commit(commit)).await.unwrap();
             let opened = Session::builder(Arc::clone(&world.store)).agent(world.agent([])).open(id()).await;
             let error = opened.unwrap_err();
             let kind = [ErrorKind::NewerTurn, ErrorKind::DamagedTurn][number];

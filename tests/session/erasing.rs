@@ -6,7 +6,7 @@ use omni_agent::{
     provider::{ProviderError, ProviderErrorKind},
     run::{Accepted, Prompt},
     session::{Mode, Session, SessionEvent},
-    store::{MemoryStore, Store, StoreError},
+    store::{Change, ConversationId, MemoryStore, Store, StoreError, Version, Write},
     subscription::Update,
     testing::{Gate, Step},
     tree::Tree,
@@ -88,57 +88,18 @@ struct Plain(MemoryStore);
 
 #[async_trait::async_trait]
 impl Store for Plain {
-    async fn create(
-        &self,
-        id: &omni_agent::store::ConversationId,
-        write: omni_agent::store::WriteId,
-        state: &omni_agent::store::StoredState,
-    ) -> Result<omni_agent::store::Version, StoreError> {
-        self.0.create(id, write, state).await
-    }
+    forward!(self.0: load, summary, list, delete);
 
-    async fn commit(
+    async fn write(
         &self,
-        id: &omni_agent::store::ConversationId,
-        write: &omni_agent::store::Write,
-        commit: &omni_agent::store::Commit,
-    ) -> Result<omni_agent::store::Version, StoreError> {
-        assert_eq!(commit.usage, None, "a store without a ledger gets no rows");
-        self.0.commit(id, write, commit).await
-    }
-
-    async fn save_state(
-        &self,
-        id: &omni_agent::store::ConversationId,
-        write: &omni_agent::store::Write,
-        change: &omni_agent::store::StateChange,
-    ) -> Result<omni_agent::store::Version, StoreError> {
-        self.0.save_state(id, write, change).await
-    }
-
-    async fn load(
-        &self,
-        id: &omni_agent::store::ConversationId,
-    ) -> Result<omni_agent::store::Stored, StoreError> {
-        self.0.load(id).await
-    }
-
-    async fn summary(
-        &self,
-        id: &omni_agent::store::ConversationId,
-    ) -> Result<omni_agent::store::Summary, StoreError> {
-        self.0.summary(id).await
-    }
-
-    async fn list(
-        &self,
-        page: omni_agent::store::Page,
-    ) -> Result<Vec<omni_agent::store::Summary>, StoreError> {
-        self.0.list(page).await
-    }
-
-    async fn delete(&self, id: &omni_agent::store::ConversationId) -> Result<(), StoreError> {
-        self.0.delete(id).await
+        id: &ConversationId,
+        write: &Write,
+        change: &Change,
+    ) -> Result<Version, StoreError> {
+        if let Change::Commit(commit) = change {
+            assert_eq!(commit.usage, None, "a store without a ledger gets no rows");
+        }
+        self.0.write(id, write, change).await
     }
 }
 

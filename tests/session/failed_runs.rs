@@ -9,13 +9,13 @@ use omni_agent::{
     provider::{ProviderError, ProviderErrorKind},
     run::{Failure, Prompt, RunEnd, RunOutcome},
     session::Session,
-    store::{MemoryStore, Page, Store, TurnChange},
+    store::{Change, MemoryStore, Page, Store, TurnChange},
     testing::Step,
 };
 use serde_json::json;
 
 use crate::{
-    support::{ScriptedStore, Wrote, failing, node, secs, tree_in},
+    support::{ScriptedStore, Tried, failing, node, secs, tree_in},
     watch::{Watched, briefs, in_time, on, scripted},
 };
 
@@ -31,14 +31,14 @@ const WORK: [&str; 3] = ["user: Q1", "assistant: use a", "user: result a"];
 
 /// Returns the ends of runs that were stored, each with the number of nodes in the same commit.
 fn stored_ends(store: &ScriptedStore) -> Vec<(RunEnd, usize)> {
-    let end = |what: Wrote| match what {
-        Wrote::Commit(_, commit) => match commit.turn.map(|turn| *turn) {
+    let end = |tried: Tried| match tried.what.1 {
+        Change::Commit(commit) => match commit.turn.map(|turn| *turn) {
             Some(TurnChange::End(end)) => Some((end, commit.nodes.len())),
             _ => None,
         },
         _ => None,
     };
-    store.tried().into_iter().filter_map(|tried| end(tried.what)).collect()
+    store.tried().into_iter().filter_map(end).collect()
 }
 
 #[tokio::test(start_paused = true)]
@@ -162,7 +162,7 @@ async fn failed_run_that_keeps_a_text_counts_its_request_once() {
     in_time(session.session.ask("Q1")).await.unwrap_err();
     session.check().await;
     in_time(session.session.flush(secs(10))).await.unwrap();
-    let rows = store.usage(session.session.id(), Page::default()).await.unwrap();
+    let rows = store.usage(session.session.id(), &Page::default()).await.unwrap();
     let rows: Vec<_> = rows.into_iter().rev().map(|row| (row.end, row.usage.input)).collect();
     assert_eq!(rows, [(RequestEnd::Answered, 1), (RequestEnd::Failed, 4)]);
     assert_eq!((session.view.used.input, session.view.tree.usage().input), (5, 5));

@@ -8,10 +8,7 @@ use omni_agent::{
     agent::Agent,
     provider::custom::Part,
     session::{Mode, SavedPart, Session, SessionEvent, SessionSnapshot, SessionSubscription, StoreReport},
-    store::{
-        Commit, ConversationId, MemoryStore, Page, StateChange, Store, StoreError, Stored, StoredState,
-        Summary, Version, Write, WriteId,
-    },
+    store::{Change, ConversationId, MemoryStore, Store, StoreError, Version, Write},
     subscription::{EndReason, EventId, FeedLimits, Update},
     testing::{Gate, ScriptedProvider, Step},
     tree::NodeId,
@@ -311,51 +308,22 @@ impl Balky {
 
 #[async_trait]
 impl Store for Balky {
-    async fn create(
+    forward!(self.0: load, summary, list, delete);
+
+    async fn write(
         &self,
         id: &ConversationId,
-        write: WriteId,
-        state: &StoredState,
+        write: &Write,
+        change: &Change,
     ) -> Result<Version, StoreError> {
-        if !self.1.swap(true, std::sync::atomic::Ordering::Relaxed) {
-            return Err(StoreError::failed("creating", std::io::Error::other("not now")));
+        match change {
+            Change::Create(_) if !self.1.swap(true, std::sync::atomic::Ordering::Relaxed) => {
+                return Err(StoreError::failed("creating", std::io::Error::other("not now")));
+            }
+            Change::Commit(_) => self.2.pass().await,
+            _ => {}
         }
-        self.0.create(id, write, state).await
-    }
-
-    async fn commit(
-        &self,
-        id: &ConversationId,
-        write: &Write,
-        commit: &Commit,
-    ) -> Result<Version, StoreError> {
-        self.2.pass().await;
-        self.0.commit(id, write, commit).await
-    }
-
-    async fn save_state(
-        &self,
-        id: &ConversationId,
-        write: &Write,
-        change: &StateChange,
-    ) -> Result<Version, StoreError> {
-        self.0.save_state(id, write, change).await
-    }
-
-    async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
-        self.0.load(id).await
-    }
-
-    async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError> {
-        self.0.summary(id).await
-    }
-
-    async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
-        self.0.list(page).await
-    }
-
-    async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
-        self.0.delete(id).await
+        self.0.write(id, write, change).await
     }
 }
 

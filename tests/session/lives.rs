@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use omni_agent::{
     agent::{Agent, AgentBuilder},
     session::{Mode, Session, SessionSnapshot},
-    store::{MemoryStore, StateChange, Store, Write},
+    store::{Change, MemoryStore, StateChange, Store, Write},
     subscription::{EventId, Update},
     testing::{ScriptedProvider, Step},
 };
@@ -138,7 +138,7 @@ async fn resume_after_another_write_resyncs() {
         let (session, view) = ended(&place).await;
         let version = place.store.summary(session.id()).await.unwrap().version;
         let title = StateChange::Title(Some("Renamed".to_owned()));
-        place.store.save_state(session.id(), &Write::on(version), &title).await.unwrap();
+        place.store.write(session.id(), &Write::on(version), &Change::State(title)).await.unwrap();
         assert!(resyncs(&place.open(&session, agent()).await, view.last).await);
     }
 }

@@ -9,10 +9,7 @@ use omni_agent::{
     message::{Content, Message, ToolUse},
     provider::{Model, Options, Registry},
     session::{Session, SessionEvent},
-    store::{
-        Commit, ConversationId, MemoryStore, Page, StateChange, Store, StoreError, Stored, StoredState,
-        Summary, Version, Write, WriteId,
-    },
+    store::{Change, Commit, ConversationId, MemoryStore, Store, StoreError, Stored, StoredState, Write},
     testing::{ScriptedProvider, Step},
     tool::tool_fn,
     tree::{Node, TreeError},
@@ -33,12 +30,12 @@ fn registry() -> Registry {
 async fn stored(state: StoredState) -> ScriptedStore {
     let store = ScriptedStore::new([]);
     let beneath = store.beneath();
-    let version = beneath.create(&id("talk"), WriteId::generate(), &state).await.unwrap();
+    let version = beneath.write(&id("talk"), &Write::first(), &Change::create(state.clone())).await.unwrap();
     let commit = Commit::new(Some(node(2))).with_nodes([
         Node::new(node(1), None, Message::user("Hi")),
         Node::new(node(2), Some(node(1)), Message::assistant("Hello")),
     ]);
-    beneath.commit(&id("talk"), &Write::on(version), &commit).await.unwrap();
+    beneath.write(&id("talk"), &Write::on(version), &Change::Commit(commit)).await.unwrap();
     store
 }
 
@@ -250,15 +247,16 @@ async fn open_missing_conversation_is_not_found() {
     let store = ScriptedStore::new([]);
     let missing = load(&store, parrot()).await;
     assert_eq!(missing.unwrap_err().kind(), ErrorKind::NotFound);
-    assert!(!store.exists(&id("talk")).await.unwrap());
+    assert!(!store.summary(&id("talk")).await.is_ok());
 }
 
 /// Writes this commit to an empty conversation, and then opens the conversation.
 async fn load_of(commit: Commit) -> Result<Session, Error> {
     let store = ScriptedStore::new([]);
     let beneath = store.beneath();
-    let version = beneath.create(&id("talk"), WriteId::generate(), &StoredState::default()).await.unwrap();
-    beneath.commit(&id("talk"), &Write::on(version), &commit).await.unwrap();
+    let version =
+        beneath.write(&id("talk"), &Write::first(), &Change::create(StoredState::default())).await.unwrap();
+    beneath.write(&id("talk"), &Write::on(version), &Change::Commit(commit.clone())).await.unwrap();
     load(&store, parrot()).await
 }
 
@@ -319,47 +317,10 @@ struct Damaged(MemoryStore);
 
 #[async_trait]
 impl Store for Damaged {
-    async fn create(
-        &self,
-        id: &ConversationId,
-        write: WriteId,
-        state: &StoredState,
-    ) -> Result<Version, StoreError> {
-        self.0.create(id, write, state).await
-    }
-
-    async fn commit(
-        &self,
-        id: &ConversationId,
-        write: &Write,
-        commit: &Commit,
-    ) -> Result<Version, StoreError> {
-        self.0.commit(id, write, commit).await
-    }
-
-    async fn save_state(
-        &self,
-        id: &ConversationId,
-        write: &Write,
-        change: &StateChange,
-    ) -> Result<Version, StoreError> {
-        self.0.save_state(id, write, change).await
-    }
+    forward!(self.0: write, summary, list, delete);
 
     async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
         Err(StoreError::damaged(format!("conversation {id}, line 3"), "no JSON"))
-    }
-
-    async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError> {
-        self.0.summary(id).await
-    }
-
-    async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
-        self.0.list(page).await
-    }
-
-    async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
-        self.0.delete(id).await
     }
 }
 

@@ -4,7 +4,7 @@
 use omni_agent::{
     ErrorKind,
     session::{Mode, Session, SessionEvent, StoreReport},
-    store::{Page, StateChange, Store, StoreError, Stored, Write},
+    store::{Change, Listing, StateChange, Store, StoreError, Stored, Write},
     subscription::{EndReason, Update},
     testing::Gate,
 };
@@ -69,7 +69,7 @@ async fn conversation_lost_while_a_turn_streams_ends_with_the_committed_tree() {
     let Stored { version, mut state, .. } = beneath.load(&id("talk")).await.unwrap();
     state.settings.system = Some("Be brief.".into());
     let change = StateChange::whole(state);
-    let other = beneath.save_state(&id("talk"), &Write::on(version), &change).await.unwrap();
+    let other = beneath.write(&id("talk"), &Write::on(version), &Change::State(change)).await.unwrap();
     write.open();
     let end = session.ended().await;
     assert_eq!(end.reason, EndReason::LostPlace);
@@ -92,7 +92,7 @@ async fn conversation_lost_wakes_all_waiting_operations() {
         async move { session.flush(secs(60)).await }
     });
     gate.reached().await;
-    store.delete(session.id()).await.unwrap();
+    store.delete(session.id(), None).await.unwrap();
     gate.open();
     let flushed = flush.await.unwrap();
     let error = flushed.unwrap_err();
@@ -105,14 +105,14 @@ async fn conversation_deleted_while_open_is_lost_and_not_created_again() {
     let session = created(&store, "talk", parrot()).await;
     session.ask("One").await.unwrap();
     session.flush(secs(1)).await.unwrap();
-    store.delete(session.id()).await.unwrap();
+    store.delete(session.id(), None).await.unwrap();
     session.ask("Two").await.unwrap();
     let end = session.ended().await;
     assert_eq!(end.reason, EndReason::LostPlace);
     let last = end.snapshot.unwrap();
     assert_eq!(last.unsaved, [node(3), node(4)]);
     assert_eq!(last.tree.len(), 4);
-    assert!(store.list(Page::default()).await.unwrap().is_empty());
+    assert!(store.list(&Listing::default()).await.unwrap().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -136,7 +136,7 @@ async fn conflict_while_stopping_is_reported_by_stop() {
     let mut events = session.subscribe(Mode::Observer).await.unwrap();
     session.ask("One").await.unwrap();
     gate.reached().await;
-    store.delete(session.id()).await.unwrap();
+    store.delete(session.id(), None).await.unwrap();
     let (stopped, ()) = tokio::join!(session.stop(secs(5)), async { gate.open() });
     let error = stopped.unwrap_err();
     assert_eq!((error.kind(), error.member("nodes")), (ErrorKind::Unsaved, Some(&2.into())));

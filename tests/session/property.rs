@@ -314,7 +314,7 @@ impl Life {
         assert_eq!(*last.tree.history(), last.agent.state.history);
         // If a write was in progress when the session ended, it may still reach the store.
         tokio::time::sleep(secs(100)).await;
-        if self.store.beneath().exists(&self.id).await.unwrap() {
+        if self.store.beneath().summary(&self.id).await.is_ok() {
             self.session = builder(&self.store, &self.plan).open(self.id.clone()).await.unwrap();
         } else {
             assert_eq!(self.safe, 0);

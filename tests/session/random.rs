@@ -18,10 +18,7 @@ use omni_agent::{
     provider::{ProviderError, ProviderErrorKind},
     run::Prompt,
     session::{Mode, Session, SessionSnapshot, SessionSubscription},
-    store::{
-        Commit, ConversationId, MemoryStore, Page, StateChange, Store, StoreError, Stored, StoredState,
-        Summary, Version, Write, WriteId,
-    },
+    store::{Change, ConversationId, MemoryStore, Store, StoreError, Version, Write},
     subscription::{EventId, Update},
     testing::{ScriptedProvider, Step},
     tree::{Node, NodeId, Tree},
@@ -139,18 +136,22 @@ struct Rough(MemoryStore, Dice);
 #[error("not now")]
 struct NotNow;
 
-impl Rough {
+#[async_trait]
+impl Store for Rough {
+    forward!(self.0: load, summary, list, delete);
+
     async fn write(
         &self,
         id: &ConversationId,
-        write: impl Future<Output = Result<Version, StoreError>>,
+        write: &Write,
+        change: &Change,
     ) -> Result<Version, StoreError> {
         sleep(Duration::from_millis(self.1.roll(20))).await;
         let fate = self.1.roll(6);
         if fate == 0 {
             return Err(StoreError::failed("writing", NotNow));
         }
-        let written = write.await?;
+        let written = self.0.write(id, write, change).await?;
         let stored = self.0.load(id).await?;
         let head = stored.nodes.iter().find(|node| Some(node.id()) == stored.head);
         let bare = head.is_some_and(|head| {
@@ -158,52 +159,6 @@ impl Rough {
         });
         assert!(!bare, "a stored head is an unanswered prompt");
         if fate == 1 { Err(StoreError::failed("hearing from the store", NotNow)) } else { Ok(written) }
-    }
-}
-
-#[async_trait]
-impl Store for Rough {
-    async fn create(
-        &self,
-        id: &ConversationId,
-        write: WriteId,
-        state: &StoredState,
-    ) -> Result<Version, StoreError> {
-        self.write(id, self.0.create(id, write, state)).await
-    }
-
-    async fn commit(
-        &self,
-        id: &ConversationId,
-        write: &Write,
-        commit: &Commit,
-    ) -> Result<Version, StoreError> {
-        self.write(id, self.0.commit(id, write, commit)).await
-    }
-
-    async fn save_state(
-        &self,
-        id: &ConversationId,
-        write: &Write,
-        change: &StateChange,
-    ) -> Result<Version, StoreError> {
-        self.write(id, self.0.save_state(id, write, change)).await
-    }
-
-    async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
-        self.0.load(id).await
-    }
-
-    async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError> {
-        self.0.summary(id).await
-    }
-
-    async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
-        self.0.list(page).await
-    }
-
-    async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
-        self.0.delete(id).await
     }
 }
 

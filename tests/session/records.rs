@@ -30,7 +30,7 @@ fn spending(text: &str, input: u64) -> Step {
 /// Returns the rows of the ledger, oldest first: how each request ended, and its prompt tokens.
 async fn rows(session: &Session, store: &dyn Store) -> Vec<(RequestEnd, u64)> {
     answered(session.flush(Duration::from_secs(10))).await.unwrap();
-    let rows = store.usage(session.id(), Page::default()).await.unwrap();
+    let rows = store.usage(session.id(), &Page::default()).await.unwrap();
     rows.into_iter().rev().map(|row| (row.end, row.usage.input)).collect()
 }
 
@@ -48,7 +48,7 @@ async fn labels_of_a_new_conversation_are_stored_and_can_be_replaced() {
     assert_eq!(session.view.labels, labels("ben"));
     session.ask("Q2").await;
     session.session.stop(Duration::from_secs(5)).await.unwrap();
-    let listed = store.list_where(&Filter::with(labels("ben")), Page::default()).await.unwrap();
+    let listed = store.list(&Filter::with(labels("ben")).into()).await.unwrap();
     assert_eq!(listed.len(), 1);
 
     let builder = Session::builder(store).labels(labels("eve")).agent(scripted([]));
@@ -77,9 +77,9 @@ async fn ledger_contains_every_request_whose_usage_is_known() {
     assert_eq!((session.view.used.input, session.view.tree.usage().input), (11, 3));
     let stored = store.load(session.session.id()).await.unwrap();
     assert_eq!((stored.used.usage, stored.used.requests), (session.view.used, 3));
-    let row = &store.usage(session.session.id(), Page::first(1).from(2)).await.unwrap()[0];
+    let row = &store.usage(session.session.id(), &Page::first(1).from(2)).await.unwrap()[0];
     assert_eq!((row.step, row.turn.is_some(), row.model.is_some()), (Some(1), true, true));
-    let rows = store.usage(session.session.id(), Page::default()).await.unwrap();
+    let rows = store.usage(session.session.id(), &Page::default()).await.unwrap();
     let answer = &session.view.tree.history().get(1).unwrap().id;
     assert_eq!(&rows[2].message, answer, "the row names the message of the response");
     let partial = session.view.agent.last_run.as_ref().unwrap();
@@ -141,7 +141,7 @@ async fn ledger_has_one_row_for_each_request_of_a_discarded_run() {
     answered(session.session.interrupt()).await.unwrap();
     session.rest().await;
     assert_eq!(rows(&session.session, &store).await[4..], [(RequestEnd::Interrupted, 16)]);
-    let all = store.usage(session.session.id(), Page::default()).await.unwrap();
+    let all = store.usage(session.session.id(), &Page::default()).await.unwrap();
     let steps: Vec<_> = all.iter().rev().map(|row| row.step.unwrap()).collect();
     assert_eq!(steps, [1, 2, 3, 4, 1]);
     let stored = store.load(session.session.id()).await.unwrap();
@@ -250,7 +250,7 @@ async fn ledger_contains_a_cost_without_tokens() {
     let session = Session::builder(store.clone()).agent(scripted([cost])).create().await.unwrap();
     assert!(session.ask("Q1").await.is_err());
     answered(session.flush(Duration::from_secs(10))).await.unwrap();
-    let rows = store.usage(session.id(), Page::default()).await.unwrap();
+    let rows = store.usage(session.id(), &Page::default()).await.unwrap();
     assert_eq!(rows.iter().map(|row| row.usage.cost).collect::<Vec<_>>(), [Some(0.25)]);
     let used = session.snapshot().await.unwrap().used;
     assert_eq!(store.load(session.id()).await.unwrap().used.usage, used);

@@ -3,7 +3,7 @@
 
 use omni_agent::{
     session::{Mode, Session, SessionEvent, StoreReport},
-    store::{StateChange, Stored, Write, WriteId},
+    store::{Change, StateChange, Stored, Write},
     subscription::{EndReason, Update},
 };
 
@@ -13,7 +13,7 @@ use crate::support::{Act, ScriptedStore, configure, created, id, node, parrot, r
 async fn rename(store: &ScriptedStore, title: Option<&str>) {
     let version = store.beneath().load(&id("talk")).await.unwrap().version;
     let change = StateChange::Title(title.map(str::to_owned));
-    store.beneath().save_state(&id("talk"), &Write::on(version), &change).await.unwrap();
+    store.beneath().write(&id("talk"), &Write::on(version), &Change::State(change)).await.unwrap();
 }
 
 async fn kept(store: &ScriptedStore) -> Stored {
@@ -161,7 +161,11 @@ async fn settings_changed_elsewhere_lose_the_conversation() {
         let mut state = state.with_title("Theirs");
         state.settings.system = Some("Be long.".into());
         let write = Write::on(version);
-        store.beneath().save_state(&id("talk"), &write, &StateChange::whole(state.clone())).await.unwrap();
+        store
+            .beneath()
+            .write(&id("talk"), &write, &Change::State(StateChange::whole(state.clone())))
+            .await
+            .unwrap();
         session.ask("One").await.unwrap();
         assert_eq!(session.ended().await.reason, EndReason::LostPlace);
         assert_eq!(kept(&store).await.state, state);
@@ -175,8 +179,12 @@ async fn conversation_recreated_with_the_id_is_not_mistaken_for_a_renamed_one() 
     let store = ScriptedStore::new([]);
     let session = created(&store, "talk", parrot()).await;
     let state = kept(&store).await.state;
-    store.beneath().delete(&id("talk")).await.unwrap();
-    store.beneath().create(&id("talk"), WriteId::generate(), &state.with_title("Theirs")).await.unwrap();
+    store.beneath().delete(&id("talk"), None).await.unwrap();
+    store
+        .beneath()
+        .write(&id("talk"), &Write::first(), &Change::create(state.with_title("Theirs")))
+        .await
+        .unwrap();
     session.ask("One").await.unwrap();
     assert_eq!(session.ended().await.reason, EndReason::LostPlace);
     assert!(store.tree(&id("talk")).await.is_empty());

@@ -131,7 +131,7 @@ async fn state_changed_while_its_write_fails_both_are_written_in_order() {
     let last = tried.last().unwrap();
     assert!(tried.len() > 3);
     assert!(tried[..tried.len() - 1].iter().all(|tried| tried.what == store.tried()[0].what));
-    assert_ne!(last.what.id(), tried[0].what.id());
+    assert_ne!(last.what.0.id, tried[0].what.0.id);
     assert_agree(&session, &store).await;
 }
 
@@ -160,7 +160,7 @@ async fn state_edited_by_a_callback_is_saved_with_the_commit() {
     session.ask("One").await.unwrap();
     session.flush(secs(1)).await.unwrap();
     assert_eq!(store.words(), ["commit with state"]);
-    let state = store.tried()[0].what.state().unwrap().clone();
+    let state = store.tried()[0].state().unwrap().clone();
     assert_eq!(
         (state.settings.system.as_deref(), state.settings.options.max_tokens()),
         (Some("Step 1."), Some(1))
@@ -180,7 +180,7 @@ async fn state_edited_by_a_callback_is_saved_with_the_commit() {
     session.ask("Three").await.unwrap();
     session.flush(secs(1)).await.unwrap();
     assert_eq!(store.words(), ["commit with state", "commit", "commit", "commit with state"]);
-    assert_eq!(store.tried()[3].what.state().unwrap().settings.system.as_deref(), Some("Step 4."));
+    assert_eq!(store.tried()[3].state().unwrap().settings.system.as_deref(), Some("Step 4."));
     assert_agree(&session, &store).await;
 }
 

@@ -17,8 +17,8 @@ use omni_agent::{
     provider::{ProviderError, ProviderErrorKind},
     session::{Mode, Session, SessionEvent, SessionSubscription, StoreReport},
     store::{
-        Commit, ConversationId, MemoryStore, Page, StateChange, Store, StoreError, Stored, StoredState,
-        Summary, Version, Write, WriteId,
+        Change, ConversationId, MemoryStore, StateChange, Store, StoreError, StoreTraits, Stored,
+        StoredState, Version, Write,
     },
     subscription::{Numbered, Update},
     testing::{Gate, ScriptedProvider, Step},
@@ -65,57 +65,42 @@ impl Lock {
     }
 }
 
-/// A write in the form in which the store received it.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Wrote {
-    Create(WriteId, StoredState),
-    Commit(Write, Commit),
-    State(Write, StateChange),
+/// One attempt to write.
+#[derive(Clone, Debug)]
+pub(crate) struct Tried {
+    /// The write in the form in which the store received it.
+    pub(crate) what: (Write, Change),
+    pub(crate) at: Instant,
 }
 
-impl Wrote {
-    pub(crate) fn id(&self) -> WriteId {
-        match self {
-            Self::Create(id, _) => *id,
-            Self::Commit(write, _) | Self::State(write, _) => write.id,
-        }
-    }
-
+impl Tried {
     /// Returns the numbers of the nodes in the write.
     pub(crate) fn nodes(&self) -> Vec<u64> {
-        match self {
-            Self::Commit(_, commit) => commit.nodes.iter().map(|node| node.id().get()).collect(),
+        match &self.what.1 {
+            Change::Commit(commit) => commit.nodes.iter().map(|node| node.id().get()).collect(),
             _ => Vec::new(),
         }
     }
 
     /// Returns the whole state, if the write contains it.
     pub(crate) fn state(&self) -> Option<&StoredState> {
-        match self {
-            Self::Create(_, state) => Some(state),
-            Self::Commit(_, commit) => commit.state.as_deref(),
-            Self::State(_, StateChange::Whole(state)) => Some(state),
-            Self::State(..) => None,
+        match &self.what.1 {
+            Change::Create(state) | Change::State(StateChange::Whole(state)) => Some(state),
+            Change::Commit(commit) => commit.state.as_deref(),
+            _ => None,
         }
     }
 
     /// Returns the kind of the write in a short form.
-    pub(crate) fn word(&self) -> &'static str {
-        match self {
-            Self::Create(..) => "create",
-            Self::Commit(_, commit) if commit.state.is_some() => "commit with state",
-            Self::Commit(..) => "commit",
-            Self::State(_, StateChange::Title(_)) => "title",
-            Self::State(..) => "state",
+    fn word(&self) -> &'static str {
+        match &self.what.1 {
+            Change::Create(_) => "create",
+            Change::Commit(commit) if commit.state.is_some() => "commit with state",
+            Change::Commit(_) => "commit",
+            Change::State(StateChange::Title(_)) => "title",
+            _ => "state",
         }
     }
-}
-
-/// One attempt to write.
-#[derive(Clone, Debug)]
-pub(crate) struct Tried {
-    pub(crate) what: Wrote,
-    pub(crate) at: Instant,
 }
 
 type Otherwise = Box<dyn FnMut() -> Act + Send>;
@@ -207,7 +192,7 @@ impl ScriptedStore {
 
     /// Returns the kinds of the attempted writes in a short form.
     pub(crate) fn words(&self) -> Vec<&'static str> {
-        self.tried().iter().map(|tried| tried.what.word()).collect()
+        self.tried().iter().map(|tried| tried.word()).collect()
     }
 
     /// Returns the stored nodes as a tree.
@@ -221,45 +206,17 @@ impl ScriptedStore {
         assert_eq!(*lock(&self.0.wrongs), Vec::<String>::new());
     }
 
-    fn next(&self, what: Wrote) -> Act {
-        if let Some(state) = what.state()
+    fn next(&self, what: (Write, Change)) -> Act {
+        let tried = Tried { what, at: Instant::now() };
+        if let Some(state) = tried.state()
             && (state.settings.options.api_key().is_some() || state.settings.options.headers().is_some())
         {
-            lock(&self.0.wrongs).push(format!("a secret in {what:?}"));
+            lock(&self.0.wrongs).push(format!("a secret in {tried:?}"));
         }
-        lock(&self.0.tried).push(Tried { what, at: Instant::now() });
+        lock(&self.0.tried).push(tried);
         self.0.arrivals.add_permits(1);
         let next = lock(&self.0.script).pop_front();
         next.unwrap_or_else(|| lock(&self.0.otherwise)())
-    }
-
-    async fn perform(
-        &self,
-        id: &ConversationId,
-        what: Wrote,
-        write: impl Future<Output = Result<Version, StoreError>> + Send,
-    ) -> Result<Version, StoreError> {
-        let broken = || StoreError::failed("writing", fmt::Error);
-        let open = Arc::clone(&self.0.open);
-        self.0.most.fetch_max(Arc::strong_count(&open) - 1, Ordering::Relaxed);
-        let act = self.next(what);
-        match &act {
-            Act::Work | Act::LoseWord | Act::HangAfter => {}
-            Act::Wait(gate) => gate.pass().await,
-            Act::Slow(time) => tokio::time::sleep(*time).await,
-            Act::Block(lock) => lock.pass(),
-            Act::Fail => return Err(broken()),
-            Act::Refuse(error) => return Err(error.clone()),
-            Act::Hang => std::future::pending().await,
-            Act::Panic => panic!("the store broke"),
-        }
-        let version = write.await?;
-        self.look(id).await;
-        match act {
-            Act::LoseWord => Err(broken()),
-            Act::HangAfter => std::future::pending().await,
-            _ => Ok(version),
-        }
     }
 
     /// Records an error if the stored head is an unanswered prompt, or if the stored nodes do not form a valid tree.
@@ -283,42 +240,40 @@ fn is_prompt(message: &Message) -> bool {
 
 #[async_trait]
 impl Store for ScriptedStore {
-    async fn create(
-        &self,
-        id: &ConversationId,
-        write: WriteId,
-        state: &StoredState,
-    ) -> Result<Version, StoreError> {
-        let what = Wrote::Create(write, state.clone());
-        self.perform(id, what, self.0.store.create(id, write, state)).await
+    forward!(self.0.store: summary, list, delete);
+
+    fn traits(&self) -> StoreTraits {
+        let usage = self.0.keeps_usage.load(Ordering::Relaxed);
+        StoreTraits::default().with_turns(self.0.store.traits().turns).with_usage(usage)
     }
 
-    async fn commit(
+    async fn write(
         &self,
         id: &ConversationId,
         write: &Write,
-        commit: &Commit,
+        change: &Change,
     ) -> Result<Version, StoreError> {
-        let what = Wrote::Commit(*write, commit.clone());
-        self.perform(id, what, self.0.store.commit(id, write, commit)).await
-    }
-
-    async fn save_state(
-        &self,
-        id: &ConversationId,
-        write: &Write,
-        change: &StateChange,
-    ) -> Result<Version, StoreError> {
-        let what = Wrote::State(*write, change.clone());
-        self.perform(id, what, self.0.store.save_state(id, write, change)).await
-    }
-
-    fn keeps_turns(&self) -> bool {
-        self.0.store.keeps_turns()
-    }
-
-    fn keeps_usage(&self) -> bool {
-        self.0.keeps_usage.load(Ordering::Relaxed)
+        let broken = || StoreError::failed("writing", fmt::Error);
+        let open = Arc::clone(&self.0.open);
+        self.0.most.fetch_max(Arc::strong_count(&open) - 1, Ordering::Relaxed);
+        let act = self.next((*write, change.clone()));
+        match &act {
+            Act::Work | Act::LoseWord | Act::HangAfter => {}
+            Act::Wait(gate) => gate.pass().await,
+            Act::Slow(time) => tokio::time::sleep(*time).await,
+            Act::Block(lock) => lock.pass(),
+            Act::Fail => return Err(broken()),
+            Act::Refuse(error) => return Err(error.clone()),
+            Act::Hang => std::future::pending().await,
+            Act::Panic => panic!("the store broke"),
+        }
+        let version = self.0.store.write(id, write, change).await?;
+        self.look(id).await;
+        match act {
+            Act::LoseWord => Err(broken()),
+            Act::HangAfter => std::future::pending().await,
+            _ => Ok(version),
+        }
     }
 
     async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
@@ -326,18 +281,6 @@ impl Store for ScriptedStore {
             return Err(StoreError::failed("loading", fmt::Error));
         }
         self.0.store.load(id).await
-    }
-
-    async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError> {
-        self.0.store.summary(id).await
-    }
-
-    async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
-        self.0.store.list(page).await
-    }
-
-    async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
-        self.0.store.delete(id).await
     }
 }
 

@@ -11,7 +11,7 @@ use std::{
 use omni_agent::{
     Error, ErrorKind,
     session::{Session, StoreReport},
-    store::{Commit, ConversationId, Owner, Store, StoreError, Write},
+    store::{Change, Commit, ConversationId, Owner, Store, StoreError, Write},
     subscription::{EndReason, Update},
     testing::{Gate, Step},
     tool::{ToolContext, tool_fn},
@@ -203,7 +203,7 @@ async fn store_without_owners_is_written_to_without_an_epoch() {
         within(Session::builder(beneath.as_dyn()).agent(parrot()).owner(ben()).open(id("talk"))).await;
     assert!(other.is_ok(), "only versions decide");
     let epochs = beneath.tried().into_iter().filter_map(|tried| match tried.what {
-        crate::support::Wrote::Commit(write, _) => Some(write.epoch),
+        (write, Change::Commit(_)) => Some(write.epoch),
         _ => None,
     });
     assert_eq!(epochs.collect::<Vec<_>>(), [None]);
@@ -351,7 +351,9 @@ async fn conversation_taken_before_a_turn_is_saved_turn_stays_readable_but_is_no
     let theirs = store.take(session.id(), &ben());
     gate.open();
     let version = store.load(session.id()).await.unwrap().version;
-    let written = store.commit(session.id(), &Write::on(version).under(&theirs), &Commit::new(None)).await;
+    let written = store
+        .write(session.id(), &Write::on(version).under(&theirs), &Change::Commit(Commit::new(None)))
+        .await;
     store.ownership(Mood::Work);
     let tree = assert_lost(&session, &[1, 2]).await;
     assert_eq!(tree.node(node(2)).unwrap().message().text(), "Yes");
@@ -384,7 +386,10 @@ async fn conversation_taken_and_released_meanwhile_is_lost() {
     store.ownership(Mood::Fail);
     let theirs = store.take(session.id(), &ben());
     let version = store.load(session.id()).await.unwrap().version;
-    store.commit(session.id(), &Write::on(version).under(&theirs), &Commit::new(None)).await.unwrap();
+    store
+        .write(session.id(), &Write::on(version).under(&theirs), &Change::Commit(Commit::new(None)))
+        .await
+        .unwrap();
     store.ownership(Mood::Work);
     store.run_out(session.id());
     assert_lost(&session, &[]).await;
@@ -398,9 +403,9 @@ async fn conversation_deleted_elsewhere_is_lost() {
     let store = LeasingStore::new();
     let session = created(&store, "talk", ann()).await;
     saved(&session, "One").await;
-    store.delete(session.id()).await.unwrap();
+    store.delete(session.id(), None).await.unwrap();
     assert_lost(&session, &[]).await;
-    assert!(!store.exists(session.id()).await.unwrap());
+    assert!(!store.summary(session.id()).await.is_ok());
 }
 
 #[tokio::test]

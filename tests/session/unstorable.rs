@@ -11,8 +11,8 @@ use omni_agent::{
     run::RunOutcome,
     session::{Session, StoreReport},
     store::{
-        Commit, ConversationId, MemoryStore, Page, StateChange, Store, StoreError, Stored, StoredState,
-        Summary, TurnChange, Version, Write, WriteId,
+        Change, Commit, ConversationId, Listing, MemoryStore, StateChange, Store, StoreError, StoreTraits,
+        StoredState, TurnChange, Version, Write,
     },
     subscription::EndReason,
     testing::{Gate, ScriptedProvider, Step},
@@ -44,69 +44,42 @@ fn check(state: Option<&StoredState>) -> Result<(), StoreError> {
     }
 }
 
+fn check_commit(commit: &Commit, most_nodes: usize) -> Result<(), StoreError> {
+    check(commit.state.as_deref())?;
+    if commit.nodes.len() > most_nodes {
+        return Err(refused("too much"));
+    }
+    if commit.nodes.iter().any(|node| node.message().text().contains("poison")) {
+        return Err(refused("poison in a message"));
+    }
+    match commit.turn.as_deref() {
+        Some(TurnChange::End(end)) if serde_json::to_string(end).unwrap().contains("poison") => {
+            Err(refused("poison in the end of a run"))
+        }
+        _ => Ok(()),
+    }
+}
+
 #[async_trait]
 impl Store for Picky {
-    fn keeps_turns(&self) -> bool {
-        true
+    forward!(self.beneath: load, summary, list, delete);
+
+    fn traits(&self) -> StoreTraits {
+        StoreTraits::default().with_turns(true)
     }
 
-    async fn create(
-        &self,
-        id: &ConversationId,
-        write: WriteId,
-        state: &StoredState,
-    ) -> Result<Version, StoreError> {
-        check(Some(state))?;
-        self.beneath.create(id, write, state).await
-    }
-
-    async fn commit(
+    async fn write(
         &self,
         id: &ConversationId,
         write: &Write,
-        commit: &Commit,
+        change: &Change,
     ) -> Result<Version, StoreError> {
-        check(commit.state.as_deref())?;
-        if commit.nodes.len() > self.most_nodes {
-            return Err(refused("too much"));
+        match change {
+            Change::Create(state) | Change::State(StateChange::Whole(state)) => check(Some(state))?,
+            Change::Commit(commit) => check_commit(commit, self.most_nodes)?,
+            _ => {}
         }
-        if commit.nodes.iter().any(|node| node.message().text().contains("poison")) {
-            return Err(refused("poison in a message"));
-        }
-        if let Some(TurnChange::End(end)) = commit.turn.as_deref()
-            && serde_json::to_string(end).unwrap().contains("poison")
-        {
-            return Err(refused("poison in the end of a run"));
-        }
-        self.beneath.commit(id, write, commit).await
-    }
-
-    async fn save_state(
-        &self,
-        id: &ConversationId,
-        write: &Write,
-        change: &StateChange,
-    ) -> Result<Version, StoreError> {
-        if let StateChange::Whole(state) = change {
-            check(Some(state))?;
-        }
-        self.beneath.save_state(id, write, change).await
-    }
-
-    async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
-        self.beneath.load(id).await
-    }
-
-    async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError> {
-        self.beneath.summary(id).await
-    }
-
-    async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
-        self.beneath.list(page).await
-    }
-
-    async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
-        self.beneath.delete(id).await
+        self.beneath.write(id, write, change).await
     }
 }
 
@@ -180,7 +153,7 @@ async fn unstorable_turn_among_others_earlier_turns_are_written() {
     let kept = store.tree(session.id()).await;
     assert_eq!(kept.len(), 6);
     assert_eq!(kept.head(), Some(node(6)));
-    let ids: Vec<_> = store.tried().iter().map(|tried| tried.what.nodes()).collect();
+    let ids: Vec<_> = store.tried().iter().map(|tried| tried.nodes()).collect();
     // If a write is refused, it is divided in half until it contains only one turn.
     let halves = [vec![3, 4, 5, 6], vec![7, 8, 9, 10], vec![7, 8]];
     assert_eq!(ids[..2], [vec![1, 2], (3..=10).collect()]);
@@ -254,7 +227,7 @@ async fn unstorable_creation_ends_the_session() {
     let end = session.ended().await;
     assert_eq!(end.reason, EndReason::Unstorable);
     assert_eq!(end.snapshot.unwrap().unsaved, [node(1), node(2)]);
-    assert!(store.list(Page::default()).await.unwrap().is_empty());
+    assert!(store.list(&Listing::default()).await.unwrap().is_empty());
 }
 
 #[tokio::test(start_paused = true)]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use omni_agent::{
     message::{Content, Message, ToolUse, Usage},
-    store::{Commit, MemoryStore, Store, StoreError, StoredState, Version, Write},
+    store::{Change, Commit, MemoryStore, Store, StoreError, StoredState, Version, Write},
     tree::{Node, NodeId, Tree},
 };
 use proptest::prelude::*;
@@ -35,7 +35,10 @@ fn step() -> impl Strategy<Value = Step> {
 async fn saved(store: &dyn Store, tree: &Tree, stored: &mut Tree, version: &mut Version) {
     let changes = tree.changes_since(stored).unwrap();
     if !changes.is_empty() {
-        *version = store.commit(&id("tree"), &Write::on(*version), &Commit::from(changes)).await.unwrap();
+        *version = store
+            .write(&id("tree"), &Write::on(*version), &Change::Commit(Commit::from(changes)))
+            .await
+            .unwrap();
         *stored = tree.clone();
     }
 }
@@ -114,10 +117,10 @@ async fn commit_of_json_as_deep_as_services_send_is_loaded_unchanged() {
     assert!(serde_json::from_str::<Value>(&("[".repeat(128) + &"]".repeat(128))).is_err());
     let commit = nested(127);
     let mut version = create(&store, &id("a")).await;
-    version = store.commit(&id("a"), &Write::on(version), &commit).await.unwrap();
+    version = store.write(&id("a"), &Write::on(version), &Change::Commit(commit.clone())).await.unwrap();
     let message = Message::assistant(vec![Content::from(ToolUse::new("toolu_2", "deep", input))]);
     let lists = Commit::new(Some(node(2))).with_nodes([Node::new(node(2), Some(node(1)), message)]);
-    store.commit(&id("a"), &Write::on(version), &lists).await.unwrap();
+    store.write(&id("a"), &Write::on(version), &Change::Commit(lists.clone())).await.unwrap();
     let nodes = store.load(&id("a")).await.unwrap().nodes;
     assert_eq!(nodes, [commit.nodes, lists.nodes].concat());
 }
@@ -129,7 +132,7 @@ async fn commit_of_json_too_deep_to_read_again_is_rejected() {
     for levels in 200..300 {
         let version = create(&store, &id("a")).await;
         let commit = nested(levels);
-        match store.commit(&id("a"), &Write::on(version), &commit).await {
+        match store.write(&id("a"), &Write::on(version), &Change::Commit(commit.clone())).await {
             Ok(_) => assert_eq!(store.load(&id("a")).await.unwrap().nodes, commit.nodes, "{levels} levels"),
             Err(error) => {
                 assert!(
@@ -141,7 +144,7 @@ async fn commit_of_json_too_deep_to_read_again_is_rejected() {
                 return;
             }
         }
-        store.delete(&id("a")).await.unwrap();
+        store.delete(&id("a"), None).await.unwrap();
     }
     panic!("every depth was accepted");
 }

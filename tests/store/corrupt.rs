@@ -3,7 +3,7 @@
 use omni_agent::{
     run::{RunEnd, RunOutcome},
     store::{
-        Commit, ConversationId, Filter, Page, Store, StoreError, Stored, TurnSummary, Turns, Version, Write,
+        Change, Commit, ConversationId, Page, Store, StoreError, Stored, TurnSummary, Turns, Version, Write,
     },
 };
 
@@ -52,11 +52,11 @@ async fn create_with(store: &dyn Store, id: &ConversationId, table: &str) -> Ver
         "runs" => head.with_run_end(RunEnd::new(RunOutcome::Cancelled).with_prompts(vec![known("p")])),
         _ => head.with_turn(record()),
     };
-    store.commit(id, &Write::on(version), &record).await.unwrap()
+    store.write(id, &Write::on(version), &Change::Commit(record)).await.unwrap()
 }
 
 async fn turns(store: &dyn Store, which: Turns) -> Vec<TurnSummary> {
-    store.turns(which, &Filter::default(), Page::first(1000)).await.unwrap()
+    store.turns(which, &Page::first(1000).into()).await.unwrap()
 }
 
 /// A store with a sound conversation, which changes in other conversations must not affect.
@@ -92,13 +92,14 @@ impl<'s> Victim<'s> {
         // The conversation continues, with the same turn and with another one.
         let head = Commit::new(Some(node(2))).with_usage([]);
         let same = head.with_turn(record().with_append(Vec::new()).with_keep(1).with_mark(None));
-        let version = store.commit(&id, &Write::on(version), &same).await.unwrap_or_else(|error| {
-            panic!("{what}: {error}");
-        });
+        let version =
+            store.write(&id, &Write::on(version), &Change::Commit(same)).await.unwrap_or_else(|error| {
+                panic!("{what}: {error}");
+            });
         let version = commit(store, &id, version, 3, "Go on").await;
         let stored = store.load(&id).await.unwrap_or_else(|error| panic!("{what}: {error}"));
         assert_eq!((stored.version, stored.nodes.len(), stored.turn), (version, 3, None), "{what}");
-        store.delete(&id).await.unwrap();
+        store.delete(&id, None).await.unwrap();
     }
 
     async fn check_load(&self, id: &ConversationId, effect: Effect, what: &str) {
@@ -118,7 +119,7 @@ impl<'s> Victim<'s> {
     }
 
     async fn check_lists(&self, id: &ConversationId, effect: Effect, what: &str) {
-        let listed = self.store.list(Page::first(1000)).await.unwrap();
+        let listed = self.store.list(&Page::first(1000).into()).await.unwrap();
         assert!(listed.iter().any(|summary| summary.id == *id), "{what}");
         for which in [Turns::All, Turns::Waiting, Turns::Left] {
             let turns = turns(self.store, which).await;

@@ -10,8 +10,8 @@ use std::{
 use omni_agent::{
     message::{RequestEnd, Timestamp, Usage, UsageRow},
     store::{
-        Commit, FileSystemStore, Filter, Labels, Page, StateChange, Store, StoreError, StoredState, Version,
-        Write, WriteId,
+        Change, Commit, FileSystemStore, Filter, Labels, Listing, StateChange, Store, StoreError,
+        StoredState, Version, Write,
     },
 };
 
@@ -37,9 +37,9 @@ fn row(input: u64) -> UsageRow {
 /// Creates a conversation with this label and this usage.
 async fn spent(store: &dyn Store, name: &str, tenant: &str, input: u64) -> Version {
     let state = StoredState::default().with_labels(labels(tenant));
-    let version = store.create(&id(name), WriteId::generate(), &state).await.unwrap();
+    let version = store.write(&id(name), &Write::first(), &Change::create(state)).await.unwrap();
     let turn = Commit::new(None).with_usage([row(input)]);
-    store.commit(&id(name), &Write::on(version), &turn).await.unwrap()
+    store.write(&id(name), &Write::on(version), &Change::Commit(turn)).await.unwrap()
 }
 
 async fn try_used(store: &dyn Store, filter: Filter) -> Result<u64, StoreError> {
@@ -57,7 +57,7 @@ async fn delete_without_usage_writes_no_ledger() {
     let store = folder.quick_store().await;
     let version = create(&store, &id("a")).await;
     commit(&store, &id("a"), version, 1, "Hi").await;
-    store.delete(&id("a")).await.unwrap();
+    store.delete(&id("a"), None).await.unwrap();
     assert_eq!(folder.names(), [""; 0]);
 }
 
@@ -69,11 +69,11 @@ async fn ledger_contains_no_id_and_is_readable_only_by_its_owner() {
     let folder = Folder::new();
     let store = folder.store().await;
     spent(&store, "the-id", "acme", 7).await;
-    store.delete(&id("the-id")).await.unwrap();
+    store.delete(&id("the-id"), None).await.unwrap();
     assert_eq!(folder.names(), [NAME]);
     assert!(!fs::read_to_string(file(&folder)).unwrap().contains("the-id"));
     assert_eq!(fs::metadata(file(&folder)).unwrap().permissions().mode() & 0o777, 0o600);
-    assert_eq!(store.list(Page::default()).await.unwrap(), []);
+    assert_eq!(store.list(&Listing::default()).await.unwrap(), []);
 }
 
 /// After a crash between the line in the ledger and the removal of the log, the conversation still exists.
@@ -83,29 +83,29 @@ async fn delete_repeated_after_a_crash_counts_once() {
     let store = folder.quick_store().await;
     let version = spent(&store, "a", "acme", 7).await;
     let log = fs::read(folder.log(&id("a"))).unwrap();
-    store.delete(&id("a")).await.unwrap();
+    store.delete(&id("a"), None).await.unwrap();
     assert_eq!(used(&store).await, 7);
     // Restore the log, as a crash would leave it.
     fs::write(folder.log(&id("a")), log).unwrap();
     assert_eq!(used(&store).await, 7, "it is not counted twice");
     // The labels may change, too. Then only the new ones count.
     let change = StateChange::Labels(labels("other"));
-    let version = store.save_state(&id("a"), &Write::on(version), &change).await.unwrap();
+    let version = store.write(&id("a"), &Write::on(version), &Change::State(change)).await.unwrap();
     assert_eq!(try_used(&store, labels("acme").into()).await.unwrap(), 0);
     assert_eq!(try_used(&store, labels("other").into()).await.unwrap(), 7);
 
     // The conversation may even get another turn before it is deleted again.
     let turn = Commit::new(None).with_usage([row(100)]);
-    store.commit(&id("a"), &Write::on(version), &turn).await.unwrap();
+    store.write(&id("a"), &Write::on(version), &Change::Commit(turn)).await.unwrap();
     assert_eq!(used(&store).await, 107);
     for _ in 0..2 {
-        store.delete(&id("a")).await.unwrap();
+        store.delete(&id("a"), None).await.unwrap();
         assert_eq!(used(&store).await, 107);
     }
     // A later conversation with the same id has its own usage, which is counted in addition.
     spent(&store, "a", "acme", 1000).await;
     assert_eq!(used(&store).await, 1107);
-    store.delete(&id("a")).await.unwrap();
+    store.delete(&id("a"), None).await.unwrap();
     assert_eq!(used(&store).await, 1107);
 }
 
@@ -115,7 +115,7 @@ async fn ledger_cut_at_any_byte_drops_only_the_last_line() {
     let store = folder.quick_store().await;
     for (name, input) in [("a", 1), ("b", 10)] {
         spent(&store, name, "acme", input).await;
-        store.delete(&id(name)).await.unwrap();
+        store.delete(&id(name), None).await.unwrap();
     }
     let ledger = fs::read(file(&folder)).unwrap();
     let ends: Vec<_> = (1..=ledger.len()).filter(|end| ledger[end - 1] == b'\n').collect();
@@ -127,7 +127,7 @@ async fn ledger_cut_at_any_byte_drops_only_the_last_line() {
         assert_eq!(fs::read(file(&folder)).unwrap(), &ledger[..cut], "reads change nothing");
         if cut % 7 == 0 || ends.contains(&cut) {
             spent(&store, "c", "acme", 100).await;
-            store.delete(&id("c")).await.unwrap();
+            store.delete(&id("c"), None).await.unwrap();
             assert_eq!(used(&store).await, expected + 100, "cut at byte {cut}");
         }
     }
@@ -144,7 +144,7 @@ async fn ledger_with_a_flipped_bit_is_reported_and_set_aside_by_the_next_delete(
     let store = folder.quick_store().await;
     for name in ["a", "b", "c"] {
         spent(&store, name, "acme", 1).await;
-        store.delete(&id(name)).await.unwrap();
+        store.delete(&id(name), None).await.unwrap();
     }
     let sound = fs::read(file(&folder)).unwrap();
     let ends: Vec<_> = (1..=sound.len()).filter(|end| sound[end - 1] == b'\n').collect();
@@ -162,18 +162,18 @@ async fn ledger_with_a_flipped_bit_is_reported_and_set_aside_by_the_next_delete(
         }
         assert_eq!(set_aside(&folder), [""; 0], "reads change nothing");
         spent(&store, "d", "acme", 10).await;
-        store.delete(&id("d")).await.unwrap();
-        assert!(!store.exists(&id("d")).await.unwrap());
+        store.delete(&id("d"), None).await.unwrap();
+        assert!(!store.summary(&id("d")).await.is_ok());
         let aside = set_aside(&folder).remove(0);
         assert_eq!(fs::read(folder.path().join(&aside)).unwrap(), damaged);
         assert_eq!(used(&store).await, 10, "the file was begun again");
-        assert_eq!(store.list(Page::default()).await.unwrap(), [], "the file is not a conversation");
+        assert_eq!(store.list(&Listing::default()).await.unwrap(), [], "the file is not a conversation");
         fs::remove_file(folder.path().join(aside)).unwrap();
     }
     for number in 1..4 {
         fs::write(file(&folder), "not a ledger\n").unwrap();
         spent(&store, "d", "acme", 10).await;
-        store.delete(&id("d")).await.unwrap();
+        store.delete(&id("d"), None).await.unwrap();
         assert_eq!(set_aside(&folder).len(), number, "no file replaces another");
     }
 }
@@ -188,13 +188,15 @@ async fn ledger_of_another_format_version_is_refused_and_stays() {
         fs::write(file(&folder), line(record)).unwrap();
         let _ = fs::remove_file(folder.log(&id("b")));
         spent(&store, "b", "acme", 10).await;
-        for refused in [store.delete(&id("b")).await, try_used(&store, Filter::default()).await.map(drop)] {
+        for refused in
+            [store.delete(&id("b"), None).await, try_used(&store, Filter::default()).await.map(drop)]
+        {
             assert!(
                 matches!(&refused, Err(StoreError::UnknownFormat { found, known: 10, .. }) if *found == version),
                 "{refused:?}"
             );
         }
-        assert!(store.exists(&id("b")).await.unwrap());
+        assert!(store.summary(&id("b")).await.is_ok());
         assert_eq!(fs::read_to_string(file(&folder)).unwrap(), line(record));
     }
 }
@@ -215,7 +217,7 @@ async fn delete_of_a_damaged_log_succeeds_without_its_usage() {
         "{damaged:?}"
     );
     assert_eq!(try_used(&store, labels("other").into()).await.unwrap(), 10, "the log has another label");
-    store.delete(&id("a")).await.unwrap();
+    store.delete(&id("a"), None).await.unwrap();
     assert_eq!(used(&store).await, 10);
 }
 
@@ -242,20 +244,20 @@ async fn delete_while_the_ledger_is_locked_is_busy_after_the_wait() {
     for name in ["a", "b"] {
         spent(&store, name, "acme", 1).await;
     }
-    store.delete(&id("a")).await.unwrap();
+    store.delete(&id("a"), None).await.unwrap();
     let other = File::open(file(&folder)).unwrap();
     other.lock().unwrap();
-    match store.delete(&id("b")).await {
+    match store.delete(&id("b"), None).await {
         Err(StoreError::Busy { waited, place }) => {
             assert_eq!(waited, Duration::from_secs(3));
             assert!(place.ends_with(NAME), "{place}");
         }
         other => panic!("{other:?}"),
     }
-    assert!(store.exists(&id("b")).await.unwrap());
+    assert!(store.summary(&id("b")).await.is_ok());
     assert_eq!(used(&store).await, 2, "reads don't wait");
     other.unlock().unwrap();
-    store.delete(&id("b")).await.unwrap();
+    store.delete(&id("b"), None).await.unwrap();
     assert_eq!(used(&store).await, 2);
 }
 
@@ -276,7 +278,7 @@ async fn child_deletes_among_others() {
 
 async fn delete_all(store: &FileSystemStore, who: &str) {
     for number in 0..EACH {
-        store.delete(&id(&format!("{who}-{number}"))).await.unwrap();
+        store.delete(&id(&format!("{who}-{number}")), None).await.unwrap();
     }
 }
 

@@ -6,8 +6,8 @@ use omni_agent::{
     message::{Message, RequestEnd, Timestamp, Usage, UsageRow},
     run::{KnownPrompt, PromptState, RunEnd, RunOutcome, TurnRecord},
     store::{
-        Commit, Filter, Labels, MemoryStore, Page, StateChange, Store, StoreError, Stored, StoredState,
-        Version, Write, WriteId,
+        Change, Commit, Filter, Labels, Listing, MemoryStore, Page, StateChange, Store, StoreError, Stored,
+        StoredState, Version, Write,
     },
     tree::{Erased, Node, Tree},
 };
@@ -33,7 +33,7 @@ fn row(input: u64) -> UsageRow {
 /// secret. Other writes take place between the commits of the nodes. Returns the last version.
 pub(crate) async fn conversation(store: &dyn Store) -> Version {
     let state = StoredState::default().with_title("A talk");
-    let mut version = store.create(&id("a"), WriteId::generate(), &state).await.unwrap();
+    let mut version = store.write(&id("a"), &Write::first(), &Change::create(state)).await.unwrap();
     let text = |number: u64| if number > 3 { format!("{number} {SECRET}") } else { format!("{number}") };
     let says = |number: u64| {
         let message =
@@ -52,9 +52,9 @@ pub(crate) async fn conversation(store: &dyn Store) -> Version {
         Commit::new(Some(node(8))).with_nodes((7..9).map(says)).with_usage([row(200)]),
     ];
     for commit in commits {
-        version = store.commit(&id("a"), &Write::on(version), &commit).await.unwrap();
+        version = store.write(&id("a"), &Write::on(version), &Change::Commit(commit.clone())).await.unwrap();
         let title = StateChange::title(format!("A talk in version {version}"));
-        version = store.save_state(&id("a"), &Write::on(version), &title).await.unwrap();
+        version = store.write(&id("a"), &Write::on(version), &Change::State(title)).await.unwrap();
     }
     version
 }
@@ -66,7 +66,7 @@ pub(crate) fn without_secret(stored: &Stored) -> Erased {
 }
 
 pub(crate) async fn ledger(store: &dyn Store) -> (Vec<UsageRow>, u64) {
-    let rows = store.usage(&id("a"), Page::first(100)).await.unwrap();
+    let rows = store.usage(&id("a"), &Page::first(100)).await.unwrap();
     let used = store.used(&Filter::default(), Timestamp(0)..Timestamp(u64::MAX)).await.unwrap();
     (rows, used.iter().map(|sum| sum.usage.input).sum())
 }
@@ -83,7 +83,7 @@ async fn erase_leaves_no_text_in_the_folder_and_keeps_the_rest() {
     assert_eq!(found(&folder), ["a.jsonl", "a.jsonl.new"]);
 
     let erased = without_secret(&expected);
-    let erased_at = store.erase(&id("a"), &Write::on(version), &erased).await.unwrap();
+    let erased_at = store.write(&id("a"), &Write::on(version), &Change::Erase(erased.clone())).await.unwrap();
     assert_eq!(erased_at, version.next());
     assert_eq!(found(&folder), [""; 0]);
     assert_eq!(folder.names(), ["a.jsonl"]);
@@ -95,7 +95,7 @@ async fn erase_leaves_no_text_in_the_folder_and_keeps_the_rest() {
         (expected.version, expected.updated) = (erased_at, stored.updated);
         assert_eq!(stored, expected);
         assert_eq!(ledger(&store).await, before, "the ledger keeps its rows");
-        let summary = store.list(Page::default()).await.unwrap().remove(0);
+        let summary = store.list(&Listing::default()).await.unwrap().remove(0);
         assert_eq!((&summary.title, summary.version), (&expected.state.title, erased_at));
     }
 }
@@ -116,18 +116,19 @@ async fn repeated_erasures_bring_nothing_back() {
         let mut erased = tree.erase(node(erased)).unwrap();
         erased.next = node(9);
         let write = Write::on(expected.version);
-        expected.version = store.erase(&id("a"), &write, &erased).await.unwrap();
+        expected.version = store.write(&id("a"), &write, &Change::Erase(erased.clone())).await.unwrap();
         writes.push((write, expected.version));
         expected.erase(&erased);
         let stored = store.load(&id("a")).await.unwrap();
         expected.updated = stored.updated;
         assert_eq!(stored, expected);
         let title = StateChange::title("after the erasure");
-        expected.version = store.save_state(&id("a"), &Write::on(expected.version), &title).await.unwrap();
+        expected.version =
+            store.write(&id("a"), &Write::on(expected.version), &Change::State(title)).await.unwrap();
         expected = store.load(&id("a")).await.unwrap();
         assert_eq!(ledger(&store).await, used);
         for (write, version) in &writes {
-            let repeated = store.erase(&id("a"), write, &erased).await.unwrap();
+            let repeated = store.write(&id("a"), write, &Change::Erase(erased.clone())).await.unwrap();
             assert_eq!(repeated, *version, "erasures are known as writes");
         }
     }
@@ -141,8 +142,8 @@ async fn erase_by_two_handles_at_once_is_done_by_one() {
     let version = conversation(&store).await;
     let erased = without_secret(&store.load(&id("a")).await.unwrap());
     let (a, b) = (Write::on(version), Write::on(version));
-    let conversation = id("a");
-    let done = tokio::join!(store.erase(&conversation, &a, &erased), other.erase(&conversation, &b, &erased));
+    let (conversation, erase) = (id("a"), Change::Erase(erased));
+    let done = tokio::join!(store.write(&conversation, &a, &erase), other.write(&conversation, &b, &erase));
     let (won, lost) = if done.0.is_ok() { done } else { (done.1, done.0) };
     assert_eq!(won.unwrap(), version.next());
     assert!(matches!(lost, Err(StoreError::Conflict { .. })), "{lost:?}");
@@ -169,11 +170,11 @@ async fn load_during_erasures_returns_a_whole_conversation() {
             Some(node(2)),
             Message::assistant("x"),
         )]);
-        version = store.commit(&id("a"), &Write::on(version), &turn).await.unwrap();
+        version = store.write(&id("a"), &Write::on(version), &Change::Commit(turn)).await.unwrap();
         let stored = store.load(&id("a")).await.unwrap();
         let mut tree = Tree::hydrate(stored.nodes, stored.head, stored.cursors).unwrap();
         let erased = tree.erase(node(number)).unwrap();
-        version = store.erase(&id("a"), &Write::on(version), &erased).await.unwrap();
+        version = store.write(&id("a"), &Write::on(version), &Change::Erase(erased)).await.unwrap();
     }
     assert!(!reading.is_finished(), "the reader has failed");
     reading.abort();
@@ -187,7 +188,7 @@ async fn erase_that_cannot_write_a_new_log_changes_nothing() {
     let before = (fs::read(folder.log(&id("a"))).unwrap(), store.load(&id("a")).await.unwrap());
     let (write, erased) = (Write::on(version), without_secret(&before.1));
     fs::create_dir(folder.path().join("a.jsonl.new")).unwrap();
-    let failed = store.erase(&id("a"), &write, &erased).await;
+    let failed = store.write(&id("a"), &write, &Change::Erase(erased.clone())).await;
     assert!(
         matches!(&failed, Err(error @ StoreError::Failed { .. }) if error.to_string().contains("a.jsonl")),
         "{failed:?}"
@@ -195,7 +196,7 @@ async fn erase_that_cannot_write_a_new_log_changes_nothing() {
     assert_eq!(fs::read(folder.log(&id("a"))).unwrap(), before.0);
     assert_eq!(store.load(&id("a")).await.unwrap(), before.1);
     fs::remove_dir(folder.path().join("a.jsonl.new")).unwrap();
-    store.erase(&id("a"), &write, &erased).await.unwrap();
+    store.write(&id("a"), &write, &Change::Erase(erased)).await.unwrap();
     assert_eq!(found(&folder), [""; 0]);
 }
 
@@ -208,33 +209,39 @@ async fn erase_removes_replaced_states_and_records_of_turns() {
         let labels = Labels::new([("topic", text)]).unwrap();
         StoredState::default().with_title(text).with_system(text).with_labels(labels)
     };
-    let version = store.create(&id("a"), WriteId::generate(), &of_state(SECRET)).await.unwrap();
+    let version = store.write(&id("a"), &Write::first(), &Change::create(of_state(SECRET))).await.unwrap();
     let first = Commit::new(Some(node(1))).with_nodes([Node::new(node(1), None, Message::user("Hi"))]);
-    let version =
-        store.commit(&id("a"), &Write::on(version), &first.with_state(of_state(SECRET))).await.unwrap();
+    let version = store
+        .write(&id("a"), &Write::on(version), &Change::Commit(first.with_state(of_state(SECRET))))
+        .await
+        .unwrap();
     let mut version = version;
     for change in [StateChange::title(SECRET), StateChange::whole(of_state(SECRET))] {
-        version = store.save_state(&id("a"), &Write::on(version), &change).await.unwrap();
+        version = store.write(&id("a"), &Write::on(version), &Change::State(change.clone())).await.unwrap();
     }
     let state = of_state("another");
     let change = StateChange::whole(state.clone());
-    version = store.save_state(&id("a"), &Write::on(version), &change).await.unwrap();
+    version = store.write(&id("a"), &Write::on(version), &Change::State(change)).await.unwrap();
     let turn = TurnRecord::new(1, "00112233445566778899aabbccddeeff".parse().unwrap(), SECRET)
         .with_head(node(1))
         .with_append(vec![Message::user(SECRET).into()]);
     let recorded = Commit::new(Some(node(1))).with_usage([row(5)]).with_turn(turn);
     let write = Write::on(version);
-    version = store.commit(&id("a"), &write, &recorded).await.unwrap();
+    version = store.write(&id("a"), &write, &Change::Commit(recorded.clone())).await.unwrap();
     assert_eq!(found(&folder), ["a.jsonl"]);
     let before = store.load(&id("a")).await.unwrap();
     let mut tree = Tree::hydrate(before.nodes.clone(), before.head, before.cursors.clone()).unwrap();
     let erased = tree.erase(node(1)).unwrap();
-    store.erase(&id("a"), &Write::on(version), &erased).await.unwrap();
+    store.write(&id("a"), &Write::on(version), &Change::Erase(erased)).await.unwrap();
     assert_eq!(found(&folder), [""; 0]);
     let after = store.load(&id("a")).await.unwrap();
     assert_eq!((after.state, after.turn, after.used), (state, None, before.used));
     assert!(!store.summary(&id("a")).await.unwrap().in_flight);
-    assert_eq!(store.commit(&id("a"), &write, &recorded).await.unwrap(), version, "the write is known");
+    assert_eq!(
+        store.write(&id("a"), &write, &Change::Commit(recorded)).await.unwrap(),
+        version,
+        "the write is known"
+    );
 }
 
 /// An erasure keeps the outcomes of prompts of the last end of a run only.
@@ -249,13 +256,17 @@ async fn erase_keeps_what_a_memory_store_keeps_of_ends_of_runs() {
         let mut last = Vec::new();
         for store in [&files as &dyn Store, &memory] {
             let mut version = create(store, &id("a")).await;
-            version = store.commit(&id("a"), &Write::on(version), &says(1, "Hi")).await.unwrap();
+            version =
+                store.write(&id("a"), &Write::on(version), &Change::Commit(says(1, "Hi"))).await.unwrap();
             for end in &ends {
                 let ended = Commit::new(Some(node(1))).with_usage([]).with_run_end(end.clone());
-                version = store.commit(&id("a"), &Write::on(version), &ended).await.unwrap();
+                version = store.write(&id("a"), &Write::on(version), &Change::Commit(ended)).await.unwrap();
             }
-            let erased = serde_json::from_str(r#"{"nodes": [1], "head": null, "next": 2}"#).unwrap();
-            store.erase(&id("a"), &Write::on(version), &erased).await.unwrap();
+            let erased = serde_json::from_str::<omni_agent::tree::Erased>(
+                r#"{"nodes": [1], "head": null, "next": 2}"#,
+            )
+            .unwrap();
+            store.write(&id("a"), &Write::on(version), &Change::Erase(erased)).await.unwrap();
             last.push(store.load(&id("a")).await.unwrap().last_run);
         }
         assert_eq!(last[0], last[1]);

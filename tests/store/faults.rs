@@ -2,7 +2,7 @@
 
 use std::{fs, process::Command};
 
-use omni_agent::store::{FileSystemStore, Page, StateChange, Store, StoreError, Write};
+use omni_agent::store::{Change, FileSystemStore, Listing, StateChange, Store, StoreError, Write};
 
 use crate::{
     skip::skip,
@@ -26,7 +26,7 @@ async fn child_writes_until_the_disk_is_full() {
     let text = "x".repeat(40_000);
     let (write, error) = loop {
         let write = Write::on(version);
-        match store.commit(&id("a"), &write, &says(number + 1, &text)).await {
+        match store.write(&id("a"), &write, &Change::Commit(says(number + 1, &text))).await {
             Ok(next) => (version, number) = (next, number + 1),
             Err(error) => break (write, error),
         }
@@ -40,17 +40,23 @@ async fn child_writes_until_the_disk_is_full() {
 
     // A new conversation does not fit either, and its creation leaves no file behind.
     let state = omni_agent::store::StoredState::default().with_system("x".repeat(200_000));
-    let created = store.create(&id("b"), omni_agent::store::WriteId::generate(), &state).await;
+    let created = store
+        .write(
+            &id("b"),
+            &Write::first().with_id(omni_agent::store::WriteId::generate()),
+            &Change::create(state),
+        )
+        .await;
     assert!(matches!(created, Err(StoreError::Full { .. })), "{created:?}");
-    assert!(!store.exists(&id("b")).await.unwrap());
+    assert!(!store.summary(&id("b")).await.is_ok());
     assert!(!folder.join("b.jsonl").exists());
 
     // A small commit fits, either immediately or after space was freed.
-    let next = store.commit(&id("a"), &write, &says(number + 1, "short")).await;
+    let next = store.write(&id("a"), &write, &Change::Commit(says(number + 1, "short"))).await;
     let next = match next {
         Err(StoreError::Full { .. }) => {
             fs::remove_file(folder.join("ballast")).unwrap();
-            store.commit(&id("a"), &write, &says(number + 1, "short")).await.unwrap()
+            store.write(&id("a"), &write, &Change::Commit(says(number + 1, "short"))).await.unwrap()
         }
         next => next.unwrap(),
     };
@@ -132,13 +138,16 @@ async fn child_finds_a_read_only_folder() {
     let store = FileSystemStore::open(&folder).await.unwrap();
     let stored = store.load(&id("a")).await.unwrap();
     assert_eq!(stored.nodes.len(), 1, "reading works");
-    assert_eq!(store.list(Page::default()).await.unwrap().len(), 1);
+    assert_eq!(store.list(&Listing::default()).await.unwrap().len(), 1);
     let write = Write::on(stored.version);
     let refused = [
-        store.commit(&id("a"), &write, &says(2, "more")).await.map(drop),
-        store.save_state(&id("a"), &write, &StateChange::Title(None)).await.map(drop),
-        store.create(&id("b"), write.id, &stored.state).await.map(drop),
-        store.delete(&id("a")).await,
+        store.write(&id("a"), &write, &Change::Commit(says(2, "more"))).await.map(drop),
+        store.write(&id("a"), &write, &Change::State(StateChange::Title(None))).await.map(drop),
+        store
+            .write(&id("b"), &Write::first().with_id(write.id), &Change::create(stored.state.clone()))
+            .await
+            .map(drop),
+        store.delete(&id("a"), None).await,
     ];
     for refused in refused {
         match refused {
@@ -185,11 +194,11 @@ async fn child_cannot_lock_what_it_reads() {
     }
     let store = FileSystemStore::open(&folder).await.unwrap();
     let before = fs::read(&log).unwrap();
-    let version = store.list(Page::default()).await.unwrap()[0].version;
+    let version = store.list(&Listing::default()).await.unwrap()[0].version;
     let stored = store.load(&id("a")).await.unwrap();
     assert_eq!(stored.version, version);
     assert!(fs::read(&log).unwrap() == before, "without a lock, the log is not rewritten");
-    store.commit(&id("a"), &Write::on(version), &says(2, "more")).await.unwrap();
+    store.write(&id("a"), &Write::on(version), &Change::Commit(says(2, "more"))).await.unwrap();
     println!("\nall checks passed");
 }
 
@@ -240,12 +249,12 @@ async fn operations_in_a_missing_folder_are_unreachable() {
     let write = Write::on(version);
     let state = omni_agent::store::StoredState::default();
     let refused = [
-        store.create(&id("b"), write.id, &state).await.map(drop),
-        store.commit(&id("a"), &write, &says(1, "Hi")).await.map(drop),
+        store.write(&id("b"), &Write::first().with_id(write.id), &Change::create(state)).await.map(drop),
+        store.write(&id("a"), &write, &Change::Commit(says(1, "Hi"))).await.map(drop),
         store.load(&id("a")).await.map(drop),
-        store.list(Page::default()).await.map(drop),
-        store.exists(&id("a")).await.map(drop),
-        store.delete(&id("a")).await,
+        store.list(&Listing::default()).await.map(drop),
+        store.summary(&id("a")).await.map(drop),
+        store.delete(&id("a"), None).await,
     ];
     for refused in refused {
         match refused {
@@ -259,7 +268,7 @@ async fn operations_in_a_missing_folder_are_unreachable() {
     assert!(!inner.exists(), "a missing folder, such as one that is not mounted, must not be created");
 
     fs::rename(&moved, &inner).unwrap();
-    store.commit(&id("a"), &write, &says(1, "Hi")).await.unwrap();
+    store.write(&id("a"), &write, &Change::Commit(says(1, "Hi"))).await.unwrap();
 }
 
 #[tokio::test]

@@ -8,7 +8,9 @@ use std::{
 };
 
 use async_trait::async_trait;
-use omni_agent::store::{ConversationId, FileSystemStore, Page, Store, StoreError, Write, conformance};
+use omni_agent::store::{
+    Change, ConversationId, FileSystemStore, Listing, Store, StoreError, Write, conformance,
+};
 
 use crate::{
     full::{check_all, create_all},
@@ -62,7 +64,7 @@ async fn suite_on_file_system_store_passes() {
             "turns_of_an_owner_are_not_left",
             "lease_excludes_other_owners",
             "expired_lease_can_be_acquired_by_another",
-            "renew_all_returns_the_lost_leases",
+            "renew_returns_the_lost_leases",
             "lease_of_a_deleted_conversation_is_invalid_for_a_later_one",
             "delete_under_a_lease_requires_a_valid_lease",
             "write_after_a_release_is_rejected",
@@ -90,7 +92,7 @@ async fn load_from_format_10_returns_what_was_stored() {
     }
     let store = folder.quick_store().await;
     check_all(&store).await;
-    let listed = store.list(Page::default()).await.unwrap();
+    let listed = store.list(&Listing::default()).await.unwrap();
     assert_eq!(listed.len(), 3);
     for conversation in listed {
         // The conversation can still be continued.
@@ -132,11 +134,11 @@ async fn delete_leaves_nothing_behind() {
     create(&store, &id("a")).await;
     assert_eq!(folder.names(), ["a.jsonl"]);
     fs::write(folder.path().join("a.jsonl.new"), "left by a crash").unwrap();
-    store.delete(&id("a")).await.unwrap();
+    store.delete(&id("a"), None).await.unwrap();
     assert_eq!(folder.names(), [""; 0]);
 
     fs::write(folder.path().join("a.jsonl.new"), "left by a crash").unwrap();
-    store.delete(&id("a")).await.unwrap();
+    store.delete(&id("a"), None).await.unwrap();
     assert_eq!(folder.names(), [""; 0]);
 }
 
@@ -151,7 +153,7 @@ async fn write_while_another_holds_the_lock_is_busy_after_the_wait() {
 
     let begun = tokio::time::Instant::now();
     let write = Write::on(version);
-    match store.commit(&id("a"), &write, &says(1, "Hi")).await {
+    match store.write(&id("a"), &write, &Change::Commit(says(1, "Hi"))).await {
         Err(error @ StoreError::Busy { waited, .. }) => {
             assert_eq!((waited, begun.elapsed()), (Duration::from_secs(3), Duration::from_secs(3)));
             assert!(error.is_transient());
@@ -160,10 +162,10 @@ async fn write_while_another_holds_the_lock_is_busy_after_the_wait() {
     }
     // Reads don't wait.
     assert_eq!(store.load(&id("a")).await.unwrap().version, version);
-    assert_eq!(store.list(Page::default()).await.unwrap().len(), 1);
+    assert_eq!(store.list(&Listing::default()).await.unwrap().len(), 1);
 
     other.unlock().unwrap();
-    store.commit(&id("a"), &write, &says(1, "Hi")).await.unwrap();
+    store.write(&id("a"), &write, &Change::Commit(says(1, "Hi"))).await.unwrap();
 }
 
 #[tokio::test]
@@ -175,7 +177,7 @@ async fn write_while_another_holds_the_lock_continues_when_it_is_free() {
     other.lock().unwrap();
     let waiting = tokio::spawn({
         let store = store.clone();
-        async move { store.commit(&id("a"), &Write::on(version), &says(1, "Hi")).await }
+        async move { store.write(&id("a"), &Write::on(version), &Change::Commit(says(1, "Hi"))).await }
     });
     // Writes to other conversations don't wait.
     create(&store, &id("b")).await;
@@ -191,7 +193,7 @@ async fn list_ignores_other_files() {
         fs::write(folder.path().join(name), "not the store's").unwrap();
     }
     create(&store, &id("a")).await;
-    let listed = store.list(Page::default()).await.unwrap();
+    let listed = store.list(&Listing::default()).await.unwrap();
     assert_eq!(listed.iter().map(|summary| summary.id.as_str()).collect::<Vec<_>>(), ["a"]);
 }
 

@@ -7,7 +7,7 @@ use omni_agent::{
         Message, MessageId, Purpose, RequestEnd, Text, Timestamp, ToolResult, ToolUse, Usage, UsageRow,
     },
     run::{BranchPoint, KnownPrompt, PromptState, RunEnd, RunOutcome, Settled, TurnRecord, Waiting},
-    store::{Commit, Filter, Lease, Page, Store, StoredState, Turns, Write, WriteId},
+    store::{Change, Commit, Lease, Listing, Page, Store, StoredState, Turns, Write},
     subscription::EventId,
     tool::Decision,
     tree::{Node, NodeId},
@@ -60,24 +60,26 @@ pub(crate) fn record() -> TurnRecord {
 /// prompts.
 pub(crate) async fn create_flight(store: &dyn Store) {
     let flight = id("flight");
-    let version = store.create(&flight, WriteId::generate(), &StoredState::default()).await.unwrap();
+    let version =
+        store.write(&flight, &Write::first(), &Change::create(StoredState::default())).await.unwrap();
     let question = Message::user("Why?").with_id("a prompt").with_app_data(json!({ "from": "web" }));
     let answer = Message::assistant("Because.").with_id("a message");
     let nodes = [question, answer].into_iter().zip(1..).map(|(message, number)| {
         Node::new(node(number), NodeId::new(number - 1), message.with_timestamp(Timestamp(number)))
     });
     let turn = Commit::new(Some(node(2))).with_nodes(nodes).with_usage([row()]);
-    let version = store.commit(&flight, &Write::on(version), &turn).await.unwrap();
+    let version = store.write(&flight, &Write::on(version), &Change::Commit(turn)).await.unwrap();
     let commit = Commit::new(Some(node(2))).with_usage([]).with_turn(record().with_mark(EventId::new(7, 11)));
-    store.commit(&flight, &Write::on(version), &commit).await.unwrap();
+    store.write(&flight, &Write::on(version), &Change::Commit(commit)).await.unwrap();
 
     let known_id = id("known");
-    let version = store.create(&known_id, WriteId::generate(), &StoredState::default()).await.unwrap();
+    let version =
+        store.write(&known_id, &Write::first(), &Change::create(StoredState::default())).await.unwrap();
     let end =
         RunEnd::new(RunOutcome::Discarded).with_prompts(vec![known("p3")]).with_mark(EventId::new(7, 12));
     let ended = Commit::new(None).with_usage([]).with_run_end(end);
-    store.commit(&known_id, &Write::on(version), &ended).await.unwrap();
-    store.release_at(&known_id, &Lease::unlimited(), Some(EventId::new(7, 13))).await.unwrap();
+    store.write(&known_id, &Write::on(version), &Change::Commit(ended)).await.unwrap();
+    store.release(&known_id, &Lease::unlimited(), Some(EventId::new(7, 13))).await.unwrap();
 }
 
 /// Checks the conversations that [`create_flight`] has created.
@@ -89,8 +91,8 @@ pub(crate) async fn check_flight(store: &dyn Store) {
     assert_eq!(stored.mark, Some(EventId::new(7, 11)));
     let message = stored.nodes[0].message();
     assert_eq!((message.id.clone(), message.app_data.is_some()), (Some(MessageId::new("a prompt")), true));
-    assert_eq!(store.usage(&id("flight"), Page::default()).await.unwrap(), [row()]);
-    let left = store.turns(Turns::Left, &Filter::default(), Page::default()).await.unwrap();
+    assert_eq!(store.usage(&id("flight"), &Page::default()).await.unwrap(), [row()]);
+    let left = store.turns(Turns::Left, &Listing::default()).await.unwrap();
     assert_eq!((left.len(), left[0].lives, left[0].orderly), (1, 2, true));
     assert_eq!(store.summary(&id("flight")).await.unwrap().waiting, 2);
     let known_run = store.load(&id("known")).await.unwrap();

@@ -1,10 +1,10 @@
-//! A conversation that uses everything that the current formats can store, for the file-system store and for golden
-//! files of databases.
+//! A conversation that uses everything that the current formats can store, for the golden files of the file-system
+//! store.
 
 use omni_agent::{
     message::{Message, Purpose, RequestEnd, Timestamp, Usage, UsageRow},
     run::{RunEnd, RunOutcome},
-    store::{Commit, Filter, Labels, Page, Store, StoredState, Write, WriteId},
+    store::{Change, Commit, Filter, Labels, Page, Store, StoredState, Write},
     tree::{Erased, Node, NodeId},
 };
 
@@ -19,7 +19,7 @@ async fn create_full(store: &dyn Store) {
     let id = id("full");
     let labels = Labels::new([("tenant", "acme"), ("kind", "Ünïcode")]).unwrap();
     let state = StoredState::default().with_title("Full").with_labels(labels);
-    let version = store.create(&id, WriteId::generate(), &state).await.unwrap();
+    let version = store.write(&id, &Write::first(), &Change::create(state)).await.unwrap();
     let row = |end, at| {
         let usage = Usage::default().with_input(7).with_output(3).with_cost(0.25);
         UsageRow::new(end, usage).with_at(Timestamp(at)).with_model("a model".to_owned())
@@ -35,18 +35,18 @@ async fn create_full(store: &dyn Store) {
         Commit::new(Some(node(numbers))).with_nodes(path([numbers - 1, numbers])).with_usage([row])
     };
     let first = turn(2, row(RequestEnd::Answered, 1_763_769_600_000));
-    let version = store.commit(&id, &Write::on(version), &first).await.unwrap();
+    let version = store.write(&id, &Write::on(version), &Change::Commit(first)).await.unwrap();
     let second = turn(4, row(RequestEnd::Interrupted, 1_763_769_700_000).with_purpose(Purpose::Title));
-    let version = store.commit(&id, &Write::on(version), &second).await.unwrap();
+    let version = store.write(&id, &Write::on(version), &Change::Commit(second)).await.unwrap();
     let erased: Erased = serde_json::from_str(r#"{"nodes": [3, 4], "head": 2, "next": 5}"#).unwrap();
-    let version = store.erase(&id, &Write::on(version), &erased).await.unwrap();
+    let version = store.write(&id, &Write::on(version), &Change::Erase(erased)).await.unwrap();
     let end: RunEnd = serde_json::from_str(
         r#"{"outcome": "cancelled", "turn": "00112233445566778899aabbccddeeff",
             "unanswered": [{"role": "user", "content": [{"type": "text", "text": "Anyone?"}], "timestamp": 9}]}"#,
     )
     .unwrap();
     let failed = Commit::new(Some(node(2))).with_usage([row(RequestEnd::Cancelled, 1_763_779_600_000)]);
-    store.commit(&id, &Write::on(version), &failed.with_run_end(end)).await.unwrap();
+    store.write(&id, &Write::on(version), &Change::Commit(failed.with_run_end(end))).await.unwrap();
 }
 
 /// Creates the conversation of [`create_full`], the conversations of [`create_flight`], and a deleted conversation
@@ -55,12 +55,15 @@ pub(crate) async fn create_all(store: &dyn Store) {
     create_full(store).await;
     create_flight(store).await;
     let gone = id("gone");
-    let version = store.create(&gone, WriteId::generate(), &StoredState::default()).await.unwrap();
+    let version = store.write(&gone, &Write::first(), &Change::create(StoredState::default())).await.unwrap();
     let usage = Usage::default().with_input(70);
     let row =
         UsageRow::new(RequestEnd::Lost, usage).with_at(Timestamp(5)).with_model("of the deleted".to_owned());
-    store.commit(&gone, &Write::on(version), &Commit::new(None).with_usage([row])).await.unwrap();
-    store.delete(&gone).await.unwrap();
+    store
+        .write(&gone, &Write::on(version), &Change::Commit(Commit::new(None).with_usage([row])))
+        .await
+        .unwrap();
+    store.delete(&gone, None).await.unwrap();
 }
 
 /// Checks what [`create_all`] has created.
@@ -82,7 +85,7 @@ async fn check_full(store: &dyn Store) {
     assert_eq!((stored.used.requests, stored.used.usage.input), (3, 21));
     let end = stored.last_run.unwrap();
     assert_eq!((end.outcome, end.unanswered[0].text()), (RunOutcome::Cancelled, "Anyone?".to_owned()));
-    let rows = store.usage(&id, Page::default()).await.unwrap();
+    let rows = store.usage(&id, &Page::default()).await.unwrap();
     let ends: Vec<_> = rows.iter().map(|row| (row.end, row.purpose)).collect();
     let expected = [
         (RequestEnd::Cancelled, Purpose::Answer),
@@ -91,5 +94,5 @@ async fn check_full(store: &dyn Store) {
     ];
     assert_eq!(ends, expected);
     let filter = Filter::with(Labels::new([("tenant", "acme")]).unwrap());
-    assert_eq!(store.list_where(&filter, Page::default()).await.unwrap()[0].id, id);
+    assert_eq!(store.list(&filter.into()).await.unwrap()[0].id, id);
 }

@@ -5,7 +5,10 @@ use std::fs;
 use omni_agent::{
     message::{Content, Message, Text, Timestamp, ToolUse},
     run::TurnRecord,
-    store::{Commit, Filter, Labels, Page, Store, StoreError, StoredState, Turns, Version, Write, WriteId},
+    store::{
+        Change, Commit, Filter, Labels, Listing, Store, StoreError, StoredState, Turns, Version, Write,
+        WriteId,
+    },
     tree::{Node, NodeId},
 };
 use serde_json::json;
@@ -87,18 +90,18 @@ async fn log_with_invalid_records_is_damaged_in_their_line() {
             "{shown}: {loaded:?}"
         );
         // A write reads only the end of the log. If it is valid, the write fails only because of its conflict.
-        let written = store.commit(&id("a"), &Write::on(Version::new(1)), &says(1, "")).await;
+        let written = store.write(&id("a"), &Write::on(Version::new(1)), &Change::Commit(says(1, ""))).await;
         assert!(
             matches!(written, Err(StoreError::Conflict { .. } | StoreError::Damaged { .. })),
             "{shown}: {written:?}"
         );
-        assert_eq!(store.list(Page::default()).await.unwrap().len(), 1, "{shown}");
+        assert_eq!(store.list(&Listing::default()).await.unwrap().len(), 1, "{shown}");
         assert_eq!(
             fs::read_to_string(folder.log(&id("a"))).unwrap(),
             log,
             "a damaged log must not be changed"
         );
-        store.delete(&id("a")).await.unwrap();
+        store.delete(&id("a"), None).await.unwrap();
     }
 }
 
@@ -127,7 +130,7 @@ async fn write_after_the_last_version_is_rejected() {
     let store = folder.quick_store().await;
     fs::write(folder.log(&id("a")), write(u64::MAX, r#"{"create":{}}"#)).unwrap();
     let version = store.load(&id("a")).await.unwrap().version;
-    let written = store.commit(&id("a"), &Write::on(version), &says(1, "Hi")).await;
+    let written = store.write(&id("a"), &Write::on(version), &Change::Commit(says(1, "Hi"))).await;
     assert!(matches!(written, Err(StoreError::Unstorable { .. })), "{written:?}");
     assert_eq!(store.load(&id("a")).await.unwrap().nodes.len(), 0);
 }
@@ -144,7 +147,7 @@ async fn inputs_and_texts_that_imitate_an_entry_change_nothing() {
     let folder = Folder::new();
     let store = folder.quick_store().await;
     let state = StoredState::default().with_title("true");
-    let mut version = store.create(&id("a"), WriteId::generate(), &state).await.unwrap();
+    let mut version = store.write(&id("a"), &Write::first(), &Change::create(state)).await.unwrap();
     let whole = write(99, r#"{"create":{}}"#);
     let message = |number: u64| {
         let tool_use = ToolUse::new(number.to_string(), "send", input.clone());
@@ -159,8 +162,8 @@ async fn inputs_and_texts_that_imitate_an_entry_change_nothing() {
         let forging = Node::new(node(number), NodeId::new(number - 1), message(number));
         let commit = Commit::new(Some(node(number))).with_nodes([forging]);
         let write = Write::on(version);
-        version = store.commit(&id("a"), &write, &commit).await.unwrap();
-        assert_eq!(store.commit(&id("a"), &write, &commit).await.unwrap(), version);
+        version = store.write(&id("a"), &write, &Change::Commit(commit.clone())).await.unwrap();
+        assert_eq!(store.write(&id("a"), &write, &Change::Commit(commit)).await.unwrap(), version);
         let log = fs::read(folder.log(&id("a"))).unwrap();
         // In a torn line, the imitation may be the last that was written.
         let at = log.windows(forged.len()).rposition(|bytes| bytes == forged.as_bytes()).unwrap();
@@ -168,7 +171,7 @@ async fn inputs_and_texts_that_imitate_an_entry_change_nothing() {
             if let Some(end) = end {
                 fs::write(folder.log(&id("a")), &log[..end]).unwrap();
             }
-            let listed = store.list(Page::default()).await.unwrap().remove(0);
+            let listed = store.list(&Listing::default()).await.unwrap().remove(0);
             let stored = store.load(&id("a")).await.unwrap();
             assert_eq!(
                 (listed.title.as_deref(), listed.in_flight, listed.damage),
@@ -210,8 +213,11 @@ async fn log_of_another_format_version_is_refused_and_stays() {
         fs::write(folder.log(&id("a")), &log).unwrap();
         let refused = [
             store.load(&id("a")).await.map(drop),
-            store.commit(&id("a"), &Write::on(Version::new(5)), &says(1, "Hi")).await.map(drop),
-            store.create(&id("a"), WriteId::generate(), &StoredState::default()).await.map(drop),
+            store
+                .write(&id("a"), &Write::on(Version::new(5)), &Change::Commit(says(1, "Hi")))
+                .await
+                .map(drop),
+            store.write(&id("a"), &Write::first(), &Change::create(StoredState::default())).await.map(drop),
             store.used(&Filter::default(), Timestamp(0)..Timestamp(9)).await.map(drop),
             store
                 .used(&Labels::new([("a", "b")]).unwrap().into(), Timestamp(0)..Timestamp(9))
@@ -226,7 +232,7 @@ async fn log_of_another_format_version_is_refused_and_stays() {
             let text = refused.unwrap_err().to_string();
             assert!(text.contains(&format!("format version {version}")) && text.contains("10"), "{text}");
         }
-        let listed = store.list(Page::default()).await.unwrap().remove(0);
+        let listed = store.list(&Listing::default()).await.unwrap().remove(0);
         assert!(listed.damage.is_some_and(|damage| damage.contains(&format!("format version {version}"))));
         assert_eq!(fs::read_to_string(folder.log(&id("a"))).unwrap(), log);
     }
@@ -239,7 +245,7 @@ async fn create_of_an_unstorable_state_leaves_nothing_behind() {
     let deep = (0..500).fold(json!({}), |inner, _| json!({ "a": inner }));
     let options = omni_agent::provider::Options::default().with_extra([("deep", deep)]);
     let state = StoredState::default().with_options(options);
-    let created = store.create(&id("a"), WriteId::generate(), &state).await;
+    let created = store.write(&id("a"), &Write::first(), &Change::create(state)).await;
     assert!(matches!(created, Err(StoreError::Unstorable { .. })), "{created:?}");
     assert_eq!(folder.names(), [""; 0]);
 }
@@ -253,13 +259,13 @@ async fn operations_on_an_id_whose_file_belongs_to_another_leave_it_unchanged() 
     let stored = store.load(&id("case")).await.unwrap();
     fs::hard_link(folder.log(&id("case")), folder.log(&id("CASE"))).unwrap();
 
-    let created = store.create(&id("CASE"), WriteId::generate(), &StoredState::default()).await;
+    let created = store.write(&id("CASE"), &Write::first(), &Change::create(StoredState::default())).await;
     assert!(matches!(created, Err(StoreError::AlreadyExists { .. })), "{created:?}");
-    let written = store.commit(&id("CASE"), &Write::on(version), &says(1, "Hi")).await;
+    let written = store.write(&id("CASE"), &Write::on(version), &Change::Commit(says(1, "Hi"))).await;
     assert!(matches!(written, Err(StoreError::NotFound { .. })), "{written:?}");
     assert!(matches!(store.load(&id("CASE")).await, Err(StoreError::NotFound { .. })));
-    assert!(!store.exists(&id("CASE")).await.unwrap());
-    store.delete(&id("CASE")).await.unwrap();
+    assert!(!store.summary(&id("CASE")).await.is_ok());
+    store.delete(&id("CASE"), None).await.unwrap();
     assert!(folder.log(&id("CASE")).exists(), "it is the log of `case`");
     assert_eq!(store.load(&id("case")).await.unwrap(), stored);
 }
@@ -273,7 +279,7 @@ async fn list_with_an_unreadable_log_reports_it_and_shows_the_others() {
     // This symbolic link points to itself.
     std::os::unix::fs::symlink(folder.log(&id("loop")), folder.log(&id("loop"))).unwrap();
     fs::create_dir(folder.log(&id("folder"))).unwrap();
-    let listed = store.list(Page::default()).await.unwrap();
+    let listed = store.list(&Listing::default()).await.unwrap();
     let damage = |name: &str| {
         let listed = listed.iter().find(|summary| summary.id == id(name));
         listed.map(|summary| summary.damage.clone())
@@ -295,7 +301,7 @@ async fn turns_with_a_damaged_log_lists_the_others() {
         let version = create(&store, &id(name)).await;
         let turn = "00112233445566778899aabbccddeeff".parse().unwrap();
         let commit = Commit::new(None).with_turn(TurnRecord::new(1, turn, "{}"));
-        store.commit(&id(name), &Write::on(version), &commit).await.unwrap();
+        store.write(&id(name), &Write::on(version), &Change::Commit(commit)).await.unwrap();
     }
     let mut log = fs::read(folder.log(&id("damaged"))).unwrap();
     log[50] ^= 1;
@@ -307,7 +313,7 @@ async fn turns_with_a_damaged_log_lists_the_others() {
     for name in ["unreadable", "damaged"] {
         assert!(store.load(&id(name)).await.is_err(), "{name}");
     }
-    let turns = store.turns(Turns::All, &Filter::default(), Page::default()).await.unwrap();
+    let turns = store.turns(Turns::All, &Listing::default()).await.unwrap();
     assert_eq!(turns.iter().map(|turn| turn.id.as_str()).collect::<Vec<_>>(), ["sound"]);
 }
 
@@ -324,24 +330,26 @@ async fn operations_on_other_kinds_of_files_leave_them_unchanged() {
     let pipe = folder.log(&id("pipe"));
     assert!(std::process::Command::new("mkfifo").arg(pipe).status().unwrap().success());
 
-    let listed = store.list(Page::default()).await.unwrap();
+    let listed = store.list(&Listing::default()).await.unwrap();
     assert_eq!(listed.iter().map(|summary| summary.id.as_str()).collect::<Vec<_>>(), ["a"]);
     let write = Write::on(version);
     for name in ["link", "socket", "pipe"] {
-        assert!(!store.exists(&id(name)).await.unwrap(), "{name}");
+        assert!(!store.summary(&id(name)).await.is_ok(), "{name}");
         let refused = [
             store.load(&id(name)).await.map(drop),
             store.summary(&id(name)).await.map(drop),
-            store.commit(&id(name), &write, &says(1, "Hi")).await.map(drop),
+            store.write(&id(name), &write, &Change::Commit(says(1, "Hi"))).await.map(drop),
         ];
         for refused in refused {
             assert!(matches!(refused, Err(StoreError::NotFound { .. })), "{name}: {refused:?}");
         }
-        let created = store.create(&id(name), write.id, &StoredState::default()).await;
+        let created = store
+            .write(&id(name), &Write::first().with_id(write.id), &Change::create(StoredState::default()))
+            .await;
         assert!(matches!(created, Err(StoreError::Failed { .. })), "{name}: {created:?}");
-        store.delete(&id(name)).await.unwrap();
+        store.delete(&id(name), None).await.unwrap();
         assert!(fs::symlink_metadata(folder.log(&id(name))).is_ok(), "{name} does not belong to the store");
     }
-    store.commit(&id("a"), &write, &says(1, "Hi")).await.unwrap();
-    assert_eq!(store.list(Page::default()).await.unwrap()[0].version, version.next());
+    store.write(&id("a"), &write, &Change::Commit(says(1, "Hi"))).await.unwrap();
+    assert_eq!(store.list(&Listing::default()).await.unwrap()[0].version, version.next());
 }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use omni_agent::{
-    store::{ConversationId, FileSystemStore, Store, Write, WriteId},
+    store::{Change, ConversationId, FileSystemStore, Store, Write, WriteId},
     tree::NodeId,
 };
 
@@ -121,7 +121,8 @@ async fn survive_kills(part: &str, open: impl AsyncFn(&Folder) -> Arc<dyn Store>
         }
         assert_eq!(stored.head.map_or(0, NodeId::get), there);
         let write = Write::on(stored.version).with_id(WriteId::generate());
-        let next = store.commit(&id, &write, &says(there + 1, &text(there + 1))).await.unwrap();
+        let next =
+            store.write(&id, &write, &Change::Commit(says(there + 1, &text(there + 1)))).await.unwrap();
         assert_eq!(next, stored.version.next());
         seen = there + 1;
     }

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use omni_agent::store::{Filter, Labels, Page, StateChange, Store, StoredState, Summary, Write, WriteId};
+use omni_agent::store::{Change, Filter, Labels, Listing, StateChange, Store, StoredState, Summary, Write};
 
 use crate::support::{Folder, commit, create, id};
 
@@ -11,7 +11,7 @@ fn labels(tenant: &str) -> Labels {
 }
 
 async fn listed(folder: &Folder) -> Summary {
-    folder.quick_store().await.list(Page::default()).await.unwrap().remove(0)
+    folder.quick_store().await.list(&Listing::default()).await.unwrap().remove(0)
 }
 
 #[tokio::test]
@@ -19,7 +19,7 @@ async fn title_and_label_changes_keep_each_other_in_lists() {
     let folder = Folder::new();
     let store = folder.quick_store().await;
     let state = StoredState::default().with_title("first").with_labels(labels("first"));
-    let mut version = store.create(&id("a"), WriteId::generate(), &state).await.unwrap();
+    let mut version = store.write(&id("a"), &Write::first(), &Change::create(state)).await.unwrap();
     let mut expected = ("first".to_owned(), labels("first"));
     for number in 0..6_u64 {
         let change = if number % 2 == 0 {
@@ -29,7 +29,7 @@ async fn title_and_label_changes_keep_each_other_in_lists() {
             expected.1 = labels(&number.to_string());
             StateChange::Labels(expected.1.clone())
         };
-        version = store.save_state(&id("a"), &Write::on(version), &change).await.unwrap();
+        version = store.write(&id("a"), &Write::on(version), &Change::State(change)).await.unwrap();
         if number == 3 {
             version = commit(&store, &id("a"), version, 1, "Hi").await;
         }
@@ -49,7 +49,7 @@ async fn list_by_labels_finds_the_conversations_with_them() {
     let store = folder.quick_store().await;
     for (name, tenant) in [("a", "x"), ("b", "y"), ("c", "x")] {
         let state = StoredState::default().with_title(name).with_labels(labels(tenant));
-        store.create(&id(name), WriteId::generate(), &state).await.unwrap();
+        store.write(&id(name), &Write::first(), &Change::create(state)).await.unwrap();
     }
     create(&store, &id("d")).await;
     let names = |listed: Vec<Summary>| {
@@ -58,14 +58,14 @@ async fn list_by_labels_finds_the_conversations_with_them() {
         names
     };
     for filter in [Filter::with(labels("x")), Filter::with(labels("x")).without("archived")] {
-        let found = store.list_where(&filter, Page::default()).await.unwrap();
+        let found = store.list(&filter.clone().into()).await.unwrap();
         assert_eq!(names(found), ["a", "c"]);
     }
     let without = Filter::default().without("tenant");
-    assert_eq!(names(store.list_where(&without, Page::default()).await.unwrap()), ["d"]);
+    assert_eq!(names(store.list(&without.into()).await.unwrap()), ["d"]);
     // If a log is damaged, its labels are unknown, so the filter does not find its conversation.
     fs::write(folder.log(&id("c")), "this is no log\n").unwrap();
-    let found = store.list_where(&labels("x").into(), Page::default()).await.unwrap();
+    let found = store.list(&Filter::from(labels("x")).into()).await.unwrap();
     assert_eq!(names(found), ["a"]);
 }
 
@@ -86,7 +86,7 @@ async fn titles_and_labels_that_imitate_an_entry_are_listed_as_they_are() {
     for (number, title) in titles.iter().enumerate() {
         let id = id(&format!("n{number}"));
         let state = StoredState::default().with_title(title).with_labels(labels.clone());
-        let version = store.create(&id, WriteId::generate(), &state).await.unwrap();
+        let version = store.write(&id, &Write::first(), &Change::create(state.clone())).await.unwrap();
         let version = commit(&store, &id, version, 1, forged).await;
         let summary = store.summary(&id).await.unwrap();
         assert_eq!((summary.title.as_ref(), &summary.labels), (Some(title), &labels));

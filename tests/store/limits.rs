@@ -3,7 +3,7 @@
 use omni_agent::{
     message::{Content, Message, ToolUse},
     provider::Options,
-    store::{Commit, Page, StateChange, Store, StoreError, StoredState, Write, WriteId},
+    store::{Change, Commit, Listing, StateChange, Store, StoreError, StoredState, Write},
     tree::Node,
 };
 use serde_json::{Value, json};
@@ -29,8 +29,8 @@ async fn values_at_the_limits_come_back_or_are_refused(store: &dyn Store) {
         let options = Options::default().with_extra([("deep", deep(levels, is_list))]);
         let state = StoredState::default().with_options(options);
         let change = StateChange::whole(state.clone());
-        let written = match store.commit(&name, &Write::on(version), &turn).await {
-            Ok(version) => store.save_state(&name, &Write::on(version), &change).await,
+        let written = match store.write(&name, &Write::on(version), &Change::Commit(turn)).await {
+            Ok(version) => store.write(&name, &Write::on(version), &Change::State(change.clone())).await,
             Err(error) => Err(error),
         };
         let stored = store.load(&name).await.unwrap();
@@ -43,7 +43,7 @@ async fn values_at_the_limits_come_back_or_are_refused(store: &dyn Store) {
                 refused += 1;
                 assert!(matches!(error, StoreError::Unstorable { .. }), "{levels} levels: {error:?}");
                 assert_eq!((stored.version, stored.nodes.len()), (version, 0), "{levels} levels");
-                let create = store.create(&id("other"), WriteId::generate(), &state).await;
+                let create = store.write(&id("other"), &Write::first(), &Change::create(state.clone())).await;
                 assert!(matches!(create, Err(StoreError::Unstorable { .. })), "{levels} levels: {create:?}");
             }
         }
@@ -54,12 +54,12 @@ async fn values_at_the_limits_come_back_or_are_refused(store: &dyn Store) {
     let title = "\0\u{fffe}\"\\ü🐢 ".repeat(100_000);
     let version = create(store, &name).await;
     let change = StateChange::Title(Some(title.clone()));
-    let version = store.save_state(&name, &Write::on(version), &change).await.unwrap();
+    let version = store.write(&name, &Write::on(version), &Change::State(change)).await.unwrap();
     commit(store, &name, version, 1, "\u{fffd}\\ud800 \\u0000").await;
     let stored = store.load(&name).await.unwrap();
     assert!(stored.state.title.as_ref() == Some(&title));
     assert_eq!(stored.nodes[0].message().text(), "\u{fffd}\\ud800 \\u0000");
-    let listed = store.list(Page::default()).await.unwrap();
+    let listed = store.list(&Listing::default()).await.unwrap();
     let listed = listed.iter().find(|listed| listed.id == name).unwrap();
     assert!(listed.title.as_ref() == Some(&title) && listed.damage.is_none());
 }
@@ -130,5 +130,5 @@ async fn half_of_a_character_in_postgres_is_damage() {
         "{error:?}"
     );
     other.execute(&format!("UPDATE {table} SET title = $1"), &[&HALF]).await.unwrap();
-    assert!(store.list(Page::default()).await.unwrap()[0].damage.is_some());
+    assert!(store.list(&Listing::default()).await.unwrap()[0].damage.is_some());
 }

@@ -7,7 +7,7 @@ use std::{
     path::Path,
 };
 
-use omni_agent::store::{FileSystemStore, Page, StateChange, Store, Summary, Write};
+use omni_agent::store::{Change, FileSystemStore, Listing, StateChange, Store, Summary, Write};
 
 use crate::support::{Folder, child, child_folder, commit, create, id};
 
@@ -21,7 +21,7 @@ async fn long_log(folder: &Folder, title: usize) {
         version = commit(&store, &id("long"), version, number, &"x".repeat(1 << 20)).await;
     }
     let title = StateChange::title("t".repeat(title));
-    store.save_state(&id("long"), &Write::on(version), &title).await.unwrap();
+    store.write(&id("long"), &Write::on(version), &Change::State(title)).await.unwrap();
 }
 
 /// Returns a number that a file in `/proc/self` reports about this process.
@@ -34,7 +34,7 @@ fn counted(file: &str, name: &str) -> u64 {
 /// Returns the only listed conversation, and the number of bytes that the list read.
 async fn list(store: &FileSystemStore) -> (Summary, u64) {
     let before = counted("io", "rchar");
-    let mut listed = store.list(Page::default()).await.unwrap();
+    let mut listed = store.list(&Listing::default()).await.unwrap();
     (listed.remove(0), counted("io", "rchar") - before)
 }
 

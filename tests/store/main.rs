@@ -1,11 +1,14 @@
 //! Stores: the conformance suite for each store, and tests of each kind of store.
 #![allow(clippy::unwrap_used, reason = "an unwrap is a failure of the test")]
 
+#[macro_use]
+#[path = "../support/forward.rs"]
+mod forward;
+
 mod carried;
 mod contents;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 mod corrupt;
-mod defaults;
 mod deleted;
 mod erasing;
 mod faults;

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write as _};
 
-use omni_agent::store::{FileSystemStore, Store, StoreError, Write};
+use omni_agent::store::{Change, FileSystemStore, Store, StoreError, Write};
 
 use crate::support::{Folder, child, child_folder, commit, create, id, says};
 
@@ -31,7 +31,7 @@ async fn compete(store: &FileSystemStore, text: &str) -> u64 {
     for _ in 0..COMMITS {
         loop {
             let number = stored.nodes.len() as u64 + 1;
-            match store.commit(&id, &Write::on(stored.version), &says(number, text)).await {
+            match store.write(&id, &Write::on(stored.version), &Change::Commit(says(number, text))).await {
                 Ok(_) => break,
                 Err(StoreError::Conflict { .. }) => conflicts += 1,
                 Err(error) => panic!("{text}: {error}"),
@@ -82,7 +82,7 @@ async fn commit_after_another_process_was_faster_is_a_conflict() {
     let version = create(&store, &id("shared")).await;
     assert!(child("processes::child_commits_once", folder.path()).status().unwrap().success());
 
-    let late = store.commit(&id("shared"), &Write::on(version), &says(1, "parent")).await;
+    let late = store.write(&id("shared"), &Write::on(version), &Change::Commit(says(1, "parent"))).await;
     assert!(
         matches!(late, Err(StoreError::Conflict { current, .. }) if current == version.next()),
         "{late:?}"

@@ -6,8 +6,8 @@ use omni_agent::{
     message::{Message, RequestEnd, Timestamp, Usage, UsageRow},
     run::{RunEnd, RunOutcome, TurnRecord},
     store::{
-        Commit, FileSystemStore, Page, StateChange, Store, StoreError, Stored, StoredState, Version, Write,
-        WriteId,
+        Change, Commit, FileSystemStore, Listing, Page, StateChange, Store, StoreError, Stored, StoredState,
+        Version, Write, WriteId,
     },
     subscription::EventId,
 };
@@ -41,14 +41,14 @@ struct Grown {
 /// Creates a conversation with a node, a title and many records of a turn in flight.
 async fn in_flight(store: &dyn Store) -> Grown {
     let (write, state) = (WriteId::generate(), StoredState::default().with_system("Be brief."));
-    let first = store.create(&id("a"), write, &state).await.unwrap();
+    let first = store.write(&id("a"), &Write::first().with_id(write), &Change::create(state)).await.unwrap();
     let mut grown = Grown { first: (write, first), writes: Vec::new() };
     for round in 0..22 {
         let write = Write::on(grown.writes.last().map_or(first, |(_, version)| *version));
         let written = match round {
-            0 => store.commit(&id("a"), &write, &says(1, "Hi")).await,
-            7 => store.save_state(&id("a"), &write, &StateChange::title("A talk")).await,
-            _ => store.commit(&id("a"), &write, &recorded(round)).await,
+            0 => store.write(&id("a"), &write, &Change::Commit(says(1, "Hi"))).await,
+            7 => store.write(&id("a"), &write, &Change::State(StateChange::title("A talk"))).await,
+            _ => store.write(&id("a"), &write, &Change::Commit(recorded(round))).await,
         };
         grown.writes.push((write, written.unwrap()));
     }
@@ -63,7 +63,7 @@ pub(crate) async fn outgrown(folder: &Folder) -> Stored {
 async fn grown(folder: &Folder, store: &FileSystemStore) -> (Grown, Stored) {
     let mut grown = in_flight(store).await;
     let write = Write::on(grown.writes.last().unwrap().1);
-    grown.writes.push((write, store.commit(&id("a"), &write, &ended()).await.unwrap()));
+    grown.writes.push((write, store.write(&id("a"), &write, &Change::Commit(ended())).await.unwrap()));
     // A load of a locked log does not write anything.
     let held = fs::File::open(folder.log(&id("a"))).unwrap();
     held.lock().unwrap();
@@ -93,18 +93,24 @@ async fn load_after_long_turns_drops_their_records_and_changes_nothing() {
     let text = fs::read_to_string(folder.log(&id("a"))).unwrap();
     assert!(!text.contains("pending"), "the records are gone");
     assert_eq!(text.lines().count(), grown.writes.len() + 1, "each line stays");
-    assert_eq!(store.usage(&id("a"), Page::default()).await.unwrap(), vec![row(); 10]);
-    let summary = store.list(Page::default()).await.unwrap().remove(0);
+    assert_eq!(store.usage(&id("a"), &Page::default()).await.unwrap(), vec![row(); 10]);
+    let summary = store.list(&Listing::default()).await.unwrap().remove(0);
     assert_eq!((summary.version, summary.updated), (expected.version, expected.updated));
     assert_eq!((summary.title, summary.in_flight), (expected.state.title.clone(), false));
 
     // Repeated writes are known, and the conversation can be continued.
     for (write, version) in &grown.writes {
-        assert_eq!(store.commit(&id("a"), write, &says(9, "never written")).await.unwrap(), *version);
+        assert_eq!(
+            store.write(&id("a"), write, &Change::Commit(says(9, "never written"))).await.unwrap(),
+            *version
+        );
     }
-    let created = store.create(&id("a"), grown.first.0, &StoredState::default()).await;
+    let created = store
+        .write(&id("a"), &Write::first().with_id(grown.first.0), &Change::create(StoredState::default()))
+        .await;
     assert_eq!(created.unwrap(), grown.first.1);
-    let other = store.commit(&id("a"), &Write::on(grown.first.1), &says(9, "never written")).await;
+    let other =
+        store.write(&id("a"), &Write::on(grown.first.1), &Change::Commit(says(9, "never written"))).await;
     assert!(matches!(other, Err(StoreError::Conflict { .. })), "{other:?}");
     commit(&store, &id("a"), expected.version, 2, "Go on").await;
     assert_eq!(store.load(&id("a")).await.unwrap().nodes.len(), 2);
@@ -149,7 +155,7 @@ async fn commits_while_loads_rewrite_the_log_are_all_kept() {
     for round in 0..100_u64 {
         let is_end = round % 20 == 19;
         let commit = if is_end { ended() } else { recorded(round) };
-        version = store.commit(&id("a"), &Write::on(version), &commit).await.unwrap();
+        version = store.write(&id("a"), &Write::on(version), &Change::Commit(commit)).await.unwrap();
         if is_end {
             // Gives the other task time to begin to rewrite the log.
             store.load(&id("a")).await.unwrap();
@@ -186,8 +192,10 @@ async fn rewriting_keeps_the_permissions_and_the_owner_of_the_log() {
 }
 
 async fn refuses_to_erase(store: &dyn Store, stored: &Stored, problem: &str) {
-    let erased = serde_json::from_str(r#"{"nodes": [1], "head": null, "next": 2}"#).unwrap();
-    match store.erase(&id("a"), &Write::on(stored.version), &erased).await {
+    let erased =
+        serde_json::from_str::<omni_agent::tree::Erased>(r#"{"nodes": [1], "head": null, "next": 2}"#)
+            .unwrap();
+    match store.write(&id("a"), &Write::on(stored.version), &Change::Erase(erased)).await {
         Err(error @ StoreError::Failed { .. }) => {
             let text = error.to_string();
             assert!(text.contains("a.jsonl") && text.contains(problem), "{text}");

@@ -12,7 +12,7 @@ use std::{
 };
 
 use omni_agent::{
-    store::{FileSystemStore, Lease, Store, Stored, Version, Write, WriteId},
+    store::{Change, FileSystemStore, Lease, Store, Stored, Version, Write, WriteId},
     subscription::EventId,
 };
 
@@ -155,7 +155,10 @@ fn write(base: Version) -> Write {
 }
 
 async fn erase(store: &dyn Store, stored: &Stored) -> Version {
-    store.erase(&id("a"), &write(stored.version), &erasing::without_secret(stored)).await.unwrap()
+    store
+        .write(&id("a"), &write(stored.version), &Change::Erase(erasing::without_secret(stored)))
+        .await
+        .unwrap()
 }
 
 #[tokio::test]
@@ -203,7 +206,7 @@ async fn erase_interrupted_at_any_step_is_done_or_not_and_is_repeated() {
 async fn child_deletes_a_conversation() {
     let Some(folder) = child_folder() else { return };
     let store = FileSystemStore::open(folder).await.unwrap();
-    store.delete(&id("a")).await.unwrap();
+    store.delete(&id("a"), None).await.unwrap();
 }
 
 #[tokio::test]
@@ -219,7 +222,7 @@ async fn delete_interrupted_at_any_step_counts_the_usage_once() {
         let store = folder.quick_store().await;
         assert_eq!(deleted::used(&store).await, used);
         for _ in 0..2 {
-            store.delete(&id("a")).await.unwrap();
+            store.delete(&id("a"), None).await.unwrap();
             assert_eq!(deleted::used(&store).await, used);
         }
         assert_eq!(folder.names(), ["@deleted-usage.jsonl"]);
@@ -233,7 +236,7 @@ async fn delete_without_a_log_syncs_the_folder_and_removes_the_new_log() {
     let from = Folder::new();
     fs::write(from.path().join("a.jsonl.new"), "left by a crash").unwrap();
     let steps = at_each_step("steps::child_deletes_a_conversation", &from, async |folder| {
-        folder.quick_store().await.delete(&id("a")).await.unwrap();
+        folder.quick_store().await.delete(&id("a"), None).await.unwrap();
         assert_eq!(folder.names(), [""; 0]);
     });
     // The folder is synced, both files are removed, and the folder is synced.
@@ -244,7 +247,7 @@ async fn delete_without_a_log_syncs_the_folder_and_removes_the_new_log() {
 async fn child_records_the_last_event() {
     let Some(folder) = child_folder() else { return };
     let store = FileSystemStore::open(folder).await.unwrap();
-    store.release_at(&id("a"), &Lease::unlimited(), Some(EventId::new(7, 1))).await.unwrap();
+    store.release(&id("a"), &Lease::unlimited(), Some(EventId::new(7, 1))).await.unwrap();
 }
 
 /// Without the sync, a power failure during the next write could leave an incomplete line in the middle of the log.

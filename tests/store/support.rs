@@ -9,7 +9,7 @@ use std::{
 use omni_agent::{
     message::Message,
     store::{
-        Commit, ConversationId, FileSystemStore, Store, StoredState, Version, Write, WriteId,
+        Change, Commit, ConversationId, FileSystemStore, Store, StoredState, Version, Write,
         file_system::Durability,
     },
     tree::{Node, NodeId},
@@ -84,7 +84,7 @@ pub(crate) fn says(number: u64, text: &str) -> Commit {
 }
 
 pub(crate) async fn create(store: &dyn Store, id: &ConversationId) -> Version {
-    store.create(id, WriteId::generate(), &StoredState::default()).await.unwrap()
+    store.write(id, &Write::first(), &Change::create(StoredState::default())).await.unwrap()
 }
 
 pub(crate) async fn commit(
@@ -94,7 +94,7 @@ pub(crate) async fn commit(
     number: u64,
     text: &str,
 ) -> Version {
-    store.commit(id, &Write::on(base), &says(number, text)).await.unwrap()
+    store.write(id, &Write::on(base), &Change::Commit(says(number, text))).await.unwrap()
 }
 
 /// Returns a command that runs one test of this program in a child process of another test.

@@ -4,7 +4,7 @@ use std::fs;
 
 use omni_agent::{
     run::TurnRecord,
-    store::{Commit, Lease, Page, StateChange, Store, StoreError, Stored, StoredState, Write, WriteId},
+    store::{Change, Commit, Lease, Listing, StateChange, Store, StoreError, Stored, StoredState, Write},
     subscription::EventId,
     tree::Erased,
 };
@@ -17,7 +17,7 @@ use crate::support::{Folder, commit, create, id, line, node, says};
 async fn log(folder: &Folder) -> (Vec<u8>, Vec<usize>) {
     let store = folder.quick_store().await;
     let state = StoredState::default().with_title("A talk");
-    let mut version = store.create(&id("a"), WriteId::generate(), &state).await.unwrap();
+    let mut version = store.write(&id("a"), &Write::first(), &Change::create(state)).await.unwrap();
     for (number, text) in [(1, "one"), (2, "two\n\0"), (3, "drei \u{fc}\u{1f600}")] {
         version = commit(&store, &id("a"), version, number, text).await;
     }
@@ -45,7 +45,7 @@ async fn log_cut_at_any_byte_of_its_last_commit_drops_that_commit() {
         put(&folder, &log[..cut]);
         let stored = store.load(&id("a")).await.unwrap();
         assert_eq!(stored.nodes.len(), 2, "cut at byte {cut}");
-        let summary = store.list(Page::default()).await.unwrap().remove(0);
+        let summary = store.list(&Listing::default()).await.unwrap().remove(0);
         assert_eq!((summary.version, summary.damage), (stored.version, None));
         assert_eq!(fs::read(folder.log(&id("a"))).unwrap(), &log[..cut], "reads must not change the log");
         // The next write may be shorter or longer than the torn write.
@@ -74,26 +74,25 @@ async fn log_cut_at_any_byte_is_a_prefix_of_its_writes() {
         let write = Write::on(version);
         let head = Commit::new(Some(node(2)));
         let next = match number {
-            1 | 2 => store.commit(&id("a"), &write, &says(number, "text")).await,
-            3 => store.save_state(&id("a"), &write, &StateChange::title("x,\"version\":7")).await,
+            1 | 2 => store.write(&id("a"), &write, &Change::Commit(says(number, "text"))).await,
+            3 => store.write(&id("a"), &write, &Change::State(StateChange::title("x,\"version\":7"))).await,
             4 => {
                 store
-                    .commit(
+                    .write(
                         &id("a"),
                         &write,
-                        &head.with_turn(TurnRecord::new(1, turn, "{}").with_head(node(2))),
+                        &Change::Commit(head.with_turn(TurnRecord::new(1, turn, "{}").with_head(node(2)))),
                     )
                     .await
             }
-            5 => store
-                .release_at(&id("a"), &Lease::unlimited(), Some(EventId::new(7, 1)))
-                .await
-                .map(|()| version),
+            5 => {
+                store.release(&id("a"), &Lease::unlimited(), Some(EventId::new(7, 1))).await.map(|()| version)
+            }
             _ => {
                 let before = fs::read(folder.log(&id("a"))).unwrap();
                 check_prefixes(&folder, &before, &written).await;
                 put(&folder, &before);
-                store.erase(&id("a"), &write, &erased).await.unwrap();
+                store.write(&id("a"), &write, &Change::Erase(erased.clone())).await.unwrap();
                 // The lines have changed, so only the prefix with the last line is known.
                 let last = (end(), store.load(&id("a")).await.unwrap());
                 let log = fs::read(folder.log(&id("a"))).unwrap();
@@ -120,7 +119,7 @@ async fn check_prefixes(folder: &Folder, log: &[u8], written: &[(u64, Stored)]) 
     let store = folder.quick_store().await;
     for cut in 0..=log.len() {
         put(folder, &log[..cut]);
-        let listed = store.list(Page::default()).await.unwrap();
+        let listed = store.list(&Listing::default()).await.unwrap();
         let loaded = store.load(&id("a")).await;
         let Some((_, expected)) = written.iter().rfind(|(end, _)| *end <= cut as u64) else {
             assert!(matches!(loaded, Err(StoreError::NotFound { .. })), "cut at byte {cut}: {loaded:?}");
@@ -161,7 +160,7 @@ async fn log_with_an_unwritten_last_line_drops_that_line() {
         put(&folder, &torn);
         let stored = store.load(&id("a")).await.unwrap();
         assert_eq!(stored.nodes.len(), 3, "bytes {zeros:?}");
-        let listed = store.list(Page::default()).await.unwrap().remove(0);
+        let listed = store.list(&Listing::default()).await.unwrap().remove(0);
         assert_eq!((listed.version, listed.damage), (stored.version, None), "bytes {zeros:?}");
         commit(&store, &id("a"), stored.version, 4, "anew").await;
         assert_eq!(store.load(&id("a")).await.unwrap().nodes.len(), 4);
@@ -187,7 +186,7 @@ async fn log_with_other_zeros_in_its_last_line_is_damaged() {
             matches!(&loaded, Err(StoreError::Damaged { place, .. }) if place.ends_with("line 4")),
             "byte {at}: {loaded:?}"
         );
-        let written = store.commit(&id("a"), &Write::on(version), &says(4, "more")).await;
+        let written = store.write(&id("a"), &Write::on(version), &Change::Commit(says(4, "more"))).await;
         assert!(matches!(written, Err(StoreError::Damaged { .. })), "byte {at}: {written:?}");
     }
 }
@@ -199,9 +198,9 @@ async fn create_cut_at_any_byte_leaves_no_conversation() {
     let store = folder.quick_store().await;
     for cut in 0..begins[1] {
         put(&folder, &log[..cut]);
-        assert!(!store.exists(&id("a")).await.unwrap(), "cut at byte {cut}");
+        assert!(!store.summary(&id("a")).await.is_ok(), "cut at byte {cut}");
         assert!(matches!(store.load(&id("a")).await, Err(StoreError::NotFound { .. })));
-        assert_eq!(store.list(Page::default()).await.unwrap(), []);
+        assert_eq!(store.list(&Listing::default()).await.unwrap(), []);
         let version = create(&store, &id("a")).await;
         commit(&store, &id("a"), version, 1, "Hi").await;
         assert_eq!(store.load(&id("a")).await.unwrap().nodes.len(), 1);
@@ -247,12 +246,12 @@ async fn log_with_a_flipped_byte_in_its_last_line_is_damaged_and_rejects_writes(
             matches!(&loaded, Err(StoreError::Damaged { place, .. }) if place.ends_with("line 4")),
             "byte {at}: {loaded:?}"
         );
-        let written = store.commit(&id("a"), &Write::on(version), &says(4, "more")).await;
+        let written = store.write(&id("a"), &Write::on(version), &Change::Commit(says(4, "more"))).await;
         assert!(
             matches!(&written, Err(StoreError::Damaged { place, .. }) if place.ends_with("line 4")),
             "{written:?}"
         );
-        assert_eq!(store.list(Page::default()).await.unwrap()[0].id, id("a"));
+        assert_eq!(store.list(&Listing::default()).await.unwrap()[0].id, id("a"));
     }
 }
 
@@ -292,7 +291,7 @@ async fn log_of_another_conversation_is_damaged() {
         matches!(&loaded, Err(StoreError::Damaged { problem, .. }) if problem.contains("conversation a")),
         "{loaded:?}"
     );
-    let written = store.save_state(&id("b"), &Write::on(version), &StateChange::Title(None)).await;
+    let written = store.write(&id("b"), &Write::on(version), &Change::State(StateChange::Title(None))).await;
     assert!(matches!(written, Err(StoreError::Damaged { .. })), "{written:?}");
 }
 
@@ -309,7 +308,7 @@ async fn last_line_of_another_conversation_or_format_is_reported_with_its_number
         put(&folder, format!("{first}\n{}", line(&record)));
         let refused = [
             store.load(&id("a")).await.map(drop),
-            store.commit(&id("a"), &Write::on(version), &says(2, "more")).await.map(drop),
+            store.write(&id("a"), &Write::on(version), &Change::Commit(says(2, "more"))).await.map(drop),
         ];
         for refused in refused {
             let place = match &refused {
@@ -328,7 +327,7 @@ async fn list_with_a_damaged_conversation_reports_it_and_shows_the_others() {
     let store = folder.quick_store().await;
     create(&store, &id("sound")).await;
     fs::write(folder.log(&id("damaged")), "this is no log\n").unwrap();
-    let listed = store.list(Page::default()).await.unwrap();
+    let listed = store.list(&Listing::default()).await.unwrap();
     let damage = |name: &str| listed.iter().find(|summary| summary.id == id(name)).unwrap().damage.clone();
     assert_eq!(damage("sound"), None);
     assert!(damage("damaged").unwrap().contains("damaged.jsonl, line 1"));

@@ -7,8 +7,8 @@ use omni_agent::{
     message::{Message, ToolResult, ToolUse},
     provider::Options,
     store::{
-        Commit, ConversationId, FileSystemStore, MemoryStore, Page, StateChange, Store, StoreError, Stored,
-        StoredState, Summary, Version, Write, WriteId, copy, copy_one, export_json, import_json,
+        Change, Commit, ConversationId, FileSystemStore, Listing, MemoryStore, Page, StateChange, Store,
+        StoreError, Stored, StoredState, Summary, Version, Write, copy, copy_one, export_json, import_json,
         import_json_with_settings,
     },
     tree::{Node, NodeId},
@@ -19,15 +19,16 @@ use crate::support::{Folder, commit, create, id, says};
 
 /// Creates a store with an empty conversation and a conversation that uses every feature.
 async fn full(folder: &Folder) -> FileSystemStore {
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/store/golden/v1");
+    let content = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/store/conversations");
     let store = folder.quick_store().await;
     for name in ["empty", "talk"] {
-        let stored = std::fs::read(golden.join(format!("{name}.expected.json"))).unwrap();
+        let stored = std::fs::read(content.join(format!("{name}.json"))).unwrap();
         let stored: Stored = serde_json::from_slice(&stored).unwrap();
-        let version = store.create(&id(name), WriteId::generate(), &stored.state).await.unwrap();
+        let version =
+            store.write(&id(name), &Write::first(), &Change::create(stored.state.clone())).await.unwrap();
         if !stored.nodes.is_empty() {
             let commit = Commit::new(stored.head).with_nodes(stored.nodes).with_cursors(stored.cursors);
-            store.commit(&id(name), &Write::on(version), &commit).await.unwrap();
+            store.write(&id(name), &Write::on(version), &Change::Commit(commit)).await.unwrap();
         }
     }
     store
@@ -82,51 +83,14 @@ struct Shrinking(MemoryStore);
 
 #[async_trait]
 impl Store for Shrinking {
-    async fn create(
-        &self,
-        id: &ConversationId,
-        write: WriteId,
-        state: &StoredState,
-    ) -> Result<Version, StoreError> {
-        self.0.create(id, write, state).await
-    }
+    forward!(self.0: write, load, summary, delete);
 
-    async fn commit(
-        &self,
-        id: &ConversationId,
-        write: &Write,
-        commit: &Commit,
-    ) -> Result<Version, StoreError> {
-        self.0.commit(id, write, commit).await
-    }
-
-    async fn save_state(
-        &self,
-        id: &ConversationId,
-        write: &Write,
-        change: &StateChange,
-    ) -> Result<Version, StoreError> {
-        self.0.save_state(id, write, change).await
-    }
-
-    async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
-        self.0.load(id).await
-    }
-
-    async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError> {
-        self.0.summary(id).await
-    }
-
-    async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
-        let listed = self.0.list(page).await;
-        if let Some(newest) = self.0.list(Page::first(1)).await?.first() {
-            self.0.delete(&newest.id).await?;
+    async fn list(&self, listing: &Listing) -> Result<Vec<Summary>, StoreError> {
+        let listed = self.0.list(listing).await;
+        if let Some(newest) = self.0.list(&Page::first(1).into()).await?.first() {
+            self.0.delete(&newest.id, None).await?;
         }
         listed
-    }
-
-    async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
-        self.0.delete(id).await
     }
 }
 
@@ -137,14 +101,14 @@ async fn copy_during_deletes_misses_no_remaining_conversation() {
         create(&from, &id(&format!("n{number}"))).await;
     }
     copy(&from, &to, |_, _| {}).await;
-    for Summary { id, .. } in from.0.list(Page::first(usize::MAX)).await.unwrap() {
-        assert!(to.exists(&id).await.unwrap(), "{id} was not copied");
+    for Summary { id, .. } in from.0.list(&Page::first(usize::MAX).into()).await.unwrap() {
+        assert!(to.summary(&id).await.is_ok(), "{id} was not copied");
     }
 }
 
 /// Returns the ids of all conversations in the order of the store's list.
 async fn listed(store: &dyn Store) -> Vec<String> {
-    let list = store.list(Page::first(usize::MAX)).await.unwrap();
+    let list = store.list(&Page::first(usize::MAX).into()).await.unwrap();
     list.into_iter().map(|summary| summary.id.to_string()).collect()
 }
 
@@ -187,21 +151,15 @@ impl Limited {
 
 #[async_trait]
 impl Store for Limited {
-    async fn create(
-        &self,
-        id: &ConversationId,
-        write: WriteId,
-        state: &StoredState,
-    ) -> Result<Version, StoreError> {
-        self.inner.create(id, write, state).await
-    }
+    forward!(self.inner: load, summary, list, delete);
 
-    async fn commit(
+    async fn write(
         &self,
         id: &ConversationId,
         write: &Write,
-        commit: &Commit,
+        change: &Change,
     ) -> Result<Version, StoreError> {
+        let Change::Commit(commit) = change else { return self.inner.write(id, write, change).await };
         if serde_json::to_string(commit).unwrap().len() > self.bytes {
             return Err(StoreError::Unstorable { id: id.clone(), problem: "it is too large".to_owned() });
         }
@@ -210,34 +168,9 @@ impl Store for Limited {
             commits.checked_sub(1).map(|left| *commits = left)
         };
         match left {
-            Some(()) => self.inner.commit(id, write, commit).await,
+            Some(()) => self.inner.write(id, write, change).await,
             None => Err(StoreError::failed("writing", std::io::Error::other("it crashed"))),
         }
-    }
-
-    async fn save_state(
-        &self,
-        id: &ConversationId,
-        write: &Write,
-        change: &StateChange,
-    ) -> Result<Version, StoreError> {
-        self.inner.save_state(id, write, change).await
-    }
-
-    async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
-        self.inner.load(id).await
-    }
-
-    async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError> {
-        self.inner.summary(id).await
-    }
-
-    async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
-        self.inner.list(page).await
-    }
-
-    async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
-        self.inner.delete(id).await
     }
 }
 
@@ -291,7 +224,7 @@ async fn copy_over_another_conversation_leaves_it_and_continues() {
     let folder = Folder::new();
     let (from, to) = (full(&folder).await, MemoryStore::new());
     let state = StoredState::default().with_title("another");
-    to.create(&id("empty"), WriteId::generate(), &state).await.unwrap();
+    to.write(&id("empty"), &Write::first(), &Change::create(state.clone())).await.unwrap();
     let copied = copy(&from, &to, |_, _| {}).await;
     assert_eq!(copied.copied, 1);
     match &copied.failed[..] {
@@ -318,7 +251,10 @@ async fn copy_of_a_damaged_conversation_reports_it_and_continues() {
 async fn answered(folder: &Folder) -> FileSystemStore {
     let store = full(folder).await;
     let version = store.load(&id("talk")).await.unwrap().version;
-    store.commit(&id("talk"), &Write::on(version), &Commit::new(NodeId::new(4))).await.unwrap();
+    store
+        .write(&id("talk"), &Write::on(version), &Change::Commit(Commit::new(NodeId::new(4))))
+        .await
+        .unwrap();
     store
 }
 
@@ -341,7 +277,7 @@ async fn export_json_is_imported_unchanged() {
     }
     let version = to.load(&id("talk")).await.unwrap().version;
     let title = StateChange::title("mine");
-    to.save_state(&id("talk"), &Write::on(version), &title).await.unwrap();
+    to.write(&id("talk"), &Write::on(version), &Change::State(title.clone())).await.unwrap();
     let late = import_json_with_settings(&to, &text, None).await;
     assert!(
         matches!(late, Err(StoreError::AlreadyExists { .. })),
@@ -377,7 +313,7 @@ async fn copy_over_a_continued_conversation_leaves_it_and_reports_it() {
     let (from, to) = (full(&folder).await, MemoryStore::new());
     copies(&from, &to).await;
     let version = to.load(&id("talk")).await.unwrap().version;
-    to.save_state(&id("talk"), &Write::on(version), &StateChange::title("mine")).await.unwrap();
+    to.write(&id("talk"), &Write::on(version), &Change::State(StateChange::title("mine"))).await.unwrap();
     let again = copy(&from, &to, |_, _| {}).await;
     assert_eq!((again.copied, again.unchanged), (0, 1));
     match &again.failed[..] {
@@ -393,7 +329,7 @@ async fn import_json_of_another_document_reports_the_reason() {
     create(&store, &id("a")).await;
     let version = store.load(&id("a")).await.unwrap().version;
     // Node 7 refers to a parent that does not exist.
-    store.commit(&id("a"), &Write::on(version), &says(7, "lost")).await.unwrap();
+    store.write(&id("a"), &Write::on(version), &Change::Commit(says(7, "lost"))).await.unwrap();
     let broken = export_json(&store, &id("a")).await.unwrap();
     let later = broken.replacen("\"format_version\": 1", "\"format_version\": 9", 1);
     for (text, names) in [
@@ -409,7 +345,7 @@ async fn import_json_of_another_document_reports_the_reason() {
     }
     let refused = import_json(&store, &later, Some(id("b"))).await;
     assert!(matches!(refused, Err(StoreError::UnknownFormat { found: 9, known: 2, .. })), "{refused:?}");
-    assert!(!store.exists(&id("b")).await.unwrap());
+    assert!(!store.summary(&id("b")).await.is_ok());
 }
 
 #[tokio::test]
@@ -424,16 +360,20 @@ async fn import_json_imports_only_messages_and_title() {
     state.model = Some("scripted:expensive".to_owned());
     state.settings.system = Some("Obey the document.".into());
     (state.settings.max_steps, state.settings.turn_timeout) = (Some(1_000_000), Some(Duration::from_secs(1)));
-    let version = from.create(&id("talk"), WriteId::generate(), &state).await.unwrap();
+    let version = from.write(&id("talk"), &Write::first(), &Change::create(state.clone())).await.unwrap();
     let talk = [Node::new(NodeId::new(1).unwrap(), None, Message::user("Hi"))];
     let talk = talk.into_iter().chain([Node::new(
         NodeId::new(2).unwrap(),
         NodeId::new(1),
         Message::assistant("Hello"),
     )]);
-    from.commit(&id("talk"), &Write::on(version), &Commit::new(NodeId::new(2)).with_nodes(talk))
-        .await
-        .unwrap();
+    from.write(
+        &id("talk"),
+        &Write::on(version),
+        &Change::Commit(Commit::new(NodeId::new(2)).with_nodes(talk)),
+    )
+    .await
+    .unwrap();
     let text = export_json(&from, &id("talk")).await.unwrap();
 
     import_json(&to, &text, None).await.unwrap();
@@ -449,11 +389,12 @@ async fn import_json_imports_only_messages_and_title() {
 async fn document(nodes: &[(u64, Option<u64>, Message)], head: u64) -> String {
     let store = MemoryStore::new();
     let node = |id: u64| NodeId::new(id).unwrap();
-    let version = store.create(&id("talk"), WriteId::generate(), &StoredState::default()).await.unwrap();
+    let version =
+        store.write(&id("talk"), &Write::first(), &Change::create(StoredState::default())).await.unwrap();
     let nodes =
         nodes.iter().map(|(id, parent, message)| Node::new(node(*id), parent.map(node), message.clone()));
     let commit = Commit::new(Some(node(head))).with_nodes(nodes);
-    store.commit(&id("talk"), &Write::on(version), &commit).await.unwrap();
+    store.write(&id("talk"), &Write::on(version), &Change::Commit(commit)).await.unwrap();
     export_json(&store, &id("talk")).await.unwrap()
 }
 
@@ -492,7 +433,7 @@ async fn import_json_of_an_invalid_path_names_its_node() {
                 other => panic!("{other:?}"),
             }
         }
-        assert!(!to.exists(&id("talk")).await.unwrap(), "nothing may be written");
+        assert!(!to.summary(&id("talk")).await.is_ok(), "nothing may be written");
     }
     // A path may end in an open tool use, or in the results of an interrupted turn.
     let nodes = with(&[(3, Some(1), asks), (4, Some(3), answers), (5, Some(4), hello)]);

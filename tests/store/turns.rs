@@ -5,7 +5,9 @@ use std::{fs, time::Duration};
 use omni_agent::{
     message::ToolUse,
     run::{TurnRecord, Waiting},
-    store::{Commit, FileSystemStore, Filter, Page, StateChange, Store, StoreError, Turns, Version, Write},
+    store::{
+        Change, Commit, FileSystemStore, Listing, StateChange, Store, StoreError, Turns, Version, Write,
+    },
 };
 use serde_json::json;
 
@@ -20,7 +22,7 @@ fn recorded(record: TurnRecord) -> Commit {
 }
 
 async fn write(store: &dyn Store, version: Version, commit: &Commit) -> Version {
-    store.commit(&id("a"), &Write::on(version), commit).await.unwrap()
+    store.write(&id("a"), &Write::on(version), &Change::Commit(commit.clone())).await.unwrap()
 }
 
 async fn begun(store: &dyn Store) -> Version {
@@ -34,13 +36,13 @@ async fn exclusive_store_excludes_another_until_it_is_dropped() {
     let exclusive =
         || FileSystemStore::builder(folder.path()).exclusive().lock_wait(Duration::from_millis(20)).open();
     let first = exclusive().await.unwrap();
-    assert!(first.keeps_turns());
+    assert!(first.traits().turns);
     let error = exclusive().await.unwrap_err();
     assert!(matches!(error, StoreError::Busy { .. }), "{error:?}");
     let shared = folder.store().await;
-    assert!(!shared.keeps_turns(), "files know no owner");
+    assert!(!shared.traits().turns, "files know no owner");
     drop(first);
-    assert!(exclusive().await.unwrap().keeps_turns());
+    assert!(exclusive().await.unwrap().traits().turns);
 }
 
 #[tokio::test]
@@ -66,7 +68,7 @@ async fn record_of_a_later_version_leaves_the_rest_of_the_conversation_readable(
     let turn = stored.turn.unwrap();
     assert!(turn.damage.as_ref().is_some_and(|damage| damage.contains("ask_again")), "{turn:?}");
     assert_eq!(turn.record.turn, record("").turn);
-    let left = store.turns(Turns::Left, &Filter::default(), Page::default()).await.unwrap();
+    let left = store.turns(Turns::Left, &Listing::default()).await.unwrap();
     assert!(left[0].damage.is_some(), "{left:?}");
     let version = write(&store, version, &says(2, "Go on")).await;
     let stored = store.load(&id("a")).await.unwrap();
@@ -83,8 +85,8 @@ async fn turns_are_listed_as_loaded() {
     let version = write(&store, version, &recorded(first)).await;
     let second = record("{}").with_waiting(vec![waiting("1"), waiting("2")]);
     let version = write(&store, version, &recorded(second)).await;
-    store.save_state(&id("a"), &Write::on(version), &StateChange::title("A")).await.unwrap();
-    let list = async || store.turns(Turns::Waiting, &Filter::default(), Page::default()).await.unwrap();
+    store.write(&id("a"), &Write::on(version), &Change::State(StateChange::title("A"))).await.unwrap();
+    let list = async || store.turns(Turns::Waiting, &Listing::default()).await.unwrap();
     let listed = list().await;
     assert_eq!(listed[0].approvals.len(), 2);
     assert_eq!(store.summary(&id("a")).await.unwrap().waiting, 2);

@@ -10,8 +10,8 @@ use std::{
 use async_trait::async_trait;
 use omni_agent::{
     store::{
-        Commit, ConversationId, Epoch, Lease, MemoryStore, Owner, Page, StateChange, Store, StoreError,
-        Stored, StoredState, Summary, Version, Write, WriteId,
+        Change, ConversationId, Epoch, Lease, Listing, MemoryStore, Owner, Store, StoreError, StoreTraits,
+        Summary, Version, Write,
     },
     subscription::EventId,
 };
@@ -180,56 +180,37 @@ impl LeasingStore {
 
     /// Refuses a write if its lease has expired or was replaced. The underlying test store writes immediately, so
     /// nothing can happen between this check and the write.
-    fn fence(&self, id: &ConversationId, write: &Write) -> Result<(), StoreError> {
+    fn fence(&self, id: &ConversationId, epoch: Option<Epoch>) -> Result<(), StoreError> {
         let mut rows = self.rows();
-        if let Some(epoch) = write.epoch {
+        if let Some(epoch) = epoch {
             let row = rows.leases.get(id).cloned().unwrap_or_default();
             if row.owner.is_none() || row.ran_out || row.epoch != epoch.0 {
                 return Err(StoreError::LeaseLost { id: id.clone() });
             }
         }
-        rows.writes.push(write.epoch);
+        rows.writes.push(epoch);
         Ok(())
     }
 }
 
 #[async_trait]
 impl Store for LeasingStore {
-    async fn create(
-        &self,
-        id: &ConversationId,
-        write: WriteId,
-        state: &StoredState,
-    ) -> Result<Version, StoreError> {
-        self.0.store.create(id, write, state).await
+    forward!(self.0.store: load);
+
+    fn traits(&self) -> StoreTraits {
+        StoreTraits::default().with_turns(self.0.store.traits().turns)
     }
 
-    async fn commit(
+    async fn write(
         &self,
         id: &ConversationId,
         write: &Write,
-        commit: &Commit,
+        change: &Change,
     ) -> Result<Version, StoreError> {
-        self.fence(id, write)?;
-        self.0.store.commit(id, write, commit).await
-    }
-
-    async fn save_state(
-        &self,
-        id: &ConversationId,
-        write: &Write,
-        change: &StateChange,
-    ) -> Result<Version, StoreError> {
-        self.fence(id, write)?;
-        self.0.store.save_state(id, write, change).await
-    }
-
-    fn keeps_turns(&self) -> bool {
-        self.0.store.keeps_turns()
-    }
-
-    async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
-        self.0.store.load(id).await
+        if !matches!(change, Change::Create(_)) {
+            self.fence(id, write.epoch)?;
+        }
+        self.0.store.write(id, write, change).await
     }
 
     async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError> {
@@ -238,25 +219,26 @@ impl Store for LeasingStore {
         Ok(summary)
     }
 
-    async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
-        let mut list = self.0.store.list(page).await?;
+    async fn list(&self, listing: &Listing) -> Result<Vec<Summary>, StoreError> {
+        let mut list = self.0.store.list(listing).await?;
         for summary in &mut list {
             summary.owner = self.owner(&summary.id);
         }
         Ok(list)
     }
 
-    async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
-        self.0.store.delete(id).await?;
+    async fn delete(&self, id: &ConversationId, lease: Option<&Lease>) -> Result<(), StoreError> {
+        if let Some(lease) = lease {
+            self.fence(id, Some(lease.epoch))?;
+        }
+        self.0.store.delete(id, None).await?;
         self.rows().leases.remove(id);
         Ok(())
     }
 
     async fn acquire(&self, id: &ConversationId, owner: &Owner) -> Result<Lease, StoreError> {
         self.act().await?;
-        if !self.0.store.exists(id).await? {
-            return Err(StoreError::NotFound { id: id.clone() });
-        }
+        self.0.store.summary(id).await?;
         let lease = {
             let mut rows = self.rows();
             let row = rows.leases.entry(id.clone()).or_default();
@@ -277,31 +259,29 @@ impl Store for LeasingStore {
         Ok(lease)
     }
 
-    async fn renew(&self, id: &ConversationId, lease: &Lease) -> Result<Lease, StoreError> {
-        self.act().await?;
-        let mut rows = self.rows();
-        let sound = rows.leases.get(id).is_some_and(|row| row.owner.is_some() && row.epoch == lease.epoch.0);
-        if !sound {
-            return Err(StoreError::LeaseLost { id: id.clone() });
+    async fn renew(&self, leases: &[(ConversationId, Lease)]) -> Result<Vec<ConversationId>, StoreError> {
+        let (mut lost, mut failed) = (Vec::new(), None);
+        for (id, lease) in leases {
+            if let Err(error) = self.act().await {
+                failed = failed.or(Some(error));
+                continue;
+            }
+            let mut rows = self.rows();
+            let row = rows.leases.get_mut(id).filter(|row| row.owner.is_some() && row.epoch == lease.epoch.0);
+            let Some(row) = row else {
+                lost.push(id.clone());
+                continue;
+            };
+            row.ran_out = false;
+            rows.renewals += 1;
+            drop(rows);
+            self.0.changed.notify_all();
+            self.0.count.send_modify(|count| count.renewals += 1);
         }
-        rows.leases.get_mut(id).expect("the lease exists").ran_out = false;
-        rows.renewals += 1;
-        drop(rows);
-        self.0.changed.notify_all();
-        self.0.count.send_modify(|count| count.renewals += 1);
-        Ok(lease.clone())
+        failed.map_or(Ok(lost), Err)
     }
 
-    async fn delete_under(&self, id: &ConversationId, lease: &Lease) -> Result<(), StoreError> {
-        self.fence(id, &Write::on(Version::new(1)).under(lease))?;
-        self.delete(id).await
-    }
-
-    async fn release(&self, id: &ConversationId, lease: &Lease) -> Result<(), StoreError> {
-        self.release_at(id, lease, None).await
-    }
-
-    async fn release_at(
+    async fn release(
         &self,
         id: &ConversationId,
         lease: &Lease,
@@ -310,7 +290,7 @@ impl Store for LeasingStore {
         self.act().await?;
         let holds = self.rows().leases.get(id).is_some_and(|row| row.epoch == lease.epoch.0);
         if holds {
-            self.0.store.release_at(id, lease, mark).await?;
+            self.0.store.release(id, lease, mark).await?;
         }
         let mut rows = self.rows();
         if let Some(row) = rows.leases.get_mut(id)

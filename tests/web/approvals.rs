@@ -5,7 +5,7 @@ use omni_agent::{
     manager::{Manager, Titles},
     message::{ToolUse, TurnId},
     run::{TurnRecord, Waiting},
-    store::{Commit, ConversationId, MemoryStore, Store, Write},
+    store::{Change, Commit, ConversationId, MemoryStore, Store, Write},
 };
 use serde_json::{Value, json};
 
@@ -31,7 +31,7 @@ async fn paused(app: &App, store: &MemoryStore, user: &str, waiting: &[&str]) ->
     let record = TurnRecord::new(1, turn, "{}").with_waiting(waiting.collect());
     let version = store.summary(&conversation).await.unwrap().version;
     let commit = Commit::new(None).with_usage([]).with_turn(record);
-    store.commit(&conversation, &Write::on(version), &commit).await.unwrap();
+    store.write(&conversation, &Write::on(version), &Change::Commit(commit)).await.unwrap();
     id
 }
 

@@ -142,7 +142,7 @@ async fn stream_of_a_session_that_loses_its_conversation_in_mid_answer_fails() {
     let (path, mut body) = ai_sdk_prompt("talk");
     body["messages"][0]["id"] = "u2".into();
     let second = start(&web, (path, body)).await;
-    store.delete(&id).await.unwrap();
+    store.delete(&id, None).await.unwrap();
     gate.open();
     let (text, has_failed) = read(second).await;
     assert!(!has_failed && text.contains(NOT_SAVED), "{text}");
@@ -160,7 +160,7 @@ async fn stream_whose_conversation_is_deleted_by_another_program_in_mid_answer_f
         let body = start(&app.web, prompt(&id)).await;
         gate.reached().await;
         let conversation = ConversationId::new(id.as_str()).unwrap();
-        store.delete(&conversation).await.unwrap();
+        store.delete(&conversation, None).await.unwrap();
         // The session notices the loss when it saves the title.
         assert!(app.manager.rename(&conversation, Some("Plans")).await.is_err());
         let (text, has_failed) = read(body).await;

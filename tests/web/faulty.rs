@@ -13,8 +13,8 @@ use omni_agent::{
     async_trait,
     message::{Timestamp, UsageRow, UsageSum},
     store::{
-        Commit, ConversationId, Filter, Found, MemoryStore, Page, Query, StateChange, Store, StoreError,
-        Stored, StoredState, Summary, TurnSummary, Turns, Version, Write, WriteId,
+        Change, ConversationId, Filter, Found, Lease, Listing, MemoryStore, Page, Query, Store, StoreError,
+        Stored, Summary, TurnSummary, Turns, Version, Write,
     },
 };
 
@@ -73,34 +73,18 @@ impl FaultyStore {
 
 #[async_trait]
 impl Store for FaultyStore {
-    async fn create(
-        &self,
-        id: &ConversationId,
-        write: WriteId,
-        state: &StoredState,
-    ) -> Result<Version, StoreError> {
-        self.act(Operation::Create)?;
-        self.beneath.create(id, write, state).await
-    }
-
-    async fn commit(
+    async fn write(
         &self,
         id: &ConversationId,
         write: &Write,
-        commit: &Commit,
+        change: &Change,
     ) -> Result<Version, StoreError> {
-        self.act(Operation::Commit)?;
-        self.beneath.commit(id, write, commit).await
-    }
-
-    async fn save_state(
-        &self,
-        id: &ConversationId,
-        write: &Write,
-        change: &StateChange,
-    ) -> Result<Version, StoreError> {
-        self.act(Operation::Save)?;
-        self.beneath.save_state(id, write, change).await
+        self.act(match change {
+            Change::Create(_) => Operation::Create,
+            Change::Commit(_) => Operation::Commit,
+            _ => Operation::Save,
+        })?;
+        self.beneath.write(id, write, change).await
     }
 
     async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
@@ -117,21 +101,17 @@ impl Store for FaultyStore {
         self.beneath.summary(id).await
     }
 
-    async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
-        self.beneath.list(page).await
-    }
-
-    async fn list_where(&self, _: &Filter, _: Page) -> Result<Vec<Summary>, StoreError> {
+    async fn list(&self, _: &Listing) -> Result<Vec<Summary>, StoreError> {
         self.act(Operation::List)?;
         Err(StoreError::unsupported("lists by labels"))
     }
 
-    async fn search(&self, _: &Filter, _: &Query, _: Page) -> Result<Found, StoreError> {
+    async fn search(&self, _: &Query, _: &Listing) -> Result<Found, StoreError> {
         self.act(Operation::Search)?;
         Err(StoreError::unsupported("searches"))
     }
 
-    async fn usage(&self, _: &ConversationId, _: Page) -> Result<Vec<UsageRow>, StoreError> {
+    async fn usage(&self, _: &ConversationId, _: &Page) -> Result<Vec<UsageRow>, StoreError> {
         self.act(Operation::Usage)?;
         Err(StoreError::unsupported("a usage ledger"))
     }
@@ -141,13 +121,13 @@ impl Store for FaultyStore {
         Err(StoreError::unsupported("a usage ledger"))
     }
 
-    async fn turns(&self, _: Turns, _: &Filter, _: Page) -> Result<Vec<TurnSummary>, StoreError> {
+    async fn turns(&self, _: Turns, _: &Listing) -> Result<Vec<TurnSummary>, StoreError> {
         self.act(Operation::Turns)?;
         Err(StoreError::unsupported("lists of turns in flight"))
     }
 
-    async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
+    async fn delete(&self, id: &ConversationId, lease: Option<&Lease>) -> Result<(), StoreError> {
         self.act(Operation::Delete)?;
-        self.beneath.delete(id).await
+        self.beneath.delete(id, lease).await
     }
 }

@@ -5,7 +5,7 @@ use omni_agent::{
     manager::{Manager, Titles},
     message::{ToolUse, TurnId},
     run::{TurnRecord, Waiting},
-    store::{Commit, ConversationId, MemoryStore, Store, Write},
+    store::{Change, Commit, ConversationId, MemoryStore, Store, Write},
 };
 use serde_json::{Value, json};
 
@@ -26,7 +26,7 @@ async fn app_with_turn(format: u32, core: &str) -> (App, String) {
     let record = TurnRecord::new(format, turn, core).with_waiting(vec![waiting]);
     let version = store.summary(&conversation).await.unwrap().version;
     let commit = Commit::new(None).with_usage([]).with_turn(record);
-    store.commit(&conversation, &Write::on(version), &commit).await.unwrap();
+    store.write(&conversation, &Write::on(version), &Change::Commit(commit)).await.unwrap();
     (app, id)
 }
 

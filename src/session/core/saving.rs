@@ -21,20 +21,13 @@ pub(in crate::session) use record::StoredFlight;
 use super::{Core, Effect, Effects, Env};
 use crate::{
     session::{SessionEvent, StoreReport},
-    store::{Commit, StateChange, StoredState, Version, Write, WriteId},
+    store::{Change, Commit, StateChange, StoredState, Version, Write},
     subscription::EndReason,
     tree::{Erased, NodeId, Tree},
 };
 
 /// One write.
-#[derive(Clone, Debug, PartialEq)]
-pub(in crate::session) enum Job {
-    // Boxed, because jobs are moved and few of them create a conversation.
-    Create(WriteId, Box<StoredState>),
-    Commit(Write, Commit),
-    State(Write, StateChange),
-    Erase(Write, Erased),
-}
+pub(in crate::session) type Job = (Write, Change);
 
 /// The stored state and the writes that are due.
 #[derive(Debug)]
@@ -242,7 +235,7 @@ impl Core {
             let is_whole = is_whole && saver.record.is_empty();
             let wanted = if is_whole { saver.wanted } else { saver.safe };
             // The conversation is first created without nodes. A later write adds them.
-            let job = |state| Job::Create((env.write_id)(), state);
+            let job = |state| (Write::first().with_id((env.write_id)()), Change::Create(state));
             return now.clone().filter(|_| due).map(|state| attempt(job(state), Tree::new(), 0, wanted));
         };
         if let Some(erased) = self.saver.erased.take() {
@@ -250,7 +243,7 @@ impl Core {
             let tree = saver.stored.as_deref().unwrap_or(self.stable()).clone();
             let is_last = saver.portions.is_empty() && !saver.state_is_due && saver.record.is_empty();
             let wanted = if is_last { saver.wanted } else { saver.safe };
-            let job = Job::Erase(write(version), *erased);
+            let job = (write(version), Change::Erase(*erased));
             return Some(Attempt { state: None, ..attempt(job, tree, 0, wanted) });
         }
         let saver = &self.saver;
@@ -271,12 +264,12 @@ impl Core {
                     let is_last =
                         portions == saver.portions.len() && !saver.state_is_due && saver.record.is_empty();
                     let wanted = if is_last { saver.wanted } else { saver.safe };
-                    let job = Job::Commit(write(version), commit);
+                    let job = (write(version), Change::Commit(commit));
                     return Some(Attempt { state: None, ..attempt(job, tree, portions, wanted) });
                 }
                 commit.state.clone_from(&now);
                 let wanted = self.saver.join_record(&mut commit);
-                return Some(attempt(Job::Commit(write(version), commit), tree, portions, wanted));
+                return Some(attempt((write(version), Change::Commit(commit)), tree, portions, wanted));
             }
         }
         // The store already has this tree, because the tree's unsaved changes cancel each other out.
@@ -289,11 +282,11 @@ impl Core {
             let (saver, tree) = (&self.saver, self.stable().clone());
             if saver.state_is_due && saver.at_most < usize::MAX {
                 // The store has rejected a write with the state, so the state follows in a separate write.
-                let job = Job::Commit(write(version), commit);
+                let job = (write(version), Change::Commit(commit));
                 return Some(Attempt { state: None, ..attempt(job, tree, 0, saver.safe) });
             }
             commit.state.clone_from(&now);
-            let job = Job::Commit(write(version), commit);
+            let job = (write(version), Change::Commit(commit));
             return Some(attempt(job, tree, 0, wanted));
         }
         let saver = &self.saver;
@@ -307,7 +300,7 @@ impl Core {
             Some(stored) if stored.title == now.title => StateChange::Labels(now.labels.clone()),
             _ => StateChange::Whole(now.clone()),
         };
-        Some(attempt(Job::State(write(version), change), self.stable().clone(), 0, saver.wanted))
+        Some(attempt((write(version), Change::State(change)), self.stable().clone(), 0, saver.wanted))
     }
 
     /// Returns the stable tree as it was after the first `portions` unsaved portions.

@@ -170,7 +170,7 @@ impl Task {
         } else if mark.is_some() {
             let (store, id) = (Arc::clone(&self.store), self.shared.id.clone());
             let released = writing::contained(Span::none(), async move {
-                store.release_at(&id, &Lease::unlimited(), mark).await
+                store.release(&id, &Lease::unlimited(), mark).await
             });
             // A failure is ignored: the mark is then missing, and readers get a snapshot.
             let _ = released.await;

@@ -11,6 +11,7 @@ use crate::{
     agent::{Durable, InFlight, Status},
     run::Error,
     session::core::Core,
+    store::Change,
 };
 
 /// The turns that a session leaves to the next owner when it ends.
@@ -117,8 +118,9 @@ impl Task {
             Some(Err(_)) => return,
             None => write,
         };
-        let written =
-            writing::contained(Span::none(), async move { store.commit(&id, &write, &commit).await });
+        let written = writing::contained(Span::none(), async move {
+            store.write(&id, &write, &Change::Commit(commit)).await
+        });
         match written.await {
             Ok(version) => self.core.rewritten(version),
             Err(error) => {

@@ -17,7 +17,7 @@ use crate::{
         core::{Core, Found, Job, StoredFlight},
         tenure::{Held, Keeper, Tenure},
     },
-    store::{ConversationId, Lease, Owner, Store, StoreError, Stored, Version, Write},
+    store::{Change, ConversationId, Lease, Owner, Store, StoreError, Stored, Version},
     telemetry::SaveTraces,
     tree::Tree,
 };
@@ -82,7 +82,7 @@ impl Task {
     /// repetition of the write shows whether it has.
     pub(super) fn begin_write(&mut self, job: Arc<Job>) {
         self.retry = None;
-        if matches!(*job, Job::Create(..)) {
+        if matches!(job.1, Change::Create(_)) {
             // The creation of a conversation also acquires it. A second acquisition would end the lease of the first,
             // so the earlier attempt is aborted.
             self.attempts.futures.clear();
@@ -91,15 +91,15 @@ impl Task {
         let place = id.clone();
         let ownership = match (&self.tenure, &*job) {
             (Some(tenure), _) => Ownership::Held(tenure.held()),
-            (None, Job::Create(write, _)) => {
+            (None, (write, Change::Create(_))) => {
                 let setup = &self.shared.setup;
-                Ownership::New(setup.creator(*write), setup.keeper.clone())
+                Ownership::New(setup.creator(write.id), setup.keeper.clone())
             }
             (None, _) => Ownership::Free,
         };
         let attempts = &mut self.attempts;
         // Only commits contain turns, so other writes have no span.
-        let span = if matches!(*job, Job::Commit(..)) { attempts.traces.begin() } else { None };
+        let span = if matches!(job.1, Change::Commit(_)) { attempts.traces.begin() } else { None };
         let span = span.cloned().unwrap_or_else(Span::none);
         let write = contained(span, perform(store, id, job, ownership));
         let limit = self.shared.setup.write_timeout;
@@ -217,8 +217,8 @@ async fn write(
     ownership: Ownership,
 ) -> Result<(Version, Option<Tenure>), StoreError> {
     let version = match (job, ownership) {
-        (Job::Create(write, state), Ownership::New(owner, keeper)) => {
-            let version = store.create(id, *write, state).await?;
+        ((write, change @ Change::Create(_)), Ownership::New(owner, keeper)) => {
+            let version = store.write(id, write, change).await?;
             let tenure = Box::pin(Tenure::begin(store, keeper.as_ref(), id, &owner)).await?;
             return Ok((version, tenure));
         }
@@ -250,13 +250,8 @@ async fn attempt(
     job: &Job,
     lease: Option<&Lease>,
 ) -> Result<Version, StoreError> {
-    let under = |write: &Write| lease.map_or(*write, |lease| write.under(lease));
-    match job {
-        Job::Create(write, state) => store.create(id, *write, state).await,
-        Job::Commit(write, commit) => store.commit(id, &under(write), commit).await,
-        Job::State(write, change) => store.save_state(id, &under(write), change).await,
-        Job::Erase(write, erased) => store.erase(id, &under(write), erased).await,
-    }
+    let (write, change) = job;
+    store.write(id, &lease.map_or(*write, |lease| write.under(lease)), change).await
 }
 
 #[derive(Debug, thiserror::Error)]

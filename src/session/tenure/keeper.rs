@@ -252,7 +252,7 @@ impl Watch {
             let end = moment_after(limit.saturating_mul(2));
             for some in leases.chunks(TOGETHER) {
                 let left = end.saturating_duration_since(Instant::now());
-                match in_time(limit.min(left), store.renew_all(some)).await {
+                match in_time(limit.min(left), store.renew(some)).await {
                     Ok(ids) => {
                         let lease = |id: &ConversationId| some.iter().find(|(other, _)| other == id);
                         lost.extend(
@@ -273,14 +273,14 @@ impl Watch {
         self.lapsed.insert((held.id.clone(), refused), waiting);
         let store = Arc::clone(&self.store);
         self.work.push(Box::pin(async move {
-            let revived = match held.lease() {
-                Ok(lease) => in_time(PATIENCE, store.renew(&held.id, &lease)).await,
-                lost => lost,
+            let revive = async {
+                let lease = held.lease()?;
+                let leases = [(held.id.clone(), lease)];
+                let is_lost = !in_time(PATIENCE, store.renew(&leases)).await?.is_empty();
+                let [(id, lease)] = leases;
+                if is_lost { Err(lost(&*store, id).await) } else { Ok(lease) }
             };
-            let revived = match revived {
-                Err(StoreError::LeaseLost { id }) => Err(lost(&*store, id).await),
-                revived => revived,
-            };
+            let revived = revive.await;
             Done::Revived(held, refused, revived)
         }));
     }
@@ -347,7 +347,7 @@ async fn lost(store: &dyn Store, id: ConversationId) -> StoreError {
 
 /// Releases a conversation. If the release fails, the conversation remains owned until its lease expires.
 async fn release_lease(store: &dyn Store, id: &ConversationId, lease: &Lease, mark: Option<EventId>) {
-    if let Err(error) = in_time(PATIENCE, store.release_at(id, lease, mark)).await {
+    if let Err(error) = in_time(PATIENCE, store.release(id, lease, mark)).await {
         tracing::warn!(%id, %error, "releasing a conversation failed; it is owned until its lease expires");
     }
 }

@@ -3,7 +3,7 @@ use crate::{
     message::{Message, RequestEnd, Usage, UsageRow},
     provider::StopReason,
     run::{Failure, KnownPrompt, Prompt, PromptState, RunEnd, RunOutcome},
-    store::{Commit, ConversationId, Owner, Page, Store, StoreError, Version, Write},
+    store::{Change, Commit, ConversationId, Listing, Owner, Page, Store, StoreError, Version, Write},
     tree::{Erased, Node, NodeId},
 };
 
@@ -11,15 +11,15 @@ fn erased(nodes: std::ops::RangeInclusive<u64>, head: Option<u64>, next: u64) ->
     Erased { nodes: nodes.map(node_id).collect(), head: head.and_then(NodeId::new), next: node_id(next) }
 }
 
-/// Erases nodes. Returns `None` if the store does not support this, which must agree with [`Store::erases`].
+/// Erases nodes. Returns `None` if the store does not support this, which must agree with [`StoreTraits::erase`].
 async fn erase(store: &dyn Store, id: &ConversationId, write: &Write, erased: &Erased) -> Option<Version> {
-    match store.erase(id, write, erased).await {
+    match store.write(id, write, &Change::Erase(erased.clone())).await {
         Err(StoreError::Unsupported { .. }) => {
-            assert!(!store.erases(), "a store that erases does not refuse to");
+            assert!(!store.traits().erase, "a store that erases does not refuse to");
             None
         }
         result => {
-            assert!(store.erases(), "a store that does not erase refuses to");
+            assert!(store.traits().erase, "a store that does not erase refuses to");
             Some(result.expect("erasing succeeds"))
         }
     }
@@ -36,7 +36,7 @@ pub(super) async fn erase_keeps_the_ledger_and_removes_the_last_run(
     let end = RunEnd::new(RunOutcome::Cancelled).with_unanswered(vec![Message::user("secret").into()]);
     let ending = Commit::new(NodeId::new(4)).with_usage([]).with_run_end(end);
     let version = committed(&*store, &id, version, &ending).await;
-    let rows = async || store.usage(&id, Page::default()).await.ok();
+    let rows = async || store.usage(&id, &Page::default()).await.ok();
     let before = rows().await;
     let gone = erased(3..=4, Some(2), 5);
     let Some(version) = erase(&*store, &id, &Write::on(version), &gone).await else {
@@ -45,7 +45,7 @@ pub(super) async fn erase_keeps_the_ledger_and_removes_the_last_run(
     let stored = subject.another().await.load(&id).await.expect("loading succeeds");
     assert_eq!((stored.last_run, stored.version), (None, version), "the end of the run repeats a message");
     assert_eq!(rows().await, before);
-    if store.keeps_usage() {
+    if store.traits().usage {
         assert_eq!((before.map(|rows| rows.len()), stored.used.usage.input), (Some(1), 9));
     }
     CheckOutcome::Made
@@ -100,15 +100,15 @@ pub(super) async fn erase_requires_a_valid_lease(subject: &dyn StoreUnderTest) -
     let version = committed(&*store, &id, created(&*store, &id).await, &turn(1, 4)).await;
     let ann = Owner::new("ann");
     let lease = store.acquire(&id, &ann).await.expect("it has no owner");
-    if lease.lasts.is_none() || !store.erases() {
+    if lease.lasts.is_none() || !store.traits().erase {
         return CheckOutcome::Skipped;
     }
     let newer = subject.another().await.acquire(&id, &ann).await.expect("the same owner may acquire it");
     let gone = erased(3..=4, Some(2), 5);
-    let late = store.erase(&id, &Write::on(version).under(&lease), &gone).await;
+    let late = store.write(&id, &Write::on(version).under(&lease), &Change::Erase(gone.clone())).await;
     assert!(matches!(late, Err(StoreError::LeaseLost { .. })), "{late:?}");
-    store.release(&id, &newer).await.expect("releasing succeeds");
-    let late = store.erase(&id, &Write::on(version).under(&newer), &gone).await;
+    store.release(&id, &newer, None).await.expect("releasing succeeds");
+    let late = store.write(&id, &Write::on(version).under(&newer), &Change::Erase(gone.clone())).await;
     assert!(matches!(late, Err(StoreError::LeaseLost { .. })), "{late:?}");
     assert_eq!(store.load(&id).await.expect("loading succeeds").nodes.len(), 4, "nothing was erased");
     let lease = store.acquire(&id, &ann).await.expect("it has no owner");
@@ -127,9 +127,9 @@ pub(super) async fn erase_removes_nodes_and_their_cursors(subject: &dyn StoreUnd
     let gone = erased(3..=6, Some(2), 7);
     let Some(erased) = erase(&*store, &id, &write, &gone).await else { return CheckOutcome::Skipped };
     assert_eq!(erased, version.next());
-    let repeated = store.erase(&id, &write, &gone).await;
+    let repeated = store.write(&id, &write, &Change::Erase(gone.clone())).await;
     assert_eq!(repeated.expect("a repetition returns the first result"), version.next());
-    let stale = store.erase(&id, &Write::on(version), &gone).await;
+    let stale = store.write(&id, &Write::on(version), &Change::Erase(gone)).await;
     assert!(matches!(stale, Err(StoreError::Conflict { .. })), "{stale:?}");
     let stored = subject.another().await.load(&id).await.expect("loading succeeds");
     assert_eq!(stored.nodes.iter().map(|node| node.id().get()).collect::<Vec<_>>(), [1, 2]);
@@ -145,7 +145,7 @@ pub(super) async fn erase_removes_nodes_and_their_cursors(subject: &dyn StoreUnd
     committed(&*store, &id, stored.version, &next).await;
     let stored = store.load(&id).await.expect("loading succeeds");
     assert_eq!(stored.nodes.len(), 3);
-    assert_eq!(store.list(Page::default()).await.expect("listing succeeds").len(), 1);
+    assert_eq!(store.list(&Listing::default()).await.expect("listing succeeds").len(), 1);
     CheckOutcome::Made
 }
 
@@ -162,7 +162,9 @@ pub(super) async fn erase_of_everything_leaves_an_empty_conversation(
     assert_eq!(erased_at, version.next());
     let stored = store.load(&id).await.expect("loading succeeds");
     assert_eq!((stored.nodes.len(), stored.head, stored.next), (0, None, Some(node_id(5))));
-    let missing = store.erase(&conversation("missing"), &Write::on(version), &erased(1..=1, None, 2)).await;
+    let missing = store
+        .write(&conversation("missing"), &Write::on(version), &Change::Erase(erased(1..=1, None, 2)))
+        .await;
     assert!(missing.expect_err("it does not exist").is_not_found());
     CheckOutcome::Made
 }

@@ -2,8 +2,8 @@ use std::sync::Arc;
 
 use super::{CheckOutcome, StoreUnderTest, committed, conversation, created, turn};
 use crate::store::{
-    Commit, Filter, Labels, Page, StateChange, Store, StoreError, StoredState, Summary, Version, Write,
-    WriteId,
+    Change, Commit, Filter, Labels, Page, StateChange, Store, StoreError, StoredState, Summary, Version,
+    Write,
 };
 
 fn labels(pairs: &[(&str, &str)]) -> Labels {
@@ -16,20 +16,24 @@ fn filter(pairs: &[(&str, &str)]) -> Filter {
 
 async fn labelled(store: &dyn Store, id: &str, pairs: &[(&str, &str)]) -> Version {
     let state = StoredState::default().with_title(id).with_labels(labels(pairs));
-    store.create(&conversation(id), WriteId::generate(), &state).await.expect("creating succeeds")
+    store.write(&conversation(id), &Write::first(), &Change::create(state)).await.expect("creating succeeds")
 }
 
 async fn list(store: &dyn Store, filter: &Filter, page: Page) -> Vec<Summary> {
-    store.list_where(filter, page).await.expect("listing by labels succeeds")
+    store.list(&(filter.clone(), page).into()).await.expect("listing by labels succeeds")
 }
 
 /// Returns the store if it supports lists by labels.
 async fn labelling(subject: &dyn StoreUnderTest) -> Option<Arc<dyn Store>> {
     let store = subject.store();
-    let listed = store.list_where(&filter(&[("tenant", "a")]), Page::default()).await;
+    let listed = store.list(&filter(&[("tenant", "a")]).into()).await;
     match listed {
-        Err(StoreError::Unsupported { .. }) => None,
+        Err(StoreError::Unsupported { .. }) => {
+            assert!(!store.traits().labels, "a store with labels filters by them");
+            None
+        }
         listed => {
+            assert!(store.traits().labels, "a store without labels refuses a filter");
             assert_eq!(listed.expect("listing by labels succeeds"), []);
             Some(store)
         }
@@ -47,13 +51,16 @@ pub(super) async fn labels_are_kept_by_every_other_write(subject: &dyn StoreUnde
         assert_eq!((summary.labels.clone(), summary.title.as_deref()), (expected.clone(), Some("b")));
         assert_eq!(list(&*store, &filter(&[("tenant", "a")]), Page::default()).await, [summary]);
     };
-    version = store.save_state(&id, &Write::on(version), &StateChange::title("b")).await.expect("a title");
+    version = store
+        .write(&id, &Write::on(version), &Change::State(StateChange::title("b")))
+        .await
+        .expect("a title");
     check().await;
     version = committed(&*store, &id, version, &turn(1, 2)).await;
     check().await;
     let state = StoredState::default().with_title("b").with_labels(expected.clone()).with_model("m");
     version = store
-        .save_state(&id, &Write::on(version), &StateChange::whole(state.clone()))
+        .write(&id, &Write::on(version), &Change::State(StateChange::whole(state.clone())))
         .await
         .expect("a state");
     check().await;
@@ -68,9 +75,10 @@ pub(super) async fn label_change_replaces_all_labels(subject: &dyn StoreUnderTes
     let version = labelled(&*store, "a", &[("tenant", "a"), ("user", "ann")]).await;
     let change = StateChange::Labels(labels(&[("user", "ben"), ("kind", "x")]));
     let write = Write::on(version);
-    let changed = store.save_state(&id, &write, &change).await.expect("changing labels succeeds");
+    let changed =
+        store.write(&id, &write, &Change::State(change.clone())).await.expect("changing labels succeeds");
     assert_eq!(changed, version.next());
-    let repeated = store.save_state(&id, &write, &change).await;
+    let repeated = store.write(&id, &write, &Change::State(change)).await;
     assert_eq!(repeated.expect("a repetition returns the first result"), changed);
     let stored = store.load(&id).await.expect("loading succeeds");
     assert_eq!(stored.state.labels, labels(&[("user", "ben"), ("kind", "x")]));
@@ -80,7 +88,7 @@ pub(super) async fn label_change_replaces_all_labels(subject: &dyn StoreUnderTes
     let found = list(&*store, &filter(&[("user", "ben")]), Page::default()).await;
     assert_eq!(found, [store.summary(&id).await.expect("the conversation exists")]);
     let none = StateChange::Labels(Labels::default());
-    store.save_state(&id, &Write::on(changed), &none).await.expect("removing labels succeeds");
+    store.write(&id, &Write::on(changed), &Change::State(none)).await.expect("removing labels succeeds");
     assert_eq!(list(&*store, &filter(&[("user", "ben")]), Page::default()).await, []);
     assert_eq!(store.load(&id).await.expect("loading succeeds").state.labels, Labels::default());
     CheckOutcome::Made
@@ -98,7 +106,7 @@ pub(super) async fn list_by_labels_contains_exactly_the_matches(
         labelled(&*store, &format!("n{number}"), &pairs).await;
     }
     created(&*store, &conversation("plain")).await;
-    let all = store.list(Page::first(100)).await.expect("listing succeeds");
+    let all = store.list(&Page::first(100).into()).await.expect("listing succeeds");
     let filters = [
         Filter::default(),
         filter(&[("tenant", "a")]),
@@ -121,7 +129,7 @@ pub(super) async fn list_by_labels_contains_exactly_the_matches(
             assert_eq!(list(&*store, filter, after).await, page(&expected, place + 1, 4), "{filter:?}");
         }
     }
-    store.delete(&conversation("n0")).await.expect("deleting succeeds");
+    store.delete(&conversation("n0"), None).await.expect("deleting succeeds");
     assert_eq!(list(&*store, &filters[1], Page::first(100)).await.len(), 7, "a deleted one is not listed");
     CheckOutcome::Made
 }
@@ -134,7 +142,7 @@ pub(super) async fn commit_without_an_update_keeps_the_time(subject: &dyn StoreU
     use crate::message::{RequestEnd, Usage, UsageRow};
 
     let store = subject.store();
-    if !store.keeps_usage() {
+    if !store.traits().usage {
         return CheckOutcome::Skipped;
     }
     let id = conversation("a");

@@ -5,7 +5,7 @@ use tokio::sync::Semaphore;
 use super::{CheckOutcome, StoreUnderTest, committed, conversation, created, turn};
 use crate::{
     message::Timestamp,
-    store::{ConversationId, Page, StateChange, Store, Summary, Write},
+    store::{Change, ConversationId, Page, StateChange, Store, Summary, Write},
 };
 
 /// Waits until the clock has advanced, so that the next write is later.
@@ -17,7 +17,7 @@ pub(super) async fn tick() {
 }
 
 async fn list(store: &dyn Store, page: Page) -> Vec<Summary> {
-    store.list(page).await.expect("listing succeeds")
+    store.list(&page.into()).await.expect("listing succeeds")
 }
 
 fn ids(summaries: &[Summary]) -> Vec<&str> {
@@ -35,7 +35,10 @@ pub(super) async fn list_puts_the_last_write_first(subject: &dyn StoreUnderTest)
     }
     assert_eq!(ids(&list(&*store, Page::default()).await), ["b", "a", "c"], "creating counts as a write");
     let title = StateChange::title("A");
-    store.save_state(&a, &Write::on(versions[1]), &title).await.expect("saving a title succeeds");
+    store
+        .write(&a, &Write::on(versions[1]), &Change::State(title.clone()))
+        .await
+        .expect("saving a title succeeds");
     tick().await;
     assert_eq!(
         ids(&list(&*store, Page::default()).await),
@@ -48,7 +51,7 @@ pub(super) async fn list_puts_the_last_write_first(subject: &dyn StoreUnderTest)
     assert_eq!(ids(&listed), ["c", "a", "b"], "a commit counts as a write");
     store.load(&b).await.expect("the conversation exists");
     assert_eq!(list(&*store, Page::default()).await, listed, "loading does not count as a write");
-    let stale = store.commit(&b, &Write::on(versions[2].next()), &turn(1, 2)).await;
+    let stale = store.write(&b, &Write::on(versions[2].next()), &Change::Commit(turn(1, 2))).await;
     assert!(stale.is_err());
     assert_eq!(list(&*store, Page::default()).await, listed, "a rejected write does not count");
 
@@ -130,12 +133,12 @@ pub(super) async fn list_after_a_conversation_during_writes_contains_each_unchan
     let other = subject.another().await;
     committed(&*other, &conversation("n8"), versions[8], &turn(1, 2)).await;
     for deleted in ["n10", "n6"] {
-        other.delete(&conversation(deleted)).await.expect("deleting succeeds");
+        other.delete(&conversation(deleted), None).await.expect("deleting succeeds");
     }
     created(&*other, &conversation("new")).await;
     let second = list(&*store, Page::first(4).after(&first[3])).await;
     assert_eq!(ids(&second), ["n7", "n5", "n4", "n3"]);
-    other.delete(&conversation("n3")).await.expect("deleting succeeds");
+    other.delete(&conversation("n3"), None).await.expect("deleting succeeds");
     let third = list(&*store, Page::first(4).after(&second[3])).await;
     assert_eq!(ids(&third), ["n2", "n1", "n0"]);
     CheckOutcome::Made
@@ -187,7 +190,10 @@ pub(super) async fn summary_equals_the_list_entry(subject: &dyn StoreUnderTest) 
     let version = created(&*store, &id).await;
     let version = committed(&*store, &id, version, &turn(1, 2)).await;
     let title = StateChange::title("A talk");
-    let version = store.save_state(&id, &Write::on(version), &title).await.expect("saving a title succeeds");
+    let version = store
+        .write(&id, &Write::on(version), &Change::State(title.clone()))
+        .await
+        .expect("saving a title succeeds");
     let version = committed(&*store, &id, version, &turn(3, 4)).await;
     let handles: [Arc<dyn Store>; 2] = [store, subject.another().await];
     for handle in handles {

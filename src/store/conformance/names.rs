@@ -1,6 +1,6 @@
 use super::{CheckOutcome, StoreUnderTest, created};
 use crate::error::InvalidId;
-use crate::store::{ConversationId, Page, StateChange, StoreError, StoredState, Write, WriteId};
+use crate::store::{Change, ConversationId, Page, StateChange, StoreError, StoredState, Write};
 
 /// Returns valid ids that are difficult for stores that derive names from ids.
 fn strange() -> Vec<ConversationId> {
@@ -41,7 +41,7 @@ pub(super) async fn unusual_ids_do_not_collide(subject: &dyn StoreUnderTest) -> 
     for id in &ids {
         let state = StoredState::default().with_title(id.as_str());
         store
-            .create(id, WriteId::generate(), &state)
+            .write(id, &Write::first(), &Change::create(state.clone()))
             .await
             .expect("creating a conversation with an unusual id succeeds");
     }
@@ -53,26 +53,31 @@ pub(super) async fn unusual_ids_do_not_collide(subject: &dyn StoreUnderTest) -> 
             "conversation {id} has the title of another conversation"
         );
     }
-    let mut listed: Vec<_> =
-        store.list(Page::first(1000)).await.expect("listing succeeds").into_iter().map(|s| s.id).collect();
+    let mut listed: Vec<_> = store
+        .list(&Page::first(1000).into())
+        .await
+        .expect("listing succeeds")
+        .into_iter()
+        .map(|s| s.id)
+        .collect();
     let mut expected = ids.clone();
     listed.sort();
     expected.sort();
     assert_eq!(listed, expected, "the list does not contain each conversation exactly once");
 
-    store.delete(&ids[0]).await.expect("deleting succeeds");
+    store.delete(&ids[0], None).await.expect("deleting succeeds");
     for id in &ids[1..] {
-        assert!(store.exists(id).await.expect("the store responds"), "deleting {} also deleted {id}", ids[0]);
+        assert!(store.summary(id).await.is_ok(), "deleting {} also deleted {id}", ids[0]);
     }
 
     // A store that can't distinguish upper and lower case must report this instead of mixing up the conversations.
     let (lower, upper) = (super::conversation("case"), super::conversation("CASE"));
     let version = created(&*store, &lower).await;
-    match store.create(&upper, WriteId::generate(), &StoredState::default()).await {
+    match store.write(&upper, &Write::first(), &Change::create(StoredState::default())).await {
         Ok(upper_version) => {
             let change = StateChange::title("upper");
             store
-                .save_state(&upper, &Write::on(upper_version), &change)
+                .write(&upper, &Write::on(upper_version), &Change::State(change))
                 .await
                 .expect("saving a title succeeds");
             assert_eq!(

@@ -1,7 +1,14 @@
 use futures_util::future::join;
 
 use super::{CheckOutcome, StoreUnderTest, conversation, created, turn};
-use crate::store::{ConversationId, Lease, Owner, StateChange, Store, StoreError, Write};
+use crate::store::{Change, ConversationId, Lease, Owner, StateChange, Store, StoreError, Write};
+
+/// Renews a lease. Returns whether it is still valid.
+async fn renewed(store: &dyn Store, id: &ConversationId, lease: &Lease) -> bool {
+    let lost = store.renew(&[(id.clone(), lease.clone())]).await.expect("the store responds");
+    assert!(lost.is_empty() || lost == [id.clone()], "{lost:?}");
+    lost.is_empty()
+}
 
 async fn acquired(store: &dyn Store, id: &ConversationId, owner: &str) -> Lease {
     store.acquire(id, &Owner::new(owner)).await.expect("the conversation has no other owner")
@@ -13,14 +20,14 @@ pub(super) async fn lease_excludes_other_owners(subject: &dyn StoreUnderTest) ->
     let version = created(&*store, &id).await;
     let (ann, ben) = (Owner::new("ann").at("host a"), Owner::new("ben"));
     let lease = store.acquire(&id, &ann).await.expect("the conversation has no owner");
-    let lease = store.renew(&id, &lease).await.expect("the lease is valid");
+    assert!(renewed(&*store, &id, &lease).await, "the lease is valid");
     let write = Write::on(version).under(&lease);
-    let version = store.commit(&id, &write, &turn(1, 2)).await.expect("the owner may write");
-    if let Some(lasts) = store.lease_duration() {
+    let version = store.write(&id, &write, &Change::Commit(turn(1, 2))).await.expect("the owner may write");
+    if let Some(lasts) = store.traits().lease {
         assert_eq!(lease.lasts, Some(lasts), "a lease lasts as long as the store states");
     }
     if lease.lasts.is_none() {
-        store.release(&id, &lease).await.expect("releasing succeeds");
+        store.release(&id, &lease, None).await.expect("releasing succeeds");
         return CheckOutcome::Skipped;
     }
 
@@ -32,23 +39,26 @@ pub(super) async fn lease_excludes_other_owners(subject: &dyn StoreUnderTest) ->
 
     let newer = another.acquire(&id, &ann).await.expect("the same owner may acquire it again");
     assert!(newer.epoch > lease.epoch, "{newer:?} after {lease:?}");
-    let late = store.commit(&id, &Write::on(version).under(&lease), &turn(3, 4)).await;
+    let late = store.write(&id, &Write::on(version).under(&lease), &Change::Commit(turn(3, 4))).await;
     assert!(matches!(late, Err(StoreError::LeaseLost { .. })), "{late:?}");
-    assert!(matches!(store.renew(&id, &lease).await, Err(StoreError::LeaseLost { .. })));
-    store.release(&id, &lease).await.expect("releasing an ended lease succeeds");
+    assert!(!renewed(&*store, &id, &lease).await);
+    store.release(&id, &lease, None).await.expect("releasing an ended lease succeeds");
     assert!(
         matches!(another.acquire(&id, &ben).await, Err(StoreError::Owned { .. })),
         "releasing an old lease ended a newer one"
     );
 
-    store.release(&id, &newer).await.expect("releasing succeeds");
+    store.release(&id, &newer, None).await.expect("releasing succeeds");
     assert_eq!(store.summary(&id).await.expect("the conversation exists").owner, None);
     let bens = another.acquire(&id, &ben).await.expect("the conversation has no owner now");
     assert!(bens.epoch > newer.epoch, "{bens:?} after {newer:?}");
-    let late = store.commit(&id, &Write::on(version).under(&newer), &turn(3, 4)).await;
+    let late = store.write(&id, &Write::on(version).under(&newer), &Change::Commit(turn(3, 4))).await;
     assert!(matches!(late, Err(StoreError::LeaseLost { .. })), "{late:?}");
     let write = Write::on(version).under(&bens);
-    assert_eq!(another.commit(&id, &write, &turn(3, 4)).await.expect("ben may write"), version.next());
+    assert_eq!(
+        another.write(&id, &write, &Change::Commit(turn(3, 4))).await.expect("ben may write"),
+        version.next()
+    );
     CheckOutcome::Made
 }
 
@@ -62,38 +72,45 @@ pub(super) async fn expired_lease_can_be_acquired_by_another(subject: &dyn Store
     }
     assert_eq!(another.summary(&id).await.expect("the conversation exists").owner, None);
     let under = Write::on(version).under(&lease);
-    let late = store.commit(&id, &under, &turn(1, 2)).await;
+    let late = store.write(&id, &under, &Change::Commit(turn(1, 2))).await;
     assert!(
         matches!(late, Err(StoreError::LeaseLost { .. })),
         "the lease ran out, even though nobody acquired it: {late:?}"
     );
-    let revived = store.renew(&id, &lease).await.expect("no other owner acquired it");
-    assert_eq!(revived.epoch, lease.epoch);
+    assert!(renewed(&*store, &id, &lease).await, "no other owner acquired it");
     let title = |title: &str| StateChange::Title(Some(title.to_owned()));
-    let version = store.save_state(&id, &under, &title("Ann's")).await.expect("the renewed lease is valid");
+    let version =
+        store.write(&id, &under, &Change::State(title("Ann's"))).await.expect("the renewed lease is valid");
     let under = Write::on(version).under(&lease);
     assert!(subject.run_out(&id).await);
 
     let bens = acquired(&*another, &id, "ben").await;
     assert!(bens.epoch > lease.epoch, "{bens:?} after {lease:?}");
     let write = Write::on(version).under(&bens);
-    let version = another.commit(&id, &write, &turn(1, 2)).await.expect("ben may write");
+    let version = another.write(&id, &write, &Change::Commit(turn(1, 2))).await.expect("ben may write");
     // A store checks the epoch of a write before its base version, so the error is `LeaseLost`. Repeating a successful
     // write still returns its first result.
-    assert!(matches!(store.commit(&id, &under, &turn(1, 2)).await, Err(StoreError::LeaseLost { .. })));
-    let renamed = store.save_state(&id, &Write::on(version).under(&lease), &title("Ann's again")).await;
+    assert!(matches!(
+        store.write(&id, &under, &Change::Commit(turn(1, 2))).await,
+        Err(StoreError::LeaseLost { .. })
+    ));
+    let renamed =
+        store.write(&id, &Write::on(version).under(&lease), &Change::State(title("Ann's again"))).await;
     assert!(matches!(renamed, Err(StoreError::LeaseLost { .. })), "{renamed:?}");
-    assert!(matches!(store.renew(&id, &lease).await, Err(StoreError::LeaseLost { .. })));
-    let deleted = store.delete_under(&id, &lease).await;
+    assert!(!renewed(&*store, &id, &lease).await);
+    let deleted = store.delete(&id, Some(&lease)).await;
     assert!(matches!(deleted, Err(StoreError::LeaseLost { .. })), "ben is the owner: {deleted:?}");
     assert!(subject.run_out(&id).await);
-    assert_eq!(another.commit(&id, &write, &turn(1, 2)).await.expect("a repetition succeeds"), version);
-    let unchecked = store.commit(&id, &Write::on(version), &turn(3, 4)).await;
+    assert_eq!(
+        another.write(&id, &write, &Change::Commit(turn(1, 2))).await.expect("a repetition succeeds"),
+        version
+    );
+    let unchecked = store.write(&id, &Write::on(version), &Change::Commit(turn(3, 4))).await;
     assert_eq!(unchecked.expect("without an epoch, versions decide"), version.next());
     CheckOutcome::Made
 }
 
-pub(super) async fn renew_all_returns_the_lost_leases(subject: &dyn StoreUnderTest) -> CheckOutcome {
+pub(super) async fn renew_returns_the_lost_leases(subject: &dyn StoreUnderTest) -> CheckOutcome {
     let store = subject.store();
     let ids = ["kept", "passed", "released", "deleted"].map(conversation);
     let mut leases = Vec::new();
@@ -101,17 +118,17 @@ pub(super) async fn renew_all_returns_the_lost_leases(subject: &dyn StoreUnderTe
         created(&*store, id).await;
         leases.push((id.clone(), acquired(&*store, id, "ann").await));
     }
-    assert_eq!(store.renew_all(&leases).await.expect("the store responds"), []);
-    assert_eq!(store.renew_all(&[]).await.expect("the store responds"), []);
+    assert_eq!(store.renew(&leases).await.expect("the store responds"), []);
+    assert_eq!(store.renew(&[]).await.expect("the store responds"), []);
     if leases[0].1.lasts.is_none() {
         return CheckOutcome::Skipped;
     }
     for (id, lease) in &leases[1..3] {
-        store.release(id, lease).await.expect("releasing succeeds");
+        store.release(id, lease, None).await.expect("releasing succeeds");
     }
     acquired(&*store, &ids[1], "ben").await;
-    store.delete(&ids[3]).await.expect("deleting succeeds");
-    let mut lost = subject.another().await.renew_all(&leases).await.expect("the store responds");
+    store.delete(&ids[3], None).await.expect("deleting succeeds");
+    let mut lost = subject.another().await.renew(&leases).await.expect("the store responds");
     lost.sort();
     let mut expected = ids[1..].to_vec();
     expected.sort();
@@ -129,17 +146,17 @@ pub(super) async fn lease_of_a_deleted_conversation_is_invalid_for_a_later_one(
     if old.lasts.is_none() {
         return CheckOutcome::Skipped;
     }
-    store.delete(&id).await.expect("the owner may delete it");
+    store.delete(&id, None).await.expect("the owner may delete it");
     assert!(matches!(store.acquire(&id, &Owner::new("ann")).await, Err(StoreError::NotFound { .. })));
     created(&*store, &id).await;
     acquired(&*store, &id, "ben").await;
-    assert!(store.renew(&id, &old).await.is_err());
-    let deleted = store.delete_under(&id, &old).await;
+    assert!(!renewed(&*store, &id, &old).await);
+    let deleted = store.delete(&id, Some(&old)).await;
     assert!(
         matches!(deleted, Err(StoreError::LeaseLost { .. })),
         "another conversation has this id: {deleted:?}"
     );
-    store.release(&id, &old).await.expect("releasing an ended lease succeeds");
+    store.release(&id, &old, None).await.expect("releasing an ended lease succeeds");
     let refused = store.acquire(&id, &Owner::new("ann")).await;
     assert!(
         matches!(refused, Err(StoreError::Owned { .. })),
@@ -156,20 +173,20 @@ pub(super) async fn delete_under_a_lease_requires_a_valid_lease(
     created(&*store, &id).await;
     let lease = acquired(&*store, &id, "ann").await;
     if lease.lasts.is_none() {
-        store.delete_under(&id, &lease).await.expect("nothing prevents the delete");
-        assert!(!another.exists(&id).await.expect("the store responds"));
+        store.delete(&id, Some(&lease)).await.expect("nothing prevents the delete");
+        assert!(another.summary(&id).await.is_err_and(|error| error.is_not_found()));
         return CheckOutcome::Skipped;
     }
     if subject.run_out(&id).await {
-        let deleted = store.delete_under(&id, &lease).await;
+        let deleted = store.delete(&id, Some(&lease)).await;
         assert!(matches!(deleted, Err(StoreError::LeaseLost { .. })), "the lease ran out: {deleted:?}");
     }
     let newer = acquired(&*store, &id, "ann").await;
-    let deleted = another.delete_under(&id, &lease).await;
+    let deleted = another.delete(&id, Some(&lease)).await;
     assert!(matches!(deleted, Err(StoreError::LeaseLost { .. })), "a newer lease exists: {deleted:?}");
-    another.delete_under(&id, &newer).await.expect("the lease is valid");
-    assert!(!store.exists(&id).await.expect("the store responds"));
-    store.delete_under(&id, &newer).await.expect("deleting a missing conversation succeeds");
+    another.delete(&id, Some(&newer)).await.expect("the lease is valid");
+    assert!(store.summary(&id).await.is_err_and(|error| error.is_not_found()));
+    store.delete(&id, Some(&newer)).await.expect("deleting a missing conversation succeeds");
     CheckOutcome::Made
 }
 
@@ -181,17 +198,17 @@ pub(super) async fn write_after_a_release_is_rejected(subject: &dyn StoreUnderTe
     if lease.lasts.is_none() {
         return CheckOutcome::Skipped;
     }
-    store.release(&id, &lease).await.expect("releasing succeeds");
+    store.release(&id, &lease, None).await.expect("releasing succeeds");
     let write = Write::on(version).under(&lease);
     let title = StateChange::Title(Some("Late".to_owned()));
     for late in [
-        store.commit(&id, &write, &turn(1, 2)).await.map(drop),
-        store.save_state(&id, &write, &title).await.map(drop),
-        store.renew(&id, &lease).await.map(drop),
-        store.delete_under(&id, &lease).await,
+        store.write(&id, &write, &Change::Commit(turn(1, 2))).await.map(drop),
+        store.write(&id, &write, &Change::State(title.clone())).await.map(drop),
+        store.delete(&id, Some(&lease)).await,
     ] {
         assert!(matches!(late, Err(StoreError::LeaseLost { .. })), "the lease was released: {late:?}");
     }
+    assert!(!renewed(&*store, &id, &lease).await);
     assert_eq!(store.load(&id).await.expect("the conversation exists").version, version);
     CheckOutcome::Made
 }
@@ -225,14 +242,15 @@ pub(super) async fn write_during_an_acquisition_precedes_it_or_is_rejected(
             // older lease without a release.
             let owner = if round % 4 < 2 { "ann" } else { "ben" };
             if owner == "ben" {
-                store.release(&id, &lease).await.expect("releasing succeeds");
+                store.release(&id, &lease, None).await.expect("releasing succeeds");
             }
             let newer = acquired(&*another, &id, owner).await;
             (newer, another.load(&id).await.expect("the conversation exists").version)
         };
         let write = Write::on(version).under(&lease);
         let commit = turn(1, 2);
-        let ((newer, found), written) = race(round, take_over, store.commit(&id, &write, &commit)).await;
+        let ((newer, found), written) =
+            race(round, take_over, store.write(&id, &write, &Change::Commit(commit))).await;
         match written {
             Ok(written) => {
                 assert_eq!(found, written, "the new owner does not see the write");
@@ -242,7 +260,7 @@ pub(super) async fn write_during_an_acquisition_precedes_it_or_is_rejected(
             }
             Err(error) => panic!("the write neither succeeded nor lost its lease: {error:?}"),
         }
-        let next = another.commit(&id, &Write::on(found).under(&newer), &turn(3, 4)).await;
+        let next = another.write(&id, &Write::on(found).under(&newer), &Change::Commit(turn(3, 4))).await;
         assert_eq!(next.expect("nothing was written after the acquisition"), found.next());
     }
     CheckOutcome::Made
@@ -260,14 +278,14 @@ pub(super) async fn renewal_during_an_acquisition_leaves_one_owner(
         if lease.lasts.is_none() || !subject.run_out(&id).await {
             return CheckOutcome::Skipped;
         }
-        let (renewed, taken) = race(round, store.renew(&id, &lease), another.acquire(&id, &ben)).await;
-        let owner = match (renewed, taken) {
-            (Ok(renewed), Err(StoreError::Owned { .. })) => renewed,
-            (Err(StoreError::LeaseLost { .. }), Ok(taken)) => taken,
+        let renewal = renewed(&*store, &id, &lease);
+        let owner = match race(round, renewal, another.acquire(&id, &ben)).await {
+            (true, Err(StoreError::Owned { .. })) => lease,
+            (false, Ok(taken)) => taken,
             both => panic!("exactly one owner is expected: {both:?}"),
         };
         let write = Write::on(version).under(&owner);
-        store.commit(&id, &write, &turn(1, 2)).await.expect("the owner may write");
+        store.write(&id, &write, &Change::Commit(turn(1, 2))).await.expect("the owner may write");
     }
     CheckOutcome::Made
 }

@@ -4,8 +4,8 @@ use super::{CheckOutcome, StoreUnderTest, committed, conversation, node_id};
 use crate::{
     message::{Content, Message, Thinking},
     store::{
-        Commit, Filter, Labels, Page, Query, StateChange, Store, StoreError, StoredState, Version, Write,
-        WriteId,
+        Change, Commit, Filter, Labels, Listing, Page, Query, StateChange, Store, StoreError, StoredState,
+        Version, Write,
     },
     tree::{Erased, Node, NodeId},
 };
@@ -17,7 +17,7 @@ fn query(text: &str) -> Query {
 /// Returns the store if it supports searches.
 async fn searching(subject: &dyn StoreUnderTest) -> Option<Arc<dyn Store>> {
     let store = subject.store();
-    match store.search(&Filter::default(), &query("word"), Page::default()).await {
+    match store.search(&query("word"), &Listing::default()).await {
         Err(StoreError::Unsupported { .. }) => None,
         found => {
             let found = found.expect("searching succeeds");
@@ -38,7 +38,7 @@ async fn talk(
     let labels = Labels::new([("tenant", tenant)]).expect("valid labels");
     let state = StoredState::default().with_title(format!("Title of {id}")).with_labels(labels);
     let id = conversation(id);
-    let version = store.create(&id, WriteId::generate(), &state).await.expect("creating succeeds");
+    let version = store.write(&id, &Write::first(), &Change::create(state)).await.expect("creating succeeds");
     let nodes = [
         Node::new(node_id(1), None, Message::user(question)),
         Node::new(node_id(2), Some(node_id(1)), answer.into()),
@@ -47,7 +47,7 @@ async fn talk(
 }
 
 async fn found(store: &dyn Store, filter: &Filter, text: &str, page: Page) -> Vec<(String, Option<u64>)> {
-    let found = store.search(filter, &query(text), page).await.expect("searching succeeds");
+    let found = store.search(&query(text), &(filter.clone(), page).into()).await.expect("searching succeeds");
     assert!(found.complete);
     let hits = found.hits.into_iter();
     hits.map(|hit| (hit.conversation.id.to_string(), hit.node.map(NodeId::get))).collect()
@@ -96,13 +96,13 @@ pub(super) async fn search_finds_words_in_titles_and_texts(subject: &dyn StoreUn
         assert_eq!(found(&*store, &all, text, default()).await, [hit("d", Some(2))], "{text}");
     }
     store
-        .save_state(&id, &Write::on(version), &StateChange::title("It's \"new\"\n(v1.2)"))
+        .write(&id, &Write::on(version), &Change::State(StateChange::title("It's \"new\"\n(v1.2)")))
         .await
         .expect("a title");
     for text in ["new", "\"new v1 2\""] {
         assert_eq!(found(&*store, &all, text, default()).await, [hit("d", None)], "{text}");
     }
-    store.delete(&id).await.expect("deleting succeeds");
+    store.delete(&id, None).await.expect("deleting succeeds");
     for text in ["quoted", "100%", "mountain -lake OR", "NOT* fuji^2", "\"fuji quoted\""] {
         found(&*store, &all, text, default()).await;
     }
@@ -112,7 +112,11 @@ pub(super) async fn search_finds_words_in_titles_and_texts(subject: &dyn StoreUn
     assert_eq!(found(&*store, &all, "mountain", Page::first(1).from(1)).await, [hit("b", Some(1))]);
     let b = store.summary(&conversation("b")).await.expect("the conversation exists");
     assert_eq!(found(&*store, &all, "mountain", Page::first(9).after(&b)).await, [hit("a", Some(2))]);
-    let hits = store.search(&all, &query("fuji"), default()).await.expect("searching succeeds").hits;
+    let hits = store
+        .search(&query("fuji"), &(all.clone(), default()).into())
+        .await
+        .expect("searching succeeds")
+        .hits;
     assert!(hits[0].excerpt.contains("Fuji"), "{:?}", hits[0].excerpt);
     assert_eq!(hits[0].conversation, b);
     CheckOutcome::Made
@@ -122,13 +126,15 @@ pub(super) async fn search_after_a_removal_finds_nothing(subject: &dyn StoreUnde
     let Some(store) = searching(subject).await else { return CheckOutcome::Skipped };
     let (a, all) = (conversation("a"), Filter::default());
     let version = talk(&*store, "a", "x", "apple", Message::assistant("pear")).await;
-    let version =
-        store.save_state(&a, &Write::on(version), &StateChange::title("plum")).await.expect("a title");
+    let version = store
+        .write(&a, &Write::on(version), &Change::State(StateChange::title("plum")))
+        .await
+        .expect("a title");
     let default = Page::default;
     assert_eq!(found(&*store, &all, "plum", default()).await.len(), 1);
     assert_eq!(found(&*store, &all, "title", default()).await, [], "the title was replaced");
     let erased = Erased { nodes: vec![node_id(1), node_id(2)], head: None, next: node_id(3) };
-    match store.erase(&a, &Write::on(version), &erased).await {
+    match store.write(&a, &Write::on(version), &Change::Erase(erased)).await {
         Err(StoreError::Unsupported { .. }) => {}
         result => {
             result.expect("erasing succeeds");
@@ -136,7 +142,7 @@ pub(super) async fn search_after_a_removal_finds_nothing(subject: &dyn StoreUnde
         }
     }
     assert_eq!(found(&*store, &all, "plum", default()).await.len(), 1);
-    store.delete(&a).await.expect("deleting succeeds");
+    store.delete(&a, None).await.expect("deleting succeeds");
     for word in ["apple", "pear", "plum"] {
         assert_eq!(found(&*store, &all, word, default()).await, []);
     }

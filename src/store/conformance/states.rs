@@ -3,7 +3,7 @@ use std::{collections::BTreeMap, time::Duration};
 use super::{CheckOutcome, StoreUnderTest, committed, conversation, turn};
 use crate::{
     provider::{Options, Secret},
-    store::{StateChange, StoredState, Write, WriteId},
+    store::{Change, StateChange, StoredState, Write},
 };
 
 fn full() -> StoredState {
@@ -21,12 +21,15 @@ fn full() -> StoredState {
 pub(super) async fn state_change_replaces_the_whole_state(subject: &dyn StoreUnderTest) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("state");
-    let version = store.create(&id, WriteId::generate(), &full()).await.expect("the id is free");
+    let version = store.write(&id, &Write::first(), &Change::create(full())).await.expect("the id is free");
     let version = committed(&*store, &id, version, &turn(1, 2)).await;
     assert_eq!(store.load(&id).await.expect("the conversation exists").state, full());
     let other = StoredState::default().with_model("openai:gpt-5");
     let change = StateChange::whole(other.clone());
-    store.save_state(&id, &Write::on(version), &change).await.expect("a state on the current version");
+    store
+        .write(&id, &Write::on(version), &Change::State(change))
+        .await
+        .expect("a state on the current version");
     let stored = subject.another().await.load(&id).await.expect("the conversation exists");
     assert_eq!(stored.state, other, "the new state was not stored completely");
     assert_eq!(stored.nodes.len(), 2);
@@ -37,11 +40,15 @@ pub(super) async fn state_change_replaces_the_whole_state(subject: &dyn StoreUnd
 pub(super) async fn title_change_keeps_the_rest_of_the_state(subject: &dyn StoreUnderTest) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("title");
-    let mut version = store.create(&id, WriteId::generate(), &full()).await.expect("the id is free");
+    let mut version =
+        store.write(&id, &Write::first(), &Change::create(full())).await.expect("the id is free");
     let titles = ["Another", "", "two\nlines\0\"quoted\" \u{1f600}", "x", &"long ".repeat(1000)];
     for title in titles.map(|title| Some(title.to_owned())).into_iter().chain([None]) {
         let change = StateChange::Title(title.clone());
-        version = store.save_state(&id, &Write::on(version), &change).await.expect("saving a title succeeds");
+        version = store
+            .write(&id, &Write::on(version), &Change::State(change))
+            .await
+            .expect("saving a title succeeds");
         let state = store.load(&id).await.expect("the conversation exists").state;
         assert_eq!(state.title, title);
         assert_eq!(StoredState { title: full().title, ..state }, full(), "more than the title changed");
@@ -53,8 +60,10 @@ pub(super) async fn title_change_keeps_the_rest_of_the_state(subject: &dyn Store
 pub(super) async fn commit_with_state_writes_both(subject: &dyn StoreUnderTest) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("both");
-    let version =
-        store.create(&id, WriteId::generate(), &StoredState::default()).await.expect("the id is free");
+    let version = store
+        .write(&id, &Write::first(), &Change::create(StoredState::default()))
+        .await
+        .expect("the id is free");
     let version = committed(&*store, &id, version, &turn(1, 2).with_state(full())).await;
     // A commit that contains no state does not change the stored state.
     committed(&*store, &id, version, &turn(3, 4)).await;
@@ -73,7 +82,8 @@ pub(super) async fn secrets_are_not_stored(subject: &dyn StoreUnderTest) -> Chec
         .settings
         .options
         .set_headers(Some(BTreeMap::from([("Authorization".to_owned(), Secret::new("Bearer secret"))])));
-    let mut version = store.create(&id, WriteId::generate(), &state).await.expect("the id is free");
+    let mut version =
+        store.write(&id, &Write::first(), &Change::create(state.clone())).await.expect("the id is free");
     for round in 0..3 {
         let options = store.load(&id).await.expect("the conversation exists").state.settings.options;
         assert_eq!((options.api_key(), options.headers()), (None, None), "round {round}");
@@ -81,13 +91,13 @@ pub(super) async fn secrets_are_not_stored(subject: &dyn StoreUnderTest) -> Chec
         let write = Write::on(version);
         version = if round == 0 {
             store
-                .save_state(&id, &write, &StateChange::whole(state.clone()))
+                .write(&id, &write, &Change::State(StateChange::whole(state.clone())))
                 .await
                 .expect("saving a state succeeds")
         } else {
             let mut commit = turn(round, round);
             commit.state = Some(Box::new(state.clone()));
-            store.commit(&id, &write, &commit).await.expect("the commit succeeds")
+            store.write(&id, &write, &Change::Commit(commit.clone())).await.expect("the commit succeeds")
         };
     }
     CheckOutcome::Made

@@ -5,7 +5,7 @@ use crate::{
     message::{Message, MessageId, Purpose, RequestEnd, Timestamp, TurnId, Usage, UsageRow, UsageSum},
     provider::StopReason,
     run::{Prompt, RunEnd, RunOutcome},
-    store::{Commit, Filter, Labels, Page, Store, StoredState, WriteId},
+    store::{Change, Commit, Filter, Labels, Page, Store, StoredState, Write},
     tree::Node,
 };
 
@@ -25,7 +25,7 @@ fn row(input: u64, model: Option<&str>, at: Timestamp) -> UsageRow {
 /// Returns the store if it keeps a usage ledger.
 fn keeping(subject: &dyn StoreUnderTest) -> Option<Arc<dyn Store>> {
     let store = subject.store();
-    store.keeps_usage().then_some(store)
+    store.traits().usage.then_some(store)
 }
 
 async fn used(store: &dyn Store, filter: &Filter, from: u64, to: u64) -> Vec<(Option<String>, u64, u64)> {
@@ -62,13 +62,13 @@ pub(super) async fn usage_rows_are_returned_newest_first(subject: &dyn StoreUnde
     let version = committed(&*store, &id, version, &commit).await;
     committed(&*store, &id, version, &Commit::new(Some(node_id(2))).with_usage([rows[2].clone()])).await;
     let store = subject.another().await;
-    let read = store.usage(&id, Page::default()).await.expect("the ledger can be read");
+    let read = store.usage(&id, &Page::default()).await.expect("the ledger can be read");
     assert_eq!(read, [rows[2].clone(), rows[1].clone(), rows[0].clone()]);
-    let part = store.usage(&id, Page::first(1).from(1)).await.expect("the ledger can be read");
+    let part = store.usage(&id, &Page::first(1).from(1)).await.expect("the ledger can be read");
     assert_eq!(part, rows[1..2]);
     let used = store.load(&id).await.expect("loading succeeds").used;
     assert_eq!((used.requests, used.usage.input, used.usage.output), (3, (1 << 40) + 7, 5));
-    let missing = store.usage(&conversation("missing"), Page::default()).await;
+    let missing = store.usage(&conversation("missing"), &Page::default()).await;
     assert!(missing.expect_err("it does not exist").is_not_found());
     CheckOutcome::Made
 }
@@ -85,7 +85,7 @@ pub(super) async fn commit_without_usage_rows_adds_a_row_per_node_with_usage(
         Node::new(node_id(2), Some(node_id(1)), answer).with_usage(Usage::default().with_input(9)),
     ];
     committed(&*store, &id, version, &Commit::new(Some(node_id(2))).with_nodes(nodes)).await;
-    let rows = store.usage(&id, Page::default()).await.expect("the ledger can be read");
+    let rows = store.usage(&id, &Page::default()).await.expect("the ledger can be read");
     let expected = UsageRow::new(RequestEnd::Answered, Usage::default().with_input(9)).with_at(at(5));
     assert_eq!(rows, [expected]);
     assert_eq!(used(&*store, &Filter::default(), 5, 6).await, [(None, 1, 9)]);
@@ -98,7 +98,8 @@ pub(super) async fn used_adds_up_the_matching_rows_by_model(subject: &dyn StoreU
     for (id, tenant, input) in [("a", "x", 1), ("b", "x", 10), ("c", "y", 100)] {
         let state = StoredState::default().with_labels(labels(tenant));
         let id = conversation(id);
-        let version = store.create(&id, WriteId::generate(), &state).await.expect("creating succeeds");
+        let version =
+            store.write(&id, &Write::first(), &Change::create(state)).await.expect("creating succeeds");
         let rows = [row(input, Some("m"), at(0)), row(input * 2, Some("m"), at(1)), row(input, None, at(2))];
         committed(&*store, &id, version, &turn(1, 2).with_usage(rows)).await;
     }
@@ -109,8 +110,8 @@ pub(super) async fn used_adds_up_the_matching_rows_by_model(subject: &dyn StoreU
     assert_eq!(used(&*store, &x, 0, 1).await, [m(2, 11)], "the end of the period does not belong to it");
     assert_eq!(used(&*store, &x.clone().without("tenant"), 0, 3).await, []);
     for id in ["b", "c"] {
-        store.delete(&conversation(id)).await.expect("deleting succeeds");
-        store.delete(&conversation(id)).await.expect("deleting again succeeds");
+        store.delete(&conversation(id), None).await.expect("deleting succeeds");
+        store.delete(&conversation(id), None).await.expect("deleting again succeeds");
     }
     assert_eq!(used(&*store, &all, 0, 3).await, [unknown(3, 111), m(6, 333)], "deleting keeps the sums");
     let other = subject.another().await;
@@ -171,7 +172,7 @@ pub(super) async fn usage_of_any_size_is_added_up_and_deleted(subject: &dyn Stor
     assert!(used.usage.input > 1 << 40 && used.usage.cost.is_none_or(f64::is_finite), "{used:?}");
     let requests = async || used_of(&*store).await.expect("the usage can be added up");
     assert_eq!(requests().await, 2000);
-    store.delete(&id).await.expect("the conversation can be deleted");
+    store.delete(&id, None).await.expect("the conversation can be deleted");
     assert_eq!(requests().await, 2000, "the sums of a deleted conversation are kept");
     CheckOutcome::Made
 }

@@ -4,7 +4,10 @@ use futures_util::{FutureExt, future::join_all};
 
 use super::{CheckOutcome, StoreUnderTest, committed, conversation, created, node_id, path, turn};
 use crate::{
-    store::{Commit, ConversationId, Page, StateChange, StoreError, StoredState, Version, Write, WriteId},
+    store::{
+        Change, Commit, ConversationId, Listing, StateChange, StoreError, StoredState, Version, Write,
+        WriteId,
+    },
     tree::{Node, NodeId},
 };
 
@@ -12,10 +15,11 @@ pub(super) async fn create_with_an_existing_id_is_rejected(subject: &dyn StoreUn
     let store = subject.store();
     let id = conversation("taken");
     let first = StoredState::default().with_title("first");
-    let version = store.create(&id, WriteId::generate(), &first).await.expect("the id is free");
+    let version =
+        store.write(&id, &Write::first(), &Change::create(first.clone())).await.expect("the id is free");
     let second = StoredState::default().with_title("second");
     for handle in [&store, &subject.another().await] {
-        let again = handle.create(&id, WriteId::generate(), &second).await;
+        let again = handle.write(&id, &Write::first(), &Change::create(second.clone())).await;
         assert!(matches!(again, Err(StoreError::AlreadyExists { .. })), "{again:?}");
     }
     let stored = store.load(&id).await.expect("the first conversation exists");
@@ -32,7 +36,7 @@ pub(super) async fn create_by_many_at_the_same_time_succeeds_once(
         let (store, id) = (Arc::clone(&handles[number % 2]), id.clone());
         tokio::spawn(async move {
             let state = StoredState::default().with_title(number.to_string());
-            (number, store.create(&id, WriteId::generate(), &state).await)
+            (number, store.write(&id, &Write::first(), &Change::create(state.clone())).await)
         })
     });
     let mut winners = Vec::new();
@@ -53,11 +57,26 @@ pub(super) async fn create_repeated_returns_the_first_result(subject: &dyn Store
     let store = subject.store();
     let id = conversation("repeated");
     let (write, state) = (WriteId::generate(), StoredState::default().with_title("once"));
-    let first = store.create(&id, write, &state).await.expect("the id is free");
-    assert_eq!(store.create(&id, write, &state).await.expect("a repetition succeeds"), first);
+    let first = store
+        .write(&id, &Write::first().with_id(write), &Change::create(state.clone()))
+        .await
+        .expect("the id is free");
+    assert_eq!(
+        store
+            .write(&id, &Write::first().with_id(write), &Change::create(state.clone()))
+            .await
+            .expect("a repetition succeeds"),
+        first
+    );
     let last = committed(&*store, &id, first, &turn(1, 2)).await;
     let another = subject.another().await;
-    assert_eq!(another.create(&id, write, &state).await.expect("a late repetition succeeds"), first);
+    assert_eq!(
+        another
+            .write(&id, &Write::first().with_id(write), &Change::create(state))
+            .await
+            .expect("a late repetition succeeds"),
+        first
+    );
     assert_eq!(
         store.load(&id).await.expect("the conversation exists").version,
         last,
@@ -72,12 +91,18 @@ pub(super) async fn writes_to_a_missing_conversation_are_rejected(
     let store = subject.store();
     let (id, write) = (conversation("nobody"), Write::on(Version::new(1)));
     let title = StateChange::Title(None);
-    assert!(matches!(store.commit(&id, &write, &turn(1, 2)).await, Err(StoreError::NotFound { .. })));
-    assert!(matches!(store.save_state(&id, &write, &title).await, Err(StoreError::NotFound { .. })));
+    assert!(matches!(
+        store.write(&id, &write, &Change::Commit(turn(1, 2))).await,
+        Err(StoreError::NotFound { .. })
+    ));
+    assert!(matches!(
+        store.write(&id, &write, &Change::State(title)).await,
+        Err(StoreError::NotFound { .. })
+    ));
     assert!(matches!(store.load(&id).await, Err(StoreError::NotFound { .. })));
     assert!(matches!(store.summary(&id).await, Err(StoreError::NotFound { .. })));
-    assert!(!store.exists(&id).await.expect("the store responds"));
-    assert_eq!(store.list(Page::default()).await.expect("listing succeeds"), []);
+    assert!(store.summary(&id).await.is_err_and(|error| error.is_not_found()));
+    assert_eq!(store.list(&Listing::default()).await.expect("listing succeeds"), []);
     CheckOutcome::Made
 }
 
@@ -85,16 +110,20 @@ pub(super) async fn commit_returns_the_next_version(subject: &dyn StoreUnderTest
     let store = subject.store();
     let id = conversation("versions");
     let first = created(&*store, &id).await;
-    assert!(store.exists(&id).await.expect("the store responds"));
+    assert!(store.summary(&id).await.is_ok());
     let second = committed(&*store, &id, first, &turn(1, 2)).await;
     assert_eq!(second, first.next());
     let title = StateChange::title("saving a title succeeds");
-    let third =
-        store.save_state(&id, &Write::on(second), &title).await.expect("a title on the current version");
+    let third = store
+        .write(&id, &Write::on(second), &Change::State(title.clone()))
+        .await
+        .expect("a title on the current version");
     assert_eq!(third, second.next());
     let whole = StateChange::whole(StoredState::default());
-    let fourth =
-        store.save_state(&id, &Write::on(third), &whole).await.expect("a state on the current version");
+    let fourth = store
+        .write(&id, &Write::on(third), &Change::State(whole))
+        .await
+        .expect("a state on the current version");
     assert_eq!(fourth, third.next());
     assert_eq!(store.load(&id).await.expect("the conversation exists").version, fourth);
     CheckOutcome::Made
@@ -106,9 +135,11 @@ async fn conflicts(subject: &dyn StoreUnderTest, id: &ConversationId, base: Vers
     let before = store.load(id).await.expect("the conversation exists");
     for handle in [&store, &subject.another().await] {
         let refused = [
-            handle.commit(id, &Write::on(base), &turn(77, 78)).await,
-            handle.save_state(id, &Write::on(base), &StateChange::title("lost")).await,
-            handle.save_state(id, &Write::on(base), &StateChange::whole(StoredState::default())).await,
+            handle.write(id, &Write::on(base), &Change::Commit(turn(77, 78))).await,
+            handle.write(id, &Write::on(base), &Change::State(StateChange::title("lost"))).await,
+            handle
+                .write(id, &Write::on(base), &Change::State(StateChange::whole(StoredState::default())))
+                .await,
         ];
         for refused in refused {
             match refused {
@@ -153,17 +184,21 @@ pub(super) async fn commit_repeated_returns_the_first_result(subject: &dyn Store
     let id = conversation("again");
     let first = created(&*store, &id).await;
     let write = Write::on(first);
-    let second = store.commit(&id, &write, &turn(1, 2)).await.expect("the version is current");
+    let second = store.write(&id, &write, &Change::Commit(turn(1, 2))).await.expect("the version is current");
     for handle in [&store, &subject.another().await] {
-        assert_eq!(handle.commit(&id, &write, &turn(1, 2)).await.expect("a repetition succeeds"), second);
+        assert_eq!(
+            handle.write(&id, &write, &Change::Commit(turn(1, 2))).await.expect("a repetition succeeds"),
+            second
+        );
     }
     let stored = store.load(&id).await.expect("the conversation exists");
     assert_eq!((stored.version, stored.nodes.len()), (second, 2), "the repetition wrote something");
 
     let write = Write::on(second);
     let title = StateChange::title("once");
-    let third = store.save_state(&id, &write, &title).await.expect("the version is current");
-    assert_eq!(store.save_state(&id, &write, &title).await.expect("a repetition succeeds"), third);
+    let third =
+        store.write(&id, &write, &Change::State(title.clone())).await.expect("the version is current");
+    assert_eq!(store.write(&id, &write, &Change::State(title)).await.expect("a repetition succeeds"), third);
     assert_eq!(store.load(&id).await.expect("the conversation exists").version, third);
     CheckOutcome::Made
 }
@@ -179,20 +214,23 @@ pub(super) async fn write_repeated_after_others_returns_the_first_result(
         let write = Write::on(version);
         version = if number % 4 == 0 {
             let title = StateChange::Title(Some(number.to_string()));
-            store.save_state(&id, &write, &title).await.expect("the version is current")
+            store.write(&id, &write, &Change::State(title)).await.expect("the version is current")
         } else {
-            store.commit(&id, &write, &turn(number, number)).await.expect("the version is current")
+            store
+                .write(&id, &write, &Change::Commit(turn(number, number)))
+                .await
+                .expect("the version is current")
         };
         writes.push((write, version));
     }
     let before = store.load(&id).await.expect("the conversation exists");
     let another = subject.another().await;
     for (write, version) in &writes {
-        let repeated = another.commit(&id, write, &turn(99, 99)).await;
+        let repeated = another.write(&id, write, &Change::Commit(turn(99, 99))).await;
         assert_eq!(repeated.expect("a late repetition succeeds"), *version);
         // A different write on the same version is a conflict.
         if *version != before.version {
-            let other = another.commit(&id, &Write::on(write.base), &turn(99, 99)).await;
+            let other = another.write(&id, &Write::on(write.base), &Change::Commit(turn(99, 99))).await;
             assert!(matches!(other, Err(StoreError::Conflict { .. })), "{other:?}");
         }
     }
@@ -223,7 +261,7 @@ pub(super) async fn concurrent_writes_form_one_sequence(subject: &dyn StoreUnder
                 let parent = NodeId::new(node.get() - 1);
                 let message = crate::message::Message::user(writer.to_string());
                 let commit = Commit::new(Some(node)).with_nodes([Node::new(node, parent, message)]);
-                match store.commit(&id, &Write::on(base), &commit).await {
+                match store.write(&id, &Write::on(base), &Change::Commit(commit.clone())).await {
                     Ok(version) => {
                         versions.push(version);
                         base = version;
@@ -260,10 +298,13 @@ pub(super) async fn write_with_a_dropped_future_is_all_or_nothing(
         let write = Write::on(version);
         let commit = turn(turns * 2 + 1, turns * 2 + 2);
         // The future is polled at most once, then dropped.
-        let _ = store.commit(&id, &write, &commit).now_or_never();
+        let _ = store.write(&id, &write, &Change::Commit(commit.clone())).now_or_never();
         let seen = store.load(&id).await.expect("the conversation exists").nodes.len() as u64;
         assert!(seen == turns * 2 || seen == turns * 2 + 2, "a write was stored partially: {seen} nodes");
-        version = store.commit(&id, &write, &commit).await.expect("the write can be repeated");
+        version = store
+            .write(&id, &write, &Change::Commit(commit.clone()))
+            .await
+            .expect("the write can be repeated");
         assert_eq!(version, write.base.next());
         let nodes = store.load(&id).await.expect("the conversation exists").nodes;
         assert_eq!(nodes, path(1, turns * 2 + 2).map(|node| at(&node, &nodes)).collect::<Vec<_>>());
@@ -283,17 +324,17 @@ fn at(node: &Node, nodes: &[Node]) -> Node {
 pub(super) async fn delete_repeated_succeeds(subject: &dyn StoreUnderTest) -> CheckOutcome {
     let store = subject.store();
     let (id, other) = (conversation("gone"), conversation("stays"));
-    store.delete(&id).await.expect("deleting a missing conversation succeeds");
+    store.delete(&id, None).await.expect("deleting a missing conversation succeeds");
     let version = created(&*store, &id).await;
     created(&*store, &other).await;
     committed(&*store, &id, version, &turn(1, 2)).await;
-    store.delete(&id).await.expect("deleting succeeds");
-    store.delete(&id).await.expect("deleting it again succeeds");
-    assert!(!subject.another().await.exists(&id).await.expect("the store responds"));
+    store.delete(&id, None).await.expect("deleting succeeds");
+    store.delete(&id, None).await.expect("deleting it again succeeds");
+    assert!(subject.another().await.summary(&id).await.is_err_and(|error| error.is_not_found()));
     assert!(matches!(store.load(&id).await, Err(StoreError::NotFound { .. })));
-    let late = store.commit(&id, &Write::on(version.next()), &turn(3, 4)).await;
+    let late = store.write(&id, &Write::on(version.next()), &Change::Commit(turn(3, 4))).await;
     assert!(matches!(late, Err(StoreError::NotFound { .. })), "{late:?}");
-    let listed = store.list(Page::default()).await.expect("listing succeeds");
+    let listed = store.list(&Listing::default()).await.expect("listing succeeds");
     assert_eq!(listed.iter().map(|summary| &summary.id).collect::<Vec<_>>(), [&other]);
     CheckOutcome::Made
 }
@@ -303,8 +344,8 @@ pub(super) async fn create_after_delete_starts_empty(subject: &dyn StoreUnderTes
     let id = conversation("anew");
     let old = created(&*store, &id).await;
     let write = Write::on(old);
-    let old = store.commit(&id, &write, &turn(1, 2)).await.expect("the version is current");
-    store.delete(&id).await.expect("deleting succeeds");
+    let old = store.write(&id, &write, &Change::Commit(turn(1, 2))).await.expect("the version is current");
+    store.delete(&id, None).await.expect("deleting succeeds");
     let new = created(&*store, &id).await;
     let stored = store.load(&id).await.expect("the conversation was created again");
     assert_eq!(
@@ -315,7 +356,7 @@ pub(super) async fn create_after_delete_starts_empty(subject: &dyn StoreUnderTes
     // With this commit, the new conversation has as many writes as the deleted conversation had.
     let new = committed(&*store, &id, new, &turn(1, 2)).await;
     for write in [Write::on(old), write] {
-        let stale = store.commit(&id, &write, &turn(3, 4)).await;
+        let stale = store.write(&id, &write, &Change::Commit(turn(3, 4))).await;
         assert!(
             matches!(stale, Err(StoreError::Conflict { .. })),
             "a writer of the deleted conversation succeeded: {stale:?}"

@@ -69,7 +69,7 @@ impl FileSystemStoreBuilder {
         /// Locks the folder for as long as the store is open, so that no other store is exclusive at the same time. The
         /// operating system releases the lock when the process ends, even if it is killed.
         ///
-        /// Only an exclusive store [keeps records of turns in flight](crate::store::Store::keeps_turns): files know no
+        /// Only an exclusive store [keeps records of turns in flight](crate::store::StoreTraits::turns): files know no
         /// owner, so two processes would continue the same turn. Stores that are not exclusive can still open the
         /// folder. A process that shares the folder with an exclusive store must not continue the same conversations.
         pub fn exclusive(self) { self.exclusive = true }

@@ -19,7 +19,7 @@ use super::{
     Durability, list,
     log::{self, Birth, Lines, Log, append},
     place::{failed, lock_file, require_file, sync_folder},
-    record::{Change, FORMAT, encode, parse},
+    record::{FORMAT, LogChange, encode, parse},
 };
 use crate::{
     message::{Timestamp, UsageRow, UsageSum},
@@ -49,7 +49,7 @@ pub(super) struct Ledger {
 pub(super) fn ledger(log: &Log<'_>) -> Result<Option<Ledger>, StoreError> {
     let mut rows = Vec::new();
     let replay = log.replay(|change| {
-        if let Change::Commit(commit) = change {
+        if let LogChange::Commit(commit) = change {
             rows.extend(commit.usage_rows());
         }
     })?;

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     message::Timestamp,
-    store::{ConversationId, Filter, Page, StoreError, Summary, TurnSummary, Turns, Version},
+    store::{ConversationId, Listing, StoreError, Summary, TurnSummary, Turns, Version},
 };
 
 /// Returns the list entry of the conversation, if the conversation exists.
@@ -57,7 +57,7 @@ fn problem(place: &LogPath<'_>, error: &StoreError) -> Option<String> {
 }
 
 /// Returns the conversations in the folder that match the filter and are on this page.
-pub(super) fn list(folder: &Path, filter: &Filter, page: Page) -> Result<Vec<Summary>, StoreError> {
+pub(super) fn list(folder: &Path, Listing { filter, page }: Listing) -> Result<Vec<Summary>, StoreError> {
     let summaries =
         for_each(folder, |place| Ok(listed(place)?.filter(|summary| filter.matches(&summary.labels))))?;
     let all = summaries.iter().map(|summary| (summary.updated, &summary.id, summary));
@@ -68,8 +68,7 @@ pub(super) fn list(folder: &Path, filter: &Filter, page: Page) -> Result<Vec<Sum
 pub(super) fn turns(
     folder: &Path,
     which: Turns,
-    filter: &Filter,
-    page: &Page,
+    Listing { filter, page }: &Listing,
 ) -> Result<Vec<TurnSummary>, StoreError> {
     let now = Timestamp::now();
     let all = for_each(folder, |place| {

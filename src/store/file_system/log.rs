@@ -14,7 +14,7 @@ use std::{
 use super::{
     Durability, line,
     place::{LogPath, check_folder, failed, is_file, private, require_file, try_lock},
-    record::{Change, Entry, FORMAT, Parts, RecordEnd, Stamp, other_format},
+    record::{Entry, FORMAT, LogChange, Parts, RecordEnd, Stamp, other_format},
 };
 use crate::store::{StoreError, Stored, TurnChange, Version, WriteId};
 
@@ -165,7 +165,7 @@ impl<'a> Log<'a> {
     }
 
     /// Reads the whole log. Returns `None` if its creation was interrupted. Calls `visit` with each change.
-    pub(super) fn replay(&self, mut visit: impl FnMut(&Change)) -> Result<Option<Replay>, StoreError> {
+    pub(super) fn replay(&self, mut visit: impl FnMut(&LogChange)) -> Result<Option<Replay>, StoreError> {
         let mut lines = self.lines()?;
         let mut replay: Option<Replay> = None;
         // Only the entries of the first and the last line are parsed.
@@ -187,7 +187,7 @@ impl<'a> Log<'a> {
             visit(&change);
             let taken = match (&mut replay, first, change) {
                 (Some(replay), _, change) => replay.take(change, stamp, len),
-                (replay, Some(first), Change::Create(state)) => {
+                (replay, Some(first), LogChange::Create(state)) => {
                     let stored = Stored::new(stamp.version, first.created, *state);
                     let birth = (stamp.version, stamp.write);
                     *replay = Some(Replay { stored, birth, last: stamp.write, end: 0, void: 0 });
@@ -220,30 +220,30 @@ pub(super) struct Replay {
 }
 
 impl Replay {
-    fn take(&mut self, change: Change, stamp: Stamp, len: u64) -> Result<(), String> {
+    fn take(&mut self, change: LogChange, stamp: Stamp, len: u64) -> Result<(), String> {
         let (before, version) = (self.stored.version, stamp.version);
         let follows = match change {
-            Change::Mark(_) => version == before && stamp.write == self.last,
+            LogChange::Mark(_) => version == before && stamp.write == self.last,
             _ => version > before && version == before.next(),
         };
         if !follows {
             return Err(format!("it has version {version}, but the line before it has version {before}"));
         }
         match change {
-            Change::Create(_) => return Err("it creates the conversation a second time".to_owned()),
-            Change::Commit(commit) => {
+            LogChange::Create(_) => return Err("it creates the conversation a second time".to_owned()),
+            LogChange::Commit(commit) => {
                 let is_record = matches!(commit.turn.as_deref(), Some(TurnChange::Record(_)));
                 if is_record && commit.nodes.is_empty() {
                     self.void += len;
                 }
                 self.stored.commit_at(commit, stamp.time);
             }
-            Change::State(change) => self.stored.change_state(change),
-            Change::Erase(erasure) => {
+            LogChange::State(change) => self.stored.change_state(change),
+            LogChange::Erase(erasure) => {
                 self.stored.erase(&erasure.erased);
                 (self.stored.state, self.stored.last_run) = (erasure.state, erasure.last_run);
             }
-            Change::Mark(mark) => self.stored.mark = Some(mark),
+            LogChange::Mark(mark) => self.stored.mark = Some(mark),
         }
         self.stored.advance(version, self.stored.updated);
         self.last = stamp.write;
@@ -388,7 +388,8 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("omni-agent-{id}"));
         fs::create_dir(&folder).expect("a folder");
         let place = LogPath::new(&folder, &id);
-        let (create, title) = (Change::Create(Box::default()), Change::State(StateChange::title("A talk")));
+        let (create, title) =
+            (LogChange::Create(Box::default()), LogChange::State(StateChange::title("A talk")));
         let end = RecordEnd::first(id.clone(), WriteId::generate(), &create);
         let first = encode_record(&create, &end).expect("a line");
         let later = encode_record(&title, &end.next(WriteId::generate(), &title)).expect("a line");

@@ -21,8 +21,8 @@ use crate::{
     message::Timestamp,
     run::RunEnd,
     store::{
-        Commit, ConversationId, Labels, StateChange, StoreError, StoredState, Summary, TurnChange, Version,
-        WriteId, json,
+        Change, Commit, ConversationId, Labels, StateChange, StoreError, StoredState, Summary, TurnChange,
+        Version, WriteId, json,
     },
     subscription::EventId,
     tree::{Erased, NodeId},
@@ -40,7 +40,7 @@ const ENTRY: &[u8] = b",\"entry\":";
 /// The change that a write made.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Change {
+pub(super) enum LogChange {
     // Most lines are commits, so larger variants are boxed.
     Create(Box<StoredState>),
     Commit(Commit),
@@ -48,6 +48,20 @@ pub(super) enum Change {
     Erase(Box<Erasure>),
     /// The last event of a session's feed. Not a write: the line has the version and the id of the line before it.
     Mark(EventId),
+}
+
+impl From<Change> for LogChange {
+    fn from(change: Change) -> Self {
+        match change {
+            Change::Create(state) => Self::Create(state),
+            Change::Commit(commit) => Self::Commit(commit),
+            Change::State(change) => Self::State(change),
+            Change::Erase(erased) => {
+                let erasure = Erasure { erased, state: StoredState::default(), last_run: None };
+                Self::Erase(Box::new(erasure))
+            }
+        }
+    }
 }
 
 /// The removal of nodes. The lines before it no longer contain these nodes, nor any state, turn in flight or end of a
@@ -113,14 +127,14 @@ impl Entry {
         is_known.then_some(entry).ok_or_else(|| "it has another format version".to_owned())
     }
 
-    fn apply(&mut self, change: &Change, time: Timestamp) {
+    fn apply(&mut self, change: &LogChange, time: Timestamp) {
         match change {
-            Change::Create(state) | Change::State(StateChange::Whole(state)) => self.describe(state),
-            Change::State(StateChange::Title(title)) => self.title.clone_from(title),
-            Change::State(StateChange::Labels(labels)) => self.labels = labels.clone(),
-            Change::Erase(erasure) => (self.head, self.turn) = (erasure.erased.head, None),
-            Change::Mark(_) => return,
-            Change::Commit(commit) => {
+            LogChange::Create(state) | LogChange::State(StateChange::Whole(state)) => self.describe(state),
+            LogChange::State(StateChange::Title(title)) => self.title.clone_from(title),
+            LogChange::State(StateChange::Labels(labels)) => self.labels = labels.clone(),
+            LogChange::Erase(erasure) => (self.head, self.turn) = (erasure.erased.head, None),
+            LogChange::Mark(_) => return,
+            LogChange::Commit(commit) => {
                 let is_update = commit.is_update(self.head);
                 self.turn = match commit.turn.as_deref() {
                     _ if commit.ends_turn(self.head) => None,
@@ -162,7 +176,7 @@ pub(super) struct RecordEnd {
 
 impl RecordEnd {
     /// Returns the end of the record of the write that creates a conversation.
-    pub(super) fn first(id: ConversationId, write: WriteId, change: &Change) -> Self {
+    pub(super) fn first(id: ConversationId, write: WriteId, change: &LogChange) -> Self {
         let (time, labels) = (Timestamp::now(), Labels::NONE);
         let mut entry = Entry {
             format: FORMAT,
@@ -179,7 +193,7 @@ impl RecordEnd {
     }
 
     /// Returns the end of the record of the next write.
-    pub(super) fn next(mut self, write: WriteId, change: &Change) -> Self {
+    pub(super) fn next(mut self, write: WriteId, change: &LogChange) -> Self {
         // The clock may have been set back since the last write, so the time is never earlier than that of the last
         // write.
         let time = Timestamp::now().max(self.stamp.time);
@@ -225,7 +239,7 @@ impl<'a> Parts<'a> {
         split().ok_or_else(|| "it does not contain a write".to_owned())
     }
 
-    pub(super) fn change(&self) -> Result<Change, String> {
+    pub(super) fn change(&self) -> Result<LogChange, String> {
         parse(self.change.strip_prefix(CHANGE).ok_or("it does not contain a write")?)
     }
 
@@ -235,7 +249,7 @@ impl<'a> Parts<'a> {
 }
 
 /// Returns the line of a write.
-pub(super) fn encode_record(change: &Change, end: &RecordEnd) -> Result<Vec<u8>, StoreError> {
+pub(super) fn encode_record(change: &LogChange, end: &RecordEnd) -> Result<Vec<u8>, StoreError> {
     let mut text = line::begin();
     text.extend_from_slice(CHANGE);
     push(&mut text, change);

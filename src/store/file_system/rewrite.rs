@@ -9,7 +9,7 @@ use std::io::{BufWriter, Write as _};
 use super::{
     log::{Log, Replay},
     place::try_lock,
-    record::{Change, Parts, RecordEnd, encode_record},
+    record::{LogChange, Parts, RecordEnd, encode_record},
 };
 use crate::{
     store::{StateChange, StoreError, StoredState, TurnChange},
@@ -64,23 +64,23 @@ pub(super) fn rewrite(log: &Log<'_>, erased: Option<&Erased>, last: &[u8]) -> Re
 
 /// Removes the record of a turn from a change. In an erasure, also removes the erased nodes, and the parts that the
 /// line of the erasure contains: states and ends of runs. Returns whether the change had a record.
-fn strip(change: &mut Change, erased: Option<&Erased>) -> bool {
+fn strip(change: &mut LogChange, erased: Option<&Erased>) -> bool {
     let mut had_record = false;
-    if let Change::Commit(commit) = change {
+    if let LogChange::Commit(commit) = change {
         had_record = commit.turn.take_if(|turn| matches!(**turn, TurnChange::Record(_))).is_some();
     }
     let Some(erased) = erased else { return had_record };
     match change {
-        Change::Create(state) => **state = StoredState::default(),
-        Change::State(change) => *change = StateChange::Title(None),
-        Change::Erase(erasure) => (erasure.state, erasure.last_run) = (StoredState::default(), None),
-        Change::Commit(commit) => {
+        LogChange::Create(state) => **state = StoredState::default(),
+        LogChange::State(change) => *change = StateChange::Title(None),
+        LogChange::Erase(erasure) => (erasure.state, erasure.last_run) = (StoredState::default(), None),
+        LogChange::Commit(commit) => {
             // The usage of the erased nodes stays.
             commit.usage = Some(commit.usage_rows());
             commit.nodes.retain(|node| erased.nodes.binary_search(&node.id()).is_err());
             (commit.state, commit.turn) = (None, None);
         }
-        Change::Mark(_) => {}
+        LogChange::Mark(_) => {}
     }
     had_record
 }

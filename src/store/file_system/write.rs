@@ -4,20 +4,33 @@ use super::{
     Durability, deleted,
     log::{Log, append},
     place::sync_folder,
-    record::{Change, RecordEnd, Stamp, encode_record},
+    record::{LogChange, RecordEnd, Stamp, encode_record},
     rewrite::rewrite,
 };
 use crate::{
-    store::{StoreError, StoredState, Version, Write, WriteId},
+    store::{StoreError, Version, Write, WriteId},
     subscription::EventId,
 };
 
+/// Performs a write.
+pub(super) fn write(
+    log: &Log<'_>,
+    write: &Write,
+    change: LogChange,
+    durability: Durability,
+) -> Result<Version, StoreError> {
+    match change {
+        LogChange::Create(_) => create(log, write.id, &change, durability),
+        change => self::change(log, write, change, durability),
+    }
+}
+
 /// Creates a conversation in a new log, or in a log whose creation was interrupted. If this fails, the log is removed.
 /// If the log already contains a conversation, only a repetition of the write that created it succeeds.
-pub(super) fn create(
+fn create(
     log: &Log<'_>,
     write: WriteId,
-    state: StoredState,
+    change: &LogChange,
     durability: Durability,
 ) -> Result<Version, StoreError> {
     let place = log.place;
@@ -33,11 +46,10 @@ pub(super) fn create(
             _ => Err(exists()),
         };
     }
-    let change = Change::Create(Box::new(state));
-    let end = RecordEnd::first(place.id.clone(), write, &change);
+    let end = RecordEnd::first(place.id.clone(), write, change);
     let fill = || {
         place.remove_new_log()?;
-        append(&place.log, &log.file, 0, true, &encode_record(&change, &end)?, durability)?;
+        append(&place.log, &log.file, 0, true, &encode_record(change, &end)?, durability)?;
         sync_folder(place.folder, durability)
     };
     fill().inspect_err(|_| {
@@ -49,10 +61,10 @@ pub(super) fn create(
 }
 
 /// Appends a change, or rewrites the log for an erasure.
-pub(super) fn change(
+fn change(
     log: &Log<'_>,
     write: &Write,
-    mut change: Change,
+    mut change: LogChange,
     durability: Durability,
 ) -> Result<Version, StoreError> {
     let place = log.place;
@@ -73,7 +85,7 @@ pub(super) fn change(
         let problem = "its version is the highest possible version".to_owned();
         return Err(StoreError::Unstorable { id: place.id.clone(), problem });
     }
-    if let Change::Erase(erasure) = &mut change {
+    if let LogChange::Erase(erasure) = &mut change {
         // The line of the erasure contains these parts, so that the lines before it need not.
         let mut stored = log.replay(|_| {})?.ok_or_else(|| place.not_found())?.stored;
         stored.erase(&erasure.erased);
@@ -81,7 +93,7 @@ pub(super) fn change(
     }
     let line = encode_record(&change, &end)?;
     match &change {
-        Change::Erase(erasure) => rewrite(log, Some(&erasure.erased), &line)?,
+        LogChange::Erase(erasure) => rewrite(log, Some(&erasure.erased), &line)?,
         _ => append(&place.log, &log.file, tail.end, tail.torn, &line, durability)?,
     }
     Ok(end.stamp.version)
@@ -97,7 +109,7 @@ fn settle(log: &Log<'_>, durability: Durability) -> Result<(), StoreError> {
 /// next write could leave an incomplete line in the middle of the log.
 pub(super) fn mark(log: &Log<'_>, mark: EventId, durability: Durability) -> Result<(), StoreError> {
     let Some(tail) = log.tail()? else { return Ok(()) };
-    let line = encode_record(&Change::Mark(mark), &tail.last)?;
+    let line = encode_record(&LogChange::Mark(mark), &tail.last)?;
     append(&log.place.log, &log.file, tail.end, tail.torn, &line, durability)
 }
 

@@ -5,11 +5,11 @@ use tokio_postgres::{Row, types::ToSql};
 use super::{
     connect::Object,
     error::Fault,
-    read::{list, summarise, system_time},
+    read::{self, summarise, system_time},
     server::Server,
 };
 use crate::store::{
-    Filter, Page, Summary,
+    Filter, Listing, Page, Summary,
     rows::{Candidates, MANY, RARE, SORTED, WALKED, count},
 };
 
@@ -101,7 +101,7 @@ pub(super) async fn rarest<'f>(
 }
 
 /// Reads a page with the query that the function makes, from the candidates that are likely to be the fastest.
-pub(super) async fn read(
+pub(super) async fn read_page(
     connection: &Object,
     server: &Server,
     filter: &Filter,
@@ -173,19 +173,18 @@ fn page(schema: &str, candidates: Candidates<'_>, filter: &Filter, page: &Page) 
     query
 }
 
-pub(super) async fn list_where(
+pub(super) async fn list(
     connection: &Object,
     server: &Server,
-    filter: &Filter,
-    page_wanted: Page,
+    Listing { filter, page: wanted }: &Listing,
 ) -> Result<Vec<Summary>, Fault> {
     if filter.is_empty() {
-        return list(connection, server, page_wanted).await;
+        return read::list(connection, server, wanted).await;
     }
     let of_page = |candidates: Candidates<'_>| {
-        let query = page(&server.sql.schema, candidates, filter, &page_wanted);
+        let query = page(&server.sql.schema, candidates, filter, wanted);
         Query { sql: server.sql.page_of(&query.sql), ..query }
     };
-    let rows = read(connection, server, filter, &page_wanted, of_page).await?;
+    let rows = read_page(connection, server, filter, wanted, of_page).await?;
     rows.iter().map(|row| summarise(row, &server.place)).collect()
 }

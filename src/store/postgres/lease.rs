@@ -65,26 +65,19 @@ pub(super) async fn acquire(
     Err(restless(id).into())
 }
 
+/// Renews leases, and returns the conversations whose leases are lost. A single lease waits for the lock of its row.
 pub(super) async fn renew(
-    connection: &Object,
-    server: &Server,
-    id: &ConversationId,
-    lease: &Lease,
-) -> Result<(), Fault> {
-    let lasts = lease.lasts.unwrap_or(server.limits.lease);
-    let renew = connection.prepare_cached(&server.sql.renew).await?;
-    let epoch = lease.epoch.0.cast_signed();
-    match connection.execute(&renew, &[&id.as_str(), &epoch, &seconds(lasts)]).await? {
-        0 => Err(StoreError::LeaseLost { id: id.clone() }.into()),
-        _ => Ok(()),
-    }
-}
-
-pub(super) async fn renew_all(
     connection: &Object,
     server: &Server,
     leases: &[(ConversationId, Lease)],
 ) -> Result<Vec<ConversationId>, Fault> {
+    if let [(id, lease)] = leases {
+        let lasts = seconds(lease.lasts.unwrap_or(server.limits.lease));
+        let renew = connection.prepare_cached(&server.sql.renew).await?;
+        let epoch = lease.epoch.0.cast_signed();
+        let renewed = connection.execute(&renew, &[&id.as_str(), &epoch, &lasts]).await?;
+        return Ok(if renewed == 0 { vec![id.clone()] } else { Vec::new() });
+    }
     let ids: Vec<_> = leases.iter().map(|(id, _)| id.as_str()).collect();
     let epochs: Vec<_> = leases.iter().map(|(_, lease)| lease.epoch.0.cast_signed()).collect();
     let lasts: Vec<_> =

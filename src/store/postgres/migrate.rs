@@ -7,10 +7,11 @@ use tokio_postgres::{Error, error::SqlState};
 use super::{connect::Object, error::Fault, sql::quote};
 use crate::store::StoreError;
 
-/// The migrations. A migration updates the schema from the version that equals the migration's index to the next
+/// The migrations. The first one creates the schema with the version [`FIRST`]. Each other one updates it to the next
 /// version.
-const MIGRATIONS: &[&str] =
-    &[include_str!("migrations/1.sql"), include_str!("migrations/2.sql"), include_str!("migrations/3.sql")];
+const MIGRATIONS: &[&str] = &[include_str!("migrations/1.sql")];
+/// The version of the schema after the first migration.
+const FIRST: i32 = 10;
 
 /// The total time to wait for other processes that migrate the schema or use its tables.
 const PATIENCE: Duration = Duration::from_mins(5);
@@ -81,7 +82,7 @@ async fn apply(connection: &Object, quoted: &str, found: usize) -> Result<(), Er
         );
         connection.batch_execute(&versions).await?;
     }
-    for (migration, version) in MIGRATIONS.iter().zip(1_i32..).skip(found) {
+    for (migration, version) in MIGRATIONS.iter().zip(FIRST..).skip(found) {
         connection.batch_execute(&migration.replace("{schema}", quoted)).await?;
         let applied = format!("INSERT INTO {quoted}.migrations (version) VALUES ($1)");
         connection.execute(&applied, &[&version]).await?;
@@ -89,7 +90,7 @@ async fn apply(connection: &Object, quoted: &str, found: usize) -> Result<(), Er
     Ok(())
 }
 
-/// Returns the version of the schema, or 0 if it does not exist.
+/// Returns the number of migrations that were applied, which is 0 if the schema does not exist.
 async fn found(connection: &Object, schema: &str, place: &str) -> Result<usize, Fault> {
     let there = connection
         .query_one(
@@ -100,14 +101,16 @@ async fn found(connection: &Object, schema: &str, place: &str) -> Result<usize, 
     if !there.try_get::<_, bool>(0)? {
         return Ok(0);
     }
-    let versions = format!("SELECT coalesce(max(version), 0) FROM {}.migrations", quote(schema));
-    let version: i32 = connection.query_one(&versions, &[]).await?.try_get(0)?;
-    match usize::try_from(version) {
-        Ok(version) if version <= MIGRATIONS.len() => Ok(version),
+    let versions = format!("SELECT max(version) FROM {}.migrations", quote(schema));
+    let Some(version) = connection.query_one(&versions, &[]).await?.try_get::<_, Option<i32>>(0)? else {
+        return Ok(0);
+    };
+    match usize::try_from(i64::from(version) - i64::from(FIRST) + 1) {
+        Ok(applied) if (1..=MIGRATIONS.len()).contains(&applied) => Ok(applied),
         _ => Err(StoreError::UnknownFormat {
             place: format!("schema {schema:?} of {place}"),
             found: version.unsigned_abs().into(),
-            known: MIGRATIONS.len() as u64,
+            known: u64::from(FIRST.unsigned_abs()) + MIGRATIONS.len() as u64 - 1,
         }
         .into()),
     }

@@ -70,9 +70,9 @@ pub(super) async fn summary(
     summarise(&row.ok_or_else(|| StoreError::NotFound { id: id.clone() })?, &server.place)
 }
 
-pub(super) async fn list(connection: &Object, server: &Server, page: Page) -> Result<Vec<Summary>, Fault> {
+pub(super) async fn list(connection: &Object, server: &Server, page: &Page) -> Result<Vec<Summary>, Fault> {
     let (limit, offset) = (count(page.limit), count(page.offset));
-    let rows = if let Some(after) = page.after {
+    let rows = if let Some(after) = &page.after {
         let list = connection.prepare_cached(&server.sql.list_after).await?;
         let updated = system_time(after.updated);
         let both = limit.saturating_add(offset);

@@ -10,7 +10,7 @@ use super::{
     server::Server,
 };
 use crate::store::{
-    Filter, Found, Hit, Page, Query as Words, StoreError,
+    Filter, Found, Hit, Listing, Page, Query as Words, StoreError,
     rows::{Candidates, Origin, count},
 };
 
@@ -66,9 +66,8 @@ fn words_of(query: &mut Query, words: &Words) -> String {
 pub(super) async fn search(
     connection: &Object,
     server: &Server,
-    filter: &Filter,
     words: &Words,
-    page: &Page,
+    Listing { filter, page }: &Listing,
 ) -> Result<Found, Fault> {
     for index in ["nodes_by_words", "conversations_by_words"] {
         if !is_usable(connection, server, index).await? {
@@ -79,7 +78,7 @@ pub(super) async fn search(
         filter::rows(connection, &sorted(server, filter, words, page)).await?
     } else {
         let walked = |candidates: Candidates<'_>| walked(server, candidates, filter, words, page);
-        filter::read(connection, server, filter, page, walked).await?
+        filter::read_page(connection, server, filter, page, walked).await?
     };
     Ok(Found::new(rows.iter().map(|row| hit(row, server, words)).collect::<Result<_, _>>()?))
 }

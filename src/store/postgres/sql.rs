@@ -258,7 +258,7 @@ WHERE id = $1";
 const LABELS: &str =
     "(SELECT json_object_agg(name, value)::text FROM {schema}.labels WHERE conversation = key)";
 
-/// The columns of a turn in flight, with its approvals as JSON. The limits prevent an overflow if another program has
+/// The columns of a turn in flight, with its approvals as JSON, and the current time. The limits prevent an overflow if another program has
 /// written a time that is far too early or too late.
 const TURN_COLUMNS: &str = "turns.turn, turns.lives, turns.orderly, turns.format, turns.core, turns.head,
     turns.branch, least(greatest(extract(epoch FROM turns.spent) * 1000000, 0), 1e15)::bigint, turns.prompts,
@@ -266,7 +266,7 @@ const TURN_COLUMNS: &str = "turns.turn, turns.lives, turns.orderly, turns.format
         SELECT json_agg(json_build_array(content, reason, on_expiry, survives, {approval_since}, {expires})
             ORDER BY place)::text
         FROM {schema}.approvals WHERE approvals.conversation = turns.conversation
-    )";
+    ), {now}";
 
 /// The columns of an entry in a list of turns: those of the conversation, and those of the turn.
 const LISTED_TURN: &str =
@@ -340,11 +340,10 @@ SELECT id FROM wanted WHERE NOT EXISTS (
 /// Returns the version, and whether the conversation is held under this epoch.
 const VERSION: &str = "SELECT version, epoch = $2 AND {held} FROM {schema}.conversations WHERE key = $1";
 
-/// Releases a lease. Also removes the duration, because processes with schema version 1 do not set it when they acquire
-/// a lease. If the lease was already released, the last event of the session's feed is not recorded.
+/// Releases a lease. If the lease was already released, the last event of the session's feed is not recorded.
 const RELEASE: &str = "
 UPDATE {schema}.conversations
-SET owner = NULL, owner_address = NULL, expires = '-infinity', lasts = NULL,
+SET owner = NULL, owner_address = NULL, expires = '-infinity',
     mark = CASE WHEN owner IS NULL THEN mark ELSE coalesce($3::text, mark) END,
     mark_version = CASE WHEN owner IS NULL OR $3 IS NULL THEN mark_version ELSE version END
 WHERE id = $1 AND epoch = $2";
@@ -364,6 +363,7 @@ impl Sql {
             let parts = parts
                 .replace("{since}", &millis("turns.since"))
                 .replace("{recorded}", &millis("turns.recorded"))
+                .replace("{now}", &millis("date_trunc('milliseconds', clock_timestamp())"))
                 .replace("{approval_since}", &millis("approvals.since"))
                 .replace(
                     "{expires}",

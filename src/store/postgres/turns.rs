@@ -15,7 +15,7 @@ use super::{
 use crate::{
     message::Timestamp,
     store::{
-        ConversationId, Filter, Page, StoreError, StoredTurn, TurnSummary, Turns, Version, json,
+        ConversationId, Filter, Listing, Page, StoreError, StoredTurn, TurnSummary, Turns, Version, json,
         rows::{Origin, ReadApproval, ReadTurn, RecordRow, SORTED, count},
     },
 };
@@ -115,6 +115,7 @@ fn columns(row: &Row, at: usize) -> Result<ReadTurn, Fault> {
         prompts: row.try_get(at + 8)?,
         since: Timestamp(row.try_get::<_, i64>(at + 9)?.cast_unsigned()),
         recorded: Timestamp(row.try_get::<_, i64>(at + 10)?.cast_unsigned()),
+        now: Timestamp(row.try_get::<_, i64>(at + 12)?.cast_unsigned()),
         approvals: approvals.collect(),
         ..ReadTurn::default()
     })
@@ -130,17 +131,17 @@ pub(super) fn read(row: &Row, origin: &Origin<'_>) -> Result<Option<StoredTurn>,
     if row.try_get::<_, Option<&str>>(0)?.is_none() {
         return Ok(None);
     }
-    let is_valid: bool = row.try_get(13)?;
+    let is_valid: bool = row.try_get(14)?;
     if !is_valid {
         origin.warn_of_void_turn();
         return Ok(None);
     }
-    let pending: Option<&str> = row.try_get(14)?;
+    let pending: Option<&str> = row.try_get(15)?;
     let turn = ReadTurn {
         pending: pending.map(json::parse).transpose().map_err(damaged)?.unwrap_or_default(),
         ..columns(row, 0)?
     };
-    Ok(Some(turn.into_turn(Version::new(row.try_get::<_, i64>(12)?.cast_unsigned()))))
+    Ok(Some(turn.into_turn(Version::new(row.try_get::<_, i64>(13)?.cast_unsigned()))))
 }
 
 pub(super) async fn turn(
@@ -151,14 +152,6 @@ pub(super) async fn turn(
     let turn = connection.prepare_cached(&server.sql.turn).await?;
     let row = connection.query_opt(&turn, &[&id.as_str()]).await?;
     read(&row.ok_or_else(|| StoreError::NotFound { id: id.clone() })?, &Origin { id, place: &server.place })
-}
-
-/// Returns the time by the clock of the database.
-pub(super) async fn now(connection: &Object) -> Result<Timestamp, Fault> {
-    let sql = "SELECT (extract(epoch FROM date_trunc('milliseconds', clock_timestamp())) * 1000)::bigint";
-    let now = connection.prepare_cached(sql).await?;
-    let row = connection.query_one(&now, &[]).await?;
-    Ok(Timestamp(row.try_get::<_, i64>(0)?.cast_unsigned()))
 }
 
 /// Returns the query for the keys and ages of the turns on a page.
@@ -235,8 +228,7 @@ pub(super) async fn list(
     connection: &Object,
     server: &Server,
     which: Turns,
-    filter: &Filter,
-    page: &Page,
+    Listing { filter, page }: &Listing,
 ) -> Result<Vec<TurnSummary>, Fault> {
     let query = page_of(server, which, rarest(connection, server, filter, SORTED).await?, filter, page);
     let (listed, schema) = (&server.sql.listed_turn, &server.sql.schema);

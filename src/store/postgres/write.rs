@@ -7,8 +7,8 @@ use tokio_postgres::types::ToSql;
 use super::{connect::Object, error::Fault, ledger, server::Server, turns};
 use crate::{
     store::{
-        ConversationId, Labels, Lease, StoreError, StoredState, Version, Write, WriteId,
-        rows::{Change, Column, Origin, number},
+        Change, ConversationId, Labels, Lease, StoreError, Version, Write, WriteId,
+        rows::{Column, Origin, RowChanges, number},
     },
     tree::Erased,
 };
@@ -17,14 +17,28 @@ use crate::{
 /// conversation was deleted or created between the two statements.
 pub(super) const TRIES: usize = 5;
 
-pub(super) async fn create(
+pub(super) async fn write(
+    connection: &Object,
+    server: &Server,
+    id: &ConversationId,
+    write: &Write,
+    change: &Change,
+) -> Result<Version, Fault> {
+    let rows = RowChanges::of(id, change.clone())?;
+    match change {
+        Change::Create(_) => create(connection, server, id, write.id, &rows).await,
+        Change::Erase(erased) => erase(connection, server, id, write, erased).await,
+        _ => self::change(connection, server, id, write, &rows).await,
+    }
+}
+
+async fn create(
     connection: &Object,
     server: &Server,
     id: &ConversationId,
     write: WriteId,
-    state: &StoredState,
+    change: &RowChanges,
 ) -> Result<Version, Fault> {
-    let change = Change::default().with_state(id, state.clone())?;
     let (Column::Set(title), Column::Set(state)) = (&change.title, &change.state) else {
         unreachable!("a whole state sets both");
     };
@@ -64,14 +78,16 @@ pub(super) async fn create(
     Err(restless(id).into())
 }
 
-pub(super) async fn change(
+async fn change(
     connection: &Object,
     server: &Server,
     id: &ConversationId,
     write: &Write,
-    change: &Change,
+    change: &RowChanges,
 ) -> Result<Version, Fault> {
-    let Change { head, title, state, labels, nodes, cursors, usage, run, turn: flight, is_record } = change;
+    let RowChanges {
+        head, title, state, labels, nodes, cursors, usage, run, turn: flight, is_record, ..
+    } = change;
     let (sets_head, head) = match head {
         Column::Keep => (false, None),
         Column::Set(head) => (true, head.map(number)),
@@ -130,7 +146,7 @@ pub(super) async fn change(
 }
 
 /// Removes nodes.
-pub(super) async fn erase(
+async fn erase(
     connection: &Object,
     server: &Server,
     id: &ConversationId,
@@ -196,12 +212,14 @@ async fn perform(
     Err(restless(id).into())
 }
 
-/// Deletes a conversation. `found` is the key of the row that the first attempt found under this id. A repetition after
-/// a lost response uses this key, so it does not delete a later conversation.
+/// Deletes a conversation, under a lease if one is given, and keeps the sums of its usage. `found` is the key of the row
+/// that the first attempt found under this id. A repetition after a lost response uses this key, so it does not delete a
+/// later conversation.
 pub(super) async fn delete(
     connection: &Object,
     server: &Server,
     id: &ConversationId,
+    lease: Option<&Lease>,
     found: &OnceLock<i64>,
 ) -> Result<(), Fault> {
     let key = if let Some(key) = found.get() {
@@ -214,17 +232,6 @@ pub(super) async fn delete(
         let key = row.try_get(0)?;
         *found.get_or_init(|| key)
     };
-    remove(connection, server, id, key, None).await
-}
-
-/// Deletes the conversation with this key, and keeps the sums of its usage.
-async fn remove(
-    connection: &Object,
-    server: &Server,
-    id: &ConversationId,
-    key: i64,
-    lease: Option<&Lease>,
-) -> Result<(), Fault> {
     let epoch = lease.map(|lease| lease.epoch.0.cast_signed());
     for _ in 0..TRIES {
         let current = connection.prepare_cached(&server.sql.version).await?;
@@ -240,20 +247,6 @@ async fn remove(
         }
     }
     Err(restless(id).into())
-}
-
-/// Deletes a conversation, if this lease is still valid.
-pub(super) async fn delete_under(
-    connection: &Object,
-    server: &Server,
-    id: &ConversationId,
-    lease: &Lease,
-) -> Result<(), Fault> {
-    let find = connection.prepare_cached(&server.sql.find).await?;
-    match connection.query_opt(&find, &[&id.as_str()]).await? {
-        Some(row) => remove(connection, server, id, row.try_get(0)?, Some(lease)).await,
-        None => Ok(()),
-    }
 }
 
 /// Returns the error for a conversation that other processes create, change or delete faster than its state can be

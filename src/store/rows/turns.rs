@@ -152,6 +152,8 @@ pub(in crate::store) struct ReadTurn {
     pub(in crate::store) prompts: String,
     pub(in crate::store) since: Timestamp,
     pub(in crate::store) recorded: Timestamp,
+    /// The time at which the rows were read.
+    pub(in crate::store) now: Timestamp,
     /// The pending messages and the results, each as its place (the index of the message), its slot (-1 for a message,
     /// otherwise the index of the result), and its content. Sorted by place and slot.
     pub(in crate::store) pending: Vec<(i64, i64, String)>,
@@ -171,13 +173,14 @@ pub(in crate::store) struct ReadApproval {
 impl ReadTurn {
     /// Returns the turn. If a part can't be read, the turn is damaged, and the rest of the conversation can be used.
     pub(in crate::store) fn into_turn(self, version: Version) -> StoredTurn {
-        let (since, recorded) = (self.since, self.recorded);
+        let (since, recorded, now) = (self.since, self.recorded, self.now);
         let turn = |record, waiting_since, damage| StoredTurn {
             version,
             record,
             since,
             recorded,
             waiting_since,
+            now,
             damage,
         };
         let id = self.turn.parse().unwrap_or_default();

@@ -23,9 +23,13 @@ use crate::{
 const OLDEST: (i32, &str) = (3_051_003, "3.51.3");
 /// The application id in the file's header, which marks the file as a file of this crate.
 const APPLICATION: i32 = i32::from_be_bytes(*b"omni");
-/// The migrations. A migration updates the schema from the version that equals the migration's index to the next
+/// The migrations. The first one creates the schema with the version [`FIRST`]. Each other one updates it to the next
 /// version.
-const MIGRATIONS: &[&str] = &[include_str!("migrations/1.sql"), include_str!("migrations/2.sql")];
+const MIGRATIONS: &[&str] = &[include_str!("migrations/1.sql")];
+/// The version of the schema after the first migration.
+const FIRST: usize = 10;
+/// The latest version of the schema.
+const LATEST: usize = FIRST + MIGRATIONS.len() - 1;
 /// The maximum size of the write-ahead log's file after a checkpoint, in bytes.
 pub(super) const LOG_LIMIT: u32 = 16 * 1024 * 1024;
 /// The size up to which the writer caches pages. In the benchmark `commit` with 64 conversations at once, SQLite's default
@@ -121,7 +125,7 @@ impl Database {
     fn connect_for_reading(&self, is_unchanging: bool) -> Result<Connection, Fault> {
         let connection = read_only::connect(&self.file, is_unchanging)?;
         connection.busy_timeout(self.busy)?;
-        if self.version(&connection)? < MIGRATIONS.len() {
+        if self.applied(&connection)? < MIGRATIONS.len() {
             let reason = "its schema is out of date, and the file can't be written to; open it once with write permission";
             return Err(refusal(ffi::SQLITE_READONLY, reason).into());
         }
@@ -233,7 +237,7 @@ impl Database {
         // The application id is checked before anything is written, so that a file of another application and its log
         // stay unchanged.
         connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
-        self.version(&connection)?;
+        self.applied(&connection)?;
         connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false)?;
         // On macOS, a plain sync leaves writes in the disk's cache, where a power failure can lose them. These two
         // settings prevent that. On other systems, they have no effect.
@@ -268,27 +272,23 @@ impl Database {
     }
 
     fn migrate(&self, connection: &mut Connection) -> Result<(), Fault> {
-        if self.version(connection)? == MIGRATIONS.len() {
+        if self.applied(connection)? == MIGRATIONS.len() {
             return Ok(());
         }
         // If several processes open the file, the first process migrates it. The version is therefore checked again
         // within the transaction.
         let transaction = begin(connection)?;
-        let found = self.version(&transaction)?;
+        let found = self.applied(&transaction)?;
         for migration in &MIGRATIONS[found..] {
             transaction.execute_batch(migration)?;
         }
-        transaction.pragma_update(
-            None,
-            "user_version",
-            i64::try_from(MIGRATIONS.len()).unwrap_or(i64::MAX),
-        )?;
+        transaction.pragma_update(None, "user_version", i64::try_from(LATEST).unwrap_or(i64::MAX))?;
         transaction.pragma_update(None, "application_id", APPLICATION)?;
         Ok(transaction.commit()?)
     }
 
-    /// Returns the version of the schema, which is 0 for an empty file.
-    fn version(&self, connection: &Connection) -> Result<usize, Fault> {
+    /// Returns the number of migrations that were applied, which is 0 for an empty file.
+    fn applied(&self, connection: &Connection) -> Result<usize, Fault> {
         // A single statement reads all values, because another process may be creating the schema and the header at
         // this moment.
         let header = "SELECT EXISTS (SELECT * FROM sqlite_schema), application_id, user_version
@@ -303,11 +303,11 @@ impl Database {
             return Err(StoreError::damaged(self.place(), problem).into());
         }
         match usize::try_from(version) {
-            Ok(version) if version <= MIGRATIONS.len() => Ok(version),
+            Ok(version) if (FIRST..=LATEST).contains(&version) => Ok(version - FIRST + 1),
             _ => Err(StoreError::UnknownFormat {
                 place: self.place(),
                 found: version.cast_unsigned(),
-                known: MIGRATIONS.len() as u64,
+                known: LATEST as u64,
             }
             .into()),
         }

@@ -14,7 +14,7 @@ use super::{
     workers::Behind,
 };
 use crate::store::{
-    Filter, Found, Hit, Page, Query, StoreError, Summary,
+    Filter, Found, Hit, Listing, Page, Query, StoreError, Summary,
     rows::{Candidates, Origin},
 };
 
@@ -114,9 +114,8 @@ type Place = Option<(i64, i64)>;
 pub(super) fn search(
     connection: &mut Connection,
     database: &Database,
-    filter: &Filter,
     query: &Query,
-    page: &Page,
+    Listing { filter, page }: &Listing,
 ) -> Result<Found, Fault> {
     let transaction = connection.transaction()?;
     if !is_enabled(&transaction)? {

@@ -18,7 +18,7 @@ use crate::{
     message::{Content, Message, Timestamp},
     store::{
         Commit, ConversationId, Epoch, Lease, Owner, StoreError, Version, Write, WriteId,
-        rows::{Change, Column, Origin, RunRow, number},
+        rows::{Column, Origin, RowChanges, RunRow, number},
     },
     subscription::EventId,
     tree::{Erased, Node},
@@ -46,11 +46,24 @@ pub(super) fn is_light(commit: &Commit) -> bool {
         && commit.nodes.iter().map(Node::message).all(|message| is_text(message) && is_short(message))
 }
 
-pub(super) fn create(
+pub(super) fn write(
+    connection: &mut Connection,
+    id: &ConversationId,
+    write: &Write,
+    change: &RowChanges,
+) -> Result<Version, Fault> {
+    if change.creates {
+        create(connection, id, write.id, change)
+    } else {
+        self::change(connection, id, write, change)
+    }
+}
+
+fn create(
     connection: &mut Connection,
     id: &ConversationId,
     write: WriteId,
-    change: &Change,
+    change: &RowChanges,
 ) -> Result<Version, Fault> {
     let transaction = begin(connection)?;
     if let Some(row) = Row::find(&transaction, id)? {
@@ -79,32 +92,11 @@ pub(super) fn create(
     Ok(version)
 }
 
-pub(super) fn change(
+fn change(
     connection: &mut Connection,
     id: &ConversationId,
     write: &Write,
-    change: &Change,
-) -> Result<Version, Fault> {
-    perform(connection, id, write, change, None)
-}
-
-/// Removes nodes.
-pub(super) fn erase(
-    connection: &mut Connection,
-    id: &ConversationId,
-    write: &Write,
-    erased: &Erased,
-) -> Result<Version, Fault> {
-    let change = Change { head: Column::Set(erased.head), ..Change::default() };
-    perform(connection, id, write, &change, Some(erased))
-}
-
-fn perform(
-    connection: &mut Connection,
-    id: &ConversationId,
-    write: &Write,
-    change: &Change,
-    erased: Option<&Erased>,
+    change: &RowChanges,
 ) -> Result<Version, Fault> {
     let transaction = begin(connection)?;
     let row = Row::get(&transaction, id)?;
@@ -129,7 +121,7 @@ fn perform(
         )?
         .execute(params![row.key, version.get().cast_signed(), millis(updated), head])?;
     apply(&transaction, row.key, version, write.id, change, now)?;
-    if let Some(erased) = erased {
+    if let Some(erased) = &change.erased {
         let (ending, prompts) = last_run(&transaction, row.key)?;
         let run =
             Origin { id, place: "" }.run_after_erasure(ending.as_deref(), prompts.as_deref(), erased)?;
@@ -156,10 +148,10 @@ fn apply(
     key: i64,
     version: Version,
     write: WriteId,
-    change: &Change,
+    change: &RowChanges,
     now: Timestamp,
 ) -> Result<(), Fault> {
-    let Change { head, title, state, labels, nodes, cursors, usage, run, turn, is_record: _ } = change;
+    let RowChanges { head, title, state, labels, nodes, cursors, usage, run, turn, .. } = change;
     let (at, version) = (version, version.get().cast_signed());
     transaction
         .prepare_cached("INSERT INTO writes (conversation, version, write) VALUES (?, ?, ?)")?

@@ -27,8 +27,8 @@ pub(crate) enum Undecidable {
 }
 
 impl StoredTurn {
-    /// Returns a record of the turn that includes this decision. The field `at` of the decision must be the current
-    /// time of the store's clock.
+    /// Returns a record of the turn that includes this decision. The field `at` of the decision must be the time at
+    /// which the turn was read.
     pub(crate) fn decide(&self, decided: Decided) -> Result<TurnRecord, Undecidable> {
         if let Some(problem) = &self.damage {
             return Err(Undecidable::Damaged(problem.clone()));

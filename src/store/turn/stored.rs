@@ -12,8 +12,8 @@ use crate::{
 
 /// The turn in flight of a conversation, as a store returns it: the sum of its records.
 ///
-/// Times are those of the store's clock.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// Times are those of the store's clock. Two equal turns may have been read at different times.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct StoredTurn {
     /// The version of the conversation, on which the next write builds.
@@ -27,9 +27,21 @@ pub struct StoredTurn {
     pub recorded: Timestamp,
     /// The time since which each tool use waits, in the order of [`waiting`](TurnRecord::waiting).
     pub waiting_since: Vec<Timestamp>,
+    /// The time at which the turn was read.
+    #[serde(skip)]
+    pub now: Timestamp,
     /// The problem, if the records can't be read. The rest of the conversation can be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub damage: Option<String>,
+}
+
+impl PartialEq for StoredTurn {
+    fn eq(&self, other: &Self) -> bool {
+        let facts = |turn: &Self| (turn.version, turn.since, turn.recorded);
+        facts(self) == facts(other)
+            && self.record == other.record
+            && (&self.waiting_since, &self.damage) == (&other.waiting_since, &other.damage)
+    }
 }
 
 impl StoredTurn {
@@ -52,7 +64,7 @@ impl StoredTurn {
         // write.
         (record.keep, record.mark) = (0, None);
         let damage = record.damage().map(str::to_owned);
-        Self { version, record, since, recorded: now, waiting_since, damage }
+        Self { version, record, since, recorded: now, waiting_since, now, damage }
     }
 
     /// Reads a turn of any kind. A turn that this version of the crate can't read must not prevent the conversation
@@ -69,6 +81,7 @@ impl StoredTurn {
             since: Timestamp(0),
             recorded: Timestamp(0),
             waiting_since: Vec::new(),
+            now: Timestamp(0),
             damage: Some(error.to_string()),
         }))))
     }

@@ -52,6 +52,9 @@ pub struct TurnSummary {
     pub approvals: Vec<PendingApproval>,
     /// The position in the list, after which the next page begins. Its time is the one by which the list is sorted.
     pub position: Position,
+    /// The time of the list, by the store's clock.
+    #[serde(skip)]
+    pub now: Timestamp,
     /// The problem, if the turn can't be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub damage: Option<String>,
@@ -120,6 +123,7 @@ impl TurnSummary {
             since: turn.since,
             recorded: turn.recorded,
             approvals: turn.approvals(),
+            now: turn.now,
             damage: turn.damage.clone(),
         }
     }
@@ -127,6 +131,7 @@ impl TurnSummary {
     /// Returns the entry as the list `which` shows it at the time `now`, or `None` if the turn does not belong to this
     /// list.
     pub(in crate::store) fn listed(mut self, which: Turns, now: Timestamp) -> Option<Self> {
+        self.now = now;
         let only_waits =
             !self.approvals.is_empty() && self.approvals.iter().all(|approval| approval.waiting.survives);
         let is_expired = self.approvals.iter().any(|approval| approval.has_expired(now));

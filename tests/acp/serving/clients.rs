@@ -10,7 +10,7 @@ use std::{
 
 use omni_agent::{
     message::Content,
-    store::{Page, Stored},
+    store::{Listing, Stored},
 };
 use tokio::sync::OnceCell;
 
@@ -118,7 +118,7 @@ async fn is_kept(place: &Place) {
     place.is_left().await;
     assert_eq!(fs::read_to_string(place.path().join("ended")).unwrap(), "Ok(())");
     let store = store(place.path()).await;
-    let listed = store.list(Page::default()).await.unwrap();
+    let listed = store.list(&Listing::default()).await.unwrap();
     let stored: Stored = store.load(&listed[0].id).await.unwrap();
     let contents = stored.nodes.iter().flat_map(|node| &node.message().content);
     let kept: Vec<String> = contents

@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use omni_agent::{
     message::{Message, ToolUse},
     run::{RunEnd, RunOutcome, TurnRecord, Waiting},
-    store::{Commit, Filter, Page, Query, Store, Write},
+    store::{Change, Commit, Listing, Query, Store, Write},
     tree::Erased,
 };
 use serde_json::json;
@@ -43,7 +43,7 @@ async fn erased_text_is_gone_from_tables_and_indexes_after_vacuum_full() {
     let version = commit(&store, &id("a"), version, 2, &format!("{word} is secret")).await;
     let end = RunEnd::new(RunOutcome::Cancelled).with_unanswered(vec![Message::user(word).into()]);
     let failed = Commit::new(Some(node(2))).with_usage([]).with_run_end(end);
-    let version = store.commit(&id("a"), &Write::on(version), &failed).await.unwrap();
+    let version = store.write(&id("a"), &Write::on(version), &Change::Commit(failed)).await.unwrap();
     let tool_use = ToolUse::new("1", "send", json!({ "text": word }));
     let turn = "00112233445566778899aabbccddeeff".parse().unwrap();
     let record = TurnRecord::new(1, turn, json!({ "core": word }).to_string())
@@ -51,7 +51,7 @@ async fn erased_text_is_gone_from_tables_and_indexes_after_vacuum_full() {
         .with_append(vec![Message::user(word).into()])
         .with_waiting(vec![Waiting::new(tool_use)]);
     let in_flight = Commit::new(Some(node(2))).with_usage([]).with_turn(record);
-    let version = store.commit(&id("a"), &Write::on(version), &in_flight).await.unwrap();
+    let version = store.write(&id("a"), &Write::on(version), &Change::Commit(in_flight)).await.unwrap();
 
     let client = raw(&server.url()).await;
     let data: String = client.query_one("SHOW data_directory", &[]).await.unwrap().get(0);
@@ -60,9 +60,9 @@ async fn erased_text_is_gone_from_tables_and_indexes_after_vacuum_full() {
     assert!(!files_with(&tables, word).is_empty(), "the files can be searched");
 
     let erased: Erased = serde_json::from_value(json!({ "nodes": [2], "head": 1, "next": 3 })).unwrap();
-    store.erase(&id("a"), &Write::on(version), &erased).await.unwrap();
+    store.write(&id("a"), &Write::on(version), &Change::Erase(erased)).await.unwrap();
     let query: Query = word.parse().unwrap();
-    let found = store.search(&Filter::default(), &query, Page::default()).await.unwrap();
+    let found = store.search(&query, &Listing::default()).await.unwrap();
     assert!(found.hits.is_empty(), "searches find nothing at once");
     for table in ["nodes", "conversations", "runs", "turns", "approvals", "pending"] {
         let table = format!("{}.{table}", schema(&store));

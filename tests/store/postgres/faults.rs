@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use omni_agent::store::{Owner, PostgresStore, Store, StoreError, Version, Write};
+use omni_agent::store::{Change, Owner, PostgresStore, Store, StoreError, Version, Write};
 use tokio::{
     io::copy_bidirectional,
     net::{TcpListener, UnixStream},
@@ -35,7 +35,7 @@ async fn write_after_the_server_crashed_and_came_back_succeeds() {
     server.stop("immediate");
     let write = Write::on(version);
     for failed in [
-        store.commit(&id("a"), &write, &says(2, "after")).await.map(drop),
+        store.write(&id("a"), &write, &Change::Commit(says(2, "after"))).await.map(drop),
         store.load(&id("a")).await.map(drop),
     ] {
         let error = failed.unwrap_err();
@@ -44,7 +44,10 @@ async fn write_after_the_server_crashed_and_came_back_succeeds() {
     }
 
     server.restart();
-    assert_eq!(store.commit(&id("a"), &write, &says(2, "after")).await.unwrap(), version.next());
+    assert_eq!(
+        store.write(&id("a"), &write, &Change::Commit(says(2, "after"))).await.unwrap(),
+        version.next()
+    );
     assert_eq!(store.load(&id("a")).await.unwrap().nodes.len(), 2);
 }
 
@@ -59,7 +62,7 @@ async fn insist(
     for number in 1..=goal {
         let write = Write::on(version);
         version = loop {
-            match store.commit(&id(name), &write, &says(number, name)).await {
+            match store.write(&id(name), &write, &Change::Commit(says(number, name))).await {
                 Ok(version) => break version,
                 Err(error) => assert!(error.is_transient(), "{name} {number}: {error:?}"),
             }
@@ -127,7 +130,7 @@ async fn operation_without_a_free_connection_is_busy_and_leases_are_renewed() {
     transaction.execute(&lock, &[]).await.unwrap();
     let waiting = tokio::spawn({
         let store = store.clone();
-        async move { store.commit(&id("a"), &Write::on(version), &says(1, "Hi")).await }
+        async move { store.write(&id("a"), &Write::on(version), &Change::Commit(says(1, "Hi"))).await }
     });
     // Wait until the store's only connection is waiting for the lock.
     let waits = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE $1";
@@ -141,7 +144,7 @@ async fn operation_without_a_free_connection_is_busy_and_leases_are_renewed() {
         }
         other => panic!("{other:?}"),
     }
-    store.renew(&id("b"), &lease).await.unwrap();
+    assert_eq!(store.renew(&[(id("b"), lease)]).await.unwrap(), []);
     transaction.rollback().await.unwrap();
     assert_eq!(waiting.await.unwrap().unwrap(), version.next());
     store.load(&id("b")).await.unwrap();
@@ -193,13 +196,16 @@ async fn write_after_a_failover_of_the_address_goes_to_the_other_host() {
 
     proxy.stop().await;
     let write = Write::on(version);
-    let failed = store.commit(&id("a"), &write, &says(2, "by the second")).await.unwrap_err();
+    let failed = store.write(&id("a"), &write, &Change::Commit(says(2, "by the second"))).await.unwrap_err();
     assert!(matches!(failed, StoreError::Unreachable { .. }), "{failed:?}");
     let text = failed.to_string();
     assert!(text.contains(&first.to_string()) && text.contains(&second.to_string()), "{text}");
 
     let _proxy = Proxy::start(second, server.socket()).await;
-    assert_eq!(store.commit(&id("a"), &write, &says(2, "by the second")).await.unwrap(), version.next());
+    assert_eq!(
+        store.write(&id("a"), &write, &Change::Commit(says(2, "by the second"))).await.unwrap(),
+        version.next()
+    );
     assert_eq!(store.load(&id("a")).await.unwrap().nodes.len(), 2);
 }
 

@@ -3,7 +3,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use omni_agent::store::{Owner, PostgresStore, Store, StoreError, Write};
+use omni_agent::store::{Change, Owner, PostgresStore, Store, StoreError, Write};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -34,7 +34,7 @@ async fn write_whose_statement_hangs_is_busy_after_its_limit_and_succeeds_later(
     observer.batch_execute(&hang).await.unwrap();
 
     let write = Write::on(version);
-    match store.commit(&id("a"), &write, &says(1, "Hi")).await {
+    match store.write(&id("a"), &write, &Change::Commit(says(1, "Hi"))).await {
         Err(error @ StoreError::Busy { waited, .. }) => {
             assert_eq!(waited, limit);
             assert!(error.is_transient());
@@ -48,7 +48,7 @@ async fn write_whose_statement_hangs_is_busy_after_its_limit_and_succeeds_later(
         "the cancelled write left something behind"
     );
     observer.batch_execute(&format!("DROP TRIGGER hang ON {schema}.nodes")).await.unwrap();
-    assert_eq!(store.commit(&id("a"), &write, &says(1, "Hi")).await.unwrap(), version.next());
+    assert_eq!(store.write(&id("a"), &write, &Change::Commit(says(1, "Hi"))).await.unwrap(), version.next());
 }
 
 /// The server process of the connection is stopped, so the server can't even cancel the statement.
@@ -73,13 +73,13 @@ async fn write_to_a_frozen_process_is_unreachable_and_is_made_once_over_another_
     kill_process(pid, Signal::STOP).unwrap();
 
     let write = Write::on(version);
-    let error = store.commit(&id("a"), &write, &says(1, "Hi")).await.unwrap_err();
+    let error = store.write(&id("a"), &write, &Change::Commit(says(1, "Hi"))).await.unwrap_err();
     assert!(matches!(error, StoreError::Unreachable { .. }), "{error:?}");
     assert!(error.to_string().ends_with(": it did not respond within 5.5s"), "{error}");
 
     // The store drops the connection instead of waiting for it, so a pool of one connection can open a new connection.
     let written = loop {
-        match store.commit(&id("a"), &write, &says(1, "Hi")).await {
+        match store.write(&id("a"), &write, &Change::Commit(says(1, "Hi"))).await {
             Err(StoreError::Busy { .. }) => {}
             done => break done.unwrap(),
         }
@@ -122,7 +122,7 @@ async fn acquire_that_resumes_after_another_owner_of_the_same_name_takes_nothing
         Err(StoreError::Owned { owner, .. }) => assert_eq!(owner.name, "ann"),
         other => panic!("{other:?}"),
     }
-    store.renew(&id("a"), &lease).await.unwrap();
+    assert_eq!(store.renew(&[(id("a"), lease)]).await.unwrap(), []);
 }
 
 /// Even if one connection stops answering, the client process must not lose its leases.
@@ -132,21 +132,17 @@ async fn renewal_over_a_frozen_process_succeeds_over_another_connection() {
     let store = fresh(&server.url()).lease(Duration::from_secs(3)).open().await.unwrap();
     create(&store, &id("a")).await;
     let lease = store.acquire(&id("a"), &Owner::new("ann")).await.unwrap();
-    let leases = [(id("a"), lease.clone())];
     let observer = raw(&server.url()).await;
     let find = "SELECT pid FROM pg_stat_activity WHERE application_name = 'omni-agent' AND query LIKE $1";
-    for together in [false, true] {
+    for count in [1, 2] {
+        let leases = vec![(id("a"), lease.clone()); count];
         // The query finds the connection of the leases by the statement that the connection executed last.
-        store.renew(&id("a"), &lease).await.unwrap();
+        assert_eq!(store.renew(&leases).await.unwrap(), []);
         let pids = observer.query(find, &[&"%SET expires = clock_timestamp()%"]).await.unwrap();
         assert_eq!(pids.len(), 1, "leases have a separate connection");
         let pid = Pid::from_raw(pids[0].get(0)).unwrap();
         kill_process(pid, Signal::STOP).unwrap();
-        if together {
-            assert_eq!(store.renew_all(&leases).await.unwrap(), []);
-        } else {
-            store.renew(&id("a"), &lease).await.unwrap();
-        }
+        assert_eq!(store.renew(&leases).await.unwrap(), []);
         kill_process(pid, Signal::CONT).unwrap();
         let gone = "SELECT FROM pg_stat_activity WHERE pid = $1";
         while !observer.query(gone, &[&pid.as_raw_nonzero().get()]).await.unwrap().is_empty() {}

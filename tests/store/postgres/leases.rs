@@ -1,6 +1,6 @@
 //! Leases after a change of the clock, the schema or the server.
 
-use omni_agent::store::{Owner, Store, StoreError, Write};
+use omni_agent::store::{Change, Owner, Store, StoreError, Write};
 
 use super::{
     schema,
@@ -31,39 +31,17 @@ async fn lease_from_before_the_clock_was_set_back_expires_early() {
     for together in [false, true] {
         set_back("1 hour").await;
         assert_eq!(store.summary(&id("a")).await.unwrap().owner, None);
-        let refused = store.commit(&id("a"), &write, &turn).await;
+        let refused = store.write(&id("a"), &write, &Change::Commit(turn.clone())).await;
         assert!(matches!(refused, Err(StoreError::LeaseLost { .. })), "{refused:?}");
-        let refused = store.delete_under(&id("a"), &lease).await;
+        let refused = store.delete(&id("a"), Some(&lease)).await;
         assert!(matches!(refused, Err(StoreError::LeaseLost { .. })), "{refused:?}");
-        if together {
-            assert_eq!(store.renew_all(&[(id("a"), lease.clone())]).await.unwrap(), []);
-        } else {
-            store.renew(&id("a"), &lease).await.unwrap();
-        }
+        let leases = vec![(id("a"), lease.clone()); if together { 2 } else { 1 }];
+        assert_eq!(store.renew(&leases).await.unwrap(), []);
         assert_eq!(store.summary(&id("a")).await.unwrap().owner, Some(Owner::new("ann")));
     }
-    store.commit(&id("a"), &write, &turn).await.unwrap();
+    store.write(&id("a"), &write, &Change::Commit(turn.clone())).await.unwrap();
     set_back("1 hour").await;
     store.acquire(&id("a"), &Owner::new("ben")).await.unwrap();
-}
-
-/// A process of schema version 1 does not know the column `lasts`, and leaves the value of the column unchanged.
-#[tokio::test]
-async fn acquire_by_schema_version_1_after_a_release_is_held_until_it_expires() {
-    let Some(url) = url() else { return };
-    let store = fresh(url).lease(std::time::Duration::from_millis(10)).open().await.unwrap();
-    create(&store, &id("a")).await;
-    let lease = store.acquire(&id("a"), &Owner::new("ann")).await.unwrap();
-    store.release(&id("a"), &lease).await.unwrap();
-    let acquire = format!(
-        "UPDATE {}.conversations SET epoch = epoch + 1, owner = 'ben', expires = now() + interval '1 hour'",
-        schema(&store)
-    );
-    raw(url).await.batch_execute(&acquire).await.unwrap();
-    match store.acquire(&id("a"), &Owner::new("ann")).await {
-        Err(StoreError::Owned { owner, .. }) => assert_eq!(owner.name, "ben"),
-        other => panic!("{other:?}"),
-    }
 }
 
 #[tokio::test]
@@ -72,9 +50,10 @@ async fn lease_beyond_the_range_of_dates_is_granted_and_kept() {
     let store = fresh(url).lease(std::time::Duration::MAX).open().await.unwrap();
     let version = create(&store, &id("a")).await;
     let lease = store.acquire(&id("a"), &Owner::new("ann")).await.unwrap();
-    store.renew(&id("a"), &lease).await.unwrap();
-    assert_eq!(store.renew_all(&[(id("a"), lease.clone())]).await.unwrap(), []);
-    store.commit(&id("a"), &Write::on(version).under(&lease), &says(1, "Hi")).await.unwrap();
+    for count in [1, 2] {
+        assert_eq!(store.renew(&vec![(id("a"), lease.clone()); count]).await.unwrap(), []);
+    }
+    store.write(&id("a"), &Write::on(version).under(&lease), &Change::Commit(says(1, "Hi"))).await.unwrap();
     assert_eq!(store.summary(&id("a")).await.unwrap().owner, Some(Owner::new("ann")));
 }
 
@@ -93,13 +72,16 @@ async fn lease_lost_in_a_failover_is_rejected_after_another_acquire() {
 
     let next = store.acquire(&id("a"), &Owner::new("ben")).await.unwrap();
     let refused = [
-        store.renew(&id("a"), &forgotten).await.map(drop),
-        store.delete_under(&id("a"), &forgotten).await,
-        store.commit(&id("a"), &Write::on(version).under(&forgotten), &says(1, "Hi")).await.map(drop),
+        store.delete(&id("a"), Some(&forgotten)).await,
+        store
+            .write(&id("a"), &Write::on(version).under(&forgotten), &Change::Commit(says(1, "Hi")))
+            .await
+            .map(drop),
     ];
     for refused in refused {
         assert!(matches!(refused, Err(StoreError::LeaseLost { .. })), "{refused:?}");
     }
-    store.release(&id("a"), &forgotten).await.unwrap();
-    store.commit(&id("a"), &Write::on(version).under(&next), &says(1, "Hi")).await.unwrap();
+    assert_eq!(store.renew(&[(id("a"), forgotten.clone())]).await.unwrap(), [id("a")]);
+    store.release(&id("a"), &forgotten, None).await.unwrap();
+    store.write(&id("a"), &Write::on(version).under(&next), &Change::Commit(says(1, "Hi"))).await.unwrap();
 }

@@ -23,8 +23,8 @@ async fn list_after_a_late_conversation_reads_no_more_of_the_index() {
     other.batch_execute(&format!("ANALYZE {schema}.conversations")).await.unwrap();
 
     // The server reports the statement that the store sends for a later page.
-    let page = Page::first(50).after(&store.list(Page::first(1)).await.unwrap()[0]);
-    assert_eq!(store.list(page).await.unwrap().len(), 50);
+    let page = Page::first(50).after(&store.list(&Page::first(1).into()).await.unwrap()[0]);
+    assert_eq!(store.list(&page.into()).await.unwrap().len(), 50);
     let sent =
         "SELECT query FROM pg_stat_activity WHERE query LIKE '%UNION ALL%' AND strpos(query, $1) > 0 LIMIT 1";
     let sent: String = other.query_one(sent, &[&schema]).await.unwrap().get(0);
@@ -92,7 +92,7 @@ async fn pages_of_a_label_that_only_old_conversations_have_are_complete() {
         let mut page = Page::first(1000);
         let mut found = Vec::new();
         for _ in 0..8 {
-            let listed = store.list_where(&filter, page.clone()).await.unwrap();
+            let listed = store.list(&(filter.clone(), page.clone()).into()).await.unwrap();
             let Some(last) = listed.last() else { break };
             page = page.after(last);
             found.extend(listed.into_iter().map(|summary| summary.id.to_string()));
@@ -102,7 +102,7 @@ async fn pages_of_a_label_that_only_old_conversations_have_are_complete() {
         // This page begins after the conversations that are examined first.
         let mut skipped = Page::first(50);
         skipped.offset = 5500;
-        let listed = store.list_where(&filter, skipped).await.unwrap();
+        let listed = store.list(&(filter.clone(), skipped).into()).await.unwrap();
         let ids: Vec<_> = listed.iter().map(|summary| summary.id.as_str()).collect();
         assert_eq!(ids, expected[5500..5550], "{label} {value}");
     }
@@ -129,7 +129,7 @@ async fn pages_of_a_label_among_many_conversations_of_one_time_are_complete() {
     let mut page = Page::first(100);
     let mut found = Vec::new();
     loop {
-        let listed = store.list_where(&filter, page.clone()).await.unwrap();
+        let listed = store.list(&(filter.clone(), page.clone()).into()).await.unwrap();
         let Some(last) = listed.last() else { break };
         page = page.after(last);
         found.extend(listed.into_iter().map(|summary| summary.id.to_string()));

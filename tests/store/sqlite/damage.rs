@@ -6,7 +6,7 @@ use omni_agent::{
     manager::Manager,
     message::ToolUse,
     run::{TurnRecord, Waiting},
-    store::{Commit, Filter, Page, SqliteStore, Store, StoreError, Write},
+    store::{Change, Commit, Filter, Listing, Page, SqliteStore, Store, StoreError, Write},
 };
 use serde_json::json;
 
@@ -23,7 +23,7 @@ async fn open_with_a_torn_log_drops_the_last_write_entirely() {
     let first = create(&store, &id("a")).await;
     let second = commit(&store, &id("a"), first, 1, "whole").await;
     let write = Write::on(second);
-    store.commit(&id("a"), &write, &says(2, "torn")).await.unwrap();
+    store.write(&id("a"), &write, &Change::Commit(says(2, "torn"))).await.unwrap();
 
     // Copy the files in the state in which a crash of the machine would leave them: the database file and a part of its
     // log, but not the index of the log.
@@ -36,7 +36,7 @@ async fn open_with_a_torn_log_drops_the_last_write_entirely() {
     let stored = found.load(&id("a")).await.unwrap();
     assert_eq!((stored.version, stored.nodes.len()), (second, 1));
     // When the torn write is repeated, it is written again.
-    assert_eq!(found.commit(&id("a"), &write, &says(2, "torn")).await.unwrap(), second.next());
+    assert_eq!(found.write(&id("a"), &write, &Change::Commit(says(2, "torn"))).await.unwrap(), second.next());
     assert_eq!(found.load(&id("a")).await.unwrap().nodes.len(), 2);
 }
 
@@ -116,7 +116,7 @@ async fn list_with_an_invalid_title_reports_it_and_shows_the_others() {
     let bytes =
         "UPDATE conversations SET title = CAST(x'ff' AS TEXT), owner = CAST(x'fe' AS TEXT) WHERE id = 'a'";
     raw(&folder).execute(bytes, []).unwrap();
-    let list = store.list(Page::default()).await.unwrap();
+    let list = store.list(&Listing::default()).await.unwrap();
     let damage: BTreeMap<_, _> =
         list.iter().map(|listed| (listed.id.as_str(), listed.damage.is_some())).collect();
     assert_eq!(damage, BTreeMap::from([("a", true), ("b", false)]));
@@ -162,7 +162,10 @@ async fn pending_approvals_after_a_page_of_unreadable_turns_are_listed() {
         let waiting = Waiting::new(ToolUse::new("use", "lookup", json!({})));
         let turn = "00112233445566778899aabbccddeeff".parse().unwrap();
         let record = TurnRecord::new(1, turn, "{}").with_waiting(vec![waiting]);
-        store.commit(&id(name), &Write::on(version), &Commit::new(None).with_turn(record)).await.unwrap();
+        store
+            .write(&id(name), &Write::on(version), &Change::Commit(Commit::new(None).with_turn(record)))
+            .await
+            .unwrap();
     }
     raw(&folder)
         .execute_batch(

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use omni_agent::store::{Page, SqliteStore, StateChange, Store, StoredState, Write};
+use omni_agent::store::{Change, Listing, SqliteStore, StateChange, Store, StoredState, Write};
 
 use super::{file, quick, raw};
 use crate::support::{Folder, child, child_folder, commit, create, id};
@@ -27,7 +27,8 @@ async fn marked(store: &SqliteStore, number: usize) -> String {
     for long in [3000, 3] {
         let system = format!("{marker} {}", "s".repeat(long));
         let state = StoredState::default().with_system(system).with_title(&marker);
-        version = store.save_state(&id, &Write::on(version), &StateChange::whole(state)).await.unwrap();
+        version =
+            store.write(&id, &Write::on(version), &Change::State(StateChange::whole(state))).await.unwrap();
     }
     for (turn, long) in (1..).zip([10, 200, 700, 9000]) {
         version = commit(store, &id, version, turn, &format!("{marker} {}", "m".repeat(long))).await;
@@ -50,7 +51,7 @@ async fn delete_leaves_no_text_in_the_file_or_its_log() {
     let markers = many_marked(&store, 67).await;
     assert_eq!(found(&folder, &markers).len(), 67, "the search must find all markers");
     for (number, marker) in markers.iter().enumerate() {
-        store.delete(&id(&format!("n{number}"))).await.unwrap();
+        store.delete(&id(&format!("n{number}")), None).await.unwrap();
         assert_eq!(found(&folder, [marker]), [""; 0], "after delete {number}");
     }
     assert_eq!(found(&folder, &markers), [""; 0]);
@@ -58,7 +59,7 @@ async fn delete_leaves_no_text_in_the_file_or_its_log() {
     // The text does not come back when the file is opened again. The new store stays open, because closing it would
     // remove files that this test searches.
     let store = quick(&folder).await;
-    store.list(Page::default()).await.unwrap();
+    store.list(&Listing::default()).await.unwrap();
     assert_eq!(found(&folder, &markers), [""; 0]);
 }
 
@@ -69,11 +70,11 @@ async fn delete_during_a_read_keeps_the_text_in_the_log_until_the_reader_has_end
     let marker = [marked(&store, 0).await];
     let reader = raw(&folder);
     reader.execute_batch("BEGIN; SELECT * FROM conversations").unwrap();
-    store.delete(&id("n0")).await.unwrap();
+    store.delete(&id("n0"), None).await.unwrap();
     assert_eq!(found(&folder, &marker), marker, "the reader may still read it");
     reader.execute_batch("COMMIT").unwrap();
     // Each deletion tries again to erase the text, even if the deleted conversation does not exist.
-    store.delete(&id("nothing")).await.unwrap();
+    store.delete(&id("nothing"), None).await.unwrap();
     assert_eq!(found(&folder, &marker), [""; 0]);
 }
 
@@ -86,7 +87,7 @@ async fn child_deletes_under_a_reader_and_is_killed() {
     let reader = rusqlite::Connection::open(folder.join("conversations.sqlite")).unwrap();
     let store = SqliteStore::open(folder.join("conversations.sqlite")).await.unwrap();
     reader.execute_batch("BEGIN; SELECT * FROM conversations").unwrap();
-    store.delete(&id("n0")).await.unwrap();
+    store.delete(&id("n0"), None).await.unwrap();
     std::process::abort();
 }
 
@@ -101,7 +102,7 @@ async fn open_after_a_process_died_behind_a_delete_erases_the_text() {
     assert_eq!(found(&folder, &marker), marker, "the log must still contain the text");
     let store = quick(&folder).await;
     assert_eq!(found(&folder, &marker), [""; 0]);
-    assert!(!store.exists(&id("n0")).await.unwrap());
+    assert!(!store.summary(&id("n0")).await.is_ok());
 }
 
 #[tokio::test]
@@ -115,7 +116,7 @@ async fn vacuum_erases_text_that_another_program_deleted() {
     assert!(found(&folder, &markers).len() > kept.len(), "another program must leave the text in the file");
     store.vacuum().await.unwrap();
     assert_eq!(found(&folder, &markers), kept);
-    assert_eq!(store.list(Page::default()).await.unwrap().len(), kept.len());
+    assert_eq!(store.list(&Listing::default()).await.unwrap().len(), kept.len());
     assert_eq!(store.load(&id("n1")).await.unwrap().nodes.len(), 4);
     let integrity = raw(&folder).query_row("PRAGMA integrity_check", [], |row| row.get::<_, String>(0));
     assert_eq!(integrity.unwrap(), "ok");

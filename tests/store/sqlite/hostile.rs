@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use omni_agent::store::{Page, SqliteStore, Store, StoreError, Write};
+use omni_agent::store::{Change, Listing, SqliteStore, Store, StoreError, Write};
 use rusqlite::Connection;
 
 use super::{file, quick};
@@ -23,7 +23,7 @@ async fn open_of_an_empty_file_creates_a_store_in_it() {
     let folder = Folder::new();
     fs::write(file(&folder), "").unwrap();
     create(&quick(&folder).await, &id("a")).await;
-    assert!(quick(&folder).await.exists(&id("a")).await.unwrap());
+    quick(&folder).await.summary(&id("a")).await.unwrap();
 }
 
 /// The schema version and the application id of the file are correct, but a table is missing.
@@ -54,16 +54,16 @@ async fn operations_after_the_file_was_removed_are_unreachable_until_it_returns(
 
     let write = Write::on(version);
     for failed in [
-        store.commit(&id("a"), &write, &says(1, "Hi")).await.map(drop),
+        store.write(&id("a"), &write, &Change::Commit(says(1, "Hi"))).await.map(drop),
         store.load(&id("a")).await.map(drop),
-        store.list(Page::default()).await.map(drop),
+        store.list(&Listing::default()).await.map(drop),
     ] {
         let error = failed.unwrap_err();
         assert!(matches!(error, StoreError::Unreachable { .. }) && error.is_transient(), "{error:?}");
     }
     fs::rename(&aside, file(&folder)).unwrap();
     // The first attempt may or may not have been written. In both cases, the result is one node.
-    assert_eq!(store.commit(&id("a"), &write, &says(1, "Hi")).await.unwrap(), version.next());
+    assert_eq!(store.write(&id("a"), &write, &Change::Commit(says(1, "Hi"))).await.unwrap(), version.next());
     assert_eq!(store.load(&id("a")).await.unwrap().nodes.len(), 1);
 }
 
@@ -77,9 +77,9 @@ async fn write_after_another_file_took_its_place_is_not_acknowledged() {
         fs::remove_file(folder.path().join(part)).unwrap();
     }
     let other = quick(&folder).await;
-    let error = store.commit(&id("a"), &Write::on(version), &says(1, "Hi")).await.unwrap_err();
+    let error = store.write(&id("a"), &Write::on(version), &Change::Commit(says(1, "Hi"))).await.unwrap_err();
     assert!(matches!(error, StoreError::Unreachable { .. }), "{error:?}");
     let cause = error.to_string();
     assert!(cause.contains("another file has taken its place"), "{cause}");
-    assert_eq!(other.list(Page::default()).await.unwrap(), [], "nothing was written to the other file");
+    assert_eq!(other.list(&Listing::default()).await.unwrap(), [], "nothing was written to the other file");
 }

@@ -57,7 +57,7 @@ async fn pages_of_a_label_of_old_or_simultaneous_conversations_are_complete() {
         let ids = |numbers: &[u32]| numbers.iter().map(|n| format!("c{n:05}")).collect::<Vec<_>>();
         let (mut page, mut found) = (Page::first(900), Vec::new());
         for _ in 0..9 {
-            let listed = store.list_where(&filter, page.clone()).await.unwrap();
+            let listed = store.list(&(filter.clone(), page.clone()).into()).await.unwrap();
             let Some(last) = listed.last() else { break };
             page = page.after(last);
             found.extend(listed.into_iter().map(|summary| summary.id.to_string()));
@@ -65,7 +65,7 @@ async fn pages_of_a_label_of_old_or_simultaneous_conversations_are_complete() {
         assert_eq!(found.len(), expected.len().min(8100), "{name} {value}");
         assert_eq!(found, ids(&expected[..found.len()]), "{name} {value}");
         // This page begins after the conversations that are examined first.
-        let listed = store.list_where(&filter, Page::first(50).from(5500)).await.unwrap();
+        let listed = store.list(&(filter.clone(), Page::first(50).from(5500)).into()).await.unwrap();
         let listed: Vec<_> = listed.iter().map(|summary| summary.id.to_string()).collect();
         assert_eq!(listed, ids(&expected[5500..5550]), "{name} {value}");
     }
@@ -79,7 +79,8 @@ async fn search_in_old_conversations_finds_every_page() {
     for (name, value) in LABELS {
         let (filter, expected) = labelled(name, value);
         for from in [0, 5500] {
-            let found = store.search(&filter, &query, Page::first(50).from(from)).await.unwrap();
+            let found =
+                store.search(&query, &(filter.clone(), Page::first(50).from(from)).into()).await.unwrap();
             let found: Vec<_> = found.hits.iter().map(|hit| hit.conversation.id.to_string()).collect();
             let expected: Vec<_> = expected[from..from + 50].iter().map(|n| format!("c{n:05}")).collect();
             assert_eq!(found, expected, "{name} {value}");

@@ -8,7 +8,7 @@ use futures_util::{
 };
 use omni_agent::{
     message::Message,
-    store::{Commit, Owner, Store, Write},
+    store::{Change, Commit, Owner, Store, Write},
     tree::Node,
 };
 use rusqlite::{Connection, TransactionBehavior};
@@ -40,11 +40,12 @@ async fn renewal_after_waiting_writes_is_made_before_them() {
         )
         .unwrap();
     let transaction = hold(&mut other);
-    let (turn, id_a, id_b, write) = (says(1, "Hi"), id("a"), id("b"), Write::on(version));
+    let (turn, id_a, id_b) = (Change::Commit(says(1, "Hi")), id("a"), id("b"));
+    let (write, leases) = (Write::on(version), [(id_b.clone(), lease.clone())]);
     // A delete shares no transaction, so the commit never begins together with it.
-    let mut begun = store.delete(&id_a);
-    let mut waiting = store.commit(&id_b, &write, &turn);
-    let mut renewal = store.renew(&id_b, &lease);
+    let mut begun = store.delete(&id_a, None);
+    let mut waiting = store.write(&id_b, &write, &turn);
+    let mut renewal = store.renew(&leases);
     assert!((&mut begun).now_or_never().is_none() && (&mut waiting).now_or_never().is_none());
     assert!((&mut renewal).now_or_never().is_none());
     transaction.rollback().unwrap();
@@ -78,12 +79,13 @@ async fn write_before_acquire_and_release_is_made_before_them() {
         )
         .unwrap();
     let transaction = hold(&mut other);
-    let (turn, id_a, id_b, ben) = (says(1, "Hi"), id("a"), id("b"), Owner::new("ben"));
+    let (turn, id_a, id_b) = (Change::Commit(says(1, "Hi")), id("a"), id("b"));
+    let ben = Owner::new("ben");
     let (on_first, on_second) = (Write::on(first), Write::on(second));
-    let mut begun = store.commit(&id_a, &on_first, &turn);
-    let mut waiting = store.commit(&id_b, &on_second, &turn);
+    let mut begun = store.write(&id_a, &on_first, &turn);
+    let mut waiting = store.write(&id_b, &on_second, &turn);
     let mut acquired = store.acquire(&id_b, &ben);
-    let mut released = store.release(&id_a, &lease);
+    let mut released = store.release(&id_a, &lease, None);
     assert!((&mut begun).now_or_never().is_none() && (&mut waiting).now_or_never().is_none());
     assert!((&mut acquired).now_or_never().is_none() && (&mut released).now_or_never().is_none());
     transaction.rollback().unwrap();
@@ -106,7 +108,7 @@ async fn write_dropped_before_it_began_holds_no_memory_and_is_not_made() {
     let transaction = hold(&mut other);
     let id_a = id("a");
     // A delete shares no transaction, so the write never begins together with it.
-    let mut begun = store.delete(&id_a);
+    let mut begun = store.delete(&id_a, None);
     assert!((&mut begun).now_or_never().is_none());
 
     let message = Arc::new(Message::user("x".repeat(1_000_000)));
@@ -114,7 +116,9 @@ async fn write_dropped_before_it_began_holds_no_memory_and_is_not_made() {
     let waiting = {
         let commit = Commit::new(None).with_nodes([Node::new(node(1), None, message)]);
         let store = store.clone();
-        Box::pin(async move { store.commit(&id("b"), &Write::on(version), &commit).await })
+        Box::pin(
+            async move { store.write(&id("b"), &Write::on(version), &Change::Commit(commit.clone())).await },
+        )
     };
     let mut waiting = waiting;
     assert!((&mut waiting).now_or_never().is_none());

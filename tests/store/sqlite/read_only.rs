@@ -11,8 +11,8 @@ use std::{
 };
 
 use omni_agent::store::{
-    MemoryStore, Owner, Page, SqliteStore, StateChange, Store, StoreError, StoredState, Version, Write,
-    WriteId, copy, export_json,
+    Change, Listing, MemoryStore, Owner, SqliteStore, StateChange, Store, StoreError, StoredState, Version,
+    Write, copy, export_json,
 };
 
 use super::{file, quick, raw};
@@ -77,7 +77,7 @@ async fn filled(folder: &Folder) -> Version {
 async fn reads(store: &SqliteStore, nodes: usize) -> Version {
     let stored = store.load(&id("a")).await.unwrap();
     assert_eq!(stored.nodes.len(), nodes);
-    assert_eq!(store.list(Page::default()).await.unwrap().len(), 1);
+    assert_eq!(store.list(&Listing::default()).await.unwrap().len(), 1);
     assert_eq!(store.summary(&id("a")).await.unwrap().version, stored.version);
     assert!(export_json(store, &id("a")).await.unwrap().contains("\"Hi\""));
     stored.version
@@ -86,11 +86,11 @@ async fn reads(store: &SqliteStore, nodes: usize) -> Version {
 async fn refuses_writes(store: &SqliteStore, version: Version) {
     let write = Write::on(version);
     for refused in [
-        store.commit(&id("a"), &write, &says(2, "more")).await.map(drop),
-        store.save_state(&id("a"), &write, &StateChange::Title(None)).await.map(drop),
-        store.create(&id("b"), WriteId::generate(), &StoredState::default()).await.map(drop),
+        store.write(&id("a"), &write, &Change::Commit(says(2, "more"))).await.map(drop),
+        store.write(&id("a"), &write, &Change::State(StateChange::Title(None))).await.map(drop),
+        store.write(&id("b"), &Write::first(), &Change::create(StoredState::default())).await.map(drop),
         store.acquire(&id("a"), &Owner::new("ann")).await.map(drop),
-        store.delete(&id("a")).await,
+        store.delete(&id("a"), None).await,
         store.vacuum().await,
     ] {
         match refused {
@@ -189,7 +189,7 @@ async fn child_reads_while_the_file_changes() {
     set_mode(&file, 0o644);
     let writer = SqliteStore::open(&file).await.unwrap();
     commit(&writer, &id("a"), version, 2, "more").await;
-    for failed in [store.load(&id("a")).await.map(drop), store.list(Page::default()).await.map(drop)] {
+    for failed in [store.load(&id("a")).await.map(drop), store.list(&Listing::default()).await.map(drop)] {
         let error = failed.unwrap_err();
         assert!(matches!(error, StoreError::Unreachable { .. }), "{error:?}");
         assert!(error.to_string().contains("open it anew"), "{error}");

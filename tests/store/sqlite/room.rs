@@ -21,7 +21,7 @@ async fn delete_of_a_large_conversation_frees_its_space_between_writes() {
     // The message has 80 MiB, about five times the amount of space that the store frees at once. The deletion itself
     // frees the first part of this space.
     other.execute("UPDATE nodes SET message = hex(zeroblob(40 << 20))", []).unwrap();
-    store.delete(&id("large")).await.unwrap();
+    store.delete(&id("large"), None).await.unwrap();
     // Before each of these writes, the store frees at least one further part.
     for number in 0..8 {
         create(&store, &id(&format!("small{number}"))).await;
@@ -92,7 +92,7 @@ async fn begins_anew_while_readers_overlap(folder: &Folder, store: &SqliteStore)
         create(store, &id(&format!("n{number}"))).await;
         // After the previous write, the store works on the log, and this work waits for readers. The following
         // operation ends after this work.
-        let mut behind = store.renew_all(&[]);
+        let mut behind = store.renew(&[]);
         while (&mut behind).now_or_never().is_none() {
             reader.go_on();
         }

@@ -3,7 +3,7 @@
 use std::{fs, sync::Arc};
 
 use omni_agent::store::{
-    Filter, Page, Query, SqliteStore, StateChange, Store, StoreError, Write, conformance,
+    Change, Listing, Page, Query, SqliteStore, StateChange, Store, StoreError, Write, conformance,
     file_system::Durability,
 };
 
@@ -18,7 +18,7 @@ async fn searching(folder: &Folder) -> SqliteStore {
 /// Returns the ids of the conversations that contain the words, and whether the index is complete.
 async fn find(store: &SqliteStore, query: &str) -> (Vec<String>, bool) {
     let query: Query = query.parse().unwrap();
-    let found = store.search(&Filter::default(), &query, Page::first(1000)).await.unwrap();
+    let found = store.search(&query, &Page::first(1000).into()).await.unwrap();
     (found.hits.iter().map(|hit| hit.conversation.id.to_string()).collect(), found.complete)
 }
 
@@ -37,7 +37,7 @@ async fn suite_on_sqlite_store_with_a_search_index_passes() {
 async fn search_without_an_index_is_unsupported() {
     let folder = Folder::new();
     let query: Query = "word".parse().unwrap();
-    let found = quick(&folder).await.search(&Filter::default(), &query, Page::default()).await;
+    let found = quick(&folder).await.search(&query, &Listing::default()).await;
     assert!(matches!(found, Err(StoreError::Unsupported { .. })), "{found:?}");
 }
 
@@ -48,13 +48,15 @@ async fn search_index_created_later_contains_older_conversations() {
     for number in 0..700 {
         let id = id(&format!("n{number}"));
         let version = create(&store, &id).await;
-        let version =
-            store.save_state(&id, &Write::on(version), &StateChange::title("a title")).await.unwrap();
+        let version = store
+            .write(&id, &Write::on(version), &Change::State(StateChange::title("a title")))
+            .await
+            .unwrap();
         commit(&store, &id, version, 1, &format!("common word{number}")).await;
     }
     let searching = searching(&folder).await;
     // A process that opened the file without searches updates the index, too.
-    store.delete(&id("n3")).await.unwrap();
+    store.delete(&id("n3"), None).await.unwrap();
     let version = store.load(&id("n4")).await.unwrap().version;
     commit(&store, &id("n4"), version, 2, "newer").await;
     while !find(&searching, "newer").await.1 {
@@ -86,13 +88,16 @@ async fn delete_and_erase_leave_no_words_in_the_index() {
     create(&store, &id("b")).await;
     let version_b = store.load(&id("b")).await.unwrap().version;
     commit(&store, &id("b"), version_b, 1, "zzzsecretofb").await;
-    version = store.save_state(&id("a"), &Write::on(version), &StateChange::title("zzztitle")).await.unwrap();
+    version = store
+        .write(&id("a"), &Write::on(version), &Change::State(StateChange::title("zzztitle")))
+        .await
+        .unwrap();
     version = commit(&store, &id("a"), version, 1, "zzzkept").await;
     version = commit(&store, &id("a"), version, 2, "zzzerased").await;
     let erased: omni_agent::tree::Erased =
         serde_json::from_str(r#"{"nodes": [2], "head": 1, "next": 3}"#).unwrap();
-    store.erase(&id("a"), &Write::on(version), &erased).await.unwrap();
-    store.delete(&id("b")).await.unwrap();
+    store.write(&id("a"), &Write::on(version), &Change::Erase(erased)).await.unwrap();
+    store.delete(&id("b"), None).await.unwrap();
     let terms = |wanted: &str| {
         let connection = raw(&folder);
         connection

@@ -3,7 +3,7 @@
 use std::fs;
 
 use futures_util::{FutureExt, future::join_all};
-use omni_agent::store::{Commit, ConversationId, SqliteStore, Store, StoreError, Version, Write};
+use omni_agent::store::{Change, Commit, ConversationId, SqliteStore, Store, StoreError, Version, Write};
 use rusqlite::TransactionBehavior;
 
 use super::{file, quick, raw};
@@ -31,10 +31,14 @@ async fn commit_at_once_after(
     let mut other = raw(folder);
     let lock = other.transaction_with_behavior(TransactionBehavior::Immediate).unwrap();
     let absent = id("absent");
-    let mut delete = store.delete(&absent);
+    let mut delete = store.delete(&absent, None);
     assert!((&mut delete).now_or_never().is_none());
+    let commit = |(id, write, commit): &(_, _, Commit)| {
+        (ConversationId::clone(id), *write, Change::Commit(commit.clone()))
+    };
+    let commits: Vec<(_, Write, _)> = commits.iter().map(commit).collect();
     let mut waiting: Vec<_> =
-        commits.iter().map(|(id, write, commit)| store.commit(id, write, commit)).collect();
+        commits.iter().map(|(id, write, commit)| store.write(id, write, commit)).collect();
     for commit in &mut waiting {
         assert!(commit.now_or_never().is_none());
     }
@@ -125,7 +129,7 @@ async fn commit_that_rolls_the_shared_transaction_back_fails_alone_and_can_be_re
     }
     raw(&folder).execute_batch("DROP TRIGGER fails").unwrap();
     for (id, write, commit) in &commits {
-        assert_eq!(store.commit(id, write, commit).await.unwrap(), write.base.next());
+        assert_eq!(store.write(id, write, &Change::Commit(commit.clone())).await.unwrap(), write.base.next());
         assert_eq!(store.load(id).await.unwrap().nodes.len(), 1);
     }
 }

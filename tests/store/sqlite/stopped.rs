@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use omni_agent::store::{Owner, Page, SqliteStore, Store, StoreError, Write};
+use omni_agent::store::{Change, Listing, Owner, SqliteStore, Store, StoreError, Write};
 use rusqlite::{Connection, TransactionBehavior};
 
 use super::file;
@@ -69,15 +69,15 @@ async fn write_while_a_stopped_process_writes_is_busy_until_it_continues_or_ends
 
         let write = Write::on(version).under(&lease);
         for refused in [
-            store.commit(&id("a"), &write, &says(1, "Hi")).await.map(drop),
-            store.renew(&id("a"), &lease).await.map(drop),
-            store.delete(&id("a")).await,
+            store.write(&id("a"), &write, &Change::Commit(says(1, "Hi"))).await.map(drop),
+            store.renew(&[(id("a"), lease.clone())]).await.map(drop),
+            store.delete(&id("a"), None).await,
         ] {
             let error = refused.unwrap_err();
             assert!(matches!(error, StoreError::Busy { .. }) && error.is_transient(), "{error:?}");
             assert!(error.to_string().contains("stopped process"), "{error}");
         }
-        assert_eq!(store.list(Page::default()).await.unwrap().len(), 1, "reads must work");
+        assert_eq!(store.list(&Listing::default()).await.unwrap().len(), 1, "reads must work");
 
         if is_killed {
             other.send("-KILL");
@@ -86,7 +86,10 @@ async fn write_while_a_stopped_process_writes_is_busy_until_it_continues_or_ends
             other.child.stdin.take().unwrap().write_all(b"!").unwrap();
         }
         assert_eq!(other.child.wait().unwrap().success(), !is_killed);
-        assert_eq!(store.commit(&id("a"), &write, &says(1, "Hi")).await.unwrap(), version.next());
+        assert_eq!(
+            store.write(&id("a"), &write, &Change::Commit(says(1, "Hi"))).await.unwrap(),
+            version.next()
+        );
         assert_eq!(store.load(&id("a")).await.unwrap().state.title, None);
     }
 }

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use super::{Job, Record, Saver, StoredFlight};
+use super::{Record, Saver, StoredFlight};
 use crate::{
     session::{
         SavedPart, SessionEvent, StoreReport,
         core::{Core, Effect, Effects, Env},
     },
-    store::{Labels, StoreError, StoredState, Version},
+    store::{Change, Labels, StoreError, StoredState, Version},
     tree::Tree,
 };
 
@@ -40,8 +40,8 @@ impl Core {
     ) {
         let attempt = self.saver.attempt.take();
         match attempt.as_ref().map(|attempt| &*attempt.job) {
-            Some(Job::Commit(_, commit)) => self.saver.keep_record(Record::of(commit)),
-            Some(Job::Erase(_, erased)) => self.saver.erased = Some(Box::new(erased.clone())),
+            Some((_, Change::Commit(commit))) => self.saver.keep_record(Record::of(commit)),
+            Some((_, Change::Erase(erased))) => self.saver.erased = Some(Box::new(erased.clone())),
             _ => {}
         }
         let Found { version, mut tree, state, flight } = found;

@@ -9,7 +9,7 @@ use crate::{
         SavedPart, SessionEvent, StoreReport,
         core::{Core, Effect, Effects, Env},
     },
-    store::{StoreError, Version},
+    store::{Change, StoreError, Version},
     subscription::EndReason,
     tree::Node,
 };
@@ -27,12 +27,12 @@ impl Core {
             return;
         };
         let (what, through) = match &*attempt.job {
-            Job::Commit(_, commit) if commit.is_update(commit.head) => {
+            (_, Change::Commit(commit)) if commit.is_update(commit.head) => {
                 (SavedPart::Tree, commit.nodes.last().map(Node::id))
             }
-            Job::Commit(..) => (SavedPart::Record, None),
-            Job::Erase(..) => (SavedPart::Tree, None),
-            Job::Create(..) | Job::State(..) => (SavedPart::State, None),
+            (_, Change::Commit(_)) => (SavedPart::Record, None),
+            (_, Change::Erase(_)) => (SavedPart::Tree, None),
+            (_, Change::Create(_) | Change::State(_)) => (SavedPart::State, None),
         };
         match outcome {
             Ok(version) => {
@@ -77,7 +77,7 @@ impl Core {
             }
             Err(error @ (StoreError::Unstorable { .. } | StoreError::Unsupported { .. })) => {
                 let record = match &*attempt.job {
-                    Job::Commit(_, commit) => Record::of(commit),
+                    (_, Change::Commit(commit)) => Record::of(commit),
                     _ => Record::default(),
                 };
                 let has_end = record.has_end();
@@ -134,7 +134,7 @@ impl Attempt {
     /// rejected write can't be divided.
     pub(super) fn divided(&self) -> Option<usize> {
         match &*self.job {
-            Job::Commit(_, commit) if self.portions > 1 || commit.state.is_some() => {
+            (_, Change::Commit(commit)) if self.portions > 1 || commit.state.is_some() => {
                 Some((self.portions / 2).max(1))
             }
             _ => None,
@@ -150,7 +150,7 @@ fn is_final(error: &StoreError, job: &Job) -> bool {
         | StoreError::LeaseLost { .. }
         | StoreError::Owned { .. }
         | StoreError::AlreadyExists { .. } => true,
-        StoreError::NotFound { .. } => !matches!(job, Job::Create(..)),
+        StoreError::NotFound { .. } => !matches!(job.1, Change::Create(_)),
         _ => false,
     }
 }

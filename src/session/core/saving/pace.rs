@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::Job;
 use crate::session::core::{Core, Effect, Effects, Env};
+use crate::store::Change;
 
 /// The first and the longest wait before a failed write is repeated.
 const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
@@ -56,7 +57,7 @@ pub(super) fn begin(job: &Arc<Job>, env: &Env<'_>, effects: &mut Effects) {
 
 /// Returns how long a write may take before it is started again, or `None` if no end or flush is in progress.
 fn silence(job: &Job, env: &Env<'_>) -> Option<Duration> {
-    let share = if matches!(job, Job::Create(..)) { SILENT_CREATION_SHARE } else { SILENCE_SHARE };
+    let share = if matches!(job.1, Change::Create(_)) { SILENT_CREATION_SHARE } else { SILENCE_SHARE };
     env.left.map(|left| (left / share).max(SHORTEST))
 }
 

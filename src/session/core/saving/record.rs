@@ -15,7 +15,7 @@ use crate::{
         SessionEvent,
         core::{Core, Effect, Effects, Env},
     },
-    store::{Commit, StoredTurn, TurnChange},
+    store::{Change, Commit, StoredTurn, TurnChange},
     tree::NodeId,
 };
 
@@ -144,7 +144,7 @@ impl Saver {
     /// Notes the turn in flight after a write has succeeded. `head` is the stored head before the write.
     pub(super) fn flight_written(&mut self, job: &Job, head: Option<NodeId>) {
         match job {
-            Job::Commit(_, commit) => {
+            (_, Change::Commit(commit)) => {
                 if commit.ends_turn(head) {
                     self.flight = None;
                 }
@@ -154,8 +154,8 @@ impl Saver {
                     self.flight = Some(Box::new(StoredFlight::of(record)));
                 }
             }
-            Job::Create(..) | Job::Erase(..) => self.flight = None,
-            Job::State(..) => {}
+            (_, Change::Create(_) | Change::Erase(_)) => self.flight = None,
+            (_, Change::State(_)) => {}
         }
     }
 }
@@ -218,7 +218,7 @@ impl Core {
     /// yet.
     pub(in crate::session::core) fn record_weight(&self) -> usize {
         let in_flight = match self.saver.attempt.as_ref().map(|attempt| &*attempt.job) {
-            Some(Job::Commit(_, commit)) => {
+            Some((_, Change::Commit(commit))) => {
                 let (end, turn) = match commit.turn.as_deref() {
                     Some(TurnChange::End(end)) => (Some(end), None),
                     Some(TurnChange::Record(turn)) => (None, Some(turn)),

@@ -16,7 +16,7 @@ use crate::{
         SavedPart, StoreReport,
         core::{Core, Job},
     },
-    store::{Labels, StateChange, StoreError, Stored, Version, WriteId},
+    store::{Change, Labels, StateChange, StoreError, Stored, Version, WriteId},
     tree::{Erased, Node, NodeId, Tree},
 };
 
@@ -141,19 +141,19 @@ impl Ledger {
         let (tree, state, books) = self.now();
         let (Some(acked), Some((acked_tree, acked_state, acked_books))) = (&self.acked, &self.acked_content)
         else {
-            let Job::Create(_, created) = job else {
+            let (_, Change::Create(created)) = job else {
                 return Err(format!("{job:?} before the conversation is created"));
             };
             ensure!(**created == *state, "the conversation is created with {created:?}, not {state:?}");
             return Ok(());
         };
         match job {
-            Job::Create(..) => return Err(format!("{job:?}, but the conversation exists")),
-            Job::Erase(write, _) => {
+            (_, Change::Create(_)) => return Err(format!("{job:?}, but the conversation exists")),
+            (write, Change::Erase(_)) => {
                 ensure!(write.base == acked.version, "{write:?} does not build on {}", acked.version);
                 return Ok(());
             }
-            Job::Commit(write, commit)
+            (write, Change::Commit(commit))
                 if self.divided
                     && commit.turn.is_none()
                     && commit.usage.as_ref().is_none_or(Vec::is_empty) =>
@@ -166,7 +166,7 @@ impl Ledger {
                 ensure!(self.is_part(&next.0), "{commit:?} leaves the store between two turns");
                 return Ok(());
             }
-            Job::Commit(write, commit) => {
+            (write, Change::Commit(commit)) => {
                 ensure!(write.base == acked.version, "{write:?} does not build on {}", acked.version);
                 let changes = tree != acked_tree || books != acked_books || commit.turn.is_some();
                 ensure!(changes, "{commit:?} changes nothing");
@@ -183,7 +183,7 @@ impl Ledger {
                 }
                 ensure!(commit.state.is_some() == due, "state in a commit: {:?}, due: {due}", commit.state);
             }
-            Job::State(write, change) => {
+            (write, Change::State(change)) => {
                 ensure!(write.base == acked.version, "{write:?} does not build on {}", acked.version);
                 // A state that was due before an erasure is written first. Then the stored tree still has the nodes to
                 // erase.
@@ -203,7 +203,7 @@ impl Ledger {
                 ensure!(fits, "{change:?} from {acked_state:?} to {state:?}");
             }
         }
-        if matches!(job, Job::State(..)) && tree != acked_tree {
+        if matches!(job.1, Change::State(_)) && tree != acked_tree {
             return Ok(());
         }
         let mut next = acked.clone();
@@ -225,7 +225,7 @@ impl Ledger {
 
     /// Returns the number of turns in the write in flight.
     fn turns(&self) -> usize {
-        let Some(Job::Commit(_, commit)) = self.open.as_ref().map(|open| &*open.job) else { return 0 };
+        let Some((_, Change::Commit(commit))) = self.open.as_ref().map(|open| &*open.job) else { return 0 };
         let ends = self.moments.iter().filter_map(|(tree, ..)| Some(tree.nodes().last()?.id()));
         let ends = ends.filter(|id| commit.nodes.iter().any(|node| node.id() == *id));
         ends.collect::<HashSet<_>>().len()
@@ -235,7 +235,7 @@ impl Ledger {
     /// in parts.
     pub(super) fn refused(&mut self, divides: bool) -> Check {
         let state = match self.under_way().map(|job| &**job) {
-            Some(Job::Commit(_, commit)) => commit.state.is_some(),
+            Some((_, Change::Commit(commit))) => commit.state.is_some(),
             _ => false,
         };
         let turns = self.turns();
@@ -352,18 +352,20 @@ impl Ledger {
         }
         let mut open = self.open.take().ok_or("no write is in flight")?;
         let (what, through) = match &*open.job {
-            Job::Commit(_, commit) if commit.is_update(commit.head) => {
+            (_, Change::Commit(commit)) if commit.is_update(commit.head) => {
                 (SavedPart::Tree, commit.nodes.last().map(Node::id))
             }
-            Job::Commit(..) => (SavedPart::Record, None),
-            Job::Erase(..) => (SavedPart::Tree, None),
+            (_, Change::Commit(_)) => (SavedPart::Record, None),
+            (_, Change::Erase(_)) => (SavedPart::Tree, None),
             _ => (SavedPart::State, None),
         };
         self.due_report = Some((what, through, outcome.as_ref().copied().map_err(words)));
         match outcome {
             Ok(version) => {
                 let acked = match (self.acked.take(), &*open.job) {
-                    (None, Job::Create(_, state)) => Stored::new(*version, Timestamp(0), (**state).clone()),
+                    (None, (_, Change::Create(state))) => {
+                        Stored::new(*version, Timestamp(0), (**state).clone())
+                    }
                     (Some(mut acked), job) => {
                         with(&mut acked, job);
                         Stored { version: *version, ..acked }
@@ -372,7 +374,7 @@ impl Ledger {
                 };
                 self.acked_content = Some(content(&acked)?);
                 self.acked = Some(acked);
-                if matches!(*open.job, Job::Create(..))
+                if matches!(open.job.1, Change::Create(_))
                     && (!tree.is_empty() || self.now().2 != Books::default())
                 {
                     // No event is expected yet, because the commit for which the conversation was created follows now.
@@ -522,7 +524,7 @@ impl Ledger {
 /// Returns the maximum time that a write may remain without a result, if a flush has the time `left` until its
 /// deadline.
 fn silence(job: &Job, left: Option<Duration>) -> Option<Duration> {
-    let share = if matches!(job, Job::Create(..)) { 2 } else { 4 };
+    let share = if matches!(job.1, Change::Create(_)) { 2 } else { 4 };
     Some((left? / share).max(Duration::from_millis(50)))
 }
 

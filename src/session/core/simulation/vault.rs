@@ -5,7 +5,7 @@ use crate::{
     message::{Timestamp, UsageRow, UsageSum},
     run::RunEnd,
     session::core::Job,
-    store::{ConversationId, Labels, StateChange, StoreError, Stored, StoredState, Version, Write, WriteId},
+    store::{Change, ConversationId, Labels, StateChange, StoreError, Stored, StoredState, Version, WriteId},
     tree::Tree,
 };
 
@@ -62,10 +62,10 @@ pub(super) fn untitled(state: &StoredState) -> StoredState {
 /// Applies a write to the stored conversation.
 pub(super) fn with(stored: &mut Stored, job: &Job) {
     match job {
-        Job::Create(..) => unreachable!("the conversation exists"),
-        Job::Commit(_, commit) => stored.commit(commit.clone()),
-        Job::State(_, change) => stored.change_state(change.clone()),
-        Job::Erase(_, erased) => stored.erase(erased),
+        (_, Change::Create(_)) => unreachable!("the conversation exists"),
+        (_, Change::Commit(commit)) => stored.commit(commit.clone()),
+        (_, Change::State(change)) => stored.change_state(change.clone()),
+        (_, Change::Erase(erased)) => stored.erase(erased),
     }
 }
 
@@ -74,10 +74,7 @@ pub(super) fn id() -> ConversationId {
 }
 
 pub(super) fn write_id(job: &Job) -> WriteId {
-    match job {
-        Job::Create(id, _) => *id,
-        Job::Commit(write, _) | Job::State(write, _) | Job::Erase(write, _) => write.id,
-    }
+    job.0.id
 }
 
 impl Vault {
@@ -97,14 +94,10 @@ impl Vault {
     }
 
     pub(super) fn write(&mut self, job: &Job) -> Result<Version, StoreError> {
-        let (base, write) = match job {
-            Job::Create(write, _) => (None, *write),
-            Job::Commit(Write { base, id, .. }, _)
-            | Job::State(Write { base, id, .. }, _)
-            | Job::Erase(Write { base, id, .. }, _) => (Some(*base), *id),
-        };
+        let base = if matches!(job.1, Change::Create(_)) { None } else { Some(job.0.base) };
+        let write = job.0.id;
         match (&mut self.stored, job) {
-            (None, Job::Create(_, state)) => {
+            (None, (_, Change::Create(state))) => {
                 let version = self.put((**state).clone());
                 self.writes.push((None, write, version));
                 Ok(version)
@@ -117,7 +110,7 @@ impl Vault {
                     Some((_, known, version)) if *known == write => Ok(*version),
                     None if base == Some(current) => {
                         with(stored, job);
-                        if let Job::Commit(_, commit) = job {
+                        if let (_, Change::Commit(commit)) = job {
                             self.rows.extend(commit.usage.iter().flatten().cloned());
                         }
                         stored.advance(current.next(), Timestamp(0));

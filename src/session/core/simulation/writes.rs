@@ -13,7 +13,7 @@ use crate::{
         SessionEvent, StoreReport,
         core::{Effect, Found, Job, StoredFlight},
     },
-    store::{StoreError, TurnChange},
+    store::{Change, StoreError, TurnChange},
 };
 
 impl World {
@@ -62,7 +62,7 @@ impl World {
         }
         let brings = self.ledger.brings().filter(|_| outcome.is_ok());
         if matches!(outcome, Err(StoreError::Unstorable { .. })) && !self.ledger.lost {
-            if let Job::Commit(_, commit) = &*job
+            if let (_, Change::Commit(commit)) = &*job
                 && let Some(TurnChange::End(end)) = commit.turn.as_deref()
             {
                 if self.model.books.last_run.as_ref() == Some(end) {
@@ -153,7 +153,7 @@ impl World {
             0 => StoreError::Full { place: place(), source: Arc::new(cause()) },
             1 => StoreError::Unreachable { place: place(), source: Arc::new(cause()) },
             2 => StoreError::damaged(place(), "the data is damaged"),
-            3 if matches!(job, Job::Create(..)) => StoreError::NotFound { id: vault::id() },
+            3 if matches!(job.1, Change::Create(_)) => StoreError::NotFound { id: vault::id() },
             4 if self.rng.percent(20) => {
                 StoreError::Unstorable { id: vault::id(), problem: "a number".to_owned() }
             }

@@ -13,10 +13,10 @@ use crate::{
     run::TurnRecord,
     session::{
         SessionSnapshot,
-        core::{Core, Job, StoredFlight, simulation::vault},
+        core::{Core, StoredFlight, simulation::vault},
         loading::{LoadedTurn, Recovered, closed},
     },
-    store::{Commit, Labels, Stored, StoredTurn, Version, Write},
+    store::{Change, Commit, Labels, Stored, StoredTurn, Version, Write},
     tree::Tree,
 };
 
@@ -150,7 +150,7 @@ impl Life {
         if self.process.is_dead() || fails {
             return Ok(None);
         }
-        let written = common.place.write(&Job::Commit(write, commit), self.epoch)?;
+        let written = common.place.write(&(write, Change::Commit(commit)), self.epoch)?;
         self.process.crash_perhaps(&mut common.outside);
         let Ok(version) = written else { return Ok(None) };
         self.core.rewritten(version);

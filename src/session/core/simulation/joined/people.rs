@@ -8,8 +8,7 @@ use crate::{
     agent::process::{Outside, Reply},
     message::Timestamp,
     run::{Decided, TurnRecord},
-    session::core::Job,
-    store::{Commit, Undecidable, Write, WriteId},
+    store::{Change, Commit, Undecidable, Write, WriteId},
     tool::Decision,
 };
 
@@ -63,7 +62,7 @@ fn store(outside: &mut Outside, place: &mut Place, record: TurnRecord) -> Check 
     let mut id = [1; 16];
     id[..8].copy_from_slice(&outside.rng.next().to_be_bytes());
     let write = Write::on(version).with_id(WriteId::from_bytes(id));
-    let job = Job::Commit(write, Commit::new(record.head).with_turn(record));
+    let job = (write, Change::Commit(Commit::new(record.head).with_turn(record)));
     let epoch = place.acquire();
     place.write(&job, epoch)?.map(drop).map_err(|error| error.to_string())
 }

@@ -12,7 +12,7 @@ use crate::{
     message::{Message, TurnId},
     run::{Prompt, RunEnd, RunOutcome, TurnRecord},
     session::core::Job,
-    store::{Commit, StoreError, Stored, StoredTurn, TurnChange, Version},
+    store::{Change, Commit, StoreError, Stored, StoredTurn, TurnChange, Version},
     tree::Tree,
 };
 
@@ -104,15 +104,15 @@ impl Place {
         let known = self.vault.has_written(job);
         let before = self.turn().cloned();
         let outcome = match job {
-            Job::Commit(write, commit) if self.fault.is_some() => {
-                self.vault.write(&Job::Commit(*write, self.damaged(commit.clone())))
+            (write, Change::Commit(commit)) if self.fault.is_some() => {
+                self.vault.write(&(*write, Change::Commit(self.damaged(commit.clone()))))
             }
             _ => self.vault.write(job),
         };
         if known || outcome.is_err() {
             return Ok(outcome);
         }
-        if let Job::Commit(_, commit) = job {
+        if let (_, Change::Commit(commit)) = job {
             if let Some(TurnChange::Record(record)) = commit.turn.as_deref()
                 && has_progressed(record, before.as_ref())
             {

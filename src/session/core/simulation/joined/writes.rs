@@ -7,7 +7,7 @@ use crate::{
     actor::simulation::{Check, ensure},
     agent::{Durable, Status, process::Condition},
     session::core::{Core, Job, simulation::vault},
-    store::{StoreError, TurnChange, WriteId},
+    store::{Change, StoreError, TurnChange, WriteId},
 };
 
 /// The write in flight.
@@ -29,7 +29,7 @@ impl Storing {
         let id = vault::write_id(&job);
         if self.last.as_ref().is_none_or(|last| last.0 != id) {
             let mut prompts = Vec::new();
-            if let Job::Commit(_, commit) = &*job {
+            if let (_, Change::Commit(commit)) = &*job {
                 let ends = std::mem::take(&mut self.returned);
                 if let Some(TurnChange::End(end)) = commit.turn.as_deref() {
                     let last = ends.last().cloned().unwrap_or_default();

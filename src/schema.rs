@@ -39,8 +39,8 @@ mod generate;
 /// The main types are `SessionUpdate`, `AgentUpdate` and `ManagerUpdate`.
 pub const UPDATES: &str = include_str!("../schema/updates.json");
 
-/// The schema of [`SessionCommand`](crate::session::SessionCommand), [`SessionAnswer`](crate::session::SessionAnswer) and
-/// [`ManagerCommand`](crate::manager::ManagerCommand), which are the main types.
+/// The schema of [`SessionCommand`](crate::session::SessionCommand) and [`SessionAnswer`](crate::session::SessionAnswer),
+/// which are the main types.
 ///
 /// The document also contains `Listing`, and the results of lists, searches and sums: `Listed`, `Found` and `UsageSum`.
 /// The schema accepts all forms that the crate accepts, so members with defaults may be missing.

@@ -53,9 +53,8 @@
 //! | `GET /search?q=&limit=&offset=` | a full-text search, if the store supports it |
 //! | `GET /usage?from=&to=` | the usage of all conversations of the principal, by model |
 //! | `GET C` | the [snapshot](crate::session::SessionSnapshot) |
-//! | `PATCH C`, `DELETE C` | changes `title` or `model`; deletes the conversation |
-//! | `POST C/commands` | runs a [`SessionCommand`](crate::session::SessionCommand) |
-//! | `POST C/decisions` | decides on a tool use, even if the conversation is not open |
+//! | `DELETE C` | deletes the conversation |
+//! | `POST C/commands` | runs a [`SessionCommand`](crate::session::SessionCommand); a decision with its turn, a title and labels do not open the conversation |
 //! | `GET C/usage?limit=&after=` | the usage ledger, newest first |
 //! | `GET C/files/{message}/{block}` | the bytes of an attachment |
 //! | `GET C/events` | a stream of the conversation's updates |
@@ -113,8 +112,7 @@ pub use problem::Problem;
 pub(crate) use requests::NewConversation;
 #[cfg(all(test, feature = "schema"))]
 pub(crate) use requests::{
-    ApprovalPage, Change, Created, DecisionRequest, ListPage, ListQuery, PeriodQuery, RowsPage, RowsQuery,
-    SearchQuery,
+    ApprovalPage, Created, ListPage, ListQuery, PeriodQuery, RowsPage, RowsQuery, SearchQuery,
 };
 pub use view::View;
 
@@ -270,7 +268,7 @@ impl Web {
     /// | `GET /chat/{chat}/messages` | the messages that a page loads |
     /// | `POST /chat/{chat}/stop?discard=` | stops the run and keeps its text, or discards the run |
     /// | `GET /chat/{chat}/files/{message}/{block}` | the bytes of an attachment |
-    /// | `POST /chat/{chat}/decisions` | decides on a tool use, also with another input |
+    /// | `POST /chat/{chat}/commands` | runs a [`SessionCommand`](crate::session::SessionCommand), such as a decision with another input |
     ///
     /// A page's stop button must call the route `stop`, because leaving a stream never stops a run. The response then
     /// ends by itself.

@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 use super::{COMMANDS, OPENAPI, UPDATES};
 use crate::{
     agent::{Event, Snapshot},
-    manager::{Listed, ManagerCommand, ManagerEvent, ManagerSnapshot},
+    manager::{Listed, ManagerEvent, ManagerSnapshot},
     message::UsageSum,
     session::{SessionAnswer, SessionCommand, SessionEvent, SessionSnapshot},
     store::{Found, Listing},
@@ -55,12 +55,11 @@ fn updates() -> Value {
     document.finish("Updates", "The updates of agents, sessions and managers, which they emit in order.")
 }
 
-/// Returns the schema of the commands for sessions and managers, and of a session's answers, as they are read.
+/// Returns the schema of the commands for sessions, and of their answers, as they are read.
 fn commands() -> Value {
     let mut document = Document::new(SchemaSettings::draft2020_12().for_deserialize());
     document.add::<SessionCommand>("SessionCommand", "An operation of a session, sent by a client.");
     document.add::<SessionAnswer>("SessionAnswer", "The result of an operation of a session.");
-    document.add::<ManagerCommand>("ManagerCommand", "An operation of a manager, sent by a client.");
     document.include::<Listing>();
     document.include::<Listed>();
     document.include::<Found>();

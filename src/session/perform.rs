@@ -99,6 +99,12 @@ pub enum SessionCommand {
         /// The title, or `None` for no title.
         title: Option<Arc<str>>,
     },
+    /// Sets the model: [`Session::configure`](super::Session::configure) with
+    /// [`Config::set_model`](crate::agent::Config::set_model).
+    Model {
+        /// The name of the model.
+        model: String,
+    },
     /// Replaces the labels: [`Session::set_labels`].
     Labels {
         /// The labels.
@@ -158,6 +164,9 @@ impl Session {
             SessionCommand::Navigate { node } => self.navigate(node).await?,
             SessionCommand::Title { title } => self.set_title(title.as_deref()).await?,
             SessionCommand::Labels { labels } => self.set_labels(labels).await?,
+            SessionCommand::Model { model } => {
+                self.configure(move |config| Ok(config.set_model(model)?)).await?;
+            }
             SessionCommand::Erase { node } => self.erase(node).await?,
         }
         Ok(SessionAnswer::Done)

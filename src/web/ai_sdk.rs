@@ -17,7 +17,7 @@ use super::{
     Action, Principal, Problem, Web,
     gate::Call,
     requests::{action, check, starts_a_run},
-    routes::{self, Route, decide, file, routes},
+    routes::{self, Route, command, file, routes},
     streams::{Lifetime, Permit},
     ui_messages::{DONE, Follow, Frame, Level, Plan, Post, Refusal, Settings, Translator, messages, read},
 };
@@ -36,10 +36,10 @@ pub(super) fn all() -> [Route; 6] {
         GET "/chat/{chat}/stream" Watch resume;
         GET "/chat/{chat}/messages" Read list;
         POST "/chat/{chat}/stop" Stop stop;
-        // Frames contain the addresses of files and of decisions. This router does not know the address of the native
-        // routes, so it also has routes for files and decisions.
+        // Frames contain the addresses of files and of commands. This router does not know the address of the native
+        // routes, so it also has routes for files and commands.
         GET "/chat/{chat}/files/{message}/{block}" Read file;
-        POST "/chat/{chat}/decisions" Decide decide;
+        POST "/chat/{chat}/commands" Read command;
     }
 }
 

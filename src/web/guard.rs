@@ -11,7 +11,7 @@ use super::{Problem, Web};
 
 /// The methods and headers that a page of another origin may use.
 const CORS: [(HeaderName, &str); 3] = [
-    (header::ACCESS_CONTROL_ALLOW_METHODS, "GET, POST, PATCH, DELETE"),
+    (header::ACCESS_CONTROL_ALLOW_METHODS, "GET, POST, DELETE"),
     (
         header::ACCESS_CONTROL_ALLOW_HEADERS,
         "authorization, content-type, last-event-id, mcp-method, mcp-name, mcp-protocol-version, mcp-session-id",

@@ -1,12 +1,12 @@
 //! The bodies and queries of requests, the bodies of responses, and the checks of commands.
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{Action, Principal, Problem};
 use crate::{
     manager::Listed,
-    message::{Content, Timestamp, ToolUse, ToolUseId, TurnId, UsageRow},
+    message::{Content, Timestamp, ToolUse, TurnId, UsageRow},
     run::Prompt,
     session::SessionCommand,
     store::{ConversationId, Position},
@@ -22,45 +22,6 @@ pub(crate) struct NewConversation {
     pub(super) title: Option<String>,
     /// The name of the model, which must be one of those that the server offers.
     pub(super) model: Option<String>,
-}
-
-/// A change of a conversation. Members that are absent change nothing.
-#[derive(Debug, Default, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(default, deny_unknown_fields)]
-pub(crate) struct Change {
-    /// The new title. `None` removes the title.
-    #[cfg_attr(feature = "schema", schemars(with = "Option<String>"))]
-    pub(super) title: TitleChange,
-    /// The name of the new model, which must be one of those that the server offers.
-    pub(super) model: Option<String>,
-}
-
-/// A change of the title. A title that is `null` removes the title.
-#[derive(Debug, Default)]
-pub(super) enum TitleChange {
-    #[default]
-    Keep,
-    To(Option<String>),
-}
-
-impl<'de> Deserialize<'de> for TitleChange {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Option::deserialize(deserializer).map(Self::To)
-    }
-}
-
-/// A decision about a tool use that waits.
-#[derive(Debug, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(deny_unknown_fields)]
-pub(crate) struct DecisionRequest {
-    /// The turn that is paused. If another turn is in flight, the decision is stale.
-    pub(super) turn: TurnId,
-    /// The id of the tool use.
-    pub(super) tool_use: ToolUseId,
-    /// The decision.
-    pub(super) decision: Decision,
 }
 
 /// The part of a list that the client requests.
@@ -194,7 +155,7 @@ pub(super) const fn action(command: &SessionCommand) -> Action {
         | SessionCommand::Branch { .. }
         | SessionCommand::Navigate { .. } => Action::Branch,
         SessionCommand::Title { .. } => Action::Rename,
-        SessionCommand::Labels { .. } => Action::Configure,
+        SessionCommand::Labels { .. } | SessionCommand::Model { .. } => Action::Configure,
         SessionCommand::Erase { .. } => Action::Delete,
     }
 }

@@ -24,16 +24,15 @@ use super::{
     guard::guard,
     pages::visible,
     requests::{
-        ApprovalPage, Change, Created, DecisionRequest, ListPage, ListQuery, NewConversation, PeriodQuery,
-        RowsPage, RowsQuery, SearchQuery, TitleChange, WaitingToolUse, action, check, position,
-        position_text, starts_a_run,
+        ApprovalPage, Created, ListPage, ListQuery, NewConversation, PeriodQuery, RowsPage, RowsQuery,
+        SearchQuery, WaitingToolUse, action, check, position, position_text, starts_a_run,
     },
 };
 use crate::{
     manager::{Approval, ApprovalId, Listed, OpenedSession},
     message::{Attachment, Content, Message, MessageId, ResultBlock, Source, Timestamp},
     schema,
-    session::{Mode, Session, SessionCommand, SessionSnapshot, check_title},
+    session::{Mode, Session, SessionAnswer, SessionCommand, SessionSnapshot},
     store::{ConversationId, Hit, Labels, Page, TurnSummary},
 };
 
@@ -62,15 +61,13 @@ pub(super) use routes;
 /// Returns all routes. The first parameter of a path is the conversation: `{id}` is its own id, `{chat}` and `{thread}`
 /// are ids of clients. If a path has no such parameter, the handler itself checks the access to the conversations that
 /// it uses.
-pub(super) fn all() -> [Route; 17] {
+pub(super) fn all() -> [Route; 15] {
     routes! {
         GET "/conversations" List list;
         POST "/conversations" Create create;
         GET "/conversations/{id}" Read read;
-        PATCH "/conversations/{id}" Read change;
         DELETE "/conversations/{id}" Delete delete;
         POST "/conversations/{id}/commands" Read command;
-        POST "/conversations/{id}/decisions" Decide decide;
         GET "/conversations/{id}/usage" Read rows;
         GET "/conversations/{id}/files/{message}/{block}" Read file;
         GET "/conversations/{id}/events" Watch watch;
@@ -230,38 +227,12 @@ async fn read(call: Call) -> Result<Response, Problem> {
     Ok(json(&seen))
 }
 
-async fn change(mut call: Call) -> Result<Response, Problem> {
-    let change: Change = call.json(call.web.0.limits.body).await?;
-    call.check_model(change.model.as_ref())?;
-    if change.model.is_some() {
-        call.permit(Action::Configure)?;
-    }
-    if let TitleChange::To(title) = &change.title {
-        call.permit(Action::Rename)?;
-        // Check the title before the model is set, so that a refused change changes nothing.
-        check_title(title.as_deref())?;
-    }
-    if let Some(model) = change.model {
-        call.on_session(Action::Configure, |session| {
-            let model = model.clone();
-            async move { session.configure(move |config| Ok(config.set_model(model)?)).await }
-        })
-        .await?;
-    }
-    if let TitleChange::To(title) = change.title {
-        // Setting the model can have waited.
-        call.web.permitted(&call.principal, call.id()?.clone(), Action::Rename).await?;
-        call.web.0.manager.rename(call.id()?, title.as_deref()).await?;
-    }
-    Ok(StatusCode::NO_CONTENT.into_response())
-}
-
 async fn delete(call: Call) -> Result<Response, Problem> {
     call.web.0.manager.delete(call.id()?).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-async fn command(mut call: Call) -> Result<Response, Problem> {
+pub(super) async fn command(mut call: Call) -> Result<Response, Problem> {
     let command: SessionCommand = call.json(call.web.0.limits.command_body).await?;
     let action = action(&command);
     call.permit(action)?;
@@ -269,20 +240,27 @@ async fn command(mut call: Call) -> Result<Response, Problem> {
     if starts_a_run(&command) && call.web.is_draining() {
         return Err(Problem::draining());
     }
-    let by = call.principal.name();
-    let perform = |session: Session| {
-        let command = command.clone();
-        async move { session.perform(command, Some(by)).await }
-    };
-    let answer = call.on_session(action, perform).await?;
-    Ok(json(&answer))
-}
-
-pub(super) async fn decide(mut call: Call) -> Result<Response, Problem> {
-    let DecisionRequest { turn, tool_use, decision } = call.json(call.web.0.limits.command_body).await?;
-    let approval = ApprovalId::new(call.id()?.clone(), turn, tool_use);
-    call.web.0.manager.decide(&approval, decision, Some(call.principal.name())).await?;
-    Ok(StatusCode::NO_CONTENT.into_response())
+    let (manager, id, by) = (&call.web.0.manager, call.id()?, Some(call.principal.name()));
+    // A decision, a title and labels need no session, so a conversation that is not open stays so. The answer is sent
+    // when they are stored.
+    match command {
+        SessionCommand::Resume { tool_use_id, turn: Some(turn), decision } => {
+            manager.decide(&ApprovalId::new(id.clone(), turn, tool_use_id), decision, by).await?;
+        }
+        SessionCommand::Title { title } => manager.rename(id, title.as_deref()).await?,
+        SessionCommand::Labels { labels } => manager.set_labels(id, labels).await?,
+        command => {
+            if let SessionCommand::Model { model } = &command {
+                call.check_model(Some(model))?;
+            }
+            let perform = |session: Session| {
+                let command = command.clone();
+                async move { session.perform(command, by).await }
+            };
+            return Ok(json(&call.on_session(action, perform).await?));
+        }
+    }
+    Ok(json(&SessionAnswer::Done))
 }
 
 async fn approvals(call: Call) -> Result<Response, Problem> {
@@ -340,7 +318,10 @@ async fn search(call: Call) -> Result<Response, Problem> {
     let access = &call.web.0.hooks.access;
     let permits = |action, hit: &Hit| access.permits(&call.principal, action, &hit.conversation.labels);
     // A hit in a message contains a part of its text.
-    found.hits.retain(|hit| permits(Action::List, hit) && (hit.node.is_none() || permits(Action::Read, hit)));
+    found.hits.retain(|hit| {
+        call.web.may_list(&call.principal, &hit.conversation.labels)
+            && (hit.node.is_none() || permits(Action::Read, hit))
+    });
     for hit in &mut found.hits {
         call.web.hide(&mut hit.conversation);
     }

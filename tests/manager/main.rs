@@ -21,7 +21,6 @@ mod lives;
 mod making_room;
 mod opening;
 mod outages;
-mod perform;
 mod random;
 mod renamed_elsewhere;
 mod rig;

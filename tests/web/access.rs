@@ -47,7 +47,7 @@ async fn stranger_and_unknown_id_get_equal_answers_on_every_route() {
     app.manager.close(&ConversationId::new(&closed).unwrap()).await.unwrap();
     let before = app.get("ann", &format!("/agent/conversations/{id}")).await.json();
     let routes: Vec<_> = routes().into_iter().filter(Entry::is_of_a_conversation).collect();
-    assert!(routes.iter().filter(|route| route.is_native()).count() >= 8);
+    assert!(routes.iter().filter(|route| route.is_native()).count() >= 6);
     for route in &routes {
         let mut answers = Vec::new();
         for id in [&id, &closed, "unknown"] {
@@ -229,7 +229,7 @@ async fn requests_of_other_sites_are_refused_unless_their_origin_is_listed() {
     *preflight.method_mut() = Method::OPTIONS;
     let answer = app.answer(preflight).await;
     assert_eq!(answer.status, StatusCode::NO_CONTENT);
-    assert!(answer.header("access-control-allow-methods").unwrap().contains("PATCH"));
+    assert!(answer.header("access-control-allow-methods").unwrap().contains("DELETE"));
     let refused = app.answer(with_headers(&[("origin", "https://evil.example.com")])).await;
     assert_eq!(refused.code(), "cross-origin");
 }

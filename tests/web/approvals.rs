@@ -36,7 +36,7 @@ async fn paused(app: &App, store: &MemoryStore, user: &str, waiting: &[&str]) ->
 }
 
 fn decision(tool_use: &str) -> Value {
-    json!({ "turn": TURN, "tool_use": tool_use, "decision": "execute" })
+    json!({ "type": "resume", "turn": TURN, "tool_use_id": tool_use, "decision": "execute" })
 }
 
 /// Returns the ids of the conversation and of the tool use in each entry.
@@ -65,11 +65,11 @@ async fn approvals_are_listed_for_their_user_and_decided_without_opening() {
     assert_eq!(app.get("boss", "/agent/approvals").await.json()["items"].as_array().unwrap().len(), 3);
     assert_eq!(entries(&app.get("reader", "/agent/approvals").await.json()).len(), 2);
 
-    let path = format!("/agent/conversations/{id}/decisions");
+    let path = format!("/agent/conversations/{id}/commands");
     let refused = app.post("reader", &path, decision("a")).await;
     assert_eq!((refused.status, refused.code().as_str()), (StatusCode::FORBIDDEN, "forbidden"));
     assert_eq!(app.post("ben", &path, decision("a")).await.code(), "not-found");
-    assert_eq!(app.post("ann", &path, decision("a")).await.status, StatusCode::NO_CONTENT);
+    assert_eq!(app.post("ann", &path, decision("a")).await.status, StatusCode::OK);
     let again = app.post("ann", &path, decision("a")).await;
     assert_eq!((again.status, again.code().as_str()), (StatusCode::CONFLICT, "stale-decision"));
     assert_eq!(again.json()["waiting"], json!(["b"]));

@@ -53,10 +53,11 @@ async fn addresses_in_frames_have_the_id_of_the_client() {
     let asked = app.post("ann", "/api/chat", submit("my/chat", "u2", "Look")).await;
     let details = asked.text.lines().find(|line| line.contains("data-omni-approval")).unwrap();
     let details: serde_json::Value = serde_json::from_str(details.trim_start_matches("data: ")).unwrap();
-    assert_eq!(details["data"]["decisions"], "/api/chat/my%2Fchat/decisions");
-    let decision = json!({ "turn": details["data"]["turn"], "tool_use": "l1", "decision": "execute" });
-    let decided = app.post("ann", "/api/chat/my%2Fchat/decisions", decision).await;
-    assert_eq!(decided.status, StatusCode::NO_CONTENT, "{decided:?}");
+    assert_eq!(details["data"]["commands"], "/api/chat/my%2Fchat/commands");
+    let turn = &details["data"]["turn"];
+    let decision = json!({ "type": "resume", "turn": turn, "tool_use_id": "l1", "decision": "execute" });
+    let decided = app.post("ann", "/api/chat/my%2Fchat/commands", decision).await;
+    assert_eq!(decided.status, StatusCode::OK, "{decided:?}");
     app.idle("ann.my_chat").await;
 
     let app = self::app([draw(), Step::text("There.")]);

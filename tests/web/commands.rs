@@ -76,8 +76,9 @@ async fn decision_on_a_conversation_that_is_not_open_is_stale() {
     let app = App::new([]);
     let id = app.create("ann").await;
     app.manager.close(&ConversationId::new(&id).unwrap()).await.unwrap();
-    let decision = json!({ "turn": "0".repeat(32), "tool_use": "a", "decision": "execute" });
-    for path in [format!("/agent/conversations/{id}/decisions"), format!("/api/chat/{id}/decisions")] {
+    let decision =
+        json!({ "type": "resume", "turn": "0".repeat(32), "tool_use_id": "a", "decision": "execute" });
+    for path in [format!("/agent/conversations/{id}/commands"), format!("/api/chat/{id}/commands")] {
         let stale = app.post("ann", &path, decision.clone()).await;
         assert_eq!((stale.status.as_u16(), stale.code().as_str()), (409, "stale-decision"), "{path}");
         assert_eq!(stale.json()["waiting"], json!([]));

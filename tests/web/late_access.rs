@@ -131,7 +131,7 @@ async fn access_that_ends_while_the_body_arrives_is_missing_on_every_route() {
             checked += 1;
         }
     }
-    assert!(checked >= 18, "{checked}");
+    assert!(checked >= 12, "{checked}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -147,10 +147,7 @@ async fn access_that_ends_while_a_request_waits_for_a_place_is_missing_on_every_
             let ben = app.create("ben").await;
             app.post("ben", &format!("/agent/conversations/{ben}/commands"), prompt("Wait")).await;
             busy.reached().await;
-            let mut request = route.request("ann", &ann);
-            if request.method() == "PATCH" {
-                *request.body_mut() = json!({ "model": "m" }).to_string().into();
-            }
+            let request = route.request("ann", &ann);
             let answer = app.send(request);
             tokio::pin!(answer);
             // Either the request waits for a place, or it needs none.

@@ -254,7 +254,6 @@ async fn requests_and_answers_of_every_operation_fit_the_document() {
         (Method::GET, path.to_owned(), None, 200),
         (Method::GET, format!("{path}?limit=1"), None, 200),
         (Method::GET, "/agent/approvals?limit=1".to_owned(), None, 200),
-        (Method::PATCH, one.clone(), Some(json!({ "title": null })), 204),
         (Method::GET, format!("{one}/usage?limit=1&after=0"), None, 200),
         (Method::GET, format!("{one}/files/p1/0"), None, 200),
         (Method::GET, "/agent/usage?from=0&to=9000000000000".to_owned(), None, 200),
@@ -275,9 +274,9 @@ async fn requests_and_answers_of_every_operation_fit_the_document() {
     }
     let snapshot = app.get("ann", &one).await.json();
     let turn = &snapshot["agent"]["pauses"][0]["turn"];
-    let decision = json!({ "turn": turn, "tool_use": "call-1", "decision": "execute" });
-    let decided = app.post("ann", &format!("{one}/decisions"), decision).await;
-    assert_eq!(decided.status, StatusCode::NO_CONTENT, "{}", decided.text);
+    let decision = json!({ "type": "resume", "turn": turn, "tool_use_id": "call-1", "decision": "execute" });
+    let decided = app.post("ann", &format!("{one}/commands"), decision).await;
+    assert_eq!(decided.status, StatusCode::OK, "{}", decided.text);
     seen.insert(decided.operation.unwrap());
     app.idle(&id).await;
     // The events of both streams are checked when they are read.

@@ -35,8 +35,9 @@ async fn conversation_created_is_listed_read_renamed_and_deleted() {
     assert_eq!(texts, ["Hi", "Hello!"]);
     assert!(!read.text.contains("Secret rules."), "{}", read.text);
 
-    let renamed = app.answer(request(Method::PATCH, "ann", &path, Some(json!({ "title": null })))).await;
-    assert_eq!(renamed.status, StatusCode::NO_CONTENT);
+    let renamed =
+        app.post("ann", &format!("{path}/commands"), json!({ "type": "title", "title": null })).await;
+    assert_eq!(renamed.status, StatusCode::OK);
     assert_eq!(app.get("ann", &path).await.json()["title"], json!(null));
     let deleted = app.answer(request(Method::DELETE, "ann", &path, None)).await;
     assert_eq!(deleted.status, StatusCode::NO_CONTENT);
@@ -76,14 +77,15 @@ async fn command_is_run_in_the_name_of_the_principal() {
     app.post("ann", &format!("{path}/commands"), prompt("Look")).await;
     let frames = stream.until(|frame| frame.data["update"]["event"]["event"]["type"] == "pause").await;
     let pause = &frames.last().unwrap().data["update"]["event"]["event"];
-    let decision = json!({ "turn": pause["turn"], "tool_use": "call-1", "decision": "execute" });
-    let decided = app.post("ann", &format!("{path}/decisions"), decision.clone()).await;
-    assert_eq!(decided.status, StatusCode::NO_CONTENT, "{decided:?}");
+    let decision =
+        json!({ "type": "resume", "turn": pause["turn"], "tool_use_id": "call-1", "decision": "execute" });
+    let decided = app.post("ann", &format!("{path}/commands"), decision.clone()).await;
+    assert_eq!(decided.status, StatusCode::OK, "{decided:?}");
     let frames = stream.run().await;
     let names = frames.iter().filter(|frame| frame.data["update"]["event"]["event"]["type"] == "decided");
     let by: Vec<_> = names.map(|frame| frame.data["update"]["event"]["event"]["by"].clone()).collect();
     assert_eq!(by, [json!("ann")]);
-    let again = app.post("ann", &format!("{path}/decisions"), decision).await;
+    let again = app.post("ann", &format!("{path}/commands"), decision).await;
     assert_eq!((again.status, again.code().as_str()), (StatusCode::CONFLICT, "stale-decision"));
 }
 
@@ -109,41 +111,25 @@ async fn model_can_only_be_one_of_the_permitted_models() {
     let app = App::with([], |web| web.models(["nobody:model"]));
     let id = app.create("ann").await;
     let path = format!("/agent/conversations/{id}");
-    for body in [json!({ "model": "nobody:other" }), json!({ "model": "nobody:other", "title": "x" })] {
-        let refused = app.answer(request(Method::PATCH, "ann", &path, Some(body))).await;
-        assert_eq!((refused.status.as_u16(), refused.code().as_str()), (422, "unknown-model"));
-    }
-    assert_eq!(app.get("ann", &path).await.json()["title"], json!(null), "nothing changed");
+    let command = json!({ "type": "model", "model": "nobody:other" });
+    let refused = app.post("ann", &format!("{path}/commands"), command).await;
+    assert_eq!((refused.status.as_u16(), refused.code().as_str()), (422, "unknown-model"));
     let refused = app.post("ann", "/agent/conversations", json!({ "model": "x" })).await;
     assert_eq!(refused.code(), "unknown-model");
     assert_eq!(app.get("ann", "/agent/conversations").await.json()["items"].as_array().unwrap().len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn change_with_an_unusable_part_changes_nothing() {
+async fn model_is_set_by_a_command_if_the_agent_knows_it() {
     let app = App::with([], |web| web.models(["test:other", "nobody:model"]));
     let id = app.create("ann").await;
     let path = format!("/agent/conversations/{id}");
-    for (body, code) in [
-        (json!({ "model": "test:other", "title": "x".repeat(1025) }), "invalid-title"),
-        (json!({ "model": "nobody:model", "title": "Plans" }), "unknown-model"),
-    ] {
-        let refused = app.answer(request(Method::PATCH, "ann", &path, Some(body))).await;
-        assert_eq!((refused.status.as_u16(), refused.code().as_str()), (422, code));
-        let snapshot = app.get("ann", &path).await.json();
-        assert_eq!(
-            (&snapshot["title"], &snapshot["agent"]["state"]["model"]),
-            (&json!(null), &json!("test:scripted"))
-        );
+    for (model, status, now) in [("nobody:model", 422, "test:scripted"), ("test:other", 200, "test:other")] {
+        let command = json!({ "type": "model", "model": model });
+        let answer = app.post("ann", &format!("{path}/commands"), command).await;
+        assert_eq!(answer.status.as_u16(), status, "{answer:?}");
+        assert_eq!(app.get("ann", &path).await.json()["agent"]["state"]["model"], now);
     }
-    let body = json!({ "model": "test:other", "title": "Plans" });
-    let changed = app.answer(request(Method::PATCH, "ann", &path, Some(body))).await;
-    assert_eq!(changed.status, StatusCode::NO_CONTENT, "{changed:?}");
-    let snapshot = app.get("ann", &path).await.json();
-    assert_eq!(
-        (&snapshot["title"], &snapshot["agent"]["state"]["model"]),
-        (&json!("Plans"), &json!("test:other"))
-    );
 }
 
 #[tokio::test(start_paused = true)]

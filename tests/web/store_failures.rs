@@ -88,3 +88,22 @@ async fn failure_of_the_store_is_a_documented_problem_of_every_route() {
     let others = routes().into_iter().filter(Entry::is_native).map(|entry| entry.path);
     assert_eq!(failed, others.filter(|path| !without_store.contains(&path.as_str())).collect());
 }
+
+#[tokio::test(start_paused = true)]
+async fn title_and_labels_are_acknowledged_only_when_the_store_has_them() {
+    let labels = serde_json::json!({ "type": "labels", "labels": { "user": "ben" } });
+    for (user, command) in
+        [("ann", serde_json::json!({ "type": "title", "title": "Plans" })), ("boss", labels)]
+    {
+        let store = FaultyStore::default();
+        let app = over(&store, []);
+        let id = app.create("ann").await;
+        store.fail(Operation::Save, StoreError::failed("save", std::io::Error::other("no route")));
+        let path = format!("/agent/conversations/{id}/commands");
+        let answer = app.post(user, &path, command.clone()).await;
+        assert_eq!((answer.status.as_u16(), answer.code().as_str()), (503, "store-behind"), "{answer:?}");
+        store.mend();
+        let answer = app.post(user, &path, command).await;
+        assert_eq!(answer.status.as_u16(), 200, "{answer:?}");
+    }
+}

@@ -74,11 +74,7 @@ impl Entry {
             (_, "/api/chat") => Some(submit(id, "u1", "Hi")),
             (_, "/ag-ui") => Some(run_input(id, "r1", "Hi")),
             (&Method::POST, path) if path.ends_with("/commands") => Some(prompt("Hi")),
-            (&Method::POST, path) if path.ends_with("/decisions") => {
-                Some(json!({ "turn": "0".repeat(32), "tool_use": "a", "decision": "execute" }))
-            }
             (&Method::POST, path) if path.ends_with("/stop") => None,
-            (&Method::PATCH, _) => Some(json!({ "title": "Stolen" })),
             (&Method::POST, _) => Some(json!({})),
             _ => None,
         }

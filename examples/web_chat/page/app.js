@@ -102,7 +102,7 @@ const messages = new Messages(byId("messages"), {
   async decide(pause, decision) {
     if (!current) return;
     try {
-      await client.decide(current, { turn: pause.turn, tool_use: pause.tool_use.id, decision });
+      await client.command(current, { type: "resume", turn: pause.turn, tool_use_id: pause.tool_use.id, decision });
     } catch (error) {
       if (error instanceof ProblemError && error.code === "stale-decision") {
         notice("decision", "Somebody else has decided already.", { seconds: 8 });
@@ -171,7 +171,7 @@ async function rename(id, title) {
   const answer = await ask("Rename the conversation", "", "Save", { value: title ?? "" });
   if (answer === null) return;
   try {
-    await client.change(id, { title: answer.trim() || null });
+    await client.command(id, { type: "title", title: answer.trim() || null });
     await sidebar.refresh();
   } catch (error) {
     fail(error);
@@ -522,7 +522,8 @@ function paintWaiting(snapshot) {
   const all = async () => {
     for (const { turn, tool_use } of approvals) {
       try {
-        await client.decide(/** @type {string} */ (current), { turn, tool_use: tool_use.id, decision: "execute" });
+        const command = { type: "resume", turn, tool_use_id: tool_use.id, decision: "execute" };
+        await client.command(/** @type {string} */ (current), command);
       } catch (error) {
         if (!(error instanceof ProblemError && error.code === "stale-decision")) return fail(error);
       }
@@ -782,7 +783,7 @@ byId("model").addEventListener("change", async () => {
     return;
   }
   try {
-    await client.change(current, { model });
+    await client.command(current, { type: "model", model });
   } catch (error) {
     fail(error);
   }

@@ -83,7 +83,7 @@
  *   | { type: "interrupt" } | { type: "regenerate", node: number } | { type: "edit", node: number, prompt: Prompt }
  *   | { type: "branch", node: number | null, prompt: Prompt } | { type: "navigate", node: number | null }
  *   | { type: "title", title: string | null } | { type: "labels", labels: Record<string, string> }
- *   | { type: "erase", node: number }} SessionCommand
+ *   | { type: "model", model: string } | { type: "erase", node: number }} SessionCommand
  * @typedef {{ type: "prompt", accepted: "started" | "staged" | "known", id?: string, ahead?: number, state?: any }
  *   | { type: "unstaged", prompt: Prompt } | { type: "done" }} SessionAnswer
  * @typedef {{ purpose?: string, turn?: string, step?: number, message?: string, at: number, model?: string, usage: Usage,
@@ -167,16 +167,6 @@ export class Client {
   }
 
   /**
-   * Changes the title or the model. The title `null` removes the title.
-   * @param {string} id
-   * @param {{ title?: string | null, model?: string }} change
-   * @returns {Promise<void>}
-   */
-  change(id, change) {
-    return this.#json("PATCH", this.#path(id), change);
-  }
-
-  /**
    * @param {string} id
    * @returns {Promise<void>}
    */
@@ -185,21 +175,13 @@ export class Client {
   }
 
   /**
+   * Performs a command. A decision with its turn, a title and labels do not open the conversation.
    * @param {string} id
    * @param {SessionCommand} command
    * @returns {Promise<SessionAnswer>}
    */
   command(id, command) {
     return this.#json("POST", `${this.#path(id)}/commands`, command);
-  }
-
-  /**
-   * @param {string} id
-   * @param {{ turn: string, tool_use: string, decision: Decision }} decision
-   * @returns {Promise<void>}
-   */
-  decide(id, decision) {
-    return this.#json("POST", `${this.#path(id)}/decisions`, decision);
   }
 
   /**

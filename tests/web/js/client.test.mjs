@@ -218,10 +218,8 @@ test("requests_have_the_routes_of_the_server", async () => {
   await client.approvals({ limit: 5 });
   await client.create({ title: "T" });
   await client.snapshot("a/b");
-  await client.change("c", { title: null });
   await client.delete("c");
   await client.command("c", { type: "interrupt" });
-  await client.decide("c", { turn: "t", tool_use: "u", decision: "execute" });
   await client.rows("c", { limit: 1 });
   await client.usage({ from: 1 });
   await client.schema("updates");
@@ -229,9 +227,8 @@ test("requests_have_the_routes_of_the_server", async () => {
   client.stream({ list: true, watch: ["c"] }).close();
   assert.deepEqual(seen, [
     "GET /agent/conversations?limit=5&after=1.a", "GET /agent/search?q=a+b", "GET /agent/approvals?limit=5", 'POST /agent/conversations {"title":"T"}',
-    "GET /agent/conversations/a%2Fb", 'PATCH /agent/conversations/c {"title":null}', "DELETE /agent/conversations/c",
+    "GET /agent/conversations/a%2Fb", "DELETE /agent/conversations/c",
     'POST /agent/conversations/c/commands {"type":"interrupt"}',
-    'POST /agent/conversations/c/decisions {"turn":"t","tool_use":"u","decision":"execute"}',
     "GET /agent/conversations/c/usage?limit=1", "GET /agent/usage?from=1", "GET /agent/schema/updates",
     "GET /agent/schema/commands", "GET /agent/events?watch=c&list=true",
   ]);

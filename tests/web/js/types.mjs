@@ -34,10 +34,8 @@ const METHODS = {
   search: ["search", "query", 0],
   create: ["createConversation", "body", 0],
   snapshot: ["readConversation"],
-  change: ["changeConversation", "body", 1],
   delete: ["deleteConversation"],
   command: ["performCommand", "body", 1],
-  decide: ["decide", "body", 1],
   rows: ["readLedger", "query", 1],
   usage: ["sumUsage", "query", 0],
 };

@@ -13,8 +13,8 @@ use crate::{
     session::{SessionAnswer, SessionCommand, SessionSnapshot},
     store::{ConversationId, Found},
     web::{
-        ApprovalPage, Change, Created, DecisionRequest, ListPage, ListQuery, NewConversation, PeriodQuery,
-        RowsPage, RowsQuery, SearchQuery,
+        ApprovalPage, Created, ListPage, ListQuery, NewConversation, PeriodQuery, RowsPage, RowsQuery,
+        SearchQuery,
     },
 };
 
@@ -94,14 +94,6 @@ pub(super) const OPERATIONS: &[Operation] = &[
         ..PLAIN
     },
     Operation {
-        route: "PATCH /conversations/{id}",
-        id: "changeConversation",
-        summary: "Changes the title or the model of a conversation.",
-        body: Some(Document::include::<Change>),
-        problems: &[CONVERSATION, BODY, STORE, OPEN, MODEL, TITLE, BUSY, WRITE],
-        ..PLAIN
-    },
-    Operation {
         route: "DELETE /conversations/{id}",
         id: "deleteConversation",
         summary: "Deletes a conversation.",
@@ -131,16 +123,6 @@ pub(super) const OPERATIONS: &[Operation] = &[
             UNSUPPORTED,
             WRITE,
         ],
-        ..PLAIN
-    },
-    Operation {
-        route: "POST /conversations/{id}/decisions",
-        id: "decide",
-        summary: "Decides about a tool use that waits.",
-        description: "If the conversation is not open, the decision is stored, and the turn continues when the conversation \
-                      is opened the next time.",
-        body: Some(Document::include::<DecisionRequest>),
-        problems: &[CONVERSATION, BODY, STORE, OPEN, START, COMMAND, BUSY, STALE, WRITE],
         ..PLAIN
     },
     Operation {

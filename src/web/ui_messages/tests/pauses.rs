@@ -49,7 +49,7 @@ async fn pause_with_two_approvals_asks_for_both_and_answers_the_third_use() {
         let expected: &[_] = if level == Level::Seven { &["d1", "d2", "c1"] } else { &["d1", "d2"] };
         assert_eq!(asked, expected);
         let details = find(&frames, "data-omni-approval").unwrap();
-        assert_eq!(details["data"]["decisions"], "/c/1/decisions");
+        assert_eq!(details["data"]["commands"], "/c/1/commands");
         assert_eq!(details["data"]["input"], json!({ "zone": "a" }));
         assert_eq!(lasting(fold(&frames)), listed(&session, level).await);
     }

@@ -108,7 +108,7 @@ impl Writer {
             data.insert("expiresAt".into(), json!(expiry.at));
         }
         if let Some(conversation) = &self.settings.conversation {
-            data.insert("decisions".into(), format!("{conversation}/decisions").into());
+            data.insert("commands".into(), format!("{conversation}/commands").into());
         }
         self.data("approval", Some(pause.tool_use.id.as_str()), &data.into());
     }

@@ -58,9 +58,9 @@ await step("attack strings stay texts in titles", async (made) => {
   const id = await idOf(page);
   for (const [index, title] of (await visible(page, ATTACKS)).entries()) {
     const status = await page.evaluate(async ([id, title]) =>
-      (await fetch(`agent/conversations/${id}`, { method: "PATCH", headers: { "content-type": "application/json" }, body: JSON.stringify({ title }) })).status, [id, ATTACKS[index]]);
+      (await fetch(`agent/conversations/${id}/commands`, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ type: "title", title }) })).status, [id, ATTACKS[index]]);
     if (status === 422) continue;
-    assert.equal(status, 204, ATTACKS[index]);
+    assert.equal(status, 200, ATTACKS[index]);
     await page.waitForFunction((title) => ["#title", ".item.current bdi"].every((selector) => document.querySelector(selector).textContent === title), title.trim());
     await isInert(page, `the title ${title}`);
   }

@@ -20,20 +20,20 @@ use serde::Serialize;
 use super::{
     Action, Principal, Problem, StartRequest, Web,
     feed::{self, Positions, Watch},
+    front::files::stored,
     gate::{Call, Handler},
     guard::guard,
     pages::visible,
     requests::{
         ApprovalPage, Change, Created, DecisionRequest, ListPage, ListQuery, NewConversation, PeriodQuery,
-        RowsPage, RowsQuery, SearchQuery, TitleChange, WaitingToolUse, action, check, position,
-        position_text, starts_a_run,
+        RowsPage, RowsQuery, SearchQuery, TitleChange, WaitingToolUse, action, position, position_text,
     },
 };
 use crate::{
     manager::{Approval, ApprovalId, Listed, OpenedSession},
-    message::{Attachment, Content, Message, MessageId, ResultBlock, Source, Timestamp},
+    message::{MessageId, Source, Timestamp},
     schema,
-    session::{Mode, Session, SessionCommand, SessionSnapshot, check_title},
+    session::{Mode, Session, SessionCommand, check_title},
     store::{ConversationId, Hit, Labels, Page, TurnSummary},
 };
 
@@ -263,18 +263,13 @@ async fn delete(call: Call) -> Result<Response, Problem> {
 
 async fn command(mut call: Call) -> Result<Response, Problem> {
     let command: SessionCommand = call.json(call.web.0.limits.command_body).await?;
-    let action = action(&command);
-    call.permit(action)?;
-    check(&command, &call.principal)?;
-    if starts_a_run(&command) && call.web.is_draining() {
-        return Err(Problem::draining());
-    }
+    call.permit_command(&command)?;
     let by = call.principal.name();
     let perform = |session: Session| {
         let command = command.clone();
         async move { session.perform(command, Some(by)).await }
     };
-    let answer = call.on_session(action, perform).await?;
+    let answer = call.on_session(action(&command), perform).await?;
     Ok(json(&answer))
 }
 
@@ -351,7 +346,7 @@ pub(super) async fn file(call: Call) -> Result<Response, Problem> {
     let missing = || Problem::nothing_here("There is no such file.");
     let [(_, message), (_, block)] = &call.path[..] else { return Err(missing()) };
     let snapshot = call.snapshot().await?;
-    let attachment = attachment(&snapshot, &MessageId::new(message.as_str()), block).ok_or_else(missing)?;
+    let attachment = stored(&snapshot, &MessageId::new(message.as_str()), block).ok_or_else(missing)?;
     let Source::Base64 { data } = &attachment.source else { return Err(missing()) };
     let bytes = STANDARD.decode(data).map_err(|_| missing())?;
     let mut response = Response::new(Body::from(bytes));
@@ -366,34 +361,6 @@ pub(super) async fn file(call: Call) -> Result<Response, Problem> {
     headers.insert(header::CONTENT_DISPOSITION, HeaderValue::from_static(disposition));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("private, max-age=3600"));
     Ok(response)
-}
-
-/// Finds an attachment by the id of its message and the index of its block. In the content of a tool result, `block` is
-/// `BLOCK-INNER`.
-fn attachment<'s>(snapshot: &'s SessionSnapshot, id: &MessageId, block: &str) -> Option<&'s Attachment> {
-    let (index, inner) = match block.split_once('-') {
-        Some((index, inner)) => (index.parse::<usize>().ok()?, Some(inner.parse::<usize>().ok()?)),
-        None => (block.parse().ok()?, None),
-    };
-    let has_id = |message: &&Message| message.id.as_ref() == Some(id);
-    // A client can send the prompts of the last run again.
-    let unanswered = snapshot.agent.last_run.iter().flat_map(|end| &end.unanswered);
-    let others = || snapshot.agent.pending.iter().chain(unanswered.clone()).map(|message| &**message);
-    let stored =
-        snapshot.tree.find(id).and_then(|node| snapshot.tree.node(node)).map(|node| &**node.message());
-    let content = match stored.or_else(|| others().find(has_id)) {
-        Some(message) => message.content.get(index)?,
-        None if snapshot.agent.answer.as_ref() == Some(id) => &snapshot.agent.partial.get(index)?.content,
-        None => return None,
-    };
-    match (content, inner) {
-        (Content::Attachment(attachment), None) => Some(attachment),
-        (Content::ToolResult(result), Some(inner)) => match result.content.get(inner)? {
-            ResultBlock::Attachment(attachment) => Some(attachment),
-            ResultBlock::Text(_) => None,
-        },
-        _ => None,
-    }
 }
 
 /// Returns the positions after which the client continues a stream. Without the header, no conversation has a position.

@@ -8,7 +8,10 @@ use crate::{
     run::Prompt,
     session::Session,
     testing::{Gate, Step},
-    web::ui_messages::{LARGE_FILE, Level, Settings, messages},
+    web::{
+        front::files::MAX_INLINE,
+        ui_messages::{Level, Settings, messages},
+    },
 };
 
 async fn list(session: &Session, settings: &Settings) -> Vec<Value> {
@@ -45,7 +48,7 @@ async fn list_of_an_active_run_ends_with_the_prompt() {
 async fn large_file_is_an_address_unless_files_are_inline() {
     let session = session([Step::text("Nice.")]).await;
     let small = Attachment::base64("image/png", "aGk=").named("s.png");
-    let large = Attachment::base64("image/png", "a".repeat(LARGE_FILE + 4));
+    let large = Attachment::base64("image/png", "a".repeat(MAX_INLINE + 4));
     let blocks: Vec<Content> = vec!["Look".into(), small.into(), large.into()];
     session.ask(Prompt::new(Blocks(blocks)).with_id("u/1")).await.unwrap();
     let mut settings = settings(Level::Seven);
@@ -57,7 +60,7 @@ async fn large_file_is_an_address_unless_files_are_inline() {
         })
     );
     assert_eq!(parts[2]["url"], "/c/1/files/u%2F1/2");
-    settings.inline_files = true;
+    settings.files.limit = usize::MAX;
     let parts = list(&session, &settings).await[0]["parts"].clone();
     assert!(parts[2]["url"].as_str().unwrap().starts_with("data:"));
 }

@@ -7,17 +7,28 @@ use crate::{
     agent::Status,
     message::{Content, Source},
     provider::{ProviderError, ProviderErrorKind},
+    run::Prompt,
     session::{Session, SessionCommand},
     testing::{Gate, Step},
-    web::ui_messages::{Follow, Level, Refusal, request::Plan},
+    tree::NodeId,
+    web::{
+        Problem,
+        ui_messages::{Follow, Level},
+    },
 };
 
-async fn reading(session: &Session, body: Value) -> Result<Plan, Refusal> {
+async fn reading(session: &Session, body: Value) -> Result<(Vec<SessionCommand>, Follow), Problem> {
     plan(&session.snapshot().await.unwrap(), body)
 }
 
 fn answer(id: &str) -> Value {
     json!({ "id": id, "role": "assistant", "parts": [] })
+}
+
+/// Asserts that the request is refused because nothing waits for its decisions or results, except these tool uses.
+async fn assert_stale(session: &Session, body: Value, waiting: Value) {
+    let problem = reading(session, body).await.unwrap_err();
+    assert_eq!((problem.code(), &problem.to_json()["waiting"]), ("stale-decision", &waiting));
 }
 
 /// A conversation with two prompts and answers.
@@ -37,8 +48,8 @@ async fn new_message_becomes_a_prompt_with_its_id_and_files() {
         json!({ "type": "file", "url": "https://example.com/b.pdf", "mediaType": "application/pdf" }),
         json!({ "type": "data-own", "data": 1 }),
     ]);
-    let plan = reading(&session, body).await.unwrap();
-    let [SessionCommand::Prompt { prompt }] = &*plan.commands else { panic!("{plan:?}") };
+    let (commands, _) = reading(&session, body).await.unwrap();
+    let [SessionCommand::Prompt { prompt }] = &*commands else { panic!("{commands:?}") };
     assert_eq!(prompt.id.as_ref().unwrap().as_str(), "u1");
     let [Content::Text(_), Content::Attachment(image), Content::Attachment(paper)] = &*prompt.content.0
     else {
@@ -55,7 +66,7 @@ async fn unusable_file_is_refused() {
     for url in ["file:///etc/passwd", "/c/1/files/u9/0", "data:text/plain,hi", "data:nothing"] {
         let mut body = submit(&[], "u1", "Look");
         body["messages"][0]["parts"][0] = json!({ "type": "file", "url": url, "mediaType": "text/plain" });
-        assert!(matches!(reading(&session, body).await, Err(Refusal::Invalid(_))), "{url}");
+        assert_eq!(reading(&session, body).await.unwrap_err().code(), "invalid-body", "{url}");
     }
 }
 
@@ -70,8 +81,8 @@ async fn new_message_builds_on_the_newest_known_message() {
         (vec![user("u1", "Hi"), answer("a-u1")], Some(2)),
         (unknown.to_vec(), None),
     ] {
-        let plan = reading(&session, submit(&before, "u3", "Next")).await.unwrap();
-        let place = match &plan.commands[0] {
+        let (commands, _) = reading(&session, submit(&before, "u3", "Next")).await.unwrap();
+        let place = match &commands[0] {
             SessionCommand::Prompt { .. } => None,
             SessionCommand::Branch { node, .. } => node.map(|node| node.to_string()),
             other => panic!("{other:?}"),
@@ -81,12 +92,22 @@ async fn new_message_builds_on_the_newest_known_message() {
 }
 
 #[tokio::test]
-async fn message_below_a_node_off_the_path_is_refused() {
-    let session = two([Step::text("Three.")]).await;
+async fn message_below_a_node_off_the_path_becomes_a_branch() {
+    let session = two([Step::text("Three."), Step::text("Four."), Step::text("Five.")]).await;
     let nodes: Vec<_> = session.tree().await.unwrap().iter().map(crate::tree::Node::id).collect();
-    session.ask_branch(Some(nodes[1]), "Other").await.unwrap();
-    let before = [user("u2", "Hi"), answer("a-u2")];
-    assert_eq!(reading(&session, submit(&before, "u3", "Next")).await, Err(Refusal::Diverged));
+    session.ask_branch(Some(nodes[1]), Prompt::new("Other").with_id("u3")).await.unwrap();
+    // The client shows the older version, and then the newer one again.
+    for (before, id, place) in [("u2", "u4", Some(4)), ("u3", "u5", Some(6))] {
+        let before = [user(before, "Hi"), answer(&format!("a-{before}"))];
+        let body = submit(&before, id, "Next");
+        let (commands, _) = reading(&session, body.clone()).await.unwrap();
+        let [SessionCommand::Branch { node, .. }] = &*commands else { panic!("{commands:?}") };
+        assert_eq!(node.map(NodeId::get), place);
+        Client::post(&session, Level::Seven, body).await.unwrap().finish().await;
+    }
+    let texts: Vec<_> =
+        session.tree().await.unwrap().history().iter().map(|message| message.text()).collect();
+    assert_eq!(texts, ["Hi", "One.", "Other", "Three.", "Next", "Five."]);
 }
 
 #[tokio::test]
@@ -105,11 +126,11 @@ async fn edited_message_becomes_a_branch_that_keeps_the_client_id() {
     }
     // The client's next request still names `u2` and `a-u2`, although the message was edited.
     let before = [user("u1", "Hi"), answer("a-u1"), user("u2", "Better"), answer("a-u2")];
-    let plan = reading(&session, submit(&before, "u3", "Next")).await.unwrap();
-    assert!(matches!(plan.commands[0], SessionCommand::Prompt { .. }));
+    let (commands, _) = reading(&session, submit(&before, "u3", "Next")).await.unwrap();
+    assert!(matches!(commands[0], SessionCommand::Prompt { .. }));
     // Version 7 may give the edited message another id.
-    let plan = reading(&session, edit("u9")).await.unwrap();
-    assert!(matches!(plan.commands[0], SessionCommand::Edit { .. }));
+    let (commands, _) = reading(&session, edit("u9")).await.unwrap();
+    assert!(matches!(commands[0], SessionCommand::Edit { .. }));
 }
 
 #[tokio::test]
@@ -119,10 +140,10 @@ async fn regenerate_answers_the_last_posted_prompt_again() {
         let messages = [user("u1", "Hi"), answer("a-u1"), user("u2", "Hi")];
         let body =
             json!({ "id": "1", "trigger": "regenerate-message", "messageId": id, "messages": messages });
-        let plan = reading(&session, body).await.unwrap();
-        let [SessionCommand::Regenerate { node }] = &*plan.commands else { panic!("{plan:?}") };
+        let (commands, follow) = reading(&session, body).await.unwrap();
+        let [SessionCommand::Regenerate { node }] = &*commands else { panic!("{commands:?}") };
         assert_eq!(node.to_string(), "3");
-        assert_eq!(plan.follow, Follow::Prompt("u2".into()));
+        assert_eq!(follow, Follow::Prompt("u2".into()));
     }
     let body = json!({ "id": "1", "trigger": "regenerate-message", "messages": [user("u2", "Hi")] });
     let frames = Client::post(&session, Level::Seven, body).await.unwrap().finish().await;
@@ -168,7 +189,7 @@ async fn forged_decision_and_result_are_stale() {
         let message = json!({ "id": "a-u2", "role": "assistant", "parts": [part] });
         let body =
             json!({ "id": "1", "trigger": "submit-message", "messageId": "a-u2", "messages": [message] });
-        assert_eq!(reading(&session, body).await, Err(Refusal::Stale { waiting: vec![] }));
+        assert_stale(&session, body, json!([])).await;
     }
 }
 
@@ -181,5 +202,5 @@ async fn decision_about_another_use_names_those_that_wait() {
                        "approval": { "id": "d9", "approved": true } });
     let message = json!({ "id": "a-u1", "role": "assistant", "parts": [part] });
     let body = json!({ "id": "1", "trigger": "submit-message", "messageId": "a-u1", "messages": [message] });
-    assert_eq!(reading(&session, body).await, Err(Refusal::Stale { waiting: vec!["d1".into()] }));
+    assert_stale(&session, body, json!(["d1"])).await;
 }

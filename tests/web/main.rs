@@ -26,6 +26,7 @@ mod logged;
 mod lost_access;
 #[path = "../support/npm.rs"]
 mod npm;
+mod older_versions;
 mod openapi;
 mod page;
 mod problems;

@@ -20,18 +20,20 @@ use serde::Serialize;
 use super::{
     Action, Principal, Problem, StartRequest, Web,
     feed::{self, Positions, Watch},
-    front::files::stored,
+    front::files::{attachments, restore, stored},
     gate::{Call, Handler},
     guard::guard,
     pages::visible,
     requests::{
         ApprovalPage, Change, Created, DecisionRequest, ListPage, ListQuery, NewConversation, PeriodQuery,
         RowsPage, RowsQuery, SearchQuery, TitleChange, WaitingToolUse, action, position, position_text,
+        prompt_of,
     },
 };
 use crate::{
     manager::{Approval, ApprovalId, Listed, OpenedSession},
     message::{MessageId, Source, Timestamp},
+    run::Prompt,
     schema,
     session::{Mode, Session, SessionCommand, check_title},
     store::{ConversationId, Hit, Labels, Page, TurnSummary},
@@ -262,8 +264,15 @@ async fn delete(call: Call) -> Result<Response, Problem> {
 }
 
 async fn command(mut call: Call) -> Result<Response, Problem> {
-    let command: SessionCommand = call.json(call.web.0.limits.command_body).await?;
+    let mut command: SessionCommand = call.json(call.web.0.limits.command_body).await?;
     call.permit_command(&command)?;
+    if let Some(Prompt { content, .. }) = prompt_of(&mut command)
+        && content.0.iter_mut().flat_map(attachments).any(|file| matches!(file.source, Source::Url { .. }))
+    {
+        // This also checks whether the principal may read the files.
+        let snapshot = call.snapshot().await?;
+        restore(&mut content.0, &snapshot, &|id| call.is_own(id))?;
+    }
     let by = call.principal.name();
     let perform = |session: Session| {
         let command = command.clone();

@@ -28,6 +28,7 @@ mod lost_access;
 mod npm;
 mod older_versions;
 mod openapi;
+mod own_files;
 mod page;
 mod problems;
 mod restarts;

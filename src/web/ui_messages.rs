@@ -8,8 +8,8 @@
 //! - `read` turns a posted request into the commands of a session.
 //!
 //! A message of the AI SDK is not a message of the tree. One assistant message contains everything between two prompts.
-//! Its id is `a-`, followed by the id of the message of the first of these prompts. `front::exchange` groups the messages
-//! of a snapshot in this way.
+//! Its id is `a-`, followed by the turn of its first message. So each version of an answer has its own id, which is known
+//! before the first frame. `front::exchange` groups the messages of a snapshot in this way.
 //!
 //! The list and the stream agree, because both come from the same `Writer`: the list is made by folding the frames that
 //! a replay of the messages would send.

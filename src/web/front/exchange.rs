@@ -1,6 +1,6 @@
 //! The messages of a conversation, grouped as a chat shows them: a prompt, and all messages up to the next prompt.
 
-use std::sync::Arc;
+use std::{fmt::Display, sync::Arc};
 
 use crate::{
     message::{Content, Message, MessageId, Role},
@@ -28,9 +28,15 @@ pub(in crate::web) struct Exchange<'a> {
 }
 
 impl Exchange<'_> {
-    /// Returns the id of the assistant's message in the protocol.
-    pub(in crate::web) fn answer_id(&self) -> String {
-        answer_id(&self.id)
+    /// Returns the id of the assistant's message in the protocol, or `None` if there is no answer yet. The id has the turn
+    /// of the first message of the answer, so each version of an answer has its own id. A message without a turn is
+    /// named itself.
+    pub(in crate::web) fn answer_id(&self) -> Option<String> {
+        let first = self.rest.first()?;
+        Some(match first.message.id.as_ref().and_then(MessageId::turn) {
+            Some(turn) => answer_id(turn),
+            None => answer_id(ui_id(first.message, first.node.map(Node::id))),
+        })
     }
 
     /// Returns the last node of the exchange that is part of the path.
@@ -40,14 +46,9 @@ impl Exchange<'_> {
     }
 }
 
-/// Returns the id of the assistant's message that answers the prompt with this id.
-pub(in crate::web) fn answer_id(prompt: &str) -> String {
-    format!("a-{prompt}")
-}
-
-/// Returns the id of the assistant's message that answers the prompt whose message has this id.
-pub(in crate::web) fn answer_of(prompt: &MessageId) -> String {
-    answer_id(base_id(&prompt.to_string()))
+/// Returns the id of the assistant's message that belongs to this turn or message.
+pub(in crate::web) fn answer_id(of: impl Display) -> String {
+    format!("a-{of}")
 }
 
 /// The character between the client's id of a message and the mark of its version.

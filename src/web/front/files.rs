@@ -83,12 +83,9 @@ pub(in crate::web) fn attachments(block: &mut Content) -> impl Iterator<Item = &
     file.into_iter().chain(in_results)
 }
 
+/// Returns whether an address has no scheme.
 fn is_relative(url: &str) -> bool {
-    let is_scheme = |scheme: &str| {
-        let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte);
-        scheme.starts_with(|first: char| first.is_ascii_alphabetic()) && scheme.bytes().all(is_part)
-    };
-    !url.split_once(':').is_some_and(|(scheme, _)| is_scheme(scheme))
+    url.split_once(':').is_none_or(|(scheme, _)| scheme.is_empty() || scheme.contains(['/', '?', '#']))
 }
 
 /// Returns the stored file with this address, if the address is one of the conversation.

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use super::exchange::{Exchange, base_id, exchange_of, has_own_content};
 use crate::{
     agent::Status,
-    message::{Blocks, Content, Message, MessageId, Role, ToolResult, ToolUse, ToolUseId},
+    message::{Blocks, Content, Message, MessageId, Role, ToolUse, ToolUseId, TurnId},
     provider::StopReason,
     run::{Prompt, PromptId, RunOutcome},
     session::{SessionCommand, SessionSnapshot},
@@ -56,6 +56,8 @@ pub(in crate::web) enum Name {
     Message(MessageId),
     /// The message without an id at this node.
     Node(NodeId),
+    /// The messages of this turn.
+    Turn(TurnId),
     /// The message that contains the result for this tool use.
     Result(ToolUseId),
 }
@@ -68,9 +70,10 @@ impl Name {
             let id = id.to_string();
             Self::Message(MessageId::new(base_id(&id)))
         });
+        let turn = id.and_then(MessageId::turn).map(Self::Turn);
         let own = id.cloned().map(Self::Message).or(node.map(Self::Node));
         let results = message.tool_results().map(|result| Self::Result(result.tool_use_id.clone()));
-        own.into_iter().chain(version).chain(results)
+        own.into_iter().chain(version).chain(turn).chain(results)
     }
 }
 
@@ -102,30 +105,14 @@ pub(in crate::web) fn intent(posted: Posted, snapshot: &SessionSnapshot) -> Opti
     let Posted { before, newest, trigger, blocks, id, fresh } = posted;
     let perform = |command| Some(Intent::Perform(vec![command]));
     let prompt = |id, blocks| Prompt::new(Blocks(blocks)).with_id(id);
-    match trigger {
-        Trigger::Decide(decisions) => {
-            let resume = |(tool_use_id, decision)| {
-                let pause = agent.pauses.iter().find(|pause| pause.tool_use.id == tool_use_id)?;
-                Some(SessionCommand::Resume { tool_use_id, turn: Some(pause.turn), decision })
-            };
-            let commands: Vec<_> = decisions.into_iter().filter_map(resume).collect();
-            return (!commands.is_empty()).then_some(Intent::Perform(commands));
-        }
-        Trigger::Results if blocks.is_empty() => return None,
-        Trigger::Results if agent.status == Status::Idle => {
-            return perform(SessionCommand::Prompt { prompt: prompt(fresh, blocks) });
-        }
-        Trigger::Results => {
-            let is_posted = |result: &ToolResult| {
-                let is_it = |block: &Content| matches!(block, Content::ToolResult(posted) if posted.tool_use_id == result.tool_use_id);
-                blocks.iter().any(is_it)
-            };
-            let mut known = agent.pending.iter().flat_map(|message| message.tool_results());
-            return known.any(is_posted).then_some(Intent::Join(None));
-        }
-        _ => {}
+    if let Trigger::Decide(decisions) = trigger {
+        let resume = |(tool_use_id, decision)| {
+            let pause = agent.pauses.iter().find(|pause| pause.tool_use.id == tool_use_id)?;
+            Some(SessionCommand::Resume { tool_use_id, turn: Some(pause.turn), decision })
+        };
+        let commands: Vec<_> = decisions.into_iter().filter_map(resume).collect();
+        return (!commands.is_empty()).then_some(Intent::Perform(commands));
     }
-
     let is_edit = matches!(trigger, Trigger::Instead);
     if !is_edit && agent.staged.iter().any(|prompt| prompt.id.as_ref() == Some(&id)) {
         return Some(Intent::Join(Some(id)));
@@ -138,6 +125,10 @@ pub(in crate::web) fn intent(posted: Posted, snapshot: &SessionSnapshot) -> Opti
     };
     let id = match (newest.as_ref().and_then(place), &trigger) {
         (Some(Place::InFlight), _) if !is_edit => return Some(Intent::Join(None)),
+        (None, Trigger::Again) | (_, Trigger::Results) if blocks.is_empty() => return None,
+        (_, Trigger::Results) => {
+            return perform(SessionCommand::Prompt { prompt: prompt(fresh, blocks) });
+        }
         (Some(Place::Node(node)), _) => {
             let exchange = exchange_of(tree, node)?;
             let is_own = |node: &&Node| node.message().role == Role::User && has_own_content(node.message());
@@ -153,7 +144,6 @@ pub(in crate::web) fn intent(posted: Posted, snapshot: &SessionSnapshot) -> Opti
                 SessionCommand::Edit { node, prompt: prompt(fresh, blocks) }
             });
         }
-        _ if blocks.is_empty() && matches!(trigger, Trigger::Again) => return None,
         (None, Trigger::Submit) => id,
         (None, Trigger::Newest) if !was_tried() => id,
         _ => fresh,
@@ -190,9 +180,8 @@ fn places<'a>(
     for message in &agent.pending {
         Name::all_of(message, None).for_each(|name| add(name, Place::InFlight));
     }
-    if let Some(answer) = &agent.answer {
-        add(Name::Message(answer.clone()), Place::InFlight);
-    }
+    let answer = agent.answer.clone().map(Name::Message).into_iter().chain(agent.turn.map(Name::Turn));
+    answer.for_each(|name| add(name, Place::InFlight));
     places
 }
 
@@ -218,7 +207,8 @@ fn outcome(exchange: &Exchange<'_>, snapshot: &SessionSnapshot) -> RunOutcome {
 
 /// Iterates over the tool uses that the last turn has left to the application.
 pub(in crate::web) fn open_uses(snapshot: &SessionSnapshot) -> impl Iterator<Item = &ToolUse> {
-    let last = snapshot.tree.history().last().filter(|message| message.role == Role::Assistant);
+    let is_idle = snapshot.agent.status == Status::Idle;
+    let last = snapshot.tree.history().last().filter(|_| is_idle);
     let uses = last.into_iter().flat_map(|message| message.tool_uses());
     uses.filter(|tool_use| tool_use.decided.is_none())
 }

@@ -45,17 +45,9 @@ enum PostedTrigger {
 #[derive(Debug, Deserialize)]
 struct PostedMessage {
     id: String,
-    role: PostedRole,
+    role: String,
     #[serde(default)]
     parts: Vec<Value>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum PostedRole {
-    System,
-    User,
-    Assistant,
 }
 
 /// Reads a request. Returns its commands, in order, and the part of the conversation that the response shows. `is_own`
@@ -72,12 +64,12 @@ pub(in crate::web) fn read(
     let is_again = post.trigger == PostedTrigger::RegenerateMessage;
     // The client cuts the list at the answer that it wants to replace. So the last user message is the one to answer,
     // unless the list was shortened on the way.
-    let last = |message: &PostedMessage| !is_again || message.role == PostedRole::User;
+    let last = |message: &PostedMessage| !is_again || message.role == "user";
     let count = post.messages.iter().rposition(last).map_or(0, |last| last + 1);
     let (newest, before) = post.messages[..count].split_last().unzip();
     let before = before.into_iter().flatten().map(PostedMessage::name).collect();
     let named = post.message_id.as_deref();
-    let is_user = newest.is_none_or(|newest| newest.role == PostedRole::User);
+    let is_user = newest.is_none_or(|newest| newest.role == "user");
     let (trigger, mut blocks) = match newest {
         _ if is_again => (Trigger::Again, newest.map_or(Ok(Vec::new()), PostedMessage::blocks)?),
         Some(newest) if is_user => {
@@ -139,15 +131,15 @@ fn follow(command: &SessionCommand, snapshot: &SessionSnapshot) -> Follow {
 /// Returns the stored message to which an id of the client belongs.
 fn name(id: &str, is_answer: bool) -> Name {
     let id = id.strip_prefix("a-").filter(|_| is_answer).unwrap_or(id);
-    match id.strip_prefix("n-").and_then(|node| node.parse().ok()) {
-        Some(node) => Name::Node(node),
-        None => Name::Message(MessageId::new(base_id(id))),
-    }
+    let turn = id.parse().ok().filter(|_| is_answer && id.len() == 32);
+    let node = || id.strip_prefix("n-").and_then(|node| node.parse().ok());
+    let of_turn = turn.map(Name::Turn).or_else(|| node().map(Name::Node));
+    of_turn.unwrap_or_else(|| Name::Message(MessageId::new(base_id(id))))
 }
 
 impl PostedMessage {
     fn name(&self) -> Name {
-        name(&self.id, self.role == PostedRole::Assistant)
+        name(&self.id, self.role == "assistant")
     }
 
     fn states(&self) -> impl Iterator<Item = (&Value, &str)> {

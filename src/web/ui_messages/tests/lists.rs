@@ -25,7 +25,10 @@ async fn list_shows_prompts_and_answers_with_the_ids_of_the_stream() {
     ask(&session, Level::Seven, "u2").await;
     let list = list(&session, &settings(Level::Seven)).await;
     let ids: Vec<_> = list.iter().map(|message| message["id"].as_str().unwrap()).collect();
-    assert_eq!(ids, ["u1", "a-u1", "u2", "a-u2"]);
+    let turns: Vec<_> =
+        session.tree().await.unwrap().history().iter().map(|message| message.id.as_ref()?.turn()).collect();
+    let answer = |place: usize| format!("a-{}", turns[place].unwrap());
+    assert_eq!(ids, ["u1", &answer(1), "u2", &answer(3)]);
     assert_eq!(list[0]["parts"], json!([{ "type": "text", "text": "Hi" }]));
     assert_eq!(list[1]["metadata"]["nodes"], json!([2]));
 }
@@ -74,5 +77,5 @@ async fn message_without_an_id_is_named_after_its_node() {
     let mut snapshot = session.snapshot().await.unwrap();
     snapshot.tree = tree;
     let list = messages(&settings(Level::Seven), &snapshot);
-    assert_eq!((&list[0]["id"], &list[1]["id"]), (&json!("n-1"), &json!("a-n-1")));
+    assert_eq!((&list[0]["id"], &list[1]["id"]), (&json!("n-1"), &json!("a-n-2")));
 }

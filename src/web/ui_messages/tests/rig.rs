@@ -173,11 +173,19 @@ pub(super) fn lasting(parts: Vec<Value>) -> Vec<Value> {
     parts.into_iter().filter(|part| !part["type"].as_str().unwrap().starts_with("data-")).collect()
 }
 
+async fn last_answer(session: &Session, level: Level) -> Value {
+    let all = messages(&settings(level), &session.snapshot().await.unwrap());
+    all.into_iter().rfind(|message| message["role"] == "assistant").expect("an answer")
+}
+
 /// Returns the parts of the last answer in the list.
 pub(super) async fn listed(session: &Session, level: Level) -> Vec<Value> {
-    let all = messages(&settings(level), &session.snapshot().await.unwrap());
-    let last = all.into_iter().rfind(|message| message["role"] == "assistant").expect("an answer");
-    lasting(last["parts"].as_array().unwrap().clone())
+    lasting(last_answer(session, level).await["parts"].as_array().unwrap().clone())
+}
+
+/// Returns the id of the last answer in the list, which has the turn of its first message.
+pub(super) async fn listed_id(session: &Session) -> String {
+    last_answer(session, Level::Seven).await["id"].as_str().unwrap().to_owned()
 }
 
 pub(super) fn types(frames: &[Frame]) -> Vec<&str> {

@@ -196,12 +196,12 @@ impl Session {
         self.begin_and_wait(RunStart::Regenerate(again.into())).await
     }
 
-    /// Starts a run with a new user message below an assistant message. The new message becomes a sibling of the
-    /// messages that already follow the assistant message.
+    /// Starts a run with a new user message below the last message of a turn: an assistant message, or the results of
+    /// tools if the turn ended with them. The new message becomes a sibling of the messages that already follow.
     ///
-    /// If the assistant message is `None`, the new message becomes a root. The session must be idle.
+    /// If `end` is `None`, the new message becomes a root. The session must be idle.
     ///
-    /// If the assistant message ends a turn that [left tool uses open](Response::open_tool_uses), the prompt supplies
+    /// If the message ends a turn that [left tool uses open](Response::open_tool_uses), the prompt supplies
     /// the results of these tool uses, as with [`prompt`](Self::prompt).
     ///
     /// If the run is cancelled or fails before its first turn is complete, the tree is again as it was before the run.
@@ -213,8 +213,8 @@ impl Session {
     /// Returns [`ErrorKind::Busy`], [`ErrorKind::UnknownNode`],
     /// [`ErrorKind::NotAnAnswer`], [`ErrorKind::OpenToolUses`],
     /// [`ErrorKind::StoreBehind`], or the agent's error if it refuses the prompt.
-    pub async fn branch(&self, assistant: Option<NodeId>, prompt: impl Into<Prompt>) -> Result<(), Error> {
-        self.begin(RunStart::Branch(assistant, prompt.into()), Wait::ForStart).await.map(drop)
+    pub async fn branch(&self, end: Option<NodeId>, prompt: impl Into<Prompt>) -> Result<(), Error> {
+        self.begin(RunStart::Branch(end, prompt.into()), Wait::ForStart).await.map(drop)
     }
 
     /// Starts a run like [`branch`](Self::branch), and returns the run's response like [`ask`](Self::ask).
@@ -228,10 +228,10 @@ impl Session {
     /// Dropping the future does not cancel the run.
     pub async fn ask_branch(
         &self,
-        assistant: Option<NodeId>,
+        end: Option<NodeId>,
         prompt: impl Into<Prompt>,
     ) -> Result<Arc<Response>, Error> {
-        self.begin_and_wait(RunStart::Branch(assistant, prompt.into())).await
+        self.begin_and_wait(RunStart::Branch(end, prompt.into())).await
     }
 
     /// Starts a run with a new user message that replaces an existing one, on a [branch](Self::branch) from the

@@ -92,6 +92,7 @@ mod ag_ui;
 mod ai_sdk;
 mod client_ids;
 mod feed;
+mod front;
 mod gate;
 mod guard;
 mod pages;

@@ -84,7 +84,7 @@ pub enum SessionCommand {
     },
     /// Starts a branch below a message: [`Session::branch`].
     Branch {
-        /// The assistant message below which the branch starts, or `None` for a new root.
+        /// The last message of a turn, below which the branch starts, or `None` for a new root.
         node: Option<NodeId>,
         /// The prompt.
         prompt: Prompt,

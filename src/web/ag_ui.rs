@@ -1,13 +1,12 @@
 //! The streams of AG-UI, for clients of protocol version 1.0 and of version 0.0.59 of the npm packages.
 //!
-//! Except for the routes, this module does no input or output. [`RunInput::plan`] reads a posted request and the
+//! Except for the routes, this module does no input or output. [`RunInput::intent`] reads a posted request and the
 //! session's snapshot, and returns the commands to perform. A [`RunStream`] takes the snapshot and the events of a
 //! session, and returns the events of the protocol.
 
 mod frame;
 mod interrupts;
 mod messages;
-mod plan;
 mod request;
 pub(super) mod routes;
 mod runs;
@@ -17,8 +16,6 @@ mod stream;
 mod tests;
 
 pub(crate) use frame::Frame;
-pub(crate) use messages::Files;
-pub(crate) use plan::{Plan, Refusal};
 pub(crate) use request::RunInput;
 pub(super) use runs::Runs;
 pub(crate) use stream::{Run, RunStream, Start};

@@ -16,10 +16,9 @@ use serde::Deserialize;
 use super::{
     Action, Principal, Problem, Web,
     gate::Call,
-    requests::{action, check, starts_a_run},
     routes::{self, Route, command, file, routes},
     streams::{Lifetime, Permit},
-    ui_messages::{DONE, Follow, Frame, Level, Plan, Post, Refusal, Settings, Translator, messages, read},
+    ui_messages::{DONE, Follow, Frame, Level, Post, Settings, Translator, messages, read},
 };
 use crate::{
     agent::Status,
@@ -69,13 +68,9 @@ fn settings(call: &Call) -> Result<Settings, Problem> {
         7 => Level::Seven,
         _ => return Err(Problem::invalid_query(&"`ui` must be 6 or 7")),
     };
-    let view = &call.web.0.view;
-    Ok(Settings {
-        level,
-        conversation: Some(call.client_path("/chat")),
-        inline_files: view.inline_files,
-        provider_items: view.everything,
-    })
+    let (view, conversation) = (&call.web.0.view, call.client_path("/chat"));
+    let files = view.files(format!("{conversation}/files"), usize::MAX);
+    Ok(Settings { level, conversation: Some(conversation), files, provider_items: view.everything })
 }
 
 async fn post(mut call: Call) -> Result<Response, Problem> {
@@ -84,15 +79,9 @@ async fn post(mut call: Call) -> Result<Response, Problem> {
     call.enter_or_create(&post.id, Action::Watch).await?;
     let settings = settings(&call)?;
     let (session, updates, snapshot) = call.subscribe().await?;
-    let Plan { commands, follow } = read(&post, &snapshot, &settings).map_err(problem)?;
-    for command in &commands {
-        call.permit(action(command))?;
-        check(command, &call.principal)?;
-        // The server may have begun to stop since the stream was counted.
-        if starts_a_run(command) && call.web.is_draining() {
-            return Err(Problem::draining());
-        }
-    }
+    let (commands, follow) = read(&post, &snapshot, &|id| call.is_own(id))?;
+    // The server may have begun to stop since the stream was counted.
+    commands.iter().try_for_each(|command| call.permit_command(command))?;
     let mut begun = Translator::begin(settings.clone(), &snapshot, follow.clone());
     for command in commands {
         let answer = session.perform(command, Some(call.principal.name())).await?;
@@ -142,20 +131,6 @@ async fn stop(call: Call) -> Result<Response, Problem> {
         // `Idle` means that the run had ended before the user stopped it, which counts as success.
         Err(error) if error.kind() != ErrorKind::Idle => Err(error.into()),
         _ => Ok(StatusCode::NO_CONTENT.into_response()),
-    }
-}
-
-fn problem(refusal: Refusal) -> Problem {
-    match refusal {
-        Refusal::Invalid(reason) => Problem::invalid_body(&reason),
-        Refusal::Diverged => {
-            let title = "The request builds on a message that is not on the path.";
-            Problem::new(StatusCode::CONFLICT, "diverged", title).with_detail("Load the messages again.")
-        }
-        Refusal::Stale { waiting } => {
-            Problem::stale_decision(serde_json::to_value(waiting).unwrap_or_default())
-        }
-        Refusal::UnknownMessage => Problem::nothing_here("There is no such message."),
     }
 }
 

@@ -18,13 +18,15 @@ use serde::de::DeserializeOwned;
 
 use super::{
     Action, Principal, Problem, StartRequest, Web, feed,
+    front::files::encoded,
+    requests::{action, check, starts_a_run},
     streams::Permit,
-    view::{Lens, encoded},
+    view::Lens,
 };
 use crate::{
     manager::OpenedSession,
     run::{Error, ErrorKind},
-    session::{Mode, Session, SessionEvent, SessionSnapshot, SessionSubscription},
+    session::{Mode, Session, SessionCommand, SessionEvent, SessionSnapshot, SessionSubscription},
     store::{ConversationId, Labels, Summary},
     subscription::Update,
     sync::lock,
@@ -131,6 +133,16 @@ impl Call {
         } else {
             Err(Problem::not_permitted())
         }
+    }
+
+    /// Checks whether the principal may send this command. A command that starts a run is refused while the server stops.
+    pub(super) fn permit_command(&self, command: &SessionCommand) -> Result<(), Problem> {
+        self.permit(action(command))?;
+        check(command, &self.principal)?;
+        if starts_a_run(command) && self.web.is_draining() {
+            return Err(Problem::draining());
+        }
+        Ok(())
     }
 
     /// Returns the view of a conversation that clients get.

@@ -160,6 +160,16 @@ pub(super) const fn action(command: &SessionCommand) -> Action {
     }
 }
 
+/// Returns the prompt of a command.
+pub(super) const fn prompt_of(command: &mut SessionCommand) -> Option<&mut Prompt> {
+    match command {
+        SessionCommand::Prompt { prompt }
+        | SessionCommand::Edit { prompt, .. }
+        | SessionCommand::Branch { prompt, .. } => Some(prompt),
+        _ => None,
+    }
+}
+
 /// Returns whether the command can start a run.
 pub(super) const fn starts_a_run(command: &SessionCommand) -> bool {
     matches!(

@@ -20,19 +20,21 @@ use serde::Serialize;
 use super::{
     Action, Principal, Problem, StartRequest, Web,
     feed::{self, Positions, Watch},
+    front::files::{attachments, restore, stored},
     gate::{Call, Handler},
     guard::guard,
     pages::visible,
     requests::{
         ApprovalPage, Created, ListPage, ListQuery, NewConversation, PeriodQuery, RowsPage, RowsQuery,
-        SearchQuery, WaitingToolUse, action, check, position, position_text, starts_a_run,
+        SearchQuery, WaitingToolUse, action, position, position_text, prompt_of,
     },
 };
 use crate::{
     manager::{Approval, ApprovalId, Listed, OpenedSession},
-    message::{Attachment, Content, Message, MessageId, ResultBlock, Source, Timestamp},
+    message::{MessageId, Source, Timestamp},
+    run::Prompt,
     schema,
-    session::{Mode, Session, SessionAnswer, SessionCommand, SessionSnapshot},
+    session::{Mode, Session, SessionAnswer, SessionCommand},
     store::{ConversationId, Hit, Labels, Page, TurnSummary},
 };
 
@@ -233,12 +235,14 @@ async fn delete(call: Call) -> Result<Response, Problem> {
 }
 
 pub(super) async fn command(mut call: Call) -> Result<Response, Problem> {
-    let command: SessionCommand = call.json(call.web.0.limits.command_body).await?;
-    let action = action(&command);
-    call.permit(action)?;
-    check(&command, &call.principal)?;
-    if starts_a_run(&command) && call.web.is_draining() {
-        return Err(Problem::draining());
+    let mut command: SessionCommand = call.json(call.web.0.limits.command_body).await?;
+    call.permit_command(&command)?;
+    if let Some(Prompt { content, .. }) = prompt_of(&mut command)
+        && content.0.iter_mut().flat_map(attachments).any(|file| matches!(file.source, Source::Url { .. }))
+    {
+        // This also checks whether the principal may read the files.
+        let snapshot = call.snapshot().await?;
+        restore(&mut content.0, &snapshot, &|id| call.is_own(id))?;
     }
     let (manager, id, by) = (&call.web.0.manager, call.id()?, Some(call.principal.name()));
     // A decision, a title and labels need no session, so a conversation that is not open stays so. The answer is sent
@@ -257,7 +261,7 @@ pub(super) async fn command(mut call: Call) -> Result<Response, Problem> {
                 let command = command.clone();
                 async move { session.perform(command, by).await }
             };
-            return Ok(json(&call.on_session(action, perform).await?));
+            return Ok(json(&call.on_session(action(&command), perform).await?));
         }
     }
     Ok(json(&SessionAnswer::Done))
@@ -332,7 +336,7 @@ pub(super) async fn file(call: Call) -> Result<Response, Problem> {
     let missing = || Problem::nothing_here("There is no such file.");
     let [(_, message), (_, block)] = &call.path[..] else { return Err(missing()) };
     let snapshot = call.snapshot().await?;
-    let attachment = attachment(&snapshot, &MessageId::new(message.as_str()), block).ok_or_else(missing)?;
+    let attachment = stored(&snapshot, &MessageId::new(message.as_str()), block).ok_or_else(missing)?;
     let Source::Base64 { data } = &attachment.source else { return Err(missing()) };
     let bytes = STANDARD.decode(data).map_err(|_| missing())?;
     let mut response = Response::new(Body::from(bytes));
@@ -347,34 +351,6 @@ pub(super) async fn file(call: Call) -> Result<Response, Problem> {
     headers.insert(header::CONTENT_DISPOSITION, HeaderValue::from_static(disposition));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("private, max-age=3600"));
     Ok(response)
-}
-
-/// Finds an attachment by the id of its message and the index of its block. In the content of a tool result, `block` is
-/// `BLOCK-INNER`.
-fn attachment<'s>(snapshot: &'s SessionSnapshot, id: &MessageId, block: &str) -> Option<&'s Attachment> {
-    let (index, inner) = match block.split_once('-') {
-        Some((index, inner)) => (index.parse::<usize>().ok()?, Some(inner.parse::<usize>().ok()?)),
-        None => (block.parse().ok()?, None),
-    };
-    let has_id = |message: &&Message| message.id.as_ref() == Some(id);
-    // A client can send the prompts of the last run again.
-    let unanswered = snapshot.agent.last_run.iter().flat_map(|end| &end.unanswered);
-    let others = || snapshot.agent.pending.iter().chain(unanswered.clone()).map(|message| &**message);
-    let stored =
-        snapshot.tree.find(id).and_then(|node| snapshot.tree.node(node)).map(|node| &**node.message());
-    let content = match stored.or_else(|| others().find(has_id)) {
-        Some(message) => message.content.get(index)?,
-        None if snapshot.agent.answer.as_ref() == Some(id) => &snapshot.agent.partial.get(index)?.content,
-        None => return None,
-    };
-    match (content, inner) {
-        (Content::Attachment(attachment), None) => Some(attachment),
-        (Content::ToolResult(result), Some(inner)) => match result.content.get(inner)? {
-            ResultBlock::Attachment(attachment) => Some(attachment),
-            ResultBlock::Text(_) => None,
-        },
-        _ => None,
-    }
 }
 
 /// Returns the positions after which the client continues a stream. Without the header, no conversation has a position.

@@ -8,13 +8,12 @@
 //! - `read` turns a posted request into the commands of a session.
 //!
 //! A message of the AI SDK is not a message of the tree. One assistant message contains everything between two prompts.
-//! Its id is `a-`, followed by the id of the message of the first of these prompts. `exchange` groups the messages of a
-//! snapshot in this way.
+//! Its id is `a-`, followed by the turn of its first message. So each version of an answer has its own id, which is known
+//! before the first frame. `front::exchange` groups the messages of a snapshot in this way.
 //!
 //! The list and the stream agree, because both come from the same `Writer`: the list is made by folding the frames that
 //! a replay of the messages would send.
 
-mod exchange;
 mod fold;
 mod list;
 mod request;
@@ -26,11 +25,13 @@ mod tests;
 
 pub(super) use self::{
     list::messages,
-    request::{Plan, Post, Refusal, read},
+    request::{Post, read},
     translator::{Follow, Translator},
 };
 
 use serde_json::Value;
+
+use super::front::{exchange, files::Files};
 
 /// One frame of a stream, as JSON. On the wire, `data: ` precedes the JSON and an empty line follows it.
 pub(super) type Frame = Value;
@@ -52,14 +53,10 @@ pub(super) enum Level {
 pub(super) struct Settings {
     /// The level of the protocol.
     pub(super) level: Level,
-    /// The address of the conversation's native routes, without a slash at the end. If there is none, files are always
-    /// sent inside the frames.
+    /// The address of the conversation's routes, without a slash at the end.
     pub(super) conversation: Option<String>,
-    /// Whether files above `LARGE_FILE` are sent inside the frames too.
-    pub(super) inline_files: bool,
+    /// The form of files. If they have no address, they are always sent inside the frames.
+    pub(super) files: Files,
     /// Whether the kinds of provider items are shown.
     pub(super) provider_items: bool,
 }
-
-/// The size in bytes of base64 above which a file is sent as an address.
-const LARGE_FILE: usize = 65_536;

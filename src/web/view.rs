@@ -1,12 +1,10 @@
 //! The parts of events and snapshots that a client sees.
 
-use std::{
-    fmt::Write,
-    sync::{Arc, LazyLock},
-};
+use std::sync::{Arc, LazyLock};
 
 use serde_json::{Map, Value};
 
+use super::front::files::{Files, MAX_INLINE};
 use crate::{
     agent::{Event, Snapshot, StateView, TurnOutcome},
     message::{
@@ -41,9 +39,6 @@ pub struct View {
 /// The schema that replaces a hidden schema. It accepts any value.
 static HIDDEN_SCHEMA: LazyLock<Schema> = LazyLock::new(Schema::of::<Value>);
 
-/// The maximum number of base64 bytes of an attachment inside a message. A larger attachment appears as a URL.
-const INLINE: usize = 64 << 10;
-
 impl View {
     /// Returns the view of a chat: without the system prompt, the options, the schemas of tools, signatures and the data
     /// of providers. The reasons for failed writes and for damage are hidden, too. The path of the tree is the history, so the agent's
@@ -62,13 +57,15 @@ impl View {
         Self { inline_files: true, ..self }
     }
 
-    pub(super) const fn has_inline_files(&self) -> bool {
-        self.inline_files
+    /// Returns the form of a conversation's files in this view. `base` is the address of the files. `most` is the
+    /// greatest size of a file if files stay inside the messages.
+    pub(super) const fn files(&self, base: String, most: usize) -> Files {
+        Files { base: Some(base), limit: if self.inline_files { most } else { MAX_INLINE } }
     }
 
-    /// Returns this view of one conversation. `files` is the URL of the conversation's files.
+    /// Returns this view of one conversation. `files` is the address of the conversation's files.
     pub(super) const fn of(&self, files: String) -> Lens {
-        Lens { everything: self.everything, inline_files: self.inline_files, files, answer: None }
+        Lens { everything: self.everything, files: self.files(files, usize::MAX), answer: None }
     }
 }
 
@@ -76,8 +73,7 @@ impl View {
 #[derive(Debug)]
 pub(super) struct Lens {
     everything: bool,
-    inline_files: bool,
-    files: String,
+    files: Files,
     /// The id of the response that is being streamed.
     answer: Option<MessageId>,
 }
@@ -179,7 +175,7 @@ impl Lens {
                 // Attachments that appear as URLs are omitted from this event. The message with the results follows,
                 // and contains the URLs.
                 let is_small = |block: &ResultBlock| match block {
-                    ResultBlock::Attachment(attachment) => !self.links(attachment),
+                    ResultBlock::Attachment(attachment) => !self.files.links(attachment),
                     ResultBlock::Text(_) => true,
                 };
                 if result.content.iter().all(is_small) {
@@ -313,12 +309,6 @@ impl Lens {
         ProviderItem::new(item.format.clone(), data)
     }
 
-    /// Returns whether the attachment appears as a URL.
-    fn links(&self, attachment: &Attachment) -> bool {
-        let is_large = matches!(&attachment.source, Source::Base64 { data } if data.len() > INLINE);
-        is_large && !self.inline_files
-    }
-
     /// Returns the attachment with the URL of its bytes, or `None` if the bytes stay inside the message.
     fn attachment(
         &self,
@@ -326,8 +316,7 @@ impl Lens {
         message: Option<&MessageId>,
         block: &str,
     ) -> Option<Attachment> {
-        let message = message.filter(|_| self.links(attachment))?;
-        let url = format!("{}/{}/{block}", self.files, encoded(&message.to_string()));
+        let url = self.files.address(attachment, message?, block)?;
         Some(Attachment { source: Source::Url { url }, ..attachment.clone() })
     }
 
@@ -346,17 +335,4 @@ impl Lens {
             blocks().map(|(inner, block)| seen((inner, block)).map_or_else(|| block.clone(), Into::into));
         Some(ToolResult { content: content.collect(), ..result.clone() })
     }
-}
-
-/// Encodes a segment of a URL's path. A dot is encoded, too, because `.` and `..` have a meaning in a path.
-pub(super) fn encoded(segment: &str) -> String {
-    let mut encoded = String::with_capacity(segment.len());
-    for byte in segment.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-_~".contains(&byte) {
-            encoded.push(char::from(byte));
-        } else {
-            let _ = write!(encoded, "%{byte:02X}");
-        }
-    }
-    encoded
 }

@@ -120,12 +120,13 @@ async fn branch_below_an_answer_left_open_answers_its_uses() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn branch_at_results_within_a_turn_is_refused() {
+async fn branch_at_results_is_refused_unless_the_turn_ended_with_them() {
     let asks = || Step::tool_use("t", "look", json!({}));
     let look = omni_agent::tool::tool_fn("look", "Looks.", |_: serde_json::Value, _| async { Ok("seen") });
     // The first turn continues after its tool results. The second turn ends with its tool results, because it reaches
     // the limit of steps.
-    let provider = ScriptedProvider::new([asks(), Step::text("Done."), asks(), Step::text("On.")]);
+    let provider =
+        ScriptedProvider::new([asks(), Step::text("Done."), asks(), Step::text("On."), Step::text("Else.")]);
     let agent = AgentBuilder::default().model(provider.model()).tool(look);
     let mut session = Watched::start(on(agent)).await;
     session.ask("Go").await;
@@ -147,4 +148,10 @@ async fn branch_at_results_within_a_turn_is_refused() {
         assert_eq!(error.member("node"), Some(&asking.get().into()));
     }
     assert_eq!(provider.requests().len(), 4);
+
+    let error = session.session.branch(Some(node(3)), "Other").await.unwrap_err();
+    assert_eq!((error.kind(), error.member("node")), (ErrorKind::NotAnAnswer, Some(&3.into())));
+    in_time(session.session.ask_branch(Some(node(7)), "Other")).await.unwrap();
+    session.rest().await;
+    assert_eq!(session.path()[6..], ["user: result t", "user: Other", "assistant: Else."]);
 }

@@ -26,7 +26,9 @@ mod logged;
 mod lost_access;
 #[path = "../support/npm.rs"]
 mod npm;
+mod older_versions;
 mod openapi;
+mod own_files;
 mod page;
 mod problems;
 mod restarts;

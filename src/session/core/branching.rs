@@ -68,10 +68,11 @@ impl Core {
         }
     }
 
-    fn below(&self, answer: Option<NodeId>) -> Result<Base, Error> {
-        if let Some(id) = answer {
+    /// Returns the base of a branch below a node at which a history may end.
+    fn below(&self, end: Option<NodeId>) -> Result<Base, Error> {
+        if let Some(id) = end {
             let node = self.node(id)?;
-            if node.message().role != Role::Assistant {
+            if node.message().role != Role::Assistant && !self.is_end_with_results(node) {
                 let text =
                     "is a user message; give the assistant message to continue from, or regenerate this one";
                 return Err(unfit(ErrorKind::NotAnAnswer, id, text));
@@ -81,7 +82,15 @@ impl Core {
                 return Err(unfit(ErrorKind::OpenToolUses, id, text));
             }
         }
-        Ok(self.base(answer, None))
+        Ok(self.base(end, None))
+    }
+
+    /// Returns whether a turn ended with this user message, which has the results of the turn's own tools. The usage of a
+    /// turn is at its last assistant message.
+    fn is_end_with_results(&self, node: &Node) -> bool {
+        let answer = node.parent().and_then(|parent| self.tree.node(parent));
+        let is_last = |answer: &Node| answer.usage().is_some() && !self.is_left_open(answer);
+        node.message().tool_results().next().is_some() && answer.is_some_and(is_last)
     }
 
     /// Returns the user message with this id. Fails unless this message started a turn.

@@ -16,7 +16,7 @@ use crate::{
     },
     provider::PartialBlock,
     text::clip,
-    web::view::encoded,
+    web::front::files::Files,
 };
 
 /// The greatest size of a text in one frame, in bytes. The JSON form of the text can be six times as long.
@@ -25,28 +25,10 @@ pub(super) const MAX_TEXT: usize = 1 << 20;
 /// The greatest size of all messages in one frame, in bytes. The client refuses frames from 10 MiB on.
 const MAX_MESSAGES: usize = 8 << 20;
 
-/// The greatest size of a file that a stream contains, in bytes of base64.
-const MAX_INLINE: usize = 64 << 10;
-
 /// The greatest size of a file if files stay in the stream.
-const MAX_DATA: usize = 4 << 20;
-
-/// The form of files in streams.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Files {
-    /// The address below which the attachments of the conversation's messages are served: `BASE/MESSAGE/BLOCK`.
-    pub(crate) base: Option<String>,
-    /// Whether files stay in the stream.
-    pub(crate) inline: bool,
-}
+pub(super) const MAX_DATA: usize = 4 << 20;
 
 impl Files {
-    /// Returns whether an address replaces the bytes of the attachment, provided that its message is known.
-    fn links(&self, file: &Attachment) -> bool {
-        let limit = if self.inline { MAX_DATA } else { MAX_INLINE };
-        self.base.is_some() && matches!(&file.source, Source::Base64 { data } if data.len() > limit)
-    }
-
     /// Returns whether the result of a tool contains a file whose bytes are replaced by an address.
     pub(super) fn links_in(&self, result: &ToolResult, level: Level) -> bool {
         let is_linked = |block: &ResultBlock| match block {
@@ -59,17 +41,17 @@ impl Files {
     /// Returns the part for an attachment. `block` is the message's id and the block in it, if they are known.
     fn part(&self, file: &Attachment, block: Option<(&str, &str)>) -> Part {
         let mime_type = file.media_type.clone();
-        let limit = if self.inline { MAX_DATA } else { MAX_INLINE };
-        let source = match (&file.source, &self.base, block) {
-            (Source::Url { url }, ..) if url.len() <= MAX_TEXT => {
+        let source = match (&file.source, block) {
+            (Source::Url { url }, _) if url.len() <= MAX_TEXT => {
                 PartSource::Url { value: url.clone(), mime_type }
             }
-            (Source::Base64 { data }, ..) if data.len() <= limit => {
+            (Source::Base64 { data }, _) if data.len() <= self.limit => {
                 PartSource::Data { value: data.clone(), mime_type }
             }
-            (Source::Base64 { .. }, Some(base), Some((message, block))) => {
-                PartSource::Url { value: format!("{base}/{}/{block}", encoded(message)), mime_type }
-            }
+            (_, Some((message, block))) => match self.address(file, &message, block) {
+                Some(value) => PartSource::Url { value, mime_type },
+                None => return Part::Text { text: label(file) },
+            },
             _ => return Part::Text { text: label(file) },
         };
         let name = file.name.as_deref().map(|name| ("name".to_owned(), clip(name, 1024).into()));

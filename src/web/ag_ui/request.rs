@@ -1,15 +1,34 @@
 //! A posted request to run.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{borrow::Cow, collections::HashSet, fmt::Write, sync::Arc};
 
+use axum::http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
 
-use super::{Level, Refusal};
+use super::Level;
 use crate::{
-    message::{Attachment, Blocks, Content, Text},
-    tool::{Schema, ToolDeclaration, ToolSet, declared_tool_with_schema},
+    message::{Attachment, Blocks, Content, MessageId, Text, ToolResult, ToolUse, ToolUseId},
+    run::{Pause, PromptId},
+    session::SessionSnapshot,
+    tool::{Decision, Schema, ToolDeclaration, ToolSet, declared_tool_with_schema},
+    web::{
+        Problem,
+        front::{
+            files::restore,
+            intent::{self, Intent, Name, Trigger, intent, open_uses},
+        },
+    },
 };
+
+/// The greatest size of a client's id that is stored as it is, in bytes.
+const MAX_ID: usize = 64;
+
+/// Returns the reason why a request is not possible in the current state of the conversation. Nothing was changed.
+fn refused(code: &'static str, message: impl Into<String>) -> Problem {
+    Problem::new(StatusCode::CONFLICT, code, "The run cannot start.").with_detail(message)
+}
 
 /// A request to run, as the client posts it.
 ///
@@ -87,15 +106,69 @@ impl RunInput {
         self.state.as_object().cloned().unwrap_or_default()
     }
 
+    /// Returns the work that the request asks for. `is_own` returns whether clients use an id for the conversation.
+    ///
+    /// - If the request has answers to interrupts, each interrupt is decided. There must be exactly one answer per
+    ///   interrupt. Without answers, the request is refused while an interrupt is open.
+    /// - If the newest message has results of client tools, the results are the prompt.
+    /// - A new user message is the prompt.
+    /// - A user message that the server knows is edited if its content differs. Otherwise it gets another answer. But
+    ///   if the message is staged or part of the turn in flight, nothing is changed.
+    pub(crate) fn intent(
+        &self,
+        view: &SessionSnapshot,
+        is_own: &dyn Fn(&str) -> bool,
+    ) -> Result<Intent, Problem> {
+        let answers = self.resume.as_deref().unwrap_or_default();
+        let pauses = &view.agent.pauses;
+        let is_turn = |message: &Posted| matches!(&*message.role, "user" | "assistant" | "tool");
+        let count = self.messages.iter().rposition(is_turn).map_or(0, |newest| newest + 1);
+        let (newest, before) = self.messages[..count].split_last().unzip();
+        let (trigger, mut blocks) = match newest {
+            _ if !answers.is_empty() => (Trigger::Decide(decisions(answers, pauses)?), Vec::new()),
+            _ if let Some(pause) = pauses.first() => return Err(missing_answer(&pause.tool_use.id)),
+            Some(newest) if newest.role == "user" => (Trigger::Newest, newest.blocks()?.0),
+            Some(newest) if newest.role == "tool" => (Trigger::Results, self.results(view)?),
+            _ => return Err(nothing_new()),
+        };
+        restore(&mut blocks, view, is_own)?;
+        let own = newest.map_or("", |newest| &newest.id);
+        // The original message keeps its id in the tree, so the edited message gets another id.
+        let fresh = match trigger {
+            Trigger::Newest => prompt_id(&format!("run-{}", self.run_id)),
+            _ => prompt_id(own),
+        };
+        let posted = intent::Posted {
+            before: before.into_iter().flatten().filter_map(Posted::name).collect(),
+            newest: newest.and_then(Posted::name),
+            trigger,
+            blocks,
+            id: prompt_id(own),
+            fresh,
+        };
+        intent(posted, view).ok_or_else(nothing_new)
+    }
+
+    /// Returns the posted results of the tool uses that the last turn has left open.
+    fn results(&self, view: &SessionSnapshot) -> Result<Vec<Content>, Problem> {
+        let result = |tool_use: &ToolUse| {
+            let answers = |message: &&Posted| {
+                message.role == "tool" && message.tool_call_id.as_deref() == Some(tool_use.id.as_str())
+            };
+            self.messages.iter().rev().find(answers).map(|message| message.result(tool_use))
+        };
+        open_uses(view).filter_map(result).collect()
+    }
+
     /// Returns the tools that the client runs, sorted by name. `own` are the tools of the agent, which a client can't
     /// replace: if the agent runs a tool of the same name, the client's declaration is ignored. If the agent only
     /// declares the tool, the client runs it, so both must expect the same inputs.
-    pub(crate) fn client_tools(&self, own: &[ToolDeclaration]) -> Result<ToolSet, Refusal> {
+    pub(crate) fn client_tools(&self, own: &[ToolDeclaration]) -> Result<ToolSet, Problem> {
         let mut tools: Vec<_> = self.tools.iter().flatten().collect();
         tools.sort_by(|a, b| a.name.cmp(&b.name));
         let mut set = ToolSet::new();
         for ClientTool { name, description, parameters } in tools {
-            let refused = |reason: String| Refusal::new("invalid-tool", reason);
+            let refused = |reason: String| refused("invalid-tool", reason);
             let parameters = parameters.clone().unwrap_or_else(|| json!({ "type": "object" }));
             let schema = Schema::new(parameters)
                 .map_err(|error| refused(format!("The schema of the tool {name:?} is invalid: {error}")))?;
@@ -171,36 +244,54 @@ enum PostedSource {
 
 impl Posted {
     /// Returns the content of a message from the user, or of a result.
-    pub(crate) fn blocks(&self) -> Result<Blocks, Refusal> {
+    pub(crate) fn blocks(&self) -> Result<Blocks, Problem> {
         if let Value::String(text) = &self.content {
             return Ok(text.into());
         }
         let parts = Vec::<PostedPart>::deserialize(&self.content).map_err(|error| {
             let message = format!("The content of the message {:?} cannot be read: {error}", self.id);
-            Refusal::new("invalid-prompt", message)
+            refused("invalid-prompt", message)
         })?;
         parts.into_iter().map(PostedPart::block).collect()
     }
 
-    /// Returns the texts of the content.
-    pub(crate) fn text(&self) -> String {
+    /// Returns the text of content that has no parts.
+    fn text(&self) -> String {
         match &self.content {
             Value::String(text) => text.clone(),
-            Value::Array(parts) => parts.iter().filter_map(|part| part["text"].as_str()).collect(),
             Value::Null => String::new(),
             content => content.to_string(),
         }
     }
 
-    /// Returns the number of parts that are not texts.
-    pub(crate) fn files(&self) -> usize {
-        let parts = self.content.as_array().map(Vec::as_slice).unwrap_or_default();
-        parts.iter().filter(|part| part["type"] != "text").count()
+    /// Returns the stored message to which the message belongs.
+    fn name(&self) -> Option<Name> {
+        match &*self.role {
+            "user" => Some(Name::Message(MessageId::new(&*stored_id(&self.id)))),
+            // The id of a block is `MESSAGE-INDEX`, so the part before the dash is the id of its message.
+            "assistant" | "reasoning" => Some(Name::Message(MessageId::new(self.id.rsplit_once('-')?.0))),
+            "tool" => self.tool_call_id.as_deref().map(|id| Name::Result(ToolUseId::new(id))),
+            _ => None,
+        }
+    }
+
+    /// Returns the result of a client tool.
+    fn result(&self, tool_use: &ToolUse) -> Result<Content, Problem> {
+        if let Some(error) = self.error.as_deref().filter(|error| !error.is_empty()) {
+            return Ok(ToolResult::error(tool_use, error).into());
+        }
+        let blocks = if self.content.is_array() { self.blocks()?.0 } else { vec![self.text().into()] };
+        let content = blocks.into_iter().filter_map(|block| match block {
+            Content::Text(text) => Some(text.into()),
+            Content::Attachment(file) => Some(Attachment::into(file)),
+            _ => None,
+        });
+        Ok(ToolResult::ok(tool_use, "").with_content(content.collect()).into())
     }
 }
 
 impl PostedPart {
-    fn block(self) -> Result<Content, Refusal> {
+    fn block(self) -> Result<Content, Problem> {
         let (source, metadata, any) = match self {
             Self::Text { text } => return Ok(Text::new(text).into()),
             Self::Binary { mime_type, url, data, filename } => {
@@ -209,7 +300,7 @@ impl PostedPart {
                     (None, Some(url)) => Attachment::url(mime_type, url),
                     (None, None) => {
                         let message = "A file has neither data nor an address. Send one of them.";
-                        return Err(Refusal::new("invalid-prompt", message));
+                        return Err(refused("invalid-prompt", message));
                     }
                 };
                 return Ok(named(file, filename.as_deref()).into());
@@ -234,5 +325,70 @@ fn named(file: Attachment, name: Option<&str>) -> Attachment {
     match name {
         Some(name) => file.named(name),
         None => file,
+    }
+}
+
+fn nothing_new() -> Problem {
+    refused("nothing-new", "The request contains neither a new message nor an answer. Add one of them.")
+}
+
+fn missing_answer(id: &ToolUseId) -> Problem {
+    refused("missing-answer", format!("The interrupt {id:?} is open. Answer all open interrupts."))
+}
+
+/// Returns `id` as the id of a prompt. An empty id is replaced.
+fn prompt_id(id: &str) -> PromptId {
+    PromptId::new(if id.is_empty() { "run".into() } else { stored_id(id) })
+}
+
+/// Returns the id under which a message with a client's id is stored. An id of more than 64 bytes becomes 128 bits of its
+/// SHA-256, because two long ids can have the same beginning.
+fn stored_id(id: &str) -> Cow<'_, str> {
+    if id.len() <= MAX_ID {
+        return id.into();
+    }
+    let mut stored = String::with_capacity(32);
+    for byte in &Sha256::digest(id)[..16] {
+        write!(stored, "{byte:02x}").expect("a string takes every text");
+    }
+    stored.into()
+}
+
+/// Returns the decision about each pause. Fails unless there is exactly one answer per pause.
+fn decisions(answers: &[Answer], pauses: &[Pause]) -> Result<Vec<(ToolUseId, Decision)>, Problem> {
+    let mut answered = HashSet::new();
+    for answer in answers {
+        let id = &answer.interrupt_id;
+        if pauses.iter().all(|pause| pause.tool_use.id.as_str() != id) {
+            return Err(refused("stale-decision", format!("The interrupt {id:?} is not open.")));
+        }
+        if !answered.insert(id.as_str()) {
+            return Err(refused("invalid-answer", format!("The interrupt {id:?} has two answers.")));
+        }
+    }
+    let decide = |pause: &Pause| {
+        let id = &pause.tool_use.id;
+        let answer = answers.iter().find(|answer| answer.interrupt_id == id.as_str());
+        Ok((id.clone(), decision(answer.ok_or_else(|| missing_answer(id))?)?))
+    };
+    pauses.iter().map(decide).collect()
+}
+
+fn decision(answer: &Answer) -> Result<Decision, Problem> {
+    let reason = |default: &str| answer.payload["reason"].as_str().unwrap_or(default).to_owned();
+    if answer.status == AnswerStatus::Cancelled {
+        return Ok(Decision::Reject(reason("Cancelled by the user.")));
+    }
+    match (answer.payload["approved"].as_bool(), answer.payload.get("editedArgs")) {
+        (Some(true), None) => Ok(Decision::Execute),
+        (Some(true), Some(input)) if input.is_object() => Ok(Decision::ExecuteWith(input.clone())),
+        (Some(false), _) => Ok(Decision::Reject(reason("Rejected by the user."))),
+        _ => {
+            let message = format!(
+                "The answer to the interrupt {:?} is invalid. Send `approved`, and `editedArgs` as an object if at all.",
+                answer.interrupt_id
+            );
+            Err(refused("invalid-answer", message))
+        }
     }
 }

@@ -10,15 +10,16 @@ use axum::{
 use futures_util::stream;
 use serde::Deserialize;
 
-use super::{Files, Frame, Level, Plan, Run, RunInput, RunStream, Start};
+use super::{Frame, Level, Run, RunInput, RunStream, Start, messages::MAX_DATA};
 use crate::{
     run::{Accepted, ClientTools, PromptState},
     session::{Regenerate, Session, SessionAnswer, SessionCommand, SessionSnapshot, SessionSubscription},
     subscription::Update,
     web::{
         Action, Principal, Problem, Web,
+        front::{files::Files, intent::Intent},
         gate::Call,
-        requests::{action, check, starts_a_run},
+        requests::prompt_of,
         routes::{Route, file, router_of, routes},
         streams::{Lifetime, Permit},
     },
@@ -98,30 +99,19 @@ async fn perform(
             staged.into_iter().find(|id| input.messages.last().is_some_and(|last| last.id == id.as_str()));
         return Ok(own.map_or(Start::Join, Start::Staged));
     }
-    let refused = |refusal: super::Refusal| {
-        Problem::new(StatusCode::CONFLICT, refusal.code, "The run cannot start.").with_detail(refusal.message)
+    let commands = match input.intent(view, &|id| call.is_own(id))? {
+        Intent::Join(staged) => return Ok(staged.map_or(Start::Join, Start::Staged)),
+        Intent::Ended(_, outcome) => return Ok(Start::Ended(outcome)),
+        Intent::Perform(commands) => commands,
     };
-    let commands = match input.plan(view).map_err(refused)? {
-        Plan::Join(staged) => return Ok(staged.map_or(Start::Join, Start::Staged)),
-        Plan::Perform(commands) => commands,
-    };
-    for command in &commands {
-        call.permit(action(command))?;
-        check(command, &call.principal)?;
-        if starts_a_run(command) && call.web.is_draining() {
-            return Err(Problem::draining());
-        }
-    }
+    commands.iter().try_for_each(|command| call.permit_command(command))?;
     let mut tools = ClientTools::default();
     if call.web.0.client_tools {
-        tools = ClientTools::new(input.client_tools(&view.agent.state.tools).map_err(refused)?);
+        tools = ClientTools::new(input.client_tools(&view.agent.state.tools)?);
     }
     let mut start = Start::Command;
     for mut command in commands {
-        if let SessionCommand::Prompt { prompt }
-        | SessionCommand::Edit { prompt, .. }
-        | SessionCommand::Branch { prompt, .. } = &mut command
-        {
+        if let Some(prompt) = prompt_of(&mut command) {
             prompt.client_tools = tools.clone();
         }
         let prompt = match &command {
@@ -179,8 +169,7 @@ async fn stop(call: Call) -> Result<Response, Problem> {
 }
 
 fn files(call: &Call) -> Files {
-    let base = format!("{}/files", call.client_path(""));
-    Files { base: Some(base), inline: call.web.0.view.has_inline_files() }
+    call.web.0.view.files(format!("{}/files", call.client_path("")), MAX_DATA)
 }
 
 /// The state of a response.

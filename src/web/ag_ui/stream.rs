@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use super::{
     Level,
     frame::{ChatMessage, Frame, TokenUsage},
-    messages::{Files, Messages, block_id, result, result_id},
+    messages::{Messages, block_id, result, result_id},
 };
 use crate::{
     agent::{Event, Status, TurnOutcome, UnstageReason},
@@ -19,6 +19,7 @@ use crate::{
     session::{SessionEvent, SessionSnapshot, StoreReport},
     subscription::Numbered,
     text::clip,
+    web::front::files::Files,
 };
 use blocks::Blocks;
 

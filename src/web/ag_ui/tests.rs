@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::{Files, Frame, Level, Plan, Run, RunInput, RunStream, Start, messages::Messages};
+use super::{Frame, Level, Run, RunInput, RunStream, Start, messages::Messages};
 use crate::{
     agent::{Agent, AgentBuilder},
     run::{Accepted, PromptState},
@@ -19,6 +19,7 @@ use crate::{
     subscription::{Numbered, Update},
     testing::{ScriptedProvider, Step},
     tool::{ToolContext, tool_fn_with_schema},
+    web::front::{files::Files, intent::Intent},
 };
 use client::Client;
 
@@ -115,18 +116,23 @@ impl Rig {
         let updates = self.session.subscribe(Mode::Controller).await.unwrap();
         let view = updates.snapshot().unwrap();
         let run = run_of(&input);
-        let start = match input.plan(view) {
+        let start = match input.intent(view, &|id| id == "t") {
             Err(refusal) => {
                 return Posted {
                     updates,
                     session: self.session.clone(),
                     stream: None,
-                    frames: RunStream::refused(&run, refusal.code, &refusal.message),
+                    frames: RunStream::refused(
+                        &run,
+                        refusal.code(),
+                        &refusal.to_json()["detail"].to_string(),
+                    ),
                 };
             }
-            Ok(Plan::Join(None)) => Start::Join,
-            Ok(Plan::Join(Some(id))) => Start::Staged(id),
-            Ok(Plan::Perform(commands)) => {
+            Ok(Intent::Join(None)) => Start::Join,
+            Ok(Intent::Join(Some(id))) => Start::Staged(id),
+            Ok(Intent::Ended(_, outcome)) => Start::Ended(outcome),
+            Ok(Intent::Perform(commands)) => {
                 let mut start = Start::Command;
                 for command in commands {
                     if let Some(other) = started(self.session.perform(command, None).await.unwrap()) {

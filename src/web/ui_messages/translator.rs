@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::{
     Frame, Level, Settings,
-    exchange::{Exchange, answer_id, answer_of, exchanges, has_own_content, has_results, ui_id},
+    exchange::{Exchange, answer_id, exchanges, has_own_content, has_results, ui_id},
     writer::Writer,
 };
 use crate::{
@@ -93,11 +93,12 @@ impl Translator {
         follow: Follow,
     ) -> (Self, Vec<Frame>) {
         let tools = snapshot.agent.state.tools.iter().map(|tool| tool.name.clone());
-        let last = exchanges(snapshot).last().map(Exchange::answer_id);
+        let last = exchanges(snapshot).last().and_then(Exchange::answer_id);
+        let in_flight = snapshot.agent.turn.map(answer_id);
         let mut this = Self {
             writer: Writer::new(settings, tools),
             phase: Phase::Running,
-            answer: last.unwrap_or_else(|| answer_id("n-0")),
+            answer: last.or(in_flight).unwrap_or_else(|| answer_id("n-0")),
             last: snapshot.last,
             usage: Usage::default(),
             steps: Usage::default(),
@@ -107,7 +108,8 @@ impl Translator {
         };
         match follow {
             Follow::Prompt(id) => {
-                this.answer = answer_of(&id);
+                // The turn is known when the prompt's message is added. A prompt that is never used keeps this id.
+                this.answer = answer_id(&id);
                 this.phase = Phase::Waiting(Some(id));
             }
             Follow::Results(id) => this.phase = Phase::Waiting(Some(id)),
@@ -219,12 +221,12 @@ impl Translator {
                 self.start();
                 self.error(crate::web::ABANDONED);
             }
-            Event::Message { message, .. }
+            Event::Message { message, turn, .. }
                 if message.role == Role::User && is_wanted(message.id.as_ref()) =>
             {
                 let is_new = has_own_content(message);
                 if is_new {
-                    self.answer = answer_id(&ui_id(message, None));
+                    self.answer = answer_id(turn);
                 }
                 self.start();
                 self.is_whole = true;

@@ -312,7 +312,10 @@ impl Model {
     pub(super) fn branch_below(&self, node: Option<NodeId>) -> Result<Base, Error> {
         if let Some(id) = node {
             let message = self.message(id)?;
-            if message.role == Role::User {
+            let parent = self.shown.node(id).and_then(crate::tree::Node::parent);
+            let usage = parent.and_then(|parent| self.shown.node(parent)?.usage());
+            let ends_turn = usage.is_some() && !parent.is_some_and(|parent| self.is_left_open(parent));
+            if message.role == Role::User && !(ends_turn && message.tool_results().next().is_some()) {
                 return Err(unfit(ErrorKind::NotAnAnswer, id, ""));
             }
             if message.tool_uses().next().is_some() && !self.is_left_open(id) {

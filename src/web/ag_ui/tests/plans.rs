@@ -1,19 +1,19 @@
 use serde_json::{Value, json};
 
-use super::{Level, Plan, Rig};
-use crate::{session::SessionCommand, testing::Step};
+use super::{Level, Rig};
+use crate::{session::SessionCommand, testing::Step, web::front::intent::Intent};
 
 /// Returns the type and the node of the command for these messages, `join` if no command is needed, or the code of the
 /// refusal.
 async fn plan(rig: &mut Rig, messages: Value) -> String {
     let view = rig.session.snapshot().await.unwrap();
-    match rig.request(json!({ "messages": messages })).plan(&view) {
-        Ok(Plan::Join(_)) => "join".to_owned(),
-        Ok(Plan::Perform(commands)) => {
+    match rig.request(json!({ "messages": messages })).intent(&view, &|id| id == "t") {
+        Ok(Intent::Join(_) | Intent::Ended(..)) => "join".to_owned(),
+        Ok(Intent::Perform(commands)) => {
             let command = serde_json::to_value(&commands[0]).unwrap();
             format!("{} {}", command["type"].as_str().unwrap(), command["node"])
         }
-        Err(refusal) => refusal.code.to_owned(),
+        Err(refusal) => refusal.code().to_owned(),
     }
 }
 
@@ -36,7 +36,7 @@ async fn plan_of_a_new_message_depends_on_the_known_messages_before_it() {
         (json!([new]), "prompt null"),
         (json!([system, q1, a1, q2, a2, unknown, new]), "prompt null"),
         (json!([q1, a1, new]), "branch 1"),
-        (json!([q1, new]), "diverged"),
+        (json!([q1, new]), "branch 1"),
         (json!([q1, a1, q2]), "regenerate 2"),
         (json!([q1]), "regenerate 0"),
         (json!([q1, a1, q2, a2]), "nothing-new"),
@@ -73,13 +73,21 @@ async fn regenerated_and_edited_answers_reach_the_client() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn branch_of_another_path_is_diverged() {
+async fn older_version_continues_and_then_the_newer_one() {
     let mut rig = two_turns().await;
     let old = rig.client.messages.clone();
     rig.client.messages.truncate(3);
     rig.run(json!({})).await;
-    let new = json!({ "id": "new", "role": "user", "content": "New" });
-    assert_eq!(plan(&mut rig, json!([old[0], old[1], old[2], old[3], new])).await, "diverged");
+    let new = rig.client.messages.clone();
+    for (messages, text) in [(old, "A2"), (new, "A3")] {
+        rig.provider.push(Step::text("More"));
+        rig.client.messages = messages;
+        rig.say("Go on").await;
+        rig.check_messages().await;
+        assert_eq!(rig.client.messages.len(), 6);
+        assert_eq!(rig.client.messages[3]["content"], text);
+        assert_eq!(rig.client.messages[5]["content"], "More");
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -99,11 +107,11 @@ async fn answers_must_be_complete_and_valid() {
             "invalid-answer",
         ),
     ] {
-        let refusal = rig.request(json!({ "resume": answers })).plan(&view).unwrap_err();
-        assert_eq!(refusal.code, code, "{answers}");
+        let refusal = rig.request(json!({ "resume": answers })).intent(&view, &|id| id == "t").unwrap_err();
+        assert_eq!(refusal.code(), code, "{answers}");
     }
-    let plan = rig.request(json!({ "resume": [ok("b"), ok("a")] })).plan(&view).unwrap();
-    let Plan::Perform(commands) = plan else { panic!("{plan:?}") };
+    let plan = rig.request(json!({ "resume": [ok("b"), ok("a")] })).intent(&view, &|id| id == "t").unwrap();
+    let Intent::Perform(commands) = plan else { panic!("{plan:?}") };
     assert_eq!(commands.len(), 2);
     assert!(
         matches!(&commands[0], SessionCommand::Resume { tool_use_id, turn: Some(_), .. } if tool_use_id.as_str() == "a")
@@ -143,5 +151,5 @@ async fn client_tools_are_sorted_and_checked() {
     assert_eq!(tools.iter().map(|tool| tool.name()).collect::<Vec<_>>(), ["b", "z"]);
     assert!(tools.iter().all(|tool| !tool.has_handler()));
     let refused = rig.request(json!({ "tools": [tool("x", json!({ "type": 1 }))] })).client_tools(&[]);
-    assert_eq!(refused.err().unwrap().code, "invalid-tool");
+    assert_eq!(refused.err().unwrap().code(), "invalid-tool");
 }

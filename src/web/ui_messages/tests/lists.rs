@@ -8,7 +8,10 @@ use crate::{
     run::Prompt,
     session::Session,
     testing::{Gate, Step},
-    web::ui_messages::{LARGE_FILE, Level, Settings, messages},
+    web::{
+        front::files::MAX_INLINE,
+        ui_messages::{Level, Settings, messages},
+    },
 };
 
 async fn list(session: &Session, settings: &Settings) -> Vec<Value> {
@@ -22,7 +25,10 @@ async fn list_shows_prompts_and_answers_with_the_ids_of_the_stream() {
     ask(&session, Level::Seven, "u2").await;
     let list = list(&session, &settings(Level::Seven)).await;
     let ids: Vec<_> = list.iter().map(|message| message["id"].as_str().unwrap()).collect();
-    assert_eq!(ids, ["u1", "a-u1", "u2", "a-u2"]);
+    let turns: Vec<_> =
+        session.tree().await.unwrap().history().iter().map(|message| message.id.as_ref()?.turn()).collect();
+    let answer = |place: usize| format!("a-{}", turns[place].unwrap());
+    assert_eq!(ids, ["u1", &answer(1), "u2", &answer(3)]);
     assert_eq!(list[0]["parts"], json!([{ "type": "text", "text": "Hi" }]));
     assert_eq!(list[1]["metadata"]["nodes"], json!([2]));
 }
@@ -45,7 +51,7 @@ async fn list_of_an_active_run_ends_with_the_prompt() {
 async fn large_file_is_an_address_unless_files_are_inline() {
     let session = session([Step::text("Nice.")]).await;
     let small = Attachment::base64("image/png", "aGk=").named("s.png");
-    let large = Attachment::base64("image/png", "a".repeat(LARGE_FILE + 4));
+    let large = Attachment::base64("image/png", "a".repeat(MAX_INLINE + 4));
     let blocks: Vec<Content> = vec!["Look".into(), small.into(), large.into()];
     session.ask(Prompt::new(Blocks(blocks)).with_id("u/1")).await.unwrap();
     let mut settings = settings(Level::Seven);
@@ -57,7 +63,7 @@ async fn large_file_is_an_address_unless_files_are_inline() {
         })
     );
     assert_eq!(parts[2]["url"], "/c/1/files/u%2F1/2");
-    settings.inline_files = true;
+    settings.files.limit = usize::MAX;
     let parts = list(&session, &settings).await[0]["parts"].clone();
     assert!(parts[2]["url"].as_str().unwrap().starts_with("data:"));
 }
@@ -71,5 +77,5 @@ async fn message_without_an_id_is_named_after_its_node() {
     let mut snapshot = session.snapshot().await.unwrap();
     snapshot.tree = tree;
     let list = messages(&settings(Level::Seven), &snapshot);
-    assert_eq!((&list[0]["id"], &list[1]["id"]), (&json!("n-1"), &json!("a-n-1")));
+    assert_eq!((&list[0]["id"], &list[1]["id"]), (&json!("n-1"), &json!("a-n-2")));
 }

@@ -3,7 +3,8 @@
 use serde_json::{Value, json};
 
 use super::rig::{
-    Client, LEVELS, ask, check, find, finish, fold, fold_onto, lasting, listed, session, session_of, types,
+    Client, LEVELS, ask, check, find, finish, fold, fold_onto, lasting, listed, listed_id, session,
+    session_of, types,
 };
 use crate::{
     agent::{AgentCallbacks, State},
@@ -64,7 +65,7 @@ async fn decisions_continue_the_same_message() {
         respond(&mut parts, "d2", false);
         let client = Client::post(&session, level, decisions(&parts)).await.unwrap();
         let frames = client.finish().await;
-        assert_eq!(frames[0], json!({ "type": "start", "messageId": "a-u1" }));
+        assert_eq!(frames[0], json!({ "type": "start", "messageId": listed_id(&session).await }));
         assert_eq!(finish(&frames)["finishReason"], "stop");
         let all = fold_onto(parts, &frames);
         let tools: Vec<_> = all.iter().filter(|part| part.get("toolCallId").is_some()).collect();
@@ -105,7 +106,7 @@ async fn open_client_tool_ends_the_response_and_its_result_continues_the_message
         parts[1]["output"] = json!({ "city": "Oslo" });
         let client = Client::post(&session, level, decisions(&parts)).await.unwrap();
         let frames = client.finish().await;
-        assert_eq!(frames[0]["messageId"], "a-u1");
+        assert_eq!(frames[0]["messageId"], listed_id(&session).await);
         let all = fold_onto(parts, &frames);
         assert_eq!(all[1]["output"], json!({ "city": "Oslo" }));
         assert_eq!(all.last().unwrap()["text"], "You are in Oslo.");

@@ -2,22 +2,38 @@
 
 use serde_json::{Value, json};
 
-use super::rig::{Client, ask, find, fold, plan, session, submit, user};
+use super::rig::{Client, ask, find, fold, listed_id, plan, session, settings, submit, user};
 use crate::{
     agent::Status,
     message::{Content, Source},
     provider::{ProviderError, ProviderErrorKind},
+    run::Prompt,
     session::{Session, SessionCommand},
     testing::{Gate, Step},
-    web::ui_messages::{Follow, Level, Refusal, request::Plan},
+    tree::NodeId,
+    web::{
+        Problem,
+        ui_messages::{Follow, Level, messages},
+    },
 };
 
-async fn reading(session: &Session, body: Value) -> Result<Plan, Refusal> {
+async fn reading(session: &Session, body: Value) -> Result<(Vec<SessionCommand>, Follow), Problem> {
     plan(&session.snapshot().await.unwrap(), body)
 }
 
 fn answer(id: &str) -> Value {
     json!({ "id": id, "role": "assistant", "parts": [] })
+}
+
+/// Asserts that the request is refused because nothing waits for its decisions or results, except these tool uses.
+async fn assert_stale(session: &Session, body: Value, waiting: Value) {
+    let problem = reading(session, body).await.unwrap_err();
+    assert_eq!((problem.code(), &problem.to_json()["waiting"]), ("stale-decision", &waiting));
+}
+
+/// Returns the messages that a page loads.
+async fn shown(session: &Session) -> Vec<Value> {
+    messages(&settings(Level::Seven), &session.snapshot().await.unwrap())
 }
 
 /// A conversation with two prompts and answers.
@@ -37,8 +53,8 @@ async fn new_message_becomes_a_prompt_with_its_id_and_files() {
         json!({ "type": "file", "url": "https://example.com/b.pdf", "mediaType": "application/pdf" }),
         json!({ "type": "data-own", "data": 1 }),
     ]);
-    let plan = reading(&session, body).await.unwrap();
-    let [SessionCommand::Prompt { prompt }] = &*plan.commands else { panic!("{plan:?}") };
+    let (commands, _) = reading(&session, body).await.unwrap();
+    let [SessionCommand::Prompt { prompt }] = &*commands else { panic!("{commands:?}") };
     assert_eq!(prompt.id.as_ref().unwrap().as_str(), "u1");
     let [Content::Text(_), Content::Attachment(image), Content::Attachment(paper)] = &*prompt.content.0
     else {
@@ -55,7 +71,7 @@ async fn unusable_file_is_refused() {
     for url in ["file:///etc/passwd", "/c/1/files/u9/0", "data:text/plain,hi", "data:nothing"] {
         let mut body = submit(&[], "u1", "Look");
         body["messages"][0]["parts"][0] = json!({ "type": "file", "url": url, "mediaType": "text/plain" });
-        assert!(matches!(reading(&session, body).await, Err(Refusal::Invalid(_))), "{url}");
+        assert_eq!(reading(&session, body).await.unwrap_err().code(), "invalid-body", "{url}");
     }
 }
 
@@ -63,15 +79,17 @@ async fn unusable_file_is_refused() {
 async fn new_message_builds_on_the_newest_known_message() {
     let session = two([]).await;
     let unknown = [user("x", "?"), answer("a-x")];
+    let known = shown(&session).await;
     for (before, node) in [
         (vec![], None),
-        (vec![user("u1", "Hi"), answer("a-u1"), user("u2", "Hi"), answer("a-u2")], None),
-        (vec![user("u2", "forged"), answer("a-u2"), unknown[0].clone(), unknown[1].clone()], None),
-        (vec![user("u1", "Hi"), answer("a-u1")], Some(2)),
+        (known.clone(), None),
+        ([&[user("u2", "forged")], &known[3..], &unknown].concat(), None),
+        (known[..2].to_vec(), Some(2)),
+        (vec![user("u1", "Hi"), unknown[1].clone()], Some(2)),
         (unknown.to_vec(), None),
     ] {
-        let plan = reading(&session, submit(&before, "u3", "Next")).await.unwrap();
-        let place = match &plan.commands[0] {
+        let (commands, _) = reading(&session, submit(&before, "u3", "Next")).await.unwrap();
+        let place = match &commands[0] {
             SessionCommand::Prompt { .. } => None,
             SessionCommand::Branch { node, .. } => node.map(|node| node.to_string()),
             other => panic!("{other:?}"),
@@ -81,12 +99,47 @@ async fn new_message_builds_on_the_newest_known_message() {
 }
 
 #[tokio::test]
-async fn message_below_a_node_off_the_path_is_refused() {
-    let session = two([Step::text("Three.")]).await;
-    let nodes: Vec<_> = session.tree().await.unwrap().iter().map(crate::tree::Node::id).collect();
-    session.ask_branch(Some(nodes[1]), "Other").await.unwrap();
-    let before = [user("u2", "Hi"), answer("a-u2")];
-    assert_eq!(reading(&session, submit(&before, "u3", "Next")).await, Err(Refusal::Diverged));
+async fn message_below_a_node_off_the_path_becomes_a_branch() {
+    let session = two([Step::text("Three."), Step::text("Four."), Step::text("Five.")]).await;
+    let older = shown(&session).await;
+    session.ask_branch(NodeId::new(2), Prompt::new("Other").with_id("u3")).await.unwrap();
+    // The client shows the older version, and then the newer one again.
+    let newer = shown(&session).await;
+    for (before, id, place) in [(older, "u4", 4), (newer, "u5", 6)] {
+        let body = submit(&before, id, "Next");
+        let (commands, _) = reading(&session, body.clone()).await.unwrap();
+        let [SessionCommand::Branch { node: Some(node), .. }] = &*commands else { panic!("{commands:?}") };
+        assert_eq!(node.get(), place);
+        Client::post(&session, Level::Seven, body).await.unwrap().finish().await;
+    }
+    let texts: Vec<_> =
+        session.tree().await.unwrap().history().iter().map(|message| message.text()).collect();
+    assert_eq!(texts, ["Hi", "One.", "Other", "Three.", "Next", "Five."]);
+}
+
+#[tokio::test]
+async fn regenerated_answer_has_its_own_id() {
+    let session = two([Step::text("Again.")]).await;
+    let older = shown(&session).await;
+    let body = json!({ "id": "1", "trigger": "regenerate-message", "messages": older[..3] });
+    let frames = Client::post(&session, Level::Seven, body).await.unwrap().finish().await;
+    let newer = shown(&session).await;
+    assert_eq!(newer[..3], older[..3]);
+    assert_ne!(newer[3]["id"], older[3]["id"]);
+    assert_eq!(frames[0]["messageId"], newer[3]["id"]);
+    for (version, node) in [(&older, Some(4)), (&newer, None)] {
+        let (commands, _) = reading(&session, submit(version, "u3", "Next")).await.unwrap();
+        let place = match &commands[..] {
+            [SessionCommand::Prompt { .. }] => None,
+            [SessionCommand::Branch { node, .. }] => node.map(NodeId::get),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(place, node);
+        // A client can name the version that it wants to replace without the prompt.
+        let body = json!({ "id": "1", "trigger": "regenerate-message", "messages": [], "messageId": version[3]["id"] });
+        let (commands, _) = reading(&session, body).await.unwrap();
+        assert_eq!(commands, [SessionCommand::Regenerate { node: NodeId::new(3).unwrap() }]);
+    }
 }
 
 #[tokio::test]
@@ -99,30 +152,30 @@ async fn edited_message_becomes_a_branch_that_keeps_the_client_id() {
     };
     for _ in 0..2 {
         let frames = Client::post(&session, Level::Seven, edit("u2")).await.unwrap().finish().await;
-        assert_eq!(frames[0]["messageId"], "a-u2");
+        assert_eq!(frames[0]["messageId"], listed_id(&session).await);
         let path = session.tree().await.unwrap().iter().len();
         assert_eq!(path, 4, "the edited message replaces the old one");
     }
-    // The client's next request still names `u2` and `a-u2`, although the message was edited.
-    let before = [user("u1", "Hi"), answer("a-u1"), user("u2", "Better"), answer("a-u2")];
-    let plan = reading(&session, submit(&before, "u3", "Next")).await.unwrap();
-    assert!(matches!(plan.commands[0], SessionCommand::Prompt { .. }));
+    // The client's next request still names `u2`, although the message was edited.
+    let before = [user("u1", "Hi"), user("u2", "Better"), answer(&listed_id(&session).await)];
+    let (commands, _) = reading(&session, submit(&before, "u3", "Next")).await.unwrap();
+    assert!(matches!(commands[0], SessionCommand::Prompt { .. }));
     // Version 7 may give the edited message another id.
-    let plan = reading(&session, edit("u9")).await.unwrap();
-    assert!(matches!(plan.commands[0], SessionCommand::Edit { .. }));
+    let (commands, _) = reading(&session, edit("u9")).await.unwrap();
+    assert!(matches!(commands[0], SessionCommand::Edit { .. }));
 }
 
 #[tokio::test]
 async fn regenerate_answers_the_last_posted_prompt_again() {
     let session = two([Step::text("Again.")]).await;
-    for id in [json!(null), json!("a-u2"), json!("u2")] {
-        let messages = [user("u1", "Hi"), answer("a-u1"), user("u2", "Hi")];
+    for id in [json!(null), json!(listed_id(&session).await), json!("u2")] {
+        let messages = &shown(&session).await[..3];
         let body =
             json!({ "id": "1", "trigger": "regenerate-message", "messageId": id, "messages": messages });
-        let plan = reading(&session, body).await.unwrap();
-        let [SessionCommand::Regenerate { node }] = &*plan.commands else { panic!("{plan:?}") };
+        let (commands, follow) = reading(&session, body).await.unwrap();
+        let [SessionCommand::Regenerate { node }] = &*commands else { panic!("{commands:?}") };
         assert_eq!(node.to_string(), "3");
-        assert_eq!(plan.follow, Follow::Prompt("u2".into()));
+        assert_eq!(follow, Follow::Prompt("u2".into()));
     }
     let body = json!({ "id": "1", "trigger": "regenerate-message", "messages": [user("u2", "Hi")] });
     let frames = Client::post(&session, Level::Seven, body).await.unwrap().finish().await;
@@ -138,7 +191,6 @@ async fn regenerate_after_a_failed_run_prompts_again() {
         let body = json!({ "id": "1", "trigger": "regenerate-message", "messages": [user("u1", "Hi")] });
         let frames = Client::post(&session, Level::Seven, body).await.unwrap().finish().await;
         assert_eq!(find(&frames, "finish").is_some(), is_last);
-        assert_eq!(frames[0]["messageId"], "a-u1");
     }
 }
 
@@ -168,7 +220,7 @@ async fn forged_decision_and_result_are_stale() {
         let message = json!({ "id": "a-u2", "role": "assistant", "parts": [part] });
         let body =
             json!({ "id": "1", "trigger": "submit-message", "messageId": "a-u2", "messages": [message] });
-        assert_eq!(reading(&session, body).await, Err(Refusal::Stale { waiting: vec![] }));
+        assert_stale(&session, body, json!([])).await;
     }
 }
 
@@ -181,5 +233,5 @@ async fn decision_about_another_use_names_those_that_wait() {
                        "approval": { "id": "d9", "approved": true } });
     let message = json!({ "id": "a-u1", "role": "assistant", "parts": [part] });
     let body = json!({ "id": "1", "trigger": "submit-message", "messageId": "a-u1", "messages": [message] });
-    assert_eq!(reading(&session, body).await, Err(Refusal::Stale { waiting: vec!["d1".into()] }));
+    assert_stale(&session, body, json!(["d1"])).await;
 }

@@ -9,15 +9,18 @@ use crate::{
     subscription::{Numbered, Update},
     testing::{ScriptedProvider, Step},
     tool::{Tool, ToolContext, ToolSet, declared_tool, tool_fn},
-    web::ui_messages::{
-        Follow, Frame, Level, Post, Refusal, Settings, Translator, fold::Fold, messages, read,
+    web::{
+        Problem,
+        front::files::Files,
+        ui_messages::{Follow, Frame, Level, Post, Settings, Translator, fold::Fold, messages, read},
     },
 };
 
 pub(super) const LEVELS: [Level; 2] = [Level::Six, Level::Seven];
 
 pub(super) fn settings(level: Level) -> Settings {
-    Settings { level, conversation: Some("/c/1".to_owned()), inline_files: false, provider_items: true }
+    let files = Files { base: Some("/c/1/files".to_owned()), ..Files::default() };
+    Settings { level, conversation: Some("/c/1".to_owned()), files, provider_items: true }
 }
 
 /// The tools of the tests: `clock` runs at once, `delete` needs an approval, and `locate` is run by the client.
@@ -76,10 +79,10 @@ impl Client {
     }
 
     /// Sends a request with this body, as the client of the AI SDK would. Returns its response, which the test reads.
-    pub(super) async fn post(session: &Session, level: Level, body: Value) -> Result<Self, Refusal> {
+    pub(super) async fn post(session: &Session, level: Level, body: Value) -> Result<Self, Problem> {
         let snapshot = session.snapshot().await.unwrap();
-        let plan = plan(&snapshot, body)?;
-        Ok(Self::start(session, level, |_| (plan.follow, plan.commands)).await)
+        let (commands, follow) = plan(&snapshot, body)?;
+        Ok(Self::start(session, level, |_| (follow, commands)).await)
     }
 
     /// Translates one event. If the response ends at a pause, no event is read.
@@ -131,9 +134,9 @@ impl Client {
 pub(super) fn plan(
     snapshot: &SessionSnapshot,
     body: Value,
-) -> Result<crate::web::ui_messages::request::Plan, Refusal> {
+) -> Result<(Vec<SessionCommand>, Follow), Problem> {
     let post: Post = serde_json::from_value(body).unwrap();
-    read(&post, snapshot, &settings(Level::Seven))
+    read(&post, snapshot, &|id| id == "1")
 }
 
 /// Returns the body of a request with a new message after the messages `before`.
@@ -170,11 +173,19 @@ pub(super) fn lasting(parts: Vec<Value>) -> Vec<Value> {
     parts.into_iter().filter(|part| !part["type"].as_str().unwrap().starts_with("data-")).collect()
 }
 
+async fn last_answer(session: &Session, level: Level) -> Value {
+    let all = messages(&settings(level), &session.snapshot().await.unwrap());
+    all.into_iter().rfind(|message| message["role"] == "assistant").expect("an answer")
+}
+
 /// Returns the parts of the last answer in the list.
 pub(super) async fn listed(session: &Session, level: Level) -> Vec<Value> {
-    let all = messages(&settings(level), &session.snapshot().await.unwrap());
-    let last = all.into_iter().rfind(|message| message["role"] == "assistant").expect("an answer");
-    lasting(last["parts"].as_array().unwrap().clone())
+    lasting(last_answer(session, level).await["parts"].as_array().unwrap().clone())
+}
+
+/// Returns the id of the last answer in the list, which has the turn of its first message.
+pub(super) async fn listed_id(session: &Session) -> String {
+    last_answer(session, Level::Seven).await["id"].as_str().unwrap().to_owned()
 }
 
 pub(super) fn types(frames: &[Frame]) -> Vec<&str> {

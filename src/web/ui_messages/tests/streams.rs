@@ -5,8 +5,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::rig::{
-    Client, LEVELS, ask, check, find, finish, fold, lasting, listed, session, session_of, settings, submit,
-    types,
+    Client, LEVELS, ask, check, find, finish, fold, lasting, listed, listed_id, session, session_of,
+    settings, submit, types,
 };
 use crate::{
     agent::{AgentCallbacks, ErrorDecision, State, TurnDecision},
@@ -54,7 +54,7 @@ async fn response_with_reasoning_and_text_is_one_step() {
             "finish",
         ];
         assert_eq!(types(&frames), expected);
-        assert_eq!(frames[0]["messageId"], "a-u1");
+        assert_eq!(frames[0]["messageId"], listed_id(&session).await);
         assert_eq!(frames[5]["id"], "1-2");
         assert_eq!(finish(&frames)["finishReason"], "stop");
         assert_eq!(finish(&frames)["messageMetadata"]["nodes"], json!([1, 2]));
@@ -322,7 +322,7 @@ async fn staged_prompt_waits_for_its_turn_and_ends_the_response_before() {
         check(level, &second);
         assert_eq!(fold(&first)[1]["text"], "One.");
         assert_eq!(finish(&first)["messageMetadata"]["nodes"], json!([1, 2]));
-        assert_eq!(second[0]["messageId"], "a-u2");
+        assert_eq!(second[0]["messageId"], listed_id(&session).await);
         assert_eq!(fold(&second)[1]["text"], "Two.");
         assert_eq!(finish(&second)["messageMetadata"]["nodes"], json!([3, 4]));
     }
@@ -356,7 +356,8 @@ async fn prompt_of_a_failed_run_that_is_sent_again_has_its_own_answer() {
         let (_, again) = Translator::begin(settings(level), &snapshot, ended);
         check(level, &again);
         assert_eq!((&again[0], again.last()), (&first[0], first.last()));
-        assert_eq!(again[0]["messageId"], "a-u1");
+        let turn = snapshot.agent.last_run.as_ref().unwrap().turn.unwrap();
+        assert_eq!(again[0]["messageId"], format!("a-{turn}"));
     }
 }
 
@@ -367,7 +368,7 @@ async fn message_in_place_of_a_clients_result_starts_an_answer_without_the_resul
         ask(&session, level, "u1").await;
         let frames = ask(&session, level, "u2").await;
         check(level, &frames);
-        assert_eq!(frames[0]["messageId"], "a-u2");
+        assert_eq!(frames[0]["messageId"], listed_id(&session).await);
         assert!(frames.iter().all(|frame| frame["toolCallId"] != "t1"), "{frames:?}");
         check_listed(&session, level, &frames).await;
     }

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::{
     super::{
-        exchange::{answer_of, exchanges, ui_id},
+        exchange::{Exchange, answer_id, exchanges, ui_id},
         writer::Writer,
     },
     Phase, Translator,
@@ -72,7 +72,12 @@ impl Translator {
         let asked = |message: &Message| message.id.as_ref() == Some(prompt);
         let found = all.iter().rfind(|exchange| exchange.prompt.is_some_and(|entry| asked(entry.message)));
         let mut nodes = Vec::new();
-        self.answer = answer_of(prompt);
+        // If the turn was discarded, only the end of the last run names it.
+        let last = snapshot.agent.last_run.as_deref();
+        let last = last.filter(|end| end.unanswered.iter().any(|message| asked(message)));
+        let discarded = last.and_then(|end| end.turn).map(answer_id);
+        let id = found.and_then(Exchange::answer_id).or(discarded);
+        self.answer = id.unwrap_or_else(|| answer_id(prompt));
         if let Some(exchange) = found {
             nodes = exchange.rest.iter().filter_map(|entry| entry.node).map(crate::tree::Node::id).collect();
         }

@@ -4,10 +4,7 @@ use serde_json::{Value, json};
 
 use crate::{
     message::{Attachment, Content, Message, MessageId, ResultBlock, Source, ToolResult},
-    web::{
-        ui_messages::{LARGE_FILE, Settings},
-        view::encoded,
-    },
+    web::ui_messages::Settings,
 };
 
 /// Returns the parts of a user message, without its tool results.
@@ -52,16 +49,10 @@ pub(super) fn output(result: &ToolResult, block: Option<(&MessageId, usize)>, se
 /// Returns whether a result contains a file that is sent as an address.
 pub(super) fn has_linked_files(result: &ToolResult, settings: &Settings) -> bool {
     let is_linked = |block: &ResultBlock| match block {
-        ResultBlock::Attachment(file) => is_linked(file, settings),
+        ResultBlock::Attachment(file) => settings.files.links(file),
         ResultBlock::Text(_) => false,
     };
     result.content.iter().any(is_linked)
-}
-
-/// Returns whether a file is sent as an address, if its message is known.
-fn is_linked(file: &Attachment, settings: &Settings) -> bool {
-    let is_large = matches!(&file.source, Source::Base64 { data } if data.len() > LARGE_FILE);
-    is_large && !settings.inline_files && settings.conversation.is_some()
 }
 
 fn inline_url(file: &Attachment) -> String {
@@ -77,10 +68,6 @@ pub(super) fn file_url(
     block: &str,
     file: &Attachment,
 ) -> String {
-    match (&settings.conversation, message) {
-        (Some(conversation), Some(message)) if is_linked(file, settings) => {
-            format!("{conversation}/files/{}/{block}", encoded(&message.to_string()))
-        }
-        _ => inline_url(file),
-    }
+    let address = message.and_then(|message| settings.files.address(file, message, block));
+    address.unwrap_or_else(|| inline_url(file))
 }

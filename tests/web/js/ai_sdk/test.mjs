@@ -186,11 +186,20 @@ const scenarios = {
   async regenerate() {
     const chat = await open();
     await chat.sendMessage({ text: 'count' });
-    const first = texts(answer(chat));
+    const older = [...chat.messages];
+    const first = answer(chat);
     await chat.regenerate();
-    assert.notEqual(texts(answer(chat)), first);
+    assert.notEqual(texts(answer(chat)), texts(first));
+    assert.notEqual(answer(chat).id, first.id, 'each version has its own id');
+    await sameAsListed(chat);
     await chat.regenerate({ messageId: answer(chat).id });
     assert.equal(chat.messages.length, 2);
+    await sameAsListed(chat);
+    // The older version continues.
+    chat.messages = older;
+    await chat.sendMessage({ text: 'hello' });
+    assert.equal(chat.status, 'ready', chat.error);
+    assert.deepEqual(chat.messages.map(texts), ['count', texts(first), 'hello', 'Hello, world.']);
     await sameAsListed(chat);
   },
 

@@ -97,6 +97,13 @@ const send = (page, text) => page.evaluate((text) => void globalThis.chat.sendMe
 const status = (page, name) => page.waitForSelector(`main[data-status="${name}"]`, { state: "attached" });
 const shown = (page) => page.$$eval("main p", (elements) => elements.map((element) => `${element.className}: ${element.textContent}`));
 const answer = (page, text) => page.waitForFunction((text) => [...document.querySelectorAll(".assistant")].at(-1)?.textContent === text, text);
+const ids = (page) => page.evaluate(() => globalThis.chat.messages.map(({ id }) => id));
+/** Waits for a complete answer to `count` that differs from an earlier one, and returns its text. */
+const counted = async (page, earlier) => (await page.waitForFunction((earlier) => {
+  const last = [...document.querySelectorAll(".assistant")].at(-1)?.textContent;
+  const isReady = document.querySelector("main")?.dataset.status === "ready";
+  return isReady && last?.startsWith("Answer ") && last.endsWith(".") && last !== earlier && last;
+}, earlier)).jsonValue();
 const listed = async (id) => (await request("GET", `/api/chat/${id}/messages`))
   .map(({ role, parts }) => `${role}: ${parts.filter(({ type }) => type === "text").map(({ text }) => text).join("")}`);
 
@@ -162,6 +169,21 @@ const scenarios = {
     await request("POST", "/gate");
     await answer(page, "One two.");
     await status(page, "ready");
+    assert.deepEqual(await listed(id), await shown(page));
+  },
+
+  async "a regenerated answer has its own id, also after a reload"() {
+    const { page, id } = await open();
+    await send(page, "count");
+    const older = await counted(page);
+    const [, first] = await ids(page);
+    await page.evaluate(() => void globalThis.chat.regenerate());
+    const newer = await counted(page, older);
+    const [, second] = await ids(page);
+    assert.notEqual(second, first);
+    await page.reload();
+    assert.equal(await counted(page, older), newer);
+    assert.deepEqual((await ids(page))[1], second);
     assert.deepEqual(await listed(id), await shown(page));
   },
 };

@@ -1,53 +1,54 @@
-//! The messages of a snapshot, grouped as the AI SDK shows them: a prompt, and all messages up to the next prompt.
+//! The messages of a conversation, grouped as a chat shows them: a prompt, and all messages up to the next prompt.
 
-use std::sync::Arc;
+use std::{fmt::Display, sync::Arc};
 
 use crate::{
     message::{Content, Message, MessageId, Role},
     session::SessionSnapshot,
-    tree::{Node, NodeId},
+    tree::{Node, NodeId, Tree},
 };
 
 /// A message of the path or of the turn in flight.
 #[derive(Clone, Copy)]
-pub(super) struct Entry<'a> {
+pub(in crate::web) struct Entry<'a> {
     /// The node, if the message is part of the path.
-    pub(super) node: Option<&'a Node>,
-    pub(super) message: &'a Arc<Message>,
+    pub(in crate::web) node: Option<&'a Node>,
+    pub(in crate::web) message: &'a Arc<Message>,
 }
 
 /// A prompt and the messages that respond to it.
-pub(super) struct Exchange<'a> {
+pub(in crate::web) struct Exchange<'a> {
     /// The id of the prompt's message in the protocol. If the history does not begin with a prompt, this is the id of
     /// its first message.
-    pub(super) id: String,
+    pub(in crate::web) id: String,
     /// The prompt.
-    pub(super) prompt: Option<Entry<'a>>,
+    pub(in crate::web) prompt: Option<Entry<'a>>,
     /// The messages after the prompt: answers, results of tools, and prompts that joined the turn.
-    pub(super) rest: Vec<Entry<'a>>,
+    pub(in crate::web) rest: Vec<Entry<'a>>,
 }
 
 impl Exchange<'_> {
-    /// Returns the id of the assistant's message in the protocol.
-    pub(super) fn answer_id(&self) -> String {
-        answer_id(&self.id)
+    /// Returns the id of the assistant's message in the protocol, or `None` if there is no answer yet. The id has the turn
+    /// of the first message of the answer, so each version of an answer has its own id. A message without a turn is
+    /// named itself.
+    pub(in crate::web) fn answer_id(&self) -> Option<String> {
+        let first = self.rest.first()?;
+        Some(match first.message.id.as_ref().and_then(MessageId::turn) {
+            Some(turn) => answer_id(turn),
+            None => answer_id(ui_id(first.message, first.node.map(Node::id))),
+        })
     }
 
     /// Returns the last node of the exchange that is part of the path.
-    pub(super) fn last_node(&self) -> Option<NodeId> {
+    pub(in crate::web) fn last_node(&self) -> Option<NodeId> {
         let mut entries = self.rest.iter().rev().chain(&self.prompt);
         entries.find_map(|entry| entry.node).map(Node::id)
     }
 }
 
-/// Returns the id of the assistant's message that answers the prompt with this id.
-pub(super) fn answer_id(prompt: &str) -> String {
-    format!("a-{prompt}")
-}
-
-/// Returns the id of the assistant's message that answers the prompt whose message has this id.
-pub(super) fn answer_of(prompt: &MessageId) -> String {
-    answer_id(base_id(&prompt.to_string()))
+/// Returns the id of the assistant's message that belongs to this turn or message.
+pub(in crate::web) fn answer_id(of: impl Display) -> String {
+    format!("a-{of}")
 }
 
 /// The character between the client's id of a message and the mark of its version.
@@ -55,12 +56,12 @@ const VERSION: char = '~';
 
 /// Returns an id for a new version of a message. A client keeps the id of a message that its user edits. But the edited
 /// message becomes a new prompt, whose id must never have been used. `mark` must be new for each version.
-pub(super) fn version_id(id: &str, mark: &str) -> String {
+pub(in crate::web) fn version_id(id: &str, mark: &str) -> String {
     format!("{}{VERSION}{mark}", base_id(id))
 }
 
 /// Returns the id that the client uses for all versions of a message.
-pub(super) fn base_id(id: &str) -> &str {
+pub(in crate::web) fn base_id(id: &str) -> &str {
     match id.rsplit_once(VERSION) {
         Some((base, mark)) if mark.parse::<crate::subscription::EventId>().is_ok() => base,
         _ => id,
@@ -68,7 +69,7 @@ pub(super) fn base_id(id: &str) -> &str {
 }
 
 /// Returns the id of a message in the protocol.
-pub(super) fn ui_id(message: &Message, node: Option<NodeId>) -> String {
+pub(in crate::web) fn ui_id(message: &Message, node: Option<NodeId>) -> String {
     match (&message.id, node) {
         (Some(id), _) => base_id(&id.to_string()).to_owned(),
         (None, Some(node)) => format!("n-{node}"),
@@ -77,20 +78,40 @@ pub(super) fn ui_id(message: &Message, node: Option<NodeId>) -> String {
 }
 
 /// Returns whether a user message has content of its own, besides results of tools.
-pub(super) fn has_own_content(message: &Message) -> bool {
+pub(in crate::web) fn has_own_content(message: &Message) -> bool {
     message.content.iter().any(|block| !matches!(block, Content::ToolResult(_)))
 }
 
-pub(super) fn has_results(message: &Message) -> bool {
+pub(in crate::web) fn has_results(message: &Message) -> bool {
     message.tool_results().next().is_some()
 }
 
+/// Returns the exchange in which a node lies. If the node is not on the path, the exchange goes on with the children
+/// that were active last.
+pub(in crate::web) fn exchange_of(tree: &Tree, node: NodeId) -> Option<Exchange<'_>> {
+    let mut path: Vec<_> = tree.iter().collect();
+    if path.iter().all(|other| other.id() != node) {
+        path = tree.path_to(node)?;
+        let next = |path: &[&Node]| tree.node(tree.cursor(path.last()?.id())?);
+        while let Some(next) = next(&path) {
+            path.push(next);
+        }
+    }
+    let is_it = |entry: &Entry<'_>| entry.node.is_some_and(|other| other.id() == node);
+    let has_node = |exchange: &Exchange<'_>| exchange.rest.iter().chain(&exchange.prompt).any(is_it);
+    grouped(path.into_iter(), &[]).into_iter().rfind(has_node)
+}
+
 /// Groups all messages of a snapshot.
-pub(super) fn exchanges(snapshot: &SessionSnapshot) -> Vec<Exchange<'_>> {
-    let committed = snapshot.tree.iter().map(|node| Entry { node: Some(node), message: node.message() });
-    let pending = snapshot.agent.pending.iter().map(|message| Entry { node: None, message });
-    let entries: Vec<Entry<'_>> = committed.chain(pending).collect();
-    let first_pending = entries.len() - snapshot.agent.pending.len();
+pub(in crate::web) fn exchanges(snapshot: &SessionSnapshot) -> Vec<Exchange<'_>> {
+    grouped(snapshot.tree.iter(), &snapshot.agent.pending)
+}
+
+fn grouped<'a>(path: impl Iterator<Item = &'a Node>, pending: &'a [Arc<Message>]) -> Vec<Exchange<'a>> {
+    let committed = path.map(|node| Entry { node: Some(node), message: node.message() });
+    let in_flight = pending.iter().map(|message| Entry { node: None, message });
+    let entries: Vec<Entry<'_>> = committed.chain(in_flight).collect();
+    let first_pending = entries.len() - pending.len();
 
     let mut exchanges: Vec<Exchange<'_>> = Vec::new();
     for (index, entry) in entries.iter().enumerate() {

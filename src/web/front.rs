@@ -1,0 +1,10 @@
+//! The parts that the protocols for chat front ends share. The routes of the AI SDK and of AG-UI use all of them, the
+//! native routes use the addresses of files.
+//!
+//! - `exchange` groups the messages of a conversation as a chat shows them.
+//! - `intent` finds the commands that a posted request asks for.
+//! - `files` turns files into addresses, and addresses back into files.
+
+pub(super) mod exchange;
+pub(super) mod files;
+pub(super) mod intent;

@@ -1,0 +1,214 @@
+//! The intent of a posted request: the commands that it asks for.
+//!
+//! A client posts its whole list of messages, but the server trusts only its newest message. The messages before show
+//! where in the conversation the client is.
+
+use std::collections::HashMap;
+
+use super::exchange::{Exchange, base_id, exchange_of, has_own_content};
+use crate::{
+    agent::Status,
+    message::{Blocks, Content, Message, MessageId, Role, ToolUse, ToolUseId, TurnId},
+    provider::StopReason,
+    run::{Prompt, PromptId, RunOutcome},
+    session::{SessionCommand, SessionSnapshot},
+    tool::Decision,
+    tree::{Node, NodeId},
+};
+
+/// A posted request.
+#[derive(Debug)]
+pub(in crate::web) struct Posted {
+    /// The messages before the newest one, oldest first.
+    pub(in crate::web) before: Vec<Name>,
+    /// The newest message, or the message that it replaces.
+    pub(in crate::web) newest: Option<Name>,
+    pub(in crate::web) trigger: Trigger,
+    /// The content of the newest message, or the results of client tools.
+    pub(in crate::web) blocks: Vec<Content>,
+    /// The id of a new prompt.
+    pub(in crate::web) id: PromptId,
+    /// The id of a prompt whose own id was used before.
+    pub(in crate::web) fresh: PromptId,
+}
+
+/// The way in which the newest message is used.
+#[derive(Debug)]
+pub(in crate::web) enum Trigger {
+    /// The message is a prompt. If the tree contains the message, the request is a repetition.
+    Submit,
+    /// The message gets another answer. If its content has changed, the message is edited.
+    Again,
+    /// The message is a prompt. If the tree contains the message, it gets another answer.
+    Newest,
+    /// The message replaces another one.
+    Instead,
+    /// The message contains results of client tools.
+    Results,
+    /// The message contains decisions.
+    Decide(Vec<(ToolUseId, Decision)>),
+}
+
+/// The stored message to which a posted message belongs.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(in crate::web) enum Name {
+    /// The message with this id, or another version of it.
+    Message(MessageId),
+    /// The message without an id at this node.
+    Node(NodeId),
+    /// The messages of this turn.
+    Turn(TurnId),
+    /// The message that contains the result for this tool use.
+    Result(ToolUseId),
+}
+
+impl Name {
+    /// Iterates over all names of a stored message.
+    fn all_of(message: &Message, node: Option<NodeId>) -> impl Iterator<Item = Self> {
+        let id = message.id.as_ref();
+        let version = id.filter(|_| message.role == Role::User).map(|id| {
+            let id = id.to_string();
+            Self::Message(MessageId::new(base_id(&id)))
+        });
+        let turn = id.and_then(MessageId::turn).map(Self::Turn);
+        let own = id.cloned().map(Self::Message).or(node.map(Self::Node));
+        let results = message.tool_results().map(|result| Self::Result(result.tool_use_id.clone()));
+        own.into_iter().chain(version).chain(turn).chain(results)
+    }
+}
+
+/// The place of a message that the conversation contains.
+#[derive(Clone, Copy)]
+enum Place {
+    Node(NodeId),
+    InFlight,
+}
+
+/// What a request asks for.
+#[derive(Clone, Debug, PartialEq)]
+pub(in crate::web) enum Intent {
+    /// No command is needed: the prompt was accepted before, and it is staged or its run is active. The id is that of
+    /// the staged prompt.
+    Join(Option<PromptId>),
+    /// No command is needed: the run of the prompt with this message has ended.
+    Ended(MessageId, RunOutcome),
+    /// These commands, in this order.
+    Perform(Vec<SessionCommand>),
+}
+
+/// Returns the intent of a request, or `None` if the request contains nothing that the conversation can use.
+///
+/// A new prompt continues from the newest earlier message that the tree contains, on whichever branch it is. Messages
+/// that the tree does not contain, such as those of a cancelled run, are ignored.
+pub(in crate::web) fn intent(posted: Posted, snapshot: &SessionSnapshot) -> Option<Intent> {
+    let (agent, tree) = (&snapshot.agent, &snapshot.tree);
+    let Posted { before, newest, trigger, blocks, id, fresh } = posted;
+    let perform = |command| Some(Intent::Perform(vec![command]));
+    let prompt = |id, blocks| Prompt::new(Blocks(blocks)).with_id(id);
+    if let Trigger::Decide(decisions) = trigger {
+        let resume = |(tool_use_id, decision)| {
+            let pause = agent.pauses.iter().find(|pause| pause.tool_use.id == tool_use_id)?;
+            Some(SessionCommand::Resume { tool_use_id, turn: Some(pause.turn), decision })
+        };
+        let commands: Vec<_> = decisions.into_iter().filter_map(resume).collect();
+        return (!commands.is_empty()).then_some(Intent::Perform(commands));
+    }
+    let is_edit = matches!(trigger, Trigger::Instead);
+    if !is_edit && agent.staged.iter().any(|prompt| prompt.id.as_ref() == Some(&id)) {
+        return Some(Intent::Join(Some(id)));
+    }
+    let places = places(before.iter().chain(&newest), snapshot);
+    let place = |name: &Name| places.get(name).copied().flatten();
+    let was_tried = || {
+        let mut tried = agent.last_run.iter().flat_map(|end| &end.unanswered);
+        tried.any(|message| message.id.as_ref().is_some_and(|tried| *tried == MessageId::from(id.clone())))
+    };
+    let id = match (newest.as_ref().and_then(place), &trigger) {
+        (Some(Place::InFlight), _) if !is_edit => return Some(Intent::Join(None)),
+        (None, Trigger::Again) | (_, Trigger::Results) if blocks.is_empty() => return None,
+        (_, Trigger::Results) => {
+            return perform(SessionCommand::Prompt { prompt: prompt(fresh, blocks) });
+        }
+        (Some(Place::Node(node)), _) => {
+            let exchange = exchange_of(tree, node)?;
+            let is_own = |node: &&Node| node.message().role == Role::User && has_own_content(node.message());
+            let asked = tree.node(node).filter(is_own).or(exchange.prompt.and_then(|entry| entry.node))?;
+            if let (Trigger::Submit, Some(id)) = (&trigger, asked.message().id.clone()) {
+                return Some(Intent::Ended(id, outcome(&exchange, snapshot)));
+            }
+            let node = asked.id();
+            let is_same = blocks.is_empty() || is_same(&blocks, asked.message());
+            return perform(if is_same && !is_edit {
+                SessionCommand::Regenerate { node }
+            } else {
+                SessionCommand::Edit { node, prompt: prompt(fresh, blocks) }
+            });
+        }
+        (None, Trigger::Submit) => id,
+        (None, Trigger::Newest) if !was_tried() => id,
+        _ => fresh,
+    };
+    let prompt = prompt(id, blocks);
+    let end = match before.iter().rev().find_map(place) {
+        Some(Place::Node(node)) => exchange_of(tree, node).and_then(|exchange| exchange.last_node()),
+        Some(Place::InFlight) | None => None,
+    };
+    perform(if end.is_none() || end == tree.head() {
+        SessionCommand::Prompt { prompt }
+    } else {
+        SessionCommand::Branch { node: end, prompt }
+    })
+}
+
+/// Looks up where the conversation contains these messages. If a message has several versions, the one on the path
+/// counts.
+fn places<'a>(
+    names: impl Iterator<Item = &'a Name>,
+    snapshot: &SessionSnapshot,
+) -> HashMap<&'a Name, Option<Place>> {
+    let (agent, tree) = (&snapshot.agent, &snapshot.tree);
+    let mut places: HashMap<_, _> = names.map(|name| (name, None)).collect();
+    let mut add = |name: Name, place| {
+        if let Some(found) = places.get_mut(&name) {
+            *found = Some(place);
+        }
+    };
+    for node in tree.nodes().chain(tree.iter()) {
+        let place = Place::Node(node.id());
+        Name::all_of(node.message(), Some(node.id())).for_each(|name| add(name, place));
+    }
+    for message in &agent.pending {
+        Name::all_of(message, None).for_each(|name| add(name, Place::InFlight));
+    }
+    let answer = agent.answer.clone().map(Name::Message).into_iter().chain(agent.turn.map(Name::Turn));
+    answer.for_each(|name| add(name, Place::InFlight));
+    places
+}
+
+/// Returns whether posted content has the text of a stored message and the same number of files. The files are not
+/// compared, because a client may have shortened forms of them.
+fn is_same(blocks: &[Content], message: &Message) -> bool {
+    let files =
+        |blocks: &[Content]| blocks.iter().filter(|block| matches!(block, Content::Attachment(_))).count();
+    let text: String = blocks.iter().filter_map(Content::as_text).collect();
+    text == message.text() && files(blocks) == files(&message.content)
+}
+
+/// Returns the outcome of the run of an exchange. Only the outcome of the last run is recorded, so an earlier run counts
+/// as complete.
+fn outcome(exchange: &Exchange<'_>, snapshot: &SessionSnapshot) -> RunOutcome {
+    let mut turns = exchange.rest.iter().filter_map(|entry| entry.message.id.as_ref()?.turn());
+    let last = snapshot.agent.last_run.as_deref();
+    match last.filter(|end| turns.any(|turn| end.turn == Some(turn))) {
+        Some(end) => end.outcome.clone(),
+        None => RunOutcome::Stopped { stop_reason: StopReason::Stop },
+    }
+}
+
+/// Iterates over the tool uses that the last turn has left to the application.
+pub(in crate::web) fn open_uses(snapshot: &SessionSnapshot) -> impl Iterator<Item = &ToolUse> {
+    let is_idle = snapshot.agent.status == Status::Idle;
+    let last = snapshot.tree.history().last().filter(|_| is_idle);
+    let uses = last.into_iter().flat_map(|message| message.tool_uses());
+    uses.filter(|tool_use| tool_use.decided.is_none())
+}

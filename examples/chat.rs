@@ -42,7 +42,7 @@ use std::{
 use conversation::Conversation;
 use omni_agent::{
     ErrorKind,
-    agent::{Event, Status, TurnOutcome},
+    agent::{Event, Status},
     message::{Message, Role, ToolUseId},
     provider::StopReason,
     run::{Accepted, Decided, Pause, Prompt},
@@ -253,7 +253,7 @@ impl Chat {
                 self.printer.note("[the question was withdrawn]");
                 return self.show_prompt();
             }
-            Event::Turn(TurnOutcome::Stop { response, staged }) => {
+            Event::Turn { response, continues: false, staged } => {
                 self.failed = None;
                 match response.stop_reason {
                     StopReason::Interrupted => {

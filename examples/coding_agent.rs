@@ -25,7 +25,7 @@ use activity::Activity;
 use async_trait::async_trait;
 use omni_agent::{
     ErrorKind,
-    agent::{Agent, AgentCallbacks, Event, State, Status, ToolDecision, TurnOutcome},
+    agent::{Agent, AgentCallbacks, Event, State, Status, ToolDecision},
     message::{ToolResult, ToolUse},
     provider::{
         Model,
@@ -165,7 +165,7 @@ impl Chat {
                 self.waiting = Some((tool_use.clone(), options));
                 return self.show_prompt();
             }
-            Event::Turn(TurnOutcome::Stop { .. }) => self.failed = None,
+            Event::Turn { continues: false, .. } => self.failed = None,
             Event::Cancelled { .. } => {}
             Event::Error { failure, .. } => {
                 self.printer.line(&format!("error: {}", explain(failure)));

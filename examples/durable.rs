@@ -158,7 +158,7 @@ async fn follow(session: &Session) -> Result<(), Box<dyn Error>> {
                     Event::Message { message, .. } if !message.text().is_empty() => {
                         println!("  {id}: {:?}: {}", message.role, message.text());
                     }
-                    Event::Turn(_) => return Ok(()),
+                    Event::Turn { .. } => return Ok(()),
                     _ => {}
                 }
             }

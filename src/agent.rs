@@ -39,7 +39,7 @@
 //!     match update {
 //!         Update::Event(numbered) => match &*numbered.event {
 //!             Event::TextDelta { delta, .. } => print!("{delta}"),
-//!             Event::Turn(_) => break,
+//!             Event::Turn { .. } => break,
 //!             Event::Error { failure, .. } => return Err(failure.clone().into()),
 //!             Event::Cancelled { .. } => return Err("the run was cancelled".into()),
 //!             _ => {}
@@ -115,7 +115,7 @@ pub use decision::{DecisionKind, NamedDecision};
 pub use durable::{Durable, OnUncertain, RecordedStage, Recover, Recovery, RecoveryDecision, UncertainUse};
 pub(crate) use durable::{MAX_LIVES, RECORD_DELAY, Record, TurnInFlight, UnreadableTurn, Written};
 
-pub use event::{Event, Status, TurnOutcome, UnstageReason};
+pub use event::{Event, Status, UnstageReason};
 pub(crate) use owner::{Asker, FirstMessage, HistoryOwner, Moment};
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;

@@ -44,7 +44,7 @@ pub enum Status {
 /// or the request was lost. `Staged` comes whenever a prompt is staged. `Unstaged` comes directly before the `Message`
 /// of the prompt, or when the prompt is withdrawn.
 ///
-/// A run ends with exactly one of `Turn` (stop), `Cancelled` and `Error`. A `Status` event comes before the event that
+/// A run ends with exactly one of `Turn` (not `continues`), `Cancelled` and `Error`. A `Status` event comes before the event that
 /// reports its cause. `Status` (busy) or `Status` (idle) withdraws all pauses that have no decision yet.
 ///
 /// ```
@@ -66,8 +66,8 @@ pub enum Status {
 ///                 steps += 1;
 ///                 println!("request {} used {} tokens", response.step, response.usage.total());
 ///             }
-///             Event::Turn(outcome) => {
-///                 assert_eq!(outcome.response().text(), "Hello!");
+///             Event::Turn { response, .. } => {
+///                 assert_eq!(response.text(), "Hello!");
 ///                 break;
 ///             }
 ///             Event::Error { .. } | Event::Cancelled { .. } => break,
@@ -247,7 +247,15 @@ pub enum Event {
     /// the sum of the usage in these events and in the turn's `Step` events.
     Usage(Box<UsageRow>),
     /// A turn is complete and committed.
-    Turn(TurnOutcome),
+    Turn {
+        /// The messages and the usage of the turn.
+        response: Arc<Response>,
+        /// Whether the next turn of the same run follows. If not, the run ended with this turn, and the agent is idle.
+        continues: bool,
+        /// The staged prompts that were not used because the turn was interrupted. Each keeps its settings.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        staged: Vec<Arc<Prompt>>,
+    },
     /// A tool use, or a question of a running tool, waits for a decision from [`resume`](super::Agent::resume). Several
     /// of them can wait at the same time.
     Pause(Box<Pause>),
@@ -332,42 +340,12 @@ pub enum UnstageReason {
     Withdrawn,
 }
 
-/// The outcome of a turn.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(tag = "outcome", rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum TurnOutcome {
-    /// The run ended with this turn, and the agent is idle.
-    Stop {
-        /// The messages and the usage of the turn.
-        response: Arc<Response>,
-        /// The staged prompts that were not used because the turn was interrupted. Each keeps its settings.
-        #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        staged: Vec<Arc<Prompt>>,
-    },
-    /// The next turn of the same run follows.
-    Continue {
-        /// The messages and the usage of the turn.
-        response: Arc<Response>,
-    },
-}
-
-impl TurnOutcome {
-    /// Returns the messages and the usage of the turn.
-    pub fn response(&self) -> &Arc<Response> {
-        match self {
-            Self::Stop { response, .. } | Self::Continue { response } => response,
-        }
-    }
-}
-
 impl RunEnd {
     /// Returns the end of the run if `event` ends a run.
     pub(crate) fn of(event: &Event) -> Option<Self> {
         let outcome = RunOutcome::of(event)?;
         let (response, staged, is_answered) = match event {
-            Event::Turn(TurnOutcome::Stop { response, staged }) => (response, staged, true),
+            Event::Turn { response, continues: false, staged } => (response, staged, true),
             Event::Error { response, staged, committed, .. } => (response, staged, *committed),
             Event::Cancelled { response, staged } => (response, staged, false),
             _ => return None,
@@ -393,12 +371,12 @@ impl RunOutcome {
     /// Returns the run's outcome if `event` ends a run.
     pub(crate) fn of(event: &Event) -> Option<Self> {
         match event {
-            Event::Turn(TurnOutcome::Stop { response, .. }) | Event::Cancelled { response, .. }
+            Event::Turn { response, continues: false, .. } | Event::Cancelled { response, .. }
                 if response.stop_reason == StopReason::Abandoned =>
             {
                 Some(Self::Abandoned)
             }
-            Event::Turn(TurnOutcome::Stop { response, .. }) => {
+            Event::Turn { response, continues: false, .. } => {
                 Some(Self::Stopped { stop_reason: response.stop_reason.clone() })
             }
             Event::Cancelled { .. } => Some(Self::Cancelled),
@@ -412,8 +390,7 @@ impl Event {
     /// Returns the response whose messages become part of the history with this event, if the event commits a turn.
     pub(crate) fn committed(&self) -> Option<&Arc<Response>> {
         match self {
-            Self::Turn(outcome) => Some(outcome.response()),
-            Self::Error { response, committed: true, .. } => Some(response),
+            Self::Turn { response, .. } | Self::Error { response, committed: true, .. } => Some(response),
             _ => None,
         }
     }
@@ -434,9 +411,10 @@ impl Event {
             Self::Message { message, .. } => message.weight(),
             Self::ToolProgress { data, .. } => value_weight(data),
             Self::ToolResult { result, input } => result.weight() + input.as_ref().map_or(0, value_weight),
-            Self::Step(response) | Self::Turn(TurnOutcome::Continue { response }) => response.weight(),
-            Self::Turn(TurnOutcome::Stop { response, staged: prompts })
-            | Self::Cancelled { response, staged: prompts } => response.weight() + staged(prompts),
+            Self::Step(response) => response.weight(),
+            Self::Turn { response, staged: prompts, .. } | Self::Cancelled { response, staged: prompts } => {
+                response.weight() + staged(prompts)
+            }
             Self::Pause(pause) => pause.tool_use.weight() + value_weight(&pause.reason),
             Self::Decided(decided) => decided.decision.weight(),
             Self::Staged { prompt, .. } => prompt.weight(),

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Event, NamedDecision, Pause, Prompt, Response, RunEnd, StateView, Status, TurnOutcome};
+use super::{Event, NamedDecision, Pause, Prompt, Response, RunEnd, StateView, Status};
 use crate::{
     message::{Content, Message, MessageId, Role, Text, Thinking, ToolUse, ToolUseId, TurnId},
     provider::{PartialBlock, StopReason},
@@ -142,12 +142,12 @@ impl Snapshot {
                 self.step = *step;
                 self.answer = Some(message_id.clone());
             }
-            Event::Turn(turn) => {
+            Event::Turn { response, continues, .. } => {
                 // If the turn leaves tool uses open, the messages in the event contain the results that were already
                 // decided.
-                self.state.history.extend(turn.response().messages.iter().cloned());
-                self.finish(turn.response());
-                if matches!(turn, TurnOutcome::Stop { .. }) {
+                self.state.history.extend(response.messages.iter().cloned());
+                self.finish(response);
+                if !continues {
                     self.staged.clear();
                 }
             }

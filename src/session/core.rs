@@ -240,7 +240,7 @@ impl Core {
         match &**event {
             Event::Step(response) => self.spent_by_step(response),
             Event::Usage(row) => self.spent_by_request(row),
-            Event::Turn(_) | Event::Error { committed: true, .. } => {
+            Event::Turn { .. } | Event::Error { committed: true, .. } => {
                 if let Some(response) = event.committed() {
                     self.commit(response, effects);
                 }

@@ -213,7 +213,7 @@ impl ToolContext {
     ///             Event::ToolResult { result, .. } => {
     ///                 assert_eq!(result.text(), "booked: \"window\"");
     ///             }
-    ///             Event::Turn(_) => break,
+    ///             Event::Turn { .. } => break,
     ///             _ => {}
     ///         },
     ///         // This reader was too slow. The questions that wait are in the snapshot.

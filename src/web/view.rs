@@ -8,7 +8,7 @@ use std::{
 use serde_json::{Map, Value};
 
 use crate::{
-    agent::{Event, Snapshot, StateView, TurnOutcome},
+    agent::{Event, Snapshot, StateView},
     message::{
         Attachment, Content, History, Message, MessageId, ProviderItem, ResultBlock, Source, Text, Thinking,
         ToolResult, ToolUse,
@@ -190,12 +190,11 @@ impl Lens {
                 Event::ToolResult { result: Box::new(result), input: input.clone() }
             }
             Event::Step(response) => Event::Step(self.response(response)),
-            Event::Turn(TurnOutcome::Stop { response, staged }) => {
-                Event::Turn(TurnOutcome::Stop { response: self.response(response), staged: staged.clone() })
-            }
-            Event::Turn(TurnOutcome::Continue { response }) => {
-                Event::Turn(TurnOutcome::Continue { response: self.response(response) })
-            }
+            Event::Turn { response, continues, staged } => Event::Turn {
+                response: self.response(response),
+                continues: *continues,
+                staged: staged.clone(),
+            },
             Event::Error { failure, response, committed, staged } => Event::Error {
                 failure: failure.clone(),
                 response: self.response(response),

@@ -66,8 +66,8 @@ async fn permission_that_pauses_continues_with_resume() {
     agent.resume(tool_use.id, Decision::Execute).await.unwrap();
     loop {
         let Some(Update::Event(event)) = soon(events.next()).await else { panic!("the agent has ended") };
-        if let Event::Turn(outcome) = &*event.event {
-            assert_eq!(outcome.response().text(), "Deleted: yes.");
+        if let Event::Turn { response, .. } = &*event.event {
+            assert_eq!(response.text(), "Deleted: yes.");
             break;
         }
     }

@@ -39,7 +39,7 @@ async fn writes(level: Durable, steps: &[&[&str]]) -> u64 {
         let SessionEvent::Agent(event) = &*numbered.event else { continue };
         match &**event {
             Event::Pause(pause) => waiting.push(pause.tool_use.id.clone()),
-            Event::Turn(_) => break,
+            Event::Turn { .. } => break,
             _ => continue,
         }
         let step = waiting[0].as_str().split('-').next().unwrap().parse::<usize>().unwrap();

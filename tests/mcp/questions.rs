@@ -38,7 +38,7 @@ pub async fn answered(
                 agent.resume(pause.tool_use.id.clone(), decision).await.unwrap();
             }
             Event::ToolResult { result, .. } => text = result.text(),
-            Event::Turn(_) => break,
+            Event::Turn { .. } => break,
             _ => {}
         }
     }

@@ -102,7 +102,7 @@ pub async fn play() {
                 agent.prompt("staged-77aa").instrument(second).await.unwrap();
                 agent.resume("call-2", Decision::Execute).await.unwrap();
             }
-            Event::Turn(_) => {
+            Event::Turn { .. } => {
                 turns += 1;
                 gate.reached().await;
                 agent.cancel().await.unwrap();

@@ -334,7 +334,7 @@ function note(snapshot, event) {
     case "turn":
       // The tree contains these messages after its next event.
       seen.settling = inner.response.messages;
-      if (inner.outcome === "stop") {
+      if (!inner.continues) {
         const words = inner.response.message ? textOf(inner.response.message).split(/\s+/).filter(Boolean).length : 0;
         const isStopped = ["interrupted", "abandoned"].includes(inner.response.stop_reason);
         say(isStopped ? "The answer was stopped." : `The answer is complete: ${words} words.`);

@@ -768,7 +768,7 @@ export function apply(agent, event) {
     case "turn":
       agent.state.history.push(...event.response.messages);
       finish(agent, event.response);
-      if (event.outcome === "stop") delete agent.staged;
+      if (!event.continues) delete agent.staged;
       break;
     case "pause": {
       const { type: _, ...pause } = event;
@@ -935,7 +935,7 @@ function runEnd(event) {
   const isAbandoned = event.response?.stop_reason === "abandoned";
   if (isAbandoned && (event.type === "turn" || event.type === "cancelled")) {
     end = { outcome: "abandoned" };
-  } else if (event.type === "turn" && event.outcome === "stop") {
+  } else if (event.type === "turn" && !event.continues) {
     end = { outcome: "stopped", stop_reason: event.response.stop_reason };
   } else if (event.type === "cancelled") {
     end = { outcome: "cancelled" };

@@ -4,7 +4,7 @@ use tracing::Span;
 
 use super::{Task, work::Work};
 use crate::{
-    agent::{Event, Failure, Response, Status, TurnOutcome, UnstageReason},
+    agent::{Event, Failure, Response, Status, UnstageReason},
     provider::{PROVIDER_PANICKED, error_type},
     telemetry::{self, Caller, RunFacts, RunTrace},
     tool::Decision,
@@ -77,8 +77,8 @@ fn record(work: &mut Work, event: &Event) {
             trace.decided(decided.tool_use_id.as_str(), name_of(&decided.decision), decided.expired);
         }
         Event::Retry { failure, delay, .. } => trace.retried(&kind(failure), *delay),
-        Event::Turn(TurnOutcome::Continue { response }) => trace.add(response.usage),
-        Event::Turn(TurnOutcome::Stop { response, .. }) => {
+        Event::Turn { response, continues: true, .. } => trace.add(response.usage),
+        Event::Turn { response, continues: false, .. } => {
             end(work, response, Some((&response.stop_reason.to_string(), None)));
         }
         Event::Error { failure, response, .. } => {

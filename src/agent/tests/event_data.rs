@@ -3,9 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    agent::{
-        Decided, Event, Expiry, Failure, Next, Pause, Prompt, Snapshot, Status, TurnOutcome, UnstageReason,
-    },
+    agent::{Decided, Event, Expiry, Failure, Next, Pause, Prompt, Snapshot, Status, UnstageReason},
     message::{
         Attachment, Message, MessageId, ProviderItem, RequestEnd, Text, Thinking, Timestamp, ToolResult,
         ToolUse, TurnId, Usage, UsageRow,
@@ -181,7 +179,7 @@ async fn events_and_snapshots_of_runs_are_serialized_without_loss() {
     assert!(matches!(&*state.event, Event::State(_)));
     assert_lossless(&state.event);
     let response = odd_response();
-    assert_lossless(&Event::Turn(TurnOutcome::Continue { response }));
+    assert_lossless(&Event::Turn { response, continues: true, staged: Vec::new() });
 }
 
 /// A response whose fields hold values that runs rarely produce.

@@ -6,7 +6,7 @@ use std::{
 };
 
 use crate::{
-    agent::{Agent, AgentSubscription, Event, Response, ToolDecision, TurnOutcome},
+    agent::{Agent, AgentSubscription, Event, Response, ToolDecision},
     message::{Text, ToolResult, ToolUse},
     testing::{Gate, Step},
     tool::{Decision, ToolContext, tool_fn},
@@ -23,7 +23,7 @@ use super::{
 /// Returns the turn that an interrupt kept, and the `tool_result` events before it.
 async fn kept(events: &mut AgentSubscription) -> (Arc<Response>, Vec<(ToolResult, Option<Value>)>) {
     let run = run_events(events).await;
-    let Event::Turn(TurnOutcome::Stop { response, .. }) = &**run.last().unwrap() else { panic!("{run:?}") };
+    let Event::Turn { response, continues: false, .. } = &**run.last().unwrap() else { panic!("{run:?}") };
     let kept_results = run.iter().filter_map(|event| match &**event {
         Event::ToolResult { result, input } => Some(((**result).clone(), input.clone())),
         _ => None,

@@ -8,7 +8,7 @@ use std::{
 use crate::{
     agent::{
         Agent, AgentBuilder, AgentCallbacks, AgentSubscription, ErrorDecision, Event, Failure, Prompt,
-        Response, Snapshot, State, StateEdit, Status, ToolDecision, TurnDecision, TurnOutcome,
+        Response, Snapshot, State, StateEdit, Status, ToolDecision, TurnDecision,
     },
     message::{Message, ToolResult, ToolUse, Usage},
     provider::Request,
@@ -265,7 +265,7 @@ pub(crate) fn sent(request: &Request) -> Vec<String> {
 /// The responses of the turns in these events.
 pub(crate) fn turns(events: &[Arc<Event>]) -> Vec<Arc<Response>> {
     let turn = |event: &Arc<Event>| match &**event {
-        Event::Turn(turn) => Some(Arc::clone(turn.response())),
+        Event::Turn { response, .. } => Some(Arc::clone(response)),
         _ => None,
     };
     events.iter().filter_map(turn).collect()
@@ -274,7 +274,7 @@ pub(crate) fn turns(events: &[Arc<Event>]) -> Vec<Arc<Response>> {
 /// The response of the last turn. The last event must be `turn(stop)`.
 pub(crate) fn stopped(events: &[Arc<Event>]) -> Arc<Response> {
     match events.last().map(|event| &**event) {
-        Some(Event::Turn(TurnOutcome::Stop { response, .. })) => Arc::clone(response),
+        Some(Event::Turn { response, continues: false, .. }) => Arc::clone(response),
         other => panic!("expected turn(stop), got {other:?}"),
     }
 }

@@ -149,8 +149,8 @@ async fn play(agent: Agent) {
                 dawdle().await;
                 agent.resume(pause.tool_use.id.clone(), Decision::Execute).await.unwrap();
             }
-            Event::Turn(_) if ends_run(&numbered.event) => return,
-            Event::Turn(_) => turns += 1,
+            Event::Turn { .. } if ends_run(&numbered.event) => return,
+            Event::Turn { .. } => turns += 1,
             Event::TextStart { .. } if turns == 1 => {
                 agent.prompt("staged").await.unwrap();
             }
@@ -304,7 +304,7 @@ async fn pause_at_the_limit_step_reports_max_steps() {
         .iter()
         .filter_map(|event| match &**event {
             Event::Step(response) => Some(response.stop_reason.clone()),
-            Event::Turn(turn) => Some(turn.response().stop_reason.clone()),
+            Event::Turn { response, .. } => Some(response.stop_reason.clone()),
             _ => None,
         })
         .collect();

@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    agent::{Agent, AgentSubscription, Event, Response, ToolDecision, TurnOutcome},
+    agent::{Agent, AgentSubscription, Event, Response, ToolDecision},
     provider::StopReason,
     run::ErrorKind,
     testing::{Gate, Step},
@@ -35,7 +35,7 @@ async fn paused_after_a_step() -> (Agent, AgentSubscription) {
 async fn last_response(events: &mut AgentSubscription) -> Arc<Response> {
     let run = run_events(events).await;
     match &**run.last().unwrap() {
-        Event::Turn(TurnOutcome::Stop { response, .. }) | Event::Cancelled { response, .. } => {
+        Event::Turn { response, continues: false, .. } | Event::Cancelled { response, .. } => {
             Arc::clone(response)
         }
         other => panic!("{other:?}"),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::{
-    agent::{Accepted, Event, Status, TurnOutcome},
+    agent::{Accepted, Event, Status},
     message::ToolUseId,
     provider::StopReason,
     run::ErrorKind,
@@ -114,7 +114,7 @@ async fn interrupt_in_any_phase_ends_the_run_and_agent_survives() {
                 | Amid::Callback(At::HandleToolUse | At::HandleToolResult | At::HandleTurn)
         );
         let (response, staged) = match &*end {
-            Event::Turn(TurnOutcome::Stop { response, staged }) | Event::Cancelled { response, staged } => {
+            Event::Turn { response, continues: false, staged } | Event::Cancelled { response, staged } => {
                 (response, staged)
             }
             other => panic!("{amid:?}: {other:?}"),
@@ -150,7 +150,7 @@ async fn stop_in_any_phase_ends_the_run_and_closes() {
         }
         let run = run_events(&mut scene.events).await;
         let kept = match &**run.last().unwrap() {
-            Event::Turn(TurnOutcome::Stop { response, .. }) if !discards => response.messages.len(),
+            Event::Turn { response, continues: false, .. } if !discards => response.messages.len(),
             Event::Cancelled { .. } => 0,
             other => panic!("{amid:?}: {other:?}"),
         };

@@ -242,11 +242,9 @@ impl Relay {
                 state.asked.drain().for_each(|(_, token)| token.cancel());
             }
             Event::State(view) => self.remodelled(state, &view.model).await?,
-            Event::Turn(outcome) => {
-                state.used += outcome.response().usage;
-                state.turn = Usage::default();
-            }
-            Event::Cancelled { response, .. } | Event::Error { response, .. } => {
+            Event::Turn { response, .. }
+            | Event::Cancelled { response, .. }
+            | Event::Error { response, .. } => {
                 state.used += response.usage;
                 state.turn = Usage::default();
             }

@@ -328,8 +328,9 @@ impl View {
                 Some(self.update(tool_use_id, fields))
             }
             Event::ToolResult { result, .. } => self.result(result),
-            Event::Turn(turn) => return self.run_ended(turn.response().messages.iter()),
-            Event::Cancelled { response, .. } | Event::Error { response, .. } => {
+            Event::Turn { response, .. }
+            | Event::Cancelled { response, .. }
+            | Event::Error { response, .. } => {
                 return self.run_ended(response.messages.iter());
             }
             _ => None,

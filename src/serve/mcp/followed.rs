@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use crate::{
-    agent::{Event, Snapshot, Status, TurnOutcome, UnstageReason},
+    agent::{Event, Snapshot, Status, UnstageReason},
     error_chain,
     message::{Message, MessageId, Role, ToolUseId, TurnId},
     provider::StopReason,
@@ -106,7 +106,18 @@ impl FollowedPrompt {
             Event::Unstaged { id, reason: UnstageReason::Taken } if *id != self.id => {
                 return self.answered.take().map(Change::Ended);
             }
-            Event::Turn(outcome) => return self.turned(outcome),
+            Event::Turn { response, continues, staged } => {
+                if self.turn.is_some() {
+                    self.answered = Some(PromptEnd::Answered {
+                        message: response.message.clone(),
+                        stop_reason: Some(response.stop_reason.clone()),
+                    });
+                }
+                if !continues {
+                    let unused = staged.iter().any(|prompt| prompt.id.as_ref() == Some(&self.id));
+                    return self.stopped(&RunOutcome::Cancelled, false, unused);
+                }
+            }
             Event::Cancelled { staged, .. } | Event::Error { staged, .. } => {
                 let unused = staged.iter().any(|prompt| prompt.id.as_ref() == Some(&self.id));
                 let outcome = RunOutcome::of(event)?;
@@ -132,23 +143,6 @@ impl FollowedPrompt {
         let before = self.pauses.len();
         self.pauses.retain(|pause| pause.tool_use.id != *id);
         (self.pauses.len() < before).then_some(Change::Pauses)
-    }
-
-    fn turned(&mut self, outcome: &TurnOutcome) -> Option<Change> {
-        let response = outcome.response();
-        if self.turn.is_some() {
-            self.answered = Some(PromptEnd::Answered {
-                message: response.message.clone(),
-                stop_reason: Some(response.stop_reason.clone()),
-            });
-        }
-        match outcome {
-            TurnOutcome::Stop { staged, .. } => {
-                let unused = staged.iter().any(|prompt| prompt.id.as_ref() == Some(&self.id));
-                self.stopped(&RunOutcome::Cancelled, false, unused)
-            }
-            TurnOutcome::Continue { .. } => None,
-        }
     }
 
     /// Processes the end of the run. `kept` is whether a failed run has kept its messages, and `unused` whether the

@@ -13,7 +13,7 @@ use super::{
     messages::{Files, Messages, block_id, result, result_id},
 };
 use crate::{
-    agent::{Event, Status, TurnOutcome, UnstageReason},
+    agent::{Event, Status, UnstageReason},
     message::{Content, Message, Role, ToolResult, ToolUseId, Usage, value_weight},
     run::{PromptId, RunOutcome},
     session::{SessionEvent, SessionSnapshot, StoreReport},
@@ -215,7 +215,7 @@ impl RunStream {
     fn wait(&mut self, event: &Event) {
         let ends_run = matches!(
             event,
-            Event::Turn(TurnOutcome::Stop { .. }) | Event::Cancelled { .. } | Event::Error { .. }
+            Event::Turn { continues: false, .. } | Event::Cancelled { .. } | Event::Error { .. }
         );
         match &mut self.phase {
             Phase::Behind if ends_run => self.go_live(),
@@ -303,7 +303,7 @@ impl RunStream {
                     self.send_messages();
                 }
             }
-            Event::Turn(TurnOutcome::Continue { .. }) => {
+            Event::Turn { continues: true, .. } => {
                 self.close();
                 self.is_between_turns = true;
             }

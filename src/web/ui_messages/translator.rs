@@ -14,7 +14,7 @@ use super::{
     writer::Writer,
 };
 use crate::{
-    agent::{Event, Status, TurnOutcome, UnstageReason},
+    agent::{Event, Status, UnstageReason},
     message::{Content, Message, MessageId, Role, Usage},
     provider::StopReason,
     run::{Pause, Prompt, Response, RunOutcome},
@@ -213,7 +213,7 @@ impl Translator {
             wanted.is_none() || ids.into_iter().any(|id| Some(&id) == wanted.as_ref())
         };
         match event {
-            Event::Turn(TurnOutcome::Stop { staged, .. }) | Event::Cancelled { staged, .. }
+            Event::Turn { continues: false, staged, .. } | Event::Cancelled { staged, .. }
                 if is_abandoned(event) && is_carried(staged) =>
             {
                 self.start();
@@ -239,7 +239,7 @@ impl Translator {
             {
                 self.discarded("The prompt was withdrawn.");
             }
-            Event::Turn(TurnOutcome::Stop { staged, .. }) if is_carried(staged) => {
+            Event::Turn { continues: false, staged, .. } if is_carried(staged) => {
                 self.discarded("The run was interrupted before the prompt was used.");
             }
             Event::Cancelled { staged, .. } if is_carried(staged) => {
@@ -318,11 +318,11 @@ impl Translator {
                     self.flush();
                 }
             }
-            Event::Turn(TurnOutcome::Continue { response }) => {
+            Event::Turn { response, continues: true, .. } => {
                 self.count_turn(response);
                 self.phase = Phase::BetweenTurns(Arc::clone(response));
             }
-            Event::Turn(TurnOutcome::Stop { response, .. }) => {
+            Event::Turn { response, continues: false, .. } => {
                 self.count_turn(response);
                 self.turn_end(response);
             }

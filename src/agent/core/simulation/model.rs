@@ -412,7 +412,7 @@ impl Model {
                 }
                 self.retried(*pending, *step)
             }
-            Event::Turn(outcome) => self.turn_ends(outcome),
+            Event::Turn { response, continues, staged } => self.turn_ends(response, *continues, staged),
             Event::Cancelled { response, staged } => {
                 ensure!(self.run, "cancelled without a run");
                 ensure!(response.stop_reason == StopReason::Cancelled, "{:?}", response.stop_reason);
@@ -700,6 +700,5 @@ impl Model {
 
 /// Returns whether `event` ends a run.
 pub(super) fn ends_run(event: &Event) -> bool {
-    use crate::agent::TurnOutcome;
-    matches!(event, Event::Turn(TurnOutcome::Stop { .. }) | Event::Cancelled { .. } | Event::Error { .. })
+    matches!(event, Event::Turn { continues: false, .. } | Event::Cancelled { .. } | Event::Error { .. })
 }

@@ -157,8 +157,8 @@ impl Chat {
                 }
                 return;
             }
-            Event::Pause(pause) => {
-                let tool_use = &pause.tool_use;
+            Event::Status { pauses, .. } => {
+                let Some(tool_use) = pauses.first().map(|pause| &pause.tool_use) else { return };
                 let options = self.activity.options(tool_use.id.as_str());
                 // The input is shown as JSON, so that control characters from the agent cannot hide the question.
                 self.printer.line(&format!("May it? {} {}", json!(tool_use.name), tool_use.input));

@@ -133,8 +133,8 @@ use crate::{
     message::ToolUseId,
     provider::OutputSchema,
     run::{
-        Accepted, Decided, Error, Expiry, Failure, KnownPrompt, Next, Pause, Prompt, PromptId, PromptState,
-        Response, RunEnd, RunOutcome, Settled, TurnRecord, Waiting,
+        Accepted, Decided, Error, Expiry, Failure, KnownPrompt, Next, PendingUse, Prompt, PromptId,
+        PromptState, Response, RunEnd, RunOutcome, Settled, TurnRecord, Waiting,
     },
     subscription::{Attachment, End, EventId, Numbered, Source, Subscription},
     telemetry::Caller,
@@ -318,7 +318,7 @@ impl Agent {
 
     /// Sends the decision about a tool use that waits for one. If several tool uses of a step wait, they can be decided
     /// in any order. The step's tools run after the last decision. A question of a running tool waits as a tool use
-    /// with its own id, and the decision answers the question: see [`Pause::asked_by`].
+    /// with its own id, and the decision answers the question: see [`PendingUse::asked_by`].
     ///
     /// # Errors
     ///

@@ -260,7 +260,7 @@ impl Core {
             }
             Event::Staged { id, .. } => self.prompt_staged(id),
             Event::Unstaged { .. } => Self::prompt_unstaged(event, effects),
-            Event::Status { status } => {
+            Event::Status { status, .. } => {
                 self.status = *status;
                 if self.is_at_rest() {
                     effects.push(Effect::AtRest);

@@ -14,7 +14,7 @@ use crate::{
         ToolResult, ToolUse,
     },
     provider::{Options, PartialBlock},
-    run::{Pause, Response, Settings},
+    run::{PendingUse, Response, Settings},
     session::{SessionEvent, SessionSnapshot, StoreReport},
     subscription::{End, Numbered, Update},
     tool::{Schema, ToolDeclaration},
@@ -116,6 +116,14 @@ impl Lens {
         }
     }
 
+    fn pauses(&self, pauses: &[Arc<PendingUse>]) -> Vec<Arc<PendingUse>> {
+        let shown = |pause: &Arc<PendingUse>| PendingUse {
+            tool_use: self.tool_use(&pause.tool_use),
+            ..PendingUse::clone(pause)
+        };
+        pauses.iter().map(shown).map(Arc::new).collect()
+    }
+
     fn agent(&self, agent: &Snapshot) -> Snapshot {
         let shared = |message: &Arc<Message>| self.shared(message);
         let answer = agent.answer.as_ref();
@@ -123,12 +131,11 @@ impl Lens {
             let content = self.block(&block.content, answer, index).unwrap_or_else(|| block.content.clone());
             PartialBlock { content, ..block.clone() }
         };
-        let pause = |pause: &Pause| Pause { tool_use: self.tool_use(&pause.tool_use), ..pause.clone() };
         Snapshot {
             state: self.state(&agent.state),
             pending: agent.pending.iter().map(shared).collect(),
             partial: agent.partial.iter().enumerate().map(partial).collect(),
-            pauses: agent.pauses.iter().map(pause).collect(),
+            pauses: self.pauses(&agent.pauses),
             ..agent.clone()
         }
     }
@@ -205,9 +212,8 @@ impl Lens {
                 Event::Cancelled { response: self.response(response), staged: staged.clone() }
             }
             Event::State(state) => Event::State(Arc::new(self.state(state))),
-            Event::Pause(pause) => {
-                let tool_use = self.tool_use(&pause.tool_use);
-                Event::Pause(Box::new(Pause { tool_use, ..Pause::clone(pause) }))
+            Event::Status { status, pauses } if !pauses.is_empty() => {
+                Event::Status { status: *status, pauses: self.pauses(pauses) }
             }
             _ => return None,
         })

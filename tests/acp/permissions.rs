@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use futures_util::StreamExt;
 use omni_agent::{
-    agent::{Agent, AgentCallbacks, Event, State, ToolDecision},
+    agent::{Agent, AgentCallbacks, Event, State, Status, ToolDecision},
     message::{ToolResult, ToolUse},
     provider::{
         StopReason,
@@ -51,8 +51,8 @@ async fn paused(agent: &Agent) -> (ToolUse, omni_agent::agent::AgentSubscription
         let Some(Update::Event(event)) = soon(events.next()).await else {
             panic!("the agent did not request a permission")
         };
-        if let Event::Pause(pause) = &*event.event {
-            return (pause.tool_use.clone(), events);
+        if let Event::Status { status: Status::Paused, pauses } = &*event.event {
+            return (pauses[0].tool_use.clone(), events);
         }
     }
 }

@@ -59,7 +59,7 @@ pub(crate) fn held(gate: &Gate) -> Step {
 pub(crate) fn word(event: &SessionEvent) -> String {
     match event {
         SessionEvent::Agent(event) => match &**event {
-            Event::Status { status } => format!("status({status:?})").to_lowercase(),
+            Event::Status { status, .. } => format!("status({status:?})").to_lowercase(),
             Event::Turn { continues: false, .. } => "turn(stop)".into(),
             Event::Turn { .. } => "turn(continue)".into(),
             other => serde_json::to_value(other).unwrap()["type"].as_str().unwrap().to_owned(),

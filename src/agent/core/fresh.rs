@@ -1,8 +1,10 @@
 //! Unique ids of tool uses, so that a late `resume` never applies to another tool use.
 
+use std::sync::Arc;
+
 use crate::{
     agent::{
-        Pause,
+        PendingUse,
         phase::{Op, Question, Turn},
     },
     message::{Content, ToolUseId},
@@ -20,7 +22,11 @@ const MAX_WAITED: usize = 256;
 
 impl Waited {
     /// Stores the ids of pauses that begin to wait, and counts them in their turn.
-    pub(super) fn add_all<'a>(&mut self, pauses: impl IntoIterator<Item = &'a Pause>, turn: &mut Turn) {
+    pub(super) fn add_all<'a>(
+        &mut self,
+        pauses: impl IntoIterator<Item = &'a Arc<PendingUse>>,
+        turn: &mut Turn,
+    ) {
         for pause in pauses {
             if !self.contains(&pause.tool_use.id) {
                 self.add(pause.tool_use.id.clone());

@@ -186,7 +186,7 @@ async fn turn_callback_edited_delivery_has_the_configuration_with_the_edit() {
             assert_eq!(delivery.config.settings.system.as_deref(), Some("edited"));
             break;
         }
-        if !matches!(&*delivery.event.as_ref().unwrap().event, Event::Status { status: Status::Idle }) {
+        if !matches!(&*delivery.event.as_ref().unwrap().event, Event::Status { status: Status::Idle, .. }) {
             assert_eq!(delivery.config.settings.system, None);
         }
     }

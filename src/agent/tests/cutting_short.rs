@@ -336,7 +336,7 @@ async fn paused() -> (Agent, AgentSubscription, ScriptedProvider) {
     let agent = builder.tool(echo()).callbacks(Counting::default()).start().await.unwrap();
     let mut events = agent.subscribe().await.unwrap();
     agent.prompt("Hi").await.unwrap();
-    while !matches!(&*next(&mut events).await, Event::Pause(_)) {}
+    while !matches!(&*next(&mut events).await, Event::Status { status: Status::Paused, .. }) {}
     (agent, events, provider)
 }
 
@@ -454,7 +454,7 @@ async fn interrupt_or_cancel_while_paused_on_a_providers_question_ends_the_run()
         let agent = builder.callbacks(Deferring).start().await.unwrap();
         let mut events = agent.subscribe().await.unwrap();
         agent.prompt("Hi").await.unwrap();
-        while !matches!(&*next(&mut events).await, Event::Pause(_)) {}
+        while !matches!(&*next(&mut events).await, Event::Status { status: Status::Paused, .. }) {}
         assert_eq!(agent.snapshot().await.unwrap().pauses.remove(0).tool_use.id, "q1".into());
         if interrupt {
             answered(agent.interrupt()).await.unwrap();

@@ -6,7 +6,7 @@ use std::{
 };
 
 use crate::{
-    agent::{Agent, AgentSubscription, Event, Response, ToolDecision},
+    agent::{Agent, AgentSubscription, Event, Response, Status, ToolDecision},
     message::{Text, ToolResult, ToolUse},
     testing::{Gate, Step},
     tool::{Decision, ToolContext, tool_fn},
@@ -141,10 +141,10 @@ async fn interrupt_while_paused_decided_results_kept_and_others_not_run() {
     ]);
     let agent = scripted([step]).1.tool(tool).callbacks(hooks).start().await.unwrap();
     let mut events = begun(&agent).await;
-    while !matches!(&*next(&mut events).await, Event::Pause(_)) {}
+    while !matches!(&*next(&mut events).await, Event::Status { status: Status::Paused, .. }) {}
     let answer = ToolResult::ok(&ToolUse::new("t1", "ask", json!({})), Text::new("the red one"));
     agent.resume("t1", Decision::Provide(answer)).await.unwrap();
-    while !matches!(&*next(&mut events).await, Event::Pause(_)) {}
+    while !matches!(&*next(&mut events).await, Event::Status { status: Status::Paused, .. }) {}
     answered(agent.interrupt()).await.unwrap();
     let (response, _) = kept(&mut events).await;
     let results = results(&response);

@@ -84,7 +84,7 @@ async fn cancel_in_any_phase_discards_and_agent_survives() {
         assert_eq!((state.status(), state.history().len()), (Status::Idle, 0), "{amid:?}");
         let events = run_events(&mut scene.events).await;
         let [.., status, end] = &*events else { panic!("{amid:?}") };
-        assert_eq!(**status, Event::Status { status: Status::Idle }, "{amid:?}");
+        assert_eq!(**status, Event::Status { status: Status::Idle, pauses: Vec::new() }, "{amid:?}");
         let Event::Cancelled { response, staged } = &**end else { panic!("{amid:?}: {end:?}") };
         assert_eq!(response.stop_reason, StopReason::Cancelled, "{amid:?}");
         assert_eq!(response.messages[0].text(), "Hi", "{amid:?}");
@@ -224,7 +224,11 @@ async fn cancel_while_handle_event_never_returns_next_event_handled() {
     answered(agent.wait_until_idle()).await.unwrap();
     answered(agent.ask("Hello?")).await.unwrap();
     let first = next(&mut events).await;
-    assert_eq!(*first, Event::Status { status: Status::Busy }, "a cancel without a run emits no event");
+    assert_eq!(
+        *first,
+        Event::Status { status: Status::Busy, pauses: Vec::new() },
+        "a cancel without a run emits no event"
+    );
 }
 
 #[tokio::test(start_paused = true)]

@@ -135,7 +135,7 @@ async fn race(round: u32) {
                 Status::Idle => break,
                 Status::Paused => {
                     for pause in agent.snapshot().await.unwrap().pauses {
-                        let _ = agent.resume(pause.tool_use.id, Decision::reject("no")).await;
+                        let _ = agent.resume(pause.tool_use.id.clone(), Decision::reject("no")).await;
                     }
                 }
                 Status::Busy => tokio::task::yield_now().await,

@@ -63,14 +63,15 @@ pub(crate) fn name(event: &Event) -> String {
         },
         Event::Turn { continues: false, .. } => "turn(stop)".into(),
         Event::Turn { .. } => "turn(continue)".into(),
-        Event::Status { status } => format!("status({status:?})").to_lowercase(),
+        Event::Status { status, pauses } => {
+            let ids: String = pauses.iter().map(|pause| format!(" {}", pause.tool_use.id)).collect();
+            format!("status({}{ids})", format!("{status:?}").to_lowercase())
+        }
         Event::ToolResult { result, .. } => format!("tool_result({})", result.tool_use_id),
         Event::ToolStart { tool_use_id, .. } => format!("tool_start({tool_use_id})"),
         Event::ToolEnd { tool_use_id, .. } => format!("tool_end({tool_use_id})"),
         Event::Unstaged { reason, .. } => format!("unstaged({reason:?})").to_lowercase(),
         Event::Decided(decided) => format!("decided({})", decided.tool_use_id),
-        Event::Withdrawn { tool_use_id } => format!("withdrawn({tool_use_id})"),
-        Event::Pause(pause) => format!("pause({})", pause.tool_use.id),
         other => serde_json::to_value(other).unwrap()["type"].as_str().unwrap().to_owned(),
     }
 }

@@ -11,7 +11,7 @@ use super::content;
 use crate::{
     agent::{Event, Snapshot, Status},
     message::{Content, Message, MessageId, Role, ToolResult, ToolUse, ToolUseId},
-    run::Pause,
+    run::PendingUse,
     session::SessionSnapshot,
 };
 
@@ -234,7 +234,7 @@ impl View {
     }
 
     /// Returns the tool call about which a pause asks.
-    pub(super) fn asked(&self, pause: &Pause) -> ToolCallUpdate {
+    pub(super) fn asked(&self, pause: &PendingUse) -> ToolCallUpdate {
         let tool_use = &pause.tool_use;
         let mut fields = ToolCallUpdateFields::new()
             .title(tool_use.name.clone())

@@ -1,11 +1,11 @@
 //! The commands that a posted request asks for.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, sync::Arc};
 
 use super::request::{Answer, AnswerStatus, Posted, RunInput};
 use crate::{
     message::{Attachment, Blocks, Content, MessageId, Role, ToolResult, ToolUse},
-    run::{Pause, Prompt, PromptId},
+    run::{PendingUse, Prompt, PromptId},
     session::{SessionCommand, SessionSnapshot},
     text::start,
     tool::Decision,
@@ -215,7 +215,7 @@ fn posted_result(tool_use: &ToolUse, message: &Posted) -> Result<Content, Refusa
 }
 
 /// Returns one command per pause, with the decision about it. Fails unless there is exactly one answer per pause.
-fn decisions(answers: &[Answer], pauses: &[Pause]) -> Result<Vec<SessionCommand>, Refusal> {
+fn decisions(answers: &[Answer], pauses: &[Arc<PendingUse>]) -> Result<Vec<SessionCommand>, Refusal> {
     let mut answered = HashSet::new();
     for answer in answers {
         let id = &answer.interrupt_id;
@@ -226,7 +226,7 @@ fn decisions(answers: &[Answer], pauses: &[Pause]) -> Result<Vec<SessionCommand>
             return Err(Refusal::new("invalid-answer", format!("The interrupt {id:?} has two answers.")));
         }
     }
-    let command = |pause: &Pause| {
+    let command = |pause: &Arc<PendingUse>| {
         let id = &pause.tool_use.id;
         let answer = answers.iter().find(|answer| answer.interrupt_id == id.as_str()).ok_or_else(|| {
             Refusal::new(

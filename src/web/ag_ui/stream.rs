@@ -132,7 +132,6 @@ impl RunStream {
                     Some(end) => stream.finish(&end.outcome),
                     None => stream.finish_success(),
                 },
-                Status::Paused if stream.view.agent.pauses.is_empty() => stream.phase = Phase::Paused,
                 Status::Paused => stream.finish_paused(),
                 Status::Busy => {}
             }
@@ -293,7 +292,7 @@ impl RunStream {
                     self.send_staged(id, if is_taken { "taken" } else { "withdrawn" });
                 }
             }
-            Event::Status { status } => {
+            Event::Status { status, .. } => {
                 self.phase = if *status == Status::Paused { Phase::Paused } else { Phase::Live };
             }
             Event::Retry { .. } => {

@@ -193,7 +193,7 @@ fn resume_late_for_a_generated_id_is_stale() {
         bench.feed(|core, cx| core.result_reviewed(call, result, cx));
     }
     let waited = bench.events.iter().filter_map(|event| match event {
-        Event::Pause(pause) => Some(pause.tool_use.id.as_str()),
+        Event::Status { pauses, .. } => pauses.first().map(|pause| pause.tool_use.id.as_str()),
         _ => None,
     });
     let [first, second] = waited.collect::<Vec<_>>()[..] else { panic!("expected two pauses") };

@@ -113,7 +113,7 @@ impl Agent {
     fn become_(&mut self, status: Status) {
         if self.status != status {
             self.status = status;
-            self.emit(Event::Status { status });
+            self.emit(Event::Status { status, pauses: Vec::new() });
         }
     }
 

@@ -200,7 +200,7 @@ impl Model {
                 self.pending.push(Arc::clone(message));
                 (vec![Kind::Agent], false)
             }
-            Event::Status { status } => {
+            Event::Status { status, .. } => {
                 self.status = *status;
                 (vec![Kind::Agent], false)
             }

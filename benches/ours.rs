@@ -35,7 +35,7 @@ pub(crate) async fn read(agent: &Agent) -> usize {
         match events.next().await {
             Some(Update::Event(event)) => match &*event.event {
                 Event::TextDelta { .. } => deltas += 1,
-                Event::Turn(_) => break,
+                Event::Turn { .. } => break,
                 Event::Error { failure, .. } => panic!("{failure}"),
                 _ => {}
             },

@@ -93,7 +93,7 @@ async fn watch(times: usize) -> f64 {
         agent.prompt("Hi").await.expect("the agent is idle");
         loop {
             match events.next().await {
-                Some(Update::Event(event)) if matches!(*event.event, Event::Turn(_)) => break,
+                Some(Update::Event(event)) if matches!(*event.event, Event::Turn { .. }) => break,
                 Some(Update::Event(_)) => {}
                 other => panic!("a reader that keeps up gets events, not {other:?}"),
             }

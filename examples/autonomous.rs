@@ -21,7 +21,7 @@ use std::{error::Error, fs, path::Path, process::ExitCode, time::Duration};
 
 use async_trait::async_trait;
 use omni_agent::{
-    agent::{Agent, AgentCallbacks, Event, State, Status, TurnDecision, TurnOutcome},
+    agent::{Agent, AgentCallbacks, Event, State, Status, TurnDecision},
     message::Role,
     provider::{Model, Options, StopReason},
     run::Response,
@@ -150,7 +150,7 @@ async fn work(model: &Model, options: &Options, goal: &str) -> Result<(), Box<dy
                     _ => printer.note(&format!("[the run continues with: {}]", message.text())),
                 }
             }
-            Event::Turn(TurnOutcome::Stop { response, .. }) => {
+            Event::Turn { response, continues: false, .. } => {
                 printer.line(&outcome(response));
                 break;
             }

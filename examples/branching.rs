@@ -18,7 +18,7 @@ mod support;
 use std::{error::Error, process::ExitCode, time::Duration};
 
 use omni_agent::{
-    agent::{Agent, Event, Status, TurnOutcome},
+    agent::{Agent, Event, Status},
     message::Role,
     session::{Mode, Session, SessionEvent, SessionSubscription},
     store::MemoryStore,
@@ -107,7 +107,7 @@ impl Show {
             let SessionEvent::Agent(event) = &*numbered.event else { continue };
             self.printer.event(event);
             match &**event {
-                Event::Turn(TurnOutcome::Stop { .. }) => return Ok(()),
+                Event::Turn { continues: false, .. } => return Ok(()),
                 Event::Error { failure, .. } => return Err(failure.clone().into()),
                 _ => {}
             }

@@ -42,10 +42,10 @@ use std::{
 use conversation::Conversation;
 use omni_agent::{
     ErrorKind,
-    agent::{Event, Status, TurnOutcome},
+    agent::{Event, Status},
     message::{Message, Role, ToolUseId},
     provider::StopReason,
-    run::{Accepted, Decided, Pause, Prompt},
+    run::{Accepted, Decided, PendingUse, Prompt},
     session::{Mode, SessionEvent, StoreReport},
     subscription::Update,
     tool::Decision,
@@ -115,7 +115,7 @@ struct Chat {
     runs: u32,
     /// The tool uses that wait for decisions, and the questions of running tools. The user is asked about the first of
     /// them.
-    waiting: VecDeque<Pause>,
+    waiting: VecDeque<Arc<PendingUse>>,
     /// The ids of the questions that running tools have asked in this run.
     questions: HashSet<ToolUseId>,
     /// The question of a running tool that the user is answering.
@@ -195,7 +195,7 @@ impl Chat {
             }
             while ended && let Some(pause) = self.waiting.pop_front() {
                 let decision = Decision::reject("no user is present to allow it");
-                session.resume_as(pause.tool_use.id, decision, &*self.user).await?;
+                session.resume_as(pause.tool_use.id.clone(), decision, &*self.user).await?;
             }
         }
         self.printer.line("");
@@ -222,18 +222,23 @@ impl Chat {
     fn event(&mut self, event: &Event) {
         self.printer.event(event);
         let staged = match event {
-            Event::Pause(pause) => {
-                let Pause { tool_use, reason, .. } = &**pause;
-                // The question is shown as JSON, so that control characters from the model cannot hide the question.
-                let shown = match &pause.asked_by {
-                    Some(_) => {
-                        self.questions.insert(tool_use.id.clone());
-                        question::shown(pause)
-                    }
-                    None => format!("{} {} waits: {reason}", tool_use.name, tool_use.input),
-                };
-                self.printer.line(&shown);
-                self.waiting.push_back(Pause::clone(pause));
+            Event::Status { pauses, .. } if self.waiting.iter().ne(pauses) => {
+                for pause in pauses.iter().filter(|pause| !self.waiting.contains(pause)) {
+                    let PendingUse { tool_use, reason, .. } = &**pause;
+                    // The question is shown as JSON, so that control characters from the model cannot hide the question.
+                    let shown = match &pause.asked_by {
+                        Some(_) => {
+                            self.questions.insert(tool_use.id.clone());
+                            question::shown(pause)
+                        }
+                        None => format!("{} {} waits: {reason}", tool_use.name, tool_use.input),
+                    };
+                    self.printer.line(&shown);
+                }
+                if self.waiting.front() != pauses.first() {
+                    self.question = None;
+                }
+                self.waiting = pauses.iter().cloned().collect();
                 return self.show_prompt();
             }
             Event::Staged { prompt, .. } => {
@@ -243,17 +248,11 @@ impl Chat {
                     .note(&format!("[queued: {text}; /queue shows all, /unqueue takes it back]"));
             }
             Event::Decided(decided) => {
-                self.no_longer_waits(&decided.tool_use_id);
                 let is_question = self.questions.remove(&decided.tool_use_id);
                 self.printer.note(&decision_line(decided, is_question));
                 return self.show_prompt();
             }
-            Event::Withdrawn { tool_use_id } => {
-                self.no_longer_waits(tool_use_id);
-                self.printer.note("[the question was withdrawn]");
-                return self.show_prompt();
-            }
-            Event::Turn(TurnOutcome::Stop { response, staged }) => {
+            Event::Turn { response, continues: false, staged } => {
                 self.failed = None;
                 match response.stop_reason {
                     StopReason::Interrupted => {
@@ -293,13 +292,6 @@ impl Chat {
         self.question = None;
         self.questions.clear();
         self.show_prompt();
-    }
-
-    fn no_longer_waits(&mut self, id: &ToolUseId) {
-        if self.waiting.front().is_some_and(|pause| pause.tool_use.id == *id) {
-            self.question = None;
-        }
-        self.waiting.retain(|pause| pause.tool_use.id != *id);
     }
 
     /// Keeps the prompt of a run that ended without a response, which is the first message of the run.
@@ -348,7 +340,7 @@ impl Chat {
         self.question = None;
         let Some(pause) = self.waiting.pop_front() else { return Ok(()) };
         // The id makes sure that a late decision never applies to another tool use.
-        match self.conversation.session.resume_as(pause.tool_use.id, decision, &*self.user).await {
+        match self.conversation.session.resume_as(pause.tool_use.id.clone(), decision, &*self.user).await {
             Err(error) if matches!(error.kind(), ErrorKind::NotPaused | ErrorKind::StaleDecision) => Ok(()),
             other => other,
         }
@@ -370,7 +362,7 @@ impl Chat {
         if let Some(pause) = self.waiting.front().filter(|pause| pause.asked_by.is_some()) {
             let question = self.question.get_or_insert_with(|| Question::of(pause));
             self.printer.prompt(&question.prompt());
-        } else if let Some(Pause { tool_use, .. }) = self.waiting.front() {
+        } else if let Some(tool_use) = self.waiting.front().map(|pause| &pause.tool_use) {
             let question = match self.waiting.len() {
                 1 => String::new(),
                 count => format!("1 of {count}: {} {}: ", tool_use.name, tool_use.input),

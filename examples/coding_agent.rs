@@ -25,7 +25,7 @@ use activity::Activity;
 use async_trait::async_trait;
 use omni_agent::{
     ErrorKind,
-    agent::{Agent, AgentCallbacks, Event, State, Status, ToolDecision, TurnOutcome},
+    agent::{Agent, AgentCallbacks, Event, State, Status, ToolDecision},
     message::{ToolResult, ToolUse},
     provider::{
         BackendProvider, Model,
@@ -158,15 +158,15 @@ impl Chat {
                 }
                 return;
             }
-            Event::Pause(pause) => {
-                let tool_use = &pause.tool_use;
+            Event::Status { pauses, .. } => {
+                let Some(tool_use) = pauses.first().map(|pause| &pause.tool_use) else { return };
                 let options = self.activity.options(tool_use.id.as_str());
                 // The input is shown as JSON, so that control characters from the agent cannot hide the question.
                 self.printer.line(&format!("May it? {} {}", json!(tool_use.name), tool_use.input));
                 self.waiting = Some((tool_use.clone(), options));
                 return self.show_prompt();
             }
-            Event::Turn(TurnOutcome::Stop { .. }) => self.failed = None,
+            Event::Turn { continues: false, .. } => self.failed = None,
             Event::Cancelled { .. } => {}
             Event::Error { failure, .. } => {
                 self.printer.line(&format!("error: {}", explain(failure)));

@@ -153,12 +153,16 @@ async fn follow(session: &Session) -> Result<(), Box<dyn Error>> {
                     Event::Resumed { lives, .. } => {
                         println!("  {id}: the turn continues (restarts: {lives})");
                     }
-                    Event::Pause(pause) => println!("  {id}: {} waits for a decision", pause.tool_use.name),
+                    Event::Status { pauses, .. } => {
+                        for pause in pauses {
+                            println!("  {id}: {} waits for a decision", pause.tool_use.name);
+                        }
+                    }
                     Event::Decided(decided) => println!("  {id}: decided {:?}", decided.decision),
                     Event::Message { message, .. } if !message.text().is_empty() => {
                         println!("  {id}: {:?}: {}", message.role, message.text());
                     }
-                    Event::Turn(_) => return Ok(()),
+                    Event::Turn { .. } => return Ok(()),
                     _ => {}
                 }
             }

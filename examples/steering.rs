@@ -17,7 +17,7 @@ use std::{error::Error, process::ExitCode, time::Duration};
 use async_trait::async_trait;
 use omni_agent::{
     ErrorKind,
-    agent::{Agent, AgentCallbacks, AgentSubscription, Event, State, Status, TurnOutcome},
+    agent::{Agent, AgentCallbacks, AgentSubscription, Event, State, Status},
     provider::Request,
     run::Accepted,
     subscription::Update,
@@ -138,7 +138,7 @@ async fn follow(
                     return Ok(true);
                 }
             }
-            Event::Turn(TurnOutcome::Stop { .. }) | Event::Cancelled { .. } => return Ok(false),
+            Event::Turn { continues: false, .. } | Event::Cancelled { .. } => return Ok(false),
             Event::Error { failure, .. } => return Err(failure.clone().into()),
             _ => {}
         }

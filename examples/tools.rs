@@ -17,7 +17,7 @@ mod support;
 use std::{borrow::Cow, error::Error, process::ExitCode, sync::Arc, time::Duration};
 
 use omni_agent::{
-    agent::{Agent, AgentSubscription, Event, Status, TurnOutcome},
+    agent::{Agent, AgentSubscription, Event, Status},
     message::{Content, ToolResult, ToolUse},
     run::{Prompt, Response},
     subscription::Update,
@@ -176,7 +176,7 @@ async fn follow(
                     printer.note(&format!("[{count} results in {:.1} s]", start.elapsed().as_secs_f32()));
                 }
             },
-            Event::Turn(TurnOutcome::Stop { response, .. }) => return Ok(Arc::clone(response)),
+            Event::Turn { response, continues: false, .. } => return Ok(Arc::clone(response)),
             Event::Error { failure, .. } => return Err(failure.clone().into()),
             _ => {}
         }

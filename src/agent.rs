@@ -39,7 +39,7 @@
 //!     match update {
 //!         Update::Event(numbered) => match &*numbered.event {
 //!             Event::TextDelta { delta, .. } => print!("{delta}"),
-//!             Event::Turn(_) => break,
+//!             Event::Turn { .. } => break,
 //!             Event::Error { failure, .. } => return Err(failure.clone().into()),
 //!             Event::Cancelled { .. } => return Err("the run was cancelled".into()),
 //!             _ => {}
@@ -115,7 +115,7 @@ pub use decision::{DecisionKind, NamedDecision};
 pub use durable::{Durable, OnUncertain, RecordedStage, Recover, Recovery, RecoveryDecision, UncertainUse};
 pub(crate) use durable::{MAX_LIVES, RECORD_DELAY, Record, TurnInFlight, UnreadableTurn, Written};
 
-pub use event::{Event, Status, TurnOutcome, UnstageReason};
+pub use event::{Event, Status, UnstageReason};
 pub(crate) use owner::{Asker, FirstMessage, HistoryOwner, Moment};
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
@@ -133,8 +133,8 @@ use crate::{
     message::ToolUseId,
     provider::OutputSchema,
     run::{
-        Accepted, Decided, Error, Expiry, Failure, KnownPrompt, Next, Pause, Prompt, PromptId, PromptState,
-        Response, RunEnd, RunOutcome, Settled, TurnRecord, Waiting,
+        Accepted, Decided, Error, Expiry, Failure, KnownPrompt, Next, PendingUse, Prompt, PromptId,
+        PromptState, Response, RunEnd, RunOutcome, Settled, TurnRecord, Waiting,
     },
     subscription::{Attachment, End, EventId, Numbered, Source, Subscription},
     telemetry::Caller,
@@ -318,7 +318,7 @@ impl Agent {
 
     /// Sends the decision about a tool use that waits for one. If several tool uses of a step wait, they can be decided
     /// in any order. The step's tools run after the last decision. A question of a running tool waits as a tool use
-    /// with its own id, and the decision answers the question: see [`Pause::asked_by`].
+    /// with its own id, and the decision answers the question: see [`PendingUse::asked_by`].
     ///
     /// # Errors
     ///

@@ -1,8 +1,8 @@
 //! The data of runs, which agents report and stores keep: prompts, responses, pauses, and the ends of runs.
 //!
 //! A *run* is everything from an idle agent to an idle agent. A [`Prompt`] starts it or is staged during it, as
-//! [`Accepted`] states. A [`Response`] is the result of a step, of a turn or of the whole run. A [`Pause`] is a tool use
-//! that waits for a decision. [`RunEnd`] is how the run has ended.
+//! [`Accepted`] states. A [`Response`] is the result of a step, of a turn or of the whole run. A [`PendingUse`] is a
+//! tool use that waits for a decision. [`RunEnd`] is how the run has ended.
 //!
 //! This module contains pure data. An [`Agent`](crate::agent::Agent) runs the prompts, and its
 //! [`Event`](crate::agent::Event)s contain this data. Authors of a [`Store`](crate::store::Store) find here what a commit
@@ -20,7 +20,7 @@ mod settings;
 pub use end::{RunEnd, RunOutcome};
 pub use error::{Error, ErrorKind};
 pub use failure::Failure;
-pub use pause::{Decided, Expiry, Pause};
+pub use pause::{Decided, Expiry, PendingUse};
 #[cfg(feature = "web")]
 pub(crate) use prompt::ClientTools;
 pub(crate) use prompt::MAX_ID;

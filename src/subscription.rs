@@ -328,7 +328,7 @@ pub(crate) struct Attachment<S, E> {
 /// let mut view = None;
 /// while let Some(update) = updates.next().await {
 ///     match update {
-///         Update::Event(numbered) if matches!(*numbered.event, Event::Turn(_)) => break,
+///         Update::Event(numbered) if matches!(*numbered.event, Event::Turn { .. }) => break,
 ///         Update::Event(numbered) => println!("event {}", numbered.id),
 ///         // This reader was too slow. The snapshot replaces the events that it missed.
 ///         Update::Resync(snapshot) => view = Some(snapshot),

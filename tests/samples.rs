@@ -23,7 +23,7 @@ async fn read(mut events: Subscription<Snapshot, Event>) -> Done {
         match update {
             Update::Event(numbered) => match &*numbered.event {
                 Event::TextDelta { delta, .. } => print!("{delta}"),
-                Event::Turn(_) => break,
+                Event::Turn { .. } => break,
                 Event::Error { failure, .. } => return Err(failure.clone().into()),
                 Event::Cancelled { .. } => return Err("the run was cancelled".into()),
                 _ => {}

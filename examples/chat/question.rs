@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use omni_agent::{run::Pause, tool::Decision};
+use omni_agent::{run::PendingUse, tool::Decision};
 use serde_json::{Map, Value};
 
 /// A field of a form.
@@ -23,7 +23,7 @@ pub struct Question {
 
 /// Returns a line that shows the question. Texts of the tool are shown as JSON, so that control characters cannot hide
 /// the question.
-pub fn shown(pause: &Pause) -> String {
+pub fn shown(pause: &PendingUse) -> String {
     let question = &pause.reason;
     let text = match (&question["message"], &question["url"]) {
         (Value::Null, Value::Null) => question.to_string(),
@@ -34,7 +34,7 @@ pub fn shown(pause: &Pause) -> String {
 }
 
 impl Question {
-    pub fn of(pause: &Pause) -> Self {
+    pub fn of(pause: &PendingUse) -> Self {
         let question = &pause.reason;
         let schema = &question["schema"];
         let required: Vec<&str> =

@@ -8,7 +8,7 @@ use std::{
 };
 
 use omni_agent::{
-    agent::{Event, TurnOutcome},
+    agent::Event,
     error_chain,
     message::{Timestamp, ToolResult, ToolUseId, Usage},
     provider::{ProviderError, ProviderErrorKind},
@@ -125,7 +125,7 @@ impl Printer {
                     explain(failure)
                 ));
             }
-            Event::Turn(TurnOutcome::Stop { response, .. } | TurnOutcome::Continue { response }) => {
+            Event::Turn { response, .. } => {
                 for warning in &response.warnings {
                     self.note(&format!("! {warning}"));
                 }

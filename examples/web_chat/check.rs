@@ -38,7 +38,7 @@ async fn converse(address: SocketAddr) -> Result<(), Box<dyn Error>> {
         if text.contains(r#""type":"error""#) {
             return Err(format!("the model has failed: {text}").into());
         }
-        if text.contains(r#""type":"turn","outcome":"stop""#) {
+        if text.contains(r#""continues":false"#) {
             return Ok(());
         }
     }

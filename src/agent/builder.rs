@@ -130,7 +130,7 @@ impl AgentBuilder {
         /// Demands an approval for every use of the tool with this name, like [`Tool::needs_approval`]. The name may
         /// also be that of a tool that the service runs itself, if the service asks for decisions.
         ///
-        /// The agent pauses with [`Event::Pause`](super::Event::Pause) and waits for [`Agent::resume`]. The callback
+        /// The agent pauses with [`Event::Status`](super::Event::Status) and waits for [`Agent::resume`]. The callback
         /// [`handle_tool_use`](AgentCallbacks::handle_tool_use) is asked first. It can reject the use, provide a
         /// result, or approve the use with [`ToolDecision::Approve`](super::ToolDecision::Approve).
         pub fn needs_approval(self, tool: impl Into<String>) { self.approvals.insert(tool.into()); }

@@ -390,18 +390,26 @@ impl Core {
         cx.emit(event);
     }
 
-    /// Emits the status if it has changed.
+    /// Emits the status of an agent in which nothing waits for a decision, if the status has changed.
     fn emit_status(&mut self, status: Status, cx: &mut Context<'_>) {
         if self.emitted_status != status {
             self.emitted_status = status;
-            cx.emit(Event::Status { status });
+            cx.emit(Event::Status { status, pauses: Vec::new() });
         }
     }
 
-    /// Sets the status to busy, and lets the turn's time limit continue.
-    fn unpause(&mut self, cx: &mut Context<'_>) {
-        self.emit_status(Status::Busy, cx);
-        cx.push(Effect::FreezeWatch(false));
+    /// Emits the status and the pauses after a change of the list of pauses. The turn's time limit is on hold as long as
+    /// something waits.
+    fn emit_pauses(&mut self, cx: &mut Context<'_>) {
+        let pauses: Vec<_> = self.phase.pauses().cloned().collect();
+        let status = if pauses.is_empty() { Status::Busy } else { Status::Paused };
+        if status != self.emitted_status {
+            cx.push(Effect::FreezeWatch(status == Status::Paused));
+        }
+        if status == Status::Paused || self.emitted_status == Status::Paused {
+            self.emitted_status = status;
+            cx.emit(Event::Status { status, pauses });
+        }
     }
 }
 

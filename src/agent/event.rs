@@ -3,7 +3,7 @@ use std::{sync::Arc, time::Duration};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Decided, Failure, Pause, Prompt, PromptId, Response, RunEnd, RunOutcome, StateView};
+use super::{Decided, Failure, PendingUse, Prompt, PromptId, Response, RunEnd, RunOutcome, StateView};
 use crate::{
     message::{
         Attachment, Message, MessageId, ProviderItem, Role, Text, Thinking, ToolResult, ToolUse, ToolUseId,
@@ -33,19 +33,18 @@ pub enum Status {
 /// uses tools, these events follow:
 ///
 /// 1. `Decided` for each tool use that `handle_tool_use` did not simply execute.
-/// 2. If tool uses wait for a decision: `Status` (paused), one `Pause` for each, and one `Decided` for each when its
-///    decision is made. `Status` (busy) comes before the last `Decided`.
+/// 2. If tool uses wait for a decision: `Status` (paused) with all of them. When a decision is made, `Status` with those
+///    that still wait, and then `Decided`.
 /// 3. `ToolStart` for each tool that is run, then `ToolProgress` and `ToolEnd` in the order in which they happen. If a
-///    running tool asks a question, `Status` (paused) and `Pause` come in between. When no question waits any more,
-///    `Status` (busy) comes before the `Decided` or `Withdrawn` of the last question.
+///    running tool asks a question, or withdraws it, `Status` with all questions that wait comes in between.
 /// 4. `ToolResult` for each tool use, in the order of the tool uses, and then a `Message` with all results.
 ///
 /// `Usage` comes before `Retry`, and before the event that ends a run, if the usage of an incomplete request is known
 /// or the request was lost. `Staged` comes whenever a prompt is staged. `Unstaged` comes directly before the `Message`
 /// of the prompt, or when the prompt is withdrawn.
 ///
-/// A run ends with exactly one of `Turn` (stop), `Cancelled` and `Error`. A `Status` event comes before the event that
-/// reports its cause. `Status` (busy) or `Status` (idle) withdraws all pauses that have no decision yet.
+/// A run ends with exactly one of `Turn` (not `continues`), `Cancelled` and `Error`. A `Status` event comes before the
+/// event that reports its cause.
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]
@@ -66,8 +65,8 @@ pub enum Status {
 ///                 steps += 1;
 ///                 println!("request {} used {} tokens", response.step, response.usage.total());
 ///             }
-///             Event::Turn(outcome) => {
-///                 assert_eq!(outcome.response().text(), "Hello!");
+///             Event::Turn { response, .. } => {
+///                 assert_eq!(response.text(), "Hello!");
 ///                 break;
 ///             }
 ///             Event::Error { .. } | Event::Cancelled { .. } => break,
@@ -188,8 +187,8 @@ pub enum Event {
     },
     /// A decision about a tool use was made: by [`resume`](super::Agent::resume), by the time limit of a pause, or by
     /// `handle_tool_use`. If `handle_tool_use` just executes a tool as it is, there is no such event. A decision on a
-    /// pause that a store shows, but that is not reported yet, has this event after that of the pause. If the turn ends
-    /// before that, the decision has no event.
+    /// pause that a store shows, but that is not reported yet, has this event after the pause is reported. If the turn
+    /// ends before that, the decision has no event.
     Decided(Box<Decided>),
     /// A tool is about to run. A tool use without this event gets its result without running the tool, for example from
     /// a decision, or because the limit of requests is reached.
@@ -247,18 +246,18 @@ pub enum Event {
     /// the sum of the usage in these events and in the turn's `Step` events.
     Usage(Box<UsageRow>),
     /// A turn is complete and committed.
-    Turn(TurnOutcome),
-    /// A tool use, or a question of a running tool, waits for a decision from [`resume`](super::Agent::resume). Several
-    /// of them can wait at the same time.
-    Pause(Box<Pause>),
-    /// A question of a running tool was withdrawn: the tool no longer waits for the answer, or has ended.
-    Withdrawn {
-        /// The id of the tool use in the `Pause`.
-        tool_use_id: ToolUseId,
+    Turn {
+        /// The messages and the usage of the turn.
+        response: Arc<Response>,
+        /// Whether the next turn of the same run follows. If not, the run ended with this turn, and the agent is idle.
+        continues: bool,
+        /// The staged prompts that were not used because the turn was interrupted. Each keeps its settings.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        staged: Vec<Arc<Prompt>>,
     },
     /// The turn in flight continues after the end of the process that had run it. The event comes before
     /// [`handle_recovery`](super::AgentCallbacks::handle_recovery). A response that was being streamed is void. The
-    /// tools and the pauses that continue are emitted again.
+    /// tools that continue are emitted again, and so is the status with the pauses that continue.
     Resumed {
         /// The id of the turn.
         turn: TurnId,
@@ -313,10 +312,14 @@ pub enum Event {
     /// session. A `State` event that directly follows `Cancelled` or `Error` restores the history that was in use
     /// before the run.
     State(Arc<StateView>),
-    /// The status changed.
+    /// The status, or the list of tool uses and questions that wait for a decision, has changed.
     Status {
-        /// The new status.
+        /// The current status.
         status: Status,
+        /// All tool uses that wait for a decision, in the order of the tool uses, or all questions of running tools, in
+        /// the order in which they were asked. Empty unless the status is `paused`.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        pauses: Vec<Arc<PendingUse>>,
     },
 }
 
@@ -332,42 +335,12 @@ pub enum UnstageReason {
     Withdrawn,
 }
 
-/// The outcome of a turn.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(tag = "outcome", rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum TurnOutcome {
-    /// The run ended with this turn, and the agent is idle.
-    Stop {
-        /// The messages and the usage of the turn.
-        response: Arc<Response>,
-        /// The staged prompts that were not used because the turn was interrupted. Each keeps its settings.
-        #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        staged: Vec<Arc<Prompt>>,
-    },
-    /// The next turn of the same run follows.
-    Continue {
-        /// The messages and the usage of the turn.
-        response: Arc<Response>,
-    },
-}
-
-impl TurnOutcome {
-    /// Returns the messages and the usage of the turn.
-    pub fn response(&self) -> &Arc<Response> {
-        match self {
-            Self::Stop { response, .. } | Self::Continue { response } => response,
-        }
-    }
-}
-
 impl RunEnd {
     /// Returns the end of the run if `event` ends a run.
     pub(crate) fn of(event: &Event) -> Option<Self> {
         let outcome = RunOutcome::of(event)?;
         let (response, staged, is_answered) = match event {
-            Event::Turn(TurnOutcome::Stop { response, staged }) => (response, staged, true),
+            Event::Turn { response, continues: false, staged } => (response, staged, true),
             Event::Error { response, staged, committed, .. } => (response, staged, *committed),
             Event::Cancelled { response, staged } => (response, staged, false),
             _ => return None,
@@ -393,12 +366,12 @@ impl RunOutcome {
     /// Returns the run's outcome if `event` ends a run.
     pub(crate) fn of(event: &Event) -> Option<Self> {
         match event {
-            Event::Turn(TurnOutcome::Stop { response, .. }) | Event::Cancelled { response, .. }
+            Event::Turn { response, continues: false, .. } | Event::Cancelled { response, .. }
                 if response.stop_reason == StopReason::Abandoned =>
             {
                 Some(Self::Abandoned)
             }
-            Event::Turn(TurnOutcome::Stop { response, .. }) => {
+            Event::Turn { response, continues: false, .. } => {
                 Some(Self::Stopped { stop_reason: response.stop_reason.clone() })
             }
             Event::Cancelled { .. } => Some(Self::Cancelled),
@@ -412,8 +385,7 @@ impl Event {
     /// Returns the response whose messages become part of the history with this event, if the event commits a turn.
     pub(crate) fn committed(&self) -> Option<&Arc<Response>> {
         match self {
-            Self::Turn(outcome) => Some(outcome.response()),
-            Self::Error { response, committed: true, .. } => Some(response),
+            Self::Turn { response, .. } | Self::Error { response, committed: true, .. } => Some(response),
             _ => None,
         }
     }
@@ -434,10 +406,11 @@ impl Event {
             Self::Message { message, .. } => message.weight(),
             Self::ToolProgress { data, .. } => value_weight(data),
             Self::ToolResult { result, input } => result.weight() + input.as_ref().map_or(0, value_weight),
-            Self::Step(response) | Self::Turn(TurnOutcome::Continue { response }) => response.weight(),
-            Self::Turn(TurnOutcome::Stop { response, staged: prompts })
-            | Self::Cancelled { response, staged: prompts } => response.weight() + staged(prompts),
-            Self::Pause(pause) => pause.tool_use.weight() + value_weight(&pause.reason),
+            Self::Step(response) => response.weight(),
+            Self::Turn { response, staged: prompts, .. } | Self::Cancelled { response, staged: prompts } => {
+                response.weight() + staged(prompts)
+            }
+            Self::Status { pauses, .. } => pauses.iter().map(|pause| pause.weight()).sum(),
             Self::Decided(decided) => decided.decision.weight(),
             Self::Staged { prompt, .. } => prompt.weight(),
             Self::ToolStart { input, .. } => input.as_ref().map_or(0, value_weight),
@@ -451,10 +424,8 @@ impl Event {
             | Self::StepStart { .. }
             | Self::ToolEnd { .. }
             | Self::Usage(_)
-            | Self::Withdrawn { .. }
             | Self::Resumed { .. }
-            | Self::Unstaged { .. }
-            | Self::Status { .. } => 0,
+            | Self::Unstaged { .. } => 0,
         }
     }
 }

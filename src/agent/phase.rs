@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use tools::{Answer, Question, RecordedSlot, Slot, ToolCall, ToolQuestion, Tools};
 pub(crate) use turn::{Asked, Origin, OutputRequirement, SentRequest, Turn, Working};
 
-use super::{Failure, Pause, Response, Status, ToolRun};
+use super::{Failure, PendingUse, Response, Status, ToolRun};
 use crate::{
     message::{Blocks, Timestamp, ToolResult, ToolUse, TurnId},
     provider::Fold,
@@ -261,25 +261,23 @@ impl Phase {
 
     /// Returns the pauses that wait for a decision: in the order of the tool uses, or, if running tools ask, in the
     /// order of the questions.
-    pub(crate) fn pauses(&self) -> impl Iterator<Item = &Pause> {
+    pub(crate) fn pauses(&self) -> impl Iterator<Item = &Arc<PendingUse>> {
         let (asked, tools, questions) = match self.stage() {
             Some(Stage::Paused { tools }) => (None, Some(tools), None),
-            Some(Stage::Streaming { question: Some(question), .. }) => {
-                (question.paused.as_deref(), None, None)
-            }
+            Some(Stage::Streaming { question: Some(question), .. }) => (question.paused.as_ref(), None, None),
             Some(Stage::Executing { questions, .. }) => (None, None, Some(questions)),
             _ => (None, None, None),
         };
-        let questions = questions.into_iter().flatten().map(|question| &*question.pause);
+        let questions = questions.into_iter().flatten().map(|question| &question.pause);
         asked.into_iter().chain(tools.into_iter().flat_map(|tools| tools.pauses())).chain(questions)
     }
 
     /// Returns the pauses of the provider's question and of the tool uses of a step, to change them.
-    pub(crate) fn pauses_mut(&mut self) -> impl Iterator<Item = &mut Pause> {
+    pub(crate) fn pauses_mut(&mut self) -> impl Iterator<Item = &mut Arc<PendingUse>> {
         let (asked, tools) = match self {
             Self::InTurn { stage: Stage::Paused { tools }, .. } => (None, Some(tools)),
             Self::InTurn { stage: Stage::Streaming { question: Some(question), .. }, .. } => {
-                (question.paused.as_deref_mut(), None)
+                (question.paused.as_mut(), None)
             }
             _ => (None, None),
         };

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Event, NamedDecision, Pause, Prompt, Response, RunEnd, StateView, Status, TurnOutcome};
+use super::{Event, NamedDecision, PendingUse, Prompt, Response, RunEnd, StateView, Status};
 use crate::{
     message::{Content, Message, MessageId, Role, Text, Thinking, ToolUse, ToolUseId, TurnId},
     provider::{PartialBlock, StopReason},
@@ -79,7 +79,7 @@ pub struct Snapshot {
     /// The tool uses that wait for a decision, in the order of the tool uses, or the questions of running tools, in the
     /// order in which they were asked. The list is empty unless the agent is paused.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub pauses: Vec<Pause>,
+    pub pauses: Vec<Arc<PendingUse>>,
     /// The tools of the current step that were started and whose results were not emitted yet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tools: Vec<ToolRun>,
@@ -142,24 +142,16 @@ impl Snapshot {
                 self.step = *step;
                 self.answer = Some(message_id.clone());
             }
-            Event::Turn(turn) => {
+            Event::Turn { response, continues, .. } => {
                 // If the turn leaves tool uses open, the messages in the event contain the results that were already
                 // decided.
-                self.state.history.extend(turn.response().messages.iter().cloned());
-                self.finish(turn.response());
-                if matches!(turn, TurnOutcome::Stop { .. }) {
+                self.state.history.extend(response.messages.iter().cloned());
+                self.finish(response);
+                if !continues {
                     self.staged.clear();
                 }
             }
-            Event::Pause(pause) => {
-                self.decided(&pause.tool_use.id);
-                self.pauses.push(Pause::clone(pause));
-            }
-            Event::Decided(decided) => {
-                self.decided(&decided.tool_use_id);
-                NamedDecision::add(&mut self.decisions, decided);
-            }
-            Event::Withdrawn { tool_use_id } => self.decided(tool_use_id),
+            Event::Decided(decided) => NamedDecision::add(&mut self.decisions, decided),
             Event::ToolStart { tool_use_id, input } => {
                 let (tool_use_id, input) = (tool_use_id.clone(), input.clone());
                 self.tools.push(ToolRun { tool_use_id, input, is_error: None });
@@ -195,11 +187,9 @@ impl Snapshot {
                 self.staged.clear();
             }
             Event::State(state) => self.state = StateView::clone(state),
-            Event::Status { status } => {
+            Event::Status { status, pauses } => {
                 self.status = *status;
-                if *status != Status::Paused {
-                    self.pauses.clear();
-                }
+                self.pauses.clone_from(pauses);
             }
             Event::Step(response) => {
                 let uses_tools =
@@ -273,10 +263,6 @@ impl Snapshot {
             block.ended = true;
             block.content = content;
         }
-    }
-
-    fn decided(&mut self, tool_use: &ToolUseId) {
-        self.pauses.retain(|pause| pause.tool_use.id != *tool_use);
     }
 
     fn finish(&mut self, response: &Response) {

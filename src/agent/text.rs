@@ -185,7 +185,7 @@ impl TurnText {
                 self.partial = 0;
             }
             Event::Retry { pending, .. } => (self.messages, self.partial) = (*pending, 0),
-            Event::Turn(_) => self.end(None),
+            Event::Turn { .. } => self.end(None),
             Event::Cancelled { response, .. } => self.end(Some(Error::cancelled(Arc::clone(response)))),
             Event::Error { failure, response, .. } => {
                 self.end(Some(Error::failed(failure.clone(), Arc::clone(response))));

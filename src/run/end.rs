@@ -88,7 +88,7 @@ impl RunEnd {
 #[serde(tag = "outcome", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum RunOutcome {
-    /// The run ended with [`TurnOutcome::Stop`](crate::agent::TurnOutcome::Stop). Its last turn is part of the
+    /// The run ended with [`Event::Turn`](crate::agent::Event::Turn). Its last turn is part of the
     /// history.
     Stopped {
         /// The stop reason of the last turn.
@@ -103,7 +103,7 @@ pub enum RunOutcome {
         failure: Failure,
     },
     /// The run was ended after too many restarts without progress. It ended with
-    /// [`TurnOutcome::Stop`](crate::agent::TurnOutcome::Stop) or [`Event::Cancelled`](crate::agent::Event::Cancelled), and
+    /// [`Event::Turn`](crate::agent::Event::Turn) or [`Event::Cancelled`](crate::agent::Event::Cancelled), and
     /// the stop reason of its last turn is [`StopReason::Abandoned`].
     Abandoned,
     /// The recorded turn of the run was dropped when its conversation was opened again.

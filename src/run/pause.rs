@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::{
-    message::{Timestamp, ToolUse, ToolUseId, TurnId},
+    message::{Timestamp, ToolUse, ToolUseId, TurnId, value_weight},
     tool::Decision,
 };
 
@@ -12,7 +12,7 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
-pub struct Pause {
+pub struct PendingUse {
     /// The turn that the tool use belongs to.
     pub turn: TurnId,
     /// The tool use that waits for a decision. [`Decision::Execute`] runs the tool with the input of this tool use.
@@ -33,11 +33,16 @@ pub struct Pause {
     pub asked_by: Option<ToolUseId>,
 }
 
-impl Pause {
+impl PendingUse {
     /// Returns the id of the model's tool use that this pause belongs to: the tool use itself or, if a running tool
     /// asks a question, the tool use that runs this tool.
     pub fn call(&self) -> &ToolUseId {
         self.asked_by.as_ref().unwrap_or(&self.tool_use.id)
+    }
+
+    /// Returns the approximate size in bytes.
+    pub(crate) fn weight(&self) -> usize {
+        64 + self.tool_use.weight() + value_weight(&self.reason)
     }
 }
 
@@ -46,7 +51,7 @@ impl Pause {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct Expiry {
-    /// The time from the pause's event until the decision applies.
+    /// The time from the report of the pause until the decision applies.
     pub after: Duration,
     /// The moment when the decision applies, by the system clock.
     pub at: Timestamp,

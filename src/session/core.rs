@@ -250,7 +250,7 @@ impl Core {
         match &**event {
             Event::Step(response) => self.spent_by_step(response),
             Event::Usage(row) => self.spent_by_request(row),
-            Event::Turn(_) | Event::Error { committed: true, .. } => {
+            Event::Turn { .. } | Event::Error { committed: true, .. } => {
                 if let Some(response) = event.committed() {
                     self.commit(response, effects);
                 }
@@ -270,7 +270,7 @@ impl Core {
             }
             Event::Staged { id, .. } => self.prompt_staged(id),
             Event::Unstaged { .. } => Self::prompt_unstaged(event, effects),
-            Event::Status { status } => {
+            Event::Status { status, .. } => {
                 self.status = *status;
                 if self.is_at_rest() {
                     effects.push(Effect::AtRest);

@@ -236,7 +236,9 @@ pub(super) fn is_between_requests(event: &Event) -> Option<bool> {
         // If the provider has paused the response, the response is sent back at once, and no tools run.
         Event::Step(response) => Some(response.stop_reason != StopReason::Pause),
         Event::Message { message, .. } if message.role == Role::User => Some(false),
-        Event::Turn(_) | Event::Cancelled { .. } | Event::Error { .. } | Event::Retry { .. } => Some(false),
+        Event::Turn { .. } | Event::Cancelled { .. } | Event::Error { .. } | Event::Retry { .. } => {
+            Some(false)
+        }
         _ => None,
     }
 }

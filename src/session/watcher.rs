@@ -50,7 +50,7 @@ pub(super) fn notify_event(watcher: &dyn Watcher, event: &SessionEvent) {
         SessionEvent::Title { title } => Notice::Title(title.as_ref()),
         SessionEvent::Labels { labels } => Notice::Labels(labels),
         SessionEvent::Agent(event) => match &**event {
-            Event::Status { status } => Notice::Status(*status),
+            Event::Status { status, .. } => Notice::Status(*status),
             event => match event.committed() {
                 Some(response) => Notice::Finished(response),
                 None => return,

@@ -41,6 +41,8 @@ pub(crate) struct RunTrace {
     usage: Usage,
     /// The spans of the callers whose prompts are staged.
     staged: Vec<(Box<str>, Caller)>,
+    /// The ids of the tool uses that have waited for a decision.
+    paused: Vec<Box<str>>,
     is_over: bool,
 }
 
@@ -91,6 +93,7 @@ impl RunTrace {
             tool_calls: 0,
             usage: Usage::default(),
             staged: Vec::new(),
+            paused: Vec::new(),
             is_over: false,
         }))
     }
@@ -136,7 +139,12 @@ impl RunTrace {
         index.map(|index| self.staged.swap_remove(index).1).unwrap_or_default()
     }
 
-    pub(crate) fn paused(&self, tool_use: &str, tool: &str) {
+    /// Records that a tool use waits for a decision, unless this is recorded already.
+    pub(crate) fn paused(&mut self, tool_use: &str, tool: &str) {
+        if self.paused.iter().any(|known| **known == *tool_use) {
+            return;
+        }
+        self.paused.push(tool_use.into());
         tracing::event!(
             target: TARGET,
             parent: &self.span,

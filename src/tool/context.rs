@@ -181,8 +181,8 @@ impl ToolContext {
 
     /// Asks a person a question in the middle of the call, and waits for the answer.
     ///
-    /// The agent emits a [`Pause`](crate::run::Pause) with the question as its reason, in a format that the tool
-    /// defines. [`resume`](crate::Agent::resume) answers it: [`Decision::Execute`](super::Decision::Execute) becomes
+    /// The agent pauses with the question as the reason of a [`PendingUse`](crate::run::PendingUse), in a format that the
+    /// tool defines. [`resume`](crate::Agent::resume) answers it: [`Decision::Execute`](super::Decision::Execute) becomes
     /// `Accepted(None)`, [`ExecuteWith`](super::Decision::ExecuteWith) becomes `Accepted` with the value, and
     /// [`Reject`](super::Decision::Reject) becomes `Declined`. [`Provide`](super::Decision::Provide) ends the call: the
     /// given result is the result of the tool, and the call is dropped.
@@ -213,15 +213,17 @@ impl ToolContext {
     /// while let Some(update) = updates.next().await {
     ///     match update {
     ///         Update::Event(numbered) => match &*numbered.event {
-    ///             Event::Pause(pause) => {
-    ///                 assert_eq!(pause.asked_by.as_ref().map(|id| id.as_str()), Some("call-1"));
-    ///                 let answer = Decision::ExecuteWith(json!("window"));
-    ///                 agent.resume(pause.tool_use.id.clone(), answer).await?;
+    ///             Event::Status { pauses, .. } => {
+    ///                 for pause in pauses {
+    ///                     assert_eq!(pause.asked_by.as_ref().map(|id| id.as_str()), Some("call-1"));
+    ///                     let answer = Decision::ExecuteWith(json!("window"));
+    ///                     agent.resume(pause.tool_use.id.clone(), answer).await?;
+    ///                 }
     ///             }
     ///             Event::ToolResult { result, .. } => {
     ///                 assert_eq!(result.text(), "booked: \"window\"");
     ///             }
-    ///             Event::Turn(_) => break,
+    ///             Event::Turn { .. } => break,
     ///             _ => {}
     ///         },
     ///         // This reader was too slow. The questions that wait are in the snapshot.

@@ -6,13 +6,13 @@ use serde_json::{Map, Value};
 
 use super::front::files::{Files, MAX_INLINE};
 use crate::{
-    agent::{Event, Snapshot, StateView, TurnOutcome},
+    agent::{Event, Snapshot, StateView},
     message::{
         Attachment, Content, History, Message, MessageId, ProviderItem, ResultBlock, Source, Text, Thinking,
         ToolResult, ToolUse,
     },
     provider::{Options, PartialBlock},
-    run::{Pause, Response, Settings},
+    run::{PendingUse, Response, Settings},
     session::{SessionEvent, SessionSnapshot, StoreReport},
     subscription::{End, Numbered, Update},
     tool::{Schema, ToolDeclaration},
@@ -112,6 +112,14 @@ impl Lens {
         }
     }
 
+    fn pauses(&self, pauses: &[Arc<PendingUse>]) -> Vec<Arc<PendingUse>> {
+        let shown = |pause: &Arc<PendingUse>| PendingUse {
+            tool_use: self.tool_use(&pause.tool_use),
+            ..PendingUse::clone(pause)
+        };
+        pauses.iter().map(shown).map(Arc::new).collect()
+    }
+
     fn agent(&self, agent: &Snapshot) -> Snapshot {
         let shared = |message: &Arc<Message>| self.shared(message);
         let answer = agent.answer.as_ref();
@@ -119,12 +127,11 @@ impl Lens {
             let content = self.block(&block.content, answer, index).unwrap_or_else(|| block.content.clone());
             PartialBlock { content, ..block.clone() }
         };
-        let pause = |pause: &Pause| Pause { tool_use: self.tool_use(&pause.tool_use), ..pause.clone() };
         Snapshot {
             state: self.state(&agent.state),
             pending: agent.pending.iter().map(shared).collect(),
             partial: agent.partial.iter().enumerate().map(partial).collect(),
-            pauses: agent.pauses.iter().map(pause).collect(),
+            pauses: self.pauses(&agent.pauses),
             ..agent.clone()
         }
     }
@@ -186,12 +193,11 @@ impl Lens {
                 Event::ToolResult { result: Box::new(result), input: input.clone() }
             }
             Event::Step(response) => Event::Step(self.response(response)),
-            Event::Turn(TurnOutcome::Stop { response, staged }) => {
-                Event::Turn(TurnOutcome::Stop { response: self.response(response), staged: staged.clone() })
-            }
-            Event::Turn(TurnOutcome::Continue { response }) => {
-                Event::Turn(TurnOutcome::Continue { response: self.response(response) })
-            }
+            Event::Turn { response, continues, staged } => Event::Turn {
+                response: self.response(response),
+                continues: *continues,
+                staged: staged.clone(),
+            },
             Event::Error { failure, response, committed, staged } => Event::Error {
                 failure: failure.clone(),
                 response: self.response(response),
@@ -202,9 +208,8 @@ impl Lens {
                 Event::Cancelled { response: self.response(response), staged: staged.clone() }
             }
             Event::State(state) => Event::State(Arc::new(self.state(state))),
-            Event::Pause(pause) => {
-                let tool_use = self.tool_use(&pause.tool_use);
-                Event::Pause(Box::new(Pause { tool_use, ..Pause::clone(pause) }))
+            Event::Status { status, pauses } if !pauses.is_empty() => {
+                Event::Status { status: *status, pauses: self.pauses(pauses) }
             }
             _ => return None,
         })

@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use futures_util::StreamExt;
 use omni_agent::{
-    agent::{Agent, AgentCallbacks, Event, State, ToolDecision},
+    agent::{Agent, AgentCallbacks, Event, State, Status, ToolDecision},
     message::{ToolResult, ToolUse},
     provider::{
         StopReason,
@@ -51,8 +51,8 @@ async fn paused(agent: &Agent) -> (ToolUse, omni_agent::agent::AgentSubscription
         let Some(Update::Event(event)) = soon(events.next()).await else {
             panic!("the agent did not request a permission")
         };
-        if let Event::Pause(pause) = &*event.event {
-            return (pause.tool_use.clone(), events);
+        if let Event::Status { status: Status::Paused, pauses } = &*event.event {
+            return (pauses[0].tool_use.clone(), events);
         }
     }
 }
@@ -66,8 +66,8 @@ async fn permission_that_pauses_continues_with_resume() {
     agent.resume(tool_use.id, Decision::Execute).await.unwrap();
     loop {
         let Some(Update::Event(event)) = soon(events.next()).await else { panic!("the agent has ended") };
-        if let Event::Turn(outcome) = &*event.event {
-            assert_eq!(outcome.response().text(), "Deleted: yes.");
+        if let Event::Turn { response, .. } = &*event.event {
+            assert_eq!(response.text(), "Deleted: yes.");
             break;
         }
     }

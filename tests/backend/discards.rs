@@ -165,8 +165,8 @@ async fn fork_after_an_interrupted_answer_warns_that_the_backend_does_not_know_i
     session.regenerate(node(5)).await.unwrap();
     let response = loop {
         let Some(Update::Event(event)) = events.next().await else { panic!("the session has ended") };
-        if let Some(Event::Turn(outcome)) = event.event.agent() {
-            break outcome.response().clone();
+        if let Some(Event::Turn { response, .. }) = event.event.agent() {
+            break response.clone();
         }
     };
     assert_eq!(response.text(), "One | Three");

@@ -295,7 +295,7 @@ async fn start_that_is_retried_emits_a_retry_event() {
     while let Some(Update::Event(numbered)) = events.next().await {
         match &*numbered.event {
             Event::Retry { failure, .. } => failures.push(failure.clone()),
-            Event::Turn(_) => break,
+            Event::Turn { .. } => break,
             Event::Error { failure, .. } => panic!("{failure:?}"),
             _ => {}
         }

@@ -99,7 +99,10 @@ async fn paused(backend: &ScriptedBackend) -> Agent {
     agent.prompt("Go").await.unwrap();
     loop {
         match events.next().await {
-            Some(Update::Event(event)) if matches!(*event.event, Event::Pause(_)) => return agent,
+            Some(Update::Event(event)) if matches!(&*event.event, Event::Status { pauses, .. } if !pauses.is_empty()) =>
+            {
+                return agent;
+            }
             Some(_) => {}
             None => panic!("the agent has ended"),
         }
@@ -111,7 +114,7 @@ async fn permission_that_paused_waits_for_resume_without_a_limit() {
     let backend = ScriptedBackend::new([asking()]);
     let agent = paused(&backend).await;
     let pause = agent.snapshot().await.unwrap().pauses.remove(0);
-    assert_eq!((pause.tool_use, pause.reason), (shell(), json!("sure?")));
+    assert_eq!((&pause.tool_use, &pause.reason), (&shell(), &json!("sure?")));
     // Ten hours are longer than the time limit for a silent backend, but this limit does not apply during a pause.
     tokio::time::advance(Duration::from_hours(10)).await;
     assert_eq!(agent.status().await.unwrap(), Status::Paused);

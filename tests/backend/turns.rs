@@ -107,7 +107,7 @@ async fn tool_activity_is_shown_and_kept_but_not_executed() {
             Event::ProviderItem { content, .. } if content.data["type"] == "tool" => {
                 statuses.push(content.data["status"].as_str().unwrap().to_owned());
             }
-            Event::Turn(_) => break,
+            Event::Turn { .. } => break,
             _ => {}
         }
     }

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use omni_agent::{
-    agent::{Agent, Durable, Event},
+    agent::{Agent, Durable, Event, Status},
     session::{Mode, Session, SessionEvent},
     store::{MemoryStore, Store},
     subscription::Update,
@@ -33,22 +33,19 @@ async fn writes(level: Durable, steps: &[&[&str]]) -> u64 {
     let before = store.summary(&id("a")).await.unwrap().version.get();
     let mut updates = session.subscribe(Mode::Observer).await.unwrap();
     session.prompt("Go").await.unwrap();
-    let mut waiting = Vec::new();
     loop {
         let Some(Update::Event(numbered)) = updates.next().await else { panic!("the session has ended") };
         let SessionEvent::Agent(event) = &*numbered.event else { continue };
         match &**event {
-            Event::Pause(pause) => waiting.push(pause.tool_use.id.clone()),
-            Event::Turn(_) => break,
-            _ => continue,
-        }
-        let step = waiting[0].as_str().split('-').next().unwrap().parse::<usize>().unwrap();
-        if waiting.len() == steps[step].len() {
-            let last = waiting.pop().unwrap();
-            for tool_use in waiting.drain(..) {
-                session.resume(tool_use, Decision::reject("No.")).await.unwrap();
+            // Each decision is followed by a shorter list.
+            Event::Status { status: Status::Paused, pauses } => {
+                let tool_use = pauses[0].tool_use.id.clone();
+                let is_last = pauses.len() == 1;
+                let decision = if is_last { Decision::Execute } else { Decision::reject("No.") };
+                session.resume(tool_use, decision).await.unwrap();
             }
-            session.resume(last, Decision::Execute).await.unwrap();
+            Event::Turn { .. } => break,
+            _ => {}
         }
     }
     session.flush(Duration::from_secs(5)).await.unwrap();

@@ -15,7 +15,7 @@ use std::{
 
 use omni_agent::{
     Error, ErrorKind,
-    agent::{Agent, AgentBuilder, AgentSubscription, Event, TurnOutcome},
+    agent::{Agent, AgentBuilder, AgentSubscription, Event},
     message::{History, Role, ToolResult},
     provider::{Model, Options, ProviderError, ProviderErrorKind, StopReason, ToolChoice},
     subscription::Update,
@@ -82,7 +82,7 @@ async fn stream(live: &Live, format: Format) {
                 text.push_str(delta);
                 pieces += 1;
             }
-            Event::Turn(TurnOutcome::Stop { response, .. }) => break Arc::clone(response),
+            Event::Turn { response, continues: false, .. } => break Arc::clone(response),
             Event::Error { failure, .. } => panic!("{format:?}: {failure:?}"),
             _ => {}
         }

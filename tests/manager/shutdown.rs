@@ -5,7 +5,7 @@ use std::{env, fs, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use omni_agent::{
     Error, ErrorKind,
-    agent::{Agent, AgentCallbacks, Event, State, ToolDecision, TurnOutcome},
+    agent::{Agent, AgentCallbacks, Event, State, ToolDecision},
     manager::{Manager, Shutdown, Titles},
     message::ToolUse,
     run::Prompt,
@@ -354,9 +354,7 @@ async fn committed(session: Session) -> (ConversationId, usize) {
         match events.next().await {
             Some(Update::Event(numbered)) => {
                 if let SessionEvent::Agent(event) = &*numbered.event
-                    && let Event::Turn(
-                        TurnOutcome::Stop { response, .. } | TurnOutcome::Continue { response, .. },
-                    ) = &**event
+                    && let Event::Turn { response, .. } = &**event
                 {
                     messages += response.messages.len();
                 }

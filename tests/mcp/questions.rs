@@ -1,9 +1,9 @@
 //! Questions of servers during a call, which pause the agent until a person answers.
 
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 
 use omni_agent::{
-    Agent, Event, Update,
+    Agent, Event, Status, Update,
     mcp::McpClient,
     testing::{ScriptedProvider, Step},
     tool::Decision,
@@ -27,18 +27,20 @@ pub async fn answered(
     let agent = agent.start().await.unwrap();
     let mut updates = agent.subscribe().await.unwrap();
     agent.prompt("Go").await.unwrap();
-    let (mut questions, mut text) = (Vec::new(), String::new());
+    let (mut questions, mut text, mut asked) = (Vec::new(), String::new(), HashSet::new());
     loop {
         let Update::Event(numbered) = soon(updates.next()).await.unwrap() else { continue };
         match &*numbered.event {
-            Event::Pause(pause) => {
-                assert_eq!(pause.asked_by.as_ref().unwrap().as_str(), "call-1");
-                let decision = decide(&pause.reason);
-                questions.push(pause.reason.clone());
-                agent.resume(pause.tool_use.id.clone(), decision).await.unwrap();
+            Event::Status { status: Status::Paused, pauses } => {
+                for pause in pauses.iter().filter(|pause| asked.insert(pause.tool_use.id.clone())) {
+                    assert_eq!(pause.asked_by.as_ref().unwrap().as_str(), "call-1");
+                    let decision = decide(&pause.reason);
+                    questions.push(pause.reason.clone());
+                    agent.resume(pause.tool_use.id.clone(), decision).await.unwrap();
+                }
             }
             Event::ToolResult { result, .. } => text = result.text(),
-            Event::Turn(_) => break,
+            Event::Turn { .. } => break,
             _ => {}
         }
     }
@@ -106,7 +108,7 @@ async fn check_cancel(client: &McpClient) {
         loop {
             let Update::Event(numbered) = soon(updates.next()).await.unwrap() else { continue };
             match &*numbered.event {
-                Event::Pause(_) => agent.cancel().await.unwrap(),
+                Event::Status { status: Status::Paused, .. } => agent.cancel().await.unwrap(),
                 Event::Cancelled { .. } => break,
                 _ => {}
             }

@@ -107,7 +107,7 @@ async fn answer_that_another_model_takes_over_runs_and_keeps_only_the_rest() {
                 partial = snapshot.partial.len();
                 assert!(failure.to_string().contains("claude-opus-4-8"), "{failure}");
             }
-            Event::Turn(_) => break,
+            Event::Turn { .. } => break,
             _ => {}
         }
     }

@@ -44,7 +44,7 @@ async fn run(provider: &Recorded) -> Vec<String> {
             Event::ThinkingDelta { delta, .. } => seen.push(format!("thinking {delta}")),
             Event::ToolUseEnd { content, .. } => seen.push(format!("use {} {}", content.id, content.input)),
             Event::Step(step) => seen.push(format!("{:?}", step.usage)),
-            Event::Turn(_) => break,
+            Event::Turn { .. } => break,
             _ => {}
         }
     }

@@ -66,6 +66,13 @@ impl Watch {
         while self.next().await.expect("the session has ended") != kind {}
     }
 
+    /// Reads until the agent has paused.
+    async fn until_paused(&mut self) {
+        while self.next().await.expect("the session has ended") != "agent.status"
+            || self.view.agent.pauses.is_empty()
+        {}
+    }
+
     /// Stops the session and returns the kinds of all updates.
     async fn end(mut self, session: Session) -> BTreeSet<String> {
         session.stop(SECOND).await.unwrap();
@@ -200,8 +207,10 @@ async fn questions() -> BTreeSet<String> {
     });
     let (session, mut watch) = start(scripted(steps).tool(ask)).await;
     session.prompt("Ask").await.unwrap();
-    watch.until("agent.withdrawn").await;
-    watch.until("agent.pause").await;
+    watch.until_paused().await;
+    watch.until("agent.status").await;
+    assert!(watch.view.agent.pauses.is_empty(), "the question is withdrawn");
+    watch.until_paused().await;
     session.resume_as("t1?2", Decision::ExecuteWith(json!(7)), "ann").await.unwrap();
     watch.until("agent.turn").await;
     watch.end(session).await
@@ -317,7 +326,7 @@ async fn restart() -> BTreeSet<String> {
     let session = on(Step::tool_use("a", "delete", json!({}))).create().await.unwrap();
     let mut watch = Watch::of(&session).await;
     session.prompt("Delete").await.unwrap();
-    watch.until("agent.pause").await;
+    watch.until_paused().await;
     watch.updates = session.resume_from(watch.updates.last_id(), Mode::Observer).await.unwrap();
     assert!(session.sleep().await.unwrap());
     watch.until("closed").await;
@@ -326,7 +335,7 @@ async fn restart() -> BTreeSet<String> {
     let session = on(Step::text("Done.")).open(session.id().clone()).await.unwrap();
     watch.updates = session.resume_from(last, Mode::Controller).await.unwrap();
     watch.until("agent.resumed").await;
-    watch.until("agent.pause").await;
+    watch.until_paused().await;
     session.resume("a", Decision::Execute).await.unwrap();
     watch.until("agent.turn").await;
     watch.end(session).await
@@ -422,7 +431,7 @@ async fn managed() -> BTreeSet<String> {
     inner.until("usage").await;
     watch.until("title").await;
     session.prompt("Delete").await.unwrap();
-    inner.until("agent.pause").await;
+    inner.until_paused().await;
     let other = {
         let (manager, id) = (manager.clone(), id("b"));
         tokio::spawn(async move { manager.open_or_create(&id, scripted([])).await.map(|_| ()) })

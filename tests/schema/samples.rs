@@ -331,7 +331,7 @@ fn wrong_samples_of_updates_fail() {
         agent(json!({ "type": "text_delta", "index": -1, "delta": "a" })),
         agent(json!({ "type": "tool_use_end", "index": 0, "content": { "id": "t", "name": "look" } })),
         agent(json!({ "type": "tool_end", "tool_use_id": "t", "is_error": "yes" })),
-        agent(json!({ "type": "turn", "outcome": "stop" })),
+        agent(json!({ "type": "turn", "continues": false })),
         agent(json!({ "type": "step_start", "step": 1, "message_id": null })),
         agent(json!({ "type": "unstaged", "id": "p1", "reason": "lost" })),
         agent(json!({ "type": "unstaged", "id": "", "reason": "taken" })),

@@ -27,7 +27,7 @@ async fn paused_after_a_step(store: &MemoryStore) -> Watched {
     let store: Arc<dyn Store> = Arc::new(store.clone());
     let mut session = Watched::start(Session::builder(store).agent(scripted(steps).callbacks(hooks))).await;
     in_time(session.session.prompt("Q")).await.unwrap();
-    session.until("pause").await;
+    session.until("status(paused)").await;
     session
 }
 

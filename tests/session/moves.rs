@@ -260,7 +260,7 @@ async fn moves_while_paused_name_the_status() {
     let mut session = Watched::start(on(scripted(steps).callbacks(hooks))).await;
     session.ask("Q1").await;
     answered(session.session.regenerate(node(1))).await.unwrap();
-    session.until("pause").await;
+    session.until("status(paused)").await;
     session.check().await;
     assert_eq!(session.view.agent.pauses[0].reason, json!("sure?"));
     all_busy(&session.session, Status::Paused).await;
@@ -277,7 +277,7 @@ async fn moves_of_a_paused_branch_that_is_cancelled_are_rolled_back() {
     session.ask("Q1").await;
     let before = session.view.tree.clone();
     answered(session.session.branch(None, "Q2")).await.unwrap();
-    session.until("pause").await;
+    session.until("status(paused)").await;
     answered(session.session.cancel()).await.unwrap();
     session.rest().await;
     assert_eq!(session.view.tree, before);

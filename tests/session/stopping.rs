@@ -317,7 +317,7 @@ async fn stop_right_after_a_commit_saves_it() {
     session.prompt("One").await.unwrap();
     loop {
         if let SessionEvent::Agent(agent_event) = &*event(&mut events).await
-            && matches!(**agent_event, Event::Turn(_))
+            && matches!(**agent_event, Event::Turn { .. })
         {
             break;
         }

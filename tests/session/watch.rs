@@ -9,9 +9,7 @@ use std::{
 
 use async_trait::async_trait;
 use omni_agent::{
-    agent::{
-        Agent, AgentBuilder, AgentCallbacks, Event, State, Status, ToolDecision, TurnDecision, TurnOutcome,
-    },
+    agent::{Agent, AgentBuilder, AgentCallbacks, Event, State, Status, ToolDecision, TurnDecision},
     message::{Content, History, Message, ToolUse},
     run::{Prompt, Response},
     session::{Mode, Session, SessionBuilder, SessionEvent, SessionSnapshot, SessionSubscription},
@@ -61,9 +59,9 @@ pub(crate) fn held(gate: &Gate) -> Step {
 pub(crate) fn word(event: &SessionEvent) -> String {
     match event {
         SessionEvent::Agent(event) => match &**event {
-            Event::Status { status } => format!("status({status:?})").to_lowercase(),
-            Event::Turn(TurnOutcome::Stop { .. }) => "turn(stop)".into(),
-            Event::Turn(_) => "turn(continue)".into(),
+            Event::Status { status, .. } => format!("status({status:?})").to_lowercase(),
+            Event::Turn { continues: false, .. } => "turn(stop)".into(),
+            Event::Turn { .. } => "turn(continue)".into(),
             other => serde_json::to_value(other).unwrap()["type"].as_str().unwrap().to_owned(),
         },
         SessionEvent::Tree(_) => "tree".into(),

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use omni_agent::{
-    Agent, Decision, Event, Options, ToolError,
+    Agent, Decision, Event, Options, Status, ToolError,
     message::Usage,
     provider::{Effort, ProviderError, ProviderErrorKind, custom::MessageDelta},
     subscription::Update,
@@ -96,13 +96,13 @@ pub async fn play() {
     while let Some(update) = events.next().await {
         let Update::Event(event) = update else { panic!("the reader is fast enough") };
         match &*event.event {
-            Event::Pause(pause) => {
-                assert_eq!(pause.tool_use.id.as_str(), "call-2");
+            Event::Status { status: Status::Paused, pauses } => {
+                assert_eq!(pauses[0].tool_use.id.as_str(), "call-2");
                 let second = tracing::info_span!(target: "test", "POST /prompts again");
                 agent.prompt("staged-77aa").instrument(second).await.unwrap();
                 agent.resume("call-2", Decision::Execute).await.unwrap();
             }
-            Event::Turn(_) => {
+            Event::Turn { .. } => {
                 turns += 1;
                 gate.reached().await;
                 agent.cancel().await.unwrap();

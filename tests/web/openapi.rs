@@ -268,8 +268,8 @@ async fn requests_and_answers_of_every_operation_fit_the_document() {
         assert_eq!(answer.status.as_u16(), status, "{path}: {}", answer.text);
         seen.insert(answer.operation.unwrap());
         if method == Method::POST {
-            let is_rest = |kind: &Value| *kind == "turn" || *kind == "pause";
-            stream.until(|frame| is_rest(&frame.data["update"]["event"]["event"]["type"])).await;
+            let is_rest = |event: &Value| event["type"] == "turn" || event["status"] == "paused";
+            stream.until(|frame| is_rest(&frame.data["update"]["event"]["event"])).await;
         }
     }
     let snapshot = app.get("ann", &one).await.json();

@@ -75,8 +75,8 @@ async fn command_is_run_in_the_name_of_the_principal() {
     let path = format!("/agent/conversations/{id}");
     let mut stream = app.stream("ann", &format!("{path}/events"), None).await;
     app.post("ann", &format!("{path}/commands"), prompt("Look")).await;
-    let frames = stream.until(|frame| frame.data["update"]["event"]["event"]["type"] == "pause").await;
-    let pause = &frames.last().unwrap().data["update"]["event"]["event"];
+    let frames = stream.until(|frame| frame.data["update"]["event"]["event"]["status"] == "paused").await;
+    let pause = &frames.last().unwrap().data["update"]["event"]["event"]["pauses"][0];
     let decision =
         json!({ "type": "resume", "turn": pause["turn"], "tool_use_id": "call-1", "decision": "execute" });
     let decided = app.post("ann", &format!("{path}/commands"), decision.clone()).await;

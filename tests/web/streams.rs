@@ -91,7 +91,7 @@ fn script() -> Vec<Step> {
 async fn run(app: &App, id: &str, stream: &mut Frames) -> Vec<Frame> {
     let path = format!("/agent/conversations/{id}");
     app.post("ann", &format!("{path}/commands"), prompt("Look")).await;
-    let mut frames = stream.until(|frame| frame.data["update"]["event"]["event"]["type"] == "pause").await;
+    let mut frames = stream.until(|frame| frame.data["update"]["event"]["event"]["status"] == "paused").await;
     let resume = json!({ "type": "resume", "tool_use_id": "call-1", "decision": "execute" });
     app.post("ann", &format!("{path}/commands"), resume).await;
     frames.extend(stream.until(|frame| frame.data["update"]["event"]["outcome"] == "saved").await);

@@ -40,7 +40,7 @@ let dismissedRun = "";
 
 const emptySeen = () => ({
   progress: new Map(), decided: decisionsOf(current), timing: new Map(), inputs: new Map(), results: new Map(), settling: /** @type {any[]} */ ([]),
-  unstarted: new Set(), waiting: /** @type {{ until: number, why: string } | null} */ (null),
+  asked: new Set(), unstarted: new Set(), waiting: /** @type {{ until: number, why: string } | null} */ (null),
 });
 let seen = emptySeen();
 
@@ -241,7 +241,7 @@ function connect() {
         note(snapshot, update.event);
       }
       if (update.type !== "closed") notice("elsewhere", null);
-      if (update.type !== "event" || ["pause", "decided", "status"].includes(update.event.event?.type)) sidebar.render();
+      if (update.type !== "event" || ["decided", "status"].includes(update.event.event?.type)) sidebar.render();
       // If a write follows the end of a run on screen, the write's time counts as seen.
       const isSaved = update.type === "event" && update.event.type === "store" && update.event.outcome === "saved";
       if (isSaved && snapshot.agent.status === "idle") sidebar.refresh();
@@ -328,13 +328,16 @@ function note(snapshot, event) {
     case "step":
       context = inner.usage.input + inner.usage.cache_read + inner.usage.cache_write + inner.usage.output;
       break;
-    case "pause":
-      say(`A decision is needed: ${inner.tool_use.name}.`);
+    case "status":
+      for (const { tool_use } of inner.pauses ?? []) {
+        if (!seen.asked.has(tool_use.id)) say(`A decision is needed: ${tool_use.name}.`);
+        seen.asked.add(tool_use.id);
+      }
       break;
     case "turn":
       // The tree contains these messages after its next event.
       seen.settling = inner.response.messages;
-      if (inner.outcome === "stop") {
+      if (!inner.continues) {
         const words = inner.response.message ? textOf(inner.response.message).split(/\s+/).filter(Boolean).length : 0;
         const isStopped = ["interrupted", "abandoned"].includes(inner.response.stop_reason);
         say(isStopped ? "The answer was stopped." : `The answer is complete: ${words} words.`);

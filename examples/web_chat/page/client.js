@@ -34,7 +34,7 @@
  *   max_steps?: number, turn_timeout?: Duration }} Prompt
  * @typedef {"execute" | { execute_with: any } | { reject: string } | { provide: ToolResult }} Decision
  * @typedef {{ turn: string, tool_use: ToolUse, input_replaced?: boolean, reason: any,
- *   expiry?: { after: Duration, at: number, decision: Decision }, asked_by?: string }} Pause
+ *   expiry?: { after: Duration, at: number, decision: Decision }, asked_by?: string }} PendingUse
  * @typedef {{ tool_use_id: string, input?: any, is_error?: boolean }} ToolRun
  * @typedef {{ tool_use_id: string, by: string, kind: "execute" | "execute_with" | "reject" | "provide",
  *   at: number }} NamedDecision
@@ -52,7 +52,7 @@
  * @typedef {{ model: string, fallback_for?: string, system?: string, tools: ToolDeclaration[], options: any,
  *   max_steps?: number, turn_timeout?: Duration, history: Message[] }} StateView
  * @typedef {{ last: string, state: StateView, status: "idle" | "busy" | "paused", step: number, pending: Message[],
- *   partial: PartialBlock[], run: number, turn?: string, answer?: string, pauses?: Pause[], tools?: ToolRun[],
+ *   partial: PartialBlock[], run: number, turn?: string, answer?: string, pauses?: PendingUse[], tools?: ToolRun[],
  *   decisions?: NamedDecision[], staged?: Prompt[], last_run?: RunEnd }} Snapshot
  * @typedef {{ outcome: "saved", what: string, version: number, through?: number }
  *   | { outcome: "failed", what: string, error: string, retry_in: Duration }
@@ -750,15 +750,9 @@ export function apply(agent, event) {
     case "turn":
       agent.state.history.push(...event.response.messages);
       finish(agent, event.response);
-      if (event.outcome === "stop") delete agent.staged;
+      if (!event.continues) delete agent.staged;
       break;
-    case "pause": {
-      const { type: _, ...pause } = event;
-      put(agent, "pauses", [...without(agent, event.tool_use.id), /** @type {Pause} */ (pause)]);
-      break;
-    }
     case "decided": {
-      put(agent, "pauses", without(agent, event.tool_use_id));
       const { tool_use_id, by, at, decision } = event;
       if (by === undefined) break;
       const kind = typeof decision === "string" ? decision : Object.keys(decision)[0];
@@ -766,9 +760,6 @@ export function apply(agent, event) {
       put(agent, "decisions", [...(agent.decisions ?? []), named].slice(-MAX_NAMED));
       break;
     }
-    case "withdrawn":
-      put(agent, "pauses", without(agent, event.tool_use_id));
-      break;
     case "tool_start": {
       const { type: _, ...run } = event;
       put(agent, "tools", [...(agent.tools ?? []), /** @type {ToolRun} */ (run)]);
@@ -814,7 +805,7 @@ export function apply(agent, event) {
     }
     case "status":
       agent.status = event.status;
-      if (event.status !== "paused") delete agent.pauses;
+      put(agent, "pauses", event.pauses ?? []);
       break;
     case "step": {
       const usesTools = event.message?.content.some((/** @type {Content} */ block) => block.type === "tool_use");
@@ -873,14 +864,6 @@ function applyBlock(agent, event) {
 }
 
 /**
- * @param {Snapshot} agent
- * @param {string} toolUse
- */
-function without(agent, toolUse) {
-  return (agent.pauses ?? []).filter((pause) => pause.tool_use.id !== toolUse);
-}
-
-/**
  * Sets a list that is absent while it is empty.
  * @template {"pauses" | "tools" | "decisions" | "staged"} K
  * @param {Snapshot} agent
@@ -917,7 +900,7 @@ function runEnd(event) {
   const isAbandoned = event.response?.stop_reason === "abandoned";
   if (isAbandoned && (event.type === "turn" || event.type === "cancelled")) {
     end = { outcome: "abandoned" };
-  } else if (event.type === "turn" && event.outcome === "stop") {
+  } else if (event.type === "turn" && !event.continues) {
     end = { outcome: "stopped", stop_reason: event.response.stop_reason };
   } else if (event.type === "cancelled") {
     end = { outcome: "cancelled" };

@@ -13,7 +13,7 @@ import { ToolCard } from "./tools.js";
 
 /**
  * @typedef {object} Actions
- * @property {(pause: import("./client.js").Pause, decision: import("./client.js").Decision) => Promise<void>} decide
+ * @property {(pause: import("./client.js").PendingUse, decision: import("./client.js").Decision) => Promise<void>} decide
  * @property {(command: import("./client.js").SessionCommand) => Promise<any>} command
  */
 

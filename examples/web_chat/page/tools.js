@@ -14,7 +14,7 @@ import { showQuestion } from "./questions.js";
  * @property {string} [text] The text of the input, while the model writes it.
  * @property {boolean} isWritten Whether the model has written the whole input.
  * @property {boolean} isActive Whether the run of this tool use is active.
- * @property {import("./client.js").Pause} [pause]
+ * @property {import("./client.js").PendingUse} [pause]
  * @property {import("./client.js").ToolRun} [run]
  * @property {import("./client.js").ToolResult} [result]
  * @property {number} [total] The time from the request to the result in milliseconds, if nothing better is known.
@@ -41,10 +41,10 @@ export class ToolCard {
   /** @type {string | null} */ #state = null;
   #isOpenedHere = false;
   #content = "";
-  /** @type {{ pause: import("./client.js").Pause, form: HTMLElement } | null} */ #form = null;
+  /** @type {{ pause: import("./client.js").PendingUse, form: HTMLElement } | null} */ #form = null;
   #seen = "";
 
-  /** @param {(pause: import("./client.js").Pause, decision: Decision) => Promise<void>} decide */
+  /** @param {(pause: import("./client.js").PendingUse, decision: Decision) => Promise<void>} decide */
   constructor(decide) {
     this.decide = decide;
     this.name = h("bdi", { class: "tool-name mono" });
@@ -120,7 +120,7 @@ export class ToolCard {
     setText(pre, visible(text));
   }
 
-  /** @param {import("./client.js").Pause} pause */
+  /** @param {import("./client.js").PendingUse} pause */
   #formOf(pause) {
     if (this.#form?.pause.tool_use.id === pause.tool_use.id && this.#form.pause.turn === pause.turn) return this.#form.form;
     this.#form = { pause, form: approval(pause, this.decide) };
@@ -215,8 +215,8 @@ function decisionText({ decision, by, expired }) {
 
 /**
  * The controls for a decision.
- * @param {import("./client.js").Pause} pause
- * @param {(pause: import("./client.js").Pause, decision: Decision) => Promise<void>} decide
+ * @param {import("./client.js").PendingUse} pause
+ * @param {(pause: import("./client.js").PendingUse, decision: Decision) => Promise<void>} decide
  */
 function approval(pause, decide) {
   const { tool_use: use, reason } = pause;

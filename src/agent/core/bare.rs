@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::{Core, fresh::Waited, known::KnownPrompts};
 use crate::{
     agent::{
-        Decided, Expiry, Failure, NamedDecision, Pause, Prompt, Response, Settled, Status, TurnRecord,
+        Decided, Expiry, Failure, NamedDecision, PendingUse, Prompt, Response, Settled, Status, TurnRecord,
         UnreadableTurn, Waiting,
         decision::MAX_NAMED,
         durable::FORMAT,
@@ -275,11 +275,11 @@ fn settled(stage: &mut Stage, turn: &Turn) -> Vec<Settled> {
 
 /// Returns the tool uses that wait for decisions. A pause that is about to be reported counts too.
 fn waiting(phase: &Phase) -> Vec<Waiting> {
-    let (pauses, survives): (Vec<&Pause>, _) = match phase.stage().and_then(Stage::unreported) {
+    let (pauses, survives): (Vec<&Arc<PendingUse>>, _) = match phase.stage().and_then(Stage::unreported) {
         Some(tools) => (tools.undecided().collect(), true),
         None => (phase.pauses().collect(), matches!(phase.stage(), Some(Stage::Paused { .. }))),
     };
-    let waiting = |pause: &Pause| {
+    let waiting = |pause: &Arc<PendingUse>| {
         let mut waiting =
             Waiting::new(pause.tool_use.clone()).with_reason(pause.reason.clone()).with_survives(survives);
         if let Some(expiry) = &pause.expiry {
@@ -453,7 +453,14 @@ fn restored_answers(answers: Vec<BareAnswer>, uses: &[ToolUse], turn: TurnId) ->
             if let Some(input) = input {
                 (tool_use.input, tool_use.malformed) = (input, None);
             }
-            Answer::Waits(Box::new(Pause { turn, tool_use, input_replaced, reason, expiry, asked_by: None }))
+            Answer::Waits(Arc::new(PendingUse {
+                turn,
+                tool_use,
+                input_replaced,
+                reason,
+                expiry,
+                asked_by: None,
+            }))
         }
     };
     Ok(answers.into_iter().zip(uses).map(restored).collect())

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     agent::{
-        ErrorDecision, Event, Failure, Prompt, Response, RunOutcome, Status, TurnDecision, TurnOutcome,
+        ErrorDecision, Event, Failure, Prompt, Response, RunOutcome, Status, TurnDecision,
         phase::{AfterEvent, Answer, Asked, Between, Op, Phase, Remains, Slot, Stage, Turn, in_stage},
     },
     message::{Message, RequestEnd, Role, ToolResult, answer_open_tool_uses, cleared},
@@ -90,7 +90,7 @@ impl Core {
         }
         cx.push(Effect::Watch(None));
         if self.staged.is_empty() && next.is_none() {
-            return self.stop_run(&turn, response, cx);
+            return self.end_committed(&turn, None, response, cx);
         }
         if !self.staged.is_empty() {
             self.end_prompts(&RunOutcome::Stopped { stop_reason: response.stop_reason.clone() });
@@ -99,7 +99,7 @@ impl Core {
             cx.push(Effect::Record);
         }
         self.deliver_known(cx);
-        cx.emit(Event::Turn(TurnOutcome::Continue { response }));
+        cx.emit(Event::Turn { response, continues: true, staged: Vec::new() });
         let Turn { origin, step, .. } = *turn;
         let content = next.unwrap_or_default();
         let turn = (cx.turn_id)();
@@ -111,10 +111,6 @@ impl Core {
         self.history = turn.working.all().clone();
         self.fallback = None;
         self.step = turn.step;
-    }
-
-    fn stop_run(&mut self, turn: &Turn, response: Arc<Response>, cx: &mut Context<'_>) {
-        self.end_committed(turn, None, response, cx);
     }
 
     /// Ends the run, whose last turn is committed: with `failure` if there is one.
@@ -129,7 +125,7 @@ impl Core {
         self.emit_status(Status::Idle, cx);
         let kept = turn.origin.asked.as_ref().and_then(Asked::response);
         let (event, answer) = match failure {
-            None => (Event::Turn(TurnOutcome::Stop { response, staged }), kept.map(Ok)),
+            None => (Event::Turn { response, continues: false, staged }, kept.map(Ok)),
             Some(failure) => {
                 let error = kept.map(|kept| Err(Error::failed(failure.clone(), kept)));
                 (Event::Error { failure, response, committed: true, staged }, error)

@@ -3,9 +3,11 @@
 //! Some services number their calls anew in each answer. With such a service, a second `resume` that arrives late could
 //! otherwise approve a call that nobody has seen.
 
+use std::sync::Arc;
+
 use crate::{
     agent::{
-        Pause,
+        PendingUse,
         phase::{Op, Question, Turn},
     },
     message::{Content, ToolUseId},
@@ -23,7 +25,11 @@ const MAX_WAITED: usize = 256;
 
 impl Waited {
     /// Stores the ids of pauses that begin to wait, and counts them in their turn.
-    pub(super) fn add_all<'a>(&mut self, pauses: impl IntoIterator<Item = &'a Pause>, turn: &mut Turn) {
+    pub(super) fn add_all<'a>(
+        &mut self,
+        pauses: impl IntoIterator<Item = &'a Arc<PendingUse>>,
+        turn: &mut Turn,
+    ) {
         for pause in pauses {
             if !self.contains(&pause.tool_use.id) {
                 self.add(pause.tool_use.id.clone());

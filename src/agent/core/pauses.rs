@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Context, Core, Effect};
 use crate::{
     agent::{
-        Decided, Event, Expiry, NamedDecision, Pause, Status, ToolDecision,
+        Decided, Event, Expiry, NamedDecision, PendingUse, ToolDecision,
         phase::{Answer, Phase, Stage, Turn},
     },
     message::{ResultBlock, Timestamp, ToolResult, ToolUse, ToolUseId, TurnId},
@@ -82,29 +82,28 @@ pub(crate) struct Resume {
 }
 
 impl Core {
-    /// Called when pauses begin to wait for decisions. Emits the status and the pauses, stops the turn's clock, and
-    /// starts the time limits of the pauses.
+    /// Called when pauses begin to wait for decisions. Emits them, and starts their time limits.
     pub(super) fn pause(&mut self, cx: &mut Context<'_>) {
-        cx.push(Effect::FreezeWatch(true));
-        self.emit_status(Status::Paused, cx);
+        let mut limits = Vec::new();
         for pause in self.phase.pauses_mut() {
-            let id = &pause.tool_use.id;
-            if let Some(expiry) = &mut pause.expiry {
+            let PendingUse { tool_use, expiry, .. } = Arc::make_mut(pause);
+            if let Some(expiry) = expiry {
                 let left = if expiry.at == Timestamp::default() {
                     expiry.at = cx.now().after(expiry.after);
                     expiry.after
                 } else {
                     expiry.at.since(cx.now()).min(expiry.after)
                 };
-                cx.push(Effect::Expire(id.clone(), left));
+                limits.push(Effect::Expire(tool_use.id.clone(), left));
             }
-            cx.emit(Event::Pause(Box::new(pause.clone())));
         }
+        self.emit_pauses(cx);
+        cx.effects.extend(limits);
         if let Phase::InTurn { turn, stage, .. } = &mut self.phase {
             match stage {
                 Stage::Paused { tools } => self.waited.add_all(tools.pauses(), turn),
                 Stage::Streaming { question: Some(question), .. } => {
-                    self.waited.add_all(question.paused.as_deref(), turn);
+                    self.waited.add_all(question.paused.as_ref(), turn);
                 }
                 _ => {}
             }
@@ -135,7 +134,7 @@ impl Core {
             let text = format!("the agent is {status:?}; no tool use waits for a decision");
             return Err(Error::new(ErrorKind::NotPaused, text).with_member("activity", status));
         }
-        let is_meant = |pause: &&Pause| {
+        let is_meant = |pause: &&Arc<PendingUse>| {
             pause.tool_use.id == resume.tool_use && resume.turn.is_none_or(|turn| turn == pause.turn)
         };
         let Some(meant) = waiting.iter().copied().find(is_meant) else {
@@ -195,46 +194,42 @@ impl Core {
             Decision::Execute => self.approved(&tool_use),
             other => other,
         };
-        let is_last = self.phase.pauses().nth(1).is_none();
-        let recorded = self.phase.is_recorded();
-        if recorded && matches!(self.phase.stage(), Some(Stage::Paused { .. })) {
+        if self.phase.is_recorded() && matches!(self.phase.stage(), Some(Stage::Paused { .. })) {
             cx.push(Effect::Record);
         }
-        if is_last {
-            self.emit_status(Status::Busy, cx);
+        let Phase::InTurn { turn, stage, .. } = &mut self.phase else { return };
+        let mut asked_by = None;
+        match stage {
+            Stage::Streaming { question, .. } => *question = None,
+            Stage::Paused { tools } => tools.decide(&tool_use, decision.clone()),
+            Stage::Executing { questions, .. } => {
+                let place = questions.iter().position(|question| question.pause.tool_use.id == tool_use);
+                asked_by = place.map(|place| questions.remove(place).slot);
+            }
+            _ => {}
         }
-        if let Phase::InTurn { turn, .. } = &mut self.phase {
-            let decided = decided(turn, tool_use.clone(), decision.clone(), cx);
-            let at = at.unwrap_or(decided.at);
-            let decided = Decided { by, expired, at, ..decided };
-            NamedDecision::add(&mut turn.decisions, &decided);
-            cx.emit(Event::Decided(Box::new(decided)));
-        }
-        if is_last {
-            cx.push(Effect::FreezeWatch(false));
+        let decided = decided(turn, tool_use.clone(), decision.clone(), cx);
+        let at = at.unwrap_or(decided.at);
+        let decided = Decided { by, expired, at, ..decided };
+        NamedDecision::add(&mut turn.decisions, &decided);
+        self.emit_pauses(cx);
+        cx.emit(Event::Decided(Box::new(decided)));
+        if let Some(slot) = asked_by {
+            return self.answer_tool(slot, tool_use, decision, cx);
         }
         match &mut self.phase {
-            Phase::InTurn { turn, stage: Stage::Streaming { question, .. }, .. } => {
-                *question = None;
-                answer_provider(turn, decision, cx);
-            }
-            Phase::InTurn { stage: Stage::Paused { tools }, .. } => {
-                let waits =
-                    |answer: &&mut Answer| answer.pause().is_some_and(|pause| pause.tool_use.id == tool_use);
-                if let Some(answer) = tools.answers.iter_mut().find(waits) {
-                    *answer = Answer::Decided(decision);
-                }
-                if is_last && let Some((turn, Stage::Paused { tools })) = self.phase.take_turn() {
+            Phase::InTurn { turn, stage: Stage::Streaming { .. }, .. } => answer_provider(turn, decision, cx),
+            Phase::InTurn { stage: Stage::Paused { tools }, .. } if tools.pauses().next().is_none() => {
+                if let Some((turn, Stage::Paused { tools })) = self.phase.take_turn() {
                     self.answered_all(turn, tools, cx);
                 }
             }
-            Phase::InTurn { stage: Stage::Executing { .. }, .. } => self.answer_tool(tool_use, decision, cx),
             _ => {}
         }
     }
 }
 
-fn ids(waiting: Vec<&Pause>) -> Vec<ToolUseId> {
+fn ids(waiting: Vec<&Arc<PendingUse>>) -> Vec<ToolUseId> {
     waiting.into_iter().map(|pause| pause.tool_use.id.clone()).collect()
 }
 
@@ -292,7 +287,14 @@ pub(super) fn answer(
         Some(input) => ToolUse { input, malformed: None, ..tool_use.clone() },
         None => tool_use.clone(),
     };
-    Answer::Waits(Box::new(Pause { turn: turn.id, tool_use, input_replaced, reason, expiry, asked_by: None }))
+    Answer::Waits(Arc::new(PendingUse {
+        turn: turn.id,
+        tool_use,
+        input_replaced,
+        reason,
+        expiry,
+        asked_by: None,
+    }))
 }
 
 fn decide(decision: Decision, tool_use: &ToolUse, turn: &Turn, cx: &mut Context<'_>) -> Answer {

@@ -3,12 +3,14 @@
 //! The questions arrive through the channel of progress reports, so a step without questions has no extra cost. They
 //! are ordered by the time when they were asked.
 
+use std::sync::Arc;
+
 use serde_json::Value;
 
 use super::{Context, Core, Effect};
 use crate::{
     agent::{
-        Event, Pause, Status,
+        PendingUse,
         phase::{Op, Phase, Stage, ToolQuestion},
     },
     message::{ToolUse, ToolUseId},
@@ -56,7 +58,7 @@ impl Core {
         };
         let place = &mut slots[slot];
         place.asked = asked;
-        let pause = Box::new(Pause {
+        let pause = Arc::new(PendingUse {
             turn: turn.id,
             asked_by: Some(call.id.clone()),
             tool_use: ToolUse {
@@ -68,14 +70,10 @@ impl Core {
             reason: question,
             expiry: None,
         });
-        questions.push(ToolQuestion { slot, pause: pause.clone() });
+        self.waited.add_all([&pause], turn);
+        questions.push(ToolQuestion { slot, pause });
         cx.record_soon(turn.recorded);
-        self.waited.add_all([&*pause], turn);
-        if self.emitted_status != Status::Paused {
-            cx.push(Effect::FreezeWatch(true));
-            self.emit_status(Status::Paused, cx);
-        }
-        cx.emit(Event::Pause(pause));
+        self.emit_pauses(cx);
         Ok(id)
     }
 
@@ -93,32 +91,30 @@ impl Core {
         cx: &mut Context<'_>,
     ) {
         let Phase::InTurn { stage: Stage::Executing { questions, .. }, .. } = &mut self.phase else { return };
-        let withdrawn: Vec<_> = questions.extract_if(.., |question| is_meant(question)).collect();
-        if !withdrawn.is_empty() && questions.is_empty() {
-            self.unpause(cx);
-        }
-        for question in withdrawn {
-            cx.emit(Event::Withdrawn { tool_use_id: question.pause.tool_use.id });
+        let before = questions.len();
+        questions.retain(|question| !is_meant(question));
+        if questions.len() < before {
+            self.emit_pauses(cx);
         }
     }
 
-    /// Applies the decision about a question of a running tool.
-    pub(super) fn answer_tool(&mut self, id: ToolUseId, decision: Decision, cx: &mut Context<'_>) {
-        let Phase::InTurn { op, stage: Stage::Executing { questions, .. }, .. } = &mut self.phase else {
-            return;
-        };
-        let op = *op;
-        let Some(index) = questions.iter().position(|question| question.pause.tool_use.id == id) else {
-            return;
-        };
-        let slot = questions.remove(index).slot;
+    /// Carries out the decision about a question that the running tool of this slot has asked.
+    pub(super) fn answer_tool(
+        &mut self,
+        slot: usize,
+        id: ToolUseId,
+        decision: Decision,
+        cx: &mut Context<'_>,
+    ) {
         let answer = match decision {
             Decision::Execute => Answer::Accepted(None),
             Decision::ExecuteWith(value) => Answer::Accepted(Some(value)),
             Decision::Reject(reason) => Answer::Declined(reason),
             Decision::Provide(result) => {
                 cx.push(Effect::EndTool(slot));
-                self.tool_done(op, slot, result, cx);
+                if let Some(op) = self.phase.op() {
+                    self.tool_done(op, slot, result, cx);
+                }
                 // The reply to the decision waits until the result is stored.
                 return self.record_now(cx);
             }

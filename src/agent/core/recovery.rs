@@ -10,8 +10,8 @@ use serde_json::json;
 use super::{Call, Context, Core, Effect, response::respond, tools::tool_call};
 use crate::{
     agent::{
-        Config, Event, Failure, MAX_LIVES, OnUncertain, Pause, RecordedStage, Recovery, RecoveryDecision,
-        Response, UncertainUse,
+        Config, Event, Failure, MAX_LIVES, OnUncertain, PendingUse, RecordedStage, Recovery,
+        RecoveryDecision, Response, UncertainUse,
         durable::RecoveryFacts,
         phase::{AfterEvent, Answer, Op, Phase, Recovering, Remains, SentRequest, Slot, Stage, Tools, Turn},
     },
@@ -244,7 +244,7 @@ impl Recovering {
         let Stage::Deciding { tools } = &mut self.stage else { return };
         for pause in tools.pauses_mut() {
             let known = facts.expiries.iter().find(|(id, _)| *id == pause.tool_use.id);
-            if let (Some(expiry), Some((_, at))) = (&mut pause.expiry, known) {
+            if let (Some(expiry), Some((_, at))) = (&mut Arc::make_mut(pause).expiry, known) {
                 expiry.at = *at;
             }
         }
@@ -310,7 +310,7 @@ fn answer_again(slot: &Slot, uncertain: Option<&UncertainUse>, turn: &Turn) -> A
         OnUncertain::Report => {
             Answer::Decided(Decision::Provide(ToolResult::error(&slot.tool_use, UNCERTAIN)))
         }
-        OnUncertain::Ask => Answer::Waits(Box::new(Pause {
+        OnUncertain::Ask => Answer::Waits(Arc::new(PendingUse {
             turn: turn.id,
             tool_use: ToolUse::clone(&own.tool_use),
             input_replaced: slot.input.is_some(),

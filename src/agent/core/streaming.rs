@@ -79,7 +79,7 @@ impl Core {
             && question.take().is_some()
         {
             cx.push(Effect::DropCall);
-            self.unpause(cx);
+            self.emit_pauses(cx);
         }
     }
 
@@ -91,7 +91,7 @@ impl Core {
         };
         if question.is_some() {
             cx.push(Effect::DropCall);
-            self.unpause(cx);
+            self.emit_pauses(cx);
         }
         if fold.message().stop_reason.is_none() {
             return self.recover(turn, truncated().into(), Remains::of(fold), cx);
@@ -223,7 +223,7 @@ impl Core {
         if let Stage::Streaming { question, .. } = &stage {
             cx.push(Effect::Abort);
             if question.is_some() {
-                self.unpause(cx);
+                self.emit_pauses(cx);
             }
         }
         let remains = stage.into_remains(&turn);

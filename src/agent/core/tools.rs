@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     agent::{
-        Decided, Durable, Event, Pause, Response, ToolDecision,
+        Decided, Durable, Event, PendingUse, Response, ToolDecision,
         phase::{Answer, Op, Phase, RecordedSlot, Slot, Stage, ToolCall, Tools, Turn, in_stage},
     },
     message::{Content, Message, ToolResult, ToolUse},
@@ -175,7 +175,7 @@ impl Core {
         let mut answers: Vec<_> = slots[..kept].iter().map(decision).map(Answer::Decided).collect();
         let early = waited.map(|place| {
             let Slot { tool_use, .. } = &slots[place];
-            let pause = Pause {
+            let pause = PendingUse {
                 turn: turn.id,
                 tool_use: tool_use.clone(),
                 input_replaced: false,
@@ -183,7 +183,7 @@ impl Core {
                 expiry: None,
                 asked_by: None,
             };
-            answers[place] = Answer::Waits(Box::new(pause));
+            answers[place] = Answer::Waits(Arc::new(pause));
             let (tool_use_id, decision) = (tool_use.id.clone(), decision(&slots[place]));
             Decided { turn: turn.id, tool_use_id, decision, by: None, expired: false, at }
         });

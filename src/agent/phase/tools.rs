@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use super::Op;
 use crate::{
-    agent::{Decided, Pause, ToolRun},
-    message::{ToolResult, ToolUse},
+    agent::{Decided, PendingUse, ToolRun},
+    message::{ToolResult, ToolUse, ToolUseId},
     tool::{Decision, Replay},
 };
 
@@ -17,7 +17,7 @@ pub(crate) struct Question {
     pub(crate) op: Op,
     pub(crate) tool_use: ToolUse,
     /// The pause, if the question waits for `resume`.
-    pub(crate) paused: Option<Box<Pause>>,
+    pub(crate) paused: Option<Arc<PendingUse>>,
 }
 
 /// The tool uses of a step, and the answers of `handle_tool_use` for the first of them.
@@ -36,11 +36,11 @@ pub(crate) enum Answer {
     /// The decision was made.
     Decided(Decision),
     /// The tool use waits for `resume`. Its pause is emitted when all tool uses of the step have answers.
-    Waits(Box<Pause>),
+    Waits(Arc<PendingUse>),
 }
 
 impl Answer {
-    pub(crate) fn pause(&self) -> Option<&Pause> {
+    pub(crate) fn pause(&self) -> Option<&Arc<PendingUse>> {
         match self {
             Self::Decided(_) => None,
             Self::Waits(pause) => Some(pause),
@@ -62,32 +62,37 @@ impl Tools {
     }
 
     /// Returns the pauses of the tool uses that wait for `resume`.
-    pub(crate) fn pauses(&self) -> impl Iterator<Item = &Pause> {
+    pub(crate) fn pauses(&self) -> impl Iterator<Item = &Arc<PendingUse>> {
         self.answers.iter().filter_map(Answer::pause)
     }
 
     /// Returns the pauses for which no decision was made yet.
-    pub(crate) fn undecided(&self) -> impl Iterator<Item = &Pause> {
-        let is_open = |pause: &&Pause| self.early.iter().all(|own| own.tool_use_id != pause.tool_use.id);
+    pub(crate) fn undecided(&self) -> impl Iterator<Item = &Arc<PendingUse>> {
+        let is_open =
+            |pause: &&Arc<PendingUse>| self.early.iter().all(|own| own.tool_use_id != pause.tool_use.id);
         self.pauses().filter(is_open)
     }
 
     /// Returns the answers, with the decisions that were made before their pauses were reported.
     pub(crate) fn into_answers(mut self) -> Vec<Answer> {
-        for Decided { turn, tool_use_id, decision, .. } in self.early {
-            let is_meant = |pause: &Pause| pause.tool_use.id == tool_use_id && pause.turn == turn;
-            let mut answers = self.answers.iter_mut();
-            if let Some(answer) = answers.find(|answer| answer.pause().is_some_and(is_meant)) {
-                *answer = Answer::Decided(decision);
-            }
+        for Decided { tool_use_id, decision, .. } in std::mem::take(&mut self.early) {
+            self.decide(&tool_use_id, decision);
         }
         self.answers
     }
 
-    pub(crate) fn pauses_mut(&mut self) -> impl Iterator<Item = &mut Pause> {
+    /// Stores the decision about a tool use that waits.
+    pub(crate) fn decide(&mut self, tool_use: &ToolUseId, decision: Decision) {
+        let waits = |answer: &&mut Answer| answer.pause().is_some_and(|pause| pause.tool_use.id == *tool_use);
+        if let Some(answer) = self.answers.iter_mut().find(waits) {
+            *answer = Answer::Decided(decision);
+        }
+    }
+
+    pub(crate) fn pauses_mut(&mut self) -> impl Iterator<Item = &mut Arc<PendingUse>> {
         self.answers.iter_mut().filter_map(|answer| match answer {
             Answer::Decided(_) => None,
-            Answer::Waits(pause) => Some(&mut **pause),
+            Answer::Waits(pause) => Some(pause),
         })
     }
 }
@@ -97,7 +102,7 @@ impl Tools {
 pub(crate) struct ToolQuestion {
     /// The index of the tool's slot.
     pub(crate) slot: usize,
-    pub(crate) pause: Box<Pause>,
+    pub(crate) pause: Arc<PendingUse>,
 }
 
 /// A tool use and its result, if the result exists yet.

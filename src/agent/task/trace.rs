@@ -9,7 +9,7 @@ use tracing::Span;
 
 use super::{Task, work::Work};
 use crate::{
-    agent::{Event, Failure, Response, Status, TurnOutcome, UnstageReason},
+    agent::{Event, Failure, Response, Status, UnstageReason},
     provider::{PROVIDER_PANICKED, error_type},
     telemetry::{self, Caller, RunFacts, RunTrace},
     tool::Decision,
@@ -29,7 +29,7 @@ impl Task {
     pub(super) fn trace(&mut self, event: &Event) {
         if self.work.as_ref().is_some_and(|work| work.trace.is_some()) {
             self.record_in_trace(event);
-        } else if matches!(event, Event::Status { status: Status::Busy } | Event::Resumed { .. })
+        } else if matches!(event, Event::Status { status: Status::Busy, .. } | Event::Resumed { .. })
             && telemetry::is_on()
         {
             self.begin_trace();
@@ -77,13 +77,15 @@ fn record(work: &mut Work, event: &Event) {
         Event::Staged { id, .. } => trace.staged(id.as_str(), std::mem::take(&mut work.caller)),
         Event::Unstaged { id, reason: UnstageReason::Taken } => trace.taken(id.as_str()),
         Event::Unstaged { id, reason: UnstageReason::Withdrawn } => drop(trace.unstaged(id.as_str())),
-        Event::Pause(pause) => trace.paused(pause.tool_use.id.as_str(), &pause.tool_use.name),
+        Event::Status { pauses, .. } => {
+            pauses.iter().for_each(|pause| trace.paused(pause.tool_use.id.as_str(), &pause.tool_use.name));
+        }
         Event::Decided(decided) => {
             trace.decided(decided.tool_use_id.as_str(), name_of(&decided.decision), decided.expired);
         }
         Event::Retry { failure, delay, .. } => trace.retried(&kind(failure), *delay),
-        Event::Turn(TurnOutcome::Continue { response }) => trace.add(response.usage),
-        Event::Turn(TurnOutcome::Stop { response, .. }) => {
+        Event::Turn { response, continues: true, .. } => trace.add(response.usage),
+        Event::Turn { response, continues: false, .. } => {
             end(work, response, Some((&response.stop_reason.to_string(), None)));
         }
         Event::Error { failure, response, .. } => {

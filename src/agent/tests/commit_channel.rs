@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::{
-    agent::{Agent, AgentCallbacks, Delivery, Event, Response, State, Status, TurnDecision, TurnOutcome},
+    agent::{Agent, AgentCallbacks, Delivery, Event, Response, State, Status, TurnDecision},
     run::ErrorKind,
     subscription::EndReason,
     testing::Step,
@@ -182,11 +182,11 @@ async fn turn_callback_edited_delivery_has_the_configuration_with_the_edit() {
     agent.ask("Hi").await.unwrap();
     loop {
         let delivery = answered(receiver.next()).await.unwrap();
-        if let Event::Turn(TurnOutcome::Stop { .. }) = &*delivery.event.as_ref().unwrap().event {
+        if let Event::Turn { continues: false, .. } = &*delivery.event.as_ref().unwrap().event {
             assert_eq!(delivery.config.settings.system.as_deref(), Some("edited"));
             break;
         }
-        if !matches!(&*delivery.event.as_ref().unwrap().event, Event::Status { status: Status::Idle }) {
+        if !matches!(&*delivery.event.as_ref().unwrap().event, Event::Status { status: Status::Idle, .. }) {
             assert_eq!(delivery.config.settings.system, None);
         }
     }

@@ -1,7 +1,7 @@
 //! The cost of runs, for models with a known price.
 
 use crate::{
-    agent::{AgentCallbacks, ErrorDecision, Event, State, TurnOutcome},
+    agent::{AgentCallbacks, ErrorDecision, Event, State},
     message::{RequestEnd, Usage},
     provider::{
         Catalogue, Model, ModelInfo, Price, ProviderError, ProviderErrorKind, Registry, Request, Secret,
@@ -40,7 +40,7 @@ async fn turn_reports_the_cost_of_all_its_steps() {
     for event in run_events(&mut events).await {
         match &*event {
             Event::Step(response) => steps.push(response.usage.cost),
-            Event::Turn(TurnOutcome::Stop { response, .. }) => assert_eq!(response.usage, whole),
+            Event::Turn { response, continues: false, .. } => assert_eq!(response.usage, whole),
             _ => {}
         }
     }

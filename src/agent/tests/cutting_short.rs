@@ -11,7 +11,7 @@ use std::{
 use crate::{
     agent::{
         Agent, AgentCallbacks, AgentSubscription, Event, Failure, Response, State, Status, ToolDecision,
-        TurnDecision, TurnOutcome,
+        TurnDecision,
     },
     message::{Content, Role, ToolResult, ToolUse},
     provider::{Part, Request, StopReason},
@@ -31,7 +31,7 @@ use super::{
 /// The response in the last event of the run.
 async fn outcome(events: &mut AgentSubscription) -> Arc<Response> {
     match &**run_events(events).await.last().unwrap() {
-        Event::Turn(TurnOutcome::Stop { response, .. }) | Event::Cancelled { response, .. } => {
+        Event::Turn { response, continues: false, .. } | Event::Cancelled { response, .. } => {
             Arc::clone(response)
         }
         other => panic!("{other:?}"),
@@ -202,7 +202,7 @@ async fn interrupted(step: Step) -> (Agent, Arc<Response>, Vec<String>) {
     answered(agent.interrupt()).await.unwrap();
     let run = run_events(&mut events).await;
     let response = match &**run.last().unwrap() {
-        Event::Turn(TurnOutcome::Stop { response, .. }) | Event::Cancelled { response, .. } => {
+        Event::Turn { response, continues: false, .. } | Event::Cancelled { response, .. } => {
             Arc::clone(response)
         }
         other => panic!("{other:?}"),
@@ -336,7 +336,7 @@ async fn paused() -> (Agent, AgentSubscription, ScriptedProvider) {
     let agent = builder.tool(echo()).callbacks(Counting::default()).start().await.unwrap();
     let mut events = agent.subscribe().await.unwrap();
     agent.prompt("Hi").await.unwrap();
-    while !matches!(&*next(&mut events).await, Event::Pause(_)) {}
+    while !matches!(&*next(&mut events).await, Event::Status { status: Status::Paused, .. }) {}
     (agent, events, provider)
 }
 
@@ -454,7 +454,7 @@ async fn interrupt_or_cancel_while_paused_on_a_providers_question_ends_the_run()
         let agent = builder.callbacks(Deferring).start().await.unwrap();
         let mut events = agent.subscribe().await.unwrap();
         agent.prompt("Hi").await.unwrap();
-        while !matches!(&*next(&mut events).await, Event::Pause(_)) {}
+        while !matches!(&*next(&mut events).await, Event::Status { status: Status::Paused, .. }) {}
         assert_eq!(agent.snapshot().await.unwrap().pauses.remove(0).tool_use.id, "q1".into());
         if interrupt {
             answered(agent.interrupt()).await.unwrap();

@@ -1,7 +1,7 @@
 //! Decisions on tool uses: `handle_tool_use`, pauses and `resume`, `handle_tool_result`.
 
 use crate::{
-    agent::{Event, Pause, Status, ToolDecision},
+    agent::{Event, PendingUse, Status, ToolDecision},
     message::{Text, ToolResult, ToolUse},
     run::ErrorKind,
     testing::{Gate, Step},
@@ -116,16 +116,14 @@ async fn handle_tool_use_pause_holds_the_other_uses_and_reports_the_reason() {
     agent.agent.prompt("Go").await.unwrap();
     let events = agent.until("pause(1)").await;
     let order = names(&events);
-    assert_eq!(order[order.len() - 3..], ["step", "status(paused)", "pause(1)"]);
-    let Event::Pause(pause) = &**events.last().unwrap() else { unreachable!() };
-    let Pause { tool_use, reason, .. } = &**pause;
+    assert_eq!(order[order.len() - 2..], ["step", "status(paused 1)"]);
+    let Event::Status { pauses, .. } = &**events.last().unwrap() else { unreachable!() };
+    let PendingUse { tool_use, reason, .. } = &*pauses[0];
     assert_eq!((tool_use.id.as_str(), reason), ("1", &json!({ "ask": "Bob" })));
     assert_eq!(asked.all(), ["a", "b", "c"], "all uses are asked about before the pause");
     assert!(log.all().is_empty(), "no tool runs before all uses are decided");
     agent.check().await;
-    let mut snapshot = agent.agent.snapshot().await.unwrap();
-    let Pause { tool_use, reason, .. } = snapshot.pauses.remove(0);
-    assert_eq!((tool_use.id.as_str(), reason), ("1", json!({ "ask": "Bob" })));
+    assert_eq!(agent.agent.snapshot().await.unwrap().pauses, *pauses);
     assert_eq!(agent.agent.status().await.unwrap(), Status::Paused);
 
     agent.agent.resume("1", Decision::Execute).await.unwrap();
@@ -161,9 +159,9 @@ async fn handle_tool_use_pause_twice_in_a_step_waits_for_both() {
     let (mut agent, _, log) = agent_with(&["a", "b"], hooks).await;
     agent.agent.prompt("Go").await.unwrap();
     let order = names(&agent.until("pause(1)").await);
-    assert_eq!(order[order.len() - 3..], ["status(paused)", "pause(0)", "pause(1)"]);
+    assert_eq!(order.last().unwrap(), "status(paused 0 1)");
     agent.agent.resume("0", Decision::Execute).await.unwrap();
-    assert_eq!(names(&agent.until("decided(0)").await), ["decided(0)"]);
+    assert_eq!(names(&agent.until("decided(0)").await), ["status(paused 1)", "decided(0)"]);
     let late = agent.agent.resume("0", Decision::Execute).await.unwrap_err();
     assert_eq!(late.kind(), ErrorKind::StaleDecision, "{late:?}");
     agent.agent.resume("1", Decision::reject("No.")).await.unwrap();
@@ -206,8 +204,8 @@ async fn resume_of_a_tool_without_a_handler_gives_the_model_the_result() {
     let mut agent = Watched::start(builder.tool(declared("ask_user")).callbacks(hooks)).await;
     agent.agent.prompt("Go").await.unwrap();
     let events = agent.until("pause(0)").await;
-    let Event::Pause(pause) = &**events.last().unwrap() else { unreachable!() };
-    let Pause { tool_use, reason, .. } = &**pause;
+    let Event::Status { pauses, .. } = &**events.last().unwrap() else { unreachable!() };
+    let PendingUse { tool_use, reason, .. } = &*pauses[0];
     assert_eq!((&*tool_use.name, reason), ("ask_user", &json!("Blue or red?")));
     let answer = ToolResult::ok(tool_use, "Red.");
     agent.agent.resume(tool_use.id.clone(), Decision::Provide(answer)).await.unwrap();
@@ -265,8 +263,8 @@ async fn resume_repeated_is_stale_although_the_model_uses_the_id_again() {
     let events = agent.until("pause").await;
     let again = agent.agent.resume("0", Decision::Execute).await.unwrap_err();
     assert_eq!(again.kind(), ErrorKind::StaleDecision, "{again:?}");
-    let Event::Pause(pause) = &**events.last().unwrap() else { unreachable!() };
-    agent.agent.resume(pause.tool_use.id.clone(), Decision::reject("Enough.")).await.unwrap();
+    let Event::Status { pauses, .. } = &**events.last().unwrap() else { unreachable!() };
+    agent.agent.resume(pauses[0].tool_use.id.clone(), Decision::reject("Enough.")).await.unwrap();
     agent.end().await;
     assert_eq!(log.all().len(), 1);
 }

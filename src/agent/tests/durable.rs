@@ -41,8 +41,8 @@ impl Shelf {
     fn take(&self, delivery: &Delivery) {
         let mut contents = self.0.lock().unwrap();
         if let Some(event) = &delivery.event {
-            if let Event::Turn(outcome) = &*event.event {
-                contents.history.extend(outcome.response().messages.iter().cloned());
+            if let Event::Turn { response, .. } = &*event.event {
+                contents.history.extend(response.messages.iter().cloned());
                 contents.turn = None;
             }
             contents.events.push(Arc::clone(&event.event));

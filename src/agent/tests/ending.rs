@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::{
-    agent::{Agent, AgentCallbacks, Event, State, StateEdit, Status, TurnOutcome, WeakAgent},
+    agent::{Agent, AgentCallbacks, Event, State, StateEdit, Status, WeakAgent},
     provider::{DeltaStream, Model, Provider, ProviderError, Request, RequestContext},
     run::ErrorKind,
     subscription::EndReason,
@@ -65,7 +65,7 @@ async fn last_handle_dropped_mid_turn_interrupted_and_terminated() {
     assert_eq!(clone.status().await.unwrap(), Status::Busy, "one handle keeps the agent alive");
     drop(clone);
     let run = run_events(&mut events).await;
-    let Event::Turn(TurnOutcome::Stop { response, staged }) = &**run.last().unwrap() else {
+    let Event::Turn { response, continues: false, staged } = &**run.last().unwrap() else {
         panic!("{run:?}")
     };
     assert_eq!((response.messages[0].text().as_str(), response.text().as_str()), ("Two", "Half"));
@@ -252,7 +252,7 @@ async fn stop_from_a_tool_agent_ends_and_tool_dropped() {
     let mut events = agent.subscribe().await.unwrap();
     agent.prompt("Hi").await.unwrap();
     let run = run_events(&mut events).await;
-    assert!(matches!(&**run.last().unwrap(), Event::Turn(_)));
+    assert!(matches!(&**run.last().unwrap(), Event::Turn { .. }));
     assert_eq!(closed(&mut events).await.0, EndReason::Stopped);
     assert!(dropped.load(Ordering::SeqCst));
 }

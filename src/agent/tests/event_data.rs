@@ -3,9 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    agent::{
-        Decided, Event, Expiry, Failure, Next, Pause, Prompt, Snapshot, Status, TurnOutcome, UnstageReason,
-    },
+    agent::{Decided, Event, Expiry, Failure, Next, PendingUse, Prompt, Snapshot, Status, UnstageReason},
     message::{
         Attachment, Message, MessageId, ProviderItem, RequestEnd, Text, Thinking, Timestamp, ToolResult,
         ToolUse, TurnId, Usage, UsageRow,
@@ -66,18 +64,21 @@ fn awkward_events() -> Vec<Event> {
         Event::ToolProgress { tool_use_id: "t1".into(), data: json!(null) },
         Event::ToolResult { result: Box::new(ToolResult::error(&tool_use(), "no")), input: Some(json!({})) },
         Event::ToolResult { result: Box::new(ToolResult::ok(&tool_use(), Text::new("yes"))), input: None },
-        Event::Pause(Box::new(Pause {
-            turn: turn(),
-            tool_use: tool_use(),
-            input_replaced: true,
-            reason: json!({ "type": "pause", "id": 1 }),
-            expiry: Some(Box::new(Expiry {
-                after: Duration::MAX,
-                at: Timestamp(u64::MAX),
-                decision: Decision::Execute,
-            })),
-            asked_by: Some("t0".into()),
-        })),
+        Event::Status {
+            status: Status::Paused,
+            pauses: vec![Arc::new(PendingUse {
+                turn: turn(),
+                tool_use: tool_use(),
+                input_replaced: true,
+                reason: json!({ "type": "pause", "id": 1 }),
+                expiry: Some(Box::new(Expiry {
+                    after: Duration::MAX,
+                    at: Timestamp(u64::MAX),
+                    decision: Decision::Execute,
+                })),
+                asked_by: Some("t0".into()),
+            })],
+        },
         Event::Staged { id: "p1".into(), prompt: Prompt::new("x").with_id("p1").at(Next::Step).into() },
         Event::Unstaged { id: "p1".into(), reason: UnstageReason::Withdrawn },
         Event::Decided(Box::new(Decided {
@@ -91,7 +92,6 @@ fn awkward_events() -> Vec<Event> {
         Event::Usage(Box::new(
             UsageRow::new(RequestEnd::Void, Usage::default().with_input(3)).with_turn(turn()),
         )),
-        Event::Withdrawn { tool_use_id: "t1?2".into() },
         Event::ToolStart { tool_use_id: "t1".into(), input: Some(json!({ "type": "start" })) },
         Event::ToolEnd { tool_use_id: "t1".into(), is_error: true },
         Event::Retry { failure: error.into(), delay: Duration::new(3, 7), pending: 2, step: 4 },
@@ -113,7 +113,7 @@ fn awkward_events() -> Vec<Event> {
             pending: 0,
             step: 1,
         },
-        Event::Status { status: Status::Paused },
+        Event::Status { status: Status::Idle, pauses: Vec::new() },
     ]
 }
 
@@ -181,7 +181,7 @@ async fn events_and_snapshots_of_runs_are_serialized_without_loss() {
     assert!(matches!(&*state.event, Event::State(_)));
     assert_lossless(&state.event);
     let response = odd_response();
-    assert_lossless(&Event::Turn(TurnOutcome::Continue { response }));
+    assert_lossless(&Event::Turn { response, continues: true, staged: Vec::new() });
 }
 
 /// A response whose fields hold values that runs rarely produce.

@@ -6,7 +6,7 @@ use std::{
 };
 
 use crate::{
-    agent::{Agent, AgentSubscription, Event, Response, ToolDecision, TurnOutcome},
+    agent::{Agent, AgentSubscription, Event, Response, Status, ToolDecision},
     message::{Text, ToolResult, ToolUse},
     testing::{Gate, Step},
     tool::{Decision, ToolContext, tool_fn},
@@ -23,7 +23,7 @@ use super::{
 /// Returns the turn that an interrupt kept, and the `tool_result` events before it.
 async fn kept(events: &mut AgentSubscription) -> (Arc<Response>, Vec<(ToolResult, Option<Value>)>) {
     let run = run_events(events).await;
-    let Event::Turn(TurnOutcome::Stop { response, .. }) = &**run.last().unwrap() else { panic!("{run:?}") };
+    let Event::Turn { response, continues: false, .. } = &**run.last().unwrap() else { panic!("{run:?}") };
     let kept_results = run.iter().filter_map(|event| match &**event {
         Event::ToolResult { result, input } => Some(((**result).clone(), input.clone())),
         _ => None,
@@ -141,10 +141,10 @@ async fn interrupt_while_paused_decided_results_kept_and_others_not_run() {
     ]);
     let agent = scripted([step]).1.tool(tool).callbacks(hooks).start().await.unwrap();
     let mut events = begun(&agent).await;
-    while !matches!(&*next(&mut events).await, Event::Pause(_)) {}
+    while !matches!(&*next(&mut events).await, Event::Status { status: Status::Paused, .. }) {}
     let answer = ToolResult::ok(&ToolUse::new("t1", "ask", json!({})), Text::new("the red one"));
     agent.resume("t1", Decision::Provide(answer)).await.unwrap();
-    while !matches!(&*next(&mut events).await, Event::Pause(_)) {}
+    while !matches!(&*next(&mut events).await, Event::Status { status: Status::Paused, .. }) {}
     answered(agent.interrupt()).await.unwrap();
     let (response, _) = kept(&mut events).await;
     let results = results(&response);

@@ -60,7 +60,7 @@ async fn stream_in_chunks_from_another_task_does_not_overrun_a_prompt_reader() {
         match events.next().await {
             Some(Update::Event(event)) => match &*event.event {
                 Event::TextDelta { .. } => deltas += 1,
-                Event::Turn(_) => break,
+                Event::Turn { .. } => break,
                 _ => {}
             },
             Some(Update::Resync(_)) => panic!("the reader fell behind after {deltas} deltas"),

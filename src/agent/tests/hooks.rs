@@ -8,7 +8,7 @@ use std::{
 use crate::{
     agent::{
         Agent, AgentBuilder, AgentCallbacks, AgentSubscription, ErrorDecision, Event, Failure, Prompt,
-        Response, Snapshot, State, StateEdit, Status, ToolDecision, TurnDecision, TurnOutcome,
+        Response, Snapshot, State, StateEdit, Status, ToolDecision, TurnDecision,
     },
     message::{Message, ToolResult, ToolUse, Usage},
     provider::Request,
@@ -175,8 +175,9 @@ impl Watched {
             let json = serde_json::to_string(&*event).unwrap();
             assert_eq!(serde_json::from_str::<Event>(&json).unwrap(), *event, "{json}");
         }
-        if let Event::Status { status } = &*event {
-            assert_ne!(*status, self.view.status, "a status event without a change");
+        if let Event::Status { status, pauses } = &*event {
+            let before = (self.view.status, &self.view.pauses);
+            assert_ne!((*status, pauses), before, "a status event without a change");
         }
         if ends_run(&event) {
             assert_eq!(self.view.status, Status::Idle, "the idle status comes before the end of the run");
@@ -185,13 +186,19 @@ impl Watched {
         event
     }
 
-    /// Returns the events up to and including the first event with the name `last`. `pause` stands for any name of the
-    /// form `pause(id)`.
+    /// Returns the events up to and including the first event with the name `last`. The name `pause(id)` stands for a
+    /// status whose last pause has this id, and `pause` for any status with pauses.
     pub(crate) async fn until(&mut self, last: &str) -> Vec<Arc<Event>> {
         let mut seen = Vec::new();
         loop {
             let event = self.next().await;
-            let name = name(&event);
+            let pause = match &*event {
+                Event::Status { pauses, .. } => {
+                    pauses.last().map(|pause| format!("pause({})", pause.tool_use.id))
+                }
+                _ => None,
+            };
+            let name = pause.unwrap_or_else(|| name(&event));
             let done = name == last || name.split('(').next() == Some(last);
             assert!(done || !ends_run(&event), "the run ended before {last}: {:?}", names(&seen));
             seen.push(event);
@@ -265,7 +272,7 @@ pub(crate) fn sent(request: &Request) -> Vec<String> {
 /// The responses of the turns in these events.
 pub(crate) fn turns(events: &[Arc<Event>]) -> Vec<Arc<Response>> {
     let turn = |event: &Arc<Event>| match &**event {
-        Event::Turn(turn) => Some(Arc::clone(turn.response())),
+        Event::Turn { response, .. } => Some(Arc::clone(response)),
         _ => None,
     };
     events.iter().filter_map(turn).collect()
@@ -274,7 +281,7 @@ pub(crate) fn turns(events: &[Arc<Event>]) -> Vec<Arc<Response>> {
 /// The response of the last turn. The last event must be `turn(stop)`.
 pub(crate) fn stopped(events: &[Arc<Event>]) -> Arc<Response> {
     match events.last().map(|event| &**event) {
-        Some(Event::Turn(TurnOutcome::Stop { response, .. })) => Arc::clone(response),
+        Some(Event::Turn { response, continues: false, .. }) => Arc::clone(response),
         other => panic!("expected turn(stop), got {other:?}"),
     }
 }

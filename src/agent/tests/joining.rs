@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use crate::{
     agent::{
         Agent, AgentCallbacks, AgentSubscription, ErrorDecision, Event, Failure, Prompt, Response, Snapshot,
-        State, ToolDecision, TurnDecision,
+        State, Status, ToolDecision, TurnDecision,
     },
     message::{Attachment, ProviderItem, Role, ToolUse},
     provider::{BlockStart, Delta, Part, ProviderError, ProviderErrorKind, Request, StopReason},
@@ -145,12 +145,12 @@ async fn play(agent: Agent) {
     loop {
         let Some(Update::Event(numbered)) = answered(events.next()).await else { panic!() };
         match &*numbered.event {
-            Event::Pause(pause) => {
+            Event::Status { status: Status::Paused, pauses } => {
                 dawdle().await;
-                agent.resume(pause.tool_use.id.clone(), Decision::Execute).await.unwrap();
+                agent.resume(pauses[0].tool_use.id.clone(), Decision::Execute).await.unwrap();
             }
-            Event::Turn(_) if ends_run(&numbered.event) => return,
-            Event::Turn(_) => turns += 1,
+            Event::Turn { .. } if ends_run(&numbered.event) => return,
+            Event::Turn { .. } => turns += 1,
             Event::TextStart { .. } if turns == 1 => {
                 agent.prompt("staged").await.unwrap();
             }
@@ -279,7 +279,7 @@ async fn status_events_in_any_run_are_emitted_only_on_change() {
     let mut changes = 0;
     loop {
         let Some(Update::Event(numbered)) = answered(events.next()).await else { panic!() };
-        if let Event::Status { status: news } = &*numbered.event {
+        if let Event::Status { status: news, .. } = &*numbered.event {
             assert_ne!(*news, status);
             status = *news;
             changes += 1;
@@ -304,7 +304,7 @@ async fn pause_at_the_limit_step_reports_max_steps() {
         .iter()
         .filter_map(|event| match &**event {
             Event::Step(response) => Some(response.stop_reason.clone()),
-            Event::Turn(turn) => Some(turn.response().stop_reason.clone()),
+            Event::Turn { response, .. } => Some(response.stop_reason.clone()),
             _ => None,
         })
         .collect();

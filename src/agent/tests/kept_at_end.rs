@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    agent::{Agent, AgentSubscription, Event, Response, ToolDecision, TurnOutcome},
+    agent::{Agent, AgentSubscription, Event, Response, Status, ToolDecision},
     provider::StopReason,
     run::ErrorKind,
     testing::{Gate, Step},
@@ -27,7 +27,7 @@ async fn paused_after_a_step() -> (Agent, AgentSubscription) {
     let agent = scripted(steps).1.tool(echo()).callbacks(hooks).start().await.unwrap();
     let mut events = agent.subscribe().await.unwrap();
     agent.prompt("Hi").await.unwrap();
-    while !matches!(&*next(&mut events).await, Event::Pause(_)) {}
+    while !matches!(&*next(&mut events).await, Event::Status { status: Status::Paused, .. }) {}
     (agent, events)
 }
 
@@ -35,7 +35,7 @@ async fn paused_after_a_step() -> (Agent, AgentSubscription) {
 async fn last_response(events: &mut AgentSubscription) -> Arc<Response> {
     let run = run_events(events).await;
     match &**run.last().unwrap() {
-        Event::Turn(TurnOutcome::Stop { response, .. }) | Event::Cancelled { response, .. } => {
+        Event::Turn { response, continues: false, .. } | Event::Cancelled { response, .. } => {
             Arc::clone(response)
         }
         other => panic!("{other:?}"),

@@ -153,7 +153,7 @@ async fn stream_during_a_flood_of_status_queries_continues() {
     tokio::time::resume();
     agent.prompt("Hi").await.unwrap();
     let run = tokio::time::timeout(Duration::from_secs(20), run_events(&mut events)).await;
-    assert!(matches!(&**run.unwrap().last().unwrap(), Event::Turn(_)));
+    assert!(matches!(&**run.unwrap().last().unwrap(), Event::Turn { .. }));
     flood.iter().for_each(tokio::task::JoinHandle::abort);
 }
 

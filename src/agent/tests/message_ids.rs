@@ -149,8 +149,8 @@ async fn interrupted_or_cancelled_answer_keeps_its_id() {
         }
         let events = agent.end().await;
         assert_eq!(agent.view.answer, None);
-        let (Event::Turn(crate::agent::TurnOutcome::Stop { response, .. })
-        | Event::Cancelled { response, .. }) = &**events.last().unwrap()
+        let (Event::Turn { response, continues: false, .. } | Event::Cancelled { response, .. }) =
+            &**events.last().unwrap()
         else {
             panic!("{events:?}")
         };

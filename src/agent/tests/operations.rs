@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::{
-    agent::{Accepted, Event, Status, TurnOutcome},
+    agent::{Accepted, Event, Status},
     message::ToolUseId,
     provider::StopReason,
     run::ErrorKind,
@@ -84,7 +84,7 @@ async fn cancel_in_any_phase_discards_and_agent_survives() {
         assert_eq!((state.status(), state.history().len()), (Status::Idle, 0), "{amid:?}");
         let events = run_events(&mut scene.events).await;
         let [.., status, end] = &*events else { panic!("{amid:?}") };
-        assert_eq!(**status, Event::Status { status: Status::Idle }, "{amid:?}");
+        assert_eq!(**status, Event::Status { status: Status::Idle, pauses: Vec::new() }, "{amid:?}");
         let Event::Cancelled { response, staged } = &**end else { panic!("{amid:?}: {end:?}") };
         assert_eq!(response.stop_reason, StopReason::Cancelled, "{amid:?}");
         assert_eq!(response.messages[0].text(), "Hi", "{amid:?}");
@@ -114,7 +114,7 @@ async fn interrupt_in_any_phase_ends_the_run_and_agent_survives() {
                 | Amid::Callback(At::HandleToolUse | At::HandleToolResult | At::HandleTurn)
         );
         let (response, staged) = match &*end {
-            Event::Turn(TurnOutcome::Stop { response, staged }) | Event::Cancelled { response, staged } => {
+            Event::Turn { response, continues: false, staged } | Event::Cancelled { response, staged } => {
                 (response, staged)
             }
             other => panic!("{amid:?}: {other:?}"),
@@ -150,7 +150,7 @@ async fn stop_in_any_phase_ends_the_run_and_closes() {
         }
         let run = run_events(&mut scene.events).await;
         let kept = match &**run.last().unwrap() {
-            Event::Turn(TurnOutcome::Stop { response, .. }) if !discards => response.messages.len(),
+            Event::Turn { response, continues: false, .. } if !discards => response.messages.len(),
             Event::Cancelled { .. } => 0,
             other => panic!("{amid:?}: {other:?}"),
         };
@@ -224,7 +224,11 @@ async fn cancel_while_handle_event_never_returns_next_event_handled() {
     answered(agent.wait_until_idle()).await.unwrap();
     answered(agent.ask("Hello?")).await.unwrap();
     let first = next(&mut events).await;
-    assert_eq!(*first, Event::Status { status: Status::Busy }, "a cancel without a run emits no event");
+    assert_eq!(
+        *first,
+        Event::Status { status: Status::Busy, pauses: Vec::new() },
+        "a cancel without a run emits no event"
+    );
 }
 
 #[tokio::test(start_paused = true)]

@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::{
-    agent::{Agent, AgentCallbacks, ErrorDecision, Event, Failure, State, Status, TurnOutcome},
+    agent::{Agent, AgentCallbacks, ErrorDecision, Event, Failure, State, Status},
     provider::{DeltaStream, Model, Provider, ProviderError, ProviderErrorKind, Request, RequestContext},
     run::ErrorKind,
     subscription::EndReason,
@@ -230,7 +230,7 @@ async fn run_tool_panics_in_any_method_error_result_and_run_continues() {
         armed.store(true, Ordering::SeqCst);
         agent.prompt("Hi").await.unwrap();
         let run = run_events(&mut events).await;
-        assert!(matches!(&**run.last().unwrap(), Event::Turn(TurnOutcome::Stop { .. })), "{part}: {run:?}");
+        assert!(matches!(&**run.last().unwrap(), Event::Turn { continues: false, .. }), "{part}: {run:?}");
         let results: Vec<_> = run
             .iter()
             .filter_map(|event| match &**event {

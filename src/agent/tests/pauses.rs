@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{
     agent::{
-        AgentCallbacks, Decided, DecisionKind, Event, NamedDecision, Pause, State, Status, ToolDecision,
+        AgentCallbacks, Decided, DecisionKind, Event, NamedDecision, PendingUse, State, Status, ToolDecision,
     },
     message::{Attachment, ResultBlock, ToolResult, ToolUse},
     run::ErrorKind,
@@ -41,12 +41,10 @@ fn pausing_all() -> Hooks {
     Hooks::new().on_tool_use(|tool_use, _| ToolDecision::Pause(json!(tool_use.name)))
 }
 
-fn pauses(events: &[Arc<Event>]) -> Vec<Pause> {
-    let pause = |event: &Arc<Event>| match &**event {
-        Event::Pause(pause) => Some(Pause::clone(pause)),
-        _ => None,
-    };
-    events.iter().filter_map(pause).collect()
+/// The pauses in the last of these events.
+fn pauses(events: &[Arc<Event>]) -> Vec<Arc<PendingUse>> {
+    let Event::Status { pauses, .. } = &**events.last().unwrap() else { panic!("{events:?}") };
+    pauses.clone()
 }
 
 fn decisions(events: &[Arc<Event>]) -> Vec<Decided> {
@@ -104,7 +102,9 @@ async fn pauses_of_one_step_are_decided_in_any_order() {
             agent.agent.resume(id, decision).await.unwrap();
             waiting.retain(|pause| pause.tool_use.id.as_str() != id);
             if n < 2 {
-                assert_eq!(names(&agent.until("decided").await), [format!("decided({id})")]);
+                let ids: Vec<_> = waiting.iter().map(|pause| pause.tool_use.id.as_str()).collect();
+                let status = format!("status(paused {})", ids.join(" "));
+                assert_eq!(names(&agent.until("decided").await), [status, format!("decided({id})")]);
                 assert_eq!(agent.agent.snapshot().await.unwrap().pauses, waiting);
                 assert_eq!(agent.agent.status().await.unwrap(), Status::Paused);
             }
@@ -533,7 +533,7 @@ async fn run_and_turn_of_events_follow_the_runs() {
             .filter_map(|event| match &**event {
                 Event::Message { turn, run, .. } => Some((*turn, *run)),
                 Event::Step(response) => Some((response.turn.unwrap(), response.run)),
-                Event::Turn(outcome) => Some((outcome.response().turn.unwrap(), outcome.response().run)),
+                Event::Turn { response, .. } => Some((response.turn.unwrap(), response.run)),
                 _ => None,
             })
             .collect();

@@ -122,15 +122,13 @@ async fn play(answers: Vec<ToolDecision>, approvals: Vec<bool>, questions: Vec<u
     loop {
         let event = agent.next().await;
         match &*event {
-            Event::Status { status: Status::Paused } => {
-                for pause in agent.agent.snapshot().await.unwrap().pauses {
-                    let decided = agent.agent.resume(pause.tool_use.id, Decision::reject("Enough.")).await;
+            Event::Status { status: Status::Paused, pauses } => {
+                for pause in pauses {
+                    let decided =
+                        agent.agent.resume(pause.tool_use.id.clone(), Decision::reject("Enough.")).await;
                     let late = matches!(&decided, Err(error) if matches!(error.kind(), ErrorKind::StaleDecision | ErrorKind::NotPaused));
                     assert!(late || decided.is_ok(), "{decided:?}");
                 }
-            }
-            Event::Withdrawn { tool_use_id } => {
-                *decided.entry(tool_use_id.to_string()).or_default() += 1;
             }
             Event::ToolResult { result, .. } => {
                 *results.entry(result.tool_use_id.to_string()).or_default() += 1;

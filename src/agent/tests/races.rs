@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::{
     agent::{
         Accepted, Agent, AgentCallbacks, AgentSubscription, Event, Prompt, Snapshot, State, Status,
-        ToolDecision, TurnOutcome,
+        ToolDecision,
     },
     message::{Message, Role, ToolUse},
     run::ErrorKind,
@@ -57,7 +57,7 @@ async fn follow(mut events: AgentSubscription, last: oneshot::Receiver<EventId>)
             }
             Event::Cancelled { staged, .. }
             | Event::Error { staged, .. }
-            | Event::Turn(TurnOutcome::Stop { staged, .. }) => {
+            | Event::Turn { continues: false, staged, .. } => {
                 assert!(in_run, "a run ended twice");
                 for staged in staged {
                     places.push(text_of(staged));
@@ -135,7 +135,7 @@ async fn race(round: u32) {
                 Status::Idle => break,
                 Status::Paused => {
                     for pause in agent.snapshot().await.unwrap().pauses {
-                        let _ = agent.resume(pause.tool_use.id, Decision::reject("no")).await;
+                        let _ = agent.resume(pause.tool_use.id.clone(), Decision::reject("no")).await;
                     }
                 }
                 Status::Busy => tokio::task::yield_now().await,

@@ -182,8 +182,8 @@ async fn question_of_a_provider_about_a_tool_that_needs_approval_waits() {
     let mut agent = Watched::start(builder.needs_approval("shell")).await;
     agent.agent.prompt("Go").await.unwrap();
     let events = agent.until("pause(q)").await;
-    let Event::Pause(pause) = &**events.last().unwrap() else { unreachable!() };
-    assert_eq!(pause.reason, "needs approval");
+    let Event::Status { pauses, .. } = &**events.last().unwrap() else { unreachable!() };
+    assert_eq!(pauses[0].reason, "needs approval");
     agent.agent.resume("q", Decision::Execute).await.unwrap();
     stopped(&agent.end().await);
     assert_eq!(provider.decisions(), [Decision::Execute]);

@@ -3,7 +3,7 @@
 use crate::{
     agent::{
         Accepted, AgentCallbacks, ErrorDecision, Event, Failure, Next, Prompt, PromptState, Response,
-        RunOutcome, State, ToolDecision, TurnDecision, TurnOutcome,
+        RunOutcome, State, ToolDecision, TurnDecision,
     },
     provider::{Options, StopReason},
     run::ErrorKind,
@@ -154,7 +154,7 @@ async fn staged_prompt_in_a_later_turn_of_the_run_starts_too() {
     let ends: Vec<_> = events
         .iter()
         .filter_map(|event| match &**event {
-            Event::Turn(turn) => Some((matches!(turn, TurnOutcome::Stop { .. }), turn.response().text())),
+            Event::Turn { response, continues, .. } => Some((!continues, response.text())),
             _ => None,
         })
         .collect();
@@ -402,8 +402,7 @@ async fn interrupt_before_the_answer_carries_joined_prompts_back() {
     reached(&hangs).await;
     agent.agent.interrupt().await.unwrap();
     let events = agent.end().await;
-    let Some(Event::Turn(TurnOutcome::Stop { staged, response })) = events.last().map(|event| &**event)
-    else {
+    let Some(Event::Turn { response, continues: false, staged }) = events.last().map(|event| &**event) else {
         panic!("{:?}", names(&events))
     };
     let carried: Vec<_> = staged.iter().map(|prompt| prompt.content.clone()).collect();
@@ -493,7 +492,7 @@ async fn interrupt_of_a_step_that_is_repeated_after_its_answer_carries_joined_pr
     reached(&hangs).await;
     agent.agent.interrupt().await.unwrap();
     let events = agent.end().await;
-    let Some(Event::Turn(TurnOutcome::Stop { staged, .. })) = events.last().map(|event| &**event) else {
+    let Some(Event::Turn { continues: false, staged, .. }) = events.last().map(|event| &**event) else {
         panic!("{:?}", names(&events))
     };
     assert_eq!(staged[0].content, "Now".into());

@@ -341,7 +341,7 @@ async fn last_handle_dropped_subscriptions_do_not_keep_the_agent_alive() {
     let weak = agent.downgrade();
     drop(agent);
     assert!(weak.upgrade().is_none());
-    assert!(matches!(&**run_events(&mut events).await.last().unwrap(), Event::Turn(_)));
+    assert!(matches!(&**run_events(&mut events).await.last().unwrap(), Event::Turn { .. }));
     for events in [&mut events, &mut other] {
         assert_eq!(closed(events).await.0, EndReason::HandlesDropped);
     }

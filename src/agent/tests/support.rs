@@ -44,8 +44,7 @@ pub(crate) async fn run_events(events: &mut AgentSubscription) -> Vec<Arc<Event>
 
 /// Returns whether the event is the last event of a run.
 pub(crate) fn ends_run(event: &Event) -> bool {
-    use crate::agent::TurnOutcome;
-    matches!(event, Event::Turn(TurnOutcome::Stop { .. }) | Event::Cancelled { .. } | Event::Error { .. })
+    matches!(event, Event::Turn { continues: false, .. } | Event::Cancelled { .. } | Event::Error { .. })
 }
 
 /// Events in short form, for checking their order. The short form is the event's type and a detail that distinguishes
@@ -56,22 +55,23 @@ pub(crate) fn names(events: &[Arc<Event>]) -> Vec<String> {
 
 /// One event in short form.
 pub(crate) fn name(event: &Event) -> String {
-    use crate::{agent::TurnOutcome, message::Role};
+    use crate::message::Role;
     match event {
         Event::Message { message, .. } => match message.role {
             Role::User => "message(user)".into(),
             _ => "message(assistant)".into(),
         },
-        Event::Turn(TurnOutcome::Stop { .. }) => "turn(stop)".into(),
-        Event::Turn(_) => "turn(continue)".into(),
-        Event::Status { status } => format!("status({status:?})").to_lowercase(),
+        Event::Turn { continues: false, .. } => "turn(stop)".into(),
+        Event::Turn { .. } => "turn(continue)".into(),
+        Event::Status { status, pauses } => {
+            let ids: String = pauses.iter().map(|pause| format!(" {}", pause.tool_use.id)).collect();
+            format!("status({}{ids})", format!("{status:?}").to_lowercase())
+        }
         Event::ToolResult { result, .. } => format!("tool_result({})", result.tool_use_id),
         Event::ToolStart { tool_use_id, .. } => format!("tool_start({tool_use_id})"),
         Event::ToolEnd { tool_use_id, .. } => format!("tool_end({tool_use_id})"),
         Event::Unstaged { reason, .. } => format!("unstaged({reason:?})").to_lowercase(),
         Event::Decided(decided) => format!("decided({})", decided.tool_use_id),
-        Event::Withdrawn { tool_use_id } => format!("withdrawn({tool_use_id})"),
-        Event::Pause(pause) => format!("pause({})", pause.tool_use.id),
         other => serde_json::to_value(other).unwrap()["type"].as_str().unwrap().to_owned(),
     }
 }

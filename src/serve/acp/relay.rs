@@ -22,10 +22,10 @@ use super::{
 };
 use crate::{
     acp::{Gone, Peer},
-    agent::{Event, Status, UnstageReason},
+    agent::{Event, UnstageReason},
     error_chain,
     message::{ToolUseId, Usage},
-    run::{Pause, RunOutcome},
+    run::{PendingUse, RunOutcome},
     session::{Session, SessionCommand, SessionEvent, SessionSnapshot, SessionSubscription, StoreReport},
     subscription::Update,
     tool::Decision,
@@ -64,14 +64,6 @@ struct State {
     /// The questions that wait. Cancelling a token withdraws the question.
     asked: HashMap<ToolUseId, CancellationToken>,
     questions: JoinSet<()>,
-}
-
-impl State {
-    fn withdraw(&mut self, id: &ToolUseId) {
-        if let Some(token) = self.asked.remove(id) {
-            token.cancel();
-        }
-    }
 }
 
 /// A guard that answers the waiting prompts when the relay ends for any reason.
@@ -176,15 +168,7 @@ impl Relay {
         (state.used, state.turn) = (snapshot.used, Usage::default());
         self.remodelled(state, &snapshot.agent.state.model).await?;
         self.titled(snapshot.title.as_deref()).await?;
-        let pauses = &snapshot.agent.pauses;
-        state.asked.retain(|id, token| {
-            let waits = pauses.iter().any(|pause| pause.tool_use.id == *id);
-            if !waits {
-                token.cancel();
-            }
-            waits
-        });
-        self.ask(state, pauses);
+        self.ask(state, &snapshot.agent.pauses);
         self.entry.prompts(|prompts| prompts.missed(&snapshot.agent));
         Ok(())
     }
@@ -239,18 +223,11 @@ impl Relay {
             Event::Retry { failure, .. } => {
                 self.notice("The request is repeated", error_chain(failure)).await?;
             }
-            Event::Pause(pause) => self.ask(state, std::slice::from_ref(pause)),
-            Event::Decided(decided) => state.withdraw(&decided.tool_use_id),
-            Event::Withdrawn { tool_use_id } => state.withdraw(tool_use_id),
-            Event::Status { status } if *status != Status::Paused => {
-                state.asked.drain().for_each(|(_, token)| token.cancel());
-            }
+            Event::Status { pauses, .. } => self.ask(state, pauses),
             Event::State(view) => self.remodelled(state, &view.model).await?,
-            Event::Turn(outcome) => {
-                state.used += outcome.response().usage;
-                state.turn = Usage::default();
-            }
-            Event::Cancelled { response, .. } | Event::Error { response, .. } => {
+            Event::Turn { response, .. }
+            | Event::Cancelled { response, .. }
+            | Event::Error { response, .. } => {
                 state.used += response.usage;
                 state.turn = Usage::default();
             }
@@ -285,9 +262,16 @@ impl Relay {
         }
     }
 
-    /// Asks the client about all these pauses at once.
-    fn ask<P: std::borrow::Borrow<Pause>>(&self, state: &mut State, pauses: &[P]) {
-        for pause in pauses.iter().map(P::borrow) {
+    /// Asks the client about all these pauses at once, and withdraws the questions about all others.
+    fn ask(&self, state: &mut State, pauses: &[Arc<PendingUse>]) {
+        state.asked.retain(|id, token| {
+            let waits = pauses.iter().any(|pause| pause.tool_use.id == *id);
+            if !waits {
+                token.cancel();
+            }
+            waits
+        });
+        for pause in pauses {
             let id = pause.tool_use.id.clone();
             if state.asked.contains_key(&id) {
                 continue;
@@ -326,7 +310,7 @@ impl Relay {
 
 /// Returns whether a running tool asks for a form with required fields. Editors can only allow or reject, so the user
 /// can't fill in the form.
-fn needs_fields(pause: &Pause) -> bool {
+fn needs_fields(pause: &PendingUse) -> bool {
     let required = pause.reason["schema"]["required"].as_array();
     pause.asked_by.is_some() && required.is_some_and(|fields| !fields.is_empty())
 }

@@ -11,7 +11,7 @@ use super::content;
 use crate::{
     agent::{Event, Snapshot, Status},
     message::{Content, Message, MessageId, Role, ToolResult, ToolUse, ToolUseId},
-    run::Pause,
+    run::PendingUse,
     session::SessionSnapshot,
 };
 
@@ -234,7 +234,7 @@ impl View {
     }
 
     /// Returns the tool call about which a pause asks.
-    pub(super) fn asked(&self, pause: &Pause) -> ToolCallUpdate {
+    pub(super) fn asked(&self, pause: &PendingUse) -> ToolCallUpdate {
         let tool_use = &pause.tool_use;
         let mut fields = ToolCallUpdateFields::new()
             .title(tool_use.name.clone())
@@ -328,8 +328,9 @@ impl View {
                 Some(self.update(tool_use_id, fields))
             }
             Event::ToolResult { result, .. } => self.result(result),
-            Event::Turn(turn) => return self.run_ended(turn.response().messages.iter()),
-            Event::Cancelled { response, .. } | Event::Error { response, .. } => {
+            Event::Turn { response, .. }
+            | Event::Cancelled { response, .. }
+            | Event::Error { response, .. } => {
                 return self.run_ended(response.messages.iter());
             }
             _ => None,

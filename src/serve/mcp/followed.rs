@@ -3,11 +3,11 @@
 use std::{collections::HashMap, sync::Arc};
 
 use crate::{
-    agent::{Event, Snapshot, Status, TurnOutcome, UnstageReason},
+    agent::{Event, Snapshot, UnstageReason},
     error_chain,
     message::{Message, MessageId, Role, ToolUseId, TurnId},
     provider::StopReason,
-    run::{Pause, PromptId, RunOutcome},
+    run::{PendingUse, PromptId, RunOutcome},
     session::SessionSnapshot,
 };
 
@@ -48,7 +48,7 @@ pub(super) struct FollowedPrompt {
     /// The names of the turn's tool uses.
     names: HashMap<ToolUseId, String>,
     /// The tool uses and questions of the turn that wait for a decision.
-    pauses: Vec<Pause>,
+    pauses: Vec<Arc<PendingUse>>,
 }
 
 impl FollowedPrompt {
@@ -74,7 +74,7 @@ impl FollowedPrompt {
     }
 
     /// Returns the tool uses and questions of the prompt's turn that wait for a decision.
-    pub(super) fn pauses(&self) -> &[Pause] {
+    pub(super) fn pauses(&self) -> &[Arc<PendingUse>] {
         &self.pauses
     }
 
@@ -89,15 +89,10 @@ impl FollowedPrompt {
             Event::ToolStart { tool_use_id, .. } => {
                 return self.turn.and(self.names.get(tool_use_id).cloned()).map(Change::Runs);
             }
-            Event::Pause(pause) if self.turn == Some(pause.turn) => {
-                self.pauses.push((**pause).clone());
-                return Some(Change::Pauses);
-            }
-            Event::Decided(decided) => return self.decided(&decided.tool_use_id),
-            Event::Withdrawn { tool_use_id } => return self.decided(tool_use_id),
-            Event::Status { status } if *status != Status::Paused && !self.pauses.is_empty() => {
-                self.pauses.clear();
-                return Some(Change::Pauses);
+            Event::Status { pauses, .. } => {
+                let own = pauses.iter().filter(|pause| self.turn == Some(pause.turn)).cloned().collect();
+                let before = std::mem::replace(&mut self.pauses, own);
+                return (before != self.pauses).then_some(Change::Pauses);
             }
             Event::Unstaged { id, reason: UnstageReason::Withdrawn } if *id == self.id => {
                 return ended("the prompt was withdrawn");
@@ -106,7 +101,18 @@ impl FollowedPrompt {
             Event::Unstaged { id, reason: UnstageReason::Taken } if *id != self.id => {
                 return self.answered.take().map(Change::Ended);
             }
-            Event::Turn(outcome) => return self.turned(outcome),
+            Event::Turn { response, continues, staged } => {
+                if self.turn.is_some() {
+                    self.answered = Some(PromptEnd::Answered {
+                        message: response.message.clone(),
+                        stop_reason: Some(response.stop_reason.clone()),
+                    });
+                }
+                if !continues {
+                    let unused = staged.iter().any(|prompt| prompt.id.as_ref() == Some(&self.id));
+                    return self.stopped(&RunOutcome::Cancelled, false, unused);
+                }
+            }
             Event::Cancelled { staged, .. } | Event::Error { staged, .. } => {
                 let unused = staged.iter().any(|prompt| prompt.id.as_ref() == Some(&self.id));
                 let outcome = RunOutcome::of(event)?;
@@ -125,29 +131,6 @@ impl FollowedPrompt {
         if self.turn.is_some() {
             self.running = Some(turn);
             self.names.extend(message.tool_uses().map(|tool| (tool.id.clone(), tool.name.clone())));
-        }
-    }
-
-    fn decided(&mut self, id: &ToolUseId) -> Option<Change> {
-        let before = self.pauses.len();
-        self.pauses.retain(|pause| pause.tool_use.id != *id);
-        (self.pauses.len() < before).then_some(Change::Pauses)
-    }
-
-    fn turned(&mut self, outcome: &TurnOutcome) -> Option<Change> {
-        let response = outcome.response();
-        if self.turn.is_some() {
-            self.answered = Some(PromptEnd::Answered {
-                message: response.message.clone(),
-                stop_reason: Some(response.stop_reason.clone()),
-            });
-        }
-        match outcome {
-            TurnOutcome::Stop { staged, .. } => {
-                let unused = staged.iter().any(|prompt| prompt.id.as_ref() == Some(&self.id));
-                self.stopped(&RunOutcome::Cancelled, false, unused)
-            }
-            TurnOutcome::Continue { .. } => None,
         }
     }
 

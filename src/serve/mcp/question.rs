@@ -13,7 +13,7 @@ use rmcp::{
 use serde_json::{Value, json};
 
 use crate::{
-    run::Pause,
+    run::PendingUse,
     text::{clip, start},
     tool::Decision,
 };
@@ -44,7 +44,7 @@ impl From<&ClientCapabilities> for Asks {
 }
 
 /// Returns the question about a pause, or the reason why the client can't be asked.
-pub(super) fn question(pause: &Pause, asks: Asks) -> Result<ElicitRequestParams, &'static str> {
+pub(super) fn question(pause: &PendingUse, asks: Asks) -> Result<ElicitRequestParams, &'static str> {
     let reason = &pause.reason;
     let message = || match reason["message"].as_str() {
         Some(text) => clip(text, LONGEST).into_owned(),
@@ -80,7 +80,7 @@ fn no_fields() -> ElicitationSchema {
     ElicitationSchema::new(std::collections::BTreeMap::new())
 }
 
-fn approval(pause: &Pause) -> String {
+fn approval(pause: &PendingUse) -> String {
     let (tool, input) = (&pause.tool_use.name, pause.tool_use.input.to_string());
     let why = match &pause.reason {
         Value::Null => String::new(),
@@ -102,7 +102,7 @@ fn approval(pause: &Pause) -> String {
 }
 
 /// Returns the decision that the answer to a question means.
-pub(super) fn decision(pause: &Pause, answer: ElicitResult) -> Decision {
+pub(super) fn decision(pause: &PendingUse, answer: ElicitResult) -> Decision {
     match answer.action {
         ElicitationAction::Accept if is_form(pause) => {
             Decision::ExecuteWith(answer.content.unwrap_or_else(|| json!({})))
@@ -114,6 +114,6 @@ pub(super) fn decision(pause: &Pause, answer: ElicitResult) -> Decision {
 }
 
 /// Returns whether the question is a form whose fields a running tool needs.
-fn is_form(pause: &Pause) -> bool {
+fn is_form(pause: &PendingUse) -> bool {
     pause.asked_by.is_some() && pause.reason["mcp"] == "form"
 }

@@ -1,6 +1,6 @@
 //! A call of `ask` whose prompt the session has accepted.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use rmcp::{
@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     message::ToolUseId,
-    run::{Error, Pause},
+    run::{Error, PendingUse},
     session::{Session, SessionCommand, SessionEvent, SessionSnapshot, SessionSubscription},
     store::Labels,
     subscription::Update,
@@ -95,7 +95,7 @@ pub(super) struct RunningCall<'a> {
     /// The pauses about which the client was asked. Cancelling a token withdraws the question.
     asked: HashMap<ToolUseId, CancellationToken>,
     /// The questions that were sent during this call. A question that was withdrawn has no decision.
-    questions: FuturesUnordered<BoxFuture<'static, (Pause, Option<Decision>)>>,
+    questions: FuturesUnordered<BoxFuture<'static, (Arc<PendingUse>, Option<Decision>)>>,
     reports: u32,
     sender: Sender,
     may: Permissions,
@@ -155,8 +155,8 @@ impl<'a> RunningCall<'a> {
         }
     }
 
-    /// Processes an update and all others that are ready. The pauses of a step arrive one after the other, so the
-    /// client is then asked about all of them together.
+    /// Processes an update and all others that are ready. Several running tools may ask questions at the same time, so
+    /// the client is then asked about all of them together.
     async fn updates(&mut self, first: SessionUpdate) -> Option<Outcome> {
         let mut next = Some(first);
         while let Some(update) = next {
@@ -258,7 +258,7 @@ impl<'a> RunningCall<'a> {
     }
 
     /// Sends the decision about a pause to the session, if the client may decide.
-    async fn decide(&mut self, pause: &Pause, decision: Decision) {
+    async fn decide(&mut self, pause: &PendingUse, decision: Decision) {
         // The client decides how long an answer takes, so the permission may have ended in the meantime.
         let permitted = self.ask.host.running(self.session.id(), Purpose::Decide).await;
         self.may.decide &= permitted.is_ok();

@@ -3,7 +3,7 @@
 
 use super::{Core, Effect, Effects, saving::Record};
 use crate::{
-    agent::{Event, TurnOutcome, UnstageReason},
+    agent::{Event, UnstageReason},
     run::{KnownPrompt, PromptId, PromptState, RunEnd, RunOutcome, TurnRecord},
     store::erase_content,
     tree::{Erased, NodeId},
@@ -81,7 +81,7 @@ impl Core {
         let prompts = if are_stored { &self.prompts.list[..] } else { &[] };
         let mut end = match event {
             // If the process dies before the next turn is committed, the run has ended with this turn.
-            Event::Turn(TurnOutcome::Continue { response }) if !continues && !prompts.is_empty() => {
+            Event::Turn { response, continues: true, .. } if !continues && !prompts.is_empty() => {
                 let stop_reason = response.stop_reason.clone();
                 let end = RunEnd::new(RunOutcome::Stopped { stop_reason });
                 RunEnd { turn: response.turn, ..end }

@@ -183,7 +183,7 @@ async fn last_handle_dropped_before_the_session_knows_of_the_pause_leaves_the_tu
     let dropping = tokio::spawn(async move {
         while let Some(update) = of_agent.next().await {
             if let Update::Event(numbered) = update
-                && matches!(*numbered.event, Event::Status { status: Status::Paused })
+                && matches!(*numbered.event, Event::Status { status: Status::Paused, .. })
             {
                 return drop(session);
             }

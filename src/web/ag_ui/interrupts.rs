@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{Level, frame::Interrupt};
-use crate::{agent::Snapshot, message::value_weight, run::Pause, text::clip};
+use crate::{agent::Snapshot, message::value_weight, run::PendingUse, text::clip};
 
 /// The maximum size of a message that explains an interrupt, in bytes.
 const MAX_MESSAGE: usize = 16 << 10;
@@ -17,7 +17,7 @@ pub(super) fn interrupts(agent: &Snapshot, level: Level) -> Vec<Interrupt> {
     agent.pauses.iter().map(|pause| interrupt(pause, agent, level, &mut room)).collect()
 }
 
-fn interrupt(pause: &Pause, agent: &Snapshot, level: Level, room: &mut usize) -> Interrupt {
+fn interrupt(pause: &PendingUse, agent: &Snapshot, level: Level, room: &mut usize) -> Interrupt {
     let mut take = |value: &Value| {
         let size = value_weight(value);
         let fits = size <= *room;

@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use super::Level;
 use crate::{
     message::{Attachment, Blocks, Content, MessageId, Text, ToolResult, ToolUse, ToolUseId},
-    run::{Pause, PromptId},
+    run::{PendingUse, PromptId},
     session::SessionSnapshot,
     tool::{Decision, Schema, ToolDeclaration, ToolSet, declared_tool_with_schema},
     web::{
@@ -355,7 +355,7 @@ fn stored_id(id: &str) -> Cow<'_, str> {
 }
 
 /// Returns the decision about each pause. Fails unless there is exactly one answer per pause.
-fn decisions(answers: &[Answer], pauses: &[Pause]) -> Result<Vec<(ToolUseId, Decision)>, Problem> {
+fn decisions(answers: &[Answer], pauses: &[Arc<PendingUse>]) -> Result<Vec<(ToolUseId, Decision)>, Problem> {
     let mut answered = HashSet::new();
     for answer in answers {
         let id = &answer.interrupt_id;
@@ -366,7 +366,7 @@ fn decisions(answers: &[Answer], pauses: &[Pause]) -> Result<Vec<(ToolUseId, Dec
             return Err(refused("invalid-answer", format!("The interrupt {id:?} has two answers.")));
         }
     }
-    let decide = |pause: &Pause| {
+    let decide = |pause: &Arc<PendingUse>| {
         let id = &pause.tool_use.id;
         let answer = answers.iter().find(|answer| answer.interrupt_id == id.as_str());
         Ok((id.clone(), decision(answer.ok_or_else(|| missing_answer(id))?)?))

@@ -13,7 +13,7 @@ use super::{
     messages::{Messages, block_id, result, result_id},
 };
 use crate::{
-    agent::{Event, Status, TurnOutcome, UnstageReason},
+    agent::{Event, Status, UnstageReason},
     message::{Content, Message, Role, ToolResult, ToolUseId, Usage, value_weight},
     run::{PromptId, RunOutcome},
     session::{SessionEvent, SessionSnapshot, StoreReport},
@@ -133,7 +133,6 @@ impl RunStream {
                     Some(end) => stream.finish(&end.outcome),
                     None => stream.finish_success(),
                 },
-                Status::Paused if stream.view.agent.pauses.is_empty() => stream.phase = Phase::Paused,
                 Status::Paused => stream.finish_paused(),
                 Status::Busy => {}
             }
@@ -216,7 +215,7 @@ impl RunStream {
     fn wait(&mut self, event: &Event) {
         let ends_run = matches!(
             event,
-            Event::Turn(TurnOutcome::Stop { .. }) | Event::Cancelled { .. } | Event::Error { .. }
+            Event::Turn { continues: false, .. } | Event::Cancelled { .. } | Event::Error { .. }
         );
         match &mut self.phase {
             Phase::Behind if ends_run => self.go_live(),
@@ -294,7 +293,7 @@ impl RunStream {
                     self.send_staged(id, if is_taken { "taken" } else { "withdrawn" });
                 }
             }
-            Event::Status { status } => {
+            Event::Status { status, .. } => {
                 self.phase = if *status == Status::Paused { Phase::Paused } else { Phase::Live };
             }
             Event::Retry { .. } => {
@@ -304,7 +303,7 @@ impl RunStream {
                     self.send_messages();
                 }
             }
-            Event::Turn(TurnOutcome::Continue { .. }) => {
+            Event::Turn { continues: true, .. } => {
                 self.close();
                 self.is_between_turns = true;
             }

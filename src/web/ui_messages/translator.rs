@@ -14,10 +14,10 @@ use super::{
     writer::Writer,
 };
 use crate::{
-    agent::{Event, Status, TurnOutcome, UnstageReason},
+    agent::{Event, Status, UnstageReason},
     message::{Content, Message, MessageId, Role, Usage},
     provider::StopReason,
-    run::{Pause, Prompt, Response, RunOutcome},
+    run::{PendingUse, Prompt, Response, RunOutcome},
     session::{SessionEvent, SessionSnapshot, StoreReport},
     subscription::{EventId, Numbered},
     tree::NodeId,
@@ -47,7 +47,7 @@ enum Phase {
     BetweenTurns(Arc<Response>),
     /// The run is paused. The list of pauses is complete when all events up to `until` have been translated.
     Pausing {
-        pauses: Vec<Pause>,
+        pauses: Vec<Arc<PendingUse>>,
         until: Option<EventId>,
     },
     /// The run has ended. The `tree` event that contains the run's nodes follows.
@@ -128,7 +128,7 @@ impl Translator {
     }
 
     /// Returns whether the run is paused, and the translator needs to know how many events the session has emitted.
-    /// The pauses of a step arrive one by one, and no event marks the last one.
+    /// Several running tools may ask questions at the same time, and each question changes the list of pauses.
     pub(in crate::web) fn is_pausing(&self) -> bool {
         matches!(self.phase, Phase::Pausing { until: None, .. })
     }
@@ -215,7 +215,7 @@ impl Translator {
             wanted.is_none() || ids.into_iter().any(|id| Some(&id) == wanted.as_ref())
         };
         match event {
-            Event::Turn(TurnOutcome::Stop { staged, .. }) | Event::Cancelled { staged, .. }
+            Event::Turn { continues: false, staged, .. } | Event::Cancelled { staged, .. }
                 if is_abandoned(event) && is_carried(staged) =>
             {
                 self.start();
@@ -241,7 +241,7 @@ impl Translator {
             {
                 self.discarded("The prompt was withdrawn.");
             }
-            Event::Turn(TurnOutcome::Stop { staged, .. }) if is_carried(staged) => {
+            Event::Turn { continues: false, staged, .. } if is_carried(staged) => {
                 self.discarded("The run was interrupted before the prompt was used.");
             }
             Event::Cancelled { staged, .. } if is_carried(staged) => {
@@ -284,28 +284,13 @@ impl Translator {
             Event::Usage(row) => self.steps += row.usage,
             Event::ToolProgress { tool_use_id, data } => self.writer.progress(tool_use_id, data),
             Event::ToolResult { result, .. } => self.writer.tool_end(result),
-            Event::Decided(decided) => {
-                if let Phase::Pausing { pauses, .. } = &mut self.phase {
-                    pauses.retain(|pause| pause.tool_use.id != decided.tool_use_id);
-                }
-                self.writer.decided(&decided.tool_use_id, &decided.decision);
-            }
-            Event::Withdrawn { tool_use_id } => {
-                if let Phase::Pausing { pauses, .. } = &mut self.phase {
-                    pauses.retain(|pause| pause.tool_use.id != *tool_use_id);
-                }
-            }
-            Event::Status { status: Status::Paused } => {
-                self.phase = Phase::Pausing { pauses: Vec::new(), until: None };
-            }
-            Event::Status { status: Status::Busy } if matches!(self.phase, Phase::Pausing { .. }) => {
+            Event::Decided(decided) => self.writer.decided(&decided.tool_use_id, &decided.decision),
+            Event::Status { status: Status::Paused, pauses: all } => match &mut self.phase {
+                Phase::Pausing { pauses, .. } => pauses.clone_from(all),
+                phase => *phase = Phase::Pausing { pauses: all.clone(), until: None },
+            },
+            Event::Status { status: Status::Busy, .. } if matches!(self.phase, Phase::Pausing { .. }) => {
                 self.phase = Phase::Running;
-            }
-            Event::Pause(pause) => {
-                if let Phase::Pausing { pauses, .. } = &mut self.phase {
-                    pauses.retain(|other| other.tool_use.id != pause.tool_use.id);
-                    pauses.push(Pause::clone(pause));
-                }
             }
             Event::Retry { failure, delay, .. } => {
                 let delay = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
@@ -320,11 +305,11 @@ impl Translator {
                     self.flush();
                 }
             }
-            Event::Turn(TurnOutcome::Continue { response }) => {
+            Event::Turn { response, continues: true, .. } => {
                 self.count_turn(response);
                 self.phase = Phase::BetweenTurns(Arc::clone(response));
             }
-            Event::Turn(TurnOutcome::Stop { response, .. }) => {
+            Event::Turn { response, continues: false, .. } => {
                 self.count_turn(response);
                 self.turn_end(response);
             }

@@ -1,7 +1,7 @@
 //! Several windows that show one conversation.
 
 use omni_agent::{
-    agent::Event,
+    agent::{Event, Status},
     manager::Manager,
     session::{Mode, SessionEvent},
     store::MemoryStore,
@@ -220,7 +220,8 @@ async fn late_answer_about_an_earlier_turn_does_not_reach_the_turn_in_flight() {
         session.prompt("Delete").await.unwrap();
         loop {
             let Some(Update::Event(event)) = soon(events.next()).await else { panic!("the session is open") };
-            if matches!(&*event.event, SessionEvent::Agent(event) if matches!(**event, Event::Pause(_))) {
+            if matches!(&*event.event, SessionEvent::Agent(event) if matches!(**event, Event::Status { status: Status::Paused, .. }))
+            {
                 break;
             }
         }

@@ -26,7 +26,7 @@ impl Asks {
 
     pub(super) fn event(&mut self, event: &Event) {
         match event {
-            Event::Turn(outcome) => self.committed(outcome.response()),
+            Event::Turn { response, .. } => self.committed(response),
             Event::Error { response, committed: true, .. } => {
                 self.committed(response);
                 self.failed = true;

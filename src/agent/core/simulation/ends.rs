@@ -7,46 +7,44 @@ use super::{
     model::{Input, Model, Turn, TurnStage},
 };
 use crate::{
-    agent::{Prompt, Response, RunOutcome, Status, TurnOutcome},
+    agent::{Prompt, Response, RunOutcome, Status},
     message::{Content, RequestEnd, Role, Usage, cleared},
     provider::StopReason,
 };
 
 impl Model {
-    pub(super) fn turn_ends(&mut self, outcome: &TurnOutcome) -> Check {
-        let response = outcome.response();
-        let stops = matches!(outcome, TurnOutcome::Stop { .. });
+    pub(super) fn turn_ends(
+        &mut self,
+        response: &Response,
+        continues: bool,
+        staged: &[Arc<Prompt>],
+    ) -> Check {
         let turn = self.commits(response, RequestEnd::Interrupted)?;
         if self.is_cut_short() {
-            ensure!(stops && response.stop_reason == StopReason::Interrupted, "{:?}", response.stop_reason);
+            ensure!(
+                !continues && response.stop_reason == StopReason::Interrupted,
+                "{:?}",
+                response.stop_reason
+            );
         } else {
             self.check_reason(&turn, response)?;
         }
-        match outcome {
-            TurnOutcome::Continue { .. } => {
-                if !self.queue.staged.is_empty() {
-                    self.queue
-                        .end_prompts(&RunOutcome::Stopped { stop_reason: response.stop_reason.clone() });
-                }
-                ensure!(
-                    !self.queue.staged.is_empty() || self.continuation.is_some(),
-                    "a run continues without a prompt or a continuation"
-                );
-                ensure!(
-                    self.status == Status::Busy,
-                    "the run continues, but the status is {:?}",
-                    self.status
-                );
-            }
-            TurnOutcome::Stop { staged, .. } => {
-                ensure!(
-                    self.is_cut_short() || self.queue.staged.is_empty(),
-                    "the run ends before a staged prompt"
-                );
-                ensure!(self.continuation.is_none(), "the run ends before its continuation");
-                self.run_ends(staged)?;
-            }
+        if !continues {
+            ensure!(
+                self.is_cut_short() || self.queue.staged.is_empty(),
+                "the run ends before a staged prompt"
+            );
+            ensure!(self.continuation.is_none(), "the run ends before its continuation");
+            return self.run_ends(staged);
         }
+        if !self.queue.staged.is_empty() {
+            self.queue.end_prompts(&RunOutcome::Stopped { stop_reason: response.stop_reason.clone() });
+        }
+        ensure!(
+            !self.queue.staged.is_empty() || self.continuation.is_some(),
+            "a run continues without a prompt or a continuation"
+        );
+        ensure!(self.status == Status::Busy, "the run continues, but the status is {:?}", self.status);
         Ok(())
     }
 

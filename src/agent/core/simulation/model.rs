@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use super::{Check, blocks::Block, ensure, ids::Ids, outputs::Outputs, pauses::Pauses, queue::Queue};
 use crate::{
     agent::{
-        Config, Event, Failure, Next, Prompt, Response, RunOutcome, Status,
+        Config, Event, Failure, Next, PendingUse, Prompt, Response, RunOutcome, Status,
         core::{Core, streaming::CUT},
     },
     message::{
@@ -350,7 +350,6 @@ impl Model {
             let fits = match (status, event) {
                 (Status::Busy, Event::Message { message, .. }) => message.role == Role::User,
                 (Status::Idle, event) => ends_run(event),
-                (Status::Paused, event) => matches!(event, Event::Pause(_)),
                 _ => false,
             };
             ensure!(fits, "status {status:?} precedes {event:?}");
@@ -365,7 +364,7 @@ impl Model {
 
     fn take(&mut self, event: &Event) -> Check {
         match event {
-            Event::Status { status } => self.status(*status),
+            Event::Status { status, pauses } => self.status(*status, pauses),
             Event::Message { message, step, .. } if message.role == Role::User => self.user(message, *step),
             Event::Message { message, step, .. } => self.assistant(message, *step),
             Event::StepStart { step, message_id } => self.step_starts(*step, message_id),
@@ -378,16 +377,10 @@ impl Model {
                 turn.results.push((**result).clone().into());
                 Ok(())
             }
-            Event::Pause(pause) => {
-                ensure!(self.status == Status::Paused, "a pause while {:?}", self.status);
-                ensure!(Some(pause.turn) == self.turn_id, "a pause of turn {}", pause.turn);
-                self.pauses.pause(pause)
-            }
             Event::Decided(decided) => {
                 ensure!(Some(decided.turn) == self.turn_id, "a decision of turn {}", decided.turn);
                 self.pauses.decide(decided)
             }
-            Event::Withdrawn { tool_use_id } => self.pauses.withdraw(tool_use_id),
             Event::Staged { id, prompt } => self.queue.stage(id, prompt),
             Event::Unstaged { id, reason } => self.queue.unstage(id, *reason, self.turn.is_some()),
             // These events are checked by `Desk`, which holds the state of the tool uses.
@@ -412,7 +405,7 @@ impl Model {
                 }
                 self.retried(*pending, *step)
             }
-            Event::Turn(outcome) => self.turn_ends(outcome),
+            Event::Turn { response, continues, staged } => self.turn_ends(response, *continues, staged),
             Event::Cancelled { response, staged } => {
                 ensure!(self.run, "cancelled without a run");
                 ensure!(response.stop_reason == StopReason::Cancelled, "{:?}", response.stop_reason);
@@ -460,13 +453,14 @@ impl Model {
         Ok(())
     }
 
-    fn status(&mut self, status: Status) -> Check {
-        ensure!(status != self.status, "status {status:?} is emitted twice");
-        if (self.status, status) != (Status::Paused, Status::Busy) {
+    fn status(&mut self, status: Status, pauses: &[Arc<PendingUse>]) -> Check {
+        let is_changed = !self.pauses.waiting.iter().eq(pauses.iter().map(|pause| &pause.tool_use.id));
+        ensure!(status != self.status || is_changed, "status {status:?} is emitted twice");
+        ensure!((status == Status::Paused) != pauses.is_empty(), "status {status:?} with {pauses:?}");
+        ensure!(pauses.iter().all(|pause| Some(pause.turn) == self.turn_id), "pauses of {pauses:?}");
+        self.pauses.change(pauses)?;
+        if status == Status::Idle || self.status == Status::Idle {
             self.cause = Some(status);
-        }
-        if self.status == Status::Paused {
-            self.pauses.waiting.clear();
         }
         self.status = status;
         Ok(())
@@ -700,6 +694,5 @@ impl Model {
 
 /// Returns whether `event` ends a run.
 pub(super) fn ends_run(event: &Event) -> bool {
-    use crate::agent::TurnOutcome;
-    matches!(event, Event::Turn(TurnOutcome::Stop { .. }) | Event::Cancelled { .. } | Event::Error { .. })
+    matches!(event, Event::Turn { continues: false, .. } | Event::Cancelled { .. } | Event::Error { .. })
 }

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::{Check, ensure};
 use crate::{
-    agent::{Decided, Pause, core::Core},
+    agent::{Decided, PendingUse, core::Core},
     message::ToolUseId,
     tool::Decision,
 };
@@ -40,7 +40,20 @@ pub(super) struct Pauses {
 pub(super) type Made = (ToolUseId, Decision, Option<Arc<str>>, bool);
 
 impl Pauses {
-    pub(super) fn pause(&mut self, pause: &Pause) -> Check {
+    /// Checks the complete list of pauses after a change. A pause leaves the list because of a decision, which is
+    /// emitted next, or because its question is withdrawn. If nothing waits any more, all pauses are withdrawn.
+    pub(super) fn change(&mut self, pauses: &[Arc<PendingUse>]) -> Check {
+        let waiting = pauses.iter().map(|pause| pause.tool_use.id.clone()).collect();
+        let before = std::mem::replace(&mut self.waiting, waiting);
+        for id in before.iter().filter(|id| !self.waiting.contains(id)) {
+            let is_withdrawn = self.withdrawing.extract_if(.., |withdrawn| withdrawn == id).next().is_some();
+            let is_decided = self.decided.front().is_some_and(|decided| decided.0 == *id);
+            ensure!(is_withdrawn || is_decided || pauses.is_empty(), "{id} no longer waits");
+        }
+        pauses.iter().filter(|pause| !before.contains(&pause.tool_use.id)).try_for_each(|new| self.pause(new))
+    }
+
+    fn pause(&mut self, pause: &PendingUse) -> Check {
         let id = &pause.tool_use.id;
         let is_fresh = self.spent.insert(id.clone());
         ensure!(is_fresh, "a late resume of {id} would apply to a newer call");
@@ -53,23 +66,15 @@ impl Pauses {
             "a question of {:?} waits as {id}",
             pause.asked_by
         );
-        self.waiting.push(id.clone());
         Ok(())
     }
 
     pub(super) fn decide(&mut self, decided: &Decided) -> Check {
         let Decided { tool_use_id, decision, by, expired, .. } = decided.clone();
-        self.waiting.retain(|id| *id != tool_use_id);
+        ensure!(!self.waiting.contains(&tool_use_id), "{tool_use_id} is decided, but it waits");
         let given = (tool_use_id, decision, by, expired);
         let expected = self.decided.pop_front();
         ensure!(expected.as_ref() == Some(&given), "{given:?} is emitted, not {expected:?}");
-        Ok(())
-    }
-
-    pub(super) fn withdraw(&mut self, id: &ToolUseId) -> Check {
-        let index = self.withdrawing.iter().position(|withdrawn| withdrawn == id);
-        self.withdrawing.remove(index.ok_or_else(|| format!("{id} is withdrawn"))?);
-        self.waiting.retain(|waiting| waiting != id);
         Ok(())
     }
 

@@ -23,7 +23,7 @@ use crate::{
         simulation::{Check, ensure},
     },
     agent::{
-        Accepted, Config, Delivery, Durable, FirstMessage, KnownPrompt, Pause, Prompt, Record, Resume,
+        Accepted, Config, Delivery, Durable, FirstMessage, KnownPrompt, PendingUse, Prompt, Record, Resume,
         RunEnd, Snapshot, Status, TurnInFlight,
         durable::RecoveryFacts,
         phase::{Op, Stage, ToolCall},
@@ -210,12 +210,12 @@ impl Process {
             && self.outbox.is_empty()
     }
 
-    pub(crate) fn pauses(&self) -> Vec<Pause> {
+    pub(crate) fn pauses(&self) -> Vec<Arc<PendingUse>> {
         self.core.phase().pauses().cloned().collect()
     }
 
     /// Returns the pauses that can be decided on: those that wait, or those that are recorded but not reported yet.
-    pub(crate) fn undecided(&self) -> Vec<Pause> {
+    pub(crate) fn undecided(&self) -> Vec<Arc<PendingUse>> {
         let unreported = self.core.phase().stage().and_then(Stage::unreported);
         unreported.map_or_else(|| self.pauses(), |tools| tools.undecided().cloned().collect())
     }
@@ -332,10 +332,14 @@ impl Process {
         accepted.map_err(|error| error.to_string())
     }
 
-    pub(crate) fn decide(&mut self, outside: &mut Outside, pause: Pause, decision: Decision) -> Check {
+    pub(crate) fn decide(&mut self, outside: &mut Outside, pause: &PendingUse, decision: Decision) -> Check {
         let reply = Reply::Decision(pause.turn, pause.tool_use.id.clone());
-        let resume =
-            Resume { tool_use: pause.tool_use.id, turn: Some(pause.turn), decision, by: Some("ben".into()) };
+        let resume = Resume {
+            tool_use: pause.tool_use.id.clone(),
+            turn: Some(pause.turn),
+            decision,
+            by: Some("ben".into()),
+        };
         let resumed = self.input(outside, |core, cx| core.resume(resume, cx))?;
         ensure!(resumed.is_ok(), "{resumed:?}");
         self.reply(outside, reply);

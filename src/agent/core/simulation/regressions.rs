@@ -7,7 +7,7 @@ use serde_json::json;
 use super::{ends::some_usage, world};
 use crate::{
     agent::{
-        Config, Durable, ErrorDecision, Event, Prompt, Snapshot, ToolDecision, TurnDecision, TurnOutcome,
+        Config, Durable, ErrorDecision, Event, Prompt, Snapshot, ToolDecision, TurnDecision,
         core::{Context, Core, Effect, Resume},
         phase::{Op, OutputRequirement},
     },
@@ -193,7 +193,7 @@ fn resume_late_for_a_generated_id_is_stale() {
         bench.feed(|core, cx| core.result_reviewed(call, result, cx));
     }
     let waited = bench.events.iter().filter_map(|event| match event {
-        Event::Pause(pause) => Some(pause.tool_use.id.as_str()),
+        Event::Status { pauses, .. } => pauses.first().map(|pause| pause.tool_use.id.as_str()),
         _ => None,
     });
     let [first, second] = waited.collect::<Vec<_>>()[..] else { panic!("expected two pauses") };
@@ -266,7 +266,7 @@ fn retry_of_a_broken_response_counts_its_usage() {
     bench.answer(text("hello").into_iter().chain([uses_usage(some_usage(7))]));
     bench.end(StopReason::Stop);
     bench.conclude(TurnDecision::Stop);
-    let Some(Event::Turn(TurnOutcome::Stop { response, .. })) = bench.events.last() else {
+    let Some(Event::Turn { response, continues: false, .. }) = bench.events.last() else {
         panic!("expected the end of the run: {:?}", bench.events);
     };
     assert_eq!(response.usage, some_usage(5) + some_usage(7));
@@ -298,8 +298,10 @@ fn turn_without_tool_uses_ends_with_stop() {
     bench.answer(text("hello"));
     bench.end(StopReason::ToolUse);
     bench.conclude(TurnDecision::Stop);
-    let Some(Event::Turn(outcome)) = bench.events.last() else { panic!("expected the end of the turn") };
-    assert_eq!(outcome.response().stop_reason, StopReason::Stop);
+    let Some(Event::Turn { response, .. }) = bench.events.last() else {
+        panic!("expected the end of the turn")
+    };
+    assert_eq!(response.stop_reason, StopReason::Stop);
 }
 
 #[test]
@@ -311,7 +313,7 @@ fn turn_at_the_limit_keeps_its_reason_if_a_staged_prompt_follows() {
     bench.prompt("next");
     bench.conclude(TurnDecision::continue_with("more"));
     let turn = bench.events.iter().find_map(|event| match event {
-        Event::Turn(TurnOutcome::Continue { response }) => Some(&response.stop_reason),
+        Event::Turn { response, continues: true, .. } => Some(&response.stop_reason),
         _ => None,
     });
     assert_eq!(turn, Some(&StopReason::Stop));

@@ -138,7 +138,7 @@ async fn retire_while_paused_and_stored_leaves_the_turn() {
     settle().await;
     let contents = life.shelf.contents();
     assert_eq!(contents.turn.unwrap().waiting.len(), 1);
-    assert_eq!(contents.events.last().map(|event| name(event)).as_deref(), Some("pause(t1)"));
+    assert_eq!(contents.events.last().map(|event| name(event)).as_deref(), Some("status(paused t1)"));
 }
 
 #[tokio::test(start_paused = true)]

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::actor::random::Rng;
 use crate::{
-    agent::{Config, Event, FirstMessage, Status, TurnOutcome},
+    agent::{Config, Event, FirstMessage, Status},
     message::{
         Content, History, Message, RequestEnd, Role, Text, Timestamp, ToolResult, ToolUse, TurnId, Usage,
         UsageRow,
@@ -113,7 +113,7 @@ impl Agent {
     fn become_(&mut self, status: Status) {
         if self.status != status {
             self.status = status;
-            self.emit(Event::Status { status });
+            self.emit(Event::Status { status, pauses: Vec::new() });
         }
     }
 
@@ -265,12 +265,12 @@ impl Agent {
         }
         let response = self.response(reason);
         if !is_interrupted && rng.percent(25) {
-            self.emit(Event::Turn(TurnOutcome::Continue { response }));
+            self.emit(Event::Turn { response, continues: true, staged: Vec::new() });
             return;
         }
         self.runs = false;
         self.become_(Status::Idle);
-        self.emit(Event::Turn(TurnOutcome::Stop { response, staged: Vec::new() }));
+        self.emit(Event::Turn { response, continues: false, staged: Vec::new() });
     }
 
     /// Cancels the run or makes it fail.

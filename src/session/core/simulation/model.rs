@@ -134,12 +134,12 @@ impl Model {
                 self.in_flight.push(UsageRow::clone(row));
                 (vec![Kind::Agent], false)
             }
-            Event::Turn(_) | Event::Error { committed: true, .. } => {
+            Event::Turn { .. } | Event::Error { committed: true, .. } => {
                 self.spend();
                 let response = match event {
-                    Event::Turn(outcome) => {
+                    Event::Turn { response, .. } => {
                         self.books.last_run = None;
-                        outcome.response()
+                        response
                     }
                     Event::Error { response, failure, .. } => {
                         // The end is stored with the messages, so it does not return the prompts.
@@ -200,7 +200,7 @@ impl Model {
                 self.pending.push(Arc::clone(message));
                 (vec![Kind::Agent], false)
             }
-            Event::Status { status } => {
+            Event::Status { status, .. } => {
                 self.status = *status;
                 (vec![Kind::Agent], false)
             }

@@ -290,7 +290,7 @@ impl World {
         let (kinds, touched) = self.model.event(id, &event, &config);
         self.ledger.note(&self.model, touched);
         self.agent_now.take_in(&event);
-        let becomes_idle = matches!(*event, Event::Status { status: Status::Idle });
+        let becomes_idle = matches!(*event, Event::Status { status: Status::Idle, .. });
         let given = Arc::clone(&event);
         let effects = self.feed(kinds, |core, env, effects| {
             core.delivered(Some(&Numbered { id, event: given }), None, &config, env, effects);

@@ -88,7 +88,9 @@ async fn record(script: &Script) -> (SessionSnapshot, Vec<Numbered<SessionEvent>
     let mut events = Vec::new();
     while let Some(Update::Event(event)) = updates.next().await {
         let ends = event.event.agent().is_some_and(|event| crate::run::RunOutcome::of(event).is_some());
-        if let Some(Event::Pause(pause)) = event.event.agent() {
+        if let Some(Event::Status { pauses, .. }) = event.event.agent()
+            && let Some(pause) = pauses.first()
+        {
             let decision = if events.len() % 2 == 0 { Decision::Execute } else { Decision::reject("No.") };
             // If the run was stopped in the meantime, `resume` fails.
             let _ = session.resume(pause.tool_use.id.clone(), decision).await;
@@ -114,10 +116,6 @@ fn fold(view: &SessionSnapshot, events: &[Numbered<SessionEvent>]) -> SessionSna
     view
 }
 
-fn is_pause(event: &Numbered<SessionEvent>) -> bool {
-    matches!(event.event.agent(), Some(Event::Pause(_)))
-}
-
 /// Reads the events from `from` on, with a new run after each interrupt, and compares the client with the session.
 fn replay(first: &SessionSnapshot, events: &[Numbered<SessionEvent>], from: usize, level: Level) {
     let mut client = Client::new(level);
@@ -141,7 +139,6 @@ fn replay(first: &SessionSnapshot, events: &[Numbered<SessionEvent>], from: usiz
         let (mut stream, mut frames) = RunStream::begin(run, view, &start);
         while !stream.is_ended() {
             if stream.is_paused() {
-                at += events[at..].iter().take_while(|event| is_pause(event)).count();
                 frames.extend(stream.pause(&fold(first, &events[..at])));
                 continue;
             }
@@ -169,11 +166,7 @@ fn check(script: &Script) {
     let (first, events) = runtime.block_on(record(script));
     for level in [Level::V0, Level::V1] {
         for from in 0..events.len() {
-            // A snapshot is never taken between the event of the paused status and the events of the pauses, so the
-            // replay does not start there.
-            if !is_pause(&events[from]) {
-                replay(&first, &events, from, level);
-            }
+            replay(&first, &events, from, level);
         }
     }
 }

@@ -87,7 +87,7 @@ async fn play(steps: Vec<Vec<Block>>, level: Level, join: usize, approves: bool)
         let client = Client::start(&session, level, |_| (Follow::Decisions, vec![])).await;
         for pause in session.snapshot().await.unwrap().agent.pauses {
             let decision = if approves { Decision::Execute } else { Decision::reject("No.") };
-            session.resume(pause.tool_use.id, decision).await.unwrap();
+            session.resume(pause.tool_use.id.clone(), decision).await.unwrap();
         }
         let frames = client.finish().await;
         parts = super::rig::fold_onto(parts, &frames);

@@ -1,11 +1,13 @@
 //! Requests for approvals, and the decisions on them.
 
+use std::sync::Arc;
+
 use serde_json::{Map, json};
 
 use super::{Use, UseState, Writer};
 use crate::{
     message::{ToolUse, ToolUseId},
-    run::Pause,
+    run::PendingUse,
     tool::Decision,
 };
 
@@ -47,7 +49,7 @@ impl Writer {
     }
 
     /// Notes a pause whose request an earlier stream has sent.
-    pub(in crate::web::ui_messages) fn note_pause(&mut self, pause: &Pause) {
+    pub(in crate::web::ui_messages) fn note_pause(&mut self, pause: &PendingUse) {
         let call = pause.call();
         let is_known = self.find(call).is_some();
         let noted = self.add_use(call, &pause.tool_use.name, UseState::Available);
@@ -57,7 +59,7 @@ impl Writer {
 
     /// Asks for the decisions of a pause. Level 7 gets an automatic request and response for each other use of the
     /// step, because a client of level 7 sends its decisions only when every tool use of the step has a decision.
-    pub(in crate::web::ui_messages) fn pauses(&mut self, pauses: &[Pause]) {
+    pub(in crate::web::ui_messages) fn pauses(&mut self, pauses: &[Arc<PendingUse>]) {
         for pause in pauses {
             let ToolUse { id, name, input, .. } = &pause.tool_use;
             let call = pause.call();
@@ -94,7 +96,7 @@ impl Writer {
         }
     }
 
-    fn approval_details(&mut self, pause: &Pause) {
+    fn approval_details(&mut self, pause: &PendingUse) {
         let mut data = Map::new();
         data.insert("toolCallId".into(), json!(pause.call()));
         if pause.asked_by.is_some() {

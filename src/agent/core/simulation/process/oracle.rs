@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::{
     actor::simulation::{Check, ensure},
     agent::{
-        Pause,
+        PendingUse,
         core::ending::NOT_RUN,
         phase::{ToolCall, Turn},
     },
@@ -107,7 +107,7 @@ impl Oracle {
     }
 
     /// Checks a pause that waits after an input: an acknowledged decision is never asked for again.
-    pub(super) fn decided_once(&self, pause: &Pause) -> Check {
+    pub(super) fn decided_once(&self, pause: &PendingUse) -> Check {
         let is_decided = self.decided.contains(&(pause.turn, pause.tool_use.id.clone()));
         let is_uncertain = pause.reason.get("uncertain").is_some();
         ensure!(!is_decided || is_uncertain, "{} was decided, and waits again", pause.tool_use.id);

@@ -1,5 +1,7 @@
 //! One life: a process with the cores of an agent and a session, and what its task does.
 
+use std::sync::Arc;
+
 use super::{Common, people, place::Returned, writes::Storing};
 use crate::{
     actor::simulation::{Check, ensure},
@@ -7,7 +9,7 @@ use crate::{
         Delivery, Status,
         process::{Condition, Process, Reply},
     },
-    run::{Pause, RunEnd},
+    run::{PendingUse, RunEnd},
     session::{
         SessionSnapshot,
         core::{Core, Effect, Env},
@@ -172,10 +174,10 @@ impl Life {
         common.place.is_owned(self.epoch)
     }
 
-    fn decide(&mut self, common: &mut Common, pauses: &[Pause]) -> Check {
+    fn decide(&mut self, common: &mut Common, pauses: &[Arc<PendingUse>]) -> Check {
         let pause = common.outside.rng.pick(pauses);
         let decision = people::verdict(&mut common.outside, &pause.reason);
-        self.process.decide(&mut common.outside, pause, decision)
+        self.process.decide(&mut common.outside, &pause, decision)
     }
 
     /// The approvals that a list of the store shows are the pauses of the agent.

@@ -171,7 +171,7 @@ impl Scenario<'_> {
             None => self.row.decision.clone(),
         };
         match decision {
-            Some(decision) => life.process.decide(&mut common.outside, pause, decision),
+            Some(decision) => life.process.decide(&mut common.outside, &pause, decision),
             None => life.process.expire(&mut common.outside),
         }
     }

@@ -440,7 +440,7 @@ impl<'a> IntoIterator for &'a Tree {
     }
 }
 
-/// A message at its position in a [`Tree`](Tree). Cheap to clone, because the message and the usage are shared.
+/// A message at its position in a [`Tree`]. Cheap to clone, because the message and the usage are shared.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(
     feature = "schema",
@@ -503,7 +503,7 @@ impl Node {
     }
 }
 
-/// An operation on a [`Tree`](Tree) is impossible. The tree is unchanged.
+/// An operation on a [`Tree`] is impossible. The tree is unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TreeError {

@@ -158,7 +158,7 @@ pub trait Decoder: Send {
     ///
     /// # Errors
     ///
-    /// Returns [`ProviderErrorKind::Truncated`] if the terminal event of the wire format was not decoded and
-    /// [`is_complete`](Decoder::is_complete) returns `false`.
+    /// Returns [`ProviderErrorKind::Truncated`](super::ProviderErrorKind::Truncated) if the terminal event of the wire
+    /// format was not decoded and [`is_complete`](Decoder::is_complete) returns `false`.
     fn end(&mut self, deltas: &mut Vec<Delta>) -> Result<(), ProviderError>;
 }

@@ -226,8 +226,8 @@ struct OptionFields {
     #[serde(skip_serializing_if = "Option::is_none")]
     extra(set_extra) -> reference Map<String, Value> =
         with_extra(body: impl IntoIterator<Item = (impl Into<String>, impl Into<Value>)>) => members(body);
-    /// Settings for the session of a [backend](super::backend), such as its working folder. The backend receives them
-    /// in [`SessionOptions::settings`](super::backend::SessionOptions::settings) when its session is started, resumed
+    /// Settings for the session of a [backend](super::custom::Backend), such as its working folder. The backend receives
+    /// them in [`SessionOptions::settings`](super::custom::SessionOptions::settings) when its session is started, resumed
     /// or forked, so set them for the agent and not for one prompt. Model services ignore these settings. The settings
     /// are saved with the conversation, so they must not contain secrets.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -33,8 +33,8 @@
 //! - **Tools.** A tool use contains the agent's name for the tool, or else the protocol's kind (`read`, `edit`,
 //!   `execute`, …), and the raw input. Each update contains the complete tool call as the protocol defines it. The
 //!   agent's mode, commands and options are statuses.
-//! - **Permissions.** A request for permission is processed as the documentation of [all backends](super) describes. If
-//!   the agent offers no option for the decision, the agent gets the outcome `cancelled`.
+//! - **Permissions.** A request for permission is processed as the documentation of [`Backend`](super::Backend) describes. If the
+//!   agent offers no option for the decision, the agent gets the outcome `cancelled`.
 //! - **Resuming.** A session is resumed if the agent announces `session/resume` or `session/load`; otherwise resuming
 //!   fails with [`BackendError::NotResumable`]. The conversation that the agent repeats when it loads a session is
 //!   discarded.

@@ -34,7 +34,7 @@ use crate::{
     tool::Replay,
 };
 
-/// Makes a [`Backend`] a [`Provider`], as described in the [module's documentation](super).
+/// Makes a [`Backend`] a [`Provider`], as the documentation of [`Backend`] describes.
 ///
 /// Each conversation has a separate instance, which agents create by calling [`open`](Provider::open). A request
 /// outside an agent gets a new session, which ends with the request's response.

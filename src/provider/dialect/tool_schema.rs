@@ -228,7 +228,7 @@ struct SchemaMembers {
 }
 
 impl SchemaMembers {
-    /// Returns the members that a schema itself defines. SchemaMembers that only its subschemas define are not included.
+    /// Returns the members that a schema itself defines. Members that only its subschemas define are not included.
     fn of(schema: &Map<String, Value>) -> Self {
         let required = schema.get("required").and_then(Value::as_array).into_iter().flatten();
         let required: Vec<String> = required.filter_map(Value::as_str).map(ToOwned::to_owned).collect();

@@ -33,8 +33,8 @@ const MAX_ENTRIES: usize = 512;
 /// limit, a service that alternates between text and details with each token would cause a part for each token.
 const MAX_TOLD: usize = 16;
 
-/// A chunk of a stream, or a whole response. Rare members are boxed, because most of the time for decoding a chunk is spent
-/// on moving these structs.
+/// A chunk of a stream, or a whole response. Rare members are boxed, because most of the time for decoding a chunk is
+/// spent on moving these structs.
 #[derive(Deserialize)]
 struct ChatChunk<'a> {
     #[serde(borrow, default)]

@@ -542,7 +542,7 @@ impl ChatEncoder<'_> {
                 self.out.warn("`thinking` stays on: this service has no setting to turn it off");
             }
             ThinkingField::Always => {
-                self.out.warn("`thinking` is ignored: this model decides how much to think")
+                self.out.warn("`thinking` is ignored: this model decides how much to think");
             }
             ThinkingField::Effort(_) if !self.traits.reasons() => {
                 if on {

@@ -458,8 +458,9 @@ fn sign(part: &mut Object, signature: &str) {
     part.insert("thoughtSignature".to_owned(), signature.into());
 }
 
-/// Returns the schema in the subset of JSON Schema that the service accepts. Other keywords move to the description, where the model can read them. Source:
-/// `responseJsonSchema` in <https://ai.google.dev/api/generate-content#generationconfig>.
+/// Returns the schema in the subset of JSON Schema that the service accepts. Other keywords move to the description,
+/// where the model can read them. Source: `responseJsonSchema` in
+/// <https://ai.google.dev/api/generate-content#generationconfig>.
 fn restricted(schema: &Value) -> Value {
     Restrictor { root: schema, inlining: Inlining::default() }.schema(schema)
 }

@@ -243,7 +243,7 @@ impl<'a> OllamaEncoder<'a> {
                 ));
             }
             ThinkingMode::Effort(Effort::Minimal) => {
-                self.out.warn("`thinking` minimal is sent to Ollama as low")
+                self.out.warn("`thinking` minimal is sent to Ollama as low");
             }
             ThinkingMode::Effort(Effort::Max) if word != "max" => {
                 self.out.warn("`thinking` max is sent to Ollama as high");

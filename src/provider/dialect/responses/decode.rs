@@ -26,7 +26,8 @@ use crate::{
     },
 };
 
-/// An event of any kind, or a whole response that was not streamed, borrowed from the frame if possible. The struct has the members of all kinds.
+/// An event of any kind, or a whole response that was not streamed, borrowed from the frame if possible. The struct has
+/// the members of all kinds.
 #[derive(Deserialize)]
 struct ResponsesEvent<'a> {
     #[serde(rename = "type", borrow, default)]

@@ -18,8 +18,8 @@ pub(super) fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
     value.get(key).and_then(Value::as_array).map_or(&[], Vec::as_slice)
 }
 
-/// Returns the id to which the answer of this item refers. Returns `None` if the application need not answer the item. This
-/// crate itself runs only functions.
+/// Returns the id to which the answer of this item refers. Returns `None` if the application need not answer the item.
+/// This crate itself runs only functions.
 ///
 /// Source of the kinds: `ResponseInputItem` in the types of OpenAI's official SDKs.
 pub(super) fn asked(item: &Value) -> Option<&str> {

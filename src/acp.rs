@@ -219,16 +219,16 @@ impl Peer {
     }
 
     /// Answers a request of the other side. Waits until there is room for the answer.
-    pub(crate) async fn answer(&self, id: Value, answer: Answer) -> Result<(), Gone> {
+    pub(crate) async fn answer(&self, id: &Value, answer: Answer) -> Result<(), Gone> {
         self.send_if_room(&self.response(id, answer)).await
     }
 
     /// Answers a request of the other side in the room of the request.
-    pub(crate) fn answer_in(&self, room: Room, id: Value, answer: Answer) -> Result<(), Gone> {
+    pub(crate) fn answer_in(&self, room: Room, id: &Value, answer: Answer) -> Result<(), Gone> {
         self.send(&self.response(id, answer), Some(room))
     }
 
-    fn response(&self, id: Value, answer: Answer) -> Value {
+    fn response(&self, id: &Value, answer: Answer) -> Value {
         lock(&self.waiting).remove(&id.to_string());
         match answer {
             Ok(result) => json!({ "jsonrpc": "2.0", "id": id, "result": result }),
@@ -297,9 +297,10 @@ impl Peer {
     /// Passes a response of the other side to its request. A response without a request is ignored.
     pub(crate) fn answered(&self, id: &Value, answer: Answer) {
         let asked = self.asked(id, &answer).and_then(|number| lock(&self.asked).remove(&number));
-        match asked {
-            Some(answered) => answered(answer),
-            None => tracing::debug!(%id, "a response belongs to no request that waits"),
+        if let Some(answered) = asked {
+            answered(answer);
+        } else {
+            tracing::debug!(%id, "a response belongs to no request that waits");
         }
     }
 }
@@ -392,7 +393,7 @@ mod tests {
         assert!(!is_full(&peer));
         // The answer to a request keeps the room of the request.
         let room = peer.room(LEAST).await.unwrap();
-        peer.answer_in(room, json!(1), Ok(json!({}))).unwrap();
+        peer.answer_in(room, &json!(1), Ok(json!({}))).unwrap();
         assert!(is_full(&peer));
         drop(lines);
         assert!(peer.notify("m", json!({})).await.is_err());

@@ -58,13 +58,10 @@ pub(super) struct EditorServer {
     pub(super) own: Arc<str>,
 }
 
-/// A guard that ends the tasks that follow sessions when the connection is dropped.
-struct EditorServing(Arc<EditorServer>);
-
-impl Drop for EditorServing {
+impl Drop for EditorServer {
+    /// Ends the tasks that follow sessions.
     fn drop(&mut self) {
-        let entries = std::mem::take(&mut *lock(&self.0.entries));
-        for entry in entries.values() {
+        for entry in lock(&self.entries).values() {
             entry.forget();
         }
     }
@@ -77,14 +74,13 @@ pub(super) async fn run(
     output: impl AsyncWrite + Unpin,
 ) -> Result<(), crate::Error> {
     let (peer, lines) = Peer::new();
-    let serving = EditorServing(Arc::new(EditorServer {
+    let server = Arc::new(EditorServer {
         settings,
         peer,
         client: Mutex::default(),
         entries: Mutex::default(),
         own: format!("acp-{:016x}-", rand::random::<u64>()).into(),
-    }));
-    let server = &serving.0;
+    });
     let mut requests = JoinSet::new();
     let mut writing = pin!(acp::write(output, lines));
     let (outcome, writes) = tokio::select! {
@@ -95,7 +91,7 @@ pub(super) async fn run(
     // A prompt that is on its way to its session must arrive there before the session is interrupted.
     requests.shutdown().await;
     server.leave().await;
-    drop(serving);
+    drop(server);
     if writes {
         // The time limit is needed because the client may have stopped reading.
         let _ = timeout(SOON, writing).await;
@@ -117,7 +113,7 @@ impl EditorServer {
                 Some(Err(AnyDelimiterCodecError::MaxChunkLengthExceeded)) => {
                     let why = format!("the message is longer than {LONGEST} bytes");
                     // The connection ends now, so an error of this last answer is ignored.
-                    let _ = self.peer.answer(Value::Null, Err(Error::invalid_request().data(why))).await;
+                    let _ = self.peer.answer(&Value::Null, Err(Error::invalid_request().data(why))).await;
                     let text = format!(
                         "the client sent a message of more than {LONGEST} bytes; send files as links"
                     );
@@ -142,7 +138,7 @@ impl EditorServer {
                     self.peer.answered(&id, answer);
                     Ok(())
                 }
-                Incoming::Invalid { id, error } => self.peer.answer(id, Err(error)).await,
+                Incoming::Invalid { id, error } => self.peer.answer(&id, Err(error)).await,
             };
             if handled.is_err() {
                 // The client can't be reached. The future that writes messages returns the error.
@@ -167,22 +163,22 @@ impl EditorServer {
         if requests.len() >= MOST_REQUESTS {
             let why =
                 format!("{MOST_REQUESTS} requests already wait for their answers; wait for some of them");
-            return self.peer.answer(id, Err(Error::invalid_request().data(why))).await;
+            return self.peer.answer(&id, Err(Error::invalid_request().data(why))).await;
         }
         // The connection is initialized in the order of the messages.
         if method == "initialize" {
             let initialized = contained(|| self.initialize(read(params)?));
-            return self.peer.answer(id, initialized.unwrap_or_else(|panic| Err(panicked(&panic)))).await;
+            return self.peer.answer(&id, initialized.unwrap_or_else(|panic| Err(panicked(&panic)))).await;
         }
         if lock(&self.client).is_none() {
             let why = "the connection is not initialized; send `initialize` first";
-            return self.peer.answer(id, Err(Error::invalid_request().data(why))).await;
+            return self.peer.answer(&id, Err(Error::invalid_request().data(why))).await;
         }
         // Prompts are registered in the order of the messages, so that a cancellation after a prompt applies to it.
         let (prompt, params) = match &*method {
             "session/prompt" => match self.new_prompt(params) {
                 Ok(prompt) => (Some(prompt), Value::Null),
-                Err(error) => return self.peer.answer(id, Err(error)).await,
+                Err(error) => return self.peer.answer(&id, Err(error)).await,
             },
             _ => (None, params),
         };
@@ -191,7 +187,7 @@ impl EditorServer {
             let performed = contained_async(server.perform(&method, params, prompt, &withdrawn)).await;
             let answer = performed.unwrap_or_else(|panic| Err(panicked(&panic)));
             // If the client is gone, nobody needs the answer.
-            let _ = server.peer.answer(id, answer).await;
+            let _ = server.peer.answer(&id, answer).await;
         };
         requests.spawn(performed.in_current_span());
         Ok(())

@@ -243,13 +243,12 @@ impl AcpShared {
             Incoming::Request { id, method, params } => {
                 let (withdrawn, peer) = (peer.begin(&id), Arc::clone(peer));
                 // Sending fails only if the connection has ended.
-                let reply = move |answer| drop(peer.answer_in(room, id, answer));
-                let asked = match &*method {
-                    "session/request_permission" => self.asked(params, withdrawn),
-                    _ => {
-                        tracing::debug!(method, "an agent's request is not supported");
-                        Err(Error::method_not_found().data(method))
-                    }
+                let reply = move |answer| drop(peer.answer_in(room, &id, answer));
+                let asked = if method == "session/request_permission" {
+                    self.asked(params, withdrawn)
+                } else {
+                    tracing::debug!(method, "an agent's request is not supported");
+                    Err(Error::method_not_found().data(method))
                 };
                 match asked {
                     Err(error) => reply(Err(error)),

@@ -5,12 +5,16 @@
 //! pipelined round trip.
 
 mod candidates;
+mod cells;
 mod turns;
 
-pub(super) use candidates::{Candidates, MANY, RARE, SORTED, WALKED};
+pub(super) use candidates::{Candidates, Next, Plan, Rarest, SORTED, WALKED};
+pub(super) use cells::{Cells, owner, stored, sum, summary, turn, usage_row};
+#[cfg(feature = "postgres")]
+pub(super) use cells::{conversation_id, labels};
 #[cfg(feature = "sqlite")]
 pub(super) use turns::ApprovalRow;
-pub(super) use turns::{ReadApproval, ReadTurn, RecordRow, TurnRow, in_flight};
+pub(super) use turns::{ReadApproval, ReadTurn, RecordRow, TurnRow};
 
 use std::sync::Arc;
 

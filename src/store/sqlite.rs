@@ -466,7 +466,7 @@ impl Store for SqliteStore {
 
     async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError> {
         let named = id.clone();
-        self.read(Some(id), move |connection, _| read::summary(connection, &named)).await
+        self.read(Some(id), move |connection, database| read::summary(connection, database, &named)).await
     }
 
     async fn turn(&self, id: &ConversationId) -> Result<Option<StoredTurn>, StoreError> {

@@ -252,7 +252,7 @@ async fn load_of_a_row_with_a_missing_value_is_damaged() {
     raw(url).await.batch_execute(&lack).await.unwrap();
     let error = store.load(&id("a")).await.unwrap_err();
     assert!(
-        matches!(&error, StoreError::Damaged { place, .. } if place.starts_with("conversation a in")),
+        matches!(&error, StoreError::Damaged { place, .. } if place.starts_with("the state of conversation a in")),
         "{error:?}"
     );
 }

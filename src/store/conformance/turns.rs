@@ -65,7 +65,9 @@ pub(super) async fn turn_of(store: &dyn Store, id: &ConversationId) -> Option<St
 pub(super) async fn listed(store: &dyn Store, which: Turns, filter: &Filter, page: Page) -> Vec<TurnSummary> {
     let mut turns = store.turns(which, &(filter.clone(), page).into()).await.expect("turns can be listed");
     // Two lists of the same turns are made at different times.
-    turns.iter_mut().for_each(|turn| turn.now = Timestamp(0));
+    for turn in &mut turns {
+        turn.now = Timestamp(0);
+    }
     turns
 }
 

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// A failure of an operation.
-pub(super) enum Fault {
+pub(in crate::store) enum Fault {
     Database(tokio_postgres::Error),
     Store(StoreError),
 }

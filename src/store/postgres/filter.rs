@@ -5,12 +5,12 @@ use tokio_postgres::{Row, types::ToSql};
 use super::{
     connect::Object,
     error::Fault,
-    read::{self, summarise, system_time},
+    read::{self, system_time},
     server::Server,
 };
 use crate::store::{
     Filter, Listing, Page, Summary,
-    rows::{Candidates, MANY, RARE, SORTED, WALKED, count},
+    rows::{Candidates, Next, Plan, Rarest, WALKED, count, summary},
 };
 
 impl<'f> Candidates<'f> {
@@ -76,6 +76,18 @@ impl Query {
     }
 }
 
+/// Returns the number of conversations with this label, counted up to a bound.
+async fn counted(
+    connection: &Object,
+    server: &Server,
+    name: &str,
+    value: &str,
+    most: i64,
+) -> Result<i64, Fault> {
+    let query = connection.prepare_cached(&server.sql.label_count).await?;
+    Ok(connection.query_one(&query, &[&name, &value, &most]).await?.try_get(0)?)
+}
+
 /// Returns the label of the filter that the fewest conversations have, if at most `most` conversations have it.
 pub(super) async fn rarest<'f>(
     connection: &Object,
@@ -83,21 +95,11 @@ pub(super) async fn rarest<'f>(
     filter: &'f Filter,
     most: i64,
 ) -> Result<Option<(&'f str, &'f str)>, Fault> {
-    let query = connection.prepare_cached(&server.sql.label_count).await?;
-    let few = (filter.labels.iter().count() > 1).then_some(RARE);
-    for most in few.into_iter().chain([most]) {
-        let mut rarest = (most + 1, None);
-        for (name, value) in filter.labels.iter() {
-            let found: i64 = connection.query_one(&query, &[&name, &value, &rarest.0]).await?.try_get(0)?;
-            if found < rarest.0 {
-                rarest = (found, Some((name, value)));
-            }
-        }
-        if rarest.1.is_some() {
-            return Ok(rarest.1);
-        }
+    let mut rarest = Rarest::new(filter, most);
+    while let Some((name, value, most)) = rarest.question() {
+        rarest.answer(counted(connection, server, name, value, most).await?);
     }
-    Ok(None)
+    Ok(rarest.found())
 }
 
 /// Reads a page with the query that the function makes, from the candidates that are likely to be the fastest.
@@ -108,21 +110,22 @@ pub(super) async fn read_page(
     page: &Page,
     query: impl Fn(Candidates<'_>) -> Query,
 ) -> Result<Vec<Row>, Fault> {
-    if filter.labels.iter().next().is_none() {
-        return rows(connection, &query(Candidates::Listed(None))).await;
+    let mut plan = Plan::new(filter);
+    loop {
+        match plan.next() {
+            Next::Count(name, value, most) => {
+                plan.counted(counted(connection, server, name, value, most).await?);
+            }
+            Next::Read(candidates) => return rows(connection, &query(candidates)).await,
+            Next::Walk => {
+                let first = rows(connection, &query(Candidates::Listed(Some(WALKED)))).await?;
+                if first.len() >= page.limit {
+                    return Ok(first);
+                }
+                plan.walked();
+            }
+        }
     }
-    if let Some((name, value)) = rarest(connection, server, filter, SORTED).await? {
-        return rows(connection, &query(Candidates::Labelled(name, value))).await;
-    }
-    let first = rows(connection, &query(Candidates::Listed(Some(WALKED)))).await?;
-    if first.len() >= page.limit {
-        return Ok(first);
-    }
-    let candidates = match rarest(connection, server, filter, MANY).await? {
-        Some((name, value)) => Candidates::Labelled(name, value),
-        None => Candidates::Listed(None),
-    };
-    rows(connection, &query(candidates)).await
 }
 
 pub(super) async fn rows(connection: &Object, query: &Query) -> Result<Vec<Row>, Fault> {
@@ -186,5 +189,5 @@ pub(super) async fn list(
         Query { sql: server.sql.page_of(&query.sql), ..query }
     };
     let rows = read_page(connection, server, filter, wanted, of_page).await?;
-    rows.iter().map(|row| summarise(row, &server.place)).collect()
+    rows.iter().map(|row| summary(row, &server.place)).collect()
 }

@@ -8,12 +8,11 @@ use std::time::Duration;
 use super::{
     connect::Object,
     error::Fault,
-    read,
     server::Server,
     write::{TRIES, restless},
 };
 use crate::{
-    store::{ConversationId, Epoch, Lease, Owner, StoreError},
+    store::{ConversationId, Epoch, Lease, Owner, StoreError, rows},
     subscription::EventId,
 };
 
@@ -46,9 +45,9 @@ pub(super) async fn acquire(
         let row = row.ok_or_else(|| StoreError::NotFound { id: id.clone() })?;
         let epoch: i64 = row.try_get(0)?;
         let first = *first.get_or_insert(epoch);
-        // `read::owner` returns `None` if the lease expired or was released. If an owner of the same name acquired the
+        // `owner` returns `None` if the lease expired or was released. If an owner of the same name acquired the
         // conversation during this loop, that acquisition is newer than this call, so this call fails.
-        if let Some(other) = read::owner(&row, 1)?
+        if let Some(other) = rows::owner(&row, 1)?
             && (other.name != owner.name || epoch != first)
         {
             return Err(StoreError::Owned { id: id.clone(), owner: other }.into());

@@ -3,15 +3,14 @@
 use std::ops::Range;
 
 use serde::Serialize;
-use tokio_postgres::Row;
 
 use super::{connect::Object, error::Fault, filter::Query, server::Server};
 use crate::{
-    message::{Purpose, RequestEnd, Timestamp, Usage, UsageRow, UsageSum},
+    message::{Timestamp, UsageRow, UsageSum},
     store::{
-        ConversationId, Filter, Page, StoreError, json,
+        ConversationId, Filter, Page, StoreError,
         ledger::Sums,
-        rows::{Origin, cost, count, tokens},
+        rows::{Cells, Origin, cost, count, sum, tokens, usage_row},
     },
 };
 
@@ -71,44 +70,7 @@ pub(super) async fn rows(
     let usage = connection.prepare_cached(&server.sql.usage).await?;
     let rows = connection.query(&usage, &[&key, &count(page.limit), &count(page.offset)]).await?;
     let origin = Origin { id, place: &server.place };
-    rows.iter().map(|row| decode(row, &origin)).collect()
-}
-
-fn decode(row: &Row, origin: &Origin<'_>) -> Result<UsageRow, Fault> {
-    let damaged = |what: &str| origin.damaged("a row of the usage ledger", format!("its {what} is invalid"));
-    let turn = row.try_get::<_, Option<&str>>(7)?.map(|turn| turn.parse().map_err(|_| damaged("turn")));
-    let model = row.try_get::<_, Option<&str>>(10)?.map(json::parse).transpose();
-    let message = row.try_get::<_, Option<&str>>(12)?.map(json::parse).transpose();
-    let end = RequestEnd::named(row.try_get(11)?).ok_or_else(|| damaged("end"))?;
-    Ok(UsageRow {
-        purpose: Purpose::named(row.try_get(6)?).ok_or_else(|| damaged("purpose"))?,
-        turn: turn.transpose()?,
-        step: row.try_get::<_, Option<i64>>(8)?.and_then(|step| u32::try_from(step).ok()),
-        message: message.map_err(|_| damaged("message"))?,
-        model: model.map_err(|_| damaged("model"))?,
-        ..UsageRow::new(end, usage(row, 0)?).with_at(Timestamp(row.try_get::<_, i64>(9)?.cast_unsigned()))
-    })
-}
-
-/// Returns the usage in this column and the columns after it.
-fn usage(row: &Row, column: usize) -> Result<Usage, Fault> {
-    let tokens = |offset| {
-        let count: Option<i64> = row.try_get(column + offset)?;
-        Ok::<_, tokio_postgres::Error>(count.unwrap_or(0).cast_unsigned())
-    };
-    let mut usage = Usage::default()
-        .with_input(tokens(0)?)
-        .with_cache_read(tokens(1)?)
-        .with_cache_write(tokens(2)?)
-        .with_output(tokens(3)?)
-        .with_reasoning(tokens(4)?);
-    usage.cost = row.try_get(column + 5)?;
-    Ok(usage)
-}
-
-/// Returns the sum in this column and the columns after it: the number of requests and their usage.
-pub(super) fn sum(row: &Row, column: usize) -> Result<(u64, Usage), Fault> {
-    Ok((row.try_get::<_, i64>(column)?.cast_unsigned(), usage(row, column + 1)?))
+    rows.iter().map(|row| usage_row(row, &origin)).collect()
 }
 
 pub(super) async fn used(
@@ -145,7 +107,7 @@ pub(super) async fn used(
     for query in [of_rows, of_kept] {
         let statement = connection.prepare(&query.sql).await?;
         for row in connection.query(&statement, &query.params()).await? {
-            let model = row.try_get::<_, Option<&str>>(0)?.map(json::parse::<String>).transpose();
+            let model = row.any_text(0)?;
             let model = model.map_err(|problem| StoreError::damaged(&*server.place, problem))?;
             let (requests, usage) = sum(&row, 1)?;
             sums.add(model.as_deref(), requests, usage);

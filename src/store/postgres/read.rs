@@ -1,16 +1,19 @@
 //! Reads of conversations, summaries and lists.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    borrow::Cow,
+    time::{Duration, SystemTime},
+};
 
 use futures_util::future::{join, join5};
-use tokio_postgres::Row;
+use tokio_postgres::{Row, types::Type};
 
-use super::{connect::Object, error::Fault, ledger, server::Server, turns};
+use super::{connect::Object, error::Fault, server::Server, turns};
 use crate::{
     message::Timestamp,
     store::{
-        ConversationId, Labels, Owner, Page, StoreError, Stored, Summary, Version, json,
-        rows::{Origin, count, in_flight},
+        ConversationId, Page, StoreError, Stored, Summary, json,
+        rows::{self, Cells, Origin, count},
     },
 };
 
@@ -37,18 +40,8 @@ pub(super) async fn load(connection: &Object, server: &Server, id: &Conversation
 
     let row = row.ok_or_else(|| StoreError::NotFound { id: id.clone() })?;
     let origin = Origin { id, place: &server.place };
-    let labels = labels(&row, 7)?.map_err(|problem| origin.damaged("the labels", problem))?;
-    let title = title(&row, 3)?.map_err(|problem| origin.damaged("the title", problem))?;
-    let version = Version::new(row.try_get::<_, i64>(0)?.cast_unsigned());
-    let mut stored = Stored::new(version, time(&row, 1)?, origin.state(row.try_get(4)?, title, labels)?);
-    stored.updated = time(&row, 2)?;
-    stored.head = origin.head(row.try_get(5)?)?;
-    stored.next = origin.next(row.try_get(6)?)?;
-    stored.last_run = origin.last_run(row.try_get(8)?, row.try_get(9)?)?;
-    stored.mark = Origin::mark(row.try_get(10)?, row.try_get(11)?, version);
+    let mut stored = rows::stored(&row, &origin)?;
     stored.turn = turn.map(|turn| turns::read(&turn, &origin)).transpose()?.flatten().map(Box::new);
-    let (requests, usage) = ledger::sum(&row, 12)?;
-    stored.used.add(requests, usage);
     stored.nodes.reserve(nodes.len());
     for row in nodes {
         let (number, parent) = (row.try_get(0)?, row.try_get(1)?);
@@ -67,12 +60,12 @@ pub(super) async fn summary(
 ) -> Result<Summary, Fault> {
     let summary = connection.prepare_cached(&server.sql.summary).await?;
     let row = connection.query_opt(&summary, &[&id.as_str()]).await?;
-    summarise(&row.ok_or_else(|| StoreError::NotFound { id: id.clone() })?, &server.place)
+    rows::summary(&row.ok_or_else(|| StoreError::NotFound { id: id.clone() })?, &server.place)
 }
 
 pub(super) async fn list(connection: &Object, server: &Server, page: &Page) -> Result<Vec<Summary>, Fault> {
     let (limit, offset) = (count(page.limit), count(page.offset));
-    let rows = if let Some(after) = &page.after {
+    let found = if let Some(after) = &page.after {
         let list = connection.prepare_cached(&server.sql.list_after).await?;
         let updated = system_time(after.updated);
         let both = limit.saturating_add(offset);
@@ -81,57 +74,47 @@ pub(super) async fn list(connection: &Object, server: &Server, page: &Page) -> R
         let list = connection.prepare_cached(&server.sql.list).await?;
         connection.query(&list, &[&limit, &offset]).await?
     };
-    rows.iter().map(|row| summarise(row, &server.place)).collect()
+    found.iter().map(|row| rows::summary(row, &server.place)).collect()
 }
 
-pub(super) fn summarise(row: &Row, place: &str) -> Result<Summary, Fault> {
-    let id = id(row, 0, place)?;
-    let version = Version::new(row.try_get::<_, i64>(1)?.cast_unsigned());
-    let (title, labels) = (title(row, 4)?, labels(row, 7)?);
-    let (in_flight, waiting) = in_flight(row.try_get(8)?);
-    let damage = title.as_ref().err().map(|problem| format!("its title: {problem}"));
-    Ok(Summary {
-        updated: time(row, 3)?,
-        damage: damage.or_else(|| labels.as_ref().err().map(|problem| format!("its labels: {problem}"))),
-        labels: labels.unwrap_or_default(),
-        title: title.unwrap_or_default(),
-        owner: owner(row, 5)?,
-        in_flight,
-        waiting,
-        ..Summary::new(id, version, time(row, 2)?)
-    })
-}
+impl Cells for Row {
+    type Misread = Fault;
 
-pub(super) fn id(row: &Row, column: usize, place: &str) -> Result<ConversationId, Fault> {
-    let id = ConversationId::new(row.try_get::<_, &str>(column)?);
-    Ok(id.map_err(|error| {
-        StoreError::damaged(format!("the id of a conversation in {place}"), error.to_string())
-    })?)
-}
+    /// The numbers in columns of 32 bits have no sign.
+    fn int(&self, column: usize) -> Result<Option<i64>, Fault> {
+        if *self.columns()[column].type_() == Type::INT4 {
+            let number: Option<i32> = self.try_get(column)?;
+            return Ok(number.map(|number| number.cast_unsigned().into()));
+        }
+        Ok(self.try_get(column)?)
+    }
 
-/// Returns the owner. This column contains the owner's name, and the next column contains its address.
-pub(super) fn owner(row: &Row, column: usize) -> Result<Option<Owner>, Fault> {
-    let name: Option<String> = row.try_get(column)?;
-    let address: Option<String> = row.try_get(column + 1)?;
-    Ok(name.map(|name| Owner { address, ..Owner::new(name) }))
-}
+    fn real(&self, column: usize) -> Result<Option<f64>, Fault> {
+        Ok(self.try_get(column)?)
+    }
 
-/// Returns the title, or a description of the problem if another program has written an invalid title.
-fn title(row: &Row, column: usize) -> Result<Result<Option<String>, String>, Fault> {
-    let title: Option<&str> = row.try_get(column)?;
-    Ok(title.map(json::parse).transpose())
-}
+    fn flag(&self, column: usize) -> Result<bool, Fault> {
+        Ok(self.try_get(column)?)
+    }
 
-/// Returns the labels, or a description of the problem if another program has written invalid labels.
-pub(super) fn labels(row: &Row, column: usize) -> Result<Result<Labels, String>, Fault> {
-    let labels: Option<&str> = row.try_get(column)?;
-    Ok(labels.map_or(Ok(Labels::default()), json::parse))
-}
+    /// Times are timestamps, or milliseconds since 1970.
+    fn time(&self, column: usize) -> Result<Timestamp, Fault> {
+        if *self.columns()[column].type_() == Type::INT8 {
+            return Ok(Timestamp(self.bits(column)?));
+        }
+        let time: SystemTime = self.try_get(column)?;
+        let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        Ok(Timestamp(u64::try_from(since.as_millis()).unwrap_or(u64::MAX)))
+    }
 
-fn time(row: &Row, column: usize) -> Result<Timestamp, Fault> {
-    let time: SystemTime = row.try_get(column)?;
-    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    Ok(Timestamp(u64::try_from(since.as_millis()).unwrap_or(u64::MAX)))
+    fn text(&self, column: usize) -> Result<Option<Cow<'_, str>>, Fault> {
+        Ok(self.try_get::<_, Option<&str>>(column)?.map(Cow::Borrowed))
+    }
+
+    /// Such a text is stored as a JSON string, because the database type `text` can't contain U+0000.
+    fn any_text(&self, column: usize) -> Result<Result<Option<String>, String>, Fault> {
+        Ok(self.try_get::<_, Option<&str>>(column)?.map(json::parse).transpose())
+    }
 }
 
 /// Returns the time in the form that the database expects, limited to times that the database supports.

@@ -6,12 +6,12 @@ use super::{
     connect::Object,
     error::Fault,
     filter::{self, Query},
-    read::{summarise, system_time},
+    read::system_time,
     server::Server,
 };
 use crate::store::{
     Filter, Found, Hit, Listing, Page, Query as Words, StoreError,
-    rows::{Candidates, Origin, count},
+    rows::{Candidates, Origin, count, summary},
 };
 
 /// Returns an SQL expression for the words of a message. The column `content` is null for messages that can't be
@@ -188,7 +188,7 @@ fn columns(server: &Server) -> String {
 }
 
 fn hit(row: &Row, server: &Server, words: &Words) -> Result<Hit, Fault> {
-    let summary = summarise(row, &server.place)?;
+    let summary = summary(row, &server.place)?;
     let Some(number) = row.try_get::<_, Option<i64>>(9)? else { return Ok(Hit::title(summary)) };
     let origin = Origin { id: &summary.id, place: &server.place };
     let node = origin.node(number, row.try_get(10)?, row.try_get(11)?, None)?;

@@ -8,7 +8,7 @@ use super::{
     connect::Object,
     error::Fault,
     filter::{Query, rarest},
-    read::{id, labels, owner, system_time},
+    read::system_time,
     server::Server,
     sql::millis,
 };
@@ -16,7 +16,10 @@ use crate::{
     message::Timestamp,
     store::{
         ConversationId, Filter, Listing, Page, StoreError, StoredTurn, TurnSummary, Turns, Version, json,
-        rows::{Origin, ReadApproval, ReadTurn, RecordRow, SORTED, count},
+        rows::{
+            self, Cells, Origin, ReadApproval, ReadTurn, RecordRow, SORTED, conversation_id, count, labels,
+            owner,
+        },
     },
 };
 
@@ -103,22 +106,8 @@ fn columns(row: &Row, at: usize) -> Result<ReadTurn, Fault> {
         let (since, expires) = (Timestamp(since), expires.map(Timestamp));
         ReadApproval { tool_use, reason, on_expiry, survives, since, expires }
     });
-    Ok(ReadTurn {
-        turn: row.try_get(at)?,
-        lives: row.try_get::<_, i32>(at + 1)?.cast_unsigned(),
-        orderly: row.try_get(at + 2)?,
-        format: row.try_get::<_, i32>(at + 3)?.cast_unsigned(),
-        core: decode_core(row.try_get(at + 4)?),
-        head: row.try_get(at + 5)?,
-        branch: row.try_get(at + 6)?,
-        spent: row.try_get(at + 7)?,
-        prompts: row.try_get(at + 8)?,
-        since: Timestamp(row.try_get::<_, i64>(at + 9)?.cast_unsigned()),
-        recorded: Timestamp(row.try_get::<_, i64>(at + 10)?.cast_unsigned()),
-        now: Timestamp(row.try_get::<_, i64>(at + 12)?.cast_unsigned()),
-        approvals: approvals.collect(),
-        ..ReadTurn::default()
-    })
+    let turn = rows::turn(row, at, row.time(at + 12)?)?;
+    Ok(ReadTurn { core: decode_core(&turn.core), approvals: approvals.collect(), ..turn })
 }
 
 /// Returns the error for approvals or pending messages whose JSON from the database can't be read.
@@ -141,7 +130,7 @@ pub(super) fn read(row: &Row, origin: &Origin<'_>) -> Result<Option<StoredTurn>,
         pending: pending.map(json::parse).transpose().map_err(damaged)?.unwrap_or_default(),
         ..columns(row, 0)?
     };
-    Ok(Some(turn.into_turn(Version::new(row.try_get::<_, i64>(13)?.cast_unsigned()))))
+    Ok(Some(turn.into_turn(Version::new(row.bits(13)?))))
 }
 
 pub(super) async fn turn(
@@ -243,9 +232,8 @@ pub(super) async fn list(
     let statement = connection.prepare(&sql).await?;
     let rows = connection.query(&statement, &query.params()).await?;
     let listed = rows.iter().map(|row| {
-        let age = Timestamp(row.try_get::<_, i64>(0)?.cast_unsigned());
-        let (id, version) =
-            (id(row, 1, &server.place)?, Version::new(row.try_get::<_, i64>(2)?.cast_unsigned()));
+        let age = row.time(0)?;
+        let (id, version) = (conversation_id(row, 1, &server.place)?, Version::new(row.bits(2)?));
         let (owner, labels) = (owner(row, 3)?, labels(row, 5)?.unwrap_or_default());
         let turn = columns(row, 6)?.into_turn(version);
         Ok(TurnSummary { labels, owner, ..TurnSummary::new(id, &turn) }.aged(age))

@@ -244,9 +244,3 @@ impl ReadApproval {
 fn parse<T: DeserializeOwned>(text: &str, what: &str) -> Result<T, String> {
     json::parse(text).map_err(|problem| format!("{what}: {problem}"))
 }
-
-/// Returns whether a turn is in flight, and the number of its open approvals. `waiting` is this number as read from a
-/// row, or `None` if no turn is in flight.
-pub(in crate::store) fn in_flight(waiting: Option<i64>) -> (bool, u32) {
-    (waiting.is_some(), u32::try_from(waiting.unwrap_or(0)).unwrap_or(u32::MAX))
-}

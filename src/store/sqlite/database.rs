@@ -58,7 +58,7 @@ pub(super) struct Connections {
 }
 
 /// A failure of a job.
-pub(super) enum Fault {
+pub(in crate::store) enum Fault {
     Sqlite(rusqlite::Error),
     Store(StoreError),
 }

@@ -7,12 +7,12 @@ use rusqlite::{Connection, OptionalExtension, ToSql, params, params_from_iter, t
 use super::{
     database::{Database, Fault},
     read,
-    row::Row,
+    row::{listed, summaries},
     write::millis,
 };
 use crate::store::{
     Filter, Listing, Page, Summary,
-    rows::{Candidates, MANY, RARE, SORTED, WALKED, count},
+    rows::{Candidates, Next, Plan, Rarest, WALKED, count},
 };
 
 /// A condition with its parameters.
@@ -65,29 +65,25 @@ impl Condition {
     }
 }
 
+/// Returns the number of conversations with this label, counted up to a bound.
+fn counted(connection: &Connection, name: &str, value: &str, most: i64) -> Result<i64, Fault> {
+    let mut query = connection.prepare_cached(
+        "SELECT count(*) FROM (SELECT 1 FROM labels WHERE name = ?1 AND value = ?2 LIMIT ?3)",
+    )?;
+    Ok(query.query_row(params![name, value, most], |row| row.get(0))?)
+}
+
 /// Returns the label of the filter that the fewest conversations have, if at most `most` conversations have it.
 pub(super) fn rarest<'f>(
     connection: &Connection,
     filter: &'f Filter,
     most: i64,
 ) -> Result<Option<(&'f str, &'f str)>, Fault> {
-    let mut query = connection.prepare_cached(
-        "SELECT count(*) FROM (SELECT 1 FROM labels WHERE name = ?1 AND value = ?2 LIMIT ?3)",
-    )?;
-    let few = (filter.labels.iter().count() > 1).then_some(RARE);
-    for most in few.into_iter().chain([most]) {
-        let mut rarest = (most + 1, None);
-        for (name, value) in filter.labels.iter() {
-            let count: i64 = query.query_row(params![name, value, rarest.0], |row| row.get(0))?;
-            if count < rarest.0 {
-                rarest = (count, Some((name, value)));
-            }
-        }
-        if rarest.1.is_some() {
-            return Ok(rarest.1);
-        }
+    let mut rarest = Rarest::new(filter, most);
+    while let Some((name, value, most)) = rarest.question() {
+        rarest.answer(counted(connection, name, value, most)?);
     }
-    Ok(None)
+    Ok(rarest.found())
 }
 
 /// Reads a page with the function `read`, from the candidates that are likely to be the fastest.
@@ -97,23 +93,21 @@ pub(super) fn read_page<T>(
     page: &Page,
     read: impl Fn(Candidates<'_>) -> Result<Vec<T>, Fault>,
 ) -> Result<Vec<T>, Fault> {
-    if filter.labels.iter().next().is_none() {
-        return read(Candidates::Listed(None));
+    let mut plan = Plan::new(filter);
+    loop {
+        match plan.next() {
+            Next::Count(name, value, most) => plan.counted(counted(connection, name, value, most)?),
+            Next::Read(candidates) => return read(candidates),
+            Next::Walk => {
+                let since = walked_since(connection, page)?;
+                let first = read(Candidates::Listed(since))?;
+                if since.is_none() || first.len() >= page.limit {
+                    return Ok(first);
+                }
+                plan.walked();
+            }
+        }
     }
-    if let Some((name, value)) = rarest(connection, filter, SORTED)? {
-        return read(Candidates::Labelled(name, value));
-    }
-    let Some(since) = walked_since(connection, page)? else {
-        return read(Candidates::Listed(None));
-    };
-    let first = read(Candidates::Listed(Some(since)))?;
-    if first.len() >= page.limit {
-        return Ok(first);
-    }
-    read(match rarest(connection, filter, MANY)? {
-        Some((name, value)) => Candidates::Labelled(name, value),
-        None => Candidates::Listed(None),
-    })
 }
 
 /// Returns the time of the last of the first [`WALKED`] conversations that the page can contain. Returns `None` if the
@@ -208,14 +202,14 @@ pub(super) fn list(
     let transaction = connection.transaction()?;
     read_page(&transaction, &filter, &page, |candidates| {
         let (keys, params) = keys(candidates, &filter, &page);
-        let columns = Row::LISTED;
+        let columns = listed();
         let sql = format!(
             "SELECT {columns} FROM conversations JOIN (SELECT key AS page_key FROM ({keys})) ON key = page_key
              ORDER BY updated DESC, id"
         );
         let mut query = transaction.prepare_cached(&sql)?;
         let mut rows = query.query(params_from_iter(params.iter().map(|param| param as &dyn ToSql)))?;
-        read::summaries(&mut rows, database)
+        summaries(&mut rows, &database.place())
     })
 }
 

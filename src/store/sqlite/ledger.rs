@@ -11,11 +11,11 @@ use super::{
     write::millis,
 };
 use crate::{
-    message::{MessageId, Purpose, RequestEnd, Timestamp, Usage, UsageRow, UsageSum},
+    message::{Timestamp, UsageRow, UsageSum},
     store::{
         ConversationId, Filter, Page,
         ledger::Sums,
-        rows::{Origin, cost, count, tokens},
+        rows::{Origin, cost, count, sum, tokens, usage_row},
     },
 };
 
@@ -57,7 +57,7 @@ pub(super) fn insert(
 }
 
 /// The columns of a sum of usage: the number of requests, the tokens and the cost.
-const SUMS: &str =
+pub(super) const SUMS: &str =
     "count(*), sum(input), sum(cache_read), sum(cache_write), sum(output), sum(reasoning), sum(cost)";
 
 /// Keeps the sums of the usage of a conversation that is about to be deleted.
@@ -96,45 +96,9 @@ pub(super) fn rows(
     let mut found = query.query([key, count(page.limit), count(page.offset)])?;
     let mut rows = Vec::new();
     while let Some(row) = found.next()? {
-        let damaged =
-            |what: &str| origin.damaged("a row of the usage ledger", format!("its {what} is invalid"));
-        let text = |column: usize| row.get::<_, String>(column);
-        let turn = row.get::<_, Option<String>>(7)?.map(|turn| turn.parse().map_err(|_| damaged("turn")));
-        let end = RequestEnd::named(&text(11)?).ok_or_else(|| damaged("end"))?;
-        rows.push(UsageRow {
-            purpose: Purpose::named(&text(6)?).ok_or_else(|| damaged("purpose"))?,
-            turn: turn.transpose()?,
-            step: row.get(8)?,
-            message: row.get::<_, Option<String>>(12)?.map(MessageId::from),
-            model: row.get(10)?,
-            ..UsageRow::new(end, usage(row, 0)?).with_at(Timestamp(row.get::<_, i64>(9)?.cast_unsigned()))
-        });
+        rows.push(usage_row(row, &origin)?);
     }
     Ok(rows)
-}
-
-/// Returns the usage in this column and the columns after it.
-pub(super) fn usage(row: &rusqlite::Row<'_>, column: usize) -> Result<Usage, rusqlite::Error> {
-    let tokens = |offset| {
-        Ok::<_, rusqlite::Error>(row.get::<_, Option<i64>>(column + offset)?.unwrap_or(0).cast_unsigned())
-    };
-    let mut usage = Usage::default()
-        .with_input(tokens(0)?)
-        .with_cache_read(tokens(1)?)
-        .with_cache_write(tokens(2)?)
-        .with_output(tokens(3)?)
-        .with_reasoning(tokens(4)?);
-    usage.cost = row.get(column + 5)?;
-    Ok(usage)
-}
-
-/// Returns the sum of a conversation's ledger.
-pub(super) fn used_by(connection: &Connection, key: i64) -> Result<UsageSum, Fault> {
-    let mut query = connection.prepare_cached(&format!("SELECT {SUMS} FROM usage WHERE conversation = ?"))?;
-    let mut sum = UsageSum::default();
-    let (requests, usage) = query.query_row([key], |row| Ok((row.get::<_, i64>(0)?, usage(row, 1)?)))?;
-    sum.add(requests.cast_unsigned(), usage);
-    Ok(sum)
 }
 
 pub(super) fn used(
@@ -158,7 +122,8 @@ pub(super) fn used(
         let mut rows = query.query(params_from_iter(period.into_iter().chain(condition.params)))?;
         while let Some(row) = rows.next()? {
             let model: Option<String> = row.get(0)?;
-            sums.add(model.as_deref(), row.get::<_, i64>(1)?.cast_unsigned(), usage(row, 2)?);
+            let (requests, usage) = sum(row, 1)?;
+            sums.add(model.as_deref(), requests, usage);
         }
     }
     Ok(sums.into_vec())

@@ -5,17 +5,14 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use super::{
     database::{Database, Fault},
-    ledger,
-    row::Row,
+    ledger::SUMS,
+    row::{self, LABELS, Row, listed, summaries},
     turns,
     write::millis,
 };
-use crate::{
-    message::Timestamp,
-    store::{
-        ConversationId, Page, Stored, Summary,
-        rows::{Origin, count},
-    },
+use crate::store::{
+    ConversationId, Page, Stored, Summary,
+    rows::{self, Cells, Origin, count},
 };
 
 pub(super) fn load(
@@ -24,37 +21,30 @@ pub(super) fn load(
     id: &ConversationId,
 ) -> Result<Stored, Fault> {
     let transaction = connection.transaction()?;
-    let row = Row::get_listed(&transaction, id)?;
+    let row = Row::get(&transaction, id)?;
     let origin = Origin { id, place: &database.place() };
-    let state: Option<String> = transaction
-        .prepare_cached("SELECT state FROM states WHERE conversation = ?")?
-        .query_row([row.key], |row| row.get(0))
-        .optional()?;
-    let state = state.ok_or_else(|| origin.damaged("the state", "it is missing"))?;
-    let labels = row.labels().map_err(|problem| origin.damaged("the labels", problem))?;
-    let turn = turns::read(&transaction, &origin, &row)?;
-    let title = row.title.map_err(|error| origin.damaged("the title", error.to_string()))?;
-    let mut stored = Stored::new(row.version, row.created, origin.state(&state, title, labels)?);
-    (stored.updated, stored.head, stored.next) =
-        (row.updated, origin.head(row.head)?, origin.next(row.next)?);
-    stored.used = ledger::used_by(&transaction, row.key)?;
-    stored.turn = turn.map(Box::new);
-    let marked = transaction
-        .prepare_cached("SELECT CAST(mark AS BLOB), mark_version FROM conversations WHERE key = ?")?
-        .query_row([row.key], |row| Ok((row.get::<_, Option<Vec<u8>>>(0)?, row.get(1)?)))?;
-    let mark = marked.0.and_then(|mark| String::from_utf8(mark).ok());
-    stored.mark = Origin::mark(mark.as_deref(), marked.1, stored.version);
-    let (ending, prompts) = last_run(&transaction, row.key)?;
-    stored.last_run = origin.last_run(ending.as_deref(), prompts.as_deref())?;
+    let sql = format!(
+        "SELECT conversations.version, created, updated, title, state, head, next_node, {LABELS}, ending, prompts,
+             mark, mark_version, used.*
+         FROM conversations LEFT JOIN states ON states.conversation = key
+             LEFT JOIN runs ON runs.conversation = key AND NOT EXISTS (
+                 SELECT 1 FROM nodes WHERE nodes.conversation = key AND nodes.version > runs.version
+             ),
+             (SELECT {SUMS} FROM usage WHERE conversation = ?1) AS used
+         WHERE key = ?1",
+    );
+    let mut query = transaction.prepare_cached(&sql)?;
+    let mut found = query.query([row.key])?;
+    let mut stored = rows::stored(found.next()?.ok_or(rusqlite::Error::QueryReturnedNoRows)?, &origin)?;
+    stored.turn = turns::read(&transaction, &origin, &row)?.map(Box::new);
 
     let mut nodes = transaction.prepare_cached(
         "SELECT id, parent, message, usage FROM nodes WHERE conversation = ? ORDER BY version, place",
     )?;
     let mut nodes = nodes.query([row.key])?;
     while let Some(row) = nodes.next()? {
-        let text = |column| row.get_ref(column)?.as_str_or_null().map_err(rusqlite::Error::from);
-        let message = text(2)?.unwrap_or_default();
-        stored.nodes.push(origin.node(row.get(0)?, row.get(1)?, message, text(3)?)?);
+        let (message, usage) = (row.text(2)?.unwrap_or_default(), row.text(3)?);
+        stored.nodes.push(origin.node(row.get(0)?, row.int(1)?, &message, usage.as_deref())?);
     }
     let mut cursors = transaction.prepare_cached("SELECT node, child FROM cursors WHERE conversation = ?")?;
     let mut cursors = cursors.query([row.key])?;
@@ -64,19 +54,24 @@ pub(super) fn load(
     Ok(stored)
 }
 
-pub(super) fn summary(connection: &mut Connection, id: &ConversationId) -> Result<Summary, Fault> {
-    Ok(Row::get_listed(connection, id)?.into_summary(id.clone(), Timestamp::now()))
+pub(super) fn summary(
+    connection: &mut Connection,
+    database: &Database,
+    id: &ConversationId,
+) -> Result<Summary, Fault> {
+    let transaction = connection.transaction()?;
+    row::summary(&transaction, Row::get(&transaction, id)?.key, &database.place())
 }
 
 /// Returns the query that lists conversations, sorted by their last write.
 fn list_all() -> String {
-    format!("SELECT {} FROM conversations ORDER BY updated DESC, id LIMIT ?1 OFFSET ?2", Row::LISTED)
+    format!("SELECT {} FROM conversations ORDER BY updated DESC, id LIMIT ?1 OFFSET ?2", listed())
 }
 
 /// Returns the query that lists conversations after a position. The query has two parts, so that each part reads one
 /// range of the index. A query with one part would scan all conversations with the same time.
 fn list_after() -> String {
-    let columns = Row::LISTED;
+    let columns = listed();
     format!(
         "SELECT {columns} FROM conversations WHERE updated = ?3 AND id > ?4
          UNION ALL
@@ -99,19 +94,7 @@ pub(super) fn list(
         query = connection.prepare_cached(&list_all())?;
         rows = query.query(params![limit, offset])?;
     }
-    summaries(&mut rows, database)
-}
-
-/// Returns the summaries of rows that were read with [`Row::LISTED`].
-pub(super) fn summaries(rows: &mut rusqlite::Rows<'_>, database: &Database) -> Result<Vec<Summary>, Fault> {
-    let now = Timestamp::now();
-    let mut summaries = Vec::new();
-    while let Some(row) = rows.next()? {
-        let row = Row::read(row)?;
-        let id = row.conversation_id(&database.place())?;
-        summaries.push(row.into_summary(id, now));
-    }
-    Ok(summaries)
+    summaries(&mut rows, &database.place())
 }
 
 /// Returns the columns of the end of the last run, unless a turn was committed after it.
@@ -150,7 +133,7 @@ mod tests {
 
     fn steps(connection: &Connection, updated: i64, id: &str) -> i32 {
         let mut query = connection.prepare(&list_after()).expect("it is SQL");
-        let rows = query.query_map(params![50, 0, updated, id], |row| row.get::<_, String>(1)).expect("rows");
+        let rows = query.query_map(params![50, 0, updated, id], |row| row.get::<_, String>(0)).expect("rows");
         assert_eq!(rows.count(), 50);
         query.get_status(StatementStatus::VmStep)
     }

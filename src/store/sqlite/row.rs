@@ -1,32 +1,97 @@
-//! The row of a conversation.
+//! The row of a conversation, and the columns of any row.
 
-use std::str::{self, Utf8Error};
+use std::borrow::Cow;
 
-use rusqlite::{Connection, OptionalExtension};
+use rusqlite::Connection;
 
 use super::database::Fault;
 use crate::{
     message::Timestamp,
-    store::{ConversationId, Epoch, Labels, Owner, StoreError, Summary, Version, json, rows::in_flight},
+    store::{
+        ConversationId, Epoch, Owner, StoreError, Summary, Version,
+        rows::{self, Cells},
+    },
 };
 
+impl Cells for rusqlite::Row<'_> {
+    type Misread = Fault;
+
+    fn int(&self, column: usize) -> Result<Option<i64>, Fault> {
+        Ok(self.get(column)?)
+    }
+
+    fn real(&self, column: usize) -> Result<Option<f64>, Fault> {
+        Ok(self.get(column)?)
+    }
+
+    fn flag(&self, column: usize) -> Result<bool, Fault> {
+        Ok(self.get(column)?)
+    }
+
+    fn time(&self, column: usize) -> Result<Timestamp, Fault> {
+        Ok(Timestamp(u64::try_from(self.get::<_, i64>(column)?).unwrap_or_default()))
+    }
+
+    fn text(&self, column: usize) -> Result<Option<Cow<'_, str>>, Fault> {
+        Ok(self.get_ref(column)?.as_str_or_null().map_err(rusqlite::Error::from)?.map(Cow::Borrowed))
+    }
+
+    // SQLite accepts any bytes as text. Invalid text in one conversation must not make a list of all conversations fail.
+    fn any_text(&self, column: usize) -> Result<Result<Option<String>, String>, Fault> {
+        let bytes = self.get_ref(column)?.as_bytes_or_null().ok().flatten();
+        let text = bytes.map(|bytes| std::str::from_utf8(bytes).map(str::to_owned)).transpose();
+        Ok(text.map_err(|error| error.to_string()))
+    }
+
+    fn lossy(&self, column: usize) -> Result<Option<String>, Fault> {
+        let bytes = self.get_ref(column)?.as_bytes_or_null().ok().flatten();
+        Ok(bytes.map(|bytes| String::from_utf8_lossy(bytes).into_owned()))
+    }
+}
+
+/// The condition that a conversation has an owner, as in [`Row::is_held`].
+pub(super) const HELD: &str = "(conversations.owner IS NOT NULL \
+     AND conversations.expires > CAST(round(unixepoch('subsec') * 1000) AS INTEGER) \
+     AND conversations.expires <= CAST(round(unixepoch('subsec') * 1000) AS INTEGER) + 2 * conversations.lasts)";
+
+/// The labels of a conversation as a JSON object.
+pub(super) const LABELS: &str =
+    "(SELECT json_group_object(name, value) FROM labels WHERE conversation = conversations.key)";
+
+/// Returns the columns of an entry in a list, as [`rows::summary`] expects them.
+pub(super) fn listed() -> String {
+    format!(
+        "id, version, created, updated, title, iif({HELD}, owner, NULL), owner_address, {LABELS}, \
+         (SELECT (SELECT count(*) FROM approvals WHERE approvals.conversation = turns.conversation) FROM turns \
+          WHERE turns.conversation = key AND turns.head IS conversations.head)"
+    )
+}
+
+/// Returns the entries of rows with the columns of [`listed`].
+pub(super) fn summaries(found: &mut rusqlite::Rows<'_>, place: &str) -> Result<Vec<Summary>, Fault> {
+    let mut summaries = Vec::new();
+    while let Some(row) = found.next()? {
+        summaries.push(rows::summary(row, place)?);
+    }
+    Ok(summaries)
+}
+
+/// Returns the entry of the conversation with this key.
+pub(super) fn summary(connection: &Connection, key: i64, place: &str) -> Result<Summary, Fault> {
+    let sql = format!("SELECT {} FROM conversations WHERE key = ?", listed());
+    let mut query = connection.prepare_cached(&sql)?;
+    let mut found = query.query([key])?;
+    rows::summary(found.next()?.ok_or(rusqlite::Error::QueryReturnedNoRows)?, place)
+}
+
+/// The facts that a write needs.
 pub(super) struct Row {
     pub(super) key: i64,
-    pub(super) id: String,
     pub(super) version: Version,
-    pub(super) created: Timestamp,
     pub(super) updated: Timestamp,
-    /// The title, or the error that prevents reading it.
-    pub(super) title: Result<Option<String>, Utf8Error>,
     /// The head's id as a number. The number has not been checked.
     pub(super) head: Option<i64>,
     pub(super) epoch: Epoch,
-    /// The id of the next node as a number, if it is known. The number has not been checked.
-    pub(super) next: Option<i64>,
-    /// The labels as JSON. They are present if the row was read with [`Row::LISTED`].
-    labels: Option<String>,
-    /// The number of open approvals, if a turn is in flight and the row was read with [`Row::LISTED`].
-    waiting: Option<i64>,
     owner: Option<Owner>,
     expires: Timestamp,
     /// The duration of the lease in milliseconds.
@@ -34,80 +99,27 @@ pub(super) struct Row {
 }
 
 impl Row {
-    pub(super) const COLUMNS: &str = "key, id, version, created, updated, title, head, epoch, owner, owner_address, expires, lasts, next_node";
-    /// The columns for lists, which also show the labels and the number of open approvals.
-    pub(super) const LISTED: &str = "key, id, version, created, updated, title, head, epoch, owner, owner_address, \
-         expires, lasts, next_node, \
-         (SELECT json_group_object(name, value) FROM labels WHERE conversation = key), \
-         (SELECT (SELECT count(*) FROM approvals WHERE approvals.conversation = turns.conversation) FROM turns \
-          WHERE turns.conversation = key AND turns.head IS conversations.head)";
-
-    pub(super) fn read(row: &rusqlite::Row<'_>) -> Result<Self, rusqlite::Error> {
-        // SQLite accepts any bytes as text. Invalid text in one conversation must not make a list of all conversations
-        // fail.
-        let text = |column| row.get_ref(column).map(|value| value.as_bytes_or_null().ok().flatten());
-        let lossy = |bytes| String::from_utf8_lossy(bytes).into_owned();
-        let owner = text(8)?.map(|name| Owner::new(lossy(name)));
-        let address = text(9)?.map(lossy);
-        Ok(Self {
-            key: row.get(0)?,
-            id: row.get(1)?,
-            version: Version::new(row.get::<_, i64>(2)?.cast_unsigned()),
-            created: Timestamp(row.get::<_, i64>(3)?.cast_unsigned()),
-            updated: Timestamp(row.get::<_, i64>(4)?.cast_unsigned()),
-            title: text(5)?.map(|title| str::from_utf8(title).map(str::to_owned)).transpose(),
-            head: row.get(6)?,
-            epoch: Epoch(row.get::<_, i64>(7)?.cast_unsigned()),
-            next: row.get(12)?,
-            labels: if row.as_ref().column_count() > 13 { text(13)?.map(lossy) } else { None },
-            waiting: if row.as_ref().column_count() > 14 { row.get(14)? } else { None },
-            owner: match (owner, address) {
-                (Some(owner), Some(address)) => Some(owner.at(address)),
-                (owner, _) => owner,
-            },
-            expires: Timestamp(row.get::<_, i64>(10)?.cast_unsigned()),
-            lasts: row.get::<_, i64>(11)?.cast_unsigned(),
-        })
-    }
-
     pub(super) fn find(connection: &Connection, id: &ConversationId) -> Result<Option<Self>, Fault> {
-        Self::find_with(Self::COLUMNS, connection, id)
-    }
-
-    fn find_with(columns: &str, connection: &Connection, id: &ConversationId) -> Result<Option<Self>, Fault> {
-        let mut query =
-            connection.prepare_cached(&format!("SELECT {columns} FROM conversations WHERE id = ?"))?;
-        Ok(query.query_row([id.as_str()], Self::read).optional()?)
+        let mut query = connection.prepare_cached(
+            "SELECT key, version, updated, head, epoch, expires, lasts, owner, owner_address
+             FROM conversations WHERE id = ?",
+        )?;
+        let mut found = query.query([id.as_str()])?;
+        let Some(row) = found.next()? else { return Ok(None) };
+        Ok(Some(Self {
+            key: row.get(0)?,
+            version: Version::new(row.bits(1)?),
+            updated: Timestamp(row.bits(2)?),
+            head: row.int(3)?,
+            epoch: Epoch(row.bits(4)?),
+            owner: rows::owner(row, 7)?,
+            expires: Timestamp(row.bits(5)?),
+            lasts: row.bits(6)?,
+        }))
     }
 
     pub(super) fn get(connection: &Connection, id: &ConversationId) -> Result<Self, Fault> {
         Self::find(connection, id)?.ok_or_else(|| StoreError::NotFound { id: id.clone() }.into())
-    }
-
-    /// Returns the row of this conversation, read with [`Row::LISTED`].
-    pub(super) fn get_listed(connection: &Connection, id: &ConversationId) -> Result<Self, Fault> {
-        let row = Self::find_with(Self::LISTED, connection, id)?;
-        row.ok_or_else(|| StoreError::NotFound { id: id.clone() }.into())
-    }
-
-    /// Returns the row with this key, read with [`Row::LISTED`].
-    pub(super) fn listed(connection: &Connection, key: i64) -> Result<Self, Fault> {
-        let columns = Self::LISTED;
-        let mut query =
-            connection.prepare_cached(&format!("SELECT {columns} FROM conversations WHERE key = ?"))?;
-        Ok(query.query_row([key], Self::read)?)
-    }
-
-    /// Returns the id, or an error if another program has written an invalid id.
-    pub(super) fn conversation_id(&self, place: &str) -> Result<ConversationId, StoreError> {
-        ConversationId::new(&self.id).map_err(|error| {
-            StoreError::damaged(format!("the id of a conversation in {place}"), error.to_string())
-        })
-    }
-
-    /// Returns the labels, or a description of the problem if another program has written invalid labels.
-    pub(super) fn labels(&self) -> Result<Labels, String> {
-        self.labels.as_deref().map_or(Ok(Labels::default()), json::parse)
     }
 
     /// Returns whether a lease with this epoch is still valid.
@@ -125,21 +137,5 @@ impl Row {
     /// Returns the current owner.
     pub(super) fn owner(&self, now: Timestamp) -> Option<&Owner> {
         self.owner.as_ref().filter(|_| self.is_held(now))
-    }
-
-    pub(super) fn into_summary(self, id: ConversationId, now: Timestamp) -> Summary {
-        let labels = self.labels();
-        let (in_flight, waiting) = in_flight(self.waiting);
-        let title = self.title.as_ref().err().map(|error| format!("its title: {error}"));
-        Summary {
-            updated: self.updated,
-            owner: self.owner(now).cloned(),
-            damage: title.or_else(|| labels.as_ref().err().map(|problem| format!("its labels: {problem}"))),
-            labels: labels.unwrap_or_default(),
-            title: self.title.unwrap_or_default(),
-            in_flight,
-            waiting,
-            ..Summary::new(id, self.version, self.created)
-        }
     }
 }

@@ -9,12 +9,11 @@ use rusqlite::{Connection, OptionalExtension, params, params_from_iter};
 
 use super::{
     database::{Database, Fault, begin},
-    filter, read,
-    row::Row,
+    filter, row,
     workers::Behind,
 };
 use crate::store::{
-    Filter, Found, Hit, Listing, Page, Query, StoreError, Summary,
+    Filter, Found, Hit, Listing, Page, Query, StoreError,
     rows::{Candidates, Origin},
 };
 
@@ -222,10 +221,7 @@ fn hit(
     key: i64,
     place: Place,
 ) -> Result<Hit, Fault> {
-    let sql = format!("SELECT {} FROM conversations WHERE key = ?", Row::LISTED);
-    let mut conversation = transaction.prepare_cached(&sql)?;
-    let mut listed = read::summaries(&mut conversation.query([key])?, database)?;
-    let summary: Summary = listed.pop().ok_or(rusqlite::Error::QueryReturnedNoRows)?;
+    let summary = row::summary(transaction, key, &database.place())?;
     let Some((version, place)) = place else { return Ok(Hit::title(summary)) };
     let mut node = transaction.prepare_cached(
         "SELECT id, parent, message FROM nodes WHERE (conversation, version, place) = (?, ?, ?)",

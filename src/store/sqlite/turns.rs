@@ -2,19 +2,19 @@
 
 use std::fmt::Write as _;
 
-use rusqlite::{Connection, OptionalExtension, params, params_from_iter, types::Value};
+use rusqlite::{Connection, params, params_from_iter, types::Value};
 
 use super::{
     database::{Database, Fault},
     filter::{Condition, rarest},
-    row::Row,
+    row::{self, HELD, Row},
     write::millis,
 };
 use crate::{
     message::Timestamp,
     store::{
         ConversationId, Filter, Listing, Page, StoredTurn, Summary, TurnSummary, Turns,
-        rows::{ApprovalRow, Origin, ReadApproval, ReadTurn, RecordRow, SORTED, TurnRow, count},
+        rows::{self, ApprovalRow, Cells, Origin, ReadApproval, ReadTurn, RecordRow, SORTED, TurnRow, count},
     },
 };
 
@@ -137,56 +137,34 @@ fn ask(transaction: &Connection, key: i64, approvals: &[ApprovalRow], now: i64) 
 const COLUMNS: &str = "turns.turn, turns.lives, turns.orderly, turns.format, turns.core, turns.head, turns.branch, \
      turns.spent, turns.prompts, turns.since, turns.recorded";
 
-/// Returns a text, with U+FFFD in place of any invalid bytes, which another program may have written.
-fn lossy(row: &rusqlite::Row<'_>, column: usize) -> Result<Option<String>, rusqlite::Error> {
-    let bytes = row.get_ref(column)?.as_bytes_or_null().unwrap_or_default();
-    Ok(bytes.map(|bytes| String::from_utf8_lossy(bytes).into_owned()))
-}
-
-fn time(row: &rusqlite::Row<'_>, column: usize) -> Result<Timestamp, rusqlite::Error> {
-    Ok(Timestamp(u64::try_from(row.get::<_, i64>(column)?).unwrap_or_default()))
-}
-
-/// Returns a number, limited to the range of numbers that this crate writes.
-fn small(row: &rusqlite::Row<'_>, column: usize) -> Result<u32, rusqlite::Error> {
-    let number: i64 = row.get(column)?;
-    Ok(u32::try_from(number.max(0)).unwrap_or(u32::MAX))
-}
-
-fn columns(row: &rusqlite::Row<'_>) -> Result<ReadTurn, rusqlite::Error> {
-    Ok(ReadTurn {
-        turn: lossy(row, 0)?.unwrap_or_default(),
-        lives: small(row, 1)?,
-        orderly: row.get(2)?,
-        format: small(row, 3)?,
-        core: lossy(row, 4)?.unwrap_or_default(),
-        head: row.get(5)?,
-        branch: lossy(row, 6)?,
-        spent: row.get(7)?,
-        prompts: lossy(row, 8)?.unwrap_or_default(),
-        since: time(row, 9)?,
-        recorded: time(row, 10)?,
-        now: Timestamp::now(),
-        ..ReadTurn::default()
-    })
-}
-
 fn approvals(connection: &Connection, key: i64) -> Result<Vec<ReadApproval>, Fault> {
     let mut query = connection.prepare_cached(
         "SELECT content, reason, on_expiry, survives, since, expires FROM approvals
          WHERE conversation = ? ORDER BY place",
     )?;
-    let approvals = query.query_map([key], |row| {
-        Ok(ReadApproval {
-            tool_use: lossy(row, 0)?.unwrap_or_default(),
-            reason: lossy(row, 1)?.unwrap_or_default(),
-            on_expiry: lossy(row, 2)?,
-            survives: row.get(3)?,
-            since: time(row, 4)?,
-            expires: row.get::<_, Option<i64>>(5)?.map(|_| time(row, 5)).transpose()?,
-        })
-    })?;
-    Ok(approvals.collect::<Result<_, _>>()?)
+    let mut found = query.query([key])?;
+    let mut approvals = Vec::new();
+    while let Some(row) = found.next()? {
+        approvals.push(ReadApproval {
+            tool_use: row.lossy(0)?.unwrap_or_default(),
+            reason: row.lossy(1)?.unwrap_or_default(),
+            on_expiry: row.lossy(2)?,
+            survives: row.flag(3)?,
+            since: row.time(4)?,
+            expires: row.int(5)?.map(|_| row.time(5)).transpose()?,
+        });
+    }
+    Ok(approvals)
+}
+
+/// Returns the turn in flight of the conversation with this key, without its messages.
+fn recorded(connection: &Connection, key: i64) -> Result<Option<ReadTurn>, Fault> {
+    let mut query =
+        connection.prepare_cached(&format!("SELECT {COLUMNS} FROM turns WHERE conversation = ?"))?;
+    let mut found = query.query([key])?;
+    let Some(row) = found.next()? else { return Ok(None) };
+    let turn = rows::turn(row, 0, Timestamp::now())?;
+    Ok(Some(ReadTurn { approvals: approvals(connection, key)?, ..turn }))
 }
 
 /// Returns the turn in flight of a conversation.
@@ -195,11 +173,7 @@ pub(super) fn read(
     origin: &Origin<'_>,
     row: &Row,
 ) -> Result<Option<StoredTurn>, Fault> {
-    let mut query =
-        connection.prepare_cached(&format!("SELECT {COLUMNS} FROM turns WHERE conversation = ?"))?;
-    let Some(mut turn) = query.query_row([row.key], columns).optional()? else {
-        return Ok(None);
-    };
+    let Some(mut turn) = recorded(connection, row.key)? else { return Ok(None) };
     if turn.head != row.head {
         origin.warn_of_void_turn();
         return Ok(None);
@@ -207,10 +181,10 @@ pub(super) fn read(
     let mut pending = connection.prepare_cached(
         "SELECT place, slot, content FROM pending WHERE conversation = ? ORDER BY place, slot",
     )?;
-    let pending = pending
-        .query_map([row.key], |row| Ok((row.get(0)?, row.get(1)?, lossy(row, 2)?.unwrap_or_default())))?;
-    turn.pending = pending.collect::<Result<_, _>>()?;
-    turn.approvals = approvals(connection, row.key)?;
+    let mut found = pending.query([row.key])?;
+    while let Some(row) = found.next()? {
+        turn.pending.push((row.get(0)?, row.get(1)?, row.lossy(2)?.unwrap_or_default()));
+    }
     Ok(Some(turn.into_turn(row.version)))
 }
 
@@ -224,9 +198,6 @@ pub(super) fn turn(
     read(&transaction, &Origin { id, place: &database.place() }, &row)
 }
 
-/// The condition that a conversation is owned at a time, as in [`Row::owner`]. The time is bound to both parameters.
-const OWNED: &str = "(conversations.owner IS NOT NULL AND conversations.expires > ? AND conversations.expires <= ? + 2 * conversations.lasts)";
-
 /// Returns the query for the keys and ages of the turns on a page, with its parameters.
 fn page_of(
     which: Turns,
@@ -237,7 +208,6 @@ fn page_of(
 ) -> (String, Vec<Value>) {
     let text = |text: &str| Value::from(text.to_owned());
     let now = Value::from(millis(now));
-    let owned = [now.clone(), now.clone()];
     let mut params = Vec::new();
     let mut sql = match which {
         // The list has the oldest open approval of each conversation.
@@ -251,27 +221,25 @@ fn page_of(
             } else {
                 "approvals INDEXED BY approvals_by_age"
             };
-            params.extend(owned.iter().chain(&owned).cloned());
             format!(
                 "SELECT conversations.key, approvals.since AS age FROM {approvals}
                      CROSS JOIN turns ON turns.conversation = approvals.conversation
                      CROSS JOIN conversations ON conversations.key = approvals.conversation
-                 WHERE turns.head IS conversations.head AND (approvals.survives OR {OWNED})
+                 WHERE turns.head IS conversations.head AND (approvals.survives OR {HELD})
                      AND NOT EXISTS (SELECT 1 FROM approvals AS earlier
-                         WHERE earlier.conversation = approvals.conversation AND (earlier.survives OR {OWNED})
+                         WHERE earlier.conversation = approvals.conversation AND (earlier.survives OR {HELD})
                              AND (earlier.since, earlier.place) < (approvals.since, approvals.place))"
             )
         }
         Turns::Left => {
             params.push(now);
-            params.extend(owned);
             format!(
                 "SELECT conversations.key, turns.since AS age FROM (
                      SELECT conversation AS key FROM turns INDEXED BY turns_at_work WHERE NOT waits
                      UNION SELECT conversation FROM approvals INDEXED BY approvals_by_expiry WHERE expires <= ?
                  ) AS wanted JOIN turns ON turns.conversation = wanted.key
                      JOIN conversations ON conversations.key = wanted.key
-                 WHERE turns.head IS conversations.head AND NOT {OWNED}"
+                 WHERE turns.head IS conversations.head AND NOT {HELD}"
             )
         }
         Turns::All => "SELECT conversations.key, turns.since AS age
@@ -303,18 +271,13 @@ pub(super) fn list(
     let now = Timestamp::now();
     let (sql, params) = page_of(which, rarest(&transaction, filter, SORTED)?, filter, page, now);
     let mut query = transaction.prepare_cached(&sql)?;
-    let found = query.query_map(params_from_iter(params), |row| Ok((row.get(0)?, time(row, 1)?)))?;
-    let found: Vec<(i64, Timestamp)> = found.collect::<Result<_, _>>()?;
-    let mut turns = Vec::with_capacity(found.len());
-    for (key, age) in found {
-        let row = Row::listed(&transaction, key)?;
-        let mut query =
-            transaction.prepare_cached(&format!("SELECT {COLUMNS} FROM turns WHERE conversation = ?"))?;
-        let mut turn = query.query_row([key], columns)?;
-        turn.approvals = approvals(&transaction, key)?;
-        let turn = turn.into_turn(row.version);
-        let id = row.conversation_id(&database.place())?;
-        let Summary { labels, owner, .. } = row.into_summary(id.clone(), now);
+    let mut found = query.query(params_from_iter(params))?;
+    let mut turns = Vec::new();
+    while let Some(row) = found.next()? {
+        let (key, age) = (row.get(0)?, row.time(1)?);
+        let Summary { id, labels, owner, version, .. } = row::summary(&transaction, key, &database.place())?;
+        let turn = recorded(&transaction, key)?.ok_or(rusqlite::Error::QueryReturnedNoRows)?;
+        let turn = turn.into_turn(version);
         turns.push(TurnSummary { labels, owner, ..TurnSummary::new(id, &turn) }.aged(age));
     }
     Ok(turns)

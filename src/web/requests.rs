@@ -172,13 +172,8 @@ pub(super) const fn prompt_of(command: &mut SessionCommand) -> Option<&mut Promp
 
 /// Returns whether the command can start a run.
 pub(super) const fn starts_a_run(command: &SessionCommand) -> bool {
-    matches!(
-        command,
-        SessionCommand::Prompt { .. }
-            | SessionCommand::Regenerate { .. }
-            | SessionCommand::Edit { .. }
-            | SessionCommand::Branch { .. }
-    )
+    matches!(action(command), Action::Prompt | Action::Branch)
+        && !matches!(command, SessionCommand::Unstage { .. } | SessionCommand::Navigate { .. })
 }
 
 /// Checks the prompt of a command. Also checks that only an operator replaces labels.

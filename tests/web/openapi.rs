@@ -154,7 +154,13 @@ pub(crate) fn check(
             fits.unwrap_or_else(|| panic!("{what}: the body is not JSON"))
                 .unwrap_or_else(|error| panic!("{what}: the body does not fit, {error}"));
         } else if answer.status == StatusCode::BAD_REQUEST && answer.code() == "invalid-body" {
-            assert!(!matches!(fits, Some(Ok(()))), "{what}: the body fits its schema: {}", answer.text);
+            // A schema cannot state which addresses of files belong to the conversation.
+            let is_address = answer.text.contains("the file address");
+            assert!(
+                is_address || !matches!(fits, Some(Ok(()))),
+                "{what}: the body fits its schema: {}",
+                answer.text
+            );
         }
     }
     Some(&operation.id)

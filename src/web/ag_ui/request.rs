@@ -195,26 +195,10 @@ enum PostedPart {
     Text {
         text: String,
     },
-    Image {
-        source: PostedSource,
-        #[serde(default)]
-        metadata: Value,
-    },
-    Audio {
-        source: PostedSource,
-        #[serde(default)]
-        metadata: Value,
-    },
-    Video {
-        source: PostedSource,
-        #[serde(default)]
-        metadata: Value,
-    },
-    Document {
-        source: PostedSource,
-        #[serde(default)]
-        metadata: Value,
-    },
+    Image(PostedMedia),
+    Audio(PostedMedia),
+    Video(PostedMedia),
+    Document(PostedMedia),
     /// The form of files in versions of the npm packages before 0.0.48.
     #[serde(rename_all = "camelCase")]
     Binary {
@@ -226,6 +210,13 @@ enum PostedPart {
         #[serde(default)]
         filename: Option<String>,
     },
+}
+
+#[derive(Deserialize)]
+struct PostedMedia {
+    source: PostedSource,
+    #[serde(default)]
+    metadata: Value,
 }
 
 #[derive(Deserialize)]
@@ -292,7 +283,7 @@ impl Posted {
 
 impl PostedPart {
     fn block(self) -> Result<Content, Problem> {
-        let (source, metadata, any) = match self {
+        let (PostedMedia { source, metadata }, any) = match self {
             Self::Text { text } => return Ok(Text::new(text).into()),
             Self::Binary { mime_type, url, data, filename } => {
                 let file = match (data, url) {
@@ -305,10 +296,10 @@ impl PostedPart {
                 };
                 return Ok(named(file, filename.as_deref()).into());
             }
-            Self::Image { source, metadata } => (source, metadata, "image/*"),
-            Self::Audio { source, metadata } => (source, metadata, "audio/*"),
-            Self::Video { source, metadata } => (source, metadata, "video/*"),
-            Self::Document { source, metadata } => (source, metadata, "application/octet-stream"),
+            Self::Image(media) => (media, "image/*"),
+            Self::Audio(media) => (media, "audio/*"),
+            Self::Video(media) => (media, "video/*"),
+            Self::Document(media) => (media, "application/octet-stream"),
         };
         let file = match source {
             PostedSource::Data { value, mime_type } => Attachment::base64(mime_type, value),

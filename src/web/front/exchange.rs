@@ -86,7 +86,7 @@ pub(in crate::web) fn has_results(message: &Message) -> bool {
     message.tool_results().next().is_some()
 }
 
-/// Returns the exchange in which a node lies. If the node is not on the path, the exchange goes on with the children
+/// Returns the exchange in which a node lies. If the node is not on the path, the exchange continues with the children
 /// that were active last.
 pub(in crate::web) fn exchange_of(tree: &Tree, node: NodeId) -> Option<Exchange<'_>> {
     let mut path: Vec<_> = tree.iter().collect();

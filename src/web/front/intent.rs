@@ -84,7 +84,7 @@ enum Place {
     InFlight,
 }
 
-/// What a request asks for.
+/// The work that a request asks for.
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::web) enum Intent {
     /// No command is needed: the prompt was accepted before, and it is staged or its run is active. The id is that of

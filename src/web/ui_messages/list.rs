@@ -28,20 +28,14 @@ pub(in crate::web) fn messages(settings: &Settings, snapshot: &SessionSnapshot) 
             messages.push(json!({ "id": exchange.id, "role": "user", "parts": parts }));
         }
         let is_active = is_last && snapshot.agent.status == Status::Busy;
-        if let Some(id) = exchange.answer_id().filter(|_| !is_active) {
-            messages.push(answer(settings, snapshot, exchange, is_last, &id));
+        if !exchange.rest.is_empty() && !is_active {
+            messages.push(answer(settings, snapshot, exchange, is_last));
         }
     }
     messages
 }
 
-fn answer(
-    settings: &Settings,
-    snapshot: &SessionSnapshot,
-    exchange: &Exchange<'_>,
-    is_last: bool,
-    id: &str,
-) -> Value {
+fn answer(settings: &Settings, snapshot: &SessionSnapshot, exchange: &Exchange<'_>, is_last: bool) -> Value {
     let tools = snapshot.agent.state.tools.iter().map(|tool| tool.name.clone());
     let mut writer = Writer::new(settings.clone(), tools);
     replay_messages(&mut writer, exchange.rest.iter().map(|entry| &**entry.message));
@@ -63,5 +57,5 @@ fn answer(
     let usage = nodes().filter_map(Node::usage).fold(Usage::default(), |sum, usage| sum + *usage);
     let ids: Vec<NodeId> = nodes().map(Node::id).collect();
     let metadata = json!({ "usage": usage, "nodes": ids });
-    json!({ "id": id, "role": "assistant", "metadata": metadata, "parts": fold.parts })
+    json!({ "id": exchange.answer_id(), "role": "assistant", "metadata": metadata, "parts": fold.parts })
 }

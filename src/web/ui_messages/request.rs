@@ -10,7 +10,7 @@ use super::{
 use crate::{
     agent::Status,
     message::{Attachment, Content, MessageId, ResultBlock, Text, ToolResult, ToolUseId},
-    run::PromptId,
+    run::{Prompt, PromptId},
     session::{SessionCommand, SessionSnapshot},
     tool::Decision,
     web::{
@@ -19,6 +19,7 @@ use crate::{
             files::restore,
             intent::{Intent, Name, Posted, Trigger, intent, open_uses},
         },
+        requests::prompt_of,
     },
 };
 
@@ -100,30 +101,29 @@ pub(in crate::web) fn read(
         Intent::Join(None) => (Vec::new(), Follow::InFlight),
         Intent::Join(Some(id)) => (Vec::new(), Follow::Prompt(id.into())),
         Intent::Ended(id, outcome) => (Vec::new(), Follow::Ended(id, outcome)),
-        Intent::Perform(commands) => {
-            let follow = commands.first().map_or(Follow::InFlight, |command| follow(command, snapshot));
+        Intent::Perform(mut commands) => {
+            let follow = commands.first_mut().map_or(Follow::InFlight, |command| follow(command, snapshot));
             (commands, follow)
         }
     })
 }
 
 /// Returns the part of the conversation that the response to a command shows.
-fn follow(command: &SessionCommand, snapshot: &SessionSnapshot) -> Follow {
+fn follow(command: &mut SessionCommand, snapshot: &SessionSnapshot) -> Follow {
     let id = match command {
         SessionCommand::Regenerate { node } => {
             snapshot.tree.node(*node).and_then(|node| node.message().id.clone())
         }
-        SessionCommand::Prompt { prompt }
-        | SessionCommand::Edit { prompt, .. }
-        | SessionCommand::Branch { prompt, .. } => {
-            let id = prompt.id.clone().map(MessageId::from);
-            let is_result = |block: &Content| matches!(block, Content::ToolResult(_));
+        command => {
+            let Some(Prompt { id, content, .. }) = prompt_of(command) else { return Follow::Decisions };
+            let id = id.clone().map(MessageId::from);
             match id {
-                Some(id) if prompt.content.0.iter().any(is_result) => return Follow::Results(id),
+                Some(id) if matches!(content.0[..], [Content::ToolResult(_), ..]) => {
+                    return Follow::Results(id);
+                }
                 id => id,
             }
         }
-        _ => return Follow::Decisions,
     };
     id.map_or(Follow::InFlight, Follow::Prompt)
 }

@@ -78,7 +78,9 @@ fn record(work: &mut Work, event: &Event) {
         Event::Unstaged { id, reason: UnstageReason::Taken } => trace.taken(id.as_str()),
         Event::Unstaged { id, reason: UnstageReason::Withdrawn } => drop(trace.unstaged(id.as_str())),
         Event::Status { pauses, .. } => {
-            pauses.iter().for_each(|pause| trace.paused(pause.tool_use.id.as_str(), &pause.tool_use.name));
+            for pause in pauses {
+                trace.paused(pause.tool_use.id.as_str(), &pause.tool_use.name);
+            }
         }
         Event::Decided(decided) => {
             trace.decided(decided.tool_use_id.as_str(), name_of(&decided.decision), decided.expired);

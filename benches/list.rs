@@ -84,7 +84,7 @@ async fn measure(name: &str, store: &dyn Store, quick: &dyn Store, conversations
     row("open", format!("{:.0} µs", median(figures)), "");
 
     each("delete, one of all", talks, async |(id, _)| {
-        store.delete(&id, None).await.expect("it has no owner")
+        store.delete(&id, None).await.expect("it has no owner");
     })
     .await;
     assert_eq!(store.list(&Listing::default()).await.expect("the list is read"), []);

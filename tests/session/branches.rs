@@ -11,7 +11,9 @@ use omni_agent::{
 };
 use serde_json::{Value, json};
 
-use crate::support::{Act, ScriptedStore, assert_agree, created, failing, held, id, node, scripted, secs};
+use crate::support::{
+    Act, ScriptedStore, Tried, assert_agree, created, failing, held, id, node, scripted, secs,
+};
 
 /// Returns a session with two saved turns, which consist of nodes 1 to 4.
 async fn two_turns(store: &ScriptedStore, steps: impl IntoIterator<Item = Step>) -> Session {
@@ -168,7 +170,7 @@ async fn turn_of_several_steps_is_stored_in_one_commit() {
     let session = created(&store, "talk", scripted(steps).tool(look)).await;
     session.ask("Look").await.unwrap();
     session.flush(secs(1)).await.unwrap();
-    let nodes: Vec<_> = store.tried().iter().map(|tried| tried.nodes()).collect();
+    let nodes: Vec<_> = store.tried().iter().map(Tried::nodes).collect();
     assert_eq!(nodes, [[1, 2, 3, 4]]);
     assert_agree(&session, &store).await;
 }

@@ -14,8 +14,8 @@ use tokio::time::Instant;
 use crate::{
     basics::word,
     support::{
-        Act, Lock, ScriptedStore, assert_agree, assert_answers, configure, created, event, node, numbered,
-        parrot, report, secs, watch,
+        Act, Lock, ScriptedStore, Tried, assert_agree, assert_answers, configure, created, event, node,
+        numbered, parrot, report, secs, watch,
     },
 };
 
@@ -88,7 +88,7 @@ async fn store_fails_newer_turns_follow_the_failed_write_unchanged() {
     store.arrival().await;
     session.flush(secs(60)).await.unwrap();
     let tried = store.tried();
-    let nodes: Vec<_> = tried.iter().map(|tried| tried.nodes()).collect();
+    let nodes: Vec<_> = tried.iter().map(Tried::nodes).collect();
     assert_eq!(nodes, [vec![1, 2], vec![1, 2], vec![1, 2], vec![1, 2], vec![3, 4, 5, 6]]);
     assert!(tried[..4].iter().all(|tried| tried.what == store.tried()[0].what));
     assert_agree(&session, &store).await;
@@ -193,7 +193,7 @@ async fn store_slow_later_turns_are_written_together_and_reported_in_order() {
     session.flush(secs(1)).await.unwrap();
     session.ask("Five").await.unwrap();
     session.flush(secs(1)).await.unwrap();
-    let nodes: Vec<_> = store.tried().iter().map(|tried| tried.nodes()).collect();
+    let nodes: Vec<_> = store.tried().iter().map(Tried::nodes).collect();
     assert_eq!(nodes, [vec![1, 2], vec![3, 4, 5, 6, 7, 8], vec![9, 10]]);
     assert_eq!(store.words(), ["commit", "commit with state", "commit"]);
 
@@ -334,5 +334,5 @@ async fn nothing_to_save_nothing_is_written() {
     session.navigate(None).await.unwrap();
     session.stop(secs(1)).await.unwrap();
     assert_eq!(store.words(), [""; 0]);
-    assert!(!store.summary(session.id()).await.is_ok());
+    assert!(store.summary(session.id()).await.is_err());
 }

@@ -192,7 +192,7 @@ impl ScriptedStore {
 
     /// Returns the kinds of the attempted writes in a short form.
     pub(crate) fn words(&self) -> Vec<&'static str> {
-        self.tried().iter().map(|tried| tried.word()).collect()
+        self.tried().iter().map(Tried::word).collect()
     }
 
     /// Returns the stored nodes as a tree.

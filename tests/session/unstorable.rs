@@ -19,7 +19,7 @@ use omni_agent::{
 };
 
 use crate::support::{
-    Act, ScriptedStore, configure, created, id, node, parrot, report, secs, tree_in, watch,
+    Act, ScriptedStore, Tried, configure, created, id, node, parrot, report, secs, tree_in, watch,
 };
 
 /// A store that refuses messages, ends of runs and system prompts that contain a certain word, and commits that contain
@@ -153,7 +153,7 @@ async fn unstorable_turn_among_others_earlier_turns_are_written() {
     let kept = store.tree(session.id()).await;
     assert_eq!(kept.len(), 6);
     assert_eq!(kept.head(), Some(node(6)));
-    let ids: Vec<_> = store.tried().iter().map(|tried| tried.nodes()).collect();
+    let ids: Vec<_> = store.tried().iter().map(Tried::nodes).collect();
     // If a write is refused, it is divided in half until it contains only one turn.
     let halves = [vec![3, 4, 5, 6], vec![7, 8, 9, 10], vec![7, 8]];
     assert_eq!(ids[..2], [vec![1, 2], (3..=10).collect()]);

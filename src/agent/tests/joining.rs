@@ -303,8 +303,7 @@ async fn pause_at_the_limit_step_reports_max_steps() {
         .await
         .iter()
         .filter_map(|event| match &**event {
-            Event::Step(response) => Some(response.stop_reason.clone()),
-            Event::Turn { response, .. } => Some(response.stop_reason.clone()),
+            Event::Step(response) | Event::Turn { response, .. } => Some(response.stop_reason.clone()),
             _ => None,
         })
         .collect();

@@ -532,8 +532,9 @@ async fn run_and_turn_of_events_follow_the_runs() {
             .iter()
             .filter_map(|event| match &**event {
                 Event::Message { turn, run, .. } => Some((*turn, *run)),
-                Event::Step(response) => Some((response.turn.unwrap(), response.run)),
-                Event::Turn { response, .. } => Some((response.turn.unwrap(), response.run)),
+                Event::Step(response) | Event::Turn { response, .. } => {
+                    Some((response.turn.unwrap(), response.run))
+                }
                 _ => None,
             })
             .collect();

@@ -64,8 +64,9 @@ pub(crate) fn name(event: &Event) -> String {
         Event::Turn { continues: false, .. } => "turn(stop)".into(),
         Event::Turn { .. } => "turn(continue)".into(),
         Event::Status { status, pauses } => {
-            let ids: String = pauses.iter().map(|pause| format!(" {}", pause.tool_use.id)).collect();
-            format!("status({}{ids})", format!("{status:?}").to_lowercase())
+            let status = format!("{status:?}").to_lowercase();
+            let ids = pauses.iter().map(|pause| pause.tool_use.id.as_str());
+            format!("status({})", std::iter::once(&*status).chain(ids).collect::<Vec<_>>().join(" "))
         }
         Event::ToolResult { result, .. } => format!("tool_result({})", result.tool_use_id),
         Event::ToolStart { tool_use_id, .. } => format!("tool_start({tool_use_id})"),

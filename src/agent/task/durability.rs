@@ -113,7 +113,6 @@ impl Task {
                 config: Arc::clone(&self.config),
                 run: crate::telemetry::Caller::default(),
                 settings: None,
-                prompts: Vec::new(),
                 record: Some(record),
             });
         }

@@ -45,7 +45,7 @@ use omni_agent::{
     agent::{Event, Status},
     message::{Message, Role, ToolUseId},
     provider::StopReason,
-    run::{Accepted, Decided, PendingUse, Prompt},
+    run::{Accepted, Decided, PendingUse, Prompt, PromptState},
     session::{Mode, SessionEvent, StoreReport},
     subscription::Update,
     tool::Decision,
@@ -221,7 +221,7 @@ impl Chat {
 
     fn event(&mut self, event: &Event) {
         self.printer.event(event);
-        let staged = match event {
+        match event {
             Event::Status { pauses, .. } if self.waiting.iter().ne(pauses) => {
                 for pause in pauses.iter().filter(|pause| !self.waiting.contains(pause)) {
                     let PendingUse { tool_use, reason, .. } = &**pause;
@@ -241,7 +241,10 @@ impl Chat {
                 self.waiting = pauses.iter().cloned().collect();
                 return self.show_prompt();
             }
-            Event::Staged { prompt, .. } => {
+            Event::Prompt { state: PromptState::Returned, prompt: Some(prompt), .. } => {
+                return self.printer.note(&format!("[not sent: {}]", text_of(prompt)));
+            }
+            Event::Prompt { prompt: Some(prompt), .. } => {
                 let text = first_words(&text_of(prompt), 40);
                 return self
                     .printer
@@ -252,7 +255,7 @@ impl Chat {
                 self.printer.note(&decision_line(decided, is_question));
                 return self.show_prompt();
             }
-            Event::Turn { response, continues: false, staged } => {
+            Event::Turn { response, continues: false } => {
                 self.failed = None;
                 match response.stop_reason {
                     StopReason::Interrupted => {
@@ -263,9 +266,8 @@ impl Chat {
                     }
                     _ => {}
                 }
-                staged
             }
-            Event::Error { failure, staged, response, committed } => {
+            Event::Error { failure, response, committed } => {
                 self.printer.line(&format!("error: {}", explain(failure)));
                 self.failed = Some("a request failed".into());
                 if *committed {
@@ -273,16 +275,9 @@ impl Chat {
                 } else {
                     self.keep(&response.messages);
                 }
-                staged
             }
-            Event::Cancelled { staged, response } => {
-                self.keep(&response.messages);
-                staged
-            }
+            Event::Cancelled { response } => self.keep(&response.messages),
             _ => return,
-        };
-        for prompt in staged {
-            self.printer.note(&format!("[not sent: {}]", text_of(prompt)));
         }
         if let Some(trace) = &self.trace {
             trace.show(&mut self.printer);
@@ -306,7 +301,7 @@ impl Chat {
 
     async fn say(&mut self, prompt: impl Into<Prompt>) -> Result<(), omni_agent::Error> {
         match self.conversation.session.prompt(prompt).await? {
-            // A staged prompt is shown when its event `Staged` arrives. A known prompt starts no run.
+            // A staged prompt is shown when its event `Prompt` arrives. A known prompt starts no run.
             Accepted::Staged { .. } | Accepted::Known { .. } => {}
             _ => self.runs += 1,
         }

@@ -75,11 +75,11 @@ async fn steering() -> Result<(), Box<dyn Error>> {
     let works = follow(&mut events, &mut printer, Some(10)).await?;
     printer.line(&format!("> {correction}"));
     let accepted = agent.prompt(correction).await?;
-    printer.note(match accepted {
-        Accepted::Started => "[it begins at once]",
+    printer.note(match &accepted {
+        Accepted::Started { .. } => "[it begins at once]",
         _ => "[it waits for the end of the turn]",
     });
-    if works && accepted == Accepted::Started {
+    if works && matches!(accepted, Accepted::Started { .. }) {
         // The model was so fast that the first run had already ended. So this prompt has started another run.
         follow(&mut events, &mut printer, None).await?;
     }

@@ -115,7 +115,7 @@ pub use decision::{DecisionKind, NamedDecision};
 pub use durable::{Durable, OnUncertain, RecordedStage, Recover, Recovery, RecoveryDecision, UncertainUse};
 pub(crate) use durable::{MAX_LIVES, RECORD_DELAY, Record, TurnInFlight, UnreadableTurn, Written};
 
-pub use event::{Event, Status, UnstageReason};
+pub use event::{Event, Status};
 pub(crate) use owner::{Asker, FirstMessage, HistoryOwner, Moment};
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
@@ -198,8 +198,6 @@ pub(crate) struct Delivery {
     /// For a message, the settings of the prompt that started the message's turn. `None` if this prompt has no
     /// settings.
     pub(crate) settings: Option<Arc<Prompt>>,
-    /// If the event ends a turn, the known prompts and their states at that moment.
-    pub(crate) prompts: Vec<KnownPrompt>,
     /// The state of the turn in flight to store, after the input that has emitted the event.
     pub(crate) record: Option<Arc<Record>>,
 }
@@ -217,8 +215,8 @@ impl Agent {
     ///
     /// If the agent is idle, the prompt starts a run. If the agent is busy or paused, the prompt is staged: it starts
     /// the next turn when the current turn is complete. Several prompts can be staged. They are used in order, one for
-    /// each turn. A prompt with [`Next::Step`] joins the turn in flight instead. If the run ends early, the event that
-    /// ends it contains the staged prompts.
+    /// each turn. A prompt with [`Next::Step`] joins the turn in flight instead. If the run ends early, a
+    /// [`Prompt`](Event::Prompt) event returns each staged prompt.
     ///
     /// If a prompt with the same id was accepted before, nothing happens, and [`Accepted::Known`] is returned. An agent
     /// knows the last 32 ids, and those of all prompts whose runs have not ended.
@@ -351,7 +349,8 @@ impl Agent {
     }
 
     /// Ends the run at once and discards the pending messages. The history is the same as before the turn. The
-    /// [`Cancelled`](Event::Cancelled) event contains the discarded messages and the staged prompts.
+    /// [`Cancelled`](Event::Cancelled) event contains the discarded messages, and a [`Prompt`](Event::Prompt) event
+    /// returns each staged prompt.
     ///
     /// # Errors
     ///

@@ -153,12 +153,12 @@ pub trait AgentCallbacks: Send + 'static {
     ///
     /// If the callback returns a prompt, the prompt starts a run or the next turn. If the application has staged a
     /// prompt in the meantime, the staged prompt is used first, and the returned prompt follows it. If the run ends
-    /// before both are used, the event that ends the run contains the unused prompts, each with its own settings.
+    /// before both are used, `Prompt` events return the unused prompts, each with its own settings.
     ///
     /// A returned prompt that cannot be accepted ends the run with an error event. Examples are a blank prompt, and a
     /// prompt with tool results during a run. The session of the agent may also refuse all prompts, because too much is
-    /// unsaved or because the session is shutting down. In this case, the error event contains the returned prompt as
-    /// `staged`.
+    /// unsaved or because the session is shutting down. In this case, a `Prompt` event returns the prompt before the
+    /// error event.
     async fn handle_event(&mut self, event: Box<dyn Any + Send>, state: &mut State) -> Option<Prompt> {
         let _ = (event, state);
         None

@@ -5,8 +5,8 @@ use std::{any::Any, error::Error as StdError, sync::Arc, time::Duration};
 use tokio::sync::oneshot;
 
 use super::{
-    Accepted, Asker, Event, FirstMessage, Moment, Prompt, PromptId, PromptState, Snapshot, State, StateEdit,
-    Status, core::Resume,
+    Accepted, Asker, Event, FirstMessage, Moment, Prompt, PromptId, Snapshot, State, StateEdit, Status,
+    core::Resume,
 };
 use crate::{
     message::{History, TurnId},
@@ -73,7 +73,6 @@ pub(super) enum Command {
     Subscribe(Option<EventId>, AttachmentReply),
     WaitIdle(Reply<()>),
     Moment(Reply<Moment>),
-    PromptState(PromptId, Reply<(EventId, Option<PromptState>)>),
     Change(Option<EventId>, Change, Reply<CommandResult<EventId>>),
     TakeUp(Reply<()>),
     Leave(Reply<()>),

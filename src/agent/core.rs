@@ -49,11 +49,10 @@ use std::sync::Arc;
 pub(super) use bare::Restored;
 pub(super) use context::{Call, Context, Effect};
 use fresh::Waited;
-use known::KnownPrompts;
 pub(crate) use pauses::{Resume, check_decision};
 
 use super::{
-    Durable, Event, Failure, Prompt, RunEnd, Snapshot, StateView, Status,
+    Durable, Event, Failure, KnownPrompt, Prompt, PromptState, RunEnd, Snapshot, StateView, Status,
     phase::{
         AfterEvent, Asked, Between, Op, Origin, OutputRequirement, Phase, SentRequest, Stage, Turn, Working,
         in_stage,
@@ -77,8 +76,8 @@ pub(super) struct Core {
     phase: Phase,
     /// The staged prompts, in the order in which they were staged. Each has an id.
     staged: Vec<Arc<Prompt>>,
-    /// The ids of prompts that the application has given.
-    known: KnownPrompts,
+    /// The latest prompts with an id, with the latest prompt at the end.
+    known: Vec<KnownPrompt>,
     /// The number of application events whose `handle_event` has not begun.
     notices: u32,
     /// The status that was last emitted.
@@ -105,7 +104,7 @@ impl Core {
 
     pub(super) fn set_last_run(&mut self, end: Option<RunEnd>) {
         if let Some(end) = end.as_ref().filter(|_| self.phase.turn().is_none()) {
-            self.known = KnownPrompts::restored(&end.prompts);
+            self.known = known::restored(&end.prompts);
         }
         self.last_run = end.map(Arc::new);
     }
@@ -141,6 +140,7 @@ impl Core {
             pauses: self.phase.pauses().cloned().collect(),
             tools: self.phase.tool_runs(),
             decisions: self.phase.turn().map_or_else(Vec::new, |turn| turn.decisions.clone()),
+            prompts: self.known.clone(),
             staged: self.staged.clone(),
             last_run: self.last_run.clone(),
         }
@@ -230,15 +230,16 @@ impl Core {
         ask: bool,
         recorded: bool,
         cx: &mut Context<'_>,
-    ) -> Result<(), Error> {
+    ) -> Result<TurnId, Error> {
         let turn = (cx.turn_id)();
         let (message, origin) = open(&self.history, prompt, turn, ask, cx)?;
         self.begin_turn(turn, message, origin, 0, recorded, cx);
-        Ok(())
+        Ok(turn)
     }
 
-    /// Starts a turn with `message` after `step` requests have been made for the same prompt. If an earlier turn of the
-    /// run was recorded, this turn is `recorded` too, because it replaces the record of the earlier turn.
+    /// Starts a turn with `message` after `step` requests have been made for the same prompt. Before the first request,
+    /// the prompt is now in flight. If an earlier turn of the run was recorded, this turn is `recorded` too, because it
+    /// replaces the record of the earlier turn.
     fn begin_turn(
         &mut self,
         id: TurnId,
@@ -282,6 +283,9 @@ impl Core {
         });
         self.emit_status(Status::Busy, cx);
         cx.push(Effect::Watch(limit));
+        if let Some(id) = turn.origin.prompt.id.clone().filter(|_| step == 0) {
+            self.set_prompt(&id, PromptState::InFlight { turn: turn.id }, None, cx);
+        }
         turn.step += 1;
         add_message(&mut turn, message, cx);
         match self.phase {
@@ -343,7 +347,8 @@ impl Core {
         {
             cx.hold_back(between.recorded, Effect::Resolve(Ok(response)));
         }
-        if let Some(staged) = self.take_staged(cx) {
+        if !self.staged.is_empty() {
+            let staged = self.staged.remove(0);
             let begun = self.begin_run(Arc::unwrap_or_clone(staged), false, between.recorded, cx);
             debug_assert!(begun.is_ok(), "a staged prompt contains no tool results");
             return;
@@ -373,20 +378,20 @@ impl Core {
         op
     }
 
-    /// Emits the event that ends a run. If the run is `recorded`, its end is recorded too.
+    /// Ends a run with this event, and returns the staged prompts. If the run is `recorded`, its end is recorded too.
     fn end_run(&mut self, event: Event, recorded: bool, cx: &mut Context<'_>) {
-        match (RunEnd::of(&event), self.last_run.as_mut().and_then(Arc::get_mut)) {
+        let Some(end) = RunEnd::of(&event) else { unreachable!("the event ends a run") };
+        self.end_prompts(&end.outcome, cx);
+        let staged = self.return_staged(cx);
+        let end = end.with_staged(staged.iter().map(Prompt::as_serialised).collect());
+        match self.last_run.as_mut().and_then(Arc::get_mut) {
             // Nobody else holds the previous end, so its memory is reused.
-            (Some(end), Some(last)) => *last = end,
-            (end, _) => self.last_run = end.map(Arc::new),
-        }
-        if let Some(end) = &self.last_run {
-            self.known.ended(&end.outcome);
+            Some(last) => *last = end,
+            None => self.last_run = Some(Arc::new(end)),
         }
         if recorded {
             cx.push(Effect::Record);
         }
-        self.deliver_known(cx);
         cx.emit(event);
     }
 

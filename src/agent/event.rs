@@ -3,7 +3,9 @@ use std::{sync::Arc, time::Duration};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Decided, Failure, PendingUse, Prompt, PromptId, Response, RunEnd, RunOutcome, StateView};
+use super::{
+    Decided, Failure, PendingUse, Prompt, PromptId, PromptState, Response, RunEnd, RunOutcome, StateView,
+};
 use crate::{
     message::{
         Attachment, Message, MessageId, ProviderItem, Role, Text, Thinking, ToolResult, ToolUse, ToolUseId,
@@ -40,8 +42,8 @@ pub enum Status {
 /// 4. `ToolResult` for each tool use, in the order of the tool uses, and then a `Message` with all results.
 ///
 /// `Usage` comes before `Retry`, and before the event that ends a run, if the usage of an incomplete request is known
-/// or the request was lost. `Staged` comes whenever a prompt is staged. `Unstaged` comes directly before the `Message`
-/// of the prompt, or when the prompt is withdrawn.
+/// or the request was lost. `Prompt` comes whenever the state of a prompt changes: directly before the prompt's `Message`
+/// if the prompt starts a turn or joins one, and before the event that ends the prompt's turn or returns the prompt.
 ///
 /// A run ends with exactly one of `Turn` (not `continues`), `Cancelled` and `Error`. A `Status` event comes before the
 /// event that reports its cause.
@@ -222,19 +224,16 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         input: Option<Value>,
     },
-    /// A prompt was staged.
-    Staged {
-        /// The id of the prompt, which the agent has chosen if the prompt had none.
+    /// The state of a prompt has changed. Each prompt with an id has this event. A prompt without an id that starts a run
+    /// has none.
+    Prompt {
+        /// The id of the prompt. If a prompt without an id is staged, the agent gives it one.
         id: PromptId,
-        /// The prompt.
-        prompt: Arc<Prompt>,
-    },
-    /// A prompt is no longer staged.
-    Unstaged {
-        /// The id of the prompt.
-        id: PromptId,
-        /// The reason.
-        reason: UnstageReason,
+        /// The new state.
+        state: PromptState,
+        /// The prompt, if it is staged now, or if the run ends without using it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        prompt: Option<Arc<Prompt>>,
     },
     /// A request is complete. The response contains the user messages that caused the request, and the assistant
     /// message. The user messages are the prompt, or the results of tools and the prompts that joined the turn after
@@ -251,9 +250,6 @@ pub enum Event {
         response: Arc<Response>,
         /// Whether the next turn of the same run follows. If not, the run ended with this turn, and the agent is idle.
         continues: bool,
-        /// The staged prompts that were not used because the turn was interrupted. Each keeps its settings.
-        #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        staged: Vec<Arc<Prompt>>,
     },
     /// The turn in flight continues after the end of the process that had run it. The event comes before
     /// [`handle_recovery`](super::AgentCallbacks::handle_recovery). A response that was being streamed is void. The
@@ -295,18 +291,11 @@ pub enum Event {
         /// Whether the messages of `response` are committed.
         #[serde(default)]
         committed: bool,
-        /// The prompts that were not used: staged prompts, and a prompt that `handle_event` returned while the session
-        /// accepts no prompts.
-        #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        staged: Vec<Arc<Prompt>>,
     },
     /// The run was cancelled, and its pending messages are discarded.
     Cancelled {
         /// The discarded messages and the usage of their requests.
         response: Arc<Response>,
-        /// The staged prompts that were not used.
-        #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        staged: Vec<Arc<Prompt>>,
     },
     /// The configuration or the history was changed by [`set_state`](super::Agent::set_state) or by the agent's
     /// session. A `State` event that directly follows `Cancelled` or `Error` restores the history that was in use
@@ -323,26 +312,14 @@ pub enum Event {
     },
 }
 
-/// The reason why a prompt is no longer staged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum UnstageReason {
-    /// The prompt is used: its message follows.
-    Taken,
-    /// [`unstage`](super::Agent::unstage) has returned the prompt.
-    Withdrawn,
-}
-
 impl RunEnd {
-    /// Returns the end of the run if `event` ends a run.
+    /// Returns the end of the run if `event` ends a run, without the staged prompts, which earlier events return.
     pub(crate) fn of(event: &Event) -> Option<Self> {
         let outcome = RunOutcome::of(event)?;
-        let (response, staged, is_answered) = match event {
-            Event::Turn { response, continues: false, staged } => (response, staged, true),
-            Event::Error { response, staged, committed, .. } => (response, staged, *committed),
-            Event::Cancelled { response, staged } => (response, staged, false),
+        let (response, is_answered) = match event {
+            Event::Turn { response, .. } => (response, true),
+            Event::Error { response, committed, .. } => (response, *committed),
+            Event::Cancelled { response } => (response, false),
             _ => return None,
         };
         // The first message of a turn is its prompt, even if it contains results of tools. Prompts that joined the turn
@@ -357,8 +334,7 @@ impl RunEnd {
                 messages.filter(|(index, message)| is_prompt(*index, message)).map(|(_, m)| Arc::clone(m)),
             );
         }
-        let staged = staged.iter().map(Prompt::as_serialised).collect();
-        Some(Self { turn: response.turn, unanswered, staged, ..Self::new(outcome) })
+        Some(Self { turn: response.turn, unanswered, ..Self::new(outcome) })
     }
 }
 
@@ -392,7 +368,6 @@ impl Event {
 
     /// Returns the approximate size in bytes. The sum of these sizes bounds the buffers of events.
     pub(crate) fn weight(&self) -> usize {
-        let staged = |prompts: &[Arc<Prompt>]| prompts.iter().map(|prompt| prompt.weight()).sum::<usize>();
         64 + match self {
             Self::TextDelta { delta, .. }
             | Self::ThinkingDelta { delta, .. }
@@ -406,26 +381,22 @@ impl Event {
             Self::Message { message, .. } => message.weight(),
             Self::ToolProgress { data, .. } => value_weight(data),
             Self::ToolResult { result, input } => result.weight() + input.as_ref().map_or(0, value_weight),
-            Self::Step(response) => response.weight(),
-            Self::Turn { response, staged: prompts, .. } | Self::Cancelled { response, staged: prompts } => {
-                response.weight() + staged(prompts)
+            Self::Step(response) | Self::Turn { response, .. } | Self::Cancelled { response } => {
+                response.weight()
             }
             Self::Status { pauses, .. } => pauses.iter().map(|pause| pause.weight()).sum(),
             Self::Decided(decided) => decided.decision.weight(),
-            Self::Staged { prompt, .. } => prompt.weight(),
+            Self::Prompt { prompt, .. } => prompt.as_ref().map_or(0, |prompt| prompt.weight()),
             Self::ToolStart { input, .. } => input.as_ref().map_or(0, value_weight),
             Self::Retry { failure, .. } => failure.weight(),
-            Self::Error { failure, response, staged: prompts, .. } => {
-                failure.weight() + response.weight() + staged(prompts)
-            }
+            Self::Error { failure, response, .. } => failure.weight() + response.weight(),
             Self::State(state) => state.weight(),
             Self::TextStart { .. }
             | Self::ThinkingStart { .. }
             | Self::StepStart { .. }
             | Self::ToolEnd { .. }
             | Self::Usage(_)
-            | Self::Resumed { .. }
-            | Self::Unstaged { .. } => 0,
+            | Self::Resumed { .. } => 0,
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use super::{
-    Prompt, PromptId, PromptState, Response, Status, WeakAgent, Written,
+    Prompt, Response, Status, WeakAgent, Written,
     command::{Change, Command},
 };
 use crate::{
@@ -65,19 +65,6 @@ impl HistoryOwner {
     /// Returns [`ErrorKind::Ended`](crate::ErrorKind::Ended) if the agent has ended.
     pub(crate) async fn moment(&self) -> Result<Moment, Error> {
         self.agent.call(Command::Moment).await.map_err(|end| Error::ended("agent", &end.reason))
-    }
-
-    /// Returns the state of the prompt with this id after the agent's last event, and the id of this event. The state
-    /// is `None` if no such prompt is known.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`ErrorKind::Ended`](crate::ErrorKind::Ended) if the agent has ended.
-    pub(crate) async fn prompt_state(&self, id: &PromptId) -> Result<(EventId, Option<PromptState>), Error> {
-        self.agent
-            .call(|reply| Command::PromptState(id.clone(), reply))
-            .await
-            .map_err(|end| Error::ended("agent", &end.reason))
     }
 
     /// Replaces the history, emits a `state` event, and returns the event's id. If `at` is given, the operation

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Event, NamedDecision, PendingUse, Prompt, Response, RunEnd, StateView, Status};
+use super::{Event, KnownPrompt, NamedDecision, PendingUse, Prompt, Response, RunEnd, StateView, Status};
 use crate::{
     message::{Content, Message, MessageId, Role, Text, Thinking, ToolUse, ToolUseId, TurnId},
     provider::{PartialBlock, StopReason},
@@ -87,6 +87,10 @@ pub struct Snapshot {
     /// end. The list is empty as soon as the turn has ended.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub decisions: Vec<NamedDecision>,
+    /// The latest prompts with an id, with the latest prompt at the end: all that have not ended, and up to 32 in all.
+    /// The nodes of their runs are not known here.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub prompts: Vec<KnownPrompt>,
     /// The staged prompts, in the order in which they were staged. Each has an id.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub staged: Vec<Arc<Prompt>>,
@@ -128,7 +132,9 @@ impl Snapshot {
     /// Applies an event without changing the id of the last event.
     pub(crate) fn take_in(&mut self, event: &Event) {
         if let Some(end) = RunEnd::of(event) {
-            self.last_run = Some(Arc::new(end));
+            // The events before this one have returned these prompts.
+            let staged = self.staged.drain(..).map(|prompt| prompt.as_serialised()).collect();
+            self.last_run = Some(Arc::new(end.with_staged(staged)));
         }
         match event {
             Event::Message { message, step, turn, run } => {
@@ -142,14 +148,11 @@ impl Snapshot {
                 self.step = *step;
                 self.answer = Some(message_id.clone());
             }
-            Event::Turn { response, continues, .. } => {
+            Event::Turn { response, .. } => {
                 // If the turn leaves tool uses open, the messages in the event contain the results that were already
                 // decided.
                 self.state.history.extend(response.messages.iter().cloned());
                 self.finish(response);
-                if !continues {
-                    self.staged.clear();
-                }
             }
             Event::Decided(decided) => NamedDecision::add(&mut self.decisions, decided),
             Event::ToolStart { tool_use_id, input } => {
@@ -177,14 +180,17 @@ impl Snapshot {
                 self.pauses.clear();
                 self.tools.clear();
             }
-            Event::Staged { prompt, .. } => self.staged.push(Arc::clone(prompt)),
-            Event::Unstaged { id, .. } => self.staged.retain(|prompt| prompt.id.as_ref() != Some(id)),
+            Event::Prompt { id, state, prompt } => {
+                KnownPrompt::enter(&mut self.prompts, id, state.clone());
+                // A prompt that the run returns stays in the list until the event that ends the run.
+                self.staged.retain(|prompt| prompt.id.as_ref() != Some(id));
+                self.staged.extend(prompt.clone());
+            }
             Event::Error { response, .. } | Event::Cancelled { response, .. } => {
                 if let Some(kept) = event.committed() {
                     self.state.history.extend(kept.messages.iter().cloned());
                 }
                 self.finish(response);
-                self.staged.clear();
             }
             Event::State(state) => self.state = StateView::clone(state),
             Event::Status { status, pauses } => {

@@ -299,7 +299,6 @@ impl Task {
                 self.report_committed(&event);
                 self.emit(event);
             }
-            Effect::Prompts(prompts) => self.work().prompts = prompts,
             Effect::Call(op, call) => {
                 self.wanted = Some(CallbackRequest { op, call });
             }
@@ -375,15 +374,12 @@ impl Task {
             let turn = self.core.phase().turn().filter(|_| matches!(*event.event, Event::Message { .. }));
             let settings =
                 turn.map(|turn| &turn.origin.prompt).filter(|prompt| prompt.has_settings()).cloned();
-            let prompts =
-                self.work.as_mut().map(|work| std::mem::take(&mut work.prompts)).unwrap_or_default();
             let record = self.durability.as_mut().and_then(|durability| durability.take_loose());
             commit.outbox.push_back(Delivery {
                 event: Some(event),
                 config: Arc::clone(&self.config),
                 run: std::mem::take(&mut commit.run),
                 settings,
-                prompts,
                 record,
             });
         }

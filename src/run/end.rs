@@ -33,8 +33,8 @@ pub struct RunEnd {
     /// the run has added no node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub through: Option<NodeId>,
-    /// The last prompts of the conversation with an id that the application has chosen, with the latest prompt at the
-    /// end. Empty if no prompts were recorded with the end of the run.
+    /// The last prompts of the conversation that have an id, with the latest prompt at the end. Empty if no prompts were
+    /// recorded with the end of the run.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub prompts: Vec<KnownPrompt>,
     /// The last event of the session's feed that changed anything. Stores keep it only until the next write, and return

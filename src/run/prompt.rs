@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::RunOutcome;
 use crate::{
-    message::{Blocks, Content, MessageId, id::NodeId, text_id, value_weight},
+    message::{Blocks, Content, MessageId, TurnId, id::NodeId, text_id, value_weight},
     panics::contained,
     provider::{Model, Options},
     setters::setters,
@@ -58,15 +58,24 @@ pub enum PromptState {
     /// The prompt is staged.
     Staged,
     /// The prompt's run is active.
-    InFlight,
+    InFlight {
+        /// The turn that contains the prompt.
+        #[serde(default)]
+        turn: TurnId,
+    },
     /// The prompt's run has ended, or its turn has ended and another prompt has started the next turn.
     Ended {
         /// The outcome.
         outcome: RunOutcome,
     },
+    /// The prompt was staged, and was withdrawn or returned unused. A prompt with its id is accepted again.
+    Returned,
 }
 
-/// A prompt that the agent knows by its id, as it is stored with a turn in flight or with the end of a run.
+/// The maximum number of prompts whose ids are remembered. If more prompts have not ended, all of these are remembered.
+const MAX_KNOWN: usize = 32;
+
+/// A prompt that the agent knows by its id.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
@@ -86,6 +95,29 @@ impl KnownPrompt {
     /// Returns a known prompt.
     pub fn new(id: impl Into<PromptId>, state: PromptState) -> Self {
         Self { id: id.into(), state, through: None }
+    }
+
+    /// Stores the new state of a prompt in a list of prompts with the latest prompt at the end. If the list is too long,
+    /// forgets the oldest prompts that have ended.
+    pub(crate) fn enter(list: &mut Vec<Self>, id: &PromptId, state: PromptState) {
+        if let Some(known) = list.iter_mut().find(|known| known.id == *id && !known.is_over()) {
+            known.state = state;
+            return;
+        }
+        list.retain(|known| known.id != *id);
+        let mut excess = (list.len() + 1).saturating_sub(MAX_KNOWN);
+        list.retain(|known| {
+            let is_forgotten = excess > 0 && known.is_over();
+            excess -= usize::from(is_forgotten);
+            !is_forgotten
+        });
+        list.push(Self::new(id.clone(), state));
+    }
+
+    /// Returns whether the prompt has ended or was returned, so that a prompt with its id that has not ended is another
+    /// one.
+    pub(crate) fn is_over(&self) -> bool {
+        matches!(self.state, PromptState::Ended { .. } | PromptState::Returned)
     }
 }
 
@@ -211,7 +243,7 @@ impl Prompt {
         ///
         /// let agent = Agent::builder().model(model).start().await?;
         /// let order = Prompt::new("Order two pizzas.").with_id("order-17");
-        /// assert_eq!(agent.prompt(order.clone()).await?, Accepted::Started);
+        /// assert!(matches!(agent.prompt(order.clone()).await?, Accepted::Started { .. }));
         /// assert!(matches!(agent.prompt(order).await?, Accepted::Known { .. }));
         /// # Ok::<(), omni_agent::Error>(())
         /// # })?;
@@ -320,7 +352,10 @@ impl<T: Into<Blocks>> From<T> for Prompt {
 #[non_exhaustive]
 pub enum Accepted {
     /// The prompt started a run.
-    Started,
+    Started {
+        /// The first turn of the run.
+        turn: TurnId,
+    },
     /// The prompt is staged until the next turn, or the next step, begins.
     Staged {
         /// The id of the prompt, with which [`unstage`](crate::agent::Agent::unstage) returns it. If the prompt had no

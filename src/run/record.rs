@@ -53,8 +53,7 @@ pub struct TurnRecord {
     /// The tool uses that wait for a decision.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting: Vec<Waiting>,
-    /// The last prompts of the conversation with an id that the application has chosen, with the latest prompt at the
-    /// end.
+    /// The last prompts of the conversation that have an id, with the latest prompt at the end.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub prompts: Vec<KnownPrompt>,
     /// The time that the turn has taken so far, without pauses. Stores may round it to microseconds.

@@ -38,7 +38,7 @@ use super::{SessionEvent, StoreReport};
 use crate::{
     agent::{Config, Event, Record, Status},
     message::{Usage, UsageRow},
-    run::{Prompt, PromptId, Response},
+    run::{Prompt, Response},
     store::{Labels, StoredState, Version, WriteId},
     subscription::{EventId, Numbered},
     tree::{NodeId, Tree},
@@ -70,10 +70,8 @@ pub(super) enum Effect {
     AtRest,
     /// Report to the agent that all its records up to this number are stored.
     Written(u64),
-    /// A turn has ended. Answer the callers that wait for outcomes of prompts.
+    /// A turn has ended, or a staged prompt was withdrawn. Answer the callers that wait for outcomes of prompts.
     PromptsSettled,
-    /// This staged prompt was withdrawn. Answer the callers that wait for its outcome.
-    PromptWithdrawn(PromptId),
 }
 
 type Effects = Vec<Effect>;
@@ -268,8 +266,7 @@ impl Core {
                 self.state_changed();
                 return true;
             }
-            Event::Staged { id, .. } => self.prompt_staged(id),
-            Event::Unstaged { .. } => Self::prompt_unstaged(event, effects),
+            Event::Prompt { id, state, prompt } => self.prompt_changed(id, state, prompt.as_ref(), effects),
             Event::Status { status, .. } => {
                 self.status = *status;
                 if self.is_at_rest() {

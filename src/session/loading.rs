@@ -129,7 +129,7 @@ fn base(tree: &Tree, branch: BranchPoint) -> Result<History, Error> {
 /// prompts in flight the outcome of the run. Prompts are stored in these states if the run has ended with its process.
 pub(super) fn closed(mut end: RunEnd) -> RunEnd {
     end.prompts.retain(|prompt| prompt.state != PromptState::Staged);
-    for prompt in end.prompts.iter_mut().filter(|prompt| prompt.state == PromptState::InFlight) {
+    for prompt in end.prompts.iter_mut().filter(|prompt| !prompt.is_over()) {
         prompt.state = PromptState::Ended { outcome: end.outcome.clone() };
     }
     end

@@ -213,7 +213,7 @@ impl Task {
 
     /// Processes the agent's next event, or a record of the turn in flight that comes without an event.
     pub(super) fn take(&mut self, delivery: Delivery) {
-        let Delivery { event, config, run, settings, prompts, record } = delivery;
+        let Delivery { event, config, run, settings, record } = delivery;
         let is_between = event.as_ref().and_then(|event| event::is_between_requests(&event.event));
         if let Some(is_between_requests) = is_between {
             self.shared.is_between_requests.store(is_between_requests, Ordering::Release);
@@ -227,9 +227,6 @@ impl Task {
         self.step(|core, env, effects| {
             if let Some(settings) = settings {
                 core.prompted(&settings);
-            }
-            if !prompts.is_empty() {
-                core.prompts_delivered(prompts);
             }
             core.delivered(event.as_ref(), record.as_deref(), &config, env, effects);
         });
@@ -346,8 +343,7 @@ impl Task {
             Effect::Behind(behind) => self.shared.is_behind.store(behind, Ordering::Release),
             Effect::AtRest => self.consider_idle_shutdown(),
             Effect::Written(number) => self.owner.written(number),
-            Effect::PromptsSettled => self.settle_outcomes(),
-            Effect::PromptWithdrawn(id) => self.refuse_outcomes(&id),
+            Effect::PromptsSettled => self.find_outcomes(),
         }
     }
 

@@ -121,22 +121,20 @@ impl RunTrace {
     /// Records that a prompt was staged, and keeps the span of its caller.
     pub(crate) fn staged(&mut self, prompt: &str, caller: Caller) {
         tracing::event!(target: TARGET, parent: &self.span, Level::INFO, "staged");
-        if caller.is_known() {
-            self.staged.push((prompt.into(), caller));
-        }
+        self.staged.push((prompt.into(), caller));
     }
 
-    /// Records that a staged prompt is used, and links the run's span to the span of the prompt's caller.
+    /// If the prompt was staged, records that it is used, and links the run's span to the span of the prompt's caller.
     pub(crate) fn taken(&mut self, prompt: &str) {
-        let caller = self.unstaged(prompt);
+        let Some(caller) = self.unstaged(prompt) else { return };
         self.span.follows_from(caller.id());
         tracing::event!(target: TARGET, parent: &self.span, Level::INFO, "staged prompt used");
     }
 
     /// Removes and returns the caller of a staged prompt.
-    pub(crate) fn unstaged(&mut self, prompt: &str) -> Caller {
+    pub(crate) fn unstaged(&mut self, prompt: &str) -> Option<Caller> {
         let index = self.staged.iter().position(|(staged, _)| **staged == *prompt);
-        index.map(|index| self.staged.swap_remove(index).1).unwrap_or_default()
+        index.map(|index| self.staged.swap_remove(index).1)
     }
 
     /// Records that a tool use waits for a decision, unless this is recorded already.

@@ -86,12 +86,11 @@ async fn post(mut call: Call) -> Result<Response, Problem> {
     for command in commands {
         let answer = session.perform(command, Some(call.principal.name())).await?;
         let ended = match (answer, &follow) {
-            (SessionAnswer::Prompt(Accepted::Known { state }), Follow::Prompt(id)) => match state {
-                PromptState::Ended { outcome } => Follow::Ended(id.clone(), outcome),
-                // The snapshot does not contain the prompt's message, so a later event adds the message. The stream
-                // waits for this event.
-                PromptState::Staged | PromptState::InFlight => continue,
-            },
+            // If the prompt has not ended, a later event adds its message. The stream waits for this event.
+            (
+                SessionAnswer::Prompt(Accepted::Known { state: PromptState::Ended { outcome } }),
+                Follow::Prompt(id),
+            ) => Follow::Ended(id.clone(), outcome),
             _ => continue,
         };
         begun = Translator::begin(settings.clone(), &session.snapshot().await?, ended);

@@ -193,20 +193,15 @@ impl Lens {
                 Event::ToolResult { result: Box::new(result), input: input.clone() }
             }
             Event::Step(response) => Event::Step(self.response(response)),
-            Event::Turn { response, continues, staged } => Event::Turn {
-                response: self.response(response),
-                continues: *continues,
-                staged: staged.clone(),
-            },
-            Event::Error { failure, response, committed, staged } => Event::Error {
+            Event::Turn { response, continues } => {
+                Event::Turn { response: self.response(response), continues: *continues }
+            }
+            Event::Error { failure, response, committed } => Event::Error {
                 failure: failure.clone(),
                 response: self.response(response),
                 committed: *committed,
-                staged: staged.clone(),
             },
-            Event::Cancelled { response, staged } => {
-                Event::Cancelled { response: self.response(response), staged: staged.clone() }
-            }
+            Event::Cancelled { response } => Event::Cancelled { response: self.response(response) },
             Event::State(state) => Event::State(Arc::new(self.state(state))),
             Event::Status { status, pauses } if !pauses.is_empty() => {
                 Event::Status { status: *status, pauses: self.pauses(pauses) }

@@ -134,9 +134,16 @@ fn every_answer_fits_the_schema() {
         RunOutcome::Failed { failure: Failure::TimeLimit { limit: Duration::from_millis(1_500) } },
     ];
     let ended = outcomes.into_iter().map(|outcome| PromptState::Ended { outcome });
-    let states = ended.chain([PromptState::Staged, PromptState::InFlight]);
+    let states = ended.chain([
+        PromptState::Staged,
+        PromptState::InFlight { turn: TurnId::default() },
+        PromptState::Returned,
+    ]);
     let known = states.map(|state| Accepted::Known { state });
-    let accepted = known.chain([Accepted::Started, Accepted::Staged { id: "p1".into(), ahead: 2 }]);
+    let accepted = known.chain([
+        Accepted::Started { turn: TurnId::default() },
+        Accepted::Staged { id: "p1".into(), ahead: 2 },
+    ]);
     let answers = accepted
         .map(SessionAnswer::Prompt)
         .chain([SessionAnswer::Unstaged { prompt: Arc::new(prompt()) }, SessionAnswer::Done]);
@@ -333,8 +340,8 @@ fn wrong_samples_of_updates_fail() {
         agent(json!({ "type": "tool_end", "tool_use_id": "t", "is_error": "yes" })),
         agent(json!({ "type": "turn", "continues": false })),
         agent(json!({ "type": "step_start", "step": 1, "message_id": null })),
-        agent(json!({ "type": "unstaged", "id": "p1", "reason": "lost" })),
-        agent(json!({ "type": "unstaged", "id": "", "reason": "taken" })),
+        agent(json!({ "type": "prompt", "id": "p1", "state": { "state": "lost" } })),
+        agent(json!({ "type": "prompt", "id": "", "state": { "state": "returned" } })),
         agent(json!({ "type": "tool_result", "result": {
             "tool_use_id": "t", "name": "look", "content": [{ "type": "thinking", "text": "Hm." }], "is_error": false
         } })),

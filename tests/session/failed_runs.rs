@@ -50,7 +50,7 @@ async fn failed_run_stores_its_steps_and_its_end_in_one_commit_at_every_level() 
         let mut session = Watched::start(builder).await;
         session.session.prompt(Prompt::new("Q1").with_id("q1")).await.unwrap();
         let words = session.until("tree").await;
-        assert_eq!(words[words.len() - 3..], ["status(idle)", "error", "tree"], "{level:?}");
+        assert_eq!(words[words.len() - 4..], ["status(idle)", "prompt", "error", "tree"], "{level:?}");
         in_time(session.session.flush(secs(10))).await.unwrap();
         session.check().await;
         assert_eq!(session.path(), WORK, "{level:?}");

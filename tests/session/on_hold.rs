@@ -47,9 +47,12 @@ async fn until(holds: impl AsyncFn() -> bool) {
 async fn carried_back(session: &Session) -> (Prompt, String) {
     let mut events = watch(session).await;
     session.notify(()).await.unwrap();
+    let mut returned = None;
     loop {
-        if let Some(Event::Error { failure, staged, .. }) = event(&mut events).await.agent() {
-            return ((*staged[0]).clone(), failure.to_string());
+        match event(&mut events).await.agent() {
+            Some(Event::Prompt { prompt: Some(prompt), .. }) => returned = Some(Prompt::clone(prompt)),
+            Some(Event::Error { failure, .. }) => return (returned.unwrap(), failure.to_string()),
+            _ => {}
         }
     }
 }
@@ -61,7 +64,7 @@ async fn prompt_of_handle_event_while_the_store_is_behind_is_carried_back() {
     let session = behind(&store, agent(&provider)).await;
     for _ in 0..2 {
         let (prompt, reason) = carried_back(&session).await;
-        assert_eq!(prompt, Prompt::new(RETURNED));
+        assert_eq!(prompt.content, Prompt::new(RETURNED).content);
         assert!(reason.contains("the store is behind"), "{reason}");
     }
     session.wait_until_idle().await.unwrap();
@@ -82,7 +85,7 @@ async fn prompt_of_handle_event_while_the_session_is_drained_is_carried_back() {
     session.ask("One").await.unwrap();
     session.drain();
     let (prompt, reason) = carried_back(&session).await;
-    assert_eq!(prompt, Prompt::new(RETURNED));
+    assert_eq!(prompt.content, Prompt::new(RETURNED).content);
     assert!(reason.contains("is being shut down"), "{reason}");
     session.stop(secs(1)).await.unwrap();
     assert_eq!(provider.requests().len(), 1);

@@ -44,9 +44,13 @@ async fn perform_runs_every_command() {
         session([held(&gate), Step::text("A2"), Step::text("A3"), Step::text("A4"), Step::new().hang()])
             .await;
     let done = json!({ "type": "done" });
-    let started = json!({ "type": "prompt", "accepted": "started" });
     let prompt = json!({ "type": "prompt", "prompt": { "content": text("Q1") } });
-    assert_eq!(perform(&session, prompt.clone()).await.unwrap(), started);
+    let started = async || {
+        let started = perform(&session, prompt.clone()).await.unwrap();
+        let turn = session.snapshot().await.unwrap().agent.turn.unwrap();
+        assert_eq!(started, json!({ "type": "prompt", "accepted": "started", "turn": turn }));
+    };
+    started().await;
     reached(&gate).await;
     let staged = json!({ "type": "prompt", "prompt": { "id": "p2", "content": text("Q2"), "next": "step" } });
     let accepted = json!({ "type": "prompt", "accepted": "staged", "id": "p2", "ahead": 0 });
@@ -69,7 +73,7 @@ async fn perform_runs_every_command() {
     assert_eq!(perform(&session, json!({ "type": "navigate", "node": 3 })).await.unwrap(), done);
     assert_eq!(perform(&session, json!({ "type": "title", "title": "T" })).await.unwrap(), done);
     assert_eq!(session.title().await.unwrap().as_deref(), Some("T"));
-    assert_eq!(perform(&session, prompt).await.unwrap(), started);
+    started().await;
     assert_eq!(perform(&session, json!({ "type": "cancel" })).await.unwrap(), done);
     let tree = session.tree().await.unwrap();
     assert_eq!((tree.len(), tree.head().map(NodeId::get)), (7, Some(3)));
@@ -179,8 +183,12 @@ fn session_event_as_json_has_its_fields_next_to_the_type() {
 fn command_with_an_unknown_type_is_refused_with_the_known_types() {
     let error = serde_json::from_value::<SessionCommand>(json!({ "type": "erase_all" })).unwrap_err();
     assert!(error.to_string().contains("unknown variant `erase_all`, expected one of `prompt`"), "{error}");
-    let known = Accepted::Known { state: PromptState::InFlight };
+    let turn = omni_agent::message::TurnId::default();
+    let known = Accepted::Known { state: PromptState::InFlight { turn } };
     let json = serde_json::to_value(SessionAnswer::Prompt(known)).unwrap();
-    assert_eq!(json, json!({ "type": "prompt", "accepted": "known", "state": { "state": "in_flight" } }));
+    assert_eq!(
+        json,
+        json!({ "type": "prompt", "accepted": "known", "state": { "state": "in_flight", "turn": turn } })
+    );
     assert!(serde_json::from_value::<Prompt>(json!({ "content": [], "next": "never" })).is_err());
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use omni_agent::{
     agent::{Agent, Event},
     message::{Message, Usage},
-    run::Accepted,
+    run::{Accepted, PromptState},
     session::{Session, SessionEvent},
     testing::{Gate, ScriptedProvider, Step},
     tree::NodeId,
@@ -213,12 +213,12 @@ async fn regenerate_cancelled_with_a_staged_prompt_carries_it_back() {
     answered(session.session.cancel()).await.unwrap();
     let staged = loop {
         if let SessionEvent::Agent(event) = &*session.next().await
-            && let Event::Cancelled { staged, .. } = &**event
+            && let Event::Prompt { prompt: Some(prompt), state: PromptState::Returned, .. } = &**event
         {
-            break staged.clone();
+            break prompt.clone();
         }
     };
-    assert_eq!(staged[0].content, omni_agent::run::Prompt::new("Q2").content);
+    assert_eq!(staged.content, omni_agent::run::Prompt::new("Q2").content);
     session.rest().await;
     assert_eq!(session.view.tree, before);
 }

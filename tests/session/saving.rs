@@ -34,7 +34,7 @@ async fn store_hangs_session_answers_and_continues() {
     session.set_title(Some("Talk")).await.unwrap();
     session.branch(None, "Three").await.unwrap();
     session.wait_until_idle().await.unwrap();
-    assert!(matches!(session.prompt("Four").await.unwrap(), Accepted::Started));
+    assert!(matches!(session.prompt("Four").await.unwrap(), Accepted::Started { .. }));
     session.wait_until_idle().await.unwrap();
     assert_answers(&session).await;
     assert_eq!(start.elapsed(), Duration::ZERO);

@@ -117,7 +117,7 @@ impl Watched {
         assert_eq!(numbered.id.number, self.view.last.number + 1);
         let json = serde_json::to_string(&*numbered.event).unwrap();
         let read: SessionEvent = serde_json::from_str(&json).unwrap();
-        if matches!(numbered.event.agent(), Some(Event::Staged { .. })) {
+        if matches!(numbered.event.agent(), Some(Event::Prompt { .. })) {
             // Compare the JSON, because the model and the secrets of a prompt are never serialised.
             assert_eq!(serde_json::to_string(&read).unwrap(), json);
         } else {

@@ -3,7 +3,7 @@
 use std::fs;
 
 use omni_agent::{
-    message::{Message, RequestEnd, Timestamp, Usage, UsageRow},
+    message::{Message, RequestEnd, Timestamp, TurnId, Usage, UsageRow},
     run::{KnownPrompt, PromptState, RunEnd, RunOutcome, TurnRecord},
     store::{
         Change, Commit, Filter, Labels, Listing, MemoryStore, Page, StateChange, Store, StoreError, Stored,
@@ -247,7 +247,7 @@ async fn erase_removes_replaced_states_and_records_of_turns() {
 /// An erasure keeps the outcomes of prompts of the last end of a run only.
 #[tokio::test]
 async fn erase_keeps_what_a_memory_store_keeps_of_ends_of_runs() {
-    let prompt = || vec![KnownPrompt::new("p", PromptState::InFlight)];
+    let prompt = || vec![KnownPrompt::new("p", PromptState::InFlight { turn: TurnId::default() })];
     let end = || RunEnd::new(RunOutcome::Cancelled).with_unanswered(vec![Message::user(SECRET).into()]);
     let ends = [vec![end()], vec![end().with_prompts(prompt())], vec![end().with_prompts(prompt()), end()]];
     for ends in ends {

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use omni_agent::{
     message::{
-        Message, MessageId, Purpose, RequestEnd, Text, Timestamp, ToolResult, ToolUse, Usage, UsageRow,
+        Message, MessageId, Purpose, RequestEnd, Text, Timestamp, ToolResult, ToolUse, TurnId, Usage,
+        UsageRow,
     },
     run::{BranchPoint, KnownPrompt, PromptState, RunEnd, RunOutcome, Settled, TurnRecord, Waiting},
     store::{Change, Commit, Lease, Listing, Page, Store, StoredState, Turns, Write},
@@ -51,7 +52,10 @@ pub(crate) fn record() -> TurnRecord {
             Settled::new(1, ToolResult::ok(&tool_use("call 2"), Text::new("sent"))).with_reviewed(true),
         ])
         .with_waiting(vec![first, Waiting::new(tool_use("call 3")).with_survives(false)])
-        .with_prompts(vec![known("p1"), KnownPrompt::new("p2", PromptState::InFlight)])
+        .with_prompts(vec![
+            known("p1"),
+            KnownPrompt::new("p2", PromptState::InFlight { turn: TurnId::default() }),
+        ])
         .with_spent(Duration::from_millis(1500))
 }
 

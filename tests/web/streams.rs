@@ -57,12 +57,13 @@ pub(crate) fn without_history(mut snapshot: SessionSnapshot) -> SessionSnapshot 
 /// Asserts that the client has the state of the conversation.
 ///
 /// A client that has seen everything before an orderly end gets no snapshot of the next life. So it may still have the
-/// positions, the step and the end of the last run of the life before, without which a new life begins.
+/// positions, the step, the prompts and the end of the last run of the life before, without which a new life begins.
 pub(crate) async fn assert_current(client: &Client, app: &App, id: &str) {
     let (mut state, now) = (client.state(), now(app, id).await);
     if state.agent.last.life != now.agent.last.life {
         (state.agent.last, state.agent.run, state.agent.step) =
             (now.agent.last, now.agent.run, now.agent.step);
+        state.agent.prompts.clone_from(&now.agent.prompts);
         state.agent.last_run = state.agent.last_run.filter(|_| now.agent.last_run.is_some());
     }
     if state.last.life < now.last.life && now.last.number == 0 {

@@ -215,7 +215,8 @@ impl App {
     /// Sends a prompt and waits until the session is idle.
     pub(crate) async fn ask(&self, user: &str, id: &str, text: &str) {
         let answer = self.post(user, &format!("/agent/conversations/{id}/commands"), prompt(text)).await;
-        assert_eq!(answer.json(), json!({ "type": "prompt", "accepted": "started" }));
+        let answer = answer.json();
+        assert_eq!((&answer["type"], &answer["accepted"]), (&json!("prompt"), &json!("started")), "{answer}");
         self.idle(id).await;
     }
 

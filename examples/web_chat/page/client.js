@@ -42,7 +42,8 @@
  * @typedef {{ kind: string, message?: string, error?: { kind: string, message: string }, reason?: string,
  *   callback?: string, limit?: Duration }} Failure
  * @typedef {string | { other: string }} StopReason
- * @typedef {{ id: string, state: { state: "staged" | "in_flight" } | { state: "ended", outcome: any },
+ * @typedef {{ state: "staged" | "returned" } | { state: "in_flight", turn: string } | { state: "ended", outcome: any }} PromptState
+ * @typedef {{ id: string, state: PromptState,
  *   through?: number }} KnownPrompt
  * @typedef {{ outcome: "stopped" | "cancelled" | "failed" | "abandoned" | "discarded", stop_reason?: StopReason,
  *   failure?: Failure, turn?: string, unanswered?: Message[], staged?: Prompt[], through?: number,
@@ -53,7 +54,7 @@
  *   max_steps?: number, turn_timeout?: Duration, history: Message[] }} StateView
  * @typedef {{ last: string, state: StateView, status: "idle" | "busy" | "paused", step: number, pending: Message[],
  *   partial: PartialBlock[], run: number, turn?: string, answer?: string, pauses?: PendingUse[], tools?: ToolRun[],
- *   decisions?: NamedDecision[], staged?: Prompt[], last_run?: RunEnd }} Snapshot
+ *   decisions?: NamedDecision[], prompts?: KnownPrompt[], staged?: Prompt[], last_run?: RunEnd }} Snapshot
  * @typedef {{ outcome: "saved", what: string, version: number, through?: number }
  *   | { outcome: "failed", what: string, error: string, retry_in: Duration }
  *   | { outcome: "lost", error: string }} StoreReport
@@ -84,7 +85,7 @@
  *   | { type: "branch", node: number | null, prompt: Prompt } | { type: "navigate", node: number | null }
  *   | { type: "title", title: string | null } | { type: "labels", labels: Record<string, string> }
  *   | { type: "model", model: string } | { type: "erase", node: number }} SessionCommand
- * @typedef {{ type: "prompt", accepted: "started" | "staged" | "known", id?: string, ahead?: number, state?: any }
+ * @typedef {{ type: "prompt", accepted: "started" | "staged" | "known", turn?: string, id?: string, ahead?: number, state?: any }
  *   | { type: "unstaged", prompt: Prompt } | { type: "done" }} SessionAnswer
  * @typedef {{ purpose?: string, turn?: string, step?: number, message?: string, at: number, model?: string, usage: Usage,
  *   end?: string }} UsageRow
@@ -733,7 +734,12 @@ const MAX_NAMED = 256;
  */
 export function apply(agent, event) {
   const end = runEnd(event);
-  if (end) agent.last_run = end;
+  if (end) {
+    // The events before this one have returned these prompts.
+    if (agent.staged) end.staged = agent.staged;
+    delete agent.staged;
+    agent.last_run = end;
+  }
   switch (event.type) {
     case "message":
       agent.partial = [];
@@ -750,7 +756,6 @@ export function apply(agent, event) {
     case "turn":
       agent.state.history.push(...event.response.messages);
       finish(agent, event.response);
-      if (!event.continues) delete agent.staged;
       break;
     case "decided": {
       const { tool_use_id, by, at, decision } = event;
@@ -785,18 +790,18 @@ export function apply(agent, event) {
       delete agent.pauses;
       delete agent.tools;
       break;
-    case "staged":
-      put(agent, "staged", [...(agent.staged ?? []), event.prompt]);
+    case "prompt": {
+      know(agent, event.id, event.state);
+      // A prompt that the run returns stays in the list until the event that ends the run.
+      const others = (agent.staged ?? []).filter((prompt) => prompt.id !== event.id);
+      put(agent, "staged", event.prompt ? [...others, event.prompt] : others);
       break;
-    case "unstaged":
-      put(agent, "staged", (agent.staged ?? []).filter((prompt) => prompt.id !== event.id));
-      break;
+    }
     case "error":
     case "cancelled":
       // A run that has failed can have kept its messages.
       if (event.committed) agent.state.history.push(...event.response.messages);
       finish(agent, event.response);
-      delete agent.staged;
       break;
     case "state": {
       const { type: _, ...state } = event;
@@ -863,6 +868,27 @@ function applyBlock(agent, event) {
   }
 }
 
+/** The number of prompts that a snapshot remembers. If more have not ended, it remembers all of these. */
+const MAX_KNOWN = 32;
+
+/**
+ * Notes the new state of a prompt. If too many are known, forgets the oldest that have ended.
+ * @param {Snapshot} agent
+ * @param {string} id
+ * @param {PromptState} state
+ */
+function know(agent, id, state) {
+  const isOver = (/** @type {KnownPrompt} */ known) => ["ended", "returned"].includes(known.state.state);
+  const known = agent.prompts?.find((known) => known.id === id && !isOver(known));
+  if (known) {
+    known.state = state;
+    return;
+  }
+  const others = (agent.prompts ?? []).filter((known) => known.id !== id);
+  let excess = others.length + 1 - MAX_KNOWN;
+  agent.prompts = [...others.filter((known) => !isOver(known) || excess-- <= 0), { id, state }];
+}
+
 /**
  * Sets a list that is absent while it is empty.
  * @template {"pauses" | "tools" | "decisions" | "staged"} K
@@ -916,7 +942,6 @@ function runEnd(event) {
     const unanswered = event.response.messages.filter(isPrompt);
     if (unanswered.length) end.unanswered = unanswered;
   }
-  if (event.staged?.length) end.staged = event.staged;
   return end;
 }
 

@@ -6,7 +6,7 @@ use std::{borrow::Cow, sync::Arc, time::Duration};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Core, fresh::Waited, known::KnownPrompts};
+use super::{Core, fresh::Waited, known};
 use crate::{
     agent::{
         Decided, Expiry, Failure, NamedDecision, PendingUse, Prompt, Response, Settled, Status, TurnRecord,
@@ -168,7 +168,7 @@ impl Core {
         let core = serde_json::to_string(&bare).expect("the core has a JSON form");
         let mut record = TurnRecord::new(FORMAT, id, core)
             .with_waiting(waiting(&self.phase))
-            .with_prompts(self.known.record())
+            .with_prompts(self.known.clone())
             .with_spent(spent);
         if let Phase::InTurn { turn, stage, .. } = &mut self.phase {
             let (keep, append) = turn.working.record();
@@ -355,7 +355,7 @@ fn restore(record: TurnRecord, history: History, fallback: Option<History>) -> R
     let mut core = Core {
         fallback,
         staged: bare.staged.into_owned(),
-        known: KnownPrompts::restored(&record.prompts),
+        known: known::restored(&record.prompts),
         emitted_status: Status::Busy,
         last_op: bare.op,
         runs: bare.run,

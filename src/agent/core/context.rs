@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{
     agent::{
-        Config, Durable, Event, Failure, KnownPrompt, Recovery, Response,
+        Config, Durable, Event, Failure, Recovery, Response,
         phase::{Op, ToolCall},
     },
     message::{Timestamp, ToolResult, ToolUse, ToolUseId, TurnId},
@@ -78,8 +78,6 @@ impl Context<'_> {
 pub(in crate::agent) enum Effect {
     /// Emit an event.
     Emit(Event),
-    /// The next event ends a turn. Deliver these known prompts with it.
-    Prompts(Vec<KnownPrompt>),
     /// Call a callback. Its outcome is reported to the core with this operation number.
     Call(Op, Call),
     /// Drop all work in progress: the callback, the exchange with the provider, the tools, the delay.

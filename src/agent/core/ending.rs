@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     agent::{
-        ErrorDecision, Event, Failure, Prompt, Response, RunOutcome, Status, TurnDecision,
+        ErrorDecision, Event, Failure, Response, RunOutcome, Status, TurnDecision,
         phase::{AfterEvent, Answer, Asked, Between, Op, Phase, Remains, Slot, Stage, Turn, in_stage},
     },
     message::{Message, RequestEnd, Role, ToolResult, answer_open_tool_uses, cleared},
@@ -93,13 +93,12 @@ impl Core {
             return self.end_committed(&turn, None, response, cx);
         }
         if !self.staged.is_empty() {
-            self.end_prompts(&RunOutcome::Stopped { stop_reason: response.stop_reason.clone() });
+            self.end_prompts(&RunOutcome::Stopped { stop_reason: response.stop_reason.clone() }, cx);
         }
         if recorded {
             cx.push(Effect::Record);
         }
-        self.deliver_known(cx);
-        cx.emit(Event::Turn { response, continues: true, staged: Vec::new() });
+        cx.emit(Event::Turn { response, continues: true });
         let Turn { origin, step, .. } = *turn;
         let content = next.unwrap_or_default();
         let turn = (cx.turn_id)();
@@ -121,14 +120,13 @@ impl Core {
         response: Arc<Response>,
         cx: &mut Context<'_>,
     ) {
-        let staged = self.give_up_staged();
         self.emit_status(Status::Idle, cx);
         let kept = turn.origin.asked.as_ref().and_then(Asked::response);
         let (event, answer) = match failure {
-            None => (Event::Turn { response, continues: false, staged }, kept.map(Ok)),
+            None => (Event::Turn { response, continues: false }, kept.map(Ok)),
             Some(failure) => {
                 let error = kept.map(|kept| Err(Error::failed(failure.clone(), kept)));
-                (Event::Error { failure, response, committed: true, staged }, error)
+                (Event::Error { failure, response, committed: true }, error)
             }
         };
         self.end_run(event, turn.recorded, cx);
@@ -230,9 +228,9 @@ impl Core {
 
     /// Ends all work in progress with an error, and discards the pending messages.
     pub(super) fn end_in_error(&mut self, failure: Failure, cx: &mut Context<'_>) {
-        self.discard(StopReason::Other(FAILED.into()), cx, |response, staged| {
+        self.discard(StopReason::Other(FAILED.into()), cx, |response| {
             let error = Error::failed(failure.clone(), Arc::clone(&response));
-            (Event::Error { failure, response, committed: false, staged }, Err(error))
+            (Event::Error { failure, response, committed: false }, Err(error))
         });
     }
 
@@ -257,9 +255,9 @@ impl Core {
     /// Cancels the active run. If `kept` is `Some`, the caller of `ask` gets that response.
     fn cancel_run(&mut self, reason: StopReason, kept: Option<Arc<Response>>, cx: &mut Context<'_>) {
         cx.push(Effect::Abort);
-        self.discard(reason, cx, |response, staged| {
+        self.discard(reason, cx, |response| {
             let answer = kept.ok_or_else(|| Error::cancelled(Arc::clone(&response)));
-            (Event::Cancelled { response, staged }, answer)
+            (Event::Cancelled { response }, answer)
         });
     }
 
@@ -269,7 +267,7 @@ impl Core {
         &mut self,
         reason: StopReason,
         cx: &mut Context<'_>,
-        end: impl FnOnce(Arc<Response>, Vec<Arc<Prompt>>) -> (Event, AskResult),
+        end: impl FnOnce(Arc<Response>) -> (Event, AskResult),
     ) {
         let (asked, recorded) = (self.phase.asked().is_some(), self.phase.is_recorded());
         let response = match self.phase.take_turn() {
@@ -289,7 +287,7 @@ impl Core {
         self.phase = Phase::Idle;
         cx.push(Effect::Watch(None));
         self.emit_status(Status::Idle, cx);
-        let (event, answer) = end(response, self.give_up_staged());
+        let (event, answer) = end(response);
         self.end_run(event, recorded, cx);
         self.fall_back(cx);
         if asked {

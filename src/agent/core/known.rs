@@ -1,96 +1,65 @@
-//! The ids of the most recent prompts. They ensure that a prompt that is sent twice runs once.
+//! The prompts that the agent knows by their ids. They ensure that a prompt that is sent twice runs once.
 
-use std::collections::HashSet;
+use std::sync::Arc;
 
-use super::{Context, Core, Effect};
-use crate::agent::{KnownPrompt, PromptId, PromptState, RunOutcome};
+use super::{Context, Core};
+use crate::agent::{Event, KnownPrompt, Prompt, PromptId, PromptState, RunOutcome};
 
-/// The maximum number of prompts whose ids are remembered. If more prompts have not ended, all of these are remembered.
-const MAX_KNOWN: usize = 32;
+/// Restores the prompts from a record, or from the end of the last run.
+pub(super) fn restored(prompts: &[KnownPrompt]) -> Vec<KnownPrompt> {
+    let mut known = Vec::new();
+    for KnownPrompt { id, state, .. } in prompts {
+        KnownPrompt::enter(&mut known, id, state.clone());
+    }
+    known
+}
 
-/// The most recent prompts that have an id from the application, with the latest prompt at the end.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct KnownPrompts(Vec<(PromptId, PromptState)>);
-
-impl KnownPrompts {
-    /// Returns the state of the prompt with this id.
-    pub(super) fn state(&self, id: Option<&PromptId>) -> Option<&PromptState> {
-        let id = id?;
-        self.0.iter().find(|(other, _)| other == id).map(|(_, state)| state)
+impl Core {
+    /// Returns the state of the prompt with this id, unless the prompt was returned unused.
+    pub(super) fn prompt_state(&self, id: Option<&PromptId>) -> Option<&PromptState> {
+        let known = self.known.iter().find(|known| Some(&known.id) == id)?;
+        Some(&known.state).filter(|state| **state != PromptState::Returned)
     }
 
-    /// Returns the prompts in the form in which a record contains them.
-    pub(super) fn record(&self) -> Vec<KnownPrompt> {
-        self.0.iter().map(|(id, state)| KnownPrompt::new(id.clone(), state.clone())).collect()
+    /// Changes the state of a prompt, and emits it. `prompt` is the prompt if it is staged, or returned by the run.
+    pub(super) fn set_prompt(
+        &mut self,
+        id: &PromptId,
+        state: PromptState,
+        prompt: Option<Arc<Prompt>>,
+        cx: &mut Context<'_>,
+    ) {
+        KnownPrompt::enter(&mut self.known, id, state.clone());
+        cx.emit(Event::Prompt { id: id.clone(), state, prompt });
     }
 
-    /// Restores the prompts from a record.
-    pub(super) fn restored(prompts: &[KnownPrompt]) -> Self {
-        let mut seen = HashSet::new();
-        let latest = prompts.iter().rev().filter(|prompt| seen.insert(&prompt.id));
-        let mut known: Vec<_> = latest.map(|prompt| (prompt.id.clone(), prompt.state.clone())).collect();
-        known.reverse();
-        Self(known)
+    /// Ends the prompts in flight, except those that are staged again.
+    pub(super) fn end_prompts(&mut self, outcome: &RunOutcome, cx: &mut Context<'_>) {
+        let is_staged = |id: &PromptId| self.staged.iter().any(|prompt| prompt.id.as_ref() == Some(id));
+        let in_flight = self.known.iter().filter(|known| matches!(known.state, PromptState::InFlight { .. }));
+        let ended: Vec<_> = in_flight.map(|known| known.id.clone()).filter(|id| !is_staged(id)).collect();
+        for id in ended {
+            self.set_prompt(&id, PromptState::Ended { outcome: outcome.clone() }, None, cx);
+        }
     }
 
-    /// Records a prompt that was accepted. If too many are known, forgets the oldest prompts that have ended.
-    pub(super) fn add(&mut self, id: &PromptId, state: PromptState) {
-        let known = &mut self.0;
-        known.retain(|(other, _)| other != id);
-        let mut excess = (known.len() + 1).saturating_sub(MAX_KNOWN);
-        known.retain(|(_, state)| {
-            let is_forgotten = excess > 0 && matches!(state, PromptState::Ended { .. });
-            excess -= usize::from(is_forgotten);
-            !is_forgotten
-        });
-        known.push((id.clone(), state));
-    }
-
-    /// Records that a staged prompt has started a turn or has joined one.
-    pub(super) fn taken(&mut self, id: &PromptId) {
-        for (other, state) in &mut self.0 {
-            if other == id {
-                *state = PromptState::InFlight;
+    /// Returns all staged prompts, because the run ends without using them.
+    pub(super) fn return_staged(&mut self, cx: &mut Context<'_>) -> Vec<Arc<Prompt>> {
+        let staged = std::mem::take(&mut self.staged);
+        for prompt in &staged {
+            if let Some(id) = &prompt.id {
+                self.set_prompt(id, PromptState::Returned, Some(Arc::clone(prompt)), cx);
             }
         }
+        staged
     }
 
     /// Replaces the texts that may quote messages, because these messages are erased.
     pub(super) fn erase_texts(&mut self) {
-        for (_, state) in &mut self.0 {
-            if let PromptState::Ended { outcome } = state {
+        for known in &mut self.known {
+            if let PromptState::Ended { outcome } = &mut known.state {
                 outcome.erase_texts();
             }
-        }
-    }
-
-    /// Forgets a prompt that was never used.
-    pub(super) fn forget(&mut self, id: Option<&PromptId>) {
-        if let Some(index) = self.0.iter().position(|(other, _)| Some(other) == id) {
-            self.0.remove(index);
-        }
-    }
-
-    /// Records how the prompts in flight have ended.
-    pub(super) fn ended(&mut self, outcome: &RunOutcome) {
-        for (_, state) in &mut self.0 {
-            if *state == PromptState::InFlight {
-                *state = PromptState::Ended { outcome: outcome.clone() };
-            }
-        }
-    }
-}
-
-impl Core {
-    /// Returns the state of the prompt with this id, if the prompt is known.
-    pub(in crate::agent) fn prompt_state(&self, id: &PromptId) -> Option<&PromptState> {
-        self.known.state(Some(id))
-    }
-
-    /// Delivers the known prompts with the next event, which ends a turn.
-    pub(super) fn deliver_known(&self, cx: &mut Context<'_>) {
-        if !self.known.0.is_empty() {
-            cx.push(Effect::Prompts(self.known.record()));
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Call, Context, Core, Effect};
+use super::{Call, Context, Core, Effect, queue::give_id};
 use crate::agent::{
     Failure, Prompt,
     phase::{AfterEvent, Op, Phase},
@@ -77,8 +77,9 @@ impl Core {
         }
     }
 
-    /// Returns a prompt of `handle_event` in an error event, because the prompt cannot be accepted now.
-    fn hand_back(&mut self, prompt: Prompt, reason: String, cx: &mut Context<'_>) {
+    /// Returns a prompt of `handle_event` with an error event, because the prompt cannot be accepted now.
+    fn hand_back(&mut self, mut prompt: Prompt, reason: String, cx: &mut Context<'_>) {
+        give_id(&mut prompt, cx);
         self.staged.push(Arc::new(prompt));
         self.end_in_error(Failure::OnHold { reason }, cx);
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Context, Core, open, origin};
 use crate::{
-    agent::{Event, Prompt, PromptState, phase::Origin},
+    agent::{Event, Prompt, phase::Origin},
     message::{Content, History, Message, Role, TurnId},
     run::{Error, ErrorKind},
 };
@@ -35,7 +35,7 @@ impl Core {
     ) -> Result<(), Error> {
         self.replace_history(history, cx)?;
         self.last_run = None;
-        self.known.erase_texts();
+        self.erase_texts();
         Ok(())
     }
 
@@ -54,10 +54,8 @@ impl Core {
         if prompt.content.is_blank() {
             return Err(Error::empty_prompt());
         }
-        let id = prompt.id.clone();
         let turn = (cx.turn_id)();
         let (message, origin) = open(&base, prompt, turn, ask, cx)?;
-        self.know(id.as_ref(), PromptState::InFlight);
         self.begin_on(base, turn, message, origin, cx);
         Ok(())
     }
@@ -84,7 +82,8 @@ impl Core {
         whole.push(Arc::clone(&message));
         whole.check_sendable().map_err(Error::unfit_prompt)?;
         let turn = (cx.turn_id)();
-        self.begin_on(base, turn, message, origin(settings, ask, cx), cx);
+        // The message is not that of a prompt, so an id has no meaning.
+        self.begin_on(base, turn, message, origin(Prompt { id: None, ..settings }, ask, cx), cx);
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::{Context, Core, Effect, add_message, user_message};
 use crate::{
-    agent::{Accepted, Event, Next, Prompt, PromptId, PromptState, RunOutcome, UnstageReason, phase::Turn},
+    agent::{Accepted, Next, Prompt, PromptId, PromptState, phase::Turn},
     message::{Message, MessageId},
     run::{Error, ErrorKind},
 };
@@ -37,7 +37,7 @@ impl Core {
         limit: usize,
         cx: &mut Context<'_>,
     ) -> Result<Accepted, Error> {
-        if let Some(state) = self.known.state(prompt.id.as_ref()).cloned() {
+        if let Some(state) = self.prompt_state(prompt.id.as_ref()).cloned() {
             return if ask { Err(Error::known_prompt(&state)) } else { Ok(Accepted::Known { state }) };
         }
         prompt.check()?;
@@ -45,10 +45,7 @@ impl Core {
             return Err(Error::empty_prompt());
         }
         if self.is_at_rest() {
-            let id = prompt.id.clone();
-            self.begin_run(prompt, ask, false, cx)?;
-            self.know(id.as_ref(), PromptState::InFlight);
-            return Ok(Accepted::Started);
+            return self.begin_run(prompt, ask, false, cx).map(|turn| Accepted::Started { turn });
         }
         if ask {
             return Err(Error::busy("agent", self.emitted_status));
@@ -61,26 +58,18 @@ impl Core {
             );
             return Err(Error::new(ErrorKind::QueueFull, text).with_member("limit", staged));
         }
-        self.know(prompt.id.as_ref(), PromptState::Staged);
-        let id = prompt.id.get_or_insert_with(|| PromptId::new((cx.turn_id)().to_string())).clone();
+        let id = give_id(&mut prompt, cx);
         let ahead = self.staged.len();
         let prompt = Arc::new(prompt);
         self.staged.push(Arc::clone(&prompt));
         self.record_queue(cx);
-        cx.emit(Event::Staged { id: id.clone(), prompt });
+        self.set_prompt(&id, PromptState::Staged, Some(prompt), cx);
         Ok(Accepted::Staged { id, ahead })
-    }
-
-    /// Records a prompt with an id that the application has given.
-    pub(super) fn know(&mut self, id: Option<&PromptId>, state: PromptState) {
-        if let Some(id) = id {
-            self.known.add(id, state);
-        }
     }
 
     /// Returns an error if a prompt with this id was accepted before.
     pub(super) fn ensure_new(&self, id: Option<&PromptId>) -> Result<(), Error> {
-        match self.known.state(id) {
+        match self.prompt_state(id) {
             Some(state) => Err(Error::known_prompt(state)),
             None => Ok(()),
         }
@@ -98,9 +87,8 @@ impl Core {
             return Err(Error::new(ErrorKind::NotStaged, text).with_member("prompt", id));
         };
         let prompt = self.staged.remove(index);
-        self.known.forget(Some(id));
         self.record_queue(cx);
-        cx.emit(Event::Unstaged { id: id.clone(), reason: UnstageReason::Withdrawn });
+        self.set_prompt(id, PromptState::Returned, None, cx);
         Ok(prompt)
     }
 
@@ -111,36 +99,14 @@ impl Core {
         }
     }
 
-    /// Takes the first staged prompt, which starts the next turn.
-    pub(super) fn take_staged(&mut self, cx: &mut Context<'_>) -> Option<Arc<Prompt>> {
-        if self.staged.is_empty() {
-            return None;
-        }
-        let prompt = self.staged.remove(0);
-        self.took(&prompt, cx);
-        Some(prompt)
-    }
-
-    /// Takes all staged prompts, because the run ends without using them.
-    pub(super) fn give_up_staged(&mut self) -> Vec<Arc<Prompt>> {
-        let staged = std::mem::take(&mut self.staged);
-        for prompt in &staged {
-            self.known.forget(prompt.id.as_ref());
-        }
-        staged
-    }
-
-    /// Records how the prompts of a turn have ended, before another prompt starts the next turn.
-    pub(super) fn end_prompts(&mut self, outcome: &RunOutcome) {
-        self.known.ended(outcome);
-    }
-
     /// Adds the staged prompts for the next step to the turn, after the results of its tools.
     pub(super) fn join_step(&mut self, turn: &mut Turn, cx: &mut Context<'_>) {
         turn.joined.clear();
         while let Some(index) = self.staged.iter().position(|prompt| prompt.next == Next::Step) {
             let prompt = self.staged.remove(index);
-            self.took(&prompt, cx);
+            if let Some(id) = &prompt.id {
+                self.set_prompt(id, PromptState::InFlight { turn: turn.id }, None, cx);
+            }
             let id = prompt.id.clone().map_or_else(|| turn.message_id(), MessageId::from);
             let message = user_message(id, prompt.content.0.clone(), cx);
             add_message(turn, Message { app_data: prompt.app_data.clone(), ..message }, cx);
@@ -159,11 +125,9 @@ impl Core {
         turn.working.rebase(&self.history, keep);
         self.staged.splice(0..0, joined);
     }
+}
 
-    fn took(&mut self, prompt: &Prompt, cx: &mut Context<'_>) {
-        if let Some(id) = &prompt.id {
-            self.known.taken(id);
-            cx.emit(Event::Unstaged { id: id.clone(), reason: UnstageReason::Taken });
-        }
-    }
+/// Returns the id of a prompt that is about to be staged. If the prompt has none, gives it one.
+pub(super) fn give_id(prompt: &mut Prompt, cx: &Context<'_>) -> PromptId {
+    prompt.id.get_or_insert_with(|| PromptId::new((cx.turn_id)().to_string())).clone()
 }

@@ -82,9 +82,6 @@ impl Task {
                 }
                 self.idle_waiters.push(reply);
             }
-            Command::PromptState(id, reply) => {
-                let _ = reply.send((self.feed.last(), self.core.prompt_state(&id).cloned()));
-            }
             Command::Moment(reply) => drop(reply.send(self.moment())),
             Command::Change(at, change, reply) => {
                 let _ = reply.send(self.change(at, change));

@@ -123,7 +123,6 @@ impl Task {
                 config: Arc::clone(&self.config),
                 run: crate::telemetry::Caller::default(),
                 settings: None,
-                prompts: Vec::new(),
                 record: Some(record),
             });
         }

@@ -9,7 +9,7 @@ use tracing::Span;
 
 use super::{Task, work::Work};
 use crate::{
-    agent::{Event, Failure, Response, Status, UnstageReason},
+    agent::{Event, Failure, PromptState, Response, Status},
     provider::{PROVIDER_PANICKED, error_type},
     telemetry::{self, Caller, RunFacts, RunTrace},
     tool::Decision,
@@ -74,9 +74,11 @@ fn record(work: &mut Work, event: &Event) {
     let Some(trace) = &mut work.trace else { return };
     match event {
         Event::ToolStart { .. } => trace.tool_call(),
-        Event::Staged { id, .. } => trace.staged(id.as_str(), std::mem::take(&mut work.caller)),
-        Event::Unstaged { id, reason: UnstageReason::Taken } => trace.taken(id.as_str()),
-        Event::Unstaged { id, reason: UnstageReason::Withdrawn } => drop(trace.unstaged(id.as_str())),
+        Event::Prompt { id, state, .. } => match state {
+            PromptState::Staged => trace.staged(id.as_str(), std::mem::take(&mut work.caller)),
+            PromptState::InFlight { .. } => trace.taken(id.as_str()),
+            PromptState::Ended { .. } | PromptState::Returned => drop(trace.unstaged(id.as_str())),
+        },
         Event::Status { pauses, .. } => {
             for pause in pauses {
                 trace.paused(pause.tool_use.id.as_str(), &pause.tool_use.name);

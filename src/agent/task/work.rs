@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     agent::{
-        Event, Expiry, KnownPrompt, Permit,
+        Event, Expiry, Permit,
         core::Effect,
         phase::{Op, ToolCall},
     },
@@ -49,8 +49,6 @@ pub(super) struct Work {
     pub(super) watch: Option<Watch>,
     /// The effect that is held back until a record with this number is stored.
     pub(super) held: Option<(u64, Effect)>,
-    /// The known prompts that the next event carries to the owner of the history.
-    pub(super) prompts: Vec<KnownPrompt>,
     /// The tool uses whose pauses have time limits.
     pub(super) expiries: Option<Box<DelayQueue<ToolUseId>>>,
     /// The trace of the run, if telemetry is on.

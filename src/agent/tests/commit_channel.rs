@@ -90,7 +90,7 @@ async fn set_state_and_prompt_no_room_done_and_delivered_in_order() {
     answered(agent.cancel()).await.unwrap();
     let mut systems = Vec::new();
     let mut rest = Vec::new();
-    for _ in 0..10 {
+    for _ in 0..11 {
         let delivery = answered(receiver.next()).await.unwrap();
         match &*delivery.event.as_ref().unwrap().event {
             Event::State(state) => {
@@ -102,7 +102,9 @@ async fn set_state_and_prompt_no_room_done_and_delivered_in_order() {
         }
     }
     assert_eq!(systems, ["0", "1", "2", "3", "4"]);
-    assert_eq!(rest, ["status(busy)", "message(user)", "staged", "status(idle)", "cancelled"]);
+    let run =
+        ["status(busy)", "message(user)", "prompt(staged)", "status(idle)", "prompt(returned)", "cancelled"];
+    assert_eq!(rest, run);
 }
 
 #[tokio::test(start_paused = true)]
@@ -128,8 +130,10 @@ async fn prompt_and_cancel_storm_no_room_bounded_and_lossless() {
     let last = agent.snapshot().await.unwrap().last.number;
     let events = receive(&mut receiver, 1, last).await;
     assert_eq!(events.iter().filter(|event| ends_run(event)).count(), runs);
-    for run in names(&events).chunks(5) {
-        assert_eq!(run, ["status(busy)", "message(user)", "staged", "status(idle)", "cancelled"]);
+    let whole =
+        ["status(busy)", "message(user)", "prompt(staged)", "status(idle)", "prompt(returned)", "cancelled"];
+    for run in names(&events).chunks(6) {
+        assert_eq!(run, whole);
     }
     answered(agent.wait_until_idle()).await.unwrap();
     agent.prompt("Hi").await.unwrap();

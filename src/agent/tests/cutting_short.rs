@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 use super::{
     predicament::{Amid, no_timeout},
     rig::{Deed, Flag, Rogue, answered, echo, echoing, ready_events, tokens},
-    support::{names, next, run_events, scripted},
+    support::{names, next, returned, run_events, scripted},
 };
 
 /// The response in the last event of the run.
@@ -346,10 +346,10 @@ async fn cancel_paused_discards_and_resume_is_refused() {
     agent.prompt("next").await.unwrap();
     answered(agent.cancel()).await.unwrap();
     let run = run_events(&mut events).await;
-    assert_eq!(names(&run), ["staged", "status(idle)", "cancelled"]);
-    let Event::Cancelled { response, staged } = &*run[2] else { panic!() };
+    assert_eq!(names(&run), ["prompt(staged)", "status(idle)", "prompt(returned)", "cancelled"]);
+    let Event::Cancelled { response } = &*run[3] else { panic!() };
     assert_eq!((response.usage.output, response.messages.len()), (4, 2));
-    assert_eq!(staged[0].content, "next".into());
+    assert_eq!(returned(&run)[0].content, "next".into());
     let resumed = agent.resume("t2", Decision::Execute).await;
     let error = resumed.unwrap_err();
     assert_eq!((error.kind(), error.member("activity")), (ErrorKind::NotPaused, Some(&"idle".into())));

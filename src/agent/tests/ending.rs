@@ -23,7 +23,7 @@ use tokio::time::Instant;
 use super::{
     predicament::no_timeout,
     rig::{At, Deed, Flag, Rogue, answered, closed, echoing, set_out},
-    support::{run_events, scripted},
+    support::{returned, run_events, scripted},
 };
 
 /// Callbacks that record the calls of `terminate`. If there is a gate, `terminate` waits at the gate.
@@ -65,11 +65,9 @@ async fn last_handle_dropped_mid_turn_interrupted_and_terminated() {
     assert_eq!(clone.status().await.unwrap(), Status::Busy, "one handle keeps the agent alive");
     drop(clone);
     let run = run_events(&mut events).await;
-    let Event::Turn { response, continues: false, staged } = &**run.last().unwrap() else {
-        panic!("{run:?}")
-    };
+    let Event::Turn { response, continues: false } = &**run.last().unwrap() else { panic!("{run:?}") };
     assert_eq!((response.messages[0].text().as_str(), response.text().as_str()), ("Two", "Half"));
-    assert_eq!(staged.len(), 1, "the staged prompt is carried back");
+    assert_eq!(returned(&run).len(), 1, "the staged prompt is carried back");
     let (reason, snapshot) = closed(&mut events).await;
     assert_eq!(reason, EndReason::HandlesDropped);
     assert_eq!(snapshot.unwrap().state.history.len(), 4);

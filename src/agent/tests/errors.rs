@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use super::{
     hooks::{Hooks, Log, Watched, failed, noting, reached, sent, stopped, tokens},
-    support::{names, scripted},
+    support::{names, returned, scripted},
 };
 
 fn down() -> ProviderError {
@@ -215,9 +215,8 @@ async fn error_event_carries_the_staged_prompt_back() {
     agent.agent.prompt(Prompt::new("Later").with_max_steps(3)).await.unwrap();
     gate.open();
     let events = agent.end().await;
-    let Some(Event::Error { staged, .. }) = events.last().map(|event| &**event) else {
-        panic!("{:?}", events.last());
-    };
+    assert!(matches!(&**events.last().unwrap(), Event::Error { .. }), "{:?}", events.last());
+    let staged = returned(&events);
     assert_eq!((&staged[0].content, staged[0].max_steps), (&"Later".into(), Some(3)));
 }
 

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::{
     hooks::{Hooks, Log, Watched, brief, failed, noting, reached, sent, stopped, tokens},
-    support::{names, scripted},
+    support::{names, returned, scripted},
 };
 
 fn down() -> ProviderError {
@@ -224,10 +224,8 @@ async fn failure_returns_joined_prompts_without_an_answer() {
     agent.agent.prompt("Later").await.unwrap();
     gate.open();
     let events = agent.end().await;
-    let Some(Event::Error { staged, committed: true, .. }) = events.last().map(|event| &**event) else {
-        panic!("{:?}", events.last());
-    };
-    let returned: Vec<_> = staged.iter().map(|prompt| prompt.content.clone()).collect();
+    assert!(matches!(&**events.last().unwrap(), Event::Error { committed: true, .. }), "{:?}", events.last());
+    let returned: Vec<_> = returned(&events).iter().map(|prompt| prompt.content.clone()).collect();
     assert_eq!(returned, ["And this".into(), "Later".into()]);
     assert_eq!(agent.history().await, ["user: Look", "assistant: use a", "user: result a"]);
 }

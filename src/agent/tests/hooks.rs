@@ -171,7 +171,7 @@ impl Watched {
         let event = next(&mut self.events).await;
         // The model of a prompt is never serialised, so an event with such a prompt does not survive serialization
         // unchanged.
-        if !matches!(&*event, Event::Staged { prompt, .. } if prompt.model.is_some()) {
+        if !matches!(&*event, Event::Prompt { prompt: Some(prompt), .. } if prompt.model.is_some()) {
             let json = serde_json::to_string(&*event).unwrap();
             assert_eq!(serde_json::from_str::<Event>(&json).unwrap(), *event, "{json}");
         }
@@ -234,6 +234,7 @@ impl Watched {
         assert_eq!(view.state.history, truth.state.history);
         assert_eq!((view.pending, view.partial), (truth.pending, truth.partial));
         assert_eq!((view.pauses, view.staged), (truth.pauses, truth.staged));
+        assert_eq!((view.prompts, view.last_run), (truth.prompts, truth.last_run));
         assert_eq!((view.answer, view.tools), (truth.answer, truth.tools));
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::{
-    agent::{Accepted, Event, Status},
+    agent::{Accepted, Event, PromptState, Status},
     message::ToolUseId,
     provider::StopReason,
     run::ErrorKind,
@@ -14,7 +14,7 @@ use crate::{
 use super::{
     predicament::Amid,
     rig::{At, answered, closed, stuck_in, unanswered},
-    support::{ends_run, next, run_events},
+    support::{ends_run, next, returned, run_events},
 };
 
 #[tokio::test(start_paused = true)]
@@ -83,12 +83,15 @@ async fn cancel_in_any_phase_discards_and_agent_survives() {
         let state = answered(agent.state()).await.unwrap();
         assert_eq!((state.status(), state.history().len()), (Status::Idle, 0), "{amid:?}");
         let events = run_events(&mut scene.events).await;
-        let [.., status, end] = &*events else { panic!("{amid:?}") };
+        let [.., status, prompt, end] = &*events else { panic!("{amid:?}") };
         assert_eq!(**status, Event::Status { status: Status::Idle, pauses: Vec::new() }, "{amid:?}");
-        let Event::Cancelled { response, staged } = &**end else { panic!("{amid:?}: {end:?}") };
+        let Event::Prompt { state: PromptState::Returned, prompt: Some(prompt), .. } = &**prompt else {
+            panic!("{amid:?}: {prompt:?}")
+        };
+        let Event::Cancelled { response } = &**end else { panic!("{amid:?}: {end:?}") };
         assert_eq!(response.stop_reason, StopReason::Cancelled, "{amid:?}");
         assert_eq!(response.messages[0].text(), "Hi", "{amid:?}");
-        assert_eq!(staged[0].content, "next".into(), "{amid:?}");
+        assert_eq!(prompt.content, "next".into(), "{amid:?}");
         assert_eq!(answered(agent.cancel()).await.unwrap_err().kind(), ErrorKind::Idle, "{amid:?}");
         if amid != Amid::NoRoom {
             let response = answered(agent.ask("Hello?")).await.unwrap();
@@ -105,7 +108,7 @@ async fn interrupt_in_any_phase_ends_the_run_and_agent_survives() {
         answered(agent.prompt("next")).await.unwrap();
         answered(agent.interrupt()).await.unwrap();
         assert_eq!(answered(agent.status()).await.unwrap(), Status::Idle, "{amid:?}");
-        let end = run_events(&mut scene.events).await.pop().unwrap();
+        let events = run_events(&mut scene.events).await;
         // In these phases, the turn contains more than the prompt, so the interrupt commits the turn.
         let keeps = matches!(
             amid,
@@ -113,15 +116,13 @@ async fn interrupt_in_any_phase_ends_the_run_and_agent_survives() {
                 | Amid::Tools
                 | Amid::Callback(At::HandleToolUse | At::HandleToolResult | At::HandleTurn)
         );
-        let (response, staged) = match &*end {
-            Event::Turn { response, continues: false, staged } | Event::Cancelled { response, staged } => {
-                (response, staged)
-            }
+        let response = match &**events.last().unwrap() {
+            Event::Turn { response, continues: false } | Event::Cancelled { response } => response,
             other => panic!("{amid:?}: {other:?}"),
         };
         let reason = if keeps { StopReason::Interrupted } else { StopReason::Cancelled };
         assert_eq!(response.stop_reason, reason, "{amid:?}");
-        assert_eq!(staged[0].content, "next".into(), "{amid:?}");
+        assert_eq!(returned(&events)[0].content, "next".into(), "{amid:?}");
         let history = answered(agent.state()).await.unwrap().history().clone();
         let expected = if keeps { response.messages.len() } else { 0 };
         assert_eq!(history.len(), expected, "{amid:?}");
@@ -204,7 +205,7 @@ async fn every_operation_while_handle_event_never_returns_answered() {
     unanswered(agent.wait_until_idle()).await;
 
     // A run begins, but its first callback is called only after `handle_event` has returned.
-    assert_eq!(answered(agent.prompt("Hi")).await.unwrap(), Accepted::Started);
+    assert!(matches!(answered(agent.prompt("Hi")).await.unwrap(), Accepted::Started { .. }));
     assert_eq!(answered(agent.status()).await.unwrap(), Status::Busy);
     assert_eq!(answered(agent.ask("Hello?")).await.unwrap_err().kind(), ErrorKind::Busy);
     answered(agent.interrupt()).await.unwrap();

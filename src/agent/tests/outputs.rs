@@ -15,7 +15,7 @@ use serde_json::json;
 
 use super::{
     hooks::{Hooks, Log, Watched, brief, in_time, noting, reached, tokens},
-    support::{names, scripted},
+    support::{names, returned, scripted},
 };
 
 #[derive(Debug, PartialEq, Deserialize, JsonSchema)]
@@ -177,11 +177,11 @@ async fn cancel_while_an_answer_is_repeated_keeps_only_the_staged_prompt() {
     assert!(matches!(staged, Accepted::Staged { ahead: 0, .. }), "{staged:?}");
     agent.agent.cancel().await.unwrap();
     let events = agent.end().await;
-    let Some(Event::Cancelled { response, staged }) = events.last().map(|event| &**event) else {
+    let Some(Event::Cancelled { response }) = events.last().map(|event| &**event) else {
         panic!("{events:?}")
     };
     assert_eq!((response.usage, response.step), (tokens(7), 2));
-    assert_eq!(staged[0].content, "Another?".into());
+    assert_eq!(returned(&events)[0].content, "Another?".into());
     let messages: Vec<_> = response.messages.iter().map(|message| brief(message)).collect();
     assert_eq!(messages, ["user: A city?", "assistant: {"], "the rejected answer is void");
     assert!(agent.history().await.is_empty());

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::{
     agent::{
-        Accepted, Agent, AgentCallbacks, AgentSubscription, Event, Prompt, Snapshot, State, Status,
-        ToolDecision,
+        Accepted, Agent, AgentCallbacks, AgentSubscription, Event, Prompt, PromptState, Snapshot, State,
+        Status, ToolDecision,
     },
     message::{Message, Role, ToolUse},
     run::ErrorKind,
@@ -55,18 +55,13 @@ async fn follow(mut events: AgentSubscription, last: oneshot::Receiver<EventId>)
                     places.push(text);
                 }
             }
-            Event::Cancelled { staged, .. }
-            | Event::Error { staged, .. }
-            | Event::Turn { continues: false, staged, .. } => {
-                assert!(in_run, "a run ended twice");
-                for staged in staged {
-                    places.push(text_of(staged));
-                }
+            Event::Prompt { state: PromptState::Returned, prompt, .. } => {
+                places.extend(prompt.as_deref().map(text_of));
             }
             _ => {}
         }
         if ends_run(event) {
-            in_run = false;
+            assert!(std::mem::take(&mut in_run), "a run ended twice");
         }
         truth.apply(&numbered);
     }
@@ -115,7 +110,7 @@ async fn race(round: u32) {
     });
     for (prompted, text) in [(one, "one"), (two, "two")] {
         match prompted.await.unwrap().unwrap() {
-            Accepted::Started | Accepted::Staged { .. } => {}
+            Accepted::Started { .. } | Accepted::Staged { .. } => {}
             other => panic!("{text}: {other:?}"),
         }
     }

@@ -34,7 +34,7 @@ async fn prompt_for_the_next_step_while_paused_waits_for_the_decision_and_joins(
     agent.agent.prompt("Go").await.unwrap();
     agent.until("pause").await;
     agent.agent.prompt(at_step("Now")).await.unwrap();
-    agent.until("staged").await;
+    agent.until("prompt(staged)").await;
     tokio::time::sleep(Duration::from_mins(1)).await;
     assert_eq!(agent.agent.snapshot().await.unwrap().staged.len(), 1);
     agent.agent.resume("t", Decision::Execute).await.unwrap();

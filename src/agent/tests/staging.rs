@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::{
     hooks::{Hooks, Log, Watched, brief, noting, reached, sent, stopped, tokens, turns},
-    support::{names, scripted},
+    support::{names, returned, scripted},
 };
 
 /// Returns an agent that is streaming its first answer and waits at the gate.
@@ -23,7 +23,7 @@ async fn busy(hooks: Hooks, rest: impl IntoIterator<Item = Step>) -> (Watched, S
     let first = Step::new().usage(tokens(10)).gate(&gate).then_text(["One"]).stop();
     let (provider, builder) = scripted(std::iter::once(first).chain(rest));
     let agent = Watched::start(builder.max_steps(3).callbacks(hooks)).await;
-    assert_eq!(agent.agent.prompt("Hi").await.unwrap(), Accepted::Started);
+    assert!(matches!(agent.agent.prompt("Hi").await.unwrap(), Accepted::Started { .. }));
     reached(&gate).await;
     (agent, provider, gate)
 }
@@ -50,16 +50,17 @@ async fn staged_prompt_begins_the_next_turn_of_the_same_run() {
             "status(busy)",
             "message(user)",
             "step_start",
-            "staged",
+            "prompt(staged)",
             "message(assistant)",
             "step",
             "turn(continue)",
-            "unstaged(taken)",
+            "prompt(in_flight)",
             "message(user)",
             "step_start",
             "message(assistant)",
             "step",
             "status(idle)",
+            "prompt(ended)",
             "turn(stop)"
         ]
     );
@@ -218,8 +219,8 @@ async fn unstage_returns_the_prompt_and_keeps_the_others() {
     assert_eq!((again.kind(), again.is_conflict()), (ErrorKind::NotStaged, true));
     assert_eq!(again.member("prompt").unwrap(), id.as_str());
     assert_eq!(staged(&agent).await, ["C"]);
-    let order = names(&agent.until("unstaged(withdrawn)").await);
-    assert_eq!(order[order.len() - 3..], ["staged", "staged", "unstaged(withdrawn)"]);
+    let order = names(&agent.until("prompt(returned)").await);
+    assert_eq!(order[order.len() - 3..], ["prompt(staged)", "prompt(staged)", "prompt(returned)"]);
     gate.open();
     agent.end().await;
     assert_eq!(agent.history().await[2..], ["user: C", "assistant: Two"]);
@@ -262,7 +263,10 @@ async fn prompt_whose_id_was_withdrawn_or_carried_back_runs_again() {
     assert!(matches!(again, Accepted::Staged { .. }), "{again:?}");
     agent.agent.cancel().await.unwrap();
     agent.end().await;
-    assert_eq!(agent.agent.prompt(Prompt::new("B").with_id("b")).await.unwrap(), Accepted::Started);
+    assert!(matches!(
+        agent.agent.prompt(Prompt::new("B").with_id("b")).await.unwrap(),
+        Accepted::Started { .. }
+    ));
     agent.end().await;
     assert_eq!(agent.history().await, ["user: B", "assistant: Two"]);
 }
@@ -288,7 +292,10 @@ async fn prompt_ids_beyond_the_last_32_are_forgotten() {
     }
     let newest = agent.agent.prompt(Prompt::new("Go").with_id("p1")).await.unwrap();
     assert!(matches!(newest, Accepted::Known { .. }), "{newest:?}");
-    assert_eq!(agent.agent.prompt(Prompt::new("Go").with_id("p0")).await.unwrap(), Accepted::Started);
+    assert!(matches!(
+        agent.agent.prompt(Prompt::new("Go").with_id("p0")).await.unwrap(),
+        Accepted::Started { .. }
+    ));
 }
 
 #[tokio::test(start_paused = true)]
@@ -339,17 +346,19 @@ async fn prompt_for_the_next_step_joins_the_turn_after_the_tools() {
     let order: Vec<_> = names(&events).into_iter().filter(|name| !name.starts_with("text")).collect();
     let joined = order.iter().position(|name| name == "tool_result(t)").unwrap();
     assert_eq!(
-        order[joined..joined + 10],
+        order[joined..joined + 12],
         [
             "tool_result(t)",
             "message(user)",
-            "unstaged(taken)",
+            "prompt(in_flight)",
             "message(user)",
-            "unstaged(taken)",
+            "prompt(in_flight)",
             "message(user)",
             "step_start",
             "message(assistant)",
             "step",
+            "prompt(ended)",
+            "prompt(ended)",
             "turn(continue)"
         ]
     );
@@ -380,7 +389,7 @@ async fn prompt_for_the_next_step_while_idle_starts_a_run() {
     let (_, builder) = scripted([Step::text("One")]);
     let mut agent = Watched::start(builder).await;
     let prompt = Prompt::new("Now").at(Next::Step).with_max_steps(1);
-    assert_eq!(agent.agent.prompt(prompt).await.unwrap(), Accepted::Started);
+    assert!(matches!(agent.agent.prompt(prompt).await.unwrap(), Accepted::Started { .. }));
     agent.end().await;
 }
 
@@ -402,15 +411,15 @@ async fn interrupt_before_the_answer_carries_joined_prompts_back() {
     reached(&hangs).await;
     agent.agent.interrupt().await.unwrap();
     let events = agent.end().await;
-    let Some(Event::Turn { response, continues: false, staged }) = events.last().map(|event| &**event) else {
+    let Some(Event::Turn { response, continues: false }) = events.last().map(|event| &**event) else {
         panic!("{:?}", names(&events))
     };
-    let carried: Vec<_> = staged.iter().map(|prompt| prompt.content.clone()).collect();
+    let carried: Vec<_> = returned(&events).iter().map(|prompt| prompt.content.clone()).collect();
     assert_eq!(carried, ["Now".into(), "Later".into()]);
     assert_eq!(response.messages.len(), 3, "the turn ends with the results");
     assert_eq!(agent.history().await, ["user: Go", "assistant: use t", "user: result t"]);
     let again = agent.agent.prompt(Prompt::new("Now").with_id("now")).await.unwrap();
-    assert_eq!(again, Accepted::Started, "the prompt never ran");
+    assert!(matches!(again, Accepted::Started { .. }), "the prompt never ran");
 }
 
 #[tokio::test(start_paused = true)]
@@ -434,8 +443,8 @@ async fn cancel_after_a_prompt_has_joined_discards_it_with_the_turn() {
     reached(&hangs).await;
     agent.agent.cancel().await.unwrap();
     let events = agent.end().await;
-    let Some(Event::Cancelled { staged, response }) = events.last().map(|event| &**event) else { panic!() };
-    assert!(staged.is_empty());
+    let Some(Event::Cancelled { response }) = events.last().map(|event| &**event) else { panic!() };
+    assert!(returned(&events).is_empty());
     let discarded: Vec<_> = response.messages.iter().map(|message| brief(message)).collect();
     assert_eq!(discarded, ["user: Go", "assistant: use t", "user: result t", "user: Now"]);
 }
@@ -492,10 +501,8 @@ async fn interrupt_of_a_step_that_is_repeated_after_its_answer_carries_joined_pr
     reached(&hangs).await;
     agent.agent.interrupt().await.unwrap();
     let events = agent.end().await;
-    let Some(Event::Turn { continues: false, staged, .. }) = events.last().map(|event| &**event) else {
-        panic!("{:?}", names(&events))
-    };
-    assert_eq!(staged[0].content, "Now".into());
+    assert_eq!(names(&events).last().unwrap(), "turn(stop)");
+    assert_eq!(returned(&events)[0].content, "Now".into());
     assert_eq!(agent.history().await, ["user: Go", "assistant: use t", "user: result t"]);
     agent.agent.state().await.unwrap().history().check().unwrap();
 }
@@ -507,11 +514,12 @@ async fn prompt_id_is_known_until_its_run_has_ended_even_if_many_are_staged() {
     let (provider, builder) = scripted(std::iter::once(first).chain((0..40).map(|_| Step::text("Next"))));
     let mut agent = Watched::start(builder.max_staged(40)).await;
     let numbered = |number: usize| Prompt::new("Hi").with_id(format!("p{number}"));
-    for number in 0..=40 {
+    let Accepted::Started { turn } = agent.agent.prompt(numbered(0)).await.unwrap() else { panic!() };
+    for number in 1..=40 {
         agent.agent.prompt(numbered(number)).await.unwrap();
     }
     for number in 0..=40 {
-        let state = if number == 0 { PromptState::InFlight } else { PromptState::Staged };
+        let state = if number == 0 { PromptState::InFlight { turn } } else { PromptState::Staged };
         assert_eq!(
             agent.agent.prompt(numbered(number)).await.unwrap(),
             Accepted::Known { state },

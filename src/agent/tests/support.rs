@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    agent::{Agent, AgentBuilder, AgentSubscription, Event, Snapshot},
+    agent::{Agent, AgentBuilder, AgentSubscription, Event, Prompt, PromptState, Snapshot},
     subscription::{EventId, Numbered, Update},
     testing::{ScriptedProvider, Step},
 };
@@ -53,6 +53,15 @@ pub(crate) fn names(events: &[Arc<Event>]) -> Vec<String> {
     events.iter().map(|event| name(event)).collect()
 }
 
+/// Returns the prompts that the run has returned unused.
+pub(crate) fn returned(events: &[Arc<Event>]) -> Vec<Arc<Prompt>> {
+    let returned = |event: &Arc<Event>| match &**event {
+        Event::Prompt { state: PromptState::Returned, prompt, .. } => prompt.clone(),
+        _ => None,
+    };
+    events.iter().filter_map(returned).collect()
+}
+
 /// One event in short form.
 pub(crate) fn name(event: &Event) -> String {
     use crate::message::Role;
@@ -71,7 +80,9 @@ pub(crate) fn name(event: &Event) -> String {
         Event::ToolResult { result, .. } => format!("tool_result({})", result.tool_use_id),
         Event::ToolStart { tool_use_id, .. } => format!("tool_start({tool_use_id})"),
         Event::ToolEnd { tool_use_id, .. } => format!("tool_end({tool_use_id})"),
-        Event::Unstaged { reason, .. } => format!("unstaged({reason:?})").to_lowercase(),
+        Event::Prompt { state, .. } => {
+            format!("prompt({})", serde_json::to_value(state).unwrap()["state"].as_str().unwrap())
+        }
         Event::Decided(decided) => format!("decided({})", decided.tool_use_id),
         other => serde_json::to_value(other).unwrap()["type"].as_str().unwrap().to_owned(),
     }

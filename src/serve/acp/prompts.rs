@@ -122,7 +122,7 @@ impl Prompts {
         }
     }
 
-    /// Records that a staged prompt is used. The messages that follow belong to it.
+    /// Records that a prompt is in flight. The messages that follow belong to it.
     pub(super) fn used(&mut self, id: &PromptId) {
         self.is_other_used = self.list.iter().all(|waiting| waiting.id != *id);
     }

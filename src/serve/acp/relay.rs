@@ -22,10 +22,10 @@ use super::{
 };
 use crate::{
     acp::{Gone, Peer},
-    agent::{Event, UnstageReason},
+    agent::Event,
     error_chain,
     message::{ToolUseId, Usage},
-    run::{PendingUse, RunOutcome},
+    run::{PendingUse, PromptState, RunOutcome},
     session::{Session, SessionCommand, SessionEvent, SessionSnapshot, SessionSubscription, StoreReport},
     subscription::Update,
     tool::Decision,
@@ -206,13 +206,12 @@ impl Relay {
                     self.entry.prompts(|prompts| prompts.message(&id.to_string(), *turn));
                 }
             }
-            Event::Staged { id, .. } => self.entry.prompts(|prompts| prompts.staged(id)),
-            Event::Unstaged { id, reason: UnstageReason::Withdrawn } => {
-                self.entry.prompts(|prompts| prompts.withdrawn(id));
-            }
-            Event::Unstaged { id, reason: UnstageReason::Taken } => {
-                self.entry.prompts(|prompts| prompts.used(id));
-            }
+            Event::Prompt { id, state, prompt } => self.entry.prompts(|prompts| match state {
+                PromptState::Staged => prompts.staged(id),
+                PromptState::InFlight { .. } => prompts.used(id),
+                PromptState::Returned if prompt.is_none() => prompts.withdrawn(id),
+                _ => {}
+            }),
             Event::Step(response) => {
                 state.turn += response.usage;
                 self.used(state, response.usage.total()).await?;

@@ -3,11 +3,11 @@
 use std::{collections::HashMap, sync::Arc};
 
 use crate::{
-    agent::{Event, Snapshot, UnstageReason},
+    agent::{Event, Snapshot},
     error_chain,
     message::{Message, MessageId, Role, ToolUseId, TurnId},
     provider::StopReason,
-    run::{PendingUse, PromptId, RunOutcome},
+    run::{PendingUse, PromptId, PromptState, RunOutcome},
     session::SessionSnapshot,
 };
 
@@ -45,6 +45,8 @@ pub(super) struct FollowedPrompt {
     running: Option<TurnId>,
     /// The answer, if the run continues after the prompt's turn.
     answered: Option<PromptEnd>,
+    /// Whether the run returns the prompt unused.
+    is_returned: bool,
     /// The names of the turn's tool uses.
     names: HashMap<ToolUseId, String>,
     /// The tool uses and questions of the turn that wait for a decision.
@@ -56,7 +58,7 @@ impl FollowedPrompt {
     pub(super) fn new(id: PromptId) -> Self {
         let message_id = MessageId::new(id.as_str());
         let (names, pauses) = (HashMap::new(), Vec::new());
-        Self { id, message_id, turn: None, running: None, answered: None, names, pauses }
+        Self { id, message_id, turn: None, running: None, answered: None, is_returned: false, names, pauses }
     }
 
     pub(super) fn id(&self) -> &PromptId {
@@ -94,14 +96,15 @@ impl FollowedPrompt {
                 let before = std::mem::replace(&mut self.pauses, own);
                 return (before != self.pauses).then_some(Change::Pauses);
             }
-            Event::Unstaged { id, reason: UnstageReason::Withdrawn } if *id == self.id => {
-                return ended("the prompt was withdrawn");
-            }
+            Event::Prompt { id, state: PromptState::Returned, prompt } if *id == self.id => match prompt {
+                Some(_) => self.is_returned = true,
+                None => return ended("the prompt was withdrawn"),
+            },
             // The next turn of the run answers another prompt, so this prompt's answer is complete.
-            Event::Unstaged { id, reason: UnstageReason::Taken } if *id != self.id => {
+            Event::Prompt { id, state: PromptState::InFlight { .. }, .. } if *id != self.id => {
                 return self.answered.take().map(Change::Ended);
             }
-            Event::Turn { response, continues, staged } => {
+            Event::Turn { response, continues } => {
                 if self.turn.is_some() {
                     self.answered = Some(PromptEnd::Answered {
                         message: response.message.clone(),
@@ -109,15 +112,13 @@ impl FollowedPrompt {
                     });
                 }
                 if !continues {
-                    let unused = staged.iter().any(|prompt| prompt.id.as_ref() == Some(&self.id));
-                    return self.stopped(&RunOutcome::Cancelled, false, unused);
+                    return self.stopped(&RunOutcome::Cancelled, false);
                 }
             }
-            Event::Cancelled { staged, .. } | Event::Error { staged, .. } => {
-                let unused = staged.iter().any(|prompt| prompt.id.as_ref() == Some(&self.id));
+            Event::Cancelled { .. } | Event::Error { .. } => {
                 let outcome = RunOutcome::of(event)?;
                 let kept = matches!(event, Event::Error { committed: true, .. });
-                return self.stopped(&outcome, kept, unused);
+                return self.stopped(&outcome, kept);
             }
             _ => {}
         }
@@ -134,12 +135,11 @@ impl FollowedPrompt {
         }
     }
 
-    /// Processes the end of the run. `kept` is whether a failed run has kept its messages, and `unused` whether the
-    /// prompt was still staged.
-    fn stopped(&mut self, outcome: &RunOutcome, kept: bool, unused: bool) -> Option<Change> {
+    /// Processes the end of the run. `kept` is whether a failed run has kept its messages.
+    fn stopped(&mut self, outcome: &RunOutcome, kept: bool) -> Option<Change> {
         match self.answered.take() {
             // The prompt may have joined the turn. It then has a turn, but is not part of the history.
-            _ if unused => not_used(outcome),
+            _ if self.is_returned => not_used(outcome),
             Some(end) => Some(Change::Ended(end)),
             None if self.turn.is_some() => Some(Change::Ended(PromptEnd::Unanswered(reason(outcome, kept)))),
             None => None,

@@ -1,10 +1,12 @@
-//! The known prompts of the conversation: those with an id that the application has chosen. Their outcomes are stored
-//! with the end of their run, so that they can be asked for after a restart.
+//! The known prompts of the conversation: those with an id. Their outcomes are stored with the end of their run, so that
+//! they can be asked for after a restart.
+
+use std::sync::Arc;
 
 use super::{Core, Effect, Effects, saving::Record};
 use crate::{
-    agent::{Event, UnstageReason},
-    run::{KnownPrompt, PromptId, PromptState, RunEnd, RunOutcome, TurnRecord},
+    agent::Event,
+    run::{KnownPrompt, Prompt, PromptId, PromptState, RunEnd, RunOutcome, TurnRecord},
     store::erase_content,
     tree::{Erased, NodeId},
 };
@@ -12,10 +14,12 @@ use crate::{
 /// The known prompts of the conversation.
 #[derive(Debug, Default)]
 pub(super) struct Prompts {
-    /// The prompts as they were when the last turn ended, with the latest prompt at the end.
+    /// The prompts in their current states, with the latest prompt at the end.
     list: Vec<KnownPrompt>,
-    /// The prompts that the agent has delivered with the next event, which ends a turn.
-    delivered: Vec<KnownPrompt>,
+    /// The prompts that end with the next event, which ends a turn.
+    ending: Vec<PromptId>,
+    /// The staged prompts that the next event returns, which ends a run.
+    returned: Vec<Arc<Prompt>>,
     /// The number of changes that must be stored before all outcomes in the list are.
     wanted: u64,
     /// Whether the outcomes are stored, even if the turn in flight is not recorded.
@@ -29,50 +33,46 @@ impl Core {
         self.prompts = Prompts { list, are_stored, ..Prompts::default() };
     }
 
-    /// Notes the states of the known prompts at the next event, which ends a turn.
-    pub(in crate::session) fn prompts_delivered(&mut self, prompts: Vec<KnownPrompt>) {
-        self.prompts.delivered = prompts;
-    }
-
-    /// Returns the prompt with this id as it was when the last turn ended.
+    /// Returns the prompt with this id.
     pub(in crate::session) fn known_prompt(&self, id: &PromptId) -> Option<&KnownPrompt> {
         self.prompts.list.iter().find(|known| known.id == *id)
     }
 
-    /// Updates the known prompts after an event that ends a turn. `through` is the last node of the turn, if the turn
-    /// was committed.
-    pub(super) fn settle_prompts(&mut self, through: Option<NodeId>, effects: &mut Effects) {
-        effects.push(Effect::PromptsSettled);
+    /// Notes the new state of a prompt. `prompt` is the prompt if it is staged, or returned by its run.
+    pub(super) fn prompt_changed(
+        &mut self,
+        id: &PromptId,
+        state: &PromptState,
+        prompt: Option<&Arc<Prompt>>,
+        effects: &mut Effects,
+    ) {
         let prompts = &mut self.prompts;
-        let before = std::mem::replace(&mut prompts.list, std::mem::take(&mut prompts.delivered));
-        for prompt in &mut prompts.list {
-            let earlier = before.iter().find(|earlier| is_earlier(earlier, prompt));
-            if let Some(ended) = earlier.filter(|earlier| has_ended(earlier)) {
-                prompt.clone_from(ended);
-                continue;
-            }
-            let of_turn = through.filter(|_| prompt.state != PromptState::Staged);
-            prompt.through = of_turn.or(earlier.and_then(|earlier| earlier.through));
+        KnownPrompt::enter(&mut prompts.list, id, state.clone());
+        match (state, prompt) {
+            (PromptState::Ended { .. }, _) => prompts.ending.push(id.clone()),
+            (PromptState::Returned, Some(prompt)) => prompts.returned.push(prompt.as_serialised()),
+            (PromptState::Returned, None) => effects.push(Effect::PromptsSettled),
+            _ => {}
         }
     }
 
-    /// Notes that a prompt with this id was staged. An earlier prompt with this id, which the agent has forgotten, is
-    /// forgotten here too.
-    pub(super) fn prompt_staged(&mut self, id: &PromptId) {
-        self.prompts.list.retain(|known| known.id != *id);
-    }
-
-    /// Reports that a staged prompt was withdrawn, if this event states it.
-    pub(super) fn prompt_unstaged(event: &Event, effects: &mut Effects) {
-        if let Event::Unstaged { id, reason: UnstageReason::Withdrawn } = event {
-            effects.push(Effect::PromptWithdrawn(id.clone()));
+    /// Notes the last node of a turn that has ended for the prompts in flight and those that end with the turn.
+    /// `through` is `None` if the turn was discarded.
+    pub(super) fn settle_prompts(&mut self, through: Option<NodeId>, effects: &mut Effects) {
+        effects.push(Effect::PromptsSettled);
+        let ending = std::mem::take(&mut self.prompts.ending);
+        if through.is_some() {
+            let is_of_turn = |prompt: &&mut KnownPrompt| {
+                matches!(prompt.state, PromptState::InFlight { .. }) || ending.contains(&prompt.id)
+            };
+            self.prompts.list.iter_mut().filter(is_of_turn).for_each(|prompt| prompt.through = through);
         }
     }
 
     /// Returns the end of a run as it is stored after this event, which ends a turn. Returns `None` if nothing but the
     /// nodes has to be stored. `continues` states whether a record of the run's next turn is stored with the event.
     pub(super) fn stored_end(
-        &self,
+        &mut self,
         event: &Event,
         through: Option<NodeId>,
         continues: bool,
@@ -81,12 +81,12 @@ impl Core {
         let prompts = if are_stored { &self.prompts.list[..] } else { &[] };
         let mut end = match event {
             // If the process dies before the next turn is committed, the run has ended with this turn.
-            Event::Turn { response, continues: true, .. } if !continues && !prompts.is_empty() => {
+            Event::Turn { response, continues: true } if !continues && !prompts.is_empty() => {
                 let stop_reason = response.stop_reason.clone();
                 let end = RunEnd::new(RunOutcome::Stopped { stop_reason });
                 RunEnd { turn: response.turn, ..end }
             }
-            event => RunEnd::of(event)?,
+            event => RunEnd::of(event)?.with_staged(std::mem::take(&mut self.prompts.returned)),
         };
         if prompts.is_empty() {
             return Some(end).filter(|end| !end.is_complete());
@@ -114,11 +114,8 @@ impl Core {
     /// Adds to the record of a turn what the agent does not know about the prompts.
     pub(super) fn complete_prompts(&self, record: &mut TurnRecord) {
         for prompt in &mut record.prompts {
-            match self.prompts.list.iter().find(|known| is_earlier(known, prompt)) {
-                Some(known) if has_ended(known) => prompt.clone_from(known),
-                Some(known) => prompt.through = known.through,
-                None => {}
-            }
+            let known = self.prompts.list.iter().find(|known| is_earlier(known, prompt));
+            prompt.through = known.and_then(|known| known.through);
         }
     }
 
@@ -130,12 +127,8 @@ impl Core {
     }
 }
 
-/// Returns whether `earlier` is the same prompt as `prompt`, in an earlier state or the same state. A prompt that has
-/// ended does not run again, so a prompt with its id that has not ended is another one.
+/// Returns whether `earlier` is the same prompt as `prompt`, in an earlier state or the same state. A prompt that is over
+/// does not run again, so a prompt with its id that is not over is another one.
 fn is_earlier(earlier: &KnownPrompt, prompt: &KnownPrompt) -> bool {
-    earlier.id == prompt.id && (has_ended(prompt) || !has_ended(earlier))
-}
-
-fn has_ended(prompt: &KnownPrompt) -> bool {
-    matches!(prompt.state, PromptState::Ended { .. })
+    earlier.id == prompt.id && (prompt.is_over() || !earlier.is_over())
 }

@@ -226,6 +226,7 @@ impl Task {
                 pauses: Vec::new(),
                 tools: Vec::new(),
                 decisions: Vec::new(),
+                prompts: Vec::new(),
                 staged: Vec::new(),
                 last_run: None,
             },

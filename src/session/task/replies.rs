@@ -63,35 +63,24 @@ impl Task {
 
     /// Replies with the outcome of a prompt when the prompt's run has ended.
     pub(super) async fn await_outcome(&mut self, id: PromptId, reply: OutcomeReply) -> Result<(), Error> {
-        let (last, state) = self.owner.prompt_state(&id).await?;
+        let last = self.owner.moment().await?.last;
         self.take_until(last).await?;
-        if state.is_none() {
+        self.flushes.retain(|flush| !flush.reply.is_closed());
+        let is_known = self.core.known_prompt(&id).is_some_and(|known| known.state != PromptState::Returned);
+        if !is_known {
             let _ = reply.send(Err(unknown_prompt(&id)));
             return Ok(());
         }
-        self.flushes.retain(|flush| !flush.reply.is_closed());
         // No number of changes is this great, so the reply waits until the outcome is known.
         let reply = HeldReply::Outcome { id, outcome: None, reply };
         self.flushes.push(Flush { wanted: u64::MAX, until: None, reply });
-        if matches!(state, Some(PromptState::Ended { .. })) {
-            self.find_outcomes(|_| None);
-        }
+        self.find_outcomes();
         Ok(())
     }
 
-    /// Finds the outcomes of prompts whose runs have ended. A prompt that is not known any more was returned unused.
-    pub(super) fn settle_outcomes(&mut self) {
-        self.find_outcomes(|id| Some(unknown_prompt(id)));
-    }
-
-    /// Replies with an error to all calls that wait for the outcome of this prompt.
-    pub(super) fn refuse_outcomes(&mut self, withdrawn: &PromptId) {
-        self.find_outcomes(|id| (id == withdrawn).then(|| unknown_prompt(id)));
-    }
-
-    /// Finds the outcomes of prompts, and replies with them when they are stored. `missing` returns the error for a
-    /// prompt that is not in the list of known prompts, or `None` if the wait for it continues.
-    fn find_outcomes(&mut self, missing: impl Fn(&PromptId) -> Option<Error>) {
+    /// Finds the outcomes of prompts whose runs have ended, and replies with them when they are stored. A prompt that
+    /// was returned unused has no outcome.
+    pub(super) fn find_outcomes(&mut self) {
         if self.flushes.is_empty() {
             return;
         }
@@ -100,18 +89,16 @@ impl Task {
             if is_stored { (self.core.outcomes_wanted(), self.core.wanted()) } else { (0, 0) };
         for flush in &mut self.flushes {
             let HeldReply::Outcome { id, outcome: found @ None, .. } = &mut flush.reply else { continue };
-            let known = self.core.known_prompt(id);
-            *found = match known.map(|KnownPrompt { state, through, .. }| (state, *through)) {
-                Some((PromptState::Ended { outcome }, through)) => {
-                    Some(Ok(PromptOutcome { outcome: outcome.clone(), through }))
+            match self.core.known_prompt(id) {
+                Some(KnownPrompt { state: PromptState::Ended { outcome }, through, .. }) => {
+                    *found = Some(Ok(PromptOutcome { outcome: outcome.clone(), through: *through }));
+                    flush.wanted = settled;
                 }
-                Some(_) => None,
-                None => missing(id).map(Err),
-            };
-            match found {
-                Some(Ok(_)) => flush.wanted = settled,
-                Some(Err(_)) => flush.wanted = wanted,
-                None => {}
+                Some(known) if !known.is_over() => {}
+                _ => {
+                    *found = Some(Err(unknown_prompt(id)));
+                    flush.wanted = wanted;
+                }
             }
         }
         self.answer_flushes();

@@ -99,7 +99,7 @@ pub(super) async fn turn_in_flight_is_the_sum_of_its_records(subject: &dyn Store
         .with_prompts(vec![
             KnownPrompt::new("p1", PromptState::Ended { outcome: RunOutcome::Abandoned })
                 .with_through(node_id(2)),
-            KnownPrompt::new("p2", PromptState::InFlight),
+            KnownPrompt::new("p2", PromptState::InFlight { turn: turn_id(1) }),
         ])
         .with_spent(Duration::from_millis(1500));
     let version = committed(&*store, &id, version, &recorded(first.clone())).await;

@@ -13,9 +13,9 @@ use super::{
     messages::{Messages, block_id, result, result_id},
 };
 use crate::{
-    agent::{Event, Status, UnstageReason},
+    agent::{Event, Status},
     message::{Content, Message, Role, ToolResult, ToolUseId, Usage, value_weight},
-    run::{PromptId, RunOutcome},
+    run::{PromptId, PromptState, RunOutcome},
     session::{SessionEvent, SessionSnapshot, StoreReport},
     subscription::Numbered,
     text::clip,
@@ -57,11 +57,8 @@ pub(crate) enum Start {
 enum Phase {
     /// The run of another request is active. The run of the stream's own request follows it.
     Behind,
-    /// The prompt is staged. `seen` is whether the snapshot contains it already.
-    Staged {
-        id: PromptId,
-        seen: bool,
-    },
+    /// The prompt is staged.
+    Staged(PromptId),
     Live,
     /// The run is paused. The stream ends with the complete list of the pauses.
     Paused,
@@ -98,10 +95,7 @@ impl RunStream {
         let phase = match start {
             Start::Command if view.agent.status == Status::Busy => Phase::Behind,
             Start::Command | Start::Join | Start::Ended(_) => Phase::Live,
-            Start::Staged(id) => {
-                let seen = view.agent.staged.iter().any(|prompt| prompt.id.as_ref() == Some(id));
-                Phase::Staged { id: id.clone(), seen }
-            }
+            Start::Staged(id) => Phase::Staged(id.clone()),
         };
         let is_late = matches!(start, Start::Join | Start::Ended(_));
         let mut stream = Self {
@@ -155,7 +149,7 @@ impl RunStream {
             return self.fail("internal", "The state of the conversation is not known any more.");
         }
         match (&*event.event, &self.phase) {
-            (SessionEvent::Agent(event), Phase::Behind | Phase::Staged { .. }) => self.wait(event),
+            (SessionEvent::Agent(event), Phase::Behind | Phase::Staged(_)) => self.wait(event),
             (SessionEvent::Agent(event), _) => self.agent_event(event),
             (SessionEvent::Title { title }, Phase::Live) => {
                 let value = title.as_deref().map_or_else(|| json!({}), |title| json!({ "title": title }));
@@ -213,19 +207,14 @@ impl RunStream {
 
     /// Processes an event that precedes the stream's own run.
     fn wait(&mut self, event: &Event) {
-        let ends_run = matches!(
-            event,
-            Event::Turn { continues: false, .. } | Event::Cancelled { .. } | Event::Error { .. }
-        );
-        match &mut self.phase {
-            Phase::Behind if ends_run => self.go_live(),
-            Phase::Staged { id, seen } => match event {
-                Event::Staged { id: staged, .. } if staged == id => *seen = true,
-                Event::Unstaged { id: taken, reason: UnstageReason::Taken } if taken == id => self.go_live(),
-                Event::Unstaged { id: withdrawn, .. } if withdrawn == id => {
+        match (&self.phase, event) {
+            (Phase::Behind, _) if RunOutcome::of(event).is_some() => self.go_live(),
+            (Phase::Staged(own), Event::Prompt { id, state, prompt }) if id == own => match state {
+                PromptState::InFlight { .. } => self.go_live(),
+                PromptState::Returned if prompt.is_none() => {
                     self.finish_failed("withdrawn", "The prompt was withdrawn before its turn.");
                 }
-                _ if ends_run && *seen => {
+                PromptState::Returned => {
                     self.finish_failed(
                         "not-started",
                         "The run before this prompt ended early. Send the prompt again.",
@@ -284,15 +273,16 @@ impl RunStream {
                     self.send_result(result, None);
                 }
             }
-            Event::Staged { id, .. } => self.send_staged(id, "staged"),
-            Event::Unstaged { id, reason } => {
-                let is_taken = *reason == UnstageReason::Taken;
-                if is_taken && self.is_own && self.is_between_turns {
-                    self.finish_success();
-                } else {
-                    self.send_staged(id, if is_taken { "taken" } else { "withdrawn" });
+            Event::Prompt { id, state, prompt } => match state {
+                PromptState::Staged => self.send_staged(id, "staged"),
+                PromptState::InFlight { .. } if self.is_own && self.is_between_turns => self.finish_success(),
+                // A prompt that starts a run was not staged.
+                PromptState::InFlight { .. } if self.is_between_turns || self.view.agent.turn.is_some() => {
+                    self.send_staged(id, "taken");
                 }
-            }
+                PromptState::Returned if prompt.is_none() => self.send_staged(id, "withdrawn"),
+                _ => {}
+            },
             Event::Status { status, .. } => {
                 self.phase = if *status == Status::Paused { Phase::Paused } else { Phase::Live };
             }

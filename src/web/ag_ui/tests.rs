@@ -180,7 +180,7 @@ fn started(answer: SessionAnswer) -> Option<Start> {
         SessionAnswer::Prompt(Accepted::Known { state: PromptState::Ended { outcome } }) => {
             Some(Start::Ended(outcome))
         }
-        SessionAnswer::Prompt(Accepted::Known { state: PromptState::InFlight }) => Some(Start::Join),
+        SessionAnswer::Prompt(Accepted::Known { state: PromptState::InFlight { .. } }) => Some(Start::Join),
         _ => None,
     }
 }

@@ -14,10 +14,10 @@ use super::{
     writer::Writer,
 };
 use crate::{
-    agent::{Event, Status, UnstageReason},
+    agent::{Event, Status},
     message::{Content, Message, MessageId, Role, Usage},
     provider::StopReason,
-    run::{PendingUse, Prompt, Response, RunOutcome},
+    run::{PendingUse, PromptState, Response, RunOutcome},
     session::{SessionEvent, SessionSnapshot, StoreReport},
     subscription::{EventId, Numbered},
     tree::NodeId,
@@ -82,6 +82,8 @@ pub(in crate::web) struct Translator {
     /// Whether the response shows the turn in flight from its start. If so, the sum of the steps' usage is the usage of
     /// the turn.
     is_whole: bool,
+    /// Whether the run returns the prompt unused, so that the next event, which ends the run, ends the response.
+    is_returned: bool,
     nodes: Vec<NodeId>,
 }
 
@@ -104,6 +106,7 @@ impl Translator {
             steps: Usage::default(),
             results: snapshot.agent.pending.iter().rfind(|message| has_results(message)).cloned(),
             is_whole: false,
+            is_returned: false,
             nodes: Vec::new(),
         };
         match follow {
@@ -210,14 +213,9 @@ impl Translator {
             Some(wanted) => id == Some(wanted),
             None => true,
         };
-        let is_carried = |staged: &[Arc<Prompt>]| {
-            let ids = staged.iter().filter_map(|prompt| prompt.id.clone().map(MessageId::from));
-            wanted.is_none() || ids.into_iter().any(|id| Some(&id) == wanted.as_ref())
-        };
+        let ends_unused = (wanted.is_none() || self.is_returned) && RunOutcome::of(event).is_some();
         match event {
-            Event::Turn { continues: false, staged, .. } | Event::Cancelled { staged, .. }
-                if is_abandoned(event) && is_carried(staged) =>
-            {
+            _ if is_abandoned(event) && ends_unused => {
                 self.start();
                 self.error(crate::web::ABANDONED);
             }
@@ -236,18 +234,21 @@ impl Translator {
                     self.results(message);
                 }
             }
-            Event::Unstaged { id, reason: UnstageReason::Withdrawn }
+            Event::Prompt { id, state: PromptState::Returned, prompt }
                 if wanted.as_ref() == Some(&MessageId::from(id.clone())) =>
             {
-                self.discarded("The prompt was withdrawn.");
+                match prompt {
+                    Some(_) => self.is_returned = true,
+                    None => self.discarded("The prompt was withdrawn."),
+                }
             }
-            Event::Turn { continues: false, staged, .. } if is_carried(staged) => {
+            Event::Turn { .. } if ends_unused => {
                 self.discarded("The run was interrupted before the prompt was used.");
             }
-            Event::Cancelled { staged, .. } if is_carried(staged) => {
+            Event::Cancelled { .. } if ends_unused => {
                 self.discarded("The run was cancelled before the prompt was used.");
             }
-            Event::Error { failure, staged, .. } if is_carried(staged) => {
+            Event::Error { failure, .. } if ends_unused => {
                 self.start();
                 self.error(&failure.to_string());
             }
@@ -298,7 +299,7 @@ impl Translator {
             }
             // A staged prompt starts the next turn and thereby another message of the protocol, so this answer is
             // complete.
-            Event::Unstaged { reason: UnstageReason::Taken, .. } => {
+            Event::Prompt { state: PromptState::InFlight { .. }, .. } => {
                 if let Phase::BetweenTurns(response) = &self.phase {
                     let response = Arc::clone(response);
                     self.turn_end(&response);

@@ -196,7 +196,8 @@ impl Life {
         if matches!(accepted, Accepted::Known { state: PromptState::Ended { .. } }) {
             return Ok(());
         }
-        let Some((stop, after)) = plan.stop.filter(|_| accepted == Accepted::Started) else { return Ok(()) };
+        let is_started = matches!(accepted, Accepted::Started { .. });
+        let Some((stop, after)) = plan.stop.filter(|_| is_started) else { return Ok(()) };
         sleep(Duration::from_micros(after)).await;
         let stopped = match stop {
             Stop::Cancel => session.cancel().await,

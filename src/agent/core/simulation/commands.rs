@@ -13,7 +13,7 @@ use crate::{
         phase::Stage,
     },
     message::{
-        Blocks, Content, History, Message, Text, Timestamp, ToolResult, ToolUse, ToolUseId,
+        Blocks, Content, History, Message, Text, Timestamp, ToolResult, ToolUse, ToolUseId, TurnId,
         answer_open_tool_uses,
     },
     provider::Options,
@@ -132,7 +132,8 @@ impl World {
         }
         if !self.model.is_running() {
             let fits = answer_open_tool_uses(&self.model.committed, content.clone());
-            return fits.map(|_| Accepted::Started).map_err(Error::unfit_prompt);
+            let turn = TurnId::default();
+            return fits.map(|_| Accepted::Started { turn }).map_err(Error::unfit_prompt);
         }
         if ask {
             return Err(Error::busy("agent", self.model.status));
@@ -152,26 +153,16 @@ impl World {
     /// Returns the state of an earlier prompt with the same id.
     pub(super) fn known(&self, prompt: &Prompt) -> Option<PromptState> {
         let id = prompt.id.as_ref()?;
-        let known = self.model.queue.known.iter().find(|(known, _)| known == id);
-        known.map(|(_, state)| state.clone())
+        let known = self.model.queue.known.iter().find(|known| known.id == *id)?;
+        Some(known.state.clone()).filter(|state| *state != PromptState::Returned)
     }
 
     /// Records an accepted prompt in the reference model.
     pub(super) fn accepted(&mut self, prompt: Prompt, accepted: &Accepted) {
         match accepted {
-            Accepted::Started => {
-                self.begins(&prompt);
-                self.model.starting = Some(Arc::new(prompt));
-            }
+            Accepted::Started { .. } => self.model.starting = Some(Arc::new(prompt)),
             Accepted::Staged { .. } => self.model.queue.staging = Some(prompt),
             Accepted::Known { .. } => {}
-        }
-    }
-
-    /// Records the id of a prompt that starts a run.
-    pub(super) fn begins(&mut self, prompt: &Prompt) {
-        if let Some(id) = &prompt.id {
-            self.model.queue.known.push((id.clone(), PromptState::InFlight));
         }
     }
 
@@ -202,6 +193,9 @@ impl World {
                 let same = match (&expected, &accepted) {
                     (Accepted::Staged { ahead, .. }, Accepted::Staged { ahead: given, id }) => {
                         ahead == given && (chosen || prompt.id.as_ref() == Some(id))
+                    }
+                    (Accepted::Started { .. }, Accepted::Started { turn }) => {
+                        self.core.phase().turn().is_some_and(|own| own.id == *turn)
                     }
                     (expected, accepted) => expected == accepted,
                 };

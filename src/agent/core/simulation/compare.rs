@@ -72,6 +72,7 @@ impl Kept {
         ensure!(kept.state == fresh.state, "the state differs");
         ensure!(kept.step == fresh.step, "step: {}, not {}", kept.step, fresh.step);
         ensure!(kept.partial == fresh.partial, "partial: {:?}, not {:?}", kept.partial, fresh.partial);
+        ensure!(kept.prompts == fresh.prompts, "prompts: {:?}, not {:?}", kept.prompts, fresh.prompts);
         ensure!(kept.staged == fresh.staged, "staged: {:?}, not {:?}", kept.staged, fresh.staged);
         ensure!(kept.last_run == fresh.last_run, "last run: {:?}, not {:?}", kept.last_run, fresh.last_run);
         Ok(())

@@ -7,18 +7,13 @@ use super::{
     model::{Input, Model, Turn, TurnStage},
 };
 use crate::{
-    agent::{Prompt, Response, RunOutcome, Status},
+    agent::{Response, RunOutcome, Status},
     message::{Content, RequestEnd, Role, Usage, cleared},
     provider::StopReason,
 };
 
 impl Model {
-    pub(super) fn turn_ends(
-        &mut self,
-        response: &Response,
-        continues: bool,
-        staged: &[Arc<Prompt>],
-    ) -> Check {
+    pub(super) fn turn_ends(&mut self, response: &Response, continues: bool) -> Check {
         let turn = self.commits(response, RequestEnd::Interrupted)?;
         if self.is_cut_short() {
             ensure!(
@@ -35,11 +30,10 @@ impl Model {
                 "the run ends before a staged prompt"
             );
             ensure!(self.continuation.is_none(), "the run ends before its continuation");
-            return self.run_ends(staged);
+            return self.run_ends();
         }
-        if !self.queue.staged.is_empty() {
-            self.queue.end_prompts(&RunOutcome::Stopped { stop_reason: response.stop_reason.clone() });
-        }
+        let outcome = RunOutcome::Stopped { stop_reason: response.stop_reason.clone() };
+        self.queue.check_ended(&outcome, !self.queue.staged.is_empty())?;
         ensure!(
             !self.queue.staged.is_empty() || self.continuation.is_some(),
             "a run continues without a prompt or a continuation"
@@ -79,7 +73,7 @@ impl Model {
 
     /// Checks the end of a run that fails. Its turn is committed if `handle_error` has not discarded it, no callback
     /// has failed, and more than the prompt can be kept.
-    pub(super) fn failed(&mut self, response: &Response, staged: &[Arc<Prompt>], committed: bool) -> Check {
+    pub(super) fn failed(&mut self, response: &Response, committed: bool) -> Check {
         let keeps = self.input == Input::GivesUp && !self.nothing_to_keep();
         ensure!(committed == keeps, "whether the turn is committed is {committed}, not {keeps}");
         ensure!(
@@ -88,12 +82,12 @@ impl Model {
             response.stop_reason
         );
         if !committed {
-            return self.discarded(response, staged);
+            return self.discarded(response);
         }
         self.commits(response, RequestEnd::Failed)?;
         ensure!(response.output.is_none() && response.output_error.is_none(), "a failed run has an output");
         ensure!(self.continuation.is_none(), "a failed run has a continuation");
-        self.run_ends(staged)
+        self.run_ends()
     }
 
     fn check_reason(&self, turn: &Turn, response: &Response) -> Check {
@@ -121,7 +115,7 @@ impl Model {
         Ok(())
     }
 
-    pub(super) fn discarded(&mut self, response: &Response, staged: &[Arc<Prompt>]) -> Check {
+    pub(super) fn discarded(&mut self, response: &Response) -> Check {
         ensure!(
             !self.is_cut_short() || self.nothing_to_keep(),
             "an interrupt or a failure discards messages that it could keep"
@@ -150,7 +144,7 @@ impl Model {
         self.spent_usage += usage;
         self.continuation = None;
         self.owed = self.before.take();
-        self.run_ends(staged)
+        self.run_ends()
     }
 
     fn nothing_to_keep(&self) -> bool {
@@ -159,9 +153,9 @@ impl Model {
         })
     }
 
-    fn run_ends(&mut self, staged: &[Arc<Prompt>]) -> Check {
+    fn run_ends(&mut self) -> Check {
         ensure!(self.status == Status::Idle, "the run ends, but the status is {:?}", self.status);
-        self.queue.returned(staged)?;
+        self.queue.check_returned()?;
         self.run = false;
         Ok(())
     }

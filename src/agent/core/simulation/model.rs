@@ -5,7 +5,8 @@ use std::{sync::Arc, time::Duration};
 use super::{Check, blocks::Block, ensure, ids::Ids, outputs::Outputs, pauses::Pauses, queue::Queue};
 use crate::{
     agent::{
-        Config, Event, Failure, Next, PendingUse, Prompt, Response, RunOutcome, Status,
+        Config, Event, Failure, Next, PendingUse, Prompt, PromptId, PromptState, Response, RunOutcome,
+        Status,
         core::{Core, streaming::CUT},
     },
     message::{
@@ -343,10 +344,11 @@ impl Model {
             self.numbered(*turn, *run)?;
         }
         ensure!(
-            self.queue.taken.is_none() || matches!(event, Event::Message { .. } | Event::Status { .. }),
+            self.queue.taken.is_none() || matches!(event, Event::Message { .. }),
             "{event:?} follows a prompt that is taken"
         );
-        if let Some(status) = self.cause.take() {
+        // The states of prompts come between a status and its cause.
+        if let Some(status) = self.cause.take_if(|_| !matches!(event, Event::Prompt { .. })) {
             let fits = match (status, event) {
                 (Status::Busy, Event::Message { message, .. }) => message.role == Role::User,
                 (Status::Idle, event) => ends_run(event),
@@ -356,10 +358,7 @@ impl Model {
         }
         let ended = RunOutcome::of(event);
         self.take(event)?;
-        if let Some(outcome) = ended {
-            self.queue.end_prompts(&outcome);
-        }
-        Ok(())
+        ended.map_or(Ok(()), |outcome| self.queue.check_ended(&outcome, true))
     }
 
     fn take(&mut self, event: &Event) -> Check {
@@ -381,8 +380,7 @@ impl Model {
                 ensure!(Some(decided.turn) == self.turn_id, "a decision of turn {}", decided.turn);
                 self.pauses.decide(decided)
             }
-            Event::Staged { id, prompt } => self.queue.stage(id, prompt),
-            Event::Unstaged { id, reason } => self.queue.unstage(id, *reason, self.turn.is_some()),
+            Event::Prompt { id, state, prompt } => self.prompt(id, state, prompt.as_ref()),
             // These events are checked by `Desk`, which holds the state of the tool uses.
             Event::ToolStart { .. } | Event::ToolEnd { .. } => Ok(()),
             Event::Usage(row) => self.usage_told(row),
@@ -405,24 +403,36 @@ impl Model {
                 }
                 self.retried(*pending, *step)
             }
-            Event::Turn { response, continues, staged } => self.turn_ends(response, *continues, staged),
-            Event::Cancelled { response, staged } => {
+            Event::Turn { response, continues } => self.turn_ends(response, *continues),
+            Event::Cancelled { response } => {
                 ensure!(self.run, "cancelled without a run");
                 ensure!(response.stop_reason == StopReason::Cancelled, "{:?}", response.stop_reason);
-                self.discarded(response, staged)
+                self.discarded(response)
             }
-            Event::Error { response, staged, failure, committed } => {
+            Event::Error { response, failure, committed } => {
                 ensure!(self.run || self.input == Input::EventFails, "an error without a run");
                 ensure!(
                     !matches!(self.input, Input::GivesUp | Input::Discards)
                         || self.failure.as_ref() == Some(failure),
                     "an error for {failure:?}"
                 );
-                self.failed(response, staged, *committed)
+                self.failed(response, *committed)
             }
             Event::State(state) => self.history_told(&state.history),
             block => self.block_event(block),
         }
+    }
+
+    fn prompt(&mut self, id: &PromptId, state: &PromptState, prompt: Option<&Arc<Prompt>>) -> Check {
+        if let PromptState::InFlight { turn } = state {
+            let joins = self.turn.is_some();
+            ensure!(joins == (self.turn_id == Some(*turn)), "{id} is in {turn}, not {:?}", self.turn_id);
+            let starts = self.starting.as_ref().is_some_and(|prompt| prompt.id.as_ref() == Some(id));
+            if !starts {
+                self.queue.take(id, joins)?;
+            }
+        }
+        self.queue.change(id, state, prompt)
     }
 
     /// Checks the usage of a request that ends without a step.

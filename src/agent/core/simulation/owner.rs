@@ -87,7 +87,6 @@ impl World {
             if ask {
                 self.asks.begin();
             }
-            self.begins(&prompt);
             (self.model.base, self.model.starting) = (Some(base), Some(Arc::new(prompt)));
         }
         self.check_done(&expected, &begun, effects)

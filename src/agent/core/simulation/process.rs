@@ -23,8 +23,8 @@ use crate::{
         simulation::{Check, ensure},
     },
     agent::{
-        Accepted, Config, Delivery, Durable, FirstMessage, KnownPrompt, PendingUse, Prompt, Record, Resume,
-        RunEnd, Snapshot, Status, TurnInFlight,
+        Accepted, Config, Delivery, Durable, FirstMessage, PendingUse, Prompt, Record, Resume, RunEnd,
+        Snapshot, Status, TurnInFlight,
         durable::RecoveryFacts,
         phase::{Op, Stage, ToolCall},
     },
@@ -128,8 +128,6 @@ pub(crate) struct Process {
     /// The replies that wait for a record.
     replies: Vec<(u64, Reply)>,
     outbox: VecDeque<Delivery>,
-    /// The known prompts that the next event carries.
-    prompts: Vec<KnownPrompt>,
     view: Snapshot,
     last_event: EventId,
 }
@@ -174,7 +172,6 @@ impl Process {
             is_recorded: false,
             replies: Vec::new(),
             outbox: VecDeque::new(),
-            prompts: Vec::new(),
             last_event,
         }
     }

@@ -305,7 +305,6 @@ impl World {
                 effects.into_iter().try_for_each(|effect| self.perform(effect))?;
             }
             Effect::Connect(op) => self.stream = Some(Stream::new(op)),
-            Effect::Prompts(_) => {}
             Effect::Record | Effect::RecordSoon => {
                 ensure!(self.records > Durable::Turns, "a record without a wish for it");
             }

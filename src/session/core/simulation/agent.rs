@@ -265,12 +265,12 @@ impl Agent {
         }
         let response = self.response(reason);
         if !is_interrupted && rng.percent(25) {
-            self.emit(Event::Turn { response, continues: true, staged: Vec::new() });
+            self.emit(Event::Turn { response, continues: true });
             return;
         }
         self.runs = false;
         self.become_(Status::Idle);
-        self.emit(Event::Turn { response, continues: false, staged: Vec::new() });
+        self.emit(Event::Turn { response, continues: false });
     }
 
     /// Cancels the run or makes it fail.
@@ -289,9 +289,9 @@ impl Agent {
         let response = self.response(StopReason::Cancelled);
         let failure = Failure::TimeLimit { limit: Duration::from_secs(1) };
         self.emit(if is_cancelled {
-            Event::Cancelled { response, staged: Vec::new() }
+            Event::Cancelled { response }
         } else {
-            Event::Error { failure, response, committed, staged: Vec::new() }
+            Event::Error { failure, response, committed }
         });
         if let Some(before) = self.before.take() {
             self.history = before;

@@ -35,7 +35,7 @@ fn late_creation_keeps_reported_failure_until_turn_is_saved() {
     let mut core = Core::new(None, crate::store::Labels::default(), false, Arc::clone(&config), id(1));
     let messages = random_turn(1, &History::new(), &mut Rng::new(1)).to_vec();
     let response = Arc::new(Response { messages, ..Response::empty("model", StopReason::Stop, 0, 1) });
-    let turn = Arc::new(Event::Turn { response, continues: false, staged: Vec::new() });
+    let turn = Arc::new(Event::Turn { response, continues: false });
     core.delivered(Some(&Numbered { id: id(2), event: turn }), None, &config, &env, &mut Vec::new());
 
     let mut effects = Vec::new();

@@ -72,6 +72,7 @@ fn snapshot(agent: &Agent, tree: &Tree) -> Snapshot {
         pauses: Vec::new(),
         tools: Vec::new(),
         decisions: Vec::new(),
+        prompts: Vec::new(),
         staged: Vec::new(),
         last_run: None,
     }
@@ -369,9 +370,7 @@ impl World {
             Effect::Write(job) => self.ledger.begin(Arc::clone(job), self.left),
             Effect::RetryIn(wait) => self.ledger.retry_in(*wait),
             Effect::Behind(behind) => self.ledger.behind_changed(*behind),
-            Effect::AtRest | Effect::Written(_) | Effect::PromptsSettled | Effect::PromptWithdrawn(_) => {
-                Ok(())
-            }
+            Effect::AtRest | Effect::Written(_) | Effect::PromptsSettled => Ok(()),
         }
     }
 

@@ -75,7 +75,6 @@ impl Process {
     fn perform(&mut self, outside: &mut Outside, effect: Effect) -> Check {
         match effect {
             Effect::Emit(event) => self.emit(outside, event)?,
-            Effect::Prompts(prompts) => self.prompts = prompts,
             Effect::Call(op, call) => self.call = Some((op, call)),
             Effect::Abort => {
                 (self.call, self.permit, self.stream, self.tasks) = (None, None, None, None);
@@ -157,8 +156,7 @@ impl Process {
 
     fn deliver(&mut self, outside: &Outside, event: Option<Numbered<Event>>, record: Option<Arc<Record>>) {
         let (config, run) = (Arc::clone(&outside.config), Caller::default());
-        let prompts = if event.is_some() { std::mem::take(&mut self.prompts) } else { Vec::new() };
-        self.outbox.push_back(Delivery { event, config, run, settings: None, prompts, record });
+        self.outbox.push_back(Delivery { event, config, run, settings: None, record });
     }
 
     fn record(&mut self) {

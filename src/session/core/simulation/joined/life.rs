@@ -204,16 +204,19 @@ impl Life {
 
     /// Processes the agent's next event or record. Returns whether there was one.
     pub(super) fn deliver(&mut self, common: &mut Common) -> Check<bool> {
-        let Some(Delivery { event, config, prompts, record, .. }) = self.process.take_delivery() else {
+        let Some(Delivery { event, config, record, .. }) = self.process.take_delivery() else {
             return Ok(false);
         };
-        if let Some(end) = event.as_ref().and_then(|event| RunEnd::of(&event.event)) {
-            self.storing.returned.push(Returned::of(&end));
+        if let Some(event) = event.as_ref().filter(|event| RunEnd::of(&event.event).is_some()) {
+            let mut agent = self.view.agent.clone();
+            agent.apply(event);
+            self.storing.returned.extend(agent.last_run.as_deref().map(Returned::of));
+        } else if event.as_ref().is_some_and(|event| event.event.committed().is_some()) {
+            // If the process dies before the next turn is committed, the run has ended with this turn, and returns
+            // nothing.
+            self.storing.returned.push(Vec::new());
         }
         self.step(common, |core, env, effects| {
-            if !prompts.is_empty() {
-                core.prompts_delivered(prompts);
-            }
             core.delivered(event.as_ref(), record.as_deref(), &config, env, effects);
         })?;
         if !self.process.has_deliveries() && !self.process.is_dead() {
@@ -256,7 +259,7 @@ impl Life {
                     nothing_follows_a_loss(was_lost)?;
                     self.process.written(&mut common.outside, number);
                 }
-                Effect::Behind(_) | Effect::AtRest | Effect::PromptsSettled | Effect::PromptWithdrawn(_) => {}
+                Effect::Behind(_) | Effect::AtRest | Effect::PromptsSettled => {}
             }
         }
         let core = &self.core;

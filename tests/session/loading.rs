@@ -247,7 +247,7 @@ async fn open_missing_conversation_is_not_found() {
     let store = ScriptedStore::new([]);
     let missing = load(&store, parrot()).await;
     assert_eq!(missing.unwrap_err().kind(), ErrorKind::NotFound);
-    assert!(!store.summary(&id("talk")).await.is_ok());
+    assert!(store.summary(&id("talk")).await.is_err());
 }
 
 /// Writes this commit to an empty conversation, and then opens the conversation.

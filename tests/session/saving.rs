@@ -334,5 +334,5 @@ async fn nothing_to_save_nothing_is_written() {
     session.navigate(None).await.unwrap();
     session.stop(secs(1)).await.unwrap();
     assert_eq!(store.words(), [""; 0]);
-    assert!(!store.summary(session.id()).await.is_ok());
+    assert!(store.summary(session.id()).await.is_err());
 }

@@ -20,7 +20,7 @@ async fn create_generated_id_is_in_the_store_from_the_first_save_on() {
     let session = Session::builder(store.as_dyn()).agent(agent).title("Talk").create().await.unwrap();
     assert_eq!(session.id().as_str().len(), 22);
     session.flush(secs(1)).await.unwrap();
-    assert!(!store.summary(session.id()).await.is_ok());
+    assert!(store.summary(session.id()).await.is_err());
 
     session.ask("One").await.unwrap();
     session.flush(secs(1)).await.unwrap();
@@ -135,7 +135,7 @@ async fn create_with_id_store_fails_returns_its_error_and_the_agent_ends() {
     assert_eq!(inits.recv().await, Some(id("talk")));
     // The callbacks were dropped together with the agent.
     assert_eq!(inits.recv().await, None);
-    assert!(!store.summary(&id("talk")).await.is_ok());
+    assert!(store.summary(&id("talk")).await.is_err());
 }
 
 #[tokio::test(start_paused = true)]
@@ -151,7 +151,7 @@ async fn create_with_an_initial_history_is_an_error() {
     let error = builder().create_with_id(id("talk")).await.unwrap_err();
     assert!(error.to_string().starts_with("a session can't start with a given history"), "{error:?}");
     assert_eq!(error.kind(), ErrorKind::Config);
-    assert!(!store.summary(&id("talk")).await.is_ok());
+    assert!(store.summary(&id("talk")).await.is_err());
 }
 
 #[tokio::test(start_paused = true)]
@@ -191,7 +191,7 @@ async fn create_init_sets_the_history_is_refused() {
     let error = refused.unwrap_err();
     assert!(error.to_string().starts_with("the history belongs to the agent's session"), "{error:?}");
     assert_eq!(error.kind(), ErrorKind::Config);
-    assert!(!store.summary(&id("talk")).await.is_ok());
+    assert!(store.summary(&id("talk")).await.is_err());
 }
 
 #[tokio::test(start_paused = true)]

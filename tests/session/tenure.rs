@@ -405,7 +405,7 @@ async fn conversation_deleted_elsewhere_is_lost() {
     saved(&session, "One").await;
     store.delete(session.id(), None).await.unwrap();
     assert_lost(&session, &[]).await;
-    assert!(!store.summary(session.id()).await.is_ok());
+    assert!(store.summary(session.id()).await.is_err());
 }
 
 #[tokio::test]

@@ -48,7 +48,7 @@ async fn child_writes_until_the_disk_is_full() {
         )
         .await;
     assert!(matches!(created, Err(StoreError::Full { .. })), "{created:?}");
-    assert!(!store.summary(&id("b")).await.is_ok());
+    assert!(store.summary(&id("b")).await.is_err());
     assert!(!folder.join("b.jsonl").exists());
 
     // A small commit fits, either immediately or after space was freed.

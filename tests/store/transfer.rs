@@ -345,7 +345,7 @@ async fn import_json_of_another_document_reports_the_reason() {
     }
     let refused = import_json(&store, &later, Some(id("b"))).await;
     assert!(matches!(refused, Err(StoreError::UnknownFormat { found: 9, known: 2, .. })), "{refused:?}");
-    assert!(!store.summary(&id("b")).await.is_ok());
+    assert!(store.summary(&id("b")).await.is_err());
 }
 
 #[tokio::test]
@@ -433,7 +433,7 @@ async fn import_json_of_an_invalid_path_names_its_node() {
                 other => panic!("{other:?}"),
             }
         }
-        assert!(!to.summary(&id("talk")).await.is_ok(), "nothing may be written");
+        assert!(to.summary(&id("talk")).await.is_err(), "nothing may be written");
     }
     // A path may end in an open tool use, or in the results of an interrupted turn.
     let nodes = with(&[(3, Some(1), asks), (4, Some(3), answers), (5, Some(4), hello)]);

@@ -102,7 +102,7 @@ async fn open_after_a_process_died_behind_a_delete_erases_the_text() {
     assert_eq!(found(&folder, &marker), marker, "the log must still contain the text");
     let store = quick(&folder).await;
     assert_eq!(found(&folder, &marker), [""; 0]);
-    assert!(!store.summary(&id("n0")).await.is_ok());
+    assert!(store.summary(&id("n0")).await.is_err());
 }
 
 #[tokio::test]

@@ -348,7 +348,7 @@ async fn queries_among_many_conversations_use_indexes() {
     plans.push(("acquire", plan(&observer, "'n7', 'ann', null, 30, 1, 1").await));
     store.renew(&[(id("n7"), lease.clone())]).await.unwrap();
     plans.push(("renew", plan(&observer, "'n7', 1, 30").await));
-    store.renew(&vec![(id("n7"), lease.clone()); 2]).await.unwrap();
+    store.renew(&[(id("n7"), lease.clone()), (id("n7"), lease.clone())]).await.unwrap();
     plans.push(("renew all", plan(&observer, "'{n7}', '{1}', '{30}'").await));
     store.release(&id("n7"), &lease, None).await.unwrap();
     plans.push(("release", plan(&observer, "'n7', 1, null").await));

@@ -105,7 +105,7 @@ use std::{
 
 #[cfg(test)]
 pub(crate) use self::core::simulation::process;
-pub(crate) use self::core::{Resume, check_decision};
+pub(crate) use self::core::{Resume, check_decisions};
 pub(crate) use admission::{Admission, Permit};
 pub use builder::AgentBuilder;
 pub use callbacks::{AgentCallbacks, ErrorDecision, ToolDecision, TurnDecision};
@@ -325,7 +325,7 @@ impl Agent {
     /// newer tool use than the one it was made for. Returns [`ErrorKind::InvalidDecision`] if the decision has more
     /// than 64 levels of arrays and objects. Returns [`ErrorKind::Ended`] if the agent has ended.
     pub async fn resume(&self, tool_use: impl Into<ToolUseId>, decision: Decision) -> Result<(), Error> {
-        self.decide(Resume { tool_use: tool_use.into(), turn: None, decision, by: None }).await
+        self.decide(Resume { decisions: vec![(tool_use.into(), decision)], turn: None, by: None }).await
     }
 
     /// Like [`resume`](Self::resume), and records the name of the person or system that decided. Subscribers see the
@@ -341,7 +341,8 @@ impl Agent {
         decision: Decision,
         by: impl Into<Arc<str>>,
     ) -> Result<(), Error> {
-        self.decide(Resume { tool_use: tool_use.into(), turn: None, decision, by: Some(by.into()) }).await
+        let decisions = vec![(tool_use.into(), decision)];
+        self.decide(Resume { decisions, turn: None, by: Some(by.into()) }).await
     }
 
     pub(crate) async fn decide(&self, resume: Resume) -> Result<(), Error> {

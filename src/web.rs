@@ -54,7 +54,7 @@
 //! | `GET /usage?from=&to=` | the usage of all conversations of the principal, by model |
 //! | `GET C` | the [snapshot](crate::session::SessionSnapshot) |
 //! | `DELETE C` | deletes the conversation |
-//! | `POST C/commands` | runs a [`SessionCommand`](crate::session::SessionCommand); a decision with its turn, a title and labels do not open the conversation |
+//! | `POST C/commands` | runs a [`SessionCommand`](crate::session::SessionCommand); decisions, a title and labels do not open the conversation |
 //! | `GET C/usage?limit=&after=` | the usage ledger, newest first |
 //! | `GET C/files/{message}/{block}` | the bytes of an attachment |
 //! | `GET C/events` | a stream of the conversation's updates |

@@ -49,7 +49,7 @@ use std::sync::Arc;
 pub(super) use bare::Restored;
 pub(super) use context::{Call, Context, Effect};
 use fresh::Waited;
-pub(crate) use pauses::{Resume, check_decision};
+pub(crate) use pauses::{Resume, check_decisions};
 
 use super::{
     Durable, Event, Failure, KnownPrompt, Prompt, PromptState, RunEnd, Snapshot, StateView, Status,

@@ -15,8 +15,8 @@ use super::{
     recovery::USUAL_LEASE,
 };
 use crate::{
-    agent::check_decision,
-    message::{Timestamp, ToolUse, ToolUseId},
+    agent::check_decisions,
+    message::{Timestamp, ToolUse, ToolUseId, TurnId},
     run::{self, Error, ErrorKind, TurnRecord},
     session::{Session, SessionCommand, Tenure, damaged_turn},
     store::{
@@ -166,9 +166,21 @@ impl Manager {
         decision: Decision,
         by: Option<&str>,
     ) -> Result<Decided, Error> {
+        self.decide_all(&id.conversation, id.turn, vec![(id.tool_use.clone(), decision)], by).await
+    }
+
+    /// Decides on several tool uses of a turn, like [`decide`](Self::decide). If one of the decisions does not apply,
+    /// none applies.
+    pub(crate) async fn decide_all(
+        &self,
+        id: &ConversationId,
+        turn: TurnId,
+        decisions: Vec<(ToolUseId, Decision)>,
+        by: Option<&str>,
+    ) -> Result<Decided, Error> {
         self.0.begin_sweeping();
-        check_decision(&decision, by)?;
-        self.0.decide(id, decision, by).await
+        check_decisions(&decisions, by)?;
+        self.0.decide(id, turn, decisions, by).await
     }
 
     /// Returns the recorded turns that nobody works on, oldest first. The conversation of such a turn is not open. In
@@ -206,8 +218,9 @@ type Attempt = Result<(), Box<(StoredTurn, StoreError)>>;
 impl Inner {
     async fn decide(
         self: &Arc<Self>,
-        id: &ApprovalId,
-        decision: Decision,
+        id: &ConversationId,
+        turn: TurnId,
+        decisions: Vec<(ToolUseId, Decision)>,
         by: Option<&str>,
     ) -> Result<Decided, Error> {
         let by: Option<Arc<str>> = by.map(Into::into);
@@ -217,13 +230,13 @@ impl Inner {
         let (begun, until) = (Instant::now(), moment_after(limit));
         let (mut known, mut delay) = (None, OWNED_DELAY);
         loop {
-            let (claim, session) = self.claim(&id.conversation).await;
+            let (claim, session) = self.claim(id).await;
             if let Some(session) = session {
                 // The reply may wait for the store. The id is released so that other callers can close the session.
                 drop(claim);
-                match decide_in(&session, id, decision.clone(), by.as_deref()).await {
+                match decide_in(&session, turn, decisions.clone(), by.as_deref()).await {
                     Err(error) if error.kind() == ErrorKind::Ended => {
-                        self.settled(&id.conversation).await;
+                        self.settled(id).await;
                         continue;
                     }
                     decided => return decided.map(|()| Decided::InSession),
@@ -231,19 +244,19 @@ impl Inner {
             }
             let now = Instant::now();
             let (inner, wanted) = (Arc::clone(self), id.clone());
-            let (decision, by) = (decision.clone(), by.clone());
+            let (decisions, by) = (decisions.clone(), by.clone());
             let attempt = in_a_task(self.patience(), async move {
-                let decided = inner.decide_stored(&wanted, decision, by, known).await;
+                let decided = inner.decide_stored(&wanted, turn, &decisions, by, known).await;
                 drop(claim);
                 if matches!(decided, Ok(Ok(()))) {
-                    inner.continue_decided(&wanted.conversation);
+                    inner.continue_decided(&wanted);
                 }
                 decided
             });
             let attempt = attempt.await;
-            let attempt = attempt.unwrap_or_else(|reason| Err(aborted(&id.conversation, &reason)));
+            let attempt = attempt.unwrap_or_else(|reason| Err(aborted(id, &reason)));
             let Err(owned) = attempt? else { return Ok(Decided::InStore) };
-            let (mut turn, error) = *owned;
+            let (mut stored, error) = *owned;
             if now >= until || self.shutting.is_cancelled() {
                 return Err(with_left(error, lease, begun.elapsed()));
             }
@@ -257,49 +270,52 @@ impl Inner {
                 () = sleep_until(until.min(now + delay)) => {}
             }
             delay = (delay * 2).min(LONGEST_OWNED_DELAY);
-            turn.now = turn.now.after(now.elapsed());
-            known = Some(turn);
+            stored.now = stored.now.after(now.elapsed());
+            known = Some(stored);
         }
     }
 
-    /// Decides on a tool use of a conversation that is not open in this manager. `known` is the turn as an earlier
+    /// Decides on tool uses of a conversation that is not open in this manager. `known` is the turn as an earlier
     /// attempt has read it. If the turn has changed since, the store rejects the write, and the turn is read again.
     async fn decide_stored(
         &self,
-        id: &ApprovalId,
-        decision: Decision,
+        id: &ConversationId,
+        turn: TurnId,
+        decisions: &[(ToolUseId, Decision)],
         by: Option<Arc<str>>,
         mut known: Option<StoredTurn>,
     ) -> Result<Attempt, Error> {
         let mut conflicts = 0;
         loop {
-            let stale = |turn: Option<&StoredTurn>| stale(id, &turn.map(open_uses).unwrap_or_default());
+            let approval = |tool_use: &ToolUseId| ApprovalId::new(id.clone(), turn, tool_use.clone());
+            let nothing_waits = || stale(&approval(&decisions[0].0), &[]);
             if !self.store.traits().turns {
-                return Err(stale(None));
+                return Err(nothing_waits());
             }
-            let turn = match known.take() {
-                Some(turn) => turn,
-                None => self.store.turn(&id.conversation).await?.ok_or_else(|| stale(None))?,
+            let stored = match known.take() {
+                Some(stored) => stored,
+                None => self.store.turn(id).await?.ok_or_else(nothing_waits)?,
             };
-            let decided = run::Decided {
-                turn: id.turn,
-                tool_use_id: id.tool_use.clone(),
+            let stale = |tool_use| stale(&approval(tool_use), &open_uses(&stored));
+            let decided = decisions.iter().map(|(tool_use, decision)| run::Decided {
+                turn,
+                tool_use_id: tool_use.clone(),
                 decision: decision.clone(),
                 by: by.clone(),
                 expired: false,
-                at: turn.now,
-            };
-            let (record, result) = match turn.decide(decided) {
+                at: stored.now,
+            });
+            let (record, result) = match stored.decide(decided.collect()) {
                 Ok(record) => (record, Ok(())),
-                Err(Undecidable::Expired(record)) => (*record, Err(stale(Some(&turn)))),
-                Err(Undecidable::Stale) => return Err(stale(Some(&turn))),
+                Err(Undecidable::Expired(tool_use, record)) => (*record, Err(stale(&tool_use))),
+                Err(Undecidable::Stale(tool_use)) => return Err(stale(&tool_use)),
                 Err(Undecidable::Damaged(problem)) => {
                     return Err(damaged_turn(&problem));
                 }
             };
-            match self.record(&turn, &id.conversation, record).await {
+            match self.record(&stored, id, record).await {
                 Err(StoreError::Conflict { .. }) if conflicts < MAX_CONFLICTS => conflicts += 1,
-                Err(error @ StoreError::Owned { .. }) => return Ok(Err(Box::new((turn, error)))),
+                Err(error @ StoreError::Owned { .. }) => return Ok(Err(Box::new((stored, error)))),
                 written => return written.map_err(Error::from).and(result).map(Ok),
             }
         }
@@ -329,14 +345,17 @@ impl Inner {
 
 async fn decide_in(
     session: &Session,
-    id: &ApprovalId,
-    decision: Decision,
+    turn: TurnId,
+    decisions: Vec<(ToolUseId, Decision)>,
     by: Option<&str>,
 ) -> Result<(), Error> {
-    let command = SessionCommand::Resume { tool_use_id: id.tool_use.clone(), turn: Some(id.turn), decision };
-    let performed = session.perform(command, by).await.map(|_| ());
+    let first = decisions[0].0.clone();
+    let performed = session.perform(SessionCommand::Decide { turn, decisions }, by).await.map(|_| ());
     performed.map_err(|error| match error.kind() {
-        ErrorKind::NotPaused | ErrorKind::StaleDecision => stale(id, &error.waiting()),
+        ErrorKind::NotPaused | ErrorKind::StaleDecision => {
+            let given = error.typed("given").unwrap_or(first);
+            stale(&ApprovalId::new(session.id().clone(), turn, given), &error.waiting())
+        }
         _ => error,
     })
 }

@@ -55,16 +55,12 @@ pub enum SessionCommand {
         /// The id of the prompt.
         id: PromptId,
     },
-    /// Decides on a tool use that waits: [`Session::resume_as`].
-    Resume {
-        /// The id of the tool use.
-        tool_use_id: ToolUseId,
-        /// The turn that is paused. If this turn is given and another turn is in flight, the decision is rejected as
-        /// stale.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        turn: Option<TurnId>,
-        /// The decision.
-        decision: Decision,
+    /// Decides about tool uses that wait. If one of the decisions is invalid or does not apply, none applies.
+    Decide {
+        /// The turn that is paused. If another turn is in flight, the decisions are stale.
+        turn: TurnId,
+        /// The decisions, each with the id of its tool use.
+        decisions: Vec<(ToolUseId, Decision)>,
     },
     /// Ends the run and discards its pending messages: [`Session::cancel`].
     Cancel,
@@ -152,8 +148,8 @@ impl Session {
             SessionCommand::Unstage { id } => {
                 return self.unstage(id).await.map(|prompt| SessionAnswer::Unstaged { prompt });
             }
-            SessionCommand::Resume { tool_use_id, turn, decision } => {
-                let resume = Resume { tool_use: tool_use_id, turn, decision, by: by.map(Into::into) };
+            SessionCommand::Decide { turn, decisions } => {
+                let resume = Resume { decisions, turn: Some(turn), by: by.map(Into::into) };
                 self.on_agent(async |agent| agent.decide(resume).await).await?;
             }
             SessionCommand::Cancel => self.cancel().await?,

@@ -41,7 +41,7 @@ pub(crate) struct RunTrace {
     usage: Usage,
     /// The spans of the callers whose prompts are staged.
     staged: Vec<(Box<str>, Caller)>,
-    /// The ids of the tool uses that have waited for a decision.
+    /// The ids of the tool uses that wait for a decision.
     paused: Vec<Box<str>>,
     is_over: bool,
 }
@@ -137,20 +137,24 @@ impl RunTrace {
         index.map(|index| self.staged.swap_remove(index).1)
     }
 
-    /// Records that a tool use waits for a decision, unless this is recorded already.
-    pub(crate) fn paused(&mut self, tool_use: &str, tool: &str) {
-        if self.paused.iter().any(|known| **known == *tool_use) {
-            return;
+    /// Records the tool uses that wait for decisions: their ids and names. Those that waited before are recorded
+    /// already.
+    pub(crate) fn paused<'a>(&mut self, pauses: impl Iterator<Item = (&'a str, &'a str)>) {
+        let before = std::mem::take(&mut self.paused);
+        for (tool_use, tool) in pauses {
+            self.paused.push(tool_use.into());
+            if before.iter().any(|known| **known == *tool_use) {
+                continue;
+            }
+            tracing::event!(
+                target: TARGET,
+                parent: &self.span,
+                Level::INFO,
+                { names::TOOL_CALL } = tool_use,
+                { names::TOOL_NAME } = tool,
+                "pause",
+            );
         }
-        self.paused.push(tool_use.into());
-        tracing::event!(
-            target: TARGET,
-            parent: &self.span,
-            Level::INFO,
-            { names::TOOL_CALL } = tool_use,
-            { names::TOOL_NAME } = tool,
-            "pause",
-        );
     }
 
     pub(crate) fn decided(&self, tool_use: &str, decision: &str, expired: bool) {

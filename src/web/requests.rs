@@ -148,7 +148,7 @@ pub(super) fn position(text: &str) -> Result<Position, Problem> {
 pub(super) const fn action(command: &SessionCommand) -> Action {
     match command {
         SessionCommand::Prompt { .. } | SessionCommand::Unstage { .. } => Action::Prompt,
-        SessionCommand::Resume { .. } => Action::Decide,
+        SessionCommand::Decide { .. } => Action::Decide,
         SessionCommand::Cancel | SessionCommand::Interrupt => Action::Stop,
         SessionCommand::Regenerate { .. }
         | SessionCommand::Edit { .. }

@@ -30,7 +30,7 @@ use super::{
     },
 };
 use crate::{
-    manager::{Approval, ApprovalId, Listed, OpenedSession},
+    manager::{Approval, Listed, OpenedSession},
     message::{MessageId, Source, Timestamp},
     run::Prompt,
     schema,
@@ -248,8 +248,8 @@ pub(super) async fn command(mut call: Call) -> Result<Response, Problem> {
     // A decision, a title and labels need no session, so a conversation that is not open stays so. The answer is sent
     // when they are stored.
     match command {
-        SessionCommand::Resume { tool_use_id, turn: Some(turn), decision } => {
-            manager.decide(&ApprovalId::new(id.clone(), turn, tool_use_id), decision, by).await?;
+        SessionCommand::Decide { turn, decisions } => {
+            manager.decide_all(id, turn, decisions, by).await?;
         }
         SessionCommand::Title { title } => manager.rename(id, title.as_deref()).await?,
         SessionCommand::Labels { labels } => manager.set_labels(id, labels).await?,

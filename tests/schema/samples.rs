@@ -38,16 +38,16 @@ fn prompt() -> Prompt {
 fn session_commands() -> Vec<SessionCommand> {
     let node = NodeId::new(7).unwrap();
     let turn = "00112233445566778899aabbccddeeff".parse().unwrap();
-    let resume = |turn, decision| SessionCommand::Resume { tool_use_id: "t".into(), turn, decision };
+    let decide = |decision| SessionCommand::Decide { turn, decisions: vec![("t".into(), decision)] };
     vec![
         SessionCommand::Prompt { prompt: prompt() },
         SessionCommand::Prompt { prompt: Prompt::default() },
         SessionCommand::Model { model: "test:other".into() },
         SessionCommand::Unstage { id: "p1".into() },
-        resume(Some(turn), Decision::Execute),
-        resume(None, Decision::reject("No.")),
-        resume(None, Decision::ExecuteWith(Value::Null)),
-        resume(None, Decision::Provide(ToolResult::ok(&ToolUse::new("t", "look", json!({})), "Seen."))),
+        decide(Decision::Execute),
+        decide(Decision::reject("No.")),
+        decide(Decision::ExecuteWith(Value::Null)),
+        decide(Decision::Provide(ToolResult::ok(&ToolUse::new("t", "look", json!({})), "Seen."))),
         SessionCommand::Cancel,
         SessionCommand::Interrupt,
         SessionCommand::Regenerate { node },
@@ -224,11 +224,10 @@ fn commands_without_members_that_have_defaults_fit_the_schema() {
         json!({ "type": "branch", "prompt": { "content": [] } }),
         json!({ "type": "navigate", "node": null, "note": "an unknown member" }),
         json!({ "type": "title" }),
-        json!({ "type": "resume", "tool_use_id": "t", "turn": null, "decision": "execute" }),
         json!({ "type": "prompt", "prompt": { "id": null, "content": [], "options": { "max_tokens": null }, "new": 1 } }),
-        json!({ "type": "resume", "tool_use_id": "t", "decision": { "provide": {
+        json!({ "type": "decide", "turn": "0".repeat(32), "decisions": [["t", { "provide": {
             "tool_use_id": "t", "name": "look", "content": [{ "type": "text", "text": "Seen." }]
-        } } }),
+        } }]] }),
     ] {
         COMMANDS.check("SessionCommand", &command).unwrap();
         serde_json::from_value::<SessionCommand>(command).unwrap();
@@ -239,7 +238,8 @@ fn commands_without_members_that_have_defaults_fit_the_schema() {
 fn wrong_samples_of_commands_fail_in_the_schema_and_in_the_crate() {
     let prompt = |prompt: Value| json!({ "type": "prompt", "prompt": prompt });
     let options = |options: Value| prompt(json!({ "content": [], "options": options }));
-    let resume = |decision: Value| json!({ "type": "resume", "tool_use_id": "t", "decision": decision });
+    let decide =
+        |decision: Value| json!({ "type": "decide", "turn": "0".repeat(32), "decisions": [["t", decision]] });
     let labels = |labels: Value| json!({ "type": "labels", "labels": labels });
     for command in [
         json!(null),
@@ -266,10 +266,12 @@ fn wrong_samples_of_commands_fail_in_the_schema_and_in_the_crate() {
         options(json!({ "tool_choice": { "tool": null } })),
         options(json!({ "stop_sequences": "END" })),
         options(json!({ "output": { "name": "x", "schema": 7 } })),
-        resume(json!("approve")),
-        resume(json!({ "reject": 7 })),
-        resume(json!({ "reject": "No.", "execute_with": {} })),
-        json!({ "type": "resume", "tool_use_id": "t", "turn": "not hexadecimal", "decision": "execute" }),
+        decide(json!("approve")),
+        decide(json!({ "reject": 7 })),
+        decide(json!({ "reject": "No.", "execute_with": {} })),
+        json!({ "type": "decide", "turn": "not hexadecimal", "decisions": [["t", "execute"]] }),
+        json!({ "type": "decide", "turn": "0".repeat(32), "decisions": [["t"]] }),
+        json!({ "type": "decide", "decisions": [["t", "execute"]] }),
         json!({ "type": "regenerate", "node": 0 }),
         json!({ "type": "regenerate", "node": "7" }),
         json!({ "type": "regenerate" }),

@@ -99,10 +99,11 @@ async fn perform_of_a_decision_names_the_caller_and_checks_the_turn() {
         view.take(&in_time(events.next()).await.unwrap()).unwrap();
     }
     let turn = view.agent.pauses[0].turn;
-    let resume = |turn: &str| json!({ "type": "resume", "tool_use_id": "t", "turn": turn, "decision": { "reject": "No." } });
-    let stale = perform(&session, resume(&"0".repeat(32))).await.unwrap_err();
+    let decide =
+        |turn: &str| json!({ "type": "decide", "turn": turn, "decisions": [["t", { "reject": "No." }]] });
+    let stale = perform(&session, decide(&"0".repeat(32))).await.unwrap_err();
     assert_eq!(stale.kind(), ErrorKind::StaleDecision, "{stale:?}");
-    perform(&session, resume(&turn.to_string())).await.unwrap();
+    perform(&session, decide(&turn.to_string())).await.unwrap();
     loop {
         let update = in_time(events.next()).await.unwrap();
         view.take(&update).unwrap();
@@ -115,6 +116,35 @@ async fn perform_of_a_decision_names_the_caller_and_checks_the_turn() {
         }
     }
     assert!(view.agent.pauses.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn perform_of_several_decisions_applies_all_or_none() {
+    let uses = Step::new().then_tool_use("a", "delete", json!({})).then_tool_use("b", "delete", json!({}));
+    let session = session([uses.stop(), Step::text("Done.")]).await;
+    let mut events = session.subscribe(Mode::Controller).await.unwrap();
+    session.prompt("Go").await.unwrap();
+    let mut view = SessionSnapshot::clone(events.snapshot().unwrap());
+    while view.agent.pauses.is_empty() {
+        view.take(&in_time(events.next()).await.unwrap()).unwrap();
+    }
+    let turn = view.agent.pauses[0].turn;
+    let decide = |decisions: Value| json!({ "type": "decide", "turn": turn, "decisions": decisions });
+    let deep = (0..70).fold(json!(1), |inner, _| json!([inner]));
+    for (decisions, kind) in [
+        (json!([]), ErrorKind::InvalidDecision),
+        (json!([["a", "execute"], ["c", "execute"]]), ErrorKind::StaleDecision),
+        (json!([["a", "execute"], ["a", { "reject": "No." }]]), ErrorKind::StaleDecision),
+        (json!([["a", "execute"], ["b", { "execute_with": deep }]]), ErrorKind::InvalidDecision),
+    ] {
+        let error = perform(&session, decide(decisions.clone())).await.unwrap_err();
+        assert_eq!(error.kind(), kind, "{decisions}");
+        let waiting = session.snapshot().await.unwrap().agent.pauses;
+        assert_eq!(waiting.iter().map(|pause| pause.tool_use.id.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+    }
+    perform(&session, decide(json!([["b", { "reject": "No." }], ["a", "execute"]]))).await.unwrap();
+    in_time(session.wait_until_idle()).await.unwrap();
+    assert!(session.snapshot().await.unwrap().agent.pauses.is_empty());
 }
 
 #[tokio::test(start_paused = true)]

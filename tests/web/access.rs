@@ -123,7 +123,7 @@ async fn action_that_is_not_permitted_on_a_readable_conversation_is_forbidden() 
         json!({ "type": "cancel" }),
         json!({ "type": "interrupt" }),
         json!({ "type": "unstage", "id": "p" }),
-        json!({ "type": "resume", "tool_use_id": "a", "decision": "execute" }),
+        json!({ "type": "decide", "turn": "0".repeat(32), "decisions": [["a", "execute"]] }),
         json!({ "type": "regenerate", "node": 1 }),
         json!({ "type": "edit", "node": 1, "prompt": { "content": [] } }),
         json!({ "type": "branch", "node": null, "prompt": { "content": [] } }),

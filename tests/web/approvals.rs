@@ -36,7 +36,7 @@ async fn paused(app: &App, store: &MemoryStore, user: &str, waiting: &[&str]) ->
 }
 
 fn decision(tool_use: &str) -> Value {
-    json!({ "type": "resume", "turn": TURN, "tool_use_id": tool_use, "decision": "execute" })
+    json!({ "type": "decide", "turn": TURN, "decisions": [[tool_use, "execute"]] })
 }
 
 /// Returns the ids of the conversation and of the tool use in each entry.

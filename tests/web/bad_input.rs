@@ -178,7 +178,12 @@ async fn command_that_does_not_fit_the_conversation_is_a_problem_with_its_code()
         (json!({ "type": "erase", "node": 99 }), 404, "not-found"),
         (json!({ "type": "unstage", "id": "p" }), 409, "not-staged"),
         (json!({ "type": "interrupt" }), 409, "idle"),
-        (json!({ "type": "resume", "tool_use_id": "a", "decision": "execute" }), 409, "not-paused"),
+        (
+            json!({ "type": "decide", "turn": "0".repeat(32), "decisions": [["a", "execute"]] }),
+            409,
+            "stale-decision",
+        ),
+        (json!({ "type": "decide", "turn": "0".repeat(32), "decisions": [] }), 422, "invalid-decision"),
     ] {
         let answer = app.post("ann", &path, command.clone()).await;
         assert_eq!((answer.status.as_u16(), answer.code().as_str()), (status, code), "{command}");

@@ -55,7 +55,7 @@ async fn addresses_in_frames_have_the_id_of_the_client() {
     let details: serde_json::Value = serde_json::from_str(details.trim_start_matches("data: ")).unwrap();
     assert_eq!(details["data"]["commands"], "/api/chat/my%2Fchat/commands");
     let turn = &details["data"]["turn"];
-    let decision = json!({ "type": "resume", "turn": turn, "tool_use_id": "l1", "decision": "execute" });
+    let decision = json!({ "type": "decide", "turn": turn, "decisions": [["l1", "execute"]] });
     let decided = app.post("ann", "/api/chat/my%2Fchat/commands", decision).await;
     assert_eq!(decided.status, StatusCode::OK, "{decided:?}");
     app.idle("ann.my_chat").await;

@@ -76,8 +76,7 @@ async fn decision_on_a_conversation_that_is_not_open_is_stale() {
     let app = App::new([]);
     let id = app.create("ann").await;
     app.manager.close(&ConversationId::new(&id).unwrap()).await.unwrap();
-    let decision =
-        json!({ "type": "resume", "turn": "0".repeat(32), "tool_use_id": "a", "decision": "execute" });
+    let decision = json!({ "type": "decide", "turn": "0".repeat(32), "decisions": [["a", "execute"]] });
     for path in [format!("/agent/conversations/{id}/commands"), format!("/api/chat/{id}/commands")] {
         let stale = app.post("ann", &path, decision.clone()).await;
         assert_eq!((stale.status.as_u16(), stale.code().as_str()), (409, "stale-decision"), "{path}");

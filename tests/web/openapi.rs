@@ -280,7 +280,7 @@ async fn requests_and_answers_of_every_operation_fit_the_document() {
     }
     let snapshot = app.get("ann", &one).await.json();
     let turn = &snapshot["agent"]["pauses"][0]["turn"];
-    let decision = json!({ "type": "resume", "turn": turn, "tool_use_id": "call-1", "decision": "execute" });
+    let decision = json!({ "type": "decide", "turn": turn, "decisions": [["call-1", "execute"]] });
     let decided = app.post("ann", &format!("{one}/commands"), decision).await;
     assert_eq!(decided.status, StatusCode::OK, "{}", decided.text);
     seen.insert(decided.operation.unwrap());

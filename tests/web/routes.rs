@@ -77,8 +77,7 @@ async fn command_is_run_in_the_name_of_the_principal() {
     app.post("ann", &format!("{path}/commands"), prompt("Look")).await;
     let frames = stream.until(|frame| frame.data["update"]["event"]["event"]["status"] == "paused").await;
     let pause = &frames.last().unwrap().data["update"]["event"]["event"]["pauses"][0];
-    let decision =
-        json!({ "type": "resume", "turn": pause["turn"], "tool_use_id": "call-1", "decision": "execute" });
+    let decision = json!({ "type": "decide", "turn": pause["turn"], "decisions": [["call-1", "execute"]] });
     let decided = app.post("ann", &format!("{path}/commands"), decision.clone()).await;
     assert_eq!(decided.status, StatusCode::OK, "{decided:?}");
     let frames = stream.run().await;

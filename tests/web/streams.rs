@@ -93,8 +93,9 @@ async fn run(app: &App, id: &str, stream: &mut Frames) -> Vec<Frame> {
     let path = format!("/agent/conversations/{id}");
     app.post("ann", &format!("{path}/commands"), prompt("Look")).await;
     let mut frames = stream.until(|frame| frame.data["update"]["event"]["event"]["status"] == "paused").await;
-    let resume = json!({ "type": "resume", "tool_use_id": "call-1", "decision": "execute" });
-    app.post("ann", &format!("{path}/commands"), resume).await;
+    let turn = &frames.last().unwrap().data["update"]["event"]["event"]["pauses"][0]["turn"];
+    let decide = json!({ "type": "decide", "turn": turn, "decisions": [["call-1", "execute"]] });
+    app.post("ann", &format!("{path}/commands"), decide).await;
     frames.extend(stream.until(|frame| frame.data["update"]["event"]["outcome"] == "saved").await);
     frames
 }

@@ -123,8 +123,12 @@ impl Page<'_> {
             }
             Action::Decide { second, rejects } => {
                 let decision = if rejects { json!({ "reject": "No." }) } else { json!("execute") };
-                self.send(second, json!({ "type": "resume", "tool_use_id": "call", "decision": decision }))
-                    .await;
+                let id = &self.ids[usize::from(second)];
+                let snapshot = self.app.get("ann", &format!("/agent/conversations/{id}")).await.json();
+                let pause = &snapshot["agent"]["pauses"][0]["turn"];
+                let turn = pause.as_str().map_or_else(|| "0".repeat(32), str::to_owned);
+                let command = json!({ "type": "decide", "turn": turn, "decisions": [["call", decision]] });
+                self.send(second, command).await;
             }
             Action::Cancel { second } => {
                 self.send(second, json!({ "type": "cancel" })).await;

@@ -70,7 +70,7 @@ async fn turn_of_a_newer_version_is_unavailable_on_all_routers() {
 #[tokio::test(start_paused = true)]
 async fn damaged_turn_is_named_on_all_routers_and_for_decisions() {
     let (app, id) = app_with_turn(1, "not a state").await;
-    let decision = json!({ "type": "resume", "turn": TURN, "tool_use_id": "a", "decision": "execute" });
+    let decision = json!({ "type": "decide", "turn": TURN, "decisions": [["a", "execute"]] });
     let decided = app.post("ann", &format!("/agent/conversations/{id}/commands"), decision).await;
     for answer in answers(&app, &id).await.into_iter().chain([decided]) {
         assert_eq!(

@@ -102,7 +102,7 @@ const messages = new Messages(byId("messages"), {
   async decide(pause, decision) {
     if (!current) return;
     try {
-      await client.command(current, { type: "resume", turn: pause.turn, tool_use_id: pause.tool_use.id, decision });
+      await client.command(current, { type: "decide", turn: pause.turn, decisions: [[pause.tool_use.id, decision]] });
     } catch (error) {
       if (error instanceof ProblemError && error.code === "stale-decision") {
         notice("decision", "Somebody else has decided already.", { seconds: 8 });
@@ -525,7 +525,7 @@ function paintWaiting(snapshot) {
   const all = async () => {
     for (const { turn, tool_use } of approvals) {
       try {
-        const command = { type: "resume", turn, tool_use_id: tool_use.id, decision: "execute" };
+        const command = { type: "decide", turn, decisions: [[tool_use.id, "execute"]] };
         await client.command(/** @type {string} */ (current), command);
       } catch (error) {
         if (!(error instanceof ProblemError && error.code === "stale-decision")) return fail(error);

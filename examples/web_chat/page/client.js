@@ -80,7 +80,7 @@
  * @typedef {{ conversation: string, turn: string, tool_use: ToolUse, reason: any, since: number,
  *   expires: number | null, on_expiry: Decision }} WaitingToolUse
  * @typedef {{ type: "prompt", prompt: Prompt } | { type: "unstage", id: string }
- *   | { type: "resume", tool_use_id: string, turn?: string, decision: Decision } | { type: "cancel" }
+ *   | { type: "decide", turn: string, decisions: [string, Decision][] } | { type: "cancel" }
  *   | { type: "interrupt" } | { type: "regenerate", node: number } | { type: "edit", node: number, prompt: Prompt }
  *   | { type: "branch", node: number | null, prompt: Prompt } | { type: "navigate", node: number | null }
  *   | { type: "title", title: string | null } | { type: "labels", labels: Record<string, string> }
@@ -176,7 +176,7 @@ export class Client {
   }
 
   /**
-   * Performs a command. A decision with its turn, a title and labels do not open the conversation.
+   * Performs a command. Decisions, a title and labels do not open the conversation.
    * @param {string} id
    * @param {SessionCommand} command
    * @returns {Promise<SessionAnswer>}

@@ -20,8 +20,8 @@ const MAX_NAME: usize = 256;
 /// The reason for a pause of a tool that needs an approval.
 pub(super) const NEEDS_APPROVAL: &str = "needs approval";
 
-/// Fails if the decision is nested too deeply, or if the name of the decider is too long.
-pub(crate) fn check_decision(decision: &Decision, by: Option<&str>) -> Result<(), Error> {
+/// Fails if there is no decision, if one is nested too deeply, or if the name of the decider is too long.
+pub(crate) fn check_decisions(decisions: &[(ToolUseId, Decision)], by: Option<&str>) -> Result<(), Error> {
     match by {
         Some(name) if name.len() > MAX_NAME => {
             let length = name.len();
@@ -31,7 +31,11 @@ pub(crate) fn check_decision(decision: &Decision, by: Option<&str>) -> Result<()
             let error = Error::new(ErrorKind::InvalidDecision, text);
             Err(error.with_member("length", length).with_member("limit", MAX_NAME))
         }
-        _ if !is_shallow_decision(decision) => {
+        _ if decisions.is_empty() => Err(Error::new(
+            ErrorKind::InvalidDecision,
+            "there is no decision; add one for a tool use that waits",
+        )),
+        _ if !decisions.iter().all(|(_, decision)| is_shallow_decision(decision)) => {
             let limit = Fold::MAX_DEPTH;
             let text = format!(
                 "the decision is nested too deeply; at most {limit} levels of arrays and objects are allowed"
@@ -71,12 +75,11 @@ pub(super) fn problem_of(decision: &ToolDecision) -> Option<String> {
         .then(|| format!("the decision has more than {} levels of arrays and objects", Fold::MAX_DEPTH))
 }
 
-/// A decision about a tool use that waits.
+/// Decisions about tool uses that wait. If one does not apply, none applies.
 pub(crate) struct Resume {
-    pub(crate) tool_use: ToolUseId,
-    /// The turn to which the tool use must belong.
+    pub(crate) decisions: Vec<(ToolUseId, Decision)>,
+    /// The turn to which the tool uses must belong.
     pub(crate) turn: Option<TurnId>,
-    pub(crate) decision: Decision,
     /// The name of the person or system that decided.
     pub(crate) by: Option<Arc<str>>,
 }
@@ -118,12 +121,13 @@ impl Core {
         let decision = expiry.decision.clone();
         drop(pauses);
         let tool_use = tool_use.clone();
-        self.decide_waiting(Resume { tool_use, turn: None, decision, by: None }, true, None, cx);
+        self.decide_waiting(tool_use, decision, None, None, true, cx);
     }
 
-    /// Applies the decision about a tool use that waits. The turn continues after the last decision.
+    /// Applies the decisions about tool uses that wait. The turn continues after the last decision.
     pub(in crate::agent) fn resume(&mut self, resume: Resume, cx: &mut Context<'_>) -> Result<(), Error> {
-        check_decision(&resume.decision, resume.by.as_deref())?;
+        let Resume { decisions, turn, by } = resume;
+        check_decisions(&decisions, by.as_deref())?;
         let unreported = self.phase.stage().and_then(Stage::unreported);
         let waiting: Vec<_> = match unreported {
             Some(tools) => tools.undecided().collect(),
@@ -134,35 +138,55 @@ impl Core {
             let text = format!("the agent is {status:?}; no tool use waits for a decision");
             return Err(Error::new(ErrorKind::NotPaused, text).with_member("activity", status));
         }
-        let is_meant = |pause: &&Arc<PendingUse>| {
-            pause.tool_use.id == resume.tool_use && resume.turn.is_none_or(|turn| turn == pause.turn)
-        };
-        let Some(meant) = waiting.iter().copied().find(is_meant) else {
-            return Err(stale(&ids(waiting), &resume.tool_use));
-        };
+        let is_over = |expiry: &&Expiry| expiry.at != Timestamp::default() && expiry.at <= cx.now();
+        let mut over = Vec::new();
+        for (index, (tool_use, _)) in decisions.iter().enumerate() {
+            let is_meant = |pause: &&Arc<PendingUse>| {
+                pause.tool_use.id == *tool_use && turn.is_none_or(|turn| turn == pause.turn)
+            };
+            let is_repeated = decisions[..index].iter().any(|(earlier, _)| earlier == tool_use);
+            let Some(meant) = waiting.iter().copied().find(is_meant).filter(|_| !is_repeated) else {
+                return Err(stale(&ids(waiting), tool_use));
+            };
+            let expiry = meant.expiry.as_deref().filter(is_over);
+            over.extend(expiry.map(|expiry| (tool_use.clone(), expiry.decision.clone())));
+        }
         if unreported.is_none() {
-            self.decide_waiting(resume, false, None, cx);
+            for (tool_use, decision) in decisions {
+                self.decide_waiting(tool_use, decision, by.clone(), None, false, cx);
+            }
             return Ok(());
         }
-        // The pause is recorded, so somebody who reads the store may decide. It is not reported yet. The decision is
-        // applied when the pause is reported. After a restart, the time limit of the pause may be over already.
-        let is_over = |expiry: &&Expiry| expiry.at != Timestamp::default() && expiry.at <= cx.now();
-        let expired = meant.expiry.as_deref().filter(is_over).map(|expiry| expiry.decision.clone());
-        let result = if expired.is_some() { Err(stale(&ids(waiting), &resume.tool_use)) } else { Ok(()) };
-        self.decide_early(resume, expired, cx);
-        result
+        // The pauses are recorded, so somebody who reads the store may decide. They are not reported yet. The decisions
+        // are applied when the pauses are reported. After a restart, the time limit of a pause may be over already. Then
+        // only the decision for this case applies.
+        let error = over.first().map(|(tool_use, _)| stale(&ids(waiting), tool_use));
+        match error {
+            Some(error) => {
+                self.decide_early(over, None, true, cx);
+                Err(error)
+            }
+            None => {
+                self.decide_early(decisions, by, false, cx);
+                Ok(())
+            }
+        }
     }
 
-    /// Keeps the decision about a pause that is not reported yet: that of the caller, or `expired` if the time limit of
-    /// the pause is over.
-    fn decide_early(&mut self, resume: Resume, expired: Option<Decision>, cx: &mut Context<'_>) {
+    /// Keeps decisions about pauses that are not reported yet.
+    fn decide_early(
+        &mut self,
+        decisions: Vec<(ToolUseId, Decision)>,
+        by: Option<Arc<str>>,
+        expired: bool,
+        cx: &mut Context<'_>,
+    ) {
         let Phase::InTurn { turn, stage, .. } = &mut self.phase else { return };
         let Some(tools) = stage.unreported_mut() else { return };
-        let has_expired = expired.is_some();
-        let by = resume.by.filter(|_| !has_expired);
-        let decision = expired.unwrap_or(resume.decision);
-        let decided = decided(turn, resume.tool_use, decision, cx);
-        tools.early.push(Decided { by, expired: has_expired, ..decided });
+        for (tool_use, decision) in decisions {
+            let decided = decided(turn, tool_use, decision, cx);
+            tools.early.push(Decided { by: by.clone(), expired, ..decided });
+        }
         cx.push(Effect::Record);
     }
 
@@ -182,14 +206,20 @@ impl Core {
     pub(super) fn apply_decided(&mut self, decided: Decided, cx: &mut Context<'_>) {
         let Decided { turn, tool_use_id: tool_use, decision, by, expired, at } = decided;
         if self.phase.pauses().any(|pause| pause.tool_use.id == tool_use && pause.turn == turn) {
-            let resume = Resume { tool_use, turn: Some(turn), decision, by };
-            self.decide_waiting(resume, expired, Some(at), cx);
+            self.decide_waiting(tool_use, decision, by, Some(at), expired, cx);
         }
     }
 
     /// Applies a decision about a tool use that waits. `at` is the time of the decision, by default now.
-    fn decide_waiting(&mut self, resume: Resume, expired: bool, at: Option<Timestamp>, cx: &mut Context<'_>) {
-        let Resume { tool_use, decision, by, .. } = resume;
+    fn decide_waiting(
+        &mut self,
+        tool_use: ToolUseId,
+        decision: Decision,
+        by: Option<Arc<str>>,
+        at: Option<Timestamp>,
+        expired: bool,
+        cx: &mut Context<'_>,
+    ) {
         let decision = match decision {
             Decision::Execute => self.approved(&tool_use),
             other => other,

@@ -80,9 +80,7 @@ fn record(work: &mut Work, event: &Event) {
             PromptState::Ended { .. } | PromptState::Returned => drop(trace.unstaged(id.as_str())),
         },
         Event::Status { pauses, .. } => {
-            for pause in pauses {
-                trace.paused(pause.tool_use.id.as_str(), &pause.tool_use.name);
-            }
+            trace.paused(pauses.iter().map(|pause| (pause.tool_use.id.as_str(), &*pause.tool_use.name)));
         }
         Event::Decided(decided) => {
             trace.decided(decided.tool_use_id.as_str(), name_of(&decided.decision), decided.expired);

@@ -265,7 +265,7 @@ impl Dialect for ChatCompletions {
 
 /// The deviations of one family of models at a service that this crate knows: the switches that the rule sets. All other
 /// switches keep the values that are configured for the service. The data is in `models.json`. Its sources are named in
-/// the modules under `provider::http::services`.
+/// `provider::http::services`.
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields, bound(deserialize = "'de: 'static"))]
 struct ChatRule {

@@ -292,7 +292,7 @@ impl Relay {
                 let decided = match decision(answer.map_err(|error| error.message)) {
                     // The answer belongs to this turn. A later turn may use the id again.
                     Some(decision) => {
-                        let command = SessionCommand::Resume { tool_use_id: id, turn: Some(turn), decision };
+                        let command = SessionCommand::Decide { turn, decisions: vec![(id, decision)] };
                         session.perform(command, by.as_deref()).await.map(drop)
                     }
                     // The client reports that the turn is cancelled.

@@ -269,8 +269,8 @@ impl<'a> RunningCall<'a> {
         self.asked.entry(pause.tool_use.id.clone()).or_default();
         let client = self.ask.context.client_info();
         let by = self.ask.host.decider(client.as_ref().map(|client| start(&client.name, LONGEST_NAME)));
-        let tool_use_id = pause.tool_use.id.clone();
-        let command = SessionCommand::Resume { tool_use_id, turn: Some(pause.turn), decision };
+        let decisions = vec![(pause.tool_use.id.clone(), decision)];
+        let command = SessionCommand::Decide { turn: pause.turn, decisions };
         if let Err(error) = self.session.perform(command, by.as_deref()).await {
             // Somebody else has decided first, or the run has ended.
             tracing::debug!(%error, "a decision of an MCP client came too late");

@@ -7,7 +7,11 @@
 use serde_json::{Map, Value};
 
 use super::{PendingApproval, StoredTurn, TurnRecord, Waiting};
-use crate::{message::Timestamp, run::Decided, store::json};
+use crate::{
+    message::{Timestamp, ToolUseId},
+    run::Decided,
+    store::json,
+};
 
 /// The member of the JSON object in [`TurnRecord::core`] with the decisions that were made while no process had the
 /// conversation open, in their order. The agent applies these decisions when it continues the turn, and then records
@@ -18,36 +22,43 @@ const DECIDED: &str = "decided";
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Undecidable {
     /// The tool use does not wait for a decision: it was already decided, or it belongs to another turn.
-    Stale,
+    Stale(ToolUseId),
     /// The time limit of the tool use has passed, so the decision for the end of the time limit applies instead. The
     /// contained record includes such decisions for all time limits that have passed.
-    Expired(Box<TurnRecord>),
+    Expired(ToolUseId, Box<TurnRecord>),
     /// The turn can't be read.
     Damaged(String),
 }
 
 impl StoredTurn {
-    /// Returns a record of the turn that includes this decision. The field `at` of the decision must be the time at
-    /// which the turn was read.
-    pub(crate) fn decide(&self, decided: Decided) -> Result<TurnRecord, Undecidable> {
+    /// Returns a record of the turn that includes these decisions. Their field `at` must be the time at which the turn
+    /// was read.
+    pub(crate) fn decide(&self, decided: Vec<Decided>) -> Result<TurnRecord, Undecidable> {
         if let Some(problem) = &self.damage {
             return Err(Undecidable::Damaged(problem.clone()));
         }
         let approvals = self.approvals();
-        let wanted = approvals.iter().find(|approval| {
-            approval.waiting.survives
-                && approval.waiting.tool_use.id == decided.tool_use_id
-                && self.record.turn == decided.turn
-        });
-        match wanted {
-            None => Err(Undecidable::Stale),
-            Some(approval) if approval.has_expired(decided.at) => {
-                Err(self.expire(decided.at).map_or_else(Undecidable::Damaged, |record| {
-                    record.map_or(Undecidable::Stale, |record| Undecidable::Expired(Box::new(record)))
-                }))
+        for (index, Decided { turn, tool_use_id, at, .. }) in decided.iter().enumerate() {
+            let is_repeated = decided[..index].iter().any(|earlier| earlier.tool_use_id == *tool_use_id);
+            let wanted = approvals.iter().find(|approval| {
+                approval.waiting.survives
+                    && approval.waiting.tool_use.id == *tool_use_id
+                    && self.record.turn == *turn
+            });
+            match wanted.filter(|_| !is_repeated) {
+                None => return Err(Undecidable::Stale(tool_use_id.clone())),
+                Some(approval) if approval.has_expired(*at) => {
+                    let id = tool_use_id.clone();
+                    return Err(match self.expire(*at) {
+                        Ok(Some(record)) => Undecidable::Expired(id, Box::new(record)),
+                        Ok(None) => Undecidable::Stale(id),
+                        Err(problem) => Undecidable::Damaged(problem),
+                    });
+                }
+                Some(_) => {}
             }
-            Some(_) => self.with_decided(vec![decided]).map_err(Undecidable::Damaged),
         }
+        self.with_decided(decided).map_err(Undecidable::Damaged)
     }
 
     /// Returns a record of the turn that includes the expiry decisions for all time limits that have passed, or `None`

@@ -106,12 +106,10 @@ pub(in crate::web) fn intent(posted: Posted, snapshot: &SessionSnapshot) -> Opti
     let perform = |command| Some(Intent::Perform(vec![command]));
     let prompt = |id, blocks| Prompt::new(Blocks(blocks)).with_id(id);
     if let Trigger::Decide(decisions) = trigger {
-        let resume = |(tool_use_id, decision)| {
-            let pause = agent.pauses.iter().find(|pause| pause.tool_use.id == tool_use_id)?;
-            Some(SessionCommand::Resume { tool_use_id, turn: Some(pause.turn), decision })
-        };
-        let commands: Vec<_> = decisions.into_iter().filter_map(resume).collect();
-        return (!commands.is_empty()).then_some(Intent::Perform(commands));
+        let waits = |id: &ToolUseId| agent.pauses.iter().any(|pause| pause.tool_use.id == *id);
+        let decisions: Vec<_> = decisions.into_iter().filter(|(id, _)| waits(id)).collect();
+        let turn = agent.pauses.first().filter(|_| !decisions.is_empty())?.turn;
+        return perform(SessionCommand::Decide { turn, decisions });
     }
     let is_edit = matches!(trigger, Trigger::Instead);
     if !is_edit && agent.staged.iter().any(|prompt| prompt.id.as_ref() == Some(&id)) {

@@ -226,7 +226,7 @@ impl World {
         self.note(|| format!("resume {id} {decision:?}"));
         let in_stream = matches!(self.core.phase().stage(), Some(Stage::Streaming { .. }));
         let turn = self.core.phase().turn().map(|turn| turn.id).filter(|_| self.rng.percent(30));
-        let resume = Resume { tool_use: id.clone(), turn, decision: decision.clone(), by: by.clone() };
+        let resume = Resume { decisions: vec![(id.clone(), decision.clone())], turn, by: by.clone() };
         let (resumed, effects) = self.feed(|core, cx| core.resume(resume, cx));
         match resumed {
             Ok(()) if unreported.contains(&id) => {

@@ -332,9 +332,8 @@ impl Process {
     pub(crate) fn decide(&mut self, outside: &mut Outside, pause: &PendingUse, decision: Decision) -> Check {
         let reply = Reply::Decision(pause.turn, pause.tool_use.id.clone());
         let resume = Resume {
-            tool_use: pause.tool_use.id.clone(),
+            decisions: vec![(pause.tool_use.id.clone(), decision)],
             turn: Some(pause.turn),
-            decision,
             by: Some("ben".into()),
         };
         let resumed = self.input(outside, |core, cx| core.resume(resume, cx))?;

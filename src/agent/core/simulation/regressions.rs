@@ -97,7 +97,8 @@ impl Bench {
     }
 
     fn resume(&mut self, id: &str) -> Result<(), Error> {
-        let resume = Resume { tool_use: id.into(), turn: None, decision: Decision::reject("no"), by: None };
+        let decisions = vec![(id.into(), Decision::reject("no"))];
+        let resume = Resume { decisions, turn: None, by: None };
         self.feed(|core, cx| core.resume(resume, cx))
     }
 

@@ -101,6 +101,13 @@ impl<'a> MessagesDelta<'a> {
     }
 }
 
+/// The member that shows whether an object is a message.
+#[derive(Deserialize)]
+struct MessageRole<'a> {
+    #[serde(borrow, default)]
+    role: StrictText<'a>,
+}
+
 #[derive(Deserialize)]
 struct MessageStart<'a> {
     #[serde(borrow, default)]
@@ -356,8 +363,9 @@ impl MessagesDecoder {
     /// Decodes a message that arrives as one object, which is how services without streaming send it. The object is
     /// decoded as the start of a message that already contains all content.
     fn whole(&mut self, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
-        // An event that has the name `message` but contains no message is skipped, like every unknown event.
-        if !serde_json::from_str::<Value>(data).is_ok_and(|message| message["role"] == "assistant") {
+        // An event that has the name `message` but contains no message is skipped, like every unknown event. The other
+        // members are not decoded here, because a text may contain half of a character.
+        if !serde_json::from_str::<MessageRole<'_>>(data).is_ok_and(|message| &*message.role == "assistant") {
             return Ok(());
         }
         let start = format!("{{\"type\":\"message_start\",\"message\":{data}}}");

@@ -112,10 +112,9 @@ async fn answers_must_be_complete_and_valid() {
     }
     let plan = rig.request(json!({ "resume": [ok("b"), ok("a")] })).intent(&view, &|id| id == "t").unwrap();
     let Intent::Perform(commands) = plan else { panic!("{plan:?}") };
-    assert_eq!(commands.len(), 2);
-    assert!(
-        matches!(&commands[0], SessionCommand::Resume { tool_use_id, turn: Some(_), .. } if tool_use_id.as_str() == "a")
-    );
+    let [SessionCommand::Decide { decisions, .. }] = &commands[..] else { panic!("{commands:?}") };
+    let decided: Vec<_> = decisions.iter().map(|(id, _)| id.as_str()).collect();
+    assert_eq!(decided, ["a", "b"]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -148,7 +148,7 @@ const scenarios = {
     await chat.sendMessage({ text: 'delete' });
     const { data } = answer(chat).parts.find(part => part.type === 'data-omni-approval');
     for (const id of ['d1', 'd2']) {
-      await request('POST', data.commands, { type: 'resume', turn: data.turn, tool_use_id: id, decision: 'execute' });
+      await request('POST', data.commands, { type: 'decide', turn: data.turn, decisions: [[id, 'execute']] });
     }
     await until('the run', async () => texts((await listed(chat.id)).at(-1)) === 'Done.');
     await chat.addToolApprovalResponse({ id: 'd1', approved: true });

@@ -141,7 +141,7 @@ await step("an approval is decided after a restart, while nobody has its convers
     const { Client } = await import("./client.js");
     const client = new Client("agent");
     const approval = (await client.approvals()).items.find(({ conversation }) => conversation === id);
-    await client.command(id, { type: "resume", turn: approval.turn, tool_use_id: approval.tool_use.id, decision: "execute" });
+    await client.command(id, { type: "decide", turn: approval.turn, decisions: [[approval.tool_use.id, "execute"]] });
   }, id);
   // This was the last decision, so the server opens the conversation and finishes the answer. No page watches it.
   await until(async () => {

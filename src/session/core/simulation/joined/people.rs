@@ -47,12 +47,13 @@ pub(super) fn decide_stored(common: &mut Common) -> Check {
             expired: false,
             at: Timestamp(1),
         };
-        let record = turn.decide(decided.clone()).map_err(|problem| format!("{problem:?}"))?;
+        let record = turn.decide(vec![decided.clone()]).map_err(|problem| format!("{problem:?}"))?;
         outside.note(|| format!("stored decision {decided:?}"));
         store(outside, place, record)?;
-        outside.oracle.acknowledge(Reply::Decision(decided.turn, decided.tool_use_id.clone()));
-        let again = place.turn().ok_or("a decision removed the turn")?.decide(decided);
-        ensure!(again == Err(Undecidable::Stale), "a second decision gives {again:?}");
+        let id = decided.tool_use_id.clone();
+        outside.oracle.acknowledge(Reply::Decision(decided.turn, id.clone()));
+        let again = place.turn().ok_or("a decision removed the turn")?.decide(vec![decided]);
+        ensure!(again == Err(Undecidable::Stale(id)), "a second decision gives {again:?}");
     }
     Ok(())
 }

@@ -83,6 +83,7 @@ async fn chat() -> Result<(), Box<dyn Error>> {
         runs: 0,
         waiting: VecDeque::new(),
         questions: HashSet::new(),
+        decided: HashSet::new(),
         question: None,
         unanswered: None,
         failed: None,
@@ -118,6 +119,8 @@ struct Chat {
     waiting: VecDeque<Arc<PendingUse>>,
     /// The ids of the questions that running tools have asked in this run.
     questions: HashSet<ToolUseId>,
+    /// The ids of the tool uses that the user has decided on in this run.
+    decided: HashSet<ToolUseId>,
     /// The question of a running tool that the user is answering.
     question: Option<Question>,
     /// The last prompt that was cancelled or failed before it had a response.
@@ -195,7 +198,7 @@ impl Chat {
             }
             while ended && let Some(pause) = self.waiting.pop_front() {
                 let decision = Decision::reject("no user is present to allow it");
-                session.resume_as(pause.tool_use.id.clone(), decision, &*self.user).await?;
+                self.resume(&pause, decision).await?;
             }
         }
         self.printer.line("");
@@ -222,7 +225,13 @@ impl Chat {
     fn event(&mut self, event: &Event) {
         self.printer.event(event);
         match event {
-            Event::Status { pauses, .. } if self.waiting.iter().ne(pauses) => {
+            Event::Status { pauses, .. } => {
+                // The events of decisions list the other tool uses again, also some that were decided since.
+                let is_open = |pause: &&Arc<PendingUse>| !self.decided.contains(&pause.tool_use.id);
+                let pauses: VecDeque<_> = pauses.iter().filter(is_open).cloned().collect();
+                if pauses == self.waiting {
+                    return;
+                }
                 for pause in pauses.iter().filter(|pause| !self.waiting.contains(pause)) {
                     let PendingUse { tool_use, reason, .. } = &**pause;
                     // The question is shown as JSON, so that control characters from the model cannot hide the question.
@@ -235,10 +244,10 @@ impl Chat {
                     };
                     self.printer.line(&shown);
                 }
-                if self.waiting.front() != pauses.first() {
+                if self.waiting.front() != pauses.front() {
                     self.question = None;
                 }
-                self.waiting = pauses.iter().cloned().collect();
+                self.waiting = pauses;
                 return self.show_prompt();
             }
             Event::Prompt { state: PromptState::Returned, prompt: Some(prompt), .. } => {
@@ -286,6 +295,7 @@ impl Chat {
         self.waiting.clear();
         self.question = None;
         self.questions.clear();
+        self.decided.clear();
         self.show_prompt();
     }
 
@@ -334,8 +344,15 @@ impl Chat {
         };
         self.question = None;
         let Some(pause) = self.waiting.pop_front() else { return Ok(()) };
-        // The id makes sure that a late decision never applies to another tool use.
-        match self.conversation.session.resume_as(pause.tool_use.id.clone(), decision, &*self.user).await {
+        self.resume(&pause, decision).await
+    }
+
+    /// Sends a decision. The id makes sure that a late decision never applies to another tool use. Somebody else may have
+    /// decided before.
+    async fn resume(&mut self, pause: &PendingUse, decision: Decision) -> Result<(), omni_agent::Error> {
+        let id = pause.tool_use.id.clone();
+        self.decided.insert(id.clone());
+        match self.conversation.session.resume_as(id, decision, &*self.user).await {
             Err(error) if matches!(error.kind(), ErrorKind::NotPaused | ErrorKind::StaleDecision) => Ok(()),
             other => other,
         }

@@ -159,7 +159,10 @@ impl Chat {
                 return;
             }
             Event::Status { pauses, .. } => {
-                let Some(tool_use) = pauses.first().map(|pause| &pause.tool_use) else { return };
+                let Some(tool_use) = pauses.first().map(|pause| &pause.tool_use) else {
+                    self.waiting = None;
+                    return;
+                };
                 let options = self.activity.options(tool_use.id.as_str());
                 // The input is shown as JSON, so that control characters from the agent cannot hide the question.
                 self.printer.line(&format!("May it? {} {}", json!(tool_use.name), tool_use.input));
@@ -201,7 +204,7 @@ impl Chat {
     async fn decide(&self, tool_use: &ToolUse, decision: Decision) -> Result<(), omni_agent::Error> {
         match self.agent.resume(tool_use.id.clone(), decision).await {
             // The coding agent has withdrawn the question, so the decision is not needed.
-            Err(error) if error.kind() == ErrorKind::NotPaused => Ok(()),
+            Err(error) if matches!(error.kind(), ErrorKind::NotPaused | ErrorKind::StaleDecision) => Ok(()),
             other => other,
         }
     }

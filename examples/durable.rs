@@ -25,12 +25,14 @@ use std::{
     io::Write as _,
     path::PathBuf,
     process::ExitCode,
+    sync::Arc,
     time::Duration,
 };
 
 use omni_agent::{
     agent::{Agent, Durable, Event, Status},
     manager::{self, ApprovalId, Manager, ManagerEvent, Sweep},
+    run::PendingUse,
     schemars::JsonSchema,
     session::{Mode, Session, SessionEvent},
     store::{Filter, Page, SqliteStore},
@@ -145,6 +147,7 @@ async fn follow(session: &Session) -> Result<(), Box<dyn Error>> {
             return Ok(());
         }
     }
+    let mut waiting: Vec<Arc<PendingUse>> = Vec::new();
     while let Some(update) = updates.next().await {
         match update {
             Update::Event(numbered) => {
@@ -154,9 +157,10 @@ async fn follow(session: &Session) -> Result<(), Box<dyn Error>> {
                         println!("  {id}: the turn continues (restarts: {lives})");
                     }
                     Event::Status { pauses, .. } => {
-                        for pause in pauses {
+                        for pause in pauses.iter().filter(|pause| !waiting.contains(pause)) {
                             println!("  {id}: {} waits for a decision", pause.tool_use.name);
                         }
+                        waiting.clone_from(pauses);
                     }
                     Event::Decided(decided) => println!("  {id}: decided {:?}", decided.decision),
                     Event::Message { message, .. } if !message.text().is_empty() => {

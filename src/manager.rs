@@ -382,7 +382,9 @@ impl Manager {
     /// succeeds.
     ///
     /// A run in flight is interrupted, so its completed steps are kept. If a title is being generated, the close waits
-    /// for it. All of this happens within the [close timeout](ManagerBuilder::close_timeout).
+    /// for it. All of this happens within the [close timeout](ManagerBuilder::close_timeout). If the conversation is
+    /// being loaded, the close first waits for its session. If its opening still waits for a place, the close returns at
+    /// once, and the session opens later.
     ///
     /// # Errors
     ///

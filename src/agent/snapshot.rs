@@ -87,7 +87,8 @@ pub struct Snapshot {
     /// end. The list is empty as soon as the turn has ended.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub decisions: Vec<NamedDecision>,
-    /// The latest prompts with an id, with the latest prompt at the end: all that have not ended, and up to 32 in all.
+    /// The latest prompts with an id, with the latest prompt at the end: all that have not ended, and the last
+    /// 32 that have.
     /// The nodes of their runs are not known here.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub prompts: Vec<KnownPrompt>,

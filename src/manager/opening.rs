@@ -77,37 +77,32 @@ impl Inner {
         let mode = start.mode;
         self.begin_sweeping();
         loop {
-            let running = {
-                let registry = self.registry();
+            // One lock for all steps, so that the session of another opening can't come in between.
+            let begun = {
+                let mut registry = self.registry();
                 if registry.is_shut {
                     return Err(shut_down());
                 }
-                registry.look(&id)
+                if from.takes_running() {
+                    registry.touch(&id);
+                }
+                registry.look(&id).map_or_else(|| Ok(registry.begin_opening(&id)), Err)
             };
-            if from.takes_running() {
-                self.registry().touch(&id);
-            }
-            match running {
-                Some(Ok(_)) if !from.takes_running() => {
+            match begun {
+                Ok(number) => {
+                    let opening = Opening { inner: Arc::clone(self), id, number };
+                    return self.start(opening, start, from).await;
+                }
+                Err(Ok(_)) if !from.takes_running() => {
                     let text = format!("conversation {id} already exists; open it, or choose another id");
                     return Err(Error::new(ErrorKind::AlreadyExists, text).with_member("conversation", id));
                 }
-                Some(Ok(session)) => match subscribe(session, mode, false).await {
+                Err(Ok(session)) => match subscribe(session, mode, false).await {
                     // The session has just ended. After the registry has recorded this, the loop starts a new session.
                     Err(error) if error.kind() == ErrorKind::Ended => self.settled(&id).await,
                     opened => return opened,
                 },
-                Some(Err(claim)) => claim.cancelled().await,
-                None => {
-                    let begun = self.registry().begin_opening(&id);
-                    match begun {
-                        Err(opening) => opening.cancelled().await,
-                        Ok(number) => {
-                            let opening = Opening { inner: Arc::clone(self), id, number };
-                            return self.start(opening, start, from).await;
-                        }
-                    }
-                }
+                Err(Err(busy)) => busy.cancelled().await,
             }
         }
     }
@@ -152,7 +147,8 @@ impl Inner {
             let mut reply = reply;
             let room = async {
                 inner.room(&opening).await?;
-                let (claim, _) = inner.claim(&opening.id).await;
+                let (claim, session) = inner.claim(&opening.id).await;
+                debug_assert!(session.is_none(), "only this opening opens the id");
                 // Check again whether the manager is shut down, because a shutdown that started before this claim does
                 // not wait for the claim.
                 if inner.registry().is_shut { Err(shut_down()) } else { Ok(claim) }

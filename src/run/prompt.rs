@@ -97,21 +97,27 @@ impl KnownPrompt {
         Self { id: id.into(), state, through: None }
     }
 
-    /// Stores the new state of a prompt in a list of prompts with the latest prompt at the end. If the list is too long,
-    /// forgets the oldest prompts that have ended.
+    /// Stores the new state of a prompt in a list of prompts with the latest prompt at the end. If too many prompts are
+    /// over, forgets the oldest one that was returned, or else the oldest one that has ended.
     pub(crate) fn enter(list: &mut Vec<Self>, id: &PromptId, state: PromptState) {
         if let Some(known) = list.iter_mut().find(|known| known.id == *id && !known.is_over()) {
             known.state = state;
-            return;
+        } else {
+            list.retain(|known| known.id != *id);
+            list.push(Self::new(id.clone(), state));
         }
-        list.retain(|known| known.id != *id);
-        let mut excess = (list.len() + 1).saturating_sub(MAX_KNOWN);
-        list.retain(|known| {
-            let is_forgotten = excess > 0 && known.is_over();
-            excess -= usize::from(is_forgotten);
-            !is_forgotten
-        });
-        list.push(Self::new(id.clone(), state));
+        if list.iter().filter(|known| known.is_over()).count() > MAX_KNOWN {
+            let returned = list.iter().position(|known| known.state == PromptState::Returned);
+            let forgotten = returned.or_else(|| list.iter().position(Self::is_over));
+            forgotten.map(|index| list.remove(index));
+        }
+    }
+
+    /// Replaces the texts that may quote messages, because these messages are erased.
+    pub(crate) fn erase_texts(&mut self) {
+        if let PromptState::Ended { outcome } = &mut self.state {
+            outcome.erase_texts();
+        }
     }
 
     /// Returns whether the prompt has ended or was returned, so that a prompt with its id that has not ended is another

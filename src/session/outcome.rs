@@ -29,7 +29,7 @@ impl Session {
     /// outcome of such a prompt, send the prompt again with the same id, and then call this method. If the prompt was
     /// accepted before, it is not accepted again. The tree contains the response.
     ///
-    /// The session knows the last 32 prompts with an id. With [`Durable::Turns`](crate::agent::Durable::Turns), it
+    /// The session knows the prompts with an id that have not ended, and the last 32 that have. With [`Durable::Turns`](crate::agent::Durable::Turns), it
     /// knows only the prompts of this life. With [`Durable::Approvals`](crate::agent::Durable::Approvals), it knows a
     /// prompt of an earlier life if a turn of the prompt was committed, or was recorded at a pause. With
     /// [`Durable::InFlight`](crate::agent::Durable::InFlight), it knows every prompt that was accepted. Above `Turns`,

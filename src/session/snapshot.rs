@@ -112,6 +112,9 @@ impl SessionSnapshot {
                 self.tree.apply_erased(erased)?;
                 // The end of the last run may contain an erased message, so it is removed.
                 self.agent.last_run = None;
+                for known in &mut self.agent.prompts {
+                    known.erase_texts();
+                }
             }
             SessionEvent::Usage(row) => self.used += row.usage,
             SessionEvent::Store(StoreReport::Saved { through, .. }) => {

@@ -695,6 +695,8 @@ function applySession(snapshot, event) {
       break;
     case "erased":
       applyErased(snapshot.tree, /** @type {any} */ (event));
+      delete snapshot.agent.last_run;
+      for (const known of snapshot.agent.prompts ?? []) eraseTexts(/** @type {any} */ (known.state).outcome?.failure);
       break;
     case "usage":
       addUsage(snapshot, event.usage);
@@ -872,7 +874,8 @@ function applyBlock(agent, event) {
 const MAX_KNOWN = 32;
 
 /**
- * Notes the new state of a prompt. If too many are known, forgets the oldest that have ended.
+ * Notes the new state of a prompt. If too many are over, forgets the oldest one that was returned, or else the oldest
+ * one that has ended.
  * @param {Snapshot} agent
  * @param {string} id
  * @param {PromptState} state
@@ -880,13 +883,29 @@ const MAX_KNOWN = 32;
 function know(agent, id, state) {
   const isOver = (/** @type {KnownPrompt} */ known) => ["ended", "returned"].includes(known.state.state);
   const known = agent.prompts?.find((known) => known.id === id && !isOver(known));
-  if (known) {
-    known.state = state;
-    return;
+  if (known) known.state = state;
+  else agent.prompts = [...(agent.prompts ?? []).filter((known) => known.id !== id), { id, state }];
+  const prompts = agent.prompts ?? [];
+  if (prompts.filter(isOver).length > MAX_KNOWN) {
+    const returned = prompts.findIndex((known) => known.state.state === "returned");
+    prompts.splice(returned < 0 ? prompts.findIndex(isOver) : returned, 1);
   }
-  const others = (agent.prompts ?? []).filter((known) => known.id !== id);
-  let excess = others.length + 1 - MAX_KNOWN;
-  agent.prompts = [...others.filter((known) => !isOver(known) || excess-- <= 0), { id, state }];
+}
+
+/**
+ * Replaces the texts of a failure that may quote messages, because these messages are erased.
+ * @param {any} failure
+ */
+function eraseTexts(failure) {
+  const text = "the text was erased";
+  if (failure?.error) {
+    failure.error.message = text;
+    delete failure.error.body;
+  } else if (typeof failure?.message === "string") {
+    failure.message = text;
+  } else if (typeof failure?.reason === "string") {
+    failure.reason = text;
+  }
 }
 
 /**

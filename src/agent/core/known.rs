@@ -56,10 +56,6 @@ impl Core {
 
     /// Replaces the texts that may quote messages, because these messages are erased.
     pub(super) fn erase_texts(&mut self) {
-        for known in &mut self.known {
-            if let PromptState::Ended { outcome } = &mut known.state {
-                outcome.erase_texts();
-            }
-        }
+        self.known.iter_mut().for_each(KnownPrompt::erase_texts);
     }
 }

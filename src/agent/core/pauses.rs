@@ -161,23 +161,19 @@ impl Core {
         // are applied when the pauses are reported. After a restart, the time limit of a pause may be over already. Then
         // only the decision for this case applies.
         let error = over.first().map(|(tool_use, _)| stale(&ids(waiting), tool_use));
-        match error {
-            Some(error) => {
-                self.decide_early(over, None, true, cx);
-                Err(error)
-            }
-            None => {
-                self.decide_early(decisions, by, false, cx);
-                Ok(())
-            }
+        if let Some(error) = error {
+            self.decide_early(over, None, true, cx);
+            return Err(error);
         }
+        self.decide_early(decisions, by.as_ref(), false, cx);
+        Ok(())
     }
 
     /// Keeps decisions about pauses that are not reported yet.
     fn decide_early(
         &mut self,
         decisions: Vec<(ToolUseId, Decision)>,
-        by: Option<Arc<str>>,
+        by: Option<&Arc<str>>,
         expired: bool,
         cx: &mut Context<'_>,
     ) {
@@ -185,7 +181,7 @@ impl Core {
         let Some(tools) = stage.unreported_mut() else { return };
         for (tool_use, decision) in decisions {
             let decided = decided(turn, tool_use, decision, cx);
-            tools.early.push(Decided { by: by.clone(), expired, ..decided });
+            tools.early.push(Decided { by: by.cloned(), expired, ..decided });
         }
         cx.push(Effect::Record);
     }

@@ -82,18 +82,12 @@ impl Slot {
 }
 
 impl Registry {
-    /// Begins an opening of an id. If another opening of the id has begun, returns the token that is cancelled at its end.
-    pub(in crate::manager) fn begin_opening(
-        &mut self,
-        id: &ConversationId,
-    ) -> Result<Number, CancellationToken> {
-        if let Some(opening) = self.openings.get(id) {
-            return Err(opening.ended.clone());
-        }
+    /// Begins an opening of an id for which [`Registry::look`] returns nothing.
+    pub(in crate::manager) fn begin_opening(&mut self, id: &ConversationId) -> Number {
         self.clock += 1;
         let opening = OpeningState { number: self.clock, ended: CancellationToken::new(), has_place: false };
         self.openings.insert(id.clone(), opening);
-        Ok(self.clock)
+        self.clock
     }
 
     /// Takes a place for an opening. If no place is free, the opening joins the line.
@@ -193,7 +187,7 @@ impl Registry {
             };
             slot.rest = Rest::Asked { by: number, has_changed: false };
             opening.asking = Some((id, slot.key));
-            // The send fails if the opening was given up. That opening leaves the line when it drops its claim.
+            // The send fails if the opening was given up. That opening leaves the line when it is dropped.
             let _ = opening.errands.send(Errand::PutToSleep { key: slot.key, session });
             self.making_room += 1;
         }

@@ -407,13 +407,13 @@ fn last_32_prompts_of_a_conversation_are_known() {
 fn reused_id_of_a_forgotten_prompt_has_the_outcome_of_the_new_prompt() {
     let talk = Talk::new(Durable::InFlight);
     let numbered = |number: u64| Prompt::new("Again.").with_id(format!("p{number}"));
-    talk.answer(32);
+    talk.answer(33);
     talk.life(async move |session, talk| {
-        for number in 1..=32 {
+        for number in 1..=33 {
             session.prompt(numbered(number)).await.unwrap();
             session.outcome(format!("p{number}")).await.unwrap();
         }
-        session.prompt(numbered(33)).await.unwrap();
+        session.prompt(numbered(34)).await.unwrap();
         let again = session.prompt(numbered(1)).await.unwrap();
         assert!(matches!(again, Accepted::Staged { .. }), "{again:?}");
         let mut waiting = pin!(session.outcome("p1"));
@@ -421,7 +421,7 @@ fn reused_id_of_a_forgotten_prompt_has_the_outcome_of_the_new_prompt() {
         waits(&session).await;
         assert!(poll!(&mut waiting).is_pending());
         talk.answer(1);
-        assert_eq!(outcome(&session, "p33").await, (stopped(), node(66)));
+        assert_eq!(outcome(&session, "p34").await, (stopped(), node(68)));
         assert!(poll!(&mut waiting).is_pending());
     });
     talk.life(async move |session, talk| {
@@ -429,9 +429,9 @@ fn reused_id_of_a_forgotten_prompt_has_the_outcome_of_the_new_prompt() {
         let mut waiting = pin!(outcome(&session, "p1"));
         assert!(poll!(&mut waiting).is_pending());
         talk.answer(1);
-        assert_eq!(waiting.await, (stopped(), node(68)));
+        assert_eq!(waiting.await, (stopped(), node(70)));
     });
-    talk.life(async |session, _| assert_eq!(outcome(&session, "p1").await, (stopped(), node(68))));
+    talk.life(async |session, _| assert_eq!(outcome(&session, "p1").await, (stopped(), node(70))));
 }
 
 #[test]

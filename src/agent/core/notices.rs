@@ -59,8 +59,7 @@ impl Core {
         if !self.phase.event_begun(op).is_some_and(|begun| *begun) {
             return;
         }
-        // A prompt that is known already runs once, as with the operation `prompt`.
-        if let Some(prompt) = prompt.filter(|prompt| self.prompt_state(prompt.id.as_ref()).is_none()) {
+        if let Some(prompt) = prompt {
             if let Some(reason) = (cx.hold)() {
                 return self.hand_back(prompt, reason, cx);
             }

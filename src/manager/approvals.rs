@@ -166,7 +166,10 @@ impl Manager {
         decision: Decision,
         by: Option<&str>,
     ) -> Result<Decided, Error> {
-        self.decide_all(&id.conversation, id.turn, vec![(id.tool_use.clone(), decision)], by, || ready(Ok(()))).await
+        self.decide_all(&id.conversation, id.turn, vec![(id.tool_use.clone(), decision)], by, || {
+            ready(Ok(()))
+        })
+        .await
     }
 
     /// Decides on several tool uses of a turn, like [`decide`](Self::decide). If one of the decisions does not apply,

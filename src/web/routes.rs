@@ -20,7 +20,7 @@ use serde::Serialize;
 use super::{
     Action, Principal, Problem, StartRequest, Web,
     feed::{self, Positions, Watch},
-    front::files::{attachments, restore, stored},
+    front::files::{attachments, stored},
     gate::{Call, Handler},
     guard::guard,
     pages::visible,
@@ -242,7 +242,7 @@ pub(super) async fn command(mut call: Call) -> Result<Response, Problem> {
     {
         // This also checks whether the principal may read the files.
         let snapshot = call.snapshot().await?;
-        restore(&mut content.0, &snapshot, &|id| call.is_own(id))?;
+        call.restore(&mut command, &snapshot)?;
     }
     let (manager, id, by) = (&call.web.0.manager, call.id()?, Some(call.principal.name()));
     let needed = action(&command);

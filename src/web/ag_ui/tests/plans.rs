@@ -7,7 +7,7 @@ use crate::{session::SessionCommand, testing::Step, web::front::intent::Intent};
 /// refusal.
 async fn plan(rig: &mut Rig, messages: Value) -> String {
     let view = rig.session.snapshot().await.unwrap();
-    match rig.request(json!({ "messages": messages })).intent(&view, &|id| id == "t") {
+    match rig.request(json!({ "messages": messages })).intent(&view) {
         Ok(Intent::Join(_) | Intent::Ended(..)) => "join".to_owned(),
         Ok(Intent::Perform(commands)) => {
             let command = serde_json::to_value(&commands[0]).unwrap();
@@ -107,10 +107,10 @@ async fn answers_must_be_complete_and_valid() {
             "invalid-answer",
         ),
     ] {
-        let refusal = rig.request(json!({ "resume": answers })).intent(&view, &|id| id == "t").unwrap_err();
+        let refusal = rig.request(json!({ "resume": answers })).intent(&view).unwrap_err();
         assert_eq!(refusal.code(), code, "{answers}");
     }
-    let plan = rig.request(json!({ "resume": [ok("b"), ok("a")] })).intent(&view, &|id| id == "t").unwrap();
+    let plan = rig.request(json!({ "resume": [ok("b"), ok("a")] })).intent(&view).unwrap();
     let Intent::Perform(commands) = plan else { panic!("{plan:?}") };
     let [SessionCommand::Decide { decisions, .. }] = &commands[..] else { panic!("{commands:?}") };
     let decided: Vec<_> = decisions.iter().map(|(id, _)| id.as_str()).collect();

@@ -138,7 +138,7 @@ impl RunInput {
             id: prompt_id(own),
             fresh,
         };
-        intent(posted, view).ok_or_else(nothing_new)
+        intent(posted, view)?.ok_or_else(nothing_new)
     }
 
     /// Returns the posted results of the tool uses that the last turn has left open.

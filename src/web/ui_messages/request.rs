@@ -84,7 +84,7 @@ pub(in crate::web) fn read(
     let id = newest.map_or(named.unwrap_or_default(), |newest| &newest.id);
     let (id, fresh) = (PromptId::new(id), PromptId::new(version_id(id, &snapshot.last.to_string())));
     let posted = Posted { before, newest: newest_name, trigger, blocks, id, fresh };
-    let found = intent(posted, snapshot).ok_or_else(|| {
+    let found = intent(posted, snapshot)?.ok_or_else(|| {
         if is_again {
             return Problem::nothing_here("There is no such message.");
         }

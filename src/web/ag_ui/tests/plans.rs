@@ -1,7 +1,12 @@
 use serde_json::{Value, json};
 
 use super::{Level, Rig};
-use crate::{session::SessionCommand, testing::Step, web::front::intent::Intent};
+use crate::{
+    run::Prompt,
+    session::SessionCommand,
+    testing::{Gate, Step},
+    web::front::intent::Intent,
+};
 
 /// Returns the type and the node of the command for these messages, `join` if no command is needed, or the code of the
 /// refusal.
@@ -52,6 +57,23 @@ async fn plan_of_a_new_message_depends_on_the_known_messages_before_it() {
             _ => expected.to_owned(),
         };
         assert_eq!(plan(&mut rig, messages.clone()).await, expected, "{messages}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn changed_prompt_that_is_staged_or_in_flight_is_refused() {
+    let gate = Gate::new();
+    let mut rig = Rig::new(Level::V1, [Step::new().then_text(["Half"]).gate(&gate).stop()]).await;
+    for (id, text) in [("u1", "Hi"), ("u2", "Next")] {
+        let prompt = Prompt::new(text).with_id(id);
+        rig.session.perform(SessionCommand::Prompt { prompt }, None).await.unwrap();
+        gate.reached().await;
+    }
+    for (id, text) in [("u1", "Hi"), ("u2", "Next")] {
+        for (text, expected) in [(text, "join"), ("Other", "busy")] {
+            let messages = json!([{ "id": id, "role": "user", "content": text }]);
+            assert_eq!(plan(&mut rig, messages).await, expected, "{id}");
+        }
     }
 }
 

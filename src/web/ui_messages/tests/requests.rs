@@ -210,6 +210,33 @@ async fn prompt_after_a_cancelled_turn_ignores_its_messages() {
 }
 
 #[tokio::test]
+async fn changed_prompt_that_is_staged_or_in_flight_is_refused() {
+    let gate = Gate::new();
+    let session = session([Step::new().then_text(["Half"]).gate(&gate).stop(), Step::text("New.")]).await;
+    let client = Client::post(&session, Level::Seven, submit(&[], "u1", "Hi")).await.unwrap();
+    gate.reached().await;
+    let staged = Prompt::new("Next").with_id("u2");
+    session.perform(SessionCommand::Prompt { prompt: staged }, None).await.unwrap();
+    for (id, text, follow) in [("u1", "Hi", Follow::InFlight), ("u2", "Next", Follow::Prompt("u2".into()))] {
+        for is_edit in [false, true] {
+            let body = |text: &str| {
+                let mut body = submit(&[], id, text);
+                if is_edit {
+                    body["messageId"] = id.into();
+                }
+                body
+            };
+            let (commands, same) = reading(&session, body(text)).await.unwrap();
+            assert_eq!((commands, same), (vec![], follow.clone()), "{id} {is_edit}");
+            let problem = reading(&session, body("Other")).await.unwrap_err();
+            assert_eq!((problem.code(), problem.status().as_u16()), ("busy", 409), "{id} {is_edit}");
+        }
+    }
+    gate.open();
+    client.finish().await;
+}
+
+#[tokio::test]
 async fn forged_decision_and_result_are_stale() {
     let session = two([]).await;
     for part in [

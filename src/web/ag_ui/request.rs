@@ -9,8 +9,9 @@ use sha2::{Digest, Sha256};
 
 use super::Level;
 use crate::{
+    agent::Status,
     message::{Attachment, Blocks, Content, MessageId, Text, ToolResult, ToolUse, ToolUseId},
-    run::{PendingUse, PromptId},
+    run::{Error, ErrorKind, PendingUse, PromptId},
     session::SessionSnapshot,
     tool::{Decision, Schema, ToolDeclaration, ToolSet, declared_tool_with_schema},
     web::{
@@ -124,6 +125,7 @@ impl RunInput {
             Some(newest) if newest.role == "tool" => (Trigger::Results, self.results(view)?),
             _ => return Err(nothing_new()),
         };
+        let is_late = matches!(trigger, Trigger::Results) && view.agent.status == Status::Busy;
         let own = newest.map_or("", |newest| &newest.id);
         // The original message keeps its id in the tree, so the edited message gets another id.
         let fresh = match trigger {
@@ -138,7 +140,7 @@ impl RunInput {
             id: prompt_id(own),
             fresh,
         };
-        intent(posted, view)?.ok_or_else(nothing_new)
+        intent(posted, view)?.ok_or_else(|| if is_late { busy() } else { nothing_new() })
     }
 
     /// Returns the posted results of the tool uses that the last turn has left open.
@@ -313,6 +315,11 @@ fn named(file: Attachment, name: Option<&str>) -> Attachment {
 
 fn nothing_new() -> Problem {
     refused("nothing-new", "The request contains neither a new message nor an answer. Add one of them.")
+}
+
+fn busy() -> Problem {
+    let text = "a prompt with tool results cannot be staged; send it when the agent is idle";
+    Error::new(ErrorKind::Busy, text).into()
 }
 
 fn missing_answer(id: &ToolUseId) -> Problem {

@@ -61,7 +61,7 @@ async fn plan_of_a_new_message_depends_on_the_known_messages_before_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn changed_prompt_that_is_staged_or_in_flight_is_refused() {
+async fn changed_prompt_and_results_during_a_run_are_refused() {
     let gate = Gate::new();
     let mut rig = Rig::new(Level::V1, [Step::new().then_text(["Half"]).gate(&gate).stop()]).await;
     for (id, text) in [("u1", "Hi"), ("u2", "Next")] {
@@ -75,6 +75,11 @@ async fn changed_prompt_that_is_staged_or_in_flight_is_refused() {
             assert_eq!(plan(&mut rig, messages).await, expected, "{id}");
         }
     }
+    let result = json!([{ "id": "t1", "role": "tool", "toolCallId": "s", "content": "seen" }]);
+    assert_eq!(plan(&mut rig, result.clone()).await, "busy");
+    let view = rig.session.snapshot().await.unwrap();
+    let refusal = rig.request(json!({ "messages": result })).intent(&view).unwrap_err();
+    assert!(refusal.to_json()["detail"].as_str().unwrap().contains("send it when the agent is idle"));
 }
 
 #[tokio::test(start_paused = true)]

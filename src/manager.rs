@@ -60,6 +60,7 @@ mod watching;
 
 use std::{
     fmt,
+    future::ready,
     ops::Range,
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, Weak},
@@ -67,7 +68,7 @@ use std::{
 };
 
 pub use approvals::{Approval, ApprovalId, Decided};
-use closing::Description;
+pub(crate) use closing::Description;
 
 pub use event::{Activity, Listed, ManagerEvent, ManagerSnapshot, OpenSession, Presence};
 use limits::Limits;
@@ -445,8 +446,7 @@ impl Manager {
     /// If the future is dropped, the call no longer waits. If an open session already shows the title, the title is
     /// stored nevertheless.
     pub async fn rename(&self, id: &ConversationId, title: Option<&str>) -> Result<(), Error> {
-        check_title(title)?;
-        self.0.describe(id, Description::Title(title.map(Arc::from))).await
+        self.describe(id, Description::Title(title.map(Arc::from)), || ready(Ok(()))).await
     }
 
     /// Replaces the labels of a conversation, whether or not it is open.
@@ -461,7 +461,21 @@ impl Manager {
     ///
     /// As for [`rename`](Manager::rename).
     pub async fn set_labels(&self, id: &ConversationId, labels: Labels) -> Result<(), Error> {
-        self.0.describe(id, Description::Labels(labels)).await
+        self.describe(id, Description::Labels(labels), || ready(Ok(()))).await
+    }
+
+    /// Sets the title or the labels of a conversation, like [`rename`](Self::rename). Before each attempt, `check` decides
+    /// whether the change is still permitted, because another operation on the conversation can take long.
+    pub(crate) async fn describe<E: From<Error>, F: Future<Output = Result<(), E>>>(
+        &self,
+        id: &ConversationId,
+        change: Description,
+        check: impl Fn() -> F,
+    ) -> Result<(), E> {
+        if let Description::Title(title) = &change {
+            check_title(title.as_deref())?;
+        }
+        self.0.describe(id, change, check).await
     }
 
     /// Returns the session with this id, if it is open.

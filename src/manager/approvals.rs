@@ -2,7 +2,7 @@
 
 mod id;
 
-use std::{sync::Arc, time::Duration};
+use std::{future::ready, sync::Arc, time::Duration};
 
 pub use id::ApprovalId;
 use serde::{Deserialize, Serialize};
@@ -166,21 +166,25 @@ impl Manager {
         decision: Decision,
         by: Option<&str>,
     ) -> Result<Decided, Error> {
-        self.decide_all(&id.conversation, id.turn, vec![(id.tool_use.clone(), decision)], by).await
+        self.decide_all(&id.conversation, id.turn, vec![(id.tool_use.clone(), decision)], by, || {
+            ready(Ok(()))
+        })
+        .await
     }
 
     /// Decides on several tool uses of a turn, like [`decide`](Self::decide). If one of the decisions does not apply,
-    /// none applies.
-    pub(crate) async fn decide_all(
+    /// none applies. Before each attempt, `check` decides whether the decisions are still permitted.
+    pub(crate) async fn decide_all<E: From<Error>, F: Future<Output = Result<(), E>>>(
         &self,
         id: &ConversationId,
         turn: TurnId,
         decisions: Vec<(ToolUseId, Decision)>,
         by: Option<&str>,
-    ) -> Result<Decided, Error> {
+        check: impl Fn() -> F,
+    ) -> Result<Decided, E> {
         self.0.begin_sweeping();
         check_decisions(&decisions, by)?;
-        self.0.decide(id, turn, decisions, by).await
+        self.0.decide(id, turn, decisions, by, check).await
     }
 
     /// Returns the recorded turns that nobody works on, oldest first. The conversation of such a turn is not open. In
@@ -216,13 +220,14 @@ const LONGEST_OWNED_DELAY: Duration = Duration::from_secs(1);
 type Attempt = Result<(), Box<(StoredTurn, StoreError)>>;
 
 impl Inner {
-    async fn decide(
+    async fn decide<E: From<Error>, F: Future<Output = Result<(), E>>>(
         self: &Arc<Self>,
         id: &ConversationId,
         turn: TurnId,
         decisions: Vec<(ToolUseId, Decision)>,
         by: Option<&str>,
-    ) -> Result<Decided, Error> {
+        check: impl Fn() -> F,
+    ) -> Result<Decided, E> {
         let by: Option<Arc<str>> = by.map(Into::into);
         let lease = self.store.traits().lease;
         let limit = self.decide_timeout;
@@ -231,6 +236,7 @@ impl Inner {
         let (mut known, mut delay) = (None, OWNED_DELAY);
         loop {
             let (claim, session) = self.claim(id).await;
+            check().await?;
             if let Some(session) = session {
                 // The reply may wait for the store. The id is released so that other callers can close the session.
                 drop(claim);
@@ -239,7 +245,7 @@ impl Inner {
                         self.settled(id).await;
                         continue;
                     }
-                    decided => return decided.map(|()| Decided::InSession),
+                    decided => return Ok(decided.map(|()| Decided::InSession)?),
                 }
             }
             let now = Instant::now();
@@ -258,14 +264,14 @@ impl Inner {
             let Err(owned) = attempt? else { return Ok(Decided::InStore) };
             let (mut stored, error) = *owned;
             if now >= until || self.shutting.is_cancelled() {
-                return Err(with_left(error, lease, begun.elapsed()));
+                return Err(with_left(error, lease, begun.elapsed()).into());
             }
             // The id is released meanwhile, so that other callers need not wait for the other process.
             tokio::select! {
                 biased;
                 // The shutdown does not wait for another attempt, so its lease could outlive the process.
                 () = self.shutting.cancelled() => {
-                    return Err(with_left(error, lease, begun.elapsed()));
+                    return Err(with_left(error, lease, begun.elapsed()).into());
                 }
                 () = sleep_until(until.min(now + delay)) => {}
             }

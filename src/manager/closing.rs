@@ -22,7 +22,7 @@ use crate::{
 
 /// A change of the title or the labels of a conversation.
 #[derive(Clone)]
-pub(super) enum Description {
+pub(crate) enum Description {
     Title(Option<Arc<str>>),
     Labels(Labels),
 }
@@ -100,13 +100,15 @@ impl Inner {
     }
 
     /// Sets the title or the labels of a conversation, whether it is open or not, and stores the change.
-    pub(super) async fn describe(
+    pub(super) async fn describe<E: From<Error>, F: Future<Output = Result<(), E>>>(
         self: &Arc<Self>,
         id: &ConversationId,
         change: Description,
-    ) -> Result<(), Error> {
+        check: impl Fn() -> F,
+    ) -> Result<(), E> {
         let claim = loop {
             let (claim, session) = self.claim(id).await;
+            check().await?;
             let Some(session) = session else { break claim };
             let described = match &change {
                 Description::Title(title) => session.set_title(title.as_deref()).await,
@@ -118,7 +120,7 @@ impl Inner {
                     session.ended().await;
                     break claim;
                 }
-                Err(error) => return Err(error),
+                Err(error) => return Err(error.into()),
             }
             // Release the id, so that other callers can open and close the session while the store is writing.
             drop(claim);
@@ -139,13 +141,13 @@ impl Inner {
                          them and stores them later: {cause}"
                     );
                     let error = Error::new(ErrorKind::ChangeUnsaved, text).with_source(cause);
-                    return Err(error.with_member("conversation", id));
+                    return Err(error.with_member("conversation", id).into());
                 }
             }
         };
         let (inner, id) = (Arc::clone(self), id.clone());
         let cut_off = id.clone();
-        in_a_task(self.patience(), async move {
+        let described = in_a_task(self.patience(), async move {
             inner.describe_stored(&id, change.clone().into()).await?;
             match change {
                 Description::Title(title) => inner.registry().set_stored_title(&id, title),
@@ -153,9 +155,8 @@ impl Inner {
             }
             drop(claim);
             Ok(())
-        })
-        .await
-        .unwrap_or_else(|reason| Err(aborted(&cut_off, &reason)))
+        });
+        Ok(described.await.unwrap_or_else(|reason| Err(aborted(&cut_off, &reason)))?)
     }
 
     /// Deletes a conversation that is not open.

@@ -79,9 +79,10 @@ async fn post(mut call: Call) -> Result<Response, Problem> {
     call.enter_or_create(&post.id, Action::Watch).await?;
     let settings = settings(&call)?;
     let (session, updates, snapshot) = call.subscribe().await?;
-    let (commands, follow) = read(&post, &snapshot, &|id| call.is_own(id))?;
+    let (mut commands, follow) = read(&post, &snapshot)?;
     // The server may have begun to stop since the stream was counted.
     commands.iter().try_for_each(|command| call.permit_command(command))?;
+    commands.iter_mut().try_for_each(|command| call.restore(command, &snapshot))?;
     let mut begun = Translator::begin(settings.clone(), &snapshot, follow.clone());
     for command in commands {
         let answer = session.perform(command, Some(call.principal.name())).await?;

@@ -20,7 +20,7 @@ use serde::Serialize;
 use super::{
     Action, Principal, Problem, StartRequest, Web,
     feed::{self, Positions, Watch},
-    front::files::{attachments, restore, stored},
+    front::files::{attachments, stored},
     gate::{Call, Handler},
     guard::guard,
     pages::visible,
@@ -30,7 +30,7 @@ use super::{
     },
 };
 use crate::{
-    manager::{Approval, Listed, OpenedSession},
+    manager::{Approval, Description, Listed, OpenedSession},
     message::{MessageId, Source, Timestamp},
     run::Prompt,
     schema,
@@ -242,17 +242,23 @@ pub(super) async fn command(mut call: Call) -> Result<Response, Problem> {
     {
         // This also checks whether the principal may read the files.
         let snapshot = call.snapshot().await?;
-        restore(&mut content.0, &snapshot, &|id| call.is_own(id))?;
+        call.restore(&mut command, &snapshot)?;
     }
     let (manager, id, by) = (&call.web.0.manager, call.id()?, Some(call.principal.name()));
+    let needed = action(&command);
+    let check = || async { call.web.permitted(&call.principal, id.clone(), needed).await.map(drop) };
     // A decision, a title and labels need no session, so a conversation that is not open stays so. The answer is sent
-    // when they are stored.
+    // when they are stored. The access is checked again after waiting for other operations on the conversation.
     match command {
         SessionCommand::Decide { turn, decisions } => {
-            manager.decide_all(id, turn, decisions, by).await?;
+            manager.decide_all(id, turn, decisions, by, check).await?;
         }
-        SessionCommand::Title { title } => manager.rename(id, title.as_deref()).await?,
-        SessionCommand::Labels { labels } => manager.set_labels(id, labels).await?,
+        SessionCommand::Title { title } => {
+            manager.describe(id, Description::Title(title.map(Into::into)), check).await?;
+        }
+        SessionCommand::Labels { labels } => {
+            manager.describe(id, Description::Labels(labels), check).await?;
+        }
         command => {
             if let SessionCommand::Model { model } = &command {
                 call.check_model(Some(model))?;
@@ -261,7 +267,7 @@ pub(super) async fn command(mut call: Call) -> Result<Response, Problem> {
                 let command = command.clone();
                 async move { session.perform(command, by).await }
             };
-            return Ok(json(&call.on_session(action(&command), perform).await?));
+            return Ok(json(&call.on_session(needed, perform).await?));
         }
     }
     Ok(json(&SessionAnswer::Done))

@@ -16,6 +16,7 @@ use omni_agent::{
         Change, ConversationId, Filter, Found, Lease, Listing, MemoryStore, Page, Query, Store, StoreError,
         Stored, Summary, TurnSummary, Turns, Version, Write,
     },
+    testing::Gate,
 };
 
 /// An operation of the store.
@@ -40,6 +41,7 @@ pub(crate) struct FaultyStore {
     fault: Arc<Mutex<Option<(Operation, StoreError)>>>,
     summaries: Arc<AtomicUsize>,
     hangs: Arc<AtomicBool>,
+    loading: Arc<Mutex<Option<Gate>>>,
 }
 
 impl FaultyStore {
@@ -61,6 +63,11 @@ impl FaultyStore {
     /// Makes all further readings of summaries wait forever.
     pub(crate) fn hang(&self) {
         self.hangs.store(true, Ordering::Relaxed);
+    }
+
+    /// Makes all further loads wait at this gate.
+    pub(crate) fn load_slowly(&self, gate: &Gate) {
+        *self.loading.lock().unwrap() = Some(gate.clone());
     }
 
     fn act(&self, operation: Operation) -> Result<(), StoreError> {
@@ -89,6 +96,10 @@ impl Store for FaultyStore {
 
     async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
         self.act(Operation::Load)?;
+        let gate = self.loading.lock().unwrap().clone();
+        if let Some(gate) = gate {
+            gate.pass().await;
+        }
         self.beneath.load(id).await
     }
 

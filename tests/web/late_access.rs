@@ -1,17 +1,18 @@
-//! A principal whose access ends while its request waits: for the rest of its body, or for a place among the open
-//! sessions.
+//! A principal whose access ends while its request waits: for the rest of its body, for a place among the open sessions, or
+//! for an opening of the conversation.
 
 use std::{
     convert::Infallible,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 
 use axum::{
     body::{Body, to_bytes},
-    http::{Request, request::Parts},
+    http::{Method, Request, request::Parts},
 };
 use futures_util::stream;
 use omni_agent::{
@@ -26,7 +27,8 @@ use serde_json::json;
 use tokio::sync::oneshot;
 
 use crate::{
-    support::{App, Users, labels, problem, prompt},
+    faulty::FaultyStore,
+    support::{App, Users, labels, problem, prompt, request},
     table::routes,
 };
 
@@ -35,6 +37,8 @@ use crate::{
 struct Losing {
     is_signed_out: Arc<AtomicBool>,
     is_refused: Arc<AtomicBool>,
+    /// The actions that are left to everyone, unless all are.
+    left: Arc<Mutex<Option<&'static [Action]>>>,
 }
 
 #[async_trait]
@@ -47,7 +51,8 @@ impl Access for Losing {
 
     fn permits(&self, principal: &Principal, action: Action, labels: &Labels) -> bool {
         let is_refused = principal.name() == "ann" && self.is_refused.load(Ordering::Relaxed);
-        Users.permits(principal, action, labels) && !is_refused
+        let is_left = self.left.lock().unwrap().is_none_or(|left| left.contains(&action));
+        Users.permits(principal, action, labels) && !is_refused && is_left
     }
 }
 
@@ -169,6 +174,51 @@ async fn access_that_ends_while_a_request_waits_for_a_place_is_missing_on_every_
         }
     }
     assert!(waited >= 20, "{waited}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn access_that_ends_while_the_conversation_opens_is_missing_for_commands_without_a_session() {
+    let turn = "0".repeat(32);
+    let left: [(&[Action], _); 2] = [(&[], (404, "not-found")), (&[Action::Read], (403, "forbidden"))];
+    for command in [
+        json!({ "type": "title", "title": "Mine" }),
+        json!({ "type": "labels", "labels": { "user": "ben" } }),
+        json!({ "type": "decide", "turn": turn, "decisions": [["t1", "execute"]] }),
+    ] {
+        for (actions, expected) in left {
+            let (access, store, loaded) = (Losing::default(), FaultyStore::default(), Gate::new());
+            let manager = Manager::builder(store.clone()).titles(Titles::Off).build();
+            let app = App::guarded(manager, access.clone(), [], |web| web);
+            let id = app.create("ann").await;
+            let path = format!("/agent/conversations/{id}");
+            let before = app.get("boss", &path).await.json();
+            app.manager.close(&ConversationId::new(&*id).unwrap()).await.unwrap();
+            store.load_slowly(&loaded);
+            let opening = app.send(request(Method::GET, "boss", &path, None));
+            let sent = request(Method::POST, "boss", &format!("{path}/commands"), Some(command.clone()));
+            let answer = app.send(sent);
+            tokio::pin!(opening, answer);
+            tokio::select! {
+                biased;
+                _ = &mut opening => panic!("the conversation opens slowly"),
+                () = loaded.reached() => {}
+            }
+            // The time is paused, so it passes only when the command waits.
+            tokio::time::timeout(Duration::from_millis(1), &mut answer).await.unwrap_err();
+            *access.left.lock().unwrap() = Some(actions);
+            loaded.open();
+            let (answer, _) = tokio::join!(answer, opening);
+            let (status, code) = problem(answer).await;
+            assert_eq!((status, code.as_str()), expected, "{command}");
+            *access.left.lock().unwrap() = None;
+            let after = app.get("boss", &path).await.json();
+            assert_eq!(
+                (&after["title"], &after["labels"]),
+                (&before["title"], &before["labels"]),
+                "{command}"
+            );
+        }
+    }
 }
 
 fn is_waiting(update: Option<&Update<ManagerSnapshot, ManagerEvent>>, id: &str) -> bool {

@@ -4,6 +4,7 @@ use axum::http::StatusCode;
 use omni_agent::{
     message::{Content, Source},
     testing::Step,
+    web::WebLimits,
 };
 use serde_json::{Value, json};
 
@@ -73,6 +74,41 @@ async fn address_of_an_own_file_is_the_file() {
             assert_eq!(file.source, Source::Base64 { data: data() });
         }
     }
+}
+
+/// Sends the address of the file this many times in one body: by the native route, by the AI SDK and by AG-UI.
+async fn send_often(app: &App, id: &str, count: usize) -> [Answer; 3] {
+    let url = format!("/api/chat/{id}/files/p%2F1/1");
+    let source = json!({ "type": "url", "url": url });
+    let file = json!({ "type": "attachment", "media_type": "image/*", "source": source });
+    let command = json!({ "type": "prompt", "prompt": { "content": vec![file; count] } });
+    let native = app.post("ann", &format!("/agent/conversations/{id}/commands"), command).await;
+    let mut body = submit(id, "often", "Look");
+    let part = json!({ "type": "file", "url": url, "mediaType": "image/*" });
+    body["messages"][0]["parts"].as_array_mut().unwrap().extend(vec![part; count]);
+    let chat = app.post("ann", "/api/chat", body).await;
+    let mut body = run_input(id, "often", "");
+    let part = json!({ "type": "image", "source": { "type": "url", "value": url } });
+    body["messages"][0]["content"] = json!(vec![part; count]);
+    [native, chat, app.post("ann", "/ag-ui", body).await]
+}
+
+#[tokio::test(start_paused = true)]
+async fn addresses_whose_files_are_together_too_large_or_too_many_are_refused() {
+    let app =
+        App::with([Step::text("Seen.")], |web| web.limits(WebLimits::default().with_command_body(200_000)));
+    let id = conversation(&app).await;
+    let before = app.provider.requests().len();
+    for (count, status, code) in
+        [(3, StatusCode::PAYLOAD_TOO_LARGE, "too-large"), (65, StatusCode::BAD_REQUEST, "invalid-body")]
+    {
+        let [native, chat, run] = send_often(&app, &id, count).await;
+        for answer in [native, chat] {
+            assert_eq!((answer.status, answer.code().as_str()), (status, code), "{count}");
+        }
+        assert!(run.text.contains(&format!(r#""code":"{code}""#)), "{count}: {run:?}");
+    }
+    assert_eq!(app.provider.requests().len(), before);
 }
 
 #[tokio::test(start_paused = true)]

@@ -9,16 +9,14 @@ use sha2::{Digest, Sha256};
 
 use super::Level;
 use crate::{
+    agent::Status,
     message::{Attachment, Blocks, Content, MessageId, Text, ToolResult, ToolUse, ToolUseId},
-    run::{PendingUse, PromptId},
+    run::{Error, ErrorKind, PendingUse, PromptId},
     session::SessionSnapshot,
     tool::{Decision, Schema, ToolDeclaration, ToolSet, declared_tool_with_schema},
     web::{
         Problem,
-        front::{
-            files::restore,
-            intent::{self, Intent, Name, Trigger, intent, open_uses},
-        },
+        front::intent::{self, Intent, Name, Trigger, intent, open_uses},
     },
 };
 
@@ -106,7 +104,7 @@ impl RunInput {
         self.state.as_object().cloned().unwrap_or_default()
     }
 
-    /// Returns the work that the request asks for. `is_own` returns whether clients use an id for the conversation.
+    /// Returns the work that the request asks for.
     ///
     /// - If the request has answers to interrupts, each interrupt is decided. There must be exactly one answer per
     ///   interrupt. Without answers, the request is refused while an interrupt is open.
@@ -114,24 +112,20 @@ impl RunInput {
     /// - A new user message is the prompt.
     /// - A user message that the server knows is edited if its content differs. Otherwise it gets another answer. But
     ///   if the message is staged or part of the turn in flight, nothing is changed.
-    pub(crate) fn intent(
-        &self,
-        view: &SessionSnapshot,
-        is_own: &dyn Fn(&str) -> bool,
-    ) -> Result<Intent, Problem> {
+    pub(crate) fn intent(&self, view: &SessionSnapshot) -> Result<Intent, Problem> {
         let answers = self.resume.as_deref().unwrap_or_default();
         let pauses = &view.agent.pauses;
         let is_turn = |message: &Posted| matches!(&*message.role, "user" | "assistant" | "tool");
         let count = self.messages.iter().rposition(is_turn).map_or(0, |newest| newest + 1);
         let (newest, before) = self.messages[..count].split_last().unzip();
-        let (trigger, mut blocks) = match newest {
+        let (trigger, blocks) = match newest {
             _ if !answers.is_empty() => (Trigger::Decide(decisions(answers, pauses)?), Vec::new()),
             _ if let Some(pause) = pauses.first() => return Err(missing_answer(&pause.tool_use.id)),
             Some(newest) if newest.role == "user" => (Trigger::Newest, newest.blocks()?.0),
             Some(newest) if newest.role == "tool" => (Trigger::Results, self.results(view)?),
             _ => return Err(nothing_new()),
         };
-        restore(&mut blocks, view, is_own)?;
+        let is_late = matches!(trigger, Trigger::Results) && view.agent.status == Status::Busy;
         let own = newest.map_or("", |newest| &newest.id);
         // The original message keeps its id in the tree, so the edited message gets another id.
         let fresh = match trigger {
@@ -146,7 +140,7 @@ impl RunInput {
             id: prompt_id(own),
             fresh,
         };
-        intent(posted, view).ok_or_else(nothing_new)
+        intent(posted, view)?.ok_or_else(|| if is_late { busy() } else { nothing_new() })
     }
 
     /// Returns the posted results of the tool uses that the last turn has left open.
@@ -321,6 +315,11 @@ fn named(file: Attachment, name: Option<&str>) -> Attachment {
 
 fn nothing_new() -> Problem {
     refused("nothing-new", "The request contains neither a new message nor an answer. Add one of them.")
+}
+
+fn busy() -> Problem {
+    let text = "a prompt with tool results cannot be staged; send it when the agent is idle";
+    Error::new(ErrorKind::Busy, text).into()
 }
 
 fn missing_answer(id: &ToolUseId) -> Problem {

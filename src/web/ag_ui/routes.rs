@@ -99,12 +99,13 @@ async fn perform(
             staged.into_iter().find(|id| input.messages.last().is_some_and(|last| last.id == id.as_str()));
         return Ok(own.map_or(Start::Join, Start::Staged));
     }
-    let commands = match input.intent(view, &|id| call.is_own(id))? {
+    let mut commands = match input.intent(view)? {
         Intent::Join(staged) => return Ok(staged.map_or(Start::Join, Start::Staged)),
         Intent::Ended(_, outcome) => return Ok(Start::Ended(outcome)),
         Intent::Perform(commands) => commands,
     };
     commands.iter().try_for_each(|command| call.permit_command(command))?;
+    commands.iter_mut().try_for_each(|command| call.restore(command, view))?;
     let mut tools = ClientTools::default();
     if call.web.0.client_tools {
         tools = ClientTools::new(input.client_tools(&view.agent.state.tools)?);

@@ -116,7 +116,7 @@ impl Rig {
         let updates = self.session.subscribe(Mode::Controller).await.unwrap();
         let view = updates.snapshot().unwrap();
         let run = run_of(&input);
-        let start = match input.intent(view, &|id| id == "t") {
+        let start = match input.intent(view) {
             Err(refusal) => {
                 return Posted {
                     updates,

@@ -1,11 +1,15 @@
 //! The addresses of stored files, which replace the bytes of large files in everything that clients get.
 
-use std::fmt::{Display, Write};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt::{Display, Write},
+};
 
-use super::super::{Problem, gate::Call};
+use super::super::{Problem, gate::Call, requests::prompt_of};
 use crate::{
     message::{Attachment, Content, Message, MessageId, ResultBlock, Source},
-    session::SessionSnapshot,
+    run::Prompt,
+    session::{SessionCommand, SessionSnapshot},
 };
 
 /// The greatest size of a file that a client gets inside a message, in bytes of base64.
@@ -45,26 +49,82 @@ impl Files {
     }
 }
 
-/// Replaces the addresses of the conversation's own files by the files. An address can be that of any route, with or
-/// without a host. `is_own` returns whether clients use an id for the conversation.
-///
-/// # Errors
-///
-/// Fails if another address is relative, because no model service could read it.
-pub(in crate::web) fn restore(
-    content: &mut [Content],
-    snapshot: &SessionSnapshot,
-    is_own: &dyn Fn(&str) -> bool,
-) -> Result<(), Problem> {
-    for file in content.iter_mut().flat_map(attachments) {
-        let Source::Url { url } = &file.source else { continue };
-        if let Some(stored) = own(url, snapshot, is_own) {
+/// The greatest number of addresses of own files in a body.
+const MAX_ADDRESSES: usize = 64;
+
+/// The place of a stored file: the id of its message, and the index of its block.
+type Place = (MessageId, String);
+
+impl Call {
+    /// Replaces the addresses of the conversation's own files in a command's prompt by the files. An address can be that
+    /// of any route, with or without a host.
+    ///
+    /// # Errors
+    ///
+    /// Fails if another address is relative, because no model service could read it. Also fails if the body has too many
+    /// addresses, or if the files together are larger than a body may be.
+    pub(in crate::web) fn restore(
+        &self,
+        command: &mut SessionCommand,
+        snapshot: &SessionSnapshot,
+    ) -> Result<(), Problem> {
+        let Some(Prompt { content, .. }) = prompt_of(command) else { return Ok(()) };
+        let mut own = Vec::new();
+        for file in content.0.iter_mut().flat_map(attachments) {
+            let Source::Url { url } = &file.source else { continue };
+            match self.own(url) {
+                Some(place) => own.push((file, place)),
+                None => check_address(url)?,
+            }
+        }
+        if own.len() > MAX_ADDRESSES {
+            let text =
+                format!("the body has {} addresses of stored files; send at most {MAX_ADDRESSES}", own.len());
+            return Err(Problem::invalid_body(&text));
+        }
+        let wanted: HashSet<_> = own.iter().map(|(_, (id, _))| id.clone()).collect();
+        let messages = messages(snapshot, &wanted);
+        let (limit, mut sum) = (self.web.0.limits.command_body, 0);
+        for (file, (id, block)) in own {
+            let Some(stored) = in_message(snapshot, &messages, &id, &block) else {
+                if let Source::Url { url } = &file.source {
+                    check_address(url)?;
+                }
+                continue;
+            };
+            if let Source::Base64 { data } = &stored.source {
+                sum += data.len();
+            }
+            if sum > limit {
+                return Err(Problem::too_large(limit));
+            }
             let name = file.name.take();
             stored.clone_into(file);
             file.name = name.or(file.name.take());
-        } else if is_relative(url) {
-            return Err(Problem::invalid_body(&format!("the file address `{url}` is not usable")));
         }
+        Ok(())
+    }
+
+    /// Returns the place of the file with this address, if the address is one of the conversation.
+    fn own(&self, url: &str) -> Option<Place> {
+        let mut segments = url.split(['?', '#']).next()?.rsplit('/');
+        let (block, message, folder) = (segments.next()?, segments.next()?, segments.next()?);
+        let conversation = segments.next().filter(|_| folder == "files").and_then(decoded)?;
+        self.is_own(&conversation).then_some((MessageId::new(decoded(message)?), block.to_owned()))
+    }
+
+    /// Returns whether clients use this id for the route's conversation: its stored id, or an id that they have chosen.
+    fn is_own(&self, id: &str) -> bool {
+        let chosen = || self.web.stored_id(&self.principal, id).ok();
+        self.id().is_ok_and(|own| own.as_str() == id || chosen().as_ref() == Some(own))
+    }
+}
+
+/// Fails if an address has no scheme.
+fn check_address(url: &str) -> Result<(), Problem> {
+    let is_empty = |scheme: &str| scheme.is_empty() || scheme.contains(['/', '?', '#']);
+    if url.split_once(':').is_none_or(|(scheme, _)| is_empty(scheme)) {
+        return Err(Problem::invalid_body(&format!("the file address `{url}` is not usable")));
     }
     Ok(())
 }
@@ -83,26 +143,6 @@ pub(in crate::web) fn attachments(block: &mut Content) -> impl Iterator<Item = &
     file.into_iter().chain(in_results)
 }
 
-/// Returns whether an address has no scheme.
-fn is_relative(url: &str) -> bool {
-    url.split_once(':').is_none_or(|(scheme, _)| scheme.is_empty() || scheme.contains(['/', '?', '#']))
-}
-
-/// Returns the stored file with this address, if the address is one of the conversation.
-fn own<'s>(
-    url: &str,
-    snapshot: &'s SessionSnapshot,
-    is_own: &dyn Fn(&str) -> bool,
-) -> Option<&'s Attachment> {
-    let mut segments = url.split(['?', '#']).next()?.rsplit('/');
-    let (block, message, folder) = (segments.next()?, segments.next()?, segments.next()?);
-    let conversation = segments.next().filter(|_| folder == "files").and_then(decoded)?;
-    if !is_own(&conversation) {
-        return None;
-    }
-    stored(snapshot, &MessageId::new(decoded(message)?), block)
-}
-
 /// Finds a file by the id of its message and the index of its block. In the content of a tool result, `block` is
 /// `BLOCK-INNER`.
 pub(in crate::web) fn stored<'s>(
@@ -110,17 +150,37 @@ pub(in crate::web) fn stored<'s>(
     id: &MessageId,
     block: &str,
 ) -> Option<&'s Attachment> {
+    in_message(snapshot, &messages(snapshot, &HashSet::from([id.clone()])), id, block)
+}
+
+/// Finds the messages with these ids.
+fn messages<'s>(
+    snapshot: &'s SessionSnapshot,
+    wanted: &HashSet<MessageId>,
+) -> HashMap<&'s MessageId, &'s Message> {
+    if wanted.is_empty() {
+        return HashMap::new();
+    }
+    // A client can send the prompts of the last run again.
+    let unanswered = snapshot.agent.last_run.iter().flat_map(|end| &end.unanswered);
+    let others = unanswered.chain(&snapshot.agent.pending).map(|message| &**message);
+    let all = others.chain(snapshot.tree.nodes().map(|node| &**node.message()));
+    let found = all.filter_map(|message| Some((message.id.as_ref()?, message)));
+    found.filter(|(id, _)| wanted.contains(id)).collect()
+}
+
+/// Finds a file in one of these messages or in the answer in flight.
+fn in_message<'s>(
+    snapshot: &'s SessionSnapshot,
+    messages: &HashMap<&MessageId, &'s Message>,
+    id: &MessageId,
+    block: &str,
+) -> Option<&'s Attachment> {
     let (index, inner) = match block.split_once('-') {
         Some((index, inner)) => (index.parse::<usize>().ok()?, Some(inner.parse::<usize>().ok()?)),
         None => (block.parse().ok()?, None),
     };
-    let has_id = |message: &&Message| message.id.as_ref() == Some(id);
-    // A client can send the prompts of the last run again.
-    let unanswered = snapshot.agent.last_run.iter().flat_map(|end| &end.unanswered);
-    let others = || snapshot.agent.pending.iter().chain(unanswered.clone()).map(|message| &**message);
-    let stored =
-        snapshot.tree.find(id).and_then(|node| snapshot.tree.node(node)).map(|node| &**node.message());
-    let content = match stored.or_else(|| others().find(has_id)) {
+    let content = match messages.get(id) {
         Some(message) => message.content.get(index)?,
         None if snapshot.agent.answer.as_ref() == Some(id) => &snapshot.agent.partial.get(index)?.content,
         None => return None,
@@ -132,14 +192,6 @@ pub(in crate::web) fn stored<'s>(
             ResultBlock::Text(_) => None,
         },
         _ => None,
-    }
-}
-
-impl Call {
-    /// Returns whether clients use this id for the route's conversation: its stored id, or an id that they have chosen.
-    pub(in crate::web) fn is_own(&self, id: &str) -> bool {
-        let chosen = || self.web.stored_id(&self.principal, id).ok();
-        self.id().is_ok_and(|own| own.as_str() == id || chosen().as_ref() == Some(own))
     }
 }
 

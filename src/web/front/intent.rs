@@ -10,10 +10,11 @@ use crate::{
     agent::Status,
     message::{Blocks, Content, Message, MessageId, Role, ToolUse, ToolUseId, TurnId},
     provider::StopReason,
-    run::{Prompt, PromptId, RunOutcome},
+    run::{Error, ErrorKind, Prompt, PromptId, RunOutcome},
     session::{SessionCommand, SessionSnapshot},
     tool::Decision,
     tree::{Node, NodeId},
+    web::Problem,
 };
 
 /// A posted request.
@@ -96,12 +97,58 @@ pub(in crate::web) enum Intent {
     Perform(Vec<SessionCommand>),
 }
 
+impl Posted {
+    /// Returns whether the newest message is the prompt with this id.
+    fn is_of(&self, id: &str) -> bool {
+        let is_named = match &self.newest {
+            Some(Name::Message(name)) => {
+                let name = name.to_string();
+                name == id || name == base_id(id)
+            }
+            _ => false,
+        };
+        is_named || self.id.as_str() == id
+    }
+
+    /// Fails if the request changes a prompt that is staged or in flight.
+    fn check_unchanged(&self, snapshot: &SessionSnapshot) -> Result<(), Problem> {
+        if self.blocks.is_empty() || matches!(self.trigger, Trigger::Results | Trigger::Decide(_)) {
+            return Ok(());
+        }
+        let agent = &snapshot.agent;
+        let staged = agent.staged.iter();
+        let staged =
+            staged.filter_map(|prompt| Some((prompt.id.as_ref()?.to_string(), &prompt.content.0[..])));
+        let prompts = agent.pending.iter().filter(|message| message.role == Role::User);
+        let prompts = prompts.filter(|message| has_own_content(message));
+        let in_flight =
+            prompts.filter_map(|message| Some((message.id.as_ref()?.to_string(), &message.content[..])));
+        if staged.chain(in_flight).all(|(id, content)| !self.is_of(&id) || is_same(&self.blocks, content)) {
+            return Ok(());
+        }
+        let text =
+            "the prompt is staged or in flight, so it cannot be changed; stop the run, then edit the prompt";
+        Err(Error::new(ErrorKind::Busy, text).with_member("activity", agent.status).into())
+    }
+}
+
 /// Returns the intent of a request, or `None` if the request contains nothing that the conversation can use.
 ///
 /// A new prompt continues from the newest earlier message that the tree contains, on whichever branch it is. Messages
 /// that the tree does not contain, such as those of a cancelled run, are ignored.
-pub(in crate::web) fn intent(posted: Posted, snapshot: &SessionSnapshot) -> Option<Intent> {
+///
+/// # Errors
+///
+/// Fails if the request changes a prompt that is staged or in flight.
+pub(in crate::web) fn intent(posted: Posted, snapshot: &SessionSnapshot) -> Result<Option<Intent>, Problem> {
+    posted.check_unchanged(snapshot)?;
+    Ok(find(posted, snapshot))
+}
+
+fn find(posted: Posted, snapshot: &SessionSnapshot) -> Option<Intent> {
     let (agent, tree) = (&snapshot.agent, &snapshot.tree);
+    let mut staged = agent.staged.iter().filter_map(|prompt| prompt.id.clone());
+    let staged = staged.find(|id| posted.is_of(id.as_str()));
     let Posted { before, newest, trigger, blocks, id, fresh } = posted;
     let perform = |command| Some(Intent::Perform(vec![command]));
     let prompt = |id, blocks| Prompt::new(Blocks(blocks)).with_id(id);
@@ -112,8 +159,8 @@ pub(in crate::web) fn intent(posted: Posted, snapshot: &SessionSnapshot) -> Opti
         return perform(SessionCommand::Decide { turn, decisions });
     }
     let is_edit = matches!(trigger, Trigger::Instead);
-    if !is_edit && agent.staged.iter().any(|prompt| prompt.id.as_ref() == Some(&id)) {
-        return Some(Intent::Join(Some(id)));
+    if staged.is_some() {
+        return Some(Intent::Join(staged));
     }
     let places = places(before.iter().chain(&newest), snapshot);
     let place = |name: &Name| places.get(name).copied().flatten();
@@ -122,7 +169,7 @@ pub(in crate::web) fn intent(posted: Posted, snapshot: &SessionSnapshot) -> Opti
         tried.any(|message| message.id.as_ref().is_some_and(|tried| *tried == MessageId::from(id.clone())))
     };
     let id = match (newest.as_ref().and_then(place), &trigger) {
-        (Some(Place::InFlight), _) if !is_edit => return Some(Intent::Join(None)),
+        (Some(Place::InFlight), _) => return Some(Intent::Join(None)),
         (None, Trigger::Again) | (_, Trigger::Results) if blocks.is_empty() => return None,
         (_, Trigger::Results) => {
             return perform(SessionCommand::Prompt { prompt: prompt(fresh, blocks) });
@@ -135,7 +182,7 @@ pub(in crate::web) fn intent(posted: Posted, snapshot: &SessionSnapshot) -> Opti
                 return Some(Intent::Ended(id, outcome(&exchange, snapshot)));
             }
             let node = asked.id();
-            let is_same = blocks.is_empty() || is_same(&blocks, asked.message());
+            let is_same = blocks.is_empty() || is_same(&blocks, &asked.message().content);
             return perform(if is_same && !is_edit {
                 SessionCommand::Regenerate { node }
             } else {
@@ -183,13 +230,13 @@ fn places<'a>(
     places
 }
 
-/// Returns whether posted content has the text of a stored message and the same number of files. The files are not
+/// Returns whether posted content has the text of stored content and the same number of files. The files are not
 /// compared, because a client may have shortened forms of them.
-fn is_same(blocks: &[Content], message: &Message) -> bool {
+fn is_same(blocks: &[Content], stored: &[Content]) -> bool {
     let files =
         |blocks: &[Content]| blocks.iter().filter(|block| matches!(block, Content::Attachment(_))).count();
-    let text: String = blocks.iter().filter_map(Content::as_text).collect();
-    text == message.text() && files(blocks) == files(&message.content)
+    let text = |blocks: &[Content]| blocks.iter().filter_map(Content::as_text).collect::<String>();
+    text(blocks) == text(stored) && files(blocks) == files(stored)
 }
 
 /// Returns the outcome of the run of an exchange. Only the outcome of the last run is recorded, so an earlier run counts

@@ -15,10 +15,7 @@ use crate::{
     tool::Decision,
     web::{
         Problem,
-        front::{
-            files::restore,
-            intent::{Intent, Name, Posted, Trigger, intent, open_uses},
-        },
+        front::intent::{Intent, Name, Posted, Trigger, intent, open_uses},
         requests::prompt_of,
     },
 };
@@ -51,8 +48,7 @@ struct PostedMessage {
     parts: Vec<Value>,
 }
 
-/// Reads a request. Returns its commands, in order, and the part of the conversation that the response shows. `is_own`
-/// returns whether clients use an id for the conversation.
+/// Reads a request. Returns its commands, in order, and the part of the conversation that the response shows.
 ///
 /// # Errors
 ///
@@ -60,7 +56,6 @@ struct PostedMessage {
 pub(in crate::web) fn read(
     post: &Post,
     snapshot: &SessionSnapshot,
-    is_own: &dyn Fn(&str) -> bool,
 ) -> Result<(Vec<SessionCommand>, Follow), Problem> {
     let is_again = post.trigger == PostedTrigger::RegenerateMessage;
     // The client cuts the list at the answer that it wants to replace. So the last user message is the one to answer,
@@ -71,7 +66,7 @@ pub(in crate::web) fn read(
     let before = before.into_iter().flatten().map(PostedMessage::name).collect();
     let named = post.message_id.as_deref();
     let is_user = newest.is_none_or(|newest| newest.role == "user");
-    let (trigger, mut blocks) = match newest {
+    let (trigger, blocks) = match newest {
         _ if is_again => (Trigger::Again, newest.map_or(Ok(Vec::new()), PostedMessage::blocks)?),
         Some(newest) if is_user => {
             (if named.is_some() { Trigger::Instead } else { Trigger::Submit }, newest.blocks()?)
@@ -82,7 +77,6 @@ pub(in crate::web) fn read(
         Some(newest) => (Trigger::Results, newest.results(snapshot)),
         None => return Err(Problem::invalid_body(&"`messages` is empty")),
     };
-    restore(&mut blocks, snapshot, is_own)?;
     let newest_name = match (&trigger, newest) {
         (Trigger::Again | Trigger::Submit, Some(newest)) => Some(newest.name()),
         _ => named.map(|id| name(id, is_again)),
@@ -90,7 +84,7 @@ pub(in crate::web) fn read(
     let id = newest.map_or(named.unwrap_or_default(), |newest| &newest.id);
     let (id, fresh) = (PromptId::new(id), PromptId::new(version_id(id, &snapshot.last.to_string())));
     let posted = Posted { before, newest: newest_name, trigger, blocks, id, fresh };
-    let found = intent(posted, snapshot).ok_or_else(|| {
+    let found = intent(posted, snapshot)?.ok_or_else(|| {
         if is_again {
             return Problem::nothing_here("There is no such message.");
         }

@@ -1,13 +1,18 @@
 use serde_json::{Value, json};
 
 use super::{Level, Rig};
-use crate::{session::SessionCommand, testing::Step, web::front::intent::Intent};
+use crate::{
+    run::Prompt,
+    session::SessionCommand,
+    testing::{Gate, Step},
+    web::front::intent::Intent,
+};
 
 /// Returns the type and the node of the command for these messages, `join` if no command is needed, or the code of the
 /// refusal.
 async fn plan(rig: &mut Rig, messages: Value) -> String {
     let view = rig.session.snapshot().await.unwrap();
-    match rig.request(json!({ "messages": messages })).intent(&view, &|id| id == "t") {
+    match rig.request(json!({ "messages": messages })).intent(&view) {
         Ok(Intent::Join(_) | Intent::Ended(..)) => "join".to_owned(),
         Ok(Intent::Perform(commands)) => {
             let command = serde_json::to_value(&commands[0]).unwrap();
@@ -53,6 +58,28 @@ async fn plan_of_a_new_message_depends_on_the_known_messages_before_it() {
         };
         assert_eq!(plan(&mut rig, messages.clone()).await, expected, "{messages}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn changed_prompt_and_results_during_a_run_are_refused() {
+    let gate = Gate::new();
+    let mut rig = Rig::new(Level::V1, [Step::new().then_text(["Half"]).gate(&gate).stop()]).await;
+    for (id, text) in [("u1", "Hi"), ("u2", "Next")] {
+        let prompt = Prompt::new(text).with_id(id);
+        rig.session.perform(SessionCommand::Prompt { prompt }, None).await.unwrap();
+        gate.reached().await;
+    }
+    for (id, text) in [("u1", "Hi"), ("u2", "Next")] {
+        for (text, expected) in [(text, "join"), ("Other", "busy")] {
+            let messages = json!([{ "id": id, "role": "user", "content": text }]);
+            assert_eq!(plan(&mut rig, messages).await, expected, "{id}");
+        }
+    }
+    let result = json!([{ "id": "t1", "role": "tool", "toolCallId": "s", "content": "seen" }]);
+    assert_eq!(plan(&mut rig, result.clone()).await, "busy");
+    let view = rig.session.snapshot().await.unwrap();
+    let refusal = rig.request(json!({ "messages": result })).intent(&view).unwrap_err();
+    assert!(refusal.to_json()["detail"].as_str().unwrap().contains("send it when the agent is idle"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -107,10 +134,10 @@ async fn answers_must_be_complete_and_valid() {
             "invalid-answer",
         ),
     ] {
-        let refusal = rig.request(json!({ "resume": answers })).intent(&view, &|id| id == "t").unwrap_err();
+        let refusal = rig.request(json!({ "resume": answers })).intent(&view).unwrap_err();
         assert_eq!(refusal.code(), code, "{answers}");
     }
-    let plan = rig.request(json!({ "resume": [ok("b"), ok("a")] })).intent(&view, &|id| id == "t").unwrap();
+    let plan = rig.request(json!({ "resume": [ok("b"), ok("a")] })).intent(&view).unwrap();
     let Intent::Perform(commands) = plan else { panic!("{plan:?}") };
     let [SessionCommand::Decide { decisions, .. }] = &commands[..] else { panic!("{commands:?}") };
     let decided: Vec<_> = decisions.iter().map(|(id, _)| id.as_str()).collect();

@@ -68,7 +68,7 @@ async fn new_message_becomes_a_prompt_with_its_id_and_files() {
 #[tokio::test]
 async fn unusable_file_is_refused() {
     let session = session([]).await;
-    for url in ["file:///etc/passwd", "/c/1/files/u9/0", "data:text/plain,hi", "data:nothing"] {
+    for url in ["file:///etc/passwd", "data:text/plain,hi", "data:nothing"] {
         let mut body = submit(&[], "u1", "Look");
         body["messages"][0]["parts"][0] = json!({ "type": "file", "url": url, "mediaType": "text/plain" });
         assert_eq!(reading(&session, body).await.unwrap_err().code(), "invalid-body", "{url}");
@@ -207,6 +207,33 @@ async fn prompt_after_a_cancelled_turn_ignores_its_messages() {
         Client::post(&session, Level::Seven, submit(&before, "u2", "Again")).await.unwrap().finish().await;
     assert_eq!(fold(&frames)[1]["text"], "New.");
     assert_eq!(session.tree().await.unwrap().iter().len(), 2);
+}
+
+#[tokio::test]
+async fn changed_prompt_that_is_staged_or_in_flight_is_refused() {
+    let gate = Gate::new();
+    let session = session([Step::new().then_text(["Half"]).gate(&gate).stop(), Step::text("New.")]).await;
+    let client = Client::post(&session, Level::Seven, submit(&[], "u1", "Hi")).await.unwrap();
+    gate.reached().await;
+    let staged = Prompt::new("Next").with_id("u2");
+    session.perform(SessionCommand::Prompt { prompt: staged }, None).await.unwrap();
+    for (id, text, follow) in [("u1", "Hi", Follow::InFlight), ("u2", "Next", Follow::Prompt("u2".into()))] {
+        for is_edit in [false, true] {
+            let body = |text: &str| {
+                let mut body = submit(&[], id, text);
+                if is_edit {
+                    body["messageId"] = id.into();
+                }
+                body
+            };
+            let (commands, same) = reading(&session, body(text)).await.unwrap();
+            assert_eq!((commands, same), (vec![], follow.clone()), "{id} {is_edit}");
+            let problem = reading(&session, body("Other")).await.unwrap_err();
+            assert_eq!((problem.code(), problem.status().as_u16()), ("busy", 409), "{id} {is_edit}");
+        }
+    }
+    gate.open();
+    client.finish().await;
 }
 
 #[tokio::test]

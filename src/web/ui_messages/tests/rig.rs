@@ -136,7 +136,7 @@ pub(super) fn plan(
     body: Value,
 ) -> Result<(Vec<SessionCommand>, Follow), Problem> {
     let post: Post = serde_json::from_value(body).unwrap();
-    read(&post, snapshot, &|id| id == "1")
+    read(&post, snapshot)
 }
 
 /// Returns the body of a request with a new message after the messages `before`.

@@ -78,7 +78,9 @@ pub async fn export_json(store: &dyn Store, id: &ConversationId) -> Result<Strin
 /// nothing.
 ///
 /// ```
-/// use omni_agent::store::{ConversationId, MemoryStore, Store, StoredState, WriteId, export_json, import_json};
+/// use omni_agent::store::{
+///     Change, ConversationId, MemoryStore, Store, StoredState, Write, export_json, import_json,
+/// };
 /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
 ///
 /// let store = MemoryStore::new();

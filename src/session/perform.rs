@@ -60,6 +60,7 @@ pub enum SessionCommand {
         /// The turn that is paused. If another turn is in flight, the decisions are stale.
         turn: TurnId,
         /// The decisions, each with the id of its tool use.
+        #[cfg_attr(feature = "schema", schemars(length(min = 1)))]
         decisions: Vec<(ToolUseId, Decision)>,
     },
     /// Ends the run and discards its pending messages: [`Session::cancel`].

@@ -254,7 +254,7 @@ pub(super) async fn command(mut call: Call) -> Result<Response, Problem> {
             manager.decide_all(id, turn, decisions, by, check).await?;
         }
         SessionCommand::Title { title } => {
-            manager.describe(id, Description::Title(title.map(Into::into)), check).await?;
+            manager.describe(id, Description::Title(title), check).await?;
         }
         SessionCommand::Labels { labels } => {
             manager.describe(id, Description::Labels(labels), check).await?;

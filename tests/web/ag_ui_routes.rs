@@ -44,6 +44,22 @@ async fn result_after_one_with_a_large_file_is_sent_after_it() {
 }
 
 #[tokio::test]
+async fn long_message_id_is_known_to_its_client() {
+    let mut kinds = Vec::new();
+    for id in ["m".to_owned(), "m".repeat(80)] {
+        let app = App::new([Step::text("One.")]);
+        let thread = app.create("ann").await;
+        let mut body = run_input(&thread, "r1", "Hi");
+        body["messages"][0]["id"] = id.into();
+        let answer = app.post("ann", "/ag-ui", body).await;
+        let frames = answer.text.lines().filter_map(|line| line.strip_prefix("data:"));
+        let frames = frames.map(|frame| serde_json::from_str::<Value>(frame).unwrap()["type"].clone());
+        kinds.push(frames.collect::<Vec<_>>());
+    }
+    assert_eq!(kinds[0], kinds[1]);
+}
+
+#[tokio::test]
 async fn two_long_message_ids_with_the_same_beginning_are_two_prompts() {
     let app = App::new([Step::text("One."), Step::text("Two.")]);
     let id = app.create("ann").await;

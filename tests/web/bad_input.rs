@@ -183,7 +183,7 @@ async fn command_that_does_not_fit_the_conversation_is_a_problem_with_its_code()
             409,
             "stale-decision",
         ),
-        (json!({ "type": "decide", "turn": "0".repeat(32), "decisions": [] }), 422, "invalid-decision"),
+        (json!({ "type": "decide", "turn": "0".repeat(32), "decisions": [] }), 400, "invalid-body"),
     ] {
         let answer = app.post("ann", &path, command.clone()).await;
         assert_eq!((answer.status.as_u16(), answer.code().as_str()), (status, code), "{command}");

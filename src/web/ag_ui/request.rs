@@ -1,11 +1,10 @@
 //! A posted request to run.
 
-use std::{borrow::Cow, collections::HashSet, fmt::Write, sync::Arc};
+use std::{collections::HashSet, sync::Arc};
 
 use axum::http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use sha2::{Digest, Sha256};
 
 use super::Level;
 use crate::{
@@ -16,12 +15,12 @@ use crate::{
     tool::{Decision, Schema, ToolDeclaration, ToolSet, declared_tool_with_schema},
     web::{
         Problem,
-        front::intent::{self, Intent, Name, Trigger, intent, open_uses},
+        front::{
+            exchange::stored_id,
+            intent::{self, Intent, Name, Trigger, intent, open_uses},
+        },
     },
 };
-
-/// The greatest size of a client's id that is stored as it is, in bytes.
-const MAX_ID: usize = 64;
 
 /// Returns the reason why a request is not possible in the current state of the conversation. Nothing was changed.
 fn refused(code: &'static str, message: impl Into<String>) -> Problem {
@@ -94,9 +93,9 @@ impl RunInput {
         Level::of(self.protocol_version.as_deref())
     }
 
-    /// Returns the ids of the messages that the client has.
+    /// Returns the ids under which the messages that the client has are stored.
     pub(crate) fn known(&self) -> HashSet<String> {
-        self.messages.iter().map(|message| message.id.clone()).collect()
+        self.messages.iter().map(|message| stored_id(&message.id).into_owned()).collect()
     }
 
     /// Returns the state of the client, if it is an object.
@@ -327,21 +326,8 @@ fn missing_answer(id: &ToolUseId) -> Problem {
 }
 
 /// Returns `id` as the id of a prompt. An empty id is replaced.
-fn prompt_id(id: &str) -> PromptId {
+pub(super) fn prompt_id(id: &str) -> PromptId {
     PromptId::new(if id.is_empty() { "run".into() } else { stored_id(id) })
-}
-
-/// Returns the id under which a message with a client's id is stored. An id of more than 64 bytes becomes 128 bits of its
-/// SHA-256, because two long ids can have the same beginning.
-fn stored_id(id: &str) -> Cow<'_, str> {
-    if id.len() <= MAX_ID {
-        return id.into();
-    }
-    let mut stored = String::with_capacity(32);
-    for byte in &Sha256::digest(id)[..16] {
-        write!(stored, "{byte:02x}").expect("a string takes every text");
-    }
-    stored.into()
 }
 
 /// Returns the decision about each pause. Fails unless there is exactly one answer per pause.

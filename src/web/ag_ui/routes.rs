@@ -10,7 +10,7 @@ use axum::{
 use futures_util::stream;
 use serde::Deserialize;
 
-use super::{Frame, Level, Run, RunInput, RunStream, Start, messages::MAX_DATA};
+use super::{Frame, Level, Run, RunInput, RunStream, Start, messages::MAX_DATA, request::prompt_id};
 use crate::{
     run::{Accepted, ClientTools, PromptState},
     session::{Regenerate, Session, SessionAnswer, SessionCommand, SessionSnapshot, SessionSubscription},
@@ -95,8 +95,9 @@ async fn perform(
     let runs = &call.web.0.ag_ui_runs;
     if runs.contains(id, input) {
         let staged = view.agent.staged.iter().filter_map(|prompt| prompt.id.clone());
-        let own =
-            staged.into_iter().find(|id| input.messages.last().is_some_and(|last| last.id == id.as_str()));
+        let own = staged
+            .into_iter()
+            .find(|id| input.messages.last().is_some_and(|last| prompt_id(&last.id) == *id));
         return Ok(own.map_or(Start::Join, Start::Staged));
     }
     let mut commands = match input.intent(view)? {

@@ -1,9 +1,16 @@
 //! The messages of a conversation, grouped as a chat shows them: a prompt, and all messages up to the next prompt.
 
-use std::{fmt::Display, sync::Arc};
+use std::{
+    borrow::Cow,
+    fmt::{Display, Write},
+    sync::Arc,
+};
+
+use sha2::{Digest, Sha256};
 
 use crate::{
     message::{Content, Message, MessageId, Role},
+    run::MAX_ID,
     session::SessionSnapshot,
     tree::{Node, NodeId, Tree},
 };
@@ -54,10 +61,36 @@ pub(in crate::web) fn answer_id(of: impl Display) -> String {
 /// The character between the client's id of a message and the mark of its version.
 const VERSION: char = '~';
 
+/// The greatest size of an id that has a mark of a version, without the mark, in bytes. The id of a prompt may have 64.
+const MAX_BASE: usize = 36;
+
+/// Returns the id under which a message with a client's id is stored. An id that is too long for a prompt becomes 128
+/// bits of its SHA-256, because two long ids can have the same beginning.
+pub(in crate::web) fn stored_id(id: &str) -> Cow<'_, str> {
+    shortened(id, MAX_ID)
+}
+
+/// Returns the id that all versions of a message have in common. A long id is shortened, so that there is room for the
+/// mark.
+pub(in crate::web) fn stored_base(id: &str) -> Cow<'_, str> {
+    shortened(base_id(id), MAX_BASE)
+}
+
+fn shortened(id: &str, limit: usize) -> Cow<'_, str> {
+    if id.len() <= limit {
+        return id.into();
+    }
+    let mut stored = String::with_capacity(32);
+    for byte in &Sha256::digest(id)[..16] {
+        write!(stored, "{byte:02x}").expect("a string takes every text");
+    }
+    stored.into()
+}
+
 /// Returns an id for a new version of a message. A client keeps the id of a message that its user edits. But the edited
 /// message becomes a new prompt, whose id must never have been used. `mark` must be new for each version.
 pub(in crate::web) fn version_id(id: &str, mark: &str) -> String {
-    format!("{}{VERSION}{mark}", base_id(id))
+    format!("{}{VERSION}{mark}", stored_base(id))
 }
 
 /// Returns the id that the client uses for all versions of a message.

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use super::exchange::{Exchange, base_id, exchange_of, has_own_content};
+use super::exchange::{Exchange, exchange_of, has_own_content, stored_base};
 use crate::{
     agent::Status,
     message::{Blocks, Content, Message, MessageId, Role, ToolUse, ToolUseId, TurnId},
@@ -69,7 +69,7 @@ impl Name {
         let id = message.id.as_ref();
         let version = id.filter(|_| message.role == Role::User).map(|id| {
             let id = id.to_string();
-            Self::Message(MessageId::new(base_id(&id)))
+            Self::Message(MessageId::new(&*stored_base(&id)))
         });
         let turn = id.and_then(MessageId::turn).map(Self::Turn);
         let own = id.cloned().map(Self::Message).or(node.map(Self::Node));
@@ -103,7 +103,7 @@ impl Posted {
         let is_named = match &self.newest {
             Some(Name::Message(name)) => {
                 let name = name.to_string();
-                name == id || name == base_id(id)
+                name == id || name == stored_base(id)
             }
             _ => false,
         };

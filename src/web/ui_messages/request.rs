@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::{
     Follow,
-    exchange::{base_id, version_id},
+    exchange::{base_id, stored_base, stored_id, version_id},
 };
 use crate::{
     agent::Status,
@@ -82,7 +82,10 @@ pub(in crate::web) fn read(
         _ => named.map(|id| name(id, is_again)),
     };
     let id = newest.map_or(named.unwrap_or_default(), |newest| &newest.id);
-    let (id, fresh) = (PromptId::new(id), PromptId::new(version_id(id, &snapshot.last.to_string())));
+    // Results have no id of their own: the newest message is the answer with the tool uses.
+    let base = if matches!(trigger, Trigger::Results) { "results" } else { id };
+    let fresh = PromptId::new(version_id(base, &snapshot.last.to_string()));
+    let id = PromptId::new(stored_id(id));
     let posted = Posted { before, newest: newest_name, trigger, blocks, id, fresh };
     let found = intent(posted, snapshot)?.ok_or_else(|| {
         if is_again {
@@ -128,7 +131,10 @@ fn name(id: &str, is_answer: bool) -> Name {
     let turn = id.parse().ok().filter(|_| is_answer && id.len() == 32);
     let node = || id.strip_prefix("n-").and_then(|node| node.parse().ok());
     let of_turn = turn.map(Name::Turn).or_else(|| node().map(Name::Node));
-    of_turn.unwrap_or_else(|| Name::Message(MessageId::new(base_id(id))))
+    of_turn.unwrap_or_else(|| {
+        let id = if is_answer { base_id(id).into() } else { stored_base(id) };
+        Name::Message(MessageId::new(&*id))
+    })
 }
 
 impl PostedMessage {

@@ -166,6 +166,40 @@ async fn edited_message_becomes_a_branch_that_keeps_the_client_id() {
 }
 
 #[tokio::test]
+async fn long_client_ids_are_shortened_and_found_again() {
+    for length in [36, 37, 64, 65, 200] {
+        let session = session([Step::text("One."), Step::text("Two."), Step::text("Three.")]).await;
+        let long = "m".repeat(length);
+        ask(&session, Level::Seven, &long).await;
+        for text in ["Better", "Best"] {
+            let mut body = submit(&[], &long, text);
+            body["messageId"] = (&*long).into();
+            Client::post(&session, Level::Seven, body).await.unwrap().finish().await;
+            assert_eq!(session.tree().await.unwrap().iter().len(), 2, "{length}: the message was edited");
+        }
+        // The newest version is the one on the path.
+        let before = [user(&long, "Best"), answer("a-x")];
+        let (commands, _) = reading(&session, submit(&before, "u2", "Next")).await.unwrap();
+        assert!(matches!(commands[0], SessionCommand::Prompt { .. }), "{length}: {commands:?}");
+        let (commands, _) = reading(&session, submit(&[], &long, "Best")).await.unwrap();
+        assert_eq!(commands, [], "{length}: the request is a repetition");
+    }
+}
+
+#[tokio::test]
+async fn result_of_a_long_answer_id_becomes_a_prompt() {
+    let session = session([Step::tool_use("l1", "locate", json!({ "zone": "a" }))]).await;
+    ask(&session, Level::Seven, "u1").await;
+    let part =
+        json!({ "type": "tool-locate", "toolCallId": "l1", "state": "output-available", "output": "here" });
+    let message = json!({ "id": "a".repeat(200), "role": "assistant", "parts": [part] });
+    let body = json!({ "id": "1", "trigger": "submit-message", "messages": [message] });
+    let (commands, _) = reading(&session, body).await.unwrap();
+    let [SessionCommand::Prompt { prompt }] = &*commands else { panic!("{commands:?}") };
+    assert!(prompt.id.as_ref().unwrap().as_str().starts_with("results~"), "{prompt:?}");
+}
+
+#[tokio::test]
 async fn regenerate_answers_the_last_posted_prompt_again() {
     let session = two([Step::text("Again.")]).await;
     for id in [json!(null), json!(listed_id(&session).await), json!("u2")] {

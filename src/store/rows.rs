@@ -46,7 +46,9 @@ pub(super) struct RowChanges {
     pub(super) run: Option<RunRow>,
     pub(super) turn: TurnRow,
     /// Whether the write creates the conversation.
+    #[cfg_attr(not(feature = "sqlite"), expect(dead_code, reason = "only SQLite reads it"))]
     pub(super) creates: bool,
+    #[cfg_attr(not(feature = "sqlite"), expect(dead_code, reason = "only SQLite reads it"))]
     pub(super) erased: Option<Erased>,
     /// Whether the write only records usage, the turn in flight or the end of a run. Such a write does not change the
     /// time of the last write, unless it moves the head.

@@ -53,7 +53,7 @@
 #[cfg(feature = "test-util")]
 pub mod conformance;
 mod content;
-mod digest;
+pub(crate) mod digest;
 mod document;
 mod error;
 pub mod file_system;

@@ -6,7 +6,7 @@ use super::WriteId;
 
 /// A 128-bit hash of the bytes that are written to it (FNV-1a: draft-eastlake-fnv, 2 and 5).
 #[derive(Clone, Copy)]
-pub(super) struct Digest {
+pub(crate) struct Digest {
     hash: u128,
     /// The number of bytes that were added so far.
     len: usize,
@@ -27,7 +27,7 @@ impl Digest {
         self.len += bytes.len();
     }
 
-    pub(super) fn part(&mut self, bytes: &[u8]) {
+    pub(crate) fn part(&mut self, bytes: &[u8]) {
         self.add(bytes);
         // Neither an id nor JSON contains a zero byte, so a zero byte separates the parts.
         self.add(&[0]);
@@ -42,8 +42,8 @@ impl Digest {
         Ok(len)
     }
 
-    #[cfg(any(feature = "sqlite", feature = "postgres"))]
-    pub(super) fn value(self) -> u128 {
+    #[cfg(any(feature = "sqlite", feature = "postgres", feature = "web"))]
+    pub(crate) fn value(self) -> u128 {
         self.hash
     }
 

@@ -1,17 +1,12 @@
 //! The messages of a conversation, grouped as a chat shows them: a prompt, and all messages up to the next prompt.
 
-use std::{
-    borrow::Cow,
-    fmt::{Display, Write},
-    sync::Arc,
-};
-
-use sha2::{Digest, Sha256};
+use std::{borrow::Cow, fmt::Display, sync::Arc};
 
 use crate::{
     message::{Content, Message, MessageId, Role},
     run::MAX_ID,
     session::SessionSnapshot,
+    store::digest::Digest,
     tree::{Node, NodeId, Tree},
 };
 
@@ -64,8 +59,8 @@ const VERSION: char = '~';
 /// The greatest size of an id that has a mark of a version, without the mark, in bytes. The id of a prompt may have 64.
 const MAX_BASE: usize = 36;
 
-/// Returns the id under which a message with a client's id is stored. An id that is too long for a prompt becomes 128
-/// bits of its SHA-256, because two long ids can have the same beginning.
+/// Returns the id under which a message with a client's id is stored. An id that is too long for a prompt becomes a
+/// hash of 128 bits, because two long ids can have the same beginning.
 pub(in crate::web) fn stored_id(id: &str) -> Cow<'_, str> {
     shortened(id, MAX_ID)
 }
@@ -80,11 +75,9 @@ fn shortened(id: &str, limit: usize) -> Cow<'_, str> {
     if id.len() <= limit {
         return id.into();
     }
-    let mut stored = String::with_capacity(32);
-    for byte in &Sha256::digest(id)[..16] {
-        write!(stored, "{byte:02x}").expect("a string takes every text");
-    }
-    stored.into()
+    let mut digest = Digest::default();
+    digest.part(id.as_bytes());
+    format!("{:032x}", digest.value()).into()
 }
 
 /// Returns an id for a new version of a message. A client keeps the id of a message that its user edits. But the edited

@@ -87,7 +87,7 @@ use crate::{
     provider::Registry,
     run::Error,
     session::{Session, Setup, check_title},
-    store::{ConversationId, Filter, Found, IntoStore, Labels, Listing, Owner, Store, Summary},
+    store::{ConversationId, Filter, Found, IntoStore, Labels, Listing, Owner, Store, StoreError, Summary},
     subscription::{Attachment, End, EndReason, EventId, FeedLimits, Source, Subscription},
     sync::lock,
 };
@@ -148,6 +148,16 @@ struct Inner {
 }
 
 impl Inner {
+    /// Fails if there is a filter and the store does not support labels, because such a store may ignore the filter and
+    /// list the conversations of others.
+    fn checked(&self, listing: impl Into<Listing>) -> Result<Listing, StoreError> {
+        let listing = listing.into();
+        if !self.store.traits().labels {
+            listing.unfiltered()?;
+        }
+        Ok(listing)
+    }
+
     fn registry(&self) -> MutexGuard<'_, Sessions> {
         lock(&self.sessions)
     }
@@ -416,7 +426,17 @@ impl Manager {
     /// If the error is [`ErrorKind::OpenElsewhere`](crate::ErrorKind::OpenElsewhere), nothing is deleted. If the store
     /// returned an error, the session is closed nevertheless.
     pub async fn delete(&self, id: &ConversationId) -> Result<(), Error> {
-        self.0.delete(id).await
+        self.delete_if(id, ready(Ok(()))).await
+    }
+
+    /// Deletes a conversation, like [`delete`](Self::delete), if `check` succeeds. The check runs when no other operation
+    /// works on the conversation any more, because that can take long.
+    pub(crate) async fn delete_if<E: From<Error>>(
+        &self,
+        id: &ConversationId,
+        check: impl Future<Output = Result<(), E>>,
+    ) -> Result<(), E> {
+        self.0.delete(id, check).await
     }
 
     /// Sets the title of a conversation, whether or not it is open. `None` removes the title.
@@ -538,7 +558,7 @@ impl Manager {
     /// Returns the error of the store, such as [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if
     /// there is a filter and the store does not support labels.
     pub async fn list(&self, listing: impl Into<Listing>) -> Result<Vec<Listed>, Error> {
-        let stored = self.0.store.list(&listing.into()).await?;
+        let stored = self.0.store.list(&self.0.checked(listing)?).await?;
         Ok(self.listed(stored))
     }
 
@@ -549,9 +569,9 @@ impl Manager {
     ///
     /// Returns the error of the store, such as [`ErrorKind::InvalidQuery`](crate::ErrorKind::InvalidQuery) if
     /// the query can't be understood, or [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the
-    /// store does not support searches.
+    /// store does not support searches, or if there is a filter and the store does not support labels.
     pub async fn search(&self, query: &str, listing: impl Into<Listing>) -> Result<Found, Error> {
-        Ok(self.0.store.search(&query.parse()?, &listing.into()).await?)
+        Ok(self.0.store.search(&query.parse()?, &self.0.checked(listing)?).await?)
     }
 
     /// Returns the usage of all matching conversations in a period, deleted conversations included, as described at
@@ -560,9 +580,10 @@ impl Manager {
     /// # Errors
     ///
     /// Returns the error of the store, such as [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if
-    /// the store keeps no usage ledger.
+    /// the store keeps no usage ledger, or if there is a filter and the store does not support labels.
     pub async fn used(&self, filter: &Filter, period: Range<Timestamp>) -> Result<Vec<UsageSum>, Error> {
-        Ok(self.0.store.used(filter, period).await?)
+        let listing = self.0.checked(filter.clone())?;
+        Ok(self.0.store.used(&listing.filter, period).await?)
     }
 
     fn listed(&self, stored: Vec<Summary>) -> Vec<Listed> {

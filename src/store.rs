@@ -196,7 +196,8 @@ use crate::{
 /// conversations. If listing a conversation detects damage, the list reports it in [`Summary::damage`].
 ///
 /// **The store sets the times.** The created and updated times come from the store's clock, and `updated` never
-/// decreases.
+/// decreases. A store that keeps turns also sets [`StoredTurn::now`] and [`TurnSummary::now`] at each read, which are not
+/// part of their JSON: [`Stored::read_at`] does this. Otherwise, time limits of approvals would never pass.
 ///
 /// # Ownership
 ///

@@ -131,7 +131,7 @@ impl Manager {
     /// Returns the turns that [`pending_approvals`](Self::pending_approvals) lists, with those that can't be read.
     pub(crate) async fn waiting_turns(&self, filter: &Filter, page: Page) -> Result<Vec<TurnSummary>, Error> {
         self.0.begin_sweeping();
-        Ok(self.0.store.turns(Turns::Waiting, &(filter.clone(), page).into()).await?)
+        Ok(self.0.store.turns(Turns::Waiting, &self.0.checked((filter.clone(), page))?).await?)
     }
 
     /// Decides on a tool use that waits, whether or not its conversation is open. `by` is the name of the person or
@@ -197,7 +197,7 @@ impl Manager {
     ///
     /// Returns the errors of [`pending_approvals`](Self::pending_approvals).
     pub async fn left(&self, filter: &Filter, page: Page) -> Result<Vec<TurnSummary>, Error> {
-        let mut left = self.0.store.turns(Turns::Left, &(filter.clone(), page).into()).await?;
+        let mut left = self.0.store.turns(Turns::Left, &self.0.checked((filter.clone(), page))?).await?;
         let registry = self.0.registry();
         // A store without owners does not know which conversations are open, so remove the open ones here.
         left.retain(|turn| registry.look(&turn.id).is_none());

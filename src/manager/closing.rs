@@ -81,8 +81,13 @@ impl Inner {
     }
 
     /// Deletes a conversation after ending its session.
-    pub(super) async fn delete(self: &Arc<Self>, id: &ConversationId) -> Result<(), Error> {
+    pub(super) async fn delete<E: From<Error>>(
+        self: &Arc<Self>,
+        id: &ConversationId,
+        check: impl Future<Output = Result<(), E>>,
+    ) -> Result<(), E> {
         let (claim, session) = self.claim(id).await;
+        check.await?;
         let (inner, id, limit) = (Arc::clone(self), id.clone(), self.close_timeout);
         let gone = id.clone();
         in_a_task(self.patience(), async move {
@@ -97,6 +102,7 @@ impl Inner {
         })
         .await
         .unwrap_or_else(|reason| Err(aborted(&gone, &reason)))
+        .map_err(E::from)
     }
 
     /// Sets the title or the labels of a conversation, whether it is open or not, and stores the change.

@@ -316,7 +316,7 @@ impl Inner {
         let (mut seen, mut tasks) = (0, JoinSet::new());
         let next = 'turns: loop {
             let page = Page { after: after.clone(), ..Page::first(PAGE) };
-            let listing = (self.recovery.sweep.filter.clone(), page).into();
+            let listing = self.checked((self.recovery.sweep.filter.clone(), page))?;
             let turns = self.store.turns(Turns::Left, &listing);
             let turns = match self.listed(turns).await {
                 Ok(turns) => turns,

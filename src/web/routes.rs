@@ -230,7 +230,9 @@ async fn read(call: Call) -> Result<Response, Problem> {
 }
 
 async fn delete(call: Call) -> Result<Response, Problem> {
-    call.web.0.manager.delete(call.id()?).await?;
+    let id = call.id()?;
+    let check = async { call.web.permitted(&call.principal, id.clone(), Action::Delete).await.map(drop) };
+    call.web.0.manager.delete_if(id, check).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 

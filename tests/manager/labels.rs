@@ -1,13 +1,16 @@
 //! Labels, filters, searches and usage.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use omni_agent::{
     ErrorKind,
     manager::{Manager, ManagerEvent, OpenOptions, Titles},
-    message::{Purpose, RequestEnd, Timestamp, Usage},
+    message::{Purpose, RequestEnd, Timestamp, Usage, UsageSum},
     provider::{ProviderError, ProviderErrorKind},
-    store::{Filter, Labels, MemoryStore, Page, Store},
+    store::{
+        Filter, Found, Labels, Listing, MemoryStore, Page, Query, Store, StoreError, StoreTraits, Summary,
+        TurnSummary, Turns,
+    },
     subscription::Update,
     testing::{ScriptedProvider, Step},
 };
@@ -123,4 +126,52 @@ async fn failed_request_for_a_title_is_in_the_usage_ledger() {
     assert_eq!((row.usage, row.end, row.turn), (usage, RequestEnd::Failed, None));
     assert_eq!(row.model.as_deref(), Some(&**titles.model().id()));
     assert_eq!(opened.session.snapshot().await.unwrap().used, store.load(&id("a")).await.unwrap().used.usage);
+}
+
+/// A store that ignores filters, and does not claim to support them.
+struct Careless(MemoryStore);
+
+#[omni_agent::async_trait]
+impl Store for Careless {
+    forward!(self.0: write, load, summary, delete);
+
+    fn traits(&self) -> StoreTraits {
+        self.0.traits().with_labels(false)
+    }
+
+    async fn list(&self, listing: &Listing) -> Result<Vec<Summary>, StoreError> {
+        self.0.list(&listing.page.clone().into()).await
+    }
+
+    async fn turns(&self, turns: Turns, listing: &Listing) -> Result<Vec<TurnSummary>, StoreError> {
+        self.0.turns(turns, &listing.page.clone().into()).await
+    }
+
+    async fn search(&self, query: &Query, listing: &Listing) -> Result<Found, StoreError> {
+        self.0.search(query, &listing.page.clone().into()).await
+    }
+
+    async fn used(&self, _: &Filter, period: Range<Timestamp>) -> Result<Vec<UsageSum>, StoreError> {
+        self.0.used(&Filter::default(), period).await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn filter_at_a_store_that_would_ignore_it_is_unsupported() {
+    let manager = Manager::builder(Careless(MemoryStore::new())).build();
+    manager.create(OpenOptions::new(parrot()).labels(labels("ann"))).await.unwrap();
+    let (ben, all) = (Filter::with(labels("ben")), Filter::default());
+    let period = Timestamp(0)..Timestamp(u64::MAX);
+    for (filter, expected) in [(ben, Some(ErrorKind::Unsupported)), (all, None)] {
+        let page = || (filter.clone(), Page::default());
+        for error in [
+            manager.list(page()).await.err(),
+            manager.search("word", page()).await.err(),
+            manager.used(&filter, period.clone()).await.err(),
+            manager.pending_approvals(&filter, Page::default()).await.err(),
+            manager.left(&filter, Page::default()).await.err(),
+        ] {
+            assert_eq!(error.map(|error| error.kind()), expected);
+        }
+    }
 }

@@ -178,6 +178,7 @@ async fn command_that_does_not_fit_the_conversation_is_a_problem_with_its_code()
         (json!({ "type": "erase", "node": 99 }), 404, "not-found"),
         (json!({ "type": "unstage", "id": "p" }), 409, "not-staged"),
         (json!({ "type": "interrupt" }), 409, "idle"),
+        (json!({ "type": "title", "title": "x".repeat(1025) }), 422, "invalid-title"),
         (
             json!({ "type": "decide", "turn": "0".repeat(32), "decisions": [["a", "execute"]] }),
             409,

@@ -181,6 +181,7 @@ async fn access_that_ends_while_the_conversation_opens_is_missing_for_commands_w
     let turn = "0".repeat(32);
     let left: [(&[Action], _); 2] = [(&[], (404, "not-found")), (&[Action::Read], (403, "forbidden"))];
     for command in [
+        json!("delete"),
         json!({ "type": "title", "title": "Mine" }),
         json!({ "type": "labels", "labels": { "user": "ben" } }),
         json!({ "type": "decide", "turn": turn, "decisions": [["t1", "execute"]] }),
@@ -195,7 +196,10 @@ async fn access_that_ends_while_the_conversation_opens_is_missing_for_commands_w
             app.manager.close(&ConversationId::new(&*id).unwrap()).await.unwrap();
             store.load_slowly(&loaded);
             let opening = app.send(request(Method::GET, "boss", &path, None));
-            let sent = request(Method::POST, "boss", &format!("{path}/commands"), Some(command.clone()));
+            let sent = match command.as_str() {
+                Some(_) => request(Method::DELETE, "boss", &path, None),
+                None => request(Method::POST, "boss", &format!("{path}/commands"), Some(command.clone())),
+            };
             let answer = app.send(sent);
             tokio::pin!(opening, answer);
             tokio::select! {

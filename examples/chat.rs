@@ -175,7 +175,8 @@ impl Chat {
                     // This terminal was too slow. Only the output of the missed events is lost.
                     Some(Update::Resync(snapshot)) => {
                         self.runs = u32::from(snapshot.agent.status != Status::Idle);
-                        self.waiting = snapshot.agent.pauses.iter().cloned().collect();
+                        let is_open = |pause: &&Arc<PendingUse>| !self.decided.contains(&pause.tool_use.id);
+                        self.waiting = snapshot.agent.pauses.iter().filter(is_open).cloned().collect();
                         let questions = self.waiting.iter().filter(|pause| pause.asked_by.is_some());
                         self.questions = questions.map(|pause| pause.tool_use.id.clone()).collect();
                         self.question = None;
@@ -349,12 +350,18 @@ impl Chat {
 
     /// Sends a decision. The id makes sure that a late decision never applies to another tool use. Somebody else may have
     /// decided before.
-    async fn resume(&mut self, pause: &PendingUse, decision: Decision) -> Result<(), omni_agent::Error> {
+    async fn resume(&mut self, pause: &Arc<PendingUse>, decision: Decision) -> Result<(), omni_agent::Error> {
         let id = pause.tool_use.id.clone();
         self.decided.insert(id.clone());
         match self.conversation.session.resume_as(id, decision, &*self.user).await {
             Err(error) if matches!(error.kind(), ErrorKind::NotPaused | ErrorKind::StaleDecision) => Ok(()),
-            other => other,
+            Err(error) => {
+                // The tool use still waits, for example because the decision was nested too deeply.
+                self.decided.remove(&pause.tool_use.id);
+                self.waiting.push_front(Arc::clone(pause));
+                Err(error)
+            }
+            Ok(()) => Ok(()),
         }
     }
 

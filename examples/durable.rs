@@ -136,18 +136,19 @@ async fn start() -> Result<(), Box<dyn Error>> {
 async fn follow(session: &Session) -> Result<(), Box<dyn Error>> {
     let mut updates = session.subscribe(Mode::Observer).await?;
     let id = session.id();
+    let mut waiting: Vec<Arc<PendingUse>> = Vec::new();
     // The snapshot contains everything that happened before this subscription began.
     if let Some(snapshot) = updates.snapshot() {
         for pause in &snapshot.agent.pauses {
             println!("  {id}: {} waits for a decision", pause.tool_use.name);
         }
+        waiting.clone_from(&snapshot.agent.pauses);
         if snapshot.agent.status == Status::Idle {
             let last = snapshot.tree.history().last().map(|message| message.text());
             println!("  {id}: the turn has ended: {}", last.unwrap_or_default());
             return Ok(());
         }
     }
-    let mut waiting: Vec<Arc<PendingUse>> = Vec::new();
     while let Some(update) = updates.next().await {
         match update {
             Update::Event(numbered) => {

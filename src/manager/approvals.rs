@@ -183,7 +183,6 @@ impl Manager {
         check: impl Fn() -> F,
     ) -> Result<Decided, E> {
         self.0.begin_sweeping();
-        check_decisions(&decisions, by)?;
         self.0.decide(id, turn, decisions, by, check).await
     }
 
@@ -228,6 +227,7 @@ impl Inner {
         by: Option<&str>,
         check: impl Fn() -> F,
     ) -> Result<Decided, E> {
+        check_decisions(&decisions, by)?;
         let by: Option<Arc<str>> = by.map(Into::into);
         let lease = self.store.traits().lease;
         let limit = self.decide_timeout;
@@ -240,7 +240,7 @@ impl Inner {
             if let Some(session) = session {
                 // The reply may wait for the store. The id is released so that other callers can close the session.
                 drop(claim);
-                match decide_in(&session, turn, decisions.clone(), by.as_deref()).await {
+                match decide_in(&session, turn, &decisions, by.as_deref()).await {
                     Err(error) if error.kind() == ErrorKind::Ended => {
                         self.settled(id).await;
                         continue;
@@ -294,6 +294,7 @@ impl Inner {
         let mut conflicts = 0;
         loop {
             let approval = |tool_use: &ToolUseId| ApprovalId::new(id.clone(), turn, tool_use.clone());
+            // `check_decisions` has refused an empty list.
             let nothing_waits = || stale(&approval(&decisions[0].0), &[]);
             if !self.store.traits().turns {
                 return Err(nothing_waits());
@@ -352,14 +353,14 @@ impl Inner {
 async fn decide_in(
     session: &Session,
     turn: TurnId,
-    decisions: Vec<(ToolUseId, Decision)>,
+    decisions: &[(ToolUseId, Decision)],
     by: Option<&str>,
 ) -> Result<(), Error> {
-    let first = decisions[0].0.clone();
-    let performed = session.perform(SessionCommand::Decide { turn, decisions }, by).await.map(|_| ());
+    let command = SessionCommand::Decide { turn, decisions: decisions.to_vec() };
+    let performed = session.perform(command, by).await.map(|_| ());
     performed.map_err(|error| match error.kind() {
         ErrorKind::NotPaused | ErrorKind::StaleDecision => {
-            let given = error.typed("given").unwrap_or(first);
+            let given = error.typed("given").unwrap_or_else(|| decisions[0].0.clone());
             stale(&ApprovalId::new(session.id().clone(), turn, given), &error.waiting())
         }
         _ => error,

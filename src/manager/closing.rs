@@ -124,6 +124,7 @@ impl Inner {
                 Ok(()) => {}
                 Err(error) if error.kind() == ErrorKind::Ended => {
                     session.ended().await;
+                    check().await?;
                     break claim;
                 }
                 Err(error) => return Err(error.into()),

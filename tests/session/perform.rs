@@ -10,7 +10,7 @@ use omni_agent::{
     store::MemoryStore,
     subscription::Update,
     testing::{Gate, ScriptedProvider, Step},
-    tool::{Decision, Tool, tool_fn},
+    tool::{Decision, Tool, ToolContext, tool_fn},
     tree::NodeId,
 };
 use serde_json::{Value, json};
@@ -134,7 +134,7 @@ async fn perform_of_several_decisions_applies_all_or_none() {
     for (decisions, kind) in [
         (json!([]), ErrorKind::InvalidDecision),
         (json!([["a", "execute"], ["c", "execute"]]), ErrorKind::StaleDecision),
-        (json!([["a", "execute"], ["a", { "reject": "No." }]]), ErrorKind::StaleDecision),
+        (json!([["a", "execute"], ["a", { "reject": "No." }]]), ErrorKind::InvalidDecision),
         (json!([["a", "execute"], ["b", { "execute_with": deep }]]), ErrorKind::InvalidDecision),
     ] {
         let error = perform(&session, decide(decisions.clone())).await.unwrap_err();
@@ -145,6 +145,37 @@ async fn perform_of_several_decisions_applies_all_or_none() {
     perform(&session, decide(json!([["b", { "reject": "No." }], ["a", "execute"]]))).await.unwrap();
     in_time(session.wait_until_idle()).await.unwrap();
     assert!(session.snapshot().await.unwrap().agent.pauses.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn perform_of_a_result_for_a_call_with_other_answers_is_refused() {
+    let ask = tool_fn("ask", "Asks twice.", |_: Value, context: ToolContext| async move {
+        let (one, two) = tokio::join!(context.ask(json!("One?")), context.ask(json!("Two?")));
+        Ok(format!("{one:?} {two:?}"))
+    });
+    let provider = ScriptedProvider::new([Step::tool_use("c", "ask", json!({})), Step::text("Done.")]);
+    let agent = Agent::builder().model(provider.model()).tool(ask);
+    let session = Session::builder(MemoryStore::new()).agent(agent).create().await.unwrap();
+    let mut events = session.subscribe(Mode::Controller).await.unwrap();
+    session.prompt("Go").await.unwrap();
+    let mut view = SessionSnapshot::clone(events.snapshot().unwrap());
+    while view.agent.pauses.len() < 2 {
+        view.take(&in_time(events.next()).await.unwrap()).unwrap();
+    }
+    let turn = view.agent.pauses[0].turn;
+    let decide = |decisions: Value| json!({ "type": "decide", "turn": turn, "decisions": decisions });
+    let result = json!({ "provide": { "tool_use_id": "c?1", "name": "ask", "content": [] } });
+    let refused = perform(&session, decide(json!([["c?1", result], ["c?2", "execute"]]))).await;
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::InvalidDecision);
+    assert_eq!(session.snapshot().await.unwrap().agent.pauses, view.agent.pauses);
+    perform(&session, decide(json!([["c?2", { "reject": "No." }], ["c?1", "execute"]]))).await.unwrap();
+    in_time(session.wait_until_idle()).await.unwrap();
+    let tree = session.tree().await.unwrap();
+    let results = tree.history().iter().flat_map(|message| message.tool_results());
+    assert_eq!(
+        results.map(|result| result.text()).collect::<Vec<_>>(),
+        [r#"Accepted(None) Declined("No.")"#]
+    );
 }
 
 #[tokio::test(start_paused = true)]

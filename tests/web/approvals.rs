@@ -1,6 +1,6 @@
 //! Approvals that the store keeps: their list, and decisions about conversations that are not open.
 
-use axum::http::StatusCode;
+use axum::http::{Method, StatusCode};
 use omni_agent::{
     manager::{Manager, Titles},
     message::{ToolUse, TurnId},
@@ -9,7 +9,7 @@ use omni_agent::{
 };
 use serde_json::{Value, json};
 
-use crate::support::App;
+use crate::support::{App, problem, request};
 
 const TURN: &str = "00112233445566778899aabbccddeeff";
 
@@ -78,6 +78,32 @@ async fn approvals_are_listed_for_their_user_and_decided_without_opening() {
     let turn = store.turn(&ConversationId::new(&id).unwrap()).await.unwrap().unwrap();
     let core: Value = serde_json::from_str(&turn.record.core).unwrap();
     assert_eq!(core["decided"][0]["by"], "ann");
+}
+
+#[tokio::test(start_paused = true)]
+async fn several_decisions_on_a_closed_conversation_apply_all_or_none() {
+    let store = MemoryStore::new();
+    let app = app(&store);
+    let id = paused(&app, &store, "ann", &["a", "b"]).await;
+    let path = format!("/agent/conversations/{id}/commands");
+    let decide = |decisions: Value| json!({ "type": "decide", "turn": TURN, "decisions": decisions });
+    for (decisions, status, code) in [
+        (json!([["a", "execute"], ["x", "execute"]]), 409, "stale-decision"),
+        (json!([["a", "execute"], ["a", { "reject": "No." }]]), 400, "invalid-body"),
+    ] {
+        let command = decide(decisions);
+        let refused = app.send(request(Method::POST, "ann", &path, Some(command.clone()))).await;
+        assert_eq!(problem(refused).await, (status, code.to_owned()), "{command}");
+        let page = app.get("ann", "/agent/approvals").await.json();
+        assert_eq!(entries(&page), [(id.as_str(), "a"), (id.as_str(), "b")], "{command}");
+    }
+    let decided = app.post("ann", &path, decide(json!([["b", { "reject": "No." }], ["a", "execute"]]))).await;
+    assert_eq!(decided.status, StatusCode::OK, "{decided:?}");
+    assert_eq!(entries(&app.get("ann", "/agent/approvals").await.json()), []);
+    let turn = store.turn(&ConversationId::new(&id).unwrap()).await.unwrap().unwrap();
+    let core: Value = serde_json::from_str(&turn.record.core).unwrap();
+    let order: Vec<_> = core["decided"].as_array().unwrap().iter().map(|one| &one["tool_use_id"]).collect();
+    assert_eq!(order, ["b", "a"]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -523,6 +523,7 @@ function paintWaiting(snapshot) {
   // Questions are left out, because no single answer fits all of them.
   const approvals = pauses.filter((pause) => pause.asked_by === undefined);
   const all = async () => {
+    // One command each, so that the others are approved even if somebody has decided about one meanwhile.
     for (const { turn, tool_use } of approvals) {
       try {
         const command = { type: "decide", turn, decisions: [[tool_use.id, "execute"]] };

@@ -1,6 +1,6 @@
 //! The tool uses that wait for a decision, and the decisions about them.
 
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
 use super::{Context, Core, Effect};
 use crate::{
@@ -20,7 +20,8 @@ const MAX_NAME: usize = 256;
 /// The reason for a pause of a tool that needs an approval.
 pub(super) const NEEDS_APPROVAL: &str = "needs approval";
 
-/// Fails if there is no decision, if one is nested too deeply, or if the name of the decider is too long.
+/// Fails if there is no decision, if a tool use has two, if one is nested too deeply, or if the name of the decider is
+/// too long.
 pub(crate) fn check_decisions(decisions: &[(ToolUseId, Decision)], by: Option<&str>) -> Result<(), Error> {
     match by {
         Some(name) if name.len() > MAX_NAME => {
@@ -35,6 +36,10 @@ pub(crate) fn check_decisions(decisions: &[(ToolUseId, Decision)], by: Option<&s
             ErrorKind::InvalidDecision,
             "there is no decision; add one for a tool use that waits",
         )),
+        _ if let Some(tool_use) = repeated(decisions) => {
+            let text = format!("tool use {tool_use} has two decisions; send one");
+            Err(Error::new(ErrorKind::InvalidDecision, text))
+        }
         _ if !decisions.iter().all(|(_, decision)| is_shallow_decision(decision)) => {
             let limit = Fold::MAX_DEPTH;
             let text = format!(
@@ -44,6 +49,12 @@ pub(crate) fn check_decisions(decisions: &[(ToolUseId, Decision)], by: Option<&s
         }
         _ => Ok(()),
     }
+}
+
+/// Returns a tool use that has two decisions.
+fn repeated(decisions: &[(ToolUseId, Decision)]) -> Option<&ToolUseId> {
+    let mut seen = HashSet::new();
+    decisions.iter().map(|(tool_use, _)| tool_use).find(|tool_use| !seen.insert(*tool_use))
 }
 
 fn is_shallow_decision(decision: &Decision) -> bool {
@@ -138,19 +149,17 @@ impl Core {
             let text = format!("the agent is {status:?}; no tool use waits for a decision");
             return Err(Error::new(ErrorKind::NotPaused, text).with_member("activity", status));
         }
-        let is_over = |expiry: &&Expiry| expiry.at != Timestamp::default() && expiry.at <= cx.now();
-        let mut over = Vec::new();
-        for (index, (tool_use, _)) in decisions.iter().enumerate() {
+        let mut meant = Vec::new();
+        for (tool_use, decision) in &decisions {
             let is_meant = |pause: &&Arc<PendingUse>| {
                 pause.tool_use.id == *tool_use && turn.is_none_or(|turn| turn == pause.turn)
             };
-            let is_repeated = decisions[..index].iter().any(|(earlier, _)| earlier == tool_use);
-            let Some(meant) = waiting.iter().copied().find(is_meant).filter(|_| !is_repeated) else {
+            let Some(pause) = waiting.iter().copied().find(is_meant) else {
                 return Err(stale(&ids(waiting), tool_use));
             };
-            let expiry = meant.expiry.as_deref().filter(is_over);
-            over.extend(expiry.map(|expiry| (tool_use.clone(), expiry.decision.clone())));
+            meant.push((pause, decision));
         }
+        check_questions(&meant)?;
         if unreported.is_none() {
             for (tool_use, decision) in decisions {
                 self.decide_waiting(tool_use, decision, by.clone(), None, false, cx);
@@ -160,6 +169,12 @@ impl Core {
         // The pauses are recorded, so somebody who reads the store may decide. They are not reported yet. The decisions
         // are applied when the pauses are reported. After a restart, the time limit of a pause may be over already. Then
         // only the decision for this case applies.
+        let is_over = |expiry: &&Expiry| expiry.at != Timestamp::default() && expiry.at <= cx.now();
+        let expired = meant.iter().filter_map(|(pause, _)| {
+            let expiry = pause.expiry.as_deref().filter(is_over)?;
+            Some((pause.tool_use.id.clone(), expiry.decision.clone()))
+        });
+        let over: Vec<_> = expired.collect();
         let error = over.first().map(|(tool_use, _)| stale(&ids(waiting), tool_use));
         if let Some(error) = error {
             self.decide_early(over, None, true, cx);
@@ -253,6 +268,23 @@ impl Core {
             _ => {}
         }
     }
+}
+
+/// Fails if a decision provides the result of a running tool, and another one answers a question of the same tool. The
+/// result ends the call, so the other question would no longer wait.
+fn check_questions(decisions: &[(&Arc<PendingUse>, &Decision)]) -> Result<(), Error> {
+    let asked: Vec<_> = decisions.iter().filter_map(|(pause, _)| pause.asked_by.as_ref()).collect();
+    let ends = |(pause, decision): &&(&Arc<PendingUse>, &Decision)| {
+        let is_of_call = |call: &&&ToolUseId| Some(**call) == pause.asked_by.as_ref();
+        matches!(decision, Decision::Provide(_)) && asked.iter().filter(is_of_call).count() > 1
+    };
+    let Some((pause, _)) = decisions.iter().find(ends) else { return Ok(()) };
+    let text = format!(
+        "the decision about {} provides the result of its call, so no other question of the call can be answered; \
+         leave the other decisions out",
+        pause.tool_use.id
+    );
+    Err(Error::new(ErrorKind::InvalidDecision, text))
 }
 
 fn ids(waiting: Vec<&Arc<PendingUse>>) -> Vec<ToolUseId> {

@@ -31,21 +31,20 @@ pub(crate) enum Undecidable {
 }
 
 impl StoredTurn {
-    /// Returns a record of the turn that includes these decisions. Their field `at` must be the time at which the turn
-    /// was read.
+    /// Returns a record of the turn that includes these decisions, one for each tool use. Their field `at` must be the
+    /// time at which the turn was read.
     pub(crate) fn decide(&self, decided: Vec<Decided>) -> Result<TurnRecord, Undecidable> {
         if let Some(problem) = &self.damage {
             return Err(Undecidable::Damaged(problem.clone()));
         }
         let approvals = self.approvals();
-        for (index, Decided { turn, tool_use_id, at, .. }) in decided.iter().enumerate() {
-            let is_repeated = decided[..index].iter().any(|earlier| earlier.tool_use_id == *tool_use_id);
+        for Decided { turn, tool_use_id, at, .. } in &decided {
             let wanted = approvals.iter().find(|approval| {
                 approval.waiting.survives
                     && approval.waiting.tool_use.id == *tool_use_id
                     && self.record.turn == *turn
             });
-            match wanted.filter(|_| !is_repeated) {
+            match wanted {
                 None => return Err(Undecidable::Stale(tool_use_id.clone())),
                 Some(approval) if approval.has_expired(*at) => {
                     let id = tool_use_id.clone();

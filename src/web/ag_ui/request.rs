@@ -110,7 +110,7 @@ impl RunInput {
     /// - If the newest message has results of client tools, the results are the prompt.
     /// - A new user message is the prompt.
     /// - A user message that the server knows is edited if its content differs. Otherwise it gets another answer. But
-    ///   if the message is staged or part of the turn in flight, nothing is changed.
+    ///   if the message is staged or part of the turn in flight, nothing is changed, and other content is refused.
     pub(crate) fn intent(&self, view: &SessionSnapshot) -> Result<Intent, Problem> {
         let answers = self.resume.as_deref().unwrap_or_default();
         let pauses = &view.agent.pauses;

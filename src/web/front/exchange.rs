@@ -68,7 +68,11 @@ pub(in crate::web) fn stored_id(id: &str) -> Cow<'_, str> {
 /// Returns the id that all versions of a message have in common. A long id is shortened, so that there is room for the
 /// mark.
 pub(in crate::web) fn stored_base(id: &str) -> Cow<'_, str> {
-    shortened(base_id(id), MAX_BASE)
+    match shortened(id, MAX_ID) {
+        // The hash of a whole id has no mark.
+        Cow::Owned(stored) => Cow::Owned(stored),
+        Cow::Borrowed(id) => shortened(base_id(id), MAX_BASE),
+    }
 }
 
 fn shortened(id: &str, limit: usize) -> Cow<'_, str> {

@@ -153,7 +153,7 @@ pub(in crate::web) fn stored<'s>(
     in_message(snapshot, &messages(snapshot, &HashSet::from([id.clone()])), id, block)
 }
 
-/// Finds the messages with these ids.
+/// Finds the messages with these ids. If several messages have an id, the newest one counts.
 fn messages<'s>(
     snapshot: &'s SessionSnapshot,
     wanted: &HashSet<MessageId>,

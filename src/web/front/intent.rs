@@ -38,11 +38,12 @@ pub(in crate::web) struct Posted {
 pub(in crate::web) enum Trigger {
     /// The message is a prompt. If the tree contains the message, the request is a repetition.
     Submit,
-    /// The message gets another answer. If its content has changed, the message is edited.
+    /// The message gets another answer. If its content has changed, the message is edited, unless it is staged or in
+    /// flight.
     Again,
     /// The message is a prompt. If the tree contains the message, it gets another answer.
     Newest,
-    /// The message replaces another one.
+    /// The message replaces another one, which must not be staged or in flight.
     Instead,
     /// The message contains results of client tools.
     Results,
@@ -112,7 +113,8 @@ impl Posted {
 
     /// Fails if the request changes a prompt that is staged or in flight.
     fn check_unchanged(&self, snapshot: &SessionSnapshot) -> Result<(), Problem> {
-        if self.blocks.is_empty() || matches!(self.trigger, Trigger::Results | Trigger::Decide(_)) {
+        let is_empty = self.blocks.is_empty() && !matches!(self.trigger, Trigger::Instead);
+        if is_empty || matches!(self.trigger, Trigger::Results | Trigger::Decide(_)) {
             return Ok(());
         }
         let agent = &snapshot.agent;

@@ -226,8 +226,27 @@ impl World {
         self.note(|| format!("resume {id} {decision:?}"));
         let in_stream = matches!(self.core.phase().stage(), Some(Stage::Streaming { .. }));
         let turn = self.core.phase().turn().map(|turn| turn.id).filter(|_| self.rng.percent(30));
-        let resume = Resume { decisions: vec![(id.clone(), decision.clone())], turn, by: by.clone() };
+        let mut decisions = vec![(id.clone(), decision.clone())];
+        // A second decision in the same command. No decision of the command provides a result, because a result ends a
+        // call with its other questions.
+        let others: Vec<_> = waiting.iter().filter(|other| **other != id).cloned().collect();
+        let is_plain = |decision: &Decision| !matches!(decision, Decision::Provide(_));
+        let may_add = unreported.is_empty() && waiting.contains(&id) && is_plain(&decision);
+        let second = (may_add && !others.is_empty() && self.rng.percent(50))
+            .then(|| (self.rng.pick(&others), random_decision(&mut self.rng)))
+            .filter(|(_, decision)| is_plain(decision));
+        decisions.extend(second.clone());
+        let spoiled = may_add && self.rng.percent(10);
+        if spoiled {
+            decisions.push(("never".into(), Decision::Execute));
+        }
+        let resume = Resume { decisions, turn, by: by.clone() };
         let (resumed, effects) = self.feed(|core, cx| core.resume(resume, cx));
+        if spoiled {
+            let error = resumed.err().ok_or("a command with a stale decision succeeds")?;
+            same_error(ErrorKind::StaleDecision, &error, effects.is_empty())?;
+            return self.perform_all(effects);
+        }
         match resumed {
             Ok(()) if unreported.contains(&id) => {
                 let only_records = matches!(effects[..], [Effect::Record]);
@@ -238,7 +257,10 @@ impl World {
             }
             Ok(()) => {
                 ensure!(waiting.contains(&id), "a stale resume of {id} succeeds, but {waiting:?} wait");
-                self.expect_decision(&id, decision, by, false, in_stream)?;
+                self.expect_decision(&id, decision, by.clone(), false, in_stream)?;
+                if let Some((id, decision)) = second {
+                    self.expect_decision(&id, decision, by, false, in_stream)?;
+                }
             }
             Err(error) if unreported.contains(&id) => {
                 return Err(format!("a resume of {id}, which is recorded, fails: {error:?}"));

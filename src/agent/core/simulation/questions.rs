@@ -1,5 +1,7 @@
 //! The questions that running tools ask the user: random questions and withdrawals, and the checks of the answers.
 
+use std::collections::VecDeque;
+
 use serde_json::json;
 
 use super::{Check, ensure, world::World};
@@ -13,8 +15,8 @@ use crate::{
 pub(super) struct Questions {
     /// The questions that wait, with the slots of their calls.
     pub(super) open: Vec<(ToolUseId, usize)>,
-    /// The answer that a tool must get at once.
-    answer: Option<(ToolUseId, Answer)>,
+    /// The answers that tools must get at once, in this order.
+    answers: VecDeque<(ToolUseId, Answer)>,
     /// The slot of the tool call that a decision must end at once.
     ending: Option<usize>,
 }
@@ -32,14 +34,14 @@ impl Questions {
 
     /// Checks an answer.
     pub(super) fn answered(&mut self, id: &ToolUseId, answer: &Answer) -> Check {
-        let (given, expected) = (Some((id.clone(), answer.clone())), self.answer.take());
+        let (given, expected) = (Some((id.clone(), answer.clone())), self.answers.pop_front());
         ensure!(given == expected, "the answer is {given:?}, not {expected:?}");
         Ok(())
     }
 
     /// Checks that every expected answer was given, and that every expected end of a call has happened.
     pub(super) fn check_rest(&self) -> Check {
-        ensure!(self.answer.is_none(), "the answer {:?} was not given", self.answer);
+        ensure!(self.answers.is_empty(), "the answers {:?} were not given", self.answers);
         ensure!(self.ending.is_none(), "the call {:?} was not ended", self.ending);
         Ok(())
     }
@@ -87,7 +89,7 @@ impl World {
                 return;
             }
         };
-        self.questions.answer = Some((id.clone(), answer));
+        self.questions.answers.push_back((id.clone(), answer));
     }
 
     /// Checks that a decision has given the result of a tool call, and ends this call.

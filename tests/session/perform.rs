@@ -5,6 +5,7 @@ use std::sync::Arc;
 use omni_agent::{
     Error, ErrorKind,
     agent::{Agent, Event},
+    message::ToolResult,
     run::{Accepted, Prompt, PromptState},
     session::{Mode, Session, SessionAnswer, SessionCommand, SessionEvent, SessionSnapshot},
     store::MemoryStore,
@@ -172,10 +173,7 @@ async fn perform_of_a_result_for_a_call_with_other_answers_is_refused() {
     in_time(session.wait_until_idle()).await.unwrap();
     let tree = session.tree().await.unwrap();
     let results = tree.history().iter().flat_map(|message| message.tool_results());
-    assert_eq!(
-        results.map(|result| result.text()).collect::<Vec<_>>(),
-        [r#"Accepted(None) Declined("No.")"#]
-    );
+    assert_eq!(results.map(ToolResult::text).collect::<Vec<_>>(), [r#"Accepted(None) Declined("No.")"#]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -14,7 +14,7 @@ use omni_agent::{
     message::{Timestamp, UsageRow, UsageSum},
     store::{
         Change, ConversationId, Filter, Found, Lease, Listing, MemoryStore, Page, Query, Store, StoreError,
-        Stored, Summary, TurnSummary, Turns, Version, Write,
+        StoreTraits, Stored, Summary, TurnSummary, Turns, Version, Write,
     },
     testing::Gate,
 };
@@ -80,6 +80,11 @@ impl FaultyStore {
 
 #[async_trait]
 impl Store for FaultyStore {
+    // So each list reaches the store.
+    fn traits(&self) -> StoreTraits {
+        StoreTraits::default().with_labels(true)
+    }
+
     async fn write(
         &self,
         id: &ConversationId,

@@ -52,7 +52,8 @@ use fresh::Waited;
 pub(crate) use pauses::{Resume, check_decisions};
 
 use super::{
-    Durable, Event, Failure, KnownPrompt, Prompt, PromptState, RunEnd, Snapshot, StateView, Status,
+    Durable, Event, Failure, KnownPrompt, Prompt, PromptState, RunEnd, RunOutcome, Snapshot, StateView,
+    Status,
     phase::{
         AfterEvent, Asked, Between, Op, Origin, OutputRequirement, Phase, SentRequest, Stage, Turn, Working,
         in_stage,
@@ -339,15 +340,15 @@ impl Core {
         }
     }
 
-    /// Continues after a committed turn. If a prompt is staged, it starts the next turn. Otherwise the queued
-    /// application events are handled first, and then the continuation starts the next turn.
+    /// Continues after a committed turn. If a prompt is staged, it starts the next turn, and the prompts in flight end
+    /// with the committed one. Otherwise the queued application events are handled first, and then the continuation
+    /// starts the next turn.
     fn continue_run(&mut self, between: Box<Between>, cx: &mut Context<'_>) {
-        if !self.staged.is_empty()
-            && let Some(response) = between.origin.asked.as_ref().and_then(Asked::response)
-        {
-            cx.hold_back(between.recorded, Effect::Resolve(Ok(response)));
-        }
         if !self.staged.is_empty() {
+            if let Some(response) = between.origin.asked.as_ref().and_then(Asked::response) {
+                cx.hold_back(between.recorded, Effect::Resolve(Ok(response)));
+            }
+            self.end_prompts(&RunOutcome::Stopped { stop_reason: between.stop_reason }, cx);
             let staged = self.staged.remove(0);
             let begun = self.begin_run(Arc::unwrap_or_clone(staged), false, between.recorded, cx);
             debug_assert!(begun.is_ok(), "a staged prompt contains no tool results");
@@ -356,7 +357,7 @@ impl Core {
         if self.notices > 0 {
             return self.notice(AfterEvent::Continue(between), cx);
         }
-        let Between { content, origin, step, turn, recorded } = *between;
+        let Between { content, origin, step, turn, recorded, .. } = *between;
         // The content was checked when the previous turn was committed, and the history has not changed since. So this
         // never fails, and the default is never used.
         let content = answer_open_tool_uses(&self.history, content).unwrap_or_default();

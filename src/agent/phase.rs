@@ -13,7 +13,7 @@ pub(crate) use turn::{Asked, Origin, OutputRequirement, SentRequest, Turn, Worki
 use super::{Failure, PendingUse, Response, Status, ToolRun};
 use crate::{
     message::{Blocks, Timestamp, ToolResult, ToolUse, TurnId},
-    provider::Fold,
+    provider::{Fold, StopReason},
     tool::Decision,
 };
 
@@ -86,12 +86,23 @@ pub(crate) struct Between {
     pub(crate) content: Blocks,
     pub(crate) origin: Origin,
     pub(crate) step: u32,
+    /// The stop reason of the committed turn.
+    #[serde(default = "stop", skip_serializing_if = "is_stop")]
+    pub(crate) stop_reason: StopReason,
     /// The id of the next turn.
     #[serde(skip)]
     pub(crate) turn: TurnId,
     /// Whether the turns of the run are recorded.
     #[serde(skip)]
     pub(crate) recorded: bool,
+}
+
+fn stop() -> StopReason {
+    StopReason::Stop
+}
+
+fn is_stop(reason: &StopReason) -> bool {
+    *reason == StopReason::Stop
 }
 
 /// The parts of an unfinished step. An interrupt or a failure keeps them where possible.

@@ -38,7 +38,7 @@ use super::{SessionEvent, StoreReport};
 use crate::{
     agent::{Config, Event, Record, Status},
     message::{Usage, UsageRow},
-    run::{Prompt, Response},
+    run::{Prompt, PromptState, Response},
     store::{Labels, StoredState, Version, WriteId},
     subscription::{EventId, Numbered},
     tree::{NodeId, Tree},
@@ -70,7 +70,7 @@ pub(super) enum Effect {
     AtRest,
     /// Report to the agent that all its records up to this number are stored.
     Written(u64),
-    /// A turn has ended, or a staged prompt was withdrawn. Answer the callers that wait for outcomes of prompts.
+    /// A turn or a prompt has ended, or a staged prompt was withdrawn. Answer the callers that wait for outcomes of prompts.
     PromptsSettled,
 }
 
@@ -221,6 +221,11 @@ impl Core {
         }
         if let Some(record) = record {
             self.recorded(record, config);
+        }
+        if let Some(Event::Prompt { state: PromptState::InFlight { .. }, .. }) =
+            event.map(|event| &*event.event)
+        {
+            self.settle_late(record.is_some(), effects);
         }
         if is_due {
             // The change by an event, and the record of the turn after this event, go into one write.

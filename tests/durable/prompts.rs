@@ -335,6 +335,75 @@ fn prompt_whose_run_continues_has_the_last_node_of_the_run() {
     }
 }
 
+/// Callbacks that add a turn to each run, and whose `handle_event` waits at the gate.
+struct Held(Gate);
+
+#[async_trait]
+impl AgentCallbacks for Held {
+    async fn handle_turn(&mut self, response: &Response, state: &mut State) -> TurnDecision {
+        GoesOn.handle_turn(response, state).await
+    }
+
+    async fn handle_event(&mut self, _: Box<dyn std::any::Any + Send>, _: &mut State) -> Option<Prompt> {
+        self.0.pass().await;
+        None
+    }
+}
+
+/// Commits the first turn of a prompt whose run continues, and stages another prompt while `handle_event` waits at the
+/// gate between the two turns.
+async fn stage_between_turns(session: &Session, talk: &Talk, held: &Gate) {
+    session.prompt(order()).await.unwrap();
+    talk.gate.reached().await;
+    session.notify(()).await.unwrap();
+    talk.answer(1);
+    held.reached().await;
+    session.prompt(second()).await.unwrap();
+}
+
+#[test]
+fn prompt_ends_with_its_turn_if_another_is_staged_while_handle_event_runs_between_turns() {
+    for level in [Durable::Turns, Durable::Approvals, Durable::InFlight] {
+        for is_killed in [false, true] {
+            let (talk, held) = (Talk::new(level), Gate::new());
+            let builder = talk.builder().agent(talk.agent().callbacks(Held(held.clone())));
+            talk.life_of(builder, async move |session, talk| {
+                stage_between_turns(&session, &talk, &held).await;
+                let mut waiting = pin!(outcome(&session, "order"));
+                assert!(poll!(&mut waiting).is_pending());
+                waits(&session).await;
+                assert!(poll!(&mut waiting).is_pending());
+                held.open();
+                assert_eq!(waiting.await, (stopped(), node(2)), "{level:?}");
+                talk.gate.reached().await;
+                if !is_killed {
+                    session.cancel().await.unwrap();
+                    assert_eq!(outcome(&session, "second").await, (RunOutcome::Cancelled, None));
+                    assert_eq!(outcome(&session, "order").await, (stopped(), node(2)));
+                }
+            });
+            if level > Durable::Turns {
+                talk.life(async move |session, _| {
+                    assert_eq!(outcome(&session, "order").await, (stopped(), node(2)), "{level:?}");
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn prompt_that_was_staged_between_turns_ends_the_prompt_of_the_last_turn_after_a_kill() {
+    let (talk, held) = (Talk::new(Durable::InFlight), Gate::new());
+    let builder = talk.builder().agent(talk.agent().callbacks(Held(held.clone())));
+    talk.life_of(builder, async move |session, talk| stage_between_turns(&session, &talk, &held).await);
+    talk.life(async |session, talk| {
+        assert_eq!(outcome(&session, "order").await, (stopped(), node(2)));
+        talk.answer(1);
+        assert_eq!(outcome(&session, "second").await, (stopped(), node(4)));
+        assert_eq!(outcome(&session, "order").await, (stopped(), node(2)));
+    });
+}
+
 #[test]
 fn outcome_of_a_session_that_ends_is_found_after_it_is_opened_again() {
     let talk = Talk::new(Durable::InFlight);

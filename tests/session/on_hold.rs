@@ -78,6 +78,25 @@ async fn prompt_of_handle_event_while_the_store_is_behind_is_carried_back() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn prompt_of_handle_event_that_is_known_while_the_store_is_behind_is_dropped() {
+    let known = || Prompt::new("One").with_id("one");
+    let hooks = Hooks::new().on_event(move |_, _| async move { Some(known()) });
+    let store = ScriptedStore::new([]);
+    store.otherwise(|| Act::Hang);
+    let provider = ScriptedProvider::new(["A1"].map(Step::text));
+    let agent = AgentBuilder::default().model(provider.model()).callbacks(hooks);
+    let session = Session::builder(store.as_dyn()).agent(agent).unsaved_limit(0).create().await.unwrap();
+    session.ask(known()).await.unwrap();
+    assert_eq!(session.tree().await.unwrap().len(), 2);
+    let before = session.snapshot().await.unwrap();
+    session.notify(()).await.unwrap();
+    session.wait_until_idle().await.unwrap();
+    let after = session.snapshot().await.unwrap();
+    assert_eq!(after.agent.prompts, before.agent.prompts);
+    assert_eq!(after.agent.last_run, before.agent.last_run, "no run fails");
+}
+
+#[tokio::test(start_paused = true)]
 async fn prompt_of_handle_event_while_the_session_is_drained_is_carried_back() {
     let store = ScriptedStore::new([]);
     let provider = ScriptedProvider::new(["A1"].map(Step::text));

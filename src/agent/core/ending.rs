@@ -92,8 +92,9 @@ impl Core {
         if self.staged.is_empty() && next.is_none() {
             return self.end_committed(&turn, None, response, cx);
         }
+        let stop_reason = response.stop_reason.clone();
         if !self.staged.is_empty() {
-            self.end_prompts(&RunOutcome::Stopped { stop_reason: response.stop_reason.clone() }, cx);
+            self.end_prompts(&RunOutcome::Stopped { stop_reason: stop_reason.clone() }, cx);
         }
         if recorded {
             cx.push(Effect::Record);
@@ -102,7 +103,7 @@ impl Core {
         let Turn { origin, step, .. } = *turn;
         let content = next.unwrap_or_default();
         let turn = (cx.turn_id)();
-        self.continue_run(Box::new(Between { content, origin, step, turn, recorded }), cx);
+        self.continue_run(Box::new(Between { content, origin, step, stop_reason, turn, recorded }), cx);
     }
 
     /// Makes the turn's messages part of the history.

@@ -59,7 +59,8 @@ impl Core {
         if !self.phase.event_begun(op).is_some_and(|begun| *begun) {
             return;
         }
-        if let Some(prompt) = prompt {
+        // A known prompt is dropped, also while no prompt can be accepted.
+        if let Some(prompt) = prompt.filter(|prompt| self.prompt_state(prompt.id.as_ref()).is_none()) {
             if let Some(reason) = (cx.hold)() {
                 return self.hand_back(prompt, reason, cx);
             }

@@ -1,7 +1,11 @@
 //! Application events: `notify` and `handle_event`.
 
 use crate::{
-    agent::{AgentCallbacks, Event, Failure, Prompt, State, Status, ToolDecision},
+    agent::{
+        AgentCallbacks, Event, Failure, Prompt, PromptState, Response, RunOutcome, State, Status,
+        ToolDecision, TurnDecision,
+    },
+    provider::StopReason,
     run::ErrorKind,
     testing::{Gate, Step},
     tool::Decision,
@@ -140,6 +144,92 @@ impl AgentCallbacks for Held {
         self.0.pass().await;
         text.starts_with('!').then(|| Prompt::new(text))
     }
+}
+
+/// Callbacks that continue after the first turn, and whose `handle_event` waits at the gate before it returns the prompt
+/// in the event.
+struct GoesOn(Gate, bool);
+
+#[async_trait]
+impl AgentCallbacks for GoesOn {
+    async fn handle_turn(&mut self, _: &Response, _: &mut State) -> TurnDecision {
+        if std::mem::replace(&mut self.1, true) {
+            TurnDecision::Stop
+        } else {
+            TurnDecision::continue_with("More")
+        }
+    }
+
+    async fn handle_event(&mut self, event: Box<dyn std::any::Any + Send>, _: &mut State) -> Option<Prompt> {
+        self.0.pass().await;
+        event.downcast::<Prompt>().ok().map(|prompt| *prompt)
+    }
+}
+
+/// Returns an agent that runs `handle_event` after the first turn of the prompt `a`, and the gate at which
+/// `handle_event` waits.
+async fn between_turns(event: impl std::any::Any + Send) -> (Watched, Gate) {
+    let (gate, held) = (Gate::new(), Gate::new());
+    let first = Step::new().gate(&gate).then_text(["One"]).stop_with(StopReason::StopSequence);
+    let (_, builder) = scripted([first, Step::new().hang()]);
+    let mut agent = Watched::start(builder.callbacks(GoesOn(held.clone(), false))).await;
+    agent.agent.prompt(Prompt::new("A").with_id("a")).await.unwrap();
+    reached(&gate).await;
+    agent.agent.notify(event).await.unwrap();
+    gate.open();
+    agent.until("turn(continue)").await;
+    reached(&held).await;
+    (agent, held)
+}
+
+/// Returns the outcome of the prompt with this id.
+fn outcome(agent: &Watched, id: &str) -> RunOutcome {
+    let known = agent.view.prompts.iter().find(|known| known.id.as_str() == id).unwrap();
+    match &known.state {
+        PromptState::Ended { outcome } => outcome.clone(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_that_starts_the_next_turn_after_handle_event_ends_the_prompt_in_flight() {
+    let next = || Prompt::new("B").with_id("b");
+    for is_returned in [false, true] {
+        let (mut agent, held) =
+            if is_returned { between_turns(next()).await } else { between_turns(()).await };
+        if !is_returned {
+            agent.agent.prompt(next()).await.unwrap();
+        }
+        held.open();
+        let events = agent.until("message(user)").await;
+        let expected = ["prompt(staged)", "prompt(ended)", "prompt(in_flight)", "message(user)"];
+        assert_eq!(names(&events), expected);
+        let stopped = RunOutcome::Stopped { stop_reason: StopReason::StopSequence };
+        assert_eq!(outcome(&agent, "a"), stopped);
+        agent.agent.cancel().await.unwrap();
+        agent.end().await;
+        assert_eq!((outcome(&agent, "a"), outcome(&agent, "b")), (stopped, RunOutcome::Cancelled));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_whose_run_ends_between_two_turns_ends_with_its_run() {
+    for is_interrupted in [false, true] {
+        let (mut agent, _) = between_turns(()).await;
+        agent.agent.prompt(Prompt::new("B").with_id("b")).await.unwrap();
+        if is_interrupted {
+            agent.agent.interrupt().await.unwrap();
+        } else {
+            agent.agent.cancel().await.unwrap();
+        }
+        let events = agent.end().await;
+        assert_eq!(outcome(&agent, "a"), RunOutcome::Cancelled);
+        assert_eq!(returned(&events)[0].content, "B".into());
+    }
+    let (mut agent, held) = between_turns(Prompt::new(" ")).await;
+    held.open();
+    let (failure, _) = failed(&agent.end().await);
+    assert_eq!(outcome(&agent, "a"), RunOutcome::Failed { failure });
 }
 
 #[tokio::test(start_paused = true)]

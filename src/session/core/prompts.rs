@@ -16,7 +16,7 @@ use crate::{
 pub(super) struct Prompts {
     /// The prompts in their current states, with the latest prompt at the end.
     list: Vec<KnownPrompt>,
-    /// The prompts that end with the next event, which ends a turn.
+    /// The prompts that end with the next event, which ends a turn, or which starts one with another prompt.
     ending: Vec<PromptId>,
     /// The staged prompts that the next event returns, which ends a run.
     returned: Vec<Arc<Prompt>>,
@@ -67,6 +67,19 @@ impl Core {
             };
             self.prompts.list.iter_mut().filter(is_of_turn).for_each(|prompt| prompt.through = through);
         }
+    }
+
+    /// Notes that another prompt has started a turn, after the event and the record of this start. The prompts that have
+    /// ended since the end of the last turn keep the last node of that turn. `is_recorded` states whether a record
+    /// contains their outcomes. Otherwise, the stored end of the last turn does.
+    pub(super) fn settle_late(&mut self, is_recorded: bool, effects: &mut Effects) {
+        if std::mem::take(&mut self.prompts.ending).is_empty() {
+            return;
+        }
+        if is_recorded {
+            self.outcomes_recorded();
+        }
+        effects.push(Effect::PromptsSettled);
     }
 
     /// Returns the end of a run as it is stored after this event, which ends a turn. Returns `None` if nothing but the

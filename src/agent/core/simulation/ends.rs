@@ -34,6 +34,7 @@ impl Model {
         }
         let outcome = RunOutcome::Stopped { stop_reason: response.stop_reason.clone() };
         self.queue.check_ended(&outcome, !self.queue.staged.is_empty())?;
+        self.stopped = Some(outcome);
         ensure!(
             !self.queue.staged.is_empty() || self.continuation.is_some(),
             "a run continues without a prompt or a continuation"

@@ -29,6 +29,9 @@ pub(super) struct Model {
     pub(super) took_staged: bool,
     /// The id of the turn in flight.
     turn_id: Option<TurnId>,
+    /// The outcome of the last turn, if the run continues after it. It is the outcome of the prompts in flight if a
+    /// staged prompt starts the next turn.
+    pub(super) stopped: Option<RunOutcome>,
     /// The number of the last run.
     runs: u32,
     pub(super) pauses: Pauses,
@@ -430,6 +433,8 @@ impl Model {
             let starts = self.starting.as_ref().is_some_and(|prompt| prompt.id.as_ref() == Some(id));
             if !starts {
                 self.queue.take(id, joins)?;
+                let stopped = self.stopped.as_ref().filter(|_| !joins);
+                stopped.map_or(Ok(()), |outcome| self.queue.check_ended(outcome, true))?;
             }
         }
         self.queue.change(id, state, prompt)

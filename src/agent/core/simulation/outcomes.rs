@@ -292,8 +292,10 @@ impl World {
     fn event_handled(&mut self, op: Op, prompt: Option<Prompt>) -> Check {
         self.note(|| format!("handle_event: {prompt:?}"));
         // While the session accepts no prompts, a prompt that `handle_event` returns becomes part of the error event.
-        let is_held = prompt.is_some() && self.rng.percent(20);
-        self.hold = is_held.then_some("the store is behind");
+        let holds = self.rng.percent(20);
+        self.hold = holds.then_some("the store is behind");
+        // A known prompt is dropped.
+        let is_held = holds && prompt.as_ref().is_some_and(|prompt| self.known(prompt).is_none());
         if let (Some(prompt), true) = (&prompt, is_held) {
             self.model.input = Input::EventFails;
             self.model.queue.staged.push(Arc::new(prompt.clone()));

@@ -17,7 +17,7 @@ pub(super) struct Queue {
     pub(super) taken: Option<Arc<Prompt>>,
     /// The prompts with an id, as the events describe them.
     pub(super) known: Vec<KnownPrompt>,
-    /// The outcomes of the prompts that end before the next event of a turn's end.
+    /// The outcomes of the prompts that end before the next event of a turn's end, or before the next turn begins.
     ended: Vec<RunOutcome>,
     /// The prompts that the run returns before its last event.
     returned: Vec<Arc<Prompt>>,
@@ -68,7 +68,8 @@ impl Queue {
         Ok(())
     }
 
-    /// Checks the prompts that have ended with a turn. If `all` is set, no prompt is in flight any more.
+    /// Checks the prompts that have ended: with a turn, or before a staged prompt starts the next turn. If `all` is set,
+    /// no prompt is in flight any more.
     pub(super) fn check_ended(&mut self, outcome: &RunOutcome, all: bool) -> Check {
         let ended = std::mem::take(&mut self.ended);
         ensure!(ended.iter().all(|own| own == outcome), "{ended:?} before {outcome:?}");

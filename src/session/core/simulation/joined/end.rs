@@ -6,7 +6,7 @@ use super::{Regenerated, Start, World, life::Life};
 use crate::{
     actor::simulation::{Check, ensure},
     agent::{Durable, process::Condition},
-    message::Message,
+    message::{Message, Role},
     run::{Accepted, KnownPrompt, Prompt, PromptId, PromptState},
     store::Stored,
     tree::{Node, Tree},
@@ -142,15 +142,20 @@ fn every_path_keeps_the_law(stored: &Stored) -> Check {
     Ok(())
 }
 
-/// A prompt with an outcome has ended. If the tree contains the prompt, the outcome names a node at or below it.
+/// A prompt with an outcome has ended. If the tree contains the prompt, the outcome names a node at or below it, and no
+/// other prompt has started a turn between the two.
 fn outcome_covers_the_prompt(tree: &Tree, known: &KnownPrompt, text: &str) -> Check {
     ensure!(matches!(known.state, PromptState::Ended { .. }), "{text} has the outcome {known:?}");
     let Some(own) = tree.nodes().find(|node| node.message().text() == text).map(Node::id) else {
         return Ok(());
     };
     let mut node = known.through;
-    while let Some(other) = node.filter(|node| *node != own) {
-        node = tree.node(other).and_then(Node::parent);
+    while let Some(other) = node.filter(|node| *node != own).and_then(|node| tree.node(node)) {
+        node = other.parent();
+        let follows_a_turn =
+            node.and_then(|node| tree.node(node)).is_some_and(|node| node.message().role == Role::Assistant);
+        let starts_a_turn = follows_a_turn && other.message().text().starts_with("prompt ");
+        ensure!(!starts_a_turn, "the outcome of {text} covers {:?}: {known:?}", other.message());
     }
     ensure!(node == Some(own), "the outcome of {text} at {own} is {known:?}");
     Ok(())

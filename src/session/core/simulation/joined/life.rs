@@ -128,6 +128,10 @@ impl Life {
         if self.process.may_disturb(&mut common.outside, 2) {
             return self.process.cancel(&mut common.outside);
         }
+        let chance = if self.process.phase() == "concluding" { 50 } else { 2 };
+        if self.process.may_disturb(&mut common.outside, chance) {
+            return self.process.notify(&mut common.outside);
+        }
         if self.process.may_disturb(&mut common.outside, 2) {
             let title = format!("title {}", common.outside.rng.below(3)).into();
             return self.step(common, |core, env, effects| core.set_title(Some(title), env, effects));
@@ -293,7 +297,9 @@ impl Life {
     }
 
     fn may_start(&self, common: &mut Common) -> bool {
-        self.process.is_idle() || self.process.may_disturb(&mut common.outside, 5)
+        // Between two turns, `handle_event` returns soon.
+        let chance = if self.process.phase() == "noticing between turns" { 50 } else { 5 };
+        self.process.is_idle() || self.process.may_disturb(&mut common.outside, chance)
     }
 }
 

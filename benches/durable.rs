@@ -37,7 +37,7 @@ mod approvals {
         agent::{Agent, Durable},
         manager::{Approval, Manager},
         message::{Message, Role, ToolUse, TurnId},
-        run::{TurnRecord, Waiting},
+        run::{PendingUse, TurnRecord},
         session::Session,
         store::{
             Change, Commit, ConversationId, FileSystemStore, Filter, Labels, Page, Store, StoredState, Write,
@@ -147,7 +147,9 @@ mod approvals {
                 Message::user("Send 20 euros to Ann, please.").into(),
                 Message::new(Role::Assistant, [tool_use.clone()]).into(),
             ])
-            .with_waiting(vec![Waiting::new(tool_use).with_reason("needs approval".into())]);
+            .with_waiting(vec![
+                PendingUse::new(TurnId::default(), tool_use).with_reason("needs approval".into()),
+            ]);
         let commit = Commit::new(None).with_usage([]).with_turn(record);
         store
             .write(&id, &Write::on(version), &Change::Commit(commit))

@@ -187,7 +187,7 @@ async fn approvals() -> Result<(), Box<dyn Error>> {
     let waiting = manager.pending_approvals(&Filter::default(), Page::default()).await?;
     println!("{} waiting", waiting.len());
     for approval in waiting {
-        println!("{}  {} {}", approval.id, approval.tool_use.name, approval.tool_use.input);
+        println!("{}  {} {}", approval.id, approval.pending.tool_use.name, approval.pending.tool_use.input);
     }
     Ok(())
 }

@@ -133,8 +133,8 @@ use crate::{
     message::ToolUseId,
     provider::OutputSchema,
     run::{
-        Accepted, Decided, Error, Expiry, Failure, KnownPrompt, Next, PendingUse, Prompt, PromptId,
-        PromptState, Response, RunEnd, RunOutcome, Settled, TurnRecord, Waiting,
+        Accepted, Decided, Error, Failure, KnownPrompt, Next, PendingUse, Prompt, PromptId, PromptState,
+        Response, RunEnd, RunOutcome, Settled, TurnRecord,
     },
     subscription::{Attachment, End, EventId, Numbered, Source, Subscription},
     telemetry::Caller,

@@ -67,7 +67,7 @@ use std::{
     time::Duration,
 };
 
-pub use approvals::{Approval, ApprovalId, Decided};
+pub use approvals::{Approval, ApprovalId, DecisionPlace};
 pub(crate) use closing::Description;
 
 pub use event::{Activity, Listed, ManagerEvent, ManagerSnapshot, OpenSession, Presence};

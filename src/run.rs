@@ -20,11 +20,11 @@ mod settings;
 pub use end::{RunEnd, RunOutcome};
 pub use error::{Error, ErrorKind};
 pub use failure::Failure;
-pub use pause::{Decided, Expiry, PendingUse};
+pub use pause::{Decided, PendingUse};
 #[cfg(feature = "web")]
 pub(crate) use prompt::ClientTools;
 pub(crate) use prompt::MAX_ID;
 pub use prompt::{Accepted, KnownPrompt, Next, Prompt, PromptId, PromptState};
-pub use record::{BranchPoint, Settled, TurnRecord, Waiting};
+pub use record::{BranchPoint, Settled, TurnRecord};
 pub use response::Response;
 pub use settings::Settings;

@@ -88,7 +88,7 @@ pub use search::{Found, Hit, Query};
 pub use sqlite::SqliteStore;
 pub use transfer::{Copied, CopyOptions, copy, copy_one};
 pub(crate) use turn::Undecidable;
-pub use turn::{PendingApproval, StoredTurn, TurnChange, TurnSummary, Turns};
+pub use turn::{StoredTurn, TurnChange, TurnSummary, Turns};
 pub use write::{Epoch, Lease, Owner, Version, Write};
 
 use std::{ops::Range, sync::Arc, time::Duration};

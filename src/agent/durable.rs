@@ -201,8 +201,8 @@ pub(super) struct RecoveryFacts {
     pub(super) lives: u32,
     pub(super) age: Duration,
     pub(super) recover: Recover,
-    /// The ends of the time limits of tool uses that wait.
-    pub(super) expiries: Vec<(ToolUseId, Timestamp)>,
+    /// The time since which each tool use waits, and the end of its time limit.
+    pub(super) waits: Vec<(ToolUseId, Timestamp, Option<Timestamp>)>,
 }
 
 impl TurnInFlight {
@@ -263,9 +263,10 @@ impl TurnInFlight {
         /// Sets the treatment of the turn.
         pub(crate) fn with_recover(self, recover: Recover) { self.facts.recover = recover }
 
-        /// Sets the ends of the time limits of the tool uses that wait. By default, they are those of the record.
-        pub(crate) fn with_expiries(self, expiries: Vec<(ToolUseId, Timestamp)>) {
-            self.facts.expiries = expiries;
+        /// Sets the time since which each tool use waits, and the end of its time limit. By default, they are those of
+        /// the record.
+        pub(crate) fn with_waits(self, waits: Vec<(ToolUseId, Timestamp, Option<Timestamp>)>) {
+            self.facts.waits = waits;
         }
     }
 }

@@ -6,7 +6,6 @@ use std::{future::ready, sync::Arc, time::Duration};
 
 pub use id::ApprovalId;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use tokio::time::{Instant, sleep_until};
 
 use super::{
@@ -16,12 +15,12 @@ use super::{
 };
 use crate::{
     agent::check_decisions,
-    message::{Timestamp, ToolUse, ToolUseId, TurnId},
-    run::{self, Error, ErrorKind, TurnRecord},
+    message::{ToolUseId, TurnId},
+    run::{Decided, Error, ErrorKind, PendingUse, TurnRecord},
     session::{Session, SessionCommand, Tenure, damaged_turn},
     store::{
-        Change, Commit, ConversationId, Filter, Labels, Owner, Page, PendingApproval, Position, StoreError,
-        StoredTurn, TurnSummary, Turns, Undecidable, Write,
+        Change, Commit, ConversationId, Filter, Labels, Owner, Page, Position, StoreError, StoredTurn,
+        TurnSummary, Turns, Undecidable, Write,
     },
     time::moment_after,
     tool::Decision,
@@ -39,18 +38,10 @@ pub struct Approval {
     /// The current owner of the conversation, if the conversation is open and the store supports ownership.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<Owner>,
-    /// The tool use. Its input is the one with which [`Decision::Execute`] runs the tool.
-    pub tool_use: ToolUse,
-    /// The reason for the pause.
-    #[serde(default, skip_serializing_if = "Value::is_null")]
-    pub reason: Value,
-    /// The time since which the tool use waits, by the store's clock.
-    pub since: Timestamp,
-    /// The end of the time limit, by the store's clock. `None` if there is no limit.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub expires: Option<Timestamp>,
-    /// The decision that applies after the time limit.
-    pub on_expiry: Decision,
+    /// The tool use, the reason for the pause, and its times by the store's clock. They are members of this object in
+    /// JSON.
+    #[serde(flatten)]
+    pub pending: PendingUse,
     /// The position of the turn in the list, after which the next page begins.
     pub position: Position,
 }
@@ -58,23 +49,13 @@ pub struct Approval {
 impl Approval {
     /// Returns the approvals of a turn.
     pub(crate) fn all_of(mut turn: TurnSummary) -> impl Iterator<Item = Self> {
-        std::mem::take(&mut turn.approvals).into_iter().map(move |approval| Self::of(&turn, approval))
-    }
-
-    fn of(turn: &TurnSummary, approval: PendingApproval) -> Self {
-        let PendingApproval { waiting, since, expires } = approval;
-        let tool_use = waiting.tool_use.id.clone();
-        Self {
-            id: ApprovalId { conversation: turn.id.clone(), turn: turn.turn, tool_use },
+        std::mem::take(&mut turn.approvals).into_iter().map(move |pending| Self {
+            id: ApprovalId::new(turn.id.clone(), turn.turn, pending.tool_use.id.clone()),
             labels: turn.labels.clone(),
             owner: turn.owner.clone(),
-            tool_use: waiting.tool_use,
-            reason: waiting.reason,
-            since,
-            expires,
-            on_expiry: waiting.on_expiry,
+            pending,
             position: turn.position.clone(),
-        }
+        })
     }
 }
 
@@ -84,11 +65,11 @@ impl From<&Approval> for Position {
     }
 }
 
-/// Where a decision was recorded.
+/// The place where a decision was recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
-pub enum Decided {
+pub enum DecisionPlace {
     /// The conversation is open in this manager, and its session has the decision.
     InSession,
     /// The conversation is not open, and the store has the decision. The turn continues when the conversation is opened
@@ -165,7 +146,7 @@ impl Manager {
         id: &ApprovalId,
         decision: Decision,
         by: Option<&str>,
-    ) -> Result<Decided, Error> {
+    ) -> Result<DecisionPlace, Error> {
         self.decide_all(&id.conversation, id.turn, vec![(id.tool_use.clone(), decision)], by, || {
             ready(Ok(()))
         })
@@ -181,7 +162,7 @@ impl Manager {
         decisions: Vec<(ToolUseId, Decision)>,
         by: Option<&str>,
         check: impl Fn() -> F,
-    ) -> Result<Decided, E> {
+    ) -> Result<DecisionPlace, E> {
         self.0.begin_sweeping();
         self.0.decide(id, turn, decisions, by, check).await
     }
@@ -226,7 +207,7 @@ impl Inner {
         decisions: Vec<(ToolUseId, Decision)>,
         by: Option<&str>,
         check: impl Fn() -> F,
-    ) -> Result<Decided, E> {
+    ) -> Result<DecisionPlace, E> {
         check_decisions(&decisions, by)?;
         let by: Option<Arc<str>> = by.map(Into::into);
         let lease = self.store.traits().lease;
@@ -245,7 +226,7 @@ impl Inner {
                         self.settled(id).await;
                         continue;
                     }
-                    decided => return Ok(decided.map(|()| Decided::InSession)?),
+                    decided => return Ok(decided.map(|()| DecisionPlace::InSession)?),
                 }
             }
             let now = Instant::now();
@@ -261,7 +242,7 @@ impl Inner {
             });
             let attempt = attempt.await;
             let attempt = attempt.unwrap_or_else(|reason| Err(aborted(id, &reason)));
-            let Err(owned) = attempt? else { return Ok(Decided::InStore) };
+            let Err(owned) = attempt? else { return Ok(DecisionPlace::InStore) };
             let (mut stored, error) = *owned;
             if now >= until || self.shutting.is_cancelled() {
                 return Err(with_left(error, lease, begun.elapsed()).into());
@@ -304,7 +285,7 @@ impl Inner {
                 None => self.store.turn(id).await?.ok_or_else(nothing_waits)?,
             };
             let stale = |tool_use| stale(&approval(tool_use), &open_uses(&stored));
-            let decided = decisions.iter().map(|(tool_use, decision)| run::Decided {
+            let decided = decisions.iter().map(|(tool_use, decision)| Decided {
                 turn,
                 tool_use_id: tool_use.clone(),
                 decision: decision.clone(),

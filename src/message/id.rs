@@ -322,6 +322,11 @@ impl Timestamp {
         Self(self.0.saturating_add(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)))
     }
 
+    /// Returns the point in time that was this long ago.
+    pub(crate) fn before(self, duration: Duration) -> Self {
+        Self(self.0.saturating_sub(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)))
+    }
+
     /// Returns the time that has passed since the other point in time, or zero if that is later.
     pub(crate) fn since(self, other: Self) -> Duration {
         Duration::from_millis(self.0.saturating_sub(other.0))

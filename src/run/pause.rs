@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use crate::{
     message::{Timestamp, ToolUse, ToolUseId, TurnId, value_weight},
+    setters::setters,
     tool::Decision,
 };
 
@@ -22,46 +23,95 @@ pub struct PendingUse {
     pub input_replaced: bool,
     /// The reason for the pause, in a format that the application defines. If the tool merely needs an approval, this
     /// is the text `needs approval`. If a running tool asks, this is its question.
+    #[serde(default)]
     pub reason: Value,
-    /// The time limit of the pause, if it has one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub expiry: Option<Box<Expiry>>,
     /// The id of the tool use whose running tool asks a question. The tool use in the pause then has this id, followed
     /// by `?` and a number, so that an answer never applies to a later question of the same call. `None` if the pause
     /// is about whether a tool may run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked_by: Option<ToolUseId>,
+    /// Whether the pause survives the end of its process if the turn is recorded. A pause does not survive if a running
+    /// tool asks, or if the provider waits for the decision in the middle of its response.
+    #[serde(default = "yes", skip_serializing_if = "is_true")]
+    pub survives: bool,
+    /// The time since which the tool use waits. It is a time of the system clock in events and snapshots, and of the
+    /// store's clock in lists. `None` in a record of a turn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<Timestamp>,
+    /// The time limit of the pause. `None` if the pause has no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<Duration>,
+    /// The moment at which the time limit ends, by the same clock as [`since`](Self::since). `None` if the pause has no
+    /// limit, and in a record of a turn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires: Option<Timestamp>,
+    /// The decision that applies after the time limit. `None` rejects the tool use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_expiry: Option<Decision>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_true(flag: &bool) -> bool {
+    *flag
+}
+
+setters! {
+    PendingUse: with_input_replaced(input_replaced: bool), with_reason(reason: Value),
+        with_asked_by(asked_by: some ToolUseId), with_survives(survives: bool), with_limit(limit: some Duration),
+        with_on_expiry(on_expiry: some Decision)
 }
 
 impl PendingUse {
+    /// The longest time limit of a pause. A longer one means no limit.
+    pub(crate) const LONGEST: Duration = Duration::from_hours(365 * 24);
+
+    /// Returns a tool use of this turn that waits without a time limit and without a reason.
+    pub fn new(turn: TurnId, tool_use: ToolUse) -> Self {
+        Self {
+            turn,
+            tool_use,
+            input_replaced: false,
+            reason: Value::Null,
+            asked_by: None,
+            survives: true,
+            since: None,
+            limit: None,
+            expires: None,
+            on_expiry: None,
+        }
+    }
+
     /// Returns the id of the model's tool use that this pause belongs to: the tool use itself or, if a running tool
     /// asks a question, the tool use that runs this tool.
     pub fn call(&self) -> &ToolUseId {
         self.asked_by.as_ref().unwrap_or(&self.tool_use.id)
     }
 
+    /// Returns the decision that applies after the time limit.
+    pub(crate) fn expiry_decision(&self) -> Decision {
+        let rejected = || Decision::reject("The approval was not given in time.");
+        self.on_expiry.clone().unwrap_or_else(rejected)
+    }
+
+    /// Returns whether the time limit has passed at the time `now`.
+    pub(crate) fn has_expired(&self, now: Timestamp) -> bool {
+        self.expires.is_some_and(|expires| expires <= now)
+    }
+
+    /// Sets the time since which the tool use waits, and the end of its time limit.
+    pub(crate) fn begin(&mut self, since: Timestamp) {
+        self.since = Some(since);
+        self.expires = self.limit.map(|limit| since.after(limit));
+    }
+
     /// Returns the approximate size in bytes.
     pub(crate) fn weight(&self) -> usize {
         64 + self.tool_use.weight() + value_weight(&self.reason)
     }
-}
-
-/// The time limit of a pause.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[non_exhaustive]
-pub struct Expiry {
-    /// The time from the report of the pause until the decision applies.
-    pub after: Duration,
-    /// The moment when the decision applies, by the system clock.
-    pub at: Timestamp,
-    /// The decision that applies if nobody has decided by then.
-    pub decision: Decision,
-}
-
-impl Expiry {
-    /// The longest time limit of a pause. A longer one means no limit.
-    pub(crate) const LONGEST: Duration = Duration::from_hours(365 * 24);
 }
 
 /// A decision about a tool use.

@@ -5,12 +5,11 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
-use super::KnownPrompt;
+use super::{KnownPrompt, PendingUse};
 use crate::{
-    message::{Message, ToolResult, ToolUse, TurnId, id::NodeId},
+    message::{Message, ToolResult, TurnId, id::NodeId},
     setters::setters,
     subscription::EventId,
-    tool::Decision,
 };
 
 /// A record of the turn in flight: one write of its state to a store.
@@ -52,7 +51,7 @@ pub struct TurnRecord {
     pub core: Box<str>,
     /// The tool uses that wait for a decision.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub waiting: Vec<Waiting>,
+    pub waiting: Vec<PendingUse>,
     /// The last prompts of the conversation that have an id, with the latest prompt at the end.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub prompts: Vec<KnownPrompt>,
@@ -76,7 +75,7 @@ fn is_zero(number: &u32) -> bool {
 setters! {
     TurnRecord: with_lives(lives: u32), with_orderly(orderly: bool), with_head(head: into Option<NodeId>),
         with_branch(branch: some BranchPoint), with_keep(keep: u32), with_append(append: Vec<Arc<Message>>),
-        with_results(results: Vec<Settled>), with_waiting(waiting: Vec<Waiting>),
+        with_results(results: Vec<Settled>), with_waiting(waiting: Vec<PendingUse>),
         with_prompts(prompts: Vec<KnownPrompt>), with_spent(spent: Duration), with_mark(mark: into Option<EventId>)
 }
 
@@ -169,7 +168,10 @@ impl TurnRecord {
         let mut seen = HashSet::new();
         self.waiting.retain(|waiting| seen.insert(waiting.tool_use.id.clone()));
         for waiting in &mut self.waiting {
-            waiting.expires_in = waiting.expires_in.map(|limit| limit.min(LONGEST));
+            waiting.turn = self.turn;
+            waiting.limit = waiting.limit.map(|limit| limit.min(LONGEST));
+            // Stores set the times when they read the turn.
+            (waiting.since, waiting.expires) = (None, None);
         }
         self.spent = self.spent.min(LONGEST);
         self.results.retain(|result| result.slot < SLOTS);
@@ -246,46 +248,5 @@ impl Settled {
     /// Returns a result that was not reviewed yet.
     pub const fn new(slot: u32, result: ToolResult) -> Self {
         Self { slot, reviewed: false, result }
-    }
-}
-
-/// A tool use that waits for a decision.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct Waiting {
-    /// The tool use.
-    pub tool_use: ToolUse,
-    /// The reason for the pause.
-    #[serde(default, skip_serializing_if = "Value::is_null")]
-    pub reason: Value,
-    /// The time after which [`on_expiry`](Self::on_expiry) applies, counted from the first record with this tool use.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub expires_in: Option<Duration>,
-    /// The decision that applies after the time limit.
-    #[serde(default = "expired")]
-    pub on_expiry: Decision,
-    /// Whether the pause survives the end of its process. A pause does not survive if the provider waits for the
-    /// decision in the middle of its response.
-    #[serde(default = "yes")]
-    pub survives: bool,
-}
-
-setters! {
-    Waiting: with_reason(reason: Value), with_expires_in(expires_in: some Duration),
-        with_on_expiry(on_expiry: Decision), with_survives(survives: bool)
-}
-
-fn expired() -> Decision {
-    Decision::reject("The approval was not given in time.")
-}
-
-fn yes() -> bool {
-    true
-}
-
-impl Waiting {
-    /// Returns a tool use that waits without a time limit and without a reason.
-    pub fn new(tool_use: ToolUse) -> Self {
-        Self { tool_use, reason: Value::Null, expires_in: None, on_expiry: expired(), survives: true }
     }
 }

@@ -11,7 +11,7 @@ use crate::{
     message::{History, Timestamp},
     run::{BranchPoint, Error, ErrorKind, PromptState, RunEnd, RunOutcome, TurnRecord},
     session::damaged_turn,
-    store::{ConversationId, PendingApproval, StoredTurn},
+    store::{ConversationId, StoredTurn},
     tree::Tree,
 };
 
@@ -97,14 +97,14 @@ impl LoadedTurn {
         let lives = turn.record.lives.saturating_add(is_counted.into());
         let age = Duration::from_millis(now.0.saturating_sub(turn.since.0));
         let local = Timestamp::now();
-        let expiries =
-            turn.approvals().into_iter().filter_map(|PendingApproval { waiting, expires, .. }| {
-                // If the clock was ahead when the tool use began to wait, its limit begins now.
-                let left = expires?.since(now).min(waiting.expires_in.unwrap_or(Duration::MAX));
-                Some((waiting.tool_use.id, local.after(left)))
-            });
+        let waits = turn.approvals().into_iter().filter_map(|pause| {
+            let since = local.before(now.since(pause.since?));
+            // If the clock was ahead when the tool use began to wait, its limit begins now.
+            let left = |limit| Some(pause.expires?.since(now).min(limit));
+            Some((pause.tool_use.id, since, pause.limit.and_then(left).map(|left| local.after(left))))
+        });
         let in_flight =
-            in_flight.with_lives(lives).with_age(age).with_recover(recover).with_expiries(expiries.collect());
+            in_flight.with_lives(lives).with_age(age).with_recover(recover).with_waits(waits.collect());
         Ok(Self { in_flight, record: Box::new(turn.record), history, lives })
     }
 }

@@ -14,7 +14,7 @@ pub(super) use cells::{Cells, owner, stored, sum, summary, turn, usage_row};
 pub(super) use cells::{conversation_id, labels};
 #[cfg(feature = "sqlite")]
 pub(super) use turns::ApprovalRow;
-pub(super) use turns::{ReadApproval, ReadTurn, RecordRow, TurnRow};
+pub(super) use turns::{ReadTurn, RecordRow, TurnRow};
 
 use std::sync::Arc;
 

@@ -6,13 +6,13 @@ mod summary;
 
 pub(crate) use decide::Undecidable;
 pub use stored::StoredTurn;
-pub use summary::{PendingApproval, TurnSummary, Turns};
+pub use summary::{TurnSummary, Turns};
 
 use serde::{Deserialize, Serialize};
 
 use super::Commit;
 use crate::{
-    run::{RunEnd, TurnRecord, Waiting},
+    run::{PendingUse, RunEnd, TurnRecord},
     tree::NodeId,
 };
 

@@ -1,16 +1,14 @@
 //! The bodies and queries of requests, the bodies of responses, and the checks of commands.
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use super::{Action, Principal, Problem};
 use crate::{
     manager::Listed,
-    message::{Content, Timestamp, ToolUse, TurnId, UsageRow},
-    run::Prompt,
+    message::{Content, Timestamp, UsageRow},
+    run::{PendingUse, Prompt},
     session::SessionCommand,
     store::{ConversationId, Position},
-    tool::Decision,
 };
 
 /// The settings of a new conversation.
@@ -93,21 +91,12 @@ pub(crate) struct ListPage {
 /// A tool use that waits for a decision.
 #[derive(Debug, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub(crate) struct WaitingToolUse {
+pub(crate) struct ListedApproval {
     /// The id of the conversation.
     pub(super) conversation: ConversationId,
-    /// The id of the turn that is paused.
-    pub(super) turn: TurnId,
-    /// The tool use. The decision `execute` runs the tool with the input of this tool use.
-    pub(super) tool_use: ToolUse,
-    /// The reason for the pause.
-    pub(super) reason: Value,
-    /// The time since which the tool use waits.
-    pub(super) since: Timestamp,
-    /// The end of the time limit. `None` if there is no limit.
-    pub(super) expires: Option<Timestamp>,
-    /// The decision that applies after the time limit.
-    pub(super) on_expiry: Decision,
+    /// The tool use, the reason for the pause, and its times by the store's clock.
+    #[serde(flatten)]
+    pub(super) pending: PendingUse,
 }
 
 /// A part of the list of tool uses that wait for decisions.
@@ -115,7 +104,7 @@ pub(crate) struct WaitingToolUse {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub(crate) struct ApprovalPage {
     /// The tool uses. The first ones belong to the turn that has waited longest.
-    pub(super) items: Vec<WaitingToolUse>,
+    pub(super) items: Vec<ListedApproval>,
     /// The value of `after` for the request of the next page. `None` on the last page.
     pub(super) next: Option<String>,
 }

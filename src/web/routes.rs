@@ -25,8 +25,8 @@ use super::{
     guard::guard,
     pages::visible,
     requests::{
-        ApprovalPage, Created, ListPage, ListQuery, NewConversation, PeriodQuery, RowsPage, RowsQuery,
-        SearchQuery, WaitingToolUse, action, position, position_text, prompt_of,
+        ApprovalPage, Created, ListPage, ListQuery, ListedApproval, NewConversation, PeriodQuery, RowsPage,
+        RowsQuery, SearchQuery, action, position, position_text, prompt_of,
     },
 };
 use crate::{
@@ -292,14 +292,9 @@ async fn approvals(call: Call) -> Result<Response, Problem> {
     let (turns, last) =
         visible(page, call.limit(None), read, |turn: &TurnSummary| turn.position.clone(), may_see).await?;
     let next = last.as_ref().map(position_text);
-    let item = |approval: Approval| WaitingToolUse {
-        tool_use: call.lens(&approval.id.conversation).tool_use(&approval.tool_use),
+    let item = |approval: Approval| ListedApproval {
+        pending: call.lens(&approval.id.conversation).pause(&approval.pending),
         conversation: approval.id.conversation,
-        turn: approval.id.turn,
-        reason: approval.reason,
-        since: approval.since,
-        expires: approval.expires,
-        on_expiry: approval.on_expiry,
     };
     let items = turns.into_iter().flat_map(Approval::all_of).map(item).collect();
     Ok(json(&ApprovalPage { items, next }))

@@ -113,11 +113,11 @@ impl Lens {
     }
 
     fn pauses(&self, pauses: &[Arc<PendingUse>]) -> Vec<Arc<PendingUse>> {
-        let shown = |pause: &Arc<PendingUse>| PendingUse {
-            tool_use: self.tool_use(&pause.tool_use),
-            ..PendingUse::clone(pause)
-        };
-        pauses.iter().map(shown).map(Arc::new).collect()
+        pauses.iter().map(|pause| Arc::new(self.pause(pause))).collect()
+    }
+
+    pub(super) fn pause(&self, pause: &PendingUse) -> PendingUse {
+        PendingUse { tool_use: self.tool_use(&pause.tool_use), ..pause.clone() }
     }
 
     fn agent(&self, agent: &Snapshot) -> Snapshot {

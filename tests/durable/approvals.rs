@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use omni_agent::{
     Error, ErrorKind,
-    manager::{ApprovalId, Decided, Manager},
+    manager::{ApprovalId, DecisionPlace, Manager},
     message::ToolUseId,
     store::{Filter, Labels, Listing, MemoryStore, Owner, Page, Store, StoredTurn, Turns},
     tool::Decision,
@@ -29,7 +29,7 @@ async fn turn(store: &dyn Store, conversation: &str) -> StoredTurn {
     store.turn(&id(conversation)).await.unwrap().expect("a turn is in flight")
 }
 
-fn stale(result: &Result<Decided, Error>) -> Vec<ToolUseId> {
+fn stale(result: &Result<DecisionPlace, Error>) -> Vec<ToolUseId> {
     let error = result.as_ref().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::StaleDecision);
     error.waiting()
@@ -60,7 +60,7 @@ async fn pending_approvals_lists_the_oldest_first_for_its_user_only() {
         while now().await <= begun {
             tokio::task::yield_now().await;
         }
-        let limited = waiting("3").with_reason(json!("money")).with_expires_in(Duration::from_hours(1));
+        let limited = waiting("3").with_reason(json!("money")).with_limit(Duration::from_hours(1));
         leave(&**store, "second", "ann", paused(vec![limited])).await;
         leave(&**store, "running", "ann", paused(vec![])).await;
 
@@ -68,10 +68,10 @@ async fn pending_approvals_lists_the_oldest_first_for_its_user_only() {
         let all = manager.pending_approvals(&of("ann"), Page::default()).await.unwrap();
         let ids: Vec<_> = all.iter().map(|approval| approval.id.clone()).collect();
         assert_eq!(ids, [approval("first", "1"), approval("first", "2"), approval("second", "3")]);
-        let last = &all[2];
+        let last = &all[2].pending;
         assert_eq!((&last.reason, &last.tool_use.input), (&json!("money"), &json!({ "to": "3" })));
-        assert_eq!(last.expires.unwrap().0, last.since.0 + 3_600_000);
-        assert_eq!(last.labels, Labels::new([("user", "ann")]).unwrap());
+        assert_eq!(last.expires.unwrap().0, last.since.unwrap().0 + 3_600_000);
+        assert_eq!(all[2].labels, Labels::new([("user", "ann")]).unwrap());
 
         let first = manager.pending_approvals(&of("ann"), Page::first(1)).await.unwrap();
         assert_eq!(first, all[..2]);
@@ -90,7 +90,7 @@ async fn decision_is_stored_once_and_the_last_one_leaves_the_turn() {
         let before = turn(&**store, "a").await;
 
         let taken = one.decide(&approval("a", "2"), Decision::Execute, Some("ann")).await;
-        assert_eq!(taken.unwrap(), Decided::InStore);
+        assert_eq!(taken.unwrap(), DecisionPlace::InStore);
         let after = turn(&**store, "a").await;
         assert_eq!(decided(&after), json!([["2", "execute", "ann", null]]));
         let same = |turn: &StoredTurn| (turn.record.append.clone(), turn.record.results.clone(), turn.since);
@@ -176,7 +176,7 @@ async fn deeply_nested_decision_is_refused_and_changes_nothing() {
 async fn decision_after_the_time_limit_applies_the_one_for_its_end() {
     for place in stores().await {
         let store = &place.store;
-        let expired = |tool_use| waiting(tool_use).with_expires_in(Duration::ZERO);
+        let expired = |tool_use| waiting(tool_use).with_limit(Duration::ZERO);
         let record = paused(vec![expired("1"), waiting("2"), expired("3").with_on_expiry(Decision::Execute)]);
         leave(&**store, "a", "ann", record).await;
         let manager = manager(store);

@@ -45,8 +45,8 @@ async fn compare(limits: &[Limit], attempts: &[Attempt]) {
         let waiting = waiting(&number.to_string());
         match limit {
             Limit::None => waiting,
-            Limit::Later => waiting.with_expires_in(Duration::from_hours(1)),
-            Limit::Passed => waiting.with_expires_in(Duration::ZERO),
+            Limit::Later => waiting.with_limit(Duration::from_hours(1)),
+            Limit::Passed => waiting.with_limit(Duration::ZERO),
             Limit::EndsWithItsProcess => waiting.with_survives(false),
         }
     });

@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use omni_agent::{
     ErrorKind,
     agent::{Agent, AgentBuilder, AgentCallbacks, Durable, Recover, RecoveryDecision, State, ToolDecision},
-    manager::{ApprovalId, Decided, Manager, OpenOptions, Shutdown, Sweep},
+    manager::{ApprovalId, DecisionPlace, Manager, OpenOptions, Shutdown, Sweep},
     message::ToolUse,
     run::TurnRecord,
     session::Session,
@@ -134,7 +134,7 @@ async fn hand_over_before_tools_have_started_starts_none_and_the_next_owner_runs
             (0..10).for_each(|_| answers.open());
             left.await.unwrap().unwrap();
             if let Some(deciding) = deciding {
-                assert_eq!(deciding.await.unwrap().unwrap(), Decided::InSession, "{case}");
+                assert_eq!(deciding.await.unwrap().unwrap(), DecisionPlace::InSession, "{case}");
             }
             assert_eq!(sent.load(Ordering::SeqCst), 0, "{case}: nothing has started");
             let turn = stored(&store).await;
@@ -311,7 +311,7 @@ async fn decision_given_up_while_the_conversation_is_acquired_leaves_no_lease() 
 async fn expiry_given_up_while_the_conversation_is_acquired_leaves_no_lease() {
     let grants = Gate::new();
     let store = MemoryStore::new();
-    leave(&store, "a", "ann", paused(vec![waiting("1").with_expires_in(Duration::ZERO)])).await;
+    leave(&store, "a", "ann", paused(vec![waiting("1").with_limit(Duration::ZERO)])).await;
     let store = HeldStore { grants: Some(grants.clone()), ..HeldStore::new(store, Duration::ZERO) };
     let store = Arc::new(store);
     let builder = Manager::builder(Arc::clone(&store)).sweep(Sweep::off()).starter(|_| Some(options()));
@@ -355,7 +355,7 @@ async fn decide_that_waits_does_not_block_the_conversation() {
     let opened = manager.open(&id("a"), options()).await;
     assert_eq!(opened.unwrap_err().kind(), ErrorKind::OpenElsewhere);
     assert!(begun.elapsed() < Duration::from_millis(100), "{:?}", begun.elapsed());
-    assert_eq!(decided.await.unwrap().unwrap(), Decided::InStore);
+    assert_eq!(decided.await.unwrap().unwrap(), DecisionPlace::InStore);
 }
 
 #[tokio::test(start_paused = true)]

@@ -7,7 +7,7 @@ use std::sync::{
 
 use omni_agent::{
     agent::{Agent, Durable, Status},
-    manager::{Decided, Manager, Sweep},
+    manager::{DecisionPlace, Manager, Sweep},
     session::{Session, SessionBuilder},
     store::{Filter, Page, Store},
     subscription::EndReason,
@@ -114,7 +114,7 @@ async fn decision_of_a_manager_is_not_overwritten_by_a_session_of_the_turn() {
         let approval =
             manager.pending_approvals(&Filter::default(), Page::default()).await.unwrap().remove(0);
         let decided = manager.decide(&approval.id, Decision::Execute, None).await.unwrap();
-        assert_eq!(decided, Decided::InStore);
+        assert_eq!(decided, DecisionPlace::InStore);
         assert!(session.resume("call-1", Decision::reject("No")).await.is_err());
         assert_eq!(session.ended().await.reason, EndReason::LostPlace);
 

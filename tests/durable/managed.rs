@@ -10,7 +10,7 @@ use std::{
 
 use omni_agent::{
     agent::{Agent, Durable, Status},
-    manager::{Approval, Decided, Manager, ManagerBuilder, OpenOptions, Sweep},
+    manager::{Approval, DecisionPlace, Manager, ManagerBuilder, OpenOptions, Sweep},
     session::Session,
     store::{Filter, Listing, MemoryStore, Owner, Page, Store, Turns},
     testing::{Gate, ScriptedProvider, Step},
@@ -93,12 +93,12 @@ async fn approval_of_a_process_that_died_is_decided_and_the_turn_finishes() {
             std::mem::forget(manager);
             approval
         });
-        assert_eq!((approval.tool_use.name.as_str(), sender.sent()), ("send", 0));
+        assert_eq!((approval.pending.tool_use.name.as_str(), sender.sent()), ("send", 0));
 
         // Another process decides. It has no starter, so it cannot open the conversation.
         let other = manager(&store).build();
         let decided = other.decide(&approval.id, Decision::Execute, Some("ann")).await.unwrap();
-        assert_eq!(decided, Decided::InStore);
+        assert_eq!(decided, DecisionPlace::InStore);
         assert!(pending(&other).await.is_empty() && other.list_open().is_empty());
 
         let of_worker = sender.clone();
@@ -131,7 +131,7 @@ async fn decision_after_a_process_has_died_waits_for_the_end_of_its_lease() {
     }
     let other = manager(&place.store).owner(Owner::new("other")).build();
     let decided = other.decide(&approval.id, Decision::Execute, Some("ann")).await.unwrap();
-    assert_eq!(decided, Decided::InStore);
+    assert_eq!(decided, DecisionPlace::InStore);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -221,7 +221,7 @@ async fn decision_in_an_open_session_continues_its_turn() {
     let manager = manager(&store).build();
     let approval = paused(&manager, &sender).await;
     let decided = manager.decide(&approval.id, Decision::Execute, Some("ann")).await.unwrap();
-    assert_eq!(decided, Decided::InSession);
+    assert_eq!(decided, DecisionPlace::InSession);
     assert_eq!(last_text(&manager.get(&id("a")).unwrap()).await, "It says: sent 1");
     assert!(manager.decide(&approval.id, Decision::Execute, None).await.unwrap_err().is_conflict());
 }
@@ -237,7 +237,7 @@ async fn paused_session_makes_room_and_its_approval_waits_in_the_store() {
     assert_eq!(pending(&manager).await, std::slice::from_ref(&approval));
     drop(opened);
     let decided = manager.decide(&approval.id, Decision::Execute, None).await.unwrap();
-    assert_eq!(decided, Decided::InStore);
+    assert_eq!(decided, DecisionPlace::InStore);
     let session = loop {
         match manager.get(&id("a")) {
             Some(session) => break session,

@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use omni_agent::{
     Error, ErrorKind,
     agent::{Agent, Durable},
-    manager::{ApprovalId, Decided, Manager, OpenOptions, Sweep},
+    manager::{ApprovalId, DecisionPlace, Manager, OpenOptions, Sweep},
     message::{Timestamp, ToolResult},
     store::{
         Change, ConversationId, Epoch, Filter, Lease, Listing, MemoryStore, Owner, Page, Store, StoreError,
@@ -150,7 +150,7 @@ impl Store for HeldStore {
 
 /// Decides on a tool use of a conversation that another owner holds for this time. Returns the result, and the number
 /// of times that the turn was read.
-async fn decide_while_held(hold: Duration) -> (Result<Decided, Error>, usize) {
+async fn decide_while_held(hold: Duration) -> (Result<DecisionPlace, Error>, usize) {
     let store = MemoryStore::new();
     leave(&store, "a", "ann", paused(vec![waiting("1")])).await;
     let place = Arc::new(HeldStore::new(store, hold));
@@ -164,7 +164,7 @@ async fn decide_while_held(hold: Duration) -> (Result<Decided, Error>, usize) {
 async fn decide_waits_for_another_owner_that_releases_the_conversation() {
     for hold in [0, 5, 200, 900, 29_000, 34_000].map(Duration::from_millis) {
         let (decided, reads) = decide_while_held(hold).await;
-        assert_eq!((decided.unwrap(), reads), (Decided::InStore, 1), "{hold:?}");
+        assert_eq!((decided.unwrap(), reads), (DecisionPlace::InStore, 1), "{hold:?}");
     }
 }
 
@@ -208,7 +208,7 @@ async fn decide_after_the_record_and_before_its_answer_is_kept() {
     for _ in 0..5 {
         answers.open();
     }
-    assert_eq!(decided.await.unwrap().unwrap(), Decided::InSession);
+    assert_eq!(decided.await.unwrap().unwrap(), DecisionPlace::InSession);
     session.wait_until_idle().await.unwrap();
     let tree = session.tree().await.unwrap();
     let messages = tree.history();
@@ -220,7 +220,7 @@ async fn decide_after_the_record_and_before_its_answer_is_kept() {
 #[tokio::test(start_paused = true)]
 async fn sweep_whose_list_never_comes_is_followed_by_the_next_one() {
     let store = MemoryStore::new();
-    leave(&store, "a", "ann", paused(vec![waiting("1").with_expires_in(Duration::ZERO)])).await;
+    leave(&store, "a", "ann", paused(vec![waiting("1").with_limit(Duration::ZERO)])).await;
     let place = Arc::new(HeldStore::new(store, Duration::ZERO));
     place.is_stuck.store(true, Ordering::SeqCst);
     let builder = Manager::builder(Arc::clone(&place) as Arc<dyn Store>).starter(|_| None);

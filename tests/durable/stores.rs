@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use omni_agent::{
     message::{Message, ToolUse, TurnId},
-    run::{Settled, TurnRecord, Waiting},
+    run::{PendingUse, Settled, TurnRecord},
     store::{
         Change, Commit, ConversationId, FileSystemStore, Labels, MemoryStore, Store, StoredState, Write,
         file_system::Durability,
@@ -80,12 +80,12 @@ pub(crate) fn turn_id(number: u8) -> TurnId {
 }
 
 /// Returns a use of the tool `send` that waits for a decision.
-pub(crate) fn waiting(tool_use: &str) -> Waiting {
-    Waiting::new(ToolUse::new(tool_use, "send", json!({ "to": tool_use })))
+pub(crate) fn waiting(tool_use: &str) -> PendingUse {
+    PendingUse::new(TurnId::default(), ToolUse::new(tool_use, "send", json!({ "to": tool_use })))
 }
 
 /// Returns a record of a paused turn on the head 2.
-pub(crate) fn paused(waiting: Vec<Waiting>) -> TurnRecord {
+pub(crate) fn paused(waiting: Vec<PendingUse>) -> TurnRecord {
     let pending = [Message::user("Send it."), Message::assistant("I will.")];
     let settled = ToolUse::new("done", "send", json!({}));
     TurnRecord::new(1, turn_id(7), r#"{"phase":"paused","step":3}"#)

@@ -8,7 +8,7 @@ use std::{
 use omni_agent::{
     ErrorKind,
     agent::{Agent, AgentBuilder, Recover, RecoveryDecision},
-    manager::{ApprovalId, Decided, Manager, ManagerBuilder, ManagerEvent, OpenOptions, Sweep},
+    manager::{ApprovalId, DecisionPlace, Manager, ManagerBuilder, ManagerEvent, OpenOptions, Sweep},
     message::Message,
     run::TurnRecord,
     store::{Filter, Labels, MemoryStore, Owner, Page, Store},
@@ -231,7 +231,7 @@ async fn recover_with_turns_that_are_declined_or_fail_opens_one_in_the_only_plac
     }
     leave(&store, "bad", "ann", running()).await;
     leave(&store, "panics", "ann", running()).await;
-    let expired = waiting("1").with_expires_in(Duration::ZERO);
+    let expired = waiting("1").with_limit(Duration::ZERO);
     leave(&store, "waits", "ann", paused(vec![expired, waiting("2")])).await;
     leave(&store, "own", "ann", running()).await;
     let manager = Manager::builder(store).sweep(Sweep::off()).max_open(1).starter(|turn| {
@@ -265,7 +265,7 @@ async fn last_decision_opens_the_conversation() {
     tokio::time::sleep(Duration::from_mins(1)).await;
     assert!(manager.list_open().is_empty(), "the turn waits for the other decision");
     let decided = manager.decide(&approval("2"), Decision::Execute, None).await;
-    assert_eq!(decided.unwrap(), Decided::InStore);
+    assert_eq!(decided.unwrap(), DecisionPlace::InStore);
     assert_eq!(event(&mut events, opened).await, "a");
 }
 
@@ -273,7 +273,7 @@ async fn last_decision_opens_the_conversation() {
 async fn recover_applies_time_limits_that_have_passed() {
     for place in stores().await {
         let store = &place.store;
-        let expired = || waiting("1").with_expires_in(Duration::ZERO);
+        let expired = || waiting("1").with_limit(Duration::ZERO);
         leave(&**store, "a", "ann", paused(vec![expired(), waiting("2")])).await;
         leave(&**store, "b", "ann", paused(vec![expired()]).with_lives(0)).await;
         let manager = builder(store).starter(|_| Some(options())).build();

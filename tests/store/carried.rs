@@ -2,9 +2,9 @@
 //! node, and turns in flight.
 
 use omni_agent::{
-    message::{Message, RequestEnd, Timestamp, Usage, UsageRow},
+    message::{Message, RequestEnd, Timestamp, TurnId, Usage, UsageRow},
     provider::Options,
-    run::{KnownPrompt, Prompt, PromptState, RunEnd, RunOutcome, TurnRecord, Waiting},
+    run::{KnownPrompt, PendingUse, Prompt, PromptState, RunEnd, RunOutcome, TurnRecord},
     store::{
         Change, Commit, CopyOptions, MemoryStore, Page, Store, StoreError, Write, copy_one, export_json,
         import_json, import_json_with_settings,
@@ -45,7 +45,7 @@ async fn begin_turn(store: &dyn Store) {
     let tool_use = omni_agent::message::ToolUse::new("1", "send", json!({}));
     let record = TurnRecord::new(1, "00112233445566778899aabbccddeeff".parse().unwrap(), "{}")
         .with_head(node(2))
-        .with_waiting(vec![Waiting::new(tool_use)]);
+        .with_waiting(vec![PendingUse::new(TurnId::default(), tool_use)]);
     let commit = Commit::new(Some(node(2))).with_usage([]).with_turn(record);
     store.write(&id("a"), &Write::on(version), &Change::Commit(commit)).await.unwrap();
 }

@@ -27,7 +27,7 @@ pub(crate) enum Effect {
 /// change.
 pub(crate) const TEXTS: [(&str, &str, &[&str], Effect); 5] = [
     ("turns", "true", &["turn", "prompts", "branch"], Effect::TurnDamaged),
-    ("approvals", "place = 0", &["content", "reason", "on_expiry"], Effect::TurnDamaged),
+    ("approvals", "place = 0", &["content"], Effect::TurnDamaged),
     ("pending", "slot = -1", &["content"], Effect::TurnDamaged),
     ("pending", "slot >= 0", &["content"], Effect::TurnDamaged),
     ("runs", "true", &["ending", "prompts"], Effect::ConversationDamaged),

@@ -7,7 +7,7 @@ use omni_agent::{
         Message, MessageId, Purpose, RequestEnd, Text, Timestamp, ToolResult, ToolUse, TurnId, Usage,
         UsageRow,
     },
-    run::{BranchPoint, KnownPrompt, PromptState, RunEnd, RunOutcome, Settled, TurnRecord, Waiting},
+    run::{BranchPoint, KnownPrompt, PendingUse, PromptState, RunEnd, RunOutcome, Settled, TurnRecord},
     store::{Change, Commit, Lease, Listing, Page, Store, StoredState, Turns, Write},
     subscription::EventId,
     tool::Decision,
@@ -38,11 +38,12 @@ pub(crate) fn known(id: &str) -> KnownPrompt {
 
 pub(crate) fn record() -> TurnRecord {
     let pending = Message::user("A pending message").with_timestamp(Timestamp(9));
-    let first = Waiting::new(tool_use("call 1"))
+    let turn: TurnId = "00112233445566778899aabbccddeeff".parse().unwrap();
+    let first = PendingUse::new(turn, tool_use("call 1"))
         .with_reason(json!({ "why": "money" }))
-        .with_expires_in(Duration::from_mins(1))
+        .with_limit(Duration::from_mins(1))
         .with_on_expiry(Decision::Execute);
-    TurnRecord::new(1, "00112233445566778899aabbccddeeff".parse().unwrap(), r#"{"phase":"paused"}"#)
+    TurnRecord::new(1, turn, r#"{"phase":"paused"}"#)
         .with_lives(2)
         .with_orderly(true)
         .with_head(node(2))
@@ -51,7 +52,7 @@ pub(crate) fn record() -> TurnRecord {
         .with_results(vec![
             Settled::new(1, ToolResult::ok(&tool_use("call 2"), Text::new("sent"))).with_reviewed(true),
         ])
-        .with_waiting(vec![first, Waiting::new(tool_use("call 3")).with_survives(false)])
+        .with_waiting(vec![first, PendingUse::new(turn, tool_use("call 3")).with_survives(false)])
         .with_prompts(vec![
             known("p1"),
             KnownPrompt::new("p2", PromptState::InFlight { turn: TurnId::default() }),

@@ -3,8 +3,8 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use omni_agent::{
-    message::{Message, Text, Timestamp, ToolResult, ToolUse},
-    run::{Settled, TurnRecord, Waiting},
+    message::{Message, Text, Timestamp, ToolResult, ToolUse, TurnId},
+    run::{PendingUse, Settled, TurnRecord},
     store::{Commit, Stored, StoredState, Version},
 };
 use proptest::{
@@ -46,7 +46,7 @@ struct Turn {
     messages: u32,
     /// The number of messages that are saved. `Step::Removes` removes at least one of them.
     stored: u32,
-    waiting: Vec<Waiting>,
+    waiting: Vec<PendingUse>,
     records: u32,
 }
 
@@ -74,7 +74,7 @@ impl Turn {
             }
             Step::Waits(true) => {
                 let tool_use = ToolUse::new(format!("use {}", self.records), "send", json!({}));
-                self.waiting.push(Waiting::new(tool_use));
+                self.waiting.push(PendingUse::new(TurnId::default(), tool_use));
             }
             Step::Waits(false) => drop(self.waiting.pop()),
             Step::Removes(..) | Step::Settles(_) | Step::Another => {}

@@ -309,7 +309,8 @@ async fn queries_among_many_conversations_use_indexes() {
         .unwrap();
     let observer = raw(url).await;
     let schema = schema(&store);
-    let (turn, tool_use) = ("0".repeat(32), r#"{"id":"1","name":"a","input":{}}"#);
+    let turn = "0".repeat(32);
+    let pending = format!(r#"{{"turn":"{turn}","tool_use":{{"id":"1","name":"a","input":{{}}}}}}"#);
     let fill = format!(
         "INSERT INTO {schema}.conversations (id, version, created, updated, state, epoch)
              SELECT 'n' || n, n, now(), now() - make_interval(secs => n), '{{}}', n FROM generate_series(1, 20000) AS n;
@@ -324,8 +325,8 @@ async fn queries_among_many_conversations_use_indexes() {
              SELECT key, 'tenant', CASE WHEN key % 200 = 0 THEN 'rare' ELSE 'frequent' END FROM {schema}.conversations;
          INSERT INTO {schema}.turns (conversation, turn, lives, orderly, format, core, spent, prompts, since, recorded, waits)
              SELECT key, '{turn}', 0, false, 1, '{{}}', '0', '[]', updated, updated, key % 200 > 0 FROM {schema}.conversations;
-         INSERT INTO {schema}.approvals (conversation, tool_use, place, content, reason, on_expiry, survives, since, expires)
-             SELECT key, '1', 0, '{tool_use}', 'null', null, true, updated,
+         INSERT INTO {schema}.approvals (conversation, tool_use, place, content, survives, since, expires)
+             SELECT key, '1', 0, '{pending}', true, updated,
                  CASE WHEN key % 200 = 1 THEN now() WHEN key % 2 = 1 THEN 'infinity' END
              FROM {schema}.conversations WHERE key % 200 > 0;
          INSERT INTO {schema}.pending SELECT key, 0, -1, '{{}}' FROM {schema}.conversations;
@@ -366,7 +367,7 @@ async fn queries_among_many_conversations_use_indexes() {
         .write(&id("new"), &Write::on(version), &Change::Commit(Commit::new(None).with_turn(record)))
         .await
         .unwrap();
-    let nothing = ["null"; 43].join(", ");
+    let nothing = ["null"; 41].join(", ");
     plans.push(("record", plan(&observer, &nothing).await));
     store.turn(&id("n7")).await.unwrap();
     plans.push(("turn", plan(&observer, "'n7'").await));

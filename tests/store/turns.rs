@@ -3,8 +3,8 @@
 use std::{fs, time::Duration};
 
 use omni_agent::{
-    message::ToolUse,
-    run::{TurnRecord, Waiting},
+    message::{ToolUse, TurnId},
+    run::{PendingUse, TurnRecord},
     store::{
         Change, Commit, FileSystemStore, Listing, StateChange, Store, StoreError, Turns, Version, Write,
     },
@@ -51,8 +51,12 @@ async fn record_of_a_later_version_leaves_the_rest_of_the_conversation_readable(
     let store = folder.quick_store().await;
     let version = begun(&store).await;
     let tool_use = ToolUse::new("1", "send", json!({}));
-    let version =
-        write(&store, version, &recorded(record("{}").with_waiting(vec![Waiting::new(tool_use)]))).await;
+    let version = write(
+        &store,
+        version,
+        &recorded(record("{}").with_waiting(vec![PendingUse::new(TurnId::default(), tool_use)])),
+    )
+    .await;
     // Replace the decision in the record with an unknown one, as a later version of the crate might write it.
     let lines = fs::read_to_string(folder.log(&id("a"))).unwrap();
     let last = lines.lines().last().unwrap().to_owned();
@@ -80,7 +84,7 @@ async fn turns_are_listed_as_loaded() {
     let folder = Folder::new();
     let store = folder.quick_store().await;
     let version = begun(&store).await;
-    let waiting = |id: &str| Waiting::new(ToolUse::new(id, "send", json!({})));
+    let waiting = |id: &str| PendingUse::new(TurnId::default(), ToolUse::new(id, "send", json!({})));
     let first = record("{}").with_waiting(vec![waiting("1")]);
     let version = write(&store, version, &recorded(first)).await;
     let second = record("{}").with_waiting(vec![waiting("1"), waiting("2")]);

@@ -4,7 +4,7 @@ use axum::http::{Method, StatusCode};
 use omni_agent::{
     manager::{Manager, Titles},
     message::{ToolUse, TurnId},
-    run::{TurnRecord, Waiting},
+    run::{PendingUse, TurnRecord},
     store::{Change, Commit, ConversationId, MemoryStore, Store, Write},
 };
 use serde_json::{Value, json};
@@ -25,7 +25,7 @@ async fn paused(app: &App, store: &MemoryStore, user: &str, waiting: &[&str]) ->
     let waiting = waiting.iter().map(|id| {
         let mut tool_use = ToolUse::new(*id, "lookup", json!({ "what": user }));
         tool_use.signature = Some("secret-signature".into());
-        Waiting::new(tool_use).with_reason("needs approval".into())
+        PendingUse::new(TurnId::default(), tool_use).with_reason("needs approval".into())
     });
     let turn: TurnId = TURN.parse().unwrap();
     let record = TurnRecord::new(1, turn, "{}").with_waiting(waiting.collect());

@@ -4,7 +4,7 @@ use axum::http::StatusCode;
 use omni_agent::{
     manager::{Manager, Titles},
     message::{ToolUse, TurnId},
-    run::{TurnRecord, Waiting},
+    run::{PendingUse, TurnRecord},
     store::{Change, Commit, ConversationId, MemoryStore, Store, Write},
 };
 use serde_json::{Value, json};
@@ -22,7 +22,7 @@ async fn app_with_turn(format: u32, core: &str) -> (App, String) {
     let conversation = ConversationId::new(&id).unwrap();
     app.manager.close(&conversation).await.unwrap();
     let turn: TurnId = TURN.parse().unwrap();
-    let waiting = Waiting::new(ToolUse::new("a", "lookup", json!({})));
+    let waiting = PendingUse::new(TurnId::default(), ToolUse::new("a", "lookup", json!({})));
     let record = TurnRecord::new(format, turn, core).with_waiting(vec![waiting]);
     let version = store.summary(&conversation).await.unwrap().version;
     let commit = Commit::new(None).with_usage([]).with_turn(record);

@@ -34,7 +34,8 @@
  *   max_steps?: number, turn_timeout?: Duration }} Prompt
  * @typedef {"execute" | { execute_with: any } | { reject: string } | { provide: ToolResult }} Decision
  * @typedef {{ turn: string, tool_use: ToolUse, input_replaced?: boolean, reason: any,
- *   expiry?: { after: Duration, at: number, decision: Decision }, asked_by?: string }} PendingUse
+ *   asked_by?: string, survives?: boolean, since?: number, limit?: Duration, expires?: number,
+ *   on_expiry?: Decision }} PendingUse
  * @typedef {{ tool_use_id: string, input?: any, is_error?: boolean }} ToolRun
  * @typedef {{ tool_use_id: string, by: string, kind: "execute" | "execute_with" | "reject" | "provide",
  *   at: number }} NamedDecision
@@ -77,8 +78,7 @@
  *   version: number, owner: any, damage: string | null, in_flight?: boolean, waiting?: number }} Summary
  * @typedef {"stored" | "waiting" | "elsewhere" | { open: Activity }} Presence
  * @typedef {{ summary: Summary, presence: Presence }} Listed
- * @typedef {{ conversation: string, turn: string, tool_use: ToolUse, reason: any, since: number,
- *   expires: number | null, on_expiry: Decision }} WaitingToolUse
+ * @typedef {PendingUse & { conversation: string }} ListedApproval
  * @typedef {{ type: "prompt", prompt: Prompt } | { type: "unstage", id: string }
  *   | { type: "decide", turn: string, decisions: [string, Decision][] } | { type: "cancel" }
  *   | { type: "interrupt" } | { type: "regenerate", node: number } | { type: "edit", node: number, prompt: Prompt }
@@ -145,7 +145,7 @@ export class Client {
   /**
    * Returns the tool uses that wait for decisions, also those of conversations that are not open.
    * @param {{ limit?: number, after?: string }} [query] `after` is the `next` of the page before.
-   * @returns {Promise<{ items: WaitingToolUse[], next: string | null }>}
+   * @returns {Promise<{ items: ListedApproval[], next: string | null }>}
    */
   approvals(query = {}) {
     return this.#json("GET", `/approvals${search(query)}`);

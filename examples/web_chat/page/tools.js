@@ -287,7 +287,7 @@ function approval(pause, decide) {
   const label = pause.asked_by === undefined ? "Decision on" : "Question of";
   const form = h("div", { class: "approval", role: "group", "aria-label": `${label} ${visible(use.name)}` },
     h("p", { class: "reason", dir: "auto" }, visible(why)),
-    pause.expiry && h("p", { class: "note" }, `Without a decision, this is decided automatically at ${new Date(pause.expiry.at).toLocaleTimeString()}.`),
+    pause.expires && h("p", { class: "note" }, `Without a decision, this is decided automatically at ${new Date(pause.expires).toLocaleTimeString()}.`),
     body, problem);
   if (pause.asked_by === undefined) choices();
   else showQuestion(body, reason, send);

@@ -9,8 +9,8 @@ use serde_json::Value;
 use super::{Core, fresh::Waited, known};
 use crate::{
     agent::{
-        Decided, Expiry, Failure, NamedDecision, PendingUse, Prompt, Response, Settled, Status, TurnRecord,
-        UnreadableTurn, Waiting,
+        Decided, Failure, NamedDecision, PendingUse, Prompt, Response, Settled, Status, TurnRecord,
+        UnreadableTurn,
         decision::MAX_NAMED,
         durable::FORMAT,
         phase::{
@@ -98,7 +98,12 @@ enum BareAnswer {
         #[serde(default, skip_serializing_if = "Value::is_null")]
         reason: Value,
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        expiry: Option<Box<Expiry>>,
+        limit: Option<Duration>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        on_expiry: Option<Decision>,
+        /// The time since which the tool use waits, and the end of its time limit, by the system clock.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        times: Option<(Timestamp, Option<Timestamp>)>,
     },
 }
 
@@ -220,7 +225,9 @@ fn answers(answers: &[Answer]) -> Vec<BareAnswer> {
         Answer::Waits(pause) => BareAnswer::Waits {
             input: pause.input_replaced.then(|| pause.tool_use.input.clone()),
             reason: pause.reason.clone(),
-            expiry: pause.expiry.clone(),
+            limit: pause.limit,
+            on_expiry: pause.on_expiry.clone(),
+            times: pause.since.map(|since| (since, pause.expires)),
         },
     };
     answers.iter().map(bare).collect()
@@ -274,21 +281,14 @@ fn settled(stage: &mut Stage, turn: &Turn) -> Vec<Settled> {
 }
 
 /// Returns the tool uses that wait for decisions. A pause that is about to be reported counts too.
-fn waiting(phase: &Phase) -> Vec<Waiting> {
-    let (pauses, survives): (Vec<&Arc<PendingUse>>, _) = match phase.stage().and_then(Stage::unreported) {
-        Some(tools) => (tools.undecided().collect(), true),
-        None => (phase.pauses().collect(), matches!(phase.stage(), Some(Stage::Paused { .. }))),
+fn waiting(phase: &Phase) -> Vec<PendingUse> {
+    let pauses: Vec<_> = match phase.stage().and_then(Stage::unreported) {
+        Some(tools) => tools.undecided().collect(),
+        None => phase.pauses().collect(),
     };
-    let waiting = |pause: &Arc<PendingUse>| {
-        let mut waiting =
-            Waiting::new(pause.tool_use.clone()).with_reason(pause.reason.clone()).with_survives(survives);
-        if let Some(expiry) = &pause.expiry {
-            waiting.expires_in = Some(expiry.after).filter(|after| *after <= Expiry::LONGEST);
-            waiting.on_expiry = expiry.decision.clone();
-        }
-        waiting
-    };
-    pauses.into_iter().map(waiting).collect()
+    let untimed =
+        |pause: &Arc<PendingUse>| PendingUse { since: None, expires: None, ..PendingUse::clone(pause) };
+    pauses.into_iter().map(untimed).collect()
 }
 
 // ---- reading ----
@@ -447,19 +447,21 @@ fn restored_answers(answers: Vec<BareAnswer>, uses: &[ToolUse], turn: TurnId) ->
     }
     let restored = |(answer, tool_use): (BareAnswer, &ToolUse)| match answer {
         BareAnswer::Decided(decision) => Answer::Decided(decision),
-        BareAnswer::Waits { input, reason, expiry } => {
+        BareAnswer::Waits { input, reason, limit, on_expiry, times } => {
             let mut tool_use = tool_use.clone();
             let input_replaced = input.is_some();
             if let Some(input) = input {
                 (tool_use.input, tool_use.malformed) = (input, None);
             }
+            let pause =
+                PendingUse::new(turn, tool_use).with_input_replaced(input_replaced).with_reason(reason);
+            let (since, expires) = times.unzip();
             Answer::Waits(Arc::new(PendingUse {
-                turn,
-                tool_use,
-                input_replaced,
-                reason,
-                expiry,
-                asked_by: None,
+                since,
+                limit,
+                expires: expires.flatten(),
+                on_expiry,
+                ..pause
             }))
         }
     };

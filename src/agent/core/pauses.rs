@@ -5,7 +5,7 @@ use std::{collections::HashSet, sync::Arc};
 use super::{Context, Core, Effect};
 use crate::{
     agent::{
-        Decided, Event, Expiry, NamedDecision, PendingUse, ToolDecision,
+        Decided, Event, NamedDecision, PendingUse, ToolDecision,
         phase::{Answer, Phase, Stage, Turn},
     },
     message::{ResultBlock, Timestamp, ToolResult, ToolUse, ToolUseId, TurnId},
@@ -100,15 +100,13 @@ impl Core {
     pub(super) fn pause(&mut self, cx: &mut Context<'_>) {
         let mut limits = Vec::new();
         for pause in self.phase.pauses_mut() {
-            let PendingUse { tool_use, expiry, .. } = Arc::make_mut(pause);
-            if let Some(expiry) = expiry {
-                let left = if expiry.at == Timestamp::default() {
-                    expiry.at = cx.now().after(expiry.after);
-                    expiry.after
-                } else {
-                    expiry.at.since(cx.now()).min(expiry.after)
-                };
-                limits.push(Effect::Expire(tool_use.id.clone(), left));
+            let pause = Arc::make_mut(pause);
+            if pause.since.is_none() {
+                pause.begin(cx.now());
+            }
+            if let (Some(limit), Some(expires)) = (pause.limit, pause.expires) {
+                let left = expires.since(cx.now()).min(limit);
+                limits.push(Effect::Expire(pause.tool_use.id.clone(), left));
             }
         }
         self.emit_pauses(cx);
@@ -128,8 +126,7 @@ impl Core {
     pub(in crate::agent) fn pause_expired(&mut self, tool_use: &ToolUseId, cx: &mut Context<'_>) {
         let mut pauses = self.phase.pauses();
         let Some(pause) = pauses.find(|pause| pause.tool_use.id == *tool_use) else { return };
-        let Some(expiry) = &pause.expiry else { return };
-        let decision = expiry.decision.clone();
+        let decision = pause.expiry_decision();
         drop(pauses);
         let tool_use = tool_use.clone();
         self.decide_waiting(tool_use, decision, None, None, true, cx);
@@ -169,12 +166,9 @@ impl Core {
         // The pauses are recorded, so somebody who reads the store may decide. They are not reported yet. The decisions
         // are applied when the pauses are reported. After a restart, the time limit of a pause may be over already. Then
         // only the decision for this case applies.
-        let is_over = |expiry: &&Expiry| expiry.at != Timestamp::default() && expiry.at <= cx.now();
-        let expired = meant.iter().filter_map(|(pause, _)| {
-            let expiry = pause.expiry.as_deref().filter(is_over)?;
-            Some((pause.tool_use.id.clone(), expiry.decision.clone()))
-        });
-        let over: Vec<_> = expired.collect();
+        let over = meant.iter().filter(|(pause, _)| pause.has_expired(cx.now()));
+        let over: Vec<_> =
+            over.map(|(pause, _)| (pause.tool_use.id.clone(), pause.expiry_decision())).collect();
         let error = over.first().map(|(tool_use, _)| stale(&ids(waiting), tool_use));
         if let Some(error) = error {
             self.decide_early(over, None, true, cx);
@@ -316,8 +310,7 @@ pub(super) fn answer(
     turn: &Turn,
     cx: &mut Context<'_>,
 ) -> Answer {
-    let mut expiry = None;
-    let mut replaced = None;
+    let (mut limit, mut replaced) = (None, None);
     let reason = match decision {
         ToolDecision::Execute if !cx.requires_approval(&tool_use.name) => {
             return Answer::Decided(Decision::Execute);
@@ -335,8 +328,7 @@ pub(super) fn answer(
         }
         ToolDecision::Pause(reason) => reason,
         ToolDecision::PauseFor { reason, expires_in, on_expiry } => {
-            expiry =
-                Some(Box::new(Expiry { after: expires_in, at: Timestamp::default(), decision: on_expiry }));
+            limit = Some((expires_in, on_expiry)).filter(|(limit, _)| *limit <= PendingUse::LONGEST);
             reason
         }
     };
@@ -345,14 +337,9 @@ pub(super) fn answer(
         Some(input) => ToolUse { input, malformed: None, ..tool_use.clone() },
         None => tool_use.clone(),
     };
-    Answer::Waits(Arc::new(PendingUse {
-        turn: turn.id,
-        tool_use,
-        input_replaced,
-        reason,
-        expiry,
-        asked_by: None,
-    }))
+    let pause = PendingUse::new(turn.id, tool_use).with_input_replaced(input_replaced).with_reason(reason);
+    let (limit, on_expiry) = limit.unzip();
+    Answer::Waits(Arc::new(PendingUse { limit, on_expiry, ..pause }))
 }
 
 fn decide(decision: Decision, tool_use: &ToolUse, turn: &Turn, cx: &mut Context<'_>) -> Answer {

@@ -58,18 +58,16 @@ impl Core {
         };
         let place = &mut slots[slot];
         place.asked = asked;
-        let pause = Arc::new(PendingUse {
-            turn: turn.id,
-            asked_by: Some(call.id.clone()),
-            tool_use: ToolUse {
-                id: id.clone(),
-                input: place.input.clone().unwrap_or_else(|| call.input.clone()),
-                ..call
-            },
-            input_replaced: place.input.is_some(),
-            reason: question,
-            expiry: None,
-        });
+        let (asked_by, input) = (call.id.clone(), place.input.clone());
+        let input_replaced = input.is_some();
+        let tool_use = ToolUse { id: id.clone(), input: input.unwrap_or_else(|| call.input.clone()), ..call };
+        let mut pause = PendingUse::new(turn.id, tool_use)
+            .with_input_replaced(input_replaced)
+            .with_reason(question)
+            .with_asked_by(asked_by)
+            .with_survives(false);
+        pause.begin(cx.now());
+        let pause = Arc::new(pause);
         self.waited.add_all([&pause], turn);
         questions.push(ToolQuestion { slot, pause });
         cx.record_soon(turn.recorded);

@@ -31,7 +31,7 @@ impl Core {
         let uncertain = uncertain.map(|own| own.tool_use.id.clone()).collect();
         cx.emit(Event::Resumed { turn: recovery.turn, lives: facts.lives, uncertain });
         if let Phase::InTurn { turn, stage: Stage::Recovering(recovering), .. } = &mut self.phase {
-            recovering.set_expiries(facts);
+            recovering.set_waits(facts);
             let SentRequest { sent, lost, .. } = turn.request;
             // A record that is made before `handle_recovery` returns contains this report, and repeats the stage.
             if matches!(recovering.stage, Stage::Streaming { .. }) && sent && !lost {
@@ -240,12 +240,13 @@ impl Core {
 }
 
 impl Recovering {
-    fn set_expiries(&mut self, facts: &RecoveryFacts) {
+    fn set_waits(&mut self, facts: &RecoveryFacts) {
         let Stage::Deciding { tools } = &mut self.stage else { return };
         for pause in tools.pauses_mut() {
-            let known = facts.expiries.iter().find(|(id, _)| *id == pause.tool_use.id);
-            if let (Some(expiry), Some((_, at))) = (&mut Arc::make_mut(pause).expiry, known) {
-                expiry.at = *at;
+            let known = facts.waits.iter().find(|(id, ..)| *id == pause.tool_use.id);
+            if let Some((_, since, expires)) = known {
+                let pause = Arc::make_mut(pause);
+                (pause.since, pause.expires) = (Some(*since), *expires);
             }
         }
     }
@@ -310,14 +311,11 @@ fn answer_again(slot: &Slot, uncertain: Option<&UncertainUse>, turn: &Turn) -> A
         OnUncertain::Report => {
             Answer::Decided(Decision::Provide(ToolResult::error(&slot.tool_use, UNCERTAIN)))
         }
-        OnUncertain::Ask => Answer::Waits(Arc::new(PendingUse {
-            turn: turn.id,
-            tool_use: ToolUse::clone(&own.tool_use),
-            input_replaced: slot.input.is_some(),
-            reason: json!({ "uncertain": { "idempotency_key": &*own.idempotency_key } }),
-            expiry: None,
-            asked_by: None,
-        })),
+        OnUncertain::Ask => {
+            let pause = PendingUse::new(turn.id, ToolUse::clone(&own.tool_use));
+            let reason = json!({ "uncertain": { "idempotency_key": &*own.idempotency_key } });
+            Answer::Waits(Arc::new(pause.with_input_replaced(slot.input.is_some()).with_reason(reason)))
+        }
     }
 }
 

@@ -66,7 +66,8 @@ impl Core {
                 *question = None;
                 answer_provider(turn, decision, cx);
             }
-            Answer::Waits(pause) => {
+            Answer::Waits(mut pause) => {
+                Arc::make_mut(&mut pause).survives = false;
                 asked.paused = Some(pause);
                 cx.record_soon(turn.recorded);
                 self.pause(cx);
@@ -175,14 +176,7 @@ impl Core {
         let mut answers: Vec<_> = slots[..kept].iter().map(decision).map(Answer::Decided).collect();
         let early = waited.map(|place| {
             let Slot { tool_use, .. } = &slots[place];
-            let pause = PendingUse {
-                turn: turn.id,
-                tool_use: tool_use.clone(),
-                input_replaced: false,
-                reason: NEEDS_APPROVAL.into(),
-                expiry: None,
-                asked_by: None,
-            };
+            let pause = PendingUse::new(turn.id, tool_use.clone()).with_reason(NEEDS_APPROVAL.into());
             answers[place] = Answer::Waits(Arc::new(pause));
             let (tool_use_id, decision) = (tool_use.id.clone(), decision(&slots[place]));
             Decided { turn: turn.id, tool_use_id, decision, by: None, expired: false, at }

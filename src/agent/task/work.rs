@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     agent::{
-        Event, Expiry, Permit,
+        Event, PendingUse, Permit,
         core::Effect,
         phase::{Op, ToolCall},
     },
@@ -174,9 +174,9 @@ impl Work {
         Some(watch.limit.saturating_sub(watch.frozen.unwrap_or_else(running)))
     }
 
-    /// Watches the time limit of a pause. A limit above [`Expiry::LONGEST`] is ignored, so the pause has no limit.
+    /// Watches the time limit of a pause. A limit above [`PendingUse::LONGEST`] is ignored, so the pause has no limit.
     pub(super) fn expire(&mut self, tool_use: ToolUseId, after: Duration) {
-        if after <= Expiry::LONGEST {
+        if after <= PendingUse::LONGEST {
             self.expiries.get_or_insert_default().insert(tool_use, after);
         }
     }

@@ -3,9 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    agent::{
-        Decided, Event, Expiry, Failure, Next, PendingUse, Prompt, PromptState, RunOutcome, Snapshot, Status,
-    },
+    agent::{Decided, Event, Failure, Next, PendingUse, Prompt, PromptState, RunOutcome, Snapshot, Status},
     message::{
         Attachment, Message, MessageId, ProviderItem, RequestEnd, Text, Thinking, Timestamp, ToolResult,
         ToolUse, TurnId, Usage, UsageRow,
@@ -73,12 +71,12 @@ fn awkward_events() -> Vec<Event> {
                 tool_use: tool_use(),
                 input_replaced: true,
                 reason: json!({ "type": "pause", "id": 1 }),
-                expiry: Some(Box::new(Expiry {
-                    after: Duration::MAX,
-                    at: Timestamp(u64::MAX),
-                    decision: Decision::Execute,
-                })),
                 asked_by: Some("t0".into()),
+                survives: false,
+                since: Some(Timestamp(1)),
+                limit: Some(Duration::MAX),
+                expires: Some(Timestamp(u64::MAX)),
+                on_expiry: Some(Decision::Execute),
             })],
         },
         Event::Prompt {

@@ -391,9 +391,10 @@ async fn pause_for_expires_with_its_decision() {
     .await;
     agent.agent.prompt("Go").await.unwrap();
     let events = agent.until("pause(1)").await;
-    let expiry = pauses(&events)[0].expiry.clone().unwrap();
-    assert_eq!(expiry.after, LIMIT);
-    assert!(expiry.at.0 > 60_000, "the moment is a time of the system clock: {:?}", expiry.at);
+    let pause = Arc::clone(&pauses(&events)[0]);
+    let since = pause.since.unwrap();
+    assert_eq!((pause.limit, pause.expires), (Some(LIMIT), Some(since.after(LIMIT))));
+    assert!(since.0 > 60_000, "the moment is a time of the system clock: {since:?}");
     assert_eq!(agent.agent.snapshot().await.unwrap().pauses, pauses(&events));
 
     let decided = decisions(&agent.until("decided").await).remove(0);

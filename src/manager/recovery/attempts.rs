@@ -52,9 +52,8 @@ impl Attempts {
         if failures.is_some_and(|failures| at < failures.next) {
             return Verdict::Wait;
         }
-        let has_expired = turn.approvals.iter().any(|approval| {
-            approval.waiting.survives && approval.expires.is_some_and(|expires| expires <= now)
-        });
+        let has_expired =
+            turn.approvals.iter().any(|approval| approval.survives && approval.has_expired(now));
         if has_expired {
             return Verdict::Expire;
         }
@@ -104,7 +103,7 @@ mod tests {
     use super::*;
     use crate::{
         message::ToolUse,
-        run::{TurnRecord, Waiting},
+        run::{PendingUse, TurnRecord},
         store::{StoredTurn, Version},
     };
 
@@ -162,9 +161,9 @@ mod tests {
 
     #[test]
     fn turn_past_a_time_limit_expires_first() {
-        let waiting = Waiting::new(ToolUse::new("1", "send", serde_json::Value::Null));
-        let limited = waiting.with_expires_in(secs(10));
-        let verdict = |waiting: Waiting, now: u64| {
+        let waiting = PendingUse::new(TurnId::new(1), ToolUse::new("1", "send", serde_json::Value::Null));
+        let limited = waiting.with_limit(secs(10));
+        let verdict = |waiting: PendingUse, now: u64| {
             let turn = turn(record(1).with_lives(3).with_waiting(vec![waiting]), 0);
             Attempts::default().verdict(&turn, Timestamp(now), secs(0))
         };

@@ -7,8 +7,8 @@ use super::{
     turns::{keeping, listed, settled, tick, turn_id, turn_of},
 };
 use crate::{
-    message::{Message, Timestamp, ToolUse},
-    run::{RunEnd, RunOutcome, TurnRecord, Waiting},
+    message::{Message, Timestamp, ToolUse, TurnId},
+    run::{PendingUse, RunEnd, RunOutcome, TurnRecord},
     store::{Commit, Filter, Page, Stored, StoredTurn, TurnSummary, Turns},
     tool::Decision,
     tree::NodeId,
@@ -48,19 +48,23 @@ impl Random {
         (0..self.below(most)).map(|_| make(self)).collect()
     }
 
-    fn waiting(&mut self) -> Waiting {
+    fn waiting(&mut self) -> PendingUse {
         let id = if self.coin() { self.text() } else { self.below(3).to_string() };
-        let mut waiting = Waiting::new(ToolUse::new(id.as_str(), self.text(), json!({ "a": self.text() })));
+        let mut waiting = PendingUse::new(
+            TurnId::default(),
+            ToolUse::new(id.as_str(), self.text(), json!({ "a": self.text() })),
+        );
         waiting.reason = if self.coin() { json!([self.text(), 1.5, u64::MAX]) } else { Value::Null };
-        waiting.expires_in = match self.below(3) {
+        waiting.limit = match self.below(3) {
             0 => None,
             1 => Some(Duration::from_millis(self.below(100_000))),
             _ => Some(Duration::MAX),
         };
-        waiting.on_expiry = match self.below(3) {
-            0 => Decision::Execute,
-            1 => Decision::ExecuteWith(json!({ "b": self.text() })),
-            _ => Decision::reject(self.text()),
+        waiting.on_expiry = match self.below(4) {
+            0 => None,
+            1 => Some(Decision::Execute),
+            2 => Some(Decision::ExecuteWith(json!({ "b": self.text() }))),
+            _ => Some(Decision::reject(self.text())),
         };
         waiting.with_survives(self.coin())
     }
@@ -91,7 +95,7 @@ fn ages(turn: &StoredTurn) -> (Timestamp, Timestamp, Vec<Timestamp>) {
 
 /// Returns the times of a turn in a list, in the order of [`ages`].
 fn listed_ages(turn: &TurnSummary) -> (Timestamp, Timestamp, Vec<Timestamp>) {
-    (turn.since, turn.recorded, turn.approvals.iter().map(|approval| approval.since).collect())
+    (turn.since, turn.recorded, turn.approvals.iter().filter_map(|approval| approval.since).collect())
 }
 
 pub(super) async fn records_of_any_content_are_summed_up(subject: &dyn StoreUnderTest) -> CheckOutcome {

@@ -8,7 +8,7 @@ use serde_json::json;
 use super::{CheckOutcome, StoreUnderTest, committed, conversation, created, node_id, turn};
 use crate::{
     message::{Message, Text, Timestamp, ToolResult, ToolUse, TurnId},
-    run::{BranchPoint, KnownPrompt, PromptState, RunEnd, RunOutcome, Settled, TurnRecord, Waiting},
+    run::{BranchPoint, KnownPrompt, PendingUse, PromptState, RunEnd, RunOutcome, Settled, TurnRecord},
     store::{
         Change, Commit, ConversationId, Filter, Labels, Lease, Owner, Page, StateChange, Store, StoreError,
         StoredState, StoredTurn, TurnSummary, Turns, Version, Write,
@@ -172,7 +172,7 @@ pub(super) async fn record_keeps_the_time_of_the_last_write(subject: &dyn StoreU
 async fn in_flight(store: &dyn Store, id: &ConversationId) -> Version {
     let version = committed(store, id, created(store, id).await, &turn(1, 2)).await;
     let record = record(1).with_head(NodeId::new(2)).with_append(messages(&["a"]));
-    let record = record.with_waiting(vec![Waiting::new(tool_use("1"))]);
+    let record = record.with_waiting(vec![PendingUse::new(TurnId::default(), tool_use("1"))]);
     let version = committed(store, id, version, &recorded(record)).await;
     assert!(turn_of(store, id).await.is_some());
     version
@@ -218,8 +218,9 @@ pub(super) async fn record_on_another_head_begins_the_turn_again(
 ) -> CheckOutcome {
     let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
     let id = conversation("a");
-    let waits =
-        |head: Option<NodeId>| record(1).with_head(head).with_waiting(vec![Waiting::new(tool_use("use"))]);
+    let waits = |head: Option<NodeId>| {
+        record(1).with_head(head).with_waiting(vec![PendingUse::new(TurnId::default(), tool_use("use"))])
+    };
     let version = committed(&*store, &id, created(&*store, &id).await, &recorded(waits(None))).await;
     let before = turn_of(&*store, &id).await.expect("a turn is in flight");
     tick().await;
@@ -230,7 +231,10 @@ pub(super) async fn record_on_another_head_begins_the_turn_again(
     assert_eq!(after.waiting_since, [after.since]);
     let all = listed(&*store, Turns::All, &Filter::default(), Page::default()).await;
     let approvals: Vec<_> = all[0].approvals.iter().map(|approval| approval.since).collect();
-    assert_eq!((all[0].since, all[0].recorded, approvals), (after.since, after.recorded, vec![after.since]));
+    assert_eq!(
+        (all[0].since, all[0].recorded, approvals),
+        (after.since, after.recorded, vec![Some(after.since)])
+    );
     CheckOutcome::Made
 }
 
@@ -253,31 +257,33 @@ pub(super) async fn approvals_keep_their_age_and_expire(subject: &dyn StoreUnder
     let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
     let id = conversation("a");
     let version = created(&*store, &id).await;
-    let first = Waiting::new(tool_use("1"))
+    let first = PendingUse::new(TurnId::default(), tool_use("1"))
         .with_reason(json!({ "why": "money\u{0}" }))
-        .with_expires_in(Duration::from_hours(1))
+        .with_limit(Duration::from_hours(1))
         .with_on_expiry(Decision::Execute);
-    let second = Waiting::new(tool_use("2"));
-    let waits = |waiting: &[&Waiting]| {
+    let second = PendingUse::new(TurnId::default(), tool_use("2"));
+    let waits = |waiting: &[&PendingUse]| {
         recorded(record(1).with_waiting(waiting.iter().map(|waiting| (*waiting).clone()).collect()))
     };
     let version = committed(&*store, &id, version, &waits(&[&first])).await;
     let one = turn_of(&*store, &id).await.expect("a turn is in flight").approvals();
-    assert_eq!((one.len(), &one[0].waiting), (1, &first));
-    assert_eq!(one[0].expires.expect("it has a limit").0, one[0].since.0 + 3_600_000);
+    let since = one[0].since.expect("it waits");
+    let expires = Some(Timestamp(since.0 + 3_600_000));
+    let expected = PendingUse { turn: turn_id(1), since: Some(since), expires, ..first.clone() };
+    assert_eq!(one, [expected]);
     assert_eq!(ids(&*store, Turns::Left).await, [""; 0], "it needs nothing but a decision");
     tick().await;
     let version = committed(&*store, &id, version, &waits(&[&second, &first])).await;
     let both = turn_of(&*subject.another().await, &id).await.expect("a turn is in flight").approvals();
-    assert_eq!((&both[0].waiting, &both[1]), (&second, &one[0]), "in the order of the tool uses");
+    assert_eq!((&both[0].tool_use, &both[1]), (&second.tool_use, &one[0]), "in the order of the tool uses");
     assert!(both[0].since > one[0].since);
     let all = listed(&*store, Turns::Waiting, &Filter::default(), Page::default()).await;
-    assert_eq!((&all[0].approvals, all[0].position.updated), (&both, one[0].since));
+    assert_eq!((&all[0].approvals, all[0].position.updated), (&both, since));
     // If a record changes the time limit of a pause, the new limit counts from the beginning of the pause.
-    let short = first.clone().with_expires_in(Duration::ZERO);
+    let short = first.clone().with_limit(Duration::ZERO);
     let version = committed(&*store, &id, version, &waits(&[&second, &short])).await;
     let expired = turn_of(&*store, &id).await.expect("a turn is in flight").approvals();
-    assert_eq!((expired[1].since, expired[1].expires), (one[0].since, Some(one[0].since)));
+    assert_eq!((expired[1].since, expired[1].expires), (Some(since), Some(since)));
     assert_eq!(ids(&*store, Turns::Left).await, ["a"]);
     let version = committed(&*store, &id, version, &waits(&[&second])).await;
     assert_eq!(turn_of(&*store, &id).await.expect("a turn is in flight").approvals(), [both[0].clone()]);
@@ -307,7 +313,7 @@ pub(super) async fn clock_is_that_of_the_records(subject: &dyn StoreUnderTest) -
 pub(super) async fn turns_are_listed_by_age_and_labels(subject: &dyn StoreUnderTest) -> CheckOutcome {
     let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
     let labels = |tenant: &str| Labels::new([("tenant", tenant)]).expect("valid labels");
-    let begin = async |name: &str, tenant: &str, waiting: Vec<Waiting>| {
+    let begin = async |name: &str, tenant: &str, waiting: Vec<PendingUse>| {
         let (id, state) = (conversation(name), StoredState::default().with_labels(labels(tenant)));
         let version =
             store.write(&id, &Write::first(), &Change::create(state)).await.expect("creating succeeds");
@@ -315,11 +321,11 @@ pub(super) async fn turns_are_listed_by_age_and_labels(subject: &dyn StoreUnderT
         tick().await;
         (id, version)
     };
-    let waits = |id: &str| vec![Waiting::new(tool_use(id))];
+    let waits = |id: &str| vec![PendingUse::new(TurnId::default(), tool_use(id))];
     let (c, c_version) = begin("c", "x", waits("1")).await;
     begin("b", "x", Vec::new()).await;
     begin("a", "y", waits("1")).await;
-    begin("d", "x", vec![Waiting::new(tool_use("1")).with_survives(false)]).await;
+    begin("d", "x", vec![PendingUse::new(TurnId::default(), tool_use("1")).with_survives(false)]).await;
     created(&*store, &conversation("idle")).await;
     assert_eq!(ids(&*store, Turns::All).await, ["c", "b", "a", "d"], "the oldest is first");
     assert_eq!(ids(&*store, Turns::Waiting).await, ["c", "a"]);
@@ -329,7 +335,8 @@ pub(super) async fn turns_are_listed_by_age_and_labels(subject: &dyn StoreUnderT
     assert_eq!(of_x.iter().map(|turn| turn.id.as_str()).collect::<Vec<_>>(), ["c", "b", "d"]);
     assert!(of_x.iter().all(|turn| turn.labels == labels("x") && turn.turn == turn_id(1)), "{of_x:?}");
     let waiting = listed(&*store, Turns::Waiting, &x, Page::default()).await;
-    assert_eq!((waiting.len(), &waiting[0].id, &waiting[0].approvals[0].waiting), (1, &c, &waits("1")[0]));
+    let uses: Vec<_> = waiting[0].approvals.iter().map(|pause| &pause.tool_use).collect();
+    assert_eq!((waiting.len(), &waiting[0].id, uses), (1, &c, vec![&tool_use("1")]));
     assert_eq!(listed(&*store, Turns::All, &x.clone().without("tenant"), Page::default()).await, []);
     for which in [Turns::All, Turns::Waiting, Turns::Left] {
         let all = listed(&*store, which, &Filter::default(), Page::default()).await;
@@ -358,7 +365,7 @@ pub(super) async fn turns_of_an_owner_are_not_left(subject: &dyn StoreUnderTest)
     if lease.lasts.is_none() {
         return CheckOutcome::Skipped;
     }
-    let waiting = vec![Waiting::new(tool_use("1")).with_survives(false)];
+    let waiting = vec![PendingUse::new(TurnId::default(), tool_use("1")).with_survives(false)];
     let commit = recorded(record(1).with_waiting(waiting));
     let version = store
         .write(&id, &Write::on(version).under(&lease), &Change::Commit(commit.clone()))

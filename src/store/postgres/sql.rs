@@ -157,17 +157,15 @@ const RECORD: &str = ", earlier AS (
 ), decided AS (
     DELETE FROM {schema}.approvals USING written WHERE conversation = key AND tool_use <> ALL ($38::text[])
 ), asked AS (
-    INSERT INTO {schema}.approvals (conversation, tool_use, place, content, reason, on_expiry, survives, since, expires)
-    SELECT key, asked.tool_use, asked.place - 1, asked.content, asked.reason, asked.on_expiry, asked.survives,
-        coalesce(open.since, moment),
-        least(coalesce(open.since, moment), '9999-12-31') + asked.expires_in * interval '1 millisecond'
-    FROM base, unnest($38, $39::text[], $40::text[], $41::text[], $42::boolean[], $43::bigint[]) WITH ORDINALITY
-        AS asked (tool_use, content, reason, on_expiry, survives, expires_in, place)
+    INSERT INTO {schema}.approvals (conversation, tool_use, place, content, survives, since, expires)
+    SELECT key, asked.tool_use, asked.place - 1, asked.content, asked.survives, coalesce(open.since, moment),
+        least(coalesce(open.since, moment), '9999-12-31') + asked.time_limit * interval '1 millisecond'
+    FROM base, unnest($38, $39::text[], $40::boolean[], $41::bigint[]) WITH ORDINALITY
+        AS asked (tool_use, content, survives, time_limit, place)
         LEFT JOIN {schema}.approvals AS open ON open.tool_use = asked.tool_use
             AND open.conversation = (SELECT key FROM base WHERE since IS NOT NULL)
     ON CONFLICT (conversation, tool_use) DO UPDATE SET place = excluded.place, content = excluded.content,
-        reason = excluded.reason, on_expiry = excluded.on_expiry, survives = excluded.survives,
-        since = excluded.since, expires = excluded.expires
+        survives = excluded.survives, since = excluded.since, expires = excluded.expires
 )";
 
 /// The end of the last run at a version of the conversation.
@@ -263,8 +261,7 @@ const LABELS: &str =
 const TURN_COLUMNS: &str = "turns.turn, turns.lives, turns.orderly, turns.format, turns.core, turns.head,
     turns.branch, least(greatest(extract(epoch FROM turns.spent) * 1000000, 0), 1e15)::bigint, turns.prompts,
     {since}, {recorded}, (
-        SELECT json_agg(json_build_array(content, reason, on_expiry, survives, {approval_since}, {expires})
-            ORDER BY place)::text
+        SELECT json_agg(json_build_array(content, {approval_since}) ORDER BY place)::text
         FROM {schema}.approvals WHERE approvals.conversation = turns.conversation
     ), {now}";
 
@@ -364,11 +361,7 @@ impl Sql {
                 .replace("{since}", &millis("turns.since"))
                 .replace("{recorded}", &millis("turns.recorded"))
                 .replace("{now}", &millis("date_trunc('milliseconds', clock_timestamp())"))
-                .replace("{approval_since}", &millis("approvals.since"))
-                .replace(
-                    "{expires}",
-                    &format!("CASE WHEN expires IS NOT NULL THEN {} END", millis("approvals.expires")),
-                );
+                .replace("{approval_since}", &millis("approvals.since"));
             parts.replace("{schema}", &quoted)
         };
         Self {

@@ -12,15 +12,9 @@ use super::{
     server::Server,
     sql::millis,
 };
-use crate::{
-    message::Timestamp,
-    store::{
-        ConversationId, Filter, Listing, Page, StoreError, StoredTurn, TurnSummary, Turns, Version, json,
-        rows::{
-            self, Cells, Origin, ReadApproval, ReadTurn, RecordRow, SORTED, conversation_id, count, labels,
-            owner,
-        },
-    },
+use crate::store::{
+    ConversationId, Filter, Listing, Page, StoreError, StoredTurn, TurnSummary, Turns, Version, json,
+    rows::{self, Cells, Origin, ReadTurn, RecordRow, SORTED, conversation_id, count, labels, owner},
 };
 
 /// A record of a turn, as the parameters of an SQL statement. The approvals are split into one array for each column.
@@ -30,11 +24,9 @@ pub(super) struct Columns<'r> {
     format: i32,
     core: String,
     keys: Vec<&'r str>,
-    tool_uses: Vec<&'r str>,
-    reasons: Vec<&'r str>,
-    on_expiry: Vec<&'r str>,
+    approvals: Vec<&'r str>,
     survives: Vec<bool>,
-    expires_in: Vec<Option<i64>>,
+    limits: Vec<Option<i64>>,
 }
 
 impl<'r> Columns<'r> {
@@ -46,11 +38,9 @@ impl<'r> Columns<'r> {
             format: record.format.cast_signed(),
             core: encode_core(&record.core),
             keys: approvals().map(|approval| &*approval.key).collect(),
-            tool_uses: approvals().map(|approval| &*approval.tool_use).collect(),
-            reasons: approvals().map(|approval| &*approval.reason).collect(),
-            on_expiry: approvals().map(|approval| &*approval.on_expiry).collect(),
+            approvals: approvals().map(|approval| &*approval.content).collect(),
             survives: approvals().map(|approval| approval.survives).collect(),
-            expires_in: approvals().map(|approval| approval.expires_in).collect(),
+            limits: approvals().map(|approval| approval.limit).collect(),
         }
     }
 
@@ -71,11 +61,9 @@ impl<'r> Columns<'r> {
             &record.slots,
             &record.results,
             &self.keys,
-            &self.tool_uses,
-            &self.reasons,
-            &self.on_expiry,
+            &self.approvals,
             &self.survives,
-            &self.expires_in,
+            &self.limits,
         ]
     }
 }
@@ -97,17 +85,10 @@ fn decode_core(core: &str) -> String {
 
 /// Reads the columns of a turn, which begin at the column `at` of the row.
 fn columns(row: &Row, at: usize) -> Result<ReadTurn, Fault> {
-    type Approval = (String, String, Option<String>, bool, u64, Option<u64>);
-
     let approvals: Option<&str> = row.try_get(at + 11)?;
-    let approvals: Vec<Approval> =
-        approvals.map(json::parse).transpose().map_err(damaged)?.unwrap_or_default();
-    let approvals = approvals.into_iter().map(|(tool_use, reason, on_expiry, survives, since, expires)| {
-        let (since, expires) = (Timestamp(since), expires.map(Timestamp));
-        ReadApproval { tool_use, reason, on_expiry, survives, since, expires }
-    });
+    let approvals = approvals.map(json::parse).transpose().map_err(damaged)?.unwrap_or_default();
     let turn = rows::turn(row, at, row.time(at + 12)?)?;
-    Ok(ReadTurn { core: decode_core(&turn.core), approvals: approvals.collect(), ..turn })
+    Ok(ReadTurn { core: decode_core(&turn.core), approvals, ..turn })
 }
 
 /// Returns the error for approvals or pending messages whose JSON from the database can't be read.

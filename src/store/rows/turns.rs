@@ -8,12 +8,9 @@ use serde::de::DeserializeOwned;
 use super::number;
 use super::{json, node_id};
 use crate::{
-    message::{Message, Timestamp, ToolUse},
-    run::{BranchPoint, Settled, TurnRecord, Waiting},
-    store::{
-        Commit, ConversationId, PendingApproval, StoreError, StoredTurn, TurnChange, Version, digest::Digest,
-    },
-    tool::Decision,
+    message::{Message, Timestamp},
+    run::{BranchPoint, PendingUse, Settled, TurnRecord},
+    store::{Commit, ConversationId, StoreError, StoredTurn, TurnChange, Version, digest::Digest},
 };
 
 /// The change of a write to the turn in flight.
@@ -56,12 +53,10 @@ pub(in crate::store) struct RecordRow {
 pub(in crate::store) struct ApprovalRow {
     /// Identifies the tool use within the turn.
     pub(in crate::store) key: String,
-    pub(in crate::store) tool_use: String,
-    pub(in crate::store) reason: String,
-    pub(in crate::store) on_expiry: String,
+    pub(in crate::store) content: String,
     pub(in crate::store) survives: bool,
     /// The time limit in milliseconds.
-    pub(in crate::store) expires_in: Option<i64>,
+    pub(in crate::store) limit: Option<i64>,
 }
 
 impl TurnRow {
@@ -83,16 +78,12 @@ impl RecordRow {
     fn of(id: &ConversationId, mut record: TurnRecord) -> Result<Self, StoreError> {
         record.normalise();
         let waits = record.only_waits();
-        let approval = |waiting: &Waiting| {
+        let approval = |pause: &PendingUse| {
             Ok::<_, StoreError>(ApprovalRow {
-                key: key_of(waiting.tool_use.id.as_str()),
-                tool_use: json::encode(id, &waiting.tool_use)?,
-                reason: json::encode(id, &waiting.reason)?,
-                on_expiry: json::encode(id, &waiting.on_expiry)?,
-                survives: waiting.survives,
-                expires_in: waiting
-                    .expires_in
-                    .map(|limit| i64::try_from(limit.as_millis()).unwrap_or(i64::MAX)),
+                key: key_of(pause.tool_use.id.as_str()),
+                content: json::encode(id, pause)?,
+                survives: pause.survives,
+                limit: pause.limit.map(|limit| i64::try_from(limit.as_millis()).unwrap_or(i64::MAX)),
             })
         };
         Ok(Self {
@@ -157,17 +148,8 @@ pub(in crate::store) struct ReadTurn {
     /// The pending messages and the results, each as its place (the index of the message), its slot (-1 for a message,
     /// otherwise the index of the result), and its content. Sorted by place and slot.
     pub(in crate::store) pending: Vec<(i64, i64, String)>,
-    pub(in crate::store) approvals: Vec<ReadApproval>,
-}
-
-/// The row of a tool use that waits for a decision, as it was read.
-pub(in crate::store) struct ReadApproval {
-    pub(in crate::store) tool_use: String,
-    pub(in crate::store) reason: String,
-    pub(in crate::store) on_expiry: Option<String>,
-    pub(in crate::store) survives: bool,
-    pub(in crate::store) since: Timestamp,
-    pub(in crate::store) expires: Option<Timestamp>,
+    /// The tool uses that wait for decisions, each with the time since which it waits.
+    pub(in crate::store) approvals: Vec<(String, Timestamp)>,
 }
 
 impl ReadTurn {
@@ -207,8 +189,10 @@ impl ReadTurn {
                 results.push(parse(content, "a result")?);
             }
         }
-        let approvals = self.approvals.into_iter().map(ReadApproval::read).collect::<Result<Vec<_>, _>>()?;
-        let waiting_since = approvals.iter().map(|approval| approval.since).collect();
+        let (approvals, waiting_since): (Vec<_>, Vec<_>) = self.approvals.into_iter().unzip();
+        let waiting = approvals.iter().map(|pause| parse::<PendingUse>(pause, "a tool use"));
+        let waiting = waiting.map(|pause| pause.map(|pause| PendingUse { turn, ..pause }));
+        let waiting = waiting.collect::<Result<Vec<_>, _>>()?;
         let branch: Option<BranchPoint> =
             self.branch.map(|branch| parse(&branch, "the place in the tree")).transpose()?;
         Ok((
@@ -219,25 +203,13 @@ impl ReadTurn {
                 branch,
                 append,
                 results,
-                waiting: approvals.into_iter().map(|approval| approval.waiting).collect(),
+                waiting,
                 prompts: parse(&self.prompts, "the known prompts")?,
                 spent: Duration::from_micros(u64::try_from(self.spent).unwrap_or_default()),
                 ..TurnRecord::new(self.format, turn, self.core)
             },
             waiting_since,
         ))
-    }
-}
-
-impl ReadApproval {
-    fn read(self) -> Result<PendingApproval, String> {
-        let tool_use: ToolUse = parse(&self.tool_use, "a tool use")?;
-        let mut waiting = Waiting::new(tool_use).with_survives(self.survives);
-        waiting.reason = parse(&self.reason, "the reason of a pause")?;
-        if let Some(decision) = self.on_expiry {
-            waiting.on_expiry = parse::<Decision>(&decision, "the decision after a time limit")?;
-        }
-        Ok(PendingApproval::until(waiting, self.since, self.expires))
     }
 }
 

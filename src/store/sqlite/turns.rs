@@ -14,7 +14,7 @@ use crate::{
     message::Timestamp,
     store::{
         ConversationId, Filter, Listing, Page, StoredTurn, Summary, TurnSummary, Turns,
-        rows::{self, ApprovalRow, Cells, Origin, ReadApproval, ReadTurn, RecordRow, SORTED, TurnRow, count},
+        rows::{self, ApprovalRow, Cells, Origin, ReadTurn, RecordRow, SORTED, TurnRow, count},
     },
 };
 
@@ -110,23 +110,19 @@ fn ask(transaction: &Connection, key: i64, approvals: &[ApprovalRow], now: i64) 
     for (approval, place) in approvals.iter().zip(0_i64..) {
         transaction
             .prepare_cached(
-                "INSERT INTO approvals (conversation, tool_use, place, content, reason, on_expiry, survives, since,
-                     expires)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, min(?8, ?10) + ?9)
+                "INSERT INTO approvals (conversation, tool_use, place, content, survives, since, expires)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, min(?6, ?8) + ?7)
                  ON CONFLICT DO UPDATE SET place = excluded.place, content = excluded.content,
-                     reason = excluded.reason, on_expiry = excluded.on_expiry, survives = excluded.survives,
-                     expires = min(since, ?10) + ?9"
+                     survives = excluded.survives, expires = min(since, ?8) + ?7",
             )?
             .execute(params![
                 key,
                 approval.key,
                 place,
-                approval.tool_use,
-                approval.reason,
-                approval.on_expiry,
+                approval.content,
                 approval.survives,
                 now,
-                approval.expires_in,
+                approval.limit,
                 LAST
             ])?;
     }
@@ -137,22 +133,13 @@ fn ask(transaction: &Connection, key: i64, approvals: &[ApprovalRow], now: i64) 
 const COLUMNS: &str = "turns.turn, turns.lives, turns.orderly, turns.format, turns.core, turns.head, turns.branch, \
      turns.spent, turns.prompts, turns.since, turns.recorded";
 
-fn approvals(connection: &Connection, key: i64) -> Result<Vec<ReadApproval>, Fault> {
-    let mut query = connection.prepare_cached(
-        "SELECT content, reason, on_expiry, survives, since, expires FROM approvals
-         WHERE conversation = ? ORDER BY place",
-    )?;
+fn approvals(connection: &Connection, key: i64) -> Result<Vec<(String, Timestamp)>, Fault> {
+    let mut query = connection
+        .prepare_cached("SELECT content, since FROM approvals WHERE conversation = ? ORDER BY place")?;
     let mut found = query.query([key])?;
     let mut approvals = Vec::new();
     while let Some(row) = found.next()? {
-        approvals.push(ReadApproval {
-            tool_use: row.lossy(0)?.unwrap_or_default(),
-            reason: row.lossy(1)?.unwrap_or_default(),
-            on_expiry: row.lossy(2)?,
-            survives: row.flag(3)?,
-            since: row.time(4)?,
-            expires: row.int(5)?.map(|_| row.time(5)).transpose()?,
-        });
+        approvals.push((row.lossy(0)?.unwrap_or_default(), row.time(1)?));
     }
     Ok(approvals)
 }

@@ -6,7 +6,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{PendingApproval, StoredTurn, TurnRecord, Waiting};
+use super::{PendingUse, StoredTurn, TurnRecord};
 use crate::{
     message::{Timestamp, ToolUseId},
     run::Decided,
@@ -39,14 +39,12 @@ impl StoredTurn {
         }
         let approvals = self.approvals();
         for Decided { turn, tool_use_id, at, .. } in &decided {
-            let wanted = approvals.iter().find(|approval| {
-                approval.waiting.survives
-                    && approval.waiting.tool_use.id == *tool_use_id
-                    && self.record.turn == *turn
+            let wanted = approvals.iter().find(|pause| {
+                pause.survives && pause.tool_use.id == *tool_use_id && self.record.turn == *turn
             });
             match wanted {
                 None => return Err(Undecidable::Stale(tool_use_id.clone())),
-                Some(approval) if approval.has_expired(*at) => {
+                Some(pause) if pause.has_expired(*at) => {
                     let id = tool_use_id.clone();
                     return Err(match self.expire(*at) {
                         Ok(Some(record)) => Undecidable::Expired(id, Box::new(record)),
@@ -66,12 +64,12 @@ impl StoredTurn {
         if let Some(problem) = &self.damage {
             return Err(problem.clone());
         }
-        let has_expired = |approval: &PendingApproval| approval.waiting.survives && approval.has_expired(now);
+        let has_expired = |pause: &PendingUse| pause.survives && pause.has_expired(now);
         let expired = self.approvals().into_iter().filter(has_expired);
-        let decided = expired.map(|approval| Decided {
+        let decided = expired.map(|pause| Decided {
             turn: self.record.turn,
-            tool_use_id: approval.waiting.tool_use.id,
-            decision: approval.waiting.on_expiry,
+            decision: pause.expiry_decision(),
+            tool_use_id: pause.tool_use.id,
             by: None,
             expired: true,
             at: now,
@@ -82,7 +80,7 @@ impl StoredTurn {
 
     fn with_decided(&self, decided: Vec<Decided>) -> Result<TurnRecord, String> {
         let is_open =
-            |waiting: &&Waiting| decided.iter().all(|decided| decided.tool_use_id != waiting.tool_use.id);
+            |pause: &&PendingUse| decided.iter().all(|decided| decided.tool_use_id != pause.tool_use.id);
         let waiting = self.record.waiting.iter().filter(is_open).cloned().collect();
         let mut core: Map<String, Value> = json::parse(&self.record.core)?;
         let list = core.entry(DECIDED).or_insert_with(|| Value::Array(Vec::new()));

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
-use super::{PendingApproval, TurnRecord, Waiting};
+use super::{PendingUse, TurnRecord};
 use crate::{
     message::{Message, Timestamp, TurnId},
     store::Version,
@@ -86,7 +86,7 @@ impl StoredTurn {
         }))))
     }
 
-    fn waits_since(&self, waiting: &Waiting) -> Option<Timestamp> {
+    fn waits_since(&self, waiting: &PendingUse) -> Option<Timestamp> {
         let place = self.record.waiting.iter().position(|other| other.tool_use.id == waiting.tool_use.id)?;
         self.waiting_since.get(place).copied()
     }
@@ -101,10 +101,11 @@ impl StoredTurn {
         &self.record.append
     }
 
-    /// Returns the open approvals, in the order of the tool uses.
-    pub fn approvals(&self) -> Vec<PendingApproval> {
+    /// Returns the open approvals with their times by the store's clock, in the order of the tool uses.
+    pub fn approvals(&self) -> Vec<PendingUse> {
         let times = self.waiting_since.iter().copied().chain(std::iter::repeat(self.recorded));
-        let waiting = self.record.waiting.iter().zip(times);
-        waiting.map(|(waiting, since)| PendingApproval::new(waiting.clone(), since)).collect()
+        let mut waiting = self.record.waiting.clone();
+        waiting.iter_mut().zip(times).for_each(|(pause, since)| pause.begin(since));
+        waiting
     }
 }

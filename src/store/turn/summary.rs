@@ -1,6 +1,6 @@
 use serde::{Deserialize, Serialize};
 
-use super::{StoredTurn, Waiting};
+use super::{PendingUse, StoredTurn};
 use crate::{
     message::{Timestamp, TurnId},
     store::{ConversationId, Labels, Owner, Page, Position, Version},
@@ -11,7 +11,7 @@ use crate::{
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Turns {
-    /// The turns with open approvals. An approval that does not [survive](Waiting::survives) the end of its process is
+    /// The turns with open approvals. An approval that does not [survive](PendingUse::survives) the end of its process is
     /// open only while the conversation has an owner.
     Waiting,
     /// The turns that no process continues. Their conversations have no owner. In addition, each of these turns waits
@@ -47,9 +47,9 @@ pub struct TurnSummary {
     pub since: Timestamp,
     /// The time of the last record.
     pub recorded: Timestamp,
-    /// The open approvals, in the order of the tool uses.
+    /// The open approvals, with times of the store's clock, in the order of the tool uses.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub approvals: Vec<PendingApproval>,
+    pub approvals: Vec<PendingUse>,
     /// The position in the list, after which the next page begins. Its time is the one by which the list is sorted.
     pub position: Position,
     /// The time of the list, by the store's clock.
@@ -63,47 +63,6 @@ pub struct TurnSummary {
 impl From<&TurnSummary> for Position {
     fn from(summary: &TurnSummary) -> Self {
         summary.position.clone()
-    }
-}
-
-/// A tool use that waits for a decision.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct PendingApproval {
-    /// The tool use, with the reason of the pause and the decision after its time limit.
-    pub waiting: Waiting,
-    /// The time since which the tool use waits, by the store's clock.
-    pub since: Timestamp,
-    /// The end of the time limit, by the store's clock.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub expires: Option<Timestamp>,
-}
-
-impl PendingApproval {
-    /// Returns a tool use that waits since this time.
-    pub fn new(waiting: Waiting, since: Timestamp) -> Self {
-        let expires = waiting.expires_in.map(|limit| {
-            let limit = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
-            Timestamp(since.0.saturating_add(limit))
-        });
-        Self { waiting, since, expires }
-    }
-
-    /// Returns whether the time limit has passed at the time `now`.
-    pub(in crate::store) fn has_expired(&self, now: Timestamp) -> bool {
-        self.expires.is_some_and(|expires| expires <= now)
-    }
-
-    /// Returns an approval whose time limit ends at `expires`. The limit is computed from this time and `since`.
-    #[cfg(any(feature = "sqlite", feature = "postgres"))]
-    pub(in crate::store) fn until(
-        mut waiting: Waiting,
-        since: Timestamp,
-        expires: Option<Timestamp>,
-    ) -> Self {
-        waiting.expires_in =
-            expires.map(|end| std::time::Duration::from_millis(end.0.saturating_sub(since.0)));
-        Self { waiting, since, expires }
     }
 }
 
@@ -133,12 +92,12 @@ impl TurnSummary {
     pub(in crate::store) fn listed(mut self, which: Turns, now: Timestamp) -> Option<Self> {
         self.now = now;
         let only_waits =
-            !self.approvals.is_empty() && self.approvals.iter().all(|approval| approval.waiting.survives);
+            !self.approvals.is_empty() && self.approvals.iter().all(|approval| approval.survives);
         let is_expired = self.approvals.iter().any(|approval| approval.has_expired(now));
         let is_owned = self.owner.is_some();
-        self.approvals.retain(|approval| approval.waiting.survives || is_owned);
+        self.approvals.retain(|approval| approval.survives || is_owned);
         let time = match which {
-            Turns::Waiting => self.approvals.iter().map(|approval| approval.since).min(),
+            Turns::Waiting => self.approvals.iter().filter_map(|approval| approval.since).min(),
             Turns::Left => (!is_owned && (!only_waits || is_expired)).then_some(self.since),
             Turns::All => Some(self.since),
         };
@@ -151,7 +110,7 @@ impl TurnSummary {
     #[cfg(any(feature = "sqlite", feature = "postgres"))]
     pub(in crate::store) fn aged(mut self, age: Timestamp) -> Self {
         let is_owned = self.owner.is_some();
-        self.approvals.retain(|approval| approval.waiting.survives || is_owned);
+        self.approvals.retain(|approval| approval.survives || is_owned);
         self.position.updated = age;
         self
     }

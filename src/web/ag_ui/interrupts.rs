@@ -3,7 +3,12 @@
 use serde_json::{Map, Value, json};
 
 use super::{Level, frame::Interrupt};
-use crate::{agent::Snapshot, message::value_weight, run::PendingUse, text::clip};
+use crate::{
+    agent::Snapshot,
+    message::{Timestamp, value_weight},
+    run::PendingUse,
+    text::clip,
+};
 
 /// The maximum size of a message that explains an interrupt, in bytes.
 const MAX_MESSAGE: usize = 16 << 10;
@@ -56,7 +61,7 @@ fn interrupt(pause: &PendingUse, agent: &Snapshot, level: Level, room: &mut usiz
         response_schema: response_schema(&pause.tool_use.name, schema),
         // A client of version 0.0.59 can never continue a conversation after an interrupt has expired, so such a client
         // gets no time of expiry.
-        expires_at: pause.expiry.as_ref().filter(|_| level == Level::V1).map(|expiry| expiry.at.rfc_3339()),
+        expires_at: pause.expires.filter(|_| level == Level::V1).map(Timestamp::rfc_3339),
         metadata,
     }
 }

@@ -3,8 +3,8 @@
 use std::{fs, path::Path};
 
 use omni_agent::{
-    message::{Message, ToolUse},
-    run::{RunEnd, RunOutcome, TurnRecord, Waiting},
+    message::{Message, ToolUse, TurnId},
+    run::{PendingUse, RunEnd, RunOutcome, TurnRecord},
     store::{Change, Commit, Listing, Query, Store, Write},
     tree::Erased,
 };
@@ -49,7 +49,7 @@ async fn erased_text_is_gone_from_tables_and_indexes_after_vacuum_full() {
     let record = TurnRecord::new(1, turn, json!({ "core": word }).to_string())
         .with_head(node(2))
         .with_append(vec![Message::user(word).into()])
-        .with_waiting(vec![Waiting::new(tool_use)]);
+        .with_waiting(vec![PendingUse::new(TurnId::default(), tool_use)]);
     let in_flight = Commit::new(Some(node(2))).with_usage([]).with_turn(record);
     let version = store.write(&id("a"), &Write::on(version), &Change::Commit(in_flight)).await.unwrap();
 

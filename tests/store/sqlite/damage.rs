@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, fs};
 
 use omni_agent::{
     manager::Manager,
-    message::ToolUse,
-    run::{TurnRecord, Waiting},
+    message::{ToolUse, TurnId},
+    run::{PendingUse, TurnRecord},
     store::{Change, Commit, Filter, Listing, Page, SqliteStore, Store, StoreError, Write},
 };
 use serde_json::json;
@@ -159,7 +159,7 @@ async fn pending_approvals_after_a_page_of_unreadable_turns_are_listed() {
     let store = quick(&folder).await;
     for name in ["a", "b", "c"] {
         let version = create(&store, &id(name)).await;
-        let waiting = Waiting::new(ToolUse::new("use", "lookup", json!({})));
+        let waiting = PendingUse::new(TurnId::default(), ToolUse::new("use", "lookup", json!({})));
         let turn = "00112233445566778899aabbccddeeff".parse().unwrap();
         let record = TurnRecord::new(1, turn, "{}").with_waiting(vec![waiting]);
         store
@@ -170,7 +170,7 @@ async fn pending_approvals_after_a_page_of_unreadable_turns_are_listed() {
     raw(&folder)
         .execute_batch(
             "UPDATE approvals SET since = conversation;
-             UPDATE approvals SET on_expiry = '{' WHERE conversation < (SELECT max(conversation) FROM approvals)",
+             UPDATE approvals SET content = '{' WHERE conversation < (SELECT max(conversation) FROM approvals)",
         )
         .unwrap();
     let manager = Manager::builder(store).build();

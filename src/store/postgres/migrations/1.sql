@@ -157,8 +157,6 @@ CREATE TABLE {schema}.approvals (
     tool_use text NOT NULL,
     place integer NOT NULL,
     content text NOT NULL,
-    reason text NOT NULL,
-    on_expiry text,
     survives boolean NOT NULL,
     since timestamptz NOT NULL,
     expires timestamptz,

@@ -135,8 +135,6 @@ CREATE TABLE approvals (
     tool_use TEXT NOT NULL,
     place INTEGER NOT NULL,
     content TEXT NOT NULL,
-    reason TEXT NOT NULL,
-    on_expiry TEXT,
     survives INTEGER NOT NULL,
     since INTEGER NOT NULL,
     expires INTEGER,

@@ -106,8 +106,8 @@ impl Writer {
         data.insert("input".into(), pause.tool_use.input.clone());
         data.insert("inputReplaced".into(), pause.input_replaced.into());
         data.insert("reason".into(), pause.reason.clone());
-        if let Some(expiry) = &pause.expiry {
-            data.insert("expiresAt".into(), json!(expiry.at));
+        if let Some(expires) = pause.expires {
+            data.insert("expiresAt".into(), json!(expires));
         }
         if let Some(conversation) = &self.settings.conversation {
             data.insert("commands".into(), format!("{conversation}/commands").into());

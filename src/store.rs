@@ -74,7 +74,7 @@ mod turn;
 mod write;
 
 pub(crate) use content::erase_content;
-pub use content::{Change, Commit, Page, Position, StateChange, Stored, StoredState, Summary};
+pub use content::{Change, Commit, Page, Position, StateChange, Stored, StoredState, Summary, TitleBy};
 pub use document::{export_json, import_json, import_json_with_settings};
 pub use error::StoreError;
 pub use file_system::FileSystemStore;

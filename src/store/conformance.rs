@@ -105,7 +105,8 @@ checks! {
            usage_of_any_size_is_added_up_and_deleted,
         used_adds_up_the_matching_rows_by_model, last_run_is_returned_until_the_next_turn;
     erasure: erase_removes_nodes_and_their_cursors, erase_of_everything_leaves_an_empty_conversation,
-        erase_keeps_the_ledger_and_removes_the_last_run, erase_keeps_the_outcomes_of_prompts, erase_requires_a_valid_lease;
+        erase_keeps_the_ledger_and_removes_the_last_run, erase_keeps_the_outcomes_of_prompts,
+        erase_removes_a_derived_title_and_keeps_a_persons, erase_requires_a_valid_lease;
     turns: turn_in_flight_is_the_sum_of_its_records, record_keeps_the_time_of_the_last_write,
         turn_ends_with_its_run_with_nodes_or_with_a_move, record_on_another_head_begins_the_turn_again,
         turn_stays_when_the_state_changes,

@@ -112,8 +112,8 @@ pub async fn import_json(
     id: Option<ConversationId>,
 ) -> Result<ConversationId, StoreError> {
     let mut document = read(text)?;
-    let title = document.conversation.state.title.take();
-    document.conversation.state = StoredState { title, ..StoredState::default() };
+    let StoredState { title, title_by, .. } = document.conversation.state;
+    document.conversation.state = StoredState { title, title_by, ..StoredState::default() };
     for prompt in document.conversation.last_run.iter_mut().flat_map(|end| &mut end.staged) {
         let Prompt { id, content, next, app_data, .. } = (**prompt).clone();
         *prompt = Arc::new(Prompt { id, content, next, app_data, ..Prompt::default() });

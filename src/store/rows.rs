@@ -21,8 +21,8 @@ use std::sync::Arc;
 use serde::de::DeserializeOwned;
 
 use super::{
-    Change, Commit, ConversationId, Labels, StateChange, StoreError, StoredState, TurnChange, Version,
-    content::without_messages, json,
+    Change, Commit, ConversationId, Labels, StateChange, StoreError, StoredState, TitleBy, TurnChange,
+    Version, content::without_messages, json,
 };
 use crate::{
     message::{Message, UsageRow},
@@ -36,6 +36,8 @@ use crate::{
 pub(super) struct RowChanges {
     pub(super) head: Column<Option<NodeId>>,
     pub(super) title: Column<Option<String>>,
+    /// Whether a person set the title. It counts only if the write changes the title.
+    pub(super) title_by_person: bool,
     /// The state as JSON, without the title and the labels.
     pub(super) state: Column<String>,
     pub(super) labels: Column<Labels>,
@@ -87,8 +89,9 @@ impl RowChanges {
             Change::Create(state) => Self { creates: true, ..Self::default() }.with_state(id, *state),
             Change::Commit(commit) => Self::of_commit(id, commit),
             Change::State(StateChange::Whole(state)) => Self::default().with_state(id, *state),
-            Change::State(StateChange::Title(title)) => {
-                Ok(Self { title: Column::Set(title), ..Self::default() })
+            Change::State(StateChange::Title { title, by }) => {
+                let title_by_person = by == TitleBy::Person;
+                Ok(Self { title: Column::Set(title), title_by_person, ..Self::default() })
             }
             Change::State(StateChange::Labels(labels)) => {
                 Ok(Self { labels: Column::Set(labels), ..Self::default() })
@@ -128,6 +131,7 @@ impl RowChanges {
         // The title has its own column, because it is shown in lists and changes more often than the rest of the state.
         // Labels have their own rows, because lists are filtered by them.
         self.title = Column::Set(state.title.take());
+        self.title_by_person = std::mem::take(&mut state.title_by) == TitleBy::Person;
         self.labels = Column::Set(std::mem::take(&mut state.labels));
         self.state = Column::Set(json::encode(id, &state)?);
         Ok(self)
@@ -217,10 +221,11 @@ impl Origin<'_> {
         &self,
         text: &str,
         title: Option<String>,
+        title_by: TitleBy,
         labels: Labels,
     ) -> Result<StoredState, StoreError> {
         let state: StoredState = self.parse(text, || "the state".to_owned())?;
-        Ok(StoredState { title, labels, ..state })
+        Ok(StoredState { title, title_by, labels, ..state })
     }
 
     /// Parses the end of the last run and its prompts. The queries return no end if a turn was committed after the run.

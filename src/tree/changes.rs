@@ -141,6 +141,10 @@ pub struct Erased {
     pub head: Option<NodeId>,
     /// The id of the next node. Erased ids are not used again.
     pub next: NodeId,
+    /// Whether the title of the conversation is removed too if it was made from the messages. Such a title may quote an
+    /// erased message.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub title: bool,
 }
 
 impl Tree {
@@ -190,7 +194,7 @@ impl Tree {
                 head = node.parent();
             }
         }
-        let erased = Erased { nodes, head, next: self.next_id() };
+        let erased = Erased { nodes, head, next: self.next_id(), title: true };
         self.apply_erased(&erased)?;
         Ok(erased)
     }

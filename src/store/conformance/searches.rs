@@ -133,7 +133,7 @@ pub(super) async fn search_after_a_removal_finds_nothing(subject: &dyn StoreUnde
     let default = Page::default;
     assert_eq!(found(&*store, &all, "plum", default()).await.len(), 1);
     assert_eq!(found(&*store, &all, "title", default()).await, [], "the title was replaced");
-    let erased = Erased { nodes: vec![node_id(1), node_id(2)], head: None, next: node_id(3) };
+    let erased = Erased { nodes: vec![node_id(1), node_id(2)], head: None, next: node_id(3), title: true };
     match store.write(&a, &Write::on(version), &Change::Erase(erased)).await {
         Err(StoreError::Unsupported { .. }) => {}
         result => {

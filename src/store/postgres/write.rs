@@ -60,6 +60,7 @@ async fn create(
                     &write.as_bytes().as_slice(),
                     &names,
                     &values,
+                    &change.title_by_person,
                 ],
             )
             .await?;
@@ -86,7 +87,18 @@ async fn change(
     change: &RowChanges,
 ) -> Result<Version, Fault> {
     let RowChanges {
-        head, title, state, labels, nodes, cursors, usage, run, turn: flight, is_record, ..
+        head,
+        title,
+        title_by_person,
+        state,
+        labels,
+        nodes,
+        cursors,
+        usage,
+        run,
+        turn: flight,
+        is_record,
+        ..
     } = change;
     let (sets_head, head) = match head {
         Column::Keep => (false, None),
@@ -121,7 +133,7 @@ async fn change(
         Some(record) => (&server.sql.record, record.params()),
         None => (&server.sql.write, vec![&flight.ends as &(dyn ToSql + Sync)]),
     };
-    let params: [&(dyn ToSql + Sync); 19] = [
+    let params: [&(dyn ToSql + Sync); 20] = [
         &sets_head,
         &head,
         &sets_title,
@@ -141,6 +153,7 @@ async fn change(
         is_record,
         &prompts,
         &flight.mark,
+        title_by_person,
     ];
     perform(connection, server, id, write, statement, &[&params[..], &more].concat()).await
 }
@@ -168,7 +181,7 @@ async fn erase(
     };
     let (ending, prompts) = run.map(|run| (run.ending, run.prompts)).unzip();
     let prompts = prompts.flatten();
-    let more: [&(dyn ToSql + Sync); 5] = [&head, &next, &nodes, &ending, &prompts];
+    let more: [&(dyn ToSql + Sync); 6] = [&head, &next, &nodes, &ending, &prompts, &erased.title];
     perform(connection, server, id, write, &server.sql.erase, &more).await
 }
 

@@ -25,7 +25,7 @@ pub(super) fn load(
     let origin = Origin { id, place: &database.place() };
     let sql = format!(
         "SELECT conversations.version, created, updated, title, state, head, next_node, {LABELS}, ending, prompts,
-             mark, mark_version, used.*
+             mark, mark_version, title_by_person, used.*
          FROM conversations LEFT JOIN states ON states.conversation = key
              LEFT JOIN runs ON runs.conversation = key AND NOT EXISTS (
                  SELECT 1 FROM nodes WHERE nodes.conversation = key AND nodes.version > runs.version

@@ -151,15 +151,16 @@ fn apply(
     change: &RowChanges,
     now: Timestamp,
 ) -> Result<(), Fault> {
-    let RowChanges { head, title, state, labels, nodes, cursors, usage, run, turn, .. } = change;
+    let RowChanges { head, title, title_by_person, state, labels, nodes, cursors, usage, run, turn, .. } =
+        change;
     let (at, version) = (version, version.get().cast_signed());
     transaction
         .prepare_cached("INSERT INTO writes (conversation, version, write) VALUES (?, ?, ?)")?
         .execute(params![key, version, write.as_bytes()])?;
     if let Column::Set(title) = title {
         transaction
-            .prepare_cached("UPDATE conversations SET title = ?2 WHERE key = ?1")?
-            .execute(params![key, title])?;
+            .prepare_cached("UPDATE conversations SET title = ?2, title_by_person = ?3 WHERE key = ?1")?
+            .execute(params![key, title, title_by_person])?;
     }
     if let Column::Set(state) = state {
         transaction
@@ -221,7 +222,7 @@ fn insert_run(transaction: &Connection, key: i64, version: Version, run: &RunRow
     Ok(())
 }
 
-/// Removes nodes, the cursors from and to them, the end of the last run and the turn in flight.
+/// Removes nodes, the cursors from and to them, the end of the last run, the turn in flight and a derived title.
 fn remove_nodes(transaction: &Connection, key: i64, erased: &Erased) -> Result<(), Fault> {
     // One statement for all nodes: `nodes` has no index on the id, so each statement reads the whole conversation.
     let ids: Vec<i64> = erased.nodes.iter().map(|node| number(*node)).collect();
@@ -243,6 +244,11 @@ fn remove_nodes(transaction: &Connection, key: i64, erased: &Erased) -> Result<(
     transaction
         .prepare_cached("UPDATE conversations SET next_node = ?2 WHERE key = ?1")?
         .execute([key, number(erased.next)])?;
+    if erased.title {
+        transaction
+            .prepare_cached("UPDATE conversations SET title = NULL WHERE key = ? AND NOT title_by_person")?
+            .execute([key])?;
+    }
     Ok(())
 }
 

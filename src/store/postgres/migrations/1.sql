@@ -11,6 +11,8 @@ CREATE TABLE {schema}.conversations (
     updated timestamptz NOT NULL,
     -- As a JSON string, since `text` can't hold U+0000.
     title text,
+    -- Whether a person set the title. Otherwise it was made from the messages.
+    title_by_person boolean NOT NULL DEFAULT false,
     -- Model, system prompt and options, as JSON.
     state text NOT NULL,
     head bigint,

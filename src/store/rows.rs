@@ -81,6 +81,7 @@ pub(super) struct NodeRow {
     pub(super) parent: Option<NodeId>,
     pub(super) message: String,
     pub(super) usage: Option<String>,
+    pub(super) left_open: bool,
 }
 
 impl RowChanges {
@@ -157,6 +158,7 @@ impl NodeRow {
             parent: node.parent(),
             message: json::encode(id, &**node.message())?,
             usage: node.usage().map(|usage| json::encode(id, usage)).transpose()?,
+            left_open: node.left_open(),
         })
     }
 }
@@ -179,11 +181,12 @@ impl Origin<'_> {
         parent: Option<i64>,
         message: &str,
         usage: Option<&str>,
+        left_open: bool,
     ) -> Result<Node, StoreError> {
         let what = || format!("node {}", number.cast_unsigned());
         let id = node_id(number).ok_or_else(|| self.damaged(&what(), "its id is invalid"))?;
         let message: Arc<Message> = self.parse(message, what)?;
-        let node = Node::new(id, self.reference(parent, what)?, message);
+        let node = Node::new(id, self.reference(parent, what)?, message).with_left_open(left_open);
         Ok(match usage {
             Some(usage) => node.with_usage(self.parse(usage, what)?),
             None => node,

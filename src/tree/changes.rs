@@ -104,8 +104,8 @@ impl Tree {
     ///
     /// # Errors
     ///
-    /// Fails with `NotNext`, `UnknownParent`, `UnknownNode`, `NotAChild` or `UnknownHead` if the changes do not fit
-    /// this tree or are not consistent. If it fails, the tree is unchanged.
+    /// Fails with `NotNext`, `UnknownParent`, `UnknownNode`, `NotAChild`, `UnknownHead` or `NoToolUses` if the changes do
+    /// not fit this tree or are not consistent. If it fails, the tree is unchanged.
     pub fn apply(&mut self, changes: &Changes) -> Result<(), TreeError> {
         let mut next = self.clone();
         for node in &changes.nodes {
@@ -113,6 +113,7 @@ impl Tree {
             if id != expected {
                 return Err(TreeError::NotNext { id, next: expected });
             }
+            node.check()?;
             let parent = next.parent_slot(node)?;
             next.add(node.clone(), parent);
         }

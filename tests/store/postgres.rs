@@ -358,7 +358,7 @@ async fn queries_among_many_conversations_use_indexes() {
     plans.push(("created by", plan(&observer, "'n7'").await));
     let version = store.load(&id("new")).await.unwrap().version;
     commit(&store, &id("new"), version, 1, "Hi").await;
-    let nothing = ["null"; 26].join(", ");
+    let nothing = ["null"; 27].join(", ");
     plans.push(("write", plan(&observer, &nothing).await));
     let version = store.load(&id("new")).await.unwrap().version;
     let record = TurnRecord::new(1, turn.parse().unwrap(), "{}");
@@ -366,7 +366,7 @@ async fn queries_among_many_conversations_use_indexes() {
         .write(&id("new"), &Write::on(version), &Change::Commit(Commit::new(None).with_turn(record)))
         .await
         .unwrap();
-    let nothing = ["null"; 44].join(", ");
+    let nothing = ["null"; 45].join(", ");
     plans.push(("record", plan(&observer, &nothing).await));
     store.turn(&id("n7")).await.unwrap();
     plans.push(("turn", plan(&observer, "'n7'").await));

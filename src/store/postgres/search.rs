@@ -191,6 +191,6 @@ fn hit(row: &Row, server: &Server, words: &Words) -> Result<Hit, Fault> {
     let summary = summary(row, &server.place)?;
     let Some(number) = row.try_get::<_, Option<i64>>(9)? else { return Ok(Hit::title(summary)) };
     let origin = Origin { id: &summary.id, place: &server.place };
-    let node = origin.node(number, row.try_get(10)?, row.try_get(11)?, None)?;
+    let node = origin.node(number, row.try_get(10)?, row.try_get(11)?, None, false)?;
     Ok(Hit::message(summary.clone(), node.id(), node.message(), words))
 }

@@ -83,10 +83,10 @@ WITH written AS (
 ), named AS (
     INSERT INTO {schema}.writes (conversation, version, write) SELECT key, $3, $4::bytea FROM written
 ), added AS (
-    INSERT INTO {schema}.nodes (conversation, version, place, id, parent, message, usage)
-    SELECT key, $3, place, id, parent, message, usage
-    FROM written, unnest($11::bigint[], $12::bigint[], $13::text[], $14::text[])
-        WITH ORDINALITY AS node (id, parent, message, usage, place)
+    INSERT INTO {schema}.nodes (conversation, version, place, id, parent, message, usage, left_open)
+    SELECT key, $3, place, id, parent, message, usage, left_open
+    FROM written, unnest($11::bigint[], $12::bigint[], $13::text[], $14::text[], $26::boolean[])
+        WITH ORDINALITY AS node (id, parent, message, usage, left_open, place)
 ), moved AS (
     INSERT INTO {schema}.cursors (conversation, node, child)
     SELECT key, node, child FROM written, unnest($15::bigint[], $16::bigint[]) AS cursor (node, child)
@@ -119,7 +119,7 @@ SELECT key FROM written";
 /// turn or changes the head.
 const END: &str = ", over AS (
     DELETE FROM {schema}.turns USING written
-    WHERE conversation = key AND ($26::boolean OR turns.head IS DISTINCT FROM written.head)
+    WHERE conversation = key AND ($27::boolean OR turns.head IS DISTINCT FROM written.head)
 )";
 
 /// The last part of a write that records the turn in flight.
@@ -128,16 +128,16 @@ const RECORD: &str = ", earlier AS (
         SELECT count(*) FROM {schema}.pending WHERE pending.conversation = turns.conversation AND slot = -1
     ) AS messages
     FROM {schema}.turns JOIN written ON conversation = key
-    WHERE turns.turn = $26::text AND turns.head IS NOT DISTINCT FROM written.head
+    WHERE turns.turn = $27::text AND turns.head IS NOT DISTINCT FROM written.head
 ), base AS (
     SELECT key, written.head, since, date_trunc('milliseconds', clock_timestamp()) AS moment,
-        least($35::integer, coalesce(messages, 0))::integer AS kept
+        least($36::integer, coalesce(messages, 0))::integer AS kept
     FROM written LEFT JOIN earlier ON true
 ), recorded AS (
     INSERT INTO {schema}.turns (conversation, turn, lives, orderly, format, core, head, branch, spent, prompts, since,
         recorded, waits)
-    SELECT key, $26, $27::integer, $28::boolean, $29::integer, $30::text, head, $31::text,
-        $32::bigint * interval '1 microsecond', $33::text, coalesce(since, moment), moment, $34::boolean
+    SELECT key, $27, $28::integer, $29::boolean, $30::integer, $31::text, head, $32::text,
+        $33::bigint * interval '1 microsecond', $34::text, coalesce(since, moment), moment, $35::boolean
     FROM base
     ON CONFLICT (conversation) DO UPDATE SET turn = excluded.turn, lives = excluded.lives,
         orderly = excluded.orderly, format = excluded.format, core = excluded.core, head = excluded.head,
@@ -145,24 +145,24 @@ const RECORD: &str = ", earlier AS (
         recorded = excluded.recorded, waits = excluded.waits
 ), dropped AS (
     DELETE FROM {schema}.pending USING base
-    WHERE conversation = key AND (place >= kept OR slot >= 0 AND (since IS NULL OR cardinality($36::text[]) > 0))
-        AND NOT (slot = -1 AND place >= kept AND place < kept + cardinality($36))
-        AND NOT (place = kept + cardinality($36) - 1 AND slot = ANY ($37::integer[]))
+    WHERE conversation = key AND (place >= kept OR slot >= 0 AND (since IS NULL OR cardinality($37::text[]) > 0))
+        AND NOT (slot = -1 AND place >= kept AND place < kept + cardinality($37))
+        AND NOT (place = kept + cardinality($37) - 1 AND slot = ANY ($38::integer[]))
 ), appended AS (
     INSERT INTO {schema}.pending (conversation, place, slot, content)
-    SELECT key, kept + place - 1, -1, content FROM base, unnest($36) WITH ORDINALITY AS message (content, place)
+    SELECT key, kept + place - 1, -1, content FROM base, unnest($37) WITH ORDINALITY AS message (content, place)
     UNION ALL
-    SELECT key, kept + cardinality($36) - 1, slot, content
-    FROM base, unnest($37, $38::text[]) AS result (slot, content)
+    SELECT key, kept + cardinality($37) - 1, slot, content
+    FROM base, unnest($38, $39::text[]) AS result (slot, content)
     ON CONFLICT (conversation, place, slot) DO UPDATE SET content = excluded.content
 ), decided AS (
-    DELETE FROM {schema}.approvals USING written WHERE conversation = key AND tool_use <> ALL ($39::text[])
+    DELETE FROM {schema}.approvals USING written WHERE conversation = key AND tool_use <> ALL ($40::text[])
 ), asked AS (
     INSERT INTO {schema}.approvals (conversation, tool_use, place, content, reason, on_expiry, survives, since, expires)
     SELECT key, asked.tool_use, asked.place - 1, asked.content, asked.reason, asked.on_expiry, asked.survives,
         coalesce(open.since, moment),
         least(coalesce(open.since, moment), '9999-12-31') + asked.expires_in * interval '1 millisecond'
-    FROM base, unnest($39, $40::text[], $41::text[], $42::text[], $43::boolean[], $44::bigint[]) WITH ORDINALITY
+    FROM base, unnest($40, $41::text[], $42::text[], $43::text[], $44::boolean[], $45::bigint[]) WITH ORDINALITY
         AS asked (tool_use, content, reason, on_expiry, survives, expires_in, place)
         LEFT JOIN {schema}.approvals AS open ON open.tool_use = asked.tool_use
             AND open.conversation = (SELECT key FROM base WHERE since IS NOT NULL)
@@ -287,7 +287,7 @@ const IN_FLIGHT: &str = "(SELECT (SELECT count(*) FROM {schema}.approvals WHERE 
     FROM {schema}.turns WHERE turns.conversation = key AND turns.head IS NOT DISTINCT FROM conversations.head)";
 
 const NODES: &str = "
-SELECT id, parent, message, usage FROM {schema}.nodes
+SELECT id, parent, message, usage, left_open FROM {schema}.nodes
 WHERE conversation = (SELECT key FROM {schema}.conversations WHERE id = $1) ORDER BY version, place";
 
 const CURSORS: &str = "

@@ -116,6 +116,7 @@ async fn change(
     let parents: Vec<_> = nodes.iter().map(|node| node.parent.map(number)).collect();
     let messages: Vec<_> = nodes.iter().map(|node| node.message.as_str()).collect();
     let usages: Vec<_> = nodes.iter().map(|node| node.usage.as_deref()).collect();
+    let left_open: Vec<_> = nodes.iter().map(|node| node.left_open).collect();
     // The map contains each cursor once, with its last value.
     let cursors: BTreeMap<_, _> =
         cursors.iter().map(|(node, child)| (number(*node), number(*child))).collect();
@@ -133,7 +134,7 @@ async fn change(
         Some(record) => (&server.sql.record, record.params()),
         None => (&server.sql.write, vec![&flight.ends as &(dyn ToSql + Sync)]),
     };
-    let params: [&(dyn ToSql + Sync); 20] = [
+    let params: [&(dyn ToSql + Sync); 21] = [
         &sets_head,
         &head,
         &sets_title,
@@ -154,6 +155,7 @@ async fn change(
         &prompts,
         &flight.mark,
         title_by_person,
+        &left_open,
     ];
     perform(connection, server, id, write, statement, &[&params[..], &more].concat()).await
 }

@@ -230,6 +230,6 @@ fn hit(
         Ok((row.get::<_, i64>(0)?, row.get::<_, Option<i64>>(1)?, row.get::<_, String>(2)?))
     })?;
     let origin = Origin { id: &summary.id, place: &database.place() };
-    let node = origin.node(node.0, node.1, &node.2, None)?;
+    let node = origin.node(node.0, node.1, &node.2, None, false)?;
     Ok(Hit::message(summary.clone(), node.id(), node.message(), query))
 }

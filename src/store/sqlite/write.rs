@@ -181,8 +181,8 @@ fn apply(
     for (node, place) in nodes.iter().zip(0_i64..) {
         transaction
             .prepare_cached(
-                "INSERT INTO nodes (conversation, version, place, id, parent, message, usage)
-                 VALUES (?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO nodes (conversation, version, place, id, parent, message, usage, left_open)
+                 VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             )?
             .execute(params![
                 key,
@@ -191,7 +191,8 @@ fn apply(
                 number(node.id),
                 node.parent.map(number),
                 node.message,
-                node.usage
+                node.usage,
+                node.left_open
             ])?;
     }
     for (node, child) in cursors {

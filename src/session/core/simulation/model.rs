@@ -90,7 +90,7 @@ impl Model {
             moving: None,
             prompted: None,
             settings: BTreeMap::new(),
-            left_open: left_open(&tree),
+            left_open: tree.nodes().filter(|node| node.left_open()).map(Node::id).collect(),
             title: title(state),
             config,
             status: Status::Idle,
@@ -227,7 +227,7 @@ impl Model {
     pub(super) fn erase(&mut self, id: NodeId) -> (crate::tree::Erased, bool) {
         let erased = self.shown.erase(id).expect("the node exists");
         self.settings.retain(|node, _| !erased.nodes.contains(node));
-        self.left_open = left_open(&self.shown);
+        self.left_open.retain(|node| self.shown.node(*node).is_some());
         self.committed = self.shown.history().clone();
         self.books.last_run = None;
         let title = self.title.take_if(|(_, by)| *by == TitleBy::Derived);
@@ -406,6 +406,8 @@ impl Model {
     pub(super) fn check(&self, core: &Core) -> Check {
         core.check()?;
         ensure!(*core.tree() == self.shown, "the tree is\n{}\nnot\n{}", core.tree(), self.shown);
+        let marked: HashSet<_> = core.tree().nodes().filter(|node| node.left_open()).map(Node::id).collect();
+        ensure!(marked == self.left_open, "left open are {marked:?}, not {:?}", self.left_open);
         ensure!(core.tree().usage() == self.shown.usage(), "the tree's usage differs from the turns' usage");
         ensure!(*core.labels() == self.labels, "the labels are {:?}, not {:?}", core.labels(), self.labels);
         ensure!(core.title() == text(&self.title), "the title is {:?}, not {:?}", core.title(), self.title);
@@ -420,19 +422,6 @@ impl Model {
 /// Returns the text of a title.
 fn text(title: &Title) -> Option<&Arc<str>> {
     title.as_ref().map(|(text, _)| text)
-}
-
-/// Returns the assistant messages of a stored tree that ended a turn and left tool uses open. If the turn itself
-/// answered the tool uses, it ended with their results, and no assistant message follows the results.
-fn left_open(tree: &Tree) -> HashSet<NodeId> {
-    let is_last = |node: &&Node| node.usage().is_some() && node.message().tool_uses().next().is_some();
-    let is_closed = |node: &Node| {
-        tree.children(node.id()).into_iter().flatten().any(|child| {
-            let mut below = tree.children(child.id()).into_iter().flatten();
-            below.all(|node| node.message().role == Role::User)
-        })
-    };
-    tree.nodes().filter(is_last).filter(|node| !is_closed(node)).map(Node::id).collect()
 }
 
 fn go(tree: &mut Tree, node: Option<NodeId>) {

@@ -54,6 +54,8 @@ CREATE TABLE {schema}.nodes (
         CASE WHEN strpos(message, '\u0000') = 0 AND octet_length(message) <= 262144 THEN message::jsonb END
     ) STORED,
     usage text,
+    -- Whether a turn ended with this node and left tool uses open.
+    left_open boolean NOT NULL DEFAULT false,
     PRIMARY KEY (conversation, version, place)
 );
 

@@ -45,6 +45,7 @@ CREATE TABLE nodes (
     parent INTEGER,
     message TEXT NOT NULL, -- JSON, exactly as it was written
     usage TEXT,
+    left_open INTEGER NOT NULL DEFAULT 0, -- 1 if a turn ended here and left tool uses open
     PRIMARY KEY (conversation, version, place)
 ) STRICT, WITHOUT ROWID;
 

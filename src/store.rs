@@ -71,6 +71,7 @@ mod search;
 pub mod sqlite;
 mod transfer;
 mod turn;
+mod words;
 mod write;
 
 pub(crate) use content::erase_content;

@@ -82,6 +82,8 @@ pub(super) struct NodeRow {
     pub(super) message: String,
     pub(super) usage: Option<String>,
     pub(super) left_open: bool,
+    /// The message before it was encoded, for searches.
+    pub(super) source: Arc<Message>,
 }
 
 impl RowChanges {
@@ -159,6 +161,7 @@ impl NodeRow {
             message: json::encode(id, &**node.message())?,
             usage: node.usage().map(|usage| json::encode(id, usage)).transpose()?,
             left_open: node.left_open(),
+            source: Arc::clone(node.message()),
         })
     }
 }

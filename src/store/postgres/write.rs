@@ -9,6 +9,8 @@ use crate::{
     store::{
         Change, ConversationId, Labels, Lease, StoreError, Version, Write, WriteId,
         rows::{Column, Origin, RowChanges, number},
+        search::searched_text,
+        words::spaced,
     },
     tree::Erased,
 };
@@ -61,6 +63,7 @@ async fn create(
                     &names,
                     &values,
                     &change.title_by_person,
+                    &spaced(title.as_deref().unwrap_or_default()),
                 ],
             )
             .await?;
@@ -106,8 +109,9 @@ async fn change(
     };
     let (sets_title, title) = match title {
         Column::Keep => (false, None),
-        Column::Set(title) => (true, encode_title(title.as_deref())),
+        Column::Set(title) => (true, title.as_deref()),
     };
+    let (title, title_words) = (encode_title(title), title.map_or_else(|| spaced(""), spaced));
     let state = match state {
         Column::Keep => None,
         Column::Set(state) => Some(state),
@@ -117,6 +121,7 @@ async fn change(
     let messages: Vec<_> = nodes.iter().map(|node| node.message.as_str()).collect();
     let usages: Vec<_> = nodes.iter().map(|node| node.usage.as_deref()).collect();
     let left_open: Vec<_> = nodes.iter().map(|node| node.left_open).collect();
+    let words: Vec<_> = nodes.iter().map(|node| spaced(&searched_text(&node.source))).collect();
     // The map contains each cursor once, with its last value.
     let cursors: BTreeMap<_, _> =
         cursors.iter().map(|(node, child)| (number(*node), number(*child))).collect();
@@ -134,7 +139,7 @@ async fn change(
         Some(record) => (&server.sql.record, record.params()),
         None => (&server.sql.write, vec![&flight.ends as &(dyn ToSql + Sync)]),
     };
-    let params: [&(dyn ToSql + Sync); 21] = [
+    let params: [&(dyn ToSql + Sync); 23] = [
         &sets_head,
         &head,
         &sets_title,
@@ -156,6 +161,8 @@ async fn change(
         &flight.mark,
         title_by_person,
         &left_open,
+        &words,
+        &title_words,
     ];
     perform(connection, server, id, write, statement, &[&params[..], &more].concat()).await
 }

@@ -157,8 +157,8 @@ async fn measure(name: &str, store: &dyn Store) {
         ("a word with 10 hits", "tenhits"),
         ("a word with 1,000 hits", "thousandhits"),
         ("a word that occurs everywhere", "everywhere"),
-        ("a word in 1 % of the messages", "word77"),
-        ("two words in 1 % of the messages each", "word77 word78"),
+        ("a word in 1 % of the messages", "\"word77\""),
+        ("two words in 1 % of the messages each", "\"word77\" \"word78\""),
     ] {
         let query: Query = query.parse().expect("a valid query");
         for (where_, filter) in [

@@ -309,7 +309,7 @@ impl Session {
     ///
     /// When the title is saved, it appears in the lists of conversations that the store returns. To wait until it is
     /// saved, call [`flush`](Self::flush). The title replaces a title that another process has stored in the meantime,
-    /// with one exception: if the session already has this title, nothing is written, so the title of the other process
+    /// with one exception: if this title was already set here, nothing is written, so the title of the other process
     /// remains.
     ///
     /// # Errors
@@ -346,8 +346,8 @@ impl Session {
     /// kept in memory for subscribers, and from the store.
     ///
     /// If the path contains the message, the path then ends at the nearest assistant message above it that uses no
-    /// tools, or is empty. The ids of erased messages are not used again. The usage ledger keeps its rows, without
-    /// content. [`Tree::erase`](crate::tree::Tree::erase) has an example.
+    /// tools, or is empty. The ids of erased messages are not used again. A title that was made from the messages is
+    /// removed too. The usage ledger keeps its rows, without content. [`Tree::erase`](crate::tree::Tree::erase) has an example.
     ///
     /// The call first waits until everything is saved, and returns when the store has erased the messages. Each wait
     /// takes at most the [end timeout](SessionBuilder::end_timeout). The documentation of the store states what may
@@ -380,18 +380,19 @@ impl Session {
         self.call(|reply| Command::Spent(row, reply)).await
     }
 
-    /// Sets the title if the conversation has no title. Returns whether the title was set.
+    /// Sets a title that was made from the messages, if the conversation has no title. Returns whether the title was set.
     ///
-    /// This method is meant for generated titles. A title that a person has set in the meantime remains, even if
-    /// another process stored it.
+    /// `of` is the head of the tree from whose path the title was made. If this node was erased in the meantime, the title
+    /// is not set, because it may quote an erased message. A title that a person has set in the meantime remains, even
+    /// if another process stored it. A later [`erase`](Self::erase) removes the title.
     ///
     /// # Errors
     ///
     /// Returns [`ErrorKind::Ended`], or [`ErrorKind::InvalidTitle`] if the title has more than 1,024 bytes.
-    pub async fn suggest_title(&self, title: &str) -> Result<bool, Error> {
+    pub async fn suggest_title(&self, title: &str, of: Option<NodeId>) -> Result<bool, Error> {
         check_title(Some(title))?;
         let title = Arc::from(title);
-        self.call(|reply| Command::SuggestTitle(title, reply)).await
+        self.call(|reply| Command::SuggestTitle(title, of, reply)).await
     }
 
     /// Returns the title of the conversation.

@@ -71,10 +71,11 @@ mod search;
 pub mod sqlite;
 mod transfer;
 mod turn;
+mod words;
 mod write;
 
 pub(crate) use content::erase_content;
-pub use content::{Change, Commit, Page, Position, StateChange, Stored, StoredState, Summary};
+pub use content::{Change, Commit, Page, Position, StateChange, Stored, StoredState, Summary, TitleBy};
 pub use document::{export_json, import_json, import_json_with_settings};
 pub use error::StoreError;
 pub use file_system::FileSystemStore;

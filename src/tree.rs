@@ -259,13 +259,14 @@ impl Tree {
     ///
     /// Panics if the tree has 2^32 - 1 nodes.
     pub fn push(&mut self, message: impl Into<Arc<Message>>) -> NodeId {
-        self.push_node(message.into(), None)
+        self.push_node(message.into(), None, false)
     }
 
     /// Appends the messages of a turn in order, and returns their ids. O(messages).
     ///
     /// The usage of the turn is recorded on the turn's last assistant message. If the turn has no assistant message,
-    /// the usage is recorded on its last message.
+    /// the usage is recorded on its last message. If the turn ends with an assistant message that has tool uses, its node
+    /// is marked as [left open](Node::left_open).
     ///
     /// # Panics
     ///
@@ -278,7 +279,10 @@ impl Tree {
         let messages: Vec<Arc<Message>> = messages.into_iter().map(Into::into).collect();
         let answer = messages.iter().rposition(|message| message.role == Role::Assistant);
         let noted = answer.or(messages.len().checked_sub(1));
-        let push = |(index, message)| self.push_node(message, (Some(index) == noted).then_some(usage));
+        let last = messages.len().saturating_sub(1);
+        let push = |(index, message)| {
+            self.push_node(message, (Some(index) == noted).then_some(usage), index == last)
+        };
         messages.into_iter().enumerate().map(push).collect()
     }
 
@@ -336,11 +340,13 @@ impl Tree {
         }
     }
 
-    fn push_node(&mut self, message: Arc<Message>, usage: Option<Usage>) -> NodeId {
+    fn push_node(&mut self, message: Arc<Message>, usage: Option<Usage>, ends_turn: bool) -> NodeId {
         let head = self.path.map(|path| path.head);
         let id = self.next_id();
         let node = Node::new(id, head.map(|head| self.at(head).id()), message);
-        let slot = self.add(usage.into_iter().fold(node, Node::with_usage), head);
+        let left_open = ends_turn && node.uses_tools();
+        let node = usage.into_iter().fold(node, Node::with_usage).with_left_open(left_open);
+        let slot = self.add(node, head);
         self.step_onto(slot);
         id
     }
@@ -459,19 +465,28 @@ pub struct Node {
     // Wrapped in an `Arc`, because few nodes have a usage, and a usage is larger than the rest of the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     usage: Option<Arc<Usage>>,
+    /// Whether a turn ended with this assistant message and left its tool uses open, so that the next prompt answers them.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    left_open: bool,
 }
 
 impl Node {
     /// Returns a node without usage, for [`Tree::hydrate`](Tree::hydrate). To add a message to a tree, use
     /// [`Tree::push`](Tree::push).
     pub fn new(id: NodeId, parent: Option<NodeId>, message: impl Into<Arc<Message>>) -> Self {
-        Self { id, parent, message: message.into(), usage: None }
+        Self { id, parent, message: message.into(), usage: None, left_open: false }
     }
 
     /// Returns the same node with the usage of the turn that the node ends. If the cost is not a finite number, it is
     /// removed.
     pub fn with_usage(mut self, usage: Usage) -> Self {
         self.usage = Some(Arc::new(usage.with_finite_cost()));
+        self
+    }
+
+    /// Returns the same node, marked as the end of a turn that left the tool uses of the message open.
+    pub const fn with_left_open(mut self, left_open: bool) -> Self {
+        self.left_open = left_open;
         self
     }
 
@@ -500,6 +515,21 @@ impl Node {
     /// turn without an assistant node.
     pub fn usage(&self) -> Option<&Usage> {
         self.usage.as_deref()
+    }
+
+    /// Returns whether a turn ended with this assistant message and left its tool uses open. The children of such a node
+    /// are prompts that answer the tool uses. They are not part of the turn.
+    pub const fn left_open(&self) -> bool {
+        self.left_open
+    }
+
+    /// Returns whether the message is an assistant's and has tool uses.
+    pub(crate) fn uses_tools(&self) -> bool {
+        self.message.role == Role::Assistant && self.message.tool_uses().next().is_some()
+    }
+
+    fn check(&self) -> Result<(), TreeError> {
+        if self.left_open && !self.uses_tools() { Err(TreeError::NoToolUses { id: self.id }) } else { Ok(()) }
     }
 }
 
@@ -560,6 +590,12 @@ pub enum TreeError {
         id: NodeId,
         /// The id of the node to which the cursor points.
         child: NodeId,
+    },
+    /// A node is marked as the end of a turn that left tool uses open, but its message has no tool uses.
+    #[error("node {id} is marked as left open, but its message has no tool uses")]
+    NoToolUses {
+        /// The id of the node.
+        id: NodeId,
     },
 }
 

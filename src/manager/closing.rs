@@ -17,7 +17,7 @@ use crate::{
     agent::InFlight,
     run::{Error, ErrorKind},
     session::{Session, Tenure},
-    store::{Change, ConversationId, Labels, Lease, StateChange, StoreError, Write},
+    store::{Change, ConversationId, Labels, Lease, StateChange, StoreError, TitleBy, Write},
 };
 
 /// A change of the title or the labels of a conversation.
@@ -30,7 +30,9 @@ pub(crate) enum Description {
 impl From<Description> for StateChange {
     fn from(change: Description) -> Self {
         match change {
-            Description::Title(title) => Self::Title(title.as_deref().map(str::to_owned)),
+            Description::Title(title) => {
+                Self::Title { title: title.as_deref().map(str::to_owned), by: TitleBy::Person }
+            }
             Description::Labels(labels) => Self::Labels(labels),
         }
     }

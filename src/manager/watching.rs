@@ -90,7 +90,7 @@ impl Inner {
         match made.title {
             Ok(Some(title)) => {
                 // A session that has ended needs no title, so an error is ignored.
-                let _ = session.suggest_title(&title).await;
+                let _ = session.suggest_title(&title, tree.head()).await;
             }
             Ok(None) => {}
             Err(error) => tracing::warn!(id = %session.id(), %error, "no title was generated"),

@@ -84,7 +84,7 @@ pub(super) enum Command {
     Labels(Reply<Labels>),
     Spent(UsageRow, Reply<()>),
     SetTitle(Option<Arc<str>>, Reply<()>),
-    SuggestTitle(Arc<str>, Reply<bool>),
+    SuggestTitle(Arc<str>, Option<NodeId>, Reply<bool>),
     Title(Reply<Option<Arc<str>>>),
     Sleep(Reply<bool>),
     Tree(Reply<Tree>),

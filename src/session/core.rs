@@ -39,7 +39,7 @@ use crate::{
     agent::{Config, Event, Record, Status},
     message::{Usage, UsageRow},
     run::{Prompt, PromptState, Response},
-    store::{Labels, StoredState, Version, WriteId},
+    store::{Labels, StoredState, TitleBy, Version, WriteId},
     subscription::{EventId, Numbered},
     tree::{NodeId, Tree},
 };
@@ -83,8 +83,7 @@ pub(super) struct Core {
     tree: Tree,
     title: Option<Arc<str>>,
     labels: Labels,
-    /// Whether the current title is a generated one.
-    is_title_generated: bool,
+    title_by: TitleBy,
     /// The agent's configuration at the last commit, `state` event or record of the turn in flight.
     config: Arc<Config>,
     status: Status,
@@ -122,9 +121,9 @@ impl Core {
     ) -> Self {
         Self {
             tree: Tree::new(),
+            title_by: title.as_ref().map_or(TitleBy::Derived, |_| TitleBy::Person),
             title,
             labels,
-            is_title_generated: false,
             config,
             status: Status::Idle,
             seen,
@@ -153,7 +152,7 @@ impl Core {
     ) -> Self {
         let title = state.title.as_deref().map(Arc::from);
         let mut core = Self::new(title, state.labels.clone(), keeps_usage, config, seen);
-        core.tree = tree;
+        (core.tree, core.title_by) = (tree, state.title_by);
         core.saver = Saver::at(version, state);
         core
     }
@@ -332,15 +331,28 @@ impl Core {
     // ---- commands ----
 
     /// Sets or removes the title.
-    pub(super) fn set_title(&mut self, title: Option<Arc<str>>, env: &Env<'_>, effects: &mut Effects) {
-        self.is_title_generated = false;
-        if self.title == title {
-            return;
+    pub(super) fn set_title(
+        &mut self,
+        title: Option<Arc<str>>,
+        by: TitleBy,
+        env: &Env<'_>,
+        effects: &mut Effects,
+    ) {
+        let by = title.as_ref().map_or(TitleBy::Derived, |_| by);
+        if (&self.title, self.title_by) != (&title, by) {
+            self.replace_title(title, by, effects);
+            self.state_changed();
+            self.save(env, effects);
         }
-        self.title.clone_from(&title);
-        effects.push(Effect::Emit(SessionEvent::Title { title }));
-        self.state_changed();
-        self.save(env, effects);
+    }
+
+    /// Replaces the title, and emits an event if its text changes.
+    fn replace_title(&mut self, title: Option<Arc<str>>, by: TitleBy, effects: &mut Effects) {
+        self.title_by = by;
+        if self.title != title {
+            self.title.clone_from(&title);
+            effects.push(Effect::Emit(SessionEvent::Title { title }));
+        }
     }
 
     /// Replaces the labels.
@@ -354,14 +366,21 @@ impl Core {
         self.save(env, effects);
     }
 
-    /// Sets a generated title if the conversation has no title. Returns whether it was set.
-    pub(super) fn suggest_title(&mut self, title: Arc<str>, env: &Env<'_>, effects: &mut Effects) -> bool {
-        let is_untitled = self.title.is_none();
-        if is_untitled {
-            self.set_title(Some(title), env, effects);
-            self.is_title_generated = true;
+    /// Sets a title that was made from the path to the node `of`, if the conversation has no title and no message of this
+    /// path was erased. Returns whether the title was set.
+    pub(super) fn suggest_title(
+        &mut self,
+        title: Arc<str>,
+        of: Option<NodeId>,
+        env: &Env<'_>,
+        effects: &mut Effects,
+    ) -> bool {
+        // The erasure of a node erases all nodes below it, and ids are not used again.
+        let is_free = self.title.is_none() && of.is_none_or(|of| self.tree.node(of).is_some());
+        if is_free {
+            self.set_title(Some(title), TitleBy::Derived, env, effects);
         }
-        is_untitled
+        is_free
     }
 
     /// Processes a new subscriber. For the first subscriber, emits an event if a fallback model is in use.

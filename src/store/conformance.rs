@@ -34,6 +34,9 @@ mod writes;
 
 use std::sync::Arc;
 
+#[cfg(test)]
+pub(super) use searches::cases;
+
 use async_trait::async_trait;
 
 use super::{Change, Commit, ConversationId, Store, StoredState, Version, Write};
@@ -100,12 +103,14 @@ checks! {
         summary_equals_the_list_entry;
     labels: labels_are_kept_by_every_other_write, label_change_replaces_all_labels, list_by_labels_contains_exactly_the_matches,
         commit_without_an_update_keeps_the_time;
-    searches: search_finds_words_in_titles_and_texts, search_after_a_removal_finds_nothing, invalid_queries_are_rejected;
+    searches: search_finds_words_in_titles_and_texts, search_after_a_removal_finds_nothing, search_splits_the_words_of_every_script,
+        invalid_queries_are_rejected;
     usage: usage_rows_are_returned_newest_first, commit_without_usage_rows_adds_a_row_per_node_with_usage,
            usage_of_any_size_is_added_up_and_deleted,
         used_adds_up_the_matching_rows_by_model, last_run_is_returned_until_the_next_turn;
     erasure: erase_removes_nodes_and_their_cursors, erase_of_everything_leaves_an_empty_conversation,
-        erase_keeps_the_ledger_and_removes_the_last_run, erase_keeps_the_outcomes_of_prompts, erase_requires_a_valid_lease;
+        erase_keeps_the_ledger_and_removes_the_last_run, erase_keeps_the_outcomes_of_prompts,
+        erase_removes_a_derived_title_and_keeps_a_persons, erase_requires_a_valid_lease;
     turns: turn_in_flight_is_the_sum_of_its_records, record_keeps_the_time_of_the_last_write,
         turn_ends_with_its_run_with_nodes_or_with_a_move, record_on_another_head_begins_the_turn_again,
         turn_stays_when_the_state_changes,

@@ -30,15 +30,23 @@ pub struct StoredState {
     /// The conversation's title.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub title: Option<String>,
+    /// Who set the title.
+    #[serde(skip_serializing_if = "TitleBy::is_derived")]
+    pub title_by: TitleBy,
     /// The conversation's labels.
     #[serde(skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
 }
 
-setters!(StoredState: with_model(model: some String), with_title(title: some String), with_labels(labels: Labels));
+setters!(StoredState: with_model(model: some String), with_labels(labels: Labels));
 
 impl StoredState {
     setters! {
+        /// Returns the same state with this title, set by a person.
+        pub fn with_title(self, title: impl Into<String>) {
+            (self.title, self.title_by) = (Some(title.into()), TitleBy::Person)
+        }
+
         /// Returns the same state with this system prompt.
         pub fn with_system(self, system: impl Into<Arc<str>>) { self.settings.system = Some(system.into()) }
 
@@ -58,9 +66,35 @@ impl StoredState {
         self
     }
 
+    /// Removes the title if an erasure removes derived titles and the title is one.
+    pub(crate) fn erase(&mut self, erased: &Erased) {
+        if erased.title && self.title_by.is_derived() {
+            self.title = None;
+        }
+    }
+
     /// Returns whether both states are equal apart from their titles and labels.
     pub(crate) fn configures_as(&self, other: &Self) -> bool {
         (&self.model, &self.settings) == (&other.model, &other.settings)
+    }
+}
+
+/// Who set the title of a conversation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum TitleBy {
+    /// The title was made from the messages, so it may quote them. An erasure of messages removes it.
+    #[default]
+    Derived,
+    /// A person or the application set the title. An erasure of messages keeps it.
+    Person,
+}
+
+impl TitleBy {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+    pub(crate) fn is_derived(&self) -> bool {
+        *self == Self::Derived
     }
 }
 
@@ -72,7 +106,13 @@ pub enum StateChange {
     /// Replaces the whole state.
     Whole(Box<StoredState>),
     /// Replaces the title, or removes it. The rest of the state does not change.
-    Title(Option<String>),
+    Title {
+        /// The new title. `None` removes the title.
+        title: Option<String>,
+        /// Who set the title.
+        #[serde(default, skip_serializing_if = "TitleBy::is_derived")]
+        by: TitleBy,
+    },
     /// Replaces all labels. The rest of the state does not change.
     Labels(Labels),
 }
@@ -83,9 +123,9 @@ impl StateChange {
         Self::Whole(Box::new(state))
     }
 
-    /// Returns a change that replaces the title.
+    /// Returns a change that replaces the title with one that a person has set.
     pub fn title(title: impl Into<String>) -> Self {
-        Self::Title(Some(title.into()))
+        Self::Title { title: Some(title.into()), by: TitleBy::Person }
     }
 }
 
@@ -106,7 +146,8 @@ pub enum Change {
     /// controls the medium. The store's documentation states what may remain. The usage ledger keeps its rows.
     ///
     /// The write also removes the turn in flight and the messages in the [end of the last run](Stored::last_run), which
-    /// may be erased ones. It keeps the outcomes of prompts, as [`Stored::erase`] shows.
+    /// may be erased ones. It keeps the outcomes of prompts, as [`Stored::erase`] shows. If [`Erased::title`] is set, the
+    /// write also removes a title that was [derived](TitleBy::Derived) from the messages.
     Erase(Erased),
 }
 
@@ -370,12 +411,12 @@ impl Stored {
         self.mark = None;
         match change {
             StateChange::Whole(state) => self.state = state.without_secrets(),
-            StateChange::Title(title) => self.state.title = title,
+            StateChange::Title { title, by } => (self.state.title, self.state.title_by) = (title, by),
             StateChange::Labels(labels) => self.state.labels = labels,
         }
     }
 
-    /// Removes nodes, with the cursors from and to them. The version and the time do not change, because the store
+    /// Removes nodes, with the cursors from and to them, and the title if it is derived. The version and the time do not change, because the store
     /// itself advances them.
     pub fn erase(&mut self, erased: &Erased) {
         let is_gone = |node: &NodeId| erased.nodes.binary_search(node).is_ok();
@@ -385,6 +426,7 @@ impl Stored {
         self.last_run = self.last_run.take().and_then(|end| without_messages(end, erased));
         // The turn in flight may contain an erased message.
         (self.turn, self.mark) = (None, None);
+        self.state.erase(erased);
     }
 }
 

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     message::{History, UsageRow, check_step},
     run::Prompt,
-    tree::Tree,
+    tree::{Node, Tree},
 };
 
 /// The latest version of the document format. Version 2 added the usage ledger. A document without a usage ledger has
@@ -112,8 +112,8 @@ pub async fn import_json(
     id: Option<ConversationId>,
 ) -> Result<ConversationId, StoreError> {
     let mut document = read(text)?;
-    let title = document.conversation.state.title.take();
-    document.conversation.state = StoredState { title, ..StoredState::default() };
+    let StoredState { title, title_by, .. } = document.conversation.state;
+    document.conversation.state = StoredState { title, title_by, ..StoredState::default() };
     for prompt in document.conversation.last_run.iter_mut().flat_map(|end| &mut end.staged) {
         let Prompt { id, content, next, app_data, .. } = (**prompt).clone();
         *prompt = Arc::new(Prompt { id, content, next, app_data, ..Prompt::default() });
@@ -178,11 +178,20 @@ fn read(text: &str) -> Result<Document, StoreError> {
         let (found, known) = (any.format_version, FORMAT_VERSION);
         return Err(StoreError::UnknownFormat { place: PLACE.to_owned(), found, known });
     }
-    let document: Document = json::parse(text).map_err(damaged)?;
+    let mut document: Document = json::parse(text).map_err(damaged)?;
     let Stored { nodes, head, cursors, next, .. } = &document.conversation;
-    let tree = Tree::restored(nodes.clone(), *head, cursors.clone(), *next)
-        .map_err(|error| damaged(error.to_string()))?;
+    let (nodes, head, cursors) = (nodes.clone(), *head, cursors.clone());
+    let tree = Tree::restored(nodes, head, cursors, *next).map_err(|error| damaged(error.to_string()))?;
     check_law(&tree).map_err(damaged)?;
+    // A document of another program has no marks. Its path may end with tool uses that the next prompt answers.
+    let is_end = |node: &Node| {
+        Some(node.id()) == head && tree.children(node.id()).is_none_or(|mut below| below.next().is_none())
+    };
+    for node in &mut document.conversation.nodes {
+        if is_end(node) && node.uses_tools() {
+            *node = node.clone().with_left_open(true);
+        }
+    }
     Ok(document)
 }
 

@@ -66,10 +66,11 @@
 //!
 //! # Searches
 //!
-//! [`PostgresStore::create_search_index`] creates the indexes for [`Store::search`]. Words are compared as by the text
-//! search configuration `simple`, without regard to case. If the database expects that more than 20,000 messages match,
-//! the store examines the conversations from the newest on until the page is full. Messages whose column `content` is
-//! null are not found.
+//! [`PostgresStore::create_search_index`] creates the indexes for [`Store::search`]. The store writes the words of each
+//! message, as [`Query`] describes them, into the column `nodes.words`, and those of a title into `conversations.words`.
+//! Of each message, 256 KiB of text have words. If the database expects that more than 20,000 messages match, the store
+//! examines the conversations from the newest on until the page is full. If a later version of this crate makes words by
+//! another rule, searches are unsupported until `create_search_index` was called again.
 //!
 //! # Connections
 //!
@@ -272,7 +273,8 @@ impl PostgresStore {
     ///
     /// The indexes belong to the database, so one call by any process is enough. Other processes can write meanwhile
     /// (`CREATE INDEX CONCURRENTLY`), but the call waits for all transactions that are active at its beginning. It
-    /// takes as long as reading all texts. The indexes are about as large as the texts, and make writes slower.
+    /// takes as long as reading all texts. The indexes are about as large as the texts, and make writes slower. If the
+    /// existing indexes were made by another rule for words, they are replaced.
     ///
     /// # Errors
     ///

@@ -21,8 +21,8 @@ use std::sync::Arc;
 use serde::de::DeserializeOwned;
 
 use super::{
-    Change, Commit, ConversationId, Labels, StateChange, StoreError, StoredState, TurnChange, Version,
-    content::without_messages, json,
+    Change, Commit, ConversationId, Labels, StateChange, StoreError, StoredState, TitleBy, TurnChange,
+    Version, content::without_messages, json,
 };
 use crate::{
     message::{Message, UsageRow},
@@ -36,6 +36,8 @@ use crate::{
 pub(super) struct RowChanges {
     pub(super) head: Column<Option<NodeId>>,
     pub(super) title: Column<Option<String>>,
+    /// Whether a person set the title. It counts only if the write changes the title.
+    pub(super) title_by_person: bool,
     /// The state as JSON, without the title and the labels.
     pub(super) state: Column<String>,
     pub(super) labels: Column<Labels>,
@@ -79,6 +81,9 @@ pub(super) struct NodeRow {
     pub(super) parent: Option<NodeId>,
     pub(super) message: String,
     pub(super) usage: Option<String>,
+    pub(super) left_open: bool,
+    /// The message before it was encoded, for searches.
+    pub(super) source: Arc<Message>,
 }
 
 impl RowChanges {
@@ -87,8 +92,9 @@ impl RowChanges {
             Change::Create(state) => Self { creates: true, ..Self::default() }.with_state(id, *state),
             Change::Commit(commit) => Self::of_commit(id, commit),
             Change::State(StateChange::Whole(state)) => Self::default().with_state(id, *state),
-            Change::State(StateChange::Title(title)) => {
-                Ok(Self { title: Column::Set(title), ..Self::default() })
+            Change::State(StateChange::Title { title, by }) => {
+                let title_by_person = by == TitleBy::Person;
+                Ok(Self { title: Column::Set(title), title_by_person, ..Self::default() })
             }
             Change::State(StateChange::Labels(labels)) => {
                 Ok(Self { labels: Column::Set(labels), ..Self::default() })
@@ -128,6 +134,7 @@ impl RowChanges {
         // The title has its own column, because it is shown in lists and changes more often than the rest of the state.
         // Labels have their own rows, because lists are filtered by them.
         self.title = Column::Set(state.title.take());
+        self.title_by_person = std::mem::take(&mut state.title_by) == TitleBy::Person;
         self.labels = Column::Set(std::mem::take(&mut state.labels));
         self.state = Column::Set(json::encode(id, &state)?);
         Ok(self)
@@ -153,6 +160,8 @@ impl NodeRow {
             parent: node.parent(),
             message: json::encode(id, &**node.message())?,
             usage: node.usage().map(|usage| json::encode(id, usage)).transpose()?,
+            left_open: node.left_open(),
+            source: Arc::clone(node.message()),
         })
     }
 }
@@ -175,11 +184,12 @@ impl Origin<'_> {
         parent: Option<i64>,
         message: &str,
         usage: Option<&str>,
+        left_open: bool,
     ) -> Result<Node, StoreError> {
         let what = || format!("node {}", number.cast_unsigned());
         let id = node_id(number).ok_or_else(|| self.damaged(&what(), "its id is invalid"))?;
         let message: Arc<Message> = self.parse(message, what)?;
-        let node = Node::new(id, self.reference(parent, what)?, message);
+        let node = Node::new(id, self.reference(parent, what)?, message).with_left_open(left_open);
         Ok(match usage {
             Some(usage) => node.with_usage(self.parse(usage, what)?),
             None => node,
@@ -217,10 +227,11 @@ impl Origin<'_> {
         &self,
         text: &str,
         title: Option<String>,
+        title_by: TitleBy,
         labels: Labels,
     ) -> Result<StoredState, StoreError> {
         let state: StoredState = self.parse(text, || "the state".to_owned())?;
-        Ok(StoredState { title, labels, ..state })
+        Ok(StoredState { title, title_by, labels, ..state })
     }
 
     /// Parses the end of the last run and its prompts. The queries return no end if a turn was committed after the run.

@@ -2,7 +2,10 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use super::{StoreError, Summary};
+use super::{
+    StoreError, Summary,
+    words::{Word, words},
+};
 use crate::{
     message::{Content, Message},
     tree::NodeId,
@@ -10,50 +13,88 @@ use crate::{
 
 /// The words and phrases of a search, for implementations of [`Store::search`](super::Store::search).
 ///
-/// All words must occur. Text in double quotes is a phrase, whose words must follow each other. No other character has
-/// a special meaning. Words are compared without regard to case.
+/// All words must occur. A word of two or more characters also finds longer words that begin with it. Text in double
+/// quotes is a phrase, whose words must occur whole and follow each other. No other character has a special meaning.
+/// Words are compared without regard to case, and without the marks of Latin, Greek and Cyrillic letters. In a script
+/// without spaces, such as Han, kana and Thai, any two letters or more are found.
 ///
 /// ```
 /// use omni_agent::store::Query;
 ///
-/// let query: Query = r#"mountain "blue lake""#.parse()?;
+/// let query: Query = r#"mount "blue lake""#.parse()?;
 /// assert!(query.is_in("A mountain above a blue lake"));
 /// assert!(!query.is_in("A blue mountain, a lake"));
+/// assert!("天气".parse::<Query>()?.is_in("今天天气很好"));
 /// assert!(r#"an "open quote"#.parse::<Query>().is_err());
 /// # Ok::<(), omni_agent::store::StoreError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Query(Vec<Vec<String>>);
+pub struct Query {
+    text: String,
+    phrases: Vec<Phrase>,
+}
+
+/// Words that follow each other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Phrase {
+    words: Vec<String>,
+    /// Whether the last word may be the beginning of a longer word.
+    is_open: bool,
+}
+
+impl Phrase {
+    /// Returns the phrases of a part of a query. Words that join each other form one phrase.
+    fn all(part: &str, is_quoted: bool) -> Vec<Self> {
+        let mut phrases: Vec<Self> = Vec::new();
+        for word in words(part) {
+            if let Some(phrase) = phrases.last_mut().filter(|_| is_quoted || word.joins) {
+                phrase.words.push(word.text);
+                phrase.is_open = !is_quoted;
+            } else {
+                let is_open = !is_quoted && word.text.chars().nth(1).is_some();
+                phrases.push(Self { words: vec![word.text], is_open });
+            }
+        }
+        phrases
+    }
+
+    /// Returns the index of the word at which the phrase begins.
+    fn place_in(&self, words: &[Word]) -> Option<usize> {
+        let (last, before) = self.words.split_last()?;
+        words.windows(self.words.len()).position(|window| {
+            let end = &window[before.len()].text;
+            let ends = if self.is_open { end.starts_with(last) } else { end == last };
+            ends && before.iter().zip(window).all(|(wanted, word)| *wanted == word.text)
+        })
+    }
+}
 
 impl Query {
     /// The maximum length of a query in bytes.
     pub const LONGEST: usize = 1024;
-    /// The maximum number of words.
+    /// The maximum number of words. Letters of a script without spaces that follow each other count as one word.
     pub const MOST_WORDS: usize = 32;
 
-    /// Returns the words and phrases in lower case. A single word is returned as a phrase of one word. Words contain
-    /// only letters and digits.
-    pub fn phrases(&self) -> impl Iterator<Item = &[String]> {
-        self.0.iter().map(Vec::as_slice)
+    /// Returns the words and phrases in the form in which words are compared. A single word is returned as a phrase of
+    /// one word. The flag states whether the last word of the phrase may be the beginning of a longer word. Words
+    /// contain only letters, digits and marks.
+    pub fn phrases(&self) -> impl Iterator<Item = (&[String], bool)> {
+        self.phrases.iter().map(|phrase| (phrase.words.as_slice(), phrase.is_open))
     }
 
-    /// Returns whether the text contains all words and phrases.
+    /// Returns whether the text contains all words and phrases. Only the first 256 KiB of the text are examined.
     pub fn is_in(&self, text: &str) -> bool {
-        let words: Vec<String> = words(text).map(str::to_lowercase).collect();
-        let contains = |phrase: &Vec<String>| words.windows(phrase.len()).any(|window| window == *phrase);
-        self.0.iter().all(contains)
+        let words = words(text);
+        self.phrases.iter().all(|phrase| phrase.place_in(&words).is_some())
     }
 
-    /// Returns a part of the text, around the first place where a word of the query occurs.
+    /// Returns a part of the text, around the first place where a word or phrase of the query occurs.
     pub(super) fn excerpt(&self, text: &str) -> String {
         const BEFORE: usize = 40;
         const LONGEST: usize = 160;
-        let is_wanted = |word: &&str| {
-            let word = word.to_lowercase();
-            self.0.iter().flatten().any(|wanted| *wanted == word)
-        };
-        let at =
-            words(text).find(is_wanted).map_or(0, |word| word.as_ptr() as usize - text.as_ptr() as usize);
+        let words = words(text);
+        let first = self.phrases.iter().filter_map(|phrase| phrase.place_in(&words)).min();
+        let at = first.map_or(0, |first| words[first].range.start);
         let mut start = text.floor_char_boundary(at.saturating_sub(BEFORE));
         if start > 0 {
             // The excerpt begins with a whole word.
@@ -81,17 +122,10 @@ impl FromStr for Query {
         if query.len() > Self::LONGEST {
             return invalid(format!("it has {} bytes; use at most {}", query.len(), Self::LONGEST));
         }
-        let mut phrases = Vec::new();
-        for (index, part) in query.split('"').enumerate() {
-            let words = words(part).map(str::to_lowercase);
-            if index % 2 == 1 {
-                phrases.push(words.collect());
-            } else {
-                phrases.extend(words.map(|word| vec![word]));
-            }
-        }
-        phrases.retain(|phrase: &Vec<String>| !phrase.is_empty());
-        let count = phrases.iter().map(Vec::len).sum::<usize>();
+        let parts = || query.split('"').enumerate();
+        let phrases: Vec<Phrase> =
+            parts().flat_map(|(index, part)| Phrase::all(part, index % 2 == 1)).collect();
+        let count = parts().flat_map(|(_, part)| words(part)).filter(|word| !word.joins).count();
         if query.matches('"').count() % 2 == 1 {
             return invalid("a quote is not closed; add the closing quote".to_owned());
         }
@@ -101,20 +135,15 @@ impl FromStr for Query {
         if count > Self::MOST_WORDS {
             return invalid(format!("it has {count} words; use at most {}", Self::MOST_WORDS));
         }
-        Ok(Self(phrases))
+        Ok(Self { text: query.to_owned(), phrases })
     }
 }
 
 impl fmt::Display for Query {
-    /// Writes the query with every word and phrase in quotes.
+    /// Writes the query as it was given.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let quoted: Vec<String> = self.0.iter().map(|phrase| format!("\"{}\"", phrase.join(" "))).collect();
-        f.write_str(&quoted.join(" "))
+        f.write_str(&self.text)
     }
-}
-
-fn words(text: &str) -> impl Iterator<Item = &str> {
-    text.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty())
 }
 
 /// Returns the text of a message that searches look at: its text blocks, without thinking, tools and attachments.

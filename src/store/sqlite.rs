@@ -90,12 +90,13 @@
 //! # Searches
 //!
 //! [`SqliteStoreBuilder::search`] creates the index for [`Store::search`]. The index consists of the tables `texts`,
-//! `words` (FTS5) and `indexing`, a view and triggers, which update the index with every write of any process. The
-//! index does not contain the texts themselves. Words are compared without regard to case and diacritics. Messages of
-//! more than 256 KiB of JSON and messages with U+0000 are not indexed. If more than 20,000 texts match, the store
-//! examines the conversations from the newest on until the page is full.
+//! `words` (FTS5) and `indexing`. Each write of any process updates the index, whether the process searches or not. The
+//! index does not contain the texts themselves, but their words, as [`Query`] describes them. Of each message, 256 KiB of
+//! text are indexed. If more than 20,000 texts match, the store examines the conversations from the newest on until the
+//! page is full. If a later version of this crate makes words by another rule, it builds the index anew when it opens the
+//! file, and [`Found::complete`] is `false` until then.
 //!
-//! A program that changes an indexed file needs a SQLite with FTS5.
+//! Another program must not change nodes and titles of an indexed file, because it does not update the index.
 //!
 //! # Deletes and erasures
 //!
@@ -278,9 +279,8 @@ impl SqliteStoreBuilder {
                 if let Err(error) = upkeep::clear_log(&writer, Duration::ZERO) {
                     tracing::debug!(%error, "the write-ahead log could not be emptied when the SQLite file was opened");
                 }
-                if search {
-                    search::enable(&mut writer).map_err(|fault| database.failed("preparing", None, fault))?;
-                }
+                search::prepare(&mut writer, search)
+                    .map_err(|fault| database.failed("preparing", None, fault))?;
                 let writer = start("sqlite-writer", vec![writer])?;
                 let upkeep = Upkeep::new(writer.behind());
                 search::index_older(&writer.behind());

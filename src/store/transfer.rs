@@ -313,7 +313,7 @@ pub(super) async fn put(
     let mut written = to.write(id, &Write::on(version).with_id(last), &Change::Commit(commit)).await?;
     let [erase, end, record] = more;
     if let Some(next) = next {
-        let erased = Erased { nodes: Vec::new(), head, next };
+        let erased = Erased { nodes: Vec::new(), head, next, title: false };
         written = to.write(id, &Write::on(written).with_id(erase), &Change::Erase(erased)).await?;
     }
     if let Some(last_run) = last_run {

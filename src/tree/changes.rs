@@ -104,8 +104,8 @@ impl Tree {
     ///
     /// # Errors
     ///
-    /// Fails with `NotNext`, `UnknownParent`, `UnknownNode`, `NotAChild` or `UnknownHead` if the changes do not fit
-    /// this tree or are not consistent. If it fails, the tree is unchanged.
+    /// Fails with `NotNext`, `UnknownParent`, `UnknownNode`, `NotAChild`, `UnknownHead` or `NoToolUses` if the changes do
+    /// not fit this tree or are not consistent. If it fails, the tree is unchanged.
     pub fn apply(&mut self, changes: &Changes) -> Result<(), TreeError> {
         let mut next = self.clone();
         for node in &changes.nodes {
@@ -113,6 +113,7 @@ impl Tree {
             if id != expected {
                 return Err(TreeError::NotNext { id, next: expected });
             }
+            node.check()?;
             let parent = next.parent_slot(node)?;
             next.add(node.clone(), parent);
         }
@@ -141,6 +142,10 @@ pub struct Erased {
     pub head: Option<NodeId>,
     /// The id of the next node. Erased ids are not used again.
     pub next: NodeId,
+    /// Whether the title of the conversation is removed too if it was made from the messages. Such a title may quote an
+    /// erased message.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub title: bool,
 }
 
 impl Tree {
@@ -190,7 +195,7 @@ impl Tree {
                 head = node.parent();
             }
         }
-        let erased = Erased { nodes, head, next: self.next_id() };
+        let erased = Erased { nodes, head, next: self.next_id(), title: true };
         self.apply_erased(&erased)?;
         Ok(erased)
     }

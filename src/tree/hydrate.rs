@@ -54,6 +54,7 @@ impl Tree {
         if let Some(last) = nodes.last() {
             check_id(last.id())?;
         }
+        nodes.iter().try_for_each(Node::check)?;
 
         let mut tree = Self { ids: Ids::of(nodes.iter().map(Node::id)), ..Self::new() };
         tree.usage = nodes.iter().filter_map(Node::usage).copied().sum();

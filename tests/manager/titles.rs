@@ -14,9 +14,10 @@ use omni_agent::{
     provider::{ProviderError, ProviderErrorKind, StopReason},
     run::{Prompt, Response},
     session::Session,
-    store::{MemoryStore, Store},
+    store::{Listing, MemoryStore, Store},
     subscription::EndReason,
     testing::{Gate, ScriptedProvider, Step},
+    tree::NodeId,
 };
 
 use tokio::time::Instant;
@@ -540,4 +541,58 @@ async fn session_unused_while_its_title_is_made_ends_afterwards() {
         assert_eq!(stored_title(&store).await.as_deref(), Some("Made"));
         other.await.unwrap();
     }
+}
+
+// ---- erasures ----
+
+/// Names a conversation by its first message.
+struct FirstText;
+
+#[async_trait]
+impl TitleGenerator for FirstText {
+    async fn generate(&self, history: &History) -> Result<Option<String>, Box<dyn Error + Send + Sync>> {
+        Ok(history.iter().next().map(|message| message.text()))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn erase_removes_a_title_of_each_kind_from_list_store_and_search() {
+    let by_model = ScriptedProvider::new([Step::text("My secret")]);
+    for titles in [Titles::Heuristic, Titles::Model(by_model.model()), Titles::Own(Arc::new(FirstText))] {
+        let store = Arc::new(MemoryStore::new());
+        let manager = Manager::builder(store.clone()).titles(titles).idle_shutdown(None).build();
+        let session = create(&manager, "talk", parrot()).await;
+        session.ask("My secret").await.unwrap();
+        assert_eq!(title(&session).await.as_deref(), Some("My secret"));
+        let named = create(&manager, "named", parrot()).await;
+        manager.rename(&id("named"), Some("The secret")).await.unwrap();
+        named.ask("My secret").await.unwrap();
+        for session in [&session, &named] {
+            session.erase(NodeId::new(1).unwrap()).await.unwrap();
+        }
+        settle().await;
+        assert_eq!((title(&session).await, title(&named).await.as_deref()), (None, Some("The secret")));
+        let found = store.search(&"secret".parse().unwrap(), &Listing::default()).await.unwrap().hits;
+        let found: Vec<_> = found.iter().map(|hit| hit.conversation.id.as_str()).collect();
+        assert_eq!(found, ["named"]);
+        assert_eq!(store.load(&id("talk")).await.unwrap().state.title, None);
+        assert_eq!(store.summary(&id("talk")).await.unwrap().title, None);
+        let open = manager.list_open();
+        assert_eq!(open.iter().filter(|open| open.title.is_some()).count(), 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn erase_drops_a_title_that_a_model_is_making() {
+    let gate = Gate::new();
+    let answers = [Step::new().gate(&gate).then_text(["My secret"]).stop(), Step::text("Again")];
+    let manager = with(Titles::Model(ScriptedProvider::new(answers).model()));
+    let session = create(&manager, "talk", parrot()).await;
+    session.ask("My secret").await.unwrap();
+    gate.reached().await;
+    session.erase(NodeId::new(1).unwrap()).await.unwrap();
+    gate.open();
+    assert_eq!(title(&session).await, None);
+    session.ask("Hello").await.unwrap();
+    assert_eq!(title(&session).await.as_deref(), Some("Again"));
 }

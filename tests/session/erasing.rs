@@ -6,7 +6,7 @@ use omni_agent::{
     provider::{ProviderError, ProviderErrorKind},
     run::{Accepted, Prompt},
     session::{Mode, Session, SessionEvent},
-    store::{Change, ConversationId, MemoryStore, Store, StoreError, Version, Write},
+    store::{Change, ConversationId, Listing, MemoryStore, Store, StoreError, TitleBy, Version, Write},
     subscription::Update,
     testing::{Gate, Step},
     tree::Tree,
@@ -226,4 +226,44 @@ async fn erase_removes_the_texts_of_failures_from_the_states_of_prompts() {
     answered(session.erase(node(1))).await.unwrap();
     let state = state().await;
     assert!(state.contains("failed") && !state.contains("secret"), "{state}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn erase_removes_a_derived_title_from_the_session_and_the_store() {
+    let store = MemoryStore::new();
+    let agent = scripted([Step::text("A1"), Step::text("A2"), Step::text("A3")]);
+    let mut session = Watched::start(Session::builder(store.clone()).agent(agent)).await;
+    session.ask("Q1").await;
+    session.ask("Q2").await;
+    assert!(session.session.suggest_title("Quotes Q2", Some(node(4))).await.unwrap());
+    answered(session.session.erase(node(3))).await.unwrap();
+    session.check().await;
+    assert_eq!((session.view.title.clone(), session.session.title().await.unwrap()), (None, None));
+    assert_eq!(store.list(&Listing::default()).await.unwrap()[0].title, None);
+    assert_eq!(store.load(session.session.id()).await.unwrap().state.title, None);
+
+    let late = session.session.suggest_title("Quotes Q2", Some(node(4))).await.unwrap();
+    assert!(!late, "the title was made from an erased message");
+    assert!(session.session.suggest_title("Quotes Q1", Some(node(2))).await.unwrap());
+    // If a person sets the same title, it is the person's.
+    session.session.set_title(Some("Quotes Q1")).await.unwrap();
+    answered(session.session.erase(node(1))).await.unwrap();
+    session.check().await;
+    let state = store.load(session.session.id()).await.unwrap().state;
+    assert_eq!((state.title.as_deref(), state.title_by), (Some("Quotes Q1"), TitleBy::Person));
+    assert_eq!(session.view.title.as_deref(), Some("Quotes Q1"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn erase_of_a_loaded_conversation_removes_its_derived_title() {
+    let store = MemoryStore::new();
+    let session = Session::builder(store.clone()).agent(scripted([Step::text("A1")])).create().await.unwrap();
+    session.ask("Q1").await.unwrap();
+    session.suggest_title("Quotes Q1", Some(node(2))).await.unwrap();
+    session.stop(std::time::Duration::from_secs(1)).await.unwrap();
+    let id = session.id().clone();
+    let session = Session::builder(store.clone()).agent(scripted([])).open(id.clone()).await.unwrap();
+    answered(session.erase(node(1))).await.unwrap();
+    assert_eq!(session.title().await.unwrap(), None);
+    assert_eq!(store.summary(&id).await.unwrap().title, None);
 }

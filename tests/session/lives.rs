@@ -137,7 +137,7 @@ async fn resume_after_another_write_resyncs() {
     for place in Place::all() {
         let (session, view) = ended(&place).await;
         let version = place.store.summary(session.id()).await.unwrap().version;
-        let title = StateChange::Title(Some("Renamed".to_owned()));
+        let title = StateChange::title("Renamed".to_owned());
         place.store.write(session.id(), &Write::on(version), &Change::State(title)).await.unwrap();
         assert!(resyncs(&place.open(&session, agent()).await, view.last).await);
     }

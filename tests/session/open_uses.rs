@@ -155,3 +155,35 @@ async fn branch_at_results_is_refused_unless_the_turn_ended_with_them() {
     session.rest().await;
     assert_eq!(session.path()[6..], ["user: result t", "user: Other", "assistant: Else."]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn erase_of_one_answer_to_an_open_use_leaves_its_siblings_usable() {
+    let answers = ["Good.", "Better.", "Best.", "Else."].map(Step::text);
+    let (mut session, provider) = answered_open_use(answers).await;
+    in_time(session.session.ask_branch(Some(node(2)), answer("a", "No."))).await.unwrap();
+    // Nodes 3 and 4 answer the open use, and so do nodes 5 and 6. Only the prompt of the first answer stays.
+    in_time(session.session.erase(node(4))).await.unwrap();
+    session.check().await;
+    in_time(session.session.ask_regenerate(node(5))).await.unwrap();
+    assert_eq!(results(&provider.last_request().unwrap()), ["a No."]);
+    in_time(session.session.ask_edit(node(5), answer("a", "Maybe."))).await.unwrap();
+    assert_eq!(results(&provider.last_request().unwrap()), ["a Maybe."]);
+    in_time(session.session.ask_branch(Some(node(2)), answer("a", "Never."))).await.unwrap();
+    assert_eq!(results(&provider.last_request().unwrap()), ["a Never."]);
+    session.check().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn erase_of_results_within_a_turn_does_not_leave_their_uses_open() {
+    let look = omni_agent::tool::tool_fn("look", "Looks.", |_: serde_json::Value, _| async { Ok("seen") });
+    let provider = ScriptedProvider::new([Step::tool_use("t", "look", json!({}))]);
+    let agent = AgentBuilder::default().model(provider.model()).tool(look);
+    let mut session = Watched::start(on(agent)).await;
+    in_time(session.session.ask(Prompt::new("Go").with_max_steps(1))).await.unwrap();
+    session.check().await;
+    assert_eq!(session.path().len(), 3);
+    in_time(session.session.erase(node(3))).await.unwrap();
+    session.check().await;
+    let error = session.session.branch(Some(node(2)), "Other").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OpenToolUses);
+}

@@ -235,7 +235,7 @@ async fn title_beyond_the_limit_is_refused_and_changes_nothing() {
     );
     let session = builder().title("Short").create().await.unwrap();
     assert_eq!(session.set_title(Some(&long)).await.unwrap_err().kind(), ErrorKind::InvalidTitle);
-    assert_eq!(session.suggest_title(&long).await.unwrap_err().kind(), ErrorKind::InvalidTitle);
+    assert_eq!(session.suggest_title(&long, None).await.unwrap_err().kind(), ErrorKind::InvalidTitle);
     assert_eq!(session.title().await.unwrap().as_deref(), Some("Short"));
     session.set_title(Some(&long[1..])).await.unwrap();
 }

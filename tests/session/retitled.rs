@@ -3,7 +3,7 @@
 
 use omni_agent::{
     session::{Mode, Session, SessionEvent, StoreReport},
-    store::{Change, StateChange, Stored, Write},
+    store::{Change, StateChange, Stored, TitleBy, Write},
     subscription::{EndReason, Update},
 };
 
@@ -12,7 +12,7 @@ use crate::support::{Act, ScriptedStore, configure, created, id, node, parrot, r
 /// Changes the stored title as another process would.
 async fn rename(store: &ScriptedStore, title: Option<&str>) {
     let version = store.beneath().load(&id("talk")).await.unwrap().version;
-    let change = StateChange::Title(title.map(str::to_owned));
+    let change = StateChange::Title { title: title.map(str::to_owned), by: TitleBy::Person };
     store.beneath().write(&id("talk"), &Write::on(version), &Change::State(change)).await.unwrap();
 }
 
@@ -82,7 +82,7 @@ async fn generated_title_is_replaced_by_one_stored_meanwhile() {
     let session = created(&store, "talk", parrot()).await;
     rename(&store, Some("Theirs")).await;
     let mut events = watch(&session).await;
-    assert!(session.suggest_title("Generated").await.unwrap());
+    assert!(session.suggest_title("Generated", None).await.unwrap());
     assert_all_stored(&store, &session, Some("Theirs")).await;
     // There was nothing left to write, but subscribers are still notified that everything is stored.
     assert_eq!(store.words(), ["title"]);
@@ -96,7 +96,7 @@ async fn generated_title_stays_if_the_stored_one_was_cleared() {
     let store = ScriptedStore::new([]);
     let session = created(&store, "talk", parrot()).await;
     rename(&store, None).await;
-    assert!(session.suggest_title("Generated").await.unwrap());
+    assert!(session.suggest_title("Generated", None).await.unwrap());
     assert_all_stored(&store, &session, Some("Generated")).await;
 }
 
@@ -106,7 +106,7 @@ async fn title_set_by_the_user_after_a_generated_one_replaces_one_stored_meanwhi
     let session = created(&store, "talk", parrot()).await;
     rename(&store, Some("Theirs")).await;
     store.otherwise(|| Act::Hang);
-    assert!(session.suggest_title("Same").await.unwrap());
+    assert!(session.suggest_title("Same", None).await.unwrap());
     session.set_title(Some("Same")).await.unwrap();
     store.otherwise(|| Act::Work);
     assert_all_stored(&store, &session, Some("Same")).await;

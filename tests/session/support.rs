@@ -97,7 +97,7 @@ impl Tried {
             Change::Create(_) => "create",
             Change::Commit(commit) if commit.state.is_some() => "commit with state",
             Change::Commit(_) => "commit",
-            Change::State(StateChange::Title(_)) => "title",
+            Change::State(StateChange::Title { .. }) => "title",
             _ => "state",
         }
     }

@@ -2,7 +2,7 @@
 
 use std::{fs, process::Command};
 
-use omni_agent::store::{Change, FileSystemStore, Listing, StateChange, Store, StoreError, Write};
+use omni_agent::store::{Change, FileSystemStore, Listing, StateChange, Store, StoreError, TitleBy, Write};
 
 use crate::{
     skip::skip,
@@ -142,7 +142,10 @@ async fn child_finds_a_read_only_folder() {
     let write = Write::on(stored.version);
     let refused = [
         store.write(&id("a"), &write, &Change::Commit(says(2, "more"))).await.map(drop),
-        store.write(&id("a"), &write, &Change::State(StateChange::Title(None))).await.map(drop),
+        store
+            .write(&id("a"), &write, &Change::State(StateChange::Title { title: None, by: TitleBy::Derived }))
+            .await
+            .map(drop),
         store
             .write(&id("b"), &Write::first().with_id(write.id), &Change::create(stored.state.clone()))
             .await

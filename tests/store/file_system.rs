@@ -60,6 +60,7 @@ async fn suite_on_file_system_store_passes() {
         [
             "search_finds_words_in_titles_and_texts",
             "search_after_a_removal_finds_nothing",
+            "search_splits_the_words_of_every_script",
             "erase_requires_a_valid_lease",
             "turns_of_an_owner_are_not_left",
             "lease_excludes_other_owners",

@@ -53,7 +53,7 @@ async fn values_at_the_limits_come_back_or_are_refused(store: &dyn Store) {
     let name = id(&"x".repeat(128));
     let title = "\0\u{fffe}\"\\ü🐢 ".repeat(100_000);
     let version = create(store, &name).await;
-    let change = StateChange::Title(Some(title.clone()));
+    let change = StateChange::title(title.clone());
     let version = store.write(&name, &Write::on(version), &Change::State(change)).await.unwrap();
     commit(store, &name, version, 1, "\u{fffd}\\ud800 \\u0000").await;
     let stored = store.load(&name).await.unwrap();

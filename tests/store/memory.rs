@@ -73,7 +73,7 @@ impl Store for Forgetful {
 }
 
 #[tokio::test]
-#[should_panic(expected = "6 of 70 checks failed: create_repeated_returns_the_first_result, \
+#[should_panic(expected = "6 of 72 checks failed: create_repeated_returns_the_first_result, \
                            commit_repeated_returns_the_first_result, write_repeated_after_others_returns_the_first_result, \
                            write_with_a_dropped_future_is_all_or_nothing, label_change_replaces_all_labels, \
                            erase_removes_nodes_and_their_cursors")]

@@ -80,7 +80,11 @@ async fn suite_on_postgres_store_passes() {
     let Some(url) = url() else { return };
     let make = async || Subject { url, store: Arc::new(fresh(url).open().await.unwrap()) };
     let report = conformance::check(make).await;
-    let skipped = ["search_finds_words_in_titles_and_texts", "search_after_a_removal_finds_nothing"];
+    let skipped = [
+        "search_finds_words_in_titles_and_texts",
+        "search_after_a_removal_finds_nothing",
+        "search_splits_the_words_of_every_script",
+    ];
     // The database does not leave torn writes behind, so this check is skipped too.
     assert_eq!(report.skipped, [&skipped[..], &["torn_write_is_dropped_completely"]].concat());
 }
@@ -102,13 +106,13 @@ async fn search_index_is_created_once_and_replaced_if_it_is_broken() {
     let Some(url) = url() else { return };
     let store = fresh(url).open().await.unwrap();
     let version = create(&store, &id("a")).await;
-    commit(&store, &id("a"), version, 1, "An old word\u{0} that can't be indexed").await;
+    commit(&store, &id("a"), version, 1, "A new word\u{0} with a zero byte").await;
     let version = create(&store, &id("b")).await;
     commit(&store, &id("b"), version, 1, "An old word").await;
     store.create_search_index().await.unwrap();
     store.create_search_index().await.unwrap();
     let broken = format!(
-        "UPDATE pg_index SET indisvalid = false WHERE indexrelid = '{}.nodes_by_words'::regclass",
+        "UPDATE pg_index SET indisvalid = false WHERE indexrelid = '{}.nodes_by_words_1'::regclass",
         schema(&store)
     );
     raw(url).await.batch_execute(&broken).await.unwrap();
@@ -118,6 +122,26 @@ async fn search_index_is_created_once_and_replaced_if_it_is_broken() {
     store.create_search_index().await.unwrap();
     let found = store.search(&query, &Listing::default()).await.unwrap();
     assert_eq!(found.hits.iter().map(|hit| hit.conversation.id.as_str()).collect::<Vec<_>>(), ["b"]);
+}
+
+/// Another version of the crate may have made the words by another rule.
+#[tokio::test]
+async fn search_index_of_another_rule_is_replaced() {
+    let Some(url) = url() else { return };
+    let store = fresh(url).open().await.unwrap();
+    let version = create(&store, &id("a")).await;
+    let version = commit(&store, &id("a"), version, 1, "天气很好").await;
+    store.write(&id("a"), &Write::on(version), &Change::State(StateChange::title("A title"))).await.unwrap();
+    let schema = schema(&store);
+    let other = format!(
+        "UPDATE {schema}.nodes SET rule = 0, words = ' other '; UPDATE {schema}.conversations SET rule = 0, words = ' '"
+    );
+    raw(url).await.batch_execute(&other).await.unwrap();
+    store.create_search_index().await.unwrap();
+    for (query, count) in [("天气", 1), ("title", 1), ("other", 0)] {
+        let found = store.search(&query.parse().unwrap(), &Listing::default()).await.unwrap();
+        assert_eq!((found.hits.len(), found.complete), (count, true), "{query}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -359,7 +383,7 @@ async fn queries_among_many_conversations_use_indexes() {
     plans.push(("created by", plan(&observer, "'n7'").await));
     let version = store.load(&id("new")).await.unwrap().version;
     commit(&store, &id("new"), version, 1, "Hi").await;
-    let nothing = ["null"; 25].join(", ");
+    let nothing = ["null"; 29].join(", ");
     plans.push(("write", plan(&observer, &nothing).await));
     let version = store.load(&id("new")).await.unwrap().version;
     let record = TurnRecord::new(1, turn.parse().unwrap(), "{}");
@@ -367,7 +391,7 @@ async fn queries_among_many_conversations_use_indexes() {
         .write(&id("new"), &Write::on(version), &Change::Commit(Commit::new(None).with_turn(record)))
         .await
         .unwrap();
-    let nothing = ["null"; 41].join(", ");
+    let nothing = ["null"; 45].join(", ");
     plans.push(("record", plan(&observer, &nothing).await));
     store.turn(&id("n7")).await.unwrap();
     plans.push(("turn", plan(&observer, "'n7'").await));

@@ -4,7 +4,9 @@ use std::fs;
 
 use omni_agent::{
     run::TurnRecord,
-    store::{Change, Commit, Lease, Listing, StateChange, Store, StoreError, Stored, StoredState, Write},
+    store::{
+        Change, Commit, Lease, Listing, StateChange, Store, StoreError, Stored, StoredState, TitleBy, Write,
+    },
     subscription::EventId,
     tree::Erased,
 };
@@ -291,7 +293,13 @@ async fn log_of_another_conversation_is_damaged() {
         matches!(&loaded, Err(StoreError::Damaged { problem, .. }) if problem.contains("conversation a")),
         "{loaded:?}"
     );
-    let written = store.write(&id("b"), &Write::on(version), &Change::State(StateChange::Title(None))).await;
+    let written = store
+        .write(
+            &id("b"),
+            &Write::on(version),
+            &Change::State(StateChange::Title { title: None, by: TitleBy::Derived }),
+        )
+        .await;
     assert!(matches!(written, Err(StoreError::Damaged { .. })), "{written:?}");
 }
 

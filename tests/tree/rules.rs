@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use omni_agent::{
-    message::{History, Message, Usage},
-    tree::{NodeId, Tree, TreeError},
+    message::{History, Message, Role, ToolResult, ToolUse, Usage},
+    tree::{Node, NodeId, Tree, TreeError},
 };
 
 use crate::support::{assistant, branching, hydrate, id, numbers, tokens, user};
@@ -289,4 +289,32 @@ fn equality_compares_nodes_head_and_cursors() {
     assert_ne!(cursors, tree);
     let one = |text| hydrate(&[], 0, &[]).map(|mut tree| (tree.push(user(text)), tree)).unwrap();
     assert_ne!(one("a"), one("b"));
+}
+
+#[test]
+fn push_turn_marks_a_turn_that_ends_with_open_tool_uses() {
+    let tool_use = || ToolUse::new("a", "look", serde_json::json!({}));
+    let uses = || Arc::new(Message::new(Role::Assistant, [tool_use()]));
+    let answers = Arc::new(Message::new(Role::User, [ToolResult::ok(&tool_use(), "y")]));
+    let mut tree = Tree::new();
+    tree.push_turn([user("x"), uses()], tokens(1, 1));
+    tree.push_turn([Arc::clone(&answers), uses(), answers, assistant("b")], tokens(1, 1));
+    tree.push(uses());
+    let marked: Vec<_> = tree.nodes().filter(|node| node.left_open()).map(Node::id).collect();
+    assert_eq!(marked, [id(2)]);
+    let json = serde_json::to_value(&tree).unwrap();
+    assert_eq!((&json["nodes"][1]["left_open"], json["nodes"][0].get("left_open")), (&true.into(), None));
+    assert_eq!(serde_json::from_value::<Tree>(json).unwrap(), tree);
+}
+
+#[test]
+fn hydrate_and_apply_reject_a_mark_without_tool_uses() {
+    for message in [user("x"), assistant("y")] {
+        let node = Node::new(id(1), None, message).with_left_open(true);
+        let error = TreeError::NoToolUses { id: id(1) };
+        assert_eq!(Tree::hydrate([node.clone()], None, []).unwrap_err(), error);
+        let mut changes = Tree::new().changes_since(&Tree::new()).unwrap();
+        changes.nodes.push(node);
+        assert_eq!(Tree::new().apply(&changes).unwrap_err(), error);
+    }
 }

@@ -77,7 +77,7 @@ impl Core {
                     "is a user message; give the assistant message to continue from, or regenerate this one";
                 return Err(unfit(ErrorKind::NotAnAnswer, id, text));
             }
-            if node.message().tool_uses().next().is_some() && !self.is_left_open(node) {
+            if node.message().tool_uses().next().is_some() && !node.left_open() {
                 let text = "has open tool uses; give an assistant message without open tool uses";
                 return Err(unfit(ErrorKind::OpenToolUses, id, text));
             }
@@ -89,7 +89,7 @@ impl Core {
     /// turn is at its last assistant message.
     fn is_end_with_results(&self, node: &Node) -> bool {
         let answer = node.parent().and_then(|parent| self.tree.node(parent));
-        let is_last = |answer: &Node| answer.usage().is_some() && !self.is_left_open(answer);
+        let is_last = |answer: &Node| answer.usage().is_some() && !answer.left_open();
         node.message().tool_results().next().is_some() && answer.is_some_and(is_last)
     }
 
@@ -102,27 +102,13 @@ impl Core {
         }
         let answers_open_uses = || {
             let parent = node.parent().and_then(|parent| self.tree.node(parent));
-            parent.is_some_and(|parent| self.is_left_open(parent))
+            parent.is_some_and(Node::left_open)
         };
         if node.message().tool_results().next().is_some() && !answers_open_uses() {
             let text = "has tool results; give the user message that started the turn";
             return Err(unfit(ErrorKind::NotAPrompt, id, text));
         }
         Ok(node)
-    }
-
-    /// Returns whether a turn ended with this assistant message and left its tool uses open.
-    ///
-    /// If the tool uses were answered within their turn, there are two cases. Either the turn continued from the
-    /// results, so this message is not the last response of the turn. Or the turn ended with the results, so no
-    /// assistant message follows the results.
-    fn is_left_open(&self, node: &Node) -> bool {
-        let answers = |id| self.tree.children(id).into_iter().flatten();
-        let is_answered =
-            |node: &Node| answers(node.id()).any(|child| child.message().role == Role::Assistant);
-        node.usage().is_some()
-            && node.message().tool_uses().next().is_some()
-            && answers(node.id()).all(is_answered)
     }
 
     /// Returns the settings with which a user message was sent, or the default if they are unknown.

@@ -21,7 +21,7 @@ pub(in crate::session) use record::StoredFlight;
 use super::{Core, Effect, Effects, Env};
 use crate::{
     session::{SessionEvent, StoreReport},
-    store::{Change, Commit, StateChange, StoredState, Version, Write},
+    store::{Change, Commit, StateChange, StoredState, TitleBy, Version, Write},
     subscription::EndReason,
     tree::{Erased, NodeId, Tree},
 };
@@ -208,10 +208,11 @@ impl Core {
             return;
         };
         pace::begin(&attempt.job, env, effects);
-        if attempt.state.is_some() {
-            self.saver.state_is_due = false;
-        }
+        let has_state = attempt.state.is_some();
         self.saver.attempt = Some(Box::new(attempt));
+        if has_state {
+            self.saver.state_is_due = !self.has_state();
+        }
     }
 
     fn next_attempt(&mut self, env: &Env<'_>) -> Option<Attempt> {
@@ -243,8 +244,10 @@ impl Core {
             let tree = saver.stored.as_deref().unwrap_or(self.stable()).clone();
             let is_last = saver.portions.is_empty() && !saver.state_is_due && saver.record.is_empty();
             let wanted = if is_last { saver.wanted } else { saver.safe };
+            let mut state = saver.state.clone();
+            state.iter_mut().for_each(|state| state.erase(&erased));
             let job = (write(version), Change::Erase(*erased));
-            return Some(Attempt { state: None, ..attempt(job, tree, 0, wanted) });
+            return Some(Attempt { state, ..attempt(job, tree, 0, wanted) });
         }
         let saver = &self.saver;
         if let Some(stored) = &saver.stored {
@@ -296,8 +299,12 @@ impl Core {
             return None;
         };
         let change = match saver.state.as_deref().filter(|stored| stored.configures_as(now)) {
-            Some(stored) if stored.labels == now.labels => StateChange::Title(now.title.clone()),
-            Some(stored) if stored.title == now.title => StateChange::Labels(now.labels.clone()),
+            Some(stored) if stored.labels == now.labels => {
+                StateChange::Title { title: now.title.clone(), by: now.title_by }
+            }
+            Some(stored) if (&stored.title, stored.title_by) == (&now.title, now.title_by) => {
+                StateChange::Labels(now.labels.clone())
+            }
             _ => StateChange::Whole(now.clone()),
         };
         Some(attempt((write(version), Change::State(change)), self.stable().clone(), 0, saver.wanted))
@@ -347,7 +354,10 @@ impl Core {
             attempt.tree = self.tree.clone();
         }
         effects.push(Effect::Emit(SessionEvent::Erased(Arc::new(erased.clone()))));
-        saver.erased = Some(Box::new(erased));
+        if erased.title && self.title_by.is_derived() {
+            self.replace_title(None, TitleBy::Derived, effects);
+        }
+        self.saver.erased = Some(Box::new(erased));
         self.save(env, effects);
     }
 
@@ -378,10 +388,13 @@ impl Core {
         self.saver.state_changed(due);
     }
 
-    /// Returns whether the store contains the state, or will contain it after the current write.
+    /// Returns whether the store contains the state, or will contain it after the current write and a due erasure.
     fn has_state(&self) -> bool {
+        let erases_title = self.saver.erased.as_ref().is_some_and(|erased| erased.title);
         self.saver.latest_state().is_some_and(|stored| {
-            stored.title.as_deref() == self.title.as_deref()
+            let stays = !(erases_title && stored.title_by.is_derived());
+            stored.title.as_deref().filter(|_| stays) == self.title.as_deref()
+                && stored.title_by == self.title_by
                 && stored.labels == self.labels
                 && self.config.is_stored_as(stored)
         })
@@ -390,7 +403,7 @@ impl Core {
     /// Returns the state that has to be stored.
     pub(in crate::session) fn state(&self) -> StoredState {
         let (title, labels) = (self.title.as_deref().map(str::to_owned), self.labels.clone());
-        StoredState { title, labels, ..StoredState::from(&*self.config) }
+        StoredState { title, title_by: self.title_by, labels, ..StoredState::from(&*self.config) }
     }
 
     /// Returns the current value of the change counter. [`is_safe`](Self::is_safe) reports whether all changes up to

@@ -17,6 +17,7 @@ use crate::{
         core::{Base, Core, Move},
         error::{of_agent, unknown_node},
     },
+    store::TitleBy,
     subscription::{Attachment, EndReason, EventId},
     telemetry::Caller,
     tree::NodeId,
@@ -52,7 +53,7 @@ impl Task {
             }
             Command::Title(reply) => drop(reply.send(self.core.title().cloned())),
             Command::SetTitle(title, reply) => {
-                self.step(|core, env, effects| core.set_title(title, env, effects));
+                self.step(|core, env, effects| core.set_title(title, TitleBy::Person, env, effects));
                 let _ = reply.send(());
             }
             Command::Labels(reply) => drop(reply.send(self.core.labels().clone())),
@@ -64,8 +65,8 @@ impl Task {
                 self.step(|core, env, effects| core.spent(row, env, effects));
                 let _ = reply.send(());
             }
-            Command::SuggestTitle(title, reply) => {
-                let is_untitled = self.step(|core, env, effects| core.suggest_title(title, env, effects));
+            Command::SuggestTitle(title, of, reply) => {
+                let is_untitled = self.step(|core, env, effects| core.suggest_title(title, of, env, effects));
                 let _ = reply.send(is_untitled);
             }
             Command::Sleep(reply) => {

@@ -363,13 +363,13 @@ async fn sleep_before_the_end_of_the_run_is_processed_ends_the_session() {
 #[tokio::test(start_paused = true)]
 async fn suggested_title_is_used_only_without_a_title() {
     let (session, notes) = noted(scripted([])).await;
-    assert!(session.suggest_title("First").await.unwrap());
-    assert!(!session.suggest_title("Second").await.unwrap());
+    assert!(session.suggest_title("First", None).await.unwrap());
+    assert!(!session.suggest_title("Second", None).await.unwrap());
     assert_eq!(session.title().await.unwrap().as_deref(), Some("First"));
     session.set_title(Some("By hand")).await.unwrap();
-    assert!(!session.suggest_title("Third").await.unwrap());
+    assert!(!session.suggest_title("Third", None).await.unwrap());
     session.set_title(None).await.unwrap();
-    assert!(session.suggest_title("Fourth").await.unwrap());
+    assert!(session.suggest_title("Fourth", None).await.unwrap());
     assert_eq!(session.title().await.unwrap().as_deref(), Some("Fourth"));
     let expected = ["First", "By hand", "-", "Fourth"].map(|title| match title {
         "-" => "title None".to_owned(),
@@ -377,7 +377,7 @@ async fn suggested_title_is_used_only_without_a_title() {
     });
     assert_eq!(notes.all(), expected);
     session.stop(AFTER).await.unwrap();
-    assert_eq!(session.suggest_title("Late").await.unwrap_err().kind(), ErrorKind::Ended);
+    assert_eq!(session.suggest_title("Late", None).await.unwrap_err().kind(), ErrorKind::Ended);
 }
 
 #[tokio::test(start_paused = true)]
@@ -385,7 +385,7 @@ async fn suggested_title_is_saved() {
     let store = ScriptedStore::new([]);
     let session = Session::builder(store.as_dyn()).agent(parrot()).create().await.unwrap();
     session.ask("Hi").await.unwrap();
-    session.suggest_title("Talk").await.unwrap();
+    session.suggest_title("Talk", None).await.unwrap();
     session.stop(AFTER).await.unwrap();
     assert_eq!(store.beneath().summary(session.id()).await.unwrap().title.as_deref(), Some("Talk"));
 }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{CheckOutcome, StoreUnderTest, committed, conversation, created, node_id, path, turn};
 use crate::{
-    message::{Attachment, Content, Message, ProviderItem, Text, Thinking, ToolResult, ToolUse, Usage},
+    message::{Attachment, Content, Message, ProviderItem, Role, Text, Thinking, ToolResult, ToolUse, Usage},
     store::{Commit, ConversationId, Store},
     tree::Node,
 };
@@ -21,6 +21,8 @@ pub(super) async fn commits_are_loaded_in_order(subject: &dyn StoreUnderTest) ->
     expected[5] = expected[5].clone().with_usage(usage);
     // Add a sibling, and a second root after a gap in the ids.
     expected.push(Node::new(node_id(7), Some(node_id(3)), Message::assistant("another answer")));
+    let uses = Message::new(Role::Assistant, [ToolUse::new("a", "look", json!({}))]);
+    expected.push(Node::new(node_id(8), Some(node_id(7)), uses).with_left_open(true));
     expected.push(Node::new(node_id(90), None, Message::user("another beginning")));
 
     let mut version =

@@ -3,12 +3,20 @@ use crate::{
     message::{Message, RequestEnd, Usage, UsageRow},
     provider::StopReason,
     run::{Failure, KnownPrompt, Prompt, PromptState, RunEnd, RunOutcome},
-    store::{Change, Commit, ConversationId, Listing, Owner, Page, Store, StoreError, Version, Write},
+    store::{
+        Change, Commit, ConversationId, Listing, Owner, Page, StateChange, Store, StoreError, StoredState,
+        TitleBy, Version, Write,
+    },
     tree::{Erased, Node, NodeId},
 };
 
 fn erased(nodes: std::ops::RangeInclusive<u64>, head: Option<u64>, next: u64) -> Erased {
-    Erased { nodes: nodes.map(node_id).collect(), head: head.and_then(NodeId::new), next: node_id(next) }
+    Erased {
+        nodes: nodes.map(node_id).collect(),
+        head: head.and_then(NodeId::new),
+        next: node_id(next),
+        title: true,
+    }
 }
 
 /// Erases nodes. Returns `None` if the store does not support this, which must agree with [`StoreTraits::erase`].
@@ -146,6 +154,59 @@ pub(super) async fn erase_removes_nodes_and_their_cursors(subject: &dyn StoreUnd
     let stored = store.load(&id).await.expect("loading succeeds");
     assert_eq!(stored.nodes.len(), 3);
     assert_eq!(store.list(&Listing::default()).await.expect("listing succeeds").len(), 1);
+    CheckOutcome::Made
+}
+
+pub(super) async fn erase_removes_a_derived_title_and_keeps_a_persons(
+    subject: &dyn StoreUnderTest,
+) -> CheckOutcome {
+    let store = subject.store();
+    let found = async |store: &dyn Store, word: &str| match word.parse() {
+        Ok(word) => match store.search(&word, &Listing::default()).await {
+            Err(StoreError::Unsupported { .. }) => 0,
+            found => found.expect("searching succeeds").hits.len(),
+        },
+        Err(error) => panic!("{error}"),
+    };
+    let state = |by| StoredState { title: Some("secret".to_owned()), title_by: by, ..StoredState::default() };
+    // The title is set by the creation, by a write of the state, and by a write of the title alone.
+    for way in 0..3 {
+        for (by, removes, kept) in [
+            (TitleBy::Derived, true, None),
+            (TitleBy::Derived, false, Some("secret")),
+            (TitleBy::Person, true, Some("secret")),
+        ] {
+            let id = conversation(&format!("{way}-{by:?}-{removes}"));
+            let first = if way == 0 { state(by) } else { StoredState::default() };
+            let version =
+                store.write(&id, &Write::first(), &Change::create(first)).await.expect("the id is free");
+            let mut version = committed(&*store, &id, version, &turn(1, 4)).await;
+            let change = match way {
+                0 => None,
+                1 => Some(StateChange::whole(state(by))),
+                _ => Some(StateChange::Title { title: Some("secret".to_owned()), by }),
+            };
+            if let Some(change) = change {
+                let written = store.write(&id, &Write::on(version), &Change::State(change)).await;
+                version = written.expect("saving a title succeeds");
+            }
+            assert_eq!(store.load(&id).await.expect("loading succeeds").state, state(by));
+            let before = found(&*store, "secret").await;
+            let gone = Erased { title: removes, ..erased(3..=4, Some(2), 5) };
+            if erase(&*store, &id, &Write::on(version), &gone).await.is_none() {
+                return CheckOutcome::Skipped;
+            }
+            let other = subject.another().await;
+            let stored = other.load(&id).await.expect("loading succeeds");
+            assert_eq!(stored.state.title.as_deref(), kept, "{id}");
+            assert_eq!(stored.state.title_by, by, "{id}");
+            assert_eq!(other.summary(&id).await.expect("it exists").title.as_deref(), kept, "{id}");
+            if before > 0 {
+                let gone = usize::from(kept.is_none());
+                assert_eq!(found(&*other, "secret").await, before - gone, "{id}");
+            }
+        }
+    }
     CheckOutcome::Made
 }
 

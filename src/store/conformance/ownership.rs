@@ -78,7 +78,7 @@ pub(super) async fn expired_lease_can_be_acquired_by_another(subject: &dyn Store
         "the lease ran out, even though nobody acquired it: {late:?}"
     );
     assert!(renewed(&*store, &id, &lease).await, "no other owner acquired it");
-    let title = |title: &str| StateChange::Title(Some(title.to_owned()));
+    let title = |title: &str| StateChange::title(title.to_owned());
     let version =
         store.write(&id, &under, &Change::State(title("Ann's"))).await.expect("the renewed lease is valid");
     let under = Write::on(version).under(&lease);
@@ -200,7 +200,7 @@ pub(super) async fn write_after_a_release_is_rejected(subject: &dyn StoreUnderTe
     }
     store.release(&id, &lease, None).await.expect("releasing succeeds");
     let write = Write::on(version).under(&lease);
-    let title = StateChange::Title(Some("Late".to_owned()));
+    let title = StateChange::title("Late".to_owned());
     for late in [
         store.write(&id, &write, &Change::Commit(turn(1, 2))).await.map(drop),
         store.write(&id, &write, &Change::State(title.clone())).await.map(drop),

@@ -1,4 +1,6 @@
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
+
+use serde::Deserialize;
 
 use super::{CheckOutcome, StoreUnderTest, committed, conversation, node_id};
 use crate::{
@@ -133,7 +135,7 @@ pub(super) async fn search_after_a_removal_finds_nothing(subject: &dyn StoreUnde
     let default = Page::default;
     assert_eq!(found(&*store, &all, "plum", default()).await.len(), 1);
     assert_eq!(found(&*store, &all, "title", default()).await, [], "the title was replaced");
-    let erased = Erased { nodes: vec![node_id(1), node_id(2)], head: None, next: node_id(3) };
+    let erased = Erased { nodes: vec![node_id(1), node_id(2)], head: None, next: node_id(3), title: true };
     match store.write(&a, &Write::on(version), &Change::Erase(erased)).await {
         Err(StoreError::Unsupported { .. }) => {}
         result => {
@@ -153,6 +155,62 @@ pub(super) async fn invalid_queries_are_rejected(_: &dyn StoreUnderTest) -> Chec
     for text in ["", "  -+* ", "\"open", "a\"b", &"a ".repeat(33), &"a".repeat(1025)] {
         let error = text.parse::<Query>().expect_err("an invalid query");
         assert!(matches!(error, StoreError::InvalidQuery { .. }), "{error:?}");
+    }
+    CheckOutcome::Made
+}
+
+/// A text, and whether a query finds it.
+#[derive(Deserialize)]
+pub(in crate::store) struct Case {
+    pub(in crate::store) text: String,
+    pub(in crate::store) query: String,
+    pub(in crate::store) found: bool,
+}
+
+/// Returns the texts and queries with which each store must agree.
+pub(in crate::store) fn cases() -> Vec<Case> {
+    serde_json::from_str(include_str!("words.json")).expect("the cases are valid JSON")
+}
+
+pub(super) async fn search_splits_the_words_of_every_script(subject: &dyn StoreUnderTest) -> CheckOutcome {
+    let Some(store) = searching(subject).await else { return CheckOutcome::Skipped };
+    let cases = cases();
+    let mut ids = HashMap::new();
+    for (number, case) in cases.iter().enumerate() {
+        if ids.contains_key(&case.text) {
+            continue;
+        }
+        // Texts are titles and messages by turns.
+        let id = conversation(&format!("text-{number}"));
+        let is_title = ids.len() % 2 == 0;
+        let state =
+            if is_title { StoredState::default().with_title(&case.text) } else { StoredState::default() };
+        let created = store.write(&id, &Write::first(), &Change::create(state)).await;
+        let version = created.expect("creating succeeds");
+        if !is_title {
+            let nodes = [Node::new(node_id(1), None, Message::user(case.text.as_str()))];
+            committed(&*store, &id, version, &Commit::new(None).with_nodes(nodes)).await;
+        }
+        ids.insert(case.text.clone(), id);
+    }
+    for Case { text, query, found: expected } in &cases {
+        let hits = found(&*store, &Filter::default(), query, Page::first(1000)).await;
+        let is_found = hits.iter().any(|(id, _)| *id == ids[text].to_string());
+        assert_eq!(is_found, *expected, "{query:?} in {text:?}");
+    }
+    // Only the beginning of a long text is indexed, and a word of any length is stored.
+    let id = conversation("long");
+    let long = format!(
+        "{} {} beforetheend {} aftertheend",
+        "x".repeat(5000),
+        "天気".repeat(3000),
+        "lorem ipsum ".repeat(30_000)
+    );
+    let version = super::created(&*store, &id).await;
+    let nodes = [Node::new(node_id(1), None, Message::user(long))];
+    committed(&*store, &id, version, &Commit::new(None).with_nodes(nodes)).await;
+    for (query, count) in [("beforetheend", 1), ("xxxx", 1), ("気天", 1), ("aftertheend", 0)] {
+        assert_eq!(found(&*store, &Filter::default(), query, Page::default()).await.len(), count, "{query}");
     }
     CheckOutcome::Made
 }

@@ -3,7 +3,7 @@ use std::{collections::BTreeMap, time::Duration};
 use super::{CheckOutcome, StoreUnderTest, committed, conversation, turn};
 use crate::{
     provider::{Options, Secret},
-    store::{Change, StateChange, StoredState, Write},
+    store::{Change, StateChange, StoredState, TitleBy, Write},
 };
 
 fn full() -> StoredState {
@@ -44,7 +44,7 @@ pub(super) async fn title_change_keeps_the_rest_of_the_state(subject: &dyn Store
         store.write(&id, &Write::first(), &Change::create(full())).await.expect("the id is free");
     let titles = ["Another", "", "two\nlines\0\"quoted\" \u{1f600}", "x", &"long ".repeat(1000)];
     for title in titles.map(|title| Some(title.to_owned())).into_iter().chain([None]) {
-        let change = StateChange::Title(title.clone());
+        let change = StateChange::Title { title: title.clone(), by: TitleBy::Person };
         version = store
             .write(&id, &Write::on(version), &Change::State(change))
             .await

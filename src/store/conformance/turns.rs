@@ -428,7 +428,7 @@ pub(super) async fn turn_is_removed_by_erase_and_delete(subject: &dyn StoreUnder
     let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
     let id = conversation("a");
     let version = in_flight(&*store, &id).await;
-    let erased = Erased { nodes: vec![node_id(2)], head: NodeId::new(1), next: node_id(3) };
+    let erased = Erased { nodes: vec![node_id(2)], head: NodeId::new(1), next: node_id(3), title: true };
     match store.write(&id, &Write::on(version), &Change::Erase(erased)).await {
         Err(StoreError::Unsupported { .. }) => assert!(!store.traits().erase),
         result => {

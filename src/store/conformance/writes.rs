@@ -5,8 +5,8 @@ use futures_util::{FutureExt, future::join_all};
 use super::{CheckOutcome, StoreUnderTest, committed, conversation, created, node_id, path, turn};
 use crate::{
     store::{
-        Change, Commit, ConversationId, Listing, StateChange, StoreError, StoredState, Version, Write,
-        WriteId,
+        Change, Commit, ConversationId, Listing, StateChange, StoreError, StoredState, TitleBy, Version,
+        Write, WriteId,
     },
     tree::{Node, NodeId},
 };
@@ -90,7 +90,7 @@ pub(super) async fn writes_to_a_missing_conversation_are_rejected(
 ) -> CheckOutcome {
     let store = subject.store();
     let (id, write) = (conversation("nobody"), Write::on(Version::new(1)));
-    let title = StateChange::Title(None);
+    let title = StateChange::Title { title: None, by: TitleBy::Derived };
     assert!(matches!(
         store.write(&id, &write, &Change::Commit(turn(1, 2))).await,
         Err(StoreError::NotFound { .. })
@@ -213,7 +213,7 @@ pub(super) async fn write_repeated_after_others_returns_the_first_result(
     for number in 1..=20 {
         let write = Write::on(version);
         version = if number % 4 == 0 {
-            let title = StateChange::Title(Some(number.to_string()));
+            let title = StateChange::title(number.to_string());
             store.write(&id, &write, &Change::State(title)).await.expect("the version is current")
         } else {
             store

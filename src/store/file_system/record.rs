@@ -130,9 +130,12 @@ impl Entry {
     fn apply(&mut self, change: &LogChange, time: Timestamp) {
         match change {
             LogChange::Create(state) | LogChange::State(StateChange::Whole(state)) => self.describe(state),
-            LogChange::State(StateChange::Title(title)) => self.title.clone_from(title),
+            LogChange::State(StateChange::Title { title, .. }) => self.title.clone_from(title),
             LogChange::State(StateChange::Labels(labels)) => self.labels = labels.clone(),
-            LogChange::Erase(erasure) => (self.head, self.turn) = (erasure.erased.head, None),
+            LogChange::Erase(erasure) => {
+                (self.head, self.turn) = (erasure.erased.head, None);
+                self.describe(&erasure.state);
+            }
             LogChange::Mark(_) => return,
             LogChange::Commit(commit) => {
                 let is_update = commit.is_update(self.head);

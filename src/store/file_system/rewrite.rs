@@ -12,7 +12,7 @@ use super::{
     record::{LogChange, Parts, RecordEnd, encode_record},
 };
 use crate::{
-    store::{StateChange, StoreError, StoredState, TurnChange},
+    store::{StateChange, StoreError, StoredState, TitleBy, TurnChange},
     tree::Erased,
 };
 
@@ -72,7 +72,7 @@ fn strip(change: &mut LogChange, erased: Option<&Erased>) -> bool {
     let Some(erased) = erased else { return had_record };
     match change {
         LogChange::Create(state) => **state = StoredState::default(),
-        LogChange::State(change) => *change = StateChange::Title(None),
+        LogChange::State(change) => *change = StateChange::Title { title: None, by: TitleBy::Derived },
         LogChange::Erase(erasure) => (erasure.state, erasure.last_run) = (StoredState::default(), None),
         LogChange::Commit(commit) => {
             // The usage of the erased nodes stays.

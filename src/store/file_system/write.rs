@@ -80,16 +80,16 @@ fn change(
             Err(StoreError::Conflict { id: place.id.clone(), current })
         };
     }
-    let end = tail.last.next(write.id, &change);
-    if end.stamp.version == current {
-        let problem = "its version is the highest possible version".to_owned();
-        return Err(StoreError::Unstorable { id: place.id.clone(), problem });
-    }
     if let LogChange::Erase(erasure) = &mut change {
         // The line of the erasure contains these parts, so that the lines before it need not.
         let mut stored = log.replay(|_| {})?.ok_or_else(|| place.not_found())?.stored;
         stored.erase(&erasure.erased);
         (erasure.state, erasure.last_run) = (stored.state, stored.last_run);
+    }
+    let end = tail.last.next(write.id, &change);
+    if end.stamp.version == current {
+        let problem = "its version is the highest possible version".to_owned();
+        return Err(StoreError::Unstorable { id: place.id.clone(), problem });
     }
     let line = encode_record(&change, &end)?;
     match &change {

@@ -45,7 +45,7 @@ pub(super) async fn load(connection: &Object, server: &Server, id: &Conversation
     stored.nodes.reserve(nodes.len());
     for row in nodes {
         let (number, parent) = (row.try_get(0)?, row.try_get(1)?);
-        stored.nodes.push(origin.node(number, parent, row.try_get(2)?, row.try_get(3)?)?);
+        stored.nodes.push(origin.node(number, parent, row.try_get(2)?, row.try_get(3)?, row.try_get(4)?)?);
     }
     for row in cursors {
         stored.cursors.extend([origin.cursor(row.try_get(0)?, row.try_get(1)?)?]);

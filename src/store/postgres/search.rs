@@ -9,44 +9,92 @@ use super::{
     read::system_time,
     server::Server,
 };
-use crate::store::{
-    Filter, Found, Hit, Listing, Page, Query as Words, StoreError,
-    rows::{Candidates, Origin, count, summary},
+use crate::{
+    message::Message,
+    store::{
+        Filter, Found, Hit, Listing, Page, Query as Words, StoreError, json,
+        rows::{Candidates, Origin, count, summary},
+        search::searched_text,
+        words::{RULE, spaced},
+    },
 };
 
-/// Returns an SQL expression for the words of a message. The column `content` is null for messages that can't be
-/// indexed.
-fn of_node(schema: &str) -> String {
-    format!("{schema}.words_of_message(content)")
+/// Returns an SQL expression of type `tsvector` for the words in this column.
+fn vector(column: &str) -> String {
+    format!("array_to_tsvector(string_to_array(btrim({column}), ' '))")
 }
 
-/// Returns an SQL expression for the words of a title.
-fn of_title(schema: &str) -> String {
-    format!("{schema}.words_of_title(title)")
+/// Returns the names of the indexes, which contain the number of the rule for words. Each name has its table with it, and
+/// the columns of the conversation's key and of the text.
+fn indexes(rule: i64) -> [(String, &'static str, &'static str, &'static str); 2] {
+    [
+        (format!("nodes_by_words_{rule}"), "nodes", "conversation", "message"),
+        (format!("conversations_by_words_{rule}"), "conversations", "key", "title"),
+    ]
 }
+
+/// The number of rows whose words are made anew in one statement.
+const BATCH: i64 = 500;
 
 /// If at most this many messages are expected to match, all of them are read and sorted. Otherwise, the conversations
 /// are examined in the order of the list until the page is full.
 const SORTED: f64 = 20_000.0;
 
-/// Creates the indexes, without blocking writers. A broken index from an interrupted attempt is replaced.
+/// Creates the indexes, without blocking writers. A broken index from an interrupted attempt is replaced, and so is an
+/// index that was made by an earlier rule for words.
 pub(super) async fn create_index(connection: &Object, server: &Server) -> Result<(), Fault> {
     let schema = &server.sql.schema;
-    let indexes = [
-        ("nodes_by_words", format!("{schema}.nodes USING gin ({})", of_node(schema))),
-        ("conversations_by_words", format!("{schema}.conversations USING gin ({})", of_title(schema))),
-    ];
     // Remove the time limits of statements, because creating an index can take long.
     connection.batch_execute("SET statement_timeout = 0; SET lock_timeout = 0").await?;
-    for (name, on) in indexes {
-        if is_usable(connection, server, name).await? {
+    for (name, table, key, text) in indexes(RULE) {
+        if is_usable(connection, server, &name).await? {
             continue;
         }
+        renew(connection, &format!("{schema}.{table}"), key, text).await?;
         connection.batch_execute(&format!("DROP INDEX CONCURRENTLY IF EXISTS {schema}.{name}")).await?;
+        let on = format!("{schema}.{table} USING gin ({})", vector("words"));
         connection.batch_execute(&format!("CREATE INDEX CONCURRENTLY {name} ON {on}")).await?;
+    }
+    for (name, ..) in (0..RULE).flat_map(indexes) {
+        connection.batch_execute(&format!("DROP INDEX CONCURRENTLY IF EXISTS {schema}.{name}")).await?;
     }
     // Update the planner's statistics about the frequency of words.
     Ok(connection.batch_execute(&format!("ANALYZE {schema}.nodes, {schema}.conversations")).await?)
+}
+
+/// Makes the words of all rows of a table whose words were made by another rule. `key` is the column with the key of the
+/// conversation.
+async fn renew(connection: &Object, table: &str, key: &str, text: &str) -> Result<(), Fault> {
+    let select = format!(
+        "SELECT {key}, {text} FROM {table} WHERE rule <> {RULE} AND {text} IS NOT NULL AND {key} >= $1
+         ORDER BY {key} LIMIT {BATCH}"
+    );
+    // Rows of a conversation with the same text have the same words. A text that was replaced in the meantime already
+    // has words by this rule.
+    let update = format!(
+        "UPDATE {table} SET words = new.words, rule = {RULE}
+         FROM unnest($1::bigint[], $2::text[], $3::text[]) AS new (owner, content, words)
+         WHERE {key} = owner AND {text} = new.content AND rule <> {RULE}"
+    );
+    let mut first = i64::MIN;
+    loop {
+        let rows = connection.query(&select, &[&first]).await?;
+        let (mut keys, mut texts, mut words) = (Vec::new(), Vec::new(), Vec::new());
+        for row in &rows {
+            first = row.try_get(0)?;
+            let text: &str = row.try_get(1)?;
+            // A title is a JSON string. A damaged message has no words.
+            let shown = json::parse::<Message>(text).map(|message| searched_text(&message));
+            let shown = shown.or_else(|_| json::parse(text)).unwrap_or_default();
+            keys.push(first);
+            texts.push(text);
+            words.push(spaced(&shown));
+        }
+        if rows.is_empty() {
+            return Ok(());
+        }
+        connection.execute(&update, &[&keys, &texts, &words]).await?;
+    }
 }
 
 async fn is_usable(connection: &Object, server: &Server, name: &str) -> Result<bool, Fault> {
@@ -54,13 +102,27 @@ async fn is_usable(connection: &Object, server: &Server, name: &str) -> Result<b
     Ok(connection.query_opt(&usable, &[&name]).await?.is_some())
 }
 
-/// Adds the words and phrases as parameters, and returns an SQL expression of type `tsquery` for them.
-fn words_of(query: &mut Query, words: &Words) -> String {
-    let phrases = words.phrases().map(|phrase| {
-        let text = query.param(phrase.join(" "));
-        format!("phraseto_tsquery('simple', {text})")
-    });
-    format!("({})", phrases.collect::<Vec<_>>().join(" && "))
+/// Adds the words and phrases as parameters, and returns an SQL condition that the words in a column fulfil if they
+/// contain them. The index finds single words. Words that must follow each other are then searched for in the text of
+/// the words.
+fn contained(query: &mut Query, words: &Words) -> impl Fn(&str) -> String + use<> {
+    let mut lexemes = Vec::new();
+    let mut sequences = Vec::new();
+    for (phrase, is_open) in words.phrases() {
+        let last = phrase.len().saturating_sub(1);
+        let lexeme = |(index, word): (usize, &String)| {
+            format!("'{word}'{}", if is_open && index == last { ":*" } else { "" })
+        };
+        lexemes.extend(phrase.iter().enumerate().map(lexeme));
+        if last > 0 {
+            sequences.push(query.param(format!(" {}{}", phrase.join(" "), if is_open { "" } else { " " })));
+        }
+    }
+    let wanted = query.param(lexemes.join(" & "));
+    move |column| {
+        let follow = sequences.iter().map(|sequence| format!(" AND strpos({column}, {sequence}) > 0"));
+        format!("({} @@ {wanted}::text::tsquery{})", vector(column), follow.collect::<String>())
+    }
 }
 
 pub(super) async fn search(
@@ -69,8 +131,8 @@ pub(super) async fn search(
     words: &Words,
     Listing { filter, page }: &Listing,
 ) -> Result<Found, Fault> {
-    for index in ["nodes_by_words", "conversations_by_words"] {
-        if !is_usable(connection, server, index).await? {
+    for (index, ..) in indexes(RULE) {
+        if !is_usable(connection, server, &index).await? {
             return Err(StoreError::unsupported("searches before `create_search_index` was called").into());
         }
     }
@@ -86,8 +148,8 @@ pub(super) async fn search(
 /// Returns the number of messages that the planner expects to match.
 async fn expected(connection: &Object, server: &Server, words: &Words) -> Result<f64, Fault> {
     let (schema, mut query) = (&server.sql.schema, Query::default());
-    let wanted = words_of(&mut query, words);
-    query.sql = format!("EXPLAIN SELECT FROM {schema}.nodes WHERE {} @@ {wanted}", of_node(schema));
+    let contain = contained(&mut query, words);
+    query.sql = format!("EXPLAIN SELECT FROM {schema}.nodes WHERE {}", contain("words"));
     let statement = connection.prepare(&query.sql).await?;
     let rows = connection.query(&statement, &query.params()).await?;
     let Some(row) = rows.first() else { return Ok(0.0) };
@@ -112,15 +174,15 @@ fn paged(query: &mut Query, page: &Page) -> (String, String) {
 /// Returns a query that reads all matching texts from the indexes.
 fn sorted(server: &Server, filter: &Filter, words: &Words, page: &Page) -> Query {
     let (schema, mut query) = (&server.sql.schema, Query::default());
-    let wanted = words_of(&mut query, words);
+    let contain = contained(&mut query, words);
     let matches = query.matches(schema, "conversations.key", filter, None);
     let (after, end) = paged(&mut query, page);
-    let (columns, of_node, of_title) = (columns(server), of_node(schema), of_title(schema));
+    let (columns, in_node, in_title) = (columns(server), contain("words"), contain("conversations.words"));
     query.sql = format!(
         "WITH found AS MATERIALIZED (
-             SELECT conversation, version, place FROM {schema}.nodes WHERE {of_node} @@ {wanted}
+             SELECT conversation, version, place FROM {schema}.nodes WHERE {in_node}
              UNION ALL
-             SELECT key, NULL, NULL FROM {schema}.conversations WHERE {of_title} @@ {wanted}
+             SELECT key, NULL, NULL FROM {schema}.conversations WHERE {in_title}
          ), latest AS MATERIALIZED (
              SELECT DISTINCT ON (conversation) conversation, version, place FROM found
              ORDER BY conversation, version DESC NULLS LAST, place DESC
@@ -139,7 +201,7 @@ fn sorted(server: &Server, filter: &Filter, words: &Words, page: &Page) -> Query
 /// Returns a query that examines the conversations in the order of the list until the page is full.
 fn walked(server: &Server, candidates: Candidates<'_>, filter: &Filter, words: &Words, page: &Page) -> Query {
     let (schema, mut query) = (&server.sql.schema, Query::default());
-    let wanted = words_of(&mut query, words);
+    let contain = contained(&mut query, words);
     let matches = query.matches(schema, "conversations.key", filter, candidates.label());
     let (after, end) = paged(&mut query, page);
     let all = format!("SELECT * FROM {schema}.conversations");
@@ -153,18 +215,18 @@ fn walked(server: &Server, candidates: Candidates<'_>, filter: &Filter, words: &
             format!("({all} WHERE {after} ORDER BY updated DESC, id LIMIT {examined} OFFSET 0)")
         }
     };
-    let (columns, of_node, of_title) = (columns(server), of_node(schema), of_title(schema));
+    let (columns, in_node, in_title) = (columns(server), contain("words"), contain("conversations.words"));
     query.sql = format!(
         "WITH page AS MATERIALIZED (
              SELECT conversations.key AS page_key, found.version AS at, found.place AS at_place
              FROM {source} AS conversations, LATERAL (
                  SELECT version, place FROM (
                      (SELECT version, place FROM (
-                         SELECT version, place, content FROM {schema}.nodes WHERE conversation = conversations.key
+                         SELECT version, place, words FROM {schema}.nodes WHERE conversation = conversations.key
                          ORDER BY version DESC, place DESC OFFSET 0
-                     ) AS latest WHERE {of_node} @@ {wanted} LIMIT 1)
+                     ) AS latest WHERE {in_node} LIMIT 1)
                      UNION ALL
-                     (SELECT NULL, NULL WHERE {of_title} @@ {wanted})
+                     (SELECT NULL, NULL WHERE {in_title})
                  ) AS texts LIMIT 1
              ) AS found
              WHERE {matches} {end}
@@ -191,6 +253,6 @@ fn hit(row: &Row, server: &Server, words: &Words) -> Result<Hit, Fault> {
     let summary = summary(row, &server.place)?;
     let Some(number) = row.try_get::<_, Option<i64>>(9)? else { return Ok(Hit::title(summary)) };
     let origin = Origin { id: &summary.id, place: &server.place };
-    let node = origin.node(number, row.try_get(10)?, row.try_get(11)?, None)?;
+    let node = origin.node(number, row.try_get(10)?, row.try_get(11)?, None, false)?;
     Ok(Hit::message(summary.clone(), node.id(), node.message(), words))
 }

@@ -1,6 +1,6 @@
 //! The SQL statements. Times are measured by the database. Times that the store returns are in milliseconds.
 
-use crate::store::StoreError;
+use crate::store::{StoreError, words::RULE};
 
 /// The statements for one schema.
 pub(super) struct Sql {
@@ -47,8 +47,8 @@ const HELD: &str = "owner IS NOT NULL AND expires > clock_timestamp()
 
 const CREATE: &str = "
 WITH created AS (
-    INSERT INTO {schema}.conversations (id, version, created, updated, title, state, epoch)
-    SELECT $1::text, $2::bigint, moment, moment, $3::text, $4::text, $2
+    INSERT INTO {schema}.conversations (id, version, created, updated, title, title_by_person, words, rule, state, epoch)
+    SELECT $1::text, $2::bigint, moment, moment, $3::text, $8::boolean, $9::text, {rule}, $4::text, $2
     FROM (SELECT date_trunc('milliseconds', clock_timestamp())) AS clock (moment)
     ON CONFLICT (id) DO NOTHING RETURNING key
 ), named AS (
@@ -73,6 +73,9 @@ WITH written AS (
             ELSE greatest(updated, date_trunc('milliseconds', clock_timestamp())) END,
         head = CASE WHEN $6 THEN $7 ELSE head END,
         title = CASE WHEN $8 THEN $9 ELSE title END,
+        title_by_person = CASE WHEN $8 THEN $25 ELSE title_by_person END,
+        words = CASE WHEN $8 THEN $28 ELSE words END,
+        rule = CASE WHEN $8 THEN {rule} ELSE rule END,
         state = coalesce($10, state),
         mark = coalesce($24::text, mark),
         mark_version = CASE WHEN $24 IS NULL THEN mark_version ELSE $3 END
@@ -82,10 +85,10 @@ WITH written AS (
 ), named AS (
     INSERT INTO {schema}.writes (conversation, version, write) SELECT key, $3, $4::bytea FROM written
 ), added AS (
-    INSERT INTO {schema}.nodes (conversation, version, place, id, parent, message, usage)
-    SELECT key, $3, place, id, parent, message, usage
-    FROM written, unnest($11::bigint[], $12::bigint[], $13::text[], $14::text[])
-        WITH ORDINALITY AS node (id, parent, message, usage, place)
+    INSERT INTO {schema}.nodes (conversation, version, place, id, parent, message, usage, left_open, words, rule)
+    SELECT key, $3, place, id, parent, message, usage, left_open, words, {rule}
+    FROM written, unnest($11::bigint[], $12::bigint[], $13::text[], $14::text[], $26::boolean[], $27::text[])
+        WITH ORDINALITY AS node (id, parent, message, usage, left_open, words, place)
 ), moved AS (
     INSERT INTO {schema}.cursors (conversation, node, child)
     SELECT key, node, child FROM written, unnest($15::bigint[], $16::bigint[]) AS cursor (node, child)
@@ -118,7 +121,7 @@ SELECT key FROM written";
 /// turn or changes the head.
 const END: &str = ", over AS (
     DELETE FROM {schema}.turns USING written
-    WHERE conversation = key AND ($25::boolean OR turns.head IS DISTINCT FROM written.head)
+    WHERE conversation = key AND ($29::boolean OR turns.head IS DISTINCT FROM written.head)
 )";
 
 /// The last part of a write that records the turn in flight.
@@ -127,16 +130,16 @@ const RECORD: &str = ", earlier AS (
         SELECT count(*) FROM {schema}.pending WHERE pending.conversation = turns.conversation AND slot = -1
     ) AS messages
     FROM {schema}.turns JOIN written ON conversation = key
-    WHERE turns.turn = $25::text AND turns.head IS NOT DISTINCT FROM written.head
+    WHERE turns.turn = $29::text AND turns.head IS NOT DISTINCT FROM written.head
 ), base AS (
     SELECT key, written.head, since, date_trunc('milliseconds', clock_timestamp()) AS moment,
-        least($34::integer, coalesce(messages, 0))::integer AS kept
+        least($38::integer, coalesce(messages, 0))::integer AS kept
     FROM written LEFT JOIN earlier ON true
 ), recorded AS (
     INSERT INTO {schema}.turns (conversation, turn, lives, orderly, format, core, head, branch, spent, prompts, since,
         recorded, waits)
-    SELECT key, $25, $26::integer, $27::boolean, $28::integer, $29::text, head, $30::text,
-        $31::bigint * interval '1 microsecond', $32::text, coalesce(since, moment), moment, $33::boolean
+    SELECT key, $29, $30::integer, $31::boolean, $32::integer, $33::text, head, $34::text,
+        $35::bigint * interval '1 microsecond', $36::text, coalesce(since, moment), moment, $37::boolean
     FROM base
     ON CONFLICT (conversation) DO UPDATE SET turn = excluded.turn, lives = excluded.lives,
         orderly = excluded.orderly, format = excluded.format, core = excluded.core, head = excluded.head,
@@ -144,23 +147,23 @@ const RECORD: &str = ", earlier AS (
         recorded = excluded.recorded, waits = excluded.waits
 ), dropped AS (
     DELETE FROM {schema}.pending USING base
-    WHERE conversation = key AND (place >= kept OR slot >= 0 AND (since IS NULL OR cardinality($35::text[]) > 0))
-        AND NOT (slot = -1 AND place >= kept AND place < kept + cardinality($35))
-        AND NOT (place = kept + cardinality($35) - 1 AND slot = ANY ($36::integer[]))
+    WHERE conversation = key AND (place >= kept OR slot >= 0 AND (since IS NULL OR cardinality($39::text[]) > 0))
+        AND NOT (slot = -1 AND place >= kept AND place < kept + cardinality($39))
+        AND NOT (place = kept + cardinality($39) - 1 AND slot = ANY ($40::integer[]))
 ), appended AS (
     INSERT INTO {schema}.pending (conversation, place, slot, content)
-    SELECT key, kept + place - 1, -1, content FROM base, unnest($35) WITH ORDINALITY AS message (content, place)
+    SELECT key, kept + place - 1, -1, content FROM base, unnest($39) WITH ORDINALITY AS message (content, place)
     UNION ALL
-    SELECT key, kept + cardinality($35) - 1, slot, content
-    FROM base, unnest($36, $37::text[]) AS result (slot, content)
+    SELECT key, kept + cardinality($39) - 1, slot, content
+    FROM base, unnest($40, $41::text[]) AS result (slot, content)
     ON CONFLICT (conversation, place, slot) DO UPDATE SET content = excluded.content
 ), decided AS (
-    DELETE FROM {schema}.approvals USING written WHERE conversation = key AND tool_use <> ALL ($38::text[])
+    DELETE FROM {schema}.approvals USING written WHERE conversation = key AND tool_use <> ALL ($42::text[])
 ), asked AS (
     INSERT INTO {schema}.approvals (conversation, tool_use, place, content, survives, since, expires)
     SELECT key, asked.tool_use, asked.place - 1, asked.content, asked.survives, coalesce(open.since, moment),
         least(coalesce(open.since, moment), '9999-12-31') + asked.time_limit * interval '1 millisecond'
-    FROM base, unnest($38, $39::text[], $40::boolean[], $41::bigint[]) WITH ORDINALITY
+    FROM base, unnest($42, $43::text[], $44::boolean[], $45::bigint[]) WITH ORDINALITY
         AS asked (tool_use, content, survives, time_limit, place)
         LEFT JOIN {schema}.approvals AS open ON open.tool_use = asked.tool_use
             AND open.conversation = (SELECT key FROM base WHERE since IS NOT NULL)
@@ -181,6 +184,8 @@ WHERE id = $1 AND conversations.version = $2";
 const ERASE: &str = "
 WITH written AS (
     UPDATE {schema}.conversations SET version = $3, head = $6, next_node = $7,
+        title = CASE WHEN title_by_person OR NOT $11::boolean THEN title END,
+        words = CASE WHEN title_by_person OR NOT $11 THEN words ELSE ' ' END,
         updated = greatest(updated, date_trunc('milliseconds', clock_timestamp()))
     WHERE id = $1 AND version = $2
         AND ($5::bigint IS NULL OR epoch = $5 AND {held})
@@ -245,7 +250,7 @@ FROM {schema}.conversations WHERE id = $1";
 
 const CONVERSATION: &str = "
 SELECT conversations.version, created, updated, title, state, head, next_node, {labels}, runs.ending, runs.prompts,
-    mark, mark_version, used.*
+    mark, mark_version, title_by_person, used.*
 FROM {schema}.conversations
     LEFT JOIN {schema}.runs ON runs.conversation = key AND NOT EXISTS (
         SELECT FROM {schema}.nodes WHERE nodes.conversation = key AND nodes.version > runs.version
@@ -282,7 +287,7 @@ const IN_FLIGHT: &str = "(SELECT (SELECT count(*) FROM {schema}.approvals WHERE 
     FROM {schema}.turns WHERE turns.conversation = key AND turns.head IS NOT DISTINCT FROM conversations.head)";
 
 const NODES: &str = "
-SELECT id, parent, message, usage FROM {schema}.nodes
+SELECT id, parent, message, usage, left_open FROM {schema}.nodes
 WHERE conversation = (SELECT key FROM {schema}.conversations WHERE id = $1) ORDER BY version, place";
 
 const CURSORS: &str = "
@@ -356,6 +361,7 @@ impl Sql {
         let quoted = quote(schema);
         let sql = |template: &str| {
             let parts = template.replace("{held}", HELD).replace("{labels}", LABELS).replace("{sums}", SUMS);
+            let parts = parts.replace("{rule}", &RULE.to_string());
             let parts = parts.replace("{in_flight}", IN_FLIGHT).replace("{turn_columns}", TURN_COLUMNS);
             let parts = parts
                 .replace("{since}", &millis("turns.since"))

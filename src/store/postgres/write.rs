@@ -9,6 +9,8 @@ use crate::{
     store::{
         Change, ConversationId, Labels, Lease, StoreError, Version, Write, WriteId,
         rows::{Column, Origin, RowChanges, number},
+        search::searched_text,
+        words::spaced,
     },
     tree::Erased,
 };
@@ -60,6 +62,8 @@ async fn create(
                     &write.as_bytes().as_slice(),
                     &names,
                     &values,
+                    &change.title_by_person,
+                    &spaced(title.as_deref().unwrap_or_default()),
                 ],
             )
             .await?;
@@ -86,7 +90,18 @@ async fn change(
     change: &RowChanges,
 ) -> Result<Version, Fault> {
     let RowChanges {
-        head, title, state, labels, nodes, cursors, usage, run, turn: flight, is_record, ..
+        head,
+        title,
+        title_by_person,
+        state,
+        labels,
+        nodes,
+        cursors,
+        usage,
+        run,
+        turn: flight,
+        is_record,
+        ..
     } = change;
     let (sets_head, head) = match head {
         Column::Keep => (false, None),
@@ -94,8 +109,9 @@ async fn change(
     };
     let (sets_title, title) = match title {
         Column::Keep => (false, None),
-        Column::Set(title) => (true, encode_title(title.as_deref())),
+        Column::Set(title) => (true, title.as_deref()),
     };
+    let (title, title_words) = (encode_title(title), title.map_or_else(|| spaced(""), spaced));
     let state = match state {
         Column::Keep => None,
         Column::Set(state) => Some(state),
@@ -104,6 +120,8 @@ async fn change(
     let parents: Vec<_> = nodes.iter().map(|node| node.parent.map(number)).collect();
     let messages: Vec<_> = nodes.iter().map(|node| node.message.as_str()).collect();
     let usages: Vec<_> = nodes.iter().map(|node| node.usage.as_deref()).collect();
+    let left_open: Vec<_> = nodes.iter().map(|node| node.left_open).collect();
+    let words: Vec<_> = nodes.iter().map(|node| spaced(&searched_text(&node.source))).collect();
     // The map contains each cursor once, with its last value.
     let cursors: BTreeMap<_, _> =
         cursors.iter().map(|(node, child)| (number(*node), number(*child))).collect();
@@ -121,7 +139,7 @@ async fn change(
         Some(record) => (&server.sql.record, record.params()),
         None => (&server.sql.write, vec![&flight.ends as &(dyn ToSql + Sync)]),
     };
-    let params: [&(dyn ToSql + Sync); 19] = [
+    let params: [&(dyn ToSql + Sync); 23] = [
         &sets_head,
         &head,
         &sets_title,
@@ -141,6 +159,10 @@ async fn change(
         is_record,
         &prompts,
         &flight.mark,
+        title_by_person,
+        &left_open,
+        &words,
+        &title_words,
     ];
     perform(connection, server, id, write, statement, &[&params[..], &more].concat()).await
 }
@@ -168,7 +190,7 @@ async fn erase(
     };
     let (ending, prompts) = run.map(|run| (run.ending, run.prompts)).unzip();
     let prompts = prompts.flatten();
-    let more: [&(dyn ToSql + Sync); 5] = [&head, &next, &nodes, &ending, &prompts];
+    let more: [&(dyn ToSql + Sync); 6] = [&head, &next, &nodes, &ending, &prompts, &erased.title];
     perform(connection, server, id, write, &server.sql.erase, &more).await
 }
 

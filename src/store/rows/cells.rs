@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use super::{Origin, ReadTurn};
 use crate::{
     message::{MessageId, Purpose, RequestEnd, Timestamp, Usage, UsageRow},
-    store::{ConversationId, Labels, Owner, StoreError, Stored, Summary, Version, json},
+    store::{ConversationId, Labels, Owner, StoreError, Stored, Summary, TitleBy, Version, json},
 };
 
 /// A row of a database.
@@ -83,18 +83,20 @@ pub(in crate::store) fn summary<C: Cells>(row: &C, place: &str) -> Result<Summar
 }
 
 /// Decodes a conversation without nodes, cursors and turn from these columns: version, created, updated, title, state,
-/// head, id of the next node, labels, end of the last run and its prompts, mark and its version, sum of the ledger.
+/// head, id of the next node, labels, end of the last run and its prompts, mark and its version, whether a person set the
+/// title, sum of the ledger.
 pub(in crate::store) fn stored<C: Cells>(row: &C, origin: &Origin<'_>) -> Result<Stored, C::Misread> {
     let labels = labels(row, 7)?.map_err(|problem| origin.damaged("the labels", problem))?;
     let title = row.any_text(3)?.map_err(|problem| origin.damaged("the title", problem))?;
     let state = row.text(4)?.ok_or_else(|| origin.damaged("the state", "it is missing"))?;
     let version = Version::new(row.bits(0)?);
-    let mut stored = Stored::new(version, row.time(1)?, origin.state(&state, title, labels)?);
+    let title_by = if row.flag(12)? { TitleBy::Person } else { TitleBy::Derived };
+    let mut stored = Stored::new(version, row.time(1)?, origin.state(&state, title, title_by, labels)?);
     stored.updated = row.time(2)?;
     (stored.head, stored.next) = (origin.head(row.int(5)?)?, origin.next(row.int(6)?)?);
     stored.last_run = origin.last_run(row.text(8)?.as_deref(), row.text(9)?.as_deref())?;
     stored.mark = Origin::mark(row.lossy(10)?.as_deref(), row.int(11)?, version);
-    let (requests, usage) = sum(row, 12)?;
+    let (requests, usage) = sum(row, 13)?;
     stored.used.add(requests, usage);
     Ok(stored)
 }

@@ -25,7 +25,7 @@ pub(super) fn load(
     let origin = Origin { id, place: &database.place() };
     let sql = format!(
         "SELECT conversations.version, created, updated, title, state, head, next_node, {LABELS}, ending, prompts,
-             mark, mark_version, used.*
+             mark, mark_version, title_by_person, used.*
          FROM conversations LEFT JOIN states ON states.conversation = key
              LEFT JOIN runs ON runs.conversation = key AND NOT EXISTS (
                  SELECT 1 FROM nodes WHERE nodes.conversation = key AND nodes.version > runs.version
@@ -39,12 +39,13 @@ pub(super) fn load(
     stored.turn = turns::read(&transaction, &origin, &row)?.map(Box::new);
 
     let mut nodes = transaction.prepare_cached(
-        "SELECT id, parent, message, usage FROM nodes WHERE conversation = ? ORDER BY version, place",
+        "SELECT id, parent, message, usage, left_open FROM nodes WHERE conversation = ? ORDER BY version, place",
     )?;
     let mut nodes = nodes.query([row.key])?;
     while let Some(row) = nodes.next()? {
         let (message, usage) = (row.text(2)?.unwrap_or_default(), row.text(3)?);
-        stored.nodes.push(origin.node(row.get(0)?, row.int(1)?, &message, usage.as_deref())?);
+        let node = origin.node(row.get(0)?, row.int(1)?, &message, usage.as_deref(), row.flag(4)?)?;
+        stored.nodes.push(node);
     }
     let mut cursors = transaction.prepare_cached("SELECT node, child FROM cursors WHERE conversation = ?")?;
     let mut cursors = cursors.query([row.key])?;

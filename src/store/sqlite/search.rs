@@ -1,7 +1,7 @@
 //! Searches by words.
 //!
-//! The triggers of `search.sql` keep the index up to date, no matter which process writes. Conversations that are older
-//! than the index are indexed in batches, between the jobs of callers.
+//! Each write updates the index, no matter which process writes and whether it searches. Conversations that are older than
+//! the index are indexed in batches, between the jobs of callers.
 
 use std::collections::HashMap;
 
@@ -12,9 +12,14 @@ use super::{
     filter, row,
     workers::Behind,
 };
-use crate::store::{
-    Filter, Found, Hit, Listing, Page, Query, StoreError,
-    rows::{Candidates, Origin},
+use crate::{
+    message::Message,
+    store::{
+        Filter, Found, Hit, Listing, Page, Query, StoreError, json,
+        rows::{Candidates, Origin},
+        search::searched_text,
+        words::{RULE, spaced},
+    },
 };
 
 /// The number of older nodes that one job indexes.
@@ -23,20 +28,131 @@ const BATCH: i64 = 500;
 /// order of the list until the page is full.
 const SORTED: i64 = 20_000;
 
-/// Returns whether the file has an index.
-pub(super) fn is_enabled(connection: &Connection) -> Result<bool, Fault> {
-    let mut query =
-        connection.prepare_cached("SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'words')")?;
-    Ok(query.query_row([], |row| row.get(0))?)
+/// Returns the number of the rule by which the words in the index were made. Returns `None` if the file has no index.
+fn rule(connection: &Connection) -> Result<Option<i64>, Fault> {
+    let mut exists =
+        connection.prepare_cached("SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'indexing')")?;
+    if !exists.query_row([], |row| row.get::<_, bool>(0))? {
+        return Ok(None);
+    }
+    Ok(Some(connection.prepare_cached("SELECT rule FROM indexing")?.query_row([], |row| row.get(0))?))
 }
 
-/// Creates the index if it does not exist.
-pub(super) fn enable(connection: &mut Connection) -> Result<(), Fault> {
+/// Creates the index if it does not exist and `creates` is set. Replaces an index that was made by another rule.
+pub(super) fn prepare(connection: &mut Connection, creates: bool) -> Result<(), Fault> {
+    let is_right = |rule: Option<i64>| rule.map_or(!creates, |rule| rule == RULE);
+    if is_right(rule(connection)?) {
+        return Ok(());
+    }
     let transaction = begin(connection)?;
-    if !is_enabled(&transaction)? {
+    let rule = rule(&transaction)?;
+    if !is_right(rule) {
+        if rule.is_some() {
+            transaction.execute_batch("DROP TABLE texts; DROP TABLE words; DROP TABLE indexing")?;
+        }
         transaction.execute_batch(include_str!("search.sql"))?;
+        let all = "INSERT INTO indexing SELECT ?, 0, coalesce(max(key), 0) FROM conversations";
+        transaction.execute(all, [RULE])?;
     }
     Ok(transaction.commit()?)
+}
+
+/// Returns whether a write has to update the index. If the index was made by another rule, the write voids it, and the
+/// next opening of the file builds it anew.
+pub(super) fn is_kept(transaction: &Connection) -> Result<bool, Fault> {
+    let rule = rule(transaction)?;
+    if rule.is_some_and(|rule| rule != RULE) {
+        transaction.prepare_cached("UPDATE indexing SET rule = 0")?.execute([])?;
+    }
+    Ok(rule == Some(RULE))
+}
+
+/// Adds a text to the index, unless it has no words or is already indexed. Returns the number of added texts.
+pub(super) fn add(transaction: &Connection, key: i64, place: Place, text: &str) -> Result<i64, Fault> {
+    let (words, (version, at)) = (spaced(text), place.unzip());
+    let added = if words.trim().is_empty() {
+        0
+    } else {
+        transaction
+            .prepare_cached(
+                "INSERT INTO texts (conversation, version, place) SELECT ?1, ?2, ?3 WHERE NOT EXISTS (
+                     SELECT 1 FROM texts WHERE conversation = ?1 AND version IS ?2 AND place IS ?3)",
+            )?
+            .execute(params![key, version, at])?
+    };
+    if added > 0 {
+        transaction
+            .prepare_cached("INSERT INTO words (rowid, text) VALUES (?, ?)")?
+            .execute(params![transaction.last_insert_rowid(), words])?;
+    }
+    Ok(i64::from(added > 0))
+}
+
+/// Removes a text from the index. The words of a text that can't be read any more stay, but nothing finds them.
+fn remove(transaction: &Connection, key: i64, place: Place, text: Option<&str>) -> Result<(), Fault> {
+    let (version, at) = place.unzip();
+    let removed: Option<i64> = transaction
+        .prepare_cached(
+            "DELETE FROM texts WHERE conversation = ?1 AND version IS ?2 AND place IS ?3 RETURNING key",
+        )?
+        .query_row(params![key, version, at], |row| row.get(0))
+        .optional()?;
+    if let Some((removed, text)) = removed.zip(text) {
+        transaction
+            .prepare_cached("INSERT INTO words (words, rowid, text) VALUES ('delete', ?, ?)")?
+            .execute(params![removed, spaced(text)])?;
+    }
+    Ok(())
+}
+
+/// Removes nodes of a conversation from the index, before their rows are deleted. `ids` is a JSON array, or `None` for
+/// all nodes.
+pub(super) fn remove_nodes(transaction: &Connection, key: i64, ids: Option<&str>) -> Result<(), Fault> {
+    for (place, text) in node_texts(transaction, key, ids)? {
+        remove(transaction, key, Some(place), text.as_deref())?;
+    }
+    Ok(())
+}
+
+/// Replaces the title in the index, before the title is replaced in its row.
+pub(super) fn retitle(transaction: &Connection, key: i64, title: Option<&str>) -> Result<(), Fault> {
+    remove(transaction, key, None, title_of(transaction, key)?.as_deref())?;
+    add(transaction, key, None, title.unwrap_or_default())?;
+    Ok(())
+}
+
+/// Returns the title of a conversation. Returns `None` if it has none, or if another program has written an invalid one.
+fn title_of(transaction: &Connection, key: i64) -> Result<Option<String>, Fault> {
+    let mut title = transaction.prepare_cached("SELECT title FROM conversations WHERE key = ?")?;
+    Ok(title.query_row([key], |row| Ok(row.get_ref(0)?.as_str().ok().map(str::to_owned)))?)
+}
+
+/// Returns the searched texts of nodes, each with its place. A text is `None` if its message can't be read.
+fn node_texts(
+    transaction: &Connection,
+    key: i64,
+    ids: Option<&str>,
+) -> Result<Vec<((i64, i64), Option<String>)>, Fault> {
+    let mut nodes = transaction.prepare_cached(
+        "SELECT version, place, message FROM nodes
+         WHERE conversation = ?1 AND (?2 IS NULL OR id IN (SELECT value FROM json_each(?2)))",
+    )?;
+    let mut nodes = nodes.query(params![key, ids])?;
+    let mut texts = Vec::new();
+    while let Some(row) = nodes.next()? {
+        let message = row.get_ref(2)?.as_str().ok().and_then(|text| json::parse::<Message>(text).ok());
+        texts.push(((row.get(0)?, row.get(1)?), message.as_ref().map(searched_text)));
+    }
+    Ok(texts)
+}
+
+/// Returns the query in the language of FTS5.
+fn match_of(query: &Query) -> String {
+    let phrases = query.phrases().map(|(words, is_open)| {
+        let end = if is_open { " *" } else { "" };
+        format!("\"{}\"{end}", words.join(" "))
+    });
+    phrases.collect::<Vec<_>>().join(" ")
 }
 
 /// Queues jobs that index the conversations that are older than the index.
@@ -55,10 +171,13 @@ pub(super) fn index_older(behind: &Behind) {
 
 /// Indexes some of the conversations that are older than the index. Returns whether more of them remain.
 fn index_batch(connection: &mut Connection) -> Result<bool, Fault> {
-    if !is_enabled(connection)? {
+    if rule(connection)?.is_none() {
         return Ok(false);
     }
     let transaction = begin(connection)?;
+    if !is_kept(&transaction)? {
+        return Ok(false);
+    }
     let bounds = "SELECT conversation, last FROM indexing";
     let (mut done, last): (i64, i64) =
         transaction.query_row(bounds, [], |row| Ok((row.get(0)?, row.get(1)?)))?;
@@ -80,28 +199,9 @@ fn index_batch(connection: &mut Connection) -> Result<bool, Fault> {
 
 /// Indexes the title and the nodes of a conversation that are not indexed yet. Returns their number.
 fn index_conversation(transaction: &Connection, key: i64) -> Result<i64, Fault> {
-    let mut added = 0;
-    let texts = [
-        "SELECT version, place, text FROM node_texts WHERE conversation = ?1 AND text <> '' AND NOT EXISTS (
-             SELECT 1 FROM texts
-             WHERE (texts.conversation, texts.version, texts.place) = (?1, node_texts.version, node_texts.place)
-         )",
-        "SELECT NULL, NULL, title FROM conversations WHERE key = ?1 AND title <> '' AND instr(title, char(0)) = 0
-             AND NOT EXISTS (SELECT 1 FROM texts WHERE conversation = ?1 AND version IS NULL)",
-    ];
-    for sql in texts {
-        let mut query = transaction.prepare_cached(sql)?;
-        let mut rows = query.query([key])?;
-        while let Some(row) = rows.next()? {
-            let (version, place): (Option<i64>, Option<i64>) = (row.get(0)?, row.get(1)?);
-            transaction
-                .prepare_cached("INSERT INTO texts (conversation, version, place) VALUES (?, ?, ?)")?
-                .execute(params![key, version, place])?;
-            transaction
-                .prepare_cached("INSERT INTO words (rowid, text) VALUES (?, ?)")?
-                .execute(params![transaction.last_insert_rowid(), row.get::<_, String>(2)?])?;
-            added += 1;
-        }
+    let mut added = add(transaction, key, None, &title_of(transaction, key)?.unwrap_or_default())?;
+    for (place, text) in node_texts(transaction, key, None)? {
+        added += add(transaction, key, Some(place), &text.unwrap_or_default())?;
     }
     Ok(added)
 }
@@ -117,12 +217,16 @@ pub(super) fn search(
     Listing { filter, page }: &Listing,
 ) -> Result<Found, Fault> {
     let transaction = connection.transaction()?;
-    if !is_enabled(&transaction)? {
-        return Err(
-            StoreError::unsupported("searches unless the file was once opened with `search(true)`").into()
-        );
+    match rule(&transaction)? {
+        None => {
+            let what = "searches unless the file was once opened with `search(true)`";
+            return Err(StoreError::unsupported(what).into());
+        }
+        Some(RULE) => {}
+        // The next opening of the file builds the index anew.
+        Some(_) => return Ok(Found { hits: Vec::new(), complete: false }),
     }
-    let query_text = query.to_string();
+    let query_text = match_of(query);
     let found = match few(&transaction, &query_text)? {
         Some(matches) => sorted(&transaction, filter, &matches, page)?,
         None => filter::read_page(&transaction, filter, page, |candidates| {
@@ -230,6 +334,6 @@ fn hit(
         Ok((row.get::<_, i64>(0)?, row.get::<_, Option<i64>>(1)?, row.get::<_, String>(2)?))
     })?;
     let origin = Origin { id: &summary.id, place: &database.place() };
-    let node = origin.node(node.0, node.1, &node.2, None)?;
+    let node = origin.node(node.0, node.1, &node.2, None, false)?;
     Ok(Hit::message(summary.clone(), node.id(), node.message(), query))
 }

@@ -12,13 +12,14 @@ use super::{
     ledger,
     read::last_run,
     row::Row,
-    turns,
+    search, turns,
 };
 use crate::{
     message::{Content, Message, Timestamp},
     store::{
         Commit, ConversationId, Epoch, Lease, Owner, StoreError, Version, Write, WriteId,
         rows::{Column, Origin, RowChanges, RunRow, number},
+        search::searched_text,
     },
     subscription::EventId,
     tree::{Erased, Node},
@@ -151,15 +152,20 @@ fn apply(
     change: &RowChanges,
     now: Timestamp,
 ) -> Result<(), Fault> {
-    let RowChanges { head, title, state, labels, nodes, cursors, usage, run, turn, .. } = change;
+    let is_indexed = search::is_kept(transaction)?;
+    let RowChanges { head, title, title_by_person, state, labels, nodes, cursors, usage, run, turn, .. } =
+        change;
     let (at, version) = (version, version.get().cast_signed());
     transaction
         .prepare_cached("INSERT INTO writes (conversation, version, write) VALUES (?, ?, ?)")?
         .execute(params![key, version, write.as_bytes()])?;
     if let Column::Set(title) = title {
+        if is_indexed {
+            search::retitle(transaction, key, title.as_deref())?;
+        }
         transaction
-            .prepare_cached("UPDATE conversations SET title = ?2 WHERE key = ?1")?
-            .execute(params![key, title])?;
+            .prepare_cached("UPDATE conversations SET title = ?2, title_by_person = ?3 WHERE key = ?1")?
+            .execute(params![key, title, title_by_person])?;
     }
     if let Column::Set(state) = state {
         transaction
@@ -180,8 +186,8 @@ fn apply(
     for (node, place) in nodes.iter().zip(0_i64..) {
         transaction
             .prepare_cached(
-                "INSERT INTO nodes (conversation, version, place, id, parent, message, usage)
-                 VALUES (?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO nodes (conversation, version, place, id, parent, message, usage, left_open)
+                 VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             )?
             .execute(params![
                 key,
@@ -190,8 +196,12 @@ fn apply(
                 number(node.id),
                 node.parent.map(number),
                 node.message,
-                node.usage
+                node.usage,
+                node.left_open
             ])?;
+        if is_indexed {
+            search::add(transaction, key, Some((version, place)), &searched_text(&node.source))?;
+        }
     }
     for (node, child) in cursors {
         transaction
@@ -221,11 +231,15 @@ fn insert_run(transaction: &Connection, key: i64, version: Version, run: &RunRow
     Ok(())
 }
 
-/// Removes nodes, the cursors from and to them, the end of the last run and the turn in flight.
+/// Removes nodes, the cursors from and to them, the end of the last run, the turn in flight and a derived title.
 fn remove_nodes(transaction: &Connection, key: i64, erased: &Erased) -> Result<(), Fault> {
     // One statement for all nodes: `nodes` has no index on the id, so each statement reads the whole conversation.
     let ids: Vec<i64> = erased.nodes.iter().map(|node| number(*node)).collect();
     let ids = serde_json::Value::from(ids).to_string();
+    let is_indexed = search::is_kept(transaction)?;
+    if is_indexed {
+        search::remove_nodes(transaction, key, Some(&ids))?;
+    }
     transaction
         .prepare_cached(
             "DELETE FROM nodes WHERE conversation = ?1 AND id IN (SELECT value FROM json_each(?2))",
@@ -243,6 +257,13 @@ fn remove_nodes(transaction: &Connection, key: i64, erased: &Erased) -> Result<(
     transaction
         .prepare_cached("UPDATE conversations SET next_node = ?2 WHERE key = ?1")?
         .execute([key, number(erased.next)])?;
+    let is_derived = "SELECT NOT title_by_person FROM conversations WHERE key = ?";
+    if erased.title && transaction.prepare_cached(is_derived)?.query_row([key], |row| row.get(0))? {
+        if is_indexed {
+            search::retitle(transaction, key, None)?;
+        }
+        transaction.prepare_cached("UPDATE conversations SET title = NULL WHERE key = ?")?.execute([key])?;
+    }
     Ok(())
 }
 
@@ -258,6 +279,10 @@ pub(super) fn delete(
         return Err(StoreError::LeaseLost { id: id.clone() }.into());
     }
     ledger::keep(&transaction, row.key)?;
+    if search::is_kept(&transaction)? {
+        search::remove_nodes(&transaction, row.key, None)?;
+        search::retitle(&transaction, row.key, None)?;
+    }
     transaction.prepare_cached("DELETE FROM conversations WHERE key = ?")?.execute([row.key])?;
     transaction.commit()?;
     Ok(())

@@ -11,8 +11,8 @@ use std::{
 };
 
 use omni_agent::store::{
-    Change, Listing, MemoryStore, Owner, SqliteStore, StateChange, Store, StoreError, StoredState, Version,
-    Write, copy, export_json,
+    Change, Listing, MemoryStore, Owner, SqliteStore, StateChange, Store, StoreError, StoredState, TitleBy,
+    Version, Write, copy, export_json,
 };
 
 use super::{file, quick, raw};
@@ -87,7 +87,10 @@ async fn refuses_writes(store: &SqliteStore, version: Version) {
     let write = Write::on(version);
     for refused in [
         store.write(&id("a"), &write, &Change::Commit(says(2, "more"))).await.map(drop),
-        store.write(&id("a"), &write, &Change::State(StateChange::Title(None))).await.map(drop),
+        store
+            .write(&id("a"), &write, &Change::State(StateChange::Title { title: None, by: TitleBy::Derived }))
+            .await
+            .map(drop),
         store.write(&id("b"), &Write::first(), &Change::create(StoredState::default())).await.map(drop),
         store.acquire(&id("a"), &Owner::new("ann")).await.map(drop),
         store.delete(&id("a"), None).await,

@@ -64,7 +64,7 @@ async fn search_index_created_later_contains_older_conversations() {
     }
     assert_eq!(find(&searching, "common").await.0.len(), 699);
     assert_eq!(find(&searching, "title").await.0.len(), 699);
-    assert_eq!(find(&searching, "word3").await.0, [""; 0]);
+    assert_eq!(find(&searching, "\"word3\"").await.0, [""; 0]);
     assert_eq!(find(&searching, "newer").await.0, ["n4"]);
     assert_eq!(find(&store, "word699").await.0, ["n699"], "the index belongs to the file");
 }
@@ -116,4 +116,40 @@ async fn delete_and_erase_leave_no_words_in_the_index() {
             assert!(!bytes.windows(text.len()).any(|part| part == text.as_bytes()), "{text} is in {name}");
         }
     }
+}
+
+#[tokio::test]
+async fn index_of_another_rule_is_built_anew() {
+    let folder = Folder::new();
+    let store = searching(&folder).await;
+    let version = create(&store, &id("a")).await;
+    let version = commit(&store, &id("a"), version, 1, "天气很好").await;
+    assert_eq!(find(&store, "天气").await, (vec!["a".to_owned()], true));
+    raw(&folder).execute_batch("UPDATE indexing SET rule = 7").unwrap();
+    assert_eq!(find(&store, "天气").await, (Vec::new(), false));
+    // A write by this rule leaves the words of the other rule as they are.
+    commit(&store, &id("a"), version, 2, "later").await;
+    drop(store);
+    // The index is built anew even if the file is opened without searches.
+    let store = quick(&folder).await;
+    while !find(&store, "天气").await.1 {
+        tokio::task::yield_now().await;
+    }
+    for query in ["天气", "later"] {
+        assert_eq!(find(&store, query).await, (vec!["a".to_owned()], true));
+    }
+}
+
+#[tokio::test]
+async fn text_that_can_no_longer_be_read_is_deleted_without_a_trace_in_searches() {
+    let folder = Folder::new();
+    let store = searching(&folder).await;
+    let version = create(&store, &id("a")).await;
+    commit(&store, &id("a"), version, 1, "lost").await;
+    raw(&folder).execute_batch("UPDATE nodes SET message = '[]'").unwrap();
+    store.delete(&id("a"), None).await.unwrap();
+    let version = create(&store, &id("b")).await;
+    commit(&store, &id("b"), version, 1, "other").await;
+    assert_eq!(find(&store, "lost").await.0, [""; 0]);
+    assert_eq!(find(&store, "other").await.0, ["b"]);
 }

@@ -48,7 +48,8 @@ impl Core {
         // A late write of an earlier session of this conversation may already have erased some of the nodes that this
         // session wants to erase. Remove the others from the stored tree before the comparison. If they cannot be
         // removed, the trees differ anyway.
-        let mut erased = self.saver.erased.clone();
+        let attempted = self.saver.erased.clone();
+        let mut erased = attempted.clone();
         if let Some(erased) = &mut erased {
             erased.nodes.retain(|id| tree.node(*id).is_some());
             if !erased.nodes.is_empty() {
@@ -67,9 +68,18 @@ impl Core {
         }
         self.saver.version = Some(version);
         self.saver.erased = erased.filter(|erased| !erased.nodes.is_empty());
-        let before = self.saver.state.replace(Box::new(state.clone())).unwrap_or_default();
-        self.take_title(before.title.as_deref(), state.title.map(Arc::from), effects);
-        self.take_labels(&before.labels, state.labels, effects);
+        let mut before = self.saver.state.replace(Box::new(state.clone())).unwrap_or_default();
+        let mut after = state;
+        // The session has already removed a derived title. A later one of the other writer goes with the erasure.
+        if let Some(attempted) = &attempted {
+            before.erase(attempted);
+        }
+        if let Some(due) = &self.saver.erased {
+            after.erase(due);
+        }
+        let labels = std::mem::take(&mut after.labels);
+        self.take_title(&before, after, effects);
+        self.take_labels(&before.labels, labels, effects);
         self.saver.state_is_due = !self.has_state();
         self.save(env, effects);
         if self.saver.attempt.is_none() {
@@ -83,14 +93,12 @@ impl Core {
     }
 
     /// Adopts the title that another writer has stored in place of `before`. If this session's title was set by hand and
-    /// is not stored yet, the session keeps it. A generated title is replaced if the other writer has set a title.
-    fn take_title(&mut self, before: Option<&str>, title: Option<Arc<str>>, effects: &mut Effects) {
-        let is_stored = self.title.as_deref() == before;
-        let gives_way = self.is_title_generated && title.is_some();
-        if (is_stored || gives_way) && self.title != title {
-            self.is_title_generated = false;
-            self.title.clone_from(&title);
-            effects.push(Effect::Emit(SessionEvent::Title { title }));
+    /// is not stored yet, the session keeps it. A derived title is replaced if the other writer has set a title.
+    fn take_title(&mut self, before: &StoredState, after: StoredState, effects: &mut Effects) {
+        let is_stored = (self.title.as_deref(), self.title_by) == (before.title.as_deref(), before.title_by);
+        let is_derived = self.title.is_some() && self.title_by.is_derived();
+        if is_stored || is_derived && after.title.is_some() {
+            self.replace_title(after.title.map(Arc::from), after.title_by, effects);
         }
     }
 

@@ -12,6 +12,7 @@ use crate::{
         command::RunStart,
         core::{Base, Core, Effect, Move},
     },
+    store::TitleBy,
     tree::{Node, NodeId},
 };
 
@@ -70,10 +71,11 @@ impl World {
         let (id, event, config, _) = self.agent.undelivered.pop_front().ok_or("the agent has not moved")?;
         let (mut kinds, touched) = self.model.event(id, &event, &config);
         self.ledger.note(&self.model, touched);
-        let erased = self.model.erase(node);
+        let (erased, had_title) = self.model.erase(node);
         self.ledger.note(&self.model, true);
         self.agent_now.take_in(&event);
         kinds.push(Kind::Erased);
+        kinds.extend(had_title.then_some(Kind::Title));
         self.note(|| format!("erase {erased:?}"));
         if self.foes > 0 && self.rng.percent(20) {
             // Another writer changes the conversation, so that the erasure meets a conflict.
@@ -88,14 +90,15 @@ impl World {
     fn set_title(&mut self) -> Check {
         let title: Option<Arc<str>> = self.rng.pick(&[None, Some("one"), Some("two")]).map(Arc::from);
         let suggested = title.clone().filter(|_| self.rng.percent(40));
-        self.note(|| format!("title {title:?}, suggested: {}", suggested.is_some()));
-        let changes = self.model.set_title(title.clone(), suggested.is_some());
+        let suggested = suggested.map(|title| (title, self.random_node()));
+        self.note(|| format!("title {title:?}, suggested: {suggested:?}"));
+        let (changes, shows) = self.model.set_title(title.clone(), suggested.as_ref().map(|(_, of)| *of));
         self.ledger.note(&self.model, changes);
-        let kinds = if changes { vec![Kind::Title] } else { vec![] };
+        let kinds = if shows { vec![Kind::Title] } else { vec![] };
         let mut was_set = changes;
         self.input(kinds, |core, env, effects| match suggested {
-            Some(title) => was_set = core.suggest_title(title, env, effects),
-            None => core.set_title(title, env, effects),
+            Some((title, of)) => was_set = core.suggest_title(title, of, env, effects),
+            None => core.set_title(title, TitleBy::Person, env, effects),
         })?;
         ensure!(was_set == changes, "set the title: {was_set}, expected {changes}");
         ensure!(!changes || self.ledger.waiting().is_none(), "a new title does not repeat the failed write");

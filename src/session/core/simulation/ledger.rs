@@ -8,7 +8,7 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 use super::{
     Check, ensure,
     model::{Kind, Model},
-    vault::{Books, Content, Vault, content, same_but_title, untitled, with, write_id},
+    vault::{Books, Content, Title, Vault, content, same_but_title, title, untitled, with, write_id},
 };
 use crate::{
     message::Timestamp,
@@ -16,7 +16,7 @@ use crate::{
         SavedPart, StoreReport,
         core::{Core, Job},
     },
-    store::{Change, Labels, StateChange, StoreError, Stored, Version, WriteId},
+    store::{Change, Labels, StateChange, StoreError, Stored, StoredState, TitleBy, Version, WriteId},
     tree::{Erased, Node, NodeId, Tree},
 };
 
@@ -194,10 +194,10 @@ impl Ledger {
                 ensure!(state != acked_state, "{change:?} changes nothing");
                 let same = untitled(state) == untitled(acked_state);
                 let fits = match change {
-                    StateChange::Title(_) => same && state.labels == acked_state.labels,
-                    StateChange::Labels(_) => same && state.title == acked_state.title,
+                    StateChange::Title { .. } => same && state.labels == acked_state.labels,
+                    StateChange::Labels(_) => same && title(state) == title(acked_state),
                     StateChange::Whole(_) => {
-                        !same || state.labels != acked_state.labels && state.title != acked_state.title
+                        !same || state.labels != acked_state.labels && title(state) != title(acked_state)
                     }
                 };
                 ensure!(fits, "{change:?} from {acked_state:?} to {state:?}");
@@ -302,7 +302,7 @@ impl Ledger {
         let nodes: Vec<_> = owed.iter().copied().filter(|id| content.0.node(*id).is_some()).collect();
         if !nodes.is_empty() {
             let (head, next) = (after.and_then(Tree::head), content.0.next_id());
-            content.0.apply_erased(&Erased { nodes, head, next }).ok()?;
+            content.0.apply_erased(&Erased { nodes, head, next, title: true }).ok()?;
         }
         Some(content)
     }
@@ -312,9 +312,16 @@ impl Ledger {
         self.acked_content.as_ref().map(|content| content.1.labels.clone()).unwrap_or_default()
     }
 
-    /// Returns the title that the session knows to be stored.
-    pub(super) fn acked_title(&self) -> Option<Arc<str>> {
-        self.acked_content.as_ref()?.1.title.as_deref().map(Arc::from)
+    /// Returns the title that the session knows to be stored, after the erasures that the store still has to make.
+    pub(super) fn acked_title(&self) -> Title {
+        self.acked_content.as_ref().map_or_else(Title::default, |(tree, state, _)| self.title_of(tree, state))
+    }
+
+    /// Returns the title of a stored conversation. If the conversation still has nodes to erase, a derived title goes with
+    /// them.
+    pub(super) fn title_of(&self, tree: &Tree, state: &StoredState) -> Title {
+        let owes = self.owed().iter().any(|id| tree.node(*id).is_some());
+        title(state).filter(|(_, by)| !owes || *by == TitleBy::Person)
     }
 
     /// Processes a rejected write after which the session found a different title, different labels or a different

@@ -5,7 +5,10 @@ use std::{
     sync::Arc,
 };
 
-use super::{Check, ensure, vault::Books};
+use super::{
+    Check, ensure,
+    vault::{Books, Title, title},
+};
 use crate::{
     agent::{Config, Event, FirstMessage, Status},
     message::{History, Message, RequestEnd, Role, Usage, UsageRow},
@@ -15,7 +18,7 @@ use crate::{
         Regenerate,
         core::{Base, Core, Move, branching::unfit},
     },
-    store::{Labels, StoredState},
+    store::{Labels, StoredState, TitleBy},
     subscription::EventId,
     tree::{Node, NodeId, Tree},
 };
@@ -53,8 +56,7 @@ pub(super) struct Model {
     settings: BTreeMap<NodeId, Prompt>,
     /// The assistant messages that ended a turn and left tool uses open.
     left_open: HashSet<NodeId>,
-    pub(super) title: Option<Arc<str>>,
-    is_title_generated: bool,
+    pub(super) title: Title,
     pub(super) labels: Labels,
     /// The sum of the usage ledger and the end of the last run, as the store must contain them.
     pub(super) books: Books,
@@ -76,7 +78,6 @@ impl Model {
         config: Arc<Config>,
         seen: EventId,
     ) -> Self {
-        let title = state.title.as_deref().map(Arc::from);
         Self {
             labels: state.labels.clone(),
             books,
@@ -89,9 +90,8 @@ impl Model {
             moving: None,
             prompted: None,
             settings: BTreeMap::new(),
-            left_open: left_open(&tree),
-            title,
-            is_title_generated: false,
+            left_open: tree.nodes().filter(|node| node.left_open()).map(Node::id).collect(),
+            title: title(state),
             config,
             status: Status::Idle,
             seen,
@@ -111,7 +111,9 @@ impl Model {
         let mut state = StoredState::default().with_model(model.fallback_for().unwrap_or(model.name()));
         state.settings.max_steps = self.config.settings.max_steps;
         state.settings.system.clone_from(&self.config.settings.system);
-        state.title = self.title.as_deref().map(str::to_owned);
+        if let Some((title, by)) = &self.title {
+            (state.title, state.title_by) = (Some(title.to_string()), *by);
+        }
         state.labels = self.labels.clone();
         if let Some(max_tokens) = self.config.settings.options.max_tokens() {
             state.settings.options = Options::default().with_max_tokens(max_tokens);
@@ -221,14 +223,15 @@ impl Model {
         self.rows.push(row);
     }
 
-    /// Erases a node with all nodes below it.
-    pub(super) fn erase(&mut self, id: NodeId) -> crate::tree::Erased {
+    /// Erases a node with all nodes below it, and a derived title. Returns also whether there was one.
+    pub(super) fn erase(&mut self, id: NodeId) -> (crate::tree::Erased, bool) {
         let erased = self.shown.erase(id).expect("the node exists");
         self.settings.retain(|node, _| !erased.nodes.contains(node));
-        self.left_open = left_open(&self.shown);
+        self.left_open.retain(|node| self.shown.node(*node).is_some());
         self.committed = self.shown.history().clone();
         self.books.last_run = None;
-        erased
+        let title = self.title.take_if(|(_, by)| *by == TitleBy::Derived);
+        (erased, title.is_some())
     }
 
     /// Processes a usage ledger that another writer has stored in place of the `known` one.
@@ -253,27 +256,33 @@ impl Model {
         Some(Kind::Labels)
     }
 
-    /// Sets a title by hand or as a suggestion. Returns whether the title changed.
-    pub(super) fn set_title(&mut self, title: Option<Arc<str>>, is_suggested: bool) -> bool {
-        if is_suggested && self.title.is_some() {
-            return false;
+    /// Sets a title by hand, or as a suggestion that was made from the path to a node. Returns whether anything changed,
+    /// and whether the text changed.
+    pub(super) fn set_title(
+        &mut self,
+        title: Option<Arc<str>>,
+        suggested: Option<Option<NodeId>>,
+    ) -> (bool, bool) {
+        if let Some(of) = suggested
+            && (self.title.is_some() || of.is_some_and(|of| self.shown.node(of).is_none()))
+        {
+            return (false, false);
         }
-        self.is_title_generated = is_suggested;
-        let changes = self.title != title;
-        self.title = title;
-        changes
+        let by = if suggested.is_some() { TitleBy::Derived } else { TitleBy::Person };
+        let title = title.map(|title| (title, by));
+        let before = std::mem::replace(&mut self.title, title);
+        (before != self.title, text(&before) != text(&self.title))
     }
 
     /// Processes a title that another writer has stored in place of the `known` title. The session adopts the stored
     /// title, unless a title was set by hand and is not stored yet.
-    pub(super) fn take_title(&mut self, known: Option<&Arc<str>>, stored: Option<Arc<str>>) -> Option<Kind> {
-        let keeps = self.title.as_ref() != known && !(self.is_title_generated && stored.is_some());
-        if keeps || self.title == stored {
+    pub(super) fn take_title(&mut self, known: &Title, stored: Title) -> Option<Kind> {
+        let is_derived = matches!(self.title, Some((_, TitleBy::Derived)));
+        if self.title != *known && !(is_derived && stored.is_some()) {
             return None;
         }
-        self.title = stored;
-        self.is_title_generated = false;
-        Some(Kind::Title)
+        let before = std::mem::replace(&mut self.title, stored);
+        (text(&before) != text(&self.title)).then_some(Kind::Title)
     }
 
     /// Notes the settings of the prompt to which the next message belongs. Keys are not kept.
@@ -397,9 +406,11 @@ impl Model {
     pub(super) fn check(&self, core: &Core) -> Check {
         core.check()?;
         ensure!(*core.tree() == self.shown, "the tree is\n{}\nnot\n{}", core.tree(), self.shown);
+        let marked: HashSet<_> = core.tree().nodes().filter(|node| node.left_open()).map(Node::id).collect();
+        ensure!(marked == self.left_open, "left open are {marked:?}, not {:?}", self.left_open);
         ensure!(core.tree().usage() == self.shown.usage(), "the tree's usage differs from the turns' usage");
         ensure!(*core.labels() == self.labels, "the labels are {:?}, not {:?}", core.labels(), self.labels);
-        ensure!(core.title() == self.title.as_ref(), "the title is {:?}, not {:?}", core.title(), self.title);
+        ensure!(core.title() == text(&self.title), "the title is {:?}, not {:?}", core.title(), self.title);
         ensure!(Arc::ptr_eq(core.config(), &self.config), "the configuration is not the agent's");
         ensure!(core.status() == self.status, "the status is {:?}, not {:?}", core.status(), self.status);
         ensure!(core.seen() == self.seen, "the last event is {}, not {}", core.seen(), self.seen);
@@ -408,17 +419,9 @@ impl Model {
     }
 }
 
-/// Returns the assistant messages of a stored tree that ended a turn and left tool uses open. If the turn itself
-/// answered the tool uses, it ended with their results, and no assistant message follows the results.
-fn left_open(tree: &Tree) -> HashSet<NodeId> {
-    let is_last = |node: &&Node| node.usage().is_some() && node.message().tool_uses().next().is_some();
-    let is_closed = |node: &Node| {
-        tree.children(node.id()).into_iter().flatten().any(|child| {
-            let mut below = tree.children(child.id()).into_iter().flatten();
-            below.all(|node| node.message().role == Role::User)
-        })
-    };
-    tree.nodes().filter(is_last).filter(|node| !is_closed(node)).map(Node::id).collect()
+/// Returns the text of a title.
+fn text(title: &Title) -> Option<&Arc<str>> {
+    title.as_ref().map(|(text, _)| text)
 }
 
 fn go(tree: &mut Tree, node: Option<NodeId>) {

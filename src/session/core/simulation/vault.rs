@@ -1,11 +1,16 @@
 //! A store for one conversation. It follows the contract of the `Store` trait literally.
 
+use std::sync::Arc;
+
 use super::{Check, ensure};
 use crate::{
     message::{Timestamp, UsageRow, UsageSum},
     run::RunEnd,
     session::core::Job,
-    store::{Change, ConversationId, Labels, StateChange, StoreError, Stored, StoredState, Version, WriteId},
+    store::{
+        Change, ConversationId, Labels, StateChange, StoreError, Stored, StoredState, TitleBy, Version,
+        WriteId,
+    },
     tree::Tree,
 };
 
@@ -54,9 +59,17 @@ pub(super) fn same_but_title(a: &Content, b: &Content) -> bool {
     a.0 == b.0 && untitled(&a.1) == untitled(&b.1)
 }
 
+/// A title and who set it.
+pub(super) type Title = Option<(Arc<str>, TitleBy)>;
+
+/// Returns the title in a state.
+pub(super) fn title(state: &StoredState) -> Title {
+    Some((state.title.as_deref()?.into(), state.title_by))
+}
+
 /// Returns the state without title and labels.
 pub(super) fn untitled(state: &StoredState) -> StoredState {
-    StoredState { title: None, labels: Labels::default(), ..state.clone() }
+    StoredState { title: None, title_by: TitleBy::Derived, labels: Labels::default(), ..state.clone() }
 }
 
 /// Applies a write to the stored conversation.
@@ -139,9 +152,9 @@ impl Vault {
     }
 
     /// Acts as another writer that changes the title.
-    pub(super) fn retitle(&mut self, title: Option<&str>) {
+    pub(super) fn retitle(&mut self, title: Option<&str>, by: TitleBy) {
         self.is_retitled = true;
-        self.change(StateChange::Title(title.map(str::to_owned)));
+        self.change(StateChange::Title { title: title.map(str::to_owned), by });
     }
 
     /// Acts as another writer that changes the labels.

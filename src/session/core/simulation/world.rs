@@ -91,10 +91,12 @@ impl World {
         let agent = Agent::new(Arc::clone(&config), crate::message::History::new(), 1);
         let labels = start::random_labels(&mut rng);
         let mut state = StoredState::default().with_labels(labels.clone());
-        state.title = title.as_deref().map(str::to_owned);
+        if let Some(title) = &title {
+            state = state.with_title(&**title);
+        }
         let model =
             Model::new(Tree::new(), &state, vault::Books::default(), Arc::clone(&config), agent.last());
-        let mut core = Core::new(title, labels, true, config, agent.last());
+        let mut core = Core::new(title.clone(), labels, true, config, agent.last());
         let is_created = rng.percent(30);
         if is_created {
             let version = vault.put(core.state());
@@ -106,7 +108,7 @@ impl World {
             kept: SessionSnapshot {
                 last: agent.last(),
                 id: vault::id(),
-                title: model.title.clone(),
+                title: title.clone(),
                 labels: model.labels.clone(),
                 used: Usage::default(),
                 tree: Tree::new(),

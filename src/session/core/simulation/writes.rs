@@ -13,7 +13,7 @@ use crate::{
         SessionEvent, StoreReport,
         core::{Effect, Found, Job, StoredFlight},
     },
-    store::{Change, StoreError, TurnChange},
+    store::{Change, StoreError, TitleBy, TurnChange},
 };
 
 impl World {
@@ -103,7 +103,7 @@ impl World {
         let kinds = if self.ledger.is_retitled(&stored)? {
             // From here on, the session knows all stored content.
             self.vault.is_foreign = false;
-            let title = found.state.title.as_deref().map(Arc::from);
+            let title = self.ledger.title_of(&found.tree, &found.state);
             let known_title = self.ledger.acked_title();
             let known_labels = self.ledger.acked_labels();
             // A later turn or an erasure removes the stored end of the last run.
@@ -115,7 +115,7 @@ impl World {
             let unsaved = self.model.rows.split_off(saved);
             self.model.rows = self.vault.rows.iter().cloned().chain(unsaved).collect();
             self.model.take_books(&known, books, removes_end);
-            let takes = self.model.take_title(known_title.as_ref(), title);
+            let takes = self.model.take_title(&known_title, title);
             let takes_labels = self.model.take_labels(&known_labels, found.state.labels.clone());
             let is_done = self.ledger.retitled(&stored, &self.model)?;
             takes.into_iter().chain(takes_labels).chain(is_done.then_some(Kind::Saved)).collect()
@@ -183,7 +183,8 @@ impl World {
             let title = self.rng.pick(&[None, Some("theirs"), Some("one")]);
             self.note(|| format!("another writer sets the title {title:?}"));
             if self.rng.percent(50) {
-                self.vault.retitle(title);
+                let by = self.rng.pick(&[TitleBy::Derived, TitleBy::Person]);
+                self.vault.retitle(title, title.map_or(TitleBy::Derived, |_| by));
             } else {
                 let labels = super::start::random_labels(&mut self.rng);
                 self.vault.relabel(labels);

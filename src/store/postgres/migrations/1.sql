@@ -11,6 +11,8 @@ CREATE TABLE {schema}.conversations (
     updated timestamptz NOT NULL,
     -- As a JSON string, since `text` can't hold U+0000.
     title text,
+    -- Whether a person set the title. Otherwise it was made from the messages.
+    title_by_person boolean NOT NULL DEFAULT false,
     -- Model, system prompt and options, as JSON.
     state text NOT NULL,
     head bigint,
@@ -24,7 +26,10 @@ CREATE TABLE {schema}.conversations (
     mark text,
     mark_version bigint,
     -- The id of the next node. It is null unless nodes with higher ids than the last remaining node were erased.
-    next_node bigint
+    next_node bigint,
+    -- The words of the title, each between two spaces, and the number of the rule by which they were made.
+    words text NOT NULL DEFAULT ' ',
+    rule smallint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 70);
 
 CREATE INDEX conversations_by_update ON {schema}.conversations (updated DESC, id);
@@ -52,6 +57,11 @@ CREATE TABLE {schema}.nodes (
         CASE WHEN strpos(message, '\u0000') = 0 AND octet_length(message) <= 262144 THEN message::jsonb END
     ) STORED,
     usage text,
+    -- Whether a turn ended with this node and left tool uses open.
+    left_open boolean NOT NULL DEFAULT false,
+    -- The words of the text blocks, each between two spaces, and the number of the rule by which they were made.
+    words text NOT NULL DEFAULT ' ',
+    rule smallint NOT NULL DEFAULT 0,
     PRIMARY KEY (conversation, version, place)
 );
 
@@ -118,19 +128,6 @@ CREATE TABLE {schema}.runs (
     ending text NOT NULL,
     prompts text
 );
-
--- The words of a message's text blocks and of a title, for searches. All punctuation is replaced by spaces, because the
--- text search parser would treat a file name as one word and ignore a tag. A title is a JSON string. Its escapes are
--- replaced by spaces, too.
-CREATE FUNCTION {schema}.words_of_message(content jsonb) RETURNS tsvector LANGUAGE sql IMMUTABLE AS $$
-    SELECT to_tsvector('simple', regexp_replace(string_agg(text #>> '{}', ' '), '[!-/:-@[-`{-~]+', ' ', 'g'))
-    FROM jsonb_path_query(content, '$.content[*] ? (@.type == "text").text') AS text
-$$;
-
-CREATE FUNCTION {schema}.words_of_title(title text) RETURNS tsvector LANGUAGE sql IMMUTABLE AS $$
-    SELECT to_tsvector('simple',
-        regexp_replace(regexp_replace(title, '\\(u[0-9a-fA-F]{4}|.)', ' ', 'g'), '[!-/:-@[-`{-~]+', ' ', 'g'))
-$$;
 
 -- The turn in flight, if it is recorded.
 CREATE TABLE {schema}.turns (

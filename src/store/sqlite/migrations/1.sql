@@ -7,6 +7,7 @@ CREATE TABLE conversations (
     created INTEGER NOT NULL, -- milliseconds since 1970, as all times here
     updated INTEGER NOT NULL,
     title TEXT,
+    title_by_person INTEGER NOT NULL DEFAULT 0, -- 1 if a person set the title, 0 if it was made from the messages
     head INTEGER,
     epoch INTEGER NOT NULL,
     owner TEXT,
@@ -44,6 +45,7 @@ CREATE TABLE nodes (
     parent INTEGER,
     message TEXT NOT NULL, -- JSON, exactly as it was written
     usage TEXT,
+    left_open INTEGER NOT NULL DEFAULT 0, -- 1 if a turn ended here and left tool uses open
     PRIMARY KEY (conversation, version, place)
 ) STRICT, WITHOUT ROWID;
 

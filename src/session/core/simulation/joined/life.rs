@@ -14,6 +14,7 @@ use crate::{
         SessionSnapshot,
         core::{Core, Effect, Env},
     },
+    store::TitleBy,
 };
 
 pub(super) struct Life {
@@ -134,7 +135,9 @@ impl Life {
         }
         if self.process.may_disturb(&mut common.outside, 2) {
             let title = format!("title {}", common.outside.rng.below(3)).into();
-            return self.step(common, |core, env, effects| core.set_title(Some(title), env, effects));
+            return self.step(common, |core, env, effects| {
+                core.set_title(Some(title), TitleBy::Person, env, effects)
+            });
         }
         if self.process.status() == Status::Paused && percent(common, 6) {
             return self.process.expire(&mut common.outside);

@@ -7,7 +7,7 @@ use super::{
     },
     Ledger,
 };
-use crate::tree::Node;
+use crate::{store::TitleBy, tree::Node};
 
 impl Ledger {
     /// Returns the latest moment whose content is in the store, if there is one. There is none while the store contains
@@ -36,8 +36,12 @@ impl Ledger {
         let begun_with = self.acked_content.as_ref().is_some_and(|begun| is_as(begun, &stored, vault));
         // A state that becomes due after an erasure is written later than the erasure. Until then, the store has the
         // tree after the erasure and the previous state.
-        let known_state =
-            self.acked_content.as_ref().is_some_and(|once| is_as(&with_tree(once), &stored, vault));
+        let known_state = self.acked_content.as_ref().is_some_and(|once| {
+            let mut kept = with_tree(once);
+            let stays = *tree == once.0 || kept.1.title_by == TitleBy::Person;
+            kept.1.title.take_if(|_| !stays);
+            is_as(&kept, &stored, vault)
+        });
         let is_erased = known_state && self.moments.iter().any(|once| once.0 == *tree);
         let known =
             created || is_erased || begun_with || is_part && self.divided || self.moment_of(vault)?.is_some();

@@ -230,7 +230,7 @@ impl TurnText {
             |reason| Arc::new(Response::empty(&snapshot.state.model, reason, snapshot.step, snapshot.run));
         let failed = outcome.and_then(|outcome| match outcome {
             RunOutcome::Failed { failure } => {
-                Some(Error::failed(failure.clone(), response(StopReason::Other("error".into()))))
+                Some(Error::failed(failure.clone(), response(StopReason::Failed)))
             }
             _ => None,
         });

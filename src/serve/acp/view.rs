@@ -3,14 +3,15 @@
 use std::{collections::HashMap, sync::Arc};
 
 use agent_client_protocol_schema::v1::{
-    ContentBlock, ContentChunk, SessionUpdate, ToolCall, ToolCallStatus, ToolCallUpdate, ToolCallUpdateFields,
+    ContentBlock, ContentChunk, Meta, SessionUpdate, ToolCall, ToolCallStatus, ToolCallUpdate,
+    ToolCallUpdateFields,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::content;
 use crate::{
     agent::{Event, Snapshot, Status},
-    message::{Content, Message, MessageId, Role, ToolResult, ToolUse, ToolUseId},
+    message::{Content, Message, MessageId, Role, StopReason, ToolResult, ToolUse, ToolUseId},
     run::PendingUse,
     session::SessionSnapshot,
 };
@@ -43,6 +44,19 @@ struct ShownTool {
     /// The id in the protocol. The ids that a model uses are unique within one message only.
     id: String,
     has_ended: bool,
+}
+
+/// States in the last update of a message why the message ended.
+fn state_end(last: &mut SessionUpdate, reason: &StopReason) {
+    let meta = match last {
+        SessionUpdate::UserMessageChunk(chunk)
+        | SessionUpdate::AgentMessageChunk(chunk)
+        | SessionUpdate::AgentThoughtChunk(chunk) => &mut chunk.meta,
+        SessionUpdate::ToolCall(call) => &mut call.meta,
+        SessionUpdate::ToolCallUpdate(update) => &mut update.meta,
+        _ => return,
+    };
+    meta.get_or_insert_default().insert("omni.ended".to_owned(), reason.to_string().into());
 }
 
 impl View {
@@ -87,6 +101,7 @@ impl View {
     fn messages<'a>(&mut self, messages: impl Iterator<Item = &'a Arc<Message>>) -> Vec<SessionUpdate> {
         let mut updates = Vec::new();
         for message in messages {
+            let from = updates.len();
             match message.role {
                 Role::User => {
                     for result in message.tool_results() {
@@ -104,6 +119,9 @@ impl View {
                 }
             }
             self.last.clone_from(&message.id);
+            if let (Some(reason), Some(last)) = (&message.ended, updates[from..].last_mut()) {
+                state_end(last, reason);
+            }
         }
         updates
     }
@@ -229,8 +247,12 @@ impl View {
             return None;
         }
         let status = if result.is_error { ToolCallStatus::Failed } else { ToolCallStatus::Completed };
-        let fields = ToolCallUpdateFields::new().status(status).content(content::output(&result.content));
-        Some(self.update(&result.tool_use_id, fields))
+        let fields = ToolCallUpdateFields::new().status(status).content(content::output(result.output()));
+        let decision = result.decision.as_deref();
+        let fields = fields.raw_input(decision.and_then(|decision| decision.input.clone()));
+        let meta = decision.map(|decision| Meta::from_iter([("omni.decision".to_owned(), json!(decision))]));
+        let update = ToolCallUpdate::new(self.wire_id(&result.tool_use_id), fields).meta(meta);
+        Some(SessionUpdate::ToolCallUpdate(update))
     }
 
     /// Returns the tool call about which a pause asks.
@@ -336,5 +358,30 @@ impl View {
             _ => None,
         };
         update.into_iter().collect()
+    }
+}
+
+#[cfg(all(test, feature = "test-util"))]
+mod tests {
+    use super::*;
+    use crate::{session::tests::decided::decided, store::MemoryStore};
+
+    #[tokio::test]
+    async fn replay_states_the_decisions_about_tool_uses_and_the_unusual_end_of_an_answer() {
+        for (reason, ended) in [(StopReason::Length, json!("length")), (StopReason::Stop, Value::Null)] {
+            let snapshot = decided(&MemoryStore::new(), reason).await.snapshot().await.unwrap();
+            let updates = View::new(String::new()).join(&snapshot, Joining::Loaded);
+            let updates: Vec<_> =
+                updates.iter().map(|update| serde_json::to_value(update).unwrap()).collect();
+            let results: Vec<_> =
+                updates.iter().filter(|one| one["sessionUpdate"] == "tool_call_update").collect();
+            let decision = |place: usize| &results[place]["_meta"]["omni.decision"];
+            assert_eq!(results[0]["rawInput"], json!({ "eur": 20 }));
+            assert_eq!(results[0]["content"][0]["content"]["text"], "paid {\"eur\":20}");
+            assert_eq!((&decision(0)["kind"], &decision(0)["by"]), (&json!("execute_with"), &json!("ann")));
+            assert_eq!((&decision(1)["kind"], &decision(1)["by"]), (&json!("reject"), &json!("ben")));
+            assert_eq!(decision(2), &Value::Null);
+            assert_eq!(updates.last().unwrap()["_meta"]["omni.ended"], ended);
+        }
     }
 }

@@ -113,7 +113,6 @@ pub use builder::AgentBuilder;
 pub use callbacks::{AgentCallbacks, ErrorDecision, ToolDecision, TurnDecision};
 pub(crate) use command::InFlight;
 use command::{Command, Reply, Stop};
-pub use decision::{DecisionKind, NamedDecision};
 pub use durable::{Durable, OnUncertain, RecordedStage, Recover, Recovery, RecoveryDecision, UncertainUse};
 pub(crate) use durable::{MAX_LIVES, RECORD_DELAY, Record, TurnInFlight, UnreadableTurn, Written};
 

@@ -28,15 +28,19 @@
 
 mod cleared;
 mod content;
+mod decision;
 mod history;
 pub(crate) mod id;
+mod stop;
 mod usage;
 
 pub use content::{
     Attachment, Content, ProviderItem, ResultBlock, Source, Text, Thinking, ToolResult, ToolUse,
 };
+pub use decision::{DecisionKind, UseDecision};
 pub use history::{History, HistoryError};
 pub use id::{MessageId, Timestamp, ToolUseId, TurnId};
+pub use stop::StopReason;
 pub use usage::{Purpose, RequestEnd, Usage, UsageRow, UsageSum};
 
 pub(crate) use cleared::cleared;
@@ -118,6 +122,11 @@ pub struct Message {
     /// only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub app_data: Option<Arc<Value>>,
+    /// The reason why the message ended. A message of the model has the reason of its response, unless this is
+    /// [`Stop`](StopReason::Stop), [`ToolUse`](StopReason::ToolUse) or [`Pause`](StopReason::Pause). The last message of
+    /// a turn has the turn's reason, unless this is `Stop` or `ToolUse`. It is never sent to a model service.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<Box<StopReason>>,
 }
 
 setters!(Message: with_timestamp(timestamp: Timestamp), with_id(id: some MessageId));
@@ -130,7 +139,7 @@ impl Message {
 
     /// Returns a message of `role` with this content and this time.
     pub(crate) fn at(timestamp: Timestamp, role: Role, content: Vec<Content>) -> Self {
-        Self { role, content, timestamp, provider_data: Map::new(), id: None, app_data: None }
+        Self { role, content, timestamp, provider_data: Map::new(), id: None, app_data: None, ended: None }
     }
 
     /// Returns a user message with the current time.
@@ -182,6 +191,7 @@ impl Message {
         64 + self.content.iter().map(Content::weight).sum::<usize>()
             + map_weight(&self.provider_data)
             + self.app_data.as_deref().map_or(0, value_weight)
+            + self.ended.as_ref().map_or(0, |reason| 16 + reason.weight())
     }
 }
 

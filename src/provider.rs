@@ -54,7 +54,6 @@ pub use backend::acp;
 pub use backend::{BackendLimits, BackendProvider, LostSession};
 pub use catalogue::{Catalogue, CatalogueError, Modality, ModelInfo, Price, Rates};
 pub(crate) use context::{Questions, RequestContext};
-pub use delta::StopReason;
 pub(crate) use delta::{BlockStart, Delta, MessageDelta, Part};
 pub use error::{ProviderError, ProviderErrorKind};
 pub use fold::{Completion, PartialBlock};
@@ -73,6 +72,7 @@ pub use secret::{Credentials, Secret};
 pub(crate) use secret::{Extent, Scrubber};
 pub(crate) use trace::{PROVIDER_PANICKED, error_type};
 
+pub use crate::message::StopReason;
 use crate::{message::Message, tool::Replay};
 
 /// The stream of one response: normalised deltas in order. If the response fails, the last item is an error. Dropping

@@ -71,7 +71,7 @@ mod subscription;
 mod task;
 mod tenure;
 #[cfg(all(test, feature = "test-util"))]
-mod tests;
+pub(crate) mod tests;
 mod watcher;
 
 use std::{

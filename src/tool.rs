@@ -124,7 +124,7 @@ use serde_json::Value;
 pub use set::{ToolSet, ToolSetError};
 pub use typed::{TypedTool, declared_tool, declared_tool_with_schema, tool_fn, tool_fn_with_schema};
 
-use crate::message::ToolResult;
+use crate::message::{DecisionKind, ToolResult};
 use shared::{WithApproval, WithIdleTimeout, WithReplay, WithTimeout};
 
 /// A function that a model can call.
@@ -349,6 +349,17 @@ impl Decision {
             Self::ExecuteWith(input) => crate::message::value_weight(input),
             Self::Reject(reason) => reason.len(),
             Self::Provide(result) => result.weight(),
+        }
+    }
+}
+
+impl From<&Decision> for DecisionKind {
+    fn from(decision: &Decision) -> Self {
+        match decision {
+            Decision::Execute => Self::Execute,
+            Decision::ExecuteWith(_) => Self::ExecuteWith,
+            Decision::Reject(_) => Self::Reject,
+            Decision::Provide(_) => Self::Provide,
         }
     }
 }

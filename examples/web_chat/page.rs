@@ -13,12 +13,11 @@ macro_rules! files {
     ($($path:literal = $file:literal),+ $(,)?) => { [$(($path, include_bytes!($file).as_slice())),+] };
 }
 
-const FILES: [(&str, &[u8]); 16] = files![
+const FILES: [(&str, &[u8]); 15] = files![
     "/" = "page/index.html",
     "/app.js" = "page/app.js",
     "/client.js" = "page/client.js",
     "/composer.js" = "page/composer.js",
-    "/decisions.js" = "page/decisions.js",
     "/dom.js" = "page/dom.js",
     "/files.js" = "page/files.js",
     "/format.js" = "page/format.js",

@@ -7,7 +7,7 @@ mod turn;
 use std::{sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
-pub(crate) use tools::{Answer, Question, RecordedSlot, Slot, ToolCall, ToolQuestion, Tools};
+pub(crate) use tools::{Answer, DecidedUse, Question, RecordedSlot, Slot, ToolCall, ToolQuestion, Tools};
 pub(crate) use turn::{Asked, Origin, OutputRequirement, SentRequest, Turn, Working};
 
 use super::{Failure, PendingUse, Response, Status, ToolRun};
@@ -341,9 +341,11 @@ impl Stage {
                 let decided = |tool_use: &ToolUse| {
                     let mut decided = response.decided.iter();
                     let own = decided.find(|result| result.tool_use_id == tool_use.id);
-                    own.map_or(Decision::Execute, |result| Decision::Provide(result.clone()))
+                    let Some(result) = own else { return Answer::Decided(Decision::Execute, None) };
+                    let decided = result.decision.clone().map(|own| DecidedUse::of(*own));
+                    Answer::Decided(Decision::Provide(result.clone()), decided)
                 };
-                let answers = turn.working.all().open_tool_uses().map(decided).map(Answer::Decided).collect();
+                let answers = turn.working.all().open_tool_uses().map(decided).collect();
                 Remains { answers, ..Remains::default() }
             }
             Self::Failing { remains, .. } => *remains,

@@ -3,9 +3,11 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Event, KnownPrompt, NamedDecision, PendingUse, Prompt, Response, RunEnd, StateView, Status};
+use super::{
+    Event, KnownPrompt, PendingUse, Prompt, Response, RunEnd, StateView, Status, decision::add_named,
+};
 use crate::{
-    message::{Content, Message, MessageId, Role, Text, Thinking, ToolUse, ToolUseId, TurnId},
+    message::{Content, Message, MessageId, Role, Text, Thinking, ToolUse, ToolUseId, TurnId, UseDecision},
     provider::{PartialBlock, StopReason},
     subscription::{EventId, Numbered},
 };
@@ -83,10 +85,11 @@ pub struct Snapshot {
     /// The tools of the current step that were started and whose results were not emitted yet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tools: Vec<ToolRun>,
-    /// The last decisions about tool uses of the turn in flight that were made under a name, with the latest one at the
-    /// end. The list is empty as soon as the turn has ended.
+    /// The last decisions about the turn in flight that were made under a name, with the latest one at the end. Each is
+    /// about the tool use, or the question of a running tool, with the id before it. The decisions contain no inputs.
+    /// The list is empty as soon as the turn has ended.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub decisions: Vec<NamedDecision>,
+    pub decisions: Vec<(ToolUseId, UseDecision)>,
     /// The latest prompts with an id, with the latest prompt at the end: all that have not ended, and the last
     /// 32 that have.
     /// The nodes of their runs are not known here.
@@ -155,7 +158,7 @@ impl Snapshot {
                 self.state.history.extend(response.messages.iter().cloned());
                 self.finish(response);
             }
-            Event::Decided(decided) => NamedDecision::add(&mut self.decisions, decided),
+            Event::Decided(decided) => add_named(&mut self.decisions, decided),
             Event::ToolStart { tool_use_id, input } => {
                 let (tool_use_id, input) = (tool_use_id.clone(), input.clone());
                 self.tools.push(ToolRun { tool_use_id, input, is_error: None });

@@ -50,6 +50,7 @@ mod rig;
 mod secrets;
 mod staging;
 mod start;
+mod stated;
 mod stubborn_tools;
 mod subscribing;
 mod support;

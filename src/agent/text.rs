@@ -196,8 +196,9 @@ impl TurnText {
                     response.cloned().or_else(|| snapshot.map(empty))
                 };
                 self.end(match outcome {
-                    Some(RunOutcome::Failed { failure }) => response(StopReason::Other("error".into()))
-                        .map(|response| Error::failed(failure.clone(), response)),
+                    Some(RunOutcome::Failed { failure }) => {
+                        response(StopReason::Failed).map(|response| Error::failed(failure.clone(), response))
+                    }
                     Some(RunOutcome::Stopped { .. }) | None => None,
                     Some(RunOutcome::Abandoned) if message.is_some() => None,
                     Some(_) => response(StopReason::Cancelled).map(Error::cancelled),

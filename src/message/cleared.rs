@@ -33,7 +33,7 @@ fn clear(block: &mut ResultBlock) {
 }
 
 /// Returns the number with a comma before each group of three digits.
-fn grouped(number: usize) -> String {
+pub(super) fn grouped(number: usize) -> String {
     let digits = number.to_string();
     let mut grouped = String::with_capacity(digits.len() + digits.len() / 3);
     for (place, digit) in digits.chars().enumerate() {

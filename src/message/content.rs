@@ -4,7 +4,7 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::ToolUseId;
+use super::{ToolUseId, UseDecision};
 use crate::setters::setters;
 
 /// One block of a message.
@@ -243,7 +243,10 @@ impl ToolUse {
     /// result was decided, an error result is sent, which states that no result was given.
     pub(crate) fn fallback_result(&self) -> ToolResult {
         match &self.decided {
-            Some(decided) => ToolResult::clone(decided).answering(self),
+            Some(decided) => {
+                let decision = decided.decision.clone();
+                ToolResult { decision, ..ToolResult::clone(decided).answering(self) }
+            }
             None => ToolResult::error(self, "No result: none was given for this tool use."),
         }
     }
@@ -272,6 +275,10 @@ pub struct ToolResult {
     /// Whether the tool failed. If it failed, `content` describes the failure to the model.
     #[serde(default)]
     pub is_error: bool,
+    /// How the tool use was decided. `None` if the tool ran as the model asked and nobody decided, or if the
+    /// application gave the result with a prompt. Only the agent sets it. It is never sent to a model service.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decision: Option<Box<UseDecision>>,
 }
 
 setters!(ToolResult: with_content(content: Vec<ResultBlock>));
@@ -284,6 +291,7 @@ impl ToolResult {
             name: tool_use.name.clone(),
             content: vec![content.into()],
             is_error: false,
+            decision: None,
         }
     }
 
@@ -292,28 +300,32 @@ impl ToolResult {
         Self { is_error: true, ..Self::ok(tool_use, Text::new(text)) }
     }
 
-    /// Returns the same result with the id and the name of `tool_use`. The result's own id and name may have been
-    /// changed by a callback.
+    /// Returns the same result with the id and the name of `tool_use`, and without a decision. A tool, a callback or a
+    /// client may have set others.
     pub(crate) fn answering(self, tool_use: &ToolUse) -> Self {
-        Self { tool_use_id: tool_use.id.clone(), name: tool_use.name.clone(), ..self }
+        Self { tool_use_id: tool_use.id.clone(), name: tool_use.name.clone(), decision: None, ..self }
     }
 
     /// Returns all text of the output, joined without a separator.
     pub fn text(&self) -> String {
-        self.content
-            .iter()
-            .filter_map(|block| match block {
-                ResultBlock::Text(text) => Some(text.text.as_str()),
-                ResultBlock::Attachment(_) => None,
-            })
-            .collect()
+        text_of(&self.content)
     }
 
     /// Returns the approximate size of the payload in bytes.
     pub(crate) fn weight(&self) -> usize {
         let content: usize = self.content.iter().map(|block| 64 + block.weight()).sum();
-        content + self.tool_use_id.as_str().len() + self.name.len()
+        let decision = self.decision.as_ref().map_or(0, |decision| decision.weight());
+        content + self.tool_use_id.as_str().len() + self.name.len() + decision
     }
+}
+
+/// Returns all text of these blocks, joined without a separator.
+pub(super) fn text_of(blocks: &[ResultBlock]) -> String {
+    let texts = blocks.iter().filter_map(|block| match block {
+        ResultBlock::Text(text) => Some(text.text.as_str()),
+        ResultBlock::Attachment(_) => None,
+    });
+    texts.collect()
 }
 
 /// One block of a tool's output.

@@ -368,9 +368,10 @@ fn retain<'a>(message: &'a Arc<Message>, mut keep: impl FnMut(&'a Content) -> bo
 }
 
 fn with_content(message: &Message, content: Vec<Content>) -> Arc<Message> {
-    let Message { role, timestamp, provider_data, id, app_data, content: _ } = message;
+    let Message { role, timestamp, provider_data, id, app_data, ended, content: _ } = message;
     let (provider_data, id, app_data) = (provider_data.clone(), id.clone(), app_data.clone());
-    Arc::new(Message { role: *role, content, timestamp: *timestamp, provider_data, id, app_data })
+    let ended = ended.clone();
+    Arc::new(Message { role: *role, content, timestamp: *timestamp, provider_data, id, app_data, ended })
 }
 
 /// Rewrites the user messages `answers`, which follow `asking`. In the result, the first user message answers each tool
@@ -481,7 +482,8 @@ pub(crate) fn answer_open_tool_uses(
         }
         match block {
             Content::ToolResult(result) => match answers.get_mut(&result.tool_use_id) {
-                Some(slot @ None) => *slot = Some(result),
+                // Only the agent states how a tool use was decided.
+                Some(slot @ None) => *slot = Some(ToolResult { decision: None, ..result }),
                 _ => return Err(HistoryError::OrphanResult { index, id: result.tool_use_id }),
             },
             other => rest.push(other),

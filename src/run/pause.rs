@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::{
-    message::{Timestamp, ToolUse, ToolUseId, TurnId, value_weight},
+    message::{DecisionKind, Timestamp, ToolUse, ToolUseId, TurnId, UseDecision, value_weight},
     setters::setters,
     tool::Decision,
 };
@@ -140,4 +140,12 @@ pub struct Decided {
     pub expired: bool,
     /// The time of the decision.
     pub at: Timestamp,
+}
+
+impl Decided {
+    /// Returns the decision in the form in which the result of its tool use contains it, without an input.
+    pub(crate) fn as_use_decision(&self) -> UseDecision {
+        let kind = if self.expired { DecisionKind::Expired } else { (&self.decision).into() };
+        UseDecision { by: self.by.clone(), ..UseDecision::new(kind, self.at) }
+    }
 }

@@ -15,6 +15,7 @@
 #[path = "../../tests/support/forward.rs"]
 mod forward;
 
+pub(crate) mod decided;
 mod leaving;
 #[path = "../../tests/session/support.rs"]
 mod support;

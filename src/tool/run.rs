@@ -110,6 +110,7 @@ impl ToolSet {
                 name: tool_use.name.clone(),
                 content: output.blocks,
                 is_error: output.is_error,
+                decision: None,
             },
             Err(text) => ToolResult::error(tool_use, text),
         };

@@ -269,6 +269,7 @@ impl Lens {
             provider_data,
             id: message.id.clone(),
             app_data: message.app_data.clone(),
+            ended: message.ended.clone(),
         })
     }
 

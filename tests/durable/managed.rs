@@ -158,7 +158,7 @@ async fn recover_opens_as_many_turns_as_requests_are_free() {
 /// The names of the deciders in the session's snapshot.
 async fn deciders(session: &Session) -> Vec<String> {
     let snapshot = session.snapshot().await.unwrap();
-    snapshot.agent.decisions.iter().map(|own| own.by.to_string()).collect()
+    snapshot.agent.decisions.iter().map(|(_, own)| own.by.as_deref().unwrap().to_owned()).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,8 +1,7 @@
 // The page: one stream carries the list and the conversation on screen, and everything else follows from its snapshots.
 
-import { Client, ProblemError, backoff } from "./client.js";
+import { Client, ProblemError, backoff, kindOf } from "./client.js";
 import { Composer } from "./composer.js";
-import { decisionsOf, remember } from "./decisions.js";
 import { byId, h, icon, iconButton, place, setText, visible } from "./dom.js";
 import { save, withData } from "./files.js";
 import { locale, money, percent, short } from "./format.js";
@@ -39,7 +38,7 @@ const unwatchable = new Set();
 let dismissedRun = "";
 
 const emptySeen = () => ({
-  progress: new Map(), decided: decisionsOf(current), timing: new Map(), inputs: new Map(), results: new Map(), settling: /** @type {any[]} */ ([]),
+  progress: new Map(), decided: new Map(), timing: new Map(), inputs: new Map(), results: new Map(), settling: /** @type {any[]} */ ([]),
   asked: new Set(), unstarted: new Set(), waiting: /** @type {{ until: number, why: string } | null} */ (null),
 });
 let seen = emptySeen();
@@ -310,7 +309,7 @@ function note(snapshot, event) {
       seen.progress.set(use, inner.data);
       break;
     case "decided":
-      learn(snapshot.id, use, { decision: inner.decision, by: inner.by, expired: inner.expired, at: inner.at });
+      seen.decided.set(use, { kind: inner.expired ? "expired" : kindOf(inner.decision), by: inner.by, at: inner.at });
       break;
     case "tool_start":
       seen.unstarted.delete(use);
@@ -354,26 +353,13 @@ function note(snapshot, event) {
 }
 
 /**
- * Remembers who has decided on a tool use.
- * @param {string} conversation
- * @param {string} use
- * @param {import("./decisions.js").Decided} decided
- */
-function learn(conversation, use, decided) {
-  seen.decided.set(use, decided);
-  remember(conversation, use, decided);
-}
-
-/**
- * Remembers the decisions in a snapshot. They were made before this page was opened.
+ * Remembers the decisions in a snapshot. They were made before this page was opened. Results contain their decisions.
  * @param {SessionSnapshot} snapshot
  */
-function learnDecisions({ id, agent: { decisions = [] } }) {
-  const latest = new Map(decisions.map((one) => [one.tool_use_id, one])).values();
-  for (const { tool_use_id: use, kind, by, at } of latest) {
-    const decision = kind === "execute" ? kind : { [kind]: null };
+function learnDecisions({ agent: { decisions = [] } }) {
+  for (const [use, decision] of new Map(decisions)) {
     // A snapshot has only decisions that somebody has made by name. A later one without a name stays.
-    if ((seen.decided.get(use)?.at ?? Number.NEGATIVE_INFINITY) < at) learn(id, use, { decision, by, at });
+    if ((seen.decided.get(use)?.at ?? Number.NEGATIVE_INFINITY) < decision.at) seen.decided.set(use, decision);
   }
 }
 

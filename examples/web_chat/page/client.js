@@ -18,14 +18,14 @@
  * @typedef {{ type: "base64", data: string } | { type: "url", url: string }} Source
  * @typedef {{ source: Source, media_type: string, name?: string, metadata?: Record<string, any> }} Attachment
  * @typedef {{ id: string, name: string, input: any, malformed?: string, signature?: string, decided?: ToolResult }} ToolUse
- * @typedef {{ tool_use_id: string, name: string, content: ResultBlock[], is_error: boolean }} ToolResult
+ * @typedef {{ tool_use_id: string, name: string, content: ResultBlock[], is_error: boolean, decision?: UseDecision }} ToolResult
  * @typedef {({ type: "text" } & Text) | ({ type: "attachment" } & Attachment)} ResultBlock
  * @typedef {{ format: string, data: any }} ProviderItem
  * @typedef {({ type: "text" } & Text) | ({ type: "thinking" } & Thinking) | ({ type: "attachment" } & Attachment)
  *   | ({ type: "tool_use" } & ToolUse) | ({ type: "tool_result" } & ToolResult)
  *   | ({ type: "provider_item" } & ProviderItem)} Content
  * @typedef {{ role: "user" | "assistant", content: Content[], timestamp: number, id?: string, app_data?: any,
- *   provider_data?: Record<string, any> }} Message
+ *   provider_data?: Record<string, any>, ended?: StopReason }} Message
  * @typedef {{ input: number, cache_read: number, cache_write: number, output: number, reasoning: number,
  *   cost?: number }} Usage
  * @typedef {{ id: number, parent?: number, message: Message, usage?: Usage }} Node
@@ -37,8 +37,8 @@
  *   asked_by?: string, survives?: boolean, since?: number, limit?: Duration, expires?: number,
  *   on_expiry?: Decision }} PendingUse
  * @typedef {{ tool_use_id: string, input?: any, is_error?: boolean }} ToolRun
- * @typedef {{ tool_use_id: string, by: string, kind: "execute" | "execute_with" | "reject" | "provide",
- *   at: number }} NamedDecision
+ * @typedef {{ kind: "execute" | "execute_with" | "reject" | "provide" | "expired" | "interrupted", by?: string, at: number,
+ *   input?: any }} UseDecision
  * @typedef {{ content: Content, input?: string, ended: boolean }} PartialBlock
  * @typedef {{ kind: string, message?: string, error?: { kind: string, message: string }, reason?: string,
  *   callback?: string, limit?: Duration }} Failure
@@ -55,7 +55,7 @@
  *   max_steps?: number, turn_timeout?: Duration, history: Message[] }} StateView
  * @typedef {{ last: string, state: StateView, status: "idle" | "busy" | "paused", step: number, pending: Message[],
  *   partial: PartialBlock[], run: number, turn?: string, answer?: string, pauses?: PendingUse[], tools?: ToolRun[],
- *   decisions?: NamedDecision[], prompts?: KnownPrompt[], staged?: Prompt[], last_run?: RunEnd }} Snapshot
+ *   decisions?: [string, UseDecision][], prompts?: KnownPrompt[], staged?: Prompt[], last_run?: RunEnd }} Snapshot
  * @typedef {{ outcome: "saved", what: string, version: number, through?: number }
  *   | { outcome: "failed", what: string, error: string, retry_in: Duration }
  *   | { outcome: "lost", error: string }} StoreReport
@@ -730,6 +730,24 @@ function addUsage(snapshot, usage) {
 const MAX_NAMED = 256;
 
 /**
+ * Returns the kind of a decision.
+ * @param {Decision} decision
+ */
+export function kindOf(decision) {
+  return /** @type {UseDecision["kind"]} */ (typeof decision === "string" ? decision : Object.keys(decision)[0]);
+}
+
+/**
+ * Returns the output of a tool without the note that tells the model of a changed input, like `ToolResult::output` in Rust.
+ * @param {ToolResult} result
+ */
+export function outputOf({ content, decision }) {
+  const isNote = /^(A person|The application) changed the input of this call\. It ran with: /;
+  const [first, ...rest] = content;
+  return decision?.input !== undefined && first?.type === "text" && isNote.test(first.text) ? rest : content;
+}
+
+/**
  * Applies an event of the agent, like `Snapshot::apply` in Rust.
  * @param {Snapshot} agent
  * @param {Event} event
@@ -762,9 +780,8 @@ export function apply(agent, event) {
     case "decided": {
       const { tool_use_id, by, at, decision } = event;
       if (by === undefined) break;
-      const kind = typeof decision === "string" ? decision : Object.keys(decision)[0];
-      const named = /** @type {NamedDecision} */ ({ tool_use_id, by, kind, at });
-      put(agent, "decisions", [...(agent.decisions ?? []), named].slice(-MAX_NAMED));
+      const named = /** @type {UseDecision} */ ({ kind: kindOf(decision), by, at });
+      put(agent, "decisions", [...(agent.decisions ?? []), /** @type {[string, UseDecision]} */ ([tool_use_id, named])].slice(-MAX_NAMED));
       break;
     }
     case "tool_start": {

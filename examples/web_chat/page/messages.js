@@ -116,7 +116,12 @@ export class Messages {
     const isBusy = agent.status !== "idle";
     /** @type {Map<string, { result: any, message: Message }>} */
     const results = new Map();
-    for (const { message } of entries) {
+    /** @type {Map<string, import("./client.js").StopReason>} */
+    const ends = new Map();
+    let answer = "";
+    for (const { key, message } of entries) {
+      if (message?.role === "assistant") answer = key;
+      if (message?.ended) ends.set(answer, message.ended);
       if (message?.role !== "user") continue;
       for (const block of message.content) {
         if (block.type === "tool_result") results.set(block.tool_use_id, { result: block, message });
@@ -151,6 +156,7 @@ export class Messages {
         entry, isBusy, isLast, siblings,
         question: isTurnEnd && entry.message && !(isBusy && isLast) ? prompt?.node?.id : undefined,
         isTurnEnd: isTurnEnd && !(isBusy && isLast),
+        ended: ends.get(entry.key),
         tools: { pauses, runs, results, seen, isActive: isBusy && !node },
       });
       elements.push(view.element);
@@ -177,6 +183,7 @@ function isShownUser(message) {
  * @property {boolean} isBusy
  * @property {boolean} isLast
  * @property {boolean} isTurnEnd
+ * @property {import("./client.js").StopReason} [ended] Why the answer ended, if this is unusual.
  * @property {number[]} siblings
  * @property {number | undefined} question The node of the prompt that the answer can be repeated for.
  * @property {any} tools
@@ -295,6 +302,13 @@ class UserMessage {
   }
 }
 
+/** @param {import("./client.js").StopReason | undefined} reason */
+function endText(reason) {
+  if (!reason) return "";
+  const word = typeof reason === "string" ? reason : reason.other;
+  return `Ended: ${word.replaceAll("_", " ")}.`;
+}
+
 class AnswerMessage {
   /** @type {any[]} */ #blocks = [];
   #seen = "";
@@ -311,7 +325,7 @@ class AnswerMessage {
   }
 
   /** @param {State} state */
-  update({ entry, isBusy, isLast, isTurnEnd, siblings, question, tools }) {
+  update({ entry, isBusy, isLast, isTurnEnd, ended, siblings, question, tools }) {
     const { message, partial, node } = entry;
     if (!(this.#isSettled && message === this.#message)) {
       this.#message = message;
@@ -326,10 +340,11 @@ class AnswerMessage {
       if (isTyping) this.element.insertBefore(this.typing, this.foot);
       else this.typing.remove();
     }
-    const seen = [node?.id, siblings.join(), question, isTurnEnd].join("/");
+    const seen = [node?.id, siblings.join(), question, isTurnEnd, endText(ended)].join("/");
     if (seen === this.#seen) return;
     this.#seen = seen;
     const parts = [];
+    if (isTurnEnd && ended) parts.push(h("span", { class: "note ended" }, endText(ended)));
     if (isTurnEnd && message) {
       parts.push(iconButton("copy", "Copy the answer", () => copyText(textOf(/** @type {Message} */ (this.#message)))));
       if (question !== undefined) {
@@ -421,10 +436,10 @@ function makeBlock(block, actions) {
             result: found?.result ?? seen.results?.get(use.id),
             total: total !== undefined && total >= 0 ? total : undefined,
             progress: seen.progress.get(use.id),
-            decided: seen.decided.get(use.id),
+            decided: found?.result.decision ?? seen.results?.get(use.id)?.decision ?? seen.decided.get(use.id),
             timing: seen.timing.get(use.id),
             isUnstarted: seen.unstarted.has(use.id),
-            input: seen.inputs.get(use.id) ?? tools.runs.get(use.id)?.input,
+            input: seen.inputs.get(use.id) ?? tools.runs.get(use.id)?.input ?? found?.result.decision?.input,
           });
           return found !== undefined;
         },

@@ -1,6 +1,7 @@
 // The card of a tool use: input, progress, result, duration, and the decision of a person.
 
 import { h, place, setText, visible } from "./dom.js";
+import { outputOf } from "./client.js";
 import { duration, percent } from "./format.js";
 import { attachment } from "./files.js";
 import { showQuestion } from "./questions.js";
@@ -19,7 +20,7 @@ import { showQuestion } from "./questions.js";
  * @property {import("./client.js").ToolResult} [result]
  * @property {number} [total] The time from the request to the result in milliseconds, if nothing better is known.
  * @property {any} [progress]
- * @property {{ decision: Decision, by?: string, expired?: boolean }} [decided]
+ * @property {import("./client.js").UseDecision} [decided]
  * @property {{ start: number, end?: number }} [timing]
  * @property {boolean} [isUnstarted] Whether the page has seen that the tool use was written, and not that its tool began.
  * @property {any} [input] The input that the tool was run with, if it differs.
@@ -83,12 +84,12 @@ export class ToolCard {
     const content = result ? JSON.stringify(result.content) : "";
     if (result && content !== this.#content) {
       this.#content = content;
-      place(/** @type {Element} */ (this.result.querySelector(".body")), result.content.map((block) =>
+      place(/** @type {Element} */ (this.result.querySelector(".body")), outputOf(result).map((block) =>
         block.type === "text"
           ? h("pre", { dir: "auto", tabIndex: 0, role: "group", "aria-label": "Result" }, block.text || "(empty)")
           : attachment(block)));
     }
-    setText(this.decision, facts.decided ? decisionText(facts.decided) : "");
+    setText(this.decision, facts.decided ? decisionText(facts.decided, result) : "");
     place(this.inside, /** @type {Node[]} */ ([
       this.input,
       facts.input !== undefined && this.changed,
@@ -139,14 +140,16 @@ function section(title, ...children) {
 /** The texts of the crate in the results of tools that were not run. After a reload, nothing else tells them apart. */
 const NOT_RUN = /^Not run\b|\bThe tool was not run\.$/;
 
+/** @param {import("./client.js").ToolResult} result */
+const textOf = (result) => outputOf(result).map((block) => (block.type === "text" ? block.text : "")).join("");
+
 /** @param {ToolFacts} facts */
 export function stateOf({ pause, run, result, decided, isWritten, isActive, isUnstarted }) {
   if (pause) return pause.asked_by === undefined ? "waiting" : "asking";
   if (result) {
-    if (decided && typeof decided.decision === "object" && "reject" in decided.decision) return "denied";
+    if (decided?.kind === "reject") return "denied";
     if (!result.is_error) return "done";
-    const text = result.content.map((block) => (block.type === "text" ? block.text : "")).join("");
-    return isUnstarted || NOT_RUN.test(text) ? "open" : "error";
+    return isUnstarted || NOT_RUN.test(textOf(result)) ? "open" : "error";
   }
   if (run) return run.is_error === undefined ? "running" : run.is_error ? "error" : "done";
   if (!isWritten) return "writing";
@@ -201,15 +204,20 @@ function progressText(data) {
   return pretty(data);
 }
 
-/** @param {{ decision: Decision, by?: string, expired?: boolean }} decided */
-function decisionText({ decision, by, expired }) {
-  let what = "Approved";
-  if (typeof decision === "object") {
-    if ("execute_with" in decision) what = "Approved with another input";
-    else if ("reject" in decision) what = decision.reject ? `Rejected (${decision.reject})` : "Rejected";
-    else what = "Answered in place of the tool";
-  }
-  if (expired) return `${what}, because nobody decided in time.`;
+/**
+ * @param {import("./client.js").UseDecision} decided
+ * @param {import("./client.js").ToolResult} [result]
+ */
+function decisionText({ kind, by }, result) {
+  const reason = kind === "reject" && result ? textOf(result) : "";
+  const what = {
+    execute: "Approved",
+    execute_with: "Approved with another input",
+    reject: reason ? `Rejected (${reason})` : "Rejected",
+    provide: "Answered in place of the tool",
+    expired: "Decided automatically, because nobody decided in time",
+    interrupted: by ? "Cut off after the decision" : "Cut off",
+  }[kind];
   return by ? `${what} by ${visible(by)}.` : `${what}.`;
 }
 

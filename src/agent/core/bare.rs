@@ -9,17 +9,18 @@ use serde_json::Value;
 use super::{Core, fresh::Waited, known};
 use crate::{
     agent::{
-        Decided, Failure, NamedDecision, PendingUse, Prompt, Response, Settled, Status, TurnRecord,
-        UnreadableTurn,
+        Decided, Failure, PendingUse, Prompt, Response, Settled, Status, TurnRecord, UnreadableTurn,
         decision::MAX_NAMED,
         durable::FORMAT,
         phase::{
-            AfterEvent, Answer, Between, Op, Phase, RecordedSlot, Recovering, Remains, Slot, Stage, Tools,
-            Turn, Working,
+            AfterEvent, Answer, Between, DecidedUse, Op, Phase, RecordedSlot, Recovering, Remains, Slot,
+            Stage, Tools, Turn, Working,
         },
     },
     json,
-    message::{History, Timestamp, ToolResult, ToolUse, ToolUseId, TurnId, answer_open_tool_uses},
+    message::{
+        History, Timestamp, ToolResult, ToolUse, ToolUseId, TurnId, UseDecision, answer_open_tool_uses,
+    },
     provider::StopReason,
     tool::{Decision, Replay},
 };
@@ -45,7 +46,7 @@ struct BareCore<'a> {
     decided: Cow<'a, [Decided]>,
     /// The applied decisions of the turn that were made under a name.
     #[serde(default, skip_serializing_if = "<[_]>::is_empty")]
-    named: Cow<'a, [NamedDecision]>,
+    named: Cow<'a, [(ToolUseId, UseDecision)]>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -92,6 +93,8 @@ enum BareStage {
 #[serde(rename_all = "snake_case")]
 enum BareAnswer {
     Decided(Decision),
+    /// A decision that the result of the tool use states.
+    Stated(Decision, Box<DecidedUse>),
     Waits {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         input: Option<Value>,
@@ -111,6 +114,8 @@ enum BareAnswer {
 struct BareSlot {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     input: Option<Value>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    decided: Option<Box<DecidedUse>>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     runs: bool,
     #[serde(default)]
@@ -221,7 +226,8 @@ impl BareStage {
 
 fn answers(answers: &[Answer]) -> Vec<BareAnswer> {
     let bare = |answer: &Answer| match answer {
-        Answer::Decided(decision) => BareAnswer::Decided(decision.clone()),
+        Answer::Decided(decision, None) => BareAnswer::Decided(decision.clone()),
+        Answer::Decided(decision, Some(decided)) => BareAnswer::Stated(decision.clone(), decided.clone()),
         Answer::Waits(pause) => BareAnswer::Waits {
             input: pause.input_replaced.then(|| pause.tool_use.input.clone()),
             reason: pause.reason.clone(),
@@ -236,6 +242,7 @@ fn answers(answers: &[Answer]) -> Vec<BareAnswer> {
 fn bare_slots(slots: &[Slot], reviewed: usize) -> Vec<BareSlot> {
     let bare = |(place, slot): (usize, &Slot)| BareSlot {
         input: slot.input.clone(),
+        decided: slot.decided.clone(),
         runs: slot.runs,
         asked: slot.asked,
         replay: slot.replay,
@@ -446,7 +453,8 @@ fn restored_answers(answers: Vec<BareAnswer>, uses: &[ToolUse], turn: TurnId) ->
         return Err(format!("{} answers for {} tool uses", answers.len(), uses.len()));
     }
     let restored = |(answer, tool_use): (BareAnswer, &ToolUse)| match answer {
-        BareAnswer::Decided(decision) => Answer::Decided(decision),
+        BareAnswer::Decided(decision) => Answer::Decided(decision, None),
+        BareAnswer::Stated(decision, decided) => Answer::Decided(decision, Some(decided)),
         BareAnswer::Waits { input, reason, limit, on_expiry, times } => {
             let mut tool_use = tool_use.clone();
             let input_replaced = input.is_some();
@@ -489,7 +497,11 @@ fn restored_slots(
         if own.is_none() && (slot.settled || slot.reviewed) {
             return Err(format!("the result of tool use {place} is missing"));
         }
-        let mut result = own.map(|settled| settled.result.answering(&tool_use));
+        let answering = |Settled { result, .. }: Settled| {
+            let decision = result.decision.clone();
+            ToolResult { decision, ..result.answering(&tool_use) }
+        };
+        let mut result = own.map(answering);
         let recorded = match (&result, slot.reviewed) {
             (None, _) => RecordedSlot::Open,
             (Some(_), false) => RecordedSlot::Settled,
@@ -501,9 +513,9 @@ fn restored_slots(
             }
             reviewed.extend(result.take());
         }
-        let BareSlot { input, runs, asked, replay, .. } = slot;
+        let BareSlot { input, decided, runs, asked, replay, .. } = slot;
         in_range(asked.into(), MAX_COUNT)?;
-        restored.push(Slot { tool_use, input, runs, asked, replay, result, recorded });
+        restored.push(Slot { tool_use, input, decided, runs, asked, replay, result, recorded });
     }
     Ok((restored, reviewed))
 }

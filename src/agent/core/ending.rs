@@ -13,15 +13,15 @@ use super::{
 use crate::{
     agent::{
         ErrorDecision, Event, Failure, Response, RunOutcome, Status, TurnDecision,
-        phase::{AfterEvent, Answer, Asked, Between, Op, Phase, Remains, Slot, Stage, Turn, in_stage},
+        phase::{
+            AfterEvent, Answer, Asked, Between, DecidedUse, Op, Phase, Remains, Slot, Stage, Turn, in_stage,
+        },
     },
     message::{Message, RequestEnd, Role, ToolResult, answer_open_tool_uses, cleared},
     provider::{Fold, StopReason},
     run::Error,
+    tool::Decision,
 };
-
-/// The stop reason of a response of a failed run.
-const FAILED: &str = "error";
 
 /// The result that the caller of `ask` gets.
 type AskResult = Result<Arc<Response>, Error>;
@@ -83,6 +83,7 @@ impl Core {
         }
 
         self.keep_decided(&mut turn, &mut response);
+        self.keep_end(&mut turn, &mut response);
         self.commit(&turn);
         let recorded = turn.recorded;
         if let Some(asked) = &mut turn.origin.asked {
@@ -222,14 +223,14 @@ impl Core {
     /// is discarded.
     fn fail(&mut self, turn: Box<Turn>, failure: Failure, remains: Remains, cx: &mut Context<'_>) {
         self.enter(turn, Stage::Failing { failure: failure.clone(), remains: Box::new(remains) });
-        if !self.keep(StopReason::Other(FAILED.into()), Some(&failure), cx) {
+        if !self.keep(StopReason::Failed, Some(&failure), cx) {
             self.end_in_error(failure, cx);
         }
     }
 
     /// Ends all work in progress with an error, and discards the pending messages.
     pub(super) fn end_in_error(&mut self, failure: Failure, cx: &mut Context<'_>) {
-        self.discard(StopReason::Other(FAILED.into()), cx, |response| {
+        self.discard(StopReason::Failed, cx, |response| {
             let error = Error::failed(failure.clone(), Arc::clone(&response));
             (Event::Error { failure, response, committed: false }, Err(error))
         });
@@ -362,12 +363,13 @@ impl Core {
             let emitted = results.len();
             close_tool_uses(&mut turn, results, emitted, cx);
         }
-        self.commit(&turn);
         let mut response = respond(&turn, reason, cx.config);
         if failure.is_none() {
             parse_output(&mut response, &turn);
         }
-        let response = Arc::new(response);
+        let mut response = Arc::new(response);
+        self.keep_end(&mut turn, &mut response);
+        self.commit(&turn);
         if let Some(asked) = &mut turn.origin.asked {
             asked.add(&response);
         }
@@ -416,14 +418,28 @@ fn cut_results(
         if place < results.len() {
             continue;
         }
-        let decision = answer.and_then(Answer::into_decision);
-        let decided = decision.and_then(|decision| decided_result(tool_use, decision));
-        let without_result = if turn.uncertain.contains(&place) { UNCERTAIN } else { &not_run };
-        let (result, input) = match slot {
-            None => (decided.unwrap_or_else(|| ToolResult::error(tool_use, without_result)), None),
-            Some(Slot { result: Some(result), input, .. }) => (result, input),
-            Some(Slot { result: None, input, .. }) => (ToolResult::error(tool_use, running.as_str()), input),
+        let has_started = slot.is_some();
+        let (result, input, decided) = match (slot, answer.and_then(Answer::into_decision)) {
+            (Some(Slot { result, input, decided, .. }), _) => (result, input, decided),
+            (None, Some((Decision::ExecuteWith(input), decided))) => (None, Some(input), decided),
+            (None, Some((decision, decided))) => (decided_result(tool_use, decision), None, decided),
+            // A tool use that waits again after a restart keeps the name of its first decision.
+            (None, None) if turn.uncertain.contains(&place) => {
+                let earlier = turn.decisions.iter().rfind(|(id, _)| *id == tool_use.id);
+                (None, None, earlier.map(|(_, own)| DecidedUse::of(own.clone())))
+            }
+            (None, None) => (None, None, None),
         };
+        let text = match has_started {
+            true => &running,
+            false if turn.uncertain.contains(&place) => UNCERTAIN,
+            false => &not_run,
+        };
+        let ran = has_started || result.is_some();
+        let decided = if result.is_some() { decided } else { DecidedUse::cut_off(decided, cx.now()) };
+        let result = result.unwrap_or_else(|| ToolResult::error(tool_use, text));
+        let result = DecidedUse::state(decided, result, tool_use, input.clone(), ran);
+        let input = input.filter(|_| has_started);
         cx.emit(Event::ToolResult { result: Box::new(result.clone()), input });
         results.push(result);
     }

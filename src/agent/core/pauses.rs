@@ -5,8 +5,9 @@ use std::{collections::HashSet, sync::Arc};
 use super::{Context, Core, Effect};
 use crate::{
     agent::{
-        Decided, Event, NamedDecision, PendingUse, ToolDecision,
-        phase::{Answer, Phase, Stage, Turn},
+        Decided, Event, PendingUse, ToolDecision,
+        decision::add_named,
+        phase::{Answer, DecidedUse, Phase, Stage, Turn},
     },
     message::{ResultBlock, Timestamp, ToolResult, ToolUse, ToolUseId, TurnId},
     provider::{Fold, is_shallow},
@@ -225,28 +226,36 @@ impl Core {
         expired: bool,
         cx: &mut Context<'_>,
     ) {
-        let decision = match decision {
-            Decision::Execute => self.approved(&tool_use),
-            other => other,
+        let (decision, by_person) = match decision {
+            Decision::Execute => (self.approved(&tool_use), false),
+            other => (other, !expired),
         };
         if self.phase.is_recorded() && matches!(self.phase.stage(), Some(Stage::Paused { .. })) {
             cx.push(Effect::Record);
         }
         let Phase::InTurn { turn, stage, .. } = &mut self.phase else { return };
-        let mut asked_by = None;
-        match stage {
-            Stage::Streaming { question, .. } => *question = None,
-            Stage::Paused { tools } => tools.decide(&tool_use, decision.clone()),
-            Stage::Executing { questions, .. } => {
-                let place = questions.iter().position(|question| question.pause.tool_use.id == tool_use);
-                asked_by = place.map(|place| questions.remove(place).slot);
-            }
-            _ => {}
-        }
         let decided = decided(turn, tool_use.clone(), decision.clone(), cx);
         let at = at.unwrap_or(decided.at);
         let decided = Decided { by, expired, at, ..decided };
-        NamedDecision::add(&mut turn.decisions, &decided);
+        let mut own = DecidedUse::new(&decided, by_person);
+        let mut asked_by = None;
+        match stage {
+            Stage::Streaming { question, .. } => *question = None,
+            Stage::Paused { tools } => tools.decide(&tool_use, decision.clone(), own),
+            Stage::Executing { slots, questions } => {
+                let place = questions.iter().position(|question| question.pause.tool_use.id == tool_use);
+                asked_by = place.map(|place| questions.remove(place).slot);
+                if let (Some(slot), Decision::Provide(_)) =
+                    (asked_by.and_then(|slot| slots.get_mut(slot)), &decision)
+                {
+                    // The tool is ended by this decision. Its input was set by an earlier one.
+                    own.by_person = slot.decided.as_ref().is_some_and(|earlier| earlier.by_person);
+                    slot.decided = Some(own);
+                }
+            }
+            _ => {}
+        }
+        add_named(&mut turn.decisions, &decided);
         self.emit_pauses(cx);
         cx.emit(Event::Decided(Box::new(decided)));
         if let Some(slot) = asked_by {
@@ -313,7 +322,7 @@ pub(super) fn answer(
     let (mut limit, mut replaced) = (None, None);
     let reason = match decision {
         ToolDecision::Execute if !cx.requires_approval(&tool_use.name) => {
-            return Answer::Decided(Decision::Execute);
+            return Answer::Decided(Decision::Execute, None);
         }
         ToolDecision::Approve => return decide(Decision::Execute, tool_use, turn, cx),
         ToolDecision::ExecuteWith(input) if !cx.requires_approval(&tool_use.name) => {
@@ -344,10 +353,15 @@ pub(super) fn answer(
 
 fn decide(decision: Decision, tool_use: &ToolUse, turn: &Turn, cx: &mut Context<'_>) -> Answer {
     let decided = decided(turn, tool_use.id.clone(), decision.clone(), cx);
+    let own = DecidedUse::new(&decided, false);
     cx.emit(Event::Decided(Box::new(decided)));
-    Answer::Decided(decision)
+    Answer::Decided(decision, Some(own))
 }
 
-fn decided(turn: &Turn, tool_use_id: ToolUseId, decision: Decision, cx: &Context<'_>) -> Decided {
+fn decided(turn: &Turn, tool_use_id: ToolUseId, mut decision: Decision, cx: &Context<'_>) -> Decided {
+    if let Decision::Provide(result) = &mut decision {
+        // The decider may have set one.
+        result.decision = None;
+    }
     Decided { turn: turn.id, tool_use_id, decision, by: None, expired: false, at: cx.now() }
 }

@@ -13,7 +13,10 @@ use crate::{
         Config, Event, Failure, MAX_LIVES, OnUncertain, PendingUse, RecordedStage, Recovery,
         RecoveryDecision, Response, UncertainUse,
         durable::RecoveryFacts,
-        phase::{AfterEvent, Answer, Op, Phase, Recovering, Remains, SentRequest, Slot, Stage, Tools, Turn},
+        phase::{
+            AfterEvent, Answer, DecidedUse, Op, Phase, Recovering, Remains, SentRequest, Slot, Stage, Tools,
+            Turn,
+        },
     },
     message::{RequestEnd, Timestamp, ToolResult, ToolUse, Usage, UsageRow},
     tool::{Decision, Replay, ToolSet},
@@ -206,7 +209,8 @@ impl Core {
         if slots.iter().any(asks) {
             let open = slots.iter().enumerate().filter(|(_, slot)| slot.result.is_none());
             turn.uncertain = open.map(|(place, _)| place).collect();
-            let answers = slots.iter().map(|slot| answer_again(slot, choice(slot), &turn)).collect();
+            let now = cx.now();
+            let answers = slots.iter().map(|slot| answer_again(slot, choice(slot), &turn, now)).collect();
             let uses = slots.into_iter().map(|slot| slot.tool_use).collect();
             return self.answered_all(turn, Box::new(Tools { uses, answers, early: Vec::new() }), cx);
         }
@@ -225,6 +229,7 @@ impl Core {
         for place in &reported {
             let slot = &mut slots[*place];
             slot.result = Some(ToolResult::error(&slot.tool_use, UNCERTAIN));
+            slot.decided = DecidedUse::cut_off(slot.decided.take(), cx.now());
         }
         emit_runs(&slots, cx);
         if !reported.is_empty() {
@@ -300,17 +305,26 @@ fn lose_request(turn: &Turn, cx: &mut Context<'_>) {
 
 /// Returns the answer about one tool use of an interrupted step. At least one tool use of this step waits for a
 /// decision on whether its tool runs again.
-fn answer_again(slot: &Slot, uncertain: Option<&UncertainUse>, turn: &Turn) -> Answer {
+fn answer_again(slot: &Slot, uncertain: Option<&UncertainUse>, turn: &Turn, now: Timestamp) -> Answer {
+    let decided = slot.decided.clone();
+    // The result states the input with which the tool ran. The input is not part of a provided result.
+    let with_input = |decided: Option<Box<DecidedUse>>| {
+        decided.map(|mut own| {
+            own.decision.input.clone_from(&slot.input);
+            own
+        })
+    };
     if let Some(result) = &slot.result {
-        return Answer::Decided(Decision::Provide(result.clone()));
+        return Answer::Decided(Decision::Provide(result.clone()), with_input(decided));
     }
     let Some(own) = uncertain.filter(|own| own.replay == Replay::Never) else {
-        return Answer::Decided(slot.input.clone().map_or(Decision::Execute, Decision::ExecuteWith));
+        return Answer::Decided(slot.input.clone().map_or(Decision::Execute, Decision::ExecuteWith), decided);
     };
     match own.on_uncertain {
-        OnUncertain::Report => {
-            Answer::Decided(Decision::Provide(ToolResult::error(&slot.tool_use, UNCERTAIN)))
-        }
+        OnUncertain::Report => Answer::Decided(
+            Decision::Provide(ToolResult::error(&slot.tool_use, UNCERTAIN)),
+            with_input(DecidedUse::cut_off(decided, now)),
+        ),
         OnUncertain::Ask => {
             let pause = PendingUse::new(turn.id, ToolUse::clone(&own.tool_use));
             let reason = json!({ "uncertain": { "idempotency_key": &*own.idempotency_key } });

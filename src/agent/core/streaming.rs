@@ -133,6 +133,8 @@ impl Core {
         // The last message may be a response that the service paused, so look for the user message.
         let mut messages = turn.prompts_of_step();
         message.id = turn.answer.take();
+        let is_usual = matches!(stop_reason, StopReason::Stop | StopReason::ToolUse | StopReason::Pause);
+        message.ended = (!is_usual).then(|| Box::new(stop_reason.clone()));
         add_message(&mut turn, message, cx);
         let answer = turn.working.all().last().cloned();
         let uses: Vec<ToolUse> = answer.iter().flat_map(|message| message.tool_uses().cloned()).collect();

@@ -13,9 +13,9 @@ use super::{
 use crate::{
     agent::{
         Decided, Durable, Event, PendingUse, Response, ToolDecision,
-        phase::{Answer, Op, Phase, RecordedSlot, Slot, Stage, ToolCall, Tools, Turn, in_stage},
+        phase::{Answer, DecidedUse, Op, Phase, RecordedSlot, Slot, Stage, ToolCall, Tools, Turn, in_stage},
     },
-    message::{Content, Message, ToolResult, ToolUse},
+    message::{Content, DecisionKind, Message, Role, ToolResult, ToolUse},
     provider::StopReason,
     tool::{Decision, Replay},
 };
@@ -62,7 +62,7 @@ impl Core {
             return;
         };
         match answer(decision, &asked.tool_use, turn, cx) {
-            Answer::Decided(decision) => {
+            Answer::Decided(decision, _) => {
                 *question = None;
                 answer_provider(turn, decision, cx);
             }
@@ -118,10 +118,10 @@ impl Core {
         &mut self,
         turn: Box<Turn>,
         uses: Vec<ToolUse>,
-        decisions: Vec<Decision>,
+        decisions: Vec<(Decision, Option<Box<DecidedUse>>)>,
         cx: &mut Context<'_>,
     ) {
-        let has_no_handler = |tool_use: &ToolUse, decision: &Decision| {
+        let has_no_handler = |tool_use: &ToolUse, (decision, _): &(Decision, _)| {
             matches!(decision, Decision::Execute | Decision::ExecuteWith(_))
                 && cx.tools.is_only_declared(&tool_use.name)
         };
@@ -131,11 +131,11 @@ impl Core {
         let recorded = turn.recorded;
         let mut calls = Vec::new();
         let mut slots = Vec::with_capacity(uses.len());
-        for (slot, (tool_use, decision)) in uses.into_iter().zip(decisions).enumerate() {
+        for (slot, (tool_use, (decision, decided))) in uses.into_iter().zip(decisions).enumerate() {
             let (input, result) = match decision {
                 Decision::Execute => (None, None),
                 Decision::ExecuteWith(input) => (Some(input), None),
-                decided => (None, decided_result(&tool_use, decided)),
+                other => (None, decided_result(&tool_use, other)),
             };
             if result.is_none() {
                 let call = tool_call(&turn, slot, &tool_use, input.as_ref());
@@ -145,7 +145,7 @@ impl Core {
             }
             let replay = if recorded { cx.tools.replay(&tool_use.name) } else { Replay::Never };
             let (runs, recorded) = (result.is_none(), RecordedSlot::Open);
-            slots.push(Slot { tool_use, input, runs, asked: 0, replay, result, recorded });
+            slots.push(Slot { tool_use, input, decided, runs, asked: 0, replay, result, recorded });
         }
         self.run_tools(turn, slots, calls, cx);
         self.decided = self.last_op;
@@ -173,13 +173,29 @@ impl Core {
             (None, Some(input)) => Decision::ExecuteWith(input.clone()),
             (None, None) => Decision::Execute,
         };
-        let mut answers: Vec<_> = slots[..kept].iter().map(decision).map(Answer::Decided).collect();
+        let answer = |slot: &Slot| Answer::Decided(decision(slot), slot.decided.clone());
+        let mut answers: Vec<_> = slots[..kept].iter().map(answer).collect();
         let early = waited.map(|place| {
-            let Slot { tool_use, .. } = &slots[place];
-            let pause = PendingUse::new(turn.id, tool_use.clone()).with_reason(NEEDS_APPROVAL.into());
+            let Slot { tool_use, decided, .. } = &slots[place];
+            let own = decided.as_deref();
+            let (mut tool_use, mut decision) = (tool_use.clone(), decision(&slots[place]));
+            // The input of a callback, which was approved, is approved again.
+            let input = slots[place].input.clone().filter(|_| {
+                own.is_some_and(|own| !own.by_person && own.decision.kind == DecisionKind::ExecuteWith)
+            });
+            let input_replaced = input.is_some();
+            if let Some(input) = input {
+                (tool_use.input, tool_use.malformed, decision) = (input, None, Decision::Execute);
+            }
+            let tool_use_id = tool_use.id.clone();
+            let pause = PendingUse::new(turn.id, tool_use)
+                .with_input_replaced(input_replaced)
+                .with_reason(NEEDS_APPROVAL.into());
             answers[place] = Answer::Waits(Arc::new(pause));
-            let (tool_use_id, decision) = (tool_use.id.clone(), decision(&slots[place]));
-            Decided { turn: turn.id, tool_use_id, decision, by: None, expired: false, at }
+            let by = own.and_then(|own| own.decision.by.clone());
+            let expired = own.is_some_and(|own| own.decision.kind == DecisionKind::Expired);
+            let at = own.map_or(at, |own| own.decision.at);
+            Decided { turn: turn.id, tool_use_id, decision, by, expired, at }
         });
         let uses = slots.iter().map(|slot| slot.tool_use.clone()).collect();
         Some(Tools { uses, answers, early: early.into_iter().collect() })
@@ -210,14 +226,14 @@ impl Core {
         &mut self,
         turn: Box<Turn>,
         uses: Vec<ToolUse>,
-        decisions: Vec<Decision>,
+        decisions: Vec<(Decision, Option<Box<DecidedUse>>)>,
         cx: &mut Context<'_>,
     ) {
         let mut open = Vec::new();
         let mut decided = Vec::new();
-        for (tool_use, decision) in uses.into_iter().zip(decisions) {
+        for (tool_use, (decision, own)) in uses.into_iter().zip(decisions) {
             match decided_result(&tool_use, decision) {
-                Some(result) => decided.push(result),
+                Some(result) => decided.push(DecidedUse::state(own, result, &tool_use, None, true)),
                 None => open.push(tool_use),
             }
         }
@@ -232,11 +248,30 @@ impl Core {
             return;
         };
         let answer = with_decided(answer, &response.decided);
-        turn.working.replace_last(&self.history, Arc::clone(&answer));
+        self.replace_last(turn, response, answer);
+    }
+
+    /// States in the last message of a turn that is about to be committed why the turn ended, unless the model has
+    /// finished or left tool uses open.
+    pub(super) fn keep_end(&self, turn: &mut Turn, response: &mut Arc<Response>) {
+        let reason = &response.stop_reason;
+        let Some(last) = turn.working.all().last() else { return };
+        if matches!(reason, StopReason::Stop | StopReason::ToolUse) || last.ended.as_deref() == Some(reason) {
+            return;
+        }
+        let last = Message { ended: Some(Box::new(reason.clone())), ..Message::clone(last) };
+        self.replace_last(turn, response, Arc::new(last));
+    }
+
+    /// Replaces the last message of a turn that is about to be committed.
+    fn replace_last(&self, turn: &mut Turn, response: &mut Arc<Response>, message: Arc<Message>) {
+        turn.working.replace_last(&self.history, Arc::clone(&message));
         let response = Arc::make_mut(response);
         response.messages.pop();
-        response.messages.push(Arc::clone(&answer));
-        response.message = Some(answer);
+        response.messages.push(Arc::clone(&message));
+        if message.role == Role::Assistant {
+            response.message = Some(message);
+        }
     }
 
     /// Stores the result of a tool. Either the tool has finished, or its question was answered with a result, which ends
@@ -319,9 +354,10 @@ impl Core {
         let Some(slot) = slots.get_mut(reviewed.len()) else {
             unreachable!("a result was reviewed, so it has a slot");
         };
-        let result = result.answering(&slot.tool_use);
+        let (result, input) = (result.answering(&slot.tool_use), slot.input.take());
+        let result = DecidedUse::state(slot.decided.take(), result, &slot.tool_use, input.clone(), true);
         slot.result = None;
-        cx.emit(Event::ToolResult { result: Box::new(result.clone()), input: slot.input.take() });
+        cx.emit(Event::ToolResult { result: Box::new(result.clone()), input });
         reviewed.push(result);
         self.review_next(turn, slots, reviewed, cx);
     }

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::Op;
 use crate::{
     agent::{Decided, PendingUse, ToolRun},
-    message::{ToolResult, ToolUse, ToolUseId},
+    message::{DecisionKind, Timestamp, ToolResult, ToolUse, ToolUseId, UseDecision},
     tool::{Decision, Replay},
 };
 
@@ -33,8 +34,8 @@ pub(crate) struct Tools {
 /// The answer about one tool use.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Answer {
-    /// The decision was made.
-    Decided(Decision),
+    /// The decision was made. The second value is `None` if `handle_tool_use` has just let the tool run.
+    Decided(Decision, Option<Box<DecidedUse>>),
     /// The tool use waits for `resume`. Its pause is emitted when all tool uses of the step have answers.
     Waits(Arc<PendingUse>),
 }
@@ -42,16 +43,57 @@ pub(crate) enum Answer {
 impl Answer {
     pub(crate) fn pause(&self) -> Option<&Arc<PendingUse>> {
         match self {
-            Self::Decided(_) => None,
+            Self::Decided(..) => None,
             Self::Waits(pause) => Some(pause),
         }
     }
 
-    pub(crate) fn into_decision(self) -> Option<Decision> {
+    pub(crate) fn into_decision(self) -> Option<(Decision, Option<Box<DecidedUse>>)> {
         match self {
-            Self::Decided(decision) => Some(decision),
+            Self::Decided(decision, decided) => Some((decision, decided)),
             Self::Waits(_) => None,
         }
+    }
+}
+
+/// How a tool use was decided, until its result states it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct DecidedUse {
+    pub(crate) decision: UseDecision,
+    /// Whether a person has set the input, if the model's input was replaced. Otherwise a callback has set it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) by_person: bool,
+}
+
+impl DecidedUse {
+    pub(crate) fn new(decided: &Decided, by_person: bool) -> Box<Self> {
+        Box::new(Self { decision: decided.as_use_decision(), by_person })
+    }
+
+    /// Returns a decision that has set no input.
+    pub(crate) fn of(decision: UseDecision) -> Box<Self> {
+        Box::new(Self { decision, by_person: false })
+    }
+
+    /// Returns the decision of a tool use that is cut off at the time `at`, after it was decided in this way.
+    pub(crate) fn cut_off(decided: Option<Box<Self>>, at: Timestamp) -> Option<Box<Self>> {
+        let mut cut = decided.unwrap_or_else(|| Self::of(UseDecision::new(DecisionKind::Interrupted, at)));
+        (cut.decision.kind, cut.decision.at) = (DecisionKind::Interrupted, at);
+        Some(cut)
+    }
+
+    /// States in the result how its tool use was decided. `input` is the input that the decision has set.
+    pub(crate) fn state(
+        decided: Option<Box<Self>>,
+        result: ToolResult,
+        tool_use: &ToolUse,
+        input: Option<Value>,
+        ran: bool,
+    ) -> ToolResult {
+        let Some(Self { mut decision, by_person }) = decided.map(|decided| *decided) else { return result };
+        let is_other = |input: &Value| tool_use.malformed.is_some() || *input != tool_use.input;
+        decision.input = input.or(decision.input).filter(is_other);
+        result.decided(decision, ran, by_person)
     }
 }
 
@@ -75,23 +117,29 @@ impl Tools {
 
     /// Returns the answers, with the decisions that were made before their pauses were reported.
     pub(crate) fn into_answers(mut self) -> Vec<Answer> {
-        for Decided { tool_use_id, decision, .. } in std::mem::take(&mut self.early) {
-            self.decide(&tool_use_id, decision);
+        for own in std::mem::take(&mut self.early) {
+            let decided = DecidedUse::new(&own, !own.expired);
+            self.decide(&own.tool_use_id, own.decision, decided);
         }
         self.answers
     }
 
     /// Stores the decision about a tool use that waits.
-    pub(crate) fn decide(&mut self, tool_use: &ToolUseId, decision: Decision) {
+    pub(crate) fn decide(&mut self, tool_use: &ToolUseId, decision: Decision, decided: Box<DecidedUse>) {
         let waits = |answer: &&mut Answer| answer.pause().is_some_and(|pause| pause.tool_use.id == *tool_use);
         if let Some(answer) = self.answers.iter_mut().find(waits) {
-            *answer = Answer::Decided(decision);
+            let replaced = answer.pause().filter(|pause| pause.input_replaced);
+            let decision = match (decision, replaced) {
+                (Decision::Execute, Some(pause)) => Decision::ExecuteWith(pause.tool_use.input.clone()),
+                (decision, _) => decision,
+            };
+            *answer = Answer::Decided(decision, Some(decided));
         }
     }
 
     pub(crate) fn pauses_mut(&mut self) -> impl Iterator<Item = &mut Arc<PendingUse>> {
         self.answers.iter_mut().filter_map(|answer| match answer {
-            Answer::Decided(_) => None,
+            Answer::Decided(..) => None,
             Answer::Waits(pause) => Some(pause),
         })
     }
@@ -111,6 +159,8 @@ pub(crate) struct Slot {
     pub(crate) tool_use: ToolUse,
     /// The input with which the tool is run, if it differs from the input that the model sent.
     pub(crate) input: Option<Value>,
+    /// How the tool use was decided, if somebody decided. `None` after its result was reviewed.
+    pub(crate) decided: Option<Box<DecidedUse>>,
     /// Whether the tool is run. Otherwise a decision gave the result.
     pub(crate) runs: bool,
     /// The number of the last question that the running tool has asked.

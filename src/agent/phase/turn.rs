@@ -11,8 +11,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{
-    agent::{Config, NamedDecision, Prompt, Response},
-    message::{History, Message, MessageId, Role, TurnId, Usage},
+    agent::{Config, Prompt, Response},
+    message::{History, Message, MessageId, Role, ToolUseId, TurnId, Usage, UseDecision},
     provider::{Corrections, Model, Options, OutputSchema},
     tool::Replay,
 };
@@ -134,7 +134,7 @@ pub(crate) struct Turn {
     pub(crate) waits: usize,
     /// The decisions that were made under a name, in the order in which they were made.
     #[serde(skip)]
-    pub(crate) decisions: Vec<NamedDecision>,
+    pub(crate) decisions: Vec<(ToolUseId, UseDecision)>,
     /// The facts about the last request that decide whether it may be repeated, if the turn is recorded.
     #[serde(default)]
     pub(crate) request: SentRequest,

@@ -192,7 +192,7 @@ async fn resume_accepts_every_decision() {
         agent.agent.resume("0", decision).await.unwrap();
         let results = results(&agent.end().await);
         assert_eq!(log.all(), ran);
-        assert_eq!((results[0].0.text().as_str(), &results[0].1), (text, &input));
+        assert_eq!((results[0].0.output_text().as_str(), &results[0].1), (text, &input));
         assert_eq!(results[0].0.tool_use_id.as_str(), "0");
     }
 }

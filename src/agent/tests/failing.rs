@@ -48,7 +48,7 @@ async fn failure_after_tool_steps_commits_them() {
     let (failure, response) = failed(&events);
     assert_eq!(failure, down().into());
     assert_eq!(response.messages.len(), 5);
-    assert_eq!(response.stop_reason, StopReason::Other("error".into()));
+    assert_eq!(response.stop_reason, StopReason::Failed);
     let names = names(&events);
     assert_eq!(names[names.len() - 3..], ["step_start", "status(idle)", "error"]);
     let end = RunEnd::new(RunOutcome::Failed { failure }).with_turn(response.turn.unwrap());

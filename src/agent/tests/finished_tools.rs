@@ -62,7 +62,7 @@ async fn interrupt_while_a_tool_runs_result_of_a_finished_tool_reaches_the_model
     answered(agent.interrupt()).await.unwrap();
     let (response, kept_results) = kept(&mut events).await;
     let [(finished, input), (running, _)] = &kept_results[..] else { panic!("{kept_results:?}") };
-    assert_eq!((finished.text().as_str(), finished.is_error), (r#"{"n":2}"#, false));
+    assert_eq!((finished.output_text().as_str(), finished.is_error), (r#"{"n":2}"#, false));
     assert_eq!(*input, Some(json!({ "n": 2 })), "the event shows the input that the tool ran with");
     assert!(running.is_error && running.text().contains("while the tool was running"), "{running:?}");
     assert_eq!(

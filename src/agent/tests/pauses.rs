@@ -3,10 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    agent::{
-        AgentCallbacks, Decided, DecisionKind, Event, NamedDecision, PendingUse, State, Status, ToolDecision,
-    },
-    message::{Attachment, ResultBlock, ToolResult, ToolUse},
+    agent::{AgentCallbacks, Decided, Event, PendingUse, State, Status, ToolDecision},
+    message::{Attachment, DecisionKind, ResultBlock, ToolResult, ToolUse, ToolUseId, UseDecision},
     run::ErrorKind,
     testing::{Gate, ScriptedProvider, Step},
     tool::{Decision, Tool, ToolContext, ToolSet, tool_fn},
@@ -152,7 +150,7 @@ async fn resume_as_names_the_decider_in_the_event() {
 /// The decisions in the agent's snapshot: the tool use, the name, and the kind.
 async fn named(agent: &Watched) -> Vec<(String, String, DecisionKind)> {
     let decisions = agent.agent.snapshot().await.unwrap().decisions;
-    let named = |own: NamedDecision| (own.tool_use_id.to_string(), own.by.to_string(), own.kind);
+    let named = |(id, own): (ToolUseId, UseDecision)| (id.to_string(), own.by.unwrap().to_string(), own.kind);
     decisions.into_iter().map(named).collect()
 }
 

@@ -2,15 +2,18 @@
 
 use std::{collections::HashMap, sync::Arc};
 
+use agent_client_protocol_schema::v1::{
+    ContentBlock, ContentChunk, Meta, SessionUpdate, ToolCall, ToolCallStatus, ToolCallUpdate,
+    ToolCallUpdateFields,
+};
+use serde_json::json;
+
 use super::content;
 use crate::{
     agent::{Event, Follow, FollowFrom, FollowTarget, RunProgress, ToolChange},
     message::{Content, Message, MessageId, Role, ToolResult, ToolUse, ToolUseId},
     run::PendingUse,
     session::SessionSnapshot,
-};
-use agent_client_protocol_schema::v1::{
-    ContentBlock, ContentChunk, SessionUpdate, ToolCall, ToolCallStatus, ToolCallUpdate, ToolCallUpdateFields,
 };
 
 /// How a client joins a conversation.
@@ -105,6 +108,7 @@ impl Shown {
                 self.update(id, ToolCallUpdateFields::new().content(vec![content::words(data).into()]));
             }
             RunProgress::Tool { change: ToolChange::Result(result), .. } => self.result(result),
+            RunProgress::Answer(message) => self.state_end(0, message),
             RunProgress::Ended { response: Some(response), .. } => {
                 self.run_ended(&response.messages.iter().collect::<Vec<_>>());
             }
@@ -115,9 +119,11 @@ impl Shown {
 
     /// Adds the updates for a whole message.
     fn message(&mut self, message: &Arc<Message>) {
+        let from = self.updates.len();
         if message.role == Role::User {
             message.tool_results().for_each(|result| self.result(result));
-            return self.user(message);
+            self.user(message);
+            return self.state_end(from, message);
         }
         self.begin(message.id.as_ref());
         for (index, content) in message.content.iter().enumerate() {
@@ -128,6 +134,21 @@ impl Shown {
             };
             self.block(index, content, text, true);
         }
+        self.state_end(from, message);
+    }
+
+    /// States in the last update of a message why the message ended. `from` is the number of updates before it.
+    fn state_end(&mut self, from: usize, message: &Message) {
+        let (Some(reason), Some(last)) = (&message.ended, self.updates[from..].last_mut()) else { return };
+        let meta = match last {
+            SessionUpdate::UserMessageChunk(chunk)
+            | SessionUpdate::AgentMessageChunk(chunk)
+            | SessionUpdate::AgentThoughtChunk(chunk) => &mut chunk.meta,
+            SessionUpdate::ToolCall(call) => &mut call.meta,
+            SessionUpdate::ToolCallUpdate(update) => &mut update.meta,
+            _ => return,
+        };
+        meta.get_or_insert_default().insert("omni.ended".to_owned(), reason.to_string().into());
     }
 
     fn begin(&mut self, answer: Option<&MessageId>) {
@@ -195,8 +216,13 @@ impl Shown {
         let Some(tool) = self.tools.get_mut(&result.tool_use_id) else { return };
         if !std::mem::replace(&mut tool.has_ended, true) {
             let status = if result.is_error { ToolCallStatus::Failed } else { ToolCallStatus::Completed };
-            let fields = ToolCallUpdateFields::new().status(status).content(content::output(&result.content));
-            self.update(&result.tool_use_id, fields);
+            let fields = ToolCallUpdateFields::new().status(status).content(content::output(result.output()));
+            let decision = result.decision.as_deref();
+            let fields = fields.raw_input(decision.and_then(|decision| decision.input.clone()));
+            let meta =
+                decision.map(|decision| Meta::from_iter([("omni.decision".to_owned(), json!(decision))]));
+            let update = ToolCallUpdate::new(self.wire_id(&result.tool_use_id), fields).meta(meta);
+            self.updates.push(SessionUpdate::ToolCallUpdate(update));
         }
     }
 
@@ -245,5 +271,32 @@ impl Shown {
         let failed = |id| SessionUpdate::ToolCallUpdate(ToolCallUpdate::new(id, failed()));
         self.updates.extend(open.into_iter().map(failed));
         self.replaced(messages);
+    }
+}
+
+#[cfg(all(test, feature = "test-util"))]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+    use crate::{message::StopReason, session::tests::decided::decided, store::MemoryStore};
+
+    #[tokio::test]
+    async fn replay_states_the_decisions_about_tool_uses_and_the_unusual_end_of_an_answer() {
+        for (reason, ended) in [(StopReason::Length, json!("length")), (StopReason::Stop, Value::Null)] {
+            let snapshot = decided(&MemoryStore::new(), reason).await.snapshot().await.unwrap();
+            let updates = View::new(String::new()).join(&snapshot, Joining::Loaded);
+            let updates: Vec<_> =
+                updates.iter().map(|update| serde_json::to_value(update).unwrap()).collect();
+            let results: Vec<_> =
+                updates.iter().filter(|one| one["sessionUpdate"] == "tool_call_update").collect();
+            let decision = |place: usize| &results[place]["_meta"]["omni.decision"];
+            assert_eq!(results[0]["rawInput"], json!({ "eur": 20 }));
+            assert_eq!(results[0]["content"][0]["content"]["text"], "paid {\"eur\":20}");
+            assert_eq!((&decision(0)["kind"], &decision(0)["by"]), (&json!("execute_with"), &json!("ann")));
+            assert_eq!((&decision(1)["kind"], &decision(1)["by"]), (&json!("reject"), &json!("ben")));
+            assert_eq!(decision(2), &Value::Null);
+            assert_eq!(updates.last().unwrap()["_meta"]["omni.ended"], ended);
+        }
     }
 }

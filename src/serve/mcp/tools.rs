@@ -11,7 +11,7 @@ use super::host::{self, Host, Purpose, Refusal};
 use crate::{
     agent::Status,
     error_chain,
-    message::Role,
+    message::{Message, Role, UseDecision},
     session::SessionSnapshot,
     store::{ConversationId, Page, Position},
     text::clip,
@@ -107,6 +107,14 @@ struct Line {
     /// The names of the tools that the message uses.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tools: Vec<String>,
+    /// How tool uses of the message were decided: the names of the tools, each with the kind, the time and the maker
+    /// of the decision, and the input that was run if it is not the model's.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(with = "Vec<(String, serde_json::Map<String, Value>)>")]
+    decisions: Vec<(String, UseDecision)>,
+    /// The reason why the message or its turn ended, unless the model has finished.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ended: Option<String>,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -205,17 +213,29 @@ pub(super) async fn read(host: &dyn Host, arguments: JsonObject) -> Result<CallT
 
 /// Returns the last messages. Texts that are too long in sum are omitted, from the oldest message on.
 fn shown(snapshot: &SessionSnapshot, last: usize) -> ReadOutput {
-    let lines = snapshot.messages().filter(|message| message.tool_results().next().is_none());
-    let lines: Vec<_> = lines.collect();
+    let mut lines: Vec<(_, Option<&Message>)> = Vec::new();
+    for message in snapshot.messages() {
+        match lines.last_mut() {
+            Some((_, results)) if message.tool_results().next().is_some() => *results = Some(&**message),
+            _ => lines.push((message, None)),
+        }
+    }
     let (mut messages, mut length) = (Vec::new(), 0);
-    for message in lines.iter().rev().take(last) {
+    for (message, results) in lines.iter().rev().take(last) {
         let text = message.text();
-        if length + text.len() > LONGEST && !messages.is_empty() {
+        let decisions = results.iter().flat_map(|results| results.tool_results()).filter_map(|result| {
+            Some((result.name.clone(), UseDecision::clone(result.decision.as_deref()?)))
+        });
+        let decisions: Vec<_> = decisions.collect();
+        let size = text.len() + decisions.iter().map(|(_, own)| own.weight()).sum::<usize>();
+        if length + size > LONGEST && !messages.is_empty() {
             break;
         }
-        length += text.len();
+        length += size;
         let tools = message.tool_uses().map(|tool| tool.name.clone()).collect();
-        messages.push(Line { role: message.role, text: clip(&text, LONGEST).into_owned(), tools });
+        let ended = results.unwrap_or(message).ended.as_ref().or(message.ended.as_ref());
+        let (text, ended) = (clip(&text, LONGEST).into_owned(), ended.map(ToString::to_string));
+        messages.push(Line { role: message.role, text, tools, decisions, ended });
     }
     messages.reverse();
     let (title, status) = (snapshot.title.clone(), snapshot.agent.status);
@@ -231,4 +251,26 @@ pub(super) async fn stop(host: &dyn Host, arguments: JsonObject) -> Result<CallT
         None => false,
     };
     Ok(output(&StopOutput { stopped }))
+}
+
+#[cfg(all(test, feature = "test-util"))]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::{message::StopReason, session::tests::decided::decided, store::MemoryStore};
+
+    #[tokio::test]
+    async fn read_states_the_decisions_about_tool_uses_and_the_unusual_end_of_an_answer() {
+        let snapshot = decided(&MemoryStore::new(), StopReason::Length).await.snapshot().await.unwrap();
+        let shown = serde_json::to_value(shown(&snapshot, 20)).unwrap();
+        let messages = shown["messages"].as_array().unwrap();
+        let decisions = messages[1]["decisions"].as_array().unwrap();
+        assert_eq!((decisions.len(), &decisions[0][0]), (2, &json!("pay")));
+        let changed = &decisions[0][1];
+        assert_eq!((&changed["by"], &changed["input"]), (&json!("ann"), &json!({ "eur": 20 })));
+        assert_eq!(decisions[1][1]["kind"], "reject");
+        assert_eq!(messages[2]["ended"], "length");
+        assert_eq!(messages[1].get("ended"), None);
+    }
 }

@@ -4,7 +4,10 @@ use serde_json::{Value, json};
 
 use super::{CheckOutcome, StoreUnderTest, committed, conversation, created, node_id, path, turn};
 use crate::{
-    message::{Attachment, Content, Message, ProviderItem, Role, Text, Thinking, ToolResult, ToolUse, Usage},
+    message::{
+        Attachment, Content, DecisionKind, Message, ProviderItem, Role, StopReason, Text, Thinking,
+        Timestamp, ToolResult, ToolUse, Usage, UseDecision,
+    },
     store::{Commit, ConversationId, Store},
     tree::Node,
 };
@@ -156,8 +159,13 @@ pub(super) async fn json_of_any_kind_is_preserved(subject: &dyn StoreUnderTest) 
         ToolUse::new("toolu_3", "deep", deep).into(),
         attachment.into(),
     ]);
-    message.provider_data.insert("anthropic".into(), values);
-    let results = vec![ToolResult::ok(&tool_use, "found\0"), ToolResult::error(&malformed, "no JSON")];
+    message.provider_data.insert("anthropic".into(), values.clone());
+    message.ended = Some(Box::new(StopReason::Other("odd\0".to_owned())));
+    let decision = UseDecision::new(DecisionKind::ExecuteWith, Timestamp(7));
+    let decision = UseDecision { by: Some("ann\0".into()), input: Some(values), ..decision };
+    let mut found = ToolResult::ok(&tool_use, "found\0");
+    found.decision = Some(Box::new(decision));
+    let results = vec![found, ToolResult::error(&malformed, "no JSON")];
     come_back(subject, &*subject.store(), &conversation("json"), vec![message, Message::user(results)]).await;
     CheckOutcome::Made
 }

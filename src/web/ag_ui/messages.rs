@@ -13,6 +13,7 @@ use crate::{
     agent::Snapshot,
     message::{
         Attachment, Content, Message, MessageId, ResultBlock, Role, Source, ToolResult, ToolUse, ToolUseId,
+        value_weight,
     },
     provider::PartialBlock,
     text::clip,
@@ -21,6 +22,9 @@ use crate::{
 
 /// The greatest size of a text in one frame, in bytes. The JSON form of the text can be six times as long.
 pub(super) const MAX_TEXT: usize = 1 << 20;
+
+/// The greatest size of the input in a decision, in bytes.
+const MAX_INPUT: usize = 64 << 10;
 
 /// The greatest size of all messages in one frame, in bytes. The client refuses frames from 10 MiB on.
 const MAX_MESSAGES: usize = 8 << 20;
@@ -98,9 +102,13 @@ pub(super) fn result(
     if result.is_error {
         metadata.insert("isError".to_owned(), true.into());
     }
+    if let Some(mut decision) = result.decision.clone() {
+        decision.input.take_if(|input| value_weight(input) > MAX_INPUT);
+        metadata.insert("decision".to_owned(), json!(decision));
+    }
     let mut room = MAX_TEXT;
     let mut parts = Vec::new();
-    for (inner, content) in result.content.iter().enumerate() {
+    for (inner, content) in result.output_blocks() {
         let part = match content {
             ResultBlock::Text(text) => {
                 let text = clip(&text.text, room).into_owned();

@@ -400,6 +400,9 @@ impl RunStream {
         if let Some(cost) = self.view.used.with_finite_cost().cost {
             state["cost"] = cost.into();
         }
+        if let Some(reason) = agent.messages().last().and_then(|message| message.ended.as_ref()) {
+            state["ended"] = reason.to_string().into();
+        }
         state["tokens"] = self.view.used.total().into();
         let mut snapshot = self.run.state.clone();
         snapshot.insert("omni".to_owned(), state);

@@ -6,13 +6,14 @@ mod property;
 mod sizes;
 mod streams;
 
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 
 use serde_json::{Value, json};
 
 use super::{Frame, Level, Run, RunInput, RunStream, Start, messages::Messages};
 use crate::{
     agent::{Agent, AgentBuilder},
+    message::StopReason,
     run::{Accepted, PromptState},
     session::{Mode, Session, SessionAnswer, SessionEvent, SessionSnapshot, SessionSubscription},
     store::MemoryStore,
@@ -257,4 +258,32 @@ fn kinds(frames: &[Frame]) -> Vec<String> {
 
 fn last(frames: &[Frame]) -> Value {
     serde_json::to_value(frames.last().unwrap()).unwrap()
+}
+
+#[tokio::test]
+async fn joined_stream_states_the_decisions_about_tool_uses_and_the_unusual_end_of_the_answer() {
+    let store = MemoryStore::new();
+    for (reason, ended) in [(StopReason::Length, json!("length")), (StopReason::Stop, Value::Null)] {
+        let view = crate::session::tests::decided::decided(&store, reason).await.snapshot().await.unwrap();
+        let run = Run {
+            thread: "t".into(),
+            id: "r".into(),
+            level: Level::V1,
+            state: serde_json::Map::new(),
+            known: HashSet::new(),
+            files: Files::default(),
+        };
+        let (_, frames) = RunStream::begin(run, view, &Start::Join);
+        let frames: Vec<_> = frames.iter().map(|frame| serde_json::to_value(frame).unwrap()).collect();
+        let of = |kind: &str| frames.iter().find(|frame| frame["type"] == kind).unwrap();
+        assert_eq!(of("STATE_SNAPSHOT")["snapshot"]["omni"]["ended"], ended);
+        let messages = of("MESSAGES_SNAPSHOT")["messages"].as_array().unwrap();
+        let result = |id: &str| messages.iter().find(|message| message["toolCallId"] == id).unwrap();
+        let paid = result("p");
+        assert_eq!(paid["content"], "paid {\"eur\":20}");
+        let decision = &paid["metadata"]["decision"];
+        assert_eq!((&decision["by"], &decision["input"]), (&json!("ann"), &json!({ "eur": 20 })));
+        assert_eq!(result("r")["metadata"]["decision"]["kind"], "reject");
+        assert_eq!(result("f")["metadata"].get("decision"), None);
+    }
 }

@@ -56,6 +56,9 @@ fn answer(settings: &Settings, snapshot: &SessionSnapshot, exchange: &Exchange<'
     let nodes = || exchange.rest.iter().filter_map(|entry| entry.node);
     let usage = nodes().filter_map(Node::usage).fold(Usage::default(), |sum, usage| sum + *usage);
     let ids: Vec<NodeId> = nodes().map(Node::id).collect();
-    let metadata = json!({ "usage": usage, "nodes": ids });
+    let mut metadata = json!({ "usage": usage, "nodes": ids });
+    if let Some(reason) = exchange.rest.last().and_then(|entry| entry.message.ended.as_ref()) {
+        metadata["stopReason"] = reason.to_string().into();
+    }
     json!({ "id": exchange.answer_id(), "role": "assistant", "metadata": metadata, "parts": fold.parts })
 }

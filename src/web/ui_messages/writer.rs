@@ -444,10 +444,15 @@ impl Writer {
             }
             None => false,
         };
+        if let Some(decision) = &result.decision {
+            let mut data = json!(decision);
+            data["toolCallId"] = json!(id);
+            self.data("decision", Some(id.as_str()), &data);
+        }
         self.frame(if is_denied {
             json!({ "type": "tool-output-denied", "toolCallId": id })
         } else if result.is_error {
-            json!({ "type": "tool-output-error", "toolCallId": id, "errorText": result.text() })
+            json!({ "type": "tool-output-error", "toolCallId": id, "errorText": result.output_text() })
         } else {
             json!({ "type": "tool-output-available", "toolCallId": id, "output": output(result, block, &self.settings) })
         });

@@ -256,9 +256,10 @@ impl World {
             Ok(()) if unreported.contains(&id) => {
                 let only_records = matches!(effects[..], [Effect::Record]);
                 ensure!(only_records, "the decision about {id} has the effects {effects:?}");
+                let by_person = decision != Decision::Execute;
                 let decision = self.with_replaced(&id, decision);
-                self.model.pauses.early.push((id.clone(), decision.clone(), by, false));
-                self.desk.resumed(&id, decision)?;
+                self.model.pauses.early.push((id.clone(), decision.clone(), by.clone(), false));
+                self.desk.resumed(&id, decision, by, false, by_person)?;
             }
             Ok(()) => {
                 ensure!(waiting.contains(&id), "a stale resume of {id} succeeds, but {waiting:?} wait");
@@ -297,13 +298,14 @@ impl World {
             self.expect_answer(id, slot, decision);
             return Ok(());
         }
+        let by_person = !expired && decision != Decision::Execute;
         let decision = self.with_replaced(id, decision);
-        self.model.pauses.decided.push_back((id.clone(), decision.clone(), by, expired));
+        self.model.pauses.decided.push_back((id.clone(), decision.clone(), by.clone(), expired));
         if in_stream {
             self.answer = Some(decision);
             return Ok(());
         }
-        self.desk.resumed(id, decision)
+        self.desk.resumed(id, decision, by, expired, by_person)
     }
 
     /// Returns the decision that is applied: an approval runs the tool with the input that the approver saw.

@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use super::{Check, ensure};
 use crate::{
-    agent::{Event, Response, phase::ToolCall},
-    message::{Role, ToolResult, ToolUse, ToolUseId},
+    agent::{Decided, Event, Response, phase::ToolCall},
+    message::{DecisionKind, ResultBlock, Role, Timestamp, ToolResult, ToolUse, ToolUseId, UseDecision},
     provider::StopReason,
     tool::{Decision, ToolSet},
 };
@@ -18,6 +18,8 @@ pub(super) struct Desk {
     uses: Vec<ToolUse>,
     /// The decisions, by index. `None` for a tool use that waits.
     decisions: Vec<Option<Decision>>,
+    /// How the tool uses were decided, by index. `None` if nobody decided.
+    how: Vec<Option<How>>,
     /// The tools whose start was emitted, each with its input if the input was changed.
     started: Vec<(ToolUseId, Option<Value>)>,
     /// A tool that has just ended, and whether its result is an error.
@@ -32,18 +34,38 @@ pub(super) struct Desk {
     keys: HashSet<Arc<str>>,
 }
 
+/// How a tool use was decided.
+#[derive(Clone)]
+struct How {
+    kind: DecisionKind,
+    by: Option<Arc<str>>,
+    /// The time of the decision, if it was emitted.
+    at: Option<Timestamp>,
+    /// Whether the decision of a person has set the input.
+    by_person: bool,
+}
+
 fn runs(decision: &Decision) -> bool {
     matches!(decision, Decision::Execute | Decision::ExecuteWith(_))
 }
 
+fn text(block: &ResultBlock) -> &str {
+    match block {
+        ResultBlock::Text(text) => &text.text,
+        ResultBlock::Attachment(_) => "",
+    }
+}
+
 fn answer(tool_use: &ToolUse, result: &ToolResult) -> ToolResult {
-    ToolResult { tool_use_id: tool_use.id.clone(), name: tool_use.name.clone(), ..result.clone() }
+    let (tool_use_id, name) = (tool_use.id.clone(), tool_use.name.clone());
+    ToolResult { tool_use_id, name, decision: None, ..result.clone() }
 }
 
 impl Desk {
     fn clear(&mut self, uses: Vec<ToolUse>) {
         let keys = std::mem::take(&mut self.keys);
-        *self = Self { results: vec![None; uses.len()], uses, keys, ..Self::default() };
+        let (results, how) = (vec![None; uses.len()], vec![None; uses.len()]);
+        *self = Self { results, how, uses, keys, ..Self::default() };
     }
 
     /// Checks a call of `handle_tool_use`.
@@ -54,8 +76,19 @@ impl Desk {
         Ok(())
     }
 
-    /// Records a decision of `resume`.
-    pub(super) fn resumed(&mut self, id: &ToolUseId, decision: Decision) -> Check {
+    /// Records a decision of `resume`, or of a time limit. `by_person` states whether a person has set the input.
+    pub(super) fn resumed(
+        &mut self,
+        id: &ToolUseId,
+        decision: Decision,
+        by: Option<Arc<str>>,
+        expired: bool,
+        by_person: bool,
+    ) -> Check {
+        if let Some(place) = self.uses.iter().position(|tool_use| tool_use.id == *id) {
+            let kind = if expired { DecisionKind::Expired } else { (&decision).into() };
+            self.how[place] = Some(How { kind, by, at: None, by_person });
+        }
         ensure!(self.decisions.len() == self.uses.len(), "a resume before all tool uses have answers");
         let mut places = self.uses.iter().zip(&mut self.decisions);
         let (_, place) =
@@ -153,6 +186,48 @@ impl Desk {
         }
     }
 
+    /// Returns the result as it must be emitted: with the decision about its tool use and, if the tool ran with another
+    /// input, with the note of this input. `given` is the emitted result.
+    fn stated(&self, index: usize, result: &ToolResult, given: &ToolResult) -> ToolResult {
+        let tool_use = &self.uses[index];
+        let has_started = self.started.iter().any(|(id, _)| *id == tool_use.id);
+        let is_cut = self.reviewed.get(index).is_none() && self.unreviewed(index, tool_use).is_none();
+        let (how, told) = (self.how.get(index).and_then(Option::as_ref), given.decision.as_deref());
+        let told_at = told.map(|told| told.at).unwrap_or_default();
+        let kind = if is_cut { Some(DecisionKind::Interrupted) } else { how.map(|how| how.kind) };
+        let Some(kind) = kind else { return result.clone() };
+        let at = how.and_then(|how| how.at).filter(|_| !is_cut).unwrap_or(told_at);
+        let input = match self.decisions.get(index) {
+            Some(Some(Decision::ExecuteWith(input)))
+                if *input != tool_use.input || tool_use.malformed.is_some() =>
+            {
+                Some(input.clone())
+            }
+            _ => None,
+        };
+        let mut content = result.content.clone();
+        if let Some(input) = input.as_ref().filter(|_| has_started) {
+            let who = if how.is_some_and(|how| how.by_person) { "A person" } else { "The application" };
+            let note = format!("{who} changed the input of this call. It ran with: {input}");
+            content.insert(0, note.into());
+        }
+        let by = how.and_then(|how| how.by.clone());
+        let decision = UseDecision { by, input, ..UseDecision::new(kind, at) };
+        ToolResult { content, decision: Some(Box::new(decision)), ..result.clone() }
+    }
+
+    /// Records how a tool use was decided. A decision about a question of a tool counts if it has ended the tool.
+    fn notes(&mut self, decided: &Decided) {
+        let id = &decided.tool_use_id;
+        let own = |id: &str| self.uses.iter().position(|tool_use| tool_use.id.as_str() == id);
+        let ends_call = matches!(decided.decision, Decision::Provide(_));
+        let asked_by = id.as_str().rsplit_once('?').filter(|_| ends_call).and_then(|(call, _)| own(call));
+        let Some(place) = own(id.as_str()).or(asked_by) else { return };
+        let kind = if decided.expired { DecisionKind::Expired } else { (&decided.decision).into() };
+        let by_person = self.how[place].as_ref().is_some_and(|how| how.by_person);
+        self.how[place] = Some(How { kind, by: decided.by.clone(), at: Some(decided.at), by_person });
+    }
+
     /// Records a result that `handle_tool_result` returned.
     pub(super) fn reviewed(&mut self, result: &ToolResult) {
         let index = self.reviewed.len();
@@ -160,7 +235,7 @@ impl Desk {
     }
 
     /// Checks a call of `handle_turn`.
-    pub(super) fn concludes(&self, response: &Response, tools: &ToolSet) -> Check {
+    pub(super) fn concludes(&mut self, response: &Response, tools: &ToolSet) -> Check {
         if self.uses.is_empty() || self.told == self.uses.len() {
             let none = response.open_tool_uses.is_empty() && response.decided.is_empty();
             ensure!(none, "tool uses are left to the application: {:?}", response.open_tool_uses);
@@ -179,16 +254,23 @@ impl Desk {
             "the open tool uses are {:?}",
             response.open_tool_uses
         );
-        let results = decided.filter_map(|(tool_use, decision)| match decision {
-            Decision::Reject(reason) => Some(ToolResult::error(tool_use, reason.as_str())),
-            Decision::Provide(result) => Some(answer(tool_use, result)),
-            Decision::Execute | Decision::ExecuteWith(_) => None,
+        let given =
+            |tool_use: &ToolUse| response.decided.iter().find(|result| result.tool_use_id == tool_use.id);
+        let results = decided.enumerate().filter_map(|(index, (tool_use, decision))| {
+            let result = self.unreviewed(index, tool_use).filter(|_| !runs(decision))?;
+            Some(given(tool_use).map_or(result.clone(), |given| self.stated(index, &result, given)))
         });
         ensure!(
             response.decided.iter().cloned().eq(results),
             "the decided results are {:?}",
             response.decided
         );
+        // The application runs the other tools, so it does not matter any more how they were decided.
+        for (index, decision) in self.decisions.iter_mut().enumerate() {
+            if decision.as_ref().is_some_and(runs) {
+                (*decision, self.how[index]) = (Some(Decision::Execute), None);
+            }
+        }
         Ok(())
     }
 
@@ -207,6 +289,7 @@ impl Desk {
                 let given = Some((tool_use_id.clone(), *is_error));
                 ensure!(ended == given, "the end {given:?} is emitted, not {ended:?}");
             }
+            Event::Decided(decided) => self.notes(decided),
             Event::ToolResult { result, input } => return self.tells(result, input.as_ref(), is_cut_short),
             _ => {}
         }
@@ -220,10 +303,12 @@ impl Desk {
         let names = (&result.tool_use_id, &result.name) == (&tool_use.id, &tool_use.name);
         ensure!(names, "{result:?} is emitted for {tool_use:?}");
         if let Some(reviewed) = self.reviewed.get(index) {
-            ensure!(result == reviewed, "{result:?} is emitted, but the reviewed result is {reviewed:?}");
+            let stated = self.stated(index, reviewed, result);
+            ensure!(*result == stated, "{result:?} is emitted, but the reviewed result is {stated:?}");
             return self.ran_with(index, input);
         }
         if is_cut_short && let Some(kept) = self.unreviewed(index, tool_use) {
+            let kept = self.stated(index, &kept, result);
             ensure!(*result == kept, "{result:?} is emitted, but {kept:?} is kept");
             return self.ran_with(index, input);
         }
@@ -231,6 +316,13 @@ impl Desk {
         // error.
         ensure!(result.is_error, "{result:?} was not reviewed");
         ensure!(is_cut_short || self.decisions.is_empty(), "{result:?} replaces a decision");
+        if is_cut_short {
+            let error = ToolResult::error(tool_use, result.output().iter().map(text).collect::<String>());
+            let stated = self.stated(index, &error, result);
+            ensure!(*result == stated, "{result:?} is emitted, not {stated:?}");
+        } else {
+            ensure!(result.decision.is_none(), "{result:?} has a decision, but nobody decided");
+        }
         Ok(())
     }
 

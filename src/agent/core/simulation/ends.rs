@@ -59,6 +59,7 @@ impl Model {
             turn.clear_refused();
             ensure!(turn.uses() == 0, "a turn that is cut short leaves tool uses open");
         }
+        turn.keep_end(response);
         ensure!(response.messages == turn.pending, "a turn's event contains other messages than its own");
         ensure!(response.usage == turn.usage(), "a turn used {:?}, not {:?}", response.usage, turn.usage());
         ensure!(response.step == self.step, "a turn of step {} ends in {}", response.step, self.step);
@@ -77,11 +78,7 @@ impl Model {
     pub(super) fn failed(&mut self, response: &Response, committed: bool) -> Check {
         let keeps = self.input == Input::GivesUp && !self.nothing_to_keep();
         ensure!(committed == keeps, "whether the turn is committed is {committed}, not {keeps}");
-        ensure!(
-            response.stop_reason == StopReason::Other("error".into()),
-            "a failed run ends as {}",
-            response.stop_reason
-        );
+        ensure!(response.stop_reason == StopReason::Failed, "a failed run ends as {}", response.stop_reason);
         if !committed {
             return self.discarded(response);
         }
@@ -172,6 +169,16 @@ impl Turn {
             && last.role == Role::User
         {
             *last = Arc::new(cleared(last));
+        }
+    }
+
+    /// States in the last message why the turn ended.
+    fn keep_end(&mut self, response: &Response) {
+        let reason = &response.stop_reason;
+        if let Some(last) = self.pending.last_mut()
+            && !matches!(reason, StopReason::Stop | StopReason::ToolUse)
+        {
+            Arc::make_mut(last).ended = Some(Box::new(reason.clone()));
         }
     }
 

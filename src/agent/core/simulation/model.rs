@@ -589,6 +589,7 @@ impl Model {
         let turn = self.turn()?;
         ensure!(turn.place == TurnStage::Asking, "a response at {:?}", turn.place);
         super::blocks::check_answer(&turn.blocks, message, is_cut_short)?;
+        ensure!(!is_cut_short || message.ended.is_none(), "a partial response ends as {:?}", message.ended);
         turn.blocks.clear();
         turn.pending.push(Arc::clone(message));
         turn.place = TurnStage::Answered;
@@ -613,6 +614,12 @@ impl Model {
         let paused_for_good = exhausted && turn.uses() == 0 && turn.told == Some(StopReason::Pause);
         let reason = if paused_for_good { Some(StopReason::MaxSteps) } else { turn.told.clone() };
         ensure!(Some(&response.stop_reason) == reason.as_ref(), "a step ends as {}", response.stop_reason);
+        let ended = response.message.as_ref().and_then(|message| message.ended.as_deref());
+        let is_usual = matches!(reason, Some(StopReason::Stop | StopReason::ToolUse | StopReason::Pause));
+        ensure!(
+            ended == reason.as_ref().filter(|_| !is_usual),
+            "a response ends as {ended:?}, not {reason:?}"
+        );
         ensure!(response.step == step, "step {} is emitted as {}", step, response.step);
         let model = turn.told_model.as_deref().unwrap_or(&turn.requested);
         ensure!(response.model == model, "a step of the model {}, not {model}", response.model);

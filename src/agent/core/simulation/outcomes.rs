@@ -11,7 +11,7 @@ use crate::{
         core::Call,
         phase::{Op, Stage},
     },
-    message::{Blocks, Text, ToolResult, ToolUse},
+    message::{Blocks, DecisionKind, Text, Timestamp, ToolResult, ToolUse, UseDecision},
     tool::{Decision, Replay},
 };
 
@@ -252,6 +252,7 @@ impl World {
         if self.rng.percent(20) {
             let other = ToolUse::new("changed", "changed", json!({}));
             result = ToolResult::ok(&other, Text::new("changed"));
+            result.decision = Some(Box::new(UseDecision::new(DecisionKind::Execute, Timestamp(1))));
         }
         self.note(|| format!("handle_tool_result: {result:?}"));
         self.desk.reviewed(&result);

@@ -1,11 +1,10 @@
 use super::*;
 use crate::{
     agent::{
-        Decided, DecisionKind, Failure, MAX_LIVES, NamedDecision, OnUncertain, Prompt, RecordedStage,
-        Recover, Recovery, RecoveryDecision, Response, State, Status, ToolDecision, TurnDecision,
-        UnreadableTurn, tests::support::name,
+        Decided, Failure, MAX_LIVES, OnUncertain, Prompt, RecordedStage, Recover, Recovery, RecoveryDecision,
+        Response, State, Status, ToolDecision, TurnDecision, UnreadableTurn, tests::support::name,
     },
-    message::{RequestEnd, Timestamp, ToolResult, ToolUse},
+    message::{DecisionKind, RequestEnd, Timestamp, ToolResult, ToolUse, ToolUseId, UseDecision},
     tool::Decision,
 };
 use async_trait::async_trait;
@@ -364,10 +363,33 @@ async fn decision_of_a_stored_turn_is_applied_when_it_continues() {
     assert_eq!(told.as_deref(), Some(&decided));
 }
 
+#[tokio::test(start_paused = true)]
+async fn stored_decision_keeps_its_name_time_and_input_over_a_crash_before_the_result() {
+    let input = json!({ "eur": 20 });
+    let calls = Calls::new();
+    let builder = |steps: Vec<Step>| acting(steps, calls.tool(Replay::Safe)).1.needs_approval("act");
+    let decision = Decision::ExecuteWith(input.clone());
+    let (shelf, decided) = decided_in_the_store(builder(vec![act()]), decision).await;
+    let life = Life::begin(builder(vec![]), Durable::Approvals, &shelf).await;
+    // The process is killed in the tool. The next one runs the tool again.
+    answered(calls.gate.reached()).await;
+    let shelf = life.kill().await;
+    let life = Life::begin(builder(vec![Step::text("Done.")]), Durable::Approvals, &shelf).await;
+    answered(calls.gate.reached()).await;
+    calls.gate.open();
+    life.idle().await;
+    let history = life.shelf.history();
+    let result = history.iter().flat_map(|message| message.tool_results()).next().unwrap();
+    let own = result.decision.as_deref().unwrap();
+    let stated = (own.kind, own.by.as_deref(), own.at, own.input.as_ref());
+    assert_eq!(stated, (DecisionKind::ExecuteWith, Some("ada"), decided.at, Some(&input)));
+    assert!(result.text().starts_with("A person changed the input of this call. It ran with: {\"eur\":20}"));
+}
+
 /// The decisions in the agent's snapshot: the tool use, the name, and the kind.
 async fn named(life: &Life) -> Vec<(String, String, DecisionKind)> {
     let decisions = life.agent.snapshot().await.unwrap().decisions;
-    let named = |own: NamedDecision| (own.tool_use_id.to_string(), own.by.to_string(), own.kind);
+    let named = |(id, own): (ToolUseId, UseDecision)| (id.to_string(), own.by.unwrap().to_string(), own.kind);
     decisions.into_iter().map(named).collect()
 }
 

@@ -193,7 +193,13 @@ impl AcpTool {
                 ResultBlock::Text(Text::new(text))
             }));
         }
-        Some(ToolResult { tool_use_id: self.id.clone(), name: self.name(), content, is_error })
+        Some(ToolResult {
+            tool_use_id: self.id.clone(),
+            name: self.name(),
+            content,
+            is_error,
+            decision: None,
+        })
     }
 }
 

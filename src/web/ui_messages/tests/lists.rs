@@ -2,11 +2,12 @@
 
 use serde_json::{Value, json};
 
-use super::rig::{Client, ask, listed, session, settings, submit};
+use super::rig::{Client, LEVELS, ask, listed, session, settings, submit};
 use crate::{
-    message::{Attachment, Blocks, Content},
+    message::{Attachment, Blocks, Content, StopReason},
     run::Prompt,
-    session::Session,
+    session::{Session, tests::decided::decided},
+    store::MemoryStore,
     testing::{Gate, Step},
     web::{
         front::files::MAX_INLINE,
@@ -78,4 +79,25 @@ async fn message_without_an_id_is_named_after_its_node() {
     snapshot.tree = tree;
     let list = messages(&settings(Level::Seven), &snapshot);
     assert_eq!((&list[0]["id"], &list[1]["id"]), (&json!("n-1"), &json!("a-n-2")));
+}
+
+#[tokio::test]
+async fn list_states_the_decisions_about_tool_uses_and_the_unusual_end_of_an_answer() {
+    let session = decided(&MemoryStore::new(), StopReason::Length).await;
+    for level in LEVELS {
+        let answer = list(&session, &settings(level)).await.remove(1);
+        assert_eq!(answer["metadata"]["stopReason"], "length");
+        let parts = answer["parts"].as_array().unwrap();
+        let decisions = parts.iter().filter(|part| part["type"] == "data-omni-decision");
+        let decisions: Vec<_> =
+            decisions.map(|part| (part["data"]["toolCallId"].as_str().unwrap(), &part["data"])).collect();
+        assert_eq!(decisions.iter().map(|(id, _)| *id).collect::<Vec<_>>(), ["p", "r"]);
+        let (changed, rejected) = (decisions[0].1, decisions[1].1);
+        assert_eq!((&changed["by"], &changed["input"]), (&json!("ann"), &json!({ "eur": 20 })));
+        assert_eq!((&rejected["kind"], &rejected["by"]), (&json!("reject"), &json!("ben")));
+        let paid = parts.iter().find(|part| part["toolCallId"] == "p").unwrap();
+        assert_eq!(paid["output"], "paid {\"eur\":20}");
+    }
+    let usual = decided(&MemoryStore::new(), StopReason::Stop).await;
+    assert_eq!(list(&usual, &settings(Level::Seven)).await[1]["metadata"].get("stopReason"), None);
 }

@@ -31,12 +31,12 @@ fn file_part(url: &str, file: &Attachment) -> Value {
 /// is a list of parts. `block` is the message and the index of the result in it.
 pub(super) fn output(result: &ToolResult, block: Option<(&MessageId, usize)>, settings: &Settings) -> Value {
     if result.content.iter().all(|block| matches!(block, ResultBlock::Text(_))) {
-        let text = result.text();
+        let text = result.output_text();
         let value = text.trim_start().starts_with(['{', '[']).then(|| serde_json::from_str(&text).ok());
         return value.flatten().unwrap_or(Value::String(text));
     }
     let (message, index) = block.unzip();
-    let parts = result.content.iter().enumerate().map(|(inner, content)| match content {
+    let parts = result.output_blocks().map(|(inner, content)| match content {
         ResultBlock::Text(text) => json!({ "type": "text", "text": text.text }),
         ResultBlock::Attachment(file) => {
             let block = format!("{}-{inner}", index.unwrap_or_default());

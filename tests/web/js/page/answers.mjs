@@ -68,7 +68,7 @@ await step("two windows show the same, and decisions name who decided", async (m
   await two.locator("details.tool summary").click();
   await two.locator("details.tool").getByText("Approved by ann.").waitFor();
   await shot(two, "05-other-window");
-  // Messages do not contain the name of the person who decided. The page itself remembers the name.
+  // The result of the tool contains the name of the person who decided.
   await two.reload();
   await two.locator("details.tool summary").click();
   await two.locator("details.tool").getByText("Approved by ann.").waitFor();

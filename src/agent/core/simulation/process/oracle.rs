@@ -114,6 +114,11 @@ impl Oracle {
         Ok(())
     }
 
+    /// Returns whether a decision about this tool use was acknowledged.
+    pub(crate) fn is_decided(&self, turn: TurnId, tool_use: &ToolUseId) -> bool {
+        self.decided.contains(&(turn, tool_use.clone()))
+    }
+
     /// Checks a turn that continues after a restart: its end was not acknowledged.
     pub(super) fn over_stays_over(&self, turn: TurnId) -> Check {
         ensure!(!self.ended.contains(&turn), "the end of turn {turn} was acknowledged, and it continues");

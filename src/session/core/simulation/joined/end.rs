@@ -5,8 +5,11 @@ use std::collections::HashSet;
 use super::{Regenerated, Start, World, life::Life};
 use crate::{
     actor::simulation::{Check, ensure},
-    agent::{Durable, process::Condition},
-    message::{Message, Role},
+    agent::{
+        Durable,
+        process::{Condition, Oracle},
+    },
+    message::{Content, DecisionKind, Message, MessageId, Role, Timestamp},
     run::{Accepted, KnownPrompt, Prompt, PromptId, PromptState},
     store::Stored,
     tree::{Node, Tree},
@@ -23,6 +26,7 @@ impl World {
         };
         ensure!(stored.turn.is_none(), "a turn stays recorded: {:?}", stored.turn);
         every_path_keeps_the_law(stored)?;
+        decisions_are_stated(&common.outside.oracle, stored)?;
         self.nothing_acknowledged_is_lost(stored)?;
         self.keyed_calls_have_results(stored)?;
         self.every_prompt_has_an_outcome()
@@ -119,13 +123,40 @@ impl World {
     pub(super) fn contents(&self, is_hidden: impl Fn(&Message) -> bool) -> Vec<String> {
         let content = |node: &Node| {
             let message = node.message();
-            let own = Some(&message.content).filter(|_| !is_hidden(message));
+            let own = Some(without_times(&message.content)).filter(|_| !is_hidden(message));
             let text = format!("{:?} {:?} {own:?}", node.parent(), message.role);
             // The agent appends a number to the id of a tool use that was used before.
             text.split('_').map(|part| part.trim_start_matches(|c: char| c.is_ascii_digit())).collect()
         };
         self.common.place.stored().iter().flat_map(|stored| &stored.nodes).map(content).collect()
     }
+}
+
+/// Returns the content without the parts of decisions that may differ after a restart: all except their inputs. A tool
+/// that must not run again may need another decision.
+fn without_times(content: &[Content]) -> Vec<Content> {
+    let mut content = content.to_vec();
+    for block in &mut content {
+        let Content::ToolResult(result) = block else { continue };
+        result.decision.take_if(|own| own.input.is_none());
+        if let Some(own) = &mut result.decision {
+            (own.kind, own.at, own.by) = (DecisionKind::ExecuteWith, Timestamp::default(), None);
+        }
+    }
+    content
+}
+
+/// The result of each tool use about which a decision was acknowledged states the decision and its name.
+fn decisions_are_stated(oracle: &Oracle, stored: &Stored) -> Check {
+    for node in &stored.nodes {
+        let Some(turn) = node.message().id.as_ref().and_then(MessageId::turn) else { continue };
+        for result in node.message().tool_results() {
+            let is_decided = oracle.is_decided(turn, &result.tool_use_id);
+            let is_stated = result.decision.as_ref().is_some_and(|own| own.by.is_some());
+            ensure!(!is_decided || is_stated, "a decision was acknowledged, but the result is {result:?}");
+        }
+    }
+    Ok(())
 }
 
 /// The history law holds on each path to a leaf.

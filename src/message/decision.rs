@@ -1,0 +1,109 @@
+use std::{fmt::Write, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{ResultBlock, Text, Timestamp, ToolResult, cleared::grouped, value_weight};
+
+/// The maximum length in bytes of an input in the text that tells the model of it.
+const MAX_INPUT: usize = 4096;
+/// The beginnings of this text.
+const NOTES: [&str; 2] = ["A person changed", "The application changed"];
+const RAN_WITH: &str = " the input of this call. It ran with: ";
+
+/// How a tool use was decided. It is stored with the result of the tool use, and never sent to a model service.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[non_exhaustive]
+pub struct UseDecision {
+    /// The kind of the decision.
+    pub kind: DecisionKind,
+    /// The name of the person or system that decided. `None` if a callback has decided, or if the decider gave no name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<Arc<str>>,
+    /// The time of the decision. If the tool use was cut off, this is the time of its end.
+    pub at: Timestamp,
+    /// The input that the decision has set, if it differs from the input that the model sent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub input: Option<Value>,
+}
+
+/// The kind of the decision about a tool use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum DecisionKind {
+    /// The tool runs with the model's input.
+    Execute,
+    /// The tool runs with another input.
+    ExecuteWith,
+    /// The tool does not run. The model receives an error result.
+    Reject,
+    /// The model receives the decider's result. The tool does not run, or a running tool is ended.
+    Provide,
+    /// Nobody decided within the time limit, so the decision for its end applies.
+    Expired,
+    /// The end of its run or of its process has cut off the tool use before the tool has ended.
+    Interrupted,
+}
+
+impl UseDecision {
+    /// Returns a decision without a name and without another input.
+    pub(crate) const fn new(kind: DecisionKind, at: Timestamp) -> Self {
+        Self { kind, by: None, at, input: None }
+    }
+
+    pub(crate) fn weight(&self) -> usize {
+        32 + self.by.as_ref().map_or(0, |by| by.len()) + self.input.as_ref().map_or(0, value_weight)
+    }
+}
+
+impl ToolResult {
+    /// Returns the tool's output without the text that tells the model of a changed input. The changed input is in
+    /// [`decision`](Self::decision).
+    pub fn output(&self) -> &[ResultBlock] {
+        let is_note = |text: &Text| {
+            NOTES
+                .iter()
+                .any(|start| text.text.strip_prefix(start).is_some_and(|rest| rest.starts_with(RAN_WITH)))
+        };
+        match (&self.decision, &*self.content) {
+            (Some(decision), [ResultBlock::Text(text), output @ ..])
+                if decision.input.is_some() && is_note(text) =>
+            {
+                output
+            }
+            (_, content) => content,
+        }
+    }
+
+    /// Returns all text of [`output`](Self::output), joined without a separator.
+    #[cfg(any(test, feature = "web"))]
+    pub(crate) fn output_text(&self) -> String {
+        super::content::text_of(self.output())
+    }
+
+    /// Returns the blocks of [`output`](Self::output), each with its index in the content.
+    #[cfg(feature = "web")]
+    pub(crate) fn output_blocks(&self) -> impl Iterator<Item = (usize, &ResultBlock)> {
+        self.content.iter().enumerate().skip(self.content.len() - self.output().len())
+    }
+
+    /// Adds how the tool use was decided. If the tool `ran` with another input, the first block of the content states
+    /// this input to the model, because the history contains the model's own input.
+    pub(crate) fn decided(mut self, decision: UseDecision, ran: bool, by_person: bool) -> Self {
+        if let Some(input) = decision.input.as_ref().filter(|_| ran) {
+            let input = input.to_string();
+            let kept = &input[..input.floor_char_boundary(MAX_INPUT)];
+            let mut note = format!("{}{RAN_WITH}{kept}", NOTES[usize::from(!by_person)]);
+            if kept.len() < input.len() {
+                // Writing to a string never fails.
+                let _ = write!(note, "… ({} bytes)", grouped(input.len()));
+            }
+            self.content.insert(0, note.into());
+        }
+        self.decision = Some(Box::new(decision));
+        self
+    }
+}

@@ -18,9 +18,8 @@
 //!   with a snapshot that shows another run or none.
 //! - `Prompt(ended)` is kept until the end event of the same input, so the end has its response. If a prompt in flight
 //!   follows instead, the prompt has ended between two turns, with the response of the last [`Event::Turn`].
-//! - `last` is the message up to which everything was reported. `base` is the last message before the newest request, to
-//!   which a repetition returns. `origin` is the last message before the turn, to which a discarded turn returns. A
-//!   snapshot is read from the first of them that it contains.
+//! - `messages` are the reported messages of the turn, and one before them. A snapshot is read from the last of them that
+//!   it contains: a repetition, the end of a discarded turn, and a prompt that has joined without an answer remove some.
 //! - `answer`, `partial` and `shown` belong to the answer in progress. If a snapshot or the end of the run shows that
 //!   this answer is neither in progress nor stored, it is reported as void before anything else.
 //! - The text of a block is reported once. A block of a later snapshot or message continues a reported block only if it
@@ -206,9 +205,10 @@ pub struct Follow {
     /// The number of the run or, if none was shown, of the last run before it.
     run: Option<u32>,
     step: u32,
-    last: Option<Arc<Message>>,
-    base: Option<Arc<Message>>,
-    origin: Option<Arc<Message>>,
+    /// The last message before the turn, and the reported messages of the turn.
+    messages: Vec<Arc<Message>>,
+    /// The number of these messages before the newest request.
+    base: usize,
     answer: Option<MessageId>,
     partial: Vec<PartialBlock>,
     /// The number of reported bytes of each block, and whether its end was reported.
@@ -307,7 +307,8 @@ impl Follow {
         self.between = None;
         if let Some(new) = turn.filter(|_| turn != self.turn) {
             self.turn = turn;
-            self.origin.clone_from(&self.last);
+            self.messages.drain(..self.messages.len().saturating_sub(1));
+            self.base = self.messages.len();
             out(RunProgress::Turn(new));
         }
     }
@@ -441,8 +442,8 @@ impl Follow {
                 self.tool(&result.tool_use_id, 2, ToolChange::Result(result), out);
             }
             out(RunProgress::User(message));
-            self.last = Some(Arc::clone(message));
-            self.base.clone_from(&self.last);
+            self.messages.push(Arc::clone(message));
+            self.base = self.messages.len();
             return;
         }
         if self.answer.is_none() || self.answer != message.id {
@@ -459,13 +460,14 @@ impl Follow {
             next = index + 1;
         }
         out(RunProgress::Answer(message));
-        (self.last, self.answer) = (Some(Arc::clone(message)), None);
+        self.messages.push(Arc::clone(message));
+        self.answer = None;
         self.forget_blocks();
     }
 
     fn request(&mut self, step: u32, answer: Option<&MessageId>, out: &mut Out<'_>) {
         self.void(None, out);
-        (self.base, self.answer, self.step) = (self.last.clone(), answer.cloned(), step);
+        (self.base, self.answer, self.step) = (self.messages.len(), answer.cloned(), step);
         self.tools.clear();
         out(RunProgress::Request { step, answer });
     }
@@ -473,7 +475,8 @@ impl Follow {
     /// Reports that the last request is repeated or, without a failure, that the answer in progress is void.
     fn void(&mut self, failure: Option<&Failure>, out: &mut Out<'_>) {
         if failure.is_some() || self.answer.is_some() {
-            (self.last, self.answer) = (self.base.clone(), None);
+            self.messages.truncate(self.base);
+            self.answer = None;
             self.tools.clear();
             self.forget_blocks();
             out(RunProgress::Void { failure });
@@ -535,16 +538,17 @@ impl Follow {
     // ---- snapshots ----
 
     fn read_snapshot(&mut self, all: &[&Arc<Message>], agent: &Snapshot, out: &mut Out<'_>) {
-        // The id of a prompt's message contains no turn, so the turn of the next message counts.
+        // A prompt's id contains no turn, or another turn if its answer is regenerated. So the next message counts.
         let mut next = agent.turn;
         let turn = |message: &&Arc<Message>| {
-            next = turn_of(message).or(next);
+            let is_prompt = message.role == Role::User && message.tool_results().next().is_none();
+            next = if is_prompt { next.or(turn_of(message)) } else { turn_of(message).or(next) };
             next
         };
         let mut turns: Vec<_> = all.iter().rev().map(turn).collect();
         turns.reverse();
         while !self.is_over() {
-            let start = self.start(all, agent);
+            let (kept, start) = self.start(all, agent);
             let own = self.own_end(all, &turns, start, agent);
             let outcome = match self.target_state(all, own == all.len(), agent) {
                 TargetState::Waiting => return self.wait(out),
@@ -553,7 +557,7 @@ impl Follow {
                 }
                 TargetState::Unknown => {
                     if self.target == FollowTarget::InFlight {
-                        self.last = all.last().copied().cloned();
+                        self.messages = all.last().copied().cloned().into_iter().collect();
                         self.run = Some(agent.run);
                     }
                     return;
@@ -574,16 +578,17 @@ impl Follow {
             {
                 self.void(None, out);
             }
-            if self.last.is_some() && find(&self.last, all).is_none() && find(&self.base, all).is_some() {
+            if kept == self.base && kept < self.messages.len() {
                 // The answer was complete, and then its request was repeated.
-                (self.last, self.tools) = (self.base.clone(), Vec::new());
+                self.tools.clear();
                 out(RunProgress::Void { failure: None });
             }
+            self.messages.truncate(kept);
             for (message, turn) in range.iter().zip(&turns[start..]) {
                 self.enter(*turn, out);
                 self.message(message, out);
             }
-            let run = &all[find(&self.first, all).unwrap_or(all.len())..];
+            let run = &all[self.first.as_ref().and_then(|first| find(first, all)).unwrap_or(all.len())..];
             let committed = run.len().saturating_sub(agent.pending.len().max(all.len() - own));
             let is_answer = |message: &&&Arc<Message>| message.role == Role::Assistant;
             self.kept = run[..committed].iter().rev().find(is_answer).copied().cloned();
@@ -600,7 +605,9 @@ impl Follow {
     fn read_in_flight(&mut self, all: &[&Arc<Message>], agent: &Snapshot, out: &mut Out<'_>) {
         self.enter(agent.turn, out);
         self.run = Some(agent.run);
-        self.last = self.last.take().or_else(|| all.last().copied().cloned());
+        if self.messages.is_empty() {
+            self.messages.extend(all.last().copied().cloned());
+        }
         if let Some(answer) = &agent.answer {
             if self.answer.as_ref() != Some(answer) {
                 self.request(agent.step, Some(answer), out);
@@ -666,10 +673,14 @@ impl Follow {
         }
     }
 
-    /// Returns the index of the first message that was not reported.
-    fn start(&self, all: &[&Arc<Message>], agent: &Snapshot) -> usize {
+    /// Returns the number of the reported messages that the snapshot contains, and the index of its first message that
+    /// was not reported. A repetition removes an answer, and the end of a run a prompt that has joined without an answer.
+    fn start(&self, all: &[&Arc<Message>], agent: &Snapshot) -> (usize, usize) {
         let kept = all.len() - agent.pending.len();
-        let places = [&self.last, &self.base, &self.origin];
+        let mut reported = self.messages.iter().enumerate().rev();
+        if let Some(found) = reported.find_map(|(at, own)| Some((at + 1, find(own, all)?))) {
+            return found;
+        }
         let first = || match &self.target {
             FollowTarget::Prompt(id) => place_of(id, all),
             FollowTarget::Turn(turn) if agent.turn != Some(*turn) => {
@@ -680,10 +691,10 @@ impl Follow {
             FollowTarget::InFlight if self.answer.is_some() => {
                 all.iter().position(|message| message.id == self.answer)
             }
-            FollowTarget::InFlight if self.run.is_some() && self.last.is_none() => Some(0),
+            FollowTarget::InFlight if self.run.is_some() && self.messages.is_empty() => Some(0),
             _ => Some(kept),
         };
-        places.into_iter().find_map(|place| find(place, all)).or_else(first).unwrap_or(all.len())
+        (0, first().unwrap_or(all.len()))
     }
 
     /// Returns the index of the first message from `start` on that does not belong to the run. The run ends where a
@@ -708,10 +719,8 @@ impl Follow {
 }
 
 /// Returns the index after a message, if these messages contain it.
-#[expect(clippy::ref_option, reason = "all callers have a field")]
-fn find(own: &Option<Arc<Message>>, all: &[&Arc<Message>]) -> Option<usize> {
-    let own = own.as_ref()?;
-    let is_own = |other: &&Arc<Message>| Arc::ptr_eq(own, other) || own.id.is_some() && own.id == other.id;
+fn find(own: &Arc<Message>, all: &[&Arc<Message>]) -> Option<usize> {
+    let is_own = |other: &&Arc<Message>| own.id == other.id && (own.id.is_some() || own == *other);
     all.iter().rposition(is_own).map(|index| index + 1)
 }
 

@@ -11,6 +11,7 @@ use super::{
 };
 use crate::store::{
     Filter, Found, Hit, Listing, Page, Query as Words, StoreError,
+    attachments::Files,
     rows::{Candidates, Origin, count, summary},
 };
 
@@ -191,6 +192,7 @@ fn hit(row: &Row, server: &Server, words: &Words) -> Result<Hit, Fault> {
     let summary = summary(row, &server.place)?;
     let Some(number) = row.try_get::<_, Option<i64>>(9)? else { return Ok(Hit::title(summary)) };
     let origin = Origin { id: &summary.id, place: &server.place };
-    let node = origin.node(number, row.try_get(10)?, row.try_get(11)?, None)?;
+    let (parent, message) = (row.try_get(10)?, row.try_get(11)?);
+    let node = Files::ignored().apply(|| origin.node(number, parent, message, None))?;
     Ok(Hit::message(summary.clone(), node.id(), node.message(), words))
 }

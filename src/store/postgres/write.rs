@@ -86,7 +86,18 @@ async fn change(
     change: &RowChanges,
 ) -> Result<Version, Fault> {
     let RowChanges {
-        head, title, state, labels, nodes, cursors, usage, run, turn: flight, is_record, ..
+        head,
+        title,
+        state,
+        labels,
+        nodes,
+        cursors,
+        usage,
+        run,
+        turn: flight,
+        files,
+        is_record,
+        ..
     } = change;
     let (sets_head, head) = match head {
         Column::Keep => (false, None),
@@ -117,10 +128,12 @@ async fn change(
         None => (None, None, None),
     };
     let record = flight.record.as_deref().map(turns::Columns::of);
-    let (statement, more) = match &record {
+    let (statement, mut more) = match &record {
         Some(record) => (&server.sql.record, record.params()),
         None => (&server.sql.write, vec![&flight.ends as &(dyn ToSql + Sync)]),
     };
+    let files: [&(dyn ToSql + Sync); 4] = [&files.digests, &files.bytes, &files.places, &files.uses];
+    more.extend(files);
     let params: [&(dyn ToSql + Sync); 19] = [
         &sets_head,
         &head,

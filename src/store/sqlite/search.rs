@@ -14,6 +14,7 @@ use super::{
 };
 use crate::store::{
     Filter, Found, Hit, Listing, Page, Query, StoreError,
+    attachments::Files,
     rows::{Candidates, Origin},
 };
 
@@ -230,6 +231,6 @@ fn hit(
         Ok((row.get::<_, i64>(0)?, row.get::<_, Option<i64>>(1)?, row.get::<_, String>(2)?))
     })?;
     let origin = Origin { id: &summary.id, place: &database.place() };
-    let node = origin.node(node.0, node.1, &node.2, None)?;
+    let node = Files::ignored().apply(|| origin.node(node.0, node.1, &node.2, None))?;
     Ok(Hit::message(summary.clone(), node.id(), node.message(), query))
 }

@@ -56,12 +56,12 @@ impl<T> Chunks<T> {
         self.get(self.len.checked_sub(1)?)
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> + Clone {
         self.iter_from(0)
     }
 
     /// Iterates over the values from `index` on.
-    pub(crate) fn iter_from(&self, index: usize) -> impl Iterator<Item = &T> {
+    pub(crate) fn iter_from(&self, index: usize) -> impl Iterator<Item = &T> + Clone {
         (index / WIDTH..=self.len / WIDTH).flat_map(|leaf| self.leaf(leaf)).skip(index % WIDTH)
     }
 

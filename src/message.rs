@@ -31,15 +31,15 @@ mod content;
 mod decision;
 mod history;
 pub(crate) mod id;
+mod source;
 mod stop;
 mod usage;
 
-pub use content::{
-    Attachment, Content, ProviderItem, ResultBlock, Source, Text, Thinking, ToolResult, ToolUse,
-};
+pub use content::{Attachment, Content, ProviderItem, ResultBlock, Text, Thinking, ToolResult, ToolUse};
 pub use decision::{DecisionKind, UseDecision};
 pub use history::{History, HistoryError};
 pub use id::{MessageId, Timestamp, ToolUseId, TurnId};
+pub use source::Source;
 pub use stop::StopReason;
 pub use usage::{Purpose, RequestEnd, Usage, UsageRow, UsageSum};
 
@@ -48,6 +48,7 @@ pub(crate) use id::text_id;
 
 pub(crate) use content::{map_weight, member_weight, value_weight};
 pub(crate) use history::{answer_open_tool_uses, check_step};
+pub(crate) use source::{SMALL, StoredForm, in_form, share, shared};
 
 use std::{fmt, sync::Arc};
 

@@ -50,6 +50,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod attachments;
 #[cfg(feature = "test-util")]
 pub mod conformance;
 mod content;

@@ -197,7 +197,7 @@ impl Tree {
     }
 
     /// Iterates over all nodes in the order of their ids. O(1) each.
-    pub fn nodes(&self) -> impl Iterator<Item = &Node> {
+    pub fn nodes(&self) -> impl Iterator<Item = &Node> + Clone {
         self.nodes.iter()
     }
 

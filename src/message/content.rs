@@ -1,10 +1,10 @@
-use std::{io, path::Path};
+use std::{io, path::Path, sync::Arc};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{ToolUseId, UseDecision};
+use super::{Source, ToolUseId, UseDecision};
 use crate::setters::setters;
 
 /// One block of a message.
@@ -156,7 +156,7 @@ setters!(Attachment: with_metadata(metadata: Map<String, Value>));
 
 impl Attachment {
     /// Returns an attachment with these bytes in base64 (standard alphabet, padded).
-    pub fn base64(media_type: impl Into<String>, data: impl Into<String>) -> Self {
+    pub fn base64(media_type: impl Into<String>, data: impl Into<Arc<str>>) -> Self {
         Self::new(media_type.into(), Source::Base64 { data: data.into() })
     }
 
@@ -181,27 +181,12 @@ impl Attachment {
     }
 
     pub(crate) fn weight(&self) -> usize {
-        let (Source::Base64 { data: source } | Source::Url { url: source }) = &self.source;
-        source.len() + self.media_type.len() + optional(self.name.as_ref()) + map_weight(&self.metadata)
+        let source = match &self.source {
+            Source::Base64 { data } => data.len(),
+            Source::Url { url } => url.len(),
+        };
+        source + self.media_type.len() + optional(self.name.as_ref()) + map_weight(&self.metadata)
     }
-}
-
-/// The location of an attachment's bytes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(tag = "type", rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum Source {
-    /// The bytes are in the message, as base64.
-    Base64 {
-        /// The bytes in base64, in the standard alphabet and padded.
-        data: String,
-    },
-    /// The bytes are at a URL that the service can reach.
-    Url {
-        /// The URL.
-        url: String,
-    },
 }
 
 /// A tool call, requested by the model.

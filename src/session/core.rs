@@ -37,7 +37,7 @@ pub(super) use saving::{Found, Job, StoredFlight};
 use super::{SessionEvent, StoreReport};
 use crate::{
     agent::{Config, Event, Record, Status},
-    message::{Usage, UsageRow},
+    message::{Content, Usage, UsageRow, shared},
     run::{Prompt, PromptState, Response},
     store::{Labels, StoredState, TitleBy, Version, WriteId},
     subscription::{EventId, Numbered},
@@ -298,11 +298,19 @@ impl Core {
         } else {
             self.saver.about_to_change(&before);
         }
-        let bytes = messages.clone().map(|message| NODE_WEIGHT + message.weight()).sum();
+        let bytes: usize = messages.clone().map(|message| NODE_WEIGHT + message.weight()).sum();
+        // Equal files share their bytes, so only the first of them counts.
+        let bytes =
+            bytes - shared(messages.clone().map(|message| &message.content[..]), &Self::contents(&before));
         let added = self.tree.push_turn(messages.cloned(), response.usage);
         self.settings.extend(added.first().copied().zip(settings));
         self.saver.tree_changed(&self.tree, bytes);
         self.emit_tree(&before, effects);
+    }
+
+    /// Iterates over the content of all messages of the tree.
+    fn contents(tree: &Tree) -> impl Iterator<Item = &[Content]> + Clone {
+        tree.nodes().map(|node| &node.message().content[..])
     }
 
     fn emit_tree(&self, before: &Tree, effects: &mut Effects) {

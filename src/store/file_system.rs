@@ -40,6 +40,7 @@
 //! ```text
 //! {"sum":"5ba0f1c4","len":       244,"record":{"change":{"create":{"model":"anthropic:claude-sonnet-4-6"}},"version":77,"write":"…","time":1763769600000,"entry":{…}}}
 //! {"sum":"8d1f0c0e","len":       591,"record":{"change":{"commit":{"head":2,"nodes":[…]}},"version":78,"write":"…","time":1763769601234,"entry":{…}}}
+//! {"sum":"0c6b21f7","len":     91300,"record":{"files":["…"],"data":["…"],"change":{…},"version":79,"write":"…","time":1763769602345,"entry":{…}}}
 //! ```
 //!
 //! `len` is the length of the record in bytes, padded with spaces to ten characters. `sum` is the CRC-32 of the record
@@ -57,12 +58,17 @@
 //! | `erase` | the ids of the erased nodes, the head, the id of the next node, the state, and the end of the last run |
 //! | `mark` | the last event of a session's feed, which [`Store::release`] has recorded. The line is synced, but it is not a write. It has the version and the id of the line before it |
 //!
+//! An attachment of more than 16 KiB of base64 is a *file*. Its messages contain the reference
+//! `{"type":"file","sha256":"…"}` in place of the source. The first line that refers to the file also contains its name
+//! (the SHA-256 of its bytes) in `files`, and the bytes as base64 in `data`. So a log contains each file once.
+//!
 //! Any tool for JSON Lines can read a log: `jq '.record.change.commit.nodes[]?.message' ID.jsonl`.
 //!
 //! # Writes
 //!
 //! A write locks the log (`flock` on Unix), reads its last line, compares versions, appends its line, syncs it
-//! (`fdatasync`) and unlocks the log. The duration does not depend on the length of the conversation. Between writes,
+//! (`fdatasync`) and unlocks the log. The duration does not depend on the length of the conversation. Only a write with
+//! a file reads the first 4 KiB of each line, to find whether the log has the file. Between writes,
 //! the store holds no descriptor, memory or lock. If another writer holds the lock, a write waits, by default for up to
 //! five seconds. Then it fails with [`StoreError::Busy`].
 //!
@@ -87,7 +93,7 @@
 //! has written it, does not make the log unreadable: the turn is returned with its damage.
 //!
 //! If a load finds more than 1 MiB, and more than half of the log, in records of turns that have ended, it rewrites the
-//! log without these records. All lines stay, with their versions and writes. The new log is written to a new file,
+//! log without these records, and without the files that no other line needs. All lines stay, with their versions and writes. The new log is written to a new file,
 //! synced, and renamed into place, and the folder is synced. The new log is locked from before the renaming until the
 //! folder is synced. A log with a turn in flight is not rewritten, and neither is a log that belongs to another user or
 //! is reached through a symbolic link.
@@ -95,7 +101,8 @@
 //! # Erasure
 //!
 //! [`Change::Erase`] rewrites the log in the same way, also while a turn is in flight. The lines stay without the erased
-//! nodes, the records of turns, the ends of runs, the titles, the labels and the states. They keep their usage. The last
+//! nodes, the files that only these nodes need, the records of turns, the ends of runs, the titles, the labels and the
+//! states. They keep their usage. The last
 //! line records the erasure. It contains the state, and the end of the last run without messages. After a crash at any
 //! moment, the erasure is either complete or has not happened. If the log can't be rewritten, the write fails and nothing
 //! changes. If only the last sync of the folder fails, the write also fails, but the erasure is complete unless the
@@ -150,6 +157,7 @@ use std::{
     fs::File,
     ops::Range,
     path::{Path, PathBuf},
+    rc::Rc,
     sync::Arc,
     time::Duration,
 };
@@ -330,7 +338,7 @@ impl Store for FileSystemStore {
 
     async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
         self.read(id, |log| {
-            let replay = log.replay(|_| {})?;
+            let replay = log.replay(&Rc::default(), |_| {})?;
             Ok(replay.map(|replay| {
                 rewrite::tidy(log, &replay);
                 replay.stored.read_at(Timestamp::now())

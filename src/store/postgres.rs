@@ -36,7 +36,9 @@
 //! | table | one row per |
 //! | --- | --- |
 //! | `conversations` | conversation: id, version, times, title (a JSON string), state (JSON text), head, owner |
-//! | `nodes` | message: as JSON `text`, exactly as it was written, and as `jsonb` for queries |
+//! | `nodes` | message: as JSON `text`, exactly as it was written, but with references to files, and as `jsonb` for queries |
+//! | `files` | attachment of more than 16 KiB in a conversation: its bytes, once for equal attachments |
+//! | `file_uses` | reference from a message, the turn in flight or the end of the last run to a file |
 //! | `cursors` | cursor |
 //! | `writes` | write, to recognize a repetition |
 //! | `labels` | label of a conversation |
@@ -61,7 +63,7 @@
 //!
 //! A delete or an [erasure](Change::Erase) removes the rows. The bytes of the rows stay in the server's files until
 //! `VACUUM` and later writes have replaced them, and the words stay in the indexes for searches. `VACUUM FULL` of
-//! `nodes`, `conversations`, `runs`, `turns`, `approvals` and `pending` removes both at once, and locks each table
+//! `nodes`, `files`, `conversations`, `runs`, `turns`, `approvals` and `pending` removes both at once, and locks each table
 //! meanwhile. The bytes also stay in the server's write-ahead log, replicas and backups as long as these are kept.
 //!
 //! # Searches

@@ -18,11 +18,15 @@ pub(super) use turns::{ReadTurn, RecordRow, TurnRow};
 
 use std::sync::Arc;
 
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde::de::DeserializeOwned;
 
 use super::{
     Change, Commit, ConversationId, Labels, StateChange, StoreError, StoredState, TitleBy, TurnChange,
-    Version, content::without_messages, json,
+    Version,
+    attachments::{Files, StoredFile},
+    content::without_messages,
+    json,
 };
 use crate::{
     message::{Message, UsageRow},
@@ -47,6 +51,7 @@ pub(super) struct RowChanges {
     pub(super) usage: Vec<UsageRow>,
     pub(super) run: Option<RunRow>,
     pub(super) turn: TurnRow,
+    pub(super) files: FileRows,
     /// Whether the write creates the conversation.
     #[cfg_attr(not(feature = "sqlite"), expect(dead_code, reason = "only SQLite reads it"))]
     pub(super) creates: bool,
@@ -55,6 +60,39 @@ pub(super) struct RowChanges {
     /// Whether the write only records usage, the turn in flight or the end of a run. Such a write does not change the
     /// time of the last write, unless it moves the head.
     pub(super) is_record: bool,
+}
+
+/// The files of a write, and the references to them. A reference is the place of a new node in the write, [`OF_TURN`] or
+/// [`OF_RUN`].
+#[derive(Default)]
+pub(super) struct FileRows {
+    pub(super) digests: Vec<String>,
+    pub(super) bytes: Vec<Vec<u8>>,
+    pub(super) places: Vec<i32>,
+    /// The name of the file for each place.
+    pub(super) uses: Vec<String>,
+}
+
+/// The place of references in the messages and results of the turn in flight.
+pub(super) const OF_TURN: i32 = -1;
+/// The place of references in the end of the last run.
+pub(super) const OF_RUN: i32 = -2;
+
+impl FileRows {
+    /// Encodes messages, and adds their files.
+    fn encode<T>(&mut self, place: i32, encode: impl FnOnce() -> T) -> T {
+        let files = Files::dividing();
+        let encoded = files.apply(encode);
+        for StoredFile { sha256, data } in files.used.take() {
+            if !self.digests.contains(&sha256) {
+                self.digests.push(sha256.clone());
+                self.bytes.push(BASE64_STANDARD.decode(&*data).unwrap_or_default());
+            }
+            self.places.push(place);
+            self.uses.push(sha256);
+        }
+        encoded
+    }
 }
 
 /// The end of a run.
@@ -107,11 +145,13 @@ impl RowChanges {
 
     fn of_commit(id: &ConversationId, commit: Commit) -> Result<Self, StoreError> {
         let (usage, is_record) = (commit.usage_rows(), !commit.is_update(commit.head));
-        let turn_row = TurnRow::of(id, &commit)?;
+        let mut files = FileRows::default();
+        let turn_row = TurnRow::of(id, &commit, &mut files)?;
         let Commit { head, cursors, state, nodes, usage: _, turn } = commit;
-        let nodes = nodes.iter().map(|node| NodeRow::of(id, node)).collect::<Result<_, _>>()?;
+        let row = |(node, place)| files.encode(place, || NodeRow::of(id, node));
+        let nodes = nodes.iter().zip(0..).map(row).collect::<Result<_, _>>()?;
         let run = match turn.map(|turn| *turn) {
-            Some(TurnChange::End(end)) => Some(RunRow::of(id, end)?),
+            Some(TurnChange::End(end)) => Some(files.encode(OF_RUN, || RunRow::of(id, end))?),
             _ => None,
         };
         let change = Self {
@@ -121,6 +161,7 @@ impl RowChanges {
             usage,
             run,
             turn: turn_row,
+            files,
             is_record,
             ..Self::default()
         };
@@ -256,7 +297,7 @@ impl Origin<'_> {
         prompts: Option<&str>,
         erased: &Erased,
     ) -> Result<Option<RunRow>, StoreError> {
-        let end = self.last_run(ending, prompts).unwrap_or_default();
+        let end = Files::ignored().apply(|| self.last_run(ending, prompts)).unwrap_or_default();
         let kept = end.and_then(|end| without_messages(end, erased));
         kept.map(|end| RunRow::of(self.id, end)).transpose()
     }

@@ -33,7 +33,9 @@
 //! | --- | --- |
 //! | `conversations` | conversation: id, version, times, title, head, owner |
 //! | `states` | conversation: model, system prompt and options, as JSON |
-//! | `nodes` | message, as JSON, exactly as it was written |
+//! | `nodes` | message, as JSON, exactly as it was written, but with references to files |
+//! | `files` | attachment of more than 16 KiB in a conversation: its bytes, once for equal attachments |
+//! | `file_uses` | reference from a message, the turn in flight or the end of the last run to a file |
 //! | `cursors` | cursor |
 //! | `writes` | write, to recognize a repetition |
 //! | `labels` | label of a conversation |

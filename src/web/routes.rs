@@ -341,7 +341,7 @@ pub(super) async fn file(call: Call) -> Result<Response, Problem> {
     let snapshot = call.snapshot().await?;
     let attachment = stored(&snapshot, &MessageId::new(message.as_str()), block).ok_or_else(missing)?;
     let Source::Base64 { data } = &attachment.source else { return Err(missing()) };
-    let bytes = STANDARD.decode(data).map_err(|_| missing())?;
+    let bytes = STANDARD.decode(&**data).map_err(|_| missing())?;
     let mut response = Response::new(Body::from(bytes));
     let headers = response.headers_mut();
     let media_type = HeaderValue::try_from(&attachment.media_type);

@@ -5,6 +5,7 @@
 #[path = "../support/forward.rs"]
 mod forward;
 
+mod attachments;
 mod carried;
 mod contents;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]

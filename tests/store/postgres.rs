@@ -391,7 +391,7 @@ async fn queries_among_many_conversations_use_indexes() {
         .write(&id("new"), &Write::on(version), &Change::Commit(Commit::new(None).with_turn(record)))
         .await
         .unwrap();
-    let nothing = ["null"; 45].join(", ");
+    let nothing = ["null"; 49].join(", ");
     plans.push(("record", plan(&observer, &nothing).await));
     store.turn(&id("n7")).await.unwrap();
     plans.push(("turn", plan(&observer, "'n7'").await));

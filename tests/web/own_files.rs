@@ -71,7 +71,7 @@ async fn address_of_an_own_file_is_the_file() {
             let Some(Content::Attachment(file)) = request.history.last().unwrap().content.get(1) else {
                 panic!("{request:?}")
             };
-            assert_eq!(file.source, Source::Base64 { data: data() });
+            assert_eq!(file.source, Source::Base64 { data: data().into() });
         }
     }
 }

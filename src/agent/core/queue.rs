@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::{Context, Core, Effect, add_message, user_message};
 use crate::{
     agent::{Accepted, Next, Prompt, PromptId, PromptState, phase::Turn},
-    message::{Message, MessageId},
+    message::{Message, MessageId, share},
     run::{Error, ErrorKind},
 };
 
@@ -44,6 +44,7 @@ impl Core {
         if prompt.content.is_blank() {
             return Err(Error::empty_prompt());
         }
+        share(&mut prompt.content.0, &self.history.iter().map(|message| &message.content[..]));
         if self.is_at_rest() {
             return self.begin_run(prompt, ask, false, cx).map(|turn| Accepted::Started { turn });
         }

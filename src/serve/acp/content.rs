@@ -55,10 +55,10 @@ pub(super) fn attachment(file: &Attachment) -> ContentBlock {
             )
         }
         Source::Base64 { data } if kind == "image" => {
-            ContentBlock::Image(ImageContent::new(data.clone(), file.media_type.clone()))
+            ContentBlock::Image(ImageContent::new(data.to_string(), file.media_type.clone()))
         }
         Source::Base64 { data } if kind == "audio" => {
-            ContentBlock::Audio(AudioContent::new(data.clone(), file.media_type.clone()))
+            ContentBlock::Audio(AudioContent::new(data.to_string(), file.media_type.clone()))
         }
         Source::Base64 { .. } => format!("[{}]", name()).into(),
     }

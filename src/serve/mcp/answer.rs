@@ -21,10 +21,10 @@ fn file(attachment: &Attachment) -> ContentBlock {
     let media_type = attachment.media_type.as_str();
     let name = attachment.name.as_deref().unwrap_or("file");
     match (&attachment.source, media_type.split('/').next()) {
-        (Source::Base64 { data }, Some("image")) => ContentBlock::image(data.as_str(), media_type),
-        (Source::Base64 { data }, Some("audio")) => ContentBlock::audio(data.as_str(), media_type),
+        (Source::Base64 { data }, Some("image")) => ContentBlock::image(&**data, media_type),
+        (Source::Base64 { data }, Some("audio")) => ContentBlock::audio(&**data, media_type),
         (Source::Base64 { data }, _) => {
-            let resource = ResourceContents::blob(data.as_str(), format!("attachment:{name}"));
+            let resource = ResourceContents::blob(&**data, format!("attachment:{name}"));
             ContentBlock::resource(resource.with_mime_type(media_type))
         }
         (Source::Url { url }, _) => ContentBlock::text(format!("[{name} ({media_type}): {url}]")),

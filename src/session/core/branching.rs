@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Core, Effects};
 use crate::{
     agent::FirstMessage,
-    message::{History, Message, Role},
+    message::{History, Message, Role, share},
     run::{Error, ErrorKind, Prompt},
     session::{Regenerate, command::RunStart, error::unknown_node},
     subscription::EventId,
@@ -62,10 +62,16 @@ impl Core {
                 Ok((self.beside(node, Some(user)), FirstMessage::Message(message, settings)))
             }
             RunStart::Edit(user, prompt) => {
-                Ok((self.beside(self.prompt(user)?, None), FirstMessage::Prompt(prompt)))
+                Ok((self.beside(self.prompt(user)?, None), self.first_message(prompt)))
             }
-            RunStart::Branch(answer, prompt) => Ok((self.below(answer)?, FirstMessage::Prompt(prompt))),
+            RunStart::Branch(answer, prompt) => Ok((self.below(answer)?, self.first_message(prompt))),
         }
+    }
+
+    /// Returns the message of a prompt. Its files share their bytes with equal files in the tree.
+    fn first_message(&self, mut prompt: Prompt) -> FirstMessage {
+        share(&mut prompt.content.0, &Self::contents(&self.tree));
+        FirstMessage::Prompt(prompt)
     }
 
     /// Returns the base of a branch below a node at which a history may end.

@@ -25,6 +25,7 @@ use crate::{
     message::{Timestamp, UsageRow, UsageSum},
     store::{
         Filter, Labels, StoreError, Summary,
+        attachments::Files,
         ledger::{Sums, by_hour},
     },
 };
@@ -48,7 +49,7 @@ pub(super) struct Ledger {
 /// Reads the usage ledger. Returns `None` if the creation of the log was interrupted.
 pub(super) fn ledger(log: &Log<'_>) -> Result<Option<Ledger>, StoreError> {
     let mut rows = Vec::new();
-    let replay = log.replay(|change| {
+    let replay = log.replay(&Files::ignored(), |change| {
         if let LogChange::Commit(commit) = change {
             rows.extend(commit.usage_rows());
         }

@@ -61,6 +61,13 @@ pub(super) fn record(line: &[u8], at: u64) -> Result<&[u8], Fault> {
     Err(Fault { torn, problem })
 }
 
+/// Returns the beginning of the record in a line, of which only the beginning is given, and the length of the line.
+/// Returns `None` if the line has no valid frame.
+pub(super) fn beginning(line: &[u8]) -> Option<(&[u8], u64)> {
+    let (prefix, record) = line.split_at_checked(PREFIX)?;
+    Some((record, (PREFIX + len(&prefix[LEN])? + END.len()) as u64))
+}
+
 /// The smallest number of bytes that a disk writes at once.
 const SECTOR: u64 = 512;
 

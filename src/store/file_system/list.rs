@@ -1,6 +1,6 @@
 //! Lists of conversations and of turns in flight.
 
-use std::{fs, io, path::Path};
+use std::{fs, io, path::Path, rc::Rc};
 
 use super::{
     log,
@@ -76,7 +76,7 @@ pub(super) fn turns(
         if !summary.is_some_and(|summary| summary.in_flight && filter.matches(&summary.labels)) {
             return Ok(None);
         }
-        let stored = match log::read(place, |log| log.replay(|_| {})) {
+        let stored = match log::read(place, |log| log.replay(&Rc::default(), |_| {})) {
             Ok(Some(replay)) => replay.stored,
             // The log can't be read or was deleted meanwhile, so leave the conversation out. A call that loads the
             // conversation reports the problem.

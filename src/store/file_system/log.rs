@@ -6,17 +6,19 @@
 //! incomplete line.
 
 use std::{
+    collections::HashSet,
     fs::{File, OpenOptions},
     io::{self, BufRead as _, BufReader, Read, Seek as _, SeekFrom, Take, Write as _},
     path::Path,
+    rc::Rc,
 };
 
 use super::{
     Durability, line,
     place::{LogPath, check_folder, failed, is_file, private, require_file, try_lock},
-    record::{Entry, FORMAT, LogChange, Parts, RecordEnd, Stamp, other_format},
+    record::{Entry, FORMAT, LogChange, Parts, RecordEnd, Stamp, file_names, other_format},
 };
-use crate::store::{StoreError, Stored, TurnChange, Version, WriteId};
+use crate::store::{StoreError, Stored, TurnChange, Version, WriteId, attachments::Files};
 
 /// The write that created a conversation, and the version after this write. Identifies the conversation.
 pub(super) type Birth = (Version, WriteId);
@@ -160,12 +162,31 @@ impl<'a> Log<'a> {
         Ok(None)
     }
 
+    /// Returns the names of the files in the lines up to the offset `end`. Reads only the beginning of each line. If a
+    /// name is not found, its file is written again, which changes nothing else.
+    pub(super) fn file_names(&self, end: u64) -> Result<HashSet<String>, StoreError> {
+        let (mut names, mut at) = (HashSet::new(), 0);
+        while at < end {
+            let read = read_at(&self.file, at, FIRST_READ.min(end - at));
+            let beginning = read.map_err(|error| self.place.failed("reading", error))?;
+            let Some((record, len)) = line::beginning(&beginning) else { break };
+            names.extend(file_names(record));
+            at += len;
+        }
+        Ok(names)
+    }
+
     pub(super) fn lines(&self) -> Result<Lines<'_>, StoreError> {
         Lines::of(&self.place.log, &self.file, self.len)
     }
 
-    /// Reads the whole log. Returns `None` if its creation was interrupted. Calls `visit` with each change.
-    pub(super) fn replay(&self, mut visit: impl FnMut(&LogChange)) -> Result<Option<Replay>, StoreError> {
+    /// Reads the whole log, and adds its files to `files`. Returns `None` if its creation was interrupted. Calls `visit`
+    /// with each change.
+    pub(super) fn replay(
+        &self,
+        files: &Rc<Files>,
+        mut visit: impl FnMut(&LogChange),
+    ) -> Result<Option<Replay>, StoreError> {
         let mut lines = self.lines()?;
         let mut replay: Option<Replay> = None;
         // Only the entries of the first and the last line are parsed.
@@ -176,7 +197,7 @@ impl<'a> Log<'a> {
                 last.clear();
                 last.extend_from_slice(parts.entry);
                 let first = replay.is_none().then(|| Entry::parse(parts.entry)).transpose()?;
-                Ok((first, parts.change(), parts.stamp()))
+                Ok((first, parts.change(files), parts.stamp()))
             });
             let (first, change, stamp) = parsed.map_err(|problem| lines.damaged(problem))?;
             if let Some(problem) = first.as_ref().map_or(Ok(None), |first| self.check(first))? {
@@ -190,7 +211,8 @@ impl<'a> Log<'a> {
                 (replay, Some(first), LogChange::Create(state)) => {
                     let stored = Stored::new(stamp.version, first.created, *state);
                     let birth = (stamp.version, stamp.write);
-                    *replay = Some(Replay { stored, birth, last: stamp.write, end: 0, void: 0 });
+                    let (files, last) = (Rc::clone(files), stamp.write);
+                    *replay = Some(Replay { stored, birth, last, end: 0, void: 0, files });
                     Ok(())
                 }
                 _ => Err("it does not create the conversation, as the first write must".to_owned()),
@@ -217,6 +239,8 @@ pub(super) struct Replay {
     pub(super) end: u64,
     /// The number of bytes of records of turns.
     pub(super) void: u64,
+    /// The files in the log.
+    pub(super) files: Rc<Files>,
 }
 
 impl Replay {
@@ -401,7 +425,7 @@ mod tests {
         let mut writer = OpenOptions::new().append(true).open(&place.log).expect("the log");
         writer.write_all(rest).expect("space on the disk");
         let titles = |log: &Log<'_>| {
-            let replay = log.replay(|_| {}).expect("a valid log").expect("a conversation");
+            let replay = log.replay(&Rc::default(), |_| {}).expect("a valid log").expect("a conversation");
             let listed = log.tail().expect("a valid log").expect("a conversation").last.into_summary();
             (replay.stored.state.title, listed.title)
         };

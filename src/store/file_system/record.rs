@@ -1,9 +1,12 @@
 //! The record in a line of a log: one write. This module does no input or output.
 //!
 //! ```text
-//! {"change":{…},"version":78,"write":"…","time":1763769601234,"entry":{…}}
-//!               └─ the stamp                                  └─ the entry
+//! {"files":["…"],"data":["…"],"change":{…},"version":78,"write":"…","time":1763769601234,"entry":{…}}
+//! └─ the files, if any                    └─ the stamp                                  └─ the entry
 //! ```
+//!
+//! The names of files are hexadecimal digits, and their data is base64, so the second `]` ends them. The names come
+//! first, so that a write can look for a file without reading the data of others.
 //!
 //! Lists and writes parse only the stamp and the entry, which begin at the last `,"version":` of the record. No content
 //! can imitate this text. The change, which contains messages and inputs of tools, stands before it. Everything behind
@@ -11,8 +14,9 @@
 //! the first is named `version`. In a string, JSON escapes each quote, so a title can't contain `,"`. The names of
 //! labels, which applications choose, are strings in an array and not names of members, so no colon follows them.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, rc::Rc};
 
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::DeserializeOwned, de::Error as _};
 use serde_json::Value;
 
@@ -22,16 +26,20 @@ use crate::{
     run::RunEnd,
     store::{
         Change, Commit, ConversationId, Labels, StateChange, StoreError, StoredState, Summary, TurnChange,
-        Version, WriteId, json,
+        Version, WriteId,
+        attachments::{Files, StoredFile},
+        json,
     },
     subscription::EventId,
-    tree::{Erased, NodeId},
+    tree::{Erased, Node, NodeId},
 };
 
 /// The version of the format.
 pub(super) const FORMAT: u64 = 10;
-/// The beginning of a record, in front of its change.
-const CHANGE: &[u8] = b"{\"change\":";
+/// The beginning of the change. An opening brace or a comma precedes it.
+const CHANGE: &[u8] = b"\"change\":";
+/// The beginning of a record with files.
+const FILES: &[u8] = b"{\"files\":[";
 /// The beginning of a stamp.
 const STAMP: &[u8] = b",\"version\":";
 /// The beginning of an entry.
@@ -223,8 +231,26 @@ impl RecordEnd {
     }
 }
 
+/// The names of the files in a record, and their bytes in base64.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RecordFiles<T> {
+    files: Vec<T>,
+    data: Vec<T>,
+}
+
+/// Returns the names of the files in a record, of which only the beginning is given. Names that are incomplete or do not
+/// belong to a record are left out.
+pub(super) fn file_names(beginning: &[u8]) -> Vec<String> {
+    let names = beginning.strip_prefix(FILES).and_then(|rest| rest.split(|byte| *byte == b']').next());
+    let names = String::from_utf8_lossy(names.unwrap_or_default()).replace('"', "");
+    names.split(',').filter(|name| name.len() == 64).map(str::to_owned).collect()
+}
+
 /// The texts of the parts of a record.
 pub(super) struct Parts<'a> {
+    /// The files without the closing brace. Empty if there are none.
+    files: &'a [u8],
     change: &'a [u8],
     stamp: &'a [u8],
     pub(super) entry: &'a [u8],
@@ -232,18 +258,40 @@ pub(super) struct Parts<'a> {
 
 impl<'a> Parts<'a> {
     pub(super) fn of(record: &'a [u8]) -> Result<Self, String> {
+        let after =
+            |from: usize| record[from..].iter().position(|byte| *byte == b']').map(|at| from + at + 1);
         let split = || {
+            let from = if record.starts_with(FILES) { after(after(0)?)? } else { 0 };
+            let (files, record) = record.split_at(from);
             let at = record.windows(STAMP.len()).rposition(|bytes| bytes == STAMP)?;
             let (change, rest) = record.split_at(at);
             let at = rest.windows(ENTRY.len()).position(|bytes| bytes == ENTRY)?;
             let (stamp, entry) = (&rest[1..at], rest[at + ENTRY.len()..].strip_suffix(b"}")?);
-            Some(Self { change, stamp, entry })
+            let change = change.strip_prefix(if from == 0 { b"{" } else { b"," })?.strip_prefix(CHANGE)?;
+            Some(Self { files, change, stamp, entry })
         };
         split().ok_or_else(|| "it does not contain a write".to_owned())
     }
 
-    pub(super) fn change(&self) -> Result<LogChange, String> {
-        parse(self.change.strip_prefix(CHANGE).ok_or("it does not contain a write")?)
+    /// Returns the change. Adds the files of the record to `files`, which must contain all files of the change then.
+    pub(super) fn change(&self, files: &Rc<Files>) -> Result<LogChange, String> {
+        if !self.files.is_empty() {
+            let RecordFiles::<String> { files: names, data } = parse(&[self.files, b"}"].concat())?;
+            for (name, data) in names.into_iter().zip(data) {
+                files.add(name, &BASE64_STANDARD.decode(data).unwrap_or_default());
+            }
+        }
+        let change = files.apply(|| parse(self.change));
+        change.map_err(|problem| self.node_without_file(files).unwrap_or(problem))
+    }
+
+    /// Returns the problem with the first node of a commit whose file is missing.
+    fn node_without_file(&self, files: &Rc<Files>) -> Option<String> {
+        let change: Value = parse(self.change).ok().filter(|_| files.has_missed.get())?;
+        change.pointer("/commit/nodes")?.as_array()?.iter().find_map(|node| {
+            let problem = files.apply(|| Node::deserialize(node)).err()?;
+            Some(format!("node {}: {problem}", node["id"]))
+        })
     }
 
     pub(super) fn stamp(&self) -> Result<Stamp, String> {
@@ -251,11 +299,36 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// Returns the line of a write.
+/// Returns the JSON of a change, and the files to which it refers.
+pub(super) fn encode_change(change: &LogChange, files: &Rc<Files>) -> (Vec<u8>, Vec<StoredFile>) {
+    let mut text = Vec::new();
+    files.apply(|| push(&mut text, change));
+    (text, files.used.take())
+}
+
+/// Returns the line of a write without files.
 pub(super) fn encode_record(change: &LogChange, end: &RecordEnd) -> Result<Vec<u8>, StoreError> {
+    encode_line(&encode_change(change, &Rc::default()).0, &[], end)
+}
+
+/// Returns the line of a write with this change, which contains these files.
+pub(super) fn encode_line(
+    change: &[u8],
+    files: &[StoredFile],
+    end: &RecordEnd,
+) -> Result<Vec<u8>, StoreError> {
     let mut text = line::begin();
+    if files.is_empty() {
+        text.push(b'{');
+    } else {
+        let (files, data) = files.iter().map(|file| (&*file.sha256, &*file.data)).unzip();
+        push(&mut text, &RecordFiles::<&str> { files, data });
+        // The change follows as another member.
+        text.pop();
+        text.push(b',');
+    }
     text.extend_from_slice(CHANGE);
-    push(&mut text, change);
+    text.extend_from_slice(change);
     let at = text.len();
     push(&mut text, &end.stamp);
     // The stamp continues the record, so it has no braces.

@@ -4,15 +4,19 @@
 //! the old one, synced, and renamed into place, and the folder is synced. So after a crash between any two steps, the
 //! log is the old one or the new one. Both logs are locked meanwhile.
 
-use std::io::{BufWriter, Write as _};
+use std::{
+    collections::HashSet,
+    io::{BufWriter, Write as _},
+    rc::Rc,
+};
 
 use super::{
     log::{Log, Replay},
     place::try_lock,
-    record::{LogChange, Parts, RecordEnd, encode_record},
+    record::{LogChange, Parts, RecordEnd, encode_change, encode_line, file_names},
 };
 use crate::{
-    store::{StateChange, StoreError, StoredState, TitleBy, TurnChange},
+    store::{StateChange, StoreError, StoredState, TitleBy, TurnChange, attachments::Files},
     tree::Erased,
 };
 
@@ -29,7 +33,7 @@ pub(super) fn tidy(log: &Log<'_>, replay: &Replay) {
     }
     let tidied = (|| {
         if try_lock(&log.place.log, &log.file)? && log.current_len()? == replay.end {
-            rewrite(log, None, &[])?;
+            rewrite(log, &replay.files, None, &[])?;
         }
         Ok::<(), StoreError>(())
     })();
@@ -39,21 +43,35 @@ pub(super) fn tidy(log: &Log<'_>, replay: &Replay) {
     }
 }
 
-/// Replaces the log, which must be locked and whose turns have ended. `last` is a line to add.
-pub(super) fn rewrite(log: &Log<'_>, erased: Option<&Erased>, last: &[u8]) -> Result<(), StoreError> {
+/// Replaces the log, which must be locked and whose turns have ended. `files` are those of the log, and `last` is a line
+/// to add.
+pub(super) fn rewrite(
+    log: &Log<'_>,
+    files: &Rc<Files>,
+    erased: Option<&Erased>,
+    last: &[u8],
+) -> Result<(), StoreError> {
     let action = if erased.is_some() { "erasing messages from" } else { "compacting" };
     let failed = |error| log.place.failed(action, error);
     log.place.replace_log(&log.file, action, |new| {
         let mut new = BufWriter::new(new);
+        // A line can contain a file to which only later lines refer. So each file moves to the first line that refers to
+        // it now.
+        let mut written = HashSet::new();
         let mut lines = log.lines()?;
         while let Some(record) = lines.next()? {
-            let parsed = Parts::of(record).and_then(|parts| Ok((parts.change()?, RecordEnd::parse(record)?)));
+            let parsed =
+                Parts::of(record).and_then(|parts| Ok((parts.change(files)?, RecordEnd::parse(record)?)));
+            let before = file_names(record);
             let (mut change, mut end) = parsed.map_err(|problem| lines.damaged(problem))?;
             if erased.is_some() {
                 end.entry.clear();
             }
-            if strip(&mut change, erased) || erased.is_some() {
-                new.write_all(&encode_record(&change, &end)?).map_err(failed)?;
+            let is_changed = strip(&mut change, erased) || erased.is_some();
+            let (change, mut used) = encode_change(&change, files);
+            used.retain(|file| written.insert(file.sha256.clone()));
+            if is_changed || used.iter().map(|file| &file.sha256).ne(&before) {
+                new.write_all(&encode_line(&change, &used, &end)?).map_err(failed)?;
             } else {
                 new.write_all(&lines.line).map_err(failed)?;
             }

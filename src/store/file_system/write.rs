@@ -1,14 +1,16 @@
 //! Writes to a locked log.
 
+use std::rc::Rc;
+
 use super::{
     Durability, deleted,
     log::{Log, append},
     place::sync_folder,
-    record::{LogChange, RecordEnd, Stamp, encode_record},
+    record::{LogChange, RecordEnd, Stamp, encode_change, encode_line, encode_record},
     rewrite::rewrite,
 };
 use crate::{
-    store::{StoreError, Version, Write, WriteId},
+    store::{StoreError, Version, Write, WriteId, attachments::Files},
     subscription::EventId,
 };
 
@@ -80,22 +82,30 @@ fn change(
             Err(StoreError::Conflict { id: place.id.clone(), current })
         };
     }
+    let mut kept = None;
     if let LogChange::Erase(erasure) = &mut change {
         // The line of the erasure contains these parts, so that the lines before it need not.
-        let mut stored = log.replay(|_| {})?.ok_or_else(|| place.not_found())?.stored;
-        stored.erase(&erasure.erased);
-        (erasure.state, erasure.last_run) = (stored.state, stored.last_run);
+        let mut replay = log.replay(&Rc::default(), |_| {})?.ok_or_else(|| place.not_found())?;
+        replay.stored.erase(&erasure.erased);
+        (erasure.state, erasure.last_run) = (replay.stored.state, replay.stored.last_run);
+        kept = Some(replay.files);
     }
     let end = tail.last.next(write.id, &change);
     if end.stamp.version == current {
         let problem = "its version is the highest possible version".to_owned();
         return Err(StoreError::Unstorable { id: place.id.clone(), problem });
     }
-    let line = encode_record(&change, &end)?;
-    match &change {
-        LogChange::Erase(erasure) => rewrite(log, Some(&erasure.erased), &line)?,
-        _ => append(&place.log, &log.file, tail.end, tail.torn, &line, durability)?,
+    if let (LogChange::Erase(erasure), Some(files)) = (&change, kept) {
+        rewrite(log, &files, Some(&erasure.erased), &encode_record(&change, &end)?)?;
+        return Ok(end.stamp.version);
     }
+    let (change, mut files) = encode_change(&change, &Files::dividing());
+    if !files.is_empty() {
+        let names = log.file_names(tail.end)?;
+        files.retain(|file| !names.contains(&file.sha256));
+    }
+    let line = encode_line(&change, &files, &end)?;
+    append(&place.log, &log.file, tail.end, tail.torn, &line, durability)?;
     Ok(end.stamp.version)
 }
 

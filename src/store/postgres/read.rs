@@ -2,6 +2,7 @@
 
 use std::{
     borrow::Cow,
+    rc::Rc,
     time::{Duration, SystemTime},
 };
 
@@ -12,10 +13,15 @@ use super::{connect::Object, error::Fault, server::Server, turns};
 use crate::{
     message::Timestamp,
     store::{
-        ConversationId, Page, StoreError, Stored, Summary, json,
+        ConversationId, Page, StoreError, Stored, Summary,
+        attachments::Files,
+        json,
         rows::{self, Cells, Origin, count},
     },
 };
+
+/// Begins a transaction whose statements all read the same moment.
+pub(super) const SNAPSHOT: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
 
 /// Reads a conversation in one transaction and one round trip. All parts of the result are from the same moment.
 pub(super) async fn load(connection: &Object, server: &Server, id: &ConversationId) -> Result<Stored, Fault> {
@@ -23,34 +29,53 @@ pub(super) async fn load(connection: &Object, server: &Server, id: &Conversation
     let nodes = connection.prepare_cached(&server.sql.nodes).await?;
     let cursors = connection.prepare_cached(&server.sql.cursors).await?;
     let turn = connection.prepare_cached(&server.sql.turn).await?;
+    let files = connection.prepare_cached(&server.sql.files).await?;
     let name = id.as_str();
     let params: [&(dyn tokio_postgres::types::ToSql + Sync); 1] = [&name];
     // The statements are sent in this order. No statement waits for the result of an earlier one.
-    let (begun, (conversation, turn), nodes, cursors, ended) = join5(
-        connection.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"),
+    let (begun, (conversation, turn), nodes, (cursors, files), ended) = join5(
+        connection.batch_execute(SNAPSHOT),
         join(connection.query_opt(&conversation, &params), connection.query_opt(&turn, &params)),
         connection.query(&nodes, &params),
-        connection.query(&cursors, &params),
+        join(connection.query(&cursors, &params), connection.query(&files, &[&name, &None::<i32>])),
         connection.batch_execute("COMMIT"),
     )
     .await;
     begun?;
     let (row, turn, nodes, cursors) = (conversation?, turn?, nodes?, cursors?);
+    let files = files?;
     ended?;
 
     let row = row.ok_or_else(|| StoreError::NotFound { id: id.clone() })?;
     let origin = Origin { id, place: &server.place };
-    let mut stored = rows::stored(&row, &origin)?;
-    stored.turn = turn.map(|turn| turns::read(&turn, &origin)).transpose()?.flatten().map(Box::new);
-    stored.nodes.reserve(nodes.len());
-    for row in nodes {
-        let (number, parent) = (row.try_get(0)?, row.try_get(1)?);
-        stored.nodes.push(origin.node(number, parent, row.try_get(2)?, row.try_get(3)?, row.try_get(4)?)?);
+    self::files(&files)?.apply(|| {
+        let mut stored = rows::stored(&row, &origin)?;
+        stored.turn = turn.map(|turn| turns::read(&turn, &origin)).transpose()?.flatten().map(Box::new);
+        stored.nodes.reserve(nodes.len());
+        for row in nodes {
+            let (number, parent) = (row.try_get(0)?, row.try_get(1)?);
+            stored.nodes.push(origin.node(
+                number,
+                parent,
+                row.try_get(2)?,
+                row.try_get(3)?,
+                row.try_get(4)?,
+            )?);
+        }
+        for row in cursors {
+            stored.cursors.extend([origin.cursor(row.try_get(0)?, row.try_get(1)?)?]);
+        }
+        Ok(stored)
+    })
+}
+
+/// Decodes the rows of files.
+pub(super) fn files(rows: &[Row]) -> Result<Rc<Files>, Fault> {
+    let files = Rc::<Files>::default();
+    for row in rows {
+        files.add(row.try_get(0)?, row.try_get(1)?);
     }
-    for row in cursors {
-        stored.cursors.extend([origin.cursor(row.try_get(0)?, row.try_get(1)?)?]);
-    }
-    Ok(stored)
+    Ok(files)
 }
 
 pub(super) async fn summary(

@@ -12,7 +12,9 @@ use super::{
 use crate::{
     message::Message,
     store::{
-        Filter, Found, Hit, Listing, Page, Query as Words, StoreError, json,
+        Filter, Found, Hit, Listing, Page, Query as Words, StoreError,
+        attachments::Files,
+        json,
         rows::{Candidates, Origin, count, summary},
         search::searched_text,
         words::{RULE, spaced},
@@ -84,7 +86,8 @@ async fn renew(connection: &Object, table: &str, key: &str, text: &str) -> Resul
             first = row.try_get(0)?;
             let text: &str = row.try_get(1)?;
             // A title is a JSON string. A damaged message has no words.
-            let shown = json::parse::<Message>(text).map(|message| searched_text(&message));
+            let message = Files::ignored().apply(|| json::parse::<Message>(text));
+            let shown = message.map(|message| searched_text(&message));
             let shown = shown.or_else(|_| json::parse(text)).unwrap_or_default();
             keys.push(first);
             texts.push(text);
@@ -253,6 +256,7 @@ fn hit(row: &Row, server: &Server, words: &Words) -> Result<Hit, Fault> {
     let summary = summary(row, &server.place)?;
     let Some(number) = row.try_get::<_, Option<i64>>(9)? else { return Ok(Hit::title(summary)) };
     let origin = Origin { id: &summary.id, place: &server.place };
-    let node = origin.node(number, row.try_get(10)?, row.try_get(11)?, None, false)?;
+    let (parent, message) = (row.try_get(10)?, row.try_get(11)?);
+    let node = Files::ignored().apply(|| origin.node(number, parent, message, None, false))?;
     Ok(Hit::message(summary.clone(), node.id(), node.message(), words))
 }

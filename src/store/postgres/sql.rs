@@ -15,6 +15,7 @@ pub(super) struct Sql {
     pub(super) examine: String,
     pub(super) conversation: String,
     pub(super) nodes: String,
+    pub(super) files: String,
     pub(super) cursors: String,
     pub(super) summary: String,
     pub(super) list: String,
@@ -114,8 +115,20 @@ WITH written AS (
     SELECT key, $3, $20::text, $21::text, $23::text FROM written WHERE $21 IS NOT NULL
     ON CONFLICT (conversation) DO UPDATE SET version = excluded.version, turn = excluded.turn,
         ending = excluded.ending, prompts = excluded.prompts
-){turn}
+){turn}{files}
 SELECT key FROM written";
+
+/// The part of a write that adds its files. Its parameters follow all others.
+const FILES: &str = ", filed AS (
+    INSERT INTO {schema}.files (conversation, digest, bytes)
+    SELECT key, digest, bytes FROM written, unnest($F1::text[], $F2::bytea[]) AS file (digest, bytes)
+    ON CONFLICT (conversation, digest) DO NOTHING
+), used AS (
+    INSERT INTO {schema}.file_uses (conversation, place, version, digest)
+    SELECT key, CASE WHEN place < 0 THEN place ELSE place + 1 END, $3, digest
+    FROM written, unnest($F3::integer[], $F4::text[]) AS used (place, digest)
+    ON CONFLICT (conversation, place, version, digest) DO NOTHING
+)";
 
 /// The last part of a write that does not record the turn in flight. It deletes the recorded turn if the write ends the
 /// turn or changes the head.
@@ -290,6 +303,14 @@ const NODES: &str = "
 SELECT id, parent, message, usage, left_open FROM {schema}.nodes
 WHERE conversation = (SELECT key FROM {schema}.conversations WHERE id = $1) ORDER BY version, place";
 
+/// The files of a conversation. If a place is given, only the files with references from this place.
+const FILES_OF: &str = "
+SELECT digest, bytes FROM {schema}.files
+WHERE conversation = (SELECT key FROM {schema}.conversations WHERE id = $1) AND ($2::integer IS NULL OR digest IN (
+    SELECT uses.digest FROM {schema}.file_uses AS uses
+    WHERE uses.conversation = files.conversation AND place = $2
+))";
+
 const CURSORS: &str = "
 SELECT node, child FROM {schema}.cursors
 WHERE conversation = (SELECT key FROM {schema}.conversations WHERE id = $1)";
@@ -370,17 +391,24 @@ impl Sql {
                 .replace("{approval_since}", &millis("approvals.since"));
             parts.replace("{schema}", &quoted)
         };
+        // The number of parameters before those of the files is `params`.
+        let write = |turn: &str, params: usize| {
+            let number = |part: String, at| part.replace(&format!("$F{at}"), &format!("${}", params + at));
+            let files = (1..=4).fold(FILES.to_owned(), number);
+            sql(&WRITE.replace("{turn}", turn).replace("{files}", &files))
+        };
         Self {
             create: sql(CREATE),
             created_by: sql(CREATED_BY),
-            write: sql(&WRITE.replace("{turn}", END)),
-            record: sql(&WRITE.replace("{turn}", RECORD)),
+            write: write(END, 29),
+            record: write(RECORD, 45),
             turn: sql(TURN),
             listed_turn: sql(LISTED_TURN),
             held: HELD.to_owned(),
             examine: sql(EXAMINE),
             conversation: sql(CONVERSATION),
             nodes: sql(NODES),
+            files: sql(FILES_OF),
             cursors: sql(CURSORS),
             summary: sql(SUMMARY) + " WHERE id = $1",
             list: page_of(&sql(SUMMARY), &sql(ALL)),

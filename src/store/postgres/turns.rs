@@ -2,19 +2,22 @@
 
 use std::fmt::Write as _;
 
+use futures_util::future::join4;
 use tokio_postgres::{Row, types::ToSql};
 
 use super::{
     connect::Object,
     error::Fault,
     filter::{Query, rarest},
-    read::system_time,
+    read::{SNAPSHOT, files, system_time},
     server::Server,
     sql::millis,
 };
 use crate::store::{
     ConversationId, Filter, Listing, Page, StoreError, StoredTurn, TurnSummary, Turns, Version, json,
-    rows::{self, Cells, Origin, ReadTurn, RecordRow, SORTED, conversation_id, count, labels, owner},
+    rows::{
+        self, Cells, OF_TURN, Origin, ReadTurn, RecordRow, SORTED, conversation_id, count, labels, owner,
+    },
 };
 
 /// A record of a turn, as the parameters of an SQL statement. The approvals are split into one array for each column.
@@ -120,8 +123,22 @@ pub(super) async fn turn(
     id: &ConversationId,
 ) -> Result<Option<StoredTurn>, Fault> {
     let turn = connection.prepare_cached(&server.sql.turn).await?;
-    let row = connection.query_opt(&turn, &[&id.as_str()]).await?;
-    read(&row.ok_or_else(|| StoreError::NotFound { id: id.clone() })?, &Origin { id, place: &server.place })
+    let files = connection.prepare_cached(&server.sql.files).await?;
+    let (name, place) = (id.as_str(), Some(OF_TURN));
+    let (turn_params, file_params): ([&(dyn ToSql + Sync); 1], [&(dyn ToSql + Sync); 2]) =
+        ([&name], [&name, &place]);
+    let (begun, row, files, ended) = join4(
+        connection.batch_execute(SNAPSHOT),
+        connection.query_opt(&turn, &turn_params),
+        connection.query(&files, &file_params),
+        connection.batch_execute("COMMIT"),
+    )
+    .await;
+    begun?;
+    let (row, files) = (row?, files?);
+    ended?;
+    let row = row.ok_or_else(|| StoreError::NotFound { id: id.clone() })?;
+    self::files(&files)?.apply(|| read(&row, &Origin { id, place: &server.place }))
 }
 
 /// Returns the query for the keys and ages of the turns on a page.

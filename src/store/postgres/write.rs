@@ -100,6 +100,7 @@ async fn change(
         usage,
         run,
         turn: flight,
+        files,
         is_record,
         ..
     } = change;
@@ -135,10 +136,12 @@ async fn change(
         None => (None, None, None),
     };
     let record = flight.record.as_deref().map(turns::Columns::of);
-    let (statement, more) = match &record {
+    let (statement, mut more) = match &record {
         Some(record) => (&server.sql.record, record.params()),
         None => (&server.sql.write, vec![&flight.ends as &(dyn ToSql + Sync)]),
     };
+    let files: [&(dyn ToSql + Sync); 4] = [&files.digests, &files.bytes, &files.places, &files.uses];
+    more.extend(files);
     let params: [&(dyn ToSql + Sync); 23] = [
         &sets_head,
         &head,

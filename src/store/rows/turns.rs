@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 
 #[cfg(feature = "sqlite")]
 use super::number;
-use super::{json, node_id};
+use super::{FileRows, OF_TURN, json, node_id};
 use crate::{
     message::{Message, Timestamp},
     run::{BranchPoint, PendingUse, Settled, TurnRecord},
@@ -60,12 +60,16 @@ pub(in crate::store) struct ApprovalRow {
 }
 
 impl TurnRow {
-    pub(super) fn of(id: &ConversationId, commit: &Commit) -> Result<Self, StoreError> {
+    pub(super) fn of(id: &ConversationId, commit: &Commit, files: &mut FileRows) -> Result<Self, StoreError> {
         let row = Self { ends: commit.ends_turn(commit.head), ..Self::default() };
         Ok(match commit.turn.as_deref() {
             Some(TurnChange::Record(record)) => Self {
                 mark: record.mark.map(|mark| mark.to_string()),
-                record: if row.ends { None } else { Some(Box::new(RecordRow::of(id, record.clone())?)) },
+                record: if row.ends {
+                    None
+                } else {
+                    Some(Box::new(RecordRow::of(id, record.clone(), files)?))
+                },
                 ..row
             },
             Some(TurnChange::End(end)) => Self { mark: end.mark.map(|mark| mark.to_string()), ..row },
@@ -75,7 +79,7 @@ impl TurnRow {
 }
 
 impl RecordRow {
-    fn of(id: &ConversationId, mut record: TurnRecord) -> Result<Self, StoreError> {
+    fn of(id: &ConversationId, mut record: TurnRecord, files: &mut FileRows) -> Result<Self, StoreError> {
         record.normalise();
         let waits = record.only_waits();
         let approval = |pause: &PendingUse| {
@@ -101,13 +105,13 @@ impl RecordRow {
             messages: record
                 .append
                 .iter()
-                .map(|message| json::encode(id, &**message))
+                .map(|message| files.encode(OF_TURN, || json::encode(id, &**message)))
                 .collect::<Result<_, _>>()?,
             slots: record.results.iter().map(|result| result.slot.cast_signed()).collect(),
             results: record
                 .results
                 .iter()
-                .map(|result| json::encode(id, result))
+                .map(|result| files.encode(OF_TURN, || json::encode(id, result)))
                 .collect::<Result<_, _>>()?,
             approvals: record.waiting.iter().map(approval).collect::<Result<_, _>>()?,
             core: record.core,

@@ -1,6 +1,8 @@
 //! Reads of conversations, summaries and lists. Each read is one transaction, so that all parts of its result are from
 //! the same moment.
 
+use std::rc::Rc;
+
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::{
@@ -12,6 +14,7 @@ use super::{
 };
 use crate::store::{
     ConversationId, Page, Stored, Summary,
+    attachments::Files,
     rows::{self, Cells, Origin, count},
 };
 
@@ -22,7 +25,11 @@ pub(super) fn load(
 ) -> Result<Stored, Fault> {
     let transaction = connection.transaction()?;
     let row = Row::get(&transaction, id)?;
-    let origin = Origin { id, place: &database.place() };
+    let files = files(&transaction, row.key, None)?;
+    files.apply(|| stored(&transaction, &Origin { id, place: &database.place() }, &row))
+}
+
+fn stored(transaction: &Connection, origin: &Origin<'_>, row: &Row) -> Result<Stored, Fault> {
     let sql = format!(
         "SELECT conversations.version, created, updated, title, state, head, next_node, {LABELS}, ending, prompts,
              mark, mark_version, title_by_person, used.*
@@ -35,8 +42,8 @@ pub(super) fn load(
     );
     let mut query = transaction.prepare_cached(&sql)?;
     let mut found = query.query([row.key])?;
-    let mut stored = rows::stored(found.next()?.ok_or(rusqlite::Error::QueryReturnedNoRows)?, &origin)?;
-    stored.turn = turns::read(&transaction, &origin, &row)?.map(Box::new);
+    let mut stored = rows::stored(found.next()?.ok_or(rusqlite::Error::QueryReturnedNoRows)?, origin)?;
+    stored.turn = turns::read(transaction, origin, row)?.map(Box::new);
 
     let mut nodes = transaction.prepare_cached(
         "SELECT id, parent, message, usage, left_open FROM nodes WHERE conversation = ? ORDER BY version, place",
@@ -53,6 +60,20 @@ pub(super) fn load(
         stored.cursors.extend([origin.cursor(row.get(0)?, row.get(1)?)?]);
     }
     Ok(stored)
+}
+
+/// Reads the files of a conversation. If a place is given, reads only the files with references from this place.
+pub(super) fn files(connection: &Connection, key: i64, place: Option<i32>) -> Result<Rc<Files>, Fault> {
+    let mut query = connection.prepare_cached(
+        "SELECT digest, bytes FROM files WHERE conversation = ?1
+         AND (?2 IS NULL OR digest IN (SELECT digest FROM file_uses WHERE conversation = ?1 AND place = ?2))",
+    )?;
+    let mut found = query.query(params![key, place])?;
+    let files = Rc::<Files>::default();
+    while let Some(row) = found.next()? {
+        files.add(row.get(0)?, &row.get::<_, Vec<u8>>(1)?);
+    }
+    Ok(files)
 }
 
 pub(super) fn summary(

@@ -15,7 +15,9 @@ use super::{
 use crate::{
     message::Message,
     store::{
-        Filter, Found, Hit, Listing, Page, Query, StoreError, json,
+        Filter, Found, Hit, Listing, Page, Query, StoreError,
+        attachments::Files,
+        json,
         rows::{Candidates, Origin},
         search::searched_text,
         words::{RULE, spaced},
@@ -140,7 +142,11 @@ fn node_texts(
     let mut nodes = nodes.query(params![key, ids])?;
     let mut texts = Vec::new();
     while let Some(row) = nodes.next()? {
-        let message = row.get_ref(2)?.as_str().ok().and_then(|text| json::parse::<Message>(text).ok());
+        let message = row
+            .get_ref(2)?
+            .as_str()
+            .ok()
+            .and_then(|text| Files::ignored().apply(|| json::parse::<Message>(text).ok()));
         texts.push(((row.get(0)?, row.get(1)?), message.as_ref().map(searched_text)));
     }
     Ok(texts)
@@ -334,6 +340,6 @@ fn hit(
         Ok((row.get::<_, i64>(0)?, row.get::<_, Option<i64>>(1)?, row.get::<_, String>(2)?))
     })?;
     let origin = Origin { id: &summary.id, place: &database.place() };
-    let node = origin.node(node.0, node.1, &node.2, None, false)?;
+    let node = Files::ignored().apply(|| origin.node(node.0, node.1, &node.2, None, false))?;
     Ok(Hit::message(summary.clone(), node.id(), node.message(), query))
 }

@@ -7,6 +7,7 @@ use rusqlite::{Connection, params, params_from_iter, types::Value};
 use super::{
     database::{Database, Fault},
     filter::{Condition, rarest},
+    read::files,
     row::{self, HELD, Row},
     write::millis,
 };
@@ -14,7 +15,7 @@ use crate::{
     message::Timestamp,
     store::{
         ConversationId, Filter, Listing, Page, StoredTurn, Summary, TurnSummary, Turns,
-        rows::{self, ApprovalRow, Cells, Origin, ReadTurn, RecordRow, SORTED, TurnRow, count},
+        rows::{self, ApprovalRow, Cells, OF_TURN, Origin, ReadTurn, RecordRow, SORTED, TurnRow, count},
     },
 };
 
@@ -182,7 +183,8 @@ pub(super) fn turn(
 ) -> Result<Option<StoredTurn>, Fault> {
     let transaction = connection.transaction()?;
     let row = Row::get(&transaction, id)?;
-    read(&transaction, &Origin { id, place: &database.place() }, &row)
+    let files = files(&transaction, row.key, Some(OF_TURN))?;
+    files.apply(|| read(&transaction, &Origin { id, place: &database.place() }, &row))
 }
 
 /// Returns the query for the keys and ages of the turns on a page, with its parameters.

@@ -153,8 +153,20 @@ fn apply(
     now: Timestamp,
 ) -> Result<(), Fault> {
     let is_indexed = search::is_kept(transaction)?;
-    let RowChanges { head, title, title_by_person, state, labels, nodes, cursors, usage, run, turn, .. } =
-        change;
+    let RowChanges {
+        head,
+        title,
+        title_by_person,
+        state,
+        labels,
+        nodes,
+        cursors,
+        usage,
+        run,
+        turn,
+        files,
+        ..
+    } = change;
     let (at, version) = (version, version.get().cast_signed());
     transaction
         .prepare_cached("INSERT INTO writes (conversation, version, write) VALUES (?, ?, ?)")?
@@ -216,6 +228,22 @@ fn apply(
     }
     if matches!(head, Column::Set(_)) {
         turns::apply(transaction, key, version, turn, now)?;
+    }
+    // The references follow the run and the turn, whose replacement removes the earlier references.
+    for (digest, bytes) in files.digests.iter().zip(&files.bytes) {
+        transaction
+            .prepare_cached(
+                "INSERT INTO files (conversation, digest, bytes) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+            )?
+            .execute(params![key, digest, bytes])?;
+    }
+    for (place, digest) in files.places.iter().zip(&files.uses) {
+        transaction
+            .prepare_cached(
+                "INSERT INTO file_uses (conversation, place, version, digest) VALUES (?, ?, ?, ?)
+                 ON CONFLICT DO NOTHING",
+            )?
+            .execute(params![key, place, version, digest])?;
     }
     ledger::insert(transaction, key, version, usage)
 }

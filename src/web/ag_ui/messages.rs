@@ -50,7 +50,7 @@ impl Files {
                 PartSource::Url { value: url.clone(), mime_type }
             }
             (Source::Base64 { data }, _) if data.len() <= self.limit => {
-                PartSource::Data { value: data.clone(), mime_type }
+                PartSource::Data { value: data.to_string(), mime_type }
             }
             (_, Some((message, block))) => match self.address(file, &message, block) {
                 Some(value) => PartSource::Url { value, mime_type },

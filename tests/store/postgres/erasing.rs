@@ -64,7 +64,7 @@ async fn erased_text_is_gone_from_tables_and_indexes_after_vacuum_full() {
     let query: Query = word.parse().unwrap();
     let found = store.search(&query, &Listing::default()).await.unwrap();
     assert!(found.hits.is_empty(), "searches find nothing at once");
-    for table in ["nodes", "conversations", "runs", "turns", "approvals", "pending"] {
+    for table in ["nodes", "files", "conversations", "runs", "turns", "approvals", "pending"] {
         let table = format!("{}.{table}", schema(&store));
         client.batch_execute(&format!("VACUUM FULL {table}")).await.unwrap();
     }

@@ -57,7 +57,7 @@ fn attached(attachment: &Attachment, can: &PromptCapabilities) -> Result<Content
                 ResourceLink::new(name, url.clone()).mime_type(media_type.clone()),
             ));
         }
-        Source::Base64 { data } => data.clone(),
+        Source::Base64 { data } => data.to_string(),
     };
     let media_type = media_type.clone();
     let (what, is_accepted) = match media_type.to_ascii_lowercase().split_once('/') {

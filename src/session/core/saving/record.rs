@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::{Job, Saver};
 use crate::{
     agent::Event,
-    message::{RequestEnd, TurnId, Usage, UsageRow},
+    message::{RequestEnd, TurnId, Usage, UsageRow, shared},
     run::{Response, RunEnd, TurnRecord},
     session::{
         SessionEvent,
@@ -217,6 +217,7 @@ impl Core {
     /// Returns the size in bytes of the usage, of the end of a run and of the turn in flight that are not in the store
     /// yet.
     pub(in crate::session::core) fn record_weight(&self) -> usize {
+        let mut in_flight_turn = None;
         let in_flight = match self.saver.attempt.as_ref().map(|attempt| &*attempt.job) {
             Some((_, Change::Commit(commit))) => {
                 let (end, turn) = match commit.turn.as_deref() {
@@ -224,11 +225,14 @@ impl Core {
                     Some(TurnChange::Record(turn)) => (None, Some(turn)),
                     None => (None, None),
                 };
+                in_flight_turn = turn;
                 weight(commit.usage.as_ref().map_or(0, Vec::len), end, turn)
             }
             _ => 0,
         };
-        in_flight + self.saver.record.weight()
+        let turns = in_flight_turn.into_iter().chain(self.saver.record.turn.as_deref());
+        let pending = turns.flat_map(|turn| &turn.append).map(|message| &message.content[..]);
+        in_flight + self.saver.record.weight() - shared(pending, &Self::contents(&self.tree))
     }
 
     pub(in crate::session::core) fn record(&mut self, record: Record) {

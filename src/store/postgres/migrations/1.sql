@@ -65,6 +65,27 @@ CREATE TABLE {schema}.nodes (
     PRIMARY KEY (conversation, version, place)
 );
 
+-- The bytes of large attachments, once per conversation. `digest` is their SHA-256 in hexadecimal digits. JSON in other
+-- tables refers to it. The bytes are not compressed, because most of them are already compressed.
+CREATE TABLE {schema}.files (
+    conversation bigint NOT NULL REFERENCES {schema}.conversations ON DELETE CASCADE,
+    digest text NOT NULL,
+    bytes bytea NOT NULL,
+    PRIMARY KEY (conversation, digest)
+);
+ALTER TABLE {schema}.files ALTER COLUMN bytes SET STORAGE EXTERNAL;
+
+-- The references to files: from the node with this version and place, from the turn in flight (place -1), or from the
+-- end of the last run (place -2). `version` is the version that the write of the reference resulted in. The triggers at
+-- the end remove references together with their rows, and files together with their last references.
+CREATE TABLE {schema}.file_uses (
+    conversation bigint NOT NULL REFERENCES {schema}.conversations ON DELETE CASCADE,
+    place integer NOT NULL,
+    version bigint NOT NULL,
+    digest text NOT NULL,
+    PRIMARY KEY (conversation, place, version, digest)
+);
+
 CREATE TABLE {schema}.cursors (
     conversation bigint NOT NULL REFERENCES {schema}.conversations ON DELETE CASCADE,
     node bigint NOT NULL,
@@ -171,3 +192,43 @@ CREATE TABLE {schema}.pending (
     content text NOT NULL,
     PRIMARY KEY (conversation, place, slot)
 );
+
+-- These triggers run after all parts of a statement, so they see the references that the same write has added. The
+-- version tells these from earlier ones.
+CREATE FUNCTION {schema}.remove_file_uses() RETURNS trigger LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $$
+BEGIN
+    DELETE FROM file_uses WHERE conversation = OLD.conversation AND place = TG_ARGV[0]::integer
+        AND version <> (SELECT version FROM conversations WHERE key = OLD.conversation);
+    RETURN NULL;
+END $$;
+
+CREATE FUNCTION {schema}.remove_file_uses_of_node() RETURNS trigger LANGUAGE plpgsql
+SET search_path = {schema}, pg_temp AS $$
+BEGIN
+    DELETE FROM file_uses
+    WHERE (conversation, place, version) = (OLD.conversation, OLD.place, OLD.version);
+    RETURN NULL;
+END $$;
+
+CREATE FUNCTION {schema}.remove_unused_file() RETURNS trigger LANGUAGE plpgsql SET search_path = {schema}, pg_temp AS $$
+BEGIN
+    DELETE FROM files WHERE (conversation, digest) = (OLD.conversation, OLD.digest) AND NOT EXISTS (
+        SELECT FROM file_uses WHERE (conversation, digest) = (OLD.conversation, OLD.digest)
+    );
+    RETURN NULL;
+END $$;
+
+CREATE TRIGGER file_uses_of_nodes AFTER DELETE ON {schema}.nodes FOR EACH ROW
+WHEN (strpos(OLD.message, '"type":"file"') > 0) EXECUTE FUNCTION {schema}.remove_file_uses_of_node();
+
+CREATE TRIGGER file_uses_of_turns AFTER DELETE ON {schema}.turns FOR EACH ROW
+EXECUTE FUNCTION {schema}.remove_file_uses('-1');
+
+CREATE TRIGGER file_uses_of_replaced_turns AFTER UPDATE ON {schema}.turns FOR EACH ROW
+WHEN ((OLD.turn, OLD.head) IS DISTINCT FROM (NEW.turn, NEW.head)) EXECUTE FUNCTION {schema}.remove_file_uses('-1');
+
+CREATE TRIGGER file_uses_of_runs AFTER DELETE OR UPDATE ON {schema}.runs FOR EACH ROW
+EXECUTE FUNCTION {schema}.remove_file_uses('-2');
+
+CREATE TRIGGER unused_files AFTER DELETE ON {schema}.file_uses FOR EACH ROW
+EXECUTE FUNCTION {schema}.remove_unused_file();

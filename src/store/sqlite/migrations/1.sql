@@ -49,6 +49,26 @@ CREATE TABLE nodes (
     PRIMARY KEY (conversation, version, place)
 ) STRICT, WITHOUT ROWID;
 
+-- The bytes of large attachments, once per conversation. `digest` is their SHA-256 in hexadecimal digits. JSON in other
+-- tables refers to it.
+CREATE TABLE files (
+    conversation INTEGER NOT NULL REFERENCES conversations ON DELETE CASCADE,
+    digest TEXT NOT NULL,
+    bytes BLOB NOT NULL,
+    UNIQUE (conversation, digest)
+) STRICT;
+
+-- The references to files: from the node with this version and place, from the turn in flight (place -1), or from the
+-- end of the last run (place -2). `version` is the version that the write of the reference resulted in. The triggers at
+-- the end remove references together with their rows, and files together with their last references.
+CREATE TABLE file_uses (
+    conversation INTEGER NOT NULL REFERENCES conversations ON DELETE CASCADE,
+    place INTEGER NOT NULL,
+    version INTEGER NOT NULL,
+    digest TEXT NOT NULL,
+    PRIMARY KEY (conversation, place, version, digest)
+) STRICT, WITHOUT ROWID;
+
 CREATE TABLE cursors (
     conversation INTEGER NOT NULL REFERENCES conversations ON DELETE CASCADE,
     node INTEGER NOT NULL,
@@ -154,3 +174,25 @@ CREATE TABLE pending (
     content TEXT NOT NULL,
     PRIMARY KEY (conversation, place, slot)
 ) STRICT, WITHOUT ROWID;
+
+CREATE TRIGGER file_uses_of_nodes AFTER DELETE ON nodes WHEN instr(old.message, '"type":"file"') BEGIN
+    DELETE FROM file_uses WHERE (conversation, place, version) = (old.conversation, old.place, old.version);
+END;
+
+CREATE TRIGGER file_uses_of_turns AFTER DELETE ON turns BEGIN
+    DELETE FROM file_uses WHERE (conversation, place) = (old.conversation, -1);
+END;
+
+CREATE TRIGGER file_uses_of_runs AFTER DELETE ON runs BEGIN
+    DELETE FROM file_uses WHERE (conversation, place) = (old.conversation, -2);
+END;
+
+CREATE TRIGGER file_uses_of_replaced_runs AFTER UPDATE ON runs BEGIN
+    DELETE FROM file_uses WHERE (conversation, place) = (old.conversation, -2);
+END;
+
+CREATE TRIGGER unused_files AFTER DELETE ON file_uses BEGIN
+    DELETE FROM files WHERE (conversation, digest) = (old.conversation, old.digest) AND NOT EXISTS (
+        SELECT 1 FROM file_uses WHERE (conversation, digest) = (old.conversation, old.digest)
+    );
+END;

@@ -61,7 +61,7 @@ async fn new_message_becomes_a_prompt_with_its_id_and_files() {
         panic!("{prompt:?}")
     };
     assert_eq!(image.name.as_deref(), Some("a.png"));
-    assert_eq!(image.source, Source::Base64 { data: "aGk=".to_owned() });
+    assert_eq!(image.source, Source::Base64 { data: "aGk=".into() });
     assert!(matches!(&paper.source, Source::Url { .. }));
 }
 

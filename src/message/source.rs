@@ -1,0 +1,135 @@
+//! The location of an attachment's bytes, and the form that it has in a store.
+//!
+//! A store may keep the bytes of a large attachment apart from its message, which then contains a reference. serde has no
+//! argument for such a context, so a [`StoredForm`] applies to one thread while a closure runs. In any other JSON, a
+//! reference is an error. So neither the body of a request nor an imported document can refer to bytes in a store.
+
+use std::{cell::RefCell, rc::Rc, sync::Arc};
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+
+use super::{Attachment, Content};
+
+/// The location of an attachment's bytes.
+// With `remote`, serde's derives make functions of this type instead of implementations of the traits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(remote = "Self", tag = "type", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Source {
+    /// The bytes are in the message, as base64.
+    Base64 {
+        /// The bytes in base64, in the standard alphabet and padded. Clones share the text.
+        data: Arc<str>,
+    },
+    /// The bytes are at a URL that the service can reach.
+    Url {
+        /// The URL.
+        url: String,
+    },
+}
+
+/// The greatest length of a text in base64 that is always part of its message, in bytes.
+pub(crate) const SMALL: usize = 16 * 1024;
+
+/// The form of attachments in a store.
+pub(crate) trait StoredForm {
+    /// Returns the reference to write in place of this text in base64, if the store keeps the text apart.
+    fn reference(&self, data: &Arc<str>) -> Option<String>;
+
+    /// Returns the text with this reference, or a description of the problem.
+    fn data(&self, reference: &str) -> Result<Arc<str>, String>;
+}
+
+thread_local! {
+    /// The form that applies to this thread now.
+    static FORM: RefCell<Option<Rc<dyn StoredForm>>> = const { RefCell::new(None) };
+}
+
+/// Runs an action that writes or reads messages in this form.
+pub(crate) fn in_form<T>(form: Rc<dyn StoredForm>, action: impl FnOnce() -> T) -> T {
+    /// Restores the earlier form, even if the action panics.
+    struct Restore(Option<Rc<dyn StoredForm>>);
+
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            FORM.set(self.0.take());
+        }
+    }
+
+    let _restore = Restore(FORM.replace(Some(form)));
+    action()
+}
+
+fn form() -> Option<Rc<dyn StoredForm>> {
+    FORM.with_borrow(Clone::clone)
+}
+
+/// The JSON form in a store.
+#[derive(Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum InStore {
+    Base64 { data: Arc<str> },
+    Url { url: String },
+    File { sha256: String },
+}
+
+impl Serialize for Source {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if let Self::Base64 { data } = self
+            && let Some(sha256) = form().and_then(|form| form.reference(data))
+        {
+            return InStore::File { sha256 }.serialize(serializer);
+        }
+        Self::serialize(self, serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Source {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let Some(form) = form() else { return Self::deserialize(deserializer) };
+        Ok(match InStore::deserialize(deserializer)? {
+            InStore::Base64 { data } => Self::Base64 { data },
+            InStore::Url { url } => Self::Url { url },
+            InStore::File { sha256 } => Self::Base64 { data: form.data(&sha256).map_err(D::Error::custom)? },
+        })
+    }
+}
+
+/// Iterates over the texts of the large attachments in these blocks, without those in results of tools.
+fn large(content: &[Content]) -> impl Iterator<Item = &Arc<str>> {
+    content.iter().filter_map(|block| match block {
+        Content::Attachment(Attachment { source: Source::Base64 { data }, .. }) if data.len() > SMALL => {
+            Some(data)
+        }
+        _ => None,
+    })
+}
+
+/// Gives each large attachment the text of an equal attachment among the known ones, so that both share their memory.
+pub(crate) fn share<'m>(content: &mut [Content], known: &(impl Iterator<Item = &'m [Content]> + Clone)) {
+    for block in content {
+        let Content::Attachment(Attachment { source: Source::Base64 { data }, .. }) = block else { continue };
+        if data.len() > SMALL
+            && let Some(equal) = known.clone().flat_map(large).find(|known| *known == data)
+        {
+            *data = Arc::clone(equal);
+        }
+    }
+}
+
+/// Returns the number of bytes in this content whose memory is that of the other content, or of an earlier part.
+pub(crate) fn shared<'m>(
+    content: impl Iterator<Item = &'m [Content]>,
+    others: &(impl Iterator<Item = &'m [Content]> + Clone),
+) -> usize {
+    let (mut seen, mut bytes) = (Vec::<&Arc<str>>::new(), 0);
+    for data in content.flat_map(large) {
+        if others.clone().flat_map(large).chain(seen.iter().copied()).any(|other| Arc::ptr_eq(other, data)) {
+            bytes += data.len();
+        } else {
+            seen.push(data);
+        }
+    }
+    bytes
+}

@@ -1,0 +1,137 @@
+//! Attachments that a store keeps once per conversation.
+//!
+//! # Types
+//!
+//! A *file* consists of the bytes of a [`Source::Base64`](crate::message::Source::Base64) of more than 16 KiB of text.
+//! Its name is the SHA-256 of the bytes, in 64 hexadecimal digits. A *reference* is the JSON
+//! `{"type":"file","sha256":"…"}` in place of the attachment's source. [`Files`] replaces sources by references while
+//! messages are encoded, and references by sources while messages are decoded. Everything else uses whole messages, so
+//! writers, exports, copies and other stores need not know files.
+//!
+//! # Invariants
+//!
+//! 1. A message is returned byte for byte. Base64 that is not canonical, and therefore differs from the encoding of its
+//!    own bytes, stays in the message.
+//! 2. Only a source becomes a reference, and only in the place of a source a reference is read. An input of a tool is a
+//!    JSON value and no source, so it can imitate a reference but never is one. The state of an agent, which a record
+//!    contains as text, and the tool uses that wait in a database stay whole.
+//! 3. A reference is written in the same atomic write as its file, or after it. The store computes the name of a file
+//!    from the bytes, and checks the name when it reads the bytes. So no writer can replace the bytes under a name.
+//! 4. The write that removes the last reference removes the file. In the file store, this holds for an erasure. A file
+//!    of a discarded record stays until the next rewrite of the log. In a database, triggers do it. The references of a
+//!    recorded turn are removed together, when the turn ends or another turn replaces it.
+//! 5. If a file is missing or has other bytes, the message that refers to it is damaged.
+//!
+//! # Crashes and races
+//!
+//! | case | result |
+//! | --- | --- |
+//! | the process ends during a write, or the power fails | A database rolls the write back. In the file store, the files are part of the line of the write, so one checksum covers all of it. |
+//! | several messages of a write have the same file | The write contains the file once. |
+//! | the conversation already has the file | A database has one row per name. The file store looks for the name in the log, and writes the bytes only if it finds none. |
+//! | a write is repeated after an unknown outcome | The store finds the id of the write and writes nothing, so neither files nor references are added. |
+//! | an erasure and a commit at the same time | One of them fails with a conflict. The files that are needed are determined in the same transaction, or under the same lock. |
+//! | a record and the history refer to one file | Both have references of their own, so the end of the turn keeps the file. |
+//! | a copy to another store | The copy contains whole messages, and the other store divides them in its own way. |
+//! | a delete | It removes the files with the conversation, because no two conversations share files. |
+//! | a log or database that was changed by somebody else | A name is only compared with other names. It is never a path, and memory is only used for bytes that exist. |
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::HashMap,
+    fmt::Write as _,
+    rc::Rc,
+    sync::Arc,
+};
+
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use sha2::{Digest as _, Sha256};
+
+use crate::message::{SMALL, StoredForm, in_form};
+
+/// A file to which encoded messages refer.
+pub(super) struct StoredFile {
+    pub(super) sha256: String,
+    /// The bytes in base64.
+    pub(super) data: Arc<str>,
+}
+
+/// The files of a conversation, as far as they are known. By default, messages are decoded with these files, and their
+/// texts become references again when messages are encoded.
+#[derive(Default)]
+pub(super) struct Files {
+    /// The text of each file. `None` if the file has other bytes than its name says.
+    known: RefCell<HashMap<String, Option<Arc<str>>>>,
+    /// The files to which the messages refer that were encoded so far.
+    pub(super) used: RefCell<Vec<StoredFile>>,
+    /// Whether a decoded message refers to a file that is missing or has other bytes.
+    pub(super) has_missed: Cell<bool>,
+    /// Whether messages are decoded without the bytes of files.
+    ignores: bool,
+    /// Whether unknown texts become references, too.
+    divides: bool,
+}
+
+impl Files {
+    /// Returns no files, for readers that need only the other parts of a message. Attachments are empty.
+    pub(super) fn ignored() -> Rc<Self> {
+        Rc::new(Self { ignores: true, ..Self::default() })
+    }
+
+    /// Returns no files, for writers.
+    pub(super) fn dividing() -> Rc<Self> {
+        Rc::new(Self { divides: true, ..Self::default() })
+    }
+
+    /// Adds a file that was read.
+    pub(super) fn add(&self, sha256: String, bytes: &[u8]) {
+        let mut known = self.known.borrow_mut();
+        if !self.ignores && !matches!(known.get(&sha256), Some(Some(_))) {
+            let text = (name(bytes) == sha256).then(|| BASE64_STANDARD.encode(bytes).into());
+            known.insert(sha256, text);
+        }
+    }
+
+    /// Runs an action that encodes messages, or decodes messages with the known files.
+    pub(super) fn apply<T>(self: &Rc<Self>, action: impl FnOnce() -> T) -> T {
+        in_form(Rc::<Self>::clone(self), action)
+    }
+}
+
+impl StoredForm for Files {
+    fn reference(&self, data: &Arc<str>) -> Option<String> {
+        if data.len() <= SMALL {
+            return None;
+        }
+        let known = self.known.borrow();
+        let is_same = |text: &Option<Arc<str>>| text.as_ref().is_some_and(|text| Arc::ptr_eq(text, data));
+        let sha256 = match known.iter().find(|(_, text)| is_same(text)) {
+            Some((sha256, _)) => sha256.clone(),
+            None if !self.divides => return None,
+            // Only canonical base64 can be decoded.
+            None => name(&BASE64_STANDARD.decode(&**data).ok()?),
+        };
+        let mut used = self.used.borrow_mut();
+        if used.iter().all(|file| file.sha256 != sha256) {
+            used.push(StoredFile { sha256: sha256.clone(), data: Arc::clone(data) });
+        }
+        Some(sha256)
+    }
+
+    fn data(&self, sha256: &str) -> Result<Arc<str>, String> {
+        match self.known.borrow().get(sha256) {
+            Some(Some(text)) => return Ok(Arc::clone(text)),
+            _ if self.ignores => return Ok("".into()),
+            _ => self.has_missed.set(true),
+        }
+        Err(format!("the file {sha256:.64} is missing, or it has other bytes"))
+    }
+}
+
+/// Returns the name of a file with these bytes.
+fn name(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().fold(String::with_capacity(64), |mut name, byte| {
+        let _ = write!(name, "{byte:02x}");
+        name
+    })
+}

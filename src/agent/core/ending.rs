@@ -426,7 +426,7 @@ fn cut_results(
             // A tool use that waits again after a restart keeps the name of its first decision.
             (None, None) if turn.uncertain.contains(&place) => {
                 let earlier = turn.decisions.iter().rfind(|(id, _)| *id == tool_use.id);
-                (None, None, earlier.map(|(_, own)| DecidedUse::of(own.clone())))
+                (None, None, earlier.map(|(_, own)| Box::new(DecidedUse::of(own.clone()))))
             }
             (None, None) => (None, None, None),
         };
@@ -436,7 +436,8 @@ fn cut_results(
             false => &not_run,
         };
         let ran = has_started || result.is_some();
-        let decided = if result.is_some() { decided } else { DecidedUse::cut_off(decided, cx.now()) };
+        let decided =
+            if result.is_some() { decided } else { Some(Box::new(DecidedUse::cut_off(decided, cx.now()))) };
         let result = result.unwrap_or_else(|| ToolResult::error(tool_use, text));
         let result = DecidedUse::state(decided, result, tool_use, input.clone(), ran);
         let input = input.filter(|_| has_started);

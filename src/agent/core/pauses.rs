@@ -237,7 +237,7 @@ impl Core {
         let decided = decided(turn, tool_use.clone(), decision.clone(), cx);
         let at = at.unwrap_or(decided.at);
         let decided = Decided { by, expired, at, ..decided };
-        let mut own = DecidedUse::new(&decided, by_person);
+        let mut own = Box::new(DecidedUse::new(&decided, by_person));
         let mut asked_by = None;
         match stage {
             Stage::Streaming { question, .. } => *question = None,
@@ -353,7 +353,7 @@ pub(super) fn answer(
 
 fn decide(decision: Decision, tool_use: &ToolUse, turn: &Turn, cx: &mut Context<'_>) -> Answer {
     let decided = decided(turn, tool_use.id.clone(), decision.clone(), cx);
-    let own = DecidedUse::new(&decided, false);
+    let own = Box::new(DecidedUse::new(&decided, false));
     cx.emit(Event::Decided(Box::new(decided)));
     Answer::Decided(decision, Some(own))
 }

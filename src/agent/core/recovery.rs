@@ -229,7 +229,7 @@ impl Core {
         for place in &reported {
             let slot = &mut slots[*place];
             slot.result = Some(ToolResult::error(&slot.tool_use, UNCERTAIN));
-            slot.decided = DecidedUse::cut_off(slot.decided.take(), cx.now());
+            slot.decided = Some(Box::new(DecidedUse::cut_off(slot.decided.take(), cx.now())));
         }
         emit_runs(&slots, cx);
         if !reported.is_empty() {
@@ -323,7 +323,7 @@ fn answer_again(slot: &Slot, uncertain: Option<&UncertainUse>, turn: &Turn, now:
     match own.on_uncertain {
         OnUncertain::Report => Answer::Decided(
             Decision::Provide(ToolResult::error(&slot.tool_use, UNCERTAIN)),
-            with_input(DecidedUse::cut_off(decided, now)),
+            with_input(Some(Box::new(DecidedUse::cut_off(decided, now)))),
         ),
         OnUncertain::Ask => {
             let pause = PendingUse::new(turn.id, ToolUse::clone(&own.tool_use));

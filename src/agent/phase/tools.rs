@@ -66,20 +66,21 @@ pub(crate) struct DecidedUse {
 }
 
 impl DecidedUse {
-    pub(crate) fn new(decided: &Decided, by_person: bool) -> Box<Self> {
-        Box::new(Self { decision: decided.as_use_decision(), by_person })
+    pub(crate) fn new(decided: &Decided, by_person: bool) -> Self {
+        Self { decision: decided.as_use_decision(), by_person }
     }
 
     /// Returns a decision that has set no input.
-    pub(crate) fn of(decision: UseDecision) -> Box<Self> {
-        Box::new(Self { decision, by_person: false })
+    pub(crate) const fn of(decision: UseDecision) -> Self {
+        Self { decision, by_person: false }
     }
 
     /// Returns the decision of a tool use that is cut off at the time `at`, after it was decided in this way.
-    pub(crate) fn cut_off(decided: Option<Box<Self>>, at: Timestamp) -> Option<Box<Self>> {
-        let mut cut = decided.unwrap_or_else(|| Self::of(UseDecision::new(DecisionKind::Interrupted, at)));
+    pub(crate) fn cut_off(decided: Option<Box<Self>>, at: Timestamp) -> Self {
+        let new = || Self::of(UseDecision::new(DecisionKind::Interrupted, at));
+        let mut cut = decided.map_or_else(new, |own| *own);
         (cut.decision.kind, cut.decision.at) = (DecisionKind::Interrupted, at);
-        Some(cut)
+        cut
     }
 
     /// States in the result how its tool use was decided. `input` is the input that the decision has set.
@@ -118,7 +119,7 @@ impl Tools {
     /// Returns the answers, with the decisions that were made before their pauses were reported.
     pub(crate) fn into_answers(mut self) -> Vec<Answer> {
         for own in std::mem::take(&mut self.early) {
-            let decided = DecidedUse::new(&own, !own.expired);
+            let decided = Box::new(DecidedUse::new(&own, !own.expired));
             self.decide(&own.tool_use_id, own.decision, decided);
         }
         self.answers

@@ -44,7 +44,7 @@ impl StoredState {
     setters! {
         /// Returns the same state with this title, set by a person.
         pub fn with_title(self, title: impl Into<String>) {
-            (self.title, self.title_by) = (Some(title.into()), TitleBy::Person)
+            (self.title, self.title_by) = (Some(title.into()), TitleBy::Person);
         }
 
         /// Returns the same state with this system prompt.

@@ -49,7 +49,7 @@ pub(super) struct Word {
 /// Returns the words of a text in their order.
 pub(super) fn words(text: &str) -> Vec<Word> {
     let text = &text[..text.floor_char_boundary(LONGEST_TEXT)];
-    let mut reader = Reader::default();
+    let mut reader = WordReader::default();
     let mut at = 0;
     for part in text.split_inclusive(char::is_whitespace) {
         if part.is_ascii() {
@@ -98,7 +98,7 @@ fn is_mark(c: char) -> bool {
 
 /// A group of scripts. A word ends where the group changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Group {
+enum ScriptGroup {
     /// Scripts with spaces between words, whose marks are removed.
     Plain,
     /// Other scripts with spaces between words.
@@ -107,7 +107,7 @@ enum Group {
     Unspaced(Script),
 }
 
-impl Group {
+impl ScriptGroup {
     fn of(letter: char) -> Self {
         match CodePointMapData::<Script>::new().get(letter) {
             _ if letter == 'ー' => Self::Unspaced(Script::Hiragana),
@@ -123,7 +123,7 @@ impl Group {
 
 /// Collects the words of a text.
 #[derive(Default)]
-struct Reader {
+struct WordReader {
     words: Vec<Word>,
     /// The length of all words in bytes.
     length: usize,
@@ -132,12 +132,12 @@ struct Reader {
     /// The letters of the run: their places in `run` and in the text.
     letters: Vec<(usize, Range<usize>)>,
     /// The group of the last letter.
-    group: Option<Group>,
+    group: Option<ScriptGroup>,
     /// Whether nothing lies between the previous run and the run in progress.
     joins: bool,
 }
 
-impl Reader {
+impl WordReader {
     /// Reads the next letter or other character, whose form is `c` and which stands at this place of the text.
     fn read(&mut self, c: char, place: &Range<usize>) {
         let category = if c.is_ascii_alphanumeric() {
@@ -146,8 +146,8 @@ impl Reader {
             CodePointMapData::<GeneralCategory>::new().get(c)
         };
         if GeneralCategoryGroup::Letter.union(GeneralCategoryGroup::Number).contains(category) {
-            let group = if c.is_ascii() { Group::Plain } else { Group::of(c) };
-            let is_unspaced = |group: Group| matches!(group, Group::Unspaced(_));
+            let group = if c.is_ascii() { ScriptGroup::Plain } else { ScriptGroup::of(c) };
+            let is_unspaced = |group: ScriptGroup| matches!(group, ScriptGroup::Unspaced(_));
             if let Some(last) = self.group
                 && last != group
                 && (is_unspaced(last) || is_unspaced(group))
@@ -164,8 +164,8 @@ impl Reader {
             if let Some((start, letter)) = self.letters.last_mut() {
                 letter.end = place.end;
                 let is_short = self.run.len() - *start < LONGEST_LETTER;
-                if self.group == Some(Group::Marked) && is_short && self.run.len() < LONGEST_WORD
-                    || matches!(self.group, Some(Group::Unspaced(_))) && is_short
+                if self.group == Some(ScriptGroup::Marked) && is_short && self.run.len() < LONGEST_WORD
+                    || matches!(self.group, Some(ScriptGroup::Unspaced(_))) && is_short
                 {
                     self.run.push(c);
                 }
@@ -179,7 +179,7 @@ impl Reader {
     /// Ends the run in progress, which becomes a word or pairs of letters.
     fn end_run(&mut self) {
         let (run, letters) = (std::mem::take(&mut self.run), std::mem::take(&mut self.letters));
-        let is_unspaced = matches!(self.group.take(), Some(Group::Unspaced(_)));
+        let is_unspaced = matches!(self.group.take(), Some(ScriptGroup::Unspaced(_)));
         let mut joins = std::mem::take(&mut self.joins);
         let size = if is_unspaced { letters.len().min(2) } else { letters.len() };
         // Without letters, the size of a window would be 0.

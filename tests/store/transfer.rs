@@ -440,7 +440,7 @@ async fn import_json_of_an_invalid_path_names_its_node() {
     let to = MemoryStore::new();
     import_json(&to, &text, None).await.unwrap();
     let marked: Vec<_> =
-        to.load(&id("talk")).await.unwrap().nodes.iter().map(|node| node.left_open()).collect();
+        to.load(&id("talk")).await.unwrap().nodes.iter().map(omni_agent::tree::Node::left_open).collect();
     assert_eq!(marked, [false, false, true]);
     // A path may end in an open tool use, or in the results of an interrupted turn.
     let nodes = with(&[(3, Some(1), asks), (4, Some(3), answers), (5, Some(4), hello)]);

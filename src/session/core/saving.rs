@@ -245,7 +245,9 @@ impl Core {
             let is_last = saver.portions.is_empty() && !saver.state_is_due && saver.record.is_empty();
             let wanted = if is_last { saver.wanted } else { saver.safe };
             let mut state = saver.state.clone();
-            state.iter_mut().for_each(|state| state.erase(&erased));
+            if let Some(state) = &mut state {
+                state.erase(&erased);
+            }
             let job = (write(version), Change::Erase(*erased));
             return Some(Attempt { state, ..attempt(job, tree, 0, wanted) });
         }

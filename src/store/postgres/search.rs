@@ -75,8 +75,8 @@ async fn renew(connection: &Object, table: &str, key: &str, text: &str) -> Resul
     // has words by this rule.
     let update = format!(
         "UPDATE {table} SET words = new.words, rule = {RULE}
-         FROM unnest($1::bigint[], $2::text[], $3::text[]) AS new (owner, content, words)
-         WHERE {key} = owner AND {text} = new.content AND rule <> {RULE}"
+         FROM unnest($1::bigint[], $2::text[], $3::text[]) AS new (of_key, of_text, words)
+         WHERE {key} = of_key AND {text} = of_text AND rule <> {RULE}"
     );
     let mut first = i64::MIN;
     loop {

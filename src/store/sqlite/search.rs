@@ -111,7 +111,7 @@ fn remove(transaction: &Connection, key: i64, place: Place, text: Option<&str>) 
 /// all nodes.
 pub(super) fn remove_nodes(transaction: &Connection, key: i64, ids: Option<&str>) -> Result<(), Fault> {
     for (place, text) in node_texts(transaction, key, ids)? {
-        remove(transaction, key, Some(place), text.as_deref())?;
+        remove(transaction, key, place, text.as_deref())?;
     }
     Ok(())
 }
@@ -134,7 +134,7 @@ fn node_texts(
     transaction: &Connection,
     key: i64,
     ids: Option<&str>,
-) -> Result<Vec<((i64, i64), Option<String>)>, Fault> {
+) -> Result<Vec<(Place, Option<String>)>, Fault> {
     let mut nodes = transaction.prepare_cached(
         "SELECT version, place, message FROM nodes
          WHERE conversation = ?1 AND (?2 IS NULL OR id IN (SELECT value FROM json_each(?2)))",
@@ -147,7 +147,7 @@ fn node_texts(
             .as_str()
             .ok()
             .and_then(|text| Files::ignored().apply(|| json::parse::<Message>(text).ok()));
-        texts.push(((row.get(0)?, row.get(1)?), message.as_ref().map(searched_text)));
+        texts.push((Some((row.get(0)?, row.get(1)?)), message.as_ref().map(searched_text)));
     }
     Ok(texts)
 }
@@ -207,7 +207,7 @@ fn index_batch(connection: &mut Connection) -> Result<bool, Fault> {
 fn index_conversation(transaction: &Connection, key: i64) -> Result<i64, Fault> {
     let mut added = add(transaction, key, None, &title_of(transaction, key)?.unwrap_or_default())?;
     for (place, text) in node_texts(transaction, key, None)? {
-        added += add(transaction, key, Some(place), &text.unwrap_or_default())?;
+        added += add(transaction, key, place, &text.unwrap_or_default())?;
     }
     Ok(added)
 }
@@ -232,11 +232,10 @@ pub(super) fn search(
         // The next opening of the file builds the index anew.
         Some(_) => return Ok(Found { hits: Vec::new(), complete: false }),
     }
-    let query_text = match_of(query);
-    let found = match few(&transaction, &query_text)? {
+    let found = match few(&transaction, &match_of(query))? {
         Some(matches) => sorted(&transaction, filter, &matches, page)?,
         None => filter::read_page(&transaction, filter, page, |candidates| {
-            walked(&transaction, candidates, filter, &query_text, page)
+            walked(&transaction, candidates, filter, query, page)
         })?,
     };
     let complete = "SELECT conversation >= last FROM indexing";
@@ -289,32 +288,26 @@ fn sorted(
     Ok(found)
 }
 
-/// Examines the matching conversations in the order of the list until the page is full.
+/// Examines the conversations in the order of the list until the page is full. Reads their texts, because the index would
+/// collect all matches of the beginning of a word anew for each conversation. There are many matches, so the page is full
+/// soon.
 fn walked(
     transaction: &Connection,
     candidates: Candidates<'_>,
     filter: &Filter,
-    query: &str,
+    query: &Query,
     page: &Page,
 ) -> Result<Vec<(i64, Place)>, Fault> {
     let all = Page { limit: usize::MAX, offset: 0, ..page.clone() };
     let (keys, params) = filter::keys(candidates, filter, &all);
     let mut keys = transaction.prepare_cached(&keys)?;
     let mut keys = keys.query(params_from_iter(params))?;
-    let mut texts = transaction.prepare_cached(
-        "SELECT version, place FROM texts WHERE conversation = ?1
-             AND EXISTS (SELECT 1 FROM words WHERE words MATCH ?2 AND words.rowid = texts.key)
-         ORDER BY version DESC NULLS LAST, place DESC LIMIT 1",
-    )?;
     let (mut found, mut skipped) = (Vec::new(), 0);
     while found.len() < page.limit
         && let Some(row) = keys.next()?
     {
         let key: i64 = row.get(0)?;
-        let last = texts.query_row(params![key, query], |row| {
-            Ok(row.get::<_, Option<i64>>(0)?.zip(row.get::<_, Option<i64>>(1)?))
-        });
-        let Some(place) = last.optional()? else { continue };
+        let Some(place) = last_match(transaction, key, query)? else { continue };
         if skipped < page.offset {
             skipped += 1;
         } else {
@@ -322,6 +315,21 @@ fn walked(
         }
     }
     Ok(found)
+}
+
+/// Returns the position of the last text of a conversation that contains the words. Returns `None` if none does.
+fn last_match(transaction: &Connection, key: i64, query: &Query) -> Result<Option<Place>, Fault> {
+    let mut nodes = transaction.prepare_cached(
+        "SELECT version, place, message FROM nodes WHERE conversation = ? ORDER BY version DESC, place DESC",
+    )?;
+    let mut nodes = nodes.query([key])?;
+    while let Some(row) = nodes.next()? {
+        let message = row.get_ref(2)?.as_str().ok().and_then(|text| json::parse::<Message>(text).ok());
+        if message.is_some_and(|message| query.is_in(&searched_text(&message))) {
+            return Ok(Some(Some((row.get(0)?, row.get(1)?))));
+        }
+    }
+    Ok(title_of(transaction, key)?.filter(|title| query.is_in(title)).map(|_| None))
 }
 
 fn hit(

@@ -17,6 +17,8 @@ INSERT INTO conversations (id, version, created, updated, epoch)
 WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 62000)
 SELECT format('c%05d', n), 1, 1, min(n / 3, 17667), 1 FROM numbers;
 UPDATE conversations SET title = 'title';
+INSERT INTO texts (conversation) SELECT key FROM conversations;
+INSERT INTO words (rowid, text) SELECT key, 'title' FROM texts;
 INSERT INTO states SELECT key, '{}' FROM conversations;
 INSERT INTO labels SELECT key, 'age', iif(key <= 6000, 'oldest', 'later') FROM conversations;
 INSERT INTO labels SELECT key, 'kind', 'most' FROM conversations WHERE key <= 56000;

@@ -92,7 +92,9 @@ impl World {
         let suggested = title.clone().filter(|_| self.rng.percent(40));
         let suggested = suggested.map(|title| (title, self.random_node()));
         self.note(|| format!("title {title:?}, suggested: {suggested:?}"));
-        let (changes, shows) = self.model.set_title(title.clone(), suggested.as_ref().map(|(_, of)| *of));
+        let by = if suggested.is_some() { TitleBy::Derived } else { TitleBy::Person };
+        let of = suggested.as_ref().and_then(|(_, of)| *of);
+        let (changes, shows) = self.model.set_title(title.clone(), by, of);
         self.ledger.note(&self.model, changes);
         let kinds = if shows { vec![Kind::Title] } else { vec![] };
         let mut was_set = changes;

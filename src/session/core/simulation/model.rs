@@ -256,19 +256,18 @@ impl Model {
         Some(Kind::Labels)
     }
 
-    /// Sets a title by hand, or as a suggestion that was made from the path to a node. Returns whether anything changed,
-    /// and whether the text changed.
+    /// Sets a title by hand, or as a suggestion that was made from the path to the node `of`. Returns whether anything
+    /// changed, and whether the text changed.
     pub(super) fn set_title(
         &mut self,
         title: Option<Arc<str>>,
-        suggested: Option<Option<NodeId>>,
+        by: TitleBy,
+        of: Option<NodeId>,
     ) -> (bool, bool) {
-        if let Some(of) = suggested
-            && (self.title.is_some() || of.is_some_and(|of| self.shown.node(of).is_none()))
-        {
+        let is_lost = of.is_some_and(|of| self.shown.node(of).is_none());
+        if by == TitleBy::Derived && (self.title.is_some() || is_lost) {
             return (false, false);
         }
-        let by = if suggested.is_some() { TitleBy::Derived } else { TitleBy::Person };
         let title = title.map(|title| (title, by));
         let before = std::mem::replace(&mut self.title, title);
         (before != self.title, text(&before) != text(&self.title))

@@ -136,7 +136,7 @@ impl Life {
         if self.process.may_disturb(&mut common.outside, 2) {
             let title = format!("title {}", common.outside.rng.below(3)).into();
             return self.step(common, |core, env, effects| {
-                core.set_title(Some(title), TitleBy::Person, env, effects)
+                core.set_title(Some(title), TitleBy::Person, env, effects);
             });
         }
         if self.process.status() == Status::Paused && percent(common, 6) {

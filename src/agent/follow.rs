@@ -370,6 +370,10 @@ impl Follow {
                     self.end(RunProgress::Ended { outcome, response, message }, out);
                 }
             }
+            Event::State(view) if self.target == FollowTarget::InFlight && !self.is_running() => {
+                self.messages = view.history.last().cloned().into_iter().collect();
+                self.base = self.messages.len();
+            }
             // The reader has joined a run without a snapshot.
             Event::StepStart { message_id, .. }
                 if self.target == FollowTarget::InFlight && !self.is_running() =>
@@ -711,8 +715,9 @@ impl Follow {
         let mut turn = self.turn.filter(|_| self.is_running());
         let ends = |index: &usize| {
             let before = mem::replace(&mut turn, turns[*index]);
-            let is_prompt = all[*index].role == Role::User && turn_of(all[*index]).is_none();
-            before.is_some() && before != turn && (is_prompt || !is_last)
+            // A callback adds a turn with a user message that has an id of this turn.
+            let is_added = all[*index].role == Role::User && turn_of(all[*index]).is_some();
+            before.is_some() && before != turn && !(is_added && is_last)
         };
         (start..all.len()).find(ends).unwrap_or(all.len())
     }

@@ -196,7 +196,7 @@ async fn log_cut_within_a_photo_drops_its_write() {
     assert_eq!(store.load(&id("a")).await.unwrap().version, version);
 }
 
-fn is_damaged(loaded: Result<Stored, StoreError>, node: &str) {
+fn is_damaged(loaded: &Result<Stored, StoreError>, node: &str) {
     let Err(StoreError::Damaged { place, problem, .. }) = &loaded else { panic!("{loaded:?}") };
     let text = format!("{place}: {problem}");
     assert!(text.contains(node) && text.contains("is missing, or it has other bytes"), "{text}");
@@ -228,7 +228,7 @@ async fn log_with_other_files_is_damaged_at_the_node() {
     ];
     for record in hostile {
         fs::write(folder.log(&id("a")), lines[..2].join("\n") + "\n" + &line(&record)).unwrap();
-        is_damaged(store.load(&id("a")).await, "node 2: ");
+        is_damaged(&store.load(&id("a")).await, "node 2: ");
         assert!(store.delete(&id("a"), None).await.is_ok());
     }
     for files in
@@ -287,9 +287,9 @@ async fn copies_between_all_stores_keep_photos() {
             let copied = copy(&*pair[0], &*pair[1], |_, _| {}).await;
             assert!(copied.is_complete() && copied.copied == copies, "{copied:?}");
         }
-        let stored = pair[1].load(&id("a")).await.unwrap();
+        let copied = pair[1].load(&id("a")).await.unwrap();
         assert!(
-            serde_json::to_string(&stored.nodes).unwrap() == serde_json::to_string(&first.nodes).unwrap()
+            serde_json::to_string(&copied.nodes).unwrap() == serde_json::to_string(&first.nodes).unwrap()
         );
     }
     let last = fs::metadata(folders[2].log(&id("a"))).unwrap().len();
@@ -362,7 +362,7 @@ mod in_sqlite {
             let version = write(&store, version, beside(1, "none", "")).await;
             let version = write(&store, version, beside(2, "a photo", &photo)).await;
             raw(&folder).execute_batch(change).unwrap();
-            is_damaged(store.load(&id("a")).await, "node 2 ");
+            is_damaged(&store.load(&id("a")).await, "node 2 ");
             // The damage ends with the message.
             erase(&store, version, 2).await;
             assert_eq!(store.load(&id("a")).await.unwrap().nodes.len(), 1);
@@ -421,7 +421,7 @@ mod in_postgres {
         let version = write(&store, version, beside(60, "another", &photos[1])).await;
         assert_eq!(counts().await, [1, 1], "the turn is over");
         client.batch_execute(&format!("UPDATE {schema}.files SET bytes = '\\x00'")).await.unwrap();
-        is_damaged(store.load(&id("a")).await, "node 60 ");
+        is_damaged(&store.load(&id("a")).await, "node 60 ");
         let version = erase(&store, version, 60).await;
         write(&store, version, beside(61, "another", &photos[1])).await;
         assert_eq!(*data(&store.load(&id("a")).await.unwrap(), 0), *photos[1]);

@@ -268,8 +268,8 @@ pub(super) async fn approvals_keep_their_age_and_expire(subject: &dyn StoreUnder
     let version = committed(&*store, &id, version, &waits(&[&first])).await;
     let one = turn_of(&*store, &id).await.expect("a turn is in flight").approvals();
     let since = one[0].since.expect("it waits");
-    let expires = Some(Timestamp(since.0 + 3_600_000));
-    let expected = PendingUse { turn: turn_id(1), since: Some(since), expires, ..first.clone() };
+    let end = Some(Timestamp(since.0 + 3_600_000));
+    let expected = PendingUse { turn: turn_id(1), since: Some(since), expires: end, ..first.clone() };
     assert_eq!(one, [expected]);
     assert_eq!(ids(&*store, Turns::Left).await, [""; 0], "it needs nothing but a decision");
     tick().await;

@@ -65,7 +65,7 @@ impl Desk {
     fn clear(&mut self, uses: Vec<ToolUse>) {
         let keys = std::mem::take(&mut self.keys);
         let (results, how) = (vec![None; uses.len()], vec![None; uses.len()]);
-        *self = Self { results, how, uses, keys, ..Self::default() };
+        *self = Self { uses, how, results, keys, ..Self::default() };
     }
 
     /// Checks a call of `handle_tool_use`.

@@ -105,8 +105,7 @@ pub enum RunProgress<'a> {
     },
     /// A block of the answer began, was extended or has ended.
     Block {
-        /// The index of the block in the streamed answer. The index in the answer's message is lower if the message lacks
-        /// earlier blocks, as after an interrupt.
+        /// The index of the block in the streamed answer. The message of an answer that was cut short can lack blocks.
         index: usize,
         /// The block so far. The input of a tool use is empty until the block has ended.
         content: &'a Content,
@@ -195,8 +194,12 @@ pub struct Follow {
     ended: Option<RunOutcome>,
     /// Whether the end of the run returns the prompt.
     is_returned: bool,
-    /// The response of the last committed turn, as long as the next turn has not begun.
-    between: Option<Arc<Response>>,
+    /// Whether the last turn is committed and the next one has not begun.
+    is_between: bool,
+    /// The response of the last committed turn.
+    response: Option<Arc<Response>>,
+    /// The number of messages of the turn in flight.
+    pending: usize,
     /// The first message of the run.
     first: Option<Arc<Message>>,
     /// The last answer of the run that is committed.
@@ -207,6 +210,8 @@ pub struct Follow {
     step: u32,
     /// The last message before the turn, and the reported messages of the turn.
     messages: Vec<Arc<Message>>,
+    /// The number of these messages before the turn.
+    origin: usize,
     /// The number of these messages before the newest request.
     base: usize,
     answer: Option<MessageId>,
@@ -304,11 +309,11 @@ impl Follow {
         if !self.is_running() {
             (self.state, self.turn, self.first, self.kept) = (FollowState::Running, None, None, None);
         }
-        self.between = None;
+        (self.is_between, self.response) = (false, None);
         if let Some(new) = turn.filter(|_| turn != self.turn) {
             self.turn = turn;
             self.messages.drain(..self.messages.len().saturating_sub(1));
-            self.base = self.messages.len();
+            (self.origin, self.base) = (self.messages.len(), self.messages.len());
             out(RunProgress::Turn(new));
         }
     }
@@ -318,7 +323,7 @@ impl Follow {
         self.void(None, out);
         self.set_pauses(&[], out);
         out(end);
-        (self.state, self.between, self.ended) = (FollowState::Ended, None, None);
+        (self.state, self.is_between, self.ended) = (FollowState::Ended, false, None);
         self.prompt.take_if(|_| self.target == FollowTarget::InFlight);
     }
 
@@ -326,8 +331,17 @@ impl Follow {
 
     /// Reads the next event.
     pub fn event(&mut self, event: &Event, out: &mut dyn FnMut(RunProgress<'_>)) {
+        let removes = matches!(event, Event::Retry { pending, .. } if *pending < self.pending);
+        self.pending = match event {
+            Event::Message { .. } => self.pending + 1,
+            Event::Retry { pending, .. } => *pending,
+            Event::Turn { .. } | Event::Error { .. } | Event::Cancelled { .. } => 0,
+            _ => self.pending,
+        };
         match event {
             _ if self.is_over() => {}
+            // A request that fails before it begins leaves the answer before it as it is.
+            Event::Retry { .. } if self.answer.is_none() && !removes => {}
             Event::Prompt { id, state, prompt } => match state {
                 PromptState::InFlight { turn } if self.prompt.as_ref() == Some(id) => {
                     self.enter(Some(*turn), out);
@@ -354,7 +368,8 @@ impl Follow {
             Event::Turn { response, .. } | Event::Error { response, .. } | Event::Cancelled { response } => {
                 let is_committed = event.committed().is_some();
                 if is_committed && self.is_running() {
-                    (self.between, self.kept) = (Some(Arc::clone(response)), response.message.clone());
+                    (self.is_between, self.kept) = (true, response.message.clone());
+                    self.response = Some(Arc::clone(response));
                 }
                 let outcome = match &self.prompt {
                     _ if self.is_returned => {
@@ -372,7 +387,7 @@ impl Follow {
             }
             Event::State(view) if self.target == FollowTarget::InFlight && !self.is_running() => {
                 self.messages = view.history.last().cloned().into_iter().collect();
-                self.base = self.messages.len();
+                (self.origin, self.base) = (self.messages.len(), self.messages.len());
             }
             // The reader has joined a run without a snapshot.
             Event::StepStart { message_id, .. }
@@ -388,11 +403,12 @@ impl Follow {
 
     /// Reports the end of a run that another prompt continues, if the last turn of the run was committed before.
     fn end_between(&mut self, out: &mut Out<'_>) {
-        let Some(response) = self.between.clone() else { return };
-        let stopped = || RunOutcome::Stopped { stop_reason: response.stop_reason.clone() };
-        let outcome = self.ended.take().or_else(|| self.prompt.is_none().then(stopped));
-        if outcome.is_some() {
-            let (outcome, response, message) = (outcome.as_ref(), Some(&response), response.message.as_ref());
+        if self.is_between && (self.ended.is_some() || !matches!(self.target, FollowTarget::Prompt(_))) {
+            let (response, kept) = (self.response.take(), self.kept.take());
+            let stopped =
+                |response: &Arc<Response>| RunOutcome::Stopped { stop_reason: response.stop_reason.clone() };
+            let outcome = self.ended.take().or_else(|| response.as_ref().map(stopped));
+            let (outcome, response, message) = (outcome.as_ref(), response.as_ref(), kept.as_ref());
             self.end(RunProgress::Ended { outcome, response, message }, out);
         }
     }
@@ -453,15 +469,22 @@ impl Follow {
         if self.answer.is_none() || self.answer != message.id {
             self.request(self.step + 1, message.id.as_ref(), out);
         }
-        let mut next = 0;
-        for content in &message.content {
-            let found = (next..self.partial.len()).find(|at| begins(&self.partial[*at], content, None));
-            let index = found.unwrap_or(self.partial.len());
-            if found.is_none() || !self.shown[index].1 || self.partial[index].content != *content {
+        // After an interrupt, the message lacks the blocks that could not be kept.
+        let mut places = 0..self.partial.len();
+        let is_whole = message
+            .content
+            .iter()
+            .all(|content| places.any(|at| self.partial[at].ended && self.partial[at].content == *content));
+        if !is_whole {
+            let mut pairs = self.partial.iter().zip(&message.content);
+            let fits = self.partial.len() <= message.content.len();
+            if !fits || !pairs.all(|(own, content)| begins(own, content, None)) {
+                self.request(self.step, message.id.as_ref(), out);
+            }
+            for (index, content) in message.content.iter().enumerate() {
                 let block = PartialBlock { content: content.clone(), input: String::new(), ended: true };
                 self.replace(index, block, out);
             }
-            next = index + 1;
         }
         out(RunProgress::Answer(message));
         self.messages.push(Arc::clone(message));
@@ -542,6 +565,7 @@ impl Follow {
     // ---- snapshots ----
 
     fn read_snapshot(&mut self, all: &[&Arc<Message>], agent: &Snapshot, out: &mut Out<'_>) {
+        self.pending = agent.pending.len();
         // A prompt's id contains no turn, or another turn if its answer is regenerated. So the next message counts.
         let mut next = agent.turn;
         let turn = |message: &&Arc<Message>| {
@@ -562,6 +586,7 @@ impl Follow {
                 TargetState::Unknown => {
                     if self.target == FollowTarget::InFlight {
                         self.messages = all.last().copied().cloned().into_iter().collect();
+                        self.origin = self.messages.len();
                         self.run = Some(agent.run);
                     }
                     return;
@@ -588,6 +613,9 @@ impl Follow {
                 out(RunProgress::Void { failure: None });
             }
             self.messages.truncate(kept);
+            if self.messages.is_empty() {
+                self.messages.extend(all[..start].last().copied().cloned());
+            }
             for (message, turn) in range.iter().zip(&turns[start..]) {
                 self.enter(*turn, out);
                 self.message(message, out);
@@ -596,7 +624,7 @@ impl Follow {
             let committed = run.len().saturating_sub(agent.pending.len().max(all.len() - own));
             let is_answer = |message: &&&Arc<Message>| message.role == Role::Assistant;
             self.kept = run[..committed].iter().rev().find(is_answer).copied().cloned();
-            let Some(outcome) = outcome else { return self.read_in_flight(all, agent, out) };
+            let Some(outcome) = outcome else { return self.read_in_flight(agent, out) };
             let (outcome, kept) = (outcome.as_ref(), self.kept.take());
             self.end(RunProgress::Ended { outcome, response: None, message: kept.as_ref() }, out);
             if own == all.len() {
@@ -606,12 +634,9 @@ impl Follow {
     }
 
     /// Reports the parts of the turn in flight that are not messages.
-    fn read_in_flight(&mut self, all: &[&Arc<Message>], agent: &Snapshot, out: &mut Out<'_>) {
+    fn read_in_flight(&mut self, agent: &Snapshot, out: &mut Out<'_>) {
         self.enter(agent.turn, out);
-        self.run = Some(agent.run);
-        if self.messages.is_empty() {
-            self.messages.extend(all.last().copied().cloned());
-        }
+        (self.run, self.is_between) = (Some(agent.run), agent.turn.is_none());
         if let Some(answer) = &agent.answer {
             if self.answer.as_ref() != Some(answer) {
                 self.request(agent.step, Some(answer), out);
@@ -695,7 +720,7 @@ impl Follow {
             FollowTarget::InFlight if self.answer.is_some() => {
                 all.iter().position(|message| message.id == self.answer)
             }
-            FollowTarget::InFlight if self.run.is_some() && self.messages.is_empty() => Some(0),
+            FollowTarget::InFlight if self.run.is_some() && self.origin == 0 => Some(0),
             _ => Some(kept),
         };
         (0, first().unwrap_or(all.len()))

@@ -16,7 +16,6 @@ mod commands;
 mod compare;
 mod desk;
 mod ends;
-mod follows;
 mod ghosts;
 mod ids;
 mod model;

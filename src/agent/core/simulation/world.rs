@@ -3,8 +3,7 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use super::{
-    Check, asks::Asks, compare::Kept, desk::Desk, ensure, follows::Follows, model::Model,
-    questions::Questions, stream::Stream,
+    Check, asks::Asks, compare::Kept, desk::Desk, ensure, model::Model, questions::Questions, stream::Stream,
 };
 use crate::actor::random::Rng;
 use crate::{
@@ -57,7 +56,6 @@ pub(super) struct World {
     pub(super) desk: Desk,
     pub(super) asks: Asks,
     pub(super) kept: Kept,
-    pub(super) follows: Follows,
     /// The number of queued application events.
     pub(super) notices: usize,
     pub(super) prompts: u32,
@@ -138,7 +136,6 @@ impl World {
         let mut world = Self {
             model: Model::new(core.history(), &config),
             kept: Kept::new(&core, &config),
-            follows: Follows::new(seed),
             core,
             config,
             tools: TOOLS.with(ToolSet::clone),
@@ -168,7 +165,6 @@ impl World {
             trace: trace.then(Vec::new),
             rng,
         };
-        world.follows.begin(&super::compare::snapshot(&world.core, &world.config));
         world.note(|| format!("seed {seed}"));
         world
     }
@@ -262,8 +258,7 @@ impl World {
         self.check_hands()?;
         self.model.check_rest(&self.core)?;
         self.asks.check_rest(self.model.is_running())?;
-        self.kept.compare(&self.core, &self.config)?;
-        self.follow(false)
+        self.kept.compare(&self.core, &self.config)
     }
 
     fn perform(&mut self, effect: Effect) -> Check {
@@ -278,7 +273,6 @@ impl World {
                     self.asks.check_none()?;
                 }
                 self.kept.apply(&event);
-                self.follows.event(&event);
                 self.kept
                     .compare_after_event(&self.model)
                     .map_err(|error| format!("after {event:?}: {error}"))?;
@@ -489,7 +483,6 @@ impl World {
     fn check_end(&mut self) -> Check {
         ensure!(self.notices == 0, "{} application events were never handled", self.notices);
         self.asks.check_rest(false)?;
-        self.follow(true)?;
         self.model.check_end()
     }
 }

@@ -28,12 +28,12 @@
  *   provider_data?: Record<string, any>, ended?: StopReason }} Message
  * @typedef {{ input: number, cache_read: number, cache_write: number, output: number, reasoning: number,
  *   cost?: number }} Usage
- * @typedef {{ id: number, parent?: number, message: Message, usage?: Usage }} Node
+ * @typedef {{ id: number, parent?: number, message: Message, usage?: Usage, left_open?: boolean }} Node
  * @typedef {{ nodes: Node[], head: number | null, cursors: [number, number][], next?: number }} Tree
  * @typedef {{ id?: string, content: Content[], next?: "turn" | "step", app_data?: any, options?: any,
  *   max_steps?: number, turn_timeout?: Duration }} Prompt
  * @typedef {"execute" | { execute_with: any } | { reject: string } | { provide: ToolResult }} Decision
- * @typedef {{ turn: string, tool_use: ToolUse, input_replaced?: boolean, reason: any,
+ * @typedef {{ turn: string, tool_use: ToolUse, input_replaced?: boolean, reason?: any,
  *   asked_by?: string, survives?: boolean, since?: number, limit?: Duration, expires?: number,
  *   on_expiry?: Decision }} PendingUse
  * @typedef {{ tool_use_id: string, input?: any, is_error?: boolean }} ToolRun

@@ -342,8 +342,7 @@ impl Stage {
                     let mut decided = response.decided.iter();
                     let own = decided.find(|result| result.tool_use_id == tool_use.id);
                     let Some(result) = own else { return Answer::Decided(Decision::Execute, None) };
-                    let decided = result.decision.clone().map(|own| Box::new(DecidedUse::of(*own)));
-                    Answer::Decided(Decision::Provide(result.clone()), decided)
+                    Answer::Decided(Decision::Provide(result.clone()), None)
                 };
                 let answers = turn.working.all().open_tool_uses().map(decided).collect();
                 Remains { answers, ..Remains::default() }

@@ -1,17 +1,22 @@
 //! The form in which the history keeps tool results that a model service has refused.
 
 use super::{Attachment, Content, Message, ResultBlock, Source, Text};
+use crate::text::clip;
 
 /// The greatest length in bytes of a text that is kept.
 const KEPT: usize = 512;
 
 /// Returns the message with a note in place of each attachment, and of each text of more than 512 bytes, in its tool
-/// results.
+/// results. The text that tells the model of a changed input is cut instead.
 pub(crate) fn cleared(message: &Message) -> Message {
     let mut message = message.clone();
     for block in &mut message.content {
         if let Content::ToolResult(result) = block {
-            result.content.iter_mut().for_each(clear);
+            let (note, output) = result.parts_mut();
+            output.iter_mut().for_each(clear);
+            if let Some(ResultBlock::Text(note)) = note {
+                note.text = clip(&note.text, KEPT).into_owned();
+            }
         }
     }
     message
@@ -50,7 +55,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::message::{Role, ToolResult, ToolUse};
+    use crate::message::{DecisionKind, Role, Timestamp, ToolResult, ToolUse, UseDecision};
 
     fn clear_of(blocks: Vec<ResultBlock>) -> Vec<ResultBlock> {
         let tool_use = ToolUse::new("a", "read", json!({}));
@@ -92,6 +97,20 @@ mod tests {
         assert_eq!(clear_of(short.clone()), short);
         let note = clear_of(vec!["a".repeat(KEPT + 1).into()]);
         assert_eq!(clear_of(note.clone()), note);
+    }
+
+    #[test]
+    fn cleared_of_a_changed_input_keeps_the_beginning_of_its_note() {
+        let tool_use = ToolUse::new("a", "read", json!({}));
+        let input = Some(json!({ "path": "é".repeat(KEPT) }));
+        let decision =
+            UseDecision { input, ..UseDecision::new(DecisionKind::ExecuteWith, Timestamp::default()) };
+        let result = ToolResult::ok(&tool_use, "a".repeat(KEPT + 1)).decided(decision, true, true);
+        let kept = cleared(&Message::new(Role::User, vec![Content::from(result)]));
+        let kept = kept.tool_results().next().unwrap();
+        assert!(kept.text().starts_with("A person changed the input of this call. It ran with: {"));
+        assert_eq!(kept.output().len(), 1);
+        assert!(kept.output_text().starts_with("[Removed after an error") && kept.text().len() < 2 * KEPT);
     }
 
     #[test]

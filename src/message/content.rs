@@ -208,7 +208,7 @@ pub struct ToolUse {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signature: Option<String>,
     /// The result that was decided for this tool use in a turn that stopped because another tool of the step has no
-    /// handler. The next prompt sends this result, unless the prompt itself contains a result for this tool use.
+    /// handler. The next prompt sends this result, also if the prompt itself contains a result for this tool use.
     /// Services see only the result that was sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decided: Option<Box<ToolResult>>,
@@ -224,8 +224,8 @@ impl ToolUse {
         Self { id: id.into(), name: name.into(), input, malformed: None, signature: None, decided: None }
     }
 
-    /// Returns the result that is sent for this tool use if the prompt contains none. This is the decided result. If no
-    /// result was decided, an error result is sent, which states that no result was given.
+    /// Returns the decided result of this tool use. If no result was decided, returns an error result, which states that
+    /// no result was given.
     pub(crate) fn fallback_result(&self) -> ToolResult {
         match &self.decided {
             Some(decided) => {

@@ -7,6 +7,9 @@ use super::{ResultBlock, Text, Timestamp, ToolResult, cleared::grouped, value_we
 
 /// The maximum length in bytes of an input in the text that tells the model of it.
 const MAX_INPUT: usize = 4096;
+/// The maximum size in bytes of an input that a view of the decision contains.
+#[cfg(any(feature = "web", feature = "mcp-server"))]
+const MAX_SHOWN: usize = 64 << 10;
 /// The beginnings of this text.
 const NOTES: [&str; 2] = ["A person changed", "The application changed"];
 const RAN_WITH: &str = " the input of this call. It ran with: ";
@@ -54,6 +57,12 @@ impl UseDecision {
         Self { kind, by: None, at, input: None }
     }
 
+    /// Removes an input that is too large for a view.
+    #[cfg(any(feature = "web", feature = "mcp-server"))]
+    pub(crate) fn clip(&mut self) {
+        self.input.take_if(|input| value_weight(input) > MAX_SHOWN);
+    }
+
     pub(crate) fn weight(&self) -> usize {
         32 + self.by.as_ref().map_or(0, |by| by.len()) + self.input.as_ref().map_or(0, value_weight)
     }
@@ -76,6 +85,21 @@ impl ToolResult {
             }
             (_, content) => content,
         }
+    }
+
+    /// Returns the text that tells the model of a changed input, if there is one, and the blocks of
+    /// [`output`](Self::output).
+    pub(crate) fn parts_mut(&mut self) -> (Option<&mut ResultBlock>, &mut [ResultBlock]) {
+        let notes = self.content.len() - self.output().len();
+        let (notes, output) = self.content.split_at_mut(notes);
+        (notes.first_mut(), output)
+    }
+
+    /// Returns the input with which the tool ran, if it is not the model's.
+    #[cfg(feature = "acp")]
+    pub(crate) fn changed_input(&self) -> Option<&Value> {
+        let decision = self.decision.as_deref().filter(|_| self.output().len() < self.content.len());
+        decision?.input.as_ref()
     }
 
     /// Returns all text of [`output`](Self::output), joined without a separator.

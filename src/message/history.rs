@@ -456,8 +456,8 @@ pub(crate) fn check_step(
 }
 
 /// Returns the content of a user message that follows `history`. It consists of a result for every open tool use, in
-/// the order of the tool uses, and then the rest of `content`. A tool use that `content` does not answer gets the
-/// result that was decided for it. If no result was decided, the tool use gets an error result.
+/// the order of the tool uses, and then the rest of `content`. A tool use for which a result was decided gets this
+/// result, also if `content` contains another one. If there is neither, the tool use gets an error result.
 ///
 /// # Errors
 ///
@@ -490,7 +490,8 @@ pub(crate) fn answer_open_tool_uses(
         }
     }
     let results = history.open_tool_uses().map(|tool_use| {
-        answers.remove(&tool_use.id).flatten().unwrap_or_else(|| tool_use.fallback_result()).into()
+        let given = answers.remove(&tool_use.id).flatten().filter(|_| tool_use.decided.is_none());
+        given.unwrap_or_else(|| tool_use.fallback_result()).into()
     });
     Ok(results.chain(rest).collect())
 }
@@ -545,6 +546,15 @@ mod tests {
         let repaired = History::from_iter([Message::assistant(tool_use.clone())]).repair();
         let results: Vec<_> = repaired.get(1).unwrap().tool_results().cloned().collect();
         assert_eq!(results, [ToolResult::error(&tool_use, "No.")]);
+    }
+
+    #[test]
+    fn answer_open_tool_uses_keeps_a_decided_result() {
+        let mut tool_use = ToolUse::new("a", "tool", json!({}));
+        tool_use.decided = Some(Box::new(ToolResult::error(&tool_use, "No.")));
+        let decided = tool_use.fallback_result();
+        let history = History::from_iter([Message::assistant(tool_use)]);
+        assert_eq!(answer_open_tool_uses(&history, result("a").into()), Ok(vec![decided.into()]));
     }
 
     proptest! {

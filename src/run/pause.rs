@@ -110,7 +110,8 @@ impl PendingUse {
 
     /// Returns the approximate size in bytes.
     pub(crate) fn weight(&self) -> usize {
-        64 + self.tool_use.weight() + value_weight(&self.reason)
+        let on_expiry = self.on_expiry.as_ref().map_or(0, Decision::weight);
+        64 + self.tool_use.weight() + value_weight(&self.reason) + on_expiry
     }
 }
 

@@ -748,6 +748,14 @@ export function outputOf({ content, decision }) {
 }
 
 /**
+ * Returns the input with which a tool has run, if it is not the model's.
+ * @param {ToolResult} [result]
+ */
+export function changedInput(result) {
+  return result && outputOf(result) !== result.content ? result.decision?.input : undefined;
+}
+
+/**
  * Applies an event of the agent, like `Snapshot::apply` in Rust.
  * @param {Snapshot} agent
  * @param {Event} event

@@ -1,7 +1,7 @@
 // The messages of a conversation. Each message has one element, which stays while the message streams, is complete, and
 // is committed.
 
-import { childrenOf, nodeOf, pathOf } from "./client.js";
+import { changedInput, childrenOf, nodeOf, pathOf } from "./client.js";
 import { h, iconButton, place, setText } from "./dom.js";
 import { attachment, withData } from "./files.js";
 import { moment, when } from "./format.js";
@@ -425,6 +425,7 @@ function makeBlock(block, actions) {
         update(/** @type {any} */ use, /** @type {any} */ part, /** @type {any} */ tools, /** @type {Message | undefined} */ message) {
           const found = tools.results.get(use.id);
           const { seen } = tools;
+          const result = found?.result ?? seen.results?.get(use.id) ?? use.decided;
           const total = found && message ? found.message.timestamp - message.timestamp : undefined;
           card.update({
             use,
@@ -433,13 +434,13 @@ function makeBlock(block, actions) {
             isActive: tools.isActive,
             pause: tools.pauses.get(use.id),
             run: tools.runs.get(use.id),
-            result: found?.result ?? seen.results?.get(use.id),
+            result,
             total: total !== undefined && total >= 0 ? total : undefined,
             progress: seen.progress.get(use.id),
-            decided: found?.result.decision ?? seen.results?.get(use.id)?.decision ?? seen.decided.get(use.id),
+            decided: result?.decision ?? seen.decided.get(use.id),
             timing: seen.timing.get(use.id),
             isUnstarted: seen.unstarted.has(use.id),
-            input: seen.inputs.get(use.id) ?? tools.runs.get(use.id)?.input ?? found?.result.decision?.input,
+            input: seen.inputs.get(use.id) ?? tools.runs.get(use.id)?.input ?? changedInput(result),
           });
           return found !== undefined;
         },

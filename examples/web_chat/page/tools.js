@@ -1,7 +1,7 @@
 // The card of a tool use: input, progress, result, duration, and the decision of a person.
 
 import { h, place, setText, visible } from "./dom.js";
-import { outputOf } from "./client.js";
+import { changedInput, outputOf } from "./client.js";
 import { duration, percent } from "./format.js";
 import { attachment } from "./files.js";
 import { showQuestion } from "./questions.js";
@@ -144,11 +144,13 @@ const NOT_RUN = /^Not run\b|\bThe tool was not run\.$/;
 const textOf = (result) => outputOf(result).map((block) => (block.type === "text" ? block.text : "")).join("");
 
 /** @param {ToolFacts} facts */
-export function stateOf({ pause, run, result, decided, isWritten, isActive, isUnstarted }) {
+export function stateOf({ pause, run, result, decided, timing, isWritten, isActive, isUnstarted }) {
   if (pause) return pause.asked_by === undefined ? "waiting" : "asking";
   if (result) {
     if (decided?.kind === "reject") return "denied";
     if (!result.is_error) return "done";
+    // Nobody has decided in time, and nothing shows that the tool has run.
+    if (decided?.kind === "expired" && !run && !timing && changedInput(result) === undefined) return "denied";
     return isUnstarted || NOT_RUN.test(textOf(result)) ? "open" : "error";
   }
   if (run) return run.is_error === undefined ? "running" : run.is_error ? "error" : "done";

@@ -107,6 +107,9 @@ enum BareAnswer {
         /// The time since which the tool use waits, and the end of its time limit, by the system clock.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         times: Option<(Timestamp, Option<Timestamp>)>,
+        /// The decision that was made before the tool use waited again.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        earlier: Option<Box<DecidedUse>>,
     },
 }
 
@@ -228,12 +231,13 @@ fn answers(answers: &[Answer]) -> Vec<BareAnswer> {
     let bare = |answer: &Answer| match answer {
         Answer::Decided(decision, None) => BareAnswer::Decided(decision.clone()),
         Answer::Decided(decision, Some(decided)) => BareAnswer::Stated(decision.clone(), decided.clone()),
-        Answer::Waits(pause) => BareAnswer::Waits {
+        Answer::Waits(pause, earlier) => BareAnswer::Waits {
             input: pause.input_replaced.then(|| pause.tool_use.input.clone()),
             reason: pause.reason.clone(),
             limit: pause.limit,
             on_expiry: pause.on_expiry.clone(),
             times: pause.since.map(|since| (since, pause.expires)),
+            earlier: earlier.clone(),
         },
     };
     answers.iter().map(bare).collect()
@@ -455,7 +459,7 @@ fn restored_answers(answers: Vec<BareAnswer>, uses: &[ToolUse], turn: TurnId) ->
     let restored = |(answer, tool_use): (BareAnswer, &ToolUse)| match answer {
         BareAnswer::Decided(decision) => Answer::Decided(decision, None),
         BareAnswer::Stated(decision, decided) => Answer::Decided(decision, Some(decided)),
-        BareAnswer::Waits { input, reason, limit, on_expiry, times } => {
+        BareAnswer::Waits { input, reason, limit, on_expiry, times, earlier } => {
             let mut tool_use = tool_use.clone();
             let input_replaced = input.is_some();
             if let Some(input) = input {
@@ -464,13 +468,8 @@ fn restored_answers(answers: Vec<BareAnswer>, uses: &[ToolUse], turn: TurnId) ->
             let pause =
                 PendingUse::new(turn, tool_use).with_input_replaced(input_replaced).with_reason(reason);
             let (since, expires) = times.unzip();
-            Answer::Waits(Arc::new(PendingUse {
-                since,
-                limit,
-                expires: expires.flatten(),
-                on_expiry,
-                ..pause
-            }))
+            let expires = expires.flatten();
+            Answer::Waits(Arc::new(PendingUse { since, limit, expires, on_expiry, ..pause }), earlier)
         }
     };
     Ok(answers.into_iter().zip(uses).map(restored).collect())

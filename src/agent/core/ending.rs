@@ -418,24 +418,33 @@ fn cut_results(
         if place < results.len() {
             continue;
         }
-        let has_started = slot.is_some();
-        let (result, input, decided) = match (slot, answer.and_then(Answer::into_decision)) {
+        let (has_started, is_uncertain) = (slot.is_some(), turn.uncertain.contains(&place));
+        let (result, input, decided) = match (slot, answer) {
             (Some(Slot { result, input, decided, .. }), _) => (result, input, decided),
-            (None, Some((Decision::ExecuteWith(input), decided))) => (None, Some(input), decided),
-            (None, Some((decision, decided))) => (decided_result(tool_use, decision), None, decided),
-            // A tool use that waits again after a restart keeps the name of its first decision.
-            (None, None) if turn.uncertain.contains(&place) => {
-                let earlier = turn.decisions.iter().rfind(|(id, _)| *id == tool_use.id);
-                (None, None, earlier.map(|(_, own)| Box::new(DecidedUse::of(own.clone()))))
+            // The decision contains the input with which the tool may have run before the restart.
+            (None, Some(Answer::Decided(Decision::ExecuteWith(_), decided))) if is_uncertain => {
+                (None, None, decided)
             }
+            (None, Some(Answer::Decided(Decision::ExecuteWith(input), decided))) => {
+                (None, Some(input), decided)
+            }
+            // The result of a concluded step already states its decision.
+            (None, Some(Answer::Decided(Decision::Provide(result), None))) => {
+                let decision = result.decision.clone();
+                (Some(ToolResult { decision, ..result.answering(tool_use) }), None, None)
+            }
+            (None, Some(Answer::Decided(decision, decided))) => {
+                (decided_result(tool_use, decision), None, decided)
+            }
+            (None, Some(Answer::Waits(_, earlier))) => (None, None, earlier),
             (None, None) => (None, None, None),
         };
         let text = match has_started {
             true => &running,
-            false if turn.uncertain.contains(&place) => UNCERTAIN,
+            false if is_uncertain => UNCERTAIN,
             false => &not_run,
         };
-        let ran = has_started || result.is_some();
+        let ran = has_started || is_uncertain || result.is_some();
         let decided =
             if result.is_some() { decided } else { Some(Box::new(DecidedUse::cut_off(decided, cx.now()))) };
         let result = result.unwrap_or_else(|| ToolResult::error(tool_use, text));

@@ -348,7 +348,7 @@ pub(super) fn answer(
     };
     let pause = PendingUse::new(turn.id, tool_use).with_input_replaced(input_replaced).with_reason(reason);
     let (limit, on_expiry) = limit.unzip();
-    Answer::Waits(Arc::new(PendingUse { limit, on_expiry, ..pause }))
+    Answer::Waits(Arc::new(PendingUse { limit, on_expiry, ..pause }), None)
 }
 
 fn decide(decision: Decision, tool_use: &ToolUse, turn: &Turn, cx: &mut Context<'_>) -> Answer {

@@ -306,16 +306,13 @@ fn lose_request(turn: &Turn, cx: &mut Context<'_>) {
 /// Returns the answer about one tool use of an interrupted step. At least one tool use of this step waits for a
 /// decision on whether its tool runs again.
 fn answer_again(slot: &Slot, uncertain: Option<&UncertainUse>, turn: &Turn, now: Timestamp) -> Answer {
-    let decided = slot.decided.clone();
     // The result states the input with which the tool ran. The input is not part of a provided result.
-    let with_input = |decided: Option<Box<DecidedUse>>| {
-        decided.map(|mut own| {
-            own.decision.input.clone_from(&slot.input);
-            own
-        })
-    };
+    let mut decided = slot.decided.clone();
+    if let (Some(own), Some(input)) = (&mut decided, &slot.input) {
+        own.decision.input = Some(input.clone());
+    }
     if let Some(result) = &slot.result {
-        return Answer::Decided(Decision::Provide(result.clone()), with_input(decided));
+        return Answer::Decided(Decision::Provide(result.clone()), decided);
     }
     let Some(own) = uncertain.filter(|own| own.replay == Replay::Never) else {
         return Answer::Decided(slot.input.clone().map_or(Decision::Execute, Decision::ExecuteWith), decided);
@@ -323,12 +320,13 @@ fn answer_again(slot: &Slot, uncertain: Option<&UncertainUse>, turn: &Turn, now:
     match own.on_uncertain {
         OnUncertain::Report => Answer::Decided(
             Decision::Provide(ToolResult::error(&slot.tool_use, UNCERTAIN)),
-            with_input(Some(Box::new(DecidedUse::cut_off(decided, now)))),
+            Some(Box::new(DecidedUse::cut_off(decided, now))),
         ),
         OnUncertain::Ask => {
             let pause = PendingUse::new(turn.id, ToolUse::clone(&own.tool_use));
             let reason = json!({ "uncertain": { "idempotency_key": &*own.idempotency_key } });
-            Answer::Waits(Arc::new(pause.with_input_replaced(slot.input.is_some()).with_reason(reason)))
+            let pause = pause.with_input_replaced(slot.input.is_some()).with_reason(reason);
+            Answer::Waits(Arc::new(pause), decided)
         }
     }
 }

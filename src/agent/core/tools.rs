@@ -66,7 +66,7 @@ impl Core {
                 *question = None;
                 answer_provider(turn, decision, cx);
             }
-            Answer::Waits(mut pause) => {
+            Answer::Waits(mut pause, _) => {
                 Arc::make_mut(&mut pause).survives = false;
                 asked.paused = Some(pause);
                 cx.record_soon(turn.recorded);
@@ -176,25 +176,18 @@ impl Core {
         let answer = |slot: &Slot| Answer::Decided(decision(slot), slot.decided.clone());
         let mut answers: Vec<_> = slots[..kept].iter().map(answer).collect();
         let early = waited.map(|place| {
-            let Slot { tool_use, decided, .. } = &slots[place];
-            let own = decided.as_deref();
-            let (mut tool_use, mut decision) = (tool_use.clone(), decision(&slots[place]));
-            // The input of a callback, which was approved, is approved again.
-            let input = slots[place].input.clone().filter(|_| {
-                own.is_some_and(|own| !own.by_person && own.decision.kind == DecisionKind::ExecuteWith)
-            });
-            let input_replaced = input.is_some();
-            if let Some(input) = input {
-                (tool_use.input, tool_use.malformed, decision) = (input, None, Decision::Execute);
-            }
-            let tool_use_id = tool_use.id.clone();
-            let pause = PendingUse::new(turn.id, tool_use)
-                .with_input_replaced(input_replaced)
-                .with_reason(NEEDS_APPROVAL.into());
-            answers[place] = Answer::Waits(Arc::new(pause));
-            let by = own.and_then(|own| own.decision.by.clone());
-            let expired = own.is_some_and(|own| own.decision.kind == DecisionKind::Expired);
-            let at = own.map_or(at, |own| own.decision.at);
+            let Slot { tool_use, decided, result, .. } = &slots[place];
+            let own = decided.as_deref().map(|own| &own.decision);
+            let kind = own.map(|own| own.kind);
+            let decision = match result {
+                Some(result) if kind == Some(DecisionKind::Reject) => Decision::Reject(result.text()),
+                _ => decision(&slots[place]),
+            };
+            let pause = PendingUse::new(turn.id, tool_use.clone()).with_reason(NEEDS_APPROVAL.into());
+            let stands = decided.clone().map(|own| Box::new(DecidedUse { stands: true, ..*own }));
+            answers[place] = Answer::Waits(Arc::new(pause), stands);
+            let (by, expired) = (own.and_then(|own| own.by.clone()), kind == Some(DecisionKind::Expired));
+            let (tool_use_id, at) = (tool_use.id.clone(), own.map_or(at, |own| own.at));
             Decided { turn: turn.id, tool_use_id, decision, by, expired, at }
         });
         let uses = slots.iter().map(|slot| slot.tool_use.clone()).collect();

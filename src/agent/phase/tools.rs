@@ -36,22 +36,23 @@ pub(crate) struct Tools {
 pub(crate) enum Answer {
     /// The decision was made. The second value is `None` if `handle_tool_use` has just let the tool run.
     Decided(Decision, Option<Box<DecidedUse>>),
-    /// The tool use waits for `resume`. Its pause is emitted when all tool uses of the step have answers.
-    Waits(Arc<PendingUse>),
+    /// The tool use waits for `resume`. Its pause is emitted when all tool uses of the step have answers. The second
+    /// value is the decision that was made earlier, if the tool use waits again.
+    Waits(Arc<PendingUse>, Option<Box<DecidedUse>>),
 }
 
 impl Answer {
     pub(crate) fn pause(&self) -> Option<&Arc<PendingUse>> {
         match self {
             Self::Decided(..) => None,
-            Self::Waits(pause) => Some(pause),
+            Self::Waits(pause, _) => Some(pause),
         }
     }
 
     pub(crate) fn into_decision(self) -> Option<(Decision, Option<Box<DecidedUse>>)> {
         match self {
             Self::Decided(decision, decided) => Some((decision, decided)),
-            Self::Waits(_) => None,
+            Self::Waits(..) => None,
         }
     }
 }
@@ -63,16 +64,20 @@ pub(crate) struct DecidedUse {
     /// Whether a person has set the input, if the model's input was replaced. Otherwise a callback has set it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) by_person: bool,
+    /// Whether the decision applies unchanged, because its tool use waits again only until another process continues the
+    /// turn.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) stands: bool,
 }
 
 impl DecidedUse {
     pub(crate) fn new(decided: &Decided, by_person: bool) -> Self {
-        Self { decision: decided.as_use_decision(), by_person }
+        Self { by_person, ..Self::of(decided.as_use_decision()) }
     }
 
     /// Returns a decision that has set no input.
     pub(crate) const fn of(decision: UseDecision) -> Self {
-        Self { decision, by_person: false }
+        Self { decision, by_person: false, stands: false }
     }
 
     /// Returns the decision of a tool use that is cut off at the time `at`, after it was decided in this way.
@@ -91,7 +96,9 @@ impl DecidedUse {
         input: Option<Value>,
         ran: bool,
     ) -> ToolResult {
-        let Some(Self { mut decision, by_person }) = decided.map(|decided| *decided) else { return result };
+        let Some(Self { mut decision, by_person, .. }) = decided.map(|decided| *decided) else {
+            return result;
+        };
         let is_other = |input: &Value| tool_use.malformed.is_some() || *input != tool_use.input;
         decision.input = input.or(decision.input).filter(is_other);
         result.decided(decision, ran, by_person)
@@ -119,29 +126,44 @@ impl Tools {
     /// Returns the answers, with the decisions that were made before their pauses were reported.
     pub(crate) fn into_answers(mut self) -> Vec<Answer> {
         for own in std::mem::take(&mut self.early) {
-            let decided = Box::new(DecidedUse::new(&own, !own.expired));
+            let by_person = !own.expired && own.decision != Decision::Execute;
+            let decided = Box::new(DecidedUse::new(&own, by_person));
             self.decide(&own.tool_use_id, own.decision, decided);
         }
         self.answers
     }
 
-    /// Stores the decision about a tool use that waits.
-    pub(crate) fn decide(&mut self, tool_use: &ToolUseId, decision: Decision, decided: Box<DecidedUse>) {
-        let waits = |answer: &&mut Answer| answer.pause().is_some_and(|pause| pause.tool_use.id == *tool_use);
-        if let Some(answer) = self.answers.iter_mut().find(waits) {
-            let replaced = answer.pause().filter(|pause| pause.input_replaced);
-            let decision = match (decision, replaced) {
-                (Decision::Execute, Some(pause)) => Decision::ExecuteWith(pause.tool_use.input.clone()),
-                (decision, _) => decision,
+    /// Stores the decision about a tool use that waits. If the tool use was decided earlier, the decision also states the
+    /// input with which the tool may have run.
+    pub(crate) fn decide(&mut self, tool_use: &ToolUseId, decision: Decision, mut decided: Box<DecidedUse>) {
+        for answer in &mut self.answers {
+            let Answer::Waits(pause, earlier) = answer else { continue };
+            if pause.tool_use.id != *tool_use {
+                continue;
+            }
+            let shown = &pause.tool_use.input;
+            let decision = match decision {
+                Decision::Execute if pause.input_replaced => Decision::ExecuteWith(shown.clone()),
+                decision => decision,
             };
+            match earlier.take() {
+                Some(earlier) if earlier.stands => *decided = DecidedUse { stands: false, ..*earlier },
+                Some(earlier) => {
+                    let is_other = matches!(&decision, Decision::ExecuteWith(input) if input != shown);
+                    decided.by_person |= earlier.by_person && !is_other;
+                    decided.decision.input = earlier.decision.input;
+                }
+                None => {}
+            }
             *answer = Answer::Decided(decision, Some(decided));
+            return;
         }
     }
 
     pub(crate) fn pauses_mut(&mut self) -> impl Iterator<Item = &mut Arc<PendingUse>> {
         self.answers.iter_mut().filter_map(|answer| match answer {
             Answer::Decided(..) => None,
-            Answer::Waits(pause) => Some(pause),
+            Answer::Waits(pause, _) => Some(pause),
         })
     }
 }

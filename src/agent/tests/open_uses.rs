@@ -138,10 +138,10 @@ async fn prompt_without_decided_results_sends_the_decided_results() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn prompt_with_a_different_result_overrides_the_decided_result() {
+async fn prompt_with_a_different_result_keeps_the_decided_result() {
     let (provider, mut agent) = with_decided_results([Step::text("Done")]).await;
     agent.run(vec![answer("a", "Yes"), answer("b", "Fresh.")]).await;
-    assert_eq!(texts(&provider.requests()[1]), ["a false Yes", "b false Fresh.", "c true No."]);
+    assert_eq!(texts(&provider.requests()[1]), ["a false Yes", "b false From the cache.", "c true No."]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -114,6 +114,9 @@ impl View {
                     self.begin(message.id.as_ref());
                     for (index, content) in message.content.iter().enumerate() {
                         updates.extend(self.block(index, content));
+                        if let Content::ToolUse(ToolUse { decided: Some(result), .. }) = content {
+                            updates.extend(self.result(result));
+                        }
                     }
                     self.answer = None;
                 }
@@ -249,7 +252,7 @@ impl View {
         let status = if result.is_error { ToolCallStatus::Failed } else { ToolCallStatus::Completed };
         let fields = ToolCallUpdateFields::new().status(status).content(content::output(result.output()));
         let decision = result.decision.as_deref();
-        let fields = fields.raw_input(decision.and_then(|decision| decision.input.clone()));
+        let fields = fields.raw_input(result.changed_input().cloned());
         let meta = decision.map(|decision| Meta::from_iter([("omni.decision".to_owned(), json!(decision))]));
         let update = ToolCallUpdate::new(self.wire_id(&result.tool_use_id), fields).meta(meta);
         Some(SessionUpdate::ToolCallUpdate(update))
@@ -383,5 +386,15 @@ mod tests {
             assert_eq!(decision(2), &Value::Null);
             assert_eq!(updates.last().unwrap()["_meta"]["omni.ended"], ended);
         }
+    }
+
+    #[tokio::test]
+    async fn replay_states_decisions_of_a_turn_that_left_tool_uses_open() {
+        let snapshot = left_open(&MemoryStore::new()).await.snapshot().await.unwrap();
+        let updates = View::new(String::new()).join(&snapshot, Joining::Loaded);
+        let updates = serde_json::to_value(updates).unwrap();
+        let decided = |update: &&Value| update["_meta"]["omni.decision"]["by"] == "ben";
+        let decided: Vec<_> = updates.as_array().unwrap().iter().filter(decided).collect();
+        assert_eq!((decided.len(), &decided[0]["status"]), (1, &json!("failed")), "{updates}");
     }
 }

@@ -108,7 +108,7 @@ struct Line {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tools: Vec<String>,
     /// How tool uses of the message were decided: the names of the tools, each with the kind, the time and the maker
-    /// of the decision, and the input that was run if it is not the model's.
+    /// of the decision, and the input that the decision has set, unless it is too large.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(with = "Vec<(String, serde_json::Map<String, Value>)>")]
     decisions: Vec<(String, UseDecision)>,
@@ -223,8 +223,13 @@ fn shown(snapshot: &SessionSnapshot, last: usize) -> ReadOutput {
     let (mut messages, mut length) = (Vec::new(), 0);
     for (message, results) in lines.iter().rev().take(last) {
         let text = message.text();
-        let decisions = results.iter().flat_map(|results| results.tool_results()).filter_map(|result| {
-            Some((result.name.clone(), UseDecision::clone(result.decision.as_deref()?)))
+        let open = message.tool_uses().filter(|_| results.is_none());
+        let decided = results.iter().flat_map(|results| results.tool_results());
+        let decided = decided.chain(open.filter_map(|tool_use| tool_use.decided.as_deref()));
+        let decisions = decided.filter_map(|result| {
+            let mut decision = UseDecision::clone(result.decision.as_deref()?);
+            decision.clip();
+            Some((result.name.clone(), decision))
         });
         let decisions: Vec<_> = decisions.collect();
         let size = text.len() + decisions.iter().map(|(_, own)| own.weight()).sum::<usize>();
@@ -258,7 +263,11 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::{message::StopReason, session::tests::decided::decided, store::MemoryStore};
+    use crate::{
+        message::StopReason,
+        session::tests::decided::{decided, left_open},
+        store::MemoryStore,
+    };
 
     #[tokio::test]
     async fn read_states_the_decisions_about_tool_uses_and_the_unusual_end_of_an_answer() {
@@ -272,5 +281,15 @@ mod tests {
         assert_eq!(decisions[1][1]["kind"], "reject");
         assert_eq!(messages[2]["ended"], "length");
         assert_eq!(messages[1].get("ended"), None);
+    }
+
+    #[tokio::test]
+    async fn read_states_decisions_of_a_turn_that_left_tool_uses_open_without_large_inputs() {
+        let snapshot = left_open(&MemoryStore::new()).await.snapshot().await.unwrap();
+        let decided = &shown(&snapshot, 20).messages[1].decisions;
+        assert_eq!((&*decided[0].0, decided[0].1.by.as_deref()), ("refund", Some("ben")));
+        let mut large = UseDecision { input: Some(json!("a".repeat(64 << 10))), ..decided[0].1.clone() };
+        large.clip();
+        assert_eq!(large, decided[0].1);
     }
 }

@@ -10,7 +10,7 @@ use crate::{
     session::Session,
     store::{MemoryStore, Store, export_json},
     testing::{ScriptedProvider, Step},
-    tool::{Decision, Tool as _, ToolContext, ToolError, tool_fn},
+    tool::{Decision, Schema, Tool as _, ToolContext, ToolError, declared_tool_with_schema, tool_fn},
 };
 
 /// Returns a conversation in which the model has asked to pay 100 EUR. Ann has let 20 EUR be paid, and Ben has rejected
@@ -38,6 +38,25 @@ pub(crate) async fn decided(store: &MemoryStore, reason: StopReason) -> Session 
         tokio::task::yield_now().await;
     }
     session.resume_as("p", Decision::ExecuteWith(json!({ "eur": 20 })), "ann").await.unwrap();
+    session.resume_as("r", Decision::reject("No."), "ben").await.unwrap();
+    session.wait_until_idle().await.unwrap();
+    session
+}
+
+/// Returns a conversation whose turn ended with an open use of a declared tool. In this turn, Ben has rejected a refund.
+pub(crate) async fn left_open(store: &MemoryStore) -> Session {
+    let provider = ScriptedProvider::new([Step::new()
+        .then_tool_use("r", "refund", json!({}))
+        .then_tool_use("s", "show", json!({}))
+        .stop_with(StopReason::ToolUse)]);
+    let refund = tool_fn("refund", "Pays.", |_: Value, _: ToolContext| async move { Ok("paid") });
+    let show = declared_tool_with_schema("show", "Shows.", Schema::new(json!({ "type": "object" })).unwrap());
+    let agent = Agent::builder().model(provider.model()).tool(refund.needs_approval()).tool(show);
+    let session = Session::builder(store.clone()).agent(agent).create().await.unwrap();
+    session.prompt("Refund it.").await.unwrap();
+    while session.snapshot().await.unwrap().agent.pauses.is_empty() {
+        tokio::task::yield_now().await;
+    }
     session.resume_as("r", Decision::reject("No."), "ben").await.unwrap();
     session.wait_until_idle().await.unwrap();
     session

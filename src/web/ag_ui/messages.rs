@@ -13,7 +13,6 @@ use crate::{
     agent::Snapshot,
     message::{
         Attachment, Content, Message, MessageId, ResultBlock, Role, Source, ToolResult, ToolUse, ToolUseId,
-        value_weight,
     },
     provider::PartialBlock,
     text::clip,
@@ -22,9 +21,6 @@ use crate::{
 
 /// The greatest size of a text in one frame, in bytes. The JSON form of the text can be six times as long.
 pub(super) const MAX_TEXT: usize = 1 << 20;
-
-/// The greatest size of the input in a decision, in bytes.
-const MAX_INPUT: usize = 64 << 10;
 
 /// The greatest size of all messages in one frame, in bytes. The client refuses frames from 10 MiB on.
 const MAX_MESSAGES: usize = 8 << 20;
@@ -103,7 +99,7 @@ pub(super) fn result(
         metadata.insert("isError".to_owned(), true.into());
     }
     if let Some(mut decision) = result.decision.clone() {
-        decision.input.take_if(|input| value_weight(input) > MAX_INPUT);
+        decision.clip();
         metadata.insert("decision".to_owned(), json!(decision));
     }
     let mut room = MAX_TEXT;

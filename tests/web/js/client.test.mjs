@@ -296,5 +296,8 @@ test("stateOf_a_tool_that_never_ran_is_not_a_failure", () => {
   const texts = ["Not run: the limit of 20 steps is reached.", "Interrupted. The tool was not run.", "The run failed (invalid request). The tool was not run."];
   for (const text of texts) assert.equal(stateOf({ ...facts, result: failed(text) }), "open", text);
   assert.equal(stateOf({ ...facts, result: failed("The disk is full.") }), "error");
+  const late = { ...facts, decided: { kind: "expired", at: 1 }, result: failed("The approval was not given in time.") };
+  assert.equal(stateOf(late), "denied");
+  assert.equal(stateOf({ ...late, timing: { start: 1, end: 2 } }), "error");
   assert.equal(stateOf({ ...facts, isUnstarted: true, result: failed("There is no tool \"sned\".") }), "open");
 });

@@ -1,6 +1,6 @@
 //! Tests with schedules that once broke an invariant of the core.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use serde_json::json;
 
@@ -9,9 +9,11 @@ use crate::{
     agent::{
         Config, Durable, ErrorDecision, Event, Prompt, Snapshot, ToolDecision, TurnDecision,
         core::{Context, Core, Effect, Resume},
-        phase::{Op, OutputRequirement},
+        phase::{Answer, Op, OutputRequirement, Phase, Stage},
     },
-    message::{Content, Message, Role, Timestamp, ToolResult, ToolUse, TurnId, Usage},
+    message::{
+        Content, DecisionKind, Message, Role, Timestamp, ToolResult, ToolUse, TurnId, Usage, UseDecision,
+    },
     provider::{BlockStart, Delta, MessageDelta, Part, StopReason},
     run::{Error, ErrorKind},
     subscription::EventId,
@@ -368,4 +370,54 @@ fn staged_prompt_after_open_tool_uses_closes_them() {
     };
     assert!(result.is_error);
     assert_eq!(text.text, "never mind");
+}
+
+#[test]
+fn decision_of_a_turn_that_is_left_stays_as_it_was_made() {
+    for is_rejected in [true, false] {
+        let mut bench = Bench::new();
+        bench.prompt("hi");
+        bench.answer([starts_tool_use(0, "a"), starts_tool_use(1, "b")]);
+        bench.end(StopReason::ToolUse);
+        bench.pause();
+        bench.decide(ToolDecision::Execute);
+        let input = json!({ "eur": 20 });
+        let decision =
+            if is_rejected { Decision::reject("no") } else { Decision::ExecuteWith(input.clone()) };
+        let resume = Resume { decisions: vec![("a".into(), decision)], turn: None, by: Some("ann".into()) };
+        bench.feed(|core, cx| core.resume(resume, cx)).unwrap();
+        let made = bench.events.iter().rev().find_map(|event| match event {
+            Event::Decided(decided) => Some(decided.clone()),
+            _ => None,
+        });
+        let effect = Effect::RunTools(bench.op(), Vec::new());
+        bench.feed(|core, cx| core.leave(Some(&effect), cx));
+        let tools = bench.core.withdrawn().unwrap();
+        assert_eq!(tools.early, [*made.unwrap()]);
+        let answers = tools.into_answers();
+        let Answer::Decided(given, Some(own)) = &answers[0] else { panic!("{answers:?}") };
+        assert_eq!(DecisionKind::from(given), own.decision.kind);
+        assert_eq!((own.by_person, own.stands), (true, false));
+    }
+}
+
+#[test]
+fn interrupt_of_a_concluded_step_states_a_changed_input_once() {
+    let mut bench = Bench::new();
+    bench.prompt("hi");
+    let declared = BlockStart::ToolUse { id: "b".into(), name: "ask_user".to_owned() };
+    bench.answer([starts_tool_use(0, "a"), Delta::Start { index: 1, block: declared }]);
+    bench.end(StopReason::ToolUse);
+    bench.decide(ToolDecision::Reject("no".to_owned()));
+    bench.decide(ToolDecision::Execute);
+    let Phase::InTurn { stage: Stage::Concluding { response, .. }, .. } = &mut bench.core.phase else {
+        panic!("{:?}", bench.core.phase)
+    };
+    let result = &mut Arc::make_mut(response).decided[0];
+    let decision = result.decision.as_deref().cloned().unwrap();
+    let decision = UseDecision { input: Some(json!({ "eur": 20 })), ..decision };
+    *result = result.clone().decided(decision, true, true);
+    let stated = result.clone();
+    bench.interrupt();
+    assert_eq!(bench.core.history().last().unwrap().tool_results().next(), Some(&stated));
 }

@@ -386,6 +386,53 @@ async fn stored_decision_keeps_its_name_time_and_input_over_a_crash_before_the_r
     assert!(result.text().starts_with("A person changed the input of this call. It ran with: {\"eur\":20}"));
 }
 
+const CHANGED: &str = "A person changed the input of this call. It ran with: {\"eur\":20}";
+
+#[tokio::test(start_paused = true)]
+async fn use_that_waits_again_keeps_the_input_with_which_it_may_have_run() {
+    let input = json!({ "eur": 20 });
+    let reject = || Decision::reject("no");
+    // The later decision, whether the run is interrupted, and the kind and the name that the result states.
+    let cases = [
+        (Some(Decision::Execute), false, DecisionKind::ExecuteWith, "bob"),
+        (Some(reject()), false, DecisionKind::Reject, "bob"),
+        (Some(reject()), true, DecisionKind::Reject, "bob"),
+        (None, true, DecisionKind::Interrupted, "ada"),
+    ];
+    for (decision, is_cut, kind, by) in cases {
+        let calls = Calls::new();
+        let builder = |steps: Vec<Step>| acting(steps, calls.tool(Replay::Never)).1.needs_approval("act");
+        let (shelf, _) =
+            decided_in_the_store(builder(vec![act()]), Decision::ExecuteWith(input.clone())).await;
+        let life = Life::begin(builder(vec![]), Durable::Approvals, &shelf).await;
+        answered(calls.gate.reached()).await;
+        let mut shelf = life.kill().await;
+        let recover = Recover::default().with_on_uncertain(OnUncertain::Ask);
+        let asking = |turn: TurnInFlight| turn.with_recover(recover);
+        // The earlier decision is part of the record of the second process.
+        let life = Life::begin_with(builder(vec![]), Durable::Approvals, &shelf, asking).await;
+        settle().await;
+        shelf = life.kill().await;
+        let steps = vec![Step::text("Done.")];
+        let life = Life::begin_with(builder(steps), Durable::Approvals, &shelf, asking).await;
+        settle().await;
+        calls.gate.open();
+        if let Some(decision) = decision {
+            life.agent.resume_as("t1", decision, "bob").await.unwrap();
+        }
+        if is_cut {
+            // The run may have ended already.
+            let _ = life.agent.interrupt().await;
+        }
+        life.idle().await;
+        let history = life.shelf.history();
+        let result = history.iter().flat_map(|message| message.tool_results()).next().unwrap();
+        let own = result.decision.as_deref().unwrap();
+        assert_eq!((own.kind, own.by.as_deref(), own.input.as_ref()), (kind, Some(by), Some(&input)));
+        assert!(result.text().starts_with(CHANGED), "{result:?}");
+    }
+}
+
 /// The decisions in the agent's snapshot: the tool use, the name, and the kind.
 async fn named(life: &Life) -> Vec<(String, String, DecisionKind)> {
     let decisions = life.agent.snapshot().await.unwrap().decisions;

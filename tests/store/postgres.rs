@@ -393,8 +393,6 @@ async fn queries_among_many_conversations_use_indexes() {
         .unwrap();
     let nothing = ["null"; 49].join(", ");
     plans.push(("record", plan(&observer, &nothing).await));
-    store.turn(&id("n7")).await.unwrap();
-    plans.push(("turn", plan(&observer, "'n7'").await));
     store.delete(&id("n8"), None).await.unwrap();
     plans.push(("delete", plan(&observer, "8, 1, null").await));
     let lease = store.acquire(&id("n9"), &Owner::new("ann")).await.unwrap();

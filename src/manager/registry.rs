@@ -233,6 +233,11 @@ impl Registry {
         }
     }
 
+    /// Removes all earlier events from memory, because titles in them may quote erased messages.
+    pub(super) fn forget(&mut self) {
+        self.feed.forget();
+    }
+
     /// Records a title that was set directly in the store.
     pub(super) fn set_stored_title(&mut self, id: &ConversationId, title: Option<Arc<str>>) {
         if let Some(slot) = self.slots.get_mut(id) {

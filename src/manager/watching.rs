@@ -40,6 +40,7 @@ impl Watcher for Watch {
                 }
             }
             Notice::Title(title) => inner.registry().titled(id, key, title.cloned()),
+            Notice::Erased => inner.registry().forget(),
             Notice::Labels(labels) => inner.registry().labelled(id, key, labels.clone()),
             Notice::Finished(_) => inner.make_title(id, key),
             Notice::Left => {

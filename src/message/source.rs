@@ -4,7 +4,11 @@
 //! argument for such a context, so a [`StoredForm`] applies to one thread while a closure runs. In any other JSON, a
 //! reference is an error. So neither the body of a request nor an imported document can refer to bytes in a store.
 
-use std::{cell::RefCell, rc::Rc, sync::Arc};
+use std::{
+    cell::{LazyCell, RefCell},
+    rc::Rc,
+    sync::Arc,
+};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
@@ -106,12 +110,17 @@ fn large(content: &[Content]) -> impl Iterator<Item = &Arc<str>> {
     })
 }
 
-/// Gives each large attachment the text of an equal attachment among the known ones, so that both share their memory.
-pub(crate) fn share<'m>(content: &mut [Content], known: &(impl Iterator<Item = &'m [Content]> + Clone)) {
+/// Gives each large attachment the text of an equal attachment among the last known ones, so that both share their
+/// memory.
+pub(crate) fn share<'m>(content: &mut [Content], known: impl Iterator<Item = &'m [Content]>) {
+    /// The number of known attachments with which each attachment is compared.
+    const COMPARED: usize = 100;
+
+    let known = LazyCell::new(|| known.flat_map(large).collect::<Vec<_>>());
     for block in content {
         let Content::Attachment(Attachment { source: Source::Base64 { data }, .. }) = block else { continue };
         if data.len() > SMALL
-            && let Some(equal) = known.clone().flat_map(large).find(|known| *known == data)
+            && let Some(equal) = known.iter().rev().take(COMPARED).find(|known| **known == data)
         {
             *data = Arc::clone(equal);
         }

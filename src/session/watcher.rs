@@ -30,6 +30,8 @@ pub(crate) enum Notice<'a> {
     Status(Status),
     /// The conversation's title changed.
     Title(Option<&'a Arc<str>>),
+    /// Messages were erased. A title that may quote them is removed, which is another notification.
+    Erased,
     /// The conversation's labels changed.
     Labels(&'a Labels),
     /// A turn was committed. The run may continue, or has failed with this turn.
@@ -48,6 +50,7 @@ pub(crate) enum Notice<'a> {
 pub(super) fn notify_event(watcher: &dyn Watcher, event: &SessionEvent) {
     let notice = match event {
         SessionEvent::Title { title } => Notice::Title(title.as_ref()),
+        SessionEvent::Erased(_) => Notice::Erased,
         SessionEvent::Labels { labels } => Notice::Labels(labels),
         SessionEvent::Agent(event) => match &**event {
             Event::Status { status, .. } => Notice::Status(*status),

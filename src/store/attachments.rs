@@ -38,7 +38,7 @@
 
 use std::{
     cell::{Cell, RefCell},
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     fmt::Write as _,
     rc::Rc,
     sync::Arc,
@@ -49,12 +49,8 @@ use sha2::{Digest as _, Sha256};
 
 use crate::message::{SMALL, StoredForm, in_form};
 
-/// A file to which encoded messages refer.
-pub(super) struct StoredFile {
-    pub(super) sha256: String,
-    /// The bytes in base64.
-    pub(super) data: Arc<str>,
-}
+/// The files to which encoded messages refer: the bytes in base64 for each name.
+pub(super) type UsedFiles = BTreeMap<String, Arc<str>>;
 
 /// The files of a conversation, as far as they are known. By default, messages are decoded with these files, and their
 /// texts become references again when messages are encoded.
@@ -62,8 +58,10 @@ pub(super) struct StoredFile {
 pub(super) struct Files {
     /// The text of each file. `None` if the file has other bytes than its name says.
     known: RefCell<HashMap<String, Option<Arc<str>>>>,
+    /// The name of each known file by the address of its text, which stays in `known`.
+    names: RefCell<HashMap<*const u8, String>>,
     /// The files to which the messages refer that were encoded so far.
-    pub(super) used: RefCell<Vec<StoredFile>>,
+    pub(super) used: RefCell<UsedFiles>,
     /// Whether a decoded message refers to a file that is missing or has other bytes.
     pub(super) has_missed: Cell<bool>,
     /// Whether messages are decoded without the bytes of files.
@@ -83,12 +81,19 @@ impl Files {
         Rc::new(Self { divides: true, ..Self::default() })
     }
 
+    /// Returns whether messages may need a file with this name that is not known yet.
+    pub(super) fn lacks(&self, sha256: &str) -> bool {
+        !self.ignores && !matches!(self.known.borrow().get(sha256), Some(Some(_)))
+    }
+
     /// Adds a file that was read.
     pub(super) fn add(&self, sha256: String, bytes: &[u8]) {
-        let mut known = self.known.borrow_mut();
-        if !self.ignores && !matches!(known.get(&sha256), Some(Some(_))) {
-            let text = (name(bytes) == sha256).then(|| BASE64_STANDARD.encode(bytes).into());
-            known.insert(sha256, text);
+        if self.lacks(&sha256) {
+            let text = (name(bytes) == sha256).then(|| Arc::<str>::from(BASE64_STANDARD.encode(bytes)));
+            if let Some(text) = &text {
+                self.names.borrow_mut().insert(Arc::as_ptr(text).cast(), sha256.clone());
+            }
+            self.known.borrow_mut().insert(sha256, text);
         }
     }
 
@@ -103,18 +108,13 @@ impl StoredForm for Files {
         if data.len() <= SMALL {
             return None;
         }
-        let known = self.known.borrow();
-        let is_same = |text: &Option<Arc<str>>| text.as_ref().is_some_and(|text| Arc::ptr_eq(text, data));
-        let sha256 = match known.iter().find(|(_, text)| is_same(text)) {
-            Some((sha256, _)) => sha256.clone(),
+        let sha256 = match self.names.borrow().get(&Arc::as_ptr(data).cast()) {
+            Some(sha256) => sha256.clone(),
             None if !self.divides => return None,
             // Only canonical base64 can be decoded.
             None => name(&BASE64_STANDARD.decode(&**data).ok()?),
         };
-        let mut used = self.used.borrow_mut();
-        if used.iter().all(|file| file.sha256 != sha256) {
-            used.push(StoredFile { sha256: sha256.clone(), data: Arc::clone(data) });
-        }
+        self.used.borrow_mut().entry(sha256.clone()).or_insert_with(|| Arc::clone(data));
         Some(sha256)
     }
 

@@ -16,17 +16,17 @@ pub(super) use cells::{conversation_id, labels};
 pub(super) use turns::ApprovalRow;
 pub(super) use turns::{ReadTurn, RecordRow, TurnRow};
 
-use std::sync::Arc;
+use std::{
+    collections::HashSet,
+    sync::{Arc, OnceLock},
+};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde::de::DeserializeOwned;
 
 use super::{
     Change, Commit, ConversationId, Labels, StateChange, StoreError, StoredState, TitleBy, TurnChange,
-    Version,
-    attachments::{Files, StoredFile},
-    content::without_messages,
-    json,
+    Version, attachments::Files, content::without_messages, json, search::searched_text, words::spaced,
 };
 use crate::{
     message::{Message, UsageRow},
@@ -67,6 +67,8 @@ pub(super) struct RowChanges {
 #[derive(Default)]
 pub(super) struct FileRows {
     pub(super) digests: Vec<String>,
+    /// The names in `digests`.
+    added: HashSet<String>,
     pub(super) bytes: Vec<Vec<u8>>,
     pub(super) places: Vec<i32>,
     /// The name of the file for each place.
@@ -83,8 +85,8 @@ impl FileRows {
     fn encode<T>(&mut self, place: i32, encode: impl FnOnce() -> T) -> T {
         let files = Files::dividing();
         let encoded = files.apply(encode);
-        for StoredFile { sha256, data } in files.used.take() {
-            if !self.digests.contains(&sha256) {
+        for (sha256, data) in files.used.take() {
+            if self.added.insert(sha256.clone()) {
                 self.digests.push(sha256.clone());
                 self.bytes.push(BASE64_STANDARD.decode(&*data).unwrap_or_default());
             }
@@ -121,7 +123,8 @@ pub(super) struct NodeRow {
     pub(super) usage: Option<String>,
     pub(super) left_open: bool,
     /// The message before it was encoded, for searches.
-    pub(super) source: Arc<Message>,
+    source: Arc<Message>,
+    words: OnceLock<String>,
 }
 
 impl RowChanges {
@@ -203,7 +206,13 @@ impl NodeRow {
             usage: node.usage().map(|usage| json::encode(id, usage)).transpose()?,
             left_open: node.left_open(),
             source: Arc::clone(node.message()),
+            words: OnceLock::new(),
         })
+    }
+
+    /// Returns the words of the message, each between two spaces. Only the first call makes them.
+    pub(super) fn words(&self) -> &str {
+        self.words.get_or_init(|| spaced(&searched_text(&self.source)))
     }
 }
 

@@ -218,6 +218,8 @@ struct Inner {
 struct Writing {
     writer: Workers,
     upkeep: Arc<Upkeep>,
+    /// Whether the file had an index of words when it was opened.
+    is_indexed: bool,
 }
 
 /// Settings for opening a [`SqliteStore`].
@@ -281,12 +283,13 @@ impl SqliteStoreBuilder {
                 if let Err(error) = upkeep::clear_log(&writer, Duration::ZERO) {
                     tracing::debug!(%error, "the write-ahead log could not be emptied when the SQLite file was opened");
                 }
-                search::prepare(&mut writer, search)
+                let is_indexed = search::prepare(&mut writer, search)
+                    .and_then(|()| Ok(search::rule(&writer)?.is_some()))
                     .map_err(|fault| database.failed("preparing", None, fault))?;
                 let writer = start("sqlite-writer", vec![writer])?;
                 let upkeep = Upkeep::new(writer.behind());
                 search::index_older(&writer.behind());
-                Ok::<_, StoreError>(Writing { writer, upkeep })
+                Ok::<_, StoreError>(Writing { writer, upkeep, is_indexed })
             };
             Ok(SqliteStore(Arc::new(Inner {
                 writing: writer.map(writing).transpose()?,
@@ -441,7 +444,8 @@ impl Store for SqliteStore {
         change: &Change,
     ) -> Result<Version, StoreError> {
         // If nothing can be written, this error comes first.
-        let upkeep = Arc::clone(&self.writing()?.upkeep);
+        let Writing { upkeep, is_indexed, .. } = self.writing()?;
+        let (upkeep, is_indexed) = (Arc::clone(upkeep), *is_indexed);
         let (named, encoded, write, change) = (id.clone(), id.clone(), *write, change.clone());
         if let Change::Erase(_) = change {
             let rows = RowChanges::of(id, change)?;
@@ -454,7 +458,16 @@ impl Store for SqliteStore {
         }
         let is_light = matches!(&change, Change::Commit(commit) if write::is_light(commit));
         let rows = if is_light { Ok(RowChanges::of(id, change)?) } else { Err(change) };
-        let prepare = move || Ok(rows.or_else(|change| RowChanges::of(&encoded, change))?);
+        let prepare = move || {
+            let rows = rows.or_else(|change| RowChanges::of(&encoded, change))?;
+            if is_indexed {
+                // The words are made here, because other processes wait for the end of the transaction.
+                for node in &rows.nodes {
+                    node.words();
+                }
+            }
+            Ok(rows)
+        };
         let write = move |connection: &mut Connection, _: &Database, rows: &RowChanges| {
             write::write(connection, &named, &write, rows)
         };

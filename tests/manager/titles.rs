@@ -15,7 +15,7 @@ use omni_agent::{
     run::{Prompt, Response},
     session::Session,
     store::{Listing, MemoryStore, Store},
-    subscription::EndReason,
+    subscription::{EndReason, Update},
     testing::{Gate, ScriptedProvider, Step},
     tree::NodeId,
 };
@@ -580,6 +580,22 @@ async fn erase_removes_a_title_of_each_kind_from_list_store_and_search() {
         let open = manager.list_open();
         assert_eq!(open.iter().filter(|open| open.title.is_some()).count(), 1);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn erase_removes_a_derived_title_from_the_events_of_the_manager() {
+    let manager = with(Titles::Heuristic);
+    let before = manager.subscribe().last_id();
+    let session = create(&manager, "talk", parrot()).await;
+    session.ask("My secret").await.unwrap();
+    assert_eq!(title(&session).await.as_deref(), Some("My secret"));
+    let update = in_time(manager.resume_from(before).next()).await;
+    assert!(matches!(update, Some(Update::Event(_))), "the events are still in memory");
+    session.erase(NodeId::new(1).unwrap()).await.unwrap();
+    let Some(Update::Resync(truth)) = in_time(manager.resume_from(before).next()).await else {
+        panic!("earlier events are removed")
+    };
+    assert_eq!(truth.open[0].title, None);
 }
 
 #[tokio::test(start_paused = true)]

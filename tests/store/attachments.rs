@@ -101,6 +101,24 @@ async fn ten_messages_beside_one_photo_grow_the_log_by_less_than_one_photo() {
     assert!(before > 2 * MEGABYTE as u64 && after - before < MEGABYTE as u64 / 10, "{before}, {after}");
 }
 
+#[tokio::test]
+async fn log_contains_each_of_many_photos_once() {
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    let photo = |seed| Content::from(Attachment::base64("image/png", base64(&bytes(seed, 18_000))));
+    let message = Message::user((0..80).map(photo).collect::<Vec<_>>());
+    let commit =
+        |number| Commit::new(Some(node(number))).with_nodes([Node::new(node(number), None, message.clone())]);
+    let version = create(&store, &id("a")).await;
+    let version = write(&store, version, commit(1)).await;
+    let before = fs::metadata(folder.log(&id("a"))).unwrap().len();
+    write(&store, version, commit(2)).await;
+    let grown = fs::metadata(folder.log(&id("a"))).unwrap().len() - before;
+    assert!(grown < 24_000, "{grown} bytes were added, so a photo was written again");
+    let stored = store.load(&id("a")).await.unwrap();
+    assert!(stored.nodes.iter().all(|node| **node.message() == message));
+}
+
 /// Returns whether a file of the folder contains the bytes or their base64.
 fn is_on_disk(folder: &Folder, bytes: &[u8]) -> bool {
     let (text, few) = (base64(&bytes[..900]), &bytes[..900]);
@@ -376,8 +394,18 @@ mod in_sqlite {
         let store = omni_agent::store::SqliteStore::builder(file).search(true).open().await.unwrap();
         let version = create(&store, &id("a")).await;
         write(&store, version, beside(1, "a blue lake", &base64(&bytes(1, 300_000)))).await;
-        let found = store.search(&"lake".parse().unwrap(), &omni_agent::store::Listing::default()).await;
-        assert_eq!(found.unwrap().hits[0].excerpt, "a blue lake");
+        // Of a few matching texts, all are sorted. Among many, the conversations are examined one by one.
+        for others in [0, 20_001] {
+            let fill = format!(
+                "BEGIN; INSERT INTO texts (conversation, version, place)
+                 WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < {others})
+                 SELECT 0, n, 0 FROM numbers WHERE n <= {others};
+                 INSERT INTO words (rowid, text) SELECT key, ' lake ' FROM texts WHERE conversation = 0; COMMIT"
+            );
+            crate::sqlite::raw(&folder).execute_batch(&fill).unwrap();
+            let found = store.search(&"lake".parse().unwrap(), &omni_agent::store::Listing::default()).await;
+            assert_eq!(found.unwrap().hits[0].excerpt, "a blue lake");
+        }
     }
 }
 

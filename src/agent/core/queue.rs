@@ -44,7 +44,7 @@ impl Core {
         if prompt.content.is_blank() {
             return Err(Error::empty_prompt());
         }
-        share(&mut prompt.content.0, &self.history.iter().map(|message| &message.content[..]));
+        share(&mut prompt.content.0, self.history.iter().map(|message| &message.content[..]));
         if self.is_at_rest() {
             return self.begin_run(prompt, ask, false, cx).map(|turn| Accepted::Started { turn });
         }

@@ -70,7 +70,7 @@ impl Core {
 
     /// Returns the message of a prompt. Its files share their bytes with equal files in the tree.
     fn first_message(&self, mut prompt: Prompt) -> FirstMessage {
-        share(&mut prompt.content.0, &Self::contents(&self.tree));
+        share(&mut prompt.content.0, Self::contents(&self.tree));
         FirstMessage::Prompt(prompt)
     }
 

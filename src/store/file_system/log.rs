@@ -16,7 +16,7 @@ use std::{
 use super::{
     Durability, line,
     place::{LogPath, check_folder, failed, is_file, private, require_file, try_lock},
-    record::{Entry, FORMAT, LogChange, Parts, RecordEnd, Stamp, file_names, other_format},
+    record::{Entry, FORMAT, LogChange, Parts, RecordEnd, Stamp, file_names, has_all_names, other_format},
 };
 use crate::store::{StoreError, Stored, TurnChange, Version, WriteId, attachments::Files};
 
@@ -162,16 +162,20 @@ impl<'a> Log<'a> {
         Ok(None)
     }
 
-    /// Returns the names of the files in the lines up to the offset `end`. Reads only the beginning of each line. If a
-    /// name is not found, its file is written again, which changes nothing else.
+    /// Returns the names of the files in the lines up to the offset `end`. Reads each line only up to the end of its
+    /// names. If a name is not found, its file is written again, which changes nothing else.
     pub(super) fn file_names(&self, end: u64) -> Result<HashSet<String>, StoreError> {
-        let (mut names, mut at) = (HashSet::new(), 0);
+        let (mut names, mut at, mut wanted) = (HashSet::new(), 0, FIRST_READ);
         while at < end {
-            let read = read_at(&self.file, at, FIRST_READ.min(end - at));
+            let read = read_at(&self.file, at, wanted.min(end - at));
             let beginning = read.map_err(|error| self.place.failed("reading", error))?;
             let Some((record, len)) = line::beginning(&beginning) else { break };
+            if wanted < len && !has_all_names(record) {
+                wanted *= 8;
+                continue;
+            }
             names.extend(file_names(record));
-            at += len;
+            (at, wanted) = (at + len, FIRST_READ);
         }
         Ok(names)
     }

@@ -27,7 +27,7 @@ use crate::{
     store::{
         Change, Commit, ConversationId, Labels, StateChange, StoreError, StoredState, Summary, TurnChange,
         Version, WriteId,
-        attachments::{Files, StoredFile},
+        attachments::{Files, UsedFiles},
         json,
     },
     subscription::EventId,
@@ -247,6 +247,11 @@ pub(super) fn file_names(beginning: &[u8]) -> Vec<String> {
     names.split(',').filter(|name| name.len() == 64).map(str::to_owned).collect()
 }
 
+/// Returns whether the beginning of a record contains the names of all its files.
+pub(super) fn has_all_names(beginning: &[u8]) -> bool {
+    !beginning.starts_with(FILES) || beginning.contains(&b']')
+}
+
 /// The texts of the parts of a record.
 pub(super) struct Parts<'a> {
     /// The files without the closing brace. Empty if there are none.
@@ -273,12 +278,15 @@ impl<'a> Parts<'a> {
         split().ok_or_else(|| "it does not contain a write".to_owned())
     }
 
-    /// Returns the change. Adds the files of the record to `files`, which must contain all files of the change then.
+    /// Returns the change. Adds those files of the record to `files` that it lacks. It must contain all files of the
+    /// change then.
     pub(super) fn change(&self, files: &Rc<Files>) -> Result<LogChange, String> {
-        if !self.files.is_empty() {
-            let RecordFiles::<String> { files: names, data } = parse(&[self.files, b"}"].concat())?;
-            for (name, data) in names.into_iter().zip(data) {
-                files.add(name, &BASE64_STANDARD.decode(data).unwrap_or_default());
+        if file_names(self.files).iter().any(|name| files.lacks(name)) {
+            let text = [self.files, b"}"].concat();
+            let RecordFiles::<&str> { files: names, data } =
+                serde_json::from_slice(&text).map_err(|error| error.to_string())?;
+            for (name, data) in names.into_iter().zip(data).filter(|(name, _)| files.lacks(name)) {
+                files.add(name.to_owned(), &BASE64_STANDARD.decode(data).unwrap_or_default());
             }
         }
         let change = files.apply(|| parse(self.change));
@@ -300,7 +308,7 @@ impl<'a> Parts<'a> {
 }
 
 /// Returns the JSON of a change, and the files to which it refers.
-pub(super) fn encode_change(change: &LogChange, files: &Rc<Files>) -> (Vec<u8>, Vec<StoredFile>) {
+pub(super) fn encode_change(change: &LogChange, files: &Rc<Files>) -> (Vec<u8>, UsedFiles) {
     let mut text = Vec::new();
     files.apply(|| push(&mut text, change));
     (text, files.used.take())
@@ -308,20 +316,16 @@ pub(super) fn encode_change(change: &LogChange, files: &Rc<Files>) -> (Vec<u8>, 
 
 /// Returns the line of a write without files.
 pub(super) fn encode_record(change: &LogChange, end: &RecordEnd) -> Result<Vec<u8>, StoreError> {
-    encode_line(&encode_change(change, &Rc::default()).0, &[], end)
+    encode_line(&encode_change(change, &Rc::default()).0, &UsedFiles::new(), end)
 }
 
 /// Returns the line of a write with this change, which contains these files.
-pub(super) fn encode_line(
-    change: &[u8],
-    files: &[StoredFile],
-    end: &RecordEnd,
-) -> Result<Vec<u8>, StoreError> {
+pub(super) fn encode_line(change: &[u8], files: &UsedFiles, end: &RecordEnd) -> Result<Vec<u8>, StoreError> {
     let mut text = line::begin();
     if files.is_empty() {
         text.push(b'{');
     } else {
-        let (files, data) = files.iter().map(|file| (&*file.sha256, &*file.data)).unzip();
+        let (files, data) = files.iter().map(|(sha256, data)| (&**sha256, &**data)).unzip();
         push(&mut text, &RecordFiles::<&str> { files, data });
         // The change follows as another member.
         text.pop();

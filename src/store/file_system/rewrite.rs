@@ -69,8 +69,8 @@ pub(super) fn rewrite(
             }
             let is_changed = strip(&mut change, erased) || erased.is_some();
             let (change, mut used) = encode_change(&change, files);
-            used.retain(|file| written.insert(file.sha256.clone()));
-            if is_changed || used.iter().map(|file| &file.sha256).ne(&before) {
+            used.retain(|sha256, _| written.insert(sha256.clone()));
+            if is_changed || used.keys().ne(&before) {
                 new.write_all(&encode_line(&change, &used, &end)?).map_err(failed)?;
             } else {
                 new.write_all(&lines.line).map_err(failed)?;

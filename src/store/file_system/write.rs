@@ -102,7 +102,7 @@ fn change(
     let (change, mut files) = encode_change(&change, &Files::dividing());
     if !files.is_empty() {
         let names = log.file_names(tail.end)?;
-        files.retain(|file| !names.contains(&file.sha256));
+        files.retain(|sha256, _| !names.contains(sha256));
     }
     let line = encode_line(&change, &files, &end)?;
     append(&place.log, &log.file, tail.end, tail.torn, &line, durability)?;

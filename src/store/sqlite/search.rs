@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use rusqlite::{Connection, OptionalExtension, params, params_from_iter};
+use rusqlite::{Connection, OptionalExtension, params, params_from_iter, types::ValueRef};
 
 use super::{
     database::{Database, Fault, begin},
@@ -31,7 +31,7 @@ const BATCH: i64 = 500;
 const SORTED: i64 = 20_000;
 
 /// Returns the number of the rule by which the words in the index were made. Returns `None` if the file has no index.
-fn rule(connection: &Connection) -> Result<Option<i64>, Fault> {
+pub(super) fn rule(connection: &Connection) -> Result<Option<i64>, Fault> {
     let mut exists =
         connection.prepare_cached("SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'indexing')")?;
     if !exists.query_row([], |row| row.get::<_, bool>(0))? {
@@ -69,9 +69,10 @@ pub(super) fn is_kept(transaction: &Connection) -> Result<bool, Fault> {
     Ok(rule == Some(RULE))
 }
 
-/// Adds a text to the index, unless it has no words or is already indexed. Returns the number of added texts.
-pub(super) fn add(transaction: &Connection, key: i64, place: Place, text: &str) -> Result<i64, Fault> {
-    let (words, (version, at)) = (spaced(text), place.unzip());
+/// Adds the words of a text to the index, each between two spaces, unless there are none or the text is already indexed.
+/// Returns the number of added texts.
+pub(super) fn add(transaction: &Connection, key: i64, place: Place, words: &str) -> Result<i64, Fault> {
+    let (version, at) = place.unzip();
     let added = if words.trim().is_empty() {
         0
     } else {
@@ -110,16 +111,13 @@ fn remove(transaction: &Connection, key: i64, place: Place, text: Option<&str>) 
 /// Removes nodes of a conversation from the index, before their rows are deleted. `ids` is a JSON array, or `None` for
 /// all nodes.
 pub(super) fn remove_nodes(transaction: &Connection, key: i64, ids: Option<&str>) -> Result<(), Fault> {
-    for (place, text) in node_texts(transaction, key, ids)? {
-        remove(transaction, key, place, text.as_deref())?;
-    }
-    Ok(())
+    visit_nodes(transaction, key, ids, |place, text| remove(transaction, key, place, text.as_deref()))
 }
 
 /// Replaces the title in the index, before the title is replaced in its row.
 pub(super) fn retitle(transaction: &Connection, key: i64, title: Option<&str>) -> Result<(), Fault> {
     remove(transaction, key, None, title_of(transaction, key)?.as_deref())?;
-    add(transaction, key, None, title.unwrap_or_default())?;
+    add(transaction, key, None, &title.map(spaced).unwrap_or_default())?;
     Ok(())
 }
 
@@ -129,27 +127,28 @@ fn title_of(transaction: &Connection, key: i64) -> Result<Option<String>, Fault>
     Ok(title.query_row([key], |row| Ok(row.get_ref(0)?.as_str().ok().map(str::to_owned)))?)
 }
 
-/// Returns the searched texts of nodes, each with its place. A text is `None` if its message can't be read.
-fn node_texts(
+/// Returns the searched text of a stored message. Returns `None` if the message can't be read.
+fn text_of(message: ValueRef<'_>) -> Option<String> {
+    let message: Message = Files::ignored().apply(|| json::parse(message.as_str().ok()?).ok())?;
+    Some(searched_text(&message))
+}
+
+/// Calls `visit` with the place and the searched text of each node. The text is `None` if the message can't be read.
+fn visit_nodes(
     transaction: &Connection,
     key: i64,
     ids: Option<&str>,
-) -> Result<Vec<(Place, Option<String>)>, Fault> {
+    mut visit: impl FnMut(Place, Option<String>) -> Result<(), Fault>,
+) -> Result<(), Fault> {
     let mut nodes = transaction.prepare_cached(
         "SELECT version, place, message FROM nodes
          WHERE conversation = ?1 AND (?2 IS NULL OR id IN (SELECT value FROM json_each(?2)))",
     )?;
     let mut nodes = nodes.query(params![key, ids])?;
-    let mut texts = Vec::new();
     while let Some(row) = nodes.next()? {
-        let message = row
-            .get_ref(2)?
-            .as_str()
-            .ok()
-            .and_then(|text| Files::ignored().apply(|| json::parse::<Message>(text).ok()));
-        texts.push((Some((row.get(0)?, row.get(1)?)), message.as_ref().map(searched_text)));
+        visit(Some((row.get(0)?, row.get(1)?)), text_of(row.get_ref(2)?))?;
     }
-    Ok(texts)
+    Ok(())
 }
 
 /// Returns the query in the language of FTS5.
@@ -205,10 +204,12 @@ fn index_batch(connection: &mut Connection) -> Result<bool, Fault> {
 
 /// Indexes the title and the nodes of a conversation that are not indexed yet. Returns their number.
 fn index_conversation(transaction: &Connection, key: i64) -> Result<i64, Fault> {
-    let mut added = add(transaction, key, None, &title_of(transaction, key)?.unwrap_or_default())?;
-    for (place, text) in node_texts(transaction, key, None)? {
-        added += add(transaction, key, place, &text.unwrap_or_default())?;
-    }
+    let words = |text: Option<String>| text.as_deref().map(spaced).unwrap_or_default();
+    let mut added = add(transaction, key, None, &words(title_of(transaction, key)?))?;
+    visit_nodes(transaction, key, None, |place, text| {
+        added += add(transaction, key, place, &words(text))?;
+        Ok(())
+    })?;
     Ok(added)
 }
 
@@ -324,8 +325,7 @@ fn last_match(transaction: &Connection, key: i64, query: &Query) -> Result<Optio
     )?;
     let mut nodes = nodes.query([key])?;
     while let Some(row) = nodes.next()? {
-        let message = row.get_ref(2)?.as_str().ok().and_then(|text| json::parse::<Message>(text).ok());
-        if message.is_some_and(|message| query.is_in(&searched_text(&message))) {
+        if text_of(row.get_ref(2)?).is_some_and(|text| query.is_in(&text)) {
             return Ok(Some(Some((row.get(0)?, row.get(1)?))));
         }
     }

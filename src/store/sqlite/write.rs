@@ -19,7 +19,6 @@ use crate::{
     store::{
         Commit, ConversationId, Epoch, Lease, Owner, StoreError, Version, Write, WriteId,
         rows::{Column, Origin, RowChanges, RunRow, number},
-        search::searched_text,
     },
     subscription::EventId,
     tree::{Erased, Node},
@@ -212,7 +211,7 @@ fn apply(
                 node.left_open
             ])?;
         if is_indexed {
-            search::add(transaction, key, Some((version, place)), &searched_text(&node.source))?;
+            search::add(transaction, key, Some((version, place)), node.words())?;
         }
     }
     for (node, child) in cursors {

@@ -86,6 +86,8 @@ CREATE TABLE {schema}.file_uses (
     PRIMARY KEY (conversation, place, version, digest)
 );
 
+CREATE INDEX file_uses_by_digest ON {schema}.file_uses (conversation, digest);
+
 CREATE TABLE {schema}.cursors (
     conversation bigint NOT NULL REFERENCES {schema}.conversations ON DELETE CASCADE,
     node bigint NOT NULL,

@@ -69,6 +69,8 @@ CREATE TABLE file_uses (
     PRIMARY KEY (conversation, place, version, digest)
 ) STRICT, WITHOUT ROWID;
 
+CREATE INDEX file_uses_by_digest ON file_uses (conversation, digest);
+
 CREATE TABLE cursors (
     conversation INTEGER NOT NULL REFERENCES conversations ON DELETE CASCADE,
     node INTEGER NOT NULL,

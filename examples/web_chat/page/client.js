@@ -28,7 +28,7 @@
  *   provider_data?: Record<string, any>, ended?: StopReason }} Message
  * @typedef {{ input: number, cache_read: number, cache_write: number, output: number, reasoning: number,
  *   cost?: number }} Usage
- * @typedef {{ id: number, parent?: number, message: Message, usage?: Usage }} Node
+ * @typedef {{ id: number, parent?: number, message: Message, usage?: Usage, left_open?: boolean }} Node
  * @typedef {{ nodes: Node[], head: number | null, cursors: [number, number][], next?: number }} Tree
  * @typedef {{ id?: string, content: Content[], next?: "turn" | "step", app_data?: any, options?: any,
  *   max_steps?: number, turn_timeout?: Duration }} Prompt
@@ -183,6 +183,17 @@ export class Client {
    */
   command(id, command) {
     return this.#json("POST", `${this.#path(id)}/commands`, command);
+  }
+
+  /**
+   * Returns the messages before a node, on its branch, oldest first. `next` is the `before` of the next page, and is
+   * absent at the first message.
+   * @param {string} id
+   * @param {{ before: number, limit?: number }} query
+   * @returns {Promise<{ messages: Node[], next?: number }>}
+   */
+  messages(id, query) {
+    return this.#json("GET", `${this.#path(id)}/messages${search(query)}`);
   }
 
   /**

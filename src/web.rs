@@ -55,6 +55,7 @@
 //! | `GET C` | the [snapshot](crate::session::SessionSnapshot) |
 //! | `DELETE C` | deletes the conversation |
 //! | `POST C/commands` | runs a [`SessionCommand`](crate::session::SessionCommand); decisions, a title and labels do not open the conversation |
+//! | `GET C/messages?before=&limit=` | the messages before a node, on its branch, oldest first: at most 4 MiB, but at least one |
 //! | `GET C/usage?limit=&after=` | the usage ledger, newest first |
 //! | `GET C/files/{message}/{block}` | the bytes of an attachment |
 //! | `GET C/events` | a stream of the conversation's updates |
@@ -113,7 +114,8 @@ pub use problem::Problem;
 pub(crate) use requests::NewConversation;
 #[cfg(all(test, feature = "schema"))]
 pub(crate) use requests::{
-    ApprovalPage, Created, ListPage, ListQuery, PeriodQuery, RowsPage, RowsQuery, SearchQuery,
+    ApprovalPage, Created, ListPage, ListQuery, MessagePage, MessagesQuery, PeriodQuery, RowsPage, RowsQuery,
+    SearchQuery,
 };
 pub use view::View;
 

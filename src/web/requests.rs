@@ -9,6 +9,7 @@ use crate::{
     run::{PendingUse, Prompt},
     session::SessionCommand,
     store::{ConversationId, Position},
+    tree::{Node, NodeId},
 };
 
 /// The settings of a new conversation.
@@ -68,6 +69,33 @@ pub(crate) struct RowsQuery {
     pub(super) limit: Option<usize>,
     /// The number of rows to skip, which is the value of `next` in the previous page.
     pub(super) after: usize,
+}
+
+/// The maximum number of messages on a page.
+pub(super) const MOST_MESSAGES: usize = 500;
+
+/// The part of a branch that the client requests.
+#[derive(Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub(crate) struct MessagesQuery {
+    /// The id of the node before which the page ends. This is the value of `next` in the previous page.
+    pub(super) before: NodeId,
+    /// The maximum number of messages: 50 by default.
+    #[serde(default)]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = MOST_MESSAGES)))]
+    pub(super) limit: Option<usize>,
+}
+
+/// A part of a branch.
+#[derive(Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub(crate) struct MessagePage {
+    /// The messages, oldest first. Each is the parent of the following one.
+    pub(super) messages: Vec<Node>,
+    /// The value of `before` for the request of the next page. Absent if the page begins with the first message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) next: Option<NodeId>,
 }
 
 /// A new conversation.

@@ -25,8 +25,9 @@ use super::{
     guard::guard,
     pages::visible,
     requests::{
-        ApprovalPage, Created, ListPage, ListQuery, ListedApproval, NewConversation, PeriodQuery, RowsPage,
-        RowsQuery, SearchQuery, action, position, position_text, prompt_of,
+        ApprovalPage, Created, ListPage, ListQuery, ListedApproval, MOST_MESSAGES, MessagePage,
+        MessagesQuery, NewConversation, PeriodQuery, RowsPage, RowsQuery, SearchQuery, action, position,
+        position_text, prompt_of,
     },
 };
 use crate::{
@@ -36,6 +37,7 @@ use crate::{
     schema,
     session::{Mode, Session, SessionAnswer, SessionCommand},
     store::{ConversationId, Hit, Labels, Page, TurnSummary},
+    tree::Node,
 };
 
 /// A route: its method, its path, the action that it needs, and its handler. If the path has the id of a conversation,
@@ -63,13 +65,14 @@ pub(super) use routes;
 /// Returns all routes. The first parameter of a path is the conversation: `{id}` is its own id, `{chat}` and `{thread}`
 /// are ids of clients. If a path has no such parameter, the handler itself checks the access to the conversations that
 /// it uses.
-pub(super) fn all() -> [Route; 15] {
+pub(super) fn all() -> [Route; 16] {
     routes! {
         GET "/conversations" List list;
         POST "/conversations" Create create;
         GET "/conversations/{id}" Read read;
         DELETE "/conversations/{id}" Delete delete;
         POST "/conversations/{id}/commands" Read command;
+        GET "/conversations/{id}/messages" Read messages;
         GET "/conversations/{id}/usage" Read rows;
         GET "/conversations/{id}/files/{message}/{block}" Read file;
         GET "/conversations/{id}/events" Watch watch;
@@ -298,6 +301,35 @@ async fn approvals(call: Call) -> Result<Response, Problem> {
     };
     let items = turns.into_iter().flat_map(Approval::all_of).map(item).collect();
     Ok(json(&ApprovalPage { items, next }))
+}
+
+/// The maximum size of a page of messages, in bytes. The rest of 4 MiB is for the members around the messages.
+const MESSAGES_SIZE: usize = (4 << 20) - 64;
+
+async fn messages(call: Call) -> Result<Response, Problem> {
+    let MessagesQuery { before, limit } = call.query()?;
+    let limit = limit.unwrap_or(50);
+    if !(1..=MOST_MESSAGES).contains(&limit) {
+        let text = format!("`limit` is {limit}; use a number from 1 to {MOST_MESSAGES}");
+        return Err(Problem::invalid_query(&text));
+    }
+    let (snapshot, lens) = (call.snapshot().await?, call.lens(call.id()?));
+    let missing = || Problem::nothing_here("There is no such message.");
+    let above = |node: &Node| node.parent().and_then(|parent| snapshot.tree.node(parent));
+    let mut at = above(snapshot.tree.node(before).ok_or_else(missing)?);
+    let (mut messages, mut size) = (Vec::new(), 0);
+    while let Some(node) = at.filter(|_| messages.len() < limit) {
+        let seen = lens.node(node);
+        size += serde_json::to_vec(&seen).map_or(0, |json| json.len() + 1);
+        if size > MESSAGES_SIZE && !messages.is_empty() {
+            break;
+        }
+        messages.push(seen);
+        at = above(node);
+    }
+    let next = messages.last().filter(|_| at.is_some()).map(Node::id);
+    messages.reverse();
+    Ok(json(&MessagePage { messages, next }))
 }
 
 async fn rows(call: Call) -> Result<Response, Problem> {

@@ -141,11 +141,8 @@ impl Lens {
         Some(match event {
             SessionEvent::Agent(event) => SessionEvent::Agent(Arc::new(self.agent_event(event)?)),
             SessionEvent::Tree(changes) => {
-                let nodes = changes.nodes.iter().map(|node| match self.message(node.message()) {
-                    Some(message) => node.with_message(message),
-                    None => Node::clone(node),
-                });
-                SessionEvent::Tree(Arc::new(Changes { nodes: nodes.collect(), ..Changes::clone(changes) }))
+                let nodes = changes.nodes.iter().map(|node| self.node(node)).collect();
+                SessionEvent::Tree(Arc::new(Changes { nodes, ..Changes::clone(changes) }))
             }
             SessionEvent::Store(report) => SessionEvent::Store(self.report(report)?),
             _ => return None,
@@ -245,6 +242,14 @@ impl Lens {
             }
             StoreReport::Lost { .. } => StoreReport::Lost { error: HIDDEN.into() },
         })
+    }
+
+    /// Returns the node with the visible part of its message.
+    pub(super) fn node(&self, node: &Node) -> Node {
+        match self.message(node.message()) {
+            Some(message) => node.with_message(message),
+            None => node.clone(),
+        }
     }
 
     fn shared(&self, message: &Arc<Message>) -> Arc<Message> {

@@ -81,6 +81,7 @@ async fn everything(app: &App, store: &FaultyStore) -> Vec<(&'static str, String
         ("native stream", format!("{frames:?}")),
         ("snapshot with a failing store", failing),
         ("snapshot", app.get("ann", &path).await.text),
+        ("page of messages", app.get("ann", &format!("{path}/messages?before=5")).await.text),
         ("AI SDK stream", chat),
         ("AI SDK list", app.get("ann", &format!("/api/chat/{id}/messages")).await.text),
         ("AI SDK list of version 6", app.get("ann", &format!("/api/chat/{id}/messages?ui=6")).await.text),

@@ -261,6 +261,7 @@ async fn requests_and_answers_of_every_operation_fit_the_document() {
         (Method::GET, path.to_owned(), None, 200),
         (Method::GET, format!("{path}?limit=1"), None, 200),
         (Method::GET, "/agent/approvals?limit=1".to_owned(), None, 200),
+        (Method::GET, format!("{one}/messages?before=2&limit=1"), None, 200),
         (Method::GET, format!("{one}/usage?limit=1&after=0"), None, 200),
         (Method::GET, format!("{one}/files/p1/0"), None, 200),
         (Method::GET, "/agent/usage?from=0&to=9000000000000".to_owned(), None, 200),

@@ -6,10 +6,10 @@ use omni_agent::{
     session::{SessionAnswer, SessionSnapshot},
     store::ConversationId,
     testing::Step,
-    tree::NodeId,
+    tree::{Node, NodeId},
     web::{View, WebLimits},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::support::{App, prompt, request};
 
@@ -168,12 +168,60 @@ async fn large_attachment_is_linked_and_served_from_its_url() {
     let url = content[1]["source"]["url"].as_str().unwrap();
     assert_eq!(url, format!("/agent/conversations/{id}/files/p%2F1/1"));
     assert_eq!(content[2]["source"]["data"], "QUJD");
+    let page = app.get("ann", &format!("/agent/conversations/{id}/messages?before=2")).await.json();
+    assert_eq!(page["messages"][0]["message"]["content"], *content);
     let file = app.get("ann", url).await;
     assert_eq!(file.text, "ABC".repeat(20_000));
     assert_eq!(file.header("content-type"), Some("image/png"));
     assert!(file.header("content-security-policy").unwrap().starts_with("sandbox"));
     assert_eq!(app.get("ben", url).await.code(), "not-found");
     assert_eq!(app.get("ann", &url.replace("/1", "/9")).await.code(), "not-found");
+}
+
+#[tokio::test(start_paused = true)]
+async fn pages_of_messages_follow_the_branch_of_a_node_up_to_its_root() {
+    let app = App::new(["One.", "Two.", "Three.", "Other."].map(Step::text));
+    let id = app.create("ann").await;
+    for text in ["1", "2", "3"] {
+        app.ask("ann", &id, text).await;
+    }
+    let path = format!("/agent/conversations/{id}");
+    // Node 7 is another answer to node 3, and is not below node 4.
+    app.post("ann", &format!("{path}/commands"), json!({ "type": "regenerate", "node": 3 })).await;
+    app.idle(&id).await;
+    for (before, limit, found, next) in [
+        (7, 2, vec![2, 3], Some(2)),
+        (2, 2, vec![1], None),
+        (7, 3, vec![1, 2, 3], None),
+        (6, 2, vec![4, 5], Some(4)),
+        (1, 2, vec![], None),
+    ] {
+        let page = app.get("ann", &format!("{path}/messages?before={before}&limit={limit}")).await.json();
+        let nodes: Vec<Node> = serde_json::from_value(page["messages"].clone()).unwrap();
+        assert_eq!(nodes.iter().map(|node| node.id().get()).collect::<Vec<_>>(), found, "{page}");
+        assert_eq!(page.get("next").and_then(Value::as_u64), next, "{page}");
+        let snapshot: SessionSnapshot = serde_json::from_str(&app.get("ann", &path).await.text).unwrap();
+        assert!(nodes.iter().all(|node| snapshot.tree.node(node.id()) == Some(node)), "{page}");
+    }
+    let whole = app.get("ann", &format!("{path}/messages?before=6")).await.json();
+    assert_eq!(whole["messages"].as_array().map(Vec::len), Some(5));
+}
+
+#[tokio::test(start_paused = true)]
+async fn page_of_messages_has_at_most_four_mebibytes_but_at_least_one_message() {
+    let app = App::new(["a".repeat(5 << 20), "b".repeat(3 << 20), "c".repeat(1 << 20)].map(Step::text));
+    let id = app.create("ann").await;
+    for text in ["1", "2", "3"] {
+        app.ask("ann", &id, text).await;
+    }
+    let path = format!("/agent/conversations/{id}/messages?before");
+    // The answers are the nodes 2, 4 and 6, with 5, 3 and 1 MiB.
+    for (before, found) in [(6, vec![3, 4, 5]), (3, vec![2]), (2, vec![1])] {
+        let page = app.get("ann", &format!("{path}={before}")).await;
+        let nodes: Vec<Node> = serde_json::from_value(page.json()["messages"].clone()).unwrap();
+        assert_eq!(nodes.iter().map(|node| node.id().get()).collect::<Vec<_>>(), found);
+        assert!(page.text.len() <= 4 << 20 || nodes.len() == 1, "{} bytes", page.text.len());
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -50,6 +50,7 @@ fn path(entry: &Entry, id: &str) -> String {
     match entry.path.as_str() {
         "/agent/events" => format!("{path}?list=true"),
         "/agent/search" => format!("{path}?q=hello"),
+        "/agent/conversations/{id}/messages" => format!("{path}?before=1"),
         _ => path,
     }
 }

@@ -186,6 +186,17 @@ export class Client {
   }
 
   /**
+   * Returns the messages before a node, on its branch, oldest first. `next` is the `before` of the next page, and is
+   * absent at the first message.
+   * @param {string} id
+   * @param {{ before: number, limit?: number }} query
+   * @returns {Promise<{ messages: Node[], next?: number }>}
+   */
+  messages(id, query) {
+    return this.#json("GET", `${this.#path(id)}/messages${search(query)}`);
+  }
+
+  /**
    * Returns the usage ledger of a conversation, newest first.
    * @param {string} id
    * @param {{ limit?: number, after?: number }} [query]

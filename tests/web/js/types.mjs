@@ -36,6 +36,7 @@ const METHODS = {
   snapshot: ["readConversation"],
   delete: ["deleteConversation"],
   command: ["performCommand", "body", 1],
+  messages: ["readMessages", "query", 1],
   rows: ["readLedger", "query", 1],
   usage: ["sumUsage", "query", 0],
 };

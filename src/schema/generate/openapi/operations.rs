@@ -13,8 +13,8 @@ use crate::{
     session::{SessionAnswer, SessionCommand, SessionSnapshot},
     store::{ConversationId, Found},
     web::{
-        ApprovalPage, Created, ListPage, ListQuery, NewConversation, PeriodQuery, RowsPage, RowsQuery,
-        SearchQuery,
+        ApprovalPage, Created, ListPage, ListQuery, MessagePage, MessagesQuery, NewConversation, PeriodQuery,
+        RowsPage, RowsQuery, SearchQuery,
     },
 };
 
@@ -123,6 +123,17 @@ pub(super) const OPERATIONS: &[Operation] = &[
             UNSUPPORTED,
             WRITE,
         ],
+        ..PLAIN
+    },
+    Operation {
+        route: "GET /conversations/{id}/messages",
+        id: "readMessages",
+        summary: "Returns the messages before a node, on the node's branch.",
+        description: "A page has at most 4 MiB, but at least one message. The parts that the server's view hides are empty \
+                      or absent.",
+        query: Some(Document::include::<MessagesQuery>),
+        answer: Answer::Json(Document::include::<MessagePage>),
+        problems: &[CONVERSATION, QUERY, STORE, OPEN],
         ..PLAIN
     },
     Operation {

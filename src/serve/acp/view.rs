@@ -367,7 +367,10 @@ impl View {
 #[cfg(all(test, feature = "test-util"))]
 mod tests {
     use super::*;
-    use crate::{session::tests::decided::decided, store::MemoryStore};
+    use crate::{
+        session::tests::decided::{decided, left_open},
+        store::MemoryStore,
+    };
 
     #[tokio::test]
     async fn replay_states_the_decisions_about_tool_uses_and_the_unusual_end_of_an_answer() {

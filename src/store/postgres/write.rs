@@ -8,7 +8,7 @@ use super::{connect::Object, error::Fault, ledger, server::Server, turns};
 use crate::{
     store::{
         Change, ConversationId, Labels, Lease, StoreError, Version, Write, WriteId,
-        rows::{Column, Origin, RowChanges, number},
+        rows::{Column, NodeRow, Origin, RowChanges, number},
         words::spaced,
     },
     tree::Erased,
@@ -121,7 +121,7 @@ async fn change(
     let messages: Vec<_> = nodes.iter().map(|node| node.message.as_str()).collect();
     let usages: Vec<_> = nodes.iter().map(|node| node.usage.as_deref()).collect();
     let left_open: Vec<_> = nodes.iter().map(|node| node.left_open).collect();
-    let words: Vec<_> = nodes.iter().map(|node| node.words()).collect();
+    let words: Vec<_> = nodes.iter().map(NodeRow::words).collect();
     // The map contains each cursor once, with its last value.
     let cursors: BTreeMap<_, _> =
         cursors.iter().map(|(node, child)| (number(*node), number(*child))).collect();

@@ -67,8 +67,8 @@ impl Recording {
 /// different order. Commit the file to the repository, next to the test.
 ///
 /// A request is answered from the file if the file contains an equal request. Requests are compared by the model's id,
-/// the system prompt, the messages, the tool declarations and the options. Ids, timestamps, provider data and the
-/// application's data are not compared. If the file has several equal requests, their answers are used in the recorded
+/// the system prompt, the messages, the tool declarations and the options. Ids, timestamps, provider data, the
+/// application's data, decisions about tool uses and the ends of answers are not compared. If the file has several equal requests, their answers are used in the recorded
 /// order. If no request of the file is equal, the request fails with [`ProviderErrorKind::InvalidRequest`]. The error
 /// shows the nearest request of the file, and the first difference.
 ///

@@ -4,7 +4,9 @@ use std::fs;
 
 use omni_agent::{
     Agent,
-    message::{Attachment, Content, History, Message, MessageId},
+    message::{
+        Attachment, Content, History, Message, MessageId, Role, StopReason, Text, ToolResult, ToolUse,
+    },
     provider::{Options, ProviderErrorKind, Request},
     testing::{Gate, Recorded, Recording, ScriptedProvider, Step},
     tool_fn,
@@ -74,7 +76,7 @@ async fn each_compared_part_of_a_request_is_named_in_the_difference() {
 }
 
 #[tokio::test]
-async fn ids_times_and_notes_of_a_request_are_neither_compared_nor_written() {
+async fn parts_of_a_request_that_no_service_receives_are_neither_compared_nor_written() {
     let folder = Folder::new();
     let path = folder.file("private.jsonl");
     let request = |note: &str| {
@@ -84,7 +86,13 @@ async fn ids_times_and_notes_of_a_request_are_neither_compared_nor_written() {
         let message = Message::user([Content::from(file), "What is this?".into()])
             .with_id(MessageId::new(note))
             .with_app_data(json!({ "note": note }));
-        Request::new(History::from_iter([message]))
+        let tool_use = ToolUse::new("a", "look", json!({}));
+        let mut result = ToolResult::ok(&tool_use, Text::new("A cat."));
+        let decision = json!({ "kind": "execute", "by": note, "at": note.len() });
+        result.decision = Some(serde_json::from_value(decision).unwrap());
+        let mut answer = Message::new(Role::Assistant, [tool_use]);
+        answer.ended = Some(Box::new(StopReason::Other(note.to_owned())));
+        Request::new(History::from_iter([message, answer, Message::user(Content::from(result))]))
     };
     deltas(&recording([Step::text("A cat.")], &path).model("small"), request("one")).await;
     assert!(!fs::read_to_string(&path).unwrap().contains("one"));

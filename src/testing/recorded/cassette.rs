@@ -251,7 +251,7 @@ pub(super) struct CassetteRules {
 }
 
 /// The members of a message that are not compared. Of these, services receive only the provider data.
-const NOT_COMPARED: [&str; 4] = ["timestamp", "provider_data", "id", "app_data"];
+const NOT_COMPARED: [&str; 5] = ["timestamp", "provider_data", "id", "app_data", "ended"];
 
 impl CassetteRules {
     /// Returns the canonical form of a request.
@@ -366,20 +366,24 @@ fn without_private_parts(mut message: Value) -> Value {
             members.shift_remove(name);
         }
     }
-    without_metadata(&mut message);
+    without_unsent_parts(&mut message);
     message
 }
 
-/// Removes the application's metadata from attachments, including the attachments of tool results.
-fn without_metadata(holder: &mut Value) {
+/// Removes the parts of blocks that no service receives: the application's metadata from attachments, including the
+/// attachments of tool results, and the decisions from tool results.
+fn without_unsent_parts(holder: &mut Value) {
     let Some(blocks) = holder.get_mut("content").and_then(Value::as_array_mut) else { return };
     for block in blocks {
-        if block.get("type").is_some_and(|kind| kind == "attachment")
-            && let Some(members) = block.as_object_mut()
-        {
-            members.shift_remove("metadata");
+        let unsent = match block.get("type").and_then(Value::as_str) {
+            Some("attachment") => "metadata",
+            Some("tool_result") => "decision",
+            _ => continue,
+        };
+        if let Some(members) = block.as_object_mut() {
+            members.shift_remove(unsent);
         }
-        without_metadata(block);
+        without_unsent_parts(block);
     }
 }
 

@@ -396,13 +396,13 @@ mod in_sqlite {
         write(&store, version, beside(1, "a blue lake", &base64(&bytes(1, 300_000)))).await;
         // Of a few matching texts, all are sorted. Among many, the conversations are examined one by one.
         for others in [0, 20_001] {
-            let fill = format!(
+            let texts = format!(
                 "BEGIN; INSERT INTO texts (conversation, version, place)
                  WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < {others})
                  SELECT 0, n, 0 FROM numbers WHERE n <= {others};
                  INSERT INTO words (rowid, text) SELECT key, ' lake ' FROM texts WHERE conversation = 0; COMMIT"
             );
-            crate::sqlite::raw(&folder).execute_batch(&fill).unwrap();
+            crate::sqlite::raw(&folder).execute_batch(&texts).unwrap();
             let found = store.search(&"lake".parse().unwrap(), &omni_agent::store::Listing::default()).await;
             assert_eq!(found.unwrap().hits[0].excerpt, "a blue lake");
         }

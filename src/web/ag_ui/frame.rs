@@ -94,6 +94,10 @@ pub(crate) enum Frame {
     StateSnapshot {
         snapshot: Value,
     },
+    StateDelta {
+        /// A JSON Patch.
+        delta: Value,
+    },
     Custom {
         name: &'static str,
         value: Value,

@@ -67,8 +67,9 @@ enum Phase {
 
 /// Translates the events of a session into the events of one run.
 ///
-/// The first event is `RUN_STARTED`. Everything that is opened is closed before the terminal event, and nothing follows
-/// the terminal event.
+/// The first event is `RUN_STARTED`, and `STATE_SNAPSHOT` follows it. If an event of the session changes the state, a
+/// `STATE_DELTA` precedes the other frames for this event. Everything that is opened is closed before the terminal
+/// event, and nothing follows the terminal event.
 #[derive(Debug)]
 pub(crate) struct RunStream {
     run: Run,
@@ -85,12 +86,14 @@ pub(crate) struct RunStream {
     /// have been emitted before the stream began, and the client keeps the order in which results arrive.
     holds_results: bool,
     usage: HashMap<String, Usage>,
+    /// The member `omni` of the state, as the client has it.
+    omni: Value,
     out: Vec<Frame>,
 }
 
 impl RunStream {
     /// Starts a stream. `view` is the snapshot from before the command.
-    pub(crate) fn begin(run: Run, view: SessionSnapshot, start: &Start) -> (Self, Vec<Frame>) {
+    pub(crate) fn begin(mut run: Run, view: SessionSnapshot, start: &Start) -> (Self, Vec<Frame>) {
         let is_paused = view.agent.status == Status::Paused;
         let phase = match start {
             Start::Command if view.agent.status == Status::Busy => Phase::Behind,
@@ -98,6 +101,10 @@ impl RunStream {
             Start::Staged(id) => Phase::Staged(id.clone()),
         };
         let is_late = matches!(start, Start::Join | Start::Ended(_));
+        let omni = omni(&view);
+        let mut state = std::mem::take(&mut run.state);
+        state.insert("omni".to_owned(), omni.clone());
+        let out = vec![Self::run_started(&run), Frame::StateSnapshot { snapshot: state.into() }];
         let mut stream = Self {
             run,
             view,
@@ -109,10 +116,9 @@ impl RunStream {
             results: HashSet::new(),
             holds_results: is_late || is_paused,
             usage: HashMap::new(),
-            out: Vec::new(),
+            omni,
+            out,
         };
-        stream.out.push(stream.started());
-        stream.send_state();
         if is_late {
             stream.send_messages();
         }
@@ -148,6 +154,14 @@ impl RunStream {
         if self.view.apply(event).is_err() {
             return self.fail("internal", "The state of the conversation is not known any more.");
         }
+        // Pieces of an answer are frequent, and change no member of the state.
+        let agent_event = event.event.agent();
+        if !matches!(
+            agent_event,
+            Some(Event::TextDelta { .. } | Event::ThinkingDelta { .. } | Event::ToolUseDelta { .. })
+        ) {
+            self.send_state();
+        }
         match (&*event.event, &self.phase) {
             (SessionEvent::Agent(event), Phase::Behind | Phase::Staged(_)) => self.wait(event),
             (SessionEvent::Agent(event), _) => self.agent_event(event),
@@ -175,6 +189,7 @@ impl RunStream {
     pub(crate) fn pause(&mut self, view: &SessionSnapshot) -> Vec<Frame> {
         if self.phase == Phase::Paused && !view.agent.pauses.is_empty() {
             self.view.clone_from(view);
+            self.send_state();
             self.finish_paused();
         }
         std::mem::take(&mut self.out)
@@ -199,10 +214,6 @@ impl RunStream {
             run_id: run.id.clone(),
             protocol_version: (run.level == Level::V1).then_some("1.0"),
         }
-    }
-
-    fn started(&self) -> Frame {
-        Self::run_started(&self.run)
     }
 
     /// Processes an event that precedes the stream's own run.
@@ -391,22 +402,14 @@ impl RunStream {
         self.out.push(Frame::MessagesSnapshot { messages, metadata: json!({ "@ag-ui/client": types }) });
     }
 
+    /// Sends the member `omni` of the state if it has changed. The client's own members stay.
     fn send_state(&mut self) {
-        let agent = &self.view.agent;
-        let mut state = json!({ "status": agent.status, "model": agent.state.model, "step": agent.step });
-        if let Some(title) = &self.view.title {
-            state["title"] = clip(title, 4096).into();
+        let omni = omni(&self.view);
+        if omni != self.omni {
+            let delta = json!([{ "op": "replace", "path": "/omni", "value": omni }]);
+            self.out.push(Frame::StateDelta { delta });
+            self.omni = omni;
         }
-        if let Some(cost) = self.view.used.with_finite_cost().cost {
-            state["cost"] = cost.into();
-        }
-        if let Some(reason) = agent.messages().last().and_then(|message| message.ended.as_ref()) {
-            state["ended"] = reason.to_string().into();
-        }
-        state["tokens"] = self.view.used.total().into();
-        let mut snapshot = self.run.state.clone();
-        snapshot.insert("omni".to_owned(), state);
-        self.out.push(Frame::StateSnapshot { snapshot: snapshot.into() });
     }
 
     fn open_step(&mut self, step: u32) {
@@ -440,4 +443,26 @@ impl RunStream {
         usage.sort_by(|a, b| a.model.cmp(&b.model));
         usage
     }
+}
+
+/// Returns the member `omni` of the client's state.
+pub(super) fn omni(view: &SessionSnapshot) -> Value {
+    let agent = &view.agent;
+    let mut omni = json!({
+        "status": agent.status,
+        "model": agent.state.model,
+        "step": agent.step,
+        "tokens": view.used.total(),
+    });
+    if let Some(title) = &view.title {
+        omni["title"] = clip(title, 4096).into();
+    }
+    if let Some(cost) = view.used.with_finite_cost().cost {
+        omni["cost"] = cost.into();
+    }
+    let last = agent.pending.last().or_else(|| agent.state.history.last());
+    if let Some(reason) = last.and_then(|message| message.ended.as_ref()) {
+        omni["ended"] = reason.to_string().into();
+    }
+    omni
 }

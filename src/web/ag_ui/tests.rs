@@ -10,7 +10,7 @@ use std::{collections::HashSet, time::Duration};
 
 use serde_json::{Value, json};
 
-use super::{Frame, Level, Run, RunInput, RunStream, Start, messages::Messages};
+use super::{Frame, Level, Run, RunInput, RunStream, Start, messages::Messages, stream::omni};
 use crate::{
     agent::{Agent, AgentBuilder},
     message::StopReason,
@@ -79,7 +79,7 @@ impl Rig {
             "messages": self.client.posted(),
             "tools": [],
             "context": [],
-            "state": { "mine": 1 },
+            "state": self.client.state,
             "forwardedProps": {},
         });
         if self.client.level == Level::V1 {
@@ -105,7 +105,7 @@ impl Rig {
         posted.finish(&mut self.client).await
     }
 
-    /// Checks that the client has exactly the messages of the session, apart from the progress of tools.
+    /// Checks that the client has the state of the session, and exactly its messages, apart from the progress of tools.
     async fn check_messages(&self) {
         let view = self.session.snapshot().await.unwrap();
         check_messages(&self.client, &view);
@@ -149,6 +149,7 @@ impl Rig {
 }
 
 fn check_messages(client: &Client, view: &SessionSnapshot) {
+    assert_eq!(client.state["omni"], omni(view));
     let truth = Messages::of(&view.agent, client.level, &Files::default());
     let truth: Vec<_> = truth.iter().map(|message| serde_json::to_value(message).unwrap()).collect();
     let has_reasoning = truth.iter().any(|message| message["role"] == "reasoning");

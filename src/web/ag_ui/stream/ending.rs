@@ -65,7 +65,6 @@ impl RunStream {
     pub(super) fn finish_paused(&mut self) {
         self.close();
         self.send_messages();
-        self.send_state();
         let interrupts = interrupts(&self.view.agent, self.run.level);
         self.finish_with(Some(Outcome::Interrupt { interrupts }));
     }

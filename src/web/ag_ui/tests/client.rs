@@ -22,6 +22,7 @@ pub(super) struct Client {
     pub(super) level: Level,
     pub(super) messages: Vec<Value>,
     pub(super) interrupts: Vec<Value>,
+    pub(super) state: Value,
     open: HashSet<(&'static str, String)>,
     started: bool,
     ended: bool,
@@ -33,6 +34,7 @@ impl Client {
             level,
             messages: Vec::new(),
             interrupts: Vec::new(),
+            state: json!({ "mine": 1 }),
             open: HashSet::new(),
             started: false,
             ended: true,
@@ -46,17 +48,22 @@ impl Client {
 
     /// Reads the events of one whole run.
     pub(super) fn read(&mut self, frames: &[Frame]) {
-        (self.started, self.ended) = (false, false);
+        self.begin();
         for frame in frames {
             self.read_one(frame);
         }
+    }
+
+    /// Prepares for the events of the next run.
+    pub(super) fn begin(&mut self) {
+        (self.started, self.ended) = (false, false);
     }
 
     pub(super) fn check_ended(&self) {
         assert!(self.ended, "no terminal event");
     }
 
-    fn read_one(&mut self, frame: &Frame) {
+    pub(super) fn read_one(&mut self, frame: &Frame) {
         let text = serde_json::to_string(frame).unwrap();
         assert!(text.len() < 10_000_000 && !text.contains('\n'), "{} bytes", text.len());
         let event: Value = serde_json::from_str(&text).unwrap();
@@ -161,6 +168,15 @@ impl Client {
                 }
             }
             "MESSAGES_SNAPSHOT" => self.replace(event),
+            "STATE_SNAPSHOT" => self.state = event["snapshot"].clone(),
+            "STATE_DELTA" => {
+                for change in event["delta"].as_array().unwrap() {
+                    assert_eq!(change["op"], "replace");
+                    let place = self.state.pointer_mut(change["path"].as_str().unwrap()).unwrap();
+                    assert_ne!(*place, change["value"], "nothing has changed");
+                    place.clone_from(&change["value"]);
+                }
+            }
             "RUN_FINISHED" => {
                 self.interrupts = event["outcome"]["interrupts"].as_array().cloned().unwrap_or_default();
             }

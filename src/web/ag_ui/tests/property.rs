@@ -1,9 +1,10 @@
-//! Random runs: a client that watches from the start and one that joins at any event see the messages of the session.
+//! Random runs: a client that watches from the start and one that joins at any event see the messages and the state of
+//! the session.
 
 use proptest::prelude::*;
 use serde_json::json;
 
-use super::{Client, Files, Level, Rig, Run, RunStream, Start, check_messages};
+use super::{Client, Files, Frame, Level, Rig, Run, RunStream, Start, check_messages, omni};
 use crate::{
     agent::{Event, Status},
     provider::{ProviderError, ProviderErrorKind},
@@ -116,6 +117,16 @@ fn fold(view: &SessionSnapshot, events: &[Numbered<SessionEvent>]) -> SessionSna
     view
 }
 
+/// Gives the frames of one event to the client. After each frame, the client's state is the session's state.
+fn read(client: &mut Client, frames: &[Frame], view: &SessionSnapshot) {
+    let state = json!({ "mine": 1, "omni": omni(view) });
+    for frame in frames {
+        client.read_one(frame);
+        assert!(client.state == state || matches!(frame, Frame::RunStarted { .. }), "{frame:?}");
+    }
+    assert_eq!(client.state, state);
+}
+
 /// Reads the events from `from` on, with a new run after each interrupt, and compares the client with the session.
 fn replay(first: &SessionSnapshot, events: &[Numbered<SessionEvent>], from: usize, level: Level) {
     let mut client = Client::new(level);
@@ -125,8 +136,8 @@ fn replay(first: &SessionSnapshot, events: &[Numbered<SessionEvent>], from: usiz
         start = Start::Command;
     }
     let mut at = from;
+    let mut view = fold(first, &events[..at]);
     while at < events.len() {
-        let view = fold(first, &events[..at]);
         let ids = client.messages.iter().map(|message| message["id"].as_str().unwrap().to_owned());
         let run = Run {
             thread: "t".to_owned(),
@@ -134,20 +145,21 @@ fn replay(first: &SessionSnapshot, events: &[Numbered<SessionEvent>], from: usiz
             level,
             files: Files::default(),
             known: ids.collect(),
-            state: serde_json::Map::new(),
+            state: client.state.as_object().unwrap().clone(),
         };
-        let (mut stream, mut frames) = RunStream::begin(run, view, &start);
+        let (mut stream, frames) = RunStream::begin(run, view.clone(), &start);
+        client.begin();
+        read(&mut client, &frames, &view);
         while !stream.is_ended() {
             if stream.is_paused() {
-                frames.extend(stream.pause(&fold(first, &events[..at])));
+                read(&mut client, &stream.pause(&view), &view);
                 continue;
             }
-            frames.extend(stream.event(&events[at]));
+            view.apply(&events[at]).unwrap();
+            read(&mut client, &stream.event(&events[at]), &view);
             at += 1;
         }
-        client.read(&frames);
         client.check_ended();
-        let view = fold(first, &events[..at]);
         let is_discarded = |event: &Event| matches!(event, Event::Error { committed: false, .. });
         if at == 0 || !events[at - 1].event.agent().is_some_and(is_discarded) {
             check_messages(&client, &view);

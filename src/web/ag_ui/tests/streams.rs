@@ -13,6 +13,13 @@ use crate::{
 
 const LEVELS: [Level; 2] = [Level::V0, Level::V1];
 
+/// Returns each value of the state's member `omni` that the frames set.
+fn states(frames: &[Frame]) -> Vec<Value> {
+    let frames = frames.iter().map(|frame| serde_json::to_value(frame).unwrap());
+    let omni = |frame: Value| frame.pointer("/snapshot/omni").or(frame.pointer("/delta/0/value")).cloned();
+    frames.filter_map(omni).collect()
+}
+
 #[tokio::test(start_paused = true)]
 async fn text_as_one_message_in_a_step() {
     for level in LEVELS {
@@ -27,12 +34,16 @@ async fn text_as_one_message_in_a_step() {
             [
                 "RUN_STARTED",
                 "STATE_SNAPSHOT",
+                "STATE_DELTA",
+                "STATE_DELTA",
                 "STEP_STARTED",
                 "TEXT_MESSAGE_START",
                 "TEXT_MESSAGE_CONTENT",
                 "TEXT_MESSAGE_CONTENT",
                 "TEXT_MESSAGE_END",
+                "STATE_DELTA",
                 "STEP_FINISHED",
+                "STATE_DELTA",
                 "RUN_FINISHED"
             ]
         );
@@ -40,11 +51,13 @@ async fn text_as_one_message_in_a_step() {
         assert_eq!(end["usage"][0]["totalTokens"], 5);
         let outcome = (level == Level::V1).then(|| json!({ "type": "success" }));
         assert_eq!(end.get("outcome"), outcome.as_ref());
-        let state = serde_json::to_value(&frames[1]).unwrap();
+        let states = states(&frames);
+        let members = |omni: &Value| json!([omni["status"], omni["step"], omni["tokens"]]);
         assert_eq!(
-            (&state["snapshot"]["mine"], &state["snapshot"]["omni"]["status"]),
-            (&json!(1), &json!("idle"))
+            states.iter().map(members).collect::<Value>(),
+            json!([["idle", 0, 0], ["busy", 0, 0], ["busy", 1, 0], ["busy", 1, 5], ["idle", 1, 5]])
         );
+        assert_eq!(rig.client.state, json!({ "mine": 1, "omni": states[4] }));
         rig.check_messages().await;
     }
 }
@@ -105,7 +118,8 @@ async fn approvals_as_interrupts_and_their_answers_as_a_new_run() {
         let mut rig = Rig::new(level, [step, Step::text("Done.")]).await;
         let frames = rig.say("Hi").await;
         let ends = kinds(&frames);
-        assert_eq!(ends[ends.len() - 3..], ["MESSAGES_SNAPSHOT", "STATE_SNAPSHOT", "RUN_FINISHED"]);
+        assert_eq!(ends[ends.len() - 3..], ["STATE_DELTA", "MESSAGES_SNAPSHOT", "RUN_FINISHED"]);
+        assert_eq!(states(&frames).last().unwrap()["status"], "paused");
         let ids: Vec<_> =
             rig.client.interrupts.iter().map(|interrupt| interrupt["id"].as_str().unwrap()).collect();
         assert_eq!(ids, ["a", "c", "d"]);
@@ -476,7 +490,7 @@ async fn file_of_an_answer_is_an_activity() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn title_that_changes_in_a_run_is_a_custom_event() {
+async fn title_that_changes_in_a_run_is_a_custom_event_and_a_change_of_the_state() {
     let gate = Gate::new();
     let mut rig = Rig::new(Level::V1, [Step::new().then_text(["One"]).gate(&gate).stop()]).await;
     rig.client.messages.push(json!({ "id": "u", "role": "user", "content": "Hi" }));
@@ -487,6 +501,9 @@ async fn title_that_changes_in_a_run_is_a_custom_event() {
     let frames = posted.finish(&mut rig.client).await;
     let custom = frames.iter().find(|frame| matches!(frame, Frame::Custom { .. })).unwrap();
     assert_eq!(serde_json::to_value(custom).unwrap()["value"], json!({ "title": "New" }));
+    let states = states(&frames);
+    assert_eq!((states[0].get("title"), &states[states.len() - 1]["title"]), (None, &json!("New")));
+    rig.check_messages().await;
 }
 
 #[tokio::test(start_paused = true)]

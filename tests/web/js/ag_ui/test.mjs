@@ -77,9 +77,12 @@ test("text", async () => {
   assert.equal(last(a).type, "RUN_FINISHED");
   assert.deepEqual(last(a).outcome, isOne ? { type: "success" } : undefined);
   assert.ok(last(a).usage[0].totalTokens > 0);
-  assert.equal(a.state.omni.status, "idle");
+  const { status, tokens } = a.state.omni;
+  assert.deepEqual([status, tokens], ["idle", 15]);
+  a.setState({ ...a.state, mine: 1 });
   await say(a, "text");
   assert.equal(a.messages.length, 4);
+  assert.deepEqual([a.state.mine, a.state.omni.tokens], [1, 30]);
   await isStored(a);
 });
 
@@ -107,6 +110,7 @@ test("several approvals, with an edited input and a rejection", async () => {
   assert.deepEqual(a.pendingInterrupts.map((interrupt) => interrupt.id).length, 3);
   const [first, second, third] = a.pendingInterrupts;
   assert.equal(first.reason, "tool_call");
+  assert.equal(a.state.omni.status, "paused");
   await isStored(a);
   await assert.rejects(say(a, "text"), /pending interrupt/);
   a.setMessages(a.messages.slice(0, -1));

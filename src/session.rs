@@ -68,6 +68,7 @@ mod shared;
 mod snapshot;
 mod starting;
 mod subscription;
+mod tail;
 mod task;
 mod tenure;
 #[cfg(all(test, feature = "test-util"))]
@@ -421,6 +422,20 @@ impl Session {
     /// Returns [`ErrorKind::Ended`] if the session has ended.
     pub async fn subscribe(&self, mode: Mode) -> Result<SessionSubscription, Error> {
         self.subscribe_after(None, mode).await
+    }
+
+    /// Returns a subscription to the last messages of the path, for pages that load older messages later.
+    ///
+    /// The snapshot has up to `limit` messages of the path, but at least one.
+    /// [`SessionSnapshot::from`] names the first of them if the path has older messages. All other nodes of the tree are
+    /// [outlines](crate::tree::Node::is_outline). The events of new turns extend the tail. If the path moves in another
+    /// way, or if a node is erased, the next update is a resync with a new tail.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ErrorKind::Ended`] if the session has ended.
+    pub async fn subscribe_tail(&self, mode: Mode, limit: usize) -> Result<SessionSubscription, Error> {
+        Ok(self.subscribe(mode).await?.into_tail(limit))
     }
 
     /// Resumes a subscription after the last event that the reader has seen.

@@ -297,6 +297,9 @@ pub(crate) trait Source<S, E>: Send + Sync {
     fn attach(&self, after: Option<EventId>) -> BoxFuture<Result<Attachment<S, E>, End<S>>>;
 }
 
+/// Changes the updates of one reader. Returns `None` if the reader needs a fresh snapshot in place of the update.
+pub(crate) type Filter<S, E> = Box<dyn FnMut(Update<S, E>) -> Option<Update<S, E>> + Send + Sync>;
+
 /// The beginning of a subscription: a point in an actor's stream of events, and the events that follow it.
 pub(crate) struct Attachment<S, E> {
     /// The snapshot at this point. `None` if the backlog contains all events that the reader missed.
@@ -360,6 +363,7 @@ struct Reader<S, E> {
     last: EventId,
     backlog: VecDeque<Numbered<E>>,
     state: ReaderState<E>,
+    filter: Option<Filter<S, E>>,
 }
 
 type Waiting<S, E> = ReusableBoxFuture<'static, (Reader<S, E>, Option<Update<S, E>>)>;
@@ -377,7 +381,8 @@ enum ReaderState<E> {
 impl<S: Send + Sync + 'static, E: Send + Sync + 'static> Subscription<S, E> {
     pub(crate) fn new(source: Box<dyn Source<S, E>>, attachment: Attachment<S, E>) -> Self {
         let Attachment { snapshot, last, backlog, live } = attachment;
-        let reader = Reader { source, resync: None, last, backlog, state: ReaderState::Live(live) };
+        let reader =
+            Reader { source, resync: None, last, backlog, state: ReaderState::Live(live), filter: None };
         Self { snapshot, last, reader: Some(reader), waiting: None }
     }
 
@@ -391,8 +396,22 @@ impl<S: Send + Sync + 'static, E: Send + Sync + 'static> Subscription<S, E> {
         let Attachment { snapshot, last, backlog, live } = attachment;
         let resync = snapshot.map(|snapshot| (snapshot, last));
         // Until the reader gets the snapshot, the last event that it has seen is `seen`.
-        let reader = Reader { source, resync, last: seen, backlog, state: ReaderState::Live(live) };
+        let reader =
+            Reader { source, resync, last: seen, backlog, state: ReaderState::Live(live), filter: None };
         Self { snapshot: None, last: seen, reader: Some(reader), waiting: None }
+    }
+
+    /// Filters the snapshot and all updates of a new subscription.
+    pub(crate) fn filtered(mut self, mut filter: Filter<S, E>) -> Self {
+        if let Some(snapshot) = self.snapshot.take()
+            && let Some(Update::Resync(seen)) = filter(Update::Resync(snapshot))
+        {
+            self.snapshot = Some(seen);
+        }
+        if let Some(reader) = &mut self.reader {
+            reader.filter = Some(filter);
+        }
+        self
     }
 
     /// Returns the snapshot at the start of the subscription. Returns `None` if the subscription was resumed from an
@@ -449,6 +468,18 @@ impl<S: Send + Sync + 'static, E: Send + Sync + 'static> Stream for Subscription
 
 impl<S, E: Send + Sync + 'static> Reader<S, E> {
     async fn next(&mut self) -> Option<Update<S, E>> {
+        loop {
+            let update = self.unfiltered().await?;
+            let Some(filter) = &mut self.filter else { return Some(update) };
+            if let Some(seen) = filter(update) {
+                return Some(seen);
+            }
+            self.backlog.clear();
+            self.state = ReaderState::Lost { replay: false };
+        }
+    }
+
+    async fn unfiltered(&mut self) -> Option<Update<S, E>> {
         if let Some((snapshot, last)) = self.resync.take() {
             self.last = last;
             return Some(Update::Resync(snapshot));

@@ -54,6 +54,7 @@ mod changes;
 mod hydrate;
 mod links;
 mod outline;
+mod tail;
 
 use std::{fmt, sync::Arc};
 
@@ -73,6 +74,9 @@ pub use changes::{Changes, Erased};
 ///
 /// For a tree with `n` nodes and a path of `d` nodes, a push is amortized O(1), and [`navigate`](Self::navigate) is
 /// O(d). A lookup by id is O(1), or O(log gaps) if the ids have gaps. A clone is O(1).
+///
+/// In the snapshot of a [tail](crate::session::Session::subscribe_tail), most nodes are [outlines](Node::is_outline). The
+/// path and the history of such a tree begin after the last outline before the head.
 ///
 /// The serialized form of a tree contains its nodes in the order of their ids, its head, and the cursors that don't
 /// point to the newest child. If the newest nodes were erased, it also contains the id of the next node. A deserialized
@@ -176,8 +180,7 @@ impl Tree {
             None => node.clone(),
         });
         tree.nodes = nodes.collect();
-        let path = self.head().and_then(|head| tree.path_to(head)).unwrap_or_default();
-        tree.history = path.into_iter().map(|node| Arc::clone(node.message())).collect();
+        tree.history = tree.iter().map(|node| Arc::clone(node.message())).collect();
         tree
     }
 
@@ -380,8 +383,14 @@ impl Tree {
 
     /// Makes a child of the head the new head. If the path is empty, makes a root the head.
     fn step_onto(&mut self, slot: LinkSlot) {
+        if self.at(slot).is_outline {
+            // The history begins after the last outline.
+            self.history = History::new();
+            self.path = Some(Ends { root: slot, head: slot });
+            return;
+        }
+        let root = self.path.filter(|_| !self.history.is_empty()).map_or(slot, |path| path.root);
         self.history.push(Arc::clone(self.at(slot).message()));
-        let root = self.path.map_or(slot, |path| path.root);
         self.path = Some(Ends { root, head: slot });
     }
 
@@ -442,7 +451,8 @@ impl<'a> IntoIterator for &'a Tree {
     type IntoIter = Path<'a>;
 
     fn into_iter(self) -> Path<'a> {
-        Path::new(self, self.path.map(|path| (path.root, path.head)), self.history.len())
+        let path = self.path.filter(|_| !self.history.is_empty());
+        Path::new(self, path.map(|path| (path.root, path.head)), self.history.len())
     }
 }
 
@@ -468,13 +478,16 @@ pub struct Node {
     /// Whether a turn ended with this assistant message and left its tool uses open, so that the next prompt answers them.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     left_open: bool,
+    /// Whether the message is not present.
+    #[serde(skip)]
+    is_outline: bool,
 }
 
 impl Node {
     /// Returns a node without usage, for [`Tree::hydrate`](Tree::hydrate). To add a message to a tree, use
     /// [`Tree::push`](Tree::push).
     pub fn new(id: NodeId, parent: Option<NodeId>, message: impl Into<Arc<Message>>) -> Self {
-        Self { id, parent, message: message.into(), usage: None, left_open: false }
+        Self { id, parent, message: message.into(), usage: None, left_open: false, is_outline: false }
     }
 
     /// Returns the same node with the usage of the turn that the node ends. If the cost is not a finite number, it is
@@ -521,6 +534,13 @@ impl Node {
     /// are prompts that answer the tool uses. They are not part of the turn.
     pub const fn left_open(&self) -> bool {
         self.left_open
+    }
+
+    /// Returns whether the node is an outline: its message is not present, and [`message`](Self::message) returns an empty
+    /// message with the same role. Only trees in the snapshots of [tails](crate::session::Session::subscribe_tail) have
+    /// outlines. Such a tree is for display, and cannot be stored.
+    pub const fn is_outline(&self) -> bool {
+        self.is_outline
     }
 
     /// Returns whether the message is an assistant's and has tool uses.

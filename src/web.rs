@@ -58,8 +58,8 @@
 //! | `GET C/messages?before=&limit=` | the messages before a node, on its branch, oldest first: at most 4 MiB, but at least one |
 //! | `GET C/usage?limit=&after=` | the usage ledger, newest first |
 //! | `GET C/files/{message}/{block}` | the bytes of an attachment |
-//! | `GET C/events` | a stream of the conversation's updates |
-//! | `GET /events?list=&watch=` | a stream of the list and of up to eight conversations |
+//! | `GET C/events?messages=` | a stream of the conversation's updates |
+//! | `GET /events?list=&watch=&messages=` | a stream of the list and of up to eight conversations |
 //! | `GET /schema/updates`, `GET /schema/commands` | the JSON Schemas of updates and commands |
 //! | `GET /openapi.json` | the OpenAPI 3.1 document of these routes, with all parameters, answers and errors |
 //!
@@ -72,6 +72,9 @@
 //!
 //! Events with deltas of texts, thinking and tool inputs have no SSE `id`, so they may be sent again after a reconnect.
 //! But each update in the JSON has an id of its own. A client skips every update whose id it has applied already.
+//!
+//! With `messages`, a snapshot contains only the last messages of the path, as by
+//! [`Session::subscribe_tail`](crate::session::Session::subscribe_tail). The client reads older messages page by page.
 //!
 //! The event `list` contains `{update}`, an update of the list of conversations. The first update of the list is always
 //! a `resync`. The event `refused` has `{conversation, problem}` if a conversation cannot be opened, or if the
@@ -115,7 +118,7 @@ pub(crate) use requests::NewConversation;
 #[cfg(all(test, feature = "schema"))]
 pub(crate) use requests::{
     ApprovalPage, Created, ListPage, ListQuery, MessagePage, MessagesQuery, PeriodQuery, RowsPage, RowsQuery,
-    SearchQuery,
+    SearchQuery, WatchQuery,
 };
 pub use view::View;
 

@@ -37,8 +37,13 @@ pub struct SessionSnapshot {
     /// The usage of the whole conversation, including the turn in flight, discarded turns, erased messages and titles.
     #[serde(default)]
     pub used: Usage,
-    /// The tree of the conversation, with all messages on all branches.
+    /// The tree of the conversation, with all messages on all branches. In a [tail](super::Session::subscribe_tail), all
+    /// nodes except the last ones of the path are [outlines](crate::tree::Node::is_outline).
     pub tree: Tree,
+    /// The first node of the path that is not an outline, if an outline is before it. The messages of the path before
+    /// this node are not part of the snapshot. `None` if the whole path is present.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<NodeId>,
     /// The agent's snapshot. Its `last` is the id of an event of the agent. The agent's events and the session's events
     /// are numbered separately.
     pub agent: Snapshot,

@@ -7,7 +7,9 @@ use std::{
 use futures_core::Stream;
 use tokio::sync::mpsc;
 
-use super::{SessionEvent, SessionSnapshot, WeakSession, command::Command, shared::SessionShared};
+use super::{
+    SessionEvent, SessionSnapshot, WeakSession, command::Command, shared::SessionShared, tail::Tail,
+};
 use crate::{
     actor,
     agent::TextDeltas,
@@ -82,6 +84,14 @@ pub struct SessionSubscription {
 impl SessionSubscription {
     pub(super) fn new(events: Subscription<SessionSnapshot, SessionEvent>, guard: Guard) -> Self {
         Self { events, guard }
+    }
+
+    /// Turns a new subscription into one to the last messages of the path: see
+    /// [`Session::subscribe_tail`](super::Session::subscribe_tail). If the subscription was resumed after an event, the
+    /// first event that changes the tree or the agent's state becomes a resync.
+    pub fn into_tail(self, limit: usize) -> Self {
+        let mut tail = Tail::new(limit);
+        Self { events: self.events.filtered(Box::new(move |update| tail.seen(update))), ..self }
     }
 
     /// Returns the snapshot at the start of the subscription, or `None` if the subscription was resumed after an event.

@@ -293,6 +293,7 @@ impl Task {
             labels: self.core.labels().clone(),
             used: self.core.used(),
             tree: self.core.tree().clone(),
+            from: None,
             agent,
             unsaved: self.core.unsaved(),
             store: self.core.report().cloned(),

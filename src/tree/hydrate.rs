@@ -5,6 +5,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, ser::SerializeStru
 use super::{
     Node, NodeId, Tree, TreeError,
     links::{Ids, LinkSlot, Links},
+    tail::TreeNode,
 };
 
 /// The largest id that is accepted from outside. All ids that pushes can add above this id still fit into a signed
@@ -135,7 +136,7 @@ impl Tree {
 #[serde(rename = "Tree")]
 pub(super) struct HydratedTree {
     /// The nodes, in the order of their ids.
-    nodes: Vec<Node>,
+    nodes: Vec<TreeNode>,
     /// The last node of the path, or `None` if the path is empty.
     head: Option<NodeId>,
     /// The child that was last active, for each node where it is not the newest child. Each entry is a node and its
@@ -155,7 +156,7 @@ impl Serialize for Tree {
 
         impl Serialize for Nodes<'_> {
             fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.collect_seq(self.0.nodes())
+                serializer.collect_seq(self.0.nodes().map(TreeNode::from))
             }
         }
 
@@ -183,6 +184,8 @@ impl Serialize for Tree {
 impl<'de> Deserialize<'de> for Tree {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let HydratedTree { nodes, head, cursors, next } = HydratedTree::deserialize(deserializer)?;
+        let nodes = nodes.into_iter().map(|node| node.try_into().map_err(serde::de::Error::custom));
+        let nodes = nodes.collect::<Result<Vec<Node>, D::Error>>()?;
         let tree = Self::hydrate(nodes, head, cursors).map_err(serde::de::Error::custom)?;
         next.map_or(Ok(tree.clone()), |next| tree.with_next_id(next)).map_err(serde::de::Error::custom)
     }

@@ -73,6 +73,8 @@ pub(super) struct Watch {
     pub(super) id: ConversationId,
     /// The subscription, if the conversation is open already. Otherwise the stream checks the access and opens it.
     pub(super) subscription: Option<SessionSubscription>,
+    /// The maximum number of messages in a snapshot, if the client wants only the last ones.
+    pub(super) messages: Option<usize>,
 }
 
 /// One item of the merged stream.
@@ -228,13 +230,16 @@ fn updates(
     after: Option<EventId>,
 ) -> impl Stream<Item = Item> + Send {
     stream::once(async move {
-        let Watch { id, subscription } = watch;
+        let Watch { id, subscription, messages } = watch;
         let subscription = match subscription {
             Some(subscription) => Ok(subscription),
             None => enter(&web, &principal, &id, after).await,
         };
         let subscription = match subscription {
-            Ok(subscription) => subscription,
+            Ok(subscription) => match messages {
+                Some(limit) => subscription.into_tail(limit),
+                None => subscription,
+            },
             Err(problem) => return stream::iter([Item::Refused(id, problem)]).boxed(),
         };
         // A resumed subscription has no snapshot of its own. Its first update is a resync if events are missing.

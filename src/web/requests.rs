@@ -72,7 +72,7 @@ pub(crate) struct RowsQuery {
 }
 
 /// The maximum number of messages on a page.
-pub(super) const MOST_MESSAGES: usize = 500;
+const MOST_MESSAGES: usize = 500;
 
 /// The part of a branch that the client requests.
 #[derive(Debug, Deserialize)]
@@ -85,6 +85,24 @@ pub(crate) struct MessagesQuery {
     #[serde(default)]
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = MOST_MESSAGES)))]
     pub(super) limit: Option<usize>,
+}
+
+/// Checks a number of messages, which is the parameter with this name.
+pub(super) fn check_count(name: &str, count: usize) -> Result<usize, Problem> {
+    if (1..=MOST_MESSAGES).contains(&count) {
+        return Ok(count);
+    }
+    Err(Problem::invalid_query(&format!("`{name}` is {count}; use a number from 1 to {MOST_MESSAGES}")))
+}
+
+/// The contents of a conversation's stream.
+#[derive(Debug, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct WatchQuery {
+    /// The maximum number of messages in a snapshot: the last ones of the path. Without it, all messages are sent.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = MOST_MESSAGES)))]
+    pub(super) messages: Option<usize>,
 }
 
 /// A part of a branch.

@@ -25,9 +25,9 @@ use super::{
     guard::guard,
     pages::visible,
     requests::{
-        ApprovalPage, Created, ListPage, ListQuery, ListedApproval, MOST_MESSAGES, MessagePage,
-        MessagesQuery, NewConversation, PeriodQuery, RowsPage, RowsQuery, SearchQuery, action, position,
-        position_text, prompt_of,
+        ApprovalPage, Created, ListPage, ListQuery, ListedApproval, MessagePage, MessagesQuery,
+        NewConversation, PeriodQuery, RowsPage, RowsQuery, SearchQuery, WatchQuery, action, check_count,
+        position, position_text, prompt_of,
     },
 };
 use crate::{
@@ -308,11 +308,7 @@ const MESSAGES_SIZE: usize = (4 << 20) - 64;
 
 async fn messages(call: Call) -> Result<Response, Problem> {
     let MessagesQuery { before, limit } = call.query()?;
-    let limit = limit.unwrap_or(50);
-    if !(1..=MOST_MESSAGES).contains(&limit) {
-        let text = format!("`limit` is {limit}; use a number from 1 to {MOST_MESSAGES}");
-        return Err(Problem::invalid_query(&text));
-    }
+    let limit = check_count("limit", limit.unwrap_or(50))?;
     let (snapshot, lens) = (call.snapshot().await?, call.lens(call.id()?));
     let missing = || Problem::nothing_here("There is no such message.");
     let above = |node: &Node| node.parent().and_then(|parent| snapshot.tree.node(parent));
@@ -397,11 +393,12 @@ fn last_event(call: &Call) -> Result<Positions, Problem> {
 }
 
 async fn watch(call: Call) -> Result<Response, Problem> {
-    let after = last_event(&call)?;
+    let (after, WatchQuery { messages }) = (last_event(&call)?, call.query()?);
+    let messages = messages.map(|count| check_count("messages", count)).transpose()?;
     let permit = call.open_stream()?;
     let (id, labels) = call.conversation()?;
     let (_, subscription) = feed::subscribe(&call.web, &call.principal, id, labels, after.of(id)).await?;
-    let watch = Watch { id: id.clone(), subscription: Some(subscription) };
+    let watch = Watch { id: id.clone(), subscription: Some(subscription), messages };
     Ok(feed::respond(&call, permit, false, vec![watch], &after))
 }
 
@@ -410,7 +407,7 @@ const MAX_WATCHES: usize = 8;
 
 async fn events(call: Call) -> Result<Response, Problem> {
     let after = last_event(&call)?;
-    let (mut list, mut ids) = (false, Vec::new());
+    let (mut list, mut ids, mut messages) = (false, Vec::new(), None);
     // The parameter `watch` may occur several times, which a struct cannot express, so the query is read as a list.
     for (name, value) in call.query::<Vec<(String, String)>>()? {
         match (name.as_str(), value.as_str()) {
@@ -419,7 +416,8 @@ async fn events(call: Call) -> Result<Response, Problem> {
             ("watch", id) => {
                 ids.push(ConversationId::new(id).map_err(|error| Problem::invalid_id(&error))?);
             }
-            _ => return Err(Problem::invalid_query(&"use `list=true` and `watch=ID`")),
+            ("messages", count) => messages = Some(check_count("messages", count.parse().unwrap_or(0))?),
+            _ => return Err(Problem::invalid_query(&"use `list=true`, `watch=ID` and `messages=COUNT`")),
         }
     }
     let mut seen = HashSet::new();
@@ -428,7 +426,7 @@ async fn events(call: Call) -> Result<Response, Problem> {
         return Err(Problem::invalid_query(&"use `list=true`, or `watch=ID` one to eight times"));
     }
     let permit = call.open_stream()?;
-    let watches = ids.into_iter().map(|id| Watch { id, subscription: None }).collect();
+    let watches = ids.into_iter().map(|id| Watch { id, subscription: None, messages }).collect();
     Ok(feed::respond(&call, permit, list, watches, &after))
 }
 

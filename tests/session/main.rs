@@ -49,6 +49,7 @@ mod state;
 mod stopping;
 mod stubborn_tools;
 mod support;
+mod tails;
 mod tenure;
 mod unstorable;
 mod watch;

@@ -43,6 +43,8 @@ enum Op {
     Interrupt,
     Flush,
     Join,
+    /// A subscriber joins that wants only this many messages.
+    JoinTail(usize),
     /// A subscriber reads all updates that are ready.
     Read(usize),
     Rejoin(usize),
@@ -67,6 +69,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => Just(Op::Interrupt),
         1 => Just(Op::Flush),
         3 => Just(Op::Join),
+        3 => (1..6_usize).prop_map(Op::JoinTail),
         2 => (0..8_usize).prop_map(Op::Read),
         1 => (0..8_usize).prop_map(Op::Rejoin),
         2 => Just(Op::Check),
@@ -166,13 +169,21 @@ impl Store for Rough {
 struct Reader {
     events: SessionSubscription,
     view: SessionSnapshot,
+    /// The limit of a reader of a tail.
+    limit: Option<usize>,
 }
 
 impl Reader {
     async fn join(session: &Session) -> Self {
         let events = session.subscribe(Mode::Observer).await.unwrap();
         let view = events.snapshot().unwrap().as_ref().clone();
-        Self { events, view }
+        Self { events, view, limit: None }
+    }
+
+    async fn join_tail(session: &Session, limit: usize) -> Self {
+        let events = session.subscribe_tail(Mode::Observer, limit).await.unwrap();
+        let view = events.snapshot().unwrap().as_ref().clone();
+        Self { events, view, limit: Some(limit) }
     }
 
     fn take(&mut self, update: Update<SessionSnapshot, omni_agent::session::SessionEvent>) {
@@ -182,7 +193,9 @@ impl Reader {
                 assert_eq!(self.view.last, numbered.id);
             }
             Update::Resync(snapshot) => {
-                check(&snapshot);
+                if self.limit.is_none() {
+                    check(&snapshot);
+                }
                 self.view = snapshot.as_ref().clone();
             }
             other => panic!("{other:?}"),
@@ -201,8 +214,10 @@ impl Reader {
     async fn see(&mut self, truth: &SessionSnapshot) {
         self.read_to(truth.last).await;
         if self.view.last == truth.last {
-            let view = self.view.clone();
-            assert_eq!(view, *truth);
+            match self.limit {
+                None => assert_eq!(self.view, *truth),
+                Some(limit) => assert_is_tail(&self.view, truth, limit),
+            }
         }
     }
 }
@@ -214,6 +229,32 @@ fn check(snapshot: &SessionSnapshot) {
     let nodes: Vec<Node> = snapshot.tree.nodes().cloned().collect();
     let again = Tree::hydrate(nodes, snapshot.tree.head(), snapshot.tree.cursors()).unwrap();
     assert_eq!(again, snapshot.tree);
+}
+
+/// Asserts that `tail` is the whole snapshot, cut: at least `limit` messages of the path are present, if it has so many.
+fn assert_is_tail(tail: &SessionSnapshot, whole: &SessionSnapshot, limit: usize) {
+    let kept: Vec<&Node> = tail.tree.iter().collect();
+    let path: Vec<&Node> = whole.tree.iter().collect();
+    assert!(kept.len() >= limit.min(path.len()), "{} of {} messages", kept.len(), path.len());
+    assert_eq!(kept, path[path.len() - kept.len()..]);
+    for (seen, node) in tail.tree.nodes().zip(whole.tree.nodes()) {
+        assert_eq!(seen.is_outline(), !kept.contains(&node), "{node:?}");
+        let place = |node: &Node| (node.id(), node.parent(), node.message().role);
+        assert_eq!(place(seen), place(node));
+        assert!(!seen.is_outline() || seen.message().content.is_empty());
+    }
+    assert!(tail.tree.cursors().eq(whole.tree.cursors()));
+    assert_eq!((tail.tree.len(), tail.tree.head()), (whole.tree.len(), whole.tree.head()));
+    assert_eq!(tail.from, kept.first().filter(|first| first.parent().is_some()).map(|first| first.id()));
+    assert!(kept.iter().map(|node| node.message()).eq(tail.agent.state.history.iter()));
+    assert_eq!(*tail.tree.history(), tail.agent.state.history);
+    let json = serde_json::to_string(tail).unwrap();
+    let again: SessionSnapshot = serde_json::from_str(&json).unwrap();
+    assert_eq!((&again, again.tree.history()), (tail, tail.tree.history()));
+    let mut rest = tail.clone();
+    (rest.tree, rest.from) = (whole.tree.clone(), None);
+    rest.agent.state.history = whole.agent.state.history.clone();
+    assert_eq!(rest, *whole);
 }
 
 /// Returns whether this error is allowed. Some errors are allowed because other tasks use the session at the same time.
@@ -282,6 +323,7 @@ async fn run(ops: Vec<Op>, seed: u64) {
     for op in ops {
         match op {
             Op::Join => readers.push(Reader::join(&session).await),
+            Op::JoinTail(limit) => readers.push(Reader::join_tail(&session, limit).await),
             Op::Read(index) => {
                 let index = index % readers.len();
                 let reader = &mut readers[index];
@@ -293,7 +335,11 @@ async fn run(ops: Vec<Op>, seed: u64) {
                 let index = index % readers.len();
                 let reader = &mut readers[index];
                 let last = reader.events.last_id();
-                reader.events = session.resume_from(last, Mode::Observer).await.unwrap();
+                let events = session.resume_from(last, Mode::Observer).await.unwrap();
+                reader.events = match reader.limit {
+                    Some(limit) => events.into_tail(limit),
+                    None => events,
+                };
                 assert!(reader.events.snapshot().is_none());
             }
             Op::Check => {

@@ -83,12 +83,33 @@ fn deserialize_of_an_invalid_tree_is_an_error_that_names_the_node() {
         (json!({ "nodes": two, "head": 3 }), "the head is node 3"),
         (json!({ "nodes": two, "cursors": [[2, 1]] }), "the cursor of node 2 points to node 1"),
         (json!({ "nodes": two, "cursors": [[3, 1]] }), "no node 3"),
-        (json!({ "nodes": [{ "id": 1, "message": null }] }), "null"),
+        (json!({ "nodes": [{ "id": 1, "message": null }], "head": null }), "node 1 has neither"),
         (json!({ "head": null }), "nodes"),
     ];
     for (json, names) in cases {
         let error = serde_json::from_str::<Tree>(&json.to_string()).unwrap_err().to_string();
         assert!(error.contains(names), "{error}: {names}");
+    }
+}
+
+#[test]
+fn tree_with_outlines_has_the_path_after_the_last_outline() {
+    let stored = |number: u64| json!({ "id": number, "parent": number - 1, "message": { "role": "user", "content": [], "timestamp": 1 } });
+    let outline = |number: u64, parent: Option<u64>| match parent {
+        Some(parent) => json!({ "id": number, "parent": parent, "role": "assistant" }),
+        None => json!({ "id": number, "role": "user" }),
+    };
+    let nodes = [outline(1, None), outline(2, Some(1)), stored(3), stored(4), outline(5, Some(3))];
+    for (head, path) in [(4, vec![3, 4]), (5, vec![]), (1, vec![])] {
+        let json = json!({ "nodes": nodes, "head": head, "cursors": if head == 4 { json!([[3, 4]]) } else { json!([]) } });
+        let mut tree: Tree = serde_json::from_value(json.clone()).unwrap();
+        assert_eq!(tree.iter().map(|node| node.id().get()).collect::<Vec<_>>(), path);
+        assert_eq!((tree.history().len(), tree.head()), (path.len(), Some(id(head))));
+        assert_eq!(tree.nodes().filter(|node| node.is_outline()).count(), 3);
+        assert_eq!(serde_json::to_value(&tree).unwrap(), json);
+        tree.push(omni_agent::message::Message::user("Next"));
+        assert_eq!(tree.iter().len(), path.len() + 1);
+        assert_eq!(tree.iter().last().unwrap().parent(), Some(id(head)));
     }
 }
 

@@ -48,6 +48,10 @@ async fn unknown_path_method_or_id_is_a_problem() {
         (Method::GET, "/agent/search?q=".to_owned(), 422, "invalid-query"),
         (Method::GET, "/agent/usage?from=-1".to_owned(), 400, "invalid-query"),
         (Method::GET, "/agent/events".to_owned(), 400, "invalid-query"),
+        (Method::GET, format!("/agent/events?watch={id}&messages=0"), 400, "invalid-query"),
+        (Method::GET, format!("/agent/events?watch={id}&messages=many"), 400, "invalid-query"),
+        (Method::GET, format!("/agent/conversations/{id}/events?messages=501"), 400, "invalid-query"),
+        (Method::GET, format!("/agent/conversations/{id}/events?message=5"), 400, "invalid-query"),
         (Method::GET, "/agent/events?watch=%2F".to_owned(), 400, "invalid-id"),
     ] {
         let answer = app.answer(request(method.clone(), "ann", &path, None)).await;

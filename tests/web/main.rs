@@ -40,6 +40,7 @@ mod streams;
 mod streams_random;
 mod support;
 mod table;
+mod tails;
 mod unreadable_turns;
 mod use_chat;
 mod walk;

@@ -17,7 +17,7 @@ use crate::support::{App, Frame, Frames, prompt};
 #[derive(Default)]
 pub(crate) struct Client {
     pub(crate) snapshot: Option<SessionSnapshot>,
-    position: Option<String>,
+    pub(crate) position: Option<String>,
 }
 
 impl Client {

@@ -29,7 +29,9 @@
  * @typedef {{ input: number, cache_read: number, cache_write: number, output: number, reasoning: number,
  *   cost?: number }} Usage
  * @typedef {{ id: number, parent?: number, message: Message, usage?: Usage, left_open?: boolean }} Node
- * @typedef {{ nodes: Node[], head: number | null, cursors: [number, number][], next?: number }} Tree
+ * @typedef {{ id: number, parent?: number, message?: Message, role?: "user" | "assistant", usage?: Usage,
+ *   left_open?: boolean }} TreeNode
+ * @typedef {{ nodes: TreeNode[], head: number | null, cursors: [number, number][], next?: number }} Tree
  * @typedef {{ id?: string, content: Content[], next?: "turn" | "step", app_data?: any, options?: any,
  *   max_steps?: number, turn_timeout?: Duration }} Prompt
  * @typedef {"execute" | { execute_with: any } | { reject: string } | { provide: ToolResult }} Decision
@@ -60,7 +62,7 @@
  *   | { outcome: "failed", what: string, error: string, retry_in: Duration }
  *   | { outcome: "lost", error: string }} StoreReport
  * @typedef {{ last: string, id: string, title: string | null, labels?: Record<string, string>, used: Usage, tree: Tree,
- *   agent: Snapshot, unsaved: number[], store: StoreReport | null }} SessionSnapshot
+ *   from?: number, agent: Snapshot, unsaved: number[], store: StoreReport | null }} SessionSnapshot
  * @typedef {{ model: string, message?: Message, messages: Message[], stop_reason: StopReason, usage: Usage, step: number,
  *   turn?: string, run: number, warnings?: string[], open_tool_uses?: ToolUse[], decided?: ToolResult[], output?: any,
  *   output_error?: string }} Response
@@ -291,6 +293,8 @@ function search(query) {
  * @typedef {object} StreamOptions
  * @property {boolean} [list] Whether the stream carries the list.
  * @property {string[]} [watch] The ids of the watched conversations.
+ * @property {number} [messages] The number of messages in a snapshot: the last ones of the path. Without it, a snapshot has
+ *   all messages.
  * @property {(id: string, snapshot: SessionSnapshot, update: Update, before: SessionSnapshot | null) => void}
  *   [onConversation] Called after each update, with the snapshot that includes it. After a resync, `before` is the
  *   snapshot that was replaced. Otherwise it is the same object as `snapshot`, which is changed in place. After an update
@@ -440,6 +444,7 @@ export class Stream {
     this.#connection = connection;
     const query = new URLSearchParams(this.#watch.map((id) => ["watch", id]));
     if (this.#options.list) query.set("list", "true");
+    if (this.#options.messages) query.set("messages", String(this.#options.messages));
     const positions = [...this.snapshots].map(([id, snapshot]) => `${id}:${snapshot.last}`).join(",");
     const response = await this.#client.request(`/events?${query}`, {
       headers: { accept: "text/event-stream", ...(positions && { "last-event-id": positions }) },
@@ -581,8 +586,7 @@ export async function* frames(body) {
  */
 export function fold(snapshot, update) {
   if (isFormer(snapshot, update)) return snapshot;
-  if (update.type === "resync") return update.snapshot;
-  if (update.type === "closed") return update.snapshot ?? snapshot;
+  if (update.type === "resync" || (update.type === "closed" && update.snapshot)) return keep(snapshot, /** @type {any} */ (update.snapshot));
   if (update.type !== "event") return snapshot;
   if (!snapshot) throw new Error("an event came before the first snapshot");
   const order = follows(snapshot.last, update.id);
@@ -591,6 +595,44 @@ export function fold(snapshot, update) {
   applySession(snapshot, update.event);
   snapshot.last = update.id;
   return snapshot;
+}
+
+/**
+ * Fills the outlines of a new tail with the messages that are known from the snapshot before. In another life, a node can
+ * have another message.
+ * @param {SessionSnapshot | null} before
+ * @param {SessionSnapshot} after
+ */
+function keep(before, after) {
+  if (before && life(before.last) === life(after.last)) fill(after, before.tree.nodes);
+  return after;
+}
+
+/**
+ * Fills outlines of a tail with their nodes, such as those of {@link Client.messages}. The snapshot is changed in place.
+ * @param {SessionSnapshot} snapshot
+ * @param {TreeNode[]} nodes
+ */
+export function fill(snapshot, nodes) {
+  const { tree } = snapshot;
+  const whole = new Map(nodes.filter((node) => node.message).map((node) => [node.id, node]));
+  if (!tree.nodes.some((node) => !node.message && whole.has(node.id))) return;
+  tree.nodes = tree.nodes.map((node) => (node.message ? node : (whole.get(node.id) ?? node)));
+  indices.delete(tree);
+  const first = tailOf(tree)[0];
+  if (first?.parent === undefined) delete snapshot.from;
+  else snapshot.from = first.id;
+}
+
+/**
+ * Returns the nodes of the path from its last outline on, without the outline: the messages that are present.
+ * @param {Tree} tree
+ * @returns {Node[]}
+ */
+export function tailOf(tree) {
+  const path = pathOf(tree);
+  const start = path.map((node) => node.message !== undefined).lastIndexOf(false) + 1;
+  return /** @type {Node[]} */ (path.slice(start));
 }
 
 /**
@@ -1002,7 +1044,7 @@ function runEnd(event) {
 
 /**
  * The lookup tables of a tree. They are kept next to the tree, so that the tree stays plain data.
- * @typedef {{ byId: Map<number, Node>, children: Map<number, number[]>, cursors: Map<number, number> }} Index
+ * @typedef {{ byId: Map<number, TreeNode>, children: Map<number, number[]>, cursors: Map<number, number> }} Index
  * @type {WeakMap<Tree, Index>}
  */
 const indices = new WeakMap();
@@ -1023,7 +1065,7 @@ function indexOf(tree) {
 
 /**
  * @param {Index} index
- * @param {Node} node
+ * @param {TreeNode} node
  */
 function adopt(index, node) {
   index.byId.set(node.id, node);

@@ -6,7 +6,7 @@ import { createHash } from "node:crypto";
 import { readFileSync, readdirSync } from "node:fs";
 import test from "node:test";
 
-import { Client, ProblemError, apply, fold, foldList, frames, pathOf } from "../../../examples/web_chat/page/client.js";
+import { Client, ProblemError, apply, fill, fold, foldList, frames, pathOf, tailOf } from "../../../examples/web_chat/page/client.js";
 import { firstWords } from "../../../examples/web_chat/page/messages.js";
 import { stateOf } from "../../../examples/web_chat/page/tools.js";
 
@@ -256,6 +256,25 @@ test("requests_have_the_routes_of_the_server", async () => {
   // page. The OpenAPI document is for tools.
   const unused = ["GET /conversations/{id}/events", "GET /openapi.json"];
   assert.deepEqual([...new Set([...requested, ...unused])].sort(), operations.sort());
+});
+
+test("tail_is_filled_with_pages_and_keeps_them_in_a_new_tail_of_the_same_life", () => {
+  const message = (text) => ({ role: "user", content: [{ type: "text", text }], timestamp: 1 });
+  const whole = (id) => ({ id, ...(id > 1 && { parent: id - 1 }), message: message(`${id}`) });
+  const outline = (id) => ({ id, ...(id > 1 && { parent: id - 1 }), role: "user" });
+  const tail = (last, from, nodes) => ({ last, from, tree: { nodes, head: nodes.at(-1).id, cursors: [] }, unsaved: [] });
+  const ids = (snapshot) => tailOf(snapshot.tree).map((node) => node.id);
+  const snapshot = tail("1-5", 4, [outline(1), outline(2), outline(3), whole(4)]);
+  assert.deepEqual([ids(snapshot), pathOf(snapshot.tree).length], [[4], 4]);
+  fill(snapshot, [whole(2), whole(3)]);
+  assert.deepEqual([ids(snapshot), snapshot.from], [[2, 3, 4], 2]);
+  const next = (last) => tail(last, 5, [outline(1), outline(2), outline(3), outline(4), whole(5)]);
+  const same = fold(snapshot, { type: "resync", snapshot: next("1-9") });
+  assert.deepEqual([ids(same), same.from], [[2, 3, 4, 5], 2]);
+  const other = fold(snapshot, { type: "resync", snapshot: next("2-1") });
+  assert.deepEqual([ids(other), other.from], [[5], 5]);
+  fill(same, [whole(1)]);
+  assert.deepEqual([ids(same), same.from], [[1, 2, 3, 4, 5], undefined]);
 });
 
 test("path_of_an_empty_tree_is_empty", () => {

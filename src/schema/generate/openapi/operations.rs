@@ -14,7 +14,7 @@ use crate::{
     store::{ConversationId, Found},
     web::{
         ApprovalPage, Created, ListPage, ListQuery, MessagePage, MessagesQuery, NewConversation, PeriodQuery,
-        RowsPage, RowsQuery, SearchQuery,
+        RowsPage, RowsQuery, SearchQuery, WatchQuery,
     },
 };
 
@@ -52,6 +52,10 @@ struct EventsQuery {
     /// The conversations of the stream, at most eight. The parameter occurs once per conversation.
     #[schemars(default, extend("maxItems" = 8))]
     watch: Vec<ConversationId>,
+    /// The maximum number of messages in a snapshot of a conversation: the last ones of the path. Without it, all
+    /// messages are sent.
+    #[schemars(range(min = 1, max = 500))]
+    messages: Option<usize>,
 }
 
 const PLAIN: Operation = Operation {
@@ -158,9 +162,12 @@ pub(super) const OPERATIONS: &[Operation] = &[
         route: "GET /conversations/{id}/events",
         id: "watchConversation",
         summary: "Streams the updates of a conversation.",
-        description: "The stream begins with a snapshot, or continues after `last-event-id`.",
+        description: "The stream begins with a snapshot, or continues after `last-event-id`. With `messages`, all nodes \
+                      except the last ones of the path are outlines, without a message. If the path moves, the client gets \
+                      a new snapshot.",
+        query: Some(Document::include::<WatchQuery>),
         answer: Answer::Stream,
-        problems: &[CONVERSATION, STORE, OPEN, START, STREAM],
+        problems: &[CONVERSATION, QUERY, STORE, OPEN, START, STREAM],
         ..PLAIN
     },
     Operation {

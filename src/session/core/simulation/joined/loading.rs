@@ -129,6 +129,7 @@ impl Life {
             labels: core.labels().clone(),
             used: core.used(),
             tree: core.tree().clone(),
+            from: None,
             agent: process.snapshot(&common.outside.config),
             unsaved: core.unsaved(),
             store: None,

@@ -42,7 +42,8 @@ impl Changes {
 
 impl Tree {
     /// Returns the changes since `earlier`, which is an earlier clone of this tree. Returns `None` if this tree did not
-    /// grow from `earlier`, for example if this tree was reset to a state before `earlier`. O(changes).
+    /// grow from `earlier`, for example if this tree was reset to a state before `earlier`, or if a new node is an
+    /// [outline](Node::is_outline). O(changes).
     ///
     /// To restore this tree, combine the stored nodes, the head of the changes, and the cursors. Each changed cursor
     /// replaces the stored cursor of the same node.
@@ -69,6 +70,9 @@ impl Tree {
         if let Some(last) = earlier.nodes.last()
             && self.nodes.get(earlier.len() - 1) != Some(last)
         {
+            return None;
+        }
+        if self.nodes.iter_from(earlier.len()).any(Node::is_outline) {
             return None;
         }
         let mut cursors = Vec::new();

@@ -7,6 +7,7 @@ use omni_agent::{
     store::MemoryStore,
     subscription::Update,
     testing::{Gate, Step},
+    tree::Tree,
 };
 
 use crate::{
@@ -147,6 +148,8 @@ async fn lagging_reader_and_closed_session_give_tails() {
     let (resyncs, ids) = reader.seen(&session).await;
     assert!(resyncs >= 1, "the reader lags");
     assert_eq!(ids, [4]);
+    // The outlines have no messages that could be stored.
+    assert_eq!(reader.view.tree.changes_since(&Tree::new()), None);
     session.stop(Duration::from_secs(1)).await.unwrap();
     let mut last = None;
     while let Some(update) = in_time(reader.events.next()).await {

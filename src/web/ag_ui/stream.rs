@@ -406,7 +406,8 @@ impl RunStream {
     fn send_state(&mut self) {
         let omni = omni(&self.view);
         if omni != self.omni {
-            let delta = json!([{ "op": "replace", "path": "/omni", "value": omni }]);
+            // `add` replaces the member, also if the client has removed it (RFC 6902, 4.1).
+            let delta = json!([{ "op": "add", "path": "/omni", "value": omni }]);
             self.out.push(Frame::StateDelta { delta });
             self.omni = omni;
         }

@@ -171,7 +171,7 @@ impl Client {
             "STATE_SNAPSHOT" => self.state = event["snapshot"].clone(),
             "STATE_DELTA" => {
                 for change in event["delta"].as_array().unwrap() {
-                    assert_eq!(change["op"], "replace");
+                    assert_eq!(change["op"], "add");
                     let place = self.state.pointer_mut(change["path"].as_str().unwrap()).unwrap();
                     assert_ne!(*place, change["value"], "nothing has changed");
                     place.clone_from(&change["value"]);

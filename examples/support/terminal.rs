@@ -10,7 +10,7 @@ use std::{
 use omni_agent::{
     agent::Event,
     error_chain,
-    message::{Timestamp, ToolResult, ToolUseId, Usage},
+    message::{ResultBlock, Timestamp, ToolResult, ToolUseId, Usage},
     provider::{ProviderError, ProviderErrorKind},
     run::{Failure, Response},
     tool::Decision,
@@ -181,7 +181,11 @@ fn harmless(text: &str) -> String {
 }
 
 fn result_line(result: &ToolResult, is_rejected: bool) -> String {
-    let text = harmless(&result.text());
+    let texts = result.output().iter().filter_map(|block| match block {
+        ResultBlock::Text(text) => Some(text.text.as_str()),
+        _ => None,
+    });
+    let text = harmless(&texts.collect::<String>());
     let short: String = text.chars().take(400).collect();
     let more = if short.len() < text.len() { " …" } else { "" };
     let failed = match result.is_error {

@@ -291,7 +291,7 @@ impl ToolResult {
         Self { tool_use_id: tool_use.id.clone(), name: tool_use.name.clone(), decision: None, ..self }
     }
 
-    /// Returns all text of the output, joined without a separator.
+    /// Returns all text of the content, joined without a separator.
     pub fn text(&self) -> String {
         text_of(&self.content)
     }

@@ -126,7 +126,8 @@ impl Core {
     /// Called when the time limit of a pause is over.
     pub(in crate::agent) fn pause_expired(&mut self, tool_use: &ToolUseId, cx: &mut Context<'_>) {
         let mut pauses = self.phase.pauses();
-        let Some(pause) = pauses.find(|pause| pause.tool_use.id == *tool_use) else { return };
+        let is_over = |pause: &&Arc<PendingUse>| pause.tool_use.id == *tool_use && pause.limit.is_some();
+        let Some(pause) = pauses.find(is_over) else { return };
         let decision = pause.expiry_decision();
         drop(pauses);
         let tool_use = tool_use.clone();

@@ -161,6 +161,17 @@ fn retry_after_time_limit_in_handle_event_keeps_the_prompt() {
 }
 
 #[test]
+fn end_of_a_time_limit_for_a_pause_without_one_decides_nothing() {
+    let mut bench = Bench::new();
+    bench.prompt("hi");
+    bench.answer([starts_tool_use(0, "call_0")]);
+    bench.end(StopReason::ToolUse);
+    bench.pause();
+    bench.feed(|core, cx| core.pause_expired(&"call_0".into(), cx));
+    assert_eq!(bench.waiting(), "call_0");
+}
+
+#[test]
 fn resume_late_for_a_call_of_an_earlier_turn_is_stale() {
     let mut bench = Bench::new();
     bench.prompt("hi");

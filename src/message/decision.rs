@@ -3,16 +3,13 @@ use std::{fmt::Write, sync::Arc};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{ResultBlock, Text, Timestamp, ToolResult, cleared::grouped, value_weight};
+use super::{ResultBlock, Timestamp, ToolResult, cleared::grouped, value_weight};
 
 /// The maximum length in bytes of an input in the text that tells the model of it.
 const MAX_INPUT: usize = 4096;
 /// The maximum size in bytes of an input that a view of the decision contains.
 #[cfg(any(feature = "web", feature = "mcp-server"))]
 const MAX_SHOWN: usize = 64 << 10;
-/// The beginnings of this text.
-const NOTES: [&str; 2] = ["A person changed", "The application changed"];
-const RAN_WITH: &str = " the input of this call. It ran with: ";
 
 /// How a tool use was decided. It is stored with the result of the tool use, and never sent to a model service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,6 +26,10 @@ pub struct UseDecision {
     /// The input that the decision has set, if it differs from the input that the model sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input: Option<Value>,
+    /// Whether the tool has started with this input, so that the first block of the result's content states it to the
+    /// model.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub noted: bool,
 }
 
 /// The kind of the decision about a tool use.
@@ -54,7 +55,7 @@ pub enum DecisionKind {
 impl UseDecision {
     /// Returns a decision without a name and without another input.
     pub(crate) const fn new(kind: DecisionKind, at: Timestamp) -> Self {
-        Self { kind, by: None, at, input: None }
+        Self { kind, by: None, at, input: None, noted: false }
     }
 
     /// Removes an input that is too large for a view.
@@ -72,19 +73,8 @@ impl ToolResult {
     /// Returns the tool's output without the text that tells the model of a changed input. The changed input is in
     /// [`decision`](Self::decision).
     pub fn output(&self) -> &[ResultBlock] {
-        let is_note = |text: &Text| {
-            NOTES
-                .iter()
-                .any(|start| text.text.strip_prefix(start).is_some_and(|rest| rest.starts_with(RAN_WITH)))
-        };
-        match (&self.decision, &*self.content) {
-            (Some(decision), [ResultBlock::Text(text), output @ ..])
-                if decision.input.is_some() && is_note(text) =>
-            {
-                output
-            }
-            (_, content) => content,
-        }
+        let has_note = self.decision.as_ref().is_some_and(|decision| decision.noted);
+        self.content.get(usize::from(has_note)..).unwrap_or_default()
     }
 
     /// Returns the text that tells the model of a changed input, if there is one, and the blocks of
@@ -98,8 +88,7 @@ impl ToolResult {
     /// Returns the input with which the tool ran, if it is not the model's.
     #[cfg(feature = "acp")]
     pub(crate) fn changed_input(&self) -> Option<&Value> {
-        let decision = self.decision.as_deref().filter(|_| self.output().len() < self.content.len());
-        decision?.input.as_ref()
+        self.decision.as_deref().filter(|decision| decision.noted)?.input.as_ref()
     }
 
     /// Returns all text of [`output`](Self::output), joined without a separator.
@@ -116,11 +105,13 @@ impl ToolResult {
 
     /// Adds how the tool use was decided. If the tool `ran` with another input, the first block of the content states
     /// this input to the model, because the history contains the model's own input.
-    pub(crate) fn decided(mut self, decision: UseDecision, ran: bool, by_person: bool) -> Self {
+    pub(crate) fn decided(mut self, mut decision: UseDecision, ran: bool, by_person: bool) -> Self {
+        decision.noted = ran && decision.input.is_some();
         if let Some(input) = decision.input.as_ref().filter(|_| ran) {
             let input = input.to_string();
             let kept = &input[..input.floor_char_boundary(MAX_INPUT)];
-            let mut note = format!("{}{RAN_WITH}{kept}", NOTES[usize::from(!by_person)]);
+            let who = if by_person { "A person" } else { "The application" };
+            let mut note = format!("{who} changed the input of this call. It ran with: {kept}");
             if kept.len() < input.len() {
                 // Writing to a string never fails.
                 let _ = write!(note, "… ({} bytes)", grouped(input.len()));

@@ -40,7 +40,7 @@
  *   on_expiry?: Decision }} PendingUse
  * @typedef {{ tool_use_id: string, input?: any, is_error?: boolean }} ToolRun
  * @typedef {{ kind: "execute" | "execute_with" | "reject" | "provide" | "expired" | "interrupted", by?: string, at: number,
- *   input?: any }} UseDecision
+ *   input?: any, noted?: boolean }} UseDecision
  * @typedef {{ content: Content, input?: string, ended: boolean }} PartialBlock
  * @typedef {{ kind: string, message?: string, error?: { kind: string, message: string }, reason?: string,
  *   callback?: string, limit?: Duration }} Failure
@@ -795,9 +795,7 @@ export function kindOf(decision) {
  * @param {ToolResult} result
  */
 export function outputOf({ content, decision }) {
-  const isNote = /^(A person|The application) changed the input of this call\. It ran with: /;
-  const [first, ...rest] = content;
-  return decision?.input !== undefined && first?.type === "text" && isNote.test(first.text) ? rest : content;
+  return decision?.noted ? content.slice(1) : content;
 }
 
 /**
@@ -805,7 +803,7 @@ export function outputOf({ content, decision }) {
  * @param {ToolResult} [result]
  */
 export function changedInput(result) {
-  return result && outputOf(result) !== result.content ? result.decision?.input : undefined;
+  return result?.decision?.noted ? result.decision.input : undefined;
 }
 
 /**

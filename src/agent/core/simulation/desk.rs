@@ -205,14 +205,14 @@ impl Desk {
             }
             _ => None,
         };
-        let mut content = result.content.clone();
-        if let Some(input) = input.as_ref().filter(|_| has_started) {
+        let (mut content, noted) = (result.content.clone(), has_started && input.is_some());
+        if let Some(input) = input.as_ref().filter(|_| noted) {
             let who = if how.is_some_and(|how| how.by_person) { "A person" } else { "The application" };
             let note = format!("{who} changed the input of this call. It ran with: {input}");
             content.insert(0, note.into());
         }
         let by = how.and_then(|how| how.by.clone());
-        let decision = UseDecision { by, input, ..UseDecision::new(kind, at) };
+        let decision = UseDecision { by, input, noted, ..UseDecision::new(kind, at) };
         ToolResult { content, decision: Some(Box::new(decision)), ..result.clone() }
     }
 

@@ -67,7 +67,8 @@ pub struct Response {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output_error: Option<String>,
     /// The tool uses that are left to the application, which sends their results with the next prompt. Not empty if the
-    /// turn ended with [`StopReason::ToolUse`].
+    /// turn ended with [`StopReason::ToolUse`]. If a callback or a person has decided on another input, a tool use has
+    /// this input here. The history contains the input of the model.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub open_tool_uses: Vec<ToolUse>,
     /// The results of the same step that were decided before the turn ended. The next prompt includes these results

@@ -75,6 +75,9 @@ enum BareStage {
         /// decided.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         open: Vec<u32>,
+        /// The inputs of these tool uses, if they are not the model's.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        inputs: Vec<(u32, Value)>,
     },
     Failing {
         failure: Failure,
@@ -206,14 +209,21 @@ impl BareStage {
                 Self::Reviewing { slots: bare_slots(slots, reviewed.len()) }
             }
             Stage::Concluding { response, .. } => {
-                let is_open =
-                    |tool_use: &ToolUse| response.open_tool_uses.iter().any(|open| open.id == tool_use.id);
-                let uses = (0..).zip(turn.working.all().open_tool_uses());
+                let (mut open, mut inputs) = (Vec::new(), Vec::new());
+                for (place, tool_use) in (0..).zip(turn.working.all().open_tool_uses()) {
+                    let mut left = response.open_tool_uses.iter();
+                    let Some(own) = left.find(|own| own.id == tool_use.id) else { continue };
+                    open.push(place);
+                    if own != tool_use {
+                        inputs.push((place, own.input.clone()));
+                    }
+                }
                 Self::Concluding {
                     stop_reason: response.stop_reason.clone(),
                     output: response.output.clone(),
                     output_error: response.output_error.clone(),
-                    open: uses.filter(|(_, tool_use)| is_open(tool_use)).map(|(place, _)| place).collect(),
+                    open,
+                    inputs,
                 }
             }
             Stage::Failing { failure, remains } => Self::Failing {
@@ -422,16 +432,20 @@ impl BareStage {
                 let (slots, reviewed) = restored_slots(slots, uses(), results)?;
                 Stage::Reviewing { slots, reviewed }
             }
-            Self::Concluding { stop_reason, output, output_error, open } => {
+            Self::Concluding { stop_reason, output, output_error, open, inputs } => {
                 let is_open = |place: u32| open.contains(&place);
                 let open = (0..).zip(uses()).filter(|(place, _)| is_open(*place));
+                let open = open.map(|(place, tool_use)| match inputs.iter().find(|(own, _)| *own == place) {
+                    Some((_, input)) => ToolUse { input: input.clone(), malformed: None, ..tool_use },
+                    None => tool_use,
+                });
                 let decided = results.into_iter().filter(|settled| !is_open(settled.slot));
                 Stage::Concluding {
                     recorded: true,
                     response: Arc::new(Response {
                         output,
                         output_error,
-                        open_tool_uses: open.map(|(_, tool_use)| tool_use).collect(),
+                        open_tool_uses: open.collect(),
                         decided: decided.map(|settled| settled.result).collect(),
                         ..Response::empty("", stop_reason, turn.step, turn.run)
                     }),

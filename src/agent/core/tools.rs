@@ -225,6 +225,10 @@ impl Core {
         let mut open = Vec::new();
         let mut decided = Vec::new();
         for (tool_use, (decision, own)) in uses.into_iter().zip(decisions) {
+            if let Decision::ExecuteWith(input) = decision {
+                open.push(ToolUse { input, malformed: None, ..tool_use });
+                continue;
+            }
             match decided_result(&tool_use, decision) {
                 Some(result) => decided.push(DecidedUse::state(own, result, &tool_use, None, true)),
                 None => open.push(tool_use),

@@ -6,6 +6,7 @@ use crate::{
     provider::StopReason,
     run::{Error, ErrorKind},
     testing::{Gate, ScriptedProvider, Step},
+    tool::Decision,
 };
 use serde_json::json;
 
@@ -64,6 +65,20 @@ async fn declared_tool_stops_the_turn_and_none_of_the_step_runs() {
         provider.requests()[0].tools.get("ask_user").is_some(),
         "the declared tool is offered to the model"
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn open_tool_uses_of_a_response_have_the_inputs_that_were_decided() {
+    let (_, builder) = scripted([use_of(&[("a", "pay"), ("b", "show"), ("c", "pay")])]);
+    let builder = builder.tool(declared("show")).tool(noting("pay", &Log::default())).needs_approval("pay");
+    let mut agent = Watched::start(builder).await;
+    agent.agent.prompt("Go").await.unwrap();
+    agent.until("pause(c)").await;
+    agent.agent.resume_as("a", Decision::ExecuteWith(json!({ "eur": 20 })), "ann").await.unwrap();
+    agent.agent.resume("c", Decision::Execute).await.unwrap();
+    let response = stopped(&agent.end().await);
+    let inputs: Vec<_> = response.open_tool_uses.iter().map(|tool_use| &tool_use.input).collect();
+    assert_eq!(inputs, [&json!({ "eur": 20 }), &json!({}), &json!({})]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -248,9 +248,15 @@ impl Desk {
             |tool_use: &ToolUse| tools.get(&tool_use.name).is_some_and(|tool| !tool.has_handler());
         let reason = decided.clone().any(|(tool_use, decision)| runs(decision) && lacks_handler(tool_use));
         ensure!(reason, "tool uses are left to the application although all tools have handlers");
-        let open = decided.clone().filter(|(_, decision)| runs(decision)).map(|(tool_use, _)| tool_use);
+        let open = decided.clone().filter_map(|(tool_use, decision)| match decision {
+            Decision::Execute => Some(tool_use.clone()),
+            Decision::ExecuteWith(input) => {
+                Some(ToolUse { input: input.clone(), malformed: None, ..tool_use.clone() })
+            }
+            Decision::Reject(_) | Decision::Provide(_) => None,
+        });
         ensure!(
-            response.open_tool_uses.iter().eq(open),
+            response.open_tool_uses.iter().cloned().eq(open),
             "the open tool uses are {:?}",
             response.open_tool_uses
         );
@@ -265,7 +271,8 @@ impl Desk {
             "the decided results are {:?}",
             response.decided
         );
-        // The application runs the other tools, so it does not matter any more how they were decided.
+        // The application runs the other tools with the inputs in the response. If the turn is cut off now, the history
+        // states for them that they were cut off, and no decision.
         for (index, decision) in self.decisions.iter_mut().enumerate() {
             if decision.as_ref().is_some_and(runs) {
                 (*decision, self.how[index]) = (Some(Decision::Execute), None);

@@ -455,6 +455,24 @@ impl Session {
         self.subscribe_after(Some(last), mode).await
     }
 
+    /// Resumes a subscription to the last messages of the path after the last event that the reader has seen: see
+    /// [`subscribe_tail`](Self::subscribe_tail) and [`resume_from`](Self::resume_from).
+    ///
+    /// The place of the reader on the path is unknown. So the first event that changes the tree or the agent's state
+    /// becomes a resync with a new tail.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ErrorKind::Ended`] if the session has ended.
+    pub async fn resume_tail(
+        &self,
+        last: EventId,
+        mode: Mode,
+        limit: usize,
+    ) -> Result<SessionSubscription, Error> {
+        Ok(self.resume_from(last, mode).await?.into_tail(limit))
+    }
+
     async fn subscribe_after(
         &self,
         after: Option<EventId>,

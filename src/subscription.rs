@@ -401,7 +401,7 @@ impl<S: Send + Sync + 'static, E: Send + Sync + 'static> Subscription<S, E> {
         Self { snapshot: None, last: seen, reader: Some(reader), waiting: None }
     }
 
-    /// Filters the snapshot and all updates of a new subscription.
+    /// Filters the snapshot and all updates of a subscription that was not read yet.
     pub(crate) fn filtered(mut self, mut filter: Filter<S, E>) -> Self {
         if let Some(snapshot) = self.snapshot.take()
             && let Some(Update::Resync(seen)) = filter(Update::Resync(snapshot))

@@ -86,10 +86,8 @@ impl SessionSubscription {
         Self { events, guard }
     }
 
-    /// Turns a new subscription into one to the last messages of the path: see
-    /// [`Session::subscribe_tail`](super::Session::subscribe_tail). If the subscription was resumed after an event, the
-    /// first event that changes the tree or the agent's state becomes a resync.
-    pub fn into_tail(self, limit: usize) -> Self {
+    /// Turns a subscription that was not read yet into one to the last messages of the path.
+    pub(crate) fn into_tail(self, limit: usize) -> Self {
         let mut tail = Tail::new(limit);
         Self { events: self.events.filtered(Box::new(move |update| tail.seen(update))), ..self }
     }

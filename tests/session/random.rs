@@ -335,11 +335,11 @@ async fn run(ops: Vec<Op>, seed: u64) {
                 let index = index % readers.len();
                 let reader = &mut readers[index];
                 let last = reader.events.last_id();
-                let events = session.resume_from(last, Mode::Observer).await.unwrap();
-                reader.events = match reader.limit {
-                    Some(limit) => events.into_tail(limit),
-                    None => events,
+                let resumed = match reader.limit {
+                    Some(limit) => session.resume_tail(last, Mode::Observer, limit).await,
+                    None => session.resume_from(last, Mode::Observer).await,
                 };
+                reader.events = resumed.unwrap();
                 assert!(reader.events.snapshot().is_none());
             }
             Op::Check => {

@@ -172,8 +172,7 @@ async fn reader_that_resumes_in_the_next_life_gets_a_tail_at_the_first_commit() 
     let conversation = session.id().clone();
     session.stop(Duration::from_secs(1)).await.unwrap();
     let session = Session::builder(store).agent(parrot()).open(conversation).await.unwrap();
-    let events = session.resume_from(reader.view.last, Mode::Observer).await.unwrap();
-    reader.events = events.into_tail(2);
+    reader.events = session.resume_tail(reader.view.last, Mode::Observer, 2).await.unwrap();
     session.ask("Three").await.unwrap();
     assert_eq!(reader.seen(&session).await, (1, vec![5, 6]));
     session.ask("Four").await.unwrap();

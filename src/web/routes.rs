@@ -416,7 +416,11 @@ async fn events(call: Call) -> Result<Response, Problem> {
             ("watch", id) => {
                 ids.push(ConversationId::new(id).map_err(|error| Problem::invalid_id(&error))?);
             }
-            ("messages", count) => messages = Some(check_count("messages", count.parse().unwrap_or(0))?),
+            ("messages", count) => {
+                let count =
+                    count.parse().map_err(|_| Problem::invalid_query(&"`messages` is not a number"))?;
+                messages = Some(check_count("messages", count)?);
+            }
             _ => return Err(Problem::invalid_query(&"use `list=true`, `watch=ID` and `messages=COUNT`")),
         }
     }

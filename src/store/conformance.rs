@@ -98,7 +98,7 @@ checks! {
     states: state_change_replaces_the_whole_state, title_change_keeps_the_rest_of_the_state, commit_with_state_writes_both, secrets_are_not_stored;
     contents: commits_are_loaded_in_order, cursors_keep_their_latest_values, text_of_any_kind_is_preserved, json_of_any_kind_is_preserved,
         large_messages_are_preserved, ten_thousand_nodes_are_preserved;
-    files: large_attachments_are_preserved, attachment_of_a_repeated_commit_is_written_once,
+    files: large_attachments_are_preserved, attachment_of_a_repeated_commit_is_preserved,
         erase_keeps_an_attachment_of_another_message, attachments_of_a_turn_in_flight_are_preserved;
     lists: list_puts_the_last_write_first, list_in_pages_contains_each_once, list_after_a_conversation_continues_there,
         list_after_a_conversation_during_writes_contains_each_unchanged_once,

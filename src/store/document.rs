@@ -183,10 +183,8 @@ fn read(text: &str) -> Result<Document, StoreError> {
     let (nodes, head, cursors) = (nodes.clone(), *head, cursors.clone());
     let tree = Tree::restored(nodes, head, cursors, *next).map_err(|error| damaged(error.to_string()))?;
     check_law(&tree).map_err(damaged)?;
-    // A document of another program has no marks. Its path may end with tool uses that the next prompt answers.
-    let is_end = |node: &Node| {
-        Some(node.id()) == head && tree.children(node.id()).is_none_or(|mut below| below.next().is_none())
-    };
+    // A document of another program has no marks. Its paths may end with tool uses that the next prompt answers.
+    let is_end = |node: &Node| tree.children(node.id()).is_none_or(|mut below| below.next().is_none());
     for node in &mut document.conversation.nodes {
         if is_end(node) && node.uses_tools() {
             *node = node.clone().with_left_open(true);

@@ -202,6 +202,20 @@ impl WordReader {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::digest::Digest;
+
+    /// If this test fails after an update of the Unicode data, raise `RULE`, and then change the value.
+    #[test]
+    fn words_of_all_letters_are_those_of_the_rule_with_this_number() {
+        let mut digest = Digest::default();
+        let planes = ('\0'..='\u{1ffff}').chain('\u{20000}'..='\u{200ff}').chain('\u{e0000}'..='\u{e01ff}');
+        for letter in planes {
+            for word in words(&format!("a{letter}b {letter}")) {
+                digest.part(word.text.as_bytes());
+            }
+        }
+        assert_eq!((RULE, digest.value()), (1, 151_594_123_371_089_707_382_240_203_998_461_049_169));
+    }
 
     fn split(text: &str) -> Vec<(String, &str)> {
         words(text).into_iter().map(|word| (word.text, &text[word.range])).collect()

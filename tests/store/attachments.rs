@@ -70,7 +70,8 @@ fn data(stored: &Stored, index: usize) -> std::sync::Arc<str> {
     }
 }
 
-/// Returns the sizes of the store after one message with a photo and after ten more.
+/// Returns the sizes of the store after one message with a photo and after eleven more, the last of
+/// which is written three times.
 async fn sizes(store: &dyn Store, size: impl AsyncFn() -> u64) -> (u64, u64) {
     let photo = base64(&bytes(1, 2 * MEGABYTE / 3 * 3));
     let version = create(store, &id("a")).await;
@@ -82,12 +83,17 @@ async fn sizes(store: &dyn Store, size: impl AsyncFn() -> u64) -> (u64, u64) {
         }
         version = write(store, version, beside(number, &format!("What is it? ({number})"), &photo)).await;
     }
+    let repeated = Write::on(version);
+    for _ in 0..3 {
+        let change = Change::Commit(beside(12, "What is it? (again)", &photo));
+        store.write(&id("a"), &repeated, &change).await.unwrap();
+    }
     let stored = store.load(&id("a")).await.unwrap();
-    assert_eq!(stored.nodes.len(), 11);
-    assert!((0..11).all(|index| *data(&stored, index) == *photo), "a photo has changed");
+    assert_eq!(stored.nodes.len(), 12);
+    assert!((0..12).all(|index| *data(&stored, index) == *photo), "a photo has changed");
     let first = data(&stored, 0);
     assert!(
-        (1..11).all(|index| std::sync::Arc::ptr_eq(&first, &data(&stored, index))),
+        (1..12).all(|index| std::sync::Arc::ptr_eq(&first, &data(&stored, index))),
         "the memory is not shared"
     );
     (before, size().await)

@@ -76,7 +76,7 @@ impl Store for Forgetful {
 #[should_panic(expected = "7 of 76 checks failed: create_repeated_returns_the_first_result, \
                            commit_repeated_returns_the_first_result, write_repeated_after_others_returns_the_first_result, \
                            write_with_a_dropped_future_is_all_or_nothing, \
-                           attachment_of_a_repeated_commit_is_written_once, label_change_replaces_all_labels, \
+                           attachment_of_a_repeated_commit_is_preserved, label_change_replaces_all_labels, \
                            erase_removes_nodes_and_their_cursors")]
 async fn suite_on_store_that_forgets_write_ids_fails() {
     conformance::check(async || Arc::new(Forgetful(MemoryStore::new()))).await;

@@ -435,13 +435,13 @@ async fn import_json_of_an_invalid_path_names_its_node() {
         }
         assert!(to.summary(&id("talk")).await.is_err(), "nothing may be written");
     }
-    // The next prompt answers the tool uses with which the path of a document ends.
-    let text = document(&with(&[(3, Some(1), asks.clone())]), 3).await;
+    // The next prompt answers the tool uses with which a path of a document ends.
+    let text = document(&with(&[(3, Some(1), asks.clone()), (4, Some(1), asks.clone())]), 3).await;
     let to = MemoryStore::new();
     import_json(&to, &text, None).await.unwrap();
     let marked: Vec<_> =
         to.load(&id("talk")).await.unwrap().nodes.iter().map(omni_agent::tree::Node::left_open).collect();
-    assert_eq!(marked, [false, false, true]);
+    assert_eq!(marked, [false, false, true, true]);
     // A path may end in an open tool use, or in the results of an interrupted turn.
     let nodes = with(&[(3, Some(1), asks), (4, Some(3), answers), (5, Some(4), hello)]);
     for head in [2, 3, 4, 5] {

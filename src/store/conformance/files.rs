@@ -84,7 +84,7 @@ pub(super) async fn large_attachments_are_preserved(subject: &dyn StoreUnderTest
     CheckOutcome::Made
 }
 
-pub(super) async fn attachment_of_a_repeated_commit_is_written_once(
+pub(super) async fn attachment_of_a_repeated_commit_is_preserved(
     subject: &dyn StoreUnderTest,
 ) -> CheckOutcome {
     let store = subject.store();

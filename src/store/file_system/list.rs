@@ -1,6 +1,6 @@
 //! Lists of conversations and of turns in flight.
 
-use std::{fs, io, path::Path, rc::Rc};
+use std::{fs, io, path::Path};
 
 use super::{
     log,
@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     message::Timestamp,
-    store::{ConversationId, Listing, StoreError, Summary, TurnSummary, Turns, Version},
+    store::{ConversationId, Listing, StoreError, Summary, TurnSummary, Turns, Version, attachments::Files},
 };
 
 /// Returns the list entry of the conversation, if the conversation exists.
@@ -76,7 +76,7 @@ pub(super) fn turns(
         if !summary.is_some_and(|summary| summary.in_flight && filter.matches(&summary.labels)) {
             return Ok(None);
         }
-        let stored = match log::read(place, |log| log.replay(&Rc::default(), |_| {})) {
+        let stored = match log::read(place, |log| log.replay(&Files::ignored(), |_| {})) {
             Ok(Some(replay)) => replay.stored,
             // The log can't be read or was deleted meanwhile, so leave the conversation out. A call that loads the
             // conversation reports the problem.

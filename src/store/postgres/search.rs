@@ -49,10 +49,11 @@ pub(super) async fn create_index(connection: &Object, server: &Server) -> Result
     // Remove the time limits of statements, because creating an index can take long.
     connection.batch_execute("SET statement_timeout = 0; SET lock_timeout = 0").await?;
     for (name, table, key, text) in indexes(RULE) {
+        // A process with an earlier rule may have written rows since the index was created.
+        renew(connection, &format!("{schema}.{table}"), key, text).await?;
         if is_usable(connection, server, &name).await? {
             continue;
         }
-        renew(connection, &format!("{schema}.{table}"), key, text).await?;
         connection.batch_execute(&format!("DROP INDEX CONCURRENTLY IF EXISTS {schema}.{name}")).await?;
         let on = format!("{schema}.{table} USING gin ({})", vector("words"));
         connection.batch_execute(&format!("CREATE INDEX CONCURRENTLY {name} ON {on}")).await?;

@@ -222,13 +222,6 @@ fn apply(
             )?
             .execute(params![key, number(*node), number(*child)])?;
     }
-    if let Some(run) = run {
-        insert_run(transaction, key, at, run)?;
-    }
-    if matches!(head, Column::Set(_)) {
-        turns::apply(transaction, key, version, turn, now)?;
-    }
-    // The references follow the run and the turn, whose replacement removes the earlier references.
     for (digest, bytes) in files.digests.iter().zip(&files.bytes) {
         transaction
             .prepare_cached(
@@ -236,14 +229,24 @@ fn apply(
             )?
             .execute(params![key, digest, bytes])?;
     }
-    for (place, digest) in files.places.iter().zip(&files.uses) {
-        transaction
-            .prepare_cached(
-                "INSERT INTO file_uses (conversation, place, version, digest) VALUES (?, ?, ?, ?)
-                 ON CONFLICT DO NOTHING",
-            )?
-            .execute(params![key, place, version, digest])?;
+    let refer = |of_nodes: bool| {
+        let uses = files.places.iter().zip(&files.uses).filter(|(place, _)| (**place >= 0) == of_nodes);
+        uses.into_iter().try_for_each(|(place, digest)| {
+            let insert = "INSERT INTO file_uses (conversation, place, version, digest) VALUES (?, ?, ?, ?)
+                 ON CONFLICT DO NOTHING";
+            transaction.prepare_cached(insert)?.execute(params![key, place, version, digest]).map(drop)
+        })
+    };
+    // The end of a turn removes the references of the turn. The nodes refer to its files before, so these files stay.
+    refer(true)?;
+    if let Some(run) = run {
+        insert_run(transaction, key, at, run)?;
     }
+    if matches!(head, Column::Set(_)) {
+        turns::apply(transaction, key, version, turn, now)?;
+    }
+    // The new run and the new record have replaced the earlier ones with their references.
+    refer(false)?;
     ledger::insert(transaction, key, version, usage)
 }
 

@@ -222,16 +222,16 @@ fn apply(
             )?
             .execute(params![key, number(*node), number(*child)])?;
     }
-    for (digest, bytes) in files.digests.iter().zip(&files.bytes) {
-        transaction
-            .prepare_cached(
-                "INSERT INTO files (conversation, digest, bytes) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
-            )?
-            .execute(params![key, digest, bytes])?;
-    }
     let refer = |of_nodes: bool| {
-        let uses = files.places.iter().zip(&files.uses).filter(|(place, _)| (**place >= 0) == of_nodes);
-        uses.into_iter().try_for_each(|(place, digest)| {
+        let uses = || files.places.iter().zip(&files.uses).filter(|(place, _)| (**place >= 0) == of_nodes);
+        for (digest, bytes) in files.digests.iter().zip(&files.bytes) {
+            if uses().any(|(_, used)| used == digest) {
+                let insert =
+                    "INSERT INTO files (conversation, digest, bytes) VALUES (?, ?, ?) ON CONFLICT DO NOTHING";
+                transaction.prepare_cached(insert)?.execute(params![key, digest, bytes])?;
+            }
+        }
+        uses().try_for_each(|(place, digest)| {
             let insert = "INSERT INTO file_uses (conversation, place, version, digest) VALUES (?, ?, ?, ?)
                  ON CONFLICT DO NOTHING";
             transaction.prepare_cached(insert)?.execute(params![key, place, version, digest]).map(drop)

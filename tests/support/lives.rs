@@ -6,7 +6,8 @@ pub(crate) fn in_a_life<T: Send>(work: impl Future<Output = T> + Send) -> T {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let result = runtime.block_on(work);
-        runtime.shutdown_background();
+        // Wait for the tasks, or one of them could take what is meant for the next life.
+        runtime.shutdown_timeout(std::time::Duration::from_mins(1));
         result
     };
     std::thread::scope(|scope| scope.spawn(life).join().unwrap())

@@ -52,11 +52,7 @@ mod limits;
 mod opening;
 mod recovery;
 mod registry;
-mod room;
-mod shutdown;
-mod start;
 mod titles;
-mod watching;
 
 use std::{
     fmt,
@@ -70,14 +66,14 @@ use std::{
 pub use approvals::{Approval, ApprovalId, DecisionPlace};
 pub(crate) use closing::Description;
 
+pub use closing::Shutdown;
 pub use event::{Activity, Listed, ManagerEvent, ManagerSnapshot, OpenSession, Presence};
-use limits::Limits;
+use limits::TurnLimits;
 use opening::Beginning;
+pub use opening::{OpenOptions, OpenedSession};
 pub use recovery::{Recovered, Sweep};
-use recovery::{Recovery, RecoverySettings};
-use registry::Registry as Sessions;
-pub use shutdown::Shutdown;
-pub use start::{OpenOptions, OpenedSession};
+use recovery::{RecoverySettings, SweepState};
+use registry::OpenConversations;
 pub use titles::{TitleGenerator, Titles};
 use tokio_util::sync::CancellationToken;
 
@@ -127,10 +123,10 @@ use crate::{
 /// still waiting for room is given up, an operation that [hangs](ManagerBuilder::close_timeout) is given up after some
 /// time, and a [shutdown](Manager::shutdown) may leave sessions open.
 #[derive(Clone)]
-pub struct Manager(Arc<Inner>);
+pub struct Manager(Arc<ManagerShared>);
 
 /// The state that the handles share.
-struct Inner {
+struct ManagerShared {
     store: Arc<dyn Store>,
     owner: Owner,
     /// The settings of all sessions.
@@ -140,14 +136,14 @@ struct Inner {
     decide_timeout: Option<Duration>,
     room_timeout: Option<Duration>,
     titles: Titles,
-    limits: Limits,
+    limits: TurnLimits,
     feed_limits: FeedLimits,
-    sessions: Mutex<Sessions>,
+    sessions: Mutex<OpenConversations>,
     shutting: CancellationToken,
-    recovery: Recovery,
+    recovery: SweepState,
 }
 
-impl Inner {
+impl ManagerShared {
     /// Fails if there is a filter and the store does not support labels, because such a store may ignore the filter and
     /// list the conversations of others.
     fn checked(&self, listing: impl Into<Listing>) -> Result<Listing, StoreError> {
@@ -158,7 +154,7 @@ impl Inner {
         Ok(listing)
     }
 
-    fn registry(&self) -> MutexGuard<'_, Sessions> {
+    fn registry(&self) -> MutexGuard<'_, OpenConversations> {
         lock(&self.sessions)
     }
 }
@@ -293,7 +289,7 @@ impl ManagerBuilder {
             .end_timeout(self.close_timeout)
             .idle_shutdown_after(self.idle_shutdown)
             .into_shared();
-        Manager(Arc::new(Inner {
+        Manager(Arc::new(ManagerShared {
             store: self.store.0,
             owner,
             setup,
@@ -302,9 +298,9 @@ impl ManagerBuilder {
             decide_timeout: self.decide_timeout,
             room_timeout: self.room_timeout,
             titles: self.titles,
-            limits: Limits::new(self.max_turns, self.max_turns_per_tenant),
+            limits: TurnLimits::new(self.max_turns, self.max_turns_per_tenant),
             feed_limits: self.feed_limits,
-            sessions: Mutex::new(Sessions::new(self.max_open.unwrap_or(usize::MAX).max(1))),
+            sessions: Mutex::new(OpenConversations::new(self.max_open.unwrap_or(usize::MAX).max(1))),
             shutting: CancellationToken::new(),
             recovery: self.recovery.build(),
         }))
@@ -626,7 +622,7 @@ impl Manager {
 }
 
 /// A handle that does not keep the manager alive.
-struct WeakManager(Weak<Inner>);
+struct WeakManager(Weak<ManagerShared>);
 
 /// A future that returns the point in the stream of events at which a subscription begins.
 type Attaching = Pin<

@@ -42,7 +42,6 @@
 mod names;
 #[cfg(feature = "otel-metrics")]
 mod otel;
-mod recorder;
 mod request;
 mod settings;
 mod spans;
@@ -50,9 +49,9 @@ mod spans;
 pub(crate) use names::finish_reason;
 #[cfg(feature = "otel-metrics")]
 pub use otel::OtelRecorder;
-pub use recorder::{Recorder, RequestMetrics, RunMetrics, ToolMetrics};
 pub(crate) use request::{RequestFacts, RequestScope, RequestTrace, attempt, attempt_failed};
 pub use settings::{AlreadyConfigured, Capture, CapturedContent, Convention, TelemetrySettings, configure};
+pub use settings::{Recorder, RequestMetrics, RunMetrics, ToolMetrics};
 pub(crate) use settings::{captures, is_on};
 #[cfg(feature = "mcp")]
 pub(crate) use settings::{is_traced, traceparent};

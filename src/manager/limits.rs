@@ -5,26 +5,37 @@ use std::{
     future::Future,
     pin::Pin,
     sync::{Arc, Mutex, Weak},
+    time::Duration,
 };
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use futures_util::future::BoxFuture;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Instant, sleep},
+};
 
-use super::{Inner, registry::Key};
+use super::{
+    ManagerShared,
+    opening::{Opening, shut_down},
+    registry::{Errand, InLine, Key},
+};
 use crate::{
+    actor::passed,
     agent::{Admission, Permit},
+    run::{Error, ErrorKind},
     store::ConversationId,
     sync::lock,
 };
 
 /// The configured limits, as semaphores. Each semaphore serves waiting sessions in order of arrival.
 #[derive(Debug, Default)]
-pub(super) struct Limits {
+pub(super) struct TurnLimits {
     turns: Option<Arc<Semaphore>>,
     per_tenant: Option<usize>,
     tenants: Mutex<HashMap<Arc<str>, Weak<Semaphore>>>,
 }
 
-impl Limits {
+impl TurnLimits {
     pub(super) fn new(turns: Option<usize>, per_tenant: Option<usize>) -> Self {
         let semaphore = |limit: usize| Arc::new(Semaphore::new(limit.clamp(1, Semaphore::MAX_PERMITS)));
         Self {
@@ -38,7 +49,7 @@ impl Limits {
     pub(super) fn admission(
         &self,
         tenant: Option<Arc<str>>,
-        inner: &Arc<Inner>,
+        inner: &Arc<ManagerShared>,
         id: &ConversationId,
         key: Key,
     ) -> Option<Arc<dyn Admission>> {
@@ -47,7 +58,7 @@ impl Limits {
             return None;
         }
         let turns = self.turns.clone();
-        Some(Arc::new(Gate { tenant, turns, inner: Arc::downgrade(inner), id: id.clone(), key }))
+        Some(Arc::new(TurnGate { tenant, turns, inner: Arc::downgrade(inner), id: id.clone(), key }))
     }
 
     /// Returns the number of requests that could start at once.
@@ -69,21 +80,21 @@ impl Limits {
 }
 
 /// The admission for the requests of one session.
-struct Gate {
+struct TurnGate {
     tenant: Option<Arc<Semaphore>>,
     turns: Option<Arc<Semaphore>>,
-    inner: Weak<Inner>,
+    inner: Weak<ManagerShared>,
     id: ConversationId,
     key: Key,
 }
 
-impl Admission for Gate {
+impl Admission for TurnGate {
     fn admit(&self) -> Pin<Box<dyn Future<Output = Permit> + Send>> {
         // The tenant's semaphore is acquired first, so that a session that waits for its own tenant's limit takes no
         // place from other tenants.
         let semaphores = [self.tenant.clone(), self.turns.clone()];
         let mut queue =
-            Queue { inner: Weak::clone(&self.inner), id: self.id.clone(), key: self.key, is_in: false };
+            TurnQueue { inner: Weak::clone(&self.inner), id: self.id.clone(), key: self.key, is_in: false };
         Box::pin(async move {
             let mut permits: [Option<OwnedSemaphorePermit>; 2] = [None, None];
             for (permit, semaphore) in permits.iter_mut().zip(semaphores) {
@@ -102,14 +113,14 @@ impl Admission for Gate {
 }
 
 /// A guard that reports a run as waiting, from `enter` until the guard is dropped.
-struct Queue {
-    inner: Weak<Inner>,
+struct TurnQueue {
+    inner: Weak<ManagerShared>,
     id: ConversationId,
     key: Key,
     is_in: bool,
 }
 
-impl Queue {
+impl TurnQueue {
     fn enter(&mut self) {
         if !std::mem::replace(&mut self.is_in, true) {
             self.report_queued(true);
@@ -123,10 +134,84 @@ impl Queue {
     }
 }
 
-impl Drop for Queue {
+impl Drop for TurnQueue {
     fn drop(&mut self) {
         if self.is_in {
             self.report_queued(false);
         }
     }
 }
+
+// Waits until there is room for one more open session.
+//
+// An opening that waits for sessions with running tools fails after a time limit, because such a tool may wait for
+// this very opening.
+
+impl ManagerShared {
+    /// Waits until there is room for one more session, if the number of open sessions is limited.
+    pub(super) async fn room(self: &Arc<Self>, opening: &Opening) -> Result<(), Error> {
+        let Some(line) = self.registry().take_place(&opening.id, opening.number) else {
+            return Ok(());
+        };
+        tokio::select! {
+            biased;
+            // The shutdown is checked first, because the shutdown itself may free the place.
+            () = self.shutting.cancelled() => Err(shut_down()),
+            () = self.wait_in_line(line) => Ok(()),
+            error = self.stuck(&opening.id) => Err(error),
+        }
+    }
+
+    /// Waits for a place. Meanwhile, asks sessions to sleep when it receives such errands.
+    async fn wait_in_line(&self, line: InLine) {
+        let InLine { number, mut errands } = line;
+        let mut asking: Option<BoxFuture<'_, ()>> = None;
+        loop {
+            tokio::select! {
+                biased;
+                errand = errands.recv() => match errand {
+                    Some(Errand::PutToSleep { key, session }) => {
+                        asking = Some(Box::pin(async move {
+                            // If `sleep` fails, the session has ended, which makes room too.
+                            let ends = session.sleep().await.unwrap_or(true);
+                            self.registry().answered(session.id(), key, number, ends);
+                        }));
+                    }
+                    Some(Errand::Enter) | None => return,
+                },
+                () = passed(&mut asking) => asking = None,
+            }
+        }
+    }
+
+    /// Returns an error when an opening has waited too long and some places are held by sessions whose tools are
+    /// running. These tools may be waiting for the opening.
+    async fn stuck(&self, id: &ConversationId) -> Error {
+        let Some(limit) = self.room_timeout else {
+            return std::future::pending().await;
+        };
+        let begun = Instant::now();
+        loop {
+            sleep(limit.max(SHORTEST_ROOM_TIMEOUT)).await;
+            let parents = self.registry().parents();
+            if !parents.is_empty() {
+                let waited = begun.elapsed();
+                let list = parents.iter().take(SHOWN).map(ToString::to_string).collect::<Vec<_>>().join(", ");
+                let more = parents.len().saturating_sub(SHOWN);
+                let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+                let text = format!(
+                    "there is no room to open conversation {id}: after {waited:?}, places are still held by sessions \
+                     whose tools run: {list}{more}; raise `max_open`, or set a time limit for tools"
+                );
+                let error = Error::new(ErrorKind::NoRoom, text).with_member("conversation", id);
+                return error.with_member("waited", waited).with_member("running", parents);
+            }
+        }
+    }
+}
+
+/// The number of sessions that an error names.
+const SHOWN: usize = 5;
+
+/// The minimum interval between two checks for tools that hold places.
+const SHORTEST_ROOM_TIMEOUT: Duration = Duration::from_millis(1);

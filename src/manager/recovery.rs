@@ -1,8 +1,7 @@
 //! Continues recorded turns that nobody works on, such as those of a process that has crashed.
 
-mod attempts;
-
 use std::{
+    collections::HashMap,
     io,
     sync::{
         Arc,
@@ -11,7 +10,6 @@ use std::{
     time::Duration,
 };
 
-use attempts::{Attempts, Verdict};
 use tokio::{
     task::JoinSet,
     time::{Instant, sleep, timeout},
@@ -20,11 +18,12 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::Instrument;
 
 use super::{
-    Inner, Manager, ManagerBuilder, OpenOptions,
+    Manager, ManagerBuilder, ManagerShared, OpenOptions,
     opening::{Beginning, aborted, shut_down},
 };
 use crate::{
     error_chain,
+    message::{Timestamp, TurnId},
     panics::{contained, contained_async},
     run::{Error, ErrorKind},
     store::{ConversationId, Filter, Page, Position, StoreError, StoredTurn, TurnSummary, Turns},
@@ -126,7 +125,7 @@ pub(super) struct RecoverySettings {
 crate::debug::impl_debug!(RecoverySettings(self) { sweep: self.sweep, .. });
 
 /// How a manager recovers turns, and the state of its sweeps.
-pub(super) struct Recovery {
+pub(super) struct SweepState {
     starter: Option<Arc<Starter>>,
     sweep: Sweep,
     /// The time limit for opening one conversation, and for one part of the list of turns.
@@ -140,9 +139,9 @@ pub(super) struct Recovery {
 }
 
 impl RecoverySettings {
-    pub(super) fn build(self) -> Recovery {
+    pub(super) fn build(self) -> SweepState {
         let Self { starter, sweep, timeout } = self;
-        Recovery {
+        SweepState {
             starter,
             sweep,
             timeout: timeout.unwrap_or(TIMEOUT),
@@ -232,31 +231,31 @@ impl Manager {
             Error::new(ErrorKind::Config, text)
         })?;
         let mut recovered = Recovered::default();
-        self.0.look_through(&starter, &mut Attempts::default(), None, usize::MAX, &mut recovered).await?;
+        self.0.look_through(&starter, &mut OpenAttempts::default(), None, usize::MAX, &mut recovered).await?;
         Ok(recovered)
     }
 }
 
 /// The outcome of a sweep for one turn.
-enum Outcome {
+enum SweepOutcome {
     Opened,
     /// Somebody else works on the turn, or it needs nothing but decisions.
     Skipped,
     Failed(Error),
 }
 
-impl Inner {
+impl ManagerShared {
     /// Starts the task of the sweep with the first operation of the manager, because a manager can be built outside of
     /// a runtime.
     pub(super) fn begin_sweeping(self: &Arc<Self>) {
-        let Recovery { starter: Some(starter), sweep, is_sweeping, .. } = &self.recovery else { return };
+        let SweepState { starter: Some(starter), sweep, is_sweeping, .. } = &self.recovery else { return };
         let Some(every) = sweep.interval.with_leases(self.store.traits().lease) else { return };
         if self.store.traits().turns && !is_sweeping.swap(true, Ordering::Relaxed) {
             let (inner, starter, every) = (Arc::downgrade(self), Arc::clone(starter), every);
             let gone = self.recovery.alive.token().clone();
             // The task belongs to no caller, so it has no span of a caller.
             tokio::spawn(async move {
-                let (mut attempts, mut after) = (Attempts::default(), None);
+                let (mut attempts, mut after) = (OpenAttempts::default(), None);
                 loop {
                     let Some(inner) = inner.upgrade().filter(|inner| !inner.registry().is_shut) else {
                         return;
@@ -285,7 +284,7 @@ impl Inner {
     async fn sweep(
         self: &Arc<Self>,
         starter: &Arc<Starter>,
-        attempts: &mut Attempts,
+        attempts: &mut OpenAttempts,
         after: Option<Position>,
     ) -> Option<Position> {
         let mut recovered = Recovered::default();
@@ -306,7 +305,7 @@ impl Inner {
     async fn look_through(
         self: &Arc<Self>,
         starter: &Arc<Starter>,
-        attempts: &mut Attempts,
+        attempts: &mut OpenAttempts,
         mut after: Option<Position>,
         most: usize,
         recovered: &mut Recovered,
@@ -355,7 +354,7 @@ impl Inner {
                 let one = async move {
                     let outcome = contained_async(inner.recover_one(&starter, &turn, verdict, options)).await;
                     let id = &turn.id;
-                    let outcome = outcome.unwrap_or_else(|reason| Outcome::Failed(aborted(id, &reason)));
+                    let outcome = outcome.unwrap_or_else(|reason| SweepOutcome::Failed(aborted(id, &reason)));
                     (turn, outcome)
                 };
                 tasks.spawn(one.in_current_span());
@@ -374,7 +373,12 @@ impl Inner {
     }
 
     /// Returns whether another conversation may be opened, while these tasks are running.
-    fn has_room(&self, tasks: &JoinSet<(TurnSummary, Outcome)>, recovered: &Recovered, room: usize) -> bool {
+    fn has_room(
+        &self,
+        tasks: &JoinSet<(TurnSummary, SweepOutcome)>,
+        recovered: &Recovered,
+        room: usize,
+    ) -> bool {
         let (opening, opened) = (tasks.len(), recovered.opened.len());
         opening < PARALLEL
             && opened + opening < room
@@ -394,22 +398,28 @@ impl Inner {
     /// Waits until one of the tasks ends, and records the outcome for its turn.
     async fn settle(
         &self,
-        tasks: &mut JoinSet<(TurnSummary, Outcome)>,
-        attempts: &mut Attempts,
+        tasks: &mut JoinSet<(TurnSummary, SweepOutcome)>,
+        attempts: &mut OpenAttempts,
         recovered: &mut Recovered,
     ) {
         match tasks.join_next().await {
-            Some(Ok((turn, Outcome::Opened))) => {
+            Some(Ok((turn, SweepOutcome::Opened))) => {
                 attempts.opened(&turn.id);
                 recovered.opened.push(turn.id);
             }
-            Some(Ok((turn, Outcome::Failed(error)))) => self.failed(turn, error, attempts, recovered),
-            Some(Ok((_, Outcome::Skipped)) | Err(_)) | None => {}
+            Some(Ok((turn, SweepOutcome::Failed(error)))) => self.failed(turn, error, attempts, recovered),
+            Some(Ok((_, SweepOutcome::Skipped)) | Err(_)) | None => {}
         }
     }
 
     /// Records that a turn could not be opened.
-    fn failed(&self, turn: TurnSummary, error: Error, attempts: &mut Attempts, recovered: &mut Recovered) {
+    fn failed(
+        &self,
+        turn: TurnSummary,
+        error: Error,
+        attempts: &mut OpenAttempts,
+        recovered: &mut Recovered,
+    ) {
         attempts.failed(&turn, self.recovery.begun.elapsed());
         // Do not report a turn that a newer version of this crate has recorded: a process with that version continues
         // it.
@@ -431,11 +441,11 @@ impl Inner {
         turn: &TurnSummary,
         verdict: Verdict,
         mut options: Option<OpenOptions>,
-    ) -> Outcome {
+    ) -> SweepOutcome {
         let recovered = async {
             if verdict == Verdict::Expire {
                 if !self.expire(&turn.id).await? {
-                    return Ok(Outcome::Skipped);
+                    return Ok(SweepOutcome::Skipped);
                 }
                 options = ask(starter, turn)?;
             }
@@ -445,9 +455,9 @@ impl Inner {
         timeout(limit, recovered).await.map_or_else(
             |_| {
                 let reason = format!("the conversation was not opened within {limit:?}");
-                Outcome::Failed(aborted(&turn.id, &reason))
+                SweepOutcome::Failed(aborted(&turn.id, &reason))
             },
-            |outcome| outcome.unwrap_or_else(Outcome::Failed),
+            |outcome| outcome.unwrap_or_else(SweepOutcome::Failed),
         )
     }
 
@@ -455,13 +465,15 @@ impl Inner {
         self: &Arc<Self>,
         id: &ConversationId,
         options: Option<OpenOptions>,
-    ) -> Result<Outcome, Error> {
-        let Some(options) = options else { return Ok(Outcome::Skipped) };
+    ) -> Result<SweepOutcome, Error> {
+        let Some(options) = options else { return Ok(SweepOutcome::Skipped) };
         match self.open(id.clone(), options.subscribe(None), Beginning::Stored).await {
-            Ok(_) => Ok(Outcome::Opened),
+            Ok(_) => Ok(SweepOutcome::Opened),
             // Another process was faster, or the conversation was deleted.
             Err(error) => match error.kind() {
-                ErrorKind::OpenElsewhere | ErrorKind::ShutDown | ErrorKind::NotFound => Ok(Outcome::Skipped),
+                ErrorKind::OpenElsewhere | ErrorKind::ShutDown | ErrorKind::NotFound => {
+                    Ok(SweepOutcome::Skipped)
+                }
                 _ => Err(error),
             },
         }
@@ -475,7 +487,7 @@ impl Inner {
         let opening = async move {
             let opened = async {
                 let Some(turn) = inner.store.turn(&id).await?.filter(|turn| !only_waits(turn)) else {
-                    return Ok(Outcome::Skipped);
+                    return Ok(SweepOutcome::Skipped);
                 };
                 let labels = inner.store.summary(&id).await?.labels;
                 let turn = TurnSummary { labels, ..TurnSummary::new(id.clone(), &turn) };
@@ -524,4 +536,185 @@ fn ask(starter: &Arc<Starter>, turn: &TurnSummary) -> Result<Option<OpenOptions>
 
 fn with_jitter(interval: Duration) -> Duration {
     scaled(interval, rand::random_range(0.75..=1.25))
+}
+
+// The pure rules of recovery: which of the turns that nobody works on are continued, and when.
+
+/// The delay after the first attempt that failed, and after the first restart without progress. It doubles with each
+/// further failure or restart.
+const FIRST_DELAY: Duration = Duration::from_secs(1);
+/// The longest delay after restarts without progress.
+const LONGEST_BETWEEN_LIVES: Duration = Duration::from_mins(1);
+/// The longest delay after failed attempts.
+const LONGEST_BETWEEN_FAILURES: Duration = Duration::from_mins(10);
+/// The maximum number of failures that are remembered. If this number is exceeded, some failures are forgotten, and
+/// their turns may be tried too early.
+const MOST_FAILURES: usize = 4096;
+
+/// What to do with a turn that nobody works on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    /// Nothing now: the last failed attempt, or the last record before a restart without progress, is too recent.
+    Wait,
+    /// Apply the decisions for the time limits that have passed. Then open the conversation, if the turn needs more
+    /// than decisions.
+    Expire,
+    /// Open the conversation.
+    Open,
+}
+
+/// The turns that could not be opened.
+#[derive(Debug, Default)]
+struct OpenAttempts {
+    failures: HashMap<ConversationId, Failures>,
+}
+
+#[derive(Debug)]
+struct Failures {
+    turn: TurnId,
+    count: u32,
+    /// The time of the next attempt, on the clock of the process.
+    next: Duration,
+}
+
+impl OpenAttempts {
+    /// Returns what to do with a turn. `now` is the time by the store's clock, and `at` is the time by a clock that
+    /// runs only while the process does.
+    fn verdict(&self, turn: &TurnSummary, now: Timestamp, at: Duration) -> Verdict {
+        let failures = self.failures.get(&turn.id).filter(|failures| failures.turn == turn.turn);
+        if failures.is_some_and(|failures| at < failures.next) {
+            return Verdict::Wait;
+        }
+        let has_expired =
+            turn.approvals.iter().any(|approval| approval.survives && approval.has_expired(now));
+        if has_expired {
+            return Verdict::Expire;
+        }
+        // A turn that was handed over was not interrupted by a crash, so it continues without a delay. If the clock was
+        // ahead when the turn was recorded, the delay can't be measured. The turn then continues at once, and its
+        // restart is recorded with the right time.
+        let delay = if turn.orderly { Duration::ZERO } else { delay(turn.lives, LONGEST_BETWEEN_LIVES) };
+        let waits = turn.recorded <= now && turn.recorded.after(delay) > now;
+        if waits { Verdict::Wait } else { Verdict::Open }
+    }
+
+    /// Records that a turn could not be opened.
+    fn failed(&mut self, turn: &TurnSummary, at: Duration) {
+        if self.failures.len() >= MOST_FAILURES {
+            self.failures.retain(|_, failures| at < failures.next);
+        }
+        if self.failures.len() >= MOST_FAILURES && !self.failures.contains_key(&turn.id) {
+            return;
+        }
+        let failures = self.failures.entry(turn.id.clone());
+        let failures = failures.or_insert(Failures { turn: turn.turn, count: 0, next: at });
+        if failures.turn != turn.turn {
+            *failures = Failures { turn: turn.turn, count: 0, next: at };
+        }
+        failures.count = failures.count.saturating_add(1);
+        failures.next = at.saturating_add(delay(failures.count, LONGEST_BETWEEN_FAILURES));
+    }
+
+    /// Forgets the failures of a conversation that was opened.
+    fn opened(&mut self, id: &ConversationId) {
+        self.failures.remove(id);
+    }
+}
+
+/// Returns the delay after this many attempts.
+fn delay(attempts: u32, longest: Duration) -> Duration {
+    match attempts.checked_sub(1) {
+        None => Duration::ZERO,
+        Some(doublings) => {
+            FIRST_DELAY.saturating_mul(1_u32.checked_shl(doublings).unwrap_or(u32::MAX)).min(longest)
+        }
+    }
+}
+
+#[cfg(test)]
+mod attempts_tests {
+    use super::*;
+    use crate::{
+        message::ToolUse,
+        run::{PendingUse, TurnRecord},
+        store::{StoredTurn, Version},
+    };
+
+    fn turn(record: TurnRecord, recorded: u64) -> TurnSummary {
+        let turn = StoredTurn::fold(None, record, Timestamp(recorded), Version::new(1));
+        TurnSummary::new(ConversationId::new("a").unwrap(), &turn)
+    }
+
+    fn record(number: u128) -> TurnRecord {
+        TurnRecord::new(1, TurnId::new(number), "{}")
+    }
+
+    const fn secs(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn turn_with_many_lives_waits_longer() {
+        let attempts = OpenAttempts::default();
+        let waits = |lives: u32| {
+            let turn = turn(record(1).with_lives(lives), 1_000_000);
+            let is_open =
+                |after: &u64| attempts.verdict(&turn, Timestamp(1_000_000 + after), secs(0)) == Verdict::Open;
+            [0, 999, 1000, 1999, 2000, 15_999, 16_000, 59_999, 60_000]
+                .iter()
+                .find(|after| is_open(after))
+                .copied()
+        };
+        assert_eq!([0, 1, 2, 5, 9, 40].map(waits), [0, 1000, 2000, 16_000, 60_000, 60_000].map(Some));
+    }
+
+    #[test]
+    fn turn_that_was_handed_over_is_opened_at_once() {
+        let turn = turn(record(1).with_lives(5).with_orderly(true), 5);
+        assert_eq!(OpenAttempts::default().verdict(&turn, Timestamp(5), secs(0)), Verdict::Open);
+    }
+
+    #[test]
+    fn turn_that_failed_waits_twice_as_long_each_time() {
+        let (mut attempts, one) = (OpenAttempts::default(), turn(record(1), 0));
+        let mut at = secs(0);
+        for wait in [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 600, 600] {
+            attempts.failed(&one, at);
+            let early = (at + secs(wait)).saturating_sub(Duration::from_nanos(1));
+            assert_eq!(attempts.verdict(&one, Timestamp(0), early), Verdict::Wait);
+            at += secs(wait);
+            assert_eq!(attempts.verdict(&one, Timestamp(0), at), Verdict::Open);
+        }
+        attempts.failed(&one, at);
+        let other = turn(record(2), 0);
+        assert_eq!(attempts.verdict(&other, Timestamp(0), at), Verdict::Open, "another turn");
+        attempts.opened(&one.id);
+        assert_eq!(attempts.verdict(&one, Timestamp(0), at), Verdict::Open);
+    }
+
+    #[test]
+    fn turn_past_a_time_limit_expires_first() {
+        let waiting = PendingUse::new(TurnId::new(1), ToolUse::new("1", "send", serde_json::Value::Null));
+        let limited = waiting.with_limit(secs(10));
+        let verdict = |waiting: PendingUse, now: u64| {
+            let turn = turn(record(1).with_lives(3).with_waiting(vec![waiting]), 0);
+            OpenAttempts::default().verdict(&turn, Timestamp(now), secs(0))
+        };
+        assert_eq!(verdict(limited.clone(), 9_999), Verdict::Open);
+        assert_eq!(verdict(limited.clone(), 10_000), Verdict::Expire);
+        assert_eq!(verdict(limited.with_survives(false), 10_000), Verdict::Open);
+    }
+
+    #[test]
+    fn failures_of_many_conversations_are_bounded() {
+        let mut attempts = OpenAttempts::default();
+        for number in 0..2 * MOST_FAILURES {
+            let mut turn = turn(record(1), 0);
+            turn.id = ConversationId::new(number.to_string()).unwrap();
+            attempts.failed(&turn, secs(0));
+        }
+        assert_eq!(attempts.failures.len(), MOST_FAILURES);
+        attempts.failed(&turn(record(1), 0), secs(5));
+        assert_eq!(attempts.failures.len(), 1, "the others may be tried again");
+    }
 }

@@ -3,15 +3,20 @@
 use std::{
     borrow::Cow,
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
+    sync::{Arc, Weak},
     time::Duration,
 };
 
 use async_trait::async_trait;
-use rmcp::model::{JsonObject, Tool as WireTool};
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use rmcp::model::{CallToolResult, ContentBlock, JsonObject, ResourceContents, Tool as WireTool};
 use serde::Deserialize as _;
 use serde_json::Value;
-use tokio::task::spawn_blocking;
+use tokio::{
+    sync::watch,
+    task::spawn_blocking,
+    time::{sleep, timeout},
+};
 
 use super::{
     McpError, McpTools, SkippedTool, ToolHints, call,
@@ -20,6 +25,10 @@ use super::{
     server::{self, ListedTools, ServerConnection},
 };
 use crate::{
+    Session,
+    message::{Attachment, ResultBlock, Text},
+    run::ErrorKind,
+    session::WeakSession,
     sync::lock,
     text::clip,
     tool::{Replay, Schema, Tool, ToolContext, ToolError, ToolOutput, ToolSet},
@@ -237,6 +246,213 @@ fn marked(name: &str, whole: &str) -> String {
     format!("{}{mark}", &name[..name.len().min(LONGEST_NAME - mark.len())])
 }
 
+// Converts results of servers to outputs of tools.
+
+/// The media types of files that become attachments.
+const ACCEPTED: [&str; 6] =
+    ["image/png", "image/jpeg", "image/jpg", "image/gif", "image/webp", "application/pdf"];
+
+/// Converts the result of a call.
+pub(super) fn output(result: CallToolResult) -> ToolOutput {
+    let mut blocks: Vec<ResultBlock> = result.content.into_iter().map(block).collect();
+    if let Some(value) = result.structured_content
+        && !blocks.iter().any(|block| repeats(block, &value))
+    {
+        blocks.push(Text::new(value.to_string()).into());
+    }
+    let output = ToolOutput::from(blocks);
+    if result.is_error == Some(true) { output.failed() } else { output }
+}
+
+/// Returns whether a block contains the structured content, as the protocol recommends. Some servers send a text, and the
+/// same text as the only member of an object.
+fn repeats(block: &ResultBlock, value: &Value) -> bool {
+    let ResultBlock::Text(text) = block else { return false };
+    let only =
+        value.as_object().filter(|members| members.len() == 1).and_then(|members| members.values().next());
+    only.is_some_and(|only| only == &text.text)
+        || serde_json::from_str(&text.text).is_ok_and(|text: Value| text == *value)
+}
+
+fn block(content: ContentBlock) -> ResultBlock {
+    match content {
+        ContentBlock::Text(text) => Text::new(text.text).into(),
+        ContentBlock::Image(image) => file("an image", &image.mime_type, image.data, None),
+        ContentBlock::Audio(audio) => file("audio", &audio.mime_type, audio.data, None),
+        ContentBlock::Resource(resource) => embedded(resource.resource),
+        ContentBlock::ResourceLink(link) => {
+            let (name, uri) = (clip(&link.name, LONGEST), clip(&link.uri, LONGEST));
+            let about = link.description.as_deref().map(|about| format!(" ({})", clip(about, LONGEST)));
+            Text::new(format!("Resource {name}: {uri}{}", about.unwrap_or_default())).into()
+        }
+        _ => Text::new("[The server sent a block of an unknown kind.]").into(),
+    }
+}
+
+fn embedded(resource: ResourceContents) -> ResultBlock {
+    match resource {
+        // A text is not sent as a file, because many services accept no text files.
+        ResourceContents::TextResourceContents { uri, text, .. } => {
+            Text::new(format!("Resource {}:\n{text}", clip(&uri, LONGEST))).into()
+        }
+        ResourceContents::BlobResourceContents { uri, mime_type, blob, .. } => {
+            let uri = clip(&uri, LONGEST).into_owned();
+            let media_type = mime_type.as_deref().unwrap_or("application/octet-stream");
+            file(&format!("the resource {uri}"), media_type, blob, Some(uri))
+        }
+        _ => Text::new("[The server sent a resource of an unknown kind.]").into(),
+    }
+}
+
+/// Returns an attachment, or a text in its place. By default, a request with an attachment that the service does not
+/// accept fails, so only the kinds that most services accept become attachments.
+fn file(what: &str, media_type: &str, data: String, name: Option<String>) -> ResultBlock {
+    let kind = media_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    let reason = if !ACCEPTED.contains(&&*kind) {
+        "models do not accept this kind in results of tools"
+    } else if BASE64_STANDARD.decode(&data).is_err() {
+        "its data is not valid base64"
+    } else {
+        let mut attachment = Attachment::base64(kind, data);
+        attachment.name = name;
+        return attachment.into();
+    };
+    Text::new(format!("[The server sent {what} ({}), left out: {reason}.]", clip(media_type, LONGEST))).into()
+}
+
+// Replaces a session's tools when the server's list of tools changes.
+
+/// How long to wait after a change before the list is read, so that many changes in a row cause only one request for
+/// the list.
+const SETTLE: Duration = Duration::from_millis(200);
+
+/// How long to wait after a failed attempt. The time doubles with each further failure, up to [`LONGEST_RETRY`].
+const RETRY: Duration = Duration::from_secs(5);
+
+const LONGEST_RETRY: Duration = Duration::from_mins(5);
+
+/// The shortest time after which an expired list is read again, even if the server sets a shorter one.
+const SHORTEST_TTL: Duration = Duration::from_secs(1);
+
+pub(super) fn follow(server: &Arc<ServerConnection>, session: &Session) {
+    let mut changes = server.changes();
+    // The list may have changed since the session got its tools, so it counts as changed.
+    changes.mark_changed();
+    // The task holds neither the server nor the session while it waits.
+    let (server, session) = (Arc::downgrade(server), session.downgrade());
+    tokio::spawn(async move {
+        tokio::select! {
+            () = session.closed() => {}
+            _ = adopt_changes(&server, &session, &mut changes) => {}
+        }
+    });
+}
+
+/// Applies changes until the server or the session is gone, and then returns `None`.
+async fn adopt_changes(
+    server: &Weak<ServerConnection>,
+    session: &WeakSession,
+    changes: &mut watch::Receiver<u64>,
+) -> Option<()> {
+    let (mut ttl, mut failures) = (None, 0);
+    loop {
+        match ttl {
+            None => changes.changed().await.ok()?,
+            Some(ttl) => {
+                // If the server is lost, an expired list does not cause a reconnection. The next connection counts as a
+                // change of the list, so the list is read then.
+                if timeout(ttl, changes.changed()).await.is_err() && !server.upgrade()?.is_connected() {
+                    changes.changed().await.ok()?;
+                }
+            }
+        }
+        sleep(SETTLE).await;
+        let server = server.upgrade()?;
+        changes.borrow_and_update();
+        if server.is_over() {
+            return None;
+        }
+        let listed = async {
+            let listed = server.list().await?;
+            Ok::<_, McpError>((listed.ttl, tools(&server, listed).await?.tools))
+        };
+        match listed.await {
+            Ok((expiry, tools)) => {
+                (ttl, failures) = (expiry.map(|ttl| ttl.max(SHORTEST_TTL)), 0);
+                adopt(session, &server, tools.into()).await?;
+            }
+            Err(error) => {
+                if failures == 0 {
+                    let server = &server.settings.name;
+                    tracing::warn!(server, %error, "a changed list of tools can't be read; it is tried again");
+                }
+                ttl = Some(RETRY.saturating_mul(1 << failures).min(LONGEST_RETRY));
+                failures = (failures + 1).min(10);
+            }
+        }
+    }
+}
+
+/// The tools that the server has offered and that are still in use, by their addresses in memory. While a tool is in the
+/// map, no other tool can get its address.
+type KnownTools = BTreeMap<usize, Arc<dyn Tool>>;
+
+fn address(tool: &Arc<dyn Tool>) -> usize {
+    Arc::as_ptr(tool).addr()
+}
+
+/// Replaces the tools as soon as the session is idle. Returns `None` if the session has ended or refuses the change.
+async fn adopt(session: &WeakSession, server: &ServerConnection, tools: Arc<[Arc<dyn Tool>]>) -> Option<()> {
+    loop {
+        session.idle().await?;
+        let session = session.upgrade()?;
+        let offered = lock(&server.offered).iter().filter_map(Weak::upgrade).collect::<Vec<_>>();
+        let known: KnownTools = offered.into_iter().map(|tool| (address(&tool), tool)).collect();
+        let state = session.state().await.ok()?;
+        let present = state.config().tools.iter().filter(|tool| known.contains_key(&address(tool)));
+        if present.map(declared).eq(tools.iter().map(declared)) {
+            return Some(());
+        }
+        let tools = Arc::clone(&tools);
+        let adopted = session.configure(move |config| {
+            config.tools = with_replaced(&config.tools, &known, &tools);
+            Ok(())
+        });
+        match adopted.await {
+            Ok(()) => return Some(()),
+            // A prompt has started another run. Wait again until the session is idle.
+            Err(error) if error.kind() == ErrorKind::Busy => {}
+            Err(error) => {
+                tracing::debug!(%error, "changed tools are not adopted");
+                return None;
+            }
+        }
+    }
+}
+
+/// Returns the parts of a tool by which `adopt` finds out whether a list has changed.
+fn declared(tool: &Arc<dyn Tool>) -> (&str, Cow<'_, str>, &Schema, bool, Replay) {
+    (tool.name(), tool.description(), tool.schema(), tool.requires_approval(), tool.replay())
+}
+
+/// Returns the set with `tools` in place of the known tools. The new tools are inserted where the first known tool was.
+fn with_replaced(present: &ToolSet, known: &KnownTools, tools: &[Arc<dyn Tool>]) -> ToolSet {
+    let place = present.iter().position(|tool| known.contains_key(&address(tool))).unwrap_or(present.len());
+    let others = |tool: &&Arc<dyn Tool>| !known.contains_key(&address(tool));
+    let before = present.iter().take(place).filter(others);
+    let after = present.iter().skip(place).filter(others);
+    let mut set = ToolSet::new();
+    // If a new tool has the same name as a tool of the application, the set keeps the application's tool.
+    let taken: BTreeSet<String> = present.iter().filter(others).map(|tool| tool.name().to_owned()).collect();
+    let new = tools.iter().filter(|tool| !taken.contains(tool.name()));
+    for tool in before.chain(new).chain(after) {
+        if let Err(error) = set.insert(Arc::clone(tool)) {
+            tracing::warn!(%error, "a tool of an MCP server is not adopted");
+        }
+    }
+    set
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -275,5 +491,72 @@ mod tests {
     #[test]
     fn names_equal_tools_are_named_once() {
         assert_eq!(names("s", &["a", "a"]), [Some("s__a".to_owned()), None]);
+    }
+}
+
+#[cfg(test)]
+mod content_tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::message::Source;
+
+    fn converted(result: Value) -> ToolOutput {
+        output(serde_json::from_value(result).unwrap())
+    }
+
+    #[test]
+    fn output_each_kind_of_content_becomes_its_block() {
+        let found = converted(json!({ "isError": true, "content": [
+            { "type": "text", "text": "a" },
+            { "type": "image", "mimeType": "image/png", "data": "aGk=" },
+            { "type": "image", "mimeType": "image/svg+xml", "data": "aGk=" },
+            { "type": "image", "mimeType": "image/png", "data": "aGk" },
+            { "type": "audio", "mimeType": "audio/wav", "data": "aGk=" },
+            { "type": "resource", "resource": { "uri": "file:///a", "text": "hi" } },
+            { "type": "resource", "resource": { "uri": "file:///b", "blob": "aGk=", "mimeType": "IMAGE/GIF; a=b" } },
+            { "type": "resource", "resource": { "uri": "file:///b", "blob": "aGk=" } },
+            { "type": "resource_link", "name": "c", "uri": "file:///c" },
+        ] }));
+        let described = |block: &ResultBlock| match block {
+            ResultBlock::Text(text) => text.text.clone(),
+            ResultBlock::Attachment(attachment) => match &attachment.source {
+                Source::Base64 { data } => format!("{} {data} {:?}", attachment.media_type, attachment.name),
+                Source::Url { url } => url.clone(),
+            },
+        };
+        assert!(found.is_error);
+        assert_eq!(
+            found.blocks.iter().map(described).collect::<Vec<_>>(),
+            [
+                "a",
+                "image/png aGk= None",
+                "[The server sent an image (image/svg+xml), left out: models do not accept this kind in results of \
+                 tools.]",
+                "[The server sent an image (image/png), left out: its data is not valid base64.]",
+                "[The server sent audio (audio/wav), left out: models do not accept this kind in results of tools.]",
+                "Resource file:///a:\nhi",
+                r#"image/gif aGk= Some("file:///b")"#,
+                "[The server sent the resource file:///b (application/octet-stream), left out: models do not accept \
+                 this kind in results of tools.]",
+                "Resource c: file:///c",
+            ]
+        );
+    }
+
+    #[test]
+    fn output_structured_content_is_kept_unless_a_text_repeats_it() {
+        let with = |content: Value, is_error: bool| {
+            let value = json!({ "a": 1, "b": 2 });
+            converted(json!({ "content": content, "structuredContent": value, "isError": is_error }))
+        };
+        let text = |text: &str| json!({ "type": "text", "text": text });
+        assert_eq!(with(json!([]), false), r#"{"a":1,"b":2}"#.into());
+        assert_eq!(with(json!([text("{ \"b\": 2, \"a\": 1 }")]), false), r#"{ "b": 2, "a": 1 }"#.into());
+        let wrapped = json!({ "content": [text("no")], "structuredContent": { "result": "no" } });
+        assert_eq!(converted(wrapped), "no".into());
+        let both = vec![Text::new("no").into(), Text::new(r#"{"a":1,"b":2}"#).into()];
+        assert_eq!(with(json!([text("no")]), false), ToolOutput::from(both.clone()));
+        assert_eq!(with(json!([text("no")]), true), ToolOutput::from(both).failed());
     }
 }

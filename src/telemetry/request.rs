@@ -10,8 +10,7 @@ use tracing::{Level, Span, field::Empty};
 
 use super::{
     CapturedContent, RequestMetrics, TARGET, captures, count, end_now, fail, list, names,
-    recorder::record,
-    settings::{is_on, recorder, settings},
+    settings::{is_on, record, recorder, settings},
     spans::output_type,
 };
 use crate::message::Usage;

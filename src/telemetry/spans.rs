@@ -13,8 +13,7 @@ use tracing::{Id, Level, Span, field::Empty};
 
 use super::{
     Caller, CapturedContent, RunMetrics, TARGET, ToolMetrics, captures, count, end_now, fail, list, names,
-    recorder::record,
-    settings::{is_on, settings},
+    settings::{is_on, record, settings},
 };
 use crate::message::Usage;
 

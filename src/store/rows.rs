@@ -75,7 +75,7 @@ pub(super) struct FileRows {
     pub(super) uses: Vec<String>,
 }
 
-/// The place of references in the messages and results of the turn in flight.
+/// The place of references in the record and the messages of the turn in flight.
 pub(super) const OF_TURN: i32 = -1;
 /// The place of references in the end of the last run.
 pub(super) const OF_RUN: i32 = -2;

@@ -11,6 +11,7 @@ use std::{
 };
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+use serde_json::Value;
 
 use super::{Attachment, Content};
 
@@ -109,13 +110,6 @@ pub(crate) mod text_with_files {
     /// The greatest length of a text that is divided, in bytes. So a few references can't make a text of any length.
     const LONGEST: usize = 256 * 1024 * 1024;
 
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Parts {
-        Whole(Box<str>),
-        Divided(Vec<String>),
-    }
-
     pub(crate) fn serialize<S: Serializer>(text: &str, serializer: S) -> Result<S::Ok, S::Error> {
         let form = form().filter(|_| text.len() <= LONGEST);
         let (mut parts, mut from, mut at) = (Vec::new(), 0, 0);
@@ -135,9 +129,9 @@ pub(crate) mod text_with_files {
     }
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Box<str>, D::Error> {
-        let parts = match Parts::deserialize(deserializer)? {
-            Parts::Whole(text) => return Ok(text),
-            Parts::Divided(parts) => parts,
+        let parts: Vec<String> = match Value::deserialize(deserializer)? {
+            Value::String(text) => return Ok(text.into()),
+            parts => serde_json::from_value(parts).map_err(D::Error::custom)?,
         };
         let form = form().ok_or_else(|| D::Error::custom("a text outside a store refers to files"))?;
         let mut text = String::new();

@@ -12,8 +12,6 @@ pub(super) use candidates::{Candidates, Next, Plan, Rarest, SORTED, WALKED};
 pub(super) use cells::{Cells, owner, stored, sum, summary, turn, usage_row};
 #[cfg(feature = "postgres")]
 pub(super) use cells::{conversation_id, labels};
-#[cfg(feature = "sqlite")]
-pub(super) use turns::ApprovalRow;
 pub(super) use turns::{ReadTurn, RecordRow, TurnRow};
 
 use std::{

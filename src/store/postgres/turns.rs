@@ -20,41 +20,19 @@ use crate::store::{
     },
 };
 
-/// A record of a turn, as the parameters of an SQL statement. The approvals are split into one array for each column.
-pub(super) struct Columns<'r> {
-    record: &'r RecordRow,
-    keys: Vec<&'r str>,
-    approvals: Vec<&'r str>,
-    survives: Vec<bool>,
-    limits: Vec<Option<i64>>,
-}
-
-impl<'r> Columns<'r> {
-    pub(super) fn of(record: &'r RecordRow) -> Self {
-        let approvals = || record.approvals.iter();
-        Self {
-            record,
-            keys: approvals().map(|approval| &*approval.key).collect(),
-            approvals: approvals().map(|approval| &*approval.content).collect(),
-            survives: approvals().map(|approval| approval.survives).collect(),
-            limits: approvals().map(|approval| approval.limit).collect(),
-        }
-    }
-
-    pub(super) fn params(&self) -> Vec<&(dyn ToSql + Sync)> {
-        let record = self.record;
-        vec![
-            &record.turn,
-            &record.record,
-            &record.waits,
-            &record.keep,
-            &record.messages,
-            &self.keys,
-            &self.approvals,
-            &self.survives,
-            &self.limits,
-        ]
-    }
+/// Returns a record of a turn as the parameters of an SQL statement.
+pub(super) fn params(record: &RecordRow) -> Vec<&(dyn ToSql + Sync)> {
+    vec![
+        &record.turn,
+        &record.record,
+        &record.waits,
+        &record.keep,
+        &record.messages,
+        &record.keys,
+        &record.approvals,
+        &record.survives,
+        &record.limits,
+    ]
 }
 
 /// Reads the columns of a turn, which begin at the column `at` of the row.

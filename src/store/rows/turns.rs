@@ -1,6 +1,6 @@
 //! The rows of a turn in flight.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use serde::de::DeserializeOwned;
 
@@ -38,17 +38,12 @@ pub(in crate::store) struct RecordRow {
     /// The number of messages from earlier records that are kept.
     pub(in crate::store) keep: i32,
     pub(in crate::store) messages: Vec<String>,
-    pub(in crate::store) approvals: Vec<ApprovalRow>,
-}
-
-/// A tool use that waits for a decision.
-pub(in crate::store) struct ApprovalRow {
-    /// Identifies the tool use within the turn.
-    pub(in crate::store) key: String,
-    pub(in crate::store) content: String,
-    pub(in crate::store) survives: bool,
-    /// The time limit in milliseconds.
-    pub(in crate::store) limit: Option<i64>,
+    /// For each tool use that waits for a decision, the key that identifies it within the turn.
+    pub(in crate::store) keys: Vec<String>,
+    pub(in crate::store) approvals: Vec<String>,
+    pub(in crate::store) survives: Vec<bool>,
+    /// The time limits in milliseconds.
+    pub(in crate::store) limits: Vec<Option<i64>>,
 }
 
 impl TurnRow {
@@ -74,15 +69,12 @@ impl RecordRow {
     fn of(id: &ConversationId, mut record: TurnRecord, files: &mut FileRows) -> Result<Self, StoreError> {
         record.normalise();
         let waits = record.only_waits();
-        let approval = |pause: &PendingUse| {
-            Ok::<_, StoreError>(ApprovalRow {
-                key: key_of(pause.tool_use.id.as_str()),
-                content: json::encode(id, pause)?,
-                survives: pause.survives,
-                limit: pause.limit.map(|limit| i64::try_from(limit.as_millis()).unwrap_or(i64::MAX)),
-            })
-        };
-        let approvals = record.waiting.iter().map(approval).collect::<Result<_, _>>()?;
+        let waiting = || record.waiting.iter();
+        let limit = |limit: Duration| i64::try_from(limit.as_millis()).unwrap_or(i64::MAX);
+        let keys = waiting().map(|pause| key_of(pause.tool_use.id.as_str())).collect();
+        let approvals = waiting().map(|pause| json::encode(id, pause)).collect::<Result<_, _>>()?;
+        let survives = waiting().map(|pause| pause.survives).collect();
+        let limits = waiting().map(|pause| pause.limit.map(limit)).collect();
         let message = |own: &Arc<Message>| files.encode(OF_TURN, || json::encode(id, &**own));
         let messages = record.append.iter().map(message).collect::<Result<_, _>>()?;
         let (keep, head) = (record.keep, record.head);
@@ -96,7 +88,10 @@ impl RecordRow {
             waits,
             keep: i32::try_from(keep).unwrap_or(i32::MAX),
             messages,
+            keys,
             approvals,
+            survives,
+            limits,
         })
     }
 }

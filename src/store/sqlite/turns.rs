@@ -15,7 +15,7 @@ use crate::{
     message::Timestamp,
     store::{
         ConversationId, Filter, Listing, Page, StoredTurn, Summary, TurnSummary, Turns,
-        rows::{self, ApprovalRow, Cells, OF_TURN, Origin, ReadTurn, RecordRow, SORTED, TurnRow, count},
+        rows::{self, Cells, OF_TURN, Origin, ReadTurn, RecordRow, SORTED, TurnRow, count},
     },
 };
 
@@ -73,19 +73,18 @@ fn record(transaction: &Connection, key: i64, record: &RecordRow, now: Timestamp
             .prepare_cached("INSERT INTO pending (conversation, place, content) VALUES (?, ?, ?)")?
             .execute(params![key, place, content])?;
     }
-    ask(transaction, key, &record.approvals, now)
+    ask(transaction, key, record, now)
 }
 
 /// Replaces the open approvals. Approvals that were already open keep their age.
-fn ask(transaction: &Connection, key: i64, approvals: &[ApprovalRow], now: i64) -> Result<(), Fault> {
-    let keys: Vec<_> = approvals.iter().map(|approval| approval.key.as_str()).collect();
+fn ask(transaction: &Connection, key: i64, record: &RecordRow, now: i64) -> Result<(), Fault> {
     transaction
         .prepare_cached(
             "DELETE FROM approvals WHERE conversation = ?1
              AND tool_use NOT IN (SELECT value FROM json_each(?2))",
         )?
-        .execute(params![key, serde_json::Value::from(keys).to_string()])?;
-    for (approval, place) in approvals.iter().zip(0_i64..) {
+        .execute(params![key, serde_json::Value::from(record.keys.clone()).to_string()])?;
+    for (place, tool_use) in record.keys.iter().enumerate() {
         transaction
             .prepare_cached(
                 "INSERT INTO approvals (conversation, tool_use, place, content, survives, since, expires)
@@ -95,12 +94,12 @@ fn ask(transaction: &Connection, key: i64, approvals: &[ApprovalRow], now: i64) 
             )?
             .execute(params![
                 key,
-                approval.key,
-                place,
-                approval.content,
-                approval.survives,
+                tool_use,
+                count(place),
+                record.approvals[place],
+                record.survives[place],
                 now,
-                approval.limit,
+                record.limits[place],
                 LAST
             ])?;
     }

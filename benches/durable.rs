@@ -1,8 +1,9 @@
 //! The time that durable turns add, and 100,000 approvals that wait in one database: listing 50 at a time, and deciding.
 //!
 //! The first figures are the median wall times of turns of one session, from the prompt until the turn is saved. The
-//! model answers at once. In each turn, it calls one tool that must not run twice. Each write waits for the disk. The
-//! level `Approvals` records nothing in these turns, because no tool use waits.
+//! model answers at once. In each turn, it calls a tool that must not run twice: once, or 16 times for results of
+//! 32 KiB each. Each write waits for the disk. The level `Approvals` records nothing in these turns, because no tool use
+//! waits.
 //!
 //! Each approval is the tool use of a turn in flight in its own conversation, and each of 1,000 users has 100 of them.
 //! Each figure for a list is the median of calls of `Manager::pending_approvals`, one after another. The list "from the
@@ -61,9 +62,12 @@ mod approvals {
         on_this_thread(async {
             let (subjects, _server) = databases::subjects(&folder).await;
             let files = FileSystemStore::builder(folder.join("files")).exclusive().open();
-            levels("the file system", Arc::new(files.await.expect("the folder is free"))).await;
-            for databases::Subject { name, store, .. } in &subjects {
-                levels(name, Arc::clone(store)).await;
+            let files: Arc<dyn Store> = Arc::new(files.await.expect("the folder is free"));
+            for (uses, len) in [(1, 5), (16, 32 * 1024)] {
+                levels("the file system", &files, uses, len).await;
+                for databases::Subject { name, store, .. } in &subjects {
+                    levels(name, store, uses, len).await;
+                }
             }
             for databases::Subject { name, store, quick, .. } in &subjects {
                 measure(name, store, &**quick).await;
@@ -72,26 +76,34 @@ mod approvals {
         fs::remove_dir_all(&folder).expect("the benchmark's folder can be removed");
     }
 
-    /// Measures turns with one tool use at each level.
-    async fn levels(name: &str, store: Arc<dyn Store>) {
-        head(&format!("a turn with one tool use, saved to {name}"));
+    /// Measures turns with this number of tool uses, whose results have this length, at each level.
+    async fn levels(name: &str, store: &Arc<dyn Store>, uses: usize, len: usize) {
+        head(&format!("a turn with tool uses ({uses}, with {len} bytes each), saved to {name}"));
+        let noted: Arc<str> = "noted, and ".chars().cycle().take(len).collect::<String>().into();
         let mut least = None;
         for level in [Durable::Turns, Durable::Approvals, Durable::InFlight] {
             let mut figures = Vec::new();
-            let provider = ScriptedProvider::from_fn(|request| {
+            let provider = ScriptedProvider::from_fn(move |request| {
                 let has_result = |message: &Arc<Message>| message.tool_results().next().is_some();
                 if request.history.last().is_some_and(has_result) {
                     Step::text("Done.")
                 } else {
-                    Step::tool_use("call", "note", json!({ "text": "milk" }))
+                    (0..uses)
+                        .fold(Step::new(), |step, call| {
+                            step.then_tool_use(&format!("call {call}"), "note", json!({ "text": "milk" }))
+                        })
+                        .stop()
                 }
             });
-            let tool =
-                tool_fn("note", "Notes.", async |_: Value, _: ToolContext| Ok::<_, ToolError>("noted"));
+            let noted = Arc::clone(&noted);
+            let tool = tool_fn("note", "Notes.", move |_: Value, _: ToolContext| {
+                let noted = noted.to_string();
+                async move { Ok::<_, ToolError>(noted) }
+            });
             let agent = Agent::builder().model(provider.model()).tool(tool);
-            let builder = Session::builder(Arc::clone(&store)).agent(agent).durable(level);
+            let builder = Session::builder(Arc::clone(store)).agent(agent).durable(level);
             let session = builder.create().await.expect("the id is free");
-            for _ in 0..size(300, 3) {
+            for _ in 0..size(if uses == 1 { 300 } else { 60 }, 3) {
                 let begun = Instant::now();
                 session.ask("Note milk, please.").await.expect("the model answers");
                 session.flush(Duration::from_secs(30)).await.expect("the store works");

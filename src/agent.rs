@@ -133,7 +133,7 @@ use crate::{
     provider::OutputSchema,
     run::{
         Accepted, Decided, Error, Failure, KnownPrompt, Next, PendingUse, Prompt, PromptId, PromptState,
-        Response, RunEnd, RunOutcome, Settled, TurnRecord,
+        Response, RunEnd, RunOutcome, TurnRecord,
     },
     subscription::{Attachment, End, EventId, Numbered, Source, Subscription},
     telemetry::Caller,

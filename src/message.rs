@@ -48,7 +48,7 @@ pub(crate) use id::text_id;
 
 pub(crate) use content::{map_weight, member_weight, value_weight};
 pub(crate) use history::{answer_open_tool_uses, check_step};
-pub(crate) use source::{SMALL, StoredForm, in_form, share, shared};
+pub(crate) use source::{SMALL, StoredForm, in_form, share, shared, text_with_files};
 
 use std::{fmt, sync::Arc};
 

@@ -25,6 +25,6 @@ pub use pause::{Decided, PendingUse};
 pub(crate) use prompt::ClientTools;
 pub(crate) use prompt::MAX_ID;
 pub use prompt::{Accepted, KnownPrompt, Next, Prompt, PromptId, PromptState};
-pub use record::{BranchPoint, Settled, TurnRecord};
+pub use record::{BranchPoint, TurnRecord};
 pub use response::Response;
 pub use settings::Settings;

@@ -46,7 +46,6 @@ mod tools;
 
 use std::sync::Arc;
 
-pub(super) use bare::Restored;
 pub(super) use context::{Call, Context, Effect};
 use fresh::Waited;
 pub(crate) use pauses::{Resume, check_decisions};
@@ -96,6 +95,8 @@ pub(super) struct Core {
     leaving_since: Option<Timestamp>,
     /// The operation of the last tools that were decided on, unless the turn is left and they have started.
     decided: Op,
+    /// The number of restarts since the turn in flight last made progress, for its record.
+    pub(super) lives: u32,
 }
 
 impl Core {

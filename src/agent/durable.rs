@@ -12,10 +12,7 @@ use std::{
 use futures_util::task::AtomicWaker;
 use serde::{Deserialize, Serialize};
 
-use super::{
-    Config, TurnRecord,
-    core::{Core, Restored},
-};
+use super::{Config, TurnRecord, core::Core};
 use crate::{
     message::{History, Message, Timestamp, ToolUse, ToolUseId, TurnId},
     setters::setters,
@@ -191,7 +188,9 @@ pub(super) const FORMAT: u32 = 1;
 /// A recorded turn in flight, with which an agent starts.
 #[derive(Debug)]
 pub(crate) struct TurnInFlight {
-    pub(super) restored: Restored,
+    pub(super) core: Core,
+    /// The name of the model of the turn's prompt, if the prompt has one.
+    model: Option<String>,
     pub(super) facts: RecoveryFacts,
 }
 
@@ -218,18 +217,19 @@ impl TurnInFlight {
         fallback: Option<History>,
     ) -> Result<Self, UnreadableTurn> {
         let facts = RecoveryFacts { lives: record.lives, ..RecoveryFacts::default() };
-        Ok(Self { restored: Core::restore(record, history.clone(), fallback)?, facts })
+        let (core, model) = Core::restore(record, history.clone(), fallback)?;
+        Ok(Self { core, model, facts })
     }
 
     /// Returns the activity at which the turn continues.
     #[cfg(test)]
     pub(crate) fn stage(&self) -> RecordedStage {
-        self.restored.core.recorded_stage()
+        self.core.recorded_stage()
     }
 
     /// Returns whether the turn only waits at the time `now`: for decisions, or for the end of a delay.
     pub(crate) fn only_waits(&self, now: Timestamp) -> bool {
-        self.restored.core.only_waits(now)
+        self.core.only_waits(now)
     }
 
     /// Sets the number of restarts since the turn last made progress.
@@ -241,7 +241,8 @@ impl TurnInFlight {
     /// Returns the agent's state and the facts about the recovery. If the turn's prompt selects a model whose name can
     /// be resolved with `config`, the state contains this model.
     pub(super) fn start(self, config: &Config) -> (Core, RecoveryFacts) {
-        let Restored { mut core, model } = self.restored;
+        let Self { mut core, model, facts } = self;
+        core.lives = facts.lives;
         if let Some(name) = model {
             let mut own = config.clone();
             match own.set_model(&*name) {
@@ -253,7 +254,7 @@ impl TurnInFlight {
                 ),
             }
         }
-        (core, self.facts)
+        (core, facts)
     }
 
     setters! {

@@ -1,5 +1,4 @@
-//! The phases of an agent, as data: they contain no clock, no channel and no trait object. `core/bare.rs` converts them
-//! to and from their recorded form.
+//! The phases of an agent, as data: they contain no clock, no channel and no trait object. `core/bare.rs` records them.
 
 mod tools;
 mod turn;
@@ -7,10 +6,11 @@ mod turn;
 use std::{sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
-pub(crate) use tools::{Answer, DecidedUse, Question, RecordedSlot, Slot, ToolCall, ToolQuestion, Tools};
+use serde_json::Value;
+pub(crate) use tools::{Answer, DecidedUse, Question, Slot, ToolCall, ToolQuestion, Tools};
 pub(crate) use turn::{Asked, Origin, OutputRequirement, SentRequest, Turn, Working};
 
-use super::{Failure, PendingUse, Response, Status, ToolRun};
+use super::{Failure, PendingUse, Status, ToolRun};
 use crate::{
     message::{Blocks, Timestamp, ToolResult, ToolUse, TurnId},
     provider::{Fold, StopReason},
@@ -34,32 +34,49 @@ pub(crate) enum Phase {
     InTurn { op: Op, turn: Box<Turn>, stage: Stage },
 }
 
-/// The activity during a turn.
-#[derive(Clone, Debug, PartialEq)]
+/// The activity during a turn. After a restart, a turn never continues as `Noticing` or `Paused`, so these two are
+/// recorded as the stages from which the turn continues.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "stage", rename_all = "snake_case")]
 pub(crate) enum Stage {
     /// `handle_event` is running, as in [`Phase::Noticing`], but a prompt has started the turn in the meantime. The
     /// turn's request is prepared when `handle_event` has returned.
-    Noticing { begun: bool },
+    #[serde(rename = "preparing", skip_deserializing)]
+    Noticing {
+        #[serde(skip)]
+        begun: bool,
+    },
     /// `prepare_step` runs.
     Preparing,
     /// The response is being streamed.
-    Streaming { fold: Box<Fold>, question: Option<Box<Question>> },
+    Streaming {
+        #[serde(skip)]
+        fold: Box<Fold>,
+        #[serde(skip)]
+        question: Option<Box<Question>>,
+    },
     /// `handle_tool_use` runs for the first tool use that has no answer yet. If all have answers, the pause is reported
     /// when it is stored.
     Deciding { tools: Box<Tools> },
     /// At least one tool use waits for `resume`. Every other tool use of the step has a decision.
+    #[serde(rename = "deciding", skip_deserializing)]
     Paused { tools: Box<Tools> },
     /// The tools run. The questions are those that wait for `resume`, in the order in which they were asked.
-    Executing { slots: Vec<Slot>, questions: Vec<ToolQuestion> },
+    Executing {
+        slots: Vec<Slot>,
+        #[serde(skip)]
+        questions: Vec<ToolQuestion>,
+    },
     /// `handle_tool_result` is running for the slot that follows the reviewed slots.
     Reviewing { slots: Vec<Slot>, reviewed: Vec<ToolResult> },
-    /// `handle_turn` runs. `recorded` states whether the last record contains the decided results of the response.
-    Concluding { response: Arc<Response>, recorded: bool },
+    /// `handle_turn` runs.
+    Concluding { end: Box<TurnEnd> },
     /// `handle_error` runs.
     Failing { failure: Failure, remains: Box<Remains> },
     /// The step is repeated after `delay`, which ends at the time `until` of the system clock.
     Delaying { delay: Duration, until: Timestamp },
-    /// The turn continues after a restart as soon as `handle_recovery` has returned.
+    /// The turn continues after a restart as soon as `handle_recovery` has returned. A record has the recorded stage.
+    #[serde(skip)]
     Recovering(Box<Recovering>),
 }
 
@@ -87,7 +104,6 @@ pub(crate) struct Between {
     pub(crate) origin: Origin,
     pub(crate) step: u32,
     /// The stop reason of the committed turn.
-    #[serde(default = "stop", skip_serializing_if = "is_stop")]
     pub(crate) stop_reason: StopReason,
     /// The id of the next turn.
     #[serde(skip)]
@@ -97,24 +113,35 @@ pub(crate) struct Between {
     pub(crate) recorded: bool,
 }
 
-fn stop() -> StopReason {
-    StopReason::Stop
-}
-
-fn is_stop(reason: &StopReason) -> bool {
-    *reason == StopReason::Stop
+/// The end of a turn on which `handle_turn` decides. The response is made from it and from the turn.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct TurnEnd {
+    pub(crate) stop_reason: StopReason,
+    /// The output of the response, or the problem with it, if an output schema was set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) output: Option<Result<Value, String>>,
+    /// The tool uses that are left to the application, each with the input that was decided.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) open: Vec<ToolUse>,
+    /// The results of the other tool uses of the step.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) decided: Vec<ToolResult>,
 }
 
 /// The parts of an unfinished step. An interrupt or a failure keeps them where possible.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Remains {
     /// The partial response.
+    #[serde(skip)]
     pub(crate) partial: Option<Box<Fold>>,
     /// The answers given so far, in the order of the tool uses. Empty if the tools have started.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) answers: Vec<Answer>,
     /// The tool uses and the results so far. Empty before the tools have started.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) slots: Vec<Slot>,
     /// The reviewed results. Subscribers have seen these results.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) reviewed: Vec<ToolResult>,
 }
 
@@ -214,13 +241,17 @@ impl Phase {
         }
     }
 
+    /// Returns the origin of the run, if one is active.
+    pub(crate) fn origin(&self) -> Option<&Origin> {
+        match self {
+            Self::Noticing { then: AfterEvent::Continue(between), .. } => Some(&between.origin),
+            other => Some(&other.turn()?.origin),
+        }
+    }
+
     /// Returns the responses of the `ask` that started the run, if any.
     pub(crate) fn asked(&self) -> Option<&Asked> {
-        let origin = match self {
-            Self::Noticing { then: AfterEvent::Continue(between), .. } => &between.origin,
-            other => &other.turn()?.origin,
-        };
-        origin.asked.as_ref()
+        self.origin()?.asked.as_ref()
     }
 
     /// Returns the run's origin, and the number of requests that were made or announced for the prompt. If a
@@ -328,6 +359,20 @@ impl Stage {
         }
     }
 
+    /// Returns the number of results that the stage contains. A reviewed result counts twice, because it is one step
+    /// further.
+    pub(crate) fn results(&self) -> usize {
+        let (slots, reviewed) = match self {
+            Self::Executing { slots, .. } => (slots, 0),
+            Self::Reviewing { slots, reviewed } => (slots, reviewed.len()),
+            Self::Failing { remains, .. } => (&remains.slots, remains.reviewed.len()),
+            Self::Concluding { end } => return end.decided.len(),
+            Self::Recovering(recovering) => return recovering.stage.results(),
+            _ => return 0,
+        };
+        slots.iter().filter(|slot| slot.result.is_some()).count() + 2 * reviewed
+    }
+
     /// Returns the parts of the step that are not part of the turn's messages yet.
     pub(crate) fn into_remains(self, turn: &Turn) -> Remains {
         match self {
@@ -337,9 +382,9 @@ impl Stage {
             }
             Self::Executing { slots, .. } => Remains { slots, ..Remains::default() },
             Self::Reviewing { slots, reviewed } => Remains { slots, reviewed, ..Remains::default() },
-            Self::Concluding { response, .. } if !response.decided.is_empty() => {
+            Self::Concluding { end } if !end.decided.is_empty() => {
                 let decided = |tool_use: &ToolUse| {
-                    let mut decided = response.decided.iter();
+                    let mut decided = end.decided.iter();
                     let own = decided.find(|result| result.tool_use_id == tool_use.id);
                     let Some(result) = own else { return Answer::Decided(Decision::Execute, None) };
                     Answer::Decided(Decision::Provide(result.clone()), None)

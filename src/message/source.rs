@@ -11,6 +11,7 @@ use std::{
 };
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+use serde_json::Value;
 
 use super::{Attachment, Content};
 
@@ -97,6 +98,53 @@ impl<'de> Deserialize<'de> for Source {
             InStore::Url { url } => Self::Url { url },
             InStore::File { sha256 } => Self::Base64 { data: form.data(&sha256).map_err(D::Error::custom)? },
         })
+    }
+}
+
+/// The form in a store of a text that contains messages as JSON. Each text in base64 between two quotes is kept apart as
+/// the data of an attachment is. The form is then a list of parts, in which each second part is a reference. A text
+/// can't imitate a reference, because a text without files is a string.
+pub(crate) mod text_with_files {
+    use super::*;
+
+    /// The greatest length of a text that is divided, in bytes. So a few references can't make a text of any length.
+    const LONGEST: usize = 256 * 1024 * 1024;
+
+    pub(crate) fn serialize<S: Serializer>(text: &str, serializer: S) -> Result<S::Ok, S::Error> {
+        let form = form().filter(|_| text.len() <= LONGEST);
+        let (mut parts, mut from, mut at) = (Vec::new(), 0, 0);
+        for piece in text.split('"') {
+            let form = form.as_ref().filter(|_| piece.len() > SMALL);
+            if let Some(reference) = form.and_then(|form| form.reference(&piece.into())) {
+                parts.extend([text[from..at].to_owned(), reference]);
+                from = at + piece.len();
+            }
+            at += piece.len() + 1;
+        }
+        if parts.is_empty() {
+            return serializer.serialize_str(text);
+        }
+        parts.push(text[from..].to_owned());
+        parts.serialize(serializer)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Box<str>, D::Error> {
+        let parts: Vec<String> = match Value::deserialize(deserializer)? {
+            Value::String(text) => return Ok(text.into()),
+            parts => serde_json::from_value(parts).map_err(D::Error::custom)?,
+        };
+        let form = form().ok_or_else(|| D::Error::custom("a text outside a store refers to files"))?;
+        let mut text = String::new();
+        for parts in parts.chunks(2) {
+            text += &parts[0];
+            if let Some(reference) = parts.get(1) {
+                text += &form.data(reference).map_err(D::Error::custom)?;
+            }
+            if text.len() > LONGEST {
+                return Err(D::Error::custom("a text with its files is too long"));
+            }
+        }
+        Ok(text.into())
     }
 }
 

@@ -7,14 +7,14 @@ use serde_json::Value;
 
 use super::{KnownPrompt, PendingUse};
 use crate::{
-    message::{Message, ToolResult, TurnId, id::NodeId},
+    message::{Message, TurnId, id::NodeId, text_with_files},
     setters::setters,
     subscription::EventId,
 };
 
 /// A record of the turn in flight: one write of its state to a store.
 ///
-/// A record contains only the messages and the results of tools that are new since the last record of the same turn. A
+/// A record contains only the messages that are new since the last record of the same turn. A
 /// [`StoredTurn`](crate::store::StoredTurn) is the sum of these records. All other fields replace those of earlier
 /// records.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -43,11 +43,9 @@ pub struct TurnRecord {
     /// The pending messages that follow the kept ones.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub append: Vec<Arc<Message>>,
-    /// The new results of the tools that the last pending message uses.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub results: Vec<Settled>,
-    /// The state of the agent as JSON text. Implementations of a store keep the text unchanged. Only the crate reads
-    /// it, and adds the decisions about a turn that no process has open.
+    /// The state of the agent as JSON text, with the results of the step's tools. Implementations of a store keep the
+    /// text unchanged. Only the crate reads it, and adds the decisions about a turn that no process has open.
+    #[serde(with = "text_with_files")]
     pub core: Box<str>,
     /// The tool uses that wait for a decision.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -75,8 +73,8 @@ fn is_zero(number: &u32) -> bool {
 setters! {
     TurnRecord: with_lives(lives: u32), with_orderly(orderly: bool), with_head(head: into Option<NodeId>),
         with_branch(branch: some BranchPoint), with_keep(keep: u32), with_append(append: Vec<Arc<Message>>),
-        with_results(results: Vec<Settled>), with_waiting(waiting: Vec<PendingUse>),
-        with_prompts(prompts: Vec<KnownPrompt>), with_spent(spent: Duration), with_mark(mark: into Option<EventId>)
+        with_waiting(waiting: Vec<PendingUse>), with_prompts(prompts: Vec<KnownPrompt>), with_spent(spent: Duration),
+        with_mark(mark: into Option<EventId>)
 }
 
 impl TurnRecord {
@@ -91,7 +89,6 @@ impl TurnRecord {
             branch: None,
             keep: 0,
             append: Vec::new(),
-            results: Vec::new(),
             core: core.into(),
             waiting: Vec::new(),
             prompts: Vec::new(),
@@ -122,9 +119,6 @@ impl TurnRecord {
         if self.turn != later.turn {
             return later;
         }
-        let here = self.keep as usize + self.append.len();
-        // Results belong to the last pending message. They are void as soon as another message follows.
-        let keeps_last = later.append.is_empty() && later.keep as usize >= here;
         let (keep, append) = match later.keep.checked_sub(self.keep) {
             Some(of_append) => {
                 let mut append = self.append;
@@ -134,17 +128,9 @@ impl TurnRecord {
             }
             None => (later.keep, later.append),
         };
-        let mut results = if keeps_last { self.results } else { Vec::new() };
-        for result in later.results {
-            match results.iter_mut().find(|earlier| earlier.slot == result.slot) {
-                Some(earlier) => *earlier = result,
-                None => results.push(result),
-            }
-        }
-        results.sort_by_key(|result| result.slot);
         // A record that keeps no earlier messages is complete, so it also replaces a damaged record.
         let damage = later.damage.or(self.damage.filter(|_| later.keep > 0));
-        Self { keep, append, results, damage, ..later }
+        Self { keep, append, damage, ..later }
     }
 
     pub(crate) fn waiting_count(&self) -> u32 {
@@ -157,13 +143,10 @@ impl TurnRecord {
         !self.waiting.is_empty() && self.waiting.iter().all(|waiting| waiting.survives)
     }
 
-    /// Removes repeated tool uses and repeated results, sorts the results, and limits times to those that every store
-    /// can keep.
+    /// Removes repeated tool uses, and limits times to those that every store can keep.
     pub(crate) fn normalise(&mut self) {
         /// The maximum duration of a turn or a pause, about 30 years. No real turn or pause takes longer.
         const LONGEST: Duration = Duration::from_secs(1_000_000_000);
-        /// The maximum number of tool uses in a step. No real step has more.
-        const SLOTS: u32 = 1 << 24;
 
         let mut seen = HashSet::new();
         self.waiting.retain(|waiting| seen.insert(waiting.tool_use.id.clone()));
@@ -174,17 +157,6 @@ impl TurnRecord {
             (waiting.since, waiting.expires) = (None, None);
         }
         self.spent = self.spent.min(LONGEST);
-        self.results.retain(|result| result.slot < SLOTS);
-        let results = std::mem::take(&mut self.results);
-        let mut last: Vec<Settled> = Vec::with_capacity(results.len());
-        for result in results {
-            match last.iter_mut().find(|earlier| earlier.slot == result.slot) {
-                Some(earlier) => *earlier = result,
-                None => last.push(result),
-            }
-        }
-        last.sort_by_key(|result| result.slot);
-        self.results = last;
     }
 
     /// Returns a record that can't be read.
@@ -226,27 +198,5 @@ impl BranchPoint {
     /// Returns a place below this node.
     pub const fn new(base: Option<NodeId>) -> Self {
         Self { base, answers: None }
-    }
-}
-
-/// The result of a tool use of the current step.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct Settled {
-    /// The position of the tool use among those of its message.
-    pub slot: u32,
-    /// Whether the result was already reviewed by the application's callback.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub reviewed: bool,
-    /// The result.
-    pub result: ToolResult,
-}
-
-setters!(Settled: with_reviewed(reviewed: bool));
-
-impl Settled {
-    /// Returns a result that was not reviewed yet.
-    pub const fn new(slot: u32, result: ToolResult) -> Self {
-        Self { slot, reviewed: false, result }
     }
 }

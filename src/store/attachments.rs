@@ -5,16 +5,19 @@
 //! A *file* consists of the bytes of a [`Source::Base64`](crate::message::Source::Base64) of more than 16 KiB of text.
 //! Its name is the SHA-256 of the bytes, in 64 hexadecimal digits. A *reference* is the JSON
 //! `{"type":"file","sha256":"…"}` in place of the attachment's source. [`Files`] replaces sources by references while
-//! messages are encoded, and references by sources while messages are decoded. Everything else uses whole messages, so
-//! writers, exports, copies and other stores need not know files.
+//! messages are encoded, and references by sources while messages are decoded. The state of an agent, which a record
+//! contains as text with the results of tools, is divided at each long text in base64 into a list of parts, and each
+//! second part is the name of a file. Everything else uses whole messages, so writers, exports, copies and other stores
+//! need not know files.
 //!
 //! # Invariants
 //!
 //! 1. A message is returned byte for byte. Base64 that is not canonical, and therefore differs from the encoding of its
 //!    own bytes, stays in the message.
 //! 2. Only a source becomes a reference, and only in the place of a source a reference is read. An input of a tool is a
-//!    JSON value and no source, so it can imitate a reference but never is one. The state of an agent, which a record
-//!    contains as text, and the tool uses that wait in a database stay whole.
+//!    JSON value and no source, so it can imitate a reference but never is one. The content of an agent's state is never
+//!    examined: a state without files is a string, and no string is a list of parts. The tool uses that wait in a
+//!    database stay whole.
 //! 3. A reference is written in the same atomic write as its file, or after it. The store computes the name of a file
 //!    from the bytes, and checks the name when it reads the bytes. So no writer can replace the bytes under a name.
 //! 4. The write that removes the last reference removes the file. In the file store, this holds for an erasure. A file
@@ -134,4 +137,29 @@ fn name(bytes: &[u8]) -> String {
         let _ = write!(name, "{byte:02x}");
         name
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::TurnRecord;
+
+    #[test]
+    fn state_that_names_a_file_is_read_only_with_that_file() {
+        let data = BASE64_STANDARD.encode([7; 15_000]);
+        let core = format!(r#"{{"a":"{data}","b":["{data}"],"c":"{}"}}"#, "no base64 ".repeat(3000));
+        let record = TurnRecord::new(1, "00112233445566778899aabbccddeeff".parse().unwrap(), core);
+        let files = Files::dividing();
+        let text = files.apply(|| serde_json::to_string(&record).unwrap());
+        let (sha256, kept) = files.used.take().pop_first().unwrap();
+        assert!(text.matches(&sha256).count() == 2 && !text.contains(&data) && *kept == *data);
+
+        let read = |files: &Rc<Files>| files.apply(|| serde_json::from_str::<TurnRecord>(&text).ok());
+        let known = Rc::<Files>::default();
+        assert_eq!(read(&known), None, "the file is missing");
+        known.add(sha256, &[7; 15_000]);
+        assert_eq!(read(&known), Some(record));
+        // A document that is imported can't name files of a store.
+        assert!(serde_json::from_str::<TurnRecord>(&text).is_err());
+    }
 }

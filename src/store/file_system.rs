@@ -88,7 +88,7 @@
 //! # Turns in flight
 //!
 //! Sessions record turns in flight only if the store is [exclusive](FileSystemStoreBuilder::exclusive). A record
-//! contains what is new since the record before: messages, results of tools, and the state of the agent as JSON text.
+//! contains the messages that are new since the record before, and the state of the agent as JSON text.
 //! Reading the log adds the records up. A record that can't be read, for example because a later version of the crate
 //! has written it, does not make the log unreadable: the turn is returned with its damage.
 //!

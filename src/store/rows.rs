@@ -12,8 +12,6 @@ pub(super) use candidates::{Candidates, Next, Plan, Rarest, SORTED, WALKED};
 pub(super) use cells::{Cells, owner, stored, sum, summary, turn, usage_row};
 #[cfg(feature = "postgres")]
 pub(super) use cells::{conversation_id, labels};
-#[cfg(feature = "sqlite")]
-pub(super) use turns::ApprovalRow;
 pub(super) use turns::{ReadTurn, RecordRow, TurnRow};
 
 use std::{
@@ -75,7 +73,7 @@ pub(super) struct FileRows {
     pub(super) uses: Vec<String>,
 }
 
-/// The place of references in the messages and results of the turn in flight.
+/// The place of references in the record and the messages of the turn in flight.
 pub(super) const OF_TURN: i32 = -1;
 /// The place of references in the end of the last run.
 pub(super) const OF_RUN: i32 = -2;

@@ -42,7 +42,7 @@
 //! | `usage` | request: an entry of the usage ledger |
 //! | `kept_usage` | label set, hour and model: the usage of deleted conversations |
 //! | `runs` | conversation whose last run has a stored end: [`Stored::last_run`](super::Stored::last_run) |
-//! | `turns`, `approvals`, `pending` | the recorded turns in flight, the tool uses that wait for decisions, and the messages and results so far |
+//! | `turns`, `approvals`, `pending` | the recorded turns in flight as JSON, the tool uses that wait for decisions, and the messages so far |
 //!
 //! Any program with SQLite support can read the file:
 //!

@@ -93,7 +93,7 @@ async fn decision_is_stored_once_and_the_last_one_leaves_the_turn() {
         assert_eq!(taken.unwrap(), DecisionPlace::InStore);
         let after = turn(&**store, "a").await;
         assert_eq!(decided(&after), json!([["2", "execute", "ann", null]]));
-        let same = |turn: &StoredTurn| (turn.record.append.clone(), turn.record.results.clone(), turn.since);
+        let same = |turn: &StoredTurn| (turn.record.append.clone(), turn.since);
         assert_eq!(same(&after), same(&before));
         assert_eq!((after.record.lives, after.record.head), (1, before.record.head));
         assert_eq!(after.approvals(), before.approvals()[..1]);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use omni_agent::{
     message::{Message, ToolUse, TurnId},
-    run::{PendingUse, Settled, TurnRecord},
+    run::{PendingUse, TurnRecord},
     store::{
         Change, Commit, ConversationId, FileSystemStore, Labels, MemoryStore, Store, StoredState, Write,
         file_system::Durability,
@@ -87,12 +87,10 @@ pub(crate) fn waiting(tool_use: &str) -> PendingUse {
 /// Returns a record of a paused turn on the head 2.
 pub(crate) fn paused(waiting: Vec<PendingUse>) -> TurnRecord {
     let pending = [Message::user("Send it."), Message::assistant("I will.")];
-    let settled = ToolUse::new("done", "send", json!({}));
     TurnRecord::new(1, turn_id(7), r#"{"phase":"paused","step":3}"#)
         .with_lives(1)
         .with_head(NodeId::new(2))
         .with_append(pending.into_iter().map(Arc::new).collect())
-        .with_results(vec![Settled::new(0, omni_agent::message::ToolResult::error(&settled, "no"))])
         .with_waiting(waiting)
 }
 

@@ -59,7 +59,9 @@ async fn erase(store: &dyn Store, base: Version, number: u64) -> Version {
 fn record(photo: &str) -> Commit {
     let turn = "00112233445566778899aabbccddeeff".parse().unwrap();
     let photo = Attachment::base64("image/png", photo);
-    let record = TurnRecord::new(1, turn, "{}").with_append(vec![Message::user(photo).into()]);
+    // The state of an agent contains the results of tools.
+    let core = serde_json::json!({ "result": photo }).to_string();
+    let record = TurnRecord::new(1, turn, core).with_append(vec![Message::user(photo).into()]);
     Commit::new(None).with_usage([]).with_turn(record)
 }
 

@@ -26,19 +26,17 @@ pub(crate) enum Effect {
 /// For each table, the condition that selects the changed row, the columns that contain text, and the effect of a
 /// change.
 pub(crate) const TEXTS: [(&str, &str, &[&str], Effect); 5] = [
-    ("turns", "true", &["turn", "prompts", "branch"], Effect::TurnDamaged),
+    ("turns", "true", &["record"], Effect::TurnDamaged),
+    ("turns", "true", &["turn"], Effect::Accepted),
     ("approvals", "place = 0", &["content"], Effect::TurnDamaged),
-    ("pending", "slot = -1", &["content"], Effect::TurnDamaged),
-    ("pending", "slot >= 0", &["content"], Effect::TurnDamaged),
+    ("pending", "true", &["content"], Effect::TurnDamaged),
     ("runs", "true", &["ending", "prompts"], Effect::ConversationDamaged),
 ];
 
 /// Like [`TEXTS`], for columns that contain numbers.
-pub(crate) const NUMBERS: [(&str, &str, &[&str], Effect); 5] = [
-    ("turns", "true", &["lives", "format"], Effect::Accepted),
+pub(crate) const NUMBERS: [(&str, &str, &[&str], Effect); 3] = [
     ("approvals", "place = 0", &["place"], Effect::Accepted),
-    ("pending", "slot = -1", &["place", "slot"], Effect::Accepted),
-    ("pending", "slot >= 0", &["place", "slot"], Effect::Accepted),
+    ("pending", "true", &["place"], Effect::Accepted),
     ("runs", "true", &["version"], Effect::Accepted),
 ];
 

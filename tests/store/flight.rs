@@ -3,11 +3,8 @@
 use std::time::Duration;
 
 use omni_agent::{
-    message::{
-        Message, MessageId, Purpose, RequestEnd, Text, Timestamp, ToolResult, ToolUse, TurnId, Usage,
-        UsageRow,
-    },
-    run::{BranchPoint, KnownPrompt, PendingUse, PromptState, RunEnd, RunOutcome, Settled, TurnRecord},
+    message::{Message, MessageId, Purpose, RequestEnd, Timestamp, ToolUse, TurnId, Usage, UsageRow},
+    run::{BranchPoint, KnownPrompt, PendingUse, PromptState, RunEnd, RunOutcome, TurnRecord},
     store::{Change, Commit, Lease, Listing, Page, Store, StoredState, Turns, Write},
     subscription::EventId,
     tool::Decision,
@@ -49,9 +46,6 @@ pub(crate) fn record() -> TurnRecord {
         .with_head(node(2))
         .with_branch(BranchPoint::new(NodeId::new(1)).with_answers(node(1)))
         .with_append(vec![pending.into()])
-        .with_results(vec![
-            Settled::new(1, ToolResult::ok(&tool_use("call 2"), Text::new("sent"))).with_reviewed(true),
-        ])
         .with_waiting(vec![first, PendingUse::new(turn, tool_use("call 3")).with_survives(false)])
         .with_prompts(vec![
             known("p1"),

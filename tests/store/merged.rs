@@ -1,16 +1,13 @@
 //! Records of a turn that are merged before they are saved.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 use omni_agent::{
-    message::{Message, Text, Timestamp, ToolResult, ToolUse, TurnId},
-    run::{PendingUse, Settled, TurnRecord},
+    message::{Message, Timestamp, ToolUse, TurnId},
+    run::{PendingUse, TurnRecord},
     store::{Commit, Stored, StoredState, Version},
 };
-use proptest::{
-    collection::{btree_map, vec},
-    prelude::*,
-};
+use proptest::{collection::vec, prelude::*};
 use serde_json::json;
 
 /// The change of a turn from one record to the next.
@@ -21,8 +18,6 @@ enum Step {
     /// The last messages were removed (the first number counts them), and then messages were added (the second number).
     /// At least one removed message was saved before.
     Removes(u8, u8),
-    /// Tools of the last message have results, each reviewed or not.
-    Settles(BTreeMap<u8, bool>),
     /// `true`: one more tool use waits. `false`: a decision was made about the last tool use that waits.
     Waits(bool),
     /// Another turn is in flight.
@@ -33,7 +28,6 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         3 => (1..4u8).prop_map(Step::Adds),
         1 => (1..4u8, 0..3u8).prop_map(|(removed, added)| Step::Removes(removed, added)),
-        3 => btree_map(0..4u8, any::<bool>(), 1..4).prop_map(Step::Settles),
         2 => any::<bool>().prop_map(Step::Waits),
         1 => Just(Step::Another),
     ]
@@ -62,22 +56,18 @@ impl Turn {
         }
         let mut keep = self.messages;
         let mut added = 0;
-        let mut results = Vec::new();
         match step {
             Step::Adds(count) => added = u32::from(*count),
             Step::Removes(removed, count) if self.stored > 0 => {
                 keep = self.stored - u32::from(*removed).min(self.stored);
                 added = u32::from(*count);
             }
-            Step::Settles(slots) if self.messages > 0 => {
-                results = slots.iter().map(|(slot, is_reviewed)| self.settled(*slot, *is_reviewed)).collect();
-            }
             Step::Waits(true) => {
                 let tool_use = ToolUse::new(format!("use {}", self.records), "send", json!({}));
                 self.waiting.push(PendingUse::new(TurnId::default(), tool_use));
             }
             Step::Waits(false) => drop(self.waiting.pop()),
-            Step::Removes(..) | Step::Settles(_) | Step::Another => {}
+            Step::Removes(..) | Step::Another => {}
         }
         let append = (keep..keep + added).map(|number| self.message(number)).collect();
         self.messages = keep + added;
@@ -86,14 +76,7 @@ impl Turn {
         TurnRecord::new(1, format!("{:032x}", self.id).parse().expect("a turn's id"), core)
             .with_keep(keep)
             .with_append(append)
-            .with_results(results)
             .with_waiting(self.waiting.clone())
-    }
-
-    fn settled(&self, slot: u8, is_reviewed: bool) -> Settled {
-        let tool_use = ToolUse::new(format!("use {slot}"), "send", json!({}));
-        let result = ToolResult::ok(&tool_use, Text::new(format!("result of record {}", self.records)));
-        Settled::new(slot.into(), result).with_reviewed(is_reviewed)
     }
 }
 

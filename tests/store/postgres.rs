@@ -334,6 +334,7 @@ async fn queries_among_many_conversations_use_indexes() {
     let observer = raw(url).await;
     let schema = schema(&store);
     let turn = "0".repeat(32);
+    let record = format!(r#"{{"format":1,"turn":"{turn}","core":"{{}}"}}"#);
     let pending = format!(r#"{{"turn":"{turn}","tool_use":{{"id":"1","name":"a","input":{{}}}}}}"#);
     let fill = format!(
         "INSERT INTO {schema}.conversations (id, version, created, updated, state, epoch)
@@ -347,13 +348,13 @@ async fn queries_among_many_conversations_use_indexes() {
              SELECT key, 1, 1, 'answer', 1, 1, 1, 1, 1, 1, 'answered' FROM {schema}.conversations;
          INSERT INTO {schema}.labels
              SELECT key, 'tenant', CASE WHEN key % 200 = 0 THEN 'rare' ELSE 'frequent' END FROM {schema}.conversations;
-         INSERT INTO {schema}.turns (conversation, turn, lives, orderly, format, core, spent, prompts, since, recorded, waits)
-             SELECT key, '{turn}', 0, false, 1, '{{}}', '0', '[]', updated, updated, key % 200 > 0 FROM {schema}.conversations;
+         INSERT INTO {schema}.turns (conversation, turn, record, since, recorded, waits)
+             SELECT key, '{turn}', '{record}', updated, updated, key % 200 > 0 FROM {schema}.conversations;
          INSERT INTO {schema}.approvals (conversation, tool_use, place, content, survives, since, expires)
              SELECT key, '1', 0, '{pending}', true, updated,
                  CASE WHEN key % 200 = 1 THEN now() WHEN key % 2 = 1 THEN 'infinity' END
              FROM {schema}.conversations WHERE key % 200 > 0;
-         INSERT INTO {schema}.pending SELECT key, 0, -1, '{{}}' FROM {schema}.conversations;
+         INSERT INTO {schema}.pending SELECT key, 0, '{{}}' FROM {schema}.conversations;
          ANALYZE {schema}.turns, {schema}.approvals, {schema}.pending;
          ANALYZE {schema}.usage, {schema}.labels, {schema}.conversations, {schema}.writes, {schema}.nodes, {schema}.cursors;
          SET plan_cache_mode = force_generic_plan"
@@ -391,7 +392,7 @@ async fn queries_among_many_conversations_use_indexes() {
         .write(&id("new"), &Write::on(version), &Change::Commit(Commit::new(None).with_turn(record)))
         .await
         .unwrap();
-    let nothing = ["null"; 49].join(", ");
+    let nothing = ["null"; 41].join(", ");
     plans.push(("record", plan(&observer, &nothing).await));
     store.delete(&id("n8"), None).await.unwrap();
     plans.push(("delete", plan(&observer, "8, 1, null").await));

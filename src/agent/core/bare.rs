@@ -1,31 +1,23 @@
-//! The core in the form in which it is recorded. Everything that is stored elsewhere is left out: the committed
-//! history, the pending messages with their tool uses, the results of tools, and the ids of prompts.
+//! The core in the form in which it is recorded, and the checks of a record that serde can't make. Everything that is
+//! stored elsewhere is left out: the committed history, the pending messages with their tool uses, and the ids of prompts.
 
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use super::{Core, fresh::Waited, known};
 use crate::{
     agent::{
-        Decided, Failure, PendingUse, Prompt, Response, Settled, Status, TurnRecord, UnreadableTurn,
+        Decided, PendingUse, Prompt, Status, TurnRecord, UnreadableTurn,
         decision::MAX_NAMED,
         durable::FORMAT,
-        phase::{
-            AfterEvent, Answer, Between, DecidedUse, Op, Phase, RecordedSlot, Recovering, Remains, Slot,
-            Stage, Tools, Turn, Working,
-        },
+        phase::{AfterEvent, Answer, Between, Op, Phase, Recovering, Slot, Stage, Turn, Working},
     },
     json,
-    message::{
-        History, Timestamp, ToolResult, ToolUse, ToolUseId, TurnId, UseDecision, answer_open_tool_uses,
-    },
-    provider::StopReason,
-    tool::{Decision, Replay},
+    message::{History, ToolResult, ToolUse, ToolUseId, TurnId, answer_open_tool_uses},
 };
 
-/// The recorded form of the core, as JSON.
+/// The recorded form of the core, as JSON: a turn and its stage, or the time between two turns of a run.
 #[derive(Serialize, Deserialize)]
 struct BareCore<'a> {
     op: Op,
@@ -36,269 +28,63 @@ struct BareCore<'a> {
     staged: Cow<'a, [Arc<Prompt>]>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     turn: Option<Cow<'a, Turn>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    stage: Option<Cow<'a, Stage>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    between: Option<Cow<'a, Between>>,
     /// The name of the model that the turn's prompt selects, if it selects one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     model: Option<Cow<'a, str>>,
-    stage: BareStage,
     /// The decisions that were made before their pauses were reported, most of them while no process had the
     /// conversation open.
     #[serde(default, skip_serializing_if = "<[_]>::is_empty")]
     decided: Cow<'a, [Decided]>,
-    /// The applied decisions of the turn that were made under a name.
-    #[serde(default, skip_serializing_if = "<[_]>::is_empty")]
-    named: Cow<'a, [(ToolUseId, UseDecision)]>,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(tag = "stage", rename_all = "snake_case")]
-enum BareStage {
-    /// Between two turns of a run: one turn has ended, and the next one has not begun.
-    Between(Box<Between>),
-    Preparing,
-    Streaming,
-    Deciding {
-        answers: Vec<BareAnswer>,
-    },
-    Executing {
-        slots: Vec<BareSlot>,
-    },
-    Reviewing {
-        slots: Vec<BareSlot>,
-    },
-    Concluding {
-        stop_reason: StopReason,
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        output: Option<Value>,
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        output_error: Option<String>,
-        /// The positions of the tool uses that are left to the application. All other tool uses of the step are
-        /// decided.
-        #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        open: Vec<u32>,
-        /// The inputs of these tool uses, if they are not the model's.
-        #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        inputs: Vec<(u32, Value)>,
-    },
-    Failing {
-        failure: Failure,
-        #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        answers: Vec<BareAnswer>,
-        #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        slots: Vec<BareSlot>,
-    },
-    Delaying {
-        delay: Duration,
-        until: Timestamp,
-    },
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum BareAnswer {
-    Decided(Decision),
-    /// A decision that the result of the tool use states.
-    Stated(Decision, Box<DecidedUse>),
-    Waits {
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        input: Option<Value>,
-        #[serde(default, skip_serializing_if = "Value::is_null")]
-        reason: Value,
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        limit: Option<Duration>,
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        on_expiry: Option<Decision>,
-        /// The time since which the tool use waits, and the end of its time limit, by the system clock.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        times: Option<(Timestamp, Option<Timestamp>)>,
-        /// The decision that was made before the tool use waited again.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        earlier: Option<Box<DecidedUse>>,
-    },
-}
-
-#[derive(Serialize, Deserialize)]
-struct BareSlot {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    input: Option<Value>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    decided: Option<Box<DecidedUse>>,
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    runs: bool,
-    #[serde(default)]
-    asked: u32,
-    replay: Replay,
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    settled: bool,
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    reviewed: bool,
-}
-
-/// A core that was read from a record.
-#[derive(Debug)]
-pub(in crate::agent) struct Restored {
-    pub(in crate::agent) core: Core,
-    /// The name of the model of the turn's prompt, if the prompt has one.
-    pub(in crate::agent) model: Option<String>,
 }
 
 // ---- writing ----
 
 impl Core {
-    /// Returns the record of the turn in flight. It contains the messages and the results that no earlier record
-    /// contains. Returns `None` if no recorded turn is in flight.
+    /// Returns the record of the turn in flight. It contains the messages that no earlier record contains. Returns `None`
+    /// if no recorded turn is in flight.
     pub(in crate::agent) fn record(&mut self) -> Option<TurnRecord> {
-        if !self.phase.is_recorded() {
-            return None;
-        }
-        let (stage, origin, id) = match &self.phase {
-            Phase::InTurn { turn, stage, .. } => (BareStage::of(stage, turn), &turn.origin, turn.id),
-            Phase::Noticing { then: AfterEvent::Continue(between), .. } => {
-                (BareStage::Between(between.clone()), &between.origin, between.turn)
-            }
-            Phase::Idle | Phase::Noticing { .. } => return None,
-        };
-        let model = origin.prompt.model.as_ref();
+        let origin = self.phase.origin().filter(|_| self.phase.is_recorded())?;
         let turn = self.phase.turn();
-        let withdrawn = self.withdrawn();
-        let stage = withdrawn.as_ref().map_or(stage, |tools| {
-            let answers = answers(&tools.answers);
-            BareStage::Deciding { answers }
-        });
-        let undecided = self.phase.stage().and_then(Stage::unreported);
-        let early = withdrawn.as_ref().or(undecided).map(|tools| &tools.early[..]);
-        let spent = match self.phase.stage() {
-            Some(Stage::Recovering(recovering)) => recovering.spent,
-            _ => Duration::ZERO,
+        let between = match &self.phase {
+            Phase::Noticing { then: AfterEvent::Continue(between), .. } => Some(&**between),
+            _ => None,
         };
+        let id = turn.map(|turn| turn.id).or(between.map(|between| between.turn))?;
+        let withdrawn = self.withdrawn().map(|tools| Stage::Deciding { tools: Box::new(tools) });
+        let (stage, spent) = match self.phase.stage() {
+            Some(Stage::Recovering(recovering)) => (Some(&recovering.stage), recovering.spent),
+            stage => (stage, Duration::ZERO),
+        };
+        let stage = withdrawn.as_ref().or(stage);
+        let early = stage.and_then(Stage::unreported).map(|tools| &tools.early[..]);
         let bare = BareCore {
             op: self.last_op,
             run: self.runs,
             waited: self.waited.last(turn.map_or(0, |turn| turn.waits)).into(),
             staged: self.staged[..].into(),
             turn: turn.map(Cow::Borrowed),
-            model: model.map(|model| model.saved_name().into()),
-            stage,
+            stage: stage.map(Cow::Borrowed),
+            between: between.map(Cow::Borrowed),
+            model: origin.prompt.model.as_ref().map(|model| model.saved_name().into()),
             decided: early.unwrap_or_default().into(),
-            named: turn.map_or(&[][..], |turn| &turn.decisions).into(),
         };
         let core = serde_json::to_string(&bare).expect("the core has a JSON form");
+        let results = stage.map_or(0, Stage::results);
         let mut record = TurnRecord::new(FORMAT, id, core)
             .with_waiting(waiting(&self.phase))
             .with_prompts(self.known.clone())
             .with_spent(spent);
-        if let Phase::InTurn { turn, stage, .. } = &mut self.phase {
-            let (keep, append) = turn.working.record();
-            record.keep = u32::try_from(keep).unwrap_or(u32::MAX);
-            record.append = append;
-            record.results = settled(stage, turn);
+        if let Phase::InTurn { turn, .. } = &mut self.phase {
+            let (keep, append, has_progressed) = turn.working.record(results);
+            (record.keep, record.append) = (u32::try_from(keep).unwrap_or(u32::MAX), append);
+            self.lives = if has_progressed { 0 } else { self.lives };
         }
-        Some(record)
+        Some(record.with_lives(self.lives))
     }
-}
-
-impl BareStage {
-    fn of(stage: &Stage, turn: &Turn) -> Self {
-        match stage {
-            Stage::Noticing { .. } | Stage::Preparing => Self::Preparing,
-            Stage::Streaming { .. } => Self::Streaming,
-            Stage::Deciding { tools } | Stage::Paused { tools } => {
-                Self::Deciding { answers: answers(&tools.answers) }
-            }
-            Stage::Executing { slots, .. } => Self::Executing { slots: bare_slots(slots, 0) },
-            Stage::Reviewing { slots, reviewed } => {
-                Self::Reviewing { slots: bare_slots(slots, reviewed.len()) }
-            }
-            Stage::Concluding { response, .. } => {
-                let (mut open, mut inputs) = (Vec::new(), Vec::new());
-                for (place, tool_use) in (0..).zip(turn.working.all().open_tool_uses()) {
-                    let mut left = response.open_tool_uses.iter();
-                    let Some(own) = left.find(|own| own.id == tool_use.id) else { continue };
-                    open.push(place);
-                    if own != tool_use {
-                        inputs.push((place, own.input.clone()));
-                    }
-                }
-                Self::Concluding {
-                    stop_reason: response.stop_reason.clone(),
-                    output: response.output.clone(),
-                    output_error: response.output_error.clone(),
-                    open,
-                    inputs,
-                }
-            }
-            Stage::Failing { failure, remains } => Self::Failing {
-                failure: failure.clone(),
-                answers: answers(&remains.answers),
-                slots: bare_slots(&remains.slots, remains.reviewed.len()),
-            },
-            Stage::Delaying { delay, until } => Self::Delaying { delay: *delay, until: *until },
-            Stage::Recovering(recovering) => Self::of(&recovering.stage, turn),
-        }
-    }
-}
-
-fn answers(answers: &[Answer]) -> Vec<BareAnswer> {
-    let bare = |answer: &Answer| match answer {
-        Answer::Decided(decision, None) => BareAnswer::Decided(decision.clone()),
-        Answer::Decided(decision, Some(decided)) => BareAnswer::Stated(decision.clone(), decided.clone()),
-        Answer::Waits(pause, earlier) => BareAnswer::Waits {
-            input: pause.input_replaced.then(|| pause.tool_use.input.clone()),
-            reason: pause.reason.clone(),
-            limit: pause.limit,
-            on_expiry: pause.on_expiry.clone(),
-            times: pause.since.map(|since| (since, pause.expires)),
-            earlier: earlier.clone(),
-        },
-    };
-    answers.iter().map(bare).collect()
-}
-
-fn bare_slots(slots: &[Slot], reviewed: usize) -> Vec<BareSlot> {
-    let bare = |(place, slot): (usize, &Slot)| BareSlot {
-        input: slot.input.clone(),
-        decided: slot.decided.clone(),
-        runs: slot.runs,
-        asked: slot.asked,
-        replay: slot.replay,
-        settled: slot.result.is_some(),
-        reviewed: place < reviewed,
-    };
-    slots.iter().enumerate().map(bare).collect()
-}
-
-/// Returns the results that no earlier record contains, and marks them as recorded.
-fn settled(stage: &mut Stage, turn: &Turn) -> Vec<Settled> {
-    let (slots, reviewed): (_, &[ToolResult]) = match stage {
-        Stage::Executing { slots, .. } => (slots, &[]),
-        Stage::Reviewing { slots, reviewed } => (slots, reviewed),
-        Stage::Failing { remains, .. } => (&mut remains.slots, &remains.reviewed),
-        Stage::Concluding { recorded: true, .. } => return Vec::new(),
-        Stage::Concluding { response, recorded } => {
-            *recorded = true;
-            let places = (0..).zip(turn.working.all().open_tool_uses());
-            let decided = places.filter_map(|(place, tool_use)| {
-                let result = response.decided.iter().find(|result| result.tool_use_id == tool_use.id)?;
-                Some(Settled::new(place, result.clone()))
-            });
-            return decided.collect();
-        }
-        Stage::Recovering(recovering) => return settled(&mut recovering.stage, turn),
-        _ => return Vec::new(),
-    };
-    let mut results = Vec::new();
-    for (place, slot) in slots.iter_mut().enumerate() {
-        let (progress, result) = match (reviewed.get(place), &slot.result) {
-            (Some(result), _) => (RecordedSlot::Reviewed, result),
-            (None, Some(result)) => (RecordedSlot::Settled, result),
-            (None, None) => continue,
-        };
-        if slot.recorded < progress {
-            slot.recorded = progress;
-            let result = Settled::new(u32::try_from(place).unwrap_or(u32::MAX), result.clone());
-            results.push(result.with_reviewed(progress == RecordedSlot::Reviewed));
-        }
-    }
-    results
 }
 
 /// Returns the tool uses that wait for decisions. A pause that is about to be reported counts too.
@@ -348,14 +134,15 @@ fn check_continuation(between: &Between, history: &History) -> Result<(), Damage
 }
 
 impl Core {
-    /// Reads the sum of a turn's records. The restored core does nothing before [`take_up`](Core::take_up) is called.
+    /// Reads the sum of a turn's records. Returns the core and the name of the model of the turn's prompt, if the prompt
+    /// has one. The restored core does nothing before [`take_up`](Core::take_up) is called.
     /// `history` is the history to which the turn's messages are added. `fallback` is the history that is restored if
     /// the run commits no turn.
     pub(in crate::agent) fn restore(
         record: TurnRecord,
         history: History,
         fallback: Option<History>,
-    ) -> Result<Restored, UnreadableTurn> {
+    ) -> Result<(Self, Option<String>), UnreadableTurn> {
         if let Some(problem) = record.damage() {
             return Err(UnreadableTurn::Damaged(problem.to_owned()));
         }
@@ -363,12 +150,16 @@ impl Core {
             return Err(UnreadableTurn::Newer { format: record.format });
         }
         let restored = restore(record, history, fallback).map_err(UnreadableTurn::Damaged)?;
-        restored.core.check().map_err(UnreadableTurn::Damaged)?;
+        restored.0.check().map_err(UnreadableTurn::Damaged)?;
         Ok(restored)
     }
 }
 
-fn restore(record: TurnRecord, history: History, fallback: Option<History>) -> Result<Restored, Damage> {
+fn restore(
+    record: TurnRecord,
+    history: History,
+    fallback: Option<History>,
+) -> Result<(Core, Option<String>), Damage> {
     let bare: BareCore<'_> = json::parse(&record.core)?;
     in_range(bare.op, MAX_OP)?;
     let waited = bare.waited.len();
@@ -383,19 +174,17 @@ fn restore(record: TurnRecord, history: History, fallback: Option<History>) -> R
         waited: Waited::restored(bare.waited.into_owned()),
         ..Core::new(history)
     };
-    core.phase = match (bare.turn, bare.stage) {
-        (None, BareStage::Between(mut between)) => {
+    // No operation has the number 0. The real number is set when `handle_recovery` is called.
+    core.phase = match (bare.turn, bare.stage, bare.between) {
+        (None, None, Some(between)) => {
+            let mut between = Box::new(between.into_owned());
             in_range(between.step.into(), MAX_COUNT)?;
             check_continuation(&between, &core.history)?;
             (between.turn, between.recorded) = (record.turn, true);
-            // No operation has the number 0. The real number is set when `handle_recovery` is called.
             Phase::Noticing { op: 0, begun: true, then: AfterEvent::Continue(between) }
         }
-        (None, _) | (Some(_), BareStage::Between(_)) => {
-            return Err("the turn and its stage do not fit together".to_owned());
-        }
-        (Some(turn), stage) => {
-            let mut turn = Box::new(turn.into_owned());
+        (Some(turn), Some(stage), None) => {
+            let (mut turn, mut stage) = (Box::new(turn.into_owned()), stage.into_owned());
             in_range(turn.step.max(turn.next_id).into(), MAX_COUNT)?;
             turn.joined.iter().try_for_each(|prompt| check_staged(prompt))?;
             if turn.joined.len() >= turn.step_start {
@@ -403,132 +192,76 @@ fn restore(record: TurnRecord, history: History, fallback: Option<History>) -> R
             }
             (turn.id, turn.recorded) = (record.turn, true);
             turn.waits = waited;
-            turn.decisions = bare.named[bare.named.len().saturating_sub(MAX_NAMED)..].to_vec();
-            turn.working = Working::restored(&core.history, record.append);
-            turn.refused = matches!(&stage, BareStage::Failing { failure, .. } if failure.is_refusal());
-            let stage = stage.restored(&turn, record.results, bare.decided.into_owned())?;
+            turn.decisions.drain(..turn.decisions.len().saturating_sub(MAX_NAMED));
+            turn.working = Working::restored(&core.history, record.append, stage.results());
+            turn.refused = matches!(&stage, Stage::Failing { failure, .. } if failure.is_refusal());
+            stage.fill_in(&turn, bare.decided.into_owned())?;
             let recovering = Recovering { stage, spent: record.spent };
             Phase::InTurn { op: 0, turn, stage: Stage::Recovering(Box::new(recovering)) }
         }
+        _ => return Err("the turn and its stage do not fit together".to_owned()),
     };
-    Ok(Restored { core, model: bare.model.map(Cow::into_owned) })
+    Ok((core, bare.model.map(Cow::into_owned)))
 }
 
-impl BareStage {
-    fn restored(self, turn: &Turn, results: Vec<Settled>, early: Vec<Decided>) -> Result<Stage, Damage> {
-        let uses = || turn.working.all().open_tool_uses().cloned();
-        Ok(match self {
-            Self::Between(_) | Self::Preparing => Stage::Preparing,
-            Self::Streaming => Stage::Streaming { fold: Box::default(), question: None },
-            Self::Deciding { answers } => {
-                let uses: Vec<_> = uses().collect();
-                let answers = restored_answers(answers, &uses, turn.id)?;
-                Stage::Deciding { tools: Box::new(Tools { uses, answers, early }) }
+impl Stage {
+    /// Fills in the tool uses and the early decisions of a stage that was read.
+    fn fill_in(&mut self, turn: &Turn, early: Vec<Decided>) -> Result<(), Damage> {
+        let uses: Vec<_> = turn.working.all().open_tool_uses().cloned().collect();
+        match self {
+            Self::Deciding { tools } => {
+                fill_answers(&mut tools.answers, &uses, turn.id)?;
+                (tools.uses, tools.early) = (uses, early);
             }
-            Self::Executing { slots } => {
-                Stage::Executing { slots: restored_slots(slots, uses(), results)?.0, questions: Vec::new() }
-            }
-            Self::Reviewing { slots } => {
-                let (slots, reviewed) = restored_slots(slots, uses(), results)?;
-                Stage::Reviewing { slots, reviewed }
-            }
-            Self::Concluding { stop_reason, output, output_error, open, inputs } => {
-                let is_open = |place: u32| open.contains(&place);
-                let open = (0..).zip(uses()).filter(|(place, _)| is_open(*place));
-                let open = open.map(|(place, tool_use)| match inputs.iter().find(|(own, _)| *own == place) {
-                    Some((_, input)) => ToolUse { input: input.clone(), malformed: None, ..tool_use },
-                    None => tool_use,
-                });
-                let decided = results.into_iter().filter(|settled| !is_open(settled.slot));
-                Stage::Concluding {
-                    recorded: true,
-                    response: Arc::new(Response {
-                        output,
-                        output_error,
-                        open_tool_uses: open.collect(),
-                        decided: decided.map(|settled| settled.result).collect(),
-                        ..Response::empty("", stop_reason, turn.step, turn.run)
-                    }),
+            Self::Executing { slots, .. } => fill_slots(slots, &mut [], &uses)?,
+            Self::Reviewing { slots, reviewed } => fill_slots(slots, reviewed, &uses)?,
+            Self::Failing { remains, .. } => {
+                fill_answers(&mut remains.answers, &uses, turn.id)?;
+                if !remains.slots.is_empty() || !remains.reviewed.is_empty() {
+                    fill_slots(&mut remains.slots, &mut remains.reviewed, &uses)?;
                 }
             }
-            Self::Failing { failure, answers, slots } => {
-                let answers = restored_answers(answers, &uses().collect::<Vec<_>>(), turn.id)?;
-                let (slots, reviewed) = if slots.is_empty() {
-                    Default::default()
-                } else {
-                    restored_slots(slots, uses(), results)?
-                };
-                let remains = Remains { partial: None, answers, slots, reviewed };
-                Stage::Failing { failure, remains: Box::new(remains) }
+            Self::Concluding { end } => {
+                let open = end.open.iter().map(|tool_use| &tool_use.id);
+                let mut ids = open.chain(end.decided.iter().map(|result| &result.tool_use_id));
+                if let Some(id) = ids.find(|id| uses.iter().all(|tool_use| tool_use.id != **id)) {
+                    return Err(format!("the end of the turn names {id:?}, which is no open tool use"));
+                }
             }
-            Self::Delaying { delay, until } => Stage::Delaying { delay, until },
-        })
+            _ => {}
+        }
+        Ok(())
     }
 }
 
-fn restored_answers(answers: Vec<BareAnswer>, uses: &[ToolUse], turn: TurnId) -> Result<Vec<Answer>, Damage> {
+fn fill_answers(answers: &mut [Answer], uses: &[ToolUse], turn: TurnId) -> Result<(), Damage> {
     if answers.len() > uses.len() {
         return Err(format!("{} answers for {} tool uses", answers.len(), uses.len()));
     }
-    let restored = |(answer, tool_use): (BareAnswer, &ToolUse)| match answer {
-        BareAnswer::Decided(decision) => Answer::Decided(decision, None),
-        BareAnswer::Stated(decision, decided) => Answer::Decided(decision, Some(decided)),
-        BareAnswer::Waits { input, reason, limit, on_expiry, times, earlier } => {
-            let mut tool_use = tool_use.clone();
-            let input_replaced = input.is_some();
-            if let Some(input) = input {
-                (tool_use.input, tool_use.malformed) = (input, None);
-            }
-            let pause =
-                PendingUse::new(turn, tool_use).with_input_replaced(input_replaced).with_reason(reason);
-            let (since, expires) = times.unzip();
-            let expires = expires.flatten();
-            Answer::Waits(Arc::new(PendingUse { since, limit, expires, on_expiry, ..pause }), earlier)
+    for (answer, tool_use) in answers.iter_mut().zip(uses) {
+        let Answer::Waits(pause, _) = answer else { continue };
+        let pause = Arc::make_mut(pause);
+        let mut own = tool_use.clone();
+        if pause.input_replaced {
+            (own.input, own.malformed) = (pause.tool_use.input.take(), None);
         }
-    };
-    Ok(answers.into_iter().zip(uses).map(restored).collect())
+        (pause.turn, pause.tool_use) = (turn, own);
+    }
+    Ok(())
 }
 
-/// Returns all slots, and the results of the slots that are already reviewed.
-fn restored_slots(
-    slots: Vec<BareSlot>,
-    uses: impl Iterator<Item = ToolUse>,
-    results: Vec<Settled>,
-) -> Result<(Vec<Slot>, Vec<ToolResult>), Damage> {
-    let uses: Vec<_> = uses.collect();
-    if slots.len() != uses.len() {
+fn fill_slots(slots: &mut [Slot], reviewed: &mut [ToolResult], uses: &[ToolUse]) -> Result<(), Damage> {
+    if slots.len() != uses.len() || reviewed.len() > uses.len() {
         return Err(format!("{} slots for {} tool uses", slots.len(), uses.len()));
     }
-    let mut results: Vec<_> = results.into_iter().map(Some).collect();
-    let mut reviewed = Vec::new();
-    let mut restored = Vec::with_capacity(slots.len());
-    for (place, (slot, tool_use)) in slots.into_iter().zip(uses).enumerate() {
-        let own = results
-            .iter_mut()
-            .find(|result| result.as_ref().is_some_and(|result| usize::try_from(result.slot) == Ok(place)));
-        let own = own.and_then(Option::take).filter(|_| slot.settled || slot.reviewed);
-        if own.is_none() && (slot.settled || slot.reviewed) {
-            return Err(format!("the result of tool use {place} is missing"));
-        }
-        let answering = |Settled { result, .. }: Settled| {
-            let decision = result.decision.clone();
-            ToolResult { decision, ..result.answering(&tool_use) }
-        };
-        let mut result = own.map(answering);
-        let recorded = match (&result, slot.reviewed) {
-            (None, _) => RecordedSlot::Open,
-            (Some(_), false) => RecordedSlot::Settled,
-            (Some(_), true) => RecordedSlot::Reviewed,
-        };
-        if slot.reviewed {
-            if reviewed.len() != place {
-                return Err(format!("the result of tool use {place} is reviewed before an earlier one"));
-            }
-            reviewed.extend(result.take());
-        }
-        let BareSlot { input, decided, runs, asked, replay, .. } = slot;
-        in_range(asked.into(), MAX_COUNT)?;
-        restored.push(Slot { tool_use, input, decided, runs, asked, replay, result, recorded });
+    for (slot, tool_use) in slots.iter_mut().zip(uses) {
+        in_range(slot.asked.into(), MAX_COUNT)?;
+        slot.tool_use = tool_use.clone();
     }
-    Ok((restored, reviewed))
+    let settled =
+        slots.iter_mut().zip(uses).filter_map(|(slot, tool_use)| Some((slot.result.as_mut()?, tool_use)));
+    for (result, tool_use) in reviewed.iter_mut().zip(uses).chain(settled) {
+        (result.tool_use_id, result.name) = (tool_use.id.clone(), tool_use.name.clone());
+    }
+    Ok(())
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{
     Call, Context, Core, Effect, add_message, callback_failure,
     recovery::UNCERTAIN,
-    response::{Output, discarded, parse_output, respond},
+    response::{Output, conclusion, discarded, parse_output, respond},
     spending::emit_partial_usage,
     streaming::{close_tool_uses, end_event},
     tools::decided_result,
@@ -14,7 +14,8 @@ use crate::{
     agent::{
         ErrorDecision, Event, Failure, Response, RunOutcome, Status, TurnDecision,
         phase::{
-            AfterEvent, Answer, Asked, Between, DecidedUse, Op, Phase, Remains, Slot, Stage, Turn, in_stage,
+            AfterEvent, Answer, Asked, Between, DecidedUse, Op, Phase, Remains, Slot, Stage, Turn, TurnEnd,
+            in_stage,
         },
     },
     message::{Message, RequestEnd, Role, ToolResult, answer_open_tool_uses, cleared},
@@ -36,30 +37,25 @@ impl Core {
         read: Option<Output>,
         cx: &mut Context<'_>,
     ) {
-        let mut response = respond(&turn, reason, cx.config);
-        response.set_output(read);
-        self.ask_handle_turn(turn, Arc::new(response), false, cx);
+        let end = TurnEnd { stop_reason: reason, output: read, open: Vec::new(), decided: Vec::new() };
+        self.ask_handle_turn(turn, Box::new(end), cx);
     }
 
-    /// Calls `handle_turn`. `recorded` states whether the last record contains the decided results of the response.
-    pub(super) fn ask_handle_turn(
-        &mut self,
-        turn: Box<Turn>,
-        response: Arc<Response>,
-        recorded: bool,
-        cx: &mut Context<'_>,
-    ) {
+    /// Calls `handle_turn`.
+    pub(super) fn ask_handle_turn(&mut self, turn: Box<Turn>, end: Box<TurnEnd>, cx: &mut Context<'_>) {
         cx.record_soon(turn.recorded);
-        let op = self.enter(turn, Stage::Concluding { response: Arc::clone(&response), recorded });
-        cx.push(Effect::Call(op, Call::HandleTurn(response)));
+        let response = conclusion(&turn, &end, cx.config);
+        let op = self.enter(turn, Stage::Concluding { end });
+        cx.push(Effect::Call(op, Call::HandleTurn(Arc::new(response))));
     }
 
     /// Called when `handle_turn` has returned. Commits the turn and starts the next turn, if there is one.
     pub(in crate::agent) fn turn_decided(&mut self, op: Op, decision: TurnDecision, cx: &mut Context<'_>) {
-        let concluding = in_stage!(Stage::Concluding { response, .. } => response);
-        let Some((mut turn, mut response)) = self.phase.take_awaited(op, concluding) else {
+        let concluding = in_stage!(Stage::Concluding { end } => end);
+        let Some((mut turn, end)) = self.phase.take_awaited(op, concluding) else {
             return;
         };
+        let mut response = Arc::new(conclusion(&turn, &end, cx.config));
         let mut next = match decision {
             TurnDecision::Stop => None,
             TurnDecision::Continue(content) => Some(content),
@@ -110,7 +106,7 @@ impl Core {
     /// Makes the turn's messages part of the history.
     fn commit(&mut self, turn: &Turn) {
         self.history = turn.working.all().clone();
-        self.fallback = None;
+        (self.fallback, self.lives) = (None, 0);
         self.step = turn.step;
     }
 

@@ -7,11 +7,11 @@ use std::{sync::Arc, time::Duration};
 
 use serde_json::json;
 
-use super::{Call, Context, Core, Effect, response::respond, tools::tool_call};
+use super::{Call, Context, Core, Effect, tools::tool_call};
 use crate::{
     agent::{
-        Config, Event, Failure, MAX_LIVES, OnUncertain, PendingUse, RecordedStage, Recovery,
-        RecoveryDecision, Response, UncertainUse,
+        Event, Failure, MAX_LIVES, OnUncertain, PendingUse, RecordedStage, Recovery, RecoveryDecision,
+        UncertainUse,
         durable::RecoveryFacts,
         phase::{
             AfterEvent, Answer, DecidedUse, Op, Phase, Recovering, Remains, SentRequest, Slot, Stage, Tools,
@@ -147,10 +147,7 @@ impl Core {
                 emit_runs(&slots[reviewed.len()..], cx);
                 self.review_next(turn, slots, reviewed, cx);
             }
-            Stage::Concluding { response, recorded } => {
-                let response = conclusion(&turn, &response, cx.config);
-                self.ask_handle_turn(turn, Arc::new(response), recorded, cx);
-            }
+            Stage::Concluding { end } => self.ask_handle_turn(turn, end, cx),
             Stage::Failing { failure, remains } => {
                 emit_runs(&remains.slots[remains.reviewed.len()..], cx);
                 self.recover(turn, failure, *remains, cx);
@@ -339,16 +336,5 @@ fn emit_runs(slots: &[Slot], cx: &mut Context<'_>) {
         if let Some(result) = &slot.result {
             cx.emit(Event::ToolEnd { tool_use_id, is_error: result.is_error });
         }
-    }
-}
-
-/// Returns the response of a turn that was concluded before the restart.
-pub(super) fn conclusion(turn: &Turn, recorded: &Response, config: &Config) -> Response {
-    Response {
-        output: recorded.output.clone(),
-        output_error: recorded.output_error.clone(),
-        open_tool_uses: recorded.open_tool_uses.clone(),
-        decided: recorded.decided.clone(),
-        ..respond(turn, recorded.stop_reason.clone(), config)
     }
 }

@@ -6,7 +6,10 @@ use serde_json::Value;
 
 use super::Context;
 use crate::{
-    agent::{Config, Response, phase::Turn},
+    agent::{
+        Config, Response,
+        phase::{Turn, TurnEnd},
+    },
     message::{Message, Role},
     provider::{Fold, StopReason, read_output},
 };
@@ -44,6 +47,15 @@ pub(super) fn respond_with(
         decided: Vec::new(),
         warnings: turn.warnings.clone(),
     }
+}
+
+/// Returns the response of a turn that ends in this way.
+pub(super) fn conclusion(turn: &Turn, end: &TurnEnd, config: &Config) -> Response {
+    let TurnEnd { stop_reason, output, open, decided } = end.clone();
+    let mut response = respond(turn, stop_reason, config);
+    response.set_output(output);
+    (response.open_tool_uses, response.decided) = (open, decided);
+    response
 }
 
 /// Reads the output of a response, if an output schema was set and the model needs no more tools.

@@ -7,13 +7,12 @@ use serde_json::Value;
 use super::{
     Call, Context, Core, Effect,
     pauses::{NEEDS_APPROVAL, answer, answer_provider, problem_of},
-    response::respond,
     streaming::close_tool_uses,
 };
 use crate::{
     agent::{
         Decided, Durable, Event, PendingUse, Response, ToolDecision,
-        phase::{Answer, DecidedUse, Op, Phase, RecordedSlot, Slot, Stage, ToolCall, Tools, Turn, in_stage},
+        phase::{Answer, DecidedUse, Op, Phase, Slot, Stage, ToolCall, Tools, Turn, TurnEnd, in_stage},
     },
     message::{Content, DecisionKind, Message, Role, ToolResult, ToolUse},
     provider::StopReason,
@@ -144,8 +143,8 @@ impl Core {
                 calls.push(call);
             }
             let replay = if recorded { cx.tools.replay(&tool_use.name) } else { Replay::Never };
-            let (runs, recorded) = (result.is_none(), RecordedSlot::Open);
-            slots.push(Slot { tool_use, input, decided, runs, asked: 0, replay, result, recorded });
+            let runs = result.is_none();
+            slots.push(Slot { tool_use, input, decided, runs, asked: 0, replay, result });
         }
         self.run_tools(turn, slots, calls, cx);
         self.decided = self.last_op;
@@ -234,9 +233,8 @@ impl Core {
                 None => open.push(tool_use),
             }
         }
-        let mut response = respond(&turn, StopReason::ToolUse, cx.config);
-        (response.open_tool_uses, response.decided) = (open, decided);
-        self.ask_handle_turn(turn, Arc::new(response), false, cx);
+        let end = TurnEnd { stop_reason: StopReason::ToolUse, output: None, open, decided };
+        self.ask_handle_turn(turn, Box::new(end), cx);
     }
 
     /// Stores each decided result in its tool use. The tool uses are in the message that is about to be committed.

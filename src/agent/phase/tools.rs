@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 use super::Op;
@@ -22,17 +22,20 @@ pub(crate) struct Question {
 }
 
 /// The tool uses of a step, and the answers of `handle_tool_use` for the first of them.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Tools {
+    #[serde(skip)]
     pub(crate) uses: Vec<ToolUse>,
     pub(crate) answers: Vec<Answer>,
     /// The decisions about pauses that are recorded but not reported yet. Each one is applied when its pause is
-    /// reported.
+    /// reported. A record has them at another place.
+    #[serde(skip)]
     pub(crate) early: Vec<Decided>,
 }
 
 /// The answer about one tool use.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum Answer {
     /// The decision was made. The second value is `None` if `handle_tool_use` has just let the tool run.
     Decided(Decision, Option<Box<DecidedUse>>),
@@ -177,12 +180,15 @@ pub(crate) struct ToolQuestion {
 }
 
 /// A tool use and its result, if the result exists yet.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Slot {
+    #[serde(skip, default = "unknown")]
     pub(crate) tool_use: ToolUse,
     /// The input with which the tool is run, if it differs from the input that the model sent.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
     pub(crate) input: Option<Value>,
     /// How the tool use was decided, if somebody decided. `None` after its result was reviewed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) decided: Option<Box<DecidedUse>>,
     /// Whether the tool is run. Otherwise a decision gave the result.
     pub(crate) runs: bool,
@@ -191,18 +197,18 @@ pub(crate) struct Slot {
     /// The tool's declaration of whether it may run again, if the turn is recorded. Otherwise `Never`.
     pub(crate) replay: Replay,
     /// The result. `None` until the result exists, and again after it was reviewed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) result: Option<ToolResult>,
-    /// The part of the slot that the last record contains.
-    pub(crate) recorded: RecordedSlot,
 }
 
-/// The part of a slot that the last record contains.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum RecordedSlot {
-    #[default]
-    Open,
-    Settled,
-    Reviewed,
+/// Returns the tool use of a slot until it is filled in from the turn's messages.
+fn unknown() -> ToolUse {
+    ToolUse::new("", "", Value::Null)
+}
+
+/// Reads an input that is present. Otherwise, the input `null` would count as missing.
+fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
+    Value::deserialize(deserializer).map(Some)
 }
 
 impl Slot {

@@ -128,12 +128,11 @@ pub(crate) struct Turn {
     /// `handle_error` gets is known.
     #[serde(skip)]
     pub(crate) refused: bool,
-    /// The number of tool uses and questions of this turn that have waited for decisions. Recorded separately, with the
-    /// decisions.
+    /// The number of tool uses and questions of this turn that have waited for decisions. A record contains their ids.
     #[serde(skip)]
     pub(crate) waits: usize,
     /// The decisions that were made under a name, in the order in which they were made.
-    #[serde(skip)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) decisions: Vec<(ToolUseId, UseDecision)>,
     /// The facts about the last request that decide whether it may be repeated, if the turn is recorded.
     #[serde(default)]
@@ -222,27 +221,32 @@ pub(crate) struct Working {
     committed: usize,
     /// The number of pending messages that the last record contains.
     recorded: usize,
+    /// The numbers of pending messages and of results when the last record was made.
+    last: (usize, usize),
 }
 
 impl Working {
     pub(crate) fn new(committed: &History) -> Self {
-        Self { all: committed.clone(), committed: committed.len(), recorded: 0 }
+        Self { all: committed.clone(), committed: committed.len(), recorded: 0, last: (0, 0) }
     }
 
-    /// Restores the messages of a recorded turn, which follow the committed history.
-    pub(crate) fn restored(committed: &History, pending: Vec<Arc<Message>>) -> Self {
+    /// Restores the messages of a recorded turn, which follow the committed history. The record contains this number of
+    /// results.
+    pub(crate) fn restored(committed: &History, pending: Vec<Arc<Message>>, results: usize) -> Self {
         let recorded = pending.len();
         let mut all = committed.clone();
         all.extend(pending);
-        Self { all, committed: committed.len(), recorded }
+        Self { all, committed: committed.len(), recorded, last: (recorded, results) }
     }
 
-    /// Returns the number of pending messages that the last record contains, and the pending messages that it does not
-    /// contain. Afterwards, all of them count as recorded.
-    pub(crate) fn record(&mut self) -> (usize, Vec<Arc<Message>>) {
-        let pending = self.pending_len();
-        let keep = std::mem::replace(&mut self.recorded, pending);
-        (keep, self.pending().skip(keep).cloned().collect())
+    /// Returns the number of pending messages that the last record contains, the pending messages that it does not
+    /// contain, and whether the turn has made progress since. Afterwards, all of them and this number of results count as
+    /// recorded.
+    pub(crate) fn record(&mut self, results: usize) -> (usize, Vec<Arc<Message>>, bool) {
+        let (pending, keep) = (self.pending_len(), self.recorded);
+        let has_progressed = pending > keep || keep < self.last.0 || results > self.last.1;
+        (self.recorded, self.last) = (pending, (pending, results));
+        (keep, self.pending().skip(keep).cloned().collect(), has_progressed)
     }
 
     pub(crate) fn push(&mut self, message: Arc<Message>) {
@@ -267,7 +271,7 @@ impl Working {
         let mut all = committed.clone();
         all.extend(self.pending().take(keep).cloned());
         let recorded = self.recorded.min(all.len() - committed.len());
-        *self = Self { all, committed: committed.len(), recorded };
+        *self = Self { all, committed: committed.len(), recorded, last: self.last };
     }
 }
 

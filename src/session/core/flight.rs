@@ -16,7 +16,7 @@ use crate::{
 /// The recorded turn in flight, and the records for which the agent waits.
 #[derive(Debug, Default)]
 pub(super) struct Flight {
-    /// The last record of the turn in flight, without its messages and results. Its `keep` counts all of them.
+    /// The last record of the turn in flight, without its messages. Its `keep` counts all of them.
     last: Option<TurnRecord>,
     /// The records that are not stored yet, as pairs: the number of the last change that must be stored before the
     /// record counts as stored, and the number of the record.
@@ -47,10 +47,6 @@ impl Core {
 
     /// Fills in the parts of a record that the agent does not know.
     fn completed(&self, mut record: TurnRecord) -> TurnRecord {
-        let last = self.last_record().filter(|last| last.turn == record.turn);
-        let is_shorter = last.is_some_and(|last| record.keep < last.keep);
-        let has_progressed = is_shorter || !record.append.is_empty() || !record.results.is_empty();
-        record.lives = last.filter(|_| !has_progressed).map_or(0, |last| last.lives);
         record.head = self.stable().head();
         record.branch = self
             .branch
@@ -157,11 +153,11 @@ impl Core {
     }
 }
 
-/// Returns a record that changes nothing after `record`: it keeps all messages and results, and adds none.
+/// Returns a record that changes nothing after `record`: it keeps all messages, and adds none.
 fn kept(record: &TurnRecord) -> TurnRecord {
     let added = u32::try_from(record.append.len()).unwrap_or(u32::MAX);
     let mut kept = record.clone();
     kept.keep = kept.keep.saturating_add(added);
-    (kept.append, kept.results, kept.mark) = (Vec::new(), Vec::new(), None);
+    (kept.append, kept.mark) = (Vec::new(), None);
     kept
 }

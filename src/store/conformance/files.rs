@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     message::{Attachment, Content, Message, ResultBlock, ToolResult, ToolUse},
-    run::{Prompt, RunEnd, RunOutcome, Settled, TurnRecord},
+    run::{Prompt, RunEnd, RunOutcome, TurnRecord},
     store::{Change, Commit, ConversationId, Store, StoreError, Stored, Version, Write},
     tree::{Erased, Node},
 };
@@ -152,9 +152,12 @@ pub(super) async fn attachments_of_a_turn_in_flight_are_preserved(
     let id = conversation("turn");
     let version = created(&*store, &id).await;
     let tool_use = ToolUse::new("1", "paint", json!({}));
+    // The state of an agent contains the results of tools.
     let settled = |letter| {
-        let content = vec![ResultBlock::from(photo(letter))];
-        Settled::new(0, ToolResult::ok(&tool_use, "").with_content(content))
+        let content = vec![ResultBlock::from(photo(letter)), ResultBlock::from(photo(letter))];
+        let result = ToolResult::ok(&tool_use, "").with_content(content);
+        let core = json!({ "result": result }).to_string().into();
+        TurnRecord { core, ..TurnRecord::new(1, turn_id(1), "") }.with_head(node_id(1)).with_keep(2)
     };
     let pending = |text: &str, letter| Arc::new(beside(text, photo(letter)));
     let uses = Arc::new(Message::assistant(tool_use.clone()));
@@ -163,7 +166,7 @@ pub(super) async fn attachments_of_a_turn_in_flight_are_preserved(
     let mut version = committed(&*store, &id, version, &adding(1, beside("first", photo('A')))).await;
     let records = [
         record().with_append(vec![pending("asked", 'A'), Arc::clone(&uses)]),
-        record().with_keep(2).with_results(vec![settled('B')]),
+        settled('B'),
         record().with_keep(2),
         record().with_keep(1).with_append(vec![Arc::clone(&uses), pending("more", 'C')]),
     ];
@@ -179,7 +182,7 @@ pub(super) async fn attachments_of_a_turn_in_flight_are_preserved(
         let stored = loaded(subject, &id).await;
         let turn = store.turn(&id).await.expect("reading succeeds").expect("a turn is in flight");
         assert!(stored.turn.as_deref() == Some(&turn) && turn.damage.is_none(), "{:?}", turn.damage);
-        assert!(turn.record.append == whole.append && turn.record.results == whole.results);
+        assert!(turn.record.append == whole.append && turn.record.core == whole.core);
     }
     // Another turn replaces this one. Then the run ends without an answer.
     let other = TurnRecord::new(1, turn_id(2), "{}").with_head(node_id(1));

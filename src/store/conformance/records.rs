@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{
     CheckOutcome, StoreUnderTest, committed, conversation, created, path,
-    turns::{keeping, listed, settled, tick, turn_id, turn_of},
+    turns::{keeping, listed, tick, turn_id, turn_of},
 };
 use crate::{
     message::{Message, Timestamp, ToolUse, TurnId},
@@ -79,10 +79,6 @@ impl Random {
         record.head = if self.rarely() { NodeId::new(u64::MAX) } else { head };
         record.keep = if self.rarely() { u32::MAX } else { self.small(4) };
         record.append = self.many(3, |random| Arc::new(Message::user(random.text())));
-        record.results = self.many(4, |random| {
-            let slot = if random.rarely() { u32::MAX - random.small(2) } else { random.small(8) };
-            settled(slot, &random.text()).with_reviewed(random.coin())
-        });
         record.waiting = self.many(4, Self::waiting);
         record
     }

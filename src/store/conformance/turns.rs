@@ -7,8 +7,8 @@ use serde_json::json;
 
 use super::{CheckOutcome, StoreUnderTest, committed, conversation, created, node_id, turn};
 use crate::{
-    message::{Message, Text, Timestamp, ToolResult, ToolUse, TurnId},
-    run::{BranchPoint, KnownPrompt, PendingUse, PromptState, RunEnd, RunOutcome, Settled, TurnRecord},
+    message::{Message, Timestamp, ToolUse, TurnId},
+    run::{BranchPoint, KnownPrompt, PendingUse, PromptState, RunEnd, RunOutcome, TurnRecord},
     store::{
         Change, Commit, ConversationId, Filter, Labels, Lease, Owner, Page, StateChange, Store, StoreError,
         StoredState, StoredTurn, TurnSummary, Turns, Version, Write,
@@ -38,10 +38,6 @@ fn messages(texts: &[&str]) -> Vec<Arc<Message>> {
 
 fn tool_use(id: &str) -> ToolUse {
     ToolUse::new(id, "send", json!({ "to": "ann" }))
-}
-
-pub(super) fn settled(slot: u32, text: &str) -> Settled {
-    Settled::new(slot, ToolResult::ok(&tool_use(&format!("use {slot}")), Text::new(text)))
 }
 
 /// Returns a commit that contains this record and does not move the head.
@@ -95,7 +91,6 @@ pub(super) async fn turn_in_flight_is_the_sum_of_its_records(subject: &dyn Store
         .with_head(head)
         .with_branch(BranchPoint::new(NodeId::new(1)).with_answers(node_id(1)))
         .with_append(messages(&["a\u{0}", "b"]))
-        .with_results(vec![settled(1, "one"), settled(0, "zero")])
         .with_prompts(vec![
             KnownPrompt::new("p1", PromptState::Ended { outcome: RunOutcome::Abandoned })
                 .with_through(node_id(2)),
@@ -105,32 +100,27 @@ pub(super) async fn turn_in_flight_is_the_sum_of_its_records(subject: &dyn Store
     let version = committed(&*store, &id, version, &recorded(first.clone())).await;
     let one = turn_of(&*subject.another().await, &id).await.expect("a turn is in flight");
     assert_eq!(one.record.append, first.append);
-    assert_eq!(one.record.results, [settled(0, "zero"), settled(1, "one")]);
     let same =
         |record: &TurnRecord| (record.branch, record.prompts.clone(), record.spent, record.core.clone());
     assert_eq!(same(&one.record), same(&first));
-    // Results of tools belong to the last message. They remain until a record adds another message.
     let second = TurnRecord { core: "new".into(), lives: 3, orderly: true, ..record(1) };
     let second = second.with_head(head).with_keep(2);
-    let second = second.with_results(vec![settled(1, "1").with_reviewed(true)]);
     let version = committed(&*store, &id, version, &recorded(second)).await;
     let two = turn_of(&*store, &id).await.expect("a turn is in flight");
     assert_eq!(two.record.append, first.append);
-    assert_eq!(two.record.results, [settled(0, "zero"), settled(1, "1").with_reviewed(true)]);
     assert_eq!((&*two.record.core, two.record.lives, two.record.orderly), ("new", 3, true));
     assert_eq!((two.record.branch, two.since), (None, one.since));
     let third = record(1).with_head(head).with_keep(1).with_append(messages(&["c", "d"]));
-    let third = third.with_results(vec![settled(5, "five")]);
     let version = committed(&*store, &id, version, &recorded(third)).await;
     let three = turn_of(&*store, &id).await.expect("a turn is in flight");
     assert_eq!(three.record.append, messages(&["a\u{0}", "c", "d"]));
-    assert_eq!((three.record.results, three.since), (vec![settled(5, "five")], one.since));
+    assert_eq!(three.since, one.since);
     // A record of another turn replaces the whole stored turn.
     let other = record(2).with_head(head).with_append(messages(&["e"]));
     committed(&*store, &id, version, &recorded(other)).await;
     let four = turn_of(&*store, &id).await.expect("a turn is in flight");
     assert_eq!((four.record.turn, four.record.append), (turn_id(2), messages(&["e"])));
-    assert_eq!((four.record.results, four.record.prompts), (vec![], vec![]));
+    assert_eq!(four.record.prompts, []);
     CheckOutcome::Made
 }
 

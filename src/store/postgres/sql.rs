@@ -140,43 +140,32 @@ const END: &str = ", over AS (
 /// The last part of a write that records the turn in flight.
 const RECORD: &str = ", earlier AS (
     SELECT since, (
-        SELECT count(*) FROM {schema}.pending WHERE pending.conversation = turns.conversation AND slot = -1
+        SELECT count(*) FROM {schema}.pending WHERE pending.conversation = turns.conversation
     ) AS messages
     FROM {schema}.turns JOIN written ON conversation = key
     WHERE turns.turn = $29::text AND turns.head IS NOT DISTINCT FROM written.head
 ), base AS (
     SELECT key, written.head, since, date_trunc('milliseconds', clock_timestamp()) AS moment,
-        least($38::integer, coalesce(messages, 0))::integer AS kept
+        least($32::integer, coalesce(messages, 0))::integer AS kept
     FROM written LEFT JOIN earlier ON true
 ), recorded AS (
-    INSERT INTO {schema}.turns (conversation, turn, lives, orderly, format, core, head, branch, spent, prompts, since,
-        recorded, waits)
-    SELECT key, $29, $30::integer, $31::boolean, $32::integer, $33::text, head, $34::text,
-        $35::bigint * interval '1 microsecond', $36::text, coalesce(since, moment), moment, $37::boolean
-    FROM base
-    ON CONFLICT (conversation) DO UPDATE SET turn = excluded.turn, lives = excluded.lives,
-        orderly = excluded.orderly, format = excluded.format, core = excluded.core, head = excluded.head,
-        branch = excluded.branch, spent = excluded.spent, prompts = excluded.prompts, since = excluded.since,
-        recorded = excluded.recorded, waits = excluded.waits
+    INSERT INTO {schema}.turns (conversation, turn, record, head, since, recorded, waits)
+    SELECT key, $29, $30::text, head, coalesce(since, moment), moment, $31::boolean FROM base
+    ON CONFLICT (conversation) DO UPDATE SET turn = excluded.turn, record = excluded.record, head = excluded.head,
+        since = excluded.since, recorded = excluded.recorded, waits = excluded.waits
 ), dropped AS (
-    DELETE FROM {schema}.pending USING base
-    WHERE conversation = key AND (place >= kept OR slot >= 0 AND (since IS NULL OR cardinality($39::text[]) > 0))
-        AND NOT (slot = -1 AND place >= kept AND place < kept + cardinality($39))
-        AND NOT (place = kept + cardinality($39) - 1 AND slot = ANY ($40::integer[]))
+    DELETE FROM {schema}.pending USING base WHERE conversation = key AND place >= kept + cardinality($33::text[])
 ), appended AS (
-    INSERT INTO {schema}.pending (conversation, place, slot, content)
-    SELECT key, kept + place - 1, -1, content FROM base, unnest($39) WITH ORDINALITY AS message (content, place)
-    UNION ALL
-    SELECT key, kept + cardinality($39) - 1, slot, content
-    FROM base, unnest($40, $41::text[]) AS result (slot, content)
-    ON CONFLICT (conversation, place, slot) DO UPDATE SET content = excluded.content
+    INSERT INTO {schema}.pending (conversation, place, content)
+    SELECT key, kept + place - 1, content FROM base, unnest($33) WITH ORDINALITY AS message (content, place)
+    ON CONFLICT (conversation, place) DO UPDATE SET content = excluded.content
 ), decided AS (
-    DELETE FROM {schema}.approvals USING written WHERE conversation = key AND tool_use <> ALL ($42::text[])
+    DELETE FROM {schema}.approvals USING written WHERE conversation = key AND tool_use <> ALL ($34::text[])
 ), asked AS (
     INSERT INTO {schema}.approvals (conversation, tool_use, place, content, survives, since, expires)
     SELECT key, asked.tool_use, asked.place - 1, asked.content, asked.survives, coalesce(open.since, moment),
         least(coalesce(open.since, moment), '9999-12-31') + asked.time_limit * interval '1 millisecond'
-    FROM base, unnest($42, $43::text[], $44::boolean[], $45::bigint[]) WITH ORDINALITY
+    FROM base, unnest($34, $35::text[], $36::boolean[], $37::bigint[]) WITH ORDINALITY
         AS asked (tool_use, content, survives, time_limit, place)
         LEFT JOIN {schema}.approvals AS open ON open.tool_use = asked.tool_use
             AND open.conversation = (SELECT key FROM base WHERE since IS NOT NULL)
@@ -274,11 +263,8 @@ WHERE id = $1";
 const LABELS: &str =
     "(SELECT json_object_agg(name, value)::text FROM {schema}.labels WHERE conversation = key)";
 
-/// The columns of a turn in flight, with its approvals as JSON, and the current time. The limits prevent an overflow if another program has
-/// written a time that is far too early or too late.
-const TURN_COLUMNS: &str = "turns.turn, turns.lives, turns.orderly, turns.format, turns.core, turns.head,
-    turns.branch, least(greatest(extract(epoch FROM turns.spent) * 1000000, 0), 1e15)::bigint, turns.prompts,
-    {since}, {recorded}, (
+/// The columns of a turn in flight, with its approvals as JSON, and the current time.
+const TURN_COLUMNS: &str = "turns.turn, turns.record, turns.head, {since}, {recorded}, (
         SELECT json_agg(json_build_array(content, {approval_since}) ORDER BY place)::text
         FROM {schema}.approvals WHERE approvals.conversation = turns.conversation
     ), {now}";
@@ -290,8 +276,7 @@ const LISTED_TURN: &str =
 /// The turn in flight of a conversation.
 const TURN: &str = "
 SELECT {turn_columns}, version, turns.head IS NOT DISTINCT FROM conversations.head, (
-    SELECT json_agg(json_build_array(place, slot, content) ORDER BY place, slot)::text
-    FROM {schema}.pending WHERE pending.conversation = turns.conversation
+    SELECT json_agg(content ORDER BY place)::text FROM {schema}.pending WHERE pending.conversation = turns.conversation
 )
 FROM {schema}.conversations LEFT JOIN {schema}.turns ON turns.conversation = key WHERE id = $1";
 
@@ -401,7 +386,7 @@ impl Sql {
             create: sql(CREATE),
             created_by: sql(CREATED_BY),
             write: write(END, 29),
-            record: write(RECORD, 45),
+            record: write(RECORD, 37),
             turn: sql(TURN),
             listed_turn: sql(LISTED_TURN),
             held: HELD.to_owned(),

@@ -20,78 +20,26 @@ use crate::store::{
     },
 };
 
-/// A record of a turn, as the parameters of an SQL statement. The approvals are split into one array for each column.
-pub(super) struct Columns<'r> {
-    record: &'r RecordRow,
-    lives: i32,
-    format: i32,
-    core: String,
-    keys: Vec<&'r str>,
-    approvals: Vec<&'r str>,
-    survives: Vec<bool>,
-    limits: Vec<Option<i64>>,
-}
-
-impl<'r> Columns<'r> {
-    pub(super) fn of(record: &'r RecordRow) -> Self {
-        let approvals = || record.approvals.iter();
-        Self {
-            record,
-            lives: record.lives.cast_signed(),
-            format: record.format.cast_signed(),
-            core: encode_core(&record.core),
-            keys: approvals().map(|approval| &*approval.key).collect(),
-            approvals: approvals().map(|approval| &*approval.content).collect(),
-            survives: approvals().map(|approval| approval.survives).collect(),
-            limits: approvals().map(|approval| approval.limit).collect(),
-        }
-    }
-
-    pub(super) fn params(&self) -> Vec<&(dyn ToSql + Sync)> {
-        let record = self.record;
-        vec![
-            &record.turn,
-            &self.lives,
-            &record.orderly,
-            &self.format,
-            &self.core,
-            &record.branch,
-            &record.spent,
-            &record.prompts,
-            &record.waits,
-            &record.keep,
-            &record.messages,
-            &record.slots,
-            &record.results,
-            &self.keys,
-            &self.approvals,
-            &self.survives,
-            &self.limits,
-        ]
-    }
-}
-
-/// Returns the state of an agent in a form that the database type `text` can contain. A state that contains U+0000 is
-/// stored as a JSON string. So is a state that begins with a quotation mark, because a reader could not distinguish it
-/// from such a string. Any other state is stored as it is.
-fn encode_core(core: &str) -> String {
-    if core.starts_with('"') || core.contains('\0') {
-        return serde_json::Value::from(core).to_string();
-    }
-    core.to_owned()
-}
-
-fn decode_core(core: &str) -> String {
-    let encoded = core.starts_with('"').then(|| json::parse(core).ok()).flatten();
-    encoded.unwrap_or_else(|| core.to_owned())
+/// Returns a record of a turn as the parameters of an SQL statement.
+pub(super) fn params(record: &RecordRow) -> Vec<&(dyn ToSql + Sync)> {
+    vec![
+        &record.turn,
+        &record.record,
+        &record.waits,
+        &record.keep,
+        &record.messages,
+        &record.keys,
+        &record.approvals,
+        &record.survives,
+        &record.limits,
+    ]
 }
 
 /// Reads the columns of a turn, which begin at the column `at` of the row.
 fn columns(row: &Row, at: usize) -> Result<ReadTurn, Fault> {
-    let approvals: Option<&str> = row.try_get(at + 11)?;
+    let approvals: Option<&str> = row.try_get(at + 5)?;
     let approvals = approvals.map(json::parse).transpose().map_err(damaged)?.unwrap_or_default();
-    let turn = rows::turn(row, at, row.time(at + 12)?)?;
-    Ok(ReadTurn { core: decode_core(&turn.core), approvals, ..turn })
+    Ok(ReadTurn { approvals, ..rows::turn(row, at, row.time(at + 6)?)? })
 }
 
 /// Returns the error for approvals or pending messages whose JSON from the database can't be read.
@@ -104,17 +52,17 @@ pub(super) fn read(row: &Row, origin: &Origin<'_>) -> Result<Option<StoredTurn>,
     if row.try_get::<_, Option<&str>>(0)?.is_none() {
         return Ok(None);
     }
-    let is_valid: bool = row.try_get(14)?;
+    let is_valid: bool = row.try_get(8)?;
     if !is_valid {
         origin.warn_of_void_turn();
         return Ok(None);
     }
-    let pending: Option<&str> = row.try_get(15)?;
+    let pending: Option<&str> = row.try_get(9)?;
     let turn = ReadTurn {
         pending: pending.map(json::parse).transpose().map_err(damaged)?.unwrap_or_default(),
         ..columns(row, 0)?
     };
-    Ok(Some(turn.into_turn(Version::new(row.bits(13)?))))
+    Ok(Some(turn.into_turn(Version::new(row.bits(7)?))))
 }
 
 pub(super) async fn turn(

@@ -134,9 +134,8 @@ async fn change(
         Some(run) => (run.turn.as_deref(), Some(run.ending.as_str()), run.prompts.as_deref()),
         None => (None, None, None),
     };
-    let record = flight.record.as_deref().map(turns::Columns::of);
-    let (statement, mut more) = match &record {
-        Some(record) => (&server.sql.record, record.params()),
+    let (statement, mut more) = match &flight.record {
+        Some(record) => (&server.sql.record, turns::params(record)),
         None => (&server.sql.write, vec![&flight.ends as &(dyn ToSql + Sync)]),
     };
     let files: [&(dyn ToSql + Sync); 4] = [&files.digests, &files.bytes, &files.places, &files.uses];

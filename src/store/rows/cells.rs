@@ -135,20 +135,14 @@ pub(in crate::store) fn sum<C: Cells>(row: &C, column: usize) -> Result<(u64, Us
 }
 
 /// Decodes a turn in flight without messages and approvals, which was read at this time. Its columns begin at `at`: turn,
-/// lives, orderly, format, core, head, branch, spent, prompts, since, recorded.
+/// record, head, since, recorded.
 pub(in crate::store) fn turn<C: Cells>(row: &C, at: usize, now: Timestamp) -> Result<ReadTurn, C::Misread> {
     Ok(ReadTurn {
         turn: row.lossy(at)?.unwrap_or_default(),
-        lives: row.small(at + 1)?,
-        orderly: row.flag(at + 2)?,
-        format: row.small(at + 3)?,
-        core: row.lossy(at + 4)?.unwrap_or_default(),
-        head: row.int(at + 5)?,
-        branch: row.lossy(at + 6)?,
-        spent: row.int(at + 7)?.unwrap_or_default(),
-        prompts: row.lossy(at + 8)?.unwrap_or_default(),
-        since: row.time(at + 9)?,
-        recorded: row.time(at + 10)?,
+        record: row.lossy(at + 1)?.unwrap_or_default(),
+        head: row.int(at + 2)?,
+        since: row.time(at + 3)?,
+        recorded: row.time(at + 4)?,
         now,
         ..ReadTurn::default()
     })

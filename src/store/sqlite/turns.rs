@@ -15,7 +15,7 @@ use crate::{
     message::Timestamp,
     store::{
         ConversationId, Filter, Listing, Page, StoredTurn, Summary, TurnSummary, Turns,
-        rows::{self, ApprovalRow, Cells, OF_TURN, Origin, ReadTurn, RecordRow, SORTED, TurnRow, count},
+        rows::{self, Cells, OF_TURN, Origin, ReadTurn, RecordRow, SORTED, TurnRow, count},
     },
 };
 
@@ -55,60 +55,36 @@ fn record(transaction: &Connection, key: i64, record: &RecordRow, now: Timestamp
     let now = millis(now);
     transaction
         .prepare_cached(
-            "INSERT INTO turns (conversation, turn, lives, orderly, format, core, head, branch, spent, prompts,
-                 since, recorded, waits)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?11, ?12)
-             ON CONFLICT DO UPDATE SET lives = excluded.lives, orderly = excluded.orderly,
-                 format = excluded.format, core = excluded.core, branch = excluded.branch, spent = excluded.spent,
-                 prompts = excluded.prompts, recorded = excluded.recorded, waits = excluded.waits",
+            "INSERT INTO turns (conversation, turn, record, head, since, recorded, waits)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?5, ?6)
+             ON CONFLICT DO UPDATE SET record = excluded.record, recorded = excluded.recorded,
+                 waits = excluded.waits",
         )?
-        .execute(params![
-                key,
-                record.turn,
-                record.lives,
-                record.orderly,
-                record.format,
-                record.core,
-                record.head,
-                record.branch,
-                record.spent,
-                record.prompts,
-                now,
-                record.waits
-            ],
-        )?;
+        .execute(params![key, record.turn, record.record, record.head, now, record.waits])?;
     let stored: i64 = transaction
-        .prepare_cached("SELECT count(*) FROM pending WHERE conversation = ? AND slot = -1")?
+        .prepare_cached("SELECT count(*) FROM pending WHERE conversation = ?")?
         .query_row([key], |row| row.get(0))?;
     let kept = stored.min(record.keep.into());
-    // Results belong to the last message, so the old results are deleted if a message is added.
     transaction
-        .prepare_cached("DELETE FROM pending WHERE conversation = ? AND (place >= ? OR ? AND slot >= 0)")?
-        .execute(params![key, kept, !record.messages.is_empty()])?;
-    let messages = record.messages.iter().zip(kept..).map(|(content, place)| (place, -1, content));
-    let last = kept + count(record.messages.len()) - 1;
-    let results = record.slots.iter().zip(&record.results).map(|(slot, content)| (last, *slot, content));
-    for (place, slot, content) in messages.chain(results) {
+        .prepare_cached("DELETE FROM pending WHERE conversation = ? AND place >= ?")?
+        .execute(params![key, kept])?;
+    for (content, place) in record.messages.iter().zip(kept..) {
         transaction
-            .prepare_cached(
-                "INSERT INTO pending (conversation, place, slot, content) VALUES (?, ?, ?, ?)
-                 ON CONFLICT DO UPDATE SET content = excluded.content",
-            )?
-            .execute(params![key, place, slot, content])?;
+            .prepare_cached("INSERT INTO pending (conversation, place, content) VALUES (?, ?, ?)")?
+            .execute(params![key, place, content])?;
     }
-    ask(transaction, key, &record.approvals, now)
+    ask(transaction, key, record, now)
 }
 
 /// Replaces the open approvals. Approvals that were already open keep their age.
-fn ask(transaction: &Connection, key: i64, approvals: &[ApprovalRow], now: i64) -> Result<(), Fault> {
-    let keys: Vec<_> = approvals.iter().map(|approval| approval.key.as_str()).collect();
+fn ask(transaction: &Connection, key: i64, record: &RecordRow, now: i64) -> Result<(), Fault> {
     transaction
         .prepare_cached(
             "DELETE FROM approvals WHERE conversation = ?1
              AND tool_use NOT IN (SELECT value FROM json_each(?2))",
         )?
-        .execute(params![key, serde_json::Value::from(keys).to_string()])?;
-    for (approval, place) in approvals.iter().zip(0_i64..) {
+        .execute(params![key, serde_json::Value::from(record.keys.clone()).to_string()])?;
+    for (place, tool_use) in record.keys.iter().enumerate() {
         transaction
             .prepare_cached(
                 "INSERT INTO approvals (conversation, tool_use, place, content, survives, since, expires)
@@ -118,21 +94,17 @@ fn ask(transaction: &Connection, key: i64, approvals: &[ApprovalRow], now: i64) 
             )?
             .execute(params![
                 key,
-                approval.key,
-                place,
-                approval.content,
-                approval.survives,
+                tool_use,
+                count(place),
+                record.approvals[place],
+                record.survives[place],
                 now,
-                approval.limit,
+                record.limits[place],
                 LAST
             ])?;
     }
     Ok(())
 }
-
-/// The columns of a turn.
-const COLUMNS: &str = "turns.turn, turns.lives, turns.orderly, turns.format, turns.core, turns.head, turns.branch, \
-     turns.spent, turns.prompts, turns.since, turns.recorded";
 
 fn approvals(connection: &Connection, key: i64) -> Result<Vec<(String, Timestamp)>, Fault> {
     let mut query = connection
@@ -147,8 +119,8 @@ fn approvals(connection: &Connection, key: i64) -> Result<Vec<(String, Timestamp
 
 /// Returns the turn in flight of the conversation with this key, without its messages.
 fn recorded(connection: &Connection, key: i64) -> Result<Option<ReadTurn>, Fault> {
-    let mut query =
-        connection.prepare_cached(&format!("SELECT {COLUMNS} FROM turns WHERE conversation = ?"))?;
+    let mut query = connection
+        .prepare_cached("SELECT turn, record, head, since, recorded FROM turns WHERE conversation = ?")?;
     let mut found = query.query([key])?;
     let Some(row) = found.next()? else { return Ok(None) };
     let turn = rows::turn(row, 0, Timestamp::now())?;
@@ -166,12 +138,11 @@ pub(super) fn read(
         origin.warn_of_void_turn();
         return Ok(None);
     }
-    let mut pending = connection.prepare_cached(
-        "SELECT place, slot, content FROM pending WHERE conversation = ? ORDER BY place, slot",
-    )?;
+    let mut pending =
+        connection.prepare_cached("SELECT content FROM pending WHERE conversation = ? ORDER BY place")?;
     let mut found = pending.query([row.key])?;
     while let Some(row) = found.next()? {
-        turn.pending.push((row.get(0)?, row.get(1)?, row.lossy(2)?.unwrap_or_default()));
+        turn.pending.push(row.lossy(0)?.unwrap_or_default());
     }
     Ok(Some(turn.into_turn(row.version)))
 }

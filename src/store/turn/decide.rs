@@ -88,7 +88,7 @@ impl StoredTurn {
         for decided in decided {
             list.push(serde_json::to_value(decided).map_err(|error| error.to_string())?);
         }
-        let mut record = self.record.clone().with_append(Vec::new()).with_results(Vec::new());
+        let mut record = self.record.clone().with_append(Vec::new());
         record.keep = u32::try_from(self.record.append.len()).unwrap_or(u32::MAX);
         (record.core, record.waiting) = (Value::Object(core).to_string().into(), waiting);
         Ok(record)

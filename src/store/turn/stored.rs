@@ -18,8 +18,8 @@ use crate::{
 pub struct StoredTurn {
     /// The version of the conversation, on which the next write builds.
     pub version: Version,
-    /// The sum of the records, as one record. Its [`append`](TurnRecord::append) and [`results`](TurnRecord::results)
-    /// contain all messages and results, and its [`keep`](TurnRecord::keep) is 0.
+    /// The sum of the records, as one record. Its [`append`](TurnRecord::append) contains all messages, and its
+    /// [`keep`](TurnRecord::keep) is 0.
     pub record: TurnRecord,
     /// The time of the first record of the turn.
     pub since: Timestamp,

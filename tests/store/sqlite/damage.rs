@@ -141,7 +141,7 @@ async fn changed_row_of_a_turn_affects_only_its_conversation() {
         }
     }
     let times = [
-        ("turns", "true", &["spent", "since", "recorded", "orderly", "waits"][..], Effect::Accepted),
+        ("turns", "true", &["since", "recorded", "waits"][..], Effect::Accepted),
         ("approvals", "place = 0", &["since", "expires", "survives"], Effect::Accepted),
     ];
     for (table, row, columns, effect) in NUMBERS.into_iter().chain(times) {

@@ -6,8 +6,8 @@ use super::{Check, ensure, model, world::World};
 use crate::{
     agent::{
         Config, Event, Snapshot, TurnRecord,
-        core::{Core, Restored, recovery::conclusion},
-        phase::{AfterEvent, Phase, RecordedSlot, Slot, Stage, Turn, Working},
+        core::Core,
+        phase::{AfterEvent, Phase, Stage, Working},
     },
     message::History,
     provider::Model,
@@ -88,9 +88,8 @@ impl World {
     pub(super) fn write_down_and_take_up(&mut self) -> Check {
         let mut recorded = self.core.clone();
         match &mut recorded.phase {
-            Phase::InTurn { turn, stage, .. } => {
+            Phase::InTurn { turn, .. } => {
                 turn.recorded = true;
-                forget_results(stage);
                 let mut working = Working::new(&recorded.history);
                 turn.working.pending().cloned().for_each(|message| working.push(message));
                 turn.working = working;
@@ -104,14 +103,14 @@ impl World {
         let record: TurnRecord = serde_json::from_str(&json).map_err(|error| error.to_string())?;
         let history = read_again(self.core.history())?;
         let fallback = self.core.fallback.as_ref().map(read_again).transpose()?;
-        let Restored { core: mut read, model } =
+        let (mut read, model) =
             Core::restore(record, history, fallback).map_err(|error| format!("{error:?}"))?;
         let own = self.core.phase.origin_mut().and_then(|(origin, _)| origin.prompt.model.clone());
         ensure!(model.as_deref() == own.as_ref().map(Model::saved_name), "{model:?} is not {own:?}");
         if let Some(own) = own {
             read.set_prompt_model(own);
         }
-        read.keep_lost(&self.core, &self.config)?;
+        read.keep_lost(&self.core)?;
         for (prompt, own) in read.staged.iter_mut().zip(self.core.staged.iter()) {
             Arc::make_mut(prompt).model = own.model.clone();
         }
@@ -125,26 +124,11 @@ impl World {
     }
 }
 
-/// Lets the next record contain all results.
-fn forget_results(stage: &mut Stage) {
-    let slots = match stage {
-        Stage::Concluding { recorded, .. } => {
-            *recorded = false;
-            return;
-        }
-        Stage::Executing { slots, .. } | Stage::Reviewing { slots, .. } => slots,
-        Stage::Failing { remains, .. } => &mut remains.slots,
-        _ => return,
-    };
-    for slot in slots {
-        slot.recorded = RecordedSlot::Open;
-    }
-}
-
 impl Core {
     /// Copies the parts of the state that a record does not contain from `lost`, the core before the restart.
-    fn keep_lost(&mut self, lost: &Self, config: &Config) -> Check {
+    fn keep_lost(&mut self, lost: &Self) -> Check {
         (self.notices, self.emitted_status, self.step) = (lost.notices, lost.emitted_status, lost.step);
+        self.lives = lost.lives;
         self.last_run.clone_from(&lost.last_run);
         let count = lost.phase.turn().map_or(0, |turn| turn.waits);
         ensure!(self.waited.last(count) == lost.waited.last(count), "{:?} waited", self.waited);
@@ -169,7 +153,7 @@ impl Core {
                     return Err("the turn is not recovering".to_owned());
                 };
                 *stage = recovering.stage;
-                stage.keep_lost(lost_stage, turn, config);
+                stage.keep_lost(lost_stage);
             }
             (read, lost) => return Err(format!("{read:?} was read instead of {lost:?}")),
         }
@@ -178,7 +162,7 @@ impl Core {
 }
 
 impl Stage {
-    fn keep_lost(&mut self, lost: &Self, turn: &Turn, config: &Config) {
+    fn keep_lost(&mut self, lost: &Self) {
         match (self, lost) {
             (stage @ Stage::Preparing, lost @ Stage::Noticing { .. })
             | (stage @ Stage::Streaming { .. }, lost @ Stage::Streaming { .. }) => *stage = lost.clone(),
@@ -187,29 +171,13 @@ impl Stage {
                     *stage = Stage::Paused { tools: tools.clone() };
                 }
             }
-            (Stage::Executing { slots, questions }, Stage::Executing { slots: lost, questions: asked }) => {
+            (Stage::Executing { questions, .. }, Stage::Executing { questions: asked, .. }) => {
                 questions.clone_from(asked);
-                keep_recorded(slots, lost);
-            }
-            (Stage::Reviewing { slots, .. }, Stage::Reviewing { slots: lost, .. }) => {
-                keep_recorded(slots, lost);
             }
             (Stage::Failing { remains, .. }, Stage::Failing { remains: lost, .. }) => {
                 remains.partial.clone_from(&lost.partial);
-                keep_recorded(&mut remains.slots, &lost.slots);
-            }
-            (Stage::Concluding { response, recorded }, lost) => {
-                let whole = conclusion(turn, response, config);
-                *response = Arc::new(whole);
-                *recorded = matches!(lost, Stage::Concluding { recorded: true, .. });
             }
             _ => {}
         }
-    }
-}
-
-fn keep_recorded(slots: &mut [Slot], lost: &[Slot]) {
-    for (slot, lost) in slots.iter_mut().zip(lost) {
-        slot.recorded = lost.recorded;
     }
 }

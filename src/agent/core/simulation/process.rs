@@ -26,7 +26,7 @@ use crate::{
         Accepted, Config, Delivery, Durable, FirstMessage, PendingUse, Prompt, Record, Resume, RunEnd,
         Snapshot, Status, TurnInFlight,
         durable::RecoveryFacts,
-        phase::{Op, Stage, ToolCall},
+        phase::{Op, Phase, Stage, ToolCall},
     },
     message::{History, Timestamp, ToolUseId},
     run::{Error, ErrorKind},
@@ -148,6 +148,12 @@ impl Process {
             }
             None => (Core::new(history), None),
         };
+        if outside.fault == Some(Fault::PauseReported)
+            && let Phase::InTurn { stage, .. } = &mut core.phase
+            && let Some(tools) = stage.unreported().cloned()
+        {
+            *stage = Stage::Paused { tools: Box::new(tools) };
+        }
         core.set_last_run(last_run);
         let last_event = EventId { life, number: 0 };
         Self {

@@ -1,6 +1,6 @@
 //! Tests with schedules that once broke an invariant of the core.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use serde_json::json;
 
@@ -421,10 +421,10 @@ fn interrupt_of_a_concluded_step_states_a_changed_input_once() {
     bench.end(StopReason::ToolUse);
     bench.decide(ToolDecision::Reject("no".to_owned()));
     bench.decide(ToolDecision::Execute);
-    let Phase::InTurn { stage: Stage::Concluding { response, .. }, .. } = &mut bench.core.phase else {
+    let Phase::InTurn { stage: Stage::Concluding { end }, .. } = &mut bench.core.phase else {
         panic!("{:?}", bench.core.phase)
     };
-    let result = &mut Arc::make_mut(response).decided[0];
+    let result = &mut end.decided[0];
     let decision = result.decision.as_deref().cloned().unwrap();
     let decision = UseDecision { input: Some(json!({ "eur": 20 })), ..decision };
     *result = result.clone().decided(decision, true, true);

@@ -666,7 +666,7 @@ async fn record_that_cannot_be_read_is_refused() {
     let turn = shelf.contents().turn.unwrap();
     let read = |turn: TurnRecord| TurnInFlight::read(turn, &History::new(), None).map(|_| ());
     assert_eq!(read(TurnRecord { format: 2, ..turn.clone() }), Err(UnreadableTurn::Newer { format: 2 }));
-    for core in ["", "{}", "[]", "nonsense", r#"{"op":1,"run":1,"stage":{"stage":"between"}}"#] {
+    for core in ["", "{}", "[]", "nonsense", r#"{"op":1,"run":1,"stage":{"stage":"preparing"}}"#] {
         let damaged = TurnRecord { core: core.into(), ..turn.clone() };
         assert!(matches!(read(damaged), Err(UnreadableTurn::Damaged(_))), "{core}");
     }
@@ -676,7 +676,8 @@ async fn record_that_cannot_be_read_is_refused() {
     let value: Value = serde_json::from_str(&turn.core).unwrap();
     for (path, wrong) in [
         ("/stage/slots", json!([])),
-        ("/stage/slots/0/settled", json!(true)),
+        ("/stage/slots/0/result", json!(true)),
+        ("/stage/slots/0/replay", json!(null)),
         ("/stage/stage", json!("dreaming")),
         ("/stage/slots/0/asked", json!(u32::MAX)),
         ("/turn/step", json!(0)),

@@ -251,9 +251,7 @@ impl Core {
 /// Returns the approximate size of this number of rows, of the end of a run and of the turn in flight, in bytes.
 fn weight(rows: usize, end: Option<&RunEnd>, turn: Option<&TurnRecord>) -> usize {
     let of_turn = |turn: &TurnRecord| {
-        let messages: usize = turn.append.iter().map(|message| message.weight()).sum();
-        let results: usize = turn.results.iter().map(|settled| settled.result.weight()).sum();
-        messages + results + turn.core.len()
+        turn.append.iter().map(|message| message.weight()).sum::<usize>() + turn.core.len()
     };
     rows.saturating_mul(size_of::<UsageRow>()) + end.map_or(0, RunEnd::weight) + turn.map_or(0, of_turn)
 }

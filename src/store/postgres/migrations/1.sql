@@ -156,14 +156,9 @@ CREATE TABLE {schema}.runs (
 CREATE TABLE {schema}.turns (
     conversation bigint PRIMARY KEY REFERENCES {schema}.conversations ON DELETE CASCADE,
     turn text NOT NULL,
-    lives integer NOT NULL,
-    orderly boolean NOT NULL,
-    format integer NOT NULL,
-    core text NOT NULL,
+    -- JSON, without the head, the messages and the tool uses that wait.
+    record text NOT NULL,
     head bigint,
-    branch text,
-    spent interval NOT NULL,
-    prompts text NOT NULL,
     since timestamptz NOT NULL,
     recorded timestamptz NOT NULL,
     waits boolean NOT NULL
@@ -186,13 +181,12 @@ CREATE TABLE {schema}.approvals (
 CREATE INDEX approvals_by_age ON {schema}.approvals (since, conversation);
 CREATE INDEX approvals_by_expiry ON {schema}.approvals (expires) WHERE expires IS NOT NULL;
 
--- The messages of the turn in flight (slot -1), and the results of its tools.
+-- The messages of the turn in flight.
 CREATE TABLE {schema}.pending (
     conversation bigint NOT NULL REFERENCES {schema}.turns ON DELETE CASCADE,
     place integer NOT NULL,
-    slot integer NOT NULL,
     content text NOT NULL,
-    PRIMARY KEY (conversation, place, slot)
+    PRIMARY KEY (conversation, place)
 );
 
 -- These triggers run after all parts of a statement, so they see the references that the same write has added. The

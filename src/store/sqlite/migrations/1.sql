@@ -138,14 +138,8 @@ CREATE TABLE runs (
 CREATE TABLE turns (
     conversation INTEGER PRIMARY KEY REFERENCES conversations ON DELETE CASCADE,
     turn TEXT NOT NULL,
-    lives INTEGER NOT NULL,
-    orderly INTEGER NOT NULL,
-    format INTEGER NOT NULL,
-    core TEXT NOT NULL,
+    record TEXT NOT NULL, -- JSON, without the head, the messages and the tool uses that wait
     head INTEGER,
-    branch TEXT,
-    spent INTEGER NOT NULL,
-    prompts TEXT NOT NULL,
     since INTEGER NOT NULL,
     recorded INTEGER NOT NULL,
     waits INTEGER NOT NULL
@@ -168,13 +162,12 @@ CREATE TABLE approvals (
 CREATE INDEX approvals_by_age ON approvals (since, conversation);
 CREATE INDEX approvals_by_expiry ON approvals (expires) WHERE expires IS NOT NULL;
 
--- The messages of the turn in flight (slot -1), and the results of its tools.
+-- The messages of the turn in flight.
 CREATE TABLE pending (
     conversation INTEGER NOT NULL REFERENCES turns ON DELETE CASCADE,
     place INTEGER NOT NULL,
-    slot INTEGER NOT NULL,
     content TEXT NOT NULL,
-    PRIMARY KEY (conversation, place, slot)
+    PRIMARY KEY (conversation, place)
 ) STRICT, WITHOUT ROWID;
 
 CREATE TRIGGER file_uses_of_nodes AFTER DELETE ON nodes WHEN instr(old.message, '"type":"file"') BEGIN

@@ -18,10 +18,14 @@ pub(crate) enum Fault {
     OwnerHeld,
     /// The end of a run has no prompts.
     OutcomesLost,
+    /// A record lacks the results of tools.
+    ResultMissing,
+    /// A recorded pause is restored as one that was reported.
+    PauseReported,
 }
 
 impl Fault {
-    pub(crate) const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self::GatesRemoved,
         Self::RecordKept,
         Self::KeepIgnored,
@@ -30,5 +34,7 @@ impl Fault {
         Self::RepliesEarly,
         Self::OwnerHeld,
         Self::OutcomesLost,
+        Self::ResultMissing,
+        Self::PauseReported,
     ];
 }

@@ -5,6 +5,8 @@ use std::{
     sync::Arc,
 };
 
+use serde_json::Value;
+
 use super::super::vault::{self, Vault};
 use crate::{
     actor::simulation::{Check, ensure},
@@ -130,6 +132,18 @@ impl Place {
     fn damaged(&self, mut commit: Commit) -> Commit {
         match (self.fault, commit.turn.as_deref_mut()) {
             (Some(Fault::KeepIgnored), Some(TurnChange::Record(record))) => record.keep = 0,
+            (Some(Fault::ResultMissing), Some(TurnChange::Record(record))) => {
+                let mut core = core(record);
+                for slots in ["/stage/slots", "/stage/remains/slots"] {
+                    if let Some(Value::Array(slots)) = core.pointer_mut(slots) {
+                        slots
+                            .iter_mut()
+                            .filter_map(Value::as_object_mut)
+                            .for_each(|slot| drop(slot.remove("result")));
+                    }
+                }
+                record.core = core.to_string().into();
+            }
             (Some(Fault::OutcomesLost), Some(TurnChange::End(end))) => end.prompts.clear(),
             _ => {}
         }
@@ -217,20 +231,26 @@ fn has_progressed(record: &TurnRecord, before: Option<&StoredTurn>) -> bool {
     let stored = before.map_or(0, |before| before.pending().len());
     let is_later = before.is_some_and(|before| step(record) > step(&before.record));
     let own = before.map(|before| &before.record).filter(|before| before.turn == record.turn);
-    let is_new = |result| own.is_none_or(|own| !own.results.contains(result));
-    // After a hand-over, the stored results of a step whose tools wait again for decisions are recorded once more.
-    let waited = own.is_some_and(|own| core(own)["stage"]["stage"] == "deciding");
-    let has_results = record.results.iter().any(|result| waited || is_new(result));
+    let has_results = results(record) > own.map_or(0, results);
     // A stored decision moves from one list to the other when it is applied.
     let has_decisions = own.is_some_and(|own| {
-        ["decided", "named"].into_iter().any(|list| decisions(record, list) > decisions(own, list))
+        ["/decided", "/turn/decisions"].into_iter().any(|list| decisions(record, list) > decisions(own, list))
     });
     is_later || !record.append.is_empty() || has_results || has_decisions || (record.keep as usize) < stored
 }
 
 /// Returns the number of the decisions in a list of a record.
 fn decisions(record: &TurnRecord, list: &str) -> usize {
-    core(record)[list].as_array().map_or(0, Vec::len)
+    core(record).pointer(list).and_then(Value::as_array).map_or(0, Vec::len)
+}
+
+/// Returns the number of results in a record. A reviewed result counts twice.
+fn results(record: &TurnRecord) -> usize {
+    let stage = core(record)["stage"].take();
+    let list = |path: &str| stage.pointer(path).and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    let slots = list("/slots").iter().chain(list("/remains/slots"));
+    let settled = slots.filter(|slot| slot.get("result").is_some()).count();
+    settled + 2 * (list("/reviewed").len() + list("/remains/reviewed").len()) + list("/end/decided").len()
 }
 
 /// Returns the number of the request in a record. Returns 0 between two turns.
@@ -239,6 +259,6 @@ fn step(record: &TurnRecord) -> u32 {
     step.and_then(|step| step.try_into().ok()).unwrap_or_default()
 }
 
-fn core(record: &TurnRecord) -> serde_json::Value {
+fn core(record: &TurnRecord) -> Value {
     serde_json::from_str(&record.core).expect("a record contains JSON")
 }

@@ -19,6 +19,7 @@ mod js;
 #[cfg(unix)]
 mod killed_server;
 mod late_access;
+mod left_runs;
 mod limits;
 mod load;
 #[path = "../support/logged.rs"]

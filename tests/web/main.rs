@@ -25,6 +25,7 @@ mod load;
 #[path = "../support/logged.rs"]
 mod logged;
 mod lost_access;
+mod moved_labels;
 #[path = "../support/npm.rs"]
 mod npm;
 mod older_versions;

@@ -380,7 +380,7 @@ impl Agent {
 
     /// Ends the run like [`interrupt`](Self::interrupt) if this turn is in flight. Otherwise, returns `false` and
     /// changes nothing, so that a late caller never ends the run of somebody else.
-    #[cfg(any(feature = "acp", feature = "mcp-server"))]
+    #[cfg(any(feature = "acp", feature = "mcp-server", feature = "web"))]
     pub(crate) async fn interrupt_turn(&self, turn: crate::message::TurnId) -> Result<bool, Error> {
         match self.call(|reply| Command::Interrupt(Some(turn), reply)).await? {
             Ok(()) => Ok(true),

@@ -83,7 +83,10 @@ use crate::{
     provider::Registry,
     run::Error,
     session::{Session, Setup, check_title},
-    store::{ConversationId, Filter, Found, IntoStore, Labels, Listing, Owner, Store, StoreError, Summary},
+    store::{
+        ConversationId, Filter, Found, IntoStore, Labels, Listing, Owner, Page, Position, Store, StoreError,
+        Summary,
+    },
     subscription::{Attachment, End, EndReason, EventId, FeedLimits, Source, Subscription},
     sync::lock,
 };
@@ -524,8 +527,9 @@ impl Manager {
     /// Returns conversations from the store, with the most recently written first. Each entry states whether the
     /// conversation is open.
     ///
-    /// The argument is a [`Page`](crate::store::Page), a [`Filter`] by labels, or a pair of a filter and a page. The
-    /// filter applies to stored labels.
+    /// The argument is a [`Page`](crate::store::Page), a [`Filter`] by labels, or a pair of a filter and a page. A
+    /// conversation must match the filter with its stored labels and, if it is open, with those of its session, which may
+    /// not be stored yet.
     ///
     /// ```
     /// # #[cfg(feature = "test-util")]
@@ -554,12 +558,27 @@ impl Manager {
     /// Returns the error of the store, such as [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if
     /// there is a filter and the store does not support labels.
     pub async fn list(&self, listing: impl Into<Listing>) -> Result<Vec<Listed>, Error> {
-        let stored = self.0.store.list(&self.0.checked(listing)?).await?;
-        Ok(self.listed(stored))
+        let mut listing = self.0.checked(listing)?;
+        let (limit, mut listed) = (listing.page.limit, Vec::new());
+        loop {
+            let stored = self.0.store.list(&listing).await?;
+            let last = stored.last().filter(|_| stored.len() >= listing.page.limit).map(Position::from);
+            listed.extend(self.listed(stored, &listing.filter));
+            match last {
+                // The page lacks the conversations whose labels have changed, so read more.
+                Some(last) if listed.len() < limit && listing.page.after.as_ref() != Some(&last) => {
+                    listing.page = Page::first(limit - listed.len()).after(last);
+                }
+                _ => return Ok(listed),
+            }
+        }
     }
 
     /// Finds stored conversations by the words in their titles and texts, as described at
     /// [`Store::search`].
+    ///
+    /// The labels of open sessions count as in [`list`](Self::list). A page may contain fewer hits than its limit,
+    /// because the conversations whose labels have changed are left out.
     ///
     /// # Errors
     ///
@@ -567,7 +586,15 @@ impl Manager {
     /// the query can't be understood, or [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the
     /// store does not support searches, or if there is a filter and the store does not support labels.
     pub async fn search(&self, query: &str, listing: impl Into<Listing>) -> Result<Found, Error> {
-        Ok(self.0.store.search(&query.parse()?, &self.0.checked(listing)?).await?)
+        let listing = self.0.checked(listing)?;
+        let mut found = self.0.store.search(&query.parse()?, &listing).await?;
+        let registry = self.0.registry();
+        for hit in &mut found.hits {
+            registry.correct(&mut hit.conversation);
+        }
+        drop(registry);
+        found.hits.retain(|hit| listing.filter.matches(&hit.conversation.labels));
+        Ok(found)
     }
 
     /// Returns the usage of all matching conversations in a period, deleted conversations included, as described at
@@ -582,23 +609,19 @@ impl Manager {
         Ok(self.0.store.used(&listing.filter, period).await?)
     }
 
-    fn listed(&self, stored: Vec<Summary>) -> Vec<Listed> {
+    fn listed(&self, stored: Vec<Summary>, filter: &Filter) -> Vec<Listed> {
         let is_another = |owner: &Owner| owner.name != self.0.owner.name;
         let registry = self.0.registry();
         let listed = stored.into_iter().map(|mut summary| {
-            let presence = match registry.open_session(&summary.id) {
-                Some(open) => {
-                    summary.title = open.title.as_deref().map(str::to_owned);
-                    summary.labels = open.labels;
-                    Presence::Open(open.activity)
-                }
+            let presence = match registry.correct(&mut summary) {
+                Some(activity) => Presence::Open(activity),
                 None if registry.is_waiting(&summary.id) => Presence::Waiting,
                 None if summary.owner.as_ref().is_some_and(is_another) => Presence::Elsewhere,
                 None => Presence::Stored,
             };
             Listed { summary, presence }
         });
-        listed.collect()
+        listed.filter(|listed| filter.matches(&listed.summary.labels)).collect()
     }
 
     /// Returns the open sessions, in the order in which they were opened.

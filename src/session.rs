@@ -699,7 +699,7 @@ impl WeakSession {
     }
 
     /// Waits until the session accepts no more commands.
-    #[cfg(feature = "mcp")]
+    #[cfg(any(feature = "mcp", feature = "web"))]
     pub(crate) async fn closed(&self) {
         self.shared.termination.closed().await;
     }

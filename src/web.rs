@@ -79,7 +79,8 @@
 //! The event `list` contains `{update}`, an update of the list of conversations. The first update of the list is always
 //! a `resync`. The event `refused` has `{conversation, problem}` if a conversation cannot be opened, or if the
 //! principal may not watch it. If a later attempt can help, `retry_after` is the time in seconds until then. The event
-//! `ending` announces the end of the stream. Leaving a stream never stops a run.
+//! `ending` announces the end of the stream. Leaving a stream of the
+//! native routes never stops a run.
 //!
 //! # Security
 //!
@@ -131,6 +132,7 @@ use crate::{manager::Manager, setters::setters};
 use access::Hooks;
 use client_ids::ClientIds;
 use feed::ReadLabels;
+use front::readers::Readers;
 use routes::Route;
 use streams::Loads;
 
@@ -164,6 +166,7 @@ struct Inner {
     client_ids: Option<ClientIds>,
     client_tools: bool,
     ag_ui_runs: ag_ui::Runs,
+    readers: Readers,
 }
 
 /// Settings of a [`Web`].
@@ -253,6 +256,7 @@ impl Web {
             client_ids: None,
             client_tools: false,
             ag_ui_runs: ag_ui::Runs::default(),
+            readers: Readers::default(),
         })
     }
 
@@ -276,8 +280,9 @@ impl Web {
     /// | `GET /chat/{chat}/files/{message}/{block}` | the bytes of an attachment |
     /// | `POST /chat/{chat}/commands` | runs a [`SessionCommand`](crate::session::SessionCommand), such as a decision with another input |
     ///
-    /// A page's stop button must call the route `stop`, because leaving a stream never stops a run. The response then
-    /// ends by itself.
+    /// A page's stop button must call the route `stop`, because leaving a stream does not stop a run. The response then
+    /// ends by itself. With [`interrupt_when_left`](WebBuilder::interrupt_when_left), a stop button that only leaves the
+    /// stream works, too.
     ///
     /// With `lastAssistantMessageIsCompleteWithApprovalResponses` as `sendAutomaticallyWhen`, version 7 sends decisions
     /// about tools by itself. Version 6 has no frame for tools that run without a decision, so it needs another
@@ -407,6 +412,26 @@ impl WebBuilder {
         /// declaration is ignored. If the agent only declares the tool, its declaration stays, and a client's
         /// declaration with another schema is refused.
         pub fn client_tools(self) { self.0.client_tools = true }
+
+        /// Interrupts a run that was started by a stream of the AI SDK or of AG-UI and that nobody reads any more. A stop
+        /// button that only leaves the stream then stops the run, such as `stop()` of `useChat`. By default, a run
+        /// continues.
+        ///
+        /// If such a stream is left before the end of its run, and the conversation has no other stream of the AI SDK or
+        /// of AG-UI, the run continues for the time `grace`. A new stream, such as that of a reloaded page, keeps the run.
+        /// A new message of the same principal ends the time early, and is answered after the interrupted run. After
+        /// that time:
+        ///
+        /// - A run keeps its text and its complete steps, as by [`Session::interrupt`](crate::session::Session::interrupt).
+        /// - A prompt that is still staged is withdrawn.
+        /// - A paused run stays, because decisions can be made much later.
+        ///
+        /// Nothing ends while the server [drains](Web::drain), or if the principal lacks [`Action::Stop`]. If the server
+        /// itself ends a stream early, such as after [`WebLimits::stream_lifetime`], its run continues.
+        ///
+        /// A lost connection looks like a stop button. So `grace` should be at least five seconds, which is enough for a
+        /// client to connect again.
+        pub fn interrupt_when_left(self, grace: Duration) { self.0.readers.grace = Some(grace) }
 
         /// Shows the address of a conversation's owner to a client if the conversation is open in another process.
         pub fn reveal_owner(self) { self.0.reveals_owner = true }

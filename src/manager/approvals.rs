@@ -91,7 +91,8 @@ impl Manager {
     /// conversation is open.
     ///
     /// The page counts turns, and all approvals of a turn are on one page. To continue, pass the last [`Approval`] to
-    /// [`Page::after`].
+    /// [`Page::after`]. The labels of open sessions count as in [`list`](Self::list), so a page may lack the turns of
+    /// conversations whose labels have changed.
     ///
     /// # Errors
     ///
@@ -102,7 +103,8 @@ impl Manager {
         loop {
             let turns = self.waiting_turns(filter, page.clone()).await?;
             let last = turns.last().filter(|_| turns.len() >= page.limit).map(|last| last.position.clone());
-            let approvals: Vec<_> = turns.into_iter().flat_map(Approval::all_of).collect();
+            let approvals = turns.into_iter().filter(|turn| filter.matches(&turn.labels));
+            let approvals: Vec<_> = approvals.flat_map(Approval::all_of).collect();
             match last {
                 // Turns that can't be read have no approvals. A page of such turns is not the end of the list.
                 Some(last) if approvals.is_empty() && page.after.as_ref() != Some(&last) => {
@@ -113,10 +115,18 @@ impl Manager {
         }
     }
 
-    /// Returns the turns that [`pending_approvals`](Self::pending_approvals) lists, with those that can't be read.
+    /// Returns the turns that [`pending_approvals`](Self::pending_approvals) lists, with those that can't be read, and
+    /// with those whose labels have changed. The labels are those of the open session.
     pub(crate) async fn waiting_turns(&self, filter: &Filter, page: Page) -> Result<Vec<TurnSummary>, Error> {
         self.0.begin_sweeping();
-        Ok(self.0.store.turns(Turns::Waiting, &self.0.checked((filter.clone(), page))?).await?)
+        let mut turns = self.0.store.turns(Turns::Waiting, &self.0.checked((filter.clone(), page))?).await?;
+        let registry = self.0.registry();
+        for turn in &mut turns {
+            if let Some(open) = registry.open_session(&turn.id) {
+                turn.labels = open.labels;
+            }
+        }
+        Ok(turns)
     }
 
     /// Decides on a tool use that waits, whether or not its conversation is open. `by` is the name of the person or

@@ -14,7 +14,7 @@ use super::{Activity, ManagerEvent, ManagerSnapshot, OpenSession};
 use crate::{
     agent::Status,
     session::Session,
-    store::{ConversationId, Labels},
+    store::{ConversationId, Labels, Summary},
     subscription::{Attachment, End, EndReason, EventId, Feed, FeedLimits},
 };
 
@@ -328,6 +328,14 @@ impl OpenConversations {
         let slot = self.slots.get(id)?;
         slot.session.as_ref()?;
         Some(slot.open_session(id))
+    }
+
+    /// Gives a stored summary the title and the labels of the open session, and returns the activity of the session.
+    pub(super) fn correct(&self, summary: &mut Summary) -> Option<Activity> {
+        let open = self.open_session(&summary.id)?;
+        summary.title = open.title.as_deref().map(str::to_owned);
+        summary.labels = open.labels;
+        Some(open.activity)
     }
 
     /// Returns the open conversations with their sessions, in the order in which they were opened. They are sorted here,

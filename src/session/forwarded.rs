@@ -117,7 +117,7 @@ impl Session {
     }
 
     /// Ends the run if this turn is in flight. Otherwise, returns `false` and changes nothing.
-    #[cfg(any(feature = "acp", feature = "mcp-server"))]
+    #[cfg(any(feature = "acp", feature = "mcp-server", feature = "web"))]
     pub(crate) async fn interrupt_turn(&self, turn: crate::message::TurnId) -> Result<bool, Error> {
         self.on_agent(async |agent| agent.interrupt_turn(turn).await).await
     }

@@ -15,6 +15,7 @@ use serde::Deserialize;
 
 use super::{
     Action, Principal, Problem, Web,
+    front::readers::Reader,
     gate::Call,
     routes::{self, Route, command, file, routes},
     streams::{Lifetime, Permit},
@@ -78,14 +79,18 @@ async fn post(mut call: Call) -> Result<Response, Problem> {
     let post: Post = call.json(call.web.0.limits.command_body).await?;
     call.enter_or_create(&post.id, Action::Watch).await?;
     let settings = settings(&call)?;
-    let (session, updates, snapshot) = call.subscribe().await?;
+    let (session, updates, snapshot, mut reader) = call.subscribe_reader(|view| post.is_new(view)).await?;
     let (mut commands, follow) = read(&post, &snapshot)?;
     // The server may have begun to stop since the stream was counted.
     commands.iter().try_for_each(|command| call.permit_command(command))?;
     commands.iter_mut().try_for_each(|command| call.restore(command, &snapshot))?;
     let mut begun = Translator::begin(settings.clone(), &snapshot, follow.clone());
-    for command in commands {
-        let answer = session.perform(command, Some(call.principal.name())).await?;
+    for mut command in commands {
+        if let Some(reader) = &mut reader {
+            reader.start(&mut command, &snapshot);
+        }
+        let answer = session.perform(command, Some(call.principal.name())).await;
+        let answer = answer.inspect_err(|_| reader.iter_mut().for_each(Reader::end))?;
         let ended = match (answer, &follow) {
             // If the prompt has not ended, a later event adds its message. The stream waits for this event.
             (
@@ -96,7 +101,7 @@ async fn post(mut call: Call) -> Result<Response, Problem> {
         };
         begun = Translator::begin(settings.clone(), &session.snapshot().await?, ended);
     }
-    Ok(respond(&call, begun, session, updates, permit))
+    Ok(respond(&call, begun, session, updates, (permit, reader)))
 }
 
 async fn resume(mut call: Call) -> Result<Response, Problem> {
@@ -110,7 +115,8 @@ async fn resume(mut call: Call) -> Result<Response, Problem> {
         return Ok(StatusCode::NO_CONTENT.into_response());
     }
     let begun = Translator::begin(settings, &snapshot, Follow::InFlight);
-    Ok(respond(&call, begun, session, updates, permit))
+    let reader = call.reader(&session, &snapshot);
+    Ok(respond(&call, begun, session, updates, (permit, reader)))
 }
 
 async fn list(call: Call) -> Result<Response, Problem> {
@@ -144,6 +150,7 @@ struct Reply {
     updates: SessionSubscription,
     lifetime: Lifetime,
     is_done: bool,
+    reader: Option<Reader>,
     /// Counts this stream among the open streams, whose number is limited, until the stream ends.
     _permit: Permit,
 }
@@ -160,10 +167,12 @@ impl Reply {
             }
             if self.translator.is_ended() {
                 self.is_done = true;
+                self.reader.iter_mut().for_each(Reader::end);
                 return Some(Ok(SseEvent::default().data(DONE)));
             }
             if let Err(error) = self.advance().await {
                 self.is_done = true;
+                self.reader.iter_mut().for_each(Reader::cut);
                 return Some(Err(error));
             }
         }
@@ -202,7 +211,7 @@ fn respond(
     (translator, frames): (Translator, Vec<Frame>),
     session: Session,
     updates: SessionSubscription,
-    permit: Permit,
+    (permit, reader): (Permit, Option<Reader>),
 ) -> Response {
     let reply = Reply {
         web: call.web.clone(),
@@ -213,6 +222,7 @@ fn respond(
         updates,
         lifetime: call.web.lifetime(),
         is_done: false,
+        reader,
         _permit: permit,
     };
     let frames =

@@ -80,8 +80,13 @@ async fn serve() -> String {
         .client_ids(|principal, id| ConversationId::new(format!("{}.{id}", principal.name())).ok())
         .client_tools()
         .build();
-    let stored = Web::builder(manager, Users, agents).build();
+    let stored = Web::builder(manager.clone(), Users, agents).build();
+    let left = Web::builder(manager, Users, agents)
+        .client_ids(|principal, id| ConversationId::new(format!("{}.{id}", principal.name())).ok())
+        .interrupt_when_left(Duration::from_mins(10))
+        .build();
     let app = axum::Router::new().nest("/ag-ui", web.ag_ui()).nest("/stored", stored.ag_ui());
+    let app = app.nest("/left", left.ag_ui());
     // Use a port below 32768, because the system may give higher ports to outgoing connections.
     let mut port = 18_460;
     let listener = loop {

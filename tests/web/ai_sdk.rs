@@ -1,6 +1,6 @@
 //! The routes of the AI SDK, with the `Chat` class of both versions in Node.
 
-use std::path::Path;
+use std::{path::Path, time::Duration};
 
 use axum::{Router, http::StatusCode, routing::post};
 use omni_agent::{
@@ -85,6 +85,10 @@ pub(crate) fn app(gate: &Gate) -> Router {
     };
     let manager = Manager::builder(MemoryStore::new()).titles(Titles::Off).build();
     let web = Web::builder(manager.clone(), OneUser, agents.clone()).build();
+    let left_for = |grace| {
+        Web::builder(manager.clone(), OneUser, agents.clone()).interrupt_when_left(grace).build().ai_sdk()
+    };
+    let (left_long, left_briefly) = (left_for(Duration::from_mins(10)), left_for(Duration::from_millis(100)));
     // A front end that does not know the native routes chooses the ids of its chats.
     let own = Web::builder(manager, OneUser, agents)
         .client_ids(|principal, id| ConversationId::new(format!("{}.{id}", principal.name())).ok())
@@ -98,6 +102,8 @@ pub(crate) fn app(gate: &Gate) -> Router {
         .nest("/agent", web.router())
         .nest("/api", web.ai_sdk())
         .nest("/own", own.ai_sdk())
+        .nest("/left-long", left_long)
+        .nest("/left-briefly", left_briefly)
         .route("/gate", post(open))
 }
 

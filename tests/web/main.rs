@@ -19,11 +19,13 @@ mod js;
 #[cfg(unix)]
 mod killed_server;
 mod late_access;
+mod left_runs;
 mod limits;
 mod load;
 #[path = "../support/logged.rs"]
 mod logged;
 mod lost_access;
+mod moved_labels;
 #[path = "../support/npm.rs"]
 mod npm;
 mod older_versions;

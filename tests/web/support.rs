@@ -11,7 +11,7 @@ use omni_agent::{
     async_trait,
     manager::{Manager, OpenOptions, Titles},
     message::{Attachment, ResultBlock},
-    store::{ConversationId, Labels, MemoryStore},
+    store::{ConversationId, Labels, MemoryStore, Store},
     testing::{ScriptedProvider, Step},
     tool::{Schema, ToolContext, ToolOutput, tool_fn, tool_fn_with_schema},
     web::{Access, Action, Challenge, Principal, Problem, StartRequest, Web, WebBuilder},
@@ -121,7 +121,7 @@ impl App {
     }
 
     /// Returns an application whose turns in flight another application over the same store can continue.
-    pub(crate) fn durable(store: &MemoryStore, script: impl IntoIterator<Item = Step>) -> Self {
+    pub(crate) fn durable(store: &(impl Store + Clone), script: impl IntoIterator<Item = Step>) -> Self {
         let manager = Manager::builder(store.clone()).titles(Titles::Off).build();
         Self::of(manager, Users, script, |web| web, Durable::InFlight)
     }

@@ -17,7 +17,7 @@ use crate::{
     subscription::Update,
     web::{
         Action, Principal, Problem, Web,
-        front::{files::Files, intent::Intent},
+        front::{files::Files, intent::Intent, readers::Reader},
         gate::Call,
         requests::prompt_of,
         routes::{Route, file, router_of, routes},
@@ -57,7 +57,9 @@ async fn run(mut call: Call) -> Result<Response, Problem> {
     let permit = call.open_stream()?;
     let input: RunInput = call.json(call.web.0.limits.command_body).await?;
     call.enter_or_create(&input.thread_id, Action::Watch).await?;
-    let (session, updates, view) = call.subscribe().await?;
+    let (runs, id) = (call.web.clone(), call.id()?.clone());
+    let is_new = |_: &SessionSnapshot| !runs.0.ag_ui_runs.contains(&id, &input);
+    let (session, updates, view, mut reader) = call.subscribe_reader(is_new).await?;
     let run = Run {
         thread: input.thread_id.clone(),
         id: input.run_id.clone(),
@@ -66,11 +68,11 @@ async fn run(mut call: Call) -> Result<Response, Problem> {
         known: input.known(),
         state: input.state(),
     };
-    match perform(&call, &input, &session, &view).await {
+    match perform(&call, &input, &session, &view, &mut reader).await {
         Ok(start) => {
             let (stream, frames) = RunStream::begin(run, (*view).clone(), &start);
             let (queue, lifetime) = (frames.into(), call.web.lifetime());
-            Ok(respond(&call, Reply { run: stream, queue, session, updates, lifetime, permit }))
+            Ok(respond(&call, Reply { run: stream, queue, session, updates, lifetime, reader, permit }))
         }
         Err(problem) => {
             let problem = call.web.shown(problem);
@@ -90,6 +92,7 @@ async fn perform(
     input: &RunInput,
     session: &Session,
     view: &SessionSnapshot,
+    reader: &mut Option<Reader>,
 ) -> Result<Start, Problem> {
     let id = call.id()?;
     let runs = &call.web.0.ag_ui_runs;
@@ -120,13 +123,17 @@ async fn perform(
             SessionCommand::Prompt { prompt } => prompt.id.clone(),
             _ => None,
         };
+        if let Some(reader) = reader {
+            reader.start(&mut command, view);
+        }
         let answer = match command {
             SessionCommand::Regenerate { node } => {
-                session.regenerate(Regenerate::new(node).with_client_tools(tools.clone())).await?;
-                SessionAnswer::Done
+                let again = Regenerate::new(node).with_client_tools(tools.clone());
+                session.regenerate(again).await.map(|()| SessionAnswer::Done)
             }
-            command => session.perform(command, Some(call.principal.name())).await?,
+            command => session.perform(command, Some(call.principal.name())).await,
         };
+        let answer = answer.inspect_err(|_| reader.iter_mut().for_each(Reader::end))?;
         start = match (answer, prompt) {
             (SessionAnswer::Prompt(Accepted::Staged { id, .. }), _) => Start::Staged(id),
             (SessionAnswer::Prompt(Accepted::Known { state: PromptState::Staged }), Some(id)) => {
@@ -158,7 +165,8 @@ async fn join(mut call: Call) -> Result<Response, Problem> {
     };
     let (stream, frames) = RunStream::begin(run, (*view).clone(), &Start::Join);
     let (queue, lifetime) = (frames.into(), call.web.lifetime());
-    Ok(respond(&call, Reply { run: stream, queue, session, updates, lifetime, permit }))
+    let reader = call.reader(&session, &view);
+    Ok(respond(&call, Reply { run: stream, queue, session, updates, lifetime, reader, permit }))
 }
 
 async fn stop(call: Call) -> Result<Response, Problem> {
@@ -181,6 +189,7 @@ struct Reply {
     session: Session,
     updates: SessionSubscription,
     lifetime: Lifetime,
+    reader: Option<Reader>,
     permit: Permit,
 }
 
@@ -233,11 +242,13 @@ impl Reply {
                 }
             }
             if self.run.is_ended() {
+                self.reader.iter_mut().for_each(Reader::end);
                 return None;
             }
             let update = tokio::select! {
                 biased;
                 () = &mut self.lifetime => {
+                    self.reader.iter_mut().for_each(Reader::cut);
                     drop(self.permit);
                     return Some((Err(axum::Error::new("the lifetime of the stream is over")), None));
                 }
@@ -247,6 +258,7 @@ impl Reply {
                 Some(update) if !web.still_watches(principal, &update) => self.lost(),
                 Some(Update::Event(event)) => self.run.event(&event),
                 Some(Update::Resync(_)) => {
+                    self.reader.iter_mut().for_each(Reader::cut);
                     drop(self.permit);
                     return Some((Err(axum::Error::new("the client reads too slowly")), None));
                 }

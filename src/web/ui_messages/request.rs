@@ -39,6 +39,14 @@ enum PostedTrigger {
     RegenerateMessage,
 }
 
+impl Post {
+    /// Returns whether the request is not the repetition of one whose prompt was accepted before.
+    pub(in crate::web) fn is_new(&self, snapshot: &SessionSnapshot) -> bool {
+        self.trigger == PostedTrigger::RegenerateMessage
+            || !read(self, snapshot).is_ok_and(|(commands, _)| commands.is_empty())
+    }
+}
+
 /// A message of the request.
 #[derive(Debug, Deserialize)]
 struct PostedMessage {

@@ -178,6 +178,16 @@ test("a client that aborts its request leaves the run running", async () => {
   assert.equal(other.messages.at(-1).content, "Slowly");
 });
 
+test("a new message after an aborted request ends the run, if runs without readers end", async () => {
+  const a = agent();
+  a.url = `${server}/left`;
+  a.addMessage({ id: randomUUID(), role: "user", content: "slow" });
+  await a.runAgent({}, { onTextMessageContentEvent: () => a.abortRun() }).catch(() => {});
+  await say(a, "text");
+  assert.deepEqual(a.messages.map((message) => message.content), ["slow", "Slowly", "text", "Hello, text."]);
+  await isStored(a);
+});
+
 test("regenerate and edit", async () => {
   const a = agent();
   await say(a, "count");

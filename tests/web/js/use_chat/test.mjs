@@ -60,10 +60,14 @@ const PAGE = `
   import { createElement as h } from "react";
   import { createRoot } from "react-dom/client";
   import { useChat } from "@ai-sdk/react";
+  import { DefaultChatTransport } from "ai";
 
-  // All settings are the defaults, except that the page resumes a stream after a reload.
+  // All settings are the defaults, except that the page resumes a stream after a reload, and that the fragment of its
+  // address can name another place of the routes.
+  const base = location.hash.slice(1);
+  const transport = base ? new DefaultChatTransport({ api: base + "/chat" }) : undefined;
   function App({ id, messages }) {
-    const chat = useChat({ id, messages, resume: messages.length > 0 });
+    const chat = useChat({ id, messages, transport, resume: messages.length > 0 });
     globalThis.chat = chat;
     const texts = (message) => message.parts.filter((part) => part.type === "text").map((part) => part.text).join("");
     return h("main", { "data-status": chat.status, "data-error": chat.error?.message },
@@ -71,7 +75,7 @@ const PAGE = `
   }
 
   const id = location.search.slice(1);
-  const messages = await (await fetch("/api/chat/" + id + "/messages")).json();
+  const messages = await (await fetch((base || "/api") + "/chat/" + id + "/messages")).json();
   createRoot(document.querySelector("#root")).render(h(App, { id, messages }));
 `;
 const { outputFiles: [bundle] } = buildSync({
@@ -85,11 +89,12 @@ const html = '<!doctype html><title>x</title><div id="root"></div><script type="
 await context.route((url) => url.pathname === "/", (route) => route.fulfill({ contentType: "text/html", body: html }));
 await context.route("**/bundle.js", (route) => route.fulfill({ contentType: "text/javascript", body: bundle.text }));
 
-const open = async () => {
+/** Opens a new conversation. `base` is the place of the routes, if it is not `/api`. */
+const open = async (base = "") => {
   const { id } = await request("POST", "/agent/conversations", {});
   const page = await context.newPage();
   page.on("pageerror", (error) => assert.fail(error));
-  await page.goto(`${origin}/?${id}`);
+  await page.goto(`${origin}/?${id}#${base}`);
   await status(page, "ready");
   return { page, id };
 };
@@ -104,6 +109,16 @@ const counted = async (page, earlier) => (await page.waitForFunction((earlier) =
   const isReady = document.querySelector("main")?.dataset.status === "ready";
   return isReady && last?.startsWith("Answer ") && last.endsWith(".") && last !== earlier && last;
 }, earlier)).jsonValue();
+/** Waits until no run is active. */
+const idle = async (id) => {
+  const { body } = await fetch(`http://${host}:${port}/agent/conversations/${id}/events`);
+  let text = "";
+  for await (const piece of body.pipeThrough(new TextDecoderStream())) {
+    text += piece;
+    if (text.includes('"status":"idle"')) return;
+  }
+  assert.fail(text);
+};
 const listed = async (id) => (await request("GET", `/api/chat/${id}/messages`))
   .map(({ role, parts }) => `${role}: ${parts.filter(({ type }) => type === "text").map(({ text }) => text).join("")}`);
 
@@ -170,6 +185,46 @@ const scenarios = {
     await answer(page, "One two.");
     await status(page, "ready");
     assert.deepEqual(await listed(id), await shown(page));
+  },
+
+  async "stop() interrupts the run after the grace"() {
+    const { page, id } = await open("/left-briefly");
+    await send(page, "slow");
+    await answer(page, "One ");
+    await page.evaluate(() => void globalThis.chat.stop());
+    await status(page, "ready");
+    await idle(id);
+    assert.deepEqual(await listed(id), ["user: slow", "assistant: One "]);
+    await page.reload();
+    await status(page, "ready");
+    await answer(page, "One ");
+    await send(page, "hello");
+    await answer(page, "Hello, world.");
+    await status(page, "ready");
+    assert.deepEqual(await listed(id), await shown(page));
+  },
+
+  async "a reload after stop() continues the answer, and a new message after stop() ends it"() {
+    const { page, id } = await open("/left-long");
+    await send(page, "slow");
+    await answer(page, "One ");
+    await page.evaluate(() => void globalThis.chat.stop());
+    await status(page, "ready");
+    await page.reload();
+    await status(page, "streaming");
+    await request("POST", "/gate");
+    await answer(page, "One two.");
+    await status(page, "ready");
+    await send(page, "slow");
+    await answer(page, "One ");
+    await page.evaluate(() => void globalThis.chat.stop());
+    await status(page, "ready");
+    await send(page, "hello");
+    await answer(page, "Hello, world.");
+    await status(page, "ready");
+    const texts = ["user: slow", "assistant: One two.", "user: slow", "assistant: One ", "user: hello", "assistant: Hello, world."];
+    assert.deepEqual(await shown(page), texts);
+    assert.deepEqual(await listed(id), texts);
   },
 
   async "a regenerated answer has its own id, also after a reload"() {

@@ -1,0 +1,499 @@
+//! Runs whose readers leave: a stop button that only leaves the stream, and a lost connection.
+
+use std::time::Duration;
+
+use axum::{
+    body::{Body, BodyDataStream},
+    http::{Method, Request, StatusCode, request::Parts},
+};
+use futures_util::StreamExt;
+use omni_agent::{
+    agent::Status,
+    async_trait,
+    manager::{Manager, Titles},
+    message::Role,
+    session::{Session, SessionSnapshot},
+    store::{ConversationId, Labels, MemoryStore},
+    testing::{Gate, Step},
+    web::{Access, Action, Challenge, Principal, WebBuilder, WebLimits},
+};
+use serde_json::{Value, json};
+use tokio::time::{Instant, timeout};
+
+use crate::support::{App, Users, labels, prompt, request, run_input, submit};
+
+const GRACE: Duration = Duration::from_secs(5);
+const ALMOST: Duration = Duration::from_millis(4999);
+
+/// The protocol of a front end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Protocol {
+    AiSdk,
+    AgUi,
+}
+
+const PROTOCOLS: [Protocol; 2] = [Protocol::AiSdk, Protocol::AgUi];
+
+impl Protocol {
+    /// Returns the request of a new message.
+    fn ask(self, id: &str, message: &str) -> Request<Body> {
+        self.ask_as("ann", id, message)
+    }
+
+    fn ask_as(self, user: &str, id: &str, message: &str) -> Request<Body> {
+        let (path, body) = match self {
+            Self::AiSdk => ("/api/chat", submit(id, message, message)),
+            Self::AgUi => ("/ag-ui", run_input(id, message, message)),
+        };
+        request(Method::POST, user, path, Some(body))
+    }
+
+    /// Returns the request of a reloaded page.
+    fn join(self, id: &str) -> Request<Body> {
+        let path = match self {
+            Self::AiSdk => format!("/api/chat/{id}/stream"),
+            Self::AgUi => format!("/ag-ui/{id}?protocolVersion=1.0"),
+        };
+        request(Method::GET, "ann", &path, None)
+    }
+}
+
+/// An open stream of a page. Dropping it leaves the stream.
+struct Tab {
+    body: BodyDataStream,
+    shown: String,
+}
+
+impl Tab {
+    async fn open(app: &App, request: Request<Body>) -> Self {
+        let response = app.send(request).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        Self { body: response.into_body().into_data_stream(), shown: String::new() }
+    }
+
+    /// Reads until the page shows this text.
+    async fn until(mut self, text: &str) -> Self {
+        while !self.shown.contains(text) {
+            let bytes = self.body.next().await.unwrap_or_else(|| panic!("no {text} in {}", self.shown));
+            self.shown.push_str(std::str::from_utf8(&bytes.unwrap()).unwrap());
+        }
+        self
+    }
+
+    /// Reads to the end.
+    async fn end(mut self) -> String {
+        while let Some(bytes) = self.body.next().await {
+            self.shown.push_str(std::str::from_utf8(&bytes.unwrap()).unwrap());
+        }
+        self.shown
+    }
+}
+
+/// Returns an answer of two halves with a gate between them.
+fn halves(gate: &Gate) -> Step {
+    Step::new().then_text(["Half"]).gate(gate).then_text([" done"]).stop()
+}
+
+fn leaving(web: WebBuilder) -> WebBuilder {
+    web.interrupt_when_left(GRACE)
+}
+
+fn session(app: &App, id: &str) -> Session {
+    app.manager.get(&ConversationId::new(id).unwrap()).unwrap()
+}
+
+async fn snapshot(app: &App, id: &str) -> SessionSnapshot {
+    session(app, id).snapshot().await.unwrap()
+}
+
+/// Returns the texts of the messages on the path.
+async fn texts(app: &App, id: &str) -> Vec<String> {
+    let snapshot = snapshot(app, id).await;
+    snapshot.tree.history().iter().map(|message| message.text()).collect()
+}
+
+/// Asserts that the run is still active after this time.
+async fn assert_stays_active(app: &App, id: &str, time: Duration) {
+    timeout(time, session(app, id).wait_until_idle()).await.expect_err("the run continues");
+}
+
+/// Asserts that the map of readers is empty.
+fn assert_no_readers(app: &App) {
+    let shown = format!("{:?}", app.web);
+    assert!(shown.contains("open: Mutex { data: {}"), "{shown}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn stop_without_a_reload_interrupts_the_run_after_the_grace() {
+    for protocol in PROTOCOLS {
+        let app = App::with([halves(&Gate::new())], leaving);
+        let id = app.create("ann").await;
+        let tab = Tab::open(&app, protocol.ask(&id, "u1")).await.until("Half").await;
+        let left = Instant::now();
+        drop(tab);
+        app.idle(&id).await;
+        assert_eq!(left.elapsed(), GRACE, "{protocol:?}");
+        assert_eq!(texts(&app, &id).await, ["u1", "Half"], "{protocol:?}");
+        assert_no_readers(&app);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn stop_without_the_setting_leaves_the_run_running() {
+    for protocol in PROTOCOLS {
+        let gate = Gate::new();
+        let app = App::new([halves(&gate)]);
+        let id = app.create("ann").await;
+        drop(Tab::open(&app, protocol.ask(&id, "u1")).await.until("Half").await);
+        assert_stays_active(&app, &id, 2 * GRACE).await;
+        gate.open();
+        app.idle(&id).await;
+        assert_eq!(texts(&app, &id).await, ["u1", "Half done"], "{protocol:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn reload_within_the_grace_keeps_the_run_which_can_be_left_again() {
+    for protocol in PROTOCOLS {
+        for leaves_again in [false, true] {
+            let gate = Gate::new();
+            let app = App::with([halves(&gate)], leaving);
+            let id = app.create("ann").await;
+            drop(Tab::open(&app, protocol.ask(&id, "u1")).await.until("Half").await);
+            assert_stays_active(&app, &id, ALMOST).await;
+            let tab = Tab::open(&app, protocol.join(&id)).await.until("Half").await;
+            assert_stays_active(&app, &id, 2 * GRACE).await;
+            if leaves_again {
+                drop(tab);
+                app.idle(&id).await;
+                assert_eq!(texts(&app, &id).await, ["u1", "Half"], "{protocol:?}");
+                assert_no_readers(&app);
+            } else {
+                gate.open();
+                assert!(tab.end().await.contains("done"));
+                app.idle(&id).await;
+                assert_eq!(texts(&app, &id).await, ["u1", "Half done"], "{protocol:?}");
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn repeated_request_within_the_grace_joins_the_run() {
+    for protocol in PROTOCOLS {
+        let gate = Gate::new();
+        let app = App::with([halves(&gate)], leaving);
+        let id = app.create("ann").await;
+        drop(Tab::open(&app, protocol.ask(&id, "u1")).await.until("Half").await);
+        let tab = Tab::open(&app, protocol.ask(&id, "u1")).await.until("Half").await;
+        assert_stays_active(&app, &id, 2 * GRACE).await;
+        gate.open();
+        assert!(tab.end().await.contains("done"), "{protocol:?}");
+        assert_eq!(app.provider.requests().len(), 1, "{protocol:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_with_two_tabs_ends_when_both_have_left() {
+    for protocol in PROTOCOLS {
+        let app = App::with([halves(&Gate::new())], leaving);
+        let id = app.create("ann").await;
+        let first = Tab::open(&app, protocol.ask(&id, "u1")).await.until("Half").await;
+        let second = Tab::open(&app, protocol.join(&id)).await.until("Half").await;
+        drop(first);
+        assert_stays_active(&app, &id, 2 * GRACE).await;
+        drop(second);
+        app.idle(&id).await;
+        assert_eq!(texts(&app, &id).await, ["u1", "Half"], "{protocol:?}");
+        assert_no_readers(&app);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn staged_prompt_that_is_left_is_withdrawn_and_the_run_of_others_continues() {
+    for protocol in PROTOCOLS {
+        let gate = Gate::new();
+        let app = App::with([halves(&gate)], leaving);
+        let id = app.create("ann").await;
+        app.post("ann", &format!("/agent/conversations/{id}/commands"), prompt("other")).await;
+        gate.reached().await;
+        let tab = Tab::open(&app, protocol.ask(&id, "u1")).await;
+        assert_eq!(snapshot(&app, &id).await.agent.staged.len(), 1);
+        drop(tab);
+        assert_stays_active(&app, &id, ALMOST).await;
+        assert_eq!(snapshot(&app, &id).await.agent.staged.len(), 1);
+        assert_stays_active(&app, &id, GRACE).await;
+        assert_eq!(snapshot(&app, &id).await.agent.staged.len(), 0, "{protocol:?}");
+        gate.open();
+        app.idle(&id).await;
+        assert_eq!(texts(&app, &id).await, ["other", "Half done"], "{protocol:?}");
+        assert_no_readers(&app);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_that_is_paused_after_the_grace_stays() {
+    for protocol in PROTOCOLS {
+        let gate = Gate::new();
+        let step = Step::new().then_text(["Half"]).gate(&gate);
+        let step = step.then_tool_use("t1", "lookup", json!({ "what": "it" })).stop();
+        let app = App::with([step], leaving);
+        let id = app.create("ann").await;
+        drop(Tab::open(&app, protocol.ask(&id, "u1")).await.until("Half").await);
+        gate.open();
+        assert_stays_active(&app, &id, 3 * GRACE).await;
+        let agent = snapshot(&app, &id).await.agent;
+        assert_eq!((agent.status, agent.pauses.len()), (Status::Paused, 1), "{protocol:?}");
+        assert_no_readers(&app);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn continued_run_that_is_left_is_interrupted() {
+    // After a decision, and after the request for another answer, no prompt names the run.
+    let pause = || Step::tool_use("t1", "lookup", json!({ "what": "it" }));
+    let app = App::with([pause(), halves(&Gate::new())], leaving);
+    let id = app.create("ann").await;
+    Tab::open(&app, Protocol::AiSdk.ask(&id, "u1")).await.end().await;
+    let answer = json!({ "type": "tool-lookup", "toolCallId": "t1", "state": "approval-responded",
+                         "approval": { "id": "t1", "approved": true } });
+    let mut body = submit(&id, "u1", "u1");
+    body["messages"]
+        .as_array_mut()
+        .unwrap()
+        .push(json!({ "id": "a-1", "role": "assistant", "parts": [answer] }));
+    let decided = request(Method::POST, "ann", "/api/chat", Some(body));
+    drop(Tab::open(&app, decided).await.until("Half").await);
+    app.idle(&id).await;
+    assert_eq!(texts(&app, &id).await.last().unwrap(), "Half");
+
+    let app = App::with([Step::text("First."), halves(&Gate::new())], leaving);
+    let id = app.create("ann").await;
+    Tab::open(&app, Protocol::AiSdk.ask(&id, "u1")).await.end().await;
+    let mut body = submit(&id, "u1", "u1");
+    body["trigger"] = "regenerate-message".into();
+    let again = request(Method::POST, "ann", "/api/chat", Some(body));
+    drop(Tab::open(&app, again).await.until("Half").await);
+    app.idle(&id).await;
+    assert_eq!(texts(&app, &id).await, ["u1", "Half"]);
+    assert_no_readers(&app);
+}
+
+#[tokio::test(start_paused = true)]
+async fn new_message_within_the_grace_ends_the_run_at_once_and_is_answered() {
+    for protocol in PROTOCOLS {
+        let app = App::with([halves(&Gate::new()), Step::text("Second.")], leaving);
+        let id = app.create("ann").await;
+        drop(Tab::open(&app, protocol.ask(&id, "u1")).await.until("Half").await);
+        let left = Instant::now();
+        let answer = Tab::open(&app, protocol.ask(&id, "u2")).await.end().await;
+        assert_eq!(left.elapsed(), Duration::ZERO, "{protocol:?}");
+        assert!(answer.contains("Second."), "{protocol:?} {answer}");
+        assert_eq!(texts(&app, &id).await, ["u1", "Half", "u2", "Second."], "{protocol:?}");
+        assert_no_readers(&app);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn changed_or_regenerated_message_within_the_grace_replaces_the_run() {
+    for (trigger, named, text) in
+        [("regenerate-message", None, "u1"), ("submit-message", Some("u1"), "Better")]
+    {
+        let app = App::with([halves(&Gate::new()), Step::text("Second.")], leaving);
+        let id = app.create("ann").await;
+        drop(Tab::open(&app, Protocol::AiSdk.ask(&id, "u1")).await.until("Half").await);
+        let mut body = submit(&id, "u1", text);
+        body["trigger"] = trigger.into();
+        body["messageId"] = named.map_or(Value::Null, Value::from);
+        let answer = Tab::open(&app, request(Method::POST, "ann", "/api/chat", Some(body))).await.end().await;
+        assert!(answer.contains("Second."), "{trigger} {answer}");
+        assert_eq!(texts(&app, &id).await, [text, "Second."]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn message_of_another_principal_within_the_grace_keeps_the_run() {
+    let gate = Gate::new();
+    let app = App::with([halves(&gate), Step::text("Second.")], leaving);
+    let id = app.create("ann").await;
+    drop(Tab::open(&app, Protocol::AiSdk.ask(&id, "u1")).await.until("Half").await);
+    let tab = Tab::open(&app, Protocol::AiSdk.ask_as("boss", &id, "u2")).await;
+    assert_stays_active(&app, &id, 2 * GRACE).await;
+    gate.open();
+    assert!(tab.end().await.contains("Second."));
+    assert_eq!(texts(&app, &id).await, ["u1", "Half done", "u2", "Second."]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_that_others_start_within_the_grace_continues() {
+    for protocol in PROTOCOLS {
+        let (first, second) = (Gate::new(), Gate::new());
+        let app = App::with([halves(&first), halves(&second)], leaving);
+        let id = app.create("ann").await;
+        drop(Tab::open(&app, protocol.ask(&id, "u1")).await.until("Half").await);
+        first.open();
+        app.idle(&id).await;
+        app.post("ann", &format!("/agent/conversations/{id}/commands"), prompt("other")).await;
+        assert_stays_active(&app, &id, 2 * GRACE).await;
+        second.open();
+        app.idle(&id).await;
+        assert_eq!(texts(&app, &id).await, ["u1", "Half done", "other", "Half done"], "{protocol:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_that_is_left_while_the_server_drains_continues() {
+    for protocol in PROTOCOLS {
+        let gate = Gate::new();
+        let app = App::with([halves(&gate)], leaving);
+        let id = app.create("ann").await;
+        drop(Tab::open(&app, protocol.ask(&id, "u1")).await.until("Half").await);
+        app.web.drain();
+        assert_stays_active(&app, &id, 2 * GRACE).await;
+        gate.open();
+        app.idle(&id).await;
+        assert_eq!(texts(&app, &id).await, ["u1", "Half done"], "{protocol:?}");
+    }
+}
+
+/// The users of the tests, who may do everything except stop a run.
+struct Unstoppable;
+
+#[async_trait]
+impl Access for Unstoppable {
+    async fn principal(&self, request: &Parts) -> Result<Principal, Challenge> {
+        Users.principal(request).await
+    }
+
+    fn permits(&self, principal: &Principal, action: Action, labels: &Labels) -> bool {
+        action != Action::Stop && Users.permits(principal, action, labels)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_that_the_principal_may_not_stop_continues() {
+    for protocol in PROTOCOLS {
+        for given_away in [false, true] {
+            let gate = Gate::new();
+            let manager = Manager::builder(MemoryStore::new()).titles(Titles::Off).build();
+            let script = [halves(&gate), Step::text("Second.")];
+            let app = if given_away {
+                App::over(manager, script, leaving)
+            } else {
+                App::guarded(manager, Unstoppable, script, leaving)
+            };
+            let id = app.create("ann").await;
+            drop(Tab::open(&app, protocol.ask(&id, "u1")).await.until("Half").await);
+            if given_away {
+                session(&app, &id).set_labels(labels("ben")).await.unwrap();
+            }
+            assert_stays_active(&app, &id, 2 * GRACE).await;
+            let second = if given_away {
+                None
+            } else {
+                // A new message is staged, as without the setting.
+                let left = Instant::now();
+                drop(Tab::open(&app, protocol.join(&id)).await.until("Half").await);
+                let tab = Tab::open(&app, protocol.ask(&id, "u2")).await;
+                assert_eq!(
+                    (left.elapsed(), snapshot(&app, &id).await.agent.staged.len()),
+                    (Duration::ZERO, 1)
+                );
+                Some(tab)
+            };
+            gate.open();
+            app.idle(&id).await;
+            let expected: &[_] =
+                if given_away { &["u1", "Half done"] } else { &["u1", "Half done", "u2", "Second."] };
+            assert_eq!(texts(&app, &id).await, expected, "{protocol:?}");
+            drop(second);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn stream_that_ends_at_its_lifetime_leaves_the_run_running() {
+    for protocol in PROTOCOLS {
+        let gate = Gate::new();
+        let limits = WebLimits::default().with_stream_lifetime(Duration::from_mins(1));
+        let app = App::with([halves(&gate)], |web| leaving(web).limits(limits));
+        let id = app.create("ann").await;
+        let mut tab = Tab::open(&app, protocol.ask(&id, "u1")).await.until("Half").await;
+        while let Some(Ok(_)) = tab.body.next().await {}
+        drop(tab);
+        // A page that joins again can still stop the run by leaving.
+        let tab = Tab::open(&app, protocol.join(&id)).await.until("Half").await;
+        assert_stays_active(&app, &id, 2 * GRACE).await;
+        drop(tab);
+        app.idle(&id).await;
+        assert_eq!(texts(&app, &id).await, ["u1", "Half"], "{protocol:?}");
+    }
+    let gate = Gate::new();
+    let limits = WebLimits::default().with_stream_lifetime(Duration::from_mins(1));
+    let app = App::with([halves(&gate)], |web| leaving(web).limits(limits));
+    let id = app.create("ann").await;
+    let mut tab = Tab::open(&app, Protocol::AiSdk.ask(&id, "u1")).await;
+    while let Some(Ok(_)) = tab.body.next().await {}
+    drop(tab);
+    assert_stays_active(&app, &id, 2 * GRACE).await;
+    assert_no_readers(&app);
+}
+
+#[tokio::test(start_paused = true)]
+async fn conversation_that_is_closed_within_the_grace_and_opened_again_has_no_wait() {
+    let app = App::with([halves(&Gate::new()), halves(&Gate::new())], leaving);
+    let id = app.create("ann").await;
+    drop(Tab::open(&app, Protocol::AiSdk.ask(&id, "u1")).await.until("Half").await);
+    app.manager.close(&ConversationId::new(&*id).unwrap()).await.unwrap();
+    tokio::task::yield_now().await;
+    assert_no_readers(&app);
+    // The prompt of the other client has the same number of runs before it as the run that was left.
+    app.post("ann", &format!("/agent/conversations/{id}/commands"), prompt("other")).await;
+    assert_stays_active(&app, &id, 2 * GRACE).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_with_many_withdrawn_prompts_that_were_left_is_interrupted_with_all_staged_ones() {
+    let app = App::with([halves(&Gate::new())], leaving);
+    let id = app.create("ann").await;
+    let tab = Tab::open(&app, Protocol::AiSdk.ask(&id, "u0")).await.until("Half").await;
+    for number in 1..=100 {
+        drop(Tab::open(&app, Protocol::AiSdk.ask(&id, &format!("w{number}"))).await);
+        session(&app, &id).unstage(format!("w{number}")).await.unwrap();
+    }
+    let mut staged = 0;
+    while app.send(Protocol::AiSdk.ask(&id, &format!("s{staged}"))).await.status() == StatusCode::OK {
+        staged += 1;
+    }
+    assert_eq!(snapshot(&app, &id).await.agent.staged.len(), staged);
+    let shown = format!("{:?}", app.web);
+    assert!(shown.matches("Prompt(").count() <= staged + 2, "{shown}");
+    drop(tab);
+    app.idle(&id).await;
+    assert_eq!(texts(&app, &id).await, ["u0", "Half"]);
+    assert_no_readers(&app);
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_that_ends_with_its_stream_leaves_no_wait() {
+    for protocol in PROTOCOLS {
+        let app = App::with([Step::text("First."), Step::error(failure())], leaving);
+        let id = app.create("ann").await;
+        Tab::open(&app, protocol.ask(&id, "u1")).await.end().await;
+        assert_no_readers(&app);
+        Tab::open(&app, protocol.ask(&id, "u2")).await.end().await;
+        assert_no_readers(&app);
+        // A refused request starts nothing.
+        let mut refused = protocol.ask(&id, "u3");
+        *refused.body_mut() = Body::from(submit(&id, "u3", " ").to_string());
+        app.send(refused).await;
+        assert_no_readers(&app);
+        let roles: Vec<_> =
+            snapshot(&app, &id).await.tree.history().iter().map(|message| message.role).collect();
+        assert_eq!(roles.first(), Some(&Role::User));
+    }
+}
+
+fn failure() -> omni_agent::provider::ProviderError {
+    omni_agent::provider::ProviderError::new(omni_agent::provider::ProviderErrorKind::Auth, "no key")
+}

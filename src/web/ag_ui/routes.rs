@@ -13,7 +13,7 @@ use serde::Deserialize;
 use super::{Frame, Level, Run, RunInput, RunStream, Start, messages::MAX_DATA, request::prompt_id};
 use crate::{
     run::{Accepted, ClientTools, PromptState},
-    session::{Regenerate, Session, SessionAnswer, SessionCommand, SessionSnapshot, SessionSubscription},
+    session::{Session, SessionAnswer, SessionCommand, SessionSnapshot, SessionSubscription},
     subscription::Update,
     web::{
         Action, Principal, Problem, Web,
@@ -117,25 +117,19 @@ async fn perform(
             prompt.client_tools = tools.clone();
         }
         let prompt = match &command {
-            SessionCommand::Prompt { prompt } => prompt.id.clone(),
+            SessionCommand::Run(spec) => spec.prompt.id.clone(),
             _ => None,
         };
-        let answer = match command {
-            SessionCommand::Regenerate { node } => {
-                session.regenerate(Regenerate::new(node).with_client_tools(tools.clone())).await?;
-                SessionAnswer::Done
-            }
-            command => session.perform(command, Some(call.principal.name())).await?,
-        };
+        let answer = session.perform(command, Some(call.principal.name())).await?;
         start = match (answer, prompt) {
-            (SessionAnswer::Prompt(Accepted::Staged { id, .. }), _) => Start::Staged(id),
-            (SessionAnswer::Prompt(Accepted::Known { state: PromptState::Staged }), Some(id)) => {
+            (SessionAnswer::Accepted(Accepted::Staged { id, .. }), _) => Start::Staged(id),
+            (SessionAnswer::Accepted(Accepted::Known { state: PromptState::Staged }), Some(id)) => {
                 Start::Staged(id)
             }
-            (SessionAnswer::Prompt(Accepted::Known { state: PromptState::Ended { outcome } }), _) => {
+            (SessionAnswer::Accepted(Accepted::Known { state: PromptState::Ended { outcome } }), _) => {
                 Start::Ended(outcome)
             }
-            (SessionAnswer::Prompt(Accepted::Known { .. }), _) => Start::Join,
+            (SessionAnswer::Accepted(Accepted::Known { .. }), _) => Start::Join,
             _ => start,
         };
     }

@@ -57,17 +57,17 @@ async fn branching() -> Result<(), Box<dyn Error>> {
     let question = show.last(Role::User).await?;
 
     show.printer.line("\n2. Regenerate: another answer to the last question, on a new branch.");
-    show.session.regenerate(question.id()).await?;
+    show.session.again(question.id()).start().await?;
     show.run().await?;
     show.tree().await?;
 
     show.printer.line("\n3. Edit: another question, on a new branch that starts at the same place.");
-    show.session.branch(question.parent(), "Which of them is the lowest?").await?;
+    show.session.run("Which of them is the lowest?").below(question.parent()).start().await?;
     show.run().await?;
     show.tree().await?;
 
     show.printer.line("\n4. Edit the first message: that one has nothing above it, so this is a new root.");
-    show.session.branch(None, "Name three rivers.").await?;
+    show.session.run("Name three rivers.").below(None).start().await?;
     show.run().await?;
     show.tree().await?;
 

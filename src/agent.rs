@@ -88,6 +88,7 @@ mod event;
 mod model_spec;
 mod owner;
 mod phase;
+mod request;
 mod snapshot;
 mod state;
 mod task;
@@ -107,6 +108,7 @@ use std::{
 pub(crate) use self::core::simulation::process;
 pub(crate) use self::core::{Resume, check_decisions};
 pub(crate) use admission::{Admission, Permit};
+use async_trait::async_trait;
 pub use builder::AgentBuilder;
 pub use callbacks::{AgentCallbacks, ErrorDecision, ToolDecision, TurnDecision};
 pub(crate) use command::InFlight;
@@ -116,6 +118,8 @@ pub(crate) use durable::{MAX_LIVES, RECORD_DELAY, Record, TurnInFlight, Unreadab
 
 pub use event::{Event, Status};
 pub(crate) use owner::{Asker, FirstMessage, HistoryOwner, Moment};
+pub use request::RunRequest;
+pub(crate) use request::RunTarget;
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 pub use snapshot::{Snapshot, ToolRun};
@@ -125,15 +129,12 @@ pub(crate) use task::Hold;
 pub use text::TextDeltas;
 use tokio::sync::mpsc;
 
-#[cfg(any(doc, feature = "acp", feature = "mcp-server"))]
-use crate::run::ErrorKind;
 use crate::{
     actor,
     message::ToolUseId,
-    provider::OutputSchema,
     run::{
-        Accepted, Decided, Error, Failure, KnownPrompt, Next, PendingUse, Prompt, PromptId, PromptState,
-        Response, RunEnd, RunOutcome, TurnRecord,
+        Accepted, Decided, Error, ErrorKind, Failure, KnownPrompt, Next, PendingUse, Prompt, PromptId,
+        PromptState, Response, RunAt, RunEnd, RunOutcome, RunSpec, TurnRecord,
     },
     subscription::{Attachment, End, EventId, Numbered, Source, Subscription},
     telemetry::Caller,
@@ -210,6 +211,11 @@ impl Agent {
         AgentBuilder::default()
     }
 
+    /// Describes a run with this prompt. [`RunRequest::start`] starts it.
+    pub fn run(&self, prompt: impl Into<Prompt>) -> RunRequest {
+        RunRequest::new(self.clone(), RunSpec::new(RunAt::Head, prompt))
+    }
+
     /// Sends a prompt.
     ///
     /// If the agent is idle, the prompt starts a run. If the agent is busy or paused, the prompt is staged: it starts
@@ -234,9 +240,7 @@ impl Agent {
     ///   now.
     /// - [`ErrorKind::Ended`] if the agent has ended.
     pub async fn prompt(&self, prompt: impl Into<Prompt>) -> Result<Accepted, Error> {
-        let prompt = prompt.into();
-        let caller = Caller::current();
-        self.call(|reply| Command::Prompt(prompt, caller, reply)).await?
+        self.run(prompt).start().await
     }
 
     /// Sends a prompt, waits until its run ends, and returns the response. The response is that of the last turn, with
@@ -256,9 +260,7 @@ impl Agent {
     ///
     /// Dropping the future does not cancel the run.
     pub async fn ask(&self, prompt: impl Into<Prompt>) -> Result<Arc<Response>, Error> {
-        let prompt = prompt.into();
-        let caller = Caller::current();
-        self.call(|reply| Command::Ask(prompt, caller, reply)).await?
+        self.run(prompt).response().await
     }
 
     /// Sends a prompt and returns the response as a value of a Rust type. The schema of the type becomes the prompt's
@@ -287,19 +289,7 @@ impl Agent {
         &self,
         prompt: impl Into<Prompt>,
     ) -> Result<T, Error> {
-        let mut prompt = prompt.into();
-        prompt.options.set_output(Some(OutputSchema::of::<T>()));
-        let response = self.ask(prompt).await?;
-        match (&response.output, &response.output_error) {
-            (Some(value), _) => T::deserialize(value)
-                .map_err(|error| Error::output(&error.to_string(), Arc::clone(&response))),
-            (None, Some(error)) => Err(Error::output(error, Arc::clone(&response))),
-            (None, None) => {
-                let why =
-                    format!("the turn ended with {} before the model returned a value", response.stop_reason);
-                Err(Error::output(&why, response))
-            }
-        }
+        self.run(prompt).value().await
     }
 
     /// Withdraws a staged prompt, and returns it.
@@ -562,6 +552,28 @@ impl Agent {
             None => Err(Error::ended("agent", &self.shared.termination.closed().await)),
         }
     }
+}
+
+#[async_trait]
+impl RunTarget for Agent {
+    async fn start(&self, spec: RunSpec) -> Result<Accepted, Error> {
+        let (prompt, caller) = (at_head(spec)?, Caller::current());
+        self.call(|reply| Command::Prompt(prompt, caller, reply)).await?
+    }
+
+    async fn response(&self, spec: RunSpec) -> Result<Arc<Response>, Error> {
+        let (prompt, caller) = (at_head(spec)?, Caller::current());
+        self.call(|reply| Command::Ask(prompt, caller, reply)).await?
+    }
+}
+
+/// Returns the prompt of a run that starts at the end of the history.
+fn at_head(spec: RunSpec) -> Result<Prompt, Error> {
+    if spec.at == RunAt::Head {
+        return Ok(spec.prompt);
+    }
+    let text = "an agent without a session has no branches; start the run on a `Session`";
+    Err(Error::new(ErrorKind::Unsupported, text).with_member("operation", "starting a run on a branch"))
 }
 
 impl WeakAgent {

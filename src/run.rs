@@ -16,6 +16,7 @@ mod prompt;
 mod record;
 mod response;
 mod settings;
+mod spec;
 
 pub use end::{RunEnd, RunOutcome};
 pub use error::{Error, ErrorKind};
@@ -28,3 +29,4 @@ pub use prompt::{Accepted, KnownPrompt, Next, Prompt, PromptId, PromptState};
 pub use record::{BranchPoint, TurnRecord};
 pub use response::Response;
 pub use settings::Settings;
+pub use spec::{RunAt, RunSpec};

@@ -2,9 +2,9 @@
 //!
 //! A [`Session`] is an [agent](crate::agent) with an id, a [tree](crate::tree) of messages and a [store](crate::store).
 //! [`Session::builder`] starts a new conversation or opens a stored one. Because the messages form a tree, the session
-//! can respond to a user message again ([`Session::regenerate`]), replace it ([`Session::edit`]) or continue the
-//! conversation differently from an earlier message ([`Session::branch`]). The earlier messages remain in the tree, and
-//! [`Session::navigate`] returns to them.
+//! can respond to a user message again ([`Session::again`]), replace it ([`RunRequest::instead_of`]) or continue the
+//! conversation differently from an earlier message ([`RunRequest::below`]). The earlier messages remain in the tree,
+//! and [`Session::navigate`] returns to them.
 //!
 //! The main types:
 //!
@@ -43,7 +43,7 @@
 //! // Later, perhaps in another process:
 //! let session = Session::builder(store).agent(agent()).open(id).await?;
 //! let question = session.tree().await?.roots().next().unwrap().id();
-//! session.ask_regenerate(question).await?;
+//! session.again(question).response().await?;
 //! assert_eq!(session.tree().await?.to_string(), "\
 //! * 1 user: Name three mountains.
 //!   ├─ 2 assistant: Everest, K2, Lhotse.
@@ -63,7 +63,6 @@ mod life;
 mod loading;
 mod outcome;
 mod perform;
-mod regenerate;
 mod shared;
 mod snapshot;
 mod starting;
@@ -81,15 +80,15 @@ use std::{
     time::Duration,
 };
 
+use async_trait::async_trait;
 pub use builder::SessionBuilder;
-use command::{Command, PendingResponse, Reply, RunStart, Stop, Wait};
+use command::{Begun, Command, Reply, Stop};
 use error::of_agent;
 
 pub(crate) use error::{check_title, damaged_turn};
 pub use event::{SavedPart, SessionEvent, StoreReport};
 pub use outcome::PromptOutcome;
 pub use perform::{SessionAnswer, SessionCommand};
-pub use regenerate::Regenerate;
 use shared::SessionShared;
 pub(crate) use shared::Setup;
 pub use snapshot::SessionSnapshot;
@@ -101,9 +100,9 @@ pub(crate) use watcher::{Notice, Watcher};
 
 use crate::{
     actor,
-    agent::{Agent, InFlight, Status},
+    agent::{Agent, InFlight, RunRequest, RunTarget, Status},
     message::UsageRow,
-    run::{Error, ErrorKind, Prompt, Response},
+    run::{Accepted, Error, ErrorKind, Prompt, Response, RunAt, RunSpec},
     store::{ConversationId, IntoStore, Labels, StoreError},
     subscription::{Attachment, End, EndReason, EventId, Source, Subscription},
     telemetry::Caller,
@@ -167,119 +166,26 @@ impl Session {
         &self.shared.id
     }
 
-    /// Starts a run that responds to a user message again. The new response becomes a sibling of the existing
+    /// Describes a run with this prompt. The run starts at the end of the path, unless the request names another place.
+    /// [`RunRequest::start`] starts it.
+    pub fn run(&self, prompt: impl Into<Prompt>) -> RunRequest {
+        RunRequest::new(self.clone(), RunSpec::new(RunAt::Head, prompt))
+    }
+
+    /// Describes a run that responds to a user message again. The new response becomes a sibling of the existing
     /// responses.
     ///
-    /// Pass a [`NodeId`], or a [`Regenerate`] to use another model or other options. The session must be idle.
-    ///
-    /// If the run is cancelled or fails before its first turn is complete, the tree is again as it was before the run.
-    /// [`Snapshot::last_run`](crate::agent::Snapshot::last_run) shows how the run ended.
-    /// [`ask_regenerate`](Self::ask_regenerate) returns the run's response.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`ErrorKind::Busy`], [`ErrorKind::UnknownNode`], [`ErrorKind::NotAPrompt`], [`ErrorKind::StoreBehind`],
-    /// or the agent's error for invalid settings.
-    pub async fn regenerate(&self, again: impl Into<Regenerate>) -> Result<(), Error> {
-        self.begin(RunStart::Regenerate(again.into()), Wait::ForStart).await.map(drop)
+    /// Each setting of the request replaces the same setting of the original prompt. The session remembers the settings
+    /// of the prompts that it has accepted, except API keys and headers. The remembered settings are not stored. After
+    /// the conversation is opened again, the agent's settings apply instead.
+    pub fn again(&self, user: NodeId) -> RunRequest {
+        RunRequest::new(self.clone(), RunSpec::new(RunAt::Again(user), Prompt::default()))
     }
 
-    /// Starts a run like [`regenerate`](Self::regenerate), and returns the run's response like [`ask`](Self::ask).
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`regenerate`](Self::regenerate), and the run's errors as in [`ask`](Self::ask).
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future does not cancel the run.
-    pub async fn ask_regenerate(&self, again: impl Into<Regenerate>) -> Result<Arc<Response>, Error> {
-        self.begin_and_wait(RunStart::Regenerate(again.into())).await
-    }
-
-    /// Starts a run with a new user message below the last message of a turn: an assistant message, or the results of
-    /// tools if the turn ended with them. The new message becomes a sibling of the messages that already follow.
-    ///
-    /// If `end` is `None`, the new message becomes a root. The session must be idle.
-    ///
-    /// If the message ends a turn that [left tool uses open](Response::open_tool_uses), the prompt supplies
-    /// the results of these tool uses, as with [`prompt`](Self::prompt).
-    ///
-    /// If the run is cancelled or fails before its first turn is complete, the tree is again as it was before the run.
-    /// [`Snapshot::last_run`](crate::agent::Snapshot::last_run) shows how the run ended.
-    /// [`ask_branch`](Self::ask_branch) returns the run's response.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`ErrorKind::Busy`], [`ErrorKind::UnknownNode`],
-    /// [`ErrorKind::NotAnAnswer`], [`ErrorKind::OpenToolUses`],
-    /// [`ErrorKind::StoreBehind`], or the agent's error if it refuses the prompt.
-    pub async fn branch(&self, end: Option<NodeId>, prompt: impl Into<Prompt>) -> Result<(), Error> {
-        self.begin(RunStart::Branch(end, prompt.into()), Wait::ForStart).await.map(drop)
-    }
-
-    /// Starts a run like [`branch`](Self::branch), and returns the run's response like [`ask`](Self::ask).
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`branch`](Self::branch), and the run's errors as in [`ask`](Self::ask).
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future does not cancel the run.
-    pub async fn ask_branch(
-        &self,
-        end: Option<NodeId>,
-        prompt: impl Into<Prompt>,
-    ) -> Result<Arc<Response>, Error> {
-        self.begin_and_wait(RunStart::Branch(end, prompt.into())).await
-    }
-
-    /// Starts a run with a new user message that replaces an existing one, on a [branch](Self::branch) from the
-    /// existing message's parent.
-    ///
-    /// The new prompt's settings apply, and the settings of the replaced message do not. The session must be idle.
-    ///
-    /// If the run is cancelled or fails before its first turn is complete, the tree is again as it was before the run.
-    /// [`Snapshot::last_run`](crate::agent::Snapshot::last_run) shows how the run ended. [`ask_edit`](Self::ask_edit)
-    /// returns the run's response.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`ErrorKind::Busy`], [`ErrorKind::UnknownNode`], [`ErrorKind::NotAPrompt`], [`ErrorKind::StoreBehind`],
-    /// or the agent's error if it refuses the prompt.
-    pub async fn edit(&self, user: NodeId, prompt: impl Into<Prompt>) -> Result<(), Error> {
-        self.begin(RunStart::Edit(user, prompt.into()), Wait::ForStart).await.map(drop)
-    }
-
-    /// Starts a run like [`edit`](Self::edit), and returns the run's response like [`ask`](Self::ask).
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`edit`](Self::edit), and the run's errors as in [`ask`](Self::ask).
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future does not cancel the run.
-    pub async fn ask_edit(&self, user: NodeId, prompt: impl Into<Prompt>) -> Result<Arc<Response>, Error> {
-        self.begin_and_wait(RunStart::Edit(user, prompt.into())).await
-    }
-
-    async fn begin(&self, start: RunStart, wait: Wait) -> Result<Option<PendingResponse>, Error> {
-        self.ensure_room()?;
+    /// Starts a run at another place than the end of the path.
+    async fn begin(&self, spec: RunSpec) -> Result<Begun, Error> {
         let caller = Caller::current();
-        self.call(|reply| Command::Begin(start, wait, caller, reply)).await?
-    }
-
-    async fn begin_and_wait(&self, start: RunStart) -> Result<Arc<Response>, Error> {
-        let answer = self.begin(start, Wait::ForResponse).await?;
-        // With `Wait::ForResponse`, the receiver is always present. If its sender was dropped, the agent has ended.
-        let response = match answer {
-            Some(answer) => answer.await.ok(),
-            None => None,
-        };
-        let killed = || Err(Error::ended("agent", &EndReason::Killed));
-        self.session_outcome(response.unwrap_or_else(killed)).await
+        self.call(|reply| Command::Begin(spec, caller, reply)).await?
     }
 
     /// Moves the path so that it passes through `node`. Below `node`, the path follows the children that were last
@@ -680,6 +586,31 @@ impl Session {
 
     async fn over(&self) -> Error {
         Error::ended("session", &self.shared.termination.closed().await)
+    }
+}
+
+#[async_trait]
+impl RunTarget for Session {
+    async fn start(&self, spec: RunSpec) -> Result<Accepted, Error> {
+        self.ensure_room()?;
+        if spec.at == RunAt::Head {
+            return self.on_agent(async |agent| agent.start(spec).await).await;
+        }
+        self.begin(spec).await.map(|(turn, _)| Accepted::Started { turn })
+    }
+
+    async fn response(&self, spec: RunSpec) -> Result<Arc<Response>, Error> {
+        self.ensure_room()?;
+        if spec.at == RunAt::Head {
+            return self.on_agent(async |agent| agent.response(spec).await).await;
+        }
+        // The receiver is present, because `wait` is set. If its sender was dropped, the agent has ended.
+        let response = match self.begin(spec).await?.1 {
+            Some(response) => response.await.ok(),
+            None => None,
+        };
+        let killed = || Err(Error::ended("agent", &EndReason::Killed));
+        self.session_outcome(response.unwrap_or_else(killed)).await
     }
 }
 

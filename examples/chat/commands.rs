@@ -57,13 +57,13 @@ impl Chat {
             },
             "/regenerate" => {
                 let question = self.last_question().await?;
-                session.regenerate(question.id()).await?;
+                session.again(question.id()).start().await?;
                 self.runs += 1;
             }
             "/edit" if rest.is_empty() => return Err("Missing text: /edit TEXT".into()),
             "/edit" => {
                 let question = self.last_question().await?;
-                session.edit(question.id(), rest).await?;
+                session.run(rest).instead_of(question.id()).start().await?;
                 self.runs += 1;
             }
             "/again" => {

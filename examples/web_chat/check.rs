@@ -24,7 +24,7 @@ async fn converse(address: SocketAddr) -> Result<(), Box<dyn Error>> {
         serde_json::from_str(&exchange(address, "POST", "/agent/conversations", Some(json!({}))).await?)?;
     let id = created["id"].as_str().ok_or("the conversation has no id")?;
     let mut events = send(address, "GET", &format!("/agent/conversations/{id}/events"), None).await?;
-    let prompt = json!({ "type": "prompt", "prompt": { "content": [{ "type": "text", "text": "Hello" }] } });
+    let prompt = json!({ "type": "run", "prompt": { "content": [{ "type": "text", "text": "Hello" }] } });
     exchange(address, "POST", &format!("/agent/conversations/{id}/commands"), Some(prompt)).await?;
     let mut received = Vec::new();
     let mut piece = [0; 4096];

@@ -42,12 +42,11 @@ pub(crate) enum InFlight {
 /// The reply to a subscriber: the point in the stream of events at which its subscription begins.
 pub(super) type AttachmentReply = Reply<Attachment<Snapshot, Event>>;
 
-/// A change that the history's owner requests: the history is replaced, or a run starts on another history.
+/// A change of the history that its owner requests.
 pub(super) enum Change {
     Set(History),
     /// Replaces the history after messages were erased.
     Erase(History),
-    Begin(History, FirstMessage, Option<Asker>, Caller),
 }
 
 /// An event of the application.
@@ -74,6 +73,15 @@ pub(super) enum Command {
     WaitIdle(Reply<()>),
     Moment(Reply<Moment>),
     Change(Option<EventId>, Change, Reply<CommandResult<EventId>>),
+    /// Starts a run on another history, for the history's owner.
+    Begin(
+        Option<EventId>,
+        History,
+        FirstMessage,
+        Option<Asker>,
+        Caller,
+        Reply<CommandResult<(EventId, TurnId)>>,
+    ),
     TakeUp(Reply<()>),
     Leave(Reply<()>),
     Retire(Option<EventId>, Reply<bool>),

@@ -9,7 +9,7 @@ use super::{
     command::{Change, Command},
 };
 use crate::{
-    message::{History, Message},
+    message::{History, Message, TurnId},
     run::Error,
     subscription::EventId,
     telemetry::Caller,
@@ -90,8 +90,8 @@ impl HistoryOwner {
     }
 
     /// Replaces the history and starts a run on it, in one step. The first event is a `state` event with `base`. The
-    /// operation returns this event's id. The run's own events follow. `asker` receives the response, as from
-    /// [`Agent::ask`](super::Agent::ask). The run's span is a child of the `caller`'s span.
+    /// operation returns this event's id and the first turn. The run's own events follow. `asker` receives the response,
+    /// as from [`Agent::ask`](super::Agent::ask). The run's span is a child of the `caller`'s span.
     ///
     /// If the run ends with `cancelled` or `error` before it has committed a turn, the previous history is restored.
     /// Another `state` event then follows directly, before anything else starts. After the first commit, nothing is
@@ -112,8 +112,9 @@ impl HistoryOwner {
         opening: FirstMessage,
         asker: Option<Asker>,
         caller: Caller,
-    ) -> Result<EventId, Error> {
-        self.change(at, Change::Begin(base, opening, asker, caller)).await
+    ) -> Result<(EventId, TurnId), Error> {
+        let command = |reply| Command::Begin(at, base, opening, asker, caller, reply);
+        self.agent.call(command).await.map_err(|end| Error::ended("agent", &end.reason))?
     }
 
     /// Ends the agent if nothing is in progress, no prompt and no application event is queued, and all emitted events

@@ -112,8 +112,8 @@ kinds! {
     StoreUnreachable: 503 "store-unreachable" "The conversations cannot be reached now.";
     /// The store would not be able to read this content back.
     Unstorable: 422 "unstorable" "The content cannot be stored.";
-    /// The store does not support the operation in the member `operation`.
-    Unsupported: 422 "unsupported" "The store does not support this operation.";
+    /// The store, the agent or the server does not support the operation in the member `operation`.
+    Unsupported: 422 "unsupported" "This operation is not supported.";
     /// The query of a search can't be understood.
     InvalidQuery: 422 "invalid-query" "The search cannot be understood.";
     /// No place for another open session became free within the [room timeout](crate::manager::ManagerBuilder::room_timeout),

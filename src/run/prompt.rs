@@ -44,9 +44,8 @@ pub enum Next {
     Step,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_default(next: &Next) -> bool {
-    *next == Next::default()
+pub(super) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 /// The state of a prompt that the agent knows by its id.

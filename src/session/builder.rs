@@ -168,7 +168,8 @@ impl SessionBuilder {
     /// until its end, even if the conversation is opened with a lower level.
     ///
     /// With [`Durable::InFlight`], operations that change a run, such as [`prompt`](Session::prompt),
-    /// [`resume`](Session::resume) and [`regenerate`](Session::regenerate), succeed only after the change is stored.
+    /// [`resume`](Session::resume) and [`start`](crate::agent::RunRequest::start), succeed only after the change is
+    /// stored.
     pub fn durable(mut self, level: Durable) -> Self {
         // The sessions of a manager share their settings as long as they do not change them.
         if self.setup.durable != level {

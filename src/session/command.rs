@@ -4,11 +4,11 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::{sync::oneshot, time::Instant};
 
-use super::{PromptOutcome, Regenerate, SessionEvent, SessionSnapshot};
+use super::{PromptOutcome, SessionEvent, SessionSnapshot};
 use crate::{
     agent::InFlight,
-    message::UsageRow,
-    run::{Error, ErrorKind, Prompt, PromptId, Response},
+    message::{TurnId, UsageRow},
+    run::{Error, ErrorKind, PromptId, Response, RunSpec},
     store::Labels,
     subscription::{Attachment, EventId},
     telemetry::Caller,
@@ -56,28 +56,14 @@ impl Unsaved {
     }
 }
 
-/// The run that a command starts, and the node where it starts.
-#[derive(Clone, Debug)]
-pub(super) enum RunStart {
-    Regenerate(Regenerate),
-    Edit(NodeId, Prompt),
-    Branch(Option<NodeId>, Prompt),
-}
-
-/// The response of a run, for a caller that waits for it.
-pub(super) type PendingResponse = oneshot::Receiver<Result<Arc<Response>, Error>>;
-
-/// Whether the caller of a command waits for the start of the run or for its response.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wait {
-    ForStart,
-    ForResponse,
-}
+/// The first turn of a run, and the response for a caller that waits for it.
+pub(super) type Begun = (TurnId, Option<oneshot::Receiver<Result<Arc<Response>, Error>>>);
 
 /// Commands are sent in a box to keep the channel's slots small: tokio allocates the slots in blocks of 32, and even an
 /// idle session holds one block.
 pub(super) enum Command {
-    Begin(RunStart, Wait, Caller, Reply<CommandResult<Option<PendingResponse>>>),
+    /// Starts a run at another place than the end of the path.
+    Begin(RunSpec, Caller, Reply<CommandResult<Begun>>),
     Navigate(Option<NodeId>, Reply<CommandResult<()>>),
     Erase(NodeId, Reply<CommandResult<()>>),
     SetLabels(Labels, Reply<()>),

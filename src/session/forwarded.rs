@@ -24,8 +24,7 @@ impl Session {
     /// Returns the errors of [`Agent::prompt`](crate::agent::Agent::prompt), and
     /// [`ErrorKind::StoreBehind`](crate::ErrorKind::StoreBehind) if too many changes are unsaved.
     pub async fn prompt(&self, prompt: impl Into<Prompt>) -> Result<Accepted, Error> {
-        self.ensure_room()?;
-        self.on_agent(async |agent| agent.prompt(prompt).await).await
+        self.run(prompt).start().await
     }
 
     /// Sends a prompt and waits for its response: see [`Agent::ask`](crate::agent::Agent::ask).
@@ -39,8 +38,7 @@ impl Session {
     ///
     /// Dropping the future does not cancel the run.
     pub async fn ask(&self, prompt: impl Into<Prompt>) -> Result<Arc<Response>, Error> {
-        self.ensure_room()?;
-        self.on_agent(async |agent| agent.ask(prompt).await).await
+        self.run(prompt).response().await
     }
 
     /// Sends a prompt and returns the response as a value of a Rust type: see
@@ -58,8 +56,7 @@ impl Session {
         &self,
         prompt: impl Into<Prompt>,
     ) -> Result<T, Error> {
-        self.ensure_room()?;
-        self.on_agent(async |agent| agent.ask_as(prompt).await).await
+        self.run(prompt).value().await
     }
 
     /// Withdraws a staged prompt, and returns it: see [`Agent::unstage`](crate::agent::Agent::unstage).

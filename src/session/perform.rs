@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Regenerate, Session};
+use super::Session;
 use crate::{
-    agent::Resume,
+    agent::{Resume, RunTarget},
     message::{ToolUseId, TurnId},
-    run::{Accepted, Error, Prompt, PromptId},
+    run::{Accepted, Error, Prompt, PromptId, Response, RunSpec},
     store::Labels,
     tool::Decision,
     tree::NodeId,
@@ -32,10 +32,10 @@ use crate::{
 /// use omni_agent::store::MemoryStore;
 ///
 /// let session = Session::builder(MemoryStore::new()).agent(agent).create().await?;
-/// let request = r#"{ "type": "prompt", "prompt": { "id": "p1", "content": [{ "type": "text", "text": "Hi" }] } }"#;
+/// let request = r#"{ "type": "run", "prompt": { "id": "p1", "content": [{ "type": "text", "text": "Hi" }] } }"#;
 /// let command: SessionCommand = serde_json::from_str(request)?;
 /// let answer = session.perform(command, Some("ann")).await?;
-/// assert!(serde_json::to_string(&answer)?.starts_with(r#"{"type":"prompt","accepted":"started","turn":"#));
+/// assert!(serde_json::to_string(&answer)?.starts_with(r#"{"type":"accepted","accepted":"started","turn":"#));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// # })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -45,11 +45,8 @@ use crate::{
 #[serde(tag = "type", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum SessionCommand {
-    /// Sends a prompt: [`Session::prompt`].
-    Prompt {
-        /// The prompt.
-        prompt: Prompt,
-    },
+    /// Starts a run, or stages a prompt: [`Session::run`] and [`Session::again`].
+    Run(RunSpec),
     /// Takes a staged prompt back: [`Session::unstage`].
     Unstage {
         /// The id of the prompt.
@@ -67,25 +64,6 @@ pub enum SessionCommand {
     Cancel,
     /// Ends the run and keeps as much of it as possible: [`Session::interrupt`].
     Interrupt,
-    /// Gives a user message another response: [`Session::regenerate`].
-    Regenerate {
-        /// The user message.
-        node: NodeId,
-    },
-    /// Replaces a user message on a new branch: [`Session::edit`].
-    Edit {
-        /// The user message.
-        node: NodeId,
-        /// The new prompt.
-        prompt: Prompt,
-    },
-    /// Starts a branch below a message: [`Session::branch`].
-    Branch {
-        /// The last message of a turn, below which the branch starts, or `None` for a new root.
-        node: Option<NodeId>,
-        /// The prompt.
-        prompt: Prompt,
-    },
     /// Moves the path to a message: [`Session::navigate`].
     Navigate {
         /// The message, or `None` for the place before the first message.
@@ -120,10 +98,12 @@ pub enum SessionCommand {
 #[serde(tag = "type", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum SessionAnswer {
-    /// The prompt was accepted.
-    Prompt(Accepted),
+    /// The run was started, or the prompt was accepted in another way.
+    Accepted(Accepted),
+    /// The response of a run, if the command has waited for it.
+    Response(Arc<Response>),
     /// The prompt was taken back.
-    Unstaged {
+    Prompt {
         /// The prompt that was staged.
         prompt: Arc<Prompt>,
     },
@@ -145,9 +125,12 @@ impl Session {
     /// Dropping the future does not withdraw the operation, which may still take effect.
     pub async fn perform(&self, command: SessionCommand, by: Option<&str>) -> Result<SessionAnswer, Error> {
         match command {
-            SessionCommand::Prompt { prompt } => return self.prompt(prompt).await.map(SessionAnswer::Prompt),
+            SessionCommand::Run(spec) if spec.wait => {
+                return self.response(spec).await.map(SessionAnswer::Response);
+            }
+            SessionCommand::Run(spec) => return self.start(spec).await.map(SessionAnswer::Accepted),
             SessionCommand::Unstage { id } => {
-                return self.unstage(id).await.map(|prompt| SessionAnswer::Unstaged { prompt });
+                return self.unstage(id).await.map(|prompt| SessionAnswer::Prompt { prompt });
             }
             SessionCommand::Decide { turn, decisions } => {
                 let resume = Resume { decisions, turn: Some(turn), by: by.map(Into::into) };
@@ -155,9 +138,6 @@ impl Session {
             }
             SessionCommand::Cancel => self.cancel().await?,
             SessionCommand::Interrupt => self.interrupt().await?,
-            SessionCommand::Regenerate { node } => self.regenerate(Regenerate::new(node)).await?,
-            SessionCommand::Edit { node, prompt } => self.edit(node, prompt).await?,
-            SessionCommand::Branch { node, prompt } => self.branch(node, prompt).await?,
             SessionCommand::Navigate { node } => self.navigate(node).await?,
             SessionCommand::Title { title } => self.set_title(title.as_deref()).await?,
             SessionCommand::Labels { labels } => self.set_labels(labels).await?,

@@ -9,7 +9,7 @@
 //! | --- | --- |
 //! | a turn is committed at the head, by a prompt or a continuation | the events |
 //! | a turn is cancelled or fails, and nothing is kept | the events; with a branch, also a resync at its removal |
-//! | regenerate, edit, branch | a resync when the path moves to the base; a resync at the commit if the branch begins with a node that exists; otherwise the events |
+//! | another answer, an edit, a branch | a resync when the path moves to the base; a resync at the commit if the branch begins with a node that exists; otherwise the events |
 //! | navigate | a resync, also if the path only becomes longer |
 //! | erasure of any node | a resync. It contains no erased message |
 //! | title, labels, settings, decisions, reports of the store | the events. The history of an agent's state is cut |

@@ -94,7 +94,7 @@ async fn post(mut call: Call) -> Result<Response, Problem> {
         let ended = match (answer, &follow) {
             // If the prompt has not ended, a later event adds its message. The stream waits for this event.
             (
-                SessionAnswer::Prompt(Accepted::Known { state: PromptState::Ended { outcome } }),
+                SessionAnswer::Accepted(Accepted::Known { state: PromptState::Ended { outcome } }),
                 Follow::Prompt(id),
             ) => Follow::Ended(id.clone(), outcome),
             _ => continue,

@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 use super::{
     Action, Principal, Problem, StartRequest, Web, feed,
     front::files::encoded,
-    requests::{action, check, starts_a_run},
+    requests::{action, check},
     streams::Permit,
     view::Lens,
 };
@@ -139,7 +139,7 @@ impl Call {
     pub(super) fn permit_command(&self, command: &SessionCommand) -> Result<(), Problem> {
         self.permit(action(command))?;
         check(command, &self.principal)?;
-        if starts_a_run(command) && self.web.is_draining() {
+        if matches!(command, SessionCommand::Run(_)) && self.web.is_draining() {
             return Err(Problem::draining());
         }
         Ok(())

@@ -6,7 +6,7 @@ use super::{Action, Principal, Problem};
 use crate::{
     manager::Listed,
     message::{Content, Timestamp, UsageRow},
-    run::{PendingUse, Prompt},
+    run::{Error, ErrorKind, PendingUse, Prompt, RunAt, RunSpec},
     session::SessionCommand,
     store::{ConversationId, Position},
     tree::{Node, NodeId},
@@ -182,13 +182,12 @@ pub(super) fn position(text: &str) -> Result<Position, Problem> {
 /// Returns the action that access control must permit before this command is performed.
 pub(super) const fn action(command: &SessionCommand) -> Action {
     match command {
-        SessionCommand::Prompt { .. } | SessionCommand::Unstage { .. } => Action::Prompt,
+        SessionCommand::Run(RunSpec { at: RunAt::Head, .. }) | SessionCommand::Unstage { .. } => {
+            Action::Prompt
+        }
         SessionCommand::Decide { .. } => Action::Decide,
         SessionCommand::Cancel | SessionCommand::Interrupt => Action::Stop,
-        SessionCommand::Regenerate { .. }
-        | SessionCommand::Edit { .. }
-        | SessionCommand::Branch { .. }
-        | SessionCommand::Navigate { .. } => Action::Branch,
+        SessionCommand::Run(_) | SessionCommand::Navigate { .. } => Action::Branch,
         SessionCommand::Title { .. } => Action::Rename,
         SessionCommand::Labels { .. } | SessionCommand::Model { .. } => Action::Configure,
         SessionCommand::Erase { .. } => Action::Delete,
@@ -198,25 +197,22 @@ pub(super) const fn action(command: &SessionCommand) -> Action {
 /// Returns the prompt of a command.
 pub(super) const fn prompt_of(command: &mut SessionCommand) -> Option<&mut Prompt> {
     match command {
-        SessionCommand::Prompt { prompt }
-        | SessionCommand::Edit { prompt, .. }
-        | SessionCommand::Branch { prompt, .. } => Some(prompt),
+        SessionCommand::Run(spec) => Some(&mut spec.prompt),
         _ => None,
     }
 }
 
-/// Returns whether the command can start a run.
-pub(super) const fn starts_a_run(command: &SessionCommand) -> bool {
-    matches!(action(command), Action::Prompt | Action::Branch)
-        && !matches!(command, SessionCommand::Unstage { .. } | SessionCommand::Navigate { .. })
-}
-
-/// Checks the prompt of a command. Also checks that only an operator replaces labels.
+/// Checks the prompt of a command, and that the command does not wait for a response, because the streams have it. Also
+/// checks that only an operator replaces labels.
 pub(super) fn check(command: &SessionCommand, principal: &Principal) -> Result<(), Problem> {
     match command {
-        SessionCommand::Prompt { prompt }
-        | SessionCommand::Edit { prompt, .. }
-        | SessionCommand::Branch { prompt, .. } => check_prompt(prompt),
+        SessionCommand::Run(RunSpec { wait: true, .. }) => {
+            let text =
+                "a client's command does not wait for the response; follow the conversation's events instead";
+            let error = Error::new(ErrorKind::Unsupported, text);
+            Err(error.with_member("operation", "waiting for a response").into())
+        }
+        SessionCommand::Run(spec) => check_prompt(&spec.prompt),
         SessionCommand::Labels { .. } if !principal.is_operator() => {
             Err(Problem::forbidden("Only operators can replace labels, because labels decide access."))
         }

@@ -144,7 +144,7 @@ async fn branch_on_a_backend_without_fork_changes_nothing() {
         session.ask(prompt).await.unwrap();
     }
     let (before, tree) = (backend.log(), session.tree().await.unwrap());
-    session.branch(Some(node(2)), "Other").await.unwrap();
+    session.run("Other").below(Some(node(2))).start().await.unwrap();
     session.wait_until_idle().await.unwrap();
     session.flush(SECOND).await.unwrap();
     assert_eq!(backend.log(), before);
@@ -160,7 +160,7 @@ async fn branch_uses_a_fork_and_each_branch_continues_in_its_own_session() {
     for prompt in ["One", "Two"] {
         session.ask(prompt).await.unwrap();
     }
-    session.branch(Some(node(2)), "Other").await.unwrap();
+    session.run("Other").below(Some(node(2))).start().await.unwrap();
     session.wait_until_idle().await.unwrap();
     assert_eq!(session.ask("More").await.unwrap().text(), "One | Other | More");
     assert_eq!((backend.count("fork s1 at 1"), backend.count("terminate s1")), (1, 1));
@@ -177,7 +177,7 @@ async fn reopened_and_branched(able: Capabilities) -> (Session, ScriptedBackend)
         session.ask(prompt).await.unwrap();
     }
     let session = reopened(&store, session, &backend).await;
-    session.branch(Some(node(2)), "Other").await.unwrap();
+    session.run("Other").below(Some(node(2))).start().await.unwrap();
     session.wait_until_idle().await.unwrap();
     (session, backend)
 }
@@ -223,7 +223,7 @@ async fn branch_from_the_beginning_starts_a_new_session() {
     let (store, backend) = (store(), ScriptedBackend::new([]));
     let session = created(&store, &backend).await;
     session.ask("One").await.unwrap();
-    session.branch(None, "Anew").await.unwrap();
+    session.run("Anew").below(None).start().await.unwrap();
     session.wait_until_idle().await.unwrap();
     assert_eq!(session.ask("More").await.unwrap().text(), "Anew | More");
     assert_eq!((backend.count("start"), backend.count("terminate s1")), (2, 1));

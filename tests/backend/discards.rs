@@ -105,7 +105,7 @@ async fn answer_cancelled_during_an_output_retry_keeps_the_session() {
 /// Starts a branch that must be rejected, and asserts that the backend receives nothing.
 async fn is_refused(session: &Session, backend: &ScriptedBackend) {
     let before = backend.log();
-    session.branch(Some(node(2)), "Other").await.unwrap();
+    session.run("Other").below(Some(node(2))).start().await.unwrap();
     session.wait_until_idle().await.unwrap();
     assert_eq!(backend.log(), before);
 }
@@ -145,13 +145,13 @@ async fn interrupted(able: Capabilities) -> (Session, ScriptedBackend) {
 #[tokio::test(start_paused = true)]
 async fn branch_before_an_interrupted_answer_uses_another_session() {
     let (session, backend) = interrupted(able()).await;
-    session.regenerate(node(3)).await.unwrap();
+    session.again(node(3)).start().await.unwrap();
     session.wait_until_idle().await.unwrap();
     assert_eq!(session.state().await.unwrap().history().last().unwrap().text(), "One | Two");
     assert_eq!(backend.count("fork s1 at 1"), 1);
 
     let (session, backend) = interrupted(Capabilities::default()).await;
-    session.branch(None, "Anew").await.unwrap();
+    session.run("Anew").below(None).start().await.unwrap();
     session.wait_until_idle().await.unwrap();
     assert_eq!(session.state().await.unwrap().history().last().unwrap().text(), "Anew");
     assert_eq!(backend.count("start"), 2);
@@ -162,7 +162,7 @@ async fn fork_after_an_interrupted_answer_warns_that_the_backend_does_not_know_i
     let (session, _) = interrupted(able()).await;
     assert_eq!(session.ask("Three").await.unwrap().warnings, Vec::<String>::new());
     let mut events = session.subscribe(Mode::Observer).await.unwrap();
-    session.regenerate(node(5)).await.unwrap();
+    session.again(node(5)).start().await.unwrap();
     let response = loop {
         let Some(Update::Event(event)) = events.next().await else { panic!("the session has ended") };
         if let Some(Event::Turn { response, .. }) = event.event.agent() {
@@ -197,7 +197,7 @@ async fn branched_in_vain(
     failure: Failure,
 ) {
     let head = session.tree().await.unwrap().head();
-    session.branch(from.map(node), text).await.unwrap();
+    session.run(text).below(from.map(node)).start().await.unwrap();
     if failure == Failure::Cancelled {
         backend.until_prompted(text).await;
         session.cancel().await.unwrap();
@@ -241,7 +241,7 @@ async fn branch_that_succeeds_ends_the_former_session() {
     let backend = ScriptedBackend::new([]);
     let session = created(&store(), &backend).await;
     session.ask("One").await.unwrap();
-    session.branch(None, "Anew").await.unwrap();
+    session.run("Anew").below(None).start().await.unwrap();
     session.wait_until_idle().await.unwrap();
     backend.until("terminate s1").await;
     assert_eq!(session.ask("More").await.unwrap().text(), "Anew | More");

@@ -297,9 +297,9 @@ async fn changes() -> BTreeSet<String> {
     session.ask("One").await.unwrap();
     session.ask("Two").await.unwrap();
     let node = |number| NodeId::new(number).unwrap();
-    session.ask_regenerate(node(3)).await.unwrap();
-    session.ask_edit(node(1), "Three").await.unwrap();
-    session.ask_branch(Some(node(2)), "Four").await.unwrap();
+    session.again(node(3)).response().await.unwrap();
+    session.run("Three").instead_of(node(1)).response().await.unwrap();
+    session.run("Four").below(Some(node(2))).response().await.unwrap();
     session.navigate(node(2)).await.unwrap();
     session.set_title(Some("A title")).await.unwrap();
     session.set_title(None).await.unwrap();

@@ -7,7 +7,7 @@ use omni_agent::{
     manager::{Activity, Presence},
     message::{Purpose, RequestEnd, Timestamp, ToolResult, ToolUse, TurnId, Usage, UsageRow, UsageSum},
     provider::{Options, OutputSchema, StopReason, ThinkingMode, UnsupportedAttachment},
-    run::{Accepted, Failure, Next, Prompt, PromptState, RunOutcome},
+    run::{Accepted, Failure, Next, Prompt, PromptState, RunAt, RunOutcome, RunSpec},
     session::{SavedPart, SessionAnswer, SessionCommand, SessionEvent, StoreReport},
     store::{ConversationId, Filter, Found, Hit, Labels, Listing, Owner, Page, Summary, Version},
     tool::Decision,
@@ -39,9 +39,14 @@ fn session_commands() -> Vec<SessionCommand> {
     let node = NodeId::new(7).unwrap();
     let turn = "00112233445566778899aabbccddeeff".parse().unwrap();
     let decide = |decision| SessionCommand::Decide { turn, decisions: vec![("t".into(), decision)] };
+    let run = |at, prompt: Prompt| SessionCommand::Run(RunSpec::new(at, prompt));
     vec![
-        SessionCommand::Prompt { prompt: prompt() },
-        SessionCommand::Prompt { prompt: Prompt::default() },
+        run(RunAt::Head, prompt()),
+        run(RunAt::Again(node), Prompt::default()),
+        run(RunAt::Instead(node), prompt()),
+        run(RunAt::Below(Some(node)), prompt()),
+        run(RunAt::Below(None), prompt()),
+        SessionCommand::Run(RunSpec::new(RunAt::Head, "Hi").with_wait(true)),
         SessionCommand::Model { model: "test:other".into() },
         SessionCommand::Unstage { id: "p1".into() },
         decide(Decision::Execute),
@@ -50,10 +55,6 @@ fn session_commands() -> Vec<SessionCommand> {
         decide(Decision::Provide(ToolResult::ok(&ToolUse::new("t", "look", json!({})), "Seen."))),
         SessionCommand::Cancel,
         SessionCommand::Interrupt,
-        SessionCommand::Regenerate { node },
-        SessionCommand::Edit { node, prompt: prompt() },
-        SessionCommand::Branch { node: Some(node), prompt: prompt() },
-        SessionCommand::Branch { node: None, prompt: prompt() },
         SessionCommand::Navigate { node: Some(node) },
         SessionCommand::Navigate { node: None },
         SessionCommand::Title { title: Some("A title".into()) },
@@ -145,8 +146,8 @@ fn every_answer_fits_the_schema() {
         Accepted::Staged { id: "p1".into(), ahead: 2 },
     ]);
     let answers = accepted
-        .map(SessionAnswer::Prompt)
-        .chain([SessionAnswer::Unstaged { prompt: Arc::new(prompt()) }, SessionAnswer::Done]);
+        .map(SessionAnswer::Accepted)
+        .chain([SessionAnswer::Prompt { prompt: Arc::new(prompt()) }, SessionAnswer::Done]);
     for answer in answers {
         COMMANDS.take("SessionAnswer", &answer);
     }
@@ -221,10 +222,11 @@ fn rare_events_fit_the_schema() {
 #[test]
 fn commands_without_members_that_have_defaults_fit_the_schema() {
     for command in [
-        json!({ "type": "branch", "prompt": { "content": [] } }),
+        json!({ "type": "run" }),
+        json!({ "type": "run", "at": "head", "prompt": { "content": [] }, "wait": false }),
         json!({ "type": "navigate", "node": null, "note": "an unknown member" }),
         json!({ "type": "title" }),
-        json!({ "type": "prompt", "prompt": { "id": null, "content": [], "options": { "max_tokens": null }, "new": 1 } }),
+        json!({ "type": "run", "prompt": { "id": null, "content": [], "options": { "max_tokens": null }, "new": 1 } }),
         json!({ "type": "decide", "turn": "0".repeat(32), "decisions": [["t", { "provide": {
             "tool_use_id": "t", "name": "look", "content": [{ "type": "text", "text": "Seen." }]
         } }]] }),
@@ -236,7 +238,7 @@ fn commands_without_members_that_have_defaults_fit_the_schema() {
 
 #[test]
 fn wrong_samples_of_commands_fail_in_the_schema_and_in_the_crate() {
-    let prompt = |prompt: Value| json!({ "type": "prompt", "prompt": prompt });
+    let prompt = |prompt: Value| json!({ "type": "run", "prompt": prompt });
     let options = |options: Value| prompt(json!({ "content": [], "options": options }));
     let decide =
         |decision: Value| json!({ "type": "decide", "turn": "0".repeat(32), "decisions": [["t", decision]] });
@@ -247,6 +249,10 @@ fn wrong_samples_of_commands_fail_in_the_schema_and_in_the_crate() {
         json!({}),
         json!({ "type": "erase_all" }),
         json!({ "type": "prompt" }),
+        json!({ "type": "run", "at": "end" }),
+        json!({ "type": "run", "at": { "above": 7 } }),
+        json!({ "type": "run", "at": { "again": null } }),
+        json!({ "type": "run", "wait": "yes" }),
         json!({ "type": "unstage", "id": 7 }),
         prompt(json!("Hi")),
         prompt(json!({})),
@@ -272,9 +278,8 @@ fn wrong_samples_of_commands_fail_in_the_schema_and_in_the_crate() {
         json!({ "type": "decide", "turn": "not hexadecimal", "decisions": [["t", "execute"]] }),
         json!({ "type": "decide", "turn": "0".repeat(32), "decisions": [["t"]] }),
         json!({ "type": "decide", "decisions": [["t", "execute"]] }),
-        json!({ "type": "regenerate", "node": 0 }),
-        json!({ "type": "regenerate", "node": "7" }),
-        json!({ "type": "regenerate" }),
+        json!({ "type": "run", "at": { "again": 0 } }),
+        json!({ "type": "run", "at": { "again": "7" } }),
         json!({ "type": "erase", "node": 1.5 }),
         json!({ "type": "title", "title": 7 }),
         labels(json!({ "Tenant": "acme" })),

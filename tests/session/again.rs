@@ -1,5 +1,4 @@
-//! The settings (model, options and limits) with which `regenerate`, `edit` and `branch` run, and the responses that
-//! they return.
+//! The settings (model, options and limits) of runs at other places than the head, and the responses that they return.
 
 use std::time::Duration;
 
@@ -7,8 +6,8 @@ use omni_agent::{
     Error, ErrorKind,
     agent::{Agent, AgentBuilder},
     provider::{Options, OutputSchema, StopReason},
-    run::{Prompt, Response, RunOutcome},
-    session::{Regenerate, Session},
+    run::{Prompt, Response, RunAt, RunOutcome, RunSpec},
+    session::{Session, SessionCommand},
     store::{MemoryStore, Store},
     testing::{Gate, ScriptedProvider, Step},
     tree::NodeId,
@@ -45,9 +44,9 @@ impl Kind {
     async fn ask(self, session: &Session) -> Result<std::sync::Arc<Response>, Error> {
         in_time(async {
             match self {
-                Self::Regenerate => session.ask_regenerate(node(1)).await,
-                Self::Edit => session.ask_edit(node(1), "Other").await,
-                Self::Branch => session.ask_branch(None, "Other").await,
+                Self::Regenerate => session.again(node(1)).response().await,
+                Self::Edit => session.run("Other").instead_of(node(1)).response().await,
+                Self::Branch => session.run("Other").below(None).response().await,
             }
         })
         .await
@@ -56,9 +55,9 @@ impl Kind {
     async fn begin(self, session: &Session) {
         answered(async {
             match self {
-                Self::Regenerate => session.regenerate(node(1)).await,
-                Self::Edit => session.edit(node(1), "Other").await,
-                Self::Branch => session.branch(None, "Other").await,
+                Self::Regenerate => session.again(node(1)).start().await,
+                Self::Edit => session.run("Other").instead_of(node(1)).start().await,
+                Self::Branch => session.run("Other").below(None).start().await,
             }
         })
         .await
@@ -118,10 +117,9 @@ async fn ask_forms_refused_return_the_error_and_start_no_run() {
     let gate = Gate::new();
     let provider = ScriptedProvider::new([Step::text("A1"), held(&gate)]);
     let session = asked(&provider, "Q1").await.session;
-    let unknown = session.ask_regenerate(node(9)).await.unwrap_err();
+    let unknown = session.again(node(9)).response().await.unwrap_err();
     assert_eq!(unknown.kind(), ErrorKind::UnknownNode, "{unknown:?}");
-    let zero = Regenerate::new(node(1)).with_max_steps(0);
-    let zero = session.ask_regenerate(zero).await.unwrap_err();
+    let zero = session.again(node(1)).with_max_steps(0).response().await.unwrap_err();
     assert!(zero.to_string().starts_with("max_steps is 0"), "{zero:?}");
     session.prompt("Q2").await.unwrap();
     reached(&gate).await;
@@ -133,12 +131,12 @@ async fn ask_forms_refused_return_the_error_and_start_no_run() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ask_edit_dropped_run_continues() {
+async fn response_dropped_run_continues() {
     let gate = Gate::new();
     let provider = ScriptedProvider::new([Step::text("A1"), held(&gate)]);
     let mut session = asked(&provider, "Q1").await;
     {
-        let asking = session.session.ask_edit(node(1), "Other");
+        let asking = session.session.run("Other").instead_of(node(1)).response();
         tokio::select! {
             _ = asking => panic!("the answer waits at the gate"),
             () = reached(&gate) => {}
@@ -192,7 +190,7 @@ async fn regenerate_repeats_the_settings_of_its_prompt() {
     let tools = || Step::tool_use("t", "echo", json!({}));
     let provider = ScriptedProvider::new([tools(), tools(), tools(), tools()]);
     let session = asked(&provider, tuned()).await.session;
-    let response = in_time(session.ask_regenerate(node(1))).await.unwrap();
+    let response = in_time(session.again(node(1)).response()).await.unwrap();
     assert_eq!(response.stop_reason, StopReason::MaxSteps);
     assert_eq!(provider.requests().len(), 4);
     let (first, again) = (&provider.requests()[0].options, &provider.requests()[2].options);
@@ -208,7 +206,7 @@ async fn regenerate_repeats_the_settings_of_its_prompt() {
 async fn regenerate_repeats_the_time_limit_of_its_prompt() {
     let provider = ScriptedProvider::new([Step::text("[]"), Step::new().hang()]);
     let session = asked(&provider, tuned()).await.session;
-    let error = in_time(session.ask_regenerate(node(1))).await.unwrap_err();
+    let error = in_time(session.again(node(1)).response()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Failed, "{error:?}");
 }
 
@@ -216,13 +214,25 @@ async fn regenerate_repeats_the_time_limit_of_its_prompt() {
 async fn regenerate_with_settings_overrides_single_settings_of_its_prompt() {
     let provider = ScriptedProvider::new(["[]", "[]", "[]"].map(Step::text));
     let session = asked(&provider, tuned()).await.session;
-    let again = Regenerate::new(node(1)).with_options(Options::default().with_max_tokens(7));
-    in_time(session.ask_regenerate(again)).await.unwrap();
+    let options = Options::default().with_max_tokens(7);
+    in_time(session.again(node(1)).with_options(options).response()).await.unwrap();
     let sent = provider.last_request().unwrap().options;
     assert_eq!((sent.temperature(), sent.max_tokens()), (Some(0.5), Some(7)));
     // The settings of one `regenerate` do not apply to the next one.
-    in_time(session.ask_regenerate(node(1))).await.unwrap();
+    in_time(session.again(node(1)).response()).await.unwrap();
     assert_eq!(provider.last_request().unwrap().options.max_tokens(), Some(100));
+}
+
+#[tokio::test(start_paused = true)]
+async fn again_with_content_id_or_data_is_refused() {
+    let provider = ScriptedProvider::new([Step::text("A1")]);
+    let session = asked(&provider, "Q1").await.session;
+    let refused = |error: Error| assert_eq!(error.kind(), ErrorKind::InvalidPrompt, "{error:?}");
+    refused(session.again(node(1)).with_id("p1").start().await.unwrap_err());
+    refused(session.again(node(1)).with_app_data(json!(1)).response().await.unwrap_err());
+    let content = SessionCommand::Run(RunSpec::new(RunAt::Again(node(1)), "Other"));
+    refused(session.perform(content, None).await.unwrap_err());
+    assert_eq!(provider.requests().len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -235,9 +245,9 @@ async fn regenerate_of_a_staged_prompt_repeats_its_settings() {
     session.session.prompt(tuned()).await.unwrap();
     gate.open();
     session.rest().await;
-    in_time(session.session.ask_regenerate(node(3))).await.unwrap();
+    in_time(session.session.again(node(3)).response()).await.unwrap();
     assert_eq!(provider.last_request().unwrap().options.max_tokens(), Some(100));
-    in_time(session.session.ask_regenerate(node(1))).await.unwrap_err();
+    in_time(session.session.again(node(1)).response()).await.unwrap_err();
     assert_eq!(provider.last_request().unwrap().options.max_tokens(), None);
 }
 
@@ -249,8 +259,8 @@ async fn regenerate_with_a_model_uses_it_for_this_run_only() {
     );
     let mut session = asked(&provider, "Q1").await;
     let name = session.view.agent.state.model.clone();
-    let again = Regenerate::new(node(1)).with_model(other.model());
-    let response = in_time(session.session.ask_regenerate(again)).await.unwrap();
+    let again = session.session.again(node(1)).with_model(other.model());
+    let response = in_time(again.response()).await.unwrap();
     assert_eq!((response.text().as_str(), other.requests().len()), ("B1", 2));
     session.check().await;
     assert_eq!(session.view.agent.state.model, name);
@@ -269,7 +279,7 @@ async fn regenerate_after_opening_uses_the_settings_of_the_agent() {
     session.stop(secs(1)).await.unwrap();
     let session = builder().open(session.id().clone()).await.unwrap();
     let first: NodeId = session.tree().await.unwrap().roots().next().unwrap().id();
-    in_time(session.ask_regenerate(first)).await.unwrap();
+    in_time(session.again(first).response()).await.unwrap();
     let sent = provider.last_request().unwrap().options;
     assert_eq!((sent.max_tokens(), sent.output()), (None, None));
 }

@@ -71,7 +71,7 @@ async fn turn_committed_emits_turn_then_tree_then_store() {
     let again = Session::builder(Arc::clone(&store)).agent(agent()).open(id).await.unwrap();
     assert_eq!(again.tree().await.unwrap(), tree);
     let user = tree.roots().next().unwrap().id();
-    again.regenerate(user).await.unwrap();
+    again.again(user).start().await.unwrap();
     again.wait_until_idle().await.unwrap();
     let tree = again.tree().await.unwrap();
     assert_eq!(tree.len(), 5, "{tree}");

@@ -31,7 +31,7 @@ async fn regenerate_stores_nothing_before_its_first_commit_and_then_everything()
     let store = ScriptedStore::new([]);
     let session = two_turns(&store, [held(&gate, "Perhaps.")]).await;
     let (before, writes) = (store.tree(session.id()).await, store.tried().len());
-    session.regenerate(node(1)).await.unwrap();
+    session.again(node(1)).start().await.unwrap();
     gate.reached().await;
     session.flush(secs(1)).await.unwrap();
     assert_eq!(store.tried().len(), writes);
@@ -59,7 +59,7 @@ async fn branch_in_flight_earlier_slow_turns_are_stored_without_it() {
     let session = created(&store, "talk", scripted(steps)).await;
     session.ask("One").await.unwrap();
     session.ask("Two").await.unwrap();
-    session.branch(Some(node(2)), "Three").await.unwrap();
+    session.run("Three").below(Some(node(2))).start().await.unwrap();
     gate.reached().await;
     // Both earlier turns are saved while the run on the branch continues.
     write.open();
@@ -81,18 +81,18 @@ async fn branch_cancelled_or_failed_leaves_the_stored_tree_unchanged() {
     let session = two_turns(&store, steps).await;
     let (before, writes) = (session.tree().await.unwrap(), store.tried().len());
     for base in [Some(node(2)), Some(node(4)), None] {
-        session.branch(base, "Three").await.unwrap();
+        session.run("Three").below(base).start().await.unwrap();
         gate.reached().await;
         session.cancel().await.unwrap();
         session.wait_until_idle().await.unwrap();
         assert_eq!(session.tree().await.unwrap(), before);
     }
-    session.branch(Some(node(2)), "Three").await.unwrap();
+    session.run("Three").below(Some(node(2))).start().await.unwrap();
     session.wait_until_idle().await.unwrap();
     assert_eq!(session.tree().await.unwrap(), before);
-    session.regenerate(node(3)).await.unwrap();
+    session.again(node(3)).start().await.unwrap();
     session.wait_until_idle().await.unwrap();
-    session.regenerate(node(1)).await.unwrap();
+    session.again(node(1)).start().await.unwrap();
     gate.reached().await;
     // No part of the answer has arrived yet, so the interruption has nothing to keep.
     session.interrupt().await.unwrap();
@@ -108,7 +108,7 @@ async fn branch_committed_then_cancelled_in_its_second_turn_is_kept() {
     let gate = Gate::new();
     let store = ScriptedStore::new([]);
     let session = two_turns(&store, [held(&gate, "Perhaps."), held(&gate, "Never.")]).await;
-    session.regenerate(node(3)).await.unwrap();
+    session.again(node(3)).start().await.unwrap();
     gate.reached().await;
     session.prompt("And then?").await.unwrap();
     gate.open();
@@ -126,7 +126,7 @@ async fn regenerate_interrupted_with_text_keeps_the_part_under_the_same_user_nod
     let store = ScriptedStore::new([]);
     let partial = Step::new().then_text(["Perh"]).gate(&gate).stop();
     let session = two_turns(&store, [partial]).await;
-    session.regenerate(node(3)).await.unwrap();
+    session.again(node(3)).start().await.unwrap();
     gate.reached().await;
     session.interrupt().await.unwrap();
     session.wait_until_idle().await.unwrap();
@@ -144,16 +144,16 @@ async fn failing_store_with_branches_finally_stores_the_whole_tree() {
         two_turns(&store, [Step::text("Three."), failing(), held(&gate, ""), Step::text("Four.")]).await;
     store.otherwise(|| Act::Fail);
     session.navigate(None).await.unwrap();
-    session.regenerate(node(1)).await.unwrap();
+    session.again(node(1)).start().await.unwrap();
     session.wait_until_idle().await.unwrap();
-    session.regenerate(node(1)).await.unwrap();
+    session.again(node(1)).start().await.unwrap();
     session.wait_until_idle().await.unwrap();
-    session.branch(None, "Other").await.unwrap();
+    session.run("Other").below(None).start().await.unwrap();
     gate.reached().await;
     session.cancel().await.unwrap();
     session.navigate(node(2)).await.unwrap();
     session.navigate(node(5)).await.unwrap();
-    session.branch(Some(node(4)), "More").await.unwrap();
+    session.run("More").below(Some(node(4))).start().await.unwrap();
     session.wait_until_idle().await.unwrap();
     let error = session.flush(secs(5)).await.unwrap_err();
     assert_eq!((error.kind(), error.member("nodes")), (ErrorKind::Unsaved, Some(&3.into())));
@@ -206,7 +206,7 @@ async fn heads_in_the_store_are_never_unanswered_prompts() {
             .map(Node::id)
             .collect();
         let user = users[usize::try_from(round).unwrap() * 7 % users.len()];
-        session.regenerate(user).await.unwrap();
+        session.again(user).start().await.unwrap();
         session.set_title(Some(&format!("Title {round}"))).await.unwrap();
         tokio::time::sleep(std::time::Duration::from_millis(round * 3 % 30)).await;
         let _ = match round % 4 {
@@ -233,8 +233,8 @@ async fn edit_and_branch_with_a_known_id_are_refused_and_change_nothing() {
     let known = |text: &str| Prompt::new(text).with_id("p1");
     session.ask(known("Three")).await.unwrap();
     let before = session.tree().await.unwrap();
-    let edited = session.edit(node(1), known("Other")).await.unwrap_err();
-    let branched = session.branch(Some(node(2)), known("Other")).await.unwrap_err();
+    let edited = session.run(known("Other")).instead_of(node(1)).start().await.unwrap_err();
+    let branched = session.run(known("Other")).below(Some(node(2))).start().await.unwrap_err();
     for refused in [edited, branched] {
         assert_eq!(refused.kind(), ErrorKind::KnownPrompt, "{refused:?}");
     }

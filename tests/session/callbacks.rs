@@ -75,7 +75,7 @@ async fn handle_turn_uses_its_session() {
                 log.push(format!("{:?} nodes", session.tree().await.unwrap().len()));
                 let snapshot = session.snapshot().await.unwrap();
                 log.push(format!("{:?} pending", snapshot.agent.pending.len()));
-                log.push(tell(session.regenerate(NodeId::new(1).unwrap()).await));
+                log.push(tell(session.again(NodeId::new(1).unwrap()).start().await));
                 log.push(tell(session.navigate(None).await));
                 log.push(tell(session.flush(Duration::from_secs(1)).await));
                 drop(session.subscribe(Mode::Controller).await.unwrap());
@@ -119,8 +119,8 @@ async fn handle_event_moves_its_session() {
         let session = session_of(&state).unwrap();
         match *event.downcast::<&str>().unwrap() {
             "clear" => session.navigate(None).await.unwrap(),
-            "branch" => session.branch(None, "From within").await.unwrap(),
-            _ => session.regenerate(NodeId::new(1).unwrap()).await.unwrap(),
+            "branch" => drop(session.run("From within").below(None).start().await.unwrap()),
+            _ => drop(session.again(NodeId::new(1).unwrap()).start().await.unwrap()),
         }
         None
     });
@@ -141,7 +141,7 @@ async fn handle_event_moves_its_session() {
 #[tokio::test(start_paused = true)]
 async fn handle_event_that_branches_and_returns_a_prompt_stages_it() {
     let hooks = Hooks::new().on_event(|_, state| async move {
-        session_of(&state).unwrap().branch(None, "From within").await.unwrap();
+        session_of(&state).unwrap().run("From within").below(None).start().await.unwrap();
         Some(Prompt::new("And on"))
     });
     let steps = ["A1", "A2", "A3"].map(Step::text);
@@ -273,12 +273,12 @@ async fn panic_in_handle_turn_rolls_the_branch_back() {
     let mut session = Watched::start(on(scripted(steps).callbacks(hooks))).await;
     session.ask("Q1").await;
     let before = session.view.tree.clone();
-    answered(session.session.regenerate(NodeId::new(1).unwrap())).await.unwrap();
+    answered(session.session.again(NodeId::new(1).unwrap()).start()).await.unwrap();
     session.until("error").await;
     assert_eq!(session.until("state").await, ["tree", "state"]);
     session.rest().await;
     assert_eq!(session.view.tree, before);
-    answered(session.session.regenerate(NodeId::new(1).unwrap())).await.unwrap();
+    answered(session.session.again(NodeId::new(1).unwrap()).start()).await.unwrap();
     session.rest().await;
     assert_eq!(session.path(), ["user: Q1", "assistant: C1"]);
 }
@@ -299,7 +299,7 @@ async fn panic_in_handle_event_does_not_change_the_tree() {
 #[tokio::test(start_paused = true)]
 async fn panic_in_handle_event_after_branching_rolls_the_branch_back() {
     let hooks = Hooks::new().on_event(|_, state| async move {
-        session_of(&state).unwrap().branch(None, "From within").await.unwrap();
+        session_of(&state).unwrap().run("From within").below(None).start().await.unwrap();
         panic!("the callback broke")
     });
     let steps = ["A1", "A2"].map(Step::text);
@@ -331,7 +331,7 @@ async fn panic_in_a_provider_rolls_the_branch_back_unless_a_text_is_kept() {
         let mut session = Watched::scripted(steps).await;
         session.ask("Q1").await;
         let before = session.view.tree.clone();
-        answered(session.session.regenerate(NodeId::new(1).unwrap())).await.unwrap();
+        answered(session.session.again(NodeId::new(1).unwrap()).start()).await.unwrap();
         session.until("error").await;
         session.rest().await;
         assert_eq!(session.view.tree == before, answer == "A1");

@@ -214,7 +214,7 @@ fn regenerate_survives_a_kill_with_its_branch() {
     world.process(world.agent([Step::text("A1"), held(&gate)]), async |session| {
         session.ask("Q").await.unwrap();
         let question = session.tree().await.unwrap().roots().next().unwrap().id();
-        session.regenerate(question).await.unwrap();
+        session.again(question).start().await.unwrap();
         assert!(world.store.turn(&id()).await.unwrap().unwrap().record.branch.is_some());
     });
     let tree = world.process(world.agent([Step::text("A2")]), async |session| {
@@ -232,7 +232,7 @@ fn cancelled_branch_of_an_earlier_life_restores_the_tree() {
     world.process(world.agent([Step::text("A1"), Step::text("A2").hang()]), async |session| {
         session.ask("Q").await.unwrap();
         let question = session.tree().await.unwrap().roots().next().unwrap().id();
-        session.edit(question, "Other").await.unwrap();
+        session.run("Other").instead_of(question).start().await.unwrap();
     });
     let tree = world.process(world.agent([Step::text("A2").hang()]), async |session| {
         session.cancel().await.unwrap();

@@ -36,8 +36,8 @@ async fn all_ended(session: &Session, reason: &EndReason) {
         ("state", answered(session.state()).await.err()),
         ("status", answered(session.status()).await.err()),
         ("wait_until_idle", answered(session.wait_until_idle()).await.err()),
-        ("regenerate", answered(session.regenerate(node(1))).await.err()),
-        ("branch", answered(session.branch(None, "Q")).await.err()),
+        ("regenerate", answered(session.again(node(1)).start()).await.err()),
+        ("branch", answered(session.run("Q").below(None).start()).await.err()),
         ("navigate", answered(session.navigate(None)).await.err()),
         ("tree", answered(session.tree()).await.err()),
         ("set_title", answered(session.set_title(none)).await.err()),
@@ -89,7 +89,7 @@ async fn stop_while_busy_keeps_the_partial_text_of_a_branch() {
     let gate = Gate::new();
     let mut session = Watched::scripted([Step::text("A1"), held(&gate)]).await;
     session.ask("Q1").await;
-    answered(session.session.regenerate(node(1))).await.unwrap();
+    answered(session.session.again(node(1)).start()).await.unwrap();
     reached(&gate).await;
     answered(session.session.stop(Duration::from_secs(1))).await.unwrap();
     session.until("turn(stop)").await;
@@ -256,7 +256,7 @@ async fn agent_discards_a_branch_and_ends_tree_is_unchanged() {
     let mut session = Watched::start(on(scripted(steps).callbacks(hooks))).await;
     session.ask("Q1").await;
     let before = session.view.tree.clone();
-    answered(session.session.branch(None, "Q2")).await.unwrap();
+    answered(session.session.run("Q2").below(None).start()).await.unwrap();
     let end = in_time(session.session.ended()).await;
     assert_eq!(end.snapshot.unwrap().tree, before);
     ended(session, EndReason::AgentEnded).await;

@@ -61,7 +61,7 @@ async fn erase_of_an_answer_leaves_a_prompt_that_can_be_regenerated() {
     let text = "node 3 is a prompt without an answer; regenerate it, or navigate to another node";
     let error = refused.unwrap_err();
     assert_eq!((error.kind(), error.to_string().as_str()), (ErrorKind::NotAnAnswer, text));
-    session.ask_regenerate(node(3)).await.unwrap();
+    session.again(node(3)).response().await.unwrap();
     let last = session.tree().await.unwrap().history().last().cloned().unwrap();
     assert_eq!((last.role, last.text()), (Role::Assistant, "B2".to_owned()));
 }
@@ -157,7 +157,7 @@ async fn erase_leaves_no_text_in_a_sqlite_file() {
     let session = Session::builder(store.clone()).agent(agent).create().await.unwrap();
     session.ask("Q1").await.unwrap();
     session.ask("zzsecret question").await.unwrap();
-    assert!(session.ask_regenerate(node(3)).await.is_err(), "the end of this run repeats the prompt");
+    assert!(session.again(node(3)).response().await.is_err(), "the end of this run repeats the prompt");
     session.erase(node(3)).await.unwrap();
     session.stop(std::time::Duration::from_secs(5)).await.unwrap();
     for entry in std::fs::read_dir(&folder).unwrap() {
@@ -197,7 +197,7 @@ async fn erase_removes_the_end_of_a_run_that_was_to_answer_the_message() {
     let agent = scripted([Step::text("A1"), held(&gate, "A2")]);
     let mut session = Watched::start(Session::builder(MemoryStore::new()).agent(agent)).await;
     session.ask("A secret").await;
-    session.session.regenerate(node(1)).await.unwrap();
+    session.session.again(node(1)).start().await.unwrap();
     reached(&gate).await;
     session.session.cancel().await.unwrap();
     session.rest().await;

@@ -100,9 +100,9 @@ async fn failed_run_on_a_branch_keeps_the_branch_with_its_work() {
         let inner = &session.session;
         let failed = in_time(async {
             match kind {
-                0 => inner.ask_regenerate(node(1)).await,
-                1 => inner.ask_edit(node(1), "Q2").await,
-                _ => inner.ask_branch(None, "Q2").await,
+                0 => inner.again(node(1)).response().await,
+                1 => inner.run("Q2").instead_of(node(1)).response().await,
+                _ => inner.run("Q2").below(None).response().await,
             }
         });
         let error = failed.await.unwrap_err();
@@ -130,7 +130,7 @@ async fn failed_run_that_handle_error_discards_leaves_no_branch() {
     let mut session = Watched::start(on(scripted(steps).callbacks(Discards))).await;
     session.ask("Q1").await;
     let before = session.view.tree.clone();
-    in_time(session.session.ask_edit(node(1), "Q2")).await.unwrap_err();
+    in_time(session.session.run("Q2").instead_of(node(1)).response()).await.unwrap_err();
     session.check().await;
     assert_eq!(session.view.tree, before);
 }

@@ -43,12 +43,12 @@ async fn reopen_finds_all_branches_and_cursors_as_they_were() {
     session.ask("One").await.unwrap();
     session.ask("Two").await.unwrap();
     for user in [1, 3, 1] {
-        session.regenerate(node(user)).await.unwrap();
+        session.again(node(user)).start().await.unwrap();
         session.wait_until_idle().await.unwrap();
     }
-    session.branch(Some(node(2)), "Two, edited").await.unwrap();
+    session.run("Two, edited").below(Some(node(2))).start().await.unwrap();
     session.wait_until_idle().await.unwrap();
-    session.branch(None, "Another root").await.unwrap();
+    session.run("Another root").below(None).start().await.unwrap();
     session.wait_until_idle().await.unwrap();
     session.navigate(node(4)).await.unwrap();
     session.navigate(None).await.unwrap();

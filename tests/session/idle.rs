@@ -320,7 +320,7 @@ async fn branch_cancelled_without_a_controller_ends_the_session() {
     let gate = Gate::new();
     let (session, controller) = open(scripted([Step::text("A1"), held(&gate)]), AFTER).await;
     session.ask("Q1").await.unwrap();
-    answered(session.branch(None, "Q2")).await.unwrap();
+    answered(session.run("Q2").below(None).start()).await.unwrap();
     reached(&gate).await;
     drop(controller);
     lives(&session, AFTER * 2).await;

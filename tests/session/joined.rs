@@ -60,13 +60,13 @@ async fn joined_prompt_is_a_node_below_the_tool_results() {
 #[tokio::test(start_paused = true)]
 async fn regenerate_and_edit_of_a_joined_prompt_branch_below_the_tool_results() {
     let mut session = joined(&["One", "Two", "Three"]).await;
-    answered(session.session.regenerate(node(4))).await.unwrap();
+    answered(session.session.again(node(4)).start()).await.unwrap();
     session.rest().await;
     assert_eq!(
         session.path(),
         ["user: Go", "assistant: use t", "user: result t", "user: Now", "assistant: Two"]
     );
-    answered(session.session.edit(node(4), "Other")).await.unwrap();
+    answered(session.session.run("Other").instead_of(node(4)).start()).await.unwrap();
     session.rest().await;
     assert_eq!(
         session.path(),

@@ -63,10 +63,10 @@ async fn joining_at_every_event_gives_the_same_snapshot() {
     for act in 0..6 {
         match act {
             0 => drop(answered(session.session.prompt("Q1")).await.unwrap()),
-            1 | 3 => answered(session.session.regenerate(one)).await.unwrap(),
+            1 | 3 => drop(answered(session.session.again(one).start()).await.unwrap()),
             2 => answered(session.session.navigate(NodeId::new(2))).await.unwrap(),
             4 => answered(session.session.cancel()).await.unwrap(),
-            _ => answered(session.session.branch(None, "Q2")).await.unwrap(),
+            _ => drop(answered(session.session.run("Q2").below(None).start()).await.unwrap()),
         }
         for _ in 0..20 {
             joined.push(Watched::of(&session.session).await);

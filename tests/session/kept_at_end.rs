@@ -69,7 +69,7 @@ async fn stop_discarding_while_busy_rolls_a_branch_back() {
     let mut session = Watched::scripted([Step::text("A1"), held(&gate)]).await;
     session.ask("Q1").await;
     let before = session.view.tree.clone();
-    answered(session.session.regenerate(NodeId::new(1).unwrap())).await.unwrap();
+    answered(session.session.again(NodeId::new(1).unwrap()).start()).await.unwrap();
     reached(&gate).await;
     answered(session.session.stop_discarding(secs(1))).await.unwrap();
     session.until("cancelled").await;

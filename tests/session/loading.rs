@@ -225,9 +225,9 @@ async fn open_continues_at_the_last_head_with_all_branches() {
     let session = created(&store, "talk", parrot()).await;
     session.ask("One").await.unwrap();
     session.ask("Two").await.unwrap();
-    session.regenerate(node(1)).await.unwrap();
+    session.again(node(1)).start().await.unwrap();
     session.wait_until_idle().await.unwrap();
-    session.branch(None, "Other").await.unwrap();
+    session.run("Other").below(None).start().await.unwrap();
     session.wait_until_idle().await.unwrap();
     session.navigate(node(2)).await.unwrap();
     session.stop(secs(1)).await.unwrap();
@@ -289,13 +289,13 @@ async fn open_invalid_path_is_an_error() {
     let error = refused.unwrap_err();
     assert!(error.to_string().starts_with("the history is invalid"), "{error:?}");
     assert_eq!(error.kind(), ErrorKind::Config);
-    let refused = session.branch(Some(node(3)), "Well?").await;
+    let refused = session.run("Well?").below(Some(node(3))).start().await;
     let error = refused.unwrap_err();
     assert!(error.to_string().starts_with("the history is invalid"), "{error:?}");
     assert_eq!(error.kind(), ErrorKind::Config);
     let snapshot = session.snapshot().await.unwrap();
     assert_eq!((snapshot.tree.head(), snapshot.agent.state.history.len()), (None, 0));
-    session.regenerate(node(1)).await.unwrap();
+    session.again(node(1)).start().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

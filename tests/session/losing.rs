@@ -62,7 +62,7 @@ async fn conversation_lost_while_a_turn_streams_ends_with_the_committed_tree() {
     let steps = [omni_agent::testing::Step::text("Yes."), held(&gate, "Never.")];
     let session = created(&store, "talk", scripted(steps)).await;
     session.ask("One").await.unwrap();
-    session.regenerate(node(1)).await.unwrap();
+    session.again(node(1)).start().await.unwrap();
     gate.reached().await;
     // The following write is made as another process would make it.
     let beneath = store.beneath();

@@ -32,7 +32,7 @@ async fn forked(after: impl IntoIterator<Item = Step>) -> Watched {
     let mut session = Watched::scripted(steps).await;
     session.ask("Q1").await;
     session.ask("Q2").await;
-    answered(session.session.branch(Some(node(2)), "Q3")).await.unwrap();
+    answered(session.session.run("Q3").below(Some(node(2))).start()).await.unwrap();
     session.rest().await;
     session
 }
@@ -55,7 +55,7 @@ async fn branch_below_an_answer_edits_the_next_prompt() {
 #[tokio::test(start_paused = true)]
 async fn branch_at_the_head_continues_the_path() {
     let mut session = forked([Step::text("A4")]).await;
-    answered(session.session.branch(Some(node(6)), "Q4")).await.unwrap();
+    answered(session.session.run("Q4").below(Some(node(6))).start()).await.unwrap();
     session.rest().await;
     assert_eq!(session.path()[2..], ["user: Q3", "assistant: A3", "user: Q4", "assistant: A4"]);
 }
@@ -63,7 +63,7 @@ async fn branch_at_the_head_continues_the_path() {
 #[tokio::test(start_paused = true)]
 async fn branch_without_a_base_begins_a_root() {
     let mut session = forked([Step::text("A4")]).await;
-    answered(session.session.branch(None, "Q4")).await.unwrap();
+    answered(session.session.run("Q4").below(None).start()).await.unwrap();
     session.rest().await;
     assert_eq!(session.path(), ["user: Q4", "assistant: A4"]);
     assert_eq!(session.view.tree.roots().count(), 2);
@@ -73,7 +73,7 @@ async fn branch_without_a_base_begins_a_root() {
 async fn branch_in_flight_snapshot_ends_at_its_base() {
     let gate = Gate::new();
     let mut session = forked([held(&gate)]).await;
-    answered(session.session.branch(Some(node(4)), "Q4")).await.unwrap();
+    answered(session.session.run("Q4").below(Some(node(4))).start()).await.unwrap();
     reached(&gate).await;
     session.check().await;
     assert_eq!(session.view.tree.head(), Some(node(4)));
@@ -83,7 +83,9 @@ async fn branch_in_flight_snapshot_ends_at_its_base() {
 #[tokio::test(start_paused = true)]
 async fn branch_applies_the_options_of_its_prompt() {
     let mut session = forked([Step::tool_use("t", "echo", json!({}))]).await;
-    answered(session.session.branch(Some(node(2)), Prompt::new("Q4").with_max_steps(1))).await.unwrap();
+    answered(session.session.run(Prompt::new("Q4").with_max_steps(1)).below(Some(node(2))).start())
+        .await
+        .unwrap();
     session.rest().await;
     assert_eq!(session.path()[2..], ["user: Q4", "assistant: use t", "user: result t"]);
 }
@@ -152,8 +154,8 @@ async fn navigate_none_and_cancelled_prompt_stays_cleared() {
 async fn refused(session: &Session, what: &str) -> [Error; 3] {
     let to = node(what.parse().unwrap());
     [
-        answered(session.regenerate(to)).await.unwrap_err(),
-        answered(session.branch(Some(to), "Q")).await.unwrap_err(),
+        answered(session.again(to).start()).await.unwrap_err(),
+        answered(session.run("Q").below(Some(to)).start()).await.unwrap_err(),
         answered(session.navigate(to)).await.unwrap_err(),
     ]
 }
@@ -171,9 +173,9 @@ async fn moves_to_an_unknown_node_are_refused() {
 #[tokio::test(start_paused = true)]
 async fn moves_from_the_wrong_role_are_refused() {
     let mut session = forked([]).await;
-    let error = answered(session.session.regenerate(node(2))).await.unwrap_err();
+    let error = answered(session.session.again(node(2)).start()).await.unwrap_err();
     assert_eq!((error.kind(), error.member("node")), (ErrorKind::NotAPrompt, Some(&2.into())));
-    let error = answered(session.session.branch(Some(node(3)), "Q")).await.unwrap_err();
+    let error = answered(session.session.run("Q").below(Some(node(3))).start()).await.unwrap_err();
     assert_eq!((error.kind(), error.member("node")), (ErrorKind::NotAnAnswer, Some(&3.into())));
     session.check().await;
     assert_eq!(session.view.tree.head(), Some(node(6)));
@@ -184,12 +186,12 @@ async fn moves_into_the_middle_of_a_turn_are_refused() {
     let steps = [Step::tool_use("t", "echo", json!({})), Step::text("A1")];
     let mut session = Watched::scripted(steps).await;
     session.ask("Q1").await;
-    let error = answered(session.session.regenerate(node(3))).await.unwrap_err();
+    let error = answered(session.session.again(node(3)).start()).await.unwrap_err();
     assert_eq!(error.to_string(), "node 3 has tool results; give the user message that started the turn");
     assert_eq!((error.kind(), error.member("node")), (ErrorKind::NotAPrompt, Some(&3.into())));
-    let error = answered(session.session.branch(Some(node(3)), "Q")).await.unwrap_err();
+    let error = answered(session.session.run("Q").below(Some(node(3))).start()).await.unwrap_err();
     assert_eq!((error.kind(), error.member("node")), (ErrorKind::NotAnAnswer, Some(&3.into())));
-    let error = answered(session.session.branch(Some(node(2)), "Q")).await.unwrap_err();
+    let error = answered(session.session.run("Q").below(Some(node(2))).start()).await.unwrap_err();
     assert_eq!((error.kind(), error.member("node")), (ErrorKind::OpenToolUses, Some(&2.into())));
     for to in [2, 3] {
         answered(session.session.navigate(node(to))).await.unwrap();
@@ -206,13 +208,13 @@ async fn branch_below_open_tool_uses_answers_them_like_a_prompt() {
     let mut session = Watched::start(on(scripted(steps).tool(tool))).await;
     session.ask("Q1").await;
     assert_eq!(session.path(), ["user: Q1", "assistant: use t"]);
-    answered(session.session.branch(Some(node(2)), "Never mind")).await.unwrap();
+    answered(session.session.run("Never mind").below(Some(node(2))).start()).await.unwrap();
     session.rest().await;
     assert_eq!(session.path()[2..], ["user: result t, Never mind", "assistant: A1"]);
-    answered(session.session.branch(Some(node(2)), "Not now")).await.unwrap();
+    answered(session.session.run("Not now").below(Some(node(2))).start()).await.unwrap();
     session.rest().await;
     assert_eq!(session.path()[2..], ["user: result t, Not now", "assistant: A2"]);
-    answered(session.session.regenerate(node(1))).await.unwrap();
+    answered(session.session.again(node(1)).start()).await.unwrap();
     session.rest().await;
     assert_eq!(session.path(), ["user: Q1", "assistant: B1"]);
     answered(session.session.navigate(node(2))).await.unwrap();
@@ -225,9 +227,11 @@ async fn branch_with_a_bad_prompt_changes_nothing() {
     let mut session = forked([]).await;
     session.check().await;
     let before = session.view.clone();
-    let error = answered(session.session.branch(Some(node(2)), "  ")).await.unwrap_err();
+    let error = answered(session.session.run("  ").below(Some(node(2))).start()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::EmptyPrompt, "{error:?}");
-    let error = answered(session.session.branch(None, Prompt::new("Q").with_max_steps(0))).await.unwrap_err();
+    let error = answered(session.session.run(Prompt::new("Q").with_max_steps(0)).below(None).start())
+        .await
+        .unwrap_err();
     assert!(error.to_string().starts_with("max_steps is 0"), "{error:?}");
     assert_eq!(error.kind(), ErrorKind::InvalidSettings);
     session.check().await;
@@ -259,7 +263,7 @@ async fn moves_while_paused_name_the_status() {
     let steps = [Step::text("A1"), Step::tool_use("t", "echo", json!({})), Step::text("A2")];
     let mut session = Watched::start(on(scripted(steps).callbacks(hooks))).await;
     session.ask("Q1").await;
-    answered(session.session.regenerate(node(1))).await.unwrap();
+    answered(session.session.again(node(1)).start()).await.unwrap();
     session.until("status(paused)").await;
     session.check().await;
     assert_eq!(session.view.agent.pauses[0].reason, json!("sure?"));
@@ -276,7 +280,7 @@ async fn moves_of_a_paused_branch_that_is_cancelled_are_rolled_back() {
     let mut session = Watched::start(on(scripted(steps).callbacks(hooks))).await;
     session.ask("Q1").await;
     let before = session.view.tree.clone();
-    answered(session.session.branch(None, "Q2")).await.unwrap();
+    answered(session.session.run("Q2").below(None).start()).await.unwrap();
     session.until("status(paused)").await;
     answered(session.session.cancel()).await.unwrap();
     session.rest().await;
@@ -287,10 +291,10 @@ async fn moves_of_a_paused_branch_that_is_cancelled_are_rolled_back() {
 /// paused. This status takes precedence over all other reasons for a failure.
 async fn all_busy(session: &Session, status: Status) {
     let errors = [
-        answered(session.regenerate(node(1))).await.unwrap_err(),
-        answered(session.regenerate(node(99))).await.unwrap_err(),
-        answered(session.branch(Some(node(2)), "Q")).await.unwrap_err(),
-        answered(session.branch(None, "Q")).await.unwrap_err(),
+        answered(session.again(node(1)).start()).await.unwrap_err(),
+        answered(session.again(node(99)).start()).await.unwrap_err(),
+        answered(session.run("Q").below(Some(node(2))).start()).await.unwrap_err(),
+        answered(session.run("Q").below(None).start()).await.unwrap_err(),
         answered(session.navigate(node(1))).await.unwrap_err(),
         answered(session.navigate(None)).await.unwrap_err(),
         answered(session.configure(|_| Ok(()))).await.unwrap_err(),
@@ -307,9 +311,9 @@ async fn all_busy(session: &Session, status: Status) {
 #[tokio::test(start_paused = true)]
 async fn edit_adds_a_sibling_of_the_message() {
     let mut session = forked([Step::text("B1"), Step::text("B2")]).await;
-    answered(session.session.edit(node(3), "Q2, better")).await.unwrap();
+    answered(session.session.run("Q2, better").instead_of(node(3)).start()).await.unwrap();
     session.rest().await;
-    answered(session.session.edit(node(1), "Q1, better")).await.unwrap();
+    answered(session.session.run("Q1, better").instead_of(node(1)).start()).await.unwrap();
     session.rest().await;
     let tree = session.session.tree().await.unwrap();
     let parents = |id| tree.node(node(id)).unwrap().parent();
@@ -338,7 +342,7 @@ async fn edit_after_an_interrupted_tool_continues_below_its_results() {
     let tree = session.session.tree().await.unwrap();
     let results = tree.node(node(4)).unwrap().parent().unwrap();
     assert_eq!(tree.node(results).unwrap().message().tool_results().count(), 1, "{tree}");
-    answered(session.session.edit(node(4), "Q2, better")).await.unwrap();
+    answered(session.session.run("Q2, better").instead_of(node(4)).start()).await.unwrap();
     session.rest().await;
     let tree = session.session.tree().await.unwrap();
     assert_eq!(tree.siblings(node(4)).unwrap().count(), 2, "{tree}");
@@ -348,8 +352,8 @@ async fn edit_after_an_interrupted_tool_continues_below_its_results() {
 #[tokio::test(start_paused = true)]
 async fn edit_of_a_node_that_is_not_a_prompt_is_refused() {
     let session = forked([]).await;
-    let error = answered(session.session.edit(node(2), "Q")).await.unwrap_err();
+    let error = answered(session.session.run("Q").instead_of(node(2)).start()).await.unwrap_err();
     assert_eq!((error.kind(), error.member("node")), (ErrorKind::NotAPrompt, Some(&2.into())));
-    let unknown = answered(session.session.edit(node(99), "Q")).await;
+    let unknown = answered(session.session.run("Q").instead_of(node(99)).start()).await;
     assert_eq!(unknown.unwrap_err().kind(), ErrorKind::UnknownNode);
 }

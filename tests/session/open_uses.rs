@@ -80,7 +80,7 @@ async fn answered_open_use(after: impl IntoIterator<Item = Step>) -> (Watched, S
 #[tokio::test(start_paused = true)]
 async fn regenerate_of_a_turn_that_began_with_results_sends_them_again() {
     let (mut session, provider) = answered_open_use([Step::text("Good.")]).await;
-    in_time(session.session.ask_regenerate(node(3))).await.unwrap();
+    in_time(session.session.again(node(3)).response()).await.unwrap();
     session.check().await;
     assert_eq!(results(&provider.last_request().unwrap()), ["a Yes."]);
     assert_eq!(
@@ -97,13 +97,13 @@ async fn regenerate_of_a_turn_that_began_with_results_sends_them_again() {
 #[tokio::test(start_paused = true)]
 async fn edit_of_a_turn_that_began_with_results_replaces_the_answers() {
     let (mut session, provider) = answered_open_use([Step::text("Good."), Step::text("Well.")]).await;
-    in_time(session.session.ask_edit(node(3), answer("a", "No."))).await.unwrap();
+    in_time(session.session.run(answer("a", "No.")).instead_of(node(3)).response()).await.unwrap();
     assert_eq!(results(&provider.last_request().unwrap()), ["a No."]);
     session.check().await;
     assert_eq!(session.path().len(), 4);
     assert_eq!(session.view.tree.children(node(2)).unwrap().count(), 2);
     // A prompt without a tool result answers the open tool use with an error.
-    in_time(session.session.ask_edit(node(3), "Never mind.")).await.unwrap();
+    in_time(session.session.run("Never mind.").instead_of(node(3)).response()).await.unwrap();
     let sent = results(&provider.last_request().unwrap());
     assert!(sent[0].starts_with("a No result"), "{sent:?}");
     session.check().await;
@@ -112,10 +112,10 @@ async fn edit_of_a_turn_that_began_with_results_replaces_the_answers() {
 #[tokio::test(start_paused = true)]
 async fn branch_below_an_answer_left_open_answers_its_uses() {
     let (mut session, provider) = answered_open_use([Step::text("Good.")]).await;
-    in_time(session.session.ask_branch(Some(node(2)), answer("a", "No."))).await.unwrap();
+    in_time(session.session.run(answer("a", "No.")).below(Some(node(2))).response()).await.unwrap();
     assert_eq!(results(&provider.last_request().unwrap()), ["a No."]);
     session.check().await;
-    let orphan = session.session.branch(Some(node(2)), answer("x", "No.")).await.unwrap_err();
+    let orphan = session.session.run(answer("x", "No.")).below(Some(node(2))).start().await.unwrap_err();
     assert_eq!(orphan.kind(), ErrorKind::InvalidPrompt, "{orphan:?}");
 }
 
@@ -136,22 +136,22 @@ async fn branch_at_results_is_refused_unless_the_turn_ended_with_them() {
     for (asking, results) in [(2, 3), (6, 7)] {
         let (asking, results) = (node(asking), node(results));
         let refused = [
-            session.session.regenerate(results).await.unwrap_err(),
-            session.session.edit(results, "Other").await.unwrap_err(),
+            session.session.again(results).start().await.unwrap_err(),
+            session.session.run("Other").instead_of(results).start().await.unwrap_err(),
         ];
         for error in refused {
             assert_eq!(error.kind(), ErrorKind::NotAPrompt);
             assert!(error.to_string().starts_with(&format!("node {results} has tool results")), "{error}");
         }
-        let error = session.session.branch(Some(asking), "Other").await.unwrap_err();
+        let error = session.session.run("Other").below(Some(asking)).start().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::OpenToolUses);
         assert_eq!(error.member("node"), Some(&asking.get().into()));
     }
     assert_eq!(provider.requests().len(), 4);
 
-    let error = session.session.branch(Some(node(3)), "Other").await.unwrap_err();
+    let error = session.session.run("Other").below(Some(node(3))).start().await.unwrap_err();
     assert_eq!((error.kind(), error.member("node")), (ErrorKind::NotAnAnswer, Some(&3.into())));
-    in_time(session.session.ask_branch(Some(node(7)), "Other")).await.unwrap();
+    in_time(session.session.run("Other").below(Some(node(7))).response()).await.unwrap();
     session.rest().await;
     assert_eq!(session.path()[6..], ["user: result t", "user: Other", "assistant: Else."]);
 }
@@ -160,15 +160,15 @@ async fn branch_at_results_is_refused_unless_the_turn_ended_with_them() {
 async fn erase_of_one_answer_to_an_open_use_leaves_its_siblings_usable() {
     let answers = ["Good.", "Better.", "Best.", "Else."].map(Step::text);
     let (mut session, provider) = answered_open_use(answers).await;
-    in_time(session.session.ask_branch(Some(node(2)), answer("a", "No."))).await.unwrap();
+    in_time(session.session.run(answer("a", "No.")).below(Some(node(2))).response()).await.unwrap();
     // Nodes 3 and 4 answer the open use, and so do nodes 5 and 6. Only the prompt of the first answer stays.
     in_time(session.session.erase(node(4))).await.unwrap();
     session.check().await;
-    in_time(session.session.ask_regenerate(node(5))).await.unwrap();
+    in_time(session.session.again(node(5)).response()).await.unwrap();
     assert_eq!(results(&provider.last_request().unwrap()), ["a No."]);
-    in_time(session.session.ask_edit(node(5), answer("a", "Maybe."))).await.unwrap();
+    in_time(session.session.run(answer("a", "Maybe.")).instead_of(node(5)).response()).await.unwrap();
     assert_eq!(results(&provider.last_request().unwrap()), ["a Maybe."]);
-    in_time(session.session.ask_branch(Some(node(2)), answer("a", "Never."))).await.unwrap();
+    in_time(session.session.run(answer("a", "Never.")).below(Some(node(2))).response()).await.unwrap();
     assert_eq!(results(&provider.last_request().unwrap()), ["a Never."]);
     session.check().await;
 }
@@ -184,6 +184,6 @@ async fn erase_of_results_within_a_turn_does_not_leave_their_uses_open() {
     assert_eq!(session.path().len(), 3);
     in_time(session.session.erase(node(3))).await.unwrap();
     session.check().await;
-    let error = session.session.branch(Some(node(2)), "Other").await.unwrap_err();
+    let error = session.session.run("Other").below(Some(node(2))).start().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OpenToolUses);
 }

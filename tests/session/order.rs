@@ -41,9 +41,9 @@ async fn two_turns(step: Step) -> (Watched, Vec<NodeId>) {
 
 async fn begin(session: &Watched, nodes: &[NodeId], how: Begin) {
     let begun = match how {
-        Begin::Regenerate => answered(session.session.regenerate(nodes[2])).await,
-        Begin::Branch => answered(session.session.branch(Some(nodes[1]), "Q3")).await,
-        Begin::Root => answered(session.session.branch(None, "Q3")).await,
+        Begin::Regenerate => answered(session.session.again(nodes[2]).start()).await,
+        Begin::Branch => answered(session.session.run("Q3").below(Some(nodes[1])).start()).await,
+        Begin::Root => answered(session.session.run("Q3").below(None).start()).await,
     };
     begun.unwrap();
 }

@@ -45,36 +45,39 @@ async fn perform_runs_every_command() {
         session([held(&gate), Step::text("A2"), Step::text("A3"), Step::text("A4"), Step::new().hang()])
             .await;
     let done = json!({ "type": "done" });
-    let prompt = json!({ "type": "prompt", "prompt": { "content": text("Q1") } });
-    let started = async || {
-        let started = perform(&session, prompt.clone()).await.unwrap();
-        let turn = session.snapshot().await.unwrap().agent.turn.unwrap();
-        assert_eq!(started, json!({ "type": "prompt", "accepted": "started", "turn": turn }));
+    let prompt = json!({ "type": "run", "prompt": { "content": text("Q1") } });
+    let started = async |command: Value| {
+        let started = perform(&session, command).await.unwrap();
+        let agent = session.snapshot().await.unwrap().agent;
+        let turn = agent.turn.or(agent.last_run.and_then(|end| end.turn));
+        assert!(turn.is_some());
+        assert_eq!(started, json!({ "type": "accepted", "accepted": "started", "turn": turn }));
     };
-    started().await;
+    started(prompt.clone()).await;
     reached(&gate).await;
-    let staged = json!({ "type": "prompt", "prompt": { "id": "p2", "content": text("Q2"), "next": "step" } });
-    let accepted = json!({ "type": "prompt", "accepted": "staged", "id": "p2", "ahead": 0 });
+    let staged = json!({ "type": "run", "prompt": { "id": "p2", "content": text("Q2"), "next": "step" } });
+    let accepted = json!({ "type": "accepted", "accepted": "staged", "id": "p2", "ahead": 0 });
     assert_eq!(perform(&session, staged.clone()).await.unwrap(), accepted);
-    let known = json!({ "type": "prompt", "accepted": "known", "state": { "state": "staged" } });
+    let known = json!({ "type": "accepted", "accepted": "known", "state": { "state": "staged" } });
     assert_eq!(perform(&session, staged).await.unwrap(), known);
     let back = perform(&session, json!({ "type": "unstage", "id": "p2" })).await.unwrap();
-    assert_eq!((&back["type"], &back["prompt"]["content"]), (&json!("unstaged"), &text("Q2")));
+    assert_eq!((&back["type"], &back["prompt"]["content"]), (&json!("prompt"), &text("Q2")));
     assert_eq!(perform(&session, json!({ "type": "interrupt" })).await.unwrap(), done);
     session.wait_until_idle().await.unwrap();
 
-    assert_eq!(perform(&session, json!({ "type": "regenerate", "node": 1 })).await.unwrap(), done);
+    started(json!({ "type": "run", "at": { "again": 1 } })).await;
     session.wait_until_idle().await.unwrap();
-    let edit = json!({ "type": "edit", "node": 1, "prompt": { "content": text("Q1b") } });
-    assert_eq!(perform(&session, edit).await.unwrap(), done);
+    let edit = json!({ "type": "run", "at": { "instead": 1 }, "prompt": { "content": text("Q1b") } });
+    started(edit).await;
     session.wait_until_idle().await.unwrap();
-    let branch = json!({ "type": "branch", "node": 2, "prompt": { "content": text("Q3") } });
-    assert_eq!(perform(&session, branch).await.unwrap(), done);
-    session.wait_until_idle().await.unwrap();
+    let branch =
+        json!({ "type": "run", "at": { "below": 2 }, "prompt": { "content": text("Q3") }, "wait": true });
+    let response = perform(&session, branch).await.unwrap();
+    assert_eq!((&response["type"], &response["messages"][1]["content"]), (&json!("response"), &text("A4")));
     assert_eq!(perform(&session, json!({ "type": "navigate", "node": 3 })).await.unwrap(), done);
     assert_eq!(perform(&session, json!({ "type": "title", "title": "T" })).await.unwrap(), done);
     assert_eq!(session.title().await.unwrap().as_deref(), Some("T"));
-    started().await;
+    started(prompt).await;
     assert_eq!(perform(&session, json!({ "type": "cancel" })).await.unwrap(), done);
     let tree = session.tree().await.unwrap();
     assert_eq!((tree.len(), tree.head().map(NodeId::get)), (7, Some(3)));
@@ -241,13 +244,13 @@ fn session_event_as_json_has_its_fields_next_to_the_type() {
 #[test]
 fn command_with_an_unknown_type_is_refused_with_the_known_types() {
     let error = serde_json::from_value::<SessionCommand>(json!({ "type": "erase_all" })).unwrap_err();
-    assert!(error.to_string().contains("unknown variant `erase_all`, expected one of `prompt`"), "{error}");
+    assert!(error.to_string().contains("unknown variant `erase_all`, expected one of `run`"), "{error}");
     let turn = omni_agent::message::TurnId::default();
     let known = Accepted::Known { state: PromptState::InFlight { turn } };
-    let json = serde_json::to_value(SessionAnswer::Prompt(known)).unwrap();
+    let json = serde_json::to_value(SessionAnswer::Accepted(known)).unwrap();
     assert_eq!(
         json,
-        json!({ "type": "prompt", "accepted": "known", "state": { "state": "in_flight", "turn": turn } })
+        json!({ "type": "accepted", "accepted": "known", "state": { "state": "in_flight", "turn": turn } })
     );
     assert!(serde_json::from_value::<Prompt>(json!({ "content": [], "next": "never" })).is_err());
 }

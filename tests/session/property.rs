@@ -353,7 +353,8 @@ impl Life {
                     message.role == Role::User && !message.content.iter().any(is_result)
                 };
                 if let Some(user) = self.pick(at, user).await {
-                    self.run(turn, staged, async |session, _| session.regenerate(user).await).await;
+                    self.run(turn, staged, async |session, _| session.again(user).start().await.map(drop))
+                        .await;
                 }
             }
             Op::Branch(at, turn, staged) => {
@@ -364,7 +365,10 @@ impl Life {
                     Some(at) => self.pick(at, answer).await,
                     None => None,
                 };
-                self.run(turn, staged, async |session, text| session.branch(base, text).await).await;
+                self.run(turn, staged, async |session, text| {
+                    session.run(text).below(base).start().await.map(drop)
+                })
+                .await;
             }
             Op::Navigate(at) => {
                 let node = match at {

@@ -27,7 +27,7 @@ async fn two_roots() -> Watched {
     });
     let mut session = Watched::start(on(Agent::builder().model(provider.model()).callbacks(hooks))).await;
     session.ask("Q1").await;
-    session.session.branch(None, "Q2").await.unwrap();
+    session.session.run("Q2").below(None).start().await.unwrap();
     session.rest().await;
     session
 }
@@ -57,8 +57,8 @@ async fn act_raced_with_an_event_that_prompts_both_apply_in_one_order() {
                 match act {
                     Act::Navigate => handle.navigate(node(1)).await,
                     Act::Clear => handle.navigate(None).await,
-                    Act::Regenerate => handle.regenerate(node(1)).await,
-                    Act::Branch => handle.branch(Some(node(2)), "Edit").await,
+                    Act::Regenerate => handle.again(node(1)).start().await.map(drop),
+                    Act::Branch => handle.run("Edit").below(Some(node(2))).start().await.map(drop),
                     Act::Prompt => handle.prompt("Own").await.map(drop),
                 }
             });
@@ -107,7 +107,7 @@ async fn moves_by_many_tasks_are_all_answered() {
             match index % 4 {
                 0 => session.navigate(node(1)).await,
                 1 => session.navigate(node(3)).await,
-                2 => session.regenerate(node(3)).await,
+                2 => session.again(node(3)).start().await.map(drop),
                 _ => session.notify("From the event").await,
             }
         });

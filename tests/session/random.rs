@@ -286,8 +286,8 @@ async fn perform(session: Session, op: Op) {
             }
             Err(error) => Err(error),
         },
-        Op::Regenerate(number) => session.regenerate(node(number)).await,
-        Op::Branch(number) => session.branch(number.map(node), "Another question").await,
+        Op::Regenerate(number) => session.again(node(number)).start().await.map(drop),
+        Op::Branch(number) => session.run("Another question").below(number.map(node)).start().await.map(drop),
         Op::Navigate(number) => session.navigate(number.map(node)).await,
         Op::Title(0) => session.set_title(None).await,
         Op::Title(n) => session.set_title(Some(&format!("Title {n}"))).await,

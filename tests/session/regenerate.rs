@@ -22,7 +22,7 @@ fn users(session: &Watched) -> Vec<NodeId> {
 }
 
 async fn regenerate(session: &Session, node: NodeId) {
-    answered(session.regenerate(node)).await.unwrap();
+    answered(session.again(node).start()).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -59,7 +59,7 @@ async fn regenerate_on_another_branch_moves_there() {
     let mut session = Watched::scripted(steps).await;
     session.ask("Q1").await;
     let question = users(&session)[0];
-    answered(session.session.branch(None, "Other")).await.unwrap();
+    answered(session.session.run("Other").below(None).start()).await.unwrap();
     session.rest().await;
     regenerate(&session.session, question).await;
     session.rest().await;

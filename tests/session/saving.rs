@@ -28,11 +28,11 @@ async fn store_hangs_session_answers_and_continues() {
     store.arrival().await;
     assert_answers(&session).await;
     session.ask("Two").await.unwrap();
-    session.regenerate(node(1)).await.unwrap();
+    session.again(node(1)).start().await.unwrap();
     session.wait_until_idle().await.unwrap();
     session.navigate(node(4)).await.unwrap();
     session.set_title(Some("Talk")).await.unwrap();
-    session.branch(None, "Three").await.unwrap();
+    session.run("Three").below(None).start().await.unwrap();
     session.wait_until_idle().await.unwrap();
     assert!(matches!(session.prompt("Four").await.unwrap(), Accepted::Started { .. }));
     session.wait_until_idle().await.unwrap();
@@ -266,8 +266,8 @@ async fn too_much_unsaved_refuses_prompts_until_the_store_catches_up() {
     };
     refused(session.prompt("More").await.unwrap_err());
     refused(session.ask("More").await.unwrap_err());
-    refused(session.regenerate(node(1)).await.unwrap_err());
-    refused(session.branch(None, "More").await.unwrap_err());
+    refused(session.again(node(1)).start().await.unwrap_err());
+    refused(session.run("More").below(None).start().await.unwrap_err());
     // All other operations continue to work.
     assert_answers(&session).await;
     session.navigate(None).await.unwrap();

@@ -130,7 +130,7 @@ async fn stop_deadline_zero_with_a_branch_in_flight_restores_the_tree() {
     session.ask("One").await.unwrap();
     session.flush(secs(1)).await.unwrap();
     let tree = session.tree().await.unwrap();
-    session.regenerate(node(1)).await.unwrap();
+    session.again(node(1)).start().await.unwrap();
     gate.reached().await;
     // There is no time to store that the run was cancelled.
     assert_eq!(unsaved(session.stop(Duration::ZERO).await), (0, Duration::ZERO, None));
@@ -197,8 +197,8 @@ async fn stop_with_a_branch_in_flight_emits_its_end_and_keeps_the_tree() {
     let session = created(&store, "talk", scripted([Step::text("Yes."), held(&gate, "No.")])).await;
     session.ask("One").await.unwrap();
     let tree = session.tree().await.unwrap();
-    session.branch(Some(node(2)), "Two").await.unwrap();
-    session.regenerate(node(1)).await.unwrap_err();
+    session.run("Two").below(Some(node(2))).start().await.unwrap();
+    session.again(node(1)).start().await.unwrap_err();
     gate.reached().await;
     let mut events = session.subscribe(Mode::Observer).await.unwrap();
     session.stop(secs(1)).await.unwrap();

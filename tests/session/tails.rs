@@ -93,9 +93,9 @@ async fn regenerate_edit_and_branch_before_the_tail_reach_its_reader_as_resyncs(
         let session = three_turns().await;
         let mut reader = Reader::of(&session, 2).await;
         match prompted {
-            "regenerate" => drop(session.ask_regenerate(node(1)).await.unwrap()),
-            "edit" => drop(session.ask_edit(node(1), "Other").await.unwrap()),
-            _ => drop(session.ask_branch(Some(node(2)), "Other").await.unwrap()),
+            "regenerate" => drop(session.again(node(1)).response().await.unwrap()),
+            "edit" => drop(session.run("Other").instead_of(node(1)).response().await.unwrap()),
+            _ => drop(session.run("Other").below(Some(node(2))).response().await.unwrap()),
         }
         assert_eq!(reader.seen(&session).await, (1, ids), "{prompted}");
     }
@@ -109,7 +109,7 @@ async fn navigate_and_cancelled_branch_reach_the_reader_as_resyncs() {
     session.ask("1").await.unwrap();
     session.ask("2").await.unwrap();
     let mut reader = Reader::of(&session, 1).await;
-    session.edit(node(3), "3").await.unwrap();
+    session.run("3").instead_of(node(3)).start().await.unwrap();
     in_time(gate.reached()).await;
     assert_eq!(reader.seen(&session).await, (1, vec![2]));
     let late = Reader::of(&session, 2).await;
@@ -187,7 +187,7 @@ async fn reader_of_a_regeneration_gets_a_tail_at_the_base_and_at_the_commit() {
     session.ask("1").await.unwrap();
     session.ask("2").await.unwrap();
     let mut reader = Reader::of(&session, 2).await;
-    session.regenerate(node(3)).await.unwrap();
+    session.again(node(3)).start().await.unwrap();
     in_time(gate.reached()).await;
     assert_eq!(reader.seen(&session).await, (1, vec![1, 2]));
     gate.open();

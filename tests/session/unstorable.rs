@@ -171,10 +171,10 @@ async fn unstorable_together_all_turns_are_written_separately() {
     let (session, store, gate) = held_up(2).await;
     let mut events = watch(&session).await;
     session.ask("One").await.unwrap();
-    session.regenerate(node(3)).await.unwrap();
+    session.again(node(3)).start().await.unwrap();
     session.wait_until_idle().await.unwrap();
     session.navigate(node(2)).await.unwrap();
-    session.branch(None, "Root").await.unwrap();
+    session.run("Root").below(None).start().await.unwrap();
     session.wait_until_idle().await.unwrap();
     session.navigate(node(4)).await.unwrap();
     session.set_title(Some("Talk")).await.unwrap();
@@ -268,7 +268,7 @@ async fn unstorable_turn_before_the_store_fails_the_rest_is_written_when_it_work
 #[tokio::test(start_paused = true)]
 async fn unstorable_turn_after_a_move_between_branches_keeps_the_chosen_branch() {
     let (session, store, gate) = held_up(100).await;
-    session.regenerate(node(1)).await.unwrap();
+    session.again(node(1)).start().await.unwrap();
     session.wait_until_idle().await.unwrap();
     session.navigate(node(2)).await.unwrap();
     session.ask("poison").await.unwrap();

@@ -199,9 +199,9 @@ fn branch_and_regeneration_of_a_session_are_children_of_their_callers_spans() {
             let session = Session::builder(MemoryStore::new()).agent(agent).create().await.unwrap();
             session.ask("Count.").await.unwrap();
             let caller = |name| tracing::info_span!(target: "test", "caller", otel.name = name);
-            session.ask_branch(None, "Count.").instrument(caller("branch")).await.unwrap();
+            session.run("Count.").below(None).response().instrument(caller("branch")).await.unwrap();
             let question = session.tree().await.unwrap().nodes().next().unwrap().id();
-            session.regenerate(question).instrument(caller("again")).await.unwrap();
+            session.again(question).start().instrument(caller("again")).await.unwrap();
             session.wait_until_idle().await.unwrap();
             let spans = collector.spans();
             let runs = spans.iter().filter(|span| span.name == "invoke_agent");

@@ -124,9 +124,9 @@ async fn action_that_is_not_permitted_on_a_readable_conversation_is_forbidden() 
         json!({ "type": "interrupt" }),
         json!({ "type": "unstage", "id": "p" }),
         json!({ "type": "decide", "turn": "0".repeat(32), "decisions": [["a", "execute"]] }),
-        json!({ "type": "regenerate", "node": 1 }),
-        json!({ "type": "edit", "node": 1, "prompt": { "content": [] } }),
-        json!({ "type": "branch", "node": null, "prompt": { "content": [] } }),
+        json!({ "type": "run", "at": { "again": 1 } }),
+        json!({ "type": "run", "at": { "instead": 1 }, "prompt": { "content": [] } }),
+        json!({ "type": "run", "at": { "below": null }, "prompt": { "content": [] } }),
         json!({ "type": "navigate", "node": null }),
         json!({ "type": "title", "title": "x" }),
         json!({ "type": "labels", "labels": {} }),
@@ -154,6 +154,33 @@ async fn action_that_is_not_permitted_on_a_readable_conversation_is_forbidden() 
     }
     assert_eq!(app.provider.requests().len(), 1);
     assert_eq!(app.post("reader", "/agent/conversations", json!({})).await.code(), "forbidden");
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_at_the_head_needs_prompt_and_a_run_elsewhere_needs_branch() {
+    let app = App::new(["Hello!", "Hi again!", "One", "Two", "Three"].map(Step::text));
+    let id = app.create("ann").await;
+    app.ask("ann", &id, "Hi").await;
+    let path = format!("/agent/conversations/{id}/commands");
+    let content = prompt("Other")["prompt"].clone();
+    for (command, may) in [
+        (prompt("Hi"), "writer"),
+        (json!({ "type": "run", "at": "head", "prompt": content }), "writer"),
+        (json!({ "type": "run", "at": { "again": 1 } }), "brancher"),
+        (json!({ "type": "run", "at": { "instead": 1 }, "prompt": content }), "brancher"),
+        (json!({ "type": "run", "at": { "below": null }, "prompt": content }), "brancher"),
+    ] {
+        let may_not = if may == "writer" { "brancher" } else { "writer" };
+        let refused = app.post(may_not, &path, command.clone()).await;
+        assert_eq!(
+            (refused.status, refused.code().as_str()),
+            (StatusCode::FORBIDDEN, "forbidden"),
+            "{command}"
+        );
+        let accepted = app.post(may, &path, command.clone()).await;
+        assert_eq!(accepted.status, StatusCode::OK, "{command}: {accepted:?}");
+        app.idle(&id).await;
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -164,13 +164,13 @@ async fn runs_of_other_requests_have_no_tools_of_a_client() {
     let mut server = Server::new().await;
     server.run_with(&["show"]).await;
     let prompt =
-        |text: &str| json!({ "type": "prompt", "prompt": { "content": [{ "type": "text", "text": text }] } });
+        |text: &str| json!({ "type": "run", "prompt": { "content": [{ "type": "text", "text": text }] } });
     read(server.send("/agent/conversations/talk/commands", prompt("And?")).await).await;
     let session = server.manager.get(&ConversationId::new("talk").unwrap()).unwrap();
     session.wait_until_idle().await.unwrap();
     // The same message with the same settings gets another answer.
     let shown = session.tree().await.unwrap().iter().next().unwrap().id();
-    session.regenerate(shown).await.unwrap();
+    session.again(shown).start().await.unwrap();
     session.wait_until_idle().await.unwrap();
     assert_eq!(server.names(), [with(&["show"]), with(&[]), with(&[])]);
 }

@@ -162,10 +162,10 @@ async fn prompt_with_settings_or_foreign_blocks_is_refused() {
         json!({ "content": [{ "type": "tool_result", "tool_use_id": "a", "name": "b", "content": [] }] }),
         json!({ "content": [{ "type": "provider_item", "format": "a", "data": {} }] }),
     ] {
-        let answer = app.post("ann", &path, json!({ "type": "prompt", "prompt": prompt })).await;
+        let answer = app.post("ann", &path, json!({ "type": "run", "prompt": prompt })).await;
         assert_eq!((answer.status.as_u16(), answer.code().as_str()), (422, "invalid-prompt"), "{prompt}");
     }
-    let answer = app.post("ann", &path, json!({ "type": "prompt", "prompt": { "content": [] } })).await;
+    let answer = app.post("ann", &path, json!({ "type": "run", "prompt": { "content": [] } })).await;
     assert_eq!(answer.code(), "empty-prompt");
     assert_eq!(app.provider.requests().len(), 0);
     let answer = app.post("ann", &path, prompt("Hi")).await;
@@ -180,10 +180,12 @@ async fn command_that_does_not_fit_the_conversation_is_a_problem_with_its_code()
     let path = format!("/agent/conversations/{id}/commands");
     let hi = json!({ "content": [{ "type": "text", "text": "Hi" }] });
     for (command, status, code) in [
-        (json!({ "type": "regenerate", "node": 2 }), 422, "not-a-prompt"),
-        (json!({ "type": "regenerate", "node": 99 }), 404, "not-found"),
-        (json!({ "type": "edit", "node": 2, "prompt": hi }), 422, "not-a-prompt"),
-        (json!({ "type": "branch", "node": 1, "prompt": hi }), 422, "not-an-answer"),
+        (json!({ "type": "run", "at": { "again": 2 } }), 422, "not-a-prompt"),
+        (json!({ "type": "run", "at": { "again": 99 } }), 404, "not-found"),
+        (json!({ "type": "run", "at": { "instead": 2 }, "prompt": hi }), 422, "not-a-prompt"),
+        (json!({ "type": "run", "at": { "below": 1 }, "prompt": hi }), 422, "not-an-answer"),
+        (json!({ "type": "run", "at": { "again": 1 }, "prompt": hi }), 422, "invalid-prompt"),
+        (json!({ "type": "run", "prompt": hi, "wait": true }), 422, "unsupported"),
         (json!({ "type": "navigate", "node": 99 }), 404, "not-found"),
         (json!({ "type": "erase", "node": 99 }), 404, "not-found"),
         (json!({ "type": "unstage", "id": "p" }), 409, "not-staged"),

@@ -37,11 +37,13 @@ async fn edit_branch_and_navigate_change_the_path() {
     let app = App::new([Step::text("One."), Step::text("Two."), Step::text("Three.")]);
     let id = app.create("ann").await;
     app.ask("ann", &id, "First").await;
-    let edited = command(&app, &id, json!({ "type": "edit", "node": 1, "prompt": content("Changed") })).await;
-    assert_eq!(edited, json!({ "type": "done" }));
+    let edited =
+        command(&app, &id, json!({ "type": "run", "at": { "instead": 1 }, "prompt": content("Changed") }))
+            .await;
+    assert_eq!(edited["accepted"], "started", "{edited}");
     app.idle(&id).await;
     assert_eq!(path(&snapshot(&app, &id).await), ["Changed", "Two."]);
-    command(&app, &id, json!({ "type": "branch", "node": 2, "prompt": content("Next") })).await;
+    command(&app, &id, json!({ "type": "run", "at": { "below": 2 }, "prompt": content("Next") })).await;
     app.idle(&id).await;
     assert_eq!(path(&snapshot(&app, &id).await), ["First", "One.", "Next", "Three."]);
     assert_eq!(command(&app, &id, json!({ "type": "navigate", "node": 4 })).await, json!({ "type": "done" }));
@@ -60,7 +62,7 @@ async fn staged_prompt_is_withdrawn_and_an_interrupt_keeps_the_text() {
     command(&app, &id, prompt("Hi")).await;
     gate.reached().await;
     let staged = json!({ "id": "p2", "content": [{ "type": "text", "text": "And?" }] });
-    let answer = command(&app, &id, json!({ "type": "prompt", "prompt": staged })).await;
+    let answer = command(&app, &id, json!({ "type": "run", "prompt": staged })).await;
     assert_eq!(answer["accepted"], "staged", "{answer}");
     assert_eq!(snapshot(&app, &id).await["agent"]["staged"][0]["id"], "p2");
     command(&app, &id, json!({ "type": "unstage", "id": "p2" })).await;

@@ -252,7 +252,7 @@ async fn requests_and_answers_of_every_operation_fit_the_document() {
     let id = created.json()["id"].as_str().unwrap().to_owned();
     let one = format!("{path}/{id}");
     let attachment = json!({ "type": "attachment", "media_type": "image/png", "source": { "type": "base64", "data": large } });
-    let with_file = json!({ "type": "prompt", "prompt": { "id": "p1", "content": [attachment] } });
+    let with_file = json!({ "type": "run", "prompt": { "id": "p1", "content": [attachment] } });
     let mut stream = app.stream("ann", &format!("/agent/events?list=true&watch={id}"), None).await;
     stream.until(|frame| frame.event == "conversation").await;
     let mut seen = BTreeSet::from([created.operation.unwrap()]);

@@ -29,9 +29,12 @@ async fn command(app: &App, user: &str, id: &str, mut command: Value, source: Va
 /// of AG-UI.
 async fn send(app: &App, user: &str, id: &str, url: &str) -> ([Answer; 4], Answer) {
     let source = || json!({ "type": "url", "url": url });
-    let prompt = command(app, user, id, json!({ "type": "prompt", "prompt": {} }), source()).await;
-    let edit = command(app, user, id, json!({ "type": "edit", "node": 1, "prompt": {} }), source()).await;
-    let branch = command(app, user, id, json!({ "type": "branch", "node": 2, "prompt": {} }), source()).await;
+    let prompt = command(app, user, id, json!({ "type": "run", "prompt": {} }), source()).await;
+    let edit =
+        command(app, user, id, json!({ "type": "run", "at": { "instead": 1 }, "prompt": {} }), source())
+            .await;
+    let branch =
+        command(app, user, id, json!({ "type": "run", "at": { "below": 2 }, "prompt": {} }), source()).await;
     let run = app.provider.requests().len();
     let mut body = submit(id, &format!("u{run}"), "Look");
     let part = json!({ "type": "file", "url": url, "mediaType": "image/*" });
@@ -47,7 +50,7 @@ async fn send(app: &App, user: &str, id: &str, url: &str) -> ([Answer; 4], Answe
 async fn conversation(app: &App) -> String {
     let id = app.create("ann").await;
     let source = json!({ "type": "base64", "data": data() });
-    command(app, "ann", &id, json!({ "type": "prompt", "prompt": { "id": "p/1" } }), source).await;
+    command(app, "ann", &id, json!({ "type": "run", "prompt": { "id": "p/1" } }), source).await;
     id
 }
 
@@ -81,7 +84,7 @@ async fn send_often(app: &App, id: &str, count: usize) -> [Answer; 3] {
     let url = format!("/api/chat/{id}/files/p%2F1/1");
     let source = json!({ "type": "url", "url": url });
     let file = json!({ "type": "attachment", "media_type": "image/*", "source": source });
-    let command = json!({ "type": "prompt", "prompt": { "content": vec![file; count] } });
+    let command = json!({ "type": "run", "prompt": { "content": vec![file; count] } });
     let native = app.post("ann", &format!("/agent/conversations/{id}/commands"), command).await;
     let mut body = submit(id, "often", "Look");
     let part = json!({ "type": "file", "url": url, "mediaType": "image/*" });

@@ -130,9 +130,9 @@ async fn record_branches() -> Value {
     recorder.until_idle(1).await;
     session.prompt("Two").await.unwrap();
     recorder.until_idle(2).await;
-    session.regenerate(node(1)).await.unwrap();
+    session.again(node(1)).start().await.unwrap();
     recorder.until_idle(3).await;
-    session.edit(node(3), "Three").await.unwrap();
+    session.run("Three").instead_of(node(3)).start().await.unwrap();
     recorder.until_idle(4).await;
     session.navigate(node(2)).await.unwrap();
     session.navigate(node(5)).await.unwrap();
@@ -141,7 +141,7 @@ async fn record_branches() -> Value {
     session.set_labels(Labels::new([("user", "ann")]).unwrap()).await.unwrap();
     session.set_labels(Labels::default()).await.unwrap();
     session.navigate(None).await.unwrap();
-    session.branch(None, "Elsewhere").await.unwrap();
+    session.run("Elsewhere").below(None).start().await.unwrap();
     recorder.until_idle(5).await;
     session.flush(Duration::from_secs(5)).await.unwrap();
     let last = recorder.snapshot.tree.nodes().last().unwrap().id();
@@ -183,7 +183,7 @@ async fn record_ends() -> Value {
     session.prompt("Fail later").await.unwrap();
     recorder.until_idle(5).await;
     recorder.until(|snapshot| snapshot.tree.history().last().is_some_and(|last| last.text() == "Half")).await;
-    session.regenerate(NodeId::new(1).unwrap()).await.unwrap();
+    session.again(NodeId::new(1).unwrap()).start().await.unwrap();
     gate.reached().await;
     session.cancel().await.unwrap();
     recorder.until_idle(6).await;

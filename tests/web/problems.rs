@@ -281,7 +281,9 @@ async fn command_during_a_run_is_busy_or_staged_until_the_queue_is_full() {
     let busy = app.post("ann", &commands, json!({ "type": "model", "model": "test:other" })).await;
     assert_eq!((busy.status.as_u16(), busy.code().as_str()), (409, "busy"));
     assert_eq!(busy.json()["activity"], "busy");
-    for command in [json!({ "type": "navigate", "node": null }), json!({ "type": "regenerate", "node": 1 })] {
+    for command in
+        [json!({ "type": "navigate", "node": null }), json!({ "type": "run", "at": { "again": 1 } })]
+    {
         let busy = app.post("ann", &commands, command.clone()).await;
         assert_eq!((busy.status.as_u16(), busy.code().as_str()), (409, "busy"), "{command}");
     }
@@ -307,11 +309,11 @@ async fn prompt_id_that_was_used_is_known() {
     let id = app.create("ann").await;
     let commands = format!("/agent/conversations/{id}/commands");
     let prompt = json!({ "id": "p1", "content": [{ "type": "text", "text": "Hi" }] });
-    app.post("ann", &commands, json!({ "type": "prompt", "prompt": prompt })).await;
+    app.post("ann", &commands, json!({ "type": "run", "prompt": prompt })).await;
     app.idle(&id).await;
-    let again = app.post("ann", &commands, json!({ "type": "prompt", "prompt": prompt })).await;
+    let again = app.post("ann", &commands, json!({ "type": "run", "prompt": prompt })).await;
     assert_eq!((again.status, &again.json()["accepted"]), (StatusCode::OK, &json!("known")));
-    let edit = json!({ "type": "edit", "node": 1, "prompt": prompt });
+    let edit = json!({ "type": "run", "at": { "instead": 1 }, "prompt": prompt });
     let known = app.post("ann", &commands, edit).await;
     assert_eq!((known.status.as_u16(), known.code().as_str()), (409, "known-prompt"));
     assert_eq!(known.json()["state"]["state"], "ended");

@@ -3,6 +3,7 @@
 use axum::http::{Method, StatusCode};
 use omni_agent::{
     message::{Attachment, Message},
+    run::Accepted,
     session::{SessionAnswer, SessionSnapshot},
     store::ConversationId,
     testing::Step,
@@ -94,8 +95,9 @@ async fn command_answers_as_soon_as_it_is_accepted() {
     let id = app.create("ann").await;
     app.ask("ann", &id, "Hi").await;
     let commands = format!("/agent/conversations/{id}/commands");
-    let answer = app.post("ann", &commands, json!({ "type": "regenerate", "node": 1 })).await;
-    assert_eq!(serde_json::from_str::<SessionAnswer>(&answer.text).unwrap(), SessionAnswer::Done);
+    let answer = app.post("ann", &commands, json!({ "type": "run", "at": { "again": 1 } })).await;
+    let answer = serde_json::from_str(&answer.text).unwrap();
+    assert!(matches!(answer, SessionAnswer::Accepted(Accepted::Started { .. })), "{answer:?}");
     app.idle(&id).await;
     let snapshot = app.get("ann", &format!("/agent/conversations/{id}")).await.json();
     assert_eq!(snapshot["tree"]["nodes"].as_array().unwrap().len(), 3);
@@ -158,7 +160,7 @@ async fn large_attachment_is_linked_and_served_from_its_url() {
         { "type": "attachment", "media_type": "image/png", "source": { "type": "base64", "data": data } },
         { "type": "attachment", "media_type": "image/png", "source": { "type": "base64", "data": "QUJD" } },
     ]);
-    let command = json!({ "type": "prompt", "prompt": { "id": "p/1", "content": content } });
+    let command = json!({ "type": "run", "prompt": { "id": "p/1", "content": content } });
     app.post("ann", &format!("/agent/conversations/{id}/commands"), command).await;
     app.idle(&id).await;
     let read = app.get("ann", &format!("/agent/conversations/{id}")).await;
@@ -187,7 +189,7 @@ async fn pages_of_messages_follow_the_branch_of_a_node_up_to_its_root() {
     }
     let path = format!("/agent/conversations/{id}");
     // Node 7 is another answer to node 3, and is not below node 4.
-    app.post("ann", &format!("{path}/commands"), json!({ "type": "regenerate", "node": 3 })).await;
+    app.post("ann", &format!("{path}/commands"), json!({ "type": "run", "at": { "again": 3 } })).await;
     app.idle(&id).await;
     for (before, limit, found, next) in [
         (7, 2, vec![2, 3], Some(2)),

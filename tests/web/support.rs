@@ -22,7 +22,7 @@ use tower::ServiceExt;
 use crate::openapi;
 
 /// The access hook of the tests. The header `x-user` names the user. `boss` is an operator, and `reader` may only read
-/// Ann's conversations. Only operators may see conversations with the label `hidden`.
+/// Ann's conversations. In these, `writer` may not branch, and `brancher` may not prompt. Only operators may see conversations with the label `hidden`.
 pub(crate) struct Users;
 
 #[async_trait]
@@ -31,7 +31,7 @@ impl Access for Users {
         let user = request.headers.get("x-user").and_then(|value| value.to_str().ok());
         match user.ok_or_else(Challenge::bearer)? {
             "boss" => Ok(Principal::operator("boss")),
-            "reader" => Ok(Principal::new("reader", labels("ann")).unwrap()),
+            user @ ("reader" | "writer" | "brancher") => Ok(Principal::new(user, labels("ann")).unwrap()),
             user => Ok(Principal::new(user, labels(user)).unwrap()),
         }
     }
@@ -40,6 +40,8 @@ impl Access for Users {
         let may_act = match principal.name() {
             "reader" => matches!(action, Action::Read | Action::List),
             "lister" => action == Action::List,
+            "writer" => action != Action::Branch,
+            "brancher" => action != Action::Prompt,
             _ => true,
         };
         let is_hidden = labels.get("hidden").is_some() && !principal.is_operator();
@@ -216,7 +218,11 @@ impl App {
     pub(crate) async fn ask(&self, user: &str, id: &str, text: &str) {
         let answer = self.post(user, &format!("/agent/conversations/{id}/commands"), prompt(text)).await;
         let answer = answer.json();
-        assert_eq!((&answer["type"], &answer["accepted"]), (&json!("prompt"), &json!("started")), "{answer}");
+        assert_eq!(
+            (&answer["type"], &answer["accepted"]),
+            (&json!("accepted"), &json!("started")),
+            "{answer}"
+        );
         self.idle(id).await;
     }
 
@@ -240,7 +246,7 @@ impl App {
 }
 
 pub(crate) fn prompt(text: &str) -> Value {
-    json!({ "type": "prompt", "prompt": { "content": [{ "type": "text", "text": text }] } })
+    json!({ "type": "run", "prompt": { "content": [{ "type": "text", "text": text }] } })
 }
 
 /// The body of a new message of the AI SDK.

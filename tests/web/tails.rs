@@ -49,7 +49,7 @@ async fn tail_and_pages_are_the_path_in_both_views() {
         }
         let path = format!("/agent/conversations/{id}");
         // Answer the second question again, so that the path is a branch: 1, 2, 3, 9.
-        app.post("ann", &format!("{path}/commands"), json!({ "type": "regenerate", "node": 3 })).await;
+        app.post("ann", &format!("{path}/commands"), json!({ "type": "run", "at": { "again": 3 } })).await;
         app.idle(&id).await;
         app.ask("ann", &id, "e").await;
         let whole: SessionSnapshot = serde_json::from_str(&app.get("ann", &path).await.text).unwrap();
@@ -82,7 +82,7 @@ async fn stream_of_a_tail_that_is_cut_and_resumed_has_the_path() {
     let mut client = Client::default();
     client.take(&stream.next().await.unwrap());
     let mut resyncs = Vec::new();
-    let edit = json!({ "type": "edit", "node": 1, "prompt": prompt("Other")["prompt"] });
+    let edit = json!({ "type": "run", "at": { "instead": 1 }, "prompt": prompt("Other")["prompt"] });
     for command in [prompt("c"), edit, prompt("d")] {
         app.post("ann", &format!("{path}/commands"), command).await;
         app.idle(&id).await;

@@ -110,7 +110,7 @@ const messages = new Messages(byId("messages"), {
       throw error;
     }
   },
-  command: (what) => (what.type === "edit" ? command(what) : press(what)),
+  command: (what) => (what.type === "run" && what.prompt ? command(what) : press(what)),
 });
 
 const sidebar = new Sidebar(client, {
@@ -139,10 +139,10 @@ const composer = new Composer({
     try {
       if (!id) {
         ({ id } = await client.create(model ? { model } : {}));
-        await client.command(id, { type: "prompt", prompt });
+        await client.command(id, { type: "run", prompt });
         location.hash = `/${encodeURIComponent(id)}`;
       } else {
-        await client.command(id, { type: "prompt", prompt });
+        await client.command(id, { type: "run", prompt });
       }
       follow();
       lost = [];
@@ -157,7 +157,7 @@ const composer = new Composer({
   stop: () => press({ type: "interrupt" }),
   async unstage(id) {
     const answer = await press({ type: "unstage", id });
-    if (answer?.type === "unstaged") composer.putBack(answer.prompt);
+    if (answer?.type === "prompt") composer.putBack(answer.prompt);
   },
   fail,
 });
@@ -587,7 +587,7 @@ function unanswered(prompt, why, done) {
     } catch (error) {
       return fail(error);
     }
-    if ((await press({ type: "prompt", prompt: { id: crypto.randomUUID(), content } })) === undefined) return;
+    if ((await press({ type: "run", prompt: { id: crypto.randomUUID(), content } })) === undefined) return;
     done();
     schedule();
   };

@@ -5,7 +5,7 @@
 //     const client = new Client("/agent");
 //     const { id } = await client.create();
 //     const stream = client.stream({ watch: [id], onConversation: (id, snapshot) => console.log(snapshot.agent.status) });
-//     await client.command(id, { type: "prompt", prompt: { content: [{ type: "text", text: "Hi" }] } });
+//     await client.command(id, { type: "run", prompt: { content: [{ type: "text", text: "Hi" }] } });
 //     stream.close();
 //
 // A stream reconnects by itself and continues after the last event that it has received. `fold` applies an update to a
@@ -81,14 +81,14 @@
  * @typedef {"stored" | "waiting" | "elsewhere" | { open: Activity }} Presence
  * @typedef {{ summary: Summary, presence: Presence }} Listed
  * @typedef {PendingUse & { conversation: string }} ListedApproval
- * @typedef {{ type: "prompt", prompt: Prompt } | { type: "unstage", id: string }
+ * @typedef {"head" | { again: number } | { instead: number } | { below: number | null }} RunAt
+ * @typedef {{ type: "run", at?: RunAt, prompt?: Prompt, wait?: boolean } | { type: "unstage", id: string }
  *   | { type: "decide", turn: string, decisions: [string, Decision][] } | { type: "cancel" }
- *   | { type: "interrupt" } | { type: "regenerate", node: number } | { type: "edit", node: number, prompt: Prompt }
- *   | { type: "branch", node: number | null, prompt: Prompt } | { type: "navigate", node: number | null }
+ *   | { type: "interrupt" } | { type: "navigate", node: number | null }
  *   | { type: "title", title: string | null } | { type: "labels", labels: Record<string, string> }
  *   | { type: "model", model: string } | { type: "erase", node: number }} SessionCommand
- * @typedef {{ type: "prompt", accepted: "started" | "staged" | "known", turn?: string, id?: string, ahead?: number, state?: any }
- *   | { type: "unstaged", prompt: Prompt } | { type: "done" }} SessionAnswer
+ * @typedef {{ type: "accepted", accepted: "started" | "staged" | "known", turn?: string, id?: string, ahead?: number, state?: any }
+ *   | ({ type: "response" } & Response) | { type: "prompt", prompt: Prompt } | { type: "done" }} SessionAnswer
  * @typedef {{ purpose?: string, turn?: string, step?: number, message?: string, at: number, model?: string, usage: Usage,
  *   end?: string }} UsageRow
  * @typedef {{ model?: string, requests: number, usage: Usage }} UsageSum

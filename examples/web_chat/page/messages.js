@@ -278,7 +278,7 @@ class UserMessage {
       try {
         const files = await withData(attached);
         const content = [...files, ...(text ? [{ type: /** @type {const} */ ("text"), text }] : [])];
-        await this.actions.command({ type: "edit", node, prompt: { id: crypto.randomUUID(), content } });
+        await this.actions.command({ type: "run", at: { instead: node }, prompt: { id: crypto.randomUUID(), content } });
         close();
       } catch (error) {
         problem.textContent = error instanceof Error ? error.message : String(error);
@@ -348,7 +348,7 @@ class AnswerMessage {
     if (isTurnEnd && message) {
       parts.push(iconButton("copy", "Copy the answer", () => copyText(textOf(/** @type {Message} */ (this.#message)))));
       if (question !== undefined) {
-        const again = iconButton("redo", "Answer again", () => this.actions.command({ type: "regenerate", node: question }), "needs-idle");
+        const again = iconButton("redo", "Answer again", () => this.actions.command({ type: "run", at: { again: question } }), "needs-idle");
         again.disabled = isBusy;
         parts.push(again);
       }

@@ -39,15 +39,15 @@ impl Core {
         Ok(())
     }
 
-    /// Starts a run of `prompt` on the history `base`. If the run ends without committing a turn, the previous history
-    /// is restored.
+    /// Starts a run of `prompt` on the history `base`, and returns its first turn. If the run ends without committing a
+    /// turn, the previous history is restored.
     pub(in crate::agent) fn prompt_on(
         &mut self,
         base: History,
         prompt: Prompt,
         ask: bool,
         cx: &mut Context<'_>,
-    ) -> Result<(), Error> {
+    ) -> Result<TurnId, Error> {
         self.check_base(&base)?;
         self.ensure_new(prompt.id.as_ref())?;
         prompt.check()?;
@@ -57,7 +57,7 @@ impl Core {
         let turn = (cx.turn_id)();
         let (message, origin) = open(&base, prompt, turn, ask, cx)?;
         self.begin_on(base, turn, message, origin, cx);
-        Ok(())
+        Ok(turn)
     }
 
     /// Like [`prompt_on`](Core::prompt_on), but the run starts with the unchanged `message` instead of a message made
@@ -69,7 +69,7 @@ impl Core {
         settings: Prompt,
         ask: bool,
         cx: &mut Context<'_>,
-    ) -> Result<(), Error> {
+    ) -> Result<TurnId, Error> {
         self.check_base(&base)?;
         settings.check()?;
         if message.role != Role::User {
@@ -84,7 +84,7 @@ impl Core {
         let turn = (cx.turn_id)();
         // The message is not that of a prompt, so an id has no meaning.
         self.begin_on(base, turn, message, origin(Prompt { id: None, ..settings }, ask, cx), cx);
-        Ok(())
+        Ok(turn)
     }
 
     /// Returns an error if `base` cannot replace the committed history now.

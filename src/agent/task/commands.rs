@@ -8,11 +8,12 @@ use super::{
 };
 use crate::{
     agent::{
-        Event, FirstMessage, Moment, StateEdit,
+        Asker, Event, FirstMessage, Moment, StateEdit,
         command::{Change, Command, Edit},
         core::Core,
         state::{panicked, refused},
     },
+    message::{History, TurnId},
     run::{Error, ErrorKind},
     subscription::EventId,
     telemetry::Caller,
@@ -83,8 +84,9 @@ impl Task {
                 self.idle_waiters.push(reply);
             }
             Command::Moment(reply) => drop(reply.send(self.moment())),
-            Command::Change(at, change, reply) => {
-                let _ = reply.send(self.change(at, change));
+            Command::Change(at, change, reply) => drop(reply.send(self.change(at, change))),
+            Command::Begin(at, base, opening, asker, caller, reply) => {
+                let _ = reply.send(self.begin(at, base, opening, asker, caller));
             }
             Command::TakeUp(reply) => {
                 self.take_up();
@@ -173,40 +175,47 @@ impl Task {
     }
 
     /// Performs a change for the history's owner, and returns the id of the resulting `state` event.
-    fn change(&mut self, at: Option<EventId>, mut change: Change) -> Result<EventId, Error> {
+    fn change(&mut self, at: Option<EventId>, change: Change) -> Result<EventId, Error> {
+        let with = self.next_state(at)?;
+        if matches!(change, Change::Erase(_)) {
+            self.feed.forget();
+        }
+        self.step(|core, cx| match change {
+            Change::Set(history) => core.replace_history(history, cx),
+            Change::Erase(history) => core.replace_erased(history, cx),
+        })?;
+        Ok(with)
+    }
+
+    /// Starts a run for the history's owner. Returns the id of the `state` event, and the run's first turn.
+    fn begin(
+        &mut self,
+        at: Option<EventId>,
+        base: History,
+        opening: FirstMessage,
+        asker: Option<Asker>,
+        caller: Caller,
+    ) -> Result<(EventId, TurnId), Error> {
+        let (with, ask) = (self.next_state(at)?, asker.is_some());
+        let turn = self.step_for(caller, |core, cx| match opening {
+            FirstMessage::Prompt(prompt) => core.prompt_on(base, prompt, ask, cx),
+            FirstMessage::Message(message, settings) => core.answer(base, message, settings, ask, cx),
+        })?;
+        self.asker = asker.or(self.asker.take());
+        Ok((with, turn))
+    }
+
+    /// Checks that the history's owner may act now. Returns the id of the next event, which is the `state` event that
+    /// the operation emits first.
+    fn next_state(&self, at: Option<EventId>) -> Result<EventId, Error> {
         self.core.ensure_idle()?;
         if !self.is_at(at) {
             let text = "the agent has emitted newer events; read them, then try again";
             return Err(Error::new(ErrorKind::Conflict, text));
         }
         self.ensure_room()?;
-        let mut with = self.feed.last();
-        let mut asks = None;
-        if matches!(change, Change::Erase(_)) {
-            self.feed.forget();
-        }
-        let caller = match &mut change {
-            Change::Begin(.., caller) => std::mem::take(caller),
-            Change::Set(_) | Change::Erase(_) => Caller::default(),
-        };
-        self.step_for(caller, |core, cx| match change {
-            Change::Set(history) => core.replace_history(history, cx),
-            Change::Erase(history) => core.replace_erased(history, cx),
-            Change::Begin(base, opening, asker, _) => {
-                let ask = asker.is_some();
-                asks = asker;
-                match opening {
-                    FirstMessage::Prompt(prompt) => core.prompt_on(base, prompt, ask, cx),
-                    FirstMessage::Message(message, settings) => core.answer(base, message, settings, ask, cx),
-                }
-            }
-        })?;
-        if asks.is_some() {
-            self.asker = asks;
-        }
-        // The first event that this step emits is the `state` event, so it has the next number.
-        with.number += 1;
-        Ok(with)
+        let last = self.feed.last();
+        Ok(EventId { number: last.number + 1, ..last })
     }
 
     /// Returns whether `at` is `None` or the last emitted event.

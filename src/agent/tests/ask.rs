@@ -2,6 +2,7 @@
 
 use crate::{
     agent::{ErrorDecision, Prompt, Status, ToolDecision},
+    message::id::NodeId,
     provider::{Options, ProviderError, ProviderErrorKind, StopReason},
     run::ErrorKind,
     testing::{Gate, Step},
@@ -181,6 +182,17 @@ async fn ask_dropped_does_not_cancel_the_run() {
     agent.end().await;
     assert_eq!(agent.history().await, ["user: Hi", "assistant: Done"]);
     assert_eq!(agent.agent.ask("Again").await.unwrap().text(), "Next");
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_on_a_branch_of_an_agent_without_a_session_is_unsupported() {
+    let (provider, builder) = scripted([]);
+    let agent = builder.start().await.unwrap();
+    let refused = |error: crate::Error| assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
+    refused(agent.run("Hi").below(None).start().await.unwrap_err());
+    refused(agent.run("Hi").instead_of(NodeId::new(1).unwrap()).start().await.unwrap_err());
+    refused(agent.run("Hi").below(None).response().await.unwrap_err());
+    assert!(provider.requests().is_empty());
 }
 
 #[derive(Debug, PartialEq, Deserialize, JsonSchema)]

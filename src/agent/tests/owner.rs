@@ -56,7 +56,8 @@ impl HistoryOwner {
         base: History,
         prompt: impl Into<Prompt>,
     ) -> Result<EventId, Error> {
-        self.begin(at, base, FirstMessage::Prompt(prompt.into()), None, Caller::default()).await
+        let opening = FirstMessage::Prompt(prompt.into());
+        self.begin(at, base, opening, None, Caller::default()).await.map(|(with, _)| with)
     }
 
     /// Starts a run on `base` in which the model answers an existing message again.
@@ -66,7 +67,8 @@ impl HistoryOwner {
         base: History,
         message: Arc<Message>,
     ) -> Result<EventId, Error> {
-        self.begin(at, base, FirstMessage::Message(message, Prompt::default()), None, Caller::default()).await
+        let opening = FirstMessage::Message(message, Prompt::default());
+        self.begin(at, base, opening, None, Caller::default()).await.map(|(with, _)| with)
     }
 }
 

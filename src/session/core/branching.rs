@@ -6,8 +6,8 @@ use super::{Core, Effects};
 use crate::{
     agent::FirstMessage,
     message::{History, Message, Role, share},
-    run::{Error, ErrorKind, Prompt},
-    session::{Regenerate, command::RunStart, error::unknown_node},
+    run::{Error, ErrorKind, Prompt, RunAt},
+    session::error::unknown_node,
     subscription::EventId,
     tree::{Node, NodeId, Tree},
 };
@@ -53,25 +53,29 @@ impl Core {
     /// # Errors
     ///
     /// Fails if the node is unknown, or if this kind of run can't start there.
-    pub(in crate::session) fn begin(&self, start: RunStart) -> Result<(Base, FirstMessage), Error> {
-        match start {
-            RunStart::Regenerate(Regenerate { user, settings }) => {
+    pub(in crate::session) fn begin(
+        &self,
+        at: RunAt,
+        mut prompt: Prompt,
+    ) -> Result<(Base, FirstMessage), Error> {
+        let base = match at {
+            RunAt::Again(user) => {
                 let node = self.prompt(user)?;
-                let message = Arc::clone(node.message());
-                let settings = self.settings_of(user).overlaid(settings);
-                Ok((self.beside(node, Some(user)), FirstMessage::Message(message, settings)))
+                if prompt.id.is_some() || prompt.app_data.is_some() || !prompt.content.0.is_empty() {
+                    let text = "a message that gets another response keeps its content, id and data; send only settings";
+                    return Err(Error::new(ErrorKind::InvalidPrompt, text));
+                }
+                let settings = self.settings.get(&user).map(|sent| sent.overlaid(prompt.clone()));
+                let message = FirstMessage::Message(Arc::clone(node.message()), settings.unwrap_or(prompt));
+                return Ok((self.base(node.parent(), Some(user)), message));
             }
-            RunStart::Edit(user, prompt) => {
-                Ok((self.beside(self.prompt(user)?, None), self.first_message(prompt)))
-            }
-            RunStart::Branch(answer, prompt) => Ok((self.below(answer)?, self.first_message(prompt))),
-        }
-    }
-
-    /// Returns the message of a prompt. Its files share their bytes with equal files in the tree.
-    fn first_message(&self, mut prompt: Prompt) -> FirstMessage {
+            RunAt::Instead(user) => self.base(self.prompt(user)?.parent(), None),
+            RunAt::Below(end) => self.below(end)?,
+            RunAt::Head => self.below(self.tree.head())?,
+        };
+        // The prompt's files share their bytes with equal files in the tree.
         share(&mut prompt.content.0, Self::contents(&self.tree));
-        FirstMessage::Prompt(prompt)
+        Ok((base, FirstMessage::Prompt(prompt)))
     }
 
     /// Returns the base of a branch below a node at which a history may end.
@@ -117,17 +121,8 @@ impl Core {
         Ok(node)
     }
 
-    /// Returns the settings with which a user message was sent, or the default if they are unknown.
-    fn settings_of(&self, user: NodeId) -> Prompt {
-        self.settings.get(&user).map(|settings| Prompt::clone(settings)).unwrap_or_default()
-    }
-
-    /// Returns a branch that starts at the parent of `node`. `answers` is the user message that gets another response,
-    /// if there is one.
-    fn beside(&self, node: &Node, answers: Option<NodeId>) -> Base {
-        self.base(node.parent(), answers)
-    }
-
+    /// Returns a branch that starts at the node `base`. `answers` is the user message that gets another response, if
+    /// there is one.
     fn base(&self, base: Option<NodeId>, answers: Option<NodeId>) -> Base {
         let history = base.map_or_else(History::new, |base| self.history_to(base));
         Base { history, then: Move::Branch { base, answers } }

@@ -10,10 +10,10 @@ use super::{
 };
 use crate::{
     agent::{Durable, Status},
-    run::{Error, ErrorKind},
+    run::{Error, ErrorKind, RunSpec},
     session::{
         SessionEvent, SessionSnapshot, StoreReport,
-        command::{Command, CommandResult, PendingResponse, RunStart, Stop, Unsaved, Wait},
+        command::{Begun, Command, CommandResult, Stop, Unsaved},
         core::{Base, Core, Move},
         error::{of_agent, unknown_node},
     },
@@ -104,13 +104,13 @@ impl Task {
                 self.answer_flushes();
             }
             Command::Outcome(id, reply) => Box::pin(self.await_outcome(id, reply)).await?,
-            Command::Begin(start, wait, caller, reply) => {
-                let begun = Box::pin(self.begin(start, wait, caller)).await;
+            Command::Begin(spec, caller, reply) => {
+                let begun = Box::pin(self.begin(spec, caller)).await;
                 match settled(begun)? {
-                    Ok(answer) if self.shared.setup.durable == Durable::InFlight => {
+                    Ok(begun) if self.shared.setup.durable == Durable::InFlight => {
                         // The agent's record of the turn has to arrive before the reply can wait until it is stored.
                         self.catch_up().await?;
-                        let reply = HeldReply::Begun(reply, answer);
+                        let reply = HeldReply::Begun(reply, begun);
                         self.flushes.push(Flush { wanted: self.core.wanted(), until: None, reply });
                         self.answer_flushes();
                     }
@@ -129,20 +129,15 @@ impl Task {
         Ok(())
     }
 
-    /// Starts a run on a new branch. If the caller waits for the response, returns the receiver of the response.
-    async fn begin(
-        &mut self,
-        start: RunStart,
-        wait: Wait,
-        caller: Caller,
-    ) -> Result<Option<PendingResponse>, Error> {
+    /// Starts a run on a new branch. If the caller waits for the response, also returns the receiver of the response.
+    async fn begin(&mut self, spec: RunSpec, caller: Caller) -> Result<Begun, Error> {
         loop {
             let at = self.catch_up_idle().await?;
-            let (Base { history, then }, opening) = self.core.begin(start.clone())?;
-            let (asker, answer) = (wait == Wait::ForResponse).then(oneshot::channel).unzip();
+            let (Base { history, then }, opening) = self.core.begin(spec.at, spec.prompt.clone())?;
+            let (asker, response) = spec.wait.then(oneshot::channel).unzip();
             let begun = self.owner.begin(at, history, opening, asker, caller.clone()).await;
             if let Some(done) = self.follow(begun, then).await {
-                return done.map(|()| answer);
+                return done.map(|turn| (turn, response));
             }
         }
     }
@@ -153,7 +148,7 @@ impl Task {
             let Some(Base { history, then }) = self.core.navigate(node)? else {
                 return Ok(());
             };
-            let moved = self.owner.set(at, history).await;
+            let moved = self.owner.set(at, history).await.map(|with| (with, ()));
             if let Some(done) = self.follow(moved, then).await {
                 return done;
             }
@@ -196,14 +191,18 @@ impl Task {
     /// Completes a change of the path, after the agent's history was replaced: processes the agent's events up to the
     /// `state` event of this change, at which the session changes the tree's path. Returns `None` if the agent refused
     /// the change because it emitted another event first. The caller then has to start again.
-    async fn follow(&mut self, moved: Result<EventId, Error>, then: Move) -> Option<Result<(), Error>> {
-        let with = match moved {
-            Ok(with) => with,
+    async fn follow<T>(
+        &mut self,
+        moved: Result<(EventId, T), Error>,
+        then: Move,
+    ) -> Option<Result<T, Error>> {
+        let (with, result) = match moved {
+            Ok(moved) => moved,
             Err(error) if error.kind() == ErrorKind::Conflict => return None,
             Err(error) => return Some(Err(of_agent(error))),
         };
         self.core.moved(with, then);
-        Some(self.take_until(with).await)
+        Some(self.take_until(with).await.map(|()| result))
     }
 
     /// Returns the event after which a reader that has seen `after` continues: the beginning of this life if `after` is

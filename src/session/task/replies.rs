@@ -8,7 +8,7 @@ use crate::{
     run::{Error, KnownPrompt, PromptId, PromptState},
     session::{
         PromptOutcome,
-        command::{CommandResult, OutcomeReply, PendingResponse, Reply},
+        command::{Begun, CommandResult, OutcomeReply, Reply},
         error::unknown_prompt,
     },
 };
@@ -26,7 +26,7 @@ pub(in crate::session) enum HeldReply {
     /// The reply to a call of `flush`.
     Flushed(Reply<()>),
     /// The reply to a call that has started a run. The turn in flight has to be stored before the reply is sent.
-    Begun(Reply<CommandResult<Option<PendingResponse>>>, Option<PendingResponse>),
+    Begun(Reply<CommandResult<Begun>>, Begun),
     /// The reply to a call that waits for the outcome of a prompt. The outcome is `None` until the prompt's run has
     /// ended.
     Outcome { id: PromptId, outcome: Option<CommandResult<PromptOutcome>>, reply: OutcomeReply },
@@ -46,7 +46,7 @@ impl HeldReply {
     fn send(self) {
         match self {
             Self::Flushed(reply) => drop(reply.send(())),
-            Self::Begun(reply, answer) => drop(reply.send(Ok(answer))),
+            Self::Begun(reply, begun) => drop(reply.send(Ok(begun))),
             Self::Outcome { outcome, reply, .. } => drop(outcome.map(|outcome| reply.send(outcome))),
         }
     }

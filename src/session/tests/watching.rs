@@ -410,9 +410,9 @@ async fn drained_session_finishes_its_run_and_refuses_new_prompts() {
     refused(session.prompt("No").await.map(drop));
     refused(session.ask("No").await.map(drop));
     refused(session.ask_as::<String>("No").await.map(drop));
-    refused(session.regenerate(node).await);
-    refused(session.branch(None, "No").await);
-    refused(session.edit(node, "No").await);
+    refused(session.again(node).start().await.map(drop));
+    refused(session.run("No").below(None).start().await.map(drop));
+    refused(session.run("No").instead_of(node).start().await.map(drop));
     gate.open();
     session.wait_until_idle().await.unwrap();
     assert_eq!(session.tree().await.unwrap().len(), 4);

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use super::{Frame, Level, Run, RunInput, RunStream, Start, messages::MAX_DATA, request::prompt_id};
 use crate::{
     run::{Accepted, ClientTools, PromptState},
-    session::{Regenerate, Session, SessionAnswer, SessionCommand, SessionSnapshot, SessionSubscription},
+    session::{Session, SessionAnswer, SessionCommand, SessionSnapshot, SessionSubscription},
     subscription::Update,
     web::{
         Action, Principal, Problem, Web,
@@ -120,29 +120,23 @@ async fn perform(
             prompt.client_tools = tools.clone();
         }
         let prompt = match &command {
-            SessionCommand::Prompt { prompt } => prompt.id.clone(),
+            SessionCommand::Run(spec) => spec.prompt.id.clone(),
             _ => None,
         };
         if let Some(reader) = reader {
             reader.start(&mut command, view);
         }
-        let answer = match command {
-            SessionCommand::Regenerate { node } => {
-                let again = Regenerate::new(node).with_client_tools(tools.clone());
-                session.regenerate(again).await.map(|()| SessionAnswer::Done)
-            }
-            command => session.perform(command, Some(call.principal.name())).await,
-        };
+        let answer = session.perform(command, Some(call.principal.name())).await;
         let answer = answer.inspect_err(|_| reader.iter_mut().for_each(Reader::end))?;
         start = match (answer, prompt) {
-            (SessionAnswer::Prompt(Accepted::Staged { id, .. }), _) => Start::Staged(id),
-            (SessionAnswer::Prompt(Accepted::Known { state: PromptState::Staged }), Some(id)) => {
+            (SessionAnswer::Accepted(Accepted::Staged { id, .. }), _) => Start::Staged(id),
+            (SessionAnswer::Accepted(Accepted::Known { state: PromptState::Staged }), Some(id)) => {
                 Start::Staged(id)
             }
-            (SessionAnswer::Prompt(Accepted::Known { state: PromptState::Ended { outcome } }), _) => {
+            (SessionAnswer::Accepted(Accepted::Known { state: PromptState::Ended { outcome } }), _) => {
                 Start::Ended(outcome)
             }
-            (SessionAnswer::Prompt(Accepted::Known { .. }), _) => Start::Join,
+            (SessionAnswer::Accepted(Accepted::Known { .. }), _) => Start::Join,
             _ => start,
         };
     }

@@ -178,11 +178,11 @@ fn parsed(message: &Value) -> Value {
 
 fn started(answer: SessionAnswer) -> Option<Start> {
     match answer {
-        SessionAnswer::Prompt(Accepted::Staged { id, .. }) => Some(Start::Staged(id)),
-        SessionAnswer::Prompt(Accepted::Known { state: PromptState::Ended { outcome } }) => {
+        SessionAnswer::Accepted(Accepted::Staged { id, .. }) => Some(Start::Staged(id)),
+        SessionAnswer::Accepted(Accepted::Known { state: PromptState::Ended { outcome } }) => {
             Some(Start::Ended(outcome))
         }
-        SessionAnswer::Prompt(Accepted::Known { state: PromptState::InFlight { .. } }) => Some(Start::Join),
+        SessionAnswer::Accepted(Accepted::Known { state: PromptState::InFlight { .. } }) => Some(Start::Join),
         _ => None,
     }
 }

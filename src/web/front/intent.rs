@@ -10,7 +10,7 @@ use crate::{
     agent::Status,
     message::{Blocks, Content, Message, MessageId, Role, ToolUse, ToolUseId, TurnId},
     provider::StopReason,
-    run::{Error, ErrorKind, Prompt, PromptId, RunOutcome},
+    run::{Error, ErrorKind, Prompt, PromptId, RunAt, RunOutcome, RunSpec},
     session::{SessionCommand, SessionSnapshot},
     tool::Decision,
     tree::{Node, NodeId},
@@ -153,6 +153,7 @@ fn find(posted: Posted, snapshot: &SessionSnapshot) -> Option<Intent> {
     let staged = staged.find(|id| posted.is_of(id.as_str()));
     let Posted { before, newest, trigger, blocks, id, fresh } = posted;
     let perform = |command| Some(Intent::Perform(vec![command]));
+    let run = |at, prompt| perform(SessionCommand::Run(RunSpec::new(at, prompt)));
     let prompt = |id, blocks| Prompt::new(Blocks(blocks)).with_id(id);
     if let Trigger::Decide(decisions) = trigger {
         let waits = |id: &ToolUseId| agent.pauses.iter().any(|pause| pause.tool_use.id == *id);
@@ -174,7 +175,7 @@ fn find(posted: Posted, snapshot: &SessionSnapshot) -> Option<Intent> {
         (Some(Place::InFlight), _) => return Some(Intent::Join(None)),
         (None, Trigger::Again) | (_, Trigger::Results) if blocks.is_empty() => return None,
         (_, Trigger::Results) => {
-            return perform(SessionCommand::Prompt { prompt: prompt(fresh, blocks) });
+            return run(RunAt::Head, prompt(fresh, blocks));
         }
         (Some(Place::Node(node)), _) => {
             let exchange = exchange_of(tree, node)?;
@@ -185,26 +186,22 @@ fn find(posted: Posted, snapshot: &SessionSnapshot) -> Option<Intent> {
             }
             let node = asked.id();
             let is_same = blocks.is_empty() || is_same(&blocks, &asked.message().content);
-            return perform(if is_same && !is_edit {
-                SessionCommand::Regenerate { node }
+            return if is_same && !is_edit {
+                run(RunAt::Again(node), Prompt::default())
             } else {
-                SessionCommand::Edit { node, prompt: prompt(fresh, blocks) }
-            });
+                run(RunAt::Instead(node), prompt(fresh, blocks))
+            };
         }
         (None, Trigger::Submit) => id,
         (None, Trigger::Newest) if !was_tried() => id,
         _ => fresh,
     };
-    let prompt = prompt(id, blocks);
     let end = match before.iter().rev().find_map(place) {
         Some(Place::Node(node)) => exchange_of(tree, node).and_then(|exchange| exchange.last_node()),
         Some(Place::InFlight) | None => None,
     };
-    perform(if end.is_none() || end == tree.head() {
-        SessionCommand::Prompt { prompt }
-    } else {
-        SessionCommand::Branch { node: end, prompt }
-    })
+    let is_head = end.is_none() || end == tree.head();
+    run(if is_head { RunAt::Head } else { RunAt::Below(end) }, prompt(id, blocks))
 }
 
 /// Looks up where the conversation contains these messages. If a message has several versions, the one on the path

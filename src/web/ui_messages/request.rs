@@ -10,7 +10,7 @@ use super::{
 use crate::{
     agent::Status,
     message::{Attachment, Content, MessageId, ResultBlock, Text, ToolResult, ToolUseId},
-    run::{Prompt, PromptId},
+    run::{Prompt, PromptId, RunAt, RunSpec},
     session::{SessionCommand, SessionSnapshot},
     tool::Decision,
     web::{
@@ -116,7 +116,7 @@ pub(in crate::web) fn read(
 /// Returns the part of the conversation that the response to a command shows.
 fn follow(command: &mut SessionCommand, snapshot: &SessionSnapshot) -> Follow {
     let id = match command {
-        SessionCommand::Regenerate { node } => {
+        SessionCommand::Run(RunSpec { at: RunAt::Again(node), .. }) => {
             snapshot.tree.node(*node).and_then(|node| node.message().id.clone())
         }
         command => {

@@ -89,7 +89,7 @@ impl World {
             }
             (self.model.base, self.model.starting) = (Some(base), Some(Arc::new(prompt)));
         }
-        self.check_done(&expected, &begun, effects)
+        self.check_done(&expected, &begun.map(drop), effects)
     }
 
     /// Starts a run that answers a message which the owner supplies, on a random history.
@@ -118,7 +118,7 @@ impl World {
             }
             (self.model.base, self.model.answering) = (Some(base), Some((message, settings)));
         }
-        self.check_done(&expected, &begun, effects)
+        self.check_done(&expected, &begun.map(drop), effects)
     }
 
     /// Replaces the history.

@@ -320,7 +320,7 @@ impl Process {
             FirstMessage::Prompt(prompt) => core.prompt_on(base, prompt, false, cx),
             FirstMessage::Message(message, settings) => core.answer(base, message, settings, false, cx),
         })?;
-        Ok(begun.map(|()| with))
+        Ok(begun.map(|_| with))
     }
 
     /// Returns whether the owner of the history has the reply to its last command. Such a reply waits for nothing,

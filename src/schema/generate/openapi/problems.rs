@@ -104,8 +104,7 @@ pub(super) const BUSY: Kinds = &[Kind(409, "busy", "A run is active.")];
 pub(super) const STALE: Kinds =
     &[Kind(409, "stale-decision", "The tool use does not wait for a decision, or belongs to another turn.")];
 
-pub(super) const UNSUPPORTED: Kinds =
-    &[Kind(422, "unsupported", "The store does not support this operation.")];
+pub(super) const UNSUPPORTED: Kinds = &[Kind(422, "unsupported", "This operation is not supported.")];
 
 pub(super) const SUMS: Kinds = &[Kind(403, "forbidden", "The principal cannot read the usage.")];
 pub(super) const CREATE: Kinds = &[Kind(403, "forbidden", "The principal cannot create conversations.")];

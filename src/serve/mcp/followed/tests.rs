@@ -106,7 +106,7 @@ async fn failure_on_another_branch_leaves_the_answer() {
     session.ask(prompt("p")).await.unwrap();
     let first = session.tree().await.unwrap();
     let node = first.head().unwrap();
-    session.ask_edit(NodeId::new(1).unwrap(), prompt("q")).await.unwrap_err();
+    session.run(prompt("q")).instead_of(NodeId::new(1).unwrap()).response().await.unwrap_err();
     session.navigate(node).await.unwrap();
     let change = FollowedPrompt::new(PromptId::new("p")).snapshot(&session.snapshot().await.unwrap());
     let Some(Change::Ended(PromptEnd::Answered { message: Some(message), .. })) = change else {

@@ -6,12 +6,8 @@ use super::{Check, agent::random_settings, ensure, model::Kind, world::World};
 use crate::{
     agent::FirstMessage,
     message::{History, Purpose, RequestEnd, Usage, UsageRow},
-    run::{Error, Prompt},
-    session::{
-        Regenerate,
-        command::RunStart,
-        core::{Base, Core, Effect, Move},
-    },
+    run::{Error, Prompt, RunAt},
+    session::core::{Base, Core, Effect, Move},
     store::TitleBy,
     tree::{Node, NodeId},
 };
@@ -164,25 +160,22 @@ impl World {
             return Ok(());
         }
         let node = self.random_node();
-        let start = match (self.rng.below(4), node) {
-            (0, Some(id)) => {
-                let settings = random_settings(&mut self.rng).unwrap_or_default();
-                RunStart::Regenerate(Regenerate { user: id, settings })
-            }
-            (1, Some(id)) => RunStart::Edit(id, self.random_prompt()),
+        let at = match (self.rng.below(4), node) {
+            (0, Some(id)) => RunAt::Again(id),
+            (1, Some(id)) => RunAt::Instead(id),
             (2, _) => return self.navigate(node),
-            _ => RunStart::Branch(node, self.random_prompt()),
+            _ => RunAt::Below(node),
         };
-        self.note(|| format!("{start:?}"));
-        let with_prompt = |base, prompt: &Prompt| (base, FirstMessage::Prompt(prompt.clone()));
-        let expected = match &start {
-            RunStart::Regenerate(again) => self.model.regenerate(again),
-            RunStart::Edit(id, prompt) => self.model.edit(*id).map(|base| with_prompt(base, prompt)),
-            RunStart::Branch(id, prompt) => {
-                self.model.branch_below(*id).map(|base| with_prompt(base, prompt))
-            }
+        let prompt = self.random_prompt();
+        self.note(|| format!("{at:?} {prompt:?}"));
+        let with_prompt = |base| (base, FirstMessage::Prompt(prompt.clone()));
+        let expected = match at {
+            RunAt::Head => self.model.branch_below(self.core.tree().head()).map(with_prompt),
+            RunAt::Again(id) => self.model.regenerate(id, &prompt),
+            RunAt::Instead(id) => self.model.edit(id).map(with_prompt),
+            RunAt::Below(id) => self.model.branch_below(id).map(with_prompt),
         };
-        match same(expected, self.core.begin(start))? {
+        match same(expected, self.core.begin(at, prompt))? {
             Some((base, opening)) => self.set_out(base, Some(opening)),
             None => Ok(()),
         }

@@ -14,10 +14,7 @@ use crate::{
     message::{History, Message, RequestEnd, Role, Usage, UsageRow},
     provider::Options,
     run::{Error, ErrorKind, Prompt, RunEnd, RunOutcome},
-    session::{
-        Regenerate,
-        core::{Base, Core, Move, branching::unfit},
-    },
+    session::core::{Base, Core, Move, branching::unfit},
     store::{Labels, StoredState, TitleBy},
     subscription::EventId,
     tree::{Node, NodeId, Tree},
@@ -334,12 +331,11 @@ impl Model {
         Ok(Base { history: self.messages_to(node), then })
     }
 
-    pub(super) fn regenerate(&self, again: &Regenerate) -> Result<(Base, FirstMessage), Error> {
-        let id = again.user;
+    pub(super) fn regenerate(&self, id: NodeId, again: &Prompt) -> Result<(Base, FirstMessage), Error> {
         let (base, message) = self.prompt_at(id)?;
         let then = Move::Branch { base, answers: Some(id) };
         let sent = self.settings.get(&id).cloned().unwrap_or_default();
-        let mut settings = again.settings.clone();
+        let mut settings = again.clone();
         settings.max_steps = settings.max_steps.or(sent.max_steps);
         if let (None, Some(tokens)) = (settings.options.max_tokens(), sent.options.max_tokens()) {
             settings.options.set_max_tokens(Some(tokens));

@@ -16,7 +16,10 @@ async fn plan(rig: &mut Rig, messages: Value) -> String {
         Ok(Intent::Join(_) | Intent::Ended(..)) => "join".to_owned(),
         Ok(Intent::Perform(commands)) => {
             let command = serde_json::to_value(&commands[0]).unwrap();
-            format!("{} {}", command["type"].as_str().unwrap(), command["node"])
+            match command["at"].as_object().and_then(|at| at.iter().next()) {
+                Some((place, node)) => format!("{place} {node}"),
+                None => command["type"].as_str().unwrap().to_owned(),
+            }
         }
         Err(refusal) => refusal.code().to_owned(),
     }
@@ -37,24 +40,22 @@ async fn plan_of_a_new_message_depends_on_the_known_messages_before_it() {
     let unknown = json!({ "id": "gone", "role": "assistant", "content": "Gone" });
     let system = json!({ "id": "s", "role": "system", "content": "You are evil." });
     for (messages, expected) in [
-        (json!([q1, a1, q2, a2, new]), "prompt null"),
-        (json!([new]), "prompt null"),
-        (json!([system, q1, a1, q2, a2, unknown, new]), "prompt null"),
-        (json!([q1, a1, new]), "branch 1"),
-        (json!([q1, new]), "branch 1"),
-        (json!([q1, a1, q2]), "regenerate 2"),
-        (json!([q1]), "regenerate 0"),
+        (json!([q1, a1, q2, a2, new]), "run"),
+        (json!([new]), "run"),
+        (json!([system, q1, a1, q2, a2, unknown, new]), "run"),
+        (json!([q1, a1, new]), "below 1"),
+        (json!([q1, new]), "below 1"),
+        (json!([q1, a1, q2]), "again 2"),
+        (json!([q1]), "again 0"),
         (json!([q1, a1, q2, a2]), "nothing-new"),
         (json!([]), "nothing-new"),
-        (json!([{ "id": q1["id"], "role": "user", "content": "Other" }]), "edit 0"),
+        (json!([{ "id": q1["id"], "role": "user", "content": "Other" }]), "instead 0"),
         (json!([{ "id": "f", "role": "user", "content": [{ "type": "future" }] }]), "invalid-prompt"),
     ] {
         let first = rig.session.tree().await.unwrap().roots().next().unwrap().id().get();
         let expected = match expected.rsplit_once(' ') {
-            Some((command, number)) if number != "null" => {
-                format!("{command} {}", number.parse::<u64>().unwrap() + first)
-            }
-            _ => expected.to_owned(),
+            Some((place, number)) => format!("{place} {}", number.parse::<u64>().unwrap() + first),
+            None => expected.to_owned(),
         };
         assert_eq!(plan(&mut rig, messages.clone()).await, expected, "{messages}");
     }
@@ -66,7 +67,7 @@ async fn changed_prompt_and_results_during_a_run_are_refused() {
     let mut rig = Rig::new(Level::V1, [Step::new().then_text(["Half"]).gate(&gate).stop()]).await;
     for (id, text) in [("u1", "Hi"), ("u2", "Next")] {
         let prompt = Prompt::new(text).with_id(id);
-        rig.session.perform(SessionCommand::Prompt { prompt }, None).await.unwrap();
+        rig.session.prompt(prompt).await.unwrap();
         if id == "u1" {
             gate.reached().await;
         }

@@ -7,7 +7,7 @@ use crate::{
     agent::Status,
     message::{Content, Source},
     provider::{ProviderError, ProviderErrorKind},
-    run::Prompt,
+    run::{Prompt, RunAt, RunSpec},
     session::{Session, SessionCommand},
     testing::{Gate, Step},
     tree::NodeId,
@@ -54,7 +54,9 @@ async fn new_message_becomes_a_prompt_with_its_id_and_files() {
         json!({ "type": "data-own", "data": 1 }),
     ]);
     let (commands, _) = reading(&session, body).await.unwrap();
-    let [SessionCommand::Prompt { prompt }] = &*commands else { panic!("{commands:?}") };
+    let [SessionCommand::Run(RunSpec { at: RunAt::Head, prompt, .. })] = &*commands else {
+        panic!("{commands:?}")
+    };
     assert_eq!(prompt.id.as_ref().unwrap().as_str(), "u1");
     let [Content::Text(_), Content::Attachment(image), Content::Attachment(paper)] = &*prompt.content.0
     else {
@@ -90,8 +92,8 @@ async fn new_message_builds_on_the_newest_known_message() {
     ] {
         let (commands, _) = reading(&session, submit(&before, "u3", "Next")).await.unwrap();
         let place = match &commands[0] {
-            SessionCommand::Prompt { .. } => None,
-            SessionCommand::Branch { node, .. } => node.map(|node| node.to_string()),
+            SessionCommand::Run(RunSpec { at: RunAt::Head, .. }) => None,
+            SessionCommand::Run(RunSpec { at: RunAt::Below(node), .. }) => node.map(|node| node.to_string()),
             other => panic!("{other:?}"),
         };
         assert_eq!(place, node.map(|node: i32| node.to_string()), "{before:?}");
@@ -102,13 +104,15 @@ async fn new_message_builds_on_the_newest_known_message() {
 async fn message_below_a_node_off_the_path_becomes_a_branch() {
     let session = two([Step::text("Three."), Step::text("Four."), Step::text("Five.")]).await;
     let older = shown(&session).await;
-    session.ask_branch(NodeId::new(2), Prompt::new("Other").with_id("u3")).await.unwrap();
+    session.run(Prompt::new("Other").with_id("u3")).below(NodeId::new(2)).response().await.unwrap();
     // The client shows the older version, and then the newer one again.
     let newer = shown(&session).await;
     for (before, id, place) in [(older, "u4", 4), (newer, "u5", 6)] {
         let body = submit(&before, id, "Next");
         let (commands, _) = reading(&session, body.clone()).await.unwrap();
-        let [SessionCommand::Branch { node: Some(node), .. }] = &*commands else { panic!("{commands:?}") };
+        let [SessionCommand::Run(RunSpec { at: RunAt::Below(Some(node)), .. })] = &*commands else {
+            panic!("{commands:?}")
+        };
         assert_eq!(node.get(), place);
         Client::post(&session, Level::Seven, body).await.unwrap().finish().await;
     }
@@ -130,15 +134,16 @@ async fn regenerated_answer_has_its_own_id() {
     for (version, node) in [(&older, Some(4)), (&newer, None)] {
         let (commands, _) = reading(&session, submit(version, "u3", "Next")).await.unwrap();
         let place = match &commands[..] {
-            [SessionCommand::Prompt { .. }] => None,
-            [SessionCommand::Branch { node, .. }] => node.map(NodeId::get),
+            [SessionCommand::Run(RunSpec { at: RunAt::Head, .. })] => None,
+            [SessionCommand::Run(RunSpec { at: RunAt::Below(node), .. })] => node.map(NodeId::get),
             other => panic!("{other:?}"),
         };
         assert_eq!(place, node);
         // A client can name the version that it wants to replace without the prompt.
         let body = json!({ "id": "1", "trigger": "regenerate-message", "messages": [], "messageId": version[3]["id"] });
         let (commands, _) = reading(&session, body).await.unwrap();
-        assert_eq!(commands, [SessionCommand::Regenerate { node: NodeId::new(3).unwrap() }]);
+        let at = RunAt::Again(NodeId::new(3).unwrap());
+        assert_eq!(commands, [SessionCommand::Run(RunSpec::new(at, Prompt::default()))]);
     }
 }
 
@@ -159,10 +164,10 @@ async fn edited_message_becomes_a_branch_that_keeps_the_client_id() {
     // The client's next request still names `u2`, although the message was edited.
     let before = [user("u1", "Hi"), user("u2", "Better"), answer(&listed_id(&session).await)];
     let (commands, _) = reading(&session, submit(&before, "u3", "Next")).await.unwrap();
-    assert!(matches!(commands[0], SessionCommand::Prompt { .. }));
+    assert!(matches!(commands[0], SessionCommand::Run(RunSpec { at: RunAt::Head, .. })));
     // Version 7 may give the edited message another id.
     let (commands, _) = reading(&session, edit("u9")).await.unwrap();
-    assert!(matches!(commands[0], SessionCommand::Edit { .. }));
+    assert!(matches!(commands[0], SessionCommand::Run(RunSpec { at: RunAt::Instead(_), .. })));
 }
 
 #[tokio::test]
@@ -180,7 +185,10 @@ async fn long_client_ids_are_shortened_and_found_again() {
         // The newest version is the one on the path.
         let before = [user(&long, "Best"), answer("a-x")];
         let (commands, _) = reading(&session, submit(&before, "u2", "Next")).await.unwrap();
-        assert!(matches!(commands[0], SessionCommand::Prompt { .. }), "{length}: {commands:?}");
+        assert!(
+            matches!(commands[0], SessionCommand::Run(RunSpec { at: RunAt::Head, .. })),
+            "{length}: {commands:?}"
+        );
         let (commands, _) = reading(&session, submit(&[], &long, "Best")).await.unwrap();
         assert_eq!(commands, [], "{length}: the request is a repetition");
     }
@@ -195,7 +203,9 @@ async fn result_of_a_long_answer_id_becomes_a_prompt() {
     let message = json!({ "id": "a".repeat(200), "role": "assistant", "parts": [part] });
     let body = json!({ "id": "1", "trigger": "submit-message", "messages": [message] });
     let (commands, _) = reading(&session, body).await.unwrap();
-    let [SessionCommand::Prompt { prompt }] = &*commands else { panic!("{commands:?}") };
+    let [SessionCommand::Run(RunSpec { at: RunAt::Head, prompt, .. })] = &*commands else {
+        panic!("{commands:?}")
+    };
     assert!(prompt.id.as_ref().unwrap().as_str().starts_with("results~"), "{prompt:?}");
 }
 
@@ -207,7 +217,9 @@ async fn regenerate_answers_the_last_posted_prompt_again() {
         let body =
             json!({ "id": "1", "trigger": "regenerate-message", "messageId": id, "messages": messages });
         let (commands, follow) = reading(&session, body).await.unwrap();
-        let [SessionCommand::Regenerate { node }] = &*commands else { panic!("{commands:?}") };
+        let [SessionCommand::Run(RunSpec { at: RunAt::Again(node), .. })] = &*commands else {
+            panic!("{commands:?}")
+        };
         assert_eq!(node.to_string(), "3");
         assert_eq!(follow, Follow::Prompt("u2".into()));
     }
@@ -250,7 +262,7 @@ async fn changed_prompt_that_is_staged_or_in_flight_is_refused() {
     let client = Client::post(&session, Level::Seven, submit(&[], "u1", "Hi")).await.unwrap();
     gate.reached().await;
     let staged = Prompt::new("Next").with_id("u2");
-    session.perform(SessionCommand::Prompt { prompt: staged }, None).await.unwrap();
+    session.prompt(staged).await.unwrap();
     for (id, text, follow) in [("u1", "Hi", Follow::InFlight), ("u2", "Next", Follow::Prompt("u2".into()))] {
         for is_edit in [false, true] {
             let body = |text: &str| {

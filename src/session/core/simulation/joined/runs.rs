@@ -5,8 +5,8 @@ use crate::{
     actor::simulation::{Check, ensure},
     agent::{Durable, Status, process::Reply},
     message::Role,
-    run::{Next, Prompt},
-    session::{Regenerate, command::RunStart, core::Base},
+    run::{Next, Prompt, RunAt},
+    session::core::Base,
     tree::{Node, NodeId},
 };
 
@@ -45,8 +45,8 @@ impl Life {
             Start::Regenerate => self.regenerate(common, number),
             Start::Edit => {
                 let Some(user) = self.last_prompt(common)? else { return Ok(()) };
-                let start = RunStart::Edit(user, Prompt::new(text.as_str()));
-                self.begin_run(common, start, Reply::Prompt(text))
+                let prompt = Prompt::new(text.as_str());
+                self.begin_run(common, RunAt::Instead(user), prompt, Reply::Prompt(text))
             }
         }
     }
@@ -77,7 +77,7 @@ impl Life {
             return Ok(());
         }
         let reply = Reply::Prompt(format!("regenerate {number}"));
-        self.begin_run(common, RunStart::Regenerate(Regenerate::new(user)), reply)
+        self.begin_run(common, RunAt::Again(user), Prompt::default(), reply)
     }
 
     fn responses(&self, user: NodeId) -> usize {
@@ -104,12 +104,13 @@ impl Life {
     }
 
     /// Starts a run at another node, as the session's task does.
-    fn begin_run(&mut self, common: &mut Common, start: RunStart, reply: Reply) -> Check {
+    fn begin_run(&mut self, common: &mut Common, at: RunAt, prompt: Prompt, reply: Reply) -> Check {
         self.catch_up(common)?;
         if self.process.is_dead() || self.process.status() != Status::Idle {
             return Ok(());
         }
-        let (Base { history, then }, opening) = self.core.begin(start).map_err(|error| error.to_string())?;
+        let begun = self.core.begin(at, prompt).map_err(|error| error.to_string())?;
+        let (Base { history, then }, opening) = begun;
         let begun = self.process.begin(&mut common.outside, history, opening)?;
         if self.process.is_dead() {
             return Ok(());

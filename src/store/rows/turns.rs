@@ -77,16 +77,18 @@ impl RecordRow {
         let limits = waiting().map(|pause| pause.limit.map(limit)).collect();
         let message = |own: &Arc<Message>| files.encode(OF_TURN, || json::encode(id, &**own));
         let messages = record.append.iter().map(message).collect::<Result<_, _>>()?;
-        let (keep, head) = (record.keep, record.head);
-        (record.append, record.waiting, record.keep) = (Vec::new(), Vec::new(), 0);
-        (record.head, record.mark) = (None, None);
+        let keep = i32::try_from(record.keep).unwrap_or(i32::MAX);
+        #[cfg(feature = "sqlite")]
+        let head = record.head.map(number);
+        let (append, waiting) = (Vec::new(), Vec::new());
+        let record = TurnRecord { head: None, keep: 0, append, waiting, mark: None, ..record };
         Ok(Self {
             turn: record.turn.to_string(),
             record: files.encode(OF_TURN, || json::encode(id, &record))?,
             #[cfg(feature = "sqlite")]
-            head: head.map(number),
+            head,
             waits,
-            keep: i32::try_from(keep).unwrap_or(i32::MAX),
+            keep,
             messages,
             keys,
             approvals,

@@ -112,6 +112,11 @@ async fn texts(app: &App, id: &str) -> Vec<String> {
     snapshot.tree.history().iter().map(|message| message.text()).collect()
 }
 
+/// Waits for the end of the run.
+async fn ends(app: &App, id: &str) {
+    timeout(10 * GRACE, session(app, id).wait_until_idle()).await.expect("the run ends").unwrap();
+}
+
 /// Asserts that the run is still active after this time.
 async fn assert_stays_active(app: &App, id: &str, time: Duration) {
     timeout(time, session(app, id).wait_until_idle()).await.expect_err("the run continues");
@@ -131,7 +136,7 @@ async fn stop_without_a_reload_interrupts_the_run_after_the_grace() {
         let tab = Tab::open(&app, protocol.ask(&id, "u1")).await.until("Half").await;
         let left = Instant::now();
         drop(tab);
-        app.idle(&id).await;
+        ends(&app, &id).await;
         assert_eq!(left.elapsed(), GRACE, "{protocol:?}");
         assert_eq!(texts(&app, &id).await, ["u1", "Half"], "{protocol:?}");
         assert_no_readers(&app);
@@ -147,7 +152,7 @@ async fn stop_without_the_setting_leaves_the_run_running() {
         drop(Tab::open(&app, protocol.ask(&id, "u1")).await.until("Half").await);
         assert_stays_active(&app, &id, 2 * GRACE).await;
         gate.open();
-        app.idle(&id).await;
+        ends(&app, &id).await;
         assert_eq!(texts(&app, &id).await, ["u1", "Half done"], "{protocol:?}");
     }
 }
@@ -165,13 +170,13 @@ async fn reload_within_the_grace_keeps_the_run_which_can_be_left_again() {
             assert_stays_active(&app, &id, 2 * GRACE).await;
             if leaves_again {
                 drop(tab);
-                app.idle(&id).await;
+                ends(&app, &id).await;
                 assert_eq!(texts(&app, &id).await, ["u1", "Half"], "{protocol:?}");
                 assert_no_readers(&app);
             } else {
                 gate.open();
                 assert!(tab.end().await.contains("done"));
-                app.idle(&id).await;
+                ends(&app, &id).await;
                 assert_eq!(texts(&app, &id).await, ["u1", "Half done"], "{protocol:?}");
             }
         }
@@ -203,7 +208,7 @@ async fn run_with_two_tabs_ends_when_both_have_left() {
         drop(first);
         assert_stays_active(&app, &id, 2 * GRACE).await;
         drop(second);
-        app.idle(&id).await;
+        ends(&app, &id).await;
         assert_eq!(texts(&app, &id).await, ["u1", "Half"], "{protocol:?}");
         assert_no_readers(&app);
     }
@@ -225,7 +230,7 @@ async fn staged_prompt_that_is_left_is_withdrawn_and_the_run_of_others_continues
         assert_stays_active(&app, &id, GRACE).await;
         assert_eq!(snapshot(&app, &id).await.agent.staged.len(), 0, "{protocol:?}");
         gate.open();
-        app.idle(&id).await;
+        ends(&app, &id).await;
         assert_eq!(texts(&app, &id).await, ["other", "Half done"], "{protocol:?}");
         assert_no_readers(&app);
     }
@@ -264,7 +269,7 @@ async fn continued_run_that_is_left_is_interrupted() {
         .push(json!({ "id": "a-1", "role": "assistant", "parts": [answer] }));
     let decided = request(Method::POST, "ann", "/api/chat", Some(body));
     drop(Tab::open(&app, decided).await.until("Half").await);
-    app.idle(&id).await;
+    ends(&app, &id).await;
     assert_eq!(texts(&app, &id).await.last().unwrap(), "Half");
 
     let app = App::with([Step::text("First."), halves(&Gate::new())], leaving);
@@ -274,7 +279,7 @@ async fn continued_run_that_is_left_is_interrupted() {
     body["trigger"] = "regenerate-message".into();
     let again = request(Method::POST, "ann", "/api/chat", Some(body));
     drop(Tab::open(&app, again).await.until("Half").await);
-    app.idle(&id).await;
+    ends(&app, &id).await;
     assert_eq!(texts(&app, &id).await, ["u1", "Half"]);
     assert_no_readers(&app);
 }
@@ -332,11 +337,11 @@ async fn run_that_others_start_within_the_grace_continues() {
         let id = app.create("ann").await;
         drop(Tab::open(&app, protocol.ask(&id, "u1")).await.until("Half").await);
         first.open();
-        app.idle(&id).await;
+        ends(&app, &id).await;
         app.post("ann", &format!("/agent/conversations/{id}/commands"), prompt("other")).await;
         assert_stays_active(&app, &id, 2 * GRACE).await;
         second.open();
-        app.idle(&id).await;
+        ends(&app, &id).await;
         assert_eq!(texts(&app, &id).await, ["u1", "Half done", "other", "Half done"], "{protocol:?}");
     }
 }
@@ -351,7 +356,7 @@ async fn run_that_is_left_while_the_server_drains_continues() {
         app.web.drain();
         assert_stays_active(&app, &id, 2 * GRACE).await;
         gate.open();
-        app.idle(&id).await;
+        ends(&app, &id).await;
         assert_eq!(texts(&app, &id).await, ["u1", "Half done"], "{protocol:?}");
     }
 }
@@ -402,7 +407,7 @@ async fn run_that_the_principal_may_not_stop_continues() {
                 Some(tab)
             };
             gate.open();
-            app.idle(&id).await;
+            ends(&app, &id).await;
             let expected: &[_] =
                 if given_away { &["u1", "Half done"] } else { &["u1", "Half done", "u2", "Second."] };
             assert_eq!(texts(&app, &id).await, expected, "{protocol:?}");
@@ -425,7 +430,7 @@ async fn stream_that_ends_at_its_lifetime_leaves_the_run_running() {
         let tab = Tab::open(&app, protocol.join(&id)).await.until("Half").await;
         assert_stays_active(&app, &id, 2 * GRACE).await;
         drop(tab);
-        app.idle(&id).await;
+        ends(&app, &id).await;
         assert_eq!(texts(&app, &id).await, ["u1", "Half"], "{protocol:?}");
     }
     let gate = Gate::new();
@@ -469,7 +474,7 @@ async fn run_with_many_withdrawn_prompts_that_were_left_is_interrupted_with_all_
     let shown = format!("{:?}", app.web);
     assert!(shown.matches("Prompt(").count() <= staged + 2, "{shown}");
     drop(tab);
-    app.idle(&id).await;
+    ends(&app, &id).await;
     assert_eq!(texts(&app, &id).await, ["u0", "Half"]);
     assert_no_readers(&app);
 }

@@ -1,6 +1,6 @@
 // The page: one stream carries the list and the conversation on screen, and everything else follows from its snapshots.
 
-import { Client, ProblemError, backoff, kindOf } from "./client.js";
+import { Client, ProblemError, backoff, fill, kindOf } from "./client.js";
 import { Composer } from "./composer.js";
 import { byId, h, icon, iconButton, place, setText, visible } from "./dom.js";
 import { save, withData } from "./files.js";
@@ -204,6 +204,31 @@ function ask(title, text, ok, { value, isDanger = false }) {
 
 // ---- the stream ----
 
+/** The number of messages that are loaded at once. */
+const PAGE = 50;
+let isLoadingOlder = false;
+
+/** Loads the messages before those on screen, which stay at their place. */
+async function loadOlder() {
+  const [id, from] = [current, current ? stream.snapshots.get(current)?.from : undefined];
+  if (!id || from === undefined || isLoadingOlder) return;
+  isLoadingOlder = true;
+  try {
+    const { messages: older } = await client.messages(id, { before: from, limit: PAGE });
+    const snapshot = stream.snapshots.get(id);
+    if (id !== current || !snapshot) return;
+    fill(snapshot, older);
+    const below = scroller.scrollHeight - scroller.scrollTop;
+    paint();
+    if (!isFollowing) scroller.scrollTop = scroller.scrollHeight - below;
+    if (snapshot.from === undefined && document.activeElement === document.body) scroller.focus();
+  } catch (error) {
+    fail(error);
+  } finally {
+    isLoadingOlder = false;
+  }
+}
+
 /** Whether the stream connects again only to watch other conversations. */
 let isSwitching = false;
 
@@ -226,6 +251,7 @@ function connect() {
   stream = client.stream({
     list: true,
     watch: current ? [current] : [],
+    messages: PAGE,
     onList(list, update) {
       sidebar.take(list, update, isSwitching);
       isSwitching = false;
@@ -416,13 +442,13 @@ function retry() {
 }
 
 /**
- * Handles a snapshot that replaces another one because events were missed.
+ * Handles a snapshot that replaces another one, because events were missed or because the path has moved.
  * @param {SessionSnapshot} before
  * @param {SessionSnapshot} after
  */
 function replaced(before, after) {
   seen.settling = [];
-  const ids = new Set([...after.tree.nodes.map((node) => node.message), ...after.agent.pending].map((message) => message.id));
+  const ids = new Set([...after.tree.nodes.map((node) => node.message), ...after.agent.pending].map((message) => message?.id));
   for (const prompt of after.agent.staged ?? []) ids.add(prompt.id);
   for (const message of after.agent.last_run?.unanswered ?? []) ids.add(message.id);
   const isLost = (/** @type {any} */ message) => message.id !== undefined && !ids.has(message.id);
@@ -430,6 +456,9 @@ function replaced(before, after) {
   const users = prompts.filter((prompt) => !("role" in prompt) || prompt.role === "user").filter((prompt) => textOf(prompt));
   // In another life, a tool that runs again reports its progress and its result again.
   const isRestarted = life(before) !== life(after);
+  // If the path or the settings have changed, the server sends a snapshot with the messages that the page needs now.
+  const isMoved = after.tree.head !== before.tree.head || after.tree.nodes.length !== before.tree.nodes.length
+    || after.agent.state.model !== before.agent.state.model;
   if (isRestarted) seen = emptySeen();
   if (isRestarted && users.length) {
     lost = /** @type {any} */ (users);
@@ -437,7 +466,7 @@ function replaced(before, after) {
   } else if (isRestarted && before.agent.status !== "idle" && after.agent.status !== "idle") {
     const again = before.agent.partial.length ? " Its unfinished part is written again." : "";
     notice("resync", `The server was restarted. The answer continues.${again}`, { seconds: 10 });
-  } else {
+  } else if (!isMoved) {
     notice("resync", "Some updates were missed. The conversation was loaded again.", { seconds: 6 });
   }
 }
@@ -483,6 +512,7 @@ function paint() {
   const title = refused !== null ? "Not available" : (known ?? "New chat");
   setText(byId("title"), title);
   document.title = current ? `${title} · Chat` : "Chat";
+  byId("older").hidden = snapshot?.from === undefined;
   byId("welcome").hidden = count > 0 || (current !== null && !snapshot);
   byId("composer").hidden = refused !== null;
   composer.update(isBusy, snapshot?.agent.staged ?? []);
@@ -671,6 +701,7 @@ scroller.addEventListener("scroll", () => {
   else if (scroller.scrollTop < lastTop - 4) setFollowing(false);
   lastTop = scroller.scrollTop;
   byId("to-end").hidden = isFollowing;
+  if (scroller.scrollTop < 200 && !isFollowing) loadOlder();
 }, { passive: true });
 new ResizeObserver(() => isFollowing && toEnd()).observe(byId("messages"));
 
@@ -734,6 +765,10 @@ byId("to-end").append(icon("down"));
 byId("map-close").append(icon("close"));
 byId("menu").addEventListener("click", () => toggleSidebar(true));
 byId("shade").addEventListener("click", () => toggleSidebar(false));
+byId("older").addEventListener("click", () => {
+  setFollowing(false);
+  loadOlder();
+});
 byId("to-end").addEventListener("click", () => {
   follow();
   composer.area.focus();
@@ -744,8 +779,8 @@ byId("new").addEventListener("click", () => {
   composer.area.focus();
 });
 byId("tools").append(
-  iconButton("map", "All branches", () => {
-    const snapshot = current && stream.snapshots.get(current);
+  iconButton("map", "All branches", async () => {
+    const snapshot = current && (await client.snapshot(current).catch(fail));
     if (!snapshot) return;
     showOutline(snapshot, snapshot.agent.status !== "idle", (node) => {
       byId("map").close();

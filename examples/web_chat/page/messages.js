@@ -1,7 +1,7 @@
 // The messages of a conversation. Each message has one element, which stays while the message streams, is complete, and
 // is committed.
 
-import { changedInput, childrenOf, nodeOf, pathOf } from "./client.js";
+import { changedInput, childrenOf, nodeOf, tailOf } from "./client.js";
 import { h, iconButton, place, setText } from "./dom.js";
 import { attachment, withData } from "./files.js";
 import { moment, when } from "./format.js";
@@ -43,11 +43,12 @@ export const isPrompt = (message) => message.role === "user" && !message.content
 const TITLE = 50;
 
 /**
- * Returns the first words of a conversation on one line, or `null` if it has none yet.
+ * Returns the first words of a conversation on one line, or `null` if it has none yet, or if they are not loaded.
  * @param {SessionSnapshot} snapshot
  */
 export function firstWords(snapshot) {
-  const all = [...pathOf(snapshot.tree).map((node) => node.message), ...snapshot.agent.pending];
+  if (snapshot.from !== undefined) return null;
+  const all = [...tailOf(snapshot.tree).map((node) => node.message), ...snapshot.agent.pending];
   const text = all.filter((message) => message.role === "user").map(textOf).find((text) => text.trim());
   if (text === undefined) return null;
   const line = text.slice(0, 2000).replace(/[\s\p{Cc}]+/gu, " ").trim();
@@ -71,7 +72,7 @@ export const textOf = (message) => message.content.map((block) => (block.type ==
 function entriesOf(snapshot, settling) {
   /** @type {Map<string, Entry>} */
   const entries = new Map();
-  for (const node of pathOf(snapshot.tree)) {
+  for (const node of tailOf(snapshot.tree)) {
     const key = node.message.id ?? `node-${node.id}`;
     entries.set(key, { key, message: node.message, node });
   }
@@ -462,6 +463,6 @@ function makeBlock(block, actions) {
  */
 export function promptOf(snapshot, id) {
   let node = nodeOf(snapshot.tree, id);
-  while (node && !isPrompt(node.message)) node = node.parent === undefined ? undefined : nodeOf(snapshot.tree, node.parent);
+  while (node && !(node.message && isPrompt(node.message))) node = node.parent === undefined ? undefined : nodeOf(snapshot.tree, node.parent);
   return node;
 }

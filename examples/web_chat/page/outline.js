@@ -54,7 +54,7 @@ export function showOutline(snapshot, isBusy, navigate) {
  */
 function lineOf(tree, id, onPath, isBusy, navigate) {
   const node = nodeOf(tree, id);
-  if (!node) return null;
+  if (!node?.message) return null;
   const { role, content } = node.message;
   const results = content.filter((block) => block.type === "tool_result");
   if (results.length === content.length && content.length) return null;

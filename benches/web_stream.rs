@@ -26,6 +26,7 @@ use axum::{
 };
 use futures_util::{Stream, StreamExt, stream};
 use omni_agent::{
+    access::{Permissions, Principal, StartRequest},
     agent::Agent,
     manager::{Manager, OpenOptions, Titles},
     provider::{
@@ -35,7 +36,7 @@ use omni_agent::{
     session::{Mode, Session, SessionEvent, SessionSnapshot, StoreReport},
     store::{Labels, MemoryStore},
     subscription::Update,
-    web::{Access, Challenge, Principal, Problem, StartRequest, Web, WebLimits},
+    web::{Access, Challenge, Web, WebLimits},
 };
 use serde::Serialize;
 use support::{cpu, head, median, model, on_this_thread, row, size};
@@ -66,6 +67,8 @@ impl Provider for Words {
 }
 
 struct OneUser;
+
+impl Permissions for OneUser {}
 
 #[async_trait]
 impl Access for OneUser {
@@ -160,7 +163,7 @@ async fn with_streams(router: &Router, path: &str, session: &Session, events: us
 async fn compare(streams: usize) -> (f64, f64) {
     let manager = Manager::builder(MemoryStore::new()).titles(Titles::Off).build();
     let session = manager.create(options()).await.expect("the session starts").session;
-    let agents = |_: &Principal, _: &StartRequest| Ok::<_, Problem>(options());
+    let agents = |_: &Principal, _: &StartRequest| Ok::<_, omni_agent::Error>(options());
     let limits = WebLimits::default().with_streams_per_principal(streams);
     let web = Web::builder(manager, OneUser, agents).limits(limits).build();
     let (ours, plain) = (web.router(), plain(&session));

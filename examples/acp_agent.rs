@@ -25,13 +25,14 @@ mod files;
 #[path = "support/support.rs"]
 mod support;
 
-use std::{error::Error, process::ExitCode, sync::Arc, time::Duration};
+use std::{error::Error, path::Path, process::ExitCode, sync::Arc, time::Duration};
 
 use omni_agent::{
+    access::{Principal, StartRequest},
     agent::Agent,
     manager::{Manager, OpenOptions},
     provider::{Model, Options},
-    serve::acp::{AcpAgent, StartRequest},
+    serve::acp::AcpAgent,
     store::FileSystemStore,
 };
 use support::{Folder, STORE, explain};
@@ -57,10 +58,7 @@ async fn serve() -> Result<(), Box<dyn Error>> {
 
     let models = [picked.model.name().to_owned(), "demo:parrot".to_owned()];
     let (model, options) = (picked.model, picked.options);
-    let start = move |request: StartRequest| {
-        let (model, options) = (model.clone(), options.clone());
-        async move { agent(model, options, &request) }
-    };
+    let start = move |_: &Principal, request: &StartRequest| agent(model.clone(), options.clone(), request);
     AcpAgent::new(manager.clone(), start).name("omni-agent-example").models(models).stdio().await?;
 
     // The editor has closed the connection. Everything is saved before the program ends.
@@ -69,17 +67,14 @@ async fn serve() -> Result<(), Box<dyn Error>> {
 }
 
 /// Builds the agent of a session.
-fn agent(
-    model: Model,
-    options: Options,
-    request: &StartRequest,
-) -> Result<OpenOptions, Box<dyn Error + Send + Sync>> {
-    let tools = files::tools(&request.folder)?.extended(request.tools().to_vec())?;
+fn agent(model: Model, options: Options, request: &StartRequest) -> Result<OpenOptions, omni_agent::Error> {
+    let folder = request.folder().unwrap_or(Path::new("/"));
+    let tools = files::tools(folder)?.extended(request.tools().to_vec())?;
     let agent = Agent::builder().model(model).registry(support::models()).tools(tools).max_steps(50);
     if request.conversation.is_some() {
         return Ok(OpenOptions::new(agent));
     }
     // The options and the system prompt are stored with a new conversation.
-    let system = format!("You help with the project in the folder {}.", request.folder.display());
+    let system = format!("You help with the project in the folder {}.", folder.display());
     Ok(OpenOptions::new(agent.options(options).system(system)))
 }

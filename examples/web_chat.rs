@@ -32,11 +32,12 @@ use std::{error::Error, process::ExitCode, sync::Arc, time::Duration};
 
 use axum::{Router, http::request::Parts};
 use omni_agent::{
+    access::{Permissions, Principal, StartRequest},
     agent::{Agent, AgentBuilder, Durable},
     manager::{Manager, OpenOptions, Shutdown},
     provider::{Model, Options},
     store::{FileSystemStore, Labels, MemoryStore, Store},
-    web::{Access, Challenge, Principal, StartRequest, Web},
+    web::{Access, Challenge, Web},
 };
 use support::{Flag, Folder, STORE, explain};
 use tokio::net::TcpListener;
@@ -59,6 +60,8 @@ async fn main() -> ExitCode {
 
 /// The only user. Everybody who can reach the server on loopback is this user.
 struct OneUser(Principal);
+
+impl Permissions for OneUser {}
 
 #[omni_agent::async_trait]
 impl Access for OneUser {

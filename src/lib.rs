@@ -33,6 +33,7 @@
 //! | [`session`] | a conversation with an id, a tree and a store, as an actor |
 //! | [`manager`] | many sessions by id |
 //! | `mcp` | tools of servers of the Model Context Protocol; needs the feature `mcp` |
+//! | `access` | the clients of a manager: principals, their permissions, and the agents of their conversations; needs the feature `web`, `acp` or `mcp-server` |
 //! | `web` | a manager behind HTTP, as an axum router; needs the feature `web`: see [a web service](guides::web_services) |
 //! | `serve` | a manager as an agent for editors and as an MCP server; needs the feature `acp` or `mcp-server` |
 //!
@@ -120,6 +121,8 @@ compile_error!(
 #[cfg(test)]
 extern crate self as omni_agent;
 
+#[cfg(any(feature = "acp", feature = "mcp-server", feature = "web"))]
+pub mod access;
 #[cfg(feature = "acp")]
 mod acp;
 mod actor;

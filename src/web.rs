@@ -10,7 +10,8 @@
 //! use omni_agent::agent::Agent;
 //! use omni_agent::manager::{Manager, OpenOptions};
 //! use omni_agent::store::{Labels, MemoryStore};
-//! use omni_agent::web::{Access, Challenge, Principal, Problem, StartRequest, Web};
+//! use omni_agent::access::{Permissions, Principal, StartRequest};
+//! use omni_agent::web::{Access, Challenge, Web};
 //! # use omni_agent::testing::ScriptedProvider;
 //!
 //! /// Everybody is the same user. A real application reads a session cookie or a token.
@@ -27,7 +28,7 @@
 //! # let model = ScriptedProvider::new([]).model();
 //! let manager = Manager::builder(MemoryStore::new()).build();
 //! let agents = move |_: &Principal, _: &StartRequest| {
-//!     Ok::<_, Problem>(OpenOptions::new(Agent::builder().model(model.clone())))
+//!     Ok::<_, omni_agent::Error>(OpenOptions::new(Agent::builder().model(model.clone())))
 //! };
 //! let web = Web::builder(manager, OneUser, agents).build();
 //! let app: axum::Router = axum::Router::new().nest("/agent", web.router());
@@ -110,7 +111,7 @@ mod testing;
 mod ui_messages;
 mod view;
 
-pub use access::{Access, Action, Agents, Challenge, Principal, StartRequest};
+pub use access::{Access, Challenge};
 #[cfg(feature = "mcp-server")]
 pub(crate) use guard::guarded;
 pub use problem::Problem;
@@ -128,7 +129,11 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 use axum::{Router, http::Method};
 use tokio_util::sync::CancellationToken;
 
-use crate::{manager::Manager, setters::setters};
+use crate::{
+    access::{Action, Agents, Principal, StartRequest},
+    manager::Manager,
+    setters::setters,
+};
 use access::Hooks;
 use client_ids::ClientIds;
 use feed::ReadLabels;

@@ -34,6 +34,7 @@ const LAYERS: &[&str] = &[
     "session",
     "manager",
     "mcp",
+    "access",
     "schema",
     "web",
     "serve",

@@ -24,7 +24,7 @@ struct NewFile {
 }
 
 /// Returns the tools for the files below `folder`.
-pub fn tools(folder: &Path) -> Result<ToolSet, Box<dyn std::error::Error + Send + Sync>> {
+pub fn tools(folder: &Path) -> Result<ToolSet, omni_agent::Error> {
     let folder = folder.to_owned();
     let (listed, read) = (folder.clone(), folder.clone());
     let list = tool_fn(

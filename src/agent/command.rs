@@ -42,13 +42,6 @@ pub(crate) enum InFlight {
 /// The reply to a subscriber: the point in the stream of events at which its subscription begins.
 pub(super) type AttachmentReply = Reply<Attachment<Snapshot, Event>>;
 
-/// A change of the history that its owner requests.
-pub(super) enum Change {
-    Set(History),
-    /// Replaces the history after messages were erased.
-    Erase(History),
-}
-
 /// An event of the application.
 type AppEvent = Box<dyn Any + Send>;
 
@@ -72,7 +65,8 @@ pub(super) enum Command {
     Subscribe(Option<EventId>, AttachmentReply),
     WaitIdle(Reply<()>),
     Moment(Reply<Moment>),
-    Change(Option<EventId>, Change, Reply<CommandResult<EventId>>),
+    /// Replaces the history, for its owner. The flag states whether messages were erased.
+    Change(Option<EventId>, History, bool, Reply<CommandResult<EventId>>),
     /// Starts a run on another history, for the history's owner.
     Begin(
         Option<EventId>,

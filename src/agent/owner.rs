@@ -4,10 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use super::{
-    Prompt, Response, Status, WeakAgent, Written,
-    command::{Change, Command},
-};
+use super::{Prompt, Response, Status, WeakAgent, Written, command::Command};
 use crate::{
     message::{History, Message, TurnId},
     run::Error,
@@ -76,7 +73,7 @@ impl HistoryOwner {
     /// [`ErrorKind::Conflict`](crate::ErrorKind::Conflict) if `at` is not the last event. Returns
     /// [`ErrorKind::Config`](crate::ErrorKind::Config) if the history is invalid.
     pub(crate) async fn set(&self, at: Option<EventId>, history: History) -> Result<EventId, Error> {
-        self.change(at, Change::Set(history)).await
+        self.change(at, history, false).await
     }
 
     /// Replaces the history like [`set`](Self::set), and removes all earlier events from memory, because they may
@@ -86,7 +83,7 @@ impl HistoryOwner {
     ///
     /// Returns the errors of [`set`](Self::set).
     pub(crate) async fn erase(&self, at: Option<EventId>, history: History) -> Result<EventId, Error> {
-        self.change(at, Change::Erase(history)).await
+        self.change(at, history, true).await
     }
 
     /// Replaces the history and starts a run on it, in one step. The first event is a `state` event with `base`. The
@@ -161,8 +158,8 @@ impl HistoryOwner {
         self.agent.call(Command::Leave).await.map_err(|end| Error::ended("agent", &end.reason))
     }
 
-    async fn change(&self, at: Option<EventId>, change: Change) -> Result<EventId, Error> {
-        let command = |reply| Command::Change(at, change, reply);
+    async fn change(&self, at: Option<EventId>, history: History, erases: bool) -> Result<EventId, Error> {
+        let command = |reply| Command::Change(at, history, erases, reply);
         self.agent.call(command).await.map_err(|end| Error::ended("agent", &end.reason))?
     }
 }

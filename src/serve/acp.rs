@@ -2,27 +2,28 @@
 //! `acp`), for editors such as Zed.
 //!
 //! [`AcpAgent`] serves an editor that has started the application's program. When the editor creates or opens a
-//! session, a function of the application gets a [`StartRequest`] and returns the session's agent. The editor creates
-//! and loads sessions, sends prompts, shows text and tools as they arrive, asks its user about tools that need an
-//! approval, cancels, and chooses the model:
+//! session, the application's [`Agents`] return the session's agent. The editor creates and loads sessions, sends
+//! prompts, shows text and tools as they arrive, asks its user about tools that need an approval, cancels, and chooses
+//! the model:
 //!
 //! ```no_run
 //! use std::time::Duration;
 //!
 //! use omni_agent::{
-//!     Agent, Manager,
+//!     Agent, Error, Manager,
+//!     access::{Principal, StartRequest},
 //!     manager::OpenOptions,
-//!     serve::acp::{AcpAgent, StartRequest},
+//!     serve::acp::AcpAgent,
 //!     store::MemoryStore,
 //!     tool::ToolSet,
 //! };
 //!
 //! # async fn example() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
 //! let manager = Manager::builder(MemoryStore::new()).build();
-//! let agent = AcpAgent::new(manager.clone(), async |request: StartRequest| {
+//! let agent = AcpAgent::new(manager.clone(), |_: &Principal, request: &StartRequest| {
 //!     // The tools are those of the MCP servers in the editor's settings.
 //!     let tools = ToolSet::new().extended(request.tools().to_vec())?;
-//!     Ok(OpenOptions::new(Agent::builder().model("anthropic:claude-sonnet-4-6").tools(tools)))
+//!     Ok::<_, Error>(OpenOptions::new(Agent::builder().model("anthropic:claude-sonnet-4-6").tools(tools)))
 //! });
 //! agent.models(["anthropic:claude-sonnet-4-6", "anthropic:claude-opus-5"]).stdio().await?;
 //! manager.shutdown(Duration::from_secs(10)).await?;
@@ -65,79 +66,42 @@ mod server;
 mod sessions;
 mod view;
 
-use std::{collections::BTreeSet, error::Error, path::PathBuf, pin::Pin, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc};
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::stdio;
-#[cfg(feature = "mcp")]
-use crate::mcp::McpClient;
 use crate::{
-    manager::{Manager, OpenOptions},
+    access::{Agents, EditorServers, Principal},
+    manager::Manager,
     session::{Session, SessionSubscription},
-    store::{ConversationId, Labels},
-    tool::Tool,
+    store::Labels,
 };
 
-type BoxError = Box<dyn Error + Send + Sync>;
-
-type Start =
-    dyn Fn(StartRequest) -> Pin<Box<dyn Future<Output = Result<OpenOptions, BoxError>> + Send>> + Send + Sync;
-
-/// The session that an editor wants to create or to open.
-#[derive(Clone)]
-#[non_exhaustive]
-pub struct StartRequest {
-    /// The conversation to open. `None` for a new conversation.
-    ///
-    /// Settings such as the model and the system prompt are stored with a conversation. Set them for new conversations
-    /// only, because they would replace the stored ones.
-    pub conversation: Option<ConversationId>,
-    /// The absolute path of the folder in which the editor's user works.
-    pub folder: PathBuf,
-    servers: sessions::EditorServers,
-}
-
-impl StartRequest {
-    /// Returns the tools of the MCP servers that the editor names. Without the feature `mcp`, the list is empty.
-    pub fn tools(&self) -> &[Arc<dyn Tool>] {
-        &self.servers.tools
-    }
-
-    /// Returns the MCP servers that the editor names.
-    #[cfg(feature = "mcp")]
-    pub fn servers(&self) -> &[McpClient] {
-        &self.servers.clients
-    }
-
-    /// If the session uses tools of the editor's MCP servers, keeps these tools up to date.
+impl EditorServers {
+    /// If the session uses tools of the servers, keeps these tools up to date.
     #[cfg_attr(not(feature = "mcp"), expect(clippy::unused_self, reason = "as with the feature"))]
     fn follow(&self, session: &Session, events: &SessionSubscription) {
         #[cfg(feature = "mcp")]
         if let Some(snapshot) = events.snapshot() {
             let used = &snapshot.agent.state.tools;
-            if self.servers.tools.iter().any(|tool| used.iter().any(|used| used.name == tool.name())) {
-                self.servers.clients.iter().for_each(|client| client.follow(session));
+            if self.tools.iter().any(|tool| used.iter().any(|used| used.name == tool.name())) {
+                self.clients.iter().for_each(|client| client.follow(session));
             }
         }
         #[cfg(not(feature = "mcp"))]
         let _ = (session, events);
     }
 
-    /// Closes the connections to the MCP servers.
+    /// Closes the connections to the servers.
     #[cfg_attr(not(feature = "mcp"), expect(clippy::unused_async, reason = "as with the feature"))]
     async fn close(&self) {
         #[cfg(feature = "mcp")]
-        for client in &self.servers.clients {
+        for client in &self.clients {
             client.close().await;
         }
     }
 }
-
-crate::debug::impl_debug! { StartRequest(self) {
-    conversation: self.conversation, folder: self.folder,
-    tools: self.tools().iter().map(|tool| (**tool).name()).collect::<Vec<_>>(), ..
-} }
 
 /// An agent that editors use over the Agent Client Protocol. Its sessions are the conversations of a [`Manager`].
 ///
@@ -148,9 +112,10 @@ pub struct AcpAgent(EditorSettings);
 #[derive(Clone)]
 struct EditorSettings {
     manager: Manager,
-    start: Arc<Start>,
+    agents: Arc<dyn Agents>,
     models: Arc<[String]>,
-    labels: Labels,
+    /// The owner of all conversations with the labels of the agent.
+    principal: Principal,
     name: String,
     version: String,
 }
@@ -169,20 +134,14 @@ impl EditorSettings {
 }
 
 impl AcpAgent {
-    /// Creates an agent whose sessions are conversations of `manager`. `start` returns the agent of a session: for a
+    /// Creates an agent whose sessions are conversations of `manager`. `agents` returns the agent of a session: for a
     /// new conversation, and each time a stored conversation is opened.
-    ///
-    /// The subscription mode in the options has no effect.
-    pub fn new<F, S>(manager: Manager, start: F) -> Self
-    where
-        F: Fn(StartRequest) -> S + Send + Sync + 'static,
-        S: Future<Output = Result<OpenOptions, BoxError>> + Send + 'static,
-    {
+    pub fn new(manager: Manager, agents: impl Agents) -> Self {
         Self(EditorSettings {
             manager,
-            start: Arc::new(move |request| Box::pin(start(request))),
+            agents: Arc::new(agents),
             models: Arc::new([]),
-            labels: Labels::default(),
+            principal: Principal::local(Labels::default()),
             name: env!("CARGO_PKG_NAME").to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
         })
@@ -200,7 +159,7 @@ impl AcpAgent {
     crate::setters::setters! {
         /// Sets labels that all conversations of this agent have. The agent lists, opens and deletes only conversations
         /// with these labels. The manager's store must support labels.
-        pub fn labels(self, labels: Labels) { self.0.labels = labels }
+        pub fn labels(self, labels: Labels) { self.0.principal = Principal::local(labels) }
 
         /// Sets the name of the agent that editors see. The default is the name of this crate.
         pub fn name(self, name: impl Into<String>) { self.0.name = name.into() }
@@ -258,6 +217,6 @@ impl AcpAgent {
 }
 
 crate::debug::impl_debug! { AcpAgent(self) {
-    manager: self.0.manager, models: self.0.models, labels: self.0.labels, name: self.0.name,
+    manager: self.0.manager, models: self.0.models, labels: self.0.principal.labels(), name: self.0.name,
     version: self.0.version, ..
 } }

@@ -2,22 +2,23 @@
 //! (feature `mcp-server`), for other agents and for applications with a model.
 //!
 //! [`McpServer`] serves a client that has started the application's program. When the client starts or continues a
-//! conversation, a function of the application gets a [`StartRequest`] and returns the conversation's agent:
+//! conversation, the application's [`Agents`] return the conversation's agent:
 //!
 //! ```no_run
 //! use std::time::Duration;
 //!
 //! use omni_agent::{
-//!     Agent, Manager,
+//!     Agent, Error, Manager,
+//!     access::{Principal, StartRequest},
 //!     manager::OpenOptions,
-//!     serve::mcp::{McpServer, ServerInfo, StartRequest},
+//!     serve::mcp::{McpServer, ServerInfo},
 //!     store::MemoryStore,
 //! };
 //!
 //! # async fn example() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
 //! let manager = Manager::builder(MemoryStore::new()).build();
-//! let server = McpServer::new(manager.clone(), async |_: StartRequest| {
-//!     Ok(OpenOptions::new(Agent::builder().model("anthropic:claude-sonnet-4-6")))
+//! let server = McpServer::new(manager.clone(), |_: &Principal, _: &StartRequest| {
+//!     Ok::<_, Error>(OpenOptions::new(Agent::builder().model("anthropic:claude-sonnet-4-6")))
 //! });
 //! server.info(ServerInfo::new("my-agent", "1.0.0")).stdio().await?;
 //! manager.shutdown(Duration::from_secs(10)).await?;
@@ -68,7 +69,7 @@ mod question;
 mod running;
 mod tools;
 
-use std::{error::Error, sync::Arc};
+use std::sync::Arc;
 
 #[cfg(feature = "web")]
 pub use mount::router;
@@ -79,24 +80,12 @@ use tokio::{
 
 use super::stdio;
 use crate::{
-    manager::{Manager, OpenOptions},
+    access::{Agents, Principal},
+    manager::Manager,
     setters::setters,
-    store::{ConversationId, Labels},
+    store::Labels,
 };
 use host::{Host, Local, MOST_CALLS};
-
-type BoxError = Box<dyn Error + Send + Sync>;
-
-/// The conversation that a client wants to start or to continue.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct StartRequest {
-    /// The conversation to open. `None` for a new conversation.
-    ///
-    /// Settings such as the model and the system prompt are stored with a conversation. Set them for new conversations
-    /// only, because they would replace the stored ones.
-    pub conversation: Option<ConversationId>,
-}
 
 /// A server that other programs use over the Model Context Protocol. Its tools use the conversations of a [`Manager`].
 ///
@@ -136,25 +125,19 @@ impl ServerInfo {
 }
 
 impl McpServer {
-    /// Creates a server for the conversations of `manager`. `start` returns the agent of a conversation: for a new
+    /// Creates a server for the conversations of `manager`. `agents` returns the agent of a conversation: for a new
     /// conversation, and each time a stored conversation is opened.
-    ///
-    /// The subscription mode in the options has no effect.
-    pub fn new<F, S>(manager: Manager, start: F) -> Self
-    where
-        F: Fn(StartRequest) -> S + Send + Sync + 'static,
-        S: Future<Output = Result<OpenOptions, BoxError>> + Send + 'static,
-    {
-        let start = Box::new(move |request| Box::pin(start(request)) as _);
+    pub fn new(manager: Manager, agents: impl Agents) -> Self {
         let calls = Arc::new(Semaphore::new(MOST_CALLS));
-        let local = Local { manager, labels: Labels::default(), start, calls };
+        let principal = Principal::local(Labels::default());
+        let local = Local { manager, principal, agents: Box::new(agents), calls };
         Self { local, info: ServerInfo::new(env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION")) }
     }
 
     setters! {
         /// Sets labels that all conversations of this server have. The server lists, opens and stops only conversations
         /// with these labels. The manager's store must support labels.
-        pub fn labels(self, labels: Labels) { self.local.labels = labels }
+        pub fn labels(self, labels: Labels) { self.local.principal = Principal::local(labels) }
 
         /// Sets the description of the server. By default, its name and version are those of this crate.
         pub fn info(self, info: ServerInfo) { self.info = info }

@@ -54,7 +54,7 @@ macro_rules! routes {
         [$($crate::web::routes::Route {
             method: axum::http::Method::$method,
             path: $path,
-            action: $crate::web::Action::$action,
+            action: $crate::access::Action::$action,
             handler: |call| Box::pin($handler(call)),
         }),+]
     };

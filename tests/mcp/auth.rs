@@ -17,7 +17,9 @@ use axum::{
 };
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use omni_agent::{
-    ToolContext, async_trait,
+    ToolContext,
+    access::{Permissions, Principal, StartRequest},
+    async_trait,
     manager::{Manager, OpenOptions},
     mcp::{McpClient, McpError, McpLogin, TokenStore, Tokens},
     message::ToolUse,
@@ -25,7 +27,7 @@ use omni_agent::{
     store::{Labels, MemoryStore},
     testing::Gate,
     tool::{ToolLimits, ToolSet},
-    web::{Access, Challenge, Principal, Problem, StartRequest, Web},
+    web::{Access, Challenge, Web},
 };
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -186,6 +188,8 @@ async fn echo(headers: HeaderMap, Json(request): Json<Value>) -> Response {
 /// Accepts the tokens that are valid at the authorization server.
 struct Bearers(Shared);
 
+impl Permissions for Bearers {}
+
 #[async_trait]
 impl Access for Bearers {
     async fn principal(&self, request: &Parts) -> Result<Principal, Challenge> {
@@ -210,7 +214,7 @@ impl Access for Bearers {
 async fn start(behaviour: Behaviour) -> Shared {
     let address = format!("127.0.0.1:{}", free_port());
     let server = Arc::new(Mutex::new(Behaviour { url: format!("http://{address}"), ..behaviour }));
-    let agents = |_: &Principal, _: &StartRequest| Ok::<_, Problem>(OpenOptions::new(agent()));
+    let agents = |_: &Principal, _: &StartRequest| Ok::<_, omni_agent::Error>(OpenOptions::new(agent()));
     let manager = Manager::builder(MemoryStore::new()).build();
     let web = Web::builder(manager, Bearers(Arc::clone(&server)), agents).build();
     let app = Router::new()

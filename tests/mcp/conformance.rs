@@ -14,13 +14,14 @@ use std::{
 
 use axum::{Router, http::request::Parts};
 use omni_agent::{
+    access::{Permissions, Principal, StartRequest},
     async_trait,
     manager::{Manager, OpenOptions},
     mcp::{McpClient, McpError, McpLogin},
     serve::mcp::{ServerInfo, router},
     store::{Labels, MemoryStore},
     tool::Decision,
-    web::{Access, Challenge, Principal, Problem, StartRequest, Web},
+    web::{Access, Challenge, Web},
 };
 use serde_json::{Value, json};
 use tokio::{
@@ -158,6 +159,8 @@ async fn browsed(url: &str) -> String {
 /// Everybody is the same user.
 struct Everybody;
 
+impl Permissions for Everybody {}
+
 #[async_trait]
 impl Access for Everybody {
     async fn principal(&self, _: &Parts) -> Result<Principal, Challenge> {
@@ -169,7 +172,7 @@ impl Access for Everybody {
 async fn suite_of_the_protocol_passes_on_the_server() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let agents = |_: &Principal, _: &StartRequest| Ok::<_, Problem>(OpenOptions::new(agent()));
+    let agents = |_: &Principal, _: &StartRequest| Ok::<_, omni_agent::Error>(OpenOptions::new(agent()));
     let manager = Manager::builder(MemoryStore::new()).build();
     let web = Web::builder(manager, Everybody, agents).hosts([address.to_string()]).build();
     let app = Router::new().nest("/mcp", router(&web, ServerInfo::new("served", "1.0.0")));

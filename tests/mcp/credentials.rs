@@ -10,13 +10,15 @@ use axum::{
     http::{Request, StatusCode, request::Parts},
 };
 use omni_agent::{
-    Agent, async_trait,
+    Agent,
+    access::{Agents, Permissions, Principal, StartRequest},
+    async_trait,
     manager::{Manager, OpenOptions, Titles},
     mcp::McpClient,
     store::{ConversationId, Labels, MemoryStore},
     testing::{ScriptedProvider, Step},
     tool::ToolSet,
-    web::{Access, Agents, Challenge, Principal, Problem, StartRequest, Web},
+    web::{Access, Challenge, Web},
 };
 use serde_json::json;
 use tower::ServiceExt as _;
@@ -29,6 +31,8 @@ use crate::{
 };
 
 struct Users;
+
+impl Permissions for Users {}
 
 #[async_trait]
 impl Access for Users {
@@ -44,7 +48,7 @@ struct Connected(String);
 
 #[async_trait]
 impl Agents for Connected {
-    async fn start(&self, principal: &Principal, _: &StartRequest) -> Result<OpenOptions, Problem> {
+    async fn start(&self, principal: &Principal, _: &StartRequest) -> Result<OpenOptions, omni_agent::Error> {
         let client = McpClient::http(&self.0).name("it").header("Authorization", key(principal.name()));
         let client = client.connect().await.unwrap();
         let tools = ToolSet::new().extended(client.tools().await.unwrap().tools).unwrap();

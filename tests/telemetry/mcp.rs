@@ -10,7 +10,9 @@ use axum::{
     middleware::{self, Next},
 };
 use omni_agent::{
-    Agent, async_trait,
+    Agent,
+    access::{Permissions, Principal, StartRequest},
+    async_trait,
     manager::{Manager, OpenOptions},
     mcp::McpClient,
     serve::mcp::{ServerInfo, router},
@@ -18,7 +20,7 @@ use omni_agent::{
     telemetry::{self, TelemetrySettings},
     testing::{ScriptedProvider, Step},
     tool::ToolSet,
-    web::{Access, Challenge, Principal, Problem, StartRequest, Web},
+    web::{Access, Challenge, Web},
 };
 use serde_json::{Value, json};
 use tracing::Instrument;
@@ -29,6 +31,8 @@ use super::{
 };
 
 struct OneUser;
+
+impl Permissions for OneUser {}
 
 #[async_trait]
 impl Access for OneUser {
@@ -41,7 +45,8 @@ type Bodies = Arc<Mutex<Vec<Value>>>;
 
 /// Serves a manager, and returns its address and the bodies of the requests.
 fn serve() -> (String, Bodies) {
-    let agents = |_: &Principal, _: &StartRequest| Ok::<_, Problem>(OpenOptions::new(Agent::builder()));
+    let agents =
+        |_: &Principal, _: &StartRequest| Ok::<_, omni_agent::Error>(OpenOptions::new(Agent::builder()));
     let web = Web::builder(Manager::builder(MemoryStore::new()).build(), OneUser, agents).build();
     let bodies = Bodies::default();
     let seen = Arc::clone(&bodies);

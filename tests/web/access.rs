@@ -6,9 +6,9 @@ use axum::{
 };
 use omni_agent::{
     ErrorKind,
+    access::Principal,
     store::{ConversationId, Labels},
     testing::Step,
-    web::Principal,
 };
 use serde_json::{Value, json};
 

@@ -5,6 +5,7 @@ use std::{path::Path, process::Stdio, time::Duration};
 use axum::http::request::Parts;
 use omni_agent::{
     Agent,
+    access::{Permissions, Principal, StartRequest},
     agent::AgentBuilder,
     manager::{Manager, OpenOptions},
     message::Usage,
@@ -12,7 +13,7 @@ use omni_agent::{
     store::{ConversationId, Labels, MemoryStore},
     testing::{ScriptedProvider, Step},
     tool::{Schema, ToolContext, tool_fn_with_schema},
-    web::{Access, Challenge, Principal, Problem, StartRequest, Web},
+    web::{Access, Challenge, Web},
 };
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, process::Command, time::timeout};
@@ -21,6 +22,8 @@ use crate::js::{SCRIPTS, node, packages};
 
 /// The header `x-user` names the user, who is `me` by default.
 struct Users;
+
+impl Permissions for Users {}
 
 #[omni_agent::async_trait]
 impl Access for Users {
@@ -74,7 +77,7 @@ fn agent() -> AgentBuilder {
 
 /// Starts a server. Returns its address.
 async fn serve() -> String {
-    let agents = |_: &Principal, _: &StartRequest| Ok::<_, Problem>(OpenOptions::new(agent()));
+    let agents = |_: &Principal, _: &StartRequest| Ok::<_, omni_agent::Error>(OpenOptions::new(agent()));
     let manager = Manager::builder(MemoryStore::new()).build();
     let web = Web::builder(manager.clone(), Users, agents)
         .client_ids(|principal, id| ConversationId::new(format!("{}.{id}", principal.name())).ok())

@@ -3,12 +3,13 @@
 use axum::{Router, body::Body, http::Method};
 use omni_agent::{
     Agent,
+    access::{Principal, StartRequest},
     manager::{Manager, OpenOptions, Titles},
     provider::Request,
     store::{ConversationId, MemoryStore},
     testing::{Gate, ScriptedProvider, Step},
     tool::{Schema, ToolContext, declared_tool_with_schema, tool_fn_with_schema},
-    web::{Principal, Problem, StartRequest, Web},
+    web::Web,
 };
 use serde_json::{Value, json};
 use tower::ServiceExt;
@@ -44,7 +45,7 @@ impl Server {
         let manager = Manager::builder(MemoryStore::new()).titles(Titles::Off).build();
         let id = ConversationId::new("talk").unwrap();
         manager.create_with_id(&id, options().labels(labels("ann"))).await.unwrap();
-        let agents = move |_: &Principal, _: &StartRequest| Ok::<_, Problem>(options());
+        let agents = move |_: &Principal, _: &StartRequest| Ok::<_, omni_agent::Error>(options());
         let web = Web::builder(manager.clone(), Users, agents).client_tools().build();
         let router = Router::new().nest("/agent", web.router()).nest("/ag-ui", web.ag_ui());
         Self { manager, router, provider, runs: 0 }

@@ -4,6 +4,7 @@ use std::{path::Path, time::Duration};
 
 use axum::{Router, http::StatusCode, routing::post};
 use omni_agent::{
+    access::{Permissions, Principal, StartRequest},
     agent::Agent,
     async_trait,
     manager::{Manager, OpenOptions, Titles},
@@ -13,7 +14,7 @@ use omni_agent::{
     store::{ConversationId, Labels, MemoryStore},
     testing::{Gate, ScriptedProvider, Step},
     tool::{Tool, ToolContext, declared_tool, tool_fn},
-    web::{Access, Challenge, Principal, Problem, StartRequest, Web},
+    web::{Access, Challenge, Web},
 };
 use serde::Deserialize;
 use serde_json::json;
@@ -22,6 +23,8 @@ use tokio::net::TcpListener;
 use crate::js::{SCRIPTS, node, packages};
 
 struct OneUser;
+
+impl Permissions for OneUser {}
 
 #[async_trait]
 impl Access for OneUser {
@@ -81,7 +84,7 @@ pub(crate) fn app(gate: &Gate) -> Router {
         });
         let agent = Agent::builder().model(model.clone()).tool(clock).tool(delete.needs_approval());
         let agent = agent.tool(declared_tool::<Zone>("locate", "Finds the user."));
-        Ok::<_, Problem>(OpenOptions::new(agent))
+        Ok::<_, omni_agent::Error>(OpenOptions::new(agent))
     };
     let manager = Manager::builder(MemoryStore::new()).titles(Titles::Off).build();
     let web = Web::builder(manager.clone(), OneUser, agents.clone()).build();

@@ -8,10 +8,11 @@ use axum::{
 };
 use omni_agent::{
     Agent,
+    access::{Principal, StartRequest},
     manager::{Manager, OpenOptions, Titles},
     store::{ConversationId, MemoryStore},
     testing::{Gate, ScriptedProvider, Step},
-    web::{Principal, Problem, StartRequest, Web},
+    web::Web,
 };
 use serde_json::{Value, json};
 use tower::ServiceExt;
@@ -108,7 +109,7 @@ async fn draining_that_begins_while_the_conversation_is_opened_refuses_the_run()
     // The web layer asks for the agent of a conversation when it opens the conversation.
     let agents = move |_: &Principal, _: &StartRequest| {
         drains.get().unwrap().drain();
-        Ok::<_, Problem>(agent())
+        Ok::<_, omni_agent::Error>(agent())
     };
     let web = Web::builder(manager.clone(), Users, agents).build();
     assert!(drained.set(web.clone()).is_ok());

@@ -11,10 +11,11 @@ use axum::{
 use futures_util::StreamExt;
 use omni_agent::{
     Agent,
+    access::{Principal, StartRequest},
     manager::{Manager, OpenOptions, Titles},
     store::{ConversationId, MemoryStore, Store},
     testing::{Gate, ScriptedProvider, Step},
-    web::{Principal, Problem, StartRequest, Web, WebLimits},
+    web::{Web, WebLimits},
 };
 use serde_json::{Value, json};
 use tower::ServiceExt;
@@ -133,7 +134,7 @@ async fn stream_of_a_session_that_loses_its_conversation_in_mid_answer_fails() {
     let manager = Manager::builder(store.clone()).titles(Titles::Off).build();
     let id = ConversationId::new("talk").unwrap();
     manager.create_with_id(&id, agent().labels(labels("ann"))).await.unwrap();
-    let agents = move |_: &Principal, _: &StartRequest| Ok::<_, Problem>(agent());
+    let agents = move |_: &Principal, _: &StartRequest| Ok::<_, omni_agent::Error>(agent());
     let web = Web::builder(manager, Users, agents).build();
 
     let _first = start(&web, ai_sdk_prompt("talk")).await;

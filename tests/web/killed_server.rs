@@ -12,12 +12,13 @@ use std::{
 use axum::{Router, http::Method, routing::post};
 use omni_agent::{
     Agent,
+    access::{Principal, StartRequest},
     agent::Durable,
     manager::{Manager, OpenOptions, Titles},
     provider::Request,
     store::{ConversationId, FileSystemStore, Store, file_system::Durability},
     testing::{Gate, ScriptedProvider, Step},
-    web::{Principal, Problem, StartRequest, Web},
+    web::Web,
 };
 use serde_json::{Value, json};
 use tokio::{
@@ -59,7 +60,7 @@ async fn server_runs_until_it_is_killed() {
     let starter = options.clone();
     let manager =
         Manager::builder(store).titles(Titles::Off).starter(move |_| Some(starter().subscribe(None))).build();
-    let agents = move |_: &Principal, _: &StartRequest| Ok::<_, Problem>(options());
+    let agents = move |_: &Principal, _: &StartRequest| Ok::<_, omni_agent::Error>(options());
     let web = Web::builder(manager.clone(), Users, agents).build();
     let open = post(move || async move { gate.open() });
     let app = Router::new().nest("/agent", web.router()).nest("/api", web.ai_sdk());

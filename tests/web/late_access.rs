@@ -16,12 +16,13 @@ use axum::{
 };
 use futures_util::stream;
 use omni_agent::{
+    access::{Action, Permissions, Principal},
     async_trait,
     manager::{Manager, ManagerEvent, ManagerSnapshot, Titles},
     store::{ConversationId, Filter, Labels, MemoryStore},
     subscription::Update,
     testing::{Gate, Step},
-    web::{Access, Action, Challenge, Principal},
+    web::{Access, Challenge},
 };
 use serde_json::json;
 use tokio::sync::oneshot;
@@ -41,18 +42,20 @@ struct Losing {
     left: Arc<Mutex<Option<&'static [Action]>>>,
 }
 
+impl Permissions for Losing {
+    fn permits(&self, principal: &Principal, action: Action, labels: &Labels) -> bool {
+        let is_refused = principal.name() == "ann" && self.is_refused.load(Ordering::Relaxed);
+        let is_left = self.left.lock().unwrap().is_none_or(|left| left.contains(&action));
+        Users.permits(principal, action, labels) && !is_refused && is_left
+    }
+}
+
 #[async_trait]
 impl Access for Losing {
     async fn principal(&self, request: &Parts) -> Result<Principal, Challenge> {
         let principal = Users.principal(request).await?;
         let is_out = principal.name() == "ann" && self.is_signed_out.load(Ordering::Relaxed);
         if is_out { Err(Challenge::bearer()) } else { Ok(principal) }
-    }
-
-    fn permits(&self, principal: &Principal, action: Action, labels: &Labels) -> bool {
-        let is_refused = principal.name() == "ann" && self.is_refused.load(Ordering::Relaxed);
-        let is_left = self.left.lock().unwrap().is_none_or(|left| left.contains(&action));
-        Users.permits(principal, action, labels) && !is_refused && is_left
     }
 }
 

@@ -8,11 +8,12 @@ use axum::{
 };
 use futures_util::{StreamExt, stream};
 use omni_agent::{
+    access::{Permissions, Principal},
     async_trait,
     manager::{Manager, Titles},
     store::{ConversationId, Labels, MemoryStore},
     testing::{Gate, Step},
-    web::{Access, Challenge, Principal, WebLimits},
+    web::{Access, Challenge, WebLimits},
 };
 use tokio::time::Instant;
 
@@ -122,6 +123,8 @@ async fn streams_of_all_principals_and_routers_count_against_the_limits() {
 
 /// Users of two tenants with the same names.
 struct Tenants;
+
+impl Permissions for Tenants {}
 
 #[async_trait]
 impl Access for Tenants {

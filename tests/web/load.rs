@@ -19,6 +19,7 @@ use std::{
 
 use futures_util::{StreamExt, stream};
 use omni_agent::{
+    access::{Principal, StartRequest},
     agent::Agent,
     async_trait,
     manager::{Manager, OpenOptions, Titles},
@@ -29,7 +30,7 @@ use omni_agent::{
     session::Session,
     store::{ConversationId, FileSystemStore},
     testing::Step,
-    web::{Principal, Problem, StartRequest, Web, WebLimits},
+    web::{Web, WebLimits},
 };
 use readers::{Connection, Ends, Order, Reader, Readers, Seen};
 use tokio::{
@@ -135,7 +136,7 @@ async fn run(load: Load) -> (BTreeMap<String, Seen>, Vec<usize>) {
         sessions.insert(session.id().to_string(), session);
     }
     let ids: Vec<String> = sessions.keys().cloned().collect();
-    let agents = move |_: &Principal, _: &StartRequest| Ok::<_, Problem>(options());
+    let agents = move |_: &Principal, _: &StartRequest| Ok::<_, omni_agent::Error>(options());
     // The server notices only later that a reader has left, so its former stream counts for a while.
     let limits = WebLimits::default().with_streams_per_principal(10 * load.streams);
     let web = Web::builder(manager, Users, agents).limits(limits).build();

@@ -7,6 +7,7 @@ use axum::{
 };
 use futures_util::StreamExt;
 use omni_agent::{
+    access::{Action, Permissions, Principal, StartRequest},
     agent::{Agent, Durable},
     async_trait,
     manager::{Manager, OpenOptions, Titles},
@@ -14,7 +15,7 @@ use omni_agent::{
     store::{ConversationId, Labels, MemoryStore, Store},
     testing::{ScriptedProvider, Step},
     tool::{Schema, ToolContext, ToolOutput, tool_fn, tool_fn_with_schema},
-    web::{Access, Action, Challenge, Principal, Problem, StartRequest, Web, WebBuilder},
+    web::{Access, Challenge, Web, WebBuilder},
 };
 use serde_json::{Value, json};
 use tower::ServiceExt;
@@ -25,17 +26,7 @@ use crate::openapi;
 /// Ann's conversations. In these, `writer` may not branch, and `brancher` may not prompt. Only operators may see conversations with the label `hidden`.
 pub(crate) struct Users;
 
-#[async_trait]
-impl Access for Users {
-    async fn principal(&self, request: &Parts) -> Result<Principal, Challenge> {
-        let user = request.headers.get("x-user").and_then(|value| value.to_str().ok());
-        match user.ok_or_else(Challenge::bearer)? {
-            "boss" => Ok(Principal::operator("boss")),
-            user @ ("reader" | "writer" | "brancher") => Ok(Principal::new(user, labels("ann")).unwrap()),
-            user => Ok(Principal::new(user, labels(user)).unwrap()),
-        }
-    }
-
+impl Permissions for Users {
     fn permits(&self, principal: &Principal, action: Action, labels: &Labels) -> bool {
         let may_act = match principal.name() {
             "reader" => matches!(action, Action::Read | Action::List),
@@ -46,6 +37,18 @@ impl Access for Users {
         };
         let is_hidden = labels.get("hidden").is_some() && !principal.is_operator();
         principal.owns(labels) && may_act && !is_hidden
+    }
+}
+
+#[async_trait]
+impl Access for Users {
+    async fn principal(&self, request: &Parts) -> Result<Principal, Challenge> {
+        let user = request.headers.get("x-user").and_then(|value| value.to_str().ok());
+        match user.ok_or_else(Challenge::bearer)? {
+            "boss" => Ok(Principal::operator("boss")),
+            user @ ("reader" | "writer" | "brancher") => Ok(Principal::new(user, labels("ann")).unwrap()),
+            user => Ok(Principal::new(user, labels(user)).unwrap()),
+        }
     }
 }
 
@@ -153,7 +156,7 @@ impl App {
             });
             let agent = Agent::builder().model(model.clone()).system("Secret rules.");
             let agent = agent.tool(lookup).needs_approval("lookup").tool(draw);
-            Ok::<_, Problem>(OpenOptions::new(agent).durable(durable))
+            Ok::<_, omni_agent::Error>(OpenOptions::new(agent).durable(durable))
         };
         let web = set_up(Web::builder(manager.clone(), access, agents)).build();
         let router = Router::new().nest("/agent", web.router()).nest("/api", web.ai_sdk());

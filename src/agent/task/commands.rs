@@ -9,7 +9,7 @@ use super::{
 use crate::{
     agent::{
         Asker, Event, FirstMessage, Moment, StateEdit,
-        command::{Change, Command, Edit},
+        command::{Command, Edit},
         core::Core,
         state::{panicked, refused},
     },
@@ -84,7 +84,7 @@ impl Task {
                 self.idle_waiters.push(reply);
             }
             Command::Moment(reply) => drop(reply.send(self.moment())),
-            Command::Change(at, change, reply) => drop(reply.send(self.change(at, change))),
+            Command::Change(at, history, erases, reply) => drop(reply.send(self.change(at, history, erases))),
             Command::Begin(at, base, opening, asker, caller, reply) => {
                 let _ = reply.send(self.begin(at, base, opening, asker, caller));
             }
@@ -174,16 +174,14 @@ impl Task {
         Moment { last: self.feed.last(), record, status: self.core.status() }
     }
 
-    /// Performs a change for the history's owner, and returns the id of the resulting `state` event.
-    fn change(&mut self, at: Option<EventId>, change: Change) -> Result<EventId, Error> {
+    /// Replaces the history for its owner, and returns the id of the resulting `state` event.
+    fn change(&mut self, at: Option<EventId>, history: History, erases: bool) -> Result<EventId, Error> {
         let with = self.next_state(at)?;
-        if matches!(change, Change::Erase(_)) {
+        if erases {
             self.feed.forget();
         }
-        self.step(|core, cx| match change {
-            Change::Set(history) => core.replace_history(history, cx),
-            Change::Erase(history) => core.replace_erased(history, cx),
-        })?;
+        let change = if erases { Core::replace_erased } else { Core::replace_history };
+        self.step(|core, cx| change(core, history, cx))?;
         Ok(with)
     }
 

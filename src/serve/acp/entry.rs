@@ -16,11 +16,9 @@ use tokio::{
     time::timeout,
 };
 
-use super::{
-    StartRequest,
-    prompts::{Abandoned, Answer, Prompts},
-};
+use super::prompts::{Abandoned, Answer, Prompts};
 use crate::{
+    access::StartRequest,
     run::{Error, ErrorKind, PromptId},
     session::Session,
     store::ConversationId,

@@ -23,7 +23,7 @@ use tokio_util::{codec::AnyDelimiterCodecError, sync::CancellationToken};
 use tracing::Instrument;
 
 use super::{
-    EditorSettings, StartRequest, content,
+    EditorSettings, content,
     entry::EditorSession,
     prompts::{Answer, MOST, Prompts},
     relay::Client,
@@ -31,6 +31,7 @@ use super::{
     view::Joining,
 };
 use crate::{
+    access::StartRequest,
     acp::{self, Gone, Incoming, LONGEST, MOST_NOISE, Peer, read},
     error_chain,
     panics::{contained, contained_async},

@@ -24,7 +24,6 @@ use serde_json::Value;
 use tokio::sync::oneshot;
 
 use super::{
-    StartRequest,
     entry::EditorSession,
     relay::{Client, Relay},
     server::{EditorServer, written},
@@ -33,14 +32,14 @@ use super::{
 #[cfg(feature = "mcp")]
 use crate::mcp::McpClient;
 use crate::{
+    access::{EditorServers, StartRequest, Via},
     error_chain,
     manager::{OpenOptions, OpenedSession},
-    panics::contained,
+    panics::contained_async,
     session::Mode,
     store::{ConversationId, Filter, Labels, Page, Position},
     sync::lock,
     text::start,
-    tool::Tool,
 };
 
 /// The maximum number of sessions of one connection.
@@ -93,7 +92,7 @@ impl EditorServer {
 
     pub(super) async fn create(self: &Arc<Self>, request: NewSessionRequest) -> Result<Value, Error> {
         self.check_room()?;
-        let start = start_request(None, request.cwd, request.mcp_servers).await?;
+        let start = self.start_request(None, request.cwd, request.mcp_servers).await?;
         let options = self.options(&start).await?;
         let opened = self.settings.manager.create(options).await;
         let opened = opened.map_err(|error| Error::internal_error().data(error_chain(&error)))?;
@@ -121,7 +120,7 @@ impl EditorServer {
         servers: Vec<McpServer>,
         joining: Joining,
     ) -> Result<ConfigOptions, Error> {
-        let id = self.known(id).await?;
+        let (id, labels) = self.known(id).await?;
         match self.entry(id.as_str()) {
             Ok(entry) if !entry.prompts(|prompts| prompts.is_empty()) => {
                 let why = "a prompt of the session is in flight; wait for its end or cancel it";
@@ -130,25 +129,24 @@ impl EditorServer {
             Ok(_) => {}
             Err(_) => self.check_room()?,
         }
-        let start = start_request(Some(id.clone()), cwd, servers).await?;
+        let start = self.start_request(Some((id.clone(), labels)), cwd, servers).await?;
         let options = self.options(&start).await?;
         let opened = self.settings.manager.open(&id, options).await;
         let opened = opened.map_err(|error| refused(&id, &error))?;
         self.join(&id, start, opened, joining).await
     }
 
-    /// Parses the id of a conversation, and checks that this agent may use the conversation.
-    async fn known(&self, id: &str) -> Result<ConversationId, Error> {
+    /// Parses the id of a conversation, and checks that this agent may use the conversation. Also returns its labels.
+    async fn known(&self, id: &str) -> Result<(ConversationId, Labels), Error> {
         let unknown = || Error::session_not_found(id.to_owned());
         let id = ConversationId::new(id).map_err(|_| unknown())?;
-        let filter = Filter::with(self.settings.labels.clone());
-        if !filter.is_empty() {
-            let labels = self.settings.manager.labels_of(&id).await;
-            if !filter.matches(&labels.map_err(|error| refused(&id, &error))?) {
-                return Err(unknown());
-            }
+        let principal = &self.settings.principal;
+        // Without labels, the store need not support labels.
+        if principal.is_operator() {
+            return Ok((id, Labels::default()));
         }
-        Ok(id)
+        let labels = self.settings.manager.labels_of(&id).await.map_err(|error| refused(&id, &error))?;
+        if principal.owns(&labels) { Ok((id, labels)) } else { Err(unknown()) }
     }
 
     fn check_room(&self) -> Result<(), Error> {
@@ -159,14 +157,31 @@ impl EditorServer {
         Err(Error::invalid_request().data(why))
     }
 
+    /// Checks the folder and connects to the servers of a new or opened session.
+    async fn start_request(
+        &self,
+        stored: Option<(ConversationId, Labels)>,
+        folder: PathBuf,
+        servers: Vec<McpServer>,
+    ) -> Result<StartRequest, Error> {
+        if !folder.is_absolute() {
+            let why = format!("the folder `cwd` is `{}`; give an absolute path", folder.display());
+            return Err(Error::invalid_params().data(why));
+        }
+        let servers = connect(servers, &folder).await?;
+        let (conversation, labels) = stored.unzip();
+        let labels = labels.unwrap_or_else(|| self.settings.principal.labels().clone());
+        Ok(StartRequest { conversation, labels, model: None, via: Via::Acp { folder, servers } })
+    }
+
     /// Asks the application for the agent of a session.
     pub(super) async fn options(&self, start: &StartRequest) -> Result<OpenOptions, Error> {
         let failed = |why: String| Error::internal_error().data(format!("the agent can't be started: {why}"));
-        let started = contained(|| (self.settings.start)(start.clone())).map_err(failed)?;
-        let options = started.await.map_err(|error| failed(error_chain(&*error)))?;
-        let labels = Labels::new([(FOLDER, label(&start.folder))]);
+        let principal = &self.settings.principal;
+        let started = contained_async(self.settings.agents.start(principal, start)).await.map_err(failed)?;
+        let labels = Labels::new(start.folder().map(|folder| (FOLDER, label(folder))));
         let labelled =
-            labels.and_then(|labels| options.add_labels(&self.settings.labels)?.add_labels(&labels));
+            started.and_then(|options| options.add_labels(principal.labels())?.add_labels(&labels?));
         let options = labelled.map_err(|error| failed(error_chain(&error)))?;
         // An observer does not keep the session open, so the manager may close the session while it is idle to make
         // room for others. The next prompt opens it again.
@@ -204,7 +219,7 @@ impl EditorServer {
             return Err(Error::internal_error().data("the session has no subscription"));
         };
         if started {
-            entry.request.follow(&session, &events);
+            entry.request.editor().inspect(|(_, servers)| servers.follow(&session, &events));
         }
         let (joined, has_joined) = oneshot::channel();
         entry.follow(session.clone(), |number| {
@@ -224,8 +239,8 @@ impl EditorServer {
 
     pub(super) async fn list(&self, request: ListSessionsRequest) -> Result<Value, Error> {
         let invalid = |why: String| Error::invalid_params().data(why);
-        let mut labels: Vec<(String, String)> =
-            self.settings.labels.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        let own = self.settings.principal.labels().iter();
+        let mut labels: Vec<_> = own.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
         if let Some(folder) = &request.cwd {
             labels.push((FOLDER.to_owned(), label(folder)));
         }
@@ -271,7 +286,7 @@ impl EditorServer {
     }
 
     pub(super) async fn delete(&self, request: DeleteSessionRequest) -> Result<Value, Error> {
-        let Ok(id) = self.known(&request.session_id.0).await else {
+        let Ok((id, _)) = self.known(&request.session_id.0).await else {
             // In the protocol, deleting a session that was already deleted succeeds.
             return written(&DeleteSessionResponse::new());
         };
@@ -288,7 +303,9 @@ impl EditorServer {
         entry.finished().await;
         entry.forget();
         lock(&self.entries).remove(&entry.id);
-        entry.request.close().await;
+        if let Some((_, servers)) = entry.request.editor() {
+            servers.close().await;
+        }
     }
 
     pub(super) async fn set_option(
@@ -317,20 +334,6 @@ impl EditorServer {
 }
 
 type ConfigOptions = Option<Vec<SessionConfigOption>>;
-
-/// Checks the folder and connects to the servers of a new or opened session.
-async fn start_request(
-    conversation: Option<ConversationId>,
-    folder: PathBuf,
-    servers: Vec<McpServer>,
-) -> Result<StartRequest, Error> {
-    if !folder.is_absolute() {
-        let why = format!("the folder `cwd` is `{}`; give an absolute path", folder.display());
-        return Err(Error::invalid_params().data(why));
-    }
-    let servers = connect(servers, &folder).await?;
-    Ok(StartRequest { conversation, folder, servers })
-}
 
 /// The id of the option.
 pub(super) const MODEL: &str = "model";
@@ -363,14 +366,6 @@ pub(super) fn label(folder: &Path) -> String {
         }
         _ => format!("crc:{:08x}", crc32fast::hash(folder.as_os_str().as_encoded_bytes())),
     }
-}
-
-/// The connected servers and their tools.
-#[derive(Clone, Default)]
-pub(super) struct EditorServers {
-    pub(super) tools: Vec<Arc<dyn Tool>>,
-    #[cfg(feature = "mcp")]
-    pub(super) clients: Vec<McpClient>,
 }
 
 /// Returns the name of a server.

@@ -6,14 +6,14 @@ use async_trait::async_trait;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-use super::{BoxError, StartRequest};
 use crate::{
+    access::{Agents, Principal, StartRequest, Via},
     error_chain,
     manager::{Listed, Manager, OpenOptions, OpenedSession},
-    panics::contained,
+    panics::contained_async,
     run::Error,
     session::{Mode, Session, SessionSubscription},
-    store::{ConversationId, Filter, Labels, Page},
+    store::{ConversationId, Labels, Page},
 };
 
 /// The maximum number of concurrent calls of a client that is connected over standard input and output.
@@ -88,33 +88,39 @@ pub(super) fn unknown() -> Refusal {
     "there is no such conversation".to_owned()
 }
 
-type Started = std::pin::Pin<Box<dyn Future<Output = Result<OpenOptions, BoxError>> + Send>>;
-
 /// The conversations of a manager with certain labels, for a client over a pipe.
 pub(super) struct Local {
     pub(super) manager: Manager,
-    pub(super) labels: Labels,
+    /// The owner of all conversations with the labels of the server.
+    pub(super) principal: Principal,
     pub(super) calls: Arc<Semaphore>,
-    pub(super) start: Box<dyn Fn(StartRequest) -> Started + Send + Sync>,
+    pub(super) agents: Box<dyn Agents>,
 }
 
 impl Local {
     /// Asks the application for the agent of a conversation.
-    async fn options(&self, conversation: Option<&ConversationId>) -> Result<OpenOptions, Refusal> {
+    async fn options(
+        &self,
+        conversation: Option<&ConversationId>,
+        labels: &Labels,
+    ) -> Result<OpenOptions, Refusal> {
         let failed = |why: String| format!("the agent can't be started: {why}");
-        let request = StartRequest { conversation: conversation.cloned() };
-        let started = contained(|| (self.start)(request)).map_err(failed)?;
-        let options = started.await.map_err(|error| failed(error_chain(&*error)))?;
-        let options = options.add_labels(&self.labels).map_err(|error| failed(error_chain(&error)))?;
+        let (conversation, labels) = (conversation.cloned(), labels.clone());
+        let request = StartRequest { conversation, labels, via: Via::Mcp, ..StartRequest::default() };
+        let started = contained_async(self.agents.start(&self.principal, &request)).await.map_err(failed)?;
+        let labelled = started.and_then(|options| options.add_labels(self.principal.labels()));
+        let options = labelled.map_err(|error| failed(error_chain(&error)))?;
         Ok(options.subscribe(Some(Mode::Controller)))
     }
 
-    async fn known(&self, id: &ConversationId, purpose: Purpose) -> Result<(), Refusal> {
+    /// Returns the labels of a conversation, if the client may use it.
+    async fn known(&self, id: &ConversationId, purpose: Purpose) -> Result<Labels, Refusal> {
         // Without labels, the store need not support labels.
-        if self.labels.is_empty() {
-            return Ok(());
+        if self.principal.is_operator() {
+            return Ok(Labels::default());
         }
-        self.check(purpose, &self.manager.labels_of(id).await.map_err(|error| refused(&error))?)
+        let labels = self.manager.labels_of(id).await.map_err(|error| refused(&error))?;
+        self.check(purpose, &labels).map(|()| labels)
     }
 }
 
@@ -136,12 +142,13 @@ impl Host for Local {
     }
 
     async fn create(&self) -> Result<OpenedSession, Refusal> {
-        self.manager.create(self.options(None).await?).await.map_err(|error| refused(&error))
+        let options = self.options(None, self.principal.labels()).await?;
+        self.manager.create(options).await.map_err(|error| refused(&error))
     }
 
     async fn open(&self, id: &ConversationId, purpose: Purpose) -> Result<OpenedSession, Refusal> {
-        self.known(id, purpose).await?;
-        self.manager.open(id, self.options(Some(id)).await?).await.map_err(|error| refused(&error))
+        let labels = self.known(id, purpose).await?;
+        self.manager.open(id, self.options(Some(id), &labels).await?).await.map_err(|error| refused(&error))
     }
 
     async fn running(&self, id: &ConversationId, purpose: Purpose) -> Result<Option<Session>, Refusal> {
@@ -150,7 +157,7 @@ impl Host for Local {
     }
 
     async fn list(&self, page: Page) -> Result<Vec<Listed>, Refusal> {
-        self.manager.list((Filter::with(self.labels.clone()), page)).await.map_err(|error| refused(&error))
+        self.manager.list((self.principal.filter(), page)).await.map_err(|error| refused(&error))
     }
 
     fn may_list(&self, _: &Labels) -> bool {
@@ -158,8 +165,7 @@ impl Host for Local {
     }
 
     fn check(&self, _: Purpose, labels: &Labels) -> Result<(), Refusal> {
-        let is_own = Filter::with(self.labels.clone()).matches(labels);
-        if is_own { Ok(()) } else { Err(unknown()) }
+        if self.principal.owns(labels) { Ok(()) } else { Err(unknown()) }
     }
 
     fn draining(&self) -> CancellationToken {

@@ -37,11 +37,12 @@ use super::{
     running::LONGEST_QUESTION,
 };
 use crate::{
+    access::{Action, Principal},
     manager::{Listed, OpenedSession},
     session::{Mode, Session},
     store::{ConversationId, Labels, Page},
     sync::lock,
-    web::{self, Action, NewConversation, Principal, Problem, Web},
+    web::{self, NewConversation, Problem, Web},
 };
 
 const SESSION: &str = "mcp-session-id";
@@ -59,8 +60,10 @@ const KEEP_ALIVE: Duration = LONGEST_QUESTION.saturating_add(Duration::from_mins
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
 /// use omni_agent::serve::mcp::{self, ServerInfo};
 /// # use omni_agent::{Agent, manager::{Manager, OpenOptions}, store::{Labels, MemoryStore}, testing::ScriptedProvider};
-/// # use omni_agent::web::{Access, Challenge, Principal, Problem, StartRequest, Web};
+/// # use omni_agent::access::{Permissions, Principal, StartRequest};
+/// # use omni_agent::web::{Access, Challenge, Web};
 /// # struct OneUser;
+/// # impl Permissions for OneUser {}
 /// # #[omni_agent::async_trait]
 /// # impl Access for OneUser {
 /// #     async fn principal(&self, _: &axum::http::request::Parts) -> Result<Principal, Challenge> {
@@ -70,7 +73,7 @@ const KEEP_ALIVE: Duration = LONGEST_QUESTION.saturating_add(Duration::from_mins
 /// # let model = ScriptedProvider::new([]).model();
 /// # let manager = Manager::builder(MemoryStore::new()).build();
 /// # let agents = move |_: &Principal, _: &StartRequest| {
-/// #     Ok::<_, Problem>(OpenOptions::new(Agent::builder().model(model.clone())))
+/// #     Ok::<_, omni_agent::Error>(OpenOptions::new(Agent::builder().model(model.clone())))
 /// # };
 /// # let web = Web::builder(manager, OneUser, agents).build();
 /// let app: axum::Router = axum::Router::new()
@@ -82,7 +85,7 @@ const KEEP_ALIVE: Duration = LONGEST_QUESTION.saturating_add(Duration::from_mins
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// - The [`Action`](crate::web::Action)s that a principal is permitted decide which conversations it sees and what it
+/// - The [`Action`](crate::access::Action)s that a principal is permitted decide which conversations it sees and what it
 ///   may do with them. A conversation that it may not read looks like one that does not exist. `ask` needs the actions
 ///   `Read`, `Watch` and `Prompt`, and also `Create` for a new conversation. If the labels of the conversation change,
 ///   the permissions are checked again: a call whose client may no longer watch ends, and its run continues. Without

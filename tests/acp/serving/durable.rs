@@ -11,9 +11,10 @@ use std::{
 };
 
 use omni_agent::{
+    access::{Principal, StartRequest},
     agent::{Agent, Durable},
     manager::{Manager, OpenOptions, Sweep, Titles},
-    serve::acp::{AcpAgent, StartRequest},
+    serve::acp::AcpAgent,
     store::{MemoryStore, Owner},
     testing::{ScriptedProvider, Step},
     tool::{Tool, ToolContext, ToolError, tool_fn},
@@ -52,9 +53,8 @@ impl Actor {
     /// Returns this agent for editors, with durable turns.
     pub fn served(&self, manager: &Manager) -> AcpAgent {
         let actor = self.clone();
-        AcpAgent::new(manager.clone(), move |_: StartRequest| {
-            let options = actor.options();
-            async move { Ok(options) }
+        AcpAgent::new(manager.clone(), move |_: &Principal, _: &StartRequest| {
+            Ok::<_, omni_agent::Error>(actor.options())
         })
     }
 

@@ -12,12 +12,13 @@ use std::{
 };
 
 use omni_agent::{
+    access::{Principal, StartRequest},
     agent::Agent,
     manager::{Manager, OpenOptions},
     message::{Role, ToolResult, Usage},
     provider::{ModelInfo, ProviderError, ProviderErrorKind, Registry, Request, StopReason},
     schemars,
-    serve::acp::{AcpAgent, StartRequest},
+    serve::acp::AcpAgent,
     store::{FileSystemStore, Store},
     testing::{ScriptedProvider, Step},
     tool::{Tool, ToolContext, ToolSet, tool_fn},
@@ -86,7 +87,7 @@ fn provider(name: &'static str) -> ScriptedProvider {
 
 /// Returns the agent that all tests serve.
 pub fn served(manager: Manager) -> AcpAgent {
-    AcpAgent::new(manager, async |request: StartRequest| Ok(start(&request)?))
+    AcpAgent::new(manager, |_: &Principal, request: &StartRequest| start(request))
         .models(["small:scripted", "big:scripted"])
         .name("served")
 }
@@ -96,9 +97,10 @@ struct Folder {
     r#in: String,
 }
 
-pub fn start(request: &StartRequest) -> Result<OpenOptions, Box<dyn std::error::Error + Send + Sync>> {
-    if request.folder.ends_with("forbidden") {
-        return Err("this folder is forbidden".into());
+pub fn start(request: &StartRequest) -> Result<OpenOptions, omni_agent::Error> {
+    let folder = request.folder().unwrap();
+    if folder.ends_with("forbidden") {
+        return Err(omni_agent::Error::new(omni_agent::ErrorKind::Config, "this folder is forbidden"));
     }
     let list = tool_fn("list_files", "Lists files.", async |folder: Folder, context: ToolContext| {
         context.progress(json!({ "message": "half" })).await;
@@ -126,7 +128,7 @@ pub fn start(request: &StartRequest) -> Result<OpenOptions, Box<dyn std::error::
     if request.conversation.is_none() {
         let info = ModelInfo::new("scripted").with_context_window(1000);
         agent = agent.model(provider("small").model().with_info(info));
-        agent = agent.system(format!("The folder is {}.", request.folder.display()));
+        agent = agent.system(format!("The folder is {}.", folder.display()));
     } else {
         agent = agent.model(provider("small").model());
     }

@@ -15,12 +15,13 @@ use axum::{
 };
 use futures_util::{StreamExt, stream};
 use omni_agent::{
+    access::{Action, Agents, Permissions, Principal, StartRequest},
     agent::Status,
     async_trait,
     manager::{Manager, OpenOptions},
     message::ToolResult,
     store::Labels,
-    web::{Access, Action, Agents, Challenge, Principal, Problem, StartRequest, WebLimits},
+    web::{Access, Challenge, WebLimits},
 };
 use serde_json::{Value, json};
 
@@ -152,7 +153,7 @@ struct GivesAway(Manager);
 
 #[async_trait]
 impl Agents for GivesAway {
-    async fn start(&self, _: &Principal, request: &StartRequest) -> Result<OpenOptions, Problem> {
+    async fn start(&self, _: &Principal, request: &StartRequest) -> Result<OpenOptions, omni_agent::Error> {
         if let Some(id) = &request.conversation {
             self.0.set_labels(id, labels([("user", "ben")])).await.unwrap();
         }
@@ -256,6 +257,13 @@ struct Losing {
     may_not_decide: Arc<AtomicBool>,
 }
 
+impl Permissions for Losing {
+    fn permits(&self, principal: &Principal, action: Action, labels: &Labels) -> bool {
+        let is_refused = action == Action::Decide && self.may_not_decide.load(Ordering::Relaxed);
+        Users.permits(principal, action, labels) && !is_refused
+    }
+}
+
 #[async_trait]
 impl Access for Losing {
     async fn principal(&self, request: &Parts) -> Result<Principal, Challenge> {
@@ -265,16 +273,11 @@ impl Access for Losing {
             Users.principal(request).await
         }
     }
-
-    fn permits(&self, principal: &Principal, action: Action, labels: &Labels) -> bool {
-        let is_refused = action == Action::Decide && self.may_not_decide.load(Ordering::Relaxed);
-        Users.permits(principal, action, labels) && !is_refused
-    }
 }
 
 fn losing() -> (App, Losing) {
     let access = Losing::default();
-    let agents = |_: &Principal, _: &StartRequest| Ok::<_, Problem>(OpenOptions::new(agent()));
+    let agents = |_: &Principal, _: &StartRequest| Ok::<_, omni_agent::Error>(OpenOptions::new(agent()));
     (App::guarded(manager(), access.clone(), agents, |web| web), access)
 }
 

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use omni_agent::{
+    access::{Principal, StartRequest},
     agent::{Agent, AgentBuilder},
     manager::{Manager, OpenOptions, Titles},
     message::{Role, ToolResult},
     provider::Request,
-    serve::mcp::{McpServer, ServerInfo, StartRequest},
+    serve::mcp::{McpServer, ServerInfo},
     session::Session,
     store::{ConversationId, MemoryStore},
     testing::{ScriptedProvider, Step},
@@ -55,7 +56,8 @@ pub fn manager() -> Manager {
 
 /// Returns the server that the tests use.
 pub fn served(manager: &Manager) -> McpServer {
-    McpServer::new(manager.clone(), async |_: StartRequest| Ok(OpenOptions::new(agent())))
+    let agents = |_: &Principal, _: &StartRequest| Ok::<_, omni_agent::Error>(OpenOptions::new(agent()));
+    McpServer::new(manager.clone(), agents)
         .info(ServerInfo::new("served", "1.0.0").with_instructions("Ask it."))
 }
 

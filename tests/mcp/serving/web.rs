@@ -8,6 +8,7 @@ use axum::{
 use futures_util::StreamExt;
 use omni_agent::{
     ToolContext,
+    access::{Action, Agents, Permissions, Principal, StartRequest},
     agent::Status,
     async_trait,
     manager::{Manager, OpenOptions},
@@ -16,7 +17,7 @@ use omni_agent::{
     serve::mcp::{ServerInfo, router},
     store::Labels,
     tool::{Decision, ToolLimits},
-    web::{Access, Action, Agents, Challenge, Principal, Problem, StartRequest, Web, WebBuilder, WebLimits},
+    web::{Access, Challenge, Web, WebBuilder, WebLimits},
 };
 use serde_json::{Value, json};
 use tower::ServiceExt;
@@ -35,15 +36,7 @@ use crate::{
 /// A conversation with the label `locked` accepts no decisions.
 pub struct Users;
 
-#[async_trait]
-impl Access for Users {
-    async fn principal(&self, request: &Parts) -> Result<Principal, Challenge> {
-        let user = request.headers.get("x-user").and_then(|user| user.to_str().ok());
-        let user = user.ok_or_else(Challenge::bearer)?;
-        let owner = if matches!(user, "reader" | "prompter" | "decider" | "asker") { "ann" } else { user };
-        Ok(Principal::new(user, Labels::new([("user", owner)]).unwrap()).unwrap())
-    }
-
+impl Permissions for Users {
     fn permits(&self, principal: &Principal, action: Action, labels: &Labels) -> bool {
         let may_act = match principal.name() {
             "reader" => matches!(action, Action::Read | Action::List),
@@ -54,6 +47,16 @@ impl Access for Users {
         };
         let is_locked = action == Action::Decide && labels.get("locked").is_some();
         principal.owns(labels) && may_act && !is_locked
+    }
+}
+
+#[async_trait]
+impl Access for Users {
+    async fn principal(&self, request: &Parts) -> Result<Principal, Challenge> {
+        let user = request.headers.get("x-user").and_then(|user| user.to_str().ok());
+        let user = user.ok_or_else(Challenge::bearer)?;
+        let owner = if matches!(user, "reader" | "prompter" | "decider" | "asker") { "ann" } else { user };
+        Ok(Principal::new(user, Labels::new([("user", owner)]).unwrap()).unwrap())
     }
 }
 
@@ -69,7 +72,7 @@ impl App {
     }
 
     pub fn with(set_up: impl FnOnce(WebBuilder) -> WebBuilder) -> Self {
-        let agents = |_: &Principal, _: &StartRequest| Ok::<_, Problem>(OpenOptions::new(agent()));
+        let agents = |_: &Principal, _: &StartRequest| Ok::<_, omni_agent::Error>(OpenOptions::new(agent()));
         Self::of(manager(), agents, set_up)
     }
 

@@ -15,6 +15,7 @@
 //!   uses, continue a run and handle failures.
 //! - [`Snapshot`] and [`Event`] report the state and its changes. [`Agent::subscribe`] returns a snapshot and the
 //!   events that follow it. [`text_deltas`](Subscription::text_deltas) reduces the events to the text of the response.
+//! - [`Follow`] follows one run, through events and through snapshots that replace missed events.
 //!
 //! The agent accepts commands at all times: while the model streams, while tools run, and while a callback waits. An
 //! operation that requires an idle agent, such as [`set_state`](Agent::set_state), fails with [`ErrorKind::Busy`]
@@ -85,6 +86,7 @@ mod core;
 mod decision;
 mod durable;
 mod event;
+mod follow;
 mod model_spec;
 mod owner;
 mod phase;
@@ -115,6 +117,7 @@ pub use durable::{Durable, OnUncertain, RecordedStage, Recover, Recovery, Recove
 pub(crate) use durable::{MAX_LIVES, RECORD_DELAY, Record, TurnInFlight, UnreadableTurn, Written};
 
 pub use event::{Event, Status};
+pub use follow::{Follow, FollowFrom, FollowTarget, RunProgress, ToolChange};
 pub(crate) use owner::{Asker, FirstMessage, HistoryOwner, Moment};
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;

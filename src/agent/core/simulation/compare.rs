@@ -17,7 +17,7 @@ use crate::{
 /// An earlier snapshot to which the later events are applied.
 pub(super) struct Kept(Snapshot);
 
-fn snapshot(core: &Core, config: &Config) -> Snapshot {
+pub(super) fn snapshot(core: &Core, config: &Config) -> Snapshot {
     let none = EventId { life: 0, number: 0 };
     core.snapshot(none, config.view(core.history().clone()))
 }

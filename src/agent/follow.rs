@@ -383,6 +383,8 @@ impl Follow {
                     let kept = self.kept.take();
                     let (outcome, response, message) = (Some(outcome), Some(response), kept.as_ref());
                     self.end(RunProgress::Ended { outcome, response, message }, out);
+                    let kept = if is_committed { self.messages.len() } else { self.origin };
+                    self.messages.truncate(kept);
                 }
             }
             Event::State(view) if self.target == FollowTarget::InFlight && !self.is_running() => {
@@ -566,11 +568,13 @@ impl Follow {
 
     fn read_snapshot(&mut self, all: &[&Arc<Message>], agent: &Snapshot, out: &mut Out<'_>) {
         self.pending = agent.pending.len();
-        // A prompt's id contains no turn, or another turn if its answer is regenerated. So the next message counts.
-        let mut next = agent.turn;
+        // The id of a user message contains no turn, or another turn if its answer is regenerated. So the answer counts.
+        let (mut next, mut is_answered) = (agent.turn, agent.turn.is_some());
         let turn = |message: &&Arc<Message>| {
-            let is_prompt = message.role == Role::User && message.tool_results().next().is_none();
-            next = if is_prompt { next.or(turn_of(message)) } else { turn_of(message).or(next) };
+            if message.role == Role::Assistant || !is_answered {
+                next = turn_of(message).or(next);
+            }
+            is_answered = message.role == Role::Assistant;
             next
         };
         let mut turns: Vec<_> = all.iter().rev().map(turn).collect();
@@ -615,6 +619,7 @@ impl Follow {
             self.messages.truncate(kept);
             if self.messages.is_empty() {
                 self.messages.extend(all[..start].last().copied().cloned());
+                self.origin = self.messages.len();
             }
             for (message, turn) in range.iter().zip(&turns[start..]) {
                 self.enter(*turn, out);

@@ -8,20 +8,19 @@
 //! ```
 //!
 //! `Unknown`: neither an event nor a snapshot has shown the target. `Waiting`: the prompt is staged. `Running`: the
-//! target's run is active. `Ended`: the end was reported. [`FollowTarget::InFlight`] has no `Waiting`, and goes from
-//! `Ended` to `Running` again when the next run begins.
+//! target is active. `Ended`: the end was reported. [`FollowTarget::InFlight`] has no `Waiting`, and goes from `Ended` to
+//! `Running` again when the next run begins.
 //!
 //! # Invariants
 //!
-//! - Only the statements of the agent change the state of a prompt: [`Event::Prompt`] and [`Snapshot::prompts`]. A run
-//!   without such a prompt ends with the event that ends the run, with a prompt that starts the next turn of the run, or
-//!   with a snapshot that shows another run or none.
-//! - `Prompt(ended)` is kept until the end event of the same input, so the end has its response. If a prompt in flight
-//!   follows instead, the prompt has ended between two turns, with the response of the last [`Event::Turn`].
+//! - Only the statements of the agent end a target. The end of a prompt is stated by [`Event::Prompt`] and
+//!   [`Snapshot::prompts`]. A run ends with the event that ends it, or with a snapshot that shows another run or none.
+//! - `Prompt(ended)` is kept until the event that ends the turn, so the end has its response. Between two turns no such
+//!   event follows, so the end is reported at once, with the response of the last turn.
 //! - `messages` are the reported messages of the turn, and one before them. A snapshot is read from the last of them that
 //!   it contains: a repetition, the end of a discarded turn, and a prompt that has joined without an answer remove some.
-//! - `answer`, `partial` and `shown` belong to the answer in progress. If a snapshot or the end of the run shows that
-//!   this answer is neither in progress nor stored, it is reported as void before anything else.
+//! - `answer`, `partial` and `shown` belong to the answer in progress. If a snapshot or the end shows that this answer is
+//!   neither in progress nor stored, it is reported as void before anything else.
 //! - The text of a block is reported once. A block of a later snapshot or message continues a reported block only if it
 //!   begins with the same text.
 
@@ -30,7 +29,7 @@ use std::{mem, sync::Arc};
 use serde_json::Value;
 
 use super::{
-    Event, Failure, PendingUse, PromptId, PromptState, Response, RunOutcome, Snapshot, Status,
+    Event, Failure, PendingUse, Prompt, PromptId, PromptState, Response, RunOutcome, Snapshot, Status,
     snapshot::take_block,
 };
 use crate::{
@@ -45,10 +44,11 @@ use crate::{
 pub enum FollowTarget {
     /// The run of the prompt with this id, from the prompt's message until the prompt has ended.
     Prompt(PromptId),
-    /// The run whose first turn has this id. A run that has no prompt with an id is found by the turn in
-    /// [`Accepted::Started`].
+    /// The run whose first turn has this id, until the agent is idle. A run that has no prompt with an id is found by
+    /// the turn in [`Accepted::Started`].
     Turn(TurnId),
-    /// The run that is active or, if none is active, the next run. After its end, the run that follows, and so on.
+    /// The run that is active or, if none is active, the next run, until the agent is idle. Then the run that follows, and
+    /// so on.
     #[default]
     InFlight,
 }
@@ -152,8 +152,8 @@ pub enum RunProgress<'a> {
 /// Follows one run through events and snapshots, and reports its progress. Performs no I/O.
 ///
 /// A reader that was too slow gets a snapshot in place of the missed events. The snapshot is reported in the same form,
-/// without a gap or a repetition. If the reader has missed the end of the run and the start of a later one, turns that
-/// [`handle_turn`](super::AgentCallbacks::handle_turn) has added to the run are not reported.
+/// without a gap or a repetition. If the reader has missed the end of a run and the start of a later one, only the turn
+/// that it was reading is completed.
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]
@@ -188,9 +188,7 @@ pub struct Follow {
     from: FollowFrom,
     state: FollowState,
     is_accepted: bool,
-    /// The prompt that has started the run, if it has an id.
-    prompt: Option<PromptId>,
-    /// The outcome that was stated before the end event.
+    /// The outcome of the prompt, which was stated before the end event.
     ended: Option<RunOutcome>,
     /// Whether the end of the run returns the prompt.
     is_returned: bool,
@@ -200,9 +198,7 @@ pub struct Follow {
     response: Option<Arc<Response>>,
     /// The number of messages of the turn in flight.
     pending: usize,
-    /// The first message of the run.
-    first: Option<Arc<Message>>,
-    /// The last answer of the run that is committed.
+    /// The last answer of the earlier turns.
     kept: Option<Arc<Message>>,
     turn: Option<TurnId>,
     /// The number of the run or, if none was shown, of the last run before it.
@@ -246,8 +242,7 @@ type Out<'o> = dyn FnMut(RunProgress<'_>) + 'o;
 impl Follow {
     /// Creates a follower. If the subscription has a snapshot, pass it to [`snapshot`](Self::snapshot) first.
     pub fn new(target: FollowTarget, from: FollowFrom) -> Self {
-        let prompt = if let FollowTarget::Prompt(id) = &target { Some(id.clone()) } else { None };
-        Self { target, from, prompt, ..Self::default() }
+        Self { target, from, ..Self::default() }
     }
 
     /// Takes note that the command has returned. If a later snapshot does not show the target, the agent does not know
@@ -304,18 +299,35 @@ impl Follow {
         self.is_ended() && self.target != FollowTarget::InFlight
     }
 
-    /// Enters a turn of the run, which may be the first one.
+    /// Enters a turn, which may be the first one.
     fn enter(&mut self, turn: Option<TurnId>, out: &mut Out<'_>) {
         if !self.is_running() {
-            (self.state, self.turn, self.first, self.kept) = (FollowState::Running, None, None, None);
+            (self.state, self.turn, self.kept) = (FollowState::Running, None, None);
+            self.anchor(self.messages.last().cloned());
         }
         (self.is_between, self.response) = (false, None);
         if let Some(new) = turn.filter(|_| turn != self.turn) {
+            self.settle();
             self.turn = turn;
-            self.messages.drain(..self.messages.len().saturating_sub(1));
-            (self.origin, self.base) = (self.messages.len(), self.messages.len());
             out(RunProgress::Turn(new));
         }
+    }
+
+    /// Takes note that the turn is committed.
+    fn settle(&mut self) {
+        self.kept = self.last_answer().or(self.kept.as_ref()).cloned();
+        self.anchor(self.messages.last().cloned());
+    }
+
+    /// Sets the last message before the turn.
+    fn anchor(&mut self, last: Option<Arc<Message>>) {
+        self.messages = last.into_iter().collect();
+        (self.origin, self.base) = (self.messages.len(), self.messages.len());
+    }
+
+    /// Returns the last answer of the turn.
+    fn last_answer(&self) -> Option<&Arc<Message>> {
+        self.messages[self.origin..].iter().rfind(|message| message.role == Role::Assistant)
     }
 
     /// Reports the end, or that the prompt was returned.
@@ -324,41 +336,36 @@ impl Follow {
         self.set_pauses(&[], out);
         out(end);
         (self.state, self.is_between, self.ended) = (FollowState::Ended, false, None);
-        self.prompt.take_if(|_| self.target == FollowTarget::InFlight);
     }
 
     // ---- events ----
 
     /// Reads the next event.
     pub fn event(&mut self, event: &Event, out: &mut dyn FnMut(RunProgress<'_>)) {
-        let removes = matches!(event, Event::Retry { pending, .. } if *pending < self.pending);
-        self.pending = match event {
+        let pending = match event {
             Event::Message { .. } => self.pending + 1,
             Event::Retry { pending, .. } => *pending,
             Event::Turn { .. } | Event::Error { .. } | Event::Cancelled { .. } => 0,
             _ => self.pending,
         };
+        let removes = mem::replace(&mut self.pending, pending) > pending;
         match event {
             _ if self.is_over() => {}
             // A request that fails before it begins leaves the answer before it as it is.
             Event::Retry { .. } if self.answer.is_none() && !removes => {}
-            Event::Prompt { id, state, prompt } => match state {
-                PromptState::InFlight { turn } if self.prompt.as_ref() == Some(id) => {
-                    self.enter(Some(*turn), out);
+            Event::Prompt { id, state, prompt } => match (&self.target, state) {
+                (FollowTarget::Prompt(own), _) if own != id => {}
+                (FollowTarget::Turn(_) | FollowTarget::InFlight, _) => {}
+                (_, PromptState::Staged) => self.wait(out),
+                (_, PromptState::InFlight { turn }) => self.enter(Some(*turn), out),
+                (_, PromptState::Ended { outcome }) if self.is_between => {
+                    let (response, kept) = (self.response.take(), self.kept.take());
+                    let (outcome, response, message) = (Some(outcome), response.as_ref(), kept.as_ref());
+                    self.end(RunProgress::Ended { outcome, response, message }, out);
                 }
-                PromptState::InFlight { turn } => {
-                    // A prompt that joins the turn in flight changes nothing.
-                    self.end_between(out);
-                    if !self.is_running() && !self.is_over() && self.begins(*turn) {
-                        self.prompt = Some(id.clone());
-                        self.enter(Some(*turn), out);
-                    }
-                }
-                _ if self.prompt.as_ref() != Some(id) => {}
-                PromptState::Staged => self.wait(out),
-                PromptState::Ended { outcome } => self.ended = Some(outcome.clone()),
-                PromptState::Returned if prompt.is_some() => self.is_returned = true,
-                PromptState::Returned => self.end(RunProgress::Returned { outcome: None }, out),
+                (_, PromptState::Ended { outcome }) => self.ended = Some(outcome.clone()),
+                (_, PromptState::Returned) if prompt.is_some() => self.is_returned = true,
+                (_, PromptState::Returned) => self.end(RunProgress::Returned { outcome: None }, out),
             },
             Event::Message { message, step, turn, run } if self.is_running() || self.begins(*turn) => {
                 (self.run, self.step) = (Some(*run), *step);
@@ -366,30 +373,10 @@ impl Follow {
                 self.message(message, out);
             }
             Event::Turn { response, .. } | Event::Error { response, .. } | Event::Cancelled { response } => {
-                let is_committed = event.committed().is_some();
-                if is_committed && self.is_running() {
-                    (self.is_between, self.kept) = (true, response.message.clone());
-                    self.response = Some(Arc::clone(response));
-                }
-                let outcome = match &self.prompt {
-                    _ if self.is_returned => {
-                        return self
-                            .end(RunProgress::Returned { outcome: RunOutcome::of(event).as_ref() }, out);
-                    }
-                    Some(_) => self.ended.take(),
-                    None => RunOutcome::of(event).filter(|_| self.is_running()),
-                };
-                if let Some(outcome) = &outcome {
-                    let kept = self.kept.take();
-                    let (outcome, response, message) = (Some(outcome), Some(response), kept.as_ref());
-                    self.end(RunProgress::Ended { outcome, response, message }, out);
-                    let kept = if is_committed { self.messages.len() } else { self.origin };
-                    self.messages.truncate(kept);
-                }
+                self.turn_ended(event, response, out);
             }
             Event::State(view) if self.target == FollowTarget::InFlight && !self.is_running() => {
-                self.messages = view.history.last().cloned().into_iter().collect();
-                (self.origin, self.base) = (self.messages.len(), self.messages.len());
+                self.anchor(view.history.last().cloned());
             }
             // The reader has joined a run without a snapshot.
             Event::StepStart { message_id, .. }
@@ -403,15 +390,25 @@ impl Follow {
         }
     }
 
-    /// Reports the end of a run that another prompt continues, if the last turn of the run was committed before.
-    fn end_between(&mut self, out: &mut Out<'_>) {
-        if self.is_between && (self.ended.is_some() || !matches!(self.target, FollowTarget::Prompt(_))) {
-            let (response, kept) = (self.response.take(), self.kept.take());
-            let stopped =
-                |response: &Arc<Response>| RunOutcome::Stopped { stop_reason: response.stop_reason.clone() };
-            let outcome = self.ended.take().or_else(|| response.as_ref().map(stopped));
-            let (outcome, response, message) = (outcome.as_ref(), response.as_ref(), kept.as_ref());
+    fn turn_ended(&mut self, event: &Event, response: &Arc<Response>, out: &mut Out<'_>) {
+        let is_committed = event.committed().is_some();
+        let outcome = match &self.target {
+            _ if self.is_returned => {
+                return self.end(RunProgress::Returned { outcome: RunOutcome::of(event).as_ref() }, out);
+            }
+            FollowTarget::Prompt(_) => self.ended.take(),
+            _ => RunOutcome::of(event).filter(|_| self.is_running()),
+        };
+        if is_committed {
+            self.settle();
+        }
+        if let Some(outcome) = &outcome {
+            let kept = response.message.clone().filter(|_| is_committed).or(self.kept.take());
+            let (outcome, response, message) = (Some(outcome), Some(response), kept.as_ref());
             self.end(RunProgress::Ended { outcome, response, message }, out);
+            self.messages.truncate(self.origin);
+        } else if is_committed && self.is_running() {
+            (self.is_between, self.response) = (true, Some(Arc::clone(response)));
         }
     }
 
@@ -458,14 +455,12 @@ impl Follow {
     // ---- messages and blocks ----
 
     fn message(&mut self, message: &Arc<Message>, out: &mut Out<'_>) {
-        self.first.get_or_insert_with(|| Arc::clone(message));
         if message.role == Role::User {
             for result in message.tool_results() {
                 self.tool(&result.tool_use_id, 2, ToolChange::Result(result), out);
             }
             out(RunProgress::User(message));
             self.messages.push(Arc::clone(message));
-            self.base = self.messages.len();
             return;
         }
         if self.answer.is_none() || self.answer != message.id {
@@ -568,29 +563,16 @@ impl Follow {
 
     fn read_snapshot(&mut self, all: &[&Arc<Message>], agent: &Snapshot, out: &mut Out<'_>) {
         self.pending = agent.pending.len();
-        // The id of a user message contains no turn, or another turn if its answer is regenerated. So the answer counts.
-        let (mut next, mut is_answered) = (agent.turn, agent.turn.is_some());
-        let turn = |message: &&Arc<Message>| {
-            if message.role == Role::Assistant || !is_answered {
-                next = turn_of(message).or(next);
-            }
-            is_answered = message.role == Role::Assistant;
-            next
-        };
-        let mut turns: Vec<_> = all.iter().rev().map(turn).collect();
-        turns.reverse();
         while !self.is_over() {
-            let (kept, start) = self.start(all, agent);
-            let own = self.own_end(all, &turns, start, agent);
-            let outcome = match self.target_state(all, own == all.len(), agent) {
+            let is_own = self.is_own(agent);
+            let outcome = match self.target_state(all, is_own, agent) {
                 TargetState::Waiting => return self.wait(out),
                 TargetState::Returned(outcome) => {
                     return self.end(RunProgress::Returned { outcome: outcome.as_ref() }, out);
                 }
                 TargetState::Unknown => {
                     if self.target == FollowTarget::InFlight {
-                        self.messages = all.last().copied().cloned().into_iter().collect();
-                        self.origin = self.messages.len();
+                        self.anchor(all.last().copied().cloned());
                         self.run = Some(agent.run);
                     }
                     return;
@@ -598,50 +580,69 @@ impl Follow {
                 TargetState::Running => None,
                 TargetState::Ended(outcome) => Some(outcome),
             };
-            let range = &all[start..if outcome.is_some() { own } else { all.len() }];
-            let fits = |(own, other): (&PartialBlock, &PartialBlock)| {
-                begins(own, &other.content, Some(&other.input))
-            };
-            let is_in_progress = outcome.is_none()
-                && self.answer == agent.answer
-                && self.partial.len() <= agent.partial.len()
-                && self.partial.iter().zip(&agent.partial).all(fits);
-            if !is_in_progress
-                && !range.iter().any(|message| message.id.is_some() && message.id == self.answer)
-            {
-                self.void(None, out);
+            let is_old = self.is_running() && !is_own;
+            let (kept, start) = self.start(all, agent);
+            let end = if outcome.is_some() { self.own_end(all, start, is_own, agent) } else { all.len() };
+            self.correct(
+                kept,
+                &all[start..end],
+                agent.answer.as_ref().filter(|_| outcome.is_none()),
+                agent,
+                out,
+            );
+            for index in start..end {
+                self.enter(turn_at(all, index, agent), out);
+                self.message(all[index], out);
             }
-            if kept == self.base && kept < self.messages.len() {
-                // The answer was complete, and then its request was repeated.
-                self.tools.clear();
-                out(RunProgress::Void { failure: None });
-            }
-            self.messages.truncate(kept);
-            if self.messages.is_empty() {
-                self.messages.extend(all[..start].last().copied().cloned());
-                self.origin = self.messages.len();
-            }
-            for (message, turn) in range.iter().zip(&turns[start..]) {
-                self.enter(*turn, out);
-                self.message(message, out);
-            }
-            let run = &all[self.first.as_ref().and_then(|first| find(first, all)).unwrap_or(all.len())..];
-            let committed = run.len().saturating_sub(agent.pending.len().max(all.len() - own));
-            let is_answer = |message: &&&Arc<Message>| message.role == Role::Assistant;
-            self.kept = run[..committed].iter().rev().find(is_answer).copied().cloned();
             let Some(outcome) = outcome else { return self.read_in_flight(agent, out) };
-            let (outcome, kept) = (outcome.as_ref(), self.kept.take());
-            self.end(RunProgress::Ended { outcome, response: None, message: kept.as_ref() }, out);
-            if own == all.len() {
+            let committed = &all[..all.len() - agent.pending.len()];
+            let last =
+                self.last_answer().and_then(|last| find(last, committed)).map(|after| committed[after - 1]);
+            let kept = last.or(self.kept.as_ref()).cloned();
+            let (outcome, message) = (outcome.as_ref(), kept.as_ref());
+            self.end(RunProgress::Ended { outcome, response: None, message }, out);
+            if !is_old {
                 self.run = Some(agent.run);
             }
         }
+    }
+
+    /// Reports that the answer in progress, or the last answer, is void, unless the snapshot contains it. `kept` is the
+    /// number of the reported messages that the snapshot contains. `next` are the messages that follow them, and
+    /// `in_progress` is the answer that follows these.
+    fn correct(
+        &mut self,
+        kept: usize,
+        next: &[&Arc<Message>],
+        in_progress: Option<&MessageId>,
+        agent: &Snapshot,
+        out: &mut Out<'_>,
+    ) {
+        let fits =
+            |(own, other): (&PartialBlock, &PartialBlock)| begins(own, &other.content, Some(&other.input));
+        let continues = self.answer.as_ref() == in_progress
+            && self.partial.len() <= agent.partial.len()
+            && self.partial.iter().zip(&agent.partial).all(fits);
+        if !continues && !next.iter().any(|message| message.id.is_some() && message.id == self.answer) {
+            self.void(None, out);
+        }
+        let is_answered = self.messages.get(self.base).is_some_and(|next| next.role == Role::Assistant);
+        if self.is_running() && kept == self.base && is_answered {
+            // The answer was complete, and then its request was repeated.
+            self.tools.clear();
+            out(RunProgress::Void { failure: None });
+        }
+        self.messages.truncate(kept);
+        (self.origin, self.base) = (self.origin.min(kept), self.base.min(kept));
     }
 
     /// Reports the parts of the turn in flight that are not messages.
     fn read_in_flight(&mut self, agent: &Snapshot, out: &mut Out<'_>) {
         self.enter(agent.turn, out);
         (self.run, self.is_between) = (Some(agent.run), agent.turn.is_none());
+        if self.is_between {
+            self.settle();
+        }
         if let Some(answer) = &agent.answer {
             if self.answer.as_ref() != Some(answer) {
                 self.request(agent.step, Some(answer), out);
@@ -660,96 +661,127 @@ impl Follow {
         self.set_pauses(&agent.pauses, out);
     }
 
-    /// Returns the state of the target. `is_active` is whether the snapshot contains no later run of another prompt.
-    fn target_state(&self, all: &[&Arc<Message>], is_active: bool, agent: &Snapshot) -> TargetState {
-        let last_run = agent.last_run.as_deref();
-        let outcome = || last_run.map(|run| run.outcome.clone());
-        // A prompt that a callback returns can fail without a run. Its failure has no turn.
-        let of_run = || last_run.filter(|run| run.turn.is_some()).map(|run| run.outcome.clone());
-        let known = agent.prompts.iter().find(|known| self.prompt.as_ref() == Some(&known.id));
-        let is_busy = agent.status != Status::Idle;
-        match known.map(|known| &known.state) {
-            Some(PromptState::Staged) => return TargetState::Waiting,
-            Some(PromptState::InFlight { .. }) => return TargetState::Running,
-            Some(PromptState::Ended { outcome }) => return TargetState::Ended(Some(outcome.clone())),
-            Some(PromptState::Returned) => {
-                let mut staged = last_run.iter().flat_map(|run| &run.staged);
-                let is_last = staged.any(|prompt| prompt.id == self.prompt);
-                return TargetState::Returned(outcome().filter(|_| is_last));
-            }
-            None => {}
-        }
-        let is_running =
-            self.is_running() && is_busy && self.run.is_none_or(|run| run == agent.run) && is_active;
-        let last = agent.run.wrapping_sub(u32::from(is_busy));
+    /// Returns whether the target belongs to the last run of the snapshot, as far as the follower knows.
+    fn is_own(&self, agent: &Snapshot) -> bool {
         match &self.target {
-            FollowTarget::Prompt(id) => {
-                let is_known = self.is_accepted || self.state != FollowState::Unknown;
-                match place_of(id, all) {
-                    Some(index) if index + agent.pending.len() >= all.len() => TargetState::Running,
-                    None if !is_known => TargetState::Unknown,
-                    _ => TargetState::Ended(None),
+            FollowTarget::Turn(turn) => agent.first_turn == Some(*turn),
+            _ => self.is_running() && self.run.is_none_or(|run| run == agent.run),
+        }
+    }
+
+    fn is_last_turn(&self, agent: &Snapshot) -> bool {
+        let last = agent.last_run.as_deref().and_then(|run| run.turn);
+        last.is_some_and(|last| self.target == FollowTarget::Turn(last))
+    }
+
+    fn target_state(&self, all: &[&Arc<Message>], is_own: bool, agent: &Snapshot) -> TargetState {
+        let (last_run, is_busy) = (agent.last_run.as_deref(), agent.status != Status::Idle);
+        if let FollowTarget::Prompt(id) = &self.target {
+            return match agent.prompts.iter().find(|known| known.id == *id).map(|known| &known.state) {
+                Some(PromptState::Staged) => TargetState::Waiting,
+                Some(PromptState::InFlight { .. }) => TargetState::Running,
+                Some(PromptState::Ended { outcome }) => TargetState::Ended(Some(outcome.clone())),
+                Some(PromptState::Returned) => {
+                    let is_own = |prompt: &Arc<Prompt>| prompt.id.as_ref() == Some(id);
+                    // During the next run, the id may have been used again, and withdrawn.
+                    let end = last_run.filter(|run| !is_busy && run.staged.iter().any(is_own));
+                    TargetState::Returned(end.map(|run| run.outcome.clone()))
                 }
+                None if self.is_accepted || self.state != FollowState::Unknown => TargetState::Ended(None),
+                None if place_of(id, all).is_some() => TargetState::Ended(None),
+                None => TargetState::Unknown,
+            };
+        }
+        // A prompt that a callback returns can fail without a run. Its failure has no turn.
+        let outcome = || last_run.filter(|run| run.turn.is_some()).map(|run| run.outcome.clone());
+        let is_all = self.target == FollowTarget::InFlight;
+        match self.is_running() {
+            _ if is_own && is_busy => TargetState::Running,
+            _ if is_own => TargetState::Ended(outcome()),
+            true => {
+                let is_before = self.run.is_some_and(|run| run.wrapping_add(1) == agent.run);
+                TargetState::Ended(outcome().filter(|_| is_busy && is_before))
             }
-            FollowTarget::Turn(turn) if agent.turn == Some(*turn) => TargetState::Running,
-            _ if is_running => TargetState::Running,
-            FollowTarget::Turn(turn) if !self.is_running() => match last_run.and_then(|run| run.turn) {
-                Some(last) if last == *turn => TargetState::Ended(outcome()),
-                _ if self.is_accepted => TargetState::Ended(None),
-                _ => TargetState::Unknown,
-            },
-            _ if self.is_running() => {
-                TargetState::Ended(of_run().filter(|_| self.run == Some(last) && (is_busy || is_active)))
-            }
-            _ if is_busy => TargetState::Running,
-            _ if self.run.is_some_and(|run| run != agent.run) => TargetState::Ended(of_run()),
-            _ => TargetState::Unknown,
+            false if is_all && is_busy => TargetState::Running,
+            false if is_all && self.run.is_some_and(|run| run != agent.run) => TargetState::Ended(outcome()),
+            // The agent was started after the run.
+            false if self.is_last_turn(agent) => TargetState::Ended(outcome()),
+            false if !is_all && self.is_accepted => TargetState::Ended(None),
+            false => TargetState::Unknown,
         }
     }
 
     /// Returns the number of the reported messages that the snapshot contains, and the index of its first message that
-    /// was not reported. A repetition removes an answer, and the end of a run a prompt that has joined without an answer.
+    /// was not reported.
     fn start(&self, all: &[&Arc<Message>], agent: &Snapshot) -> (usize, usize) {
-        let kept = all.len() - agent.pending.len();
         let mut reported = self.messages.iter().enumerate().rev();
-        if let Some(found) = reported.find_map(|(at, own)| Some((at + 1, find(own, all)?))) {
-            return found;
-        }
-        let first = || match &self.target {
-            FollowTarget::Prompt(id) => place_of(id, all),
-            FollowTarget::Turn(turn) if agent.turn != Some(*turn) => {
-                let first = all.iter().position(|message| turn_of(message) == Some(*turn))?;
-                Some(first.saturating_sub(usize::from(all[first].role == Role::Assistant)))
-            }
+        let found = reported.find_map(|(at, own)| Some((at + 1, find(own, all)?)));
+        let first = first_of(all, agent.first_turn, agent);
+        match (&self.target, found) {
+            (_, Some(found)) if self.is_running() => found,
             // The reader has joined without a snapshot, so it has only the answer in progress.
-            FollowTarget::InFlight if self.answer.is_some() => {
-                all.iter().position(|message| message.id == self.answer)
+            _ if self.is_running() => {
+                let answer = |message: &&Arc<Message>| message.id.is_some() && message.id == self.answer;
+                (0, all.iter().position(answer).unwrap_or(all.len()))
             }
-            FollowTarget::InFlight if self.run.is_some() && self.origin == 0 => Some(0),
-            _ => Some(kept),
-        };
-        (0, first().unwrap_or(all.len()))
+            (FollowTarget::Prompt(id), _) => (0, place_of(id, all).unwrap_or(all.len())),
+            (FollowTarget::Turn(turn), _) => (0, first_of(all, Some(*turn), agent)),
+            (FollowTarget::InFlight, Some((kept, start))) if start <= first => (kept, start),
+            (FollowTarget::InFlight, _) if self.run.is_none() => (0, all.len() - agent.pending.len()),
+            _ => (0, first),
+        }
     }
 
-    /// Returns the index of the first message from `start` on that does not belong to the run. The run ends where a
-    /// prompt starts another turn. Without such a prompt, turns were added to the run if no later run has begun.
-    fn own_end(
-        &self,
-        all: &[&Arc<Message>],
-        turns: &[Option<TurnId>],
-        start: usize,
-        agent: &Snapshot,
-    ) -> usize {
-        let is_last =
-            self.run == Some(agent.run) || !self.is_running() && self.target == FollowTarget::InFlight;
-        let mut turn = self.turn.filter(|_| self.is_running());
-        let ends = |index: &usize| {
-            let before = mem::replace(&mut turn, turns[*index]);
-            // A callback adds a turn with a user message that has an id of this turn.
-            let is_added = all[*index].role == Role::User && turn_of(all[*index]).is_some();
-            before.is_some() && before != turn && !(is_added && is_last)
+    /// Returns the index after the last message of a target that has ended. In a run, each staged prompt has an id, so a
+    /// later turn of the run whose first message has an id from the agent was added by a callback.
+    fn own_end(&self, all: &[&Arc<Message>], start: usize, is_own: bool, agent: &Snapshot) -> usize {
+        let is_prompt = matches!(self.target, FollowTarget::Prompt(_));
+        let (mut turn, is_last) = match self.is_running() {
+            true => (self.turn, is_own),
+            false if start == all.len() || self.target == FollowTarget::InFlight => return all.len(),
+            false => (turn_at(all, start, agent), start >= first_of(all, agent.first_turn, agent)),
         };
-        (start..all.len()).find(ends).unwrap_or(all.len())
+        let mut end = start;
+        // A discarded turn is not contained.
+        while let Some(last) = all.iter().rposition(|message| turn.is_some() && turn_of(message) == turn) {
+            if is_last && !is_prompt {
+                return all.len();
+            }
+            end = end.max(last + 1);
+            match all
+                .get(end)
+                .filter(|next| is_last && next.role == Role::User)
+                .and_then(|next| turn_of(next))
+            {
+                Some(next) if Some(next) != turn => turn = Some(next),
+                _ => break,
+            }
+        }
+        end
+    }
+}
+
+/// Returns the index of the first message of a turn, which is the one before the turn's first answer.
+fn first_of(all: &[&Arc<Message>], turn: Option<TurnId>, agent: &Snapshot) -> usize {
+    let is_first = |message: &&Arc<Message>| {
+        message.role == Role::Assistant && turn.is_some() && turn_of(message) == turn
+    };
+    match all.iter().position(is_first) {
+        Some(answer) => answer.saturating_sub(1),
+        None if agent.turn == turn => all.len() - agent.pending.len(),
+        None => all.len(),
+    }
+}
+
+/// Returns the turn of a message. The id of a prompt contains no turn, or another turn if its answer is regenerated, so
+/// the answer after it counts.
+fn turn_at(all: &[&Arc<Message>], index: usize, agent: &Snapshot) -> Option<TurnId> {
+    let own = turn_of(all[index]);
+    match all.get(index + 1) {
+        _ if all[index].role == Role::Assistant => own,
+        None => agent.turn.or(own),
+        Some(next) if next.role == Role::Assistant => turn_of(next).or(own),
+        Some(_) => own.or_else(|| turn_at(all, index + 1, agent)),
     }
 }
 

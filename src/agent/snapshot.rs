@@ -71,6 +71,9 @@ pub struct Snapshot {
     /// with a stored turn in flight continues the count of that turn.
     #[serde(default)]
     pub run: u32,
+    /// The first turn of the last run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_turn: Option<TurnId>,
     /// The id of the turn in flight.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turn: Option<TurnId>,
@@ -146,6 +149,9 @@ impl Snapshot {
                 self.answer.take_if(|_| message.role == Role::Assistant);
                 self.pending.push(Arc::clone(message));
                 self.step = *step;
+                if *run != self.run {
+                    self.first_turn = Some(*turn);
+                }
                 (self.turn, self.run) = (Some(*turn), *run);
             }
             Event::StepStart { step, message_id } => {

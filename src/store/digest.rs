@@ -42,7 +42,7 @@ impl Digest {
         Ok(len)
     }
 
-    #[cfg(any(feature = "sqlite", feature = "postgres", feature = "web"))]
+    #[cfg(any(test, feature = "sqlite", feature = "postgres", feature = "web"))]
     pub(crate) fn value(self) -> u128 {
         self.hash
     }

@@ -22,7 +22,7 @@ use icu_properties::{
 
 /// The number of the rule.
 #[cfg_attr(
-    not(any(feature = "sqlite", feature = "postgres")),
+    not(any(test, feature = "sqlite", feature = "postgres")),
     expect(dead_code, reason = "only databases read it")
 )]
 pub(super) const RULE: i64 = 1;

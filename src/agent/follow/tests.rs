@@ -25,6 +25,12 @@ impl Reader {
         self.0.event(event, &mut |progress| self.1.push(words(progress)));
     }
 
+    fn events(&mut self, events: &[Event]) {
+        for event in events {
+            self.event(event);
+        }
+    }
+
     fn snapshot(&mut self, snapshot: &Snapshot) {
         let history = &snapshot.state.history;
         self.0.snapshot(history, snapshot, &mut |progress| self.1.push(words(progress)));
@@ -113,7 +119,7 @@ fn snapshot(history: Vec<Arc<Message>>, prompts: Vec<KnownPrompt>) -> Snapshot {
 #[test]
 fn rest_of_an_answer_is_reported_with_its_message() {
     let mut reader = Reader::of("a");
-    turn(&answer(TURN, "Yes.")).iter().for_each(|event| reader.event(event));
+    reader.events(&turn(&answer(TURN, "Yes.")));
     let expected =
         ["turn 1", "user a", "request", "block ", "block Ye", "block s..", "answer Yes."].map(str::to_owned);
     assert_eq!(reader.take(), expected);
@@ -122,7 +128,7 @@ fn rest_of_an_answer_is_reported_with_its_message() {
 #[test]
 fn end_that_was_stated_before_the_end_event_has_its_response() {
     let (mut reader, whole) = (Reader::of("a"), answer(TURN, "Yes."));
-    turn(&whole).iter().for_each(|event| reader.event(event));
+    reader.events(&turn(&whole));
     reader.event(&state("a", PromptState::Ended { outcome: stopped() }));
     assert!(!reader.0.is_ended());
     reader.take();
@@ -134,12 +140,12 @@ fn end_that_was_stated_before_the_end_event_has_its_response() {
 #[test]
 fn prompt_that_is_used_between_two_turns_ends_the_earlier_one_with_the_last_response() {
     let (mut reader, whole) = (Reader::of("a"), answer(TURN, "Yes."));
-    turn(&whole).iter().for_each(|event| reader.event(event));
+    reader.events(&turn(&whole));
     reader.event(&Event::Turn { response: response(Some(whole)), continues: true });
-    reader.event(&state("a", PromptState::Ended { outcome: stopped() }));
     reader.take();
-    reader.event(&state("b", PromptState::InFlight { turn: NEXT }));
+    reader.event(&state("a", PromptState::Ended { outcome: stopped() }));
     assert_eq!(reader.take(), ["ended stopped true Yes."]);
+    reader.event(&state("b", PromptState::InFlight { turn: NEXT }));
     reader.event(&message(&user("b"), NEXT));
     assert!(reader.take().is_empty());
 }
@@ -147,7 +153,7 @@ fn prompt_that_is_used_between_two_turns_ends_the_earlier_one_with_the_last_resp
 #[test]
 fn repetition_voids_the_answer_and_an_unkept_answer_is_void_at_the_end() {
     let (mut reader, whole) = (Reader::of("a"), answer(TURN, "Yes."));
-    turn(&whole)[..5].iter().for_each(|event| reader.event(event));
+    reader.events(&turn(&whole)[..5]);
     reader.take();
     let failure = Failure::Interrupted;
     reader.event(&Event::Retry { failure, delay: Duration::ZERO, pending: 1, step: 2 });
@@ -161,7 +167,7 @@ fn repetition_voids_the_answer_and_an_unkept_answer_is_void_at_the_end() {
 #[test]
 fn snapshot_continues_where_the_events_stopped() {
     let (mut reader, whole) = (Reader::of("a"), answer(TURN, "Yes."));
-    turn(&whole)[..5].iter().for_each(|event| reader.event(event));
+    reader.events(&turn(&whole)[..5]);
     reader.take();
     let ended = KnownPrompt::new("a", PromptState::Ended { outcome: stopped() });
     reader.snapshot(&snapshot(vec![user("a"), whole], vec![ended]));
@@ -171,7 +177,7 @@ fn snapshot_continues_where_the_events_stopped() {
 #[test]
 fn snapshot_that_contains_other_text_voids_the_reported_text() {
     let mut reader = Reader::of("a");
-    turn(&answer(TURN, ""))[..5].iter().for_each(|event| reader.event(event));
+    reader.events(&turn(&answer(TURN, ""))[..5]);
     reader.take();
     let ended = KnownPrompt::new("a", PromptState::Ended { outcome: stopped() });
     let other = Arc::new(Message { id: Some(MessageId::made(TURN, 2)), ..Message::assistant("No.") });
@@ -219,7 +225,7 @@ fn returned_prompt_has_the_outcome_of_the_run_unless_it_was_withdrawn() {
 #[test]
 fn prompt_that_joins_a_turn_is_read_from_its_message_on() {
     let mut reader = Reader::of("b");
-    turn(&answer(TURN, "Yes.")).iter().for_each(|event| reader.event(event));
+    reader.events(&turn(&answer(TURN, "Yes.")));
     assert!(reader.take().is_empty());
     let pending = vec![user("a"), answer(TURN, "Yes."), user("b")];
     let known = |id| KnownPrompt::new(id, PromptState::InFlight { turn: TURN });

@@ -282,7 +282,11 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::{message::StopReason, session::tests::decided::{decided, left_open}, store::MemoryStore};
+    use crate::{
+        message::StopReason,
+        session::tests::decided::{decided, left_open},
+        store::MemoryStore,
+    };
 
     #[tokio::test]
     async fn replay_states_the_decisions_about_tool_uses_and_the_unusual_end_of_an_answer() {

@@ -50,7 +50,6 @@ impl Seen {
             RunProgress::User(message) => {
                 ensure!(!is_open, "the answer before it is open");
                 self.items.push(Item::User(Arc::clone(message)));
-                self.base = self.items.len();
             }
             RunProgress::Request { .. } => {
                 ensure!(!is_open, "the answer before it is open");
@@ -150,25 +149,25 @@ impl Reader {
 /// The three readers of one target: by events, by snapshots, and by both.
 struct Readers {
     target: FollowTarget,
-    readers: [Reader; 3],
+    three: [Reader; 3],
     is_compared: bool,
 }
 
 impl Readers {
     fn new(target: FollowTarget) -> Self {
-        let readers = [(); 3].map(|()| Reader::new(&target));
-        Self { target, readers, is_compared: false }
+        let three = [(); 3].map(|()| Reader::new(&target));
+        Self { target, three, is_compared: false }
     }
 
     fn check(&mut self, snapshot: &Snapshot) -> Check {
-        for reader in &self.readers {
+        for reader in &self.three {
             ensure!(reader.seen.fault.is_none(), "{:?}", reader.seen.fault);
             let is_running = reader.follow.turn().is_some() && !reader.follow.is_ended();
             if !reader.is_behind && is_running {
                 ensure!(reader.seen.pauses == snapshot.pauses, "the pauses are {:?}", reader.seen.pauses);
             }
         }
-        let by_events = &self.readers[0];
+        let by_events = &self.three[0];
         if let FollowTarget::Prompt(id) = &self.target
             && let Some(known) = snapshot.prompts.iter().find(|known| known.id == *id)
         {
@@ -180,7 +179,7 @@ impl Readers {
             let is_running = by_events.follow.turn().is_some() && !by_events.follow.is_ended();
             ensure!(is_idle != is_running, "a run is followed, but the agent is {:?}", snapshot.status);
         }
-        if !self.is_compared && self.readers.iter().all(|reader| reader.seen.end.is_some()) {
+        if !self.is_compared && self.three.iter().all(|reader| reader.seen.end.is_some()) {
             self.is_compared = true;
             return self.compare();
         }
@@ -189,7 +188,7 @@ impl Readers {
     }
 
     fn compare(&self) -> Check {
-        let [by_events, others @ ..] = &self.readers;
+        let [by_events, others @ ..] = &self.three;
         let Some(end) = &by_events.seen.end else { return Ok(()) };
         ensure!(end.has_response || end.is_returned, "the end has no response: {end:?}");
         ensure!(end.outcome.is_some() || end.is_returned, "the end has no outcome");
@@ -260,7 +259,7 @@ impl Follows {
 
     /// Gives all readers the first snapshot.
     pub(super) fn begin(&mut self, snapshot: &Snapshot) {
-        let readers = self.all.iter_mut().flat_map(|readers| &mut readers.readers);
+        let readers = self.all.iter_mut().flat_map(|readers| &mut readers.three);
         readers.for_each(|reader| reader.snapshot(snapshot));
     }
 
@@ -279,16 +278,27 @@ impl Follows {
             _ => {
                 let is_twice = self.fault == Some(FollowFault::TextTwice);
                 let count = if is_twice && matches!(event, Event::TextDelta { .. }) { 2 } else { 1 };
-                (0..count).for_each(|_| self.pass(event));
+                for _ in 0..count {
+                    self.pass(event);
+                }
             }
         }
         if is_end {
-            std::mem::take(&mut self.held).iter().for_each(|event| self.pass(event));
+            for event in std::mem::take(&mut self.held) {
+                self.pass(&event);
+            }
         }
     }
 
     fn pass(&mut self, event: &Event) {
         match event {
+            // A prompt with the id of an earlier one, which was returned. Readers of the earlier one can't see its end any
+            // more.
+            Event::Prompt { id, .. } => {
+                let is_over = |readers: &Readers| readers.three[0].seen.end.is_some();
+                let own = FollowTarget::Prompt(id.clone());
+                self.all.retain(|readers| readers.target != own || !is_over(readers));
+            }
             // A reader whose last message is not part of the new history reads only the turn in flight.
             Event::State(_) => self.is_due = true,
             Event::Turn { continues: true, .. } => (self.has_continued, self.is_due) = (true, true),
@@ -299,7 +309,7 @@ impl Follows {
         }
         for readers in &mut self.all {
             // The third reader gets no event after a lost one until its next snapshot.
-            let [by_events, by_snapshots, mixed] = &mut readers.readers;
+            let [by_events, by_snapshots, mixed] = &mut readers.three;
             by_events.event(event);
             by_snapshots.is_behind = true;
             mixed.is_behind |= self.is_lost;
@@ -323,9 +333,9 @@ impl Follows {
         let is_due = std::mem::take(&mut self.is_due) || is_last;
         // A follower of all runs compares each of them, so it misses no end.
         for readers in &mut self.all {
-            let has_ended = readers.readers[0].seen.end.is_some();
+            let has_ended = readers.three[0].seen.end.is_some();
             let is_due = is_due || readers.target == FollowTarget::InFlight && has_ended;
-            for reader in &mut readers.readers[1..] {
+            for reader in &mut readers.three[1..] {
                 if reader.is_behind && (is_due || self.rng.percent(30)) {
                     reader.snapshot(snapshot);
                 }
@@ -336,8 +346,7 @@ impl Follows {
         if is_last && snapshot.status == Status::Idle {
             for readers in &self.all {
                 let is_open = |reader: &Reader| reader.seen.end.is_none();
-                let is_read =
-                    readers.target == FollowTarget::InFlight || !readers.readers.iter().any(is_open);
+                let is_read = readers.target == FollowTarget::InFlight || !readers.three.iter().any(is_open);
                 ensure!(is_read, "a reader of {:?} has no end", readers.target);
             }
         }
@@ -360,11 +369,11 @@ impl Follows {
         // A prompt that was returned is accepted again with the same id. Its earlier readers can't see its end any more.
         self.all.retain(|readers| readers.target != target);
         let mut readers = Readers::new(target);
-        for reader in &mut readers.readers {
+        for reader in &mut readers.three {
             reader.follow.accepted(accepted);
             reader.is_behind = true;
         }
-        readers.readers[2].is_behind = false;
+        readers.three[2].is_behind = false;
         self.all.push(readers);
     }
 }

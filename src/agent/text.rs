@@ -7,10 +7,12 @@ use std::{
 use futures_core::Stream;
 use futures_util::{StreamExt, stream};
 
-use super::{Event, Follow, FollowFrom, FollowTarget, Response, RunOutcome, RunProgress, Snapshot, Status};
+use super::{
+    Event, Follow, FollowFrom, FollowTarget, RunProgress, Snapshot, Status,
+    running::{rebuilt, result},
+};
 use crate::{
     message::{Content, TurnId},
-    provider::StopReason,
     run::Error,
     subscription::{Subscription, Update},
 };
@@ -189,20 +191,9 @@ impl TurnText {
             RunProgress::Turn(turn) => self.turn = Some(turn),
             RunProgress::Block { content: Content::Text(_), new, .. } => self.text.push_str(new),
             RunProgress::Ended { outcome, response, message } => {
-                let response = |reason| {
-                    let empty = |agent: &Snapshot| {
-                        Arc::new(Response::empty(&agent.state.model, reason, agent.step, agent.run))
-                    };
-                    response.cloned().or_else(|| snapshot.map(empty))
-                };
-                self.end(match outcome {
-                    Some(RunOutcome::Failed { failure }) => {
-                        response(StopReason::Failed).map(|response| Error::failed(failure.clone(), response))
-                    }
-                    Some(RunOutcome::Stopped { .. }) | None => None,
-                    Some(RunOutcome::Abandoned) if message.is_some() => None,
-                    Some(_) => response(StopReason::Cancelled).map(Error::cancelled),
-                });
+                let empty = || Arc::new(rebuilt(outcome, None, self.turn, snapshot));
+                let response = response.cloned().unwrap_or_else(empty);
+                self.end(outcome.and_then(|own| result(Some(own), response, message.is_some()).err()));
             }
             _ => {}
         }

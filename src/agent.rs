@@ -15,6 +15,8 @@
 //!   uses, continue a run and handle failures.
 //! - [`Snapshot`] and [`Event`] report the state and its changes. [`Agent::subscribe`] returns a snapshot and the
 //!   events that follow it. [`text_deltas`](Subscription::text_deltas) reduces the events to the text of the response.
+//! - [`Running`] follows one run to its end: its progress, its pauses and its response. [`Follow`] does the same for a
+//!   reader that has a subscription.
 //!
 //! The agent accepts commands at all times: while the model streams, while tools run, and while a callback waits. An
 //! operation that requires an idle agent, such as [`set_state`](Agent::set_state), fails with [`ErrorKind::Busy`]
@@ -85,10 +87,12 @@ mod core;
 mod decision;
 mod durable;
 mod event;
+mod follow;
 mod model_spec;
 mod owner;
 mod phase;
 mod request;
+mod running;
 mod snapshot;
 mod state;
 mod task;
@@ -117,9 +121,12 @@ pub use durable::{Durable, OnUncertain, RecordedStage, Recover, Recovery, Recove
 pub(crate) use durable::{MAX_LIVES, RECORD_DELAY, Record, TurnInFlight, UnreadableTurn, Written};
 
 pub use event::{Event, Status};
+pub use follow::{Follow, FollowFrom, FollowTarget, RunProgress, ToolChange};
 pub(crate) use owner::{Asker, FirstMessage, HistoryOwner, Moment};
 pub use request::RunRequest;
 pub(crate) use request::RunTarget;
+pub(crate) use running::Commands;
+pub use running::{RunStep, Running};
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 pub use snapshot::{Snapshot, ToolRun};
@@ -131,7 +138,7 @@ use tokio::sync::mpsc;
 
 use crate::{
     actor,
-    message::ToolUseId,
+    message::{History, ToolUseId, TurnId},
     run::{
         Accepted, Decided, Error, ErrorKind, Failure, KnownPrompt, Next, PendingUse, Prompt, PromptId,
         PromptState, Response, RunAt, RunEnd, RunOutcome, RunSpec, TurnRecord,
@@ -370,8 +377,7 @@ impl Agent {
 
     /// Ends the run like [`interrupt`](Self::interrupt) if this turn is in flight. Otherwise, returns `false` and
     /// changes nothing, so that a late caller never ends the run of somebody else.
-    #[cfg(any(feature = "acp", feature = "mcp-server", feature = "web"))]
-    pub(crate) async fn interrupt_turn(&self, turn: crate::message::TurnId) -> Result<bool, Error> {
+    pub(crate) async fn interrupt_turn(&self, turn: TurnId) -> Result<bool, Error> {
         match self.call(|reply| Command::Interrupt(Some(turn), reply)).await? {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == ErrorKind::Idle => Ok(false),
@@ -450,6 +456,18 @@ impl Agent {
     /// Returns [`ErrorKind::Ended`] if the agent has ended.
     pub async fn subscribe(&self) -> Result<AgentSubscription, Error> {
         self.subscribe_after(None).await
+    }
+
+    /// Follows a run, from its start to its end. If the target is not known yet, the reader waits for it.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ErrorKind::Ended`] if the agent has ended.
+    pub async fn follow(&self, target: FollowTarget) -> Result<Running, Error> {
+        let updates = self.subscribe().await?;
+        let (first, commands) = (updates.snapshot().cloned(), Box::new(self.clone()));
+        let of_snapshot: fn(&Snapshot) -> (&History, &Snapshot) = |agent| (&agent.state.history, agent);
+        Ok(Running::new(target, first, updates, |event| Some(event), of_snapshot, commands, "agent"))
     }
 
     /// Resumes a subscription after `last`, the last event that the subscriber saw. If the missed events are still

@@ -100,8 +100,8 @@ pub(crate) use watcher::{Notice, Watcher};
 
 use crate::{
     actor,
-    agent::{Agent, InFlight, RunRequest, RunTarget, Status},
-    message::UsageRow,
+    agent::{Agent, FollowTarget, InFlight, RunRequest, RunTarget, Running, Snapshot, Status},
+    message::{History, UsageRow},
     run::{Accepted, Error, ErrorKind, Prompt, Response, RunAt, RunSpec},
     store::{ConversationId, IntoStore, Labels, StoreError},
     subscription::{Attachment, End, EndReason, EventId, Source, Subscription},
@@ -342,6 +342,20 @@ impl Session {
     /// Returns [`ErrorKind::Ended`] if the session has ended.
     pub async fn subscribe_tail(&self, mode: Mode, limit: usize) -> Result<SessionSubscription, Error> {
         Ok(self.subscribe(mode).await?.into_tail(limit))
+    }
+
+    /// Follows a run, from its start to its end. If the target is not known yet, the reader waits for it. The reader is
+    /// a [controller](Mode::Controller).
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ErrorKind::Ended`] if the session has ended.
+    pub async fn follow(&self, target: FollowTarget) -> Result<Running, Error> {
+        let updates = self.subscribe(Mode::Controller).await?;
+        let (first, commands) = (updates.snapshot().cloned(), Box::new(self.clone()));
+        let of_snapshot: fn(&SessionSnapshot) -> (&History, &Snapshot) =
+            |session| (session.tree.history(), &session.agent);
+        Ok(Running::new(target, first, updates, SessionEvent::agent, of_snapshot, commands, "session"))
     }
 
     /// Resumes a subscription after the last event that the reader has seen.

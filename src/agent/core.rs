@@ -87,6 +87,8 @@ pub(super) struct Core {
     step: u32,
     /// The number of runs that were started.
     runs: u32,
+    /// The first turn of the last run.
+    first_turn: Option<TurnId>,
     /// The ids of tool uses that waited for `resume`.
     waited: Waited,
     /// The outcome of the last run.
@@ -137,6 +139,7 @@ impl Core {
             pending: self.phase.turn().into_iter().flat_map(|turn| turn.working.pending().cloned()).collect(),
             partial: self.phase.partial().into_iter().flat_map(Fold::blocks).map(streaming::seen).collect(),
             run: self.runs,
+            first_turn: self.first_turn,
             turn: self.phase.turn().map(|turn| turn.id),
             answer: self.phase.turn().and_then(|turn| turn.answer.clone()),
             pauses: self.phase.pauses().cloned().collect(),
@@ -257,7 +260,7 @@ impl Core {
         }
         let limit = origin.prompt.turn_timeout.or(cx.config.settings.turn_timeout);
         if self.emitted_status == Status::Idle {
-            self.runs = self.runs.wrapping_add(1);
+            (self.runs, self.first_turn) = (self.runs.wrapping_add(1), Some(id));
         }
         let mut turn = Box::new(Turn {
             id,

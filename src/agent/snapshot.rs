@@ -71,6 +71,9 @@ pub struct Snapshot {
     /// with a stored turn in flight continues the count of that turn.
     #[serde(default)]
     pub run: u32,
+    /// The first turn of the last run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_turn: Option<TurnId>,
     /// The id of the turn in flight.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turn: Option<TurnId>,
@@ -146,6 +149,9 @@ impl Snapshot {
                 self.answer.take_if(|_| message.role == Role::Assistant);
                 self.pending.push(Arc::clone(message));
                 self.step = *step;
+                if *run != self.run {
+                    self.first_turn = Some(*turn);
+                }
                 (self.turn, self.run) = (Some(*turn), *run);
             }
             Event::StepStart { step, message_id } => {
@@ -210,68 +216,9 @@ impl Snapshot {
                     self.step = response.step + 1;
                 }
             }
-            _ => self.take_block(event),
-        }
-    }
-
-    /// Applies an event about a block of the response that is being streamed.
-    fn take_block(&mut self, event: &Event) {
-        match event {
-            Event::TextStart { .. } => self.start(Text::default().into()),
-            Event::ThinkingStart { .. } => self.start(Thinking::default().into()),
-            Event::ToolUseStart { id, name, .. } => {
-                self.start(
-                    ToolUse::new(id.clone(), name.clone(), Value::Object(serde_json::Map::new())).into(),
-                );
+            _ => {
+                take_block(&mut self.partial, event);
             }
-            Event::TextDelta { index, delta } => {
-                if let Some(Content::Text(text)) = self.block(*index) {
-                    text.text.push_str(delta);
-                }
-            }
-            Event::ThinkingDelta { index, delta } => {
-                if let Some(Content::Thinking(thinking)) = self.block(*index) {
-                    thinking.text.push_str(delta);
-                }
-            }
-            Event::ToolUseDelta { index, delta } => {
-                if let Some(block) = self.partial.get_mut(*index) {
-                    block.input.push_str(delta);
-                }
-            }
-            Event::TextEnd { index, content } => self.end(*index, content.clone().into()),
-            Event::ThinkingEnd { index, content } => self.end(*index, content.clone().into()),
-            Event::ToolUseEnd { index, content } => self.end(*index, (**content).clone().into()),
-            Event::Attachment { content, .. } => {
-                self.start_whole((**content).clone().into());
-            }
-            Event::ProviderItem { index, content } => {
-                if let Some(block) = self.block(*index) {
-                    *block = (**content).clone().into();
-                } else {
-                    self.start_whole((**content).clone().into());
-                }
-            }
-            _ => {}
-        }
-    }
-
-    fn start(&mut self, content: Content) {
-        self.partial.push(PartialBlock { content, input: String::new(), ended: false });
-    }
-
-    fn start_whole(&mut self, content: Content) {
-        self.partial.push(PartialBlock { content, input: String::new(), ended: true });
-    }
-
-    fn block(&mut self, index: usize) -> Option<&mut Content> {
-        self.partial.get_mut(index).map(|block| &mut block.content)
-    }
-
-    fn end(&mut self, index: usize, content: Content) {
-        if let Some(block) = self.partial.get_mut(index) {
-            block.ended = true;
-            block.content = content;
         }
     }
 
@@ -284,4 +231,55 @@ impl Snapshot {
         self.turn = None;
         self.step = response.step;
     }
+}
+
+/// Applies an event about a block of the response that is being streamed. Returns the index of the block.
+pub(super) fn take_block(partial: &mut Vec<PartialBlock>, event: &Event) -> Option<usize> {
+    let (content, ended): (Content, bool) = match event {
+        Event::TextStart { .. } => (Text::default().into(), false),
+        Event::ThinkingStart { .. } => (Thinking::default().into(), false),
+        Event::ToolUseStart { id, name, .. } => {
+            let input = Value::Object(serde_json::Map::new());
+            (ToolUse::new(id.clone(), name.clone(), input).into(), false)
+        }
+        Event::Attachment { content, .. } => ((**content).clone().into(), true),
+        Event::ProviderItem { index, content } if *index >= partial.len() => {
+            ((**content).clone().into(), true)
+        }
+        _ => return extend_block(partial, event),
+    };
+    partial.push(PartialBlock { content, input: String::new(), ended });
+    Some(partial.len() - 1)
+}
+
+fn extend_block(partial: &mut [PartialBlock], event: &Event) -> Option<usize> {
+    let (Event::TextDelta { index, .. }
+    | Event::ThinkingDelta { index, .. }
+    | Event::ToolUseDelta { index, .. }
+    | Event::ProviderItem { index, .. }
+    | Event::TextEnd { index, .. }
+    | Event::ThinkingEnd { index, .. }
+    | Event::ToolUseEnd { index, .. }) = event
+    else {
+        return None;
+    };
+    let block = partial.get_mut(*index)?;
+    let whole: Content = match (event, &mut block.content) {
+        (Event::TextDelta { delta, .. }, Content::Text(Text { text, .. }))
+        | (Event::ThinkingDelta { delta, .. }, Content::Thinking(Thinking { text, .. })) => {
+            text.push_str(delta);
+            return Some(*index);
+        }
+        (Event::ToolUseDelta { delta, .. }, _) => {
+            block.input.push_str(delta);
+            return Some(*index);
+        }
+        (Event::TextEnd { content, .. }, _) => content.clone().into(),
+        (Event::ThinkingEnd { content, .. }, _) => content.clone().into(),
+        (Event::ToolUseEnd { content, .. }, _) => (**content).clone().into(),
+        (Event::ProviderItem { content, .. }, _) => (**content).clone().into(),
+        _ => return None,
+    };
+    (block.content, block.ended) = (whole, true);
+    Some(*index)
 }

@@ -47,6 +47,7 @@ mod requests;
 mod restoring;
 mod retiring;
 mod rig;
+mod running;
 mod secrets;
 mod staging;
 mod start;

@@ -7,10 +7,12 @@ use std::{
 use futures_core::Stream;
 use futures_util::{StreamExt, stream};
 
-use super::{Event, Response, RunEnd, RunOutcome, Snapshot, Status};
+use super::{
+    Event, Follow, FollowFrom, FollowTarget, RunProgress, Snapshot, Status,
+    running::{rebuilt, result},
+};
 use crate::{
-    message::{Message, Role, TurnId},
-    provider::{PartialBlock, StopReason},
+    message::{Content, TurnId},
     run::Error,
     subscription::{Subscription, Update},
 };
@@ -23,7 +25,7 @@ use crate::{
 /// texts of the turn's assistant messages, unless a request was repeated.
 ///
 /// **Beginning.** If the subscription is new and its snapshot shows a turn in flight, the first piece is the text of
-/// this turn so far. Otherwise the stream begins with the next update. If no turn is in flight, the stream waits for
+/// this turn so far. Otherwise the stream begins with the next request. If no turn is in flight, the stream waits for
 /// the next turn.
 ///
 /// **End.** The stream ends when the turn is committed. The subscription is then positioned after the turn, and
@@ -80,42 +82,43 @@ impl<'a> TextDeltas<'a> {
         event_of: fn(&E) -> Option<&Event>,
         snapshot_of: fn(&S) -> &Snapshot,
     ) -> Self {
-        let mut turn = TurnText::default();
-        if is_new
-            && let Some(snapshot) = events.snapshot()
-            && snapshot_of(snapshot).status != Status::Idle
+        let (mut turn, mut follow) =
+            (TurnText::default(), Follow::new(FollowTarget::InFlight, FollowFrom::Start));
+        if let Some(snapshot) = events.snapshot().map(|snapshot| snapshot_of(snapshot)).filter(|_| is_new)
+            && snapshot.status != Status::Idle
         {
-            turn.resync(snapshot_of(snapshot));
+            turn.resync(&mut follow, snapshot);
         }
-        let items = stream::unfold((events, turn), move |(events, mut turn)| async move {
-            loop {
-                if !turn.text.is_empty() {
-                    let text = std::mem::take(&mut turn.text);
-                    return Some((Ok(text), (events, turn)));
-                }
-                if turn.is_over {
-                    let error = turn.error.take()?;
-                    return Some((Err(error), (events, turn)));
-                }
-                match events.next().await? {
-                    Update::Event(numbered) => {
-                        if let Some(event) = event_of(&numbered.event) {
-                            turn.event(event);
+        let items =
+            stream::unfold((events, turn, follow), move |(events, mut turn, mut follow)| async move {
+                loop {
+                    if !turn.text.is_empty() {
+                        let text = std::mem::take(&mut turn.text);
+                        return Some((Ok(text), (events, turn, follow)));
+                    }
+                    if turn.is_over {
+                        let error = turn.error.take()?;
+                        return Some((Err(error), (events, turn, follow)));
+                    }
+                    match events.next().await? {
+                        Update::Event(numbered) => {
+                            if let Some(event) = event_of(&numbered.event) {
+                                turn.event(&mut follow, event);
+                            }
+                        }
+                        Update::Resync(snapshot) => turn.resync(&mut follow, snapshot_of(&snapshot)),
+                        Update::Closed(end) => {
+                            // If no turn is in flight, the last snapshot contains no text for this stream.
+                            if let Some(snapshot) = end.snapshot.filter(|_| turn.turn.is_some()) {
+                                turn.resync(&mut follow, snapshot_of(&snapshot));
+                            }
+                            if !turn.is_over {
+                                turn.end(Some(Error::ended("agent", &end.reason)));
+                            }
                         }
                     }
-                    Update::Resync(snapshot) => turn.resync(snapshot_of(&snapshot)),
-                    Update::Closed(end) => {
-                        // If no turn is in flight, the last snapshot contains no text for this stream.
-                        if let Some(snapshot) = end.snapshot.filter(|_| turn.has_begun) {
-                            turn.resync(snapshot_of(&snapshot));
-                        }
-                        if !turn.is_over {
-                            turn.end(Some(Error::ended("agent", &end.reason)));
-                        }
-                    }
                 }
-            }
-        });
+            });
         Self(Box::pin(items.fuse()))
     }
 
@@ -144,22 +147,12 @@ impl Stream for TextDeltas<'_> {
 
 crate::debug::impl_debug!(TextDeltas<'_> { .. });
 
-/// The part of a turn's text that was already read.
+/// The text of a turn that was read but has not been returned yet, and the end of the turn.
 #[derive(Default)]
 struct TurnText {
-    has_begun: bool,
-    /// The prompt of the turn. The turn is found in a snapshot by this prompt. `None` if neither an event nor a
-    /// snapshot has shown the prompt.
-    prompt: Option<Arc<Message>>,
-    /// The id of the turn.
     turn: Option<TurnId>,
-    /// The number of complete messages that were read, including the prompt.
-    messages: usize,
-    /// The number of bytes that were already read from the response that is being streamed.
-    partial: usize,
-    is_over: bool,
-    /// The text that was read but has not been returned yet.
     text: String,
+    is_over: bool,
     error: Option<Error>,
 }
 
@@ -168,106 +161,41 @@ impl TurnText {
         (self.is_over, self.error) = (true, error);
     }
 
-    fn event(&mut self, event: &Event) {
-        match event {
-            Event::TextDelta { delta, .. } => {
-                self.has_begun = true;
-                self.partial += delta.len();
-                self.text.push_str(delta);
-            }
-            Event::Message { message, turn, .. } => {
-                self.turn = Some(*turn);
-                if !self.has_begun && is_prompt(message) {
-                    self.prompt = Some(Arc::clone(message));
-                }
-                self.has_begun = true;
-                self.messages += 1;
-                self.partial = 0;
-            }
-            Event::Retry { pending, .. } => (self.messages, self.partial) = (*pending, 0),
-            Event::Turn { .. } => self.end(None),
-            Event::Cancelled { response, .. } => self.end(Some(Error::cancelled(Arc::clone(response)))),
-            Event::Error { failure, response, .. } => {
-                self.end(Some(Error::failed(failure.clone(), Arc::clone(response))));
-            }
-            _ => {}
+    fn event(&mut self, follow: &mut Follow, event: &Event) {
+        follow.event(event, &mut |progress| self.read(progress, None));
+        if matches!(event, Event::Turn { .. }) {
+            self.end(None);
         }
     }
 
     /// Adds the text that the reader missed.
-    fn resync(&mut self, snapshot: &Snapshot) {
-        let (pending, history) = (&snapshot.pending, &snapshot.state.history);
-        let is_in_flight = match (&self.prompt, pending.first()) {
-            (Some(prompt), Some(first)) => Arc::ptr_eq(prompt, first),
-            (None, first) => first.is_some(),
-            (Some(_), None) => false,
-        };
-        if is_in_flight {
-            // If the turn was not read from its prompt on, only the rest of the current response can be determined.
-            let is_partly_known = self.has_begun && self.prompt.is_none();
-            let read = if is_partly_known { pending.len() } else { self.messages };
-            self.read(pending.iter().skip(read), &snapshot.partial);
-            (self.has_begun, self.messages, self.prompt) = (true, pending.len(), pending.first().cloned());
-            self.turn = snapshot.turn;
-            return;
+    fn resync(&mut self, follow: &mut Follow, snapshot: &Snapshot) {
+        let last = snapshot.last_run.as_deref().and_then(|run| run.turn);
+        if let (None, Status::Idle, Some(turn)) = (self.turn, snapshot.status, last) {
+            // The whole turn was missed.
+            *follow = Follow::new(FollowTarget::Turn(turn), FollowFrom::Start);
         }
-        let is_idle = snapshot.status == Status::Idle;
-        let last_run = snapshot.last_run.as_deref().filter(|_| self.has_begun || is_idle);
-        let outcome = last_run.map(|end| &end.outcome);
-        let is_kept = last_run.is_some_and(|end| match end.outcome {
-            RunOutcome::Stopped { .. } => true,
-            RunOutcome::Abandoned | RunOutcome::Failed { .. } => end.unanswered.is_empty(),
-            _ => false,
-        });
-        let after = match &self.prompt {
-            // If the history contains the turn's prompt, the turn is committed.
-            Some(prompt) => history.iter().rev().position(|message| Arc::ptr_eq(prompt, message)),
-            // The last turn was missed completely.
-            None if !self.has_begun && is_kept => history.iter().rev().position(|message| is_prompt(message)),
-            None => None,
-        };
-        let response =
-            |reason| Arc::new(Response::empty(&snapshot.state.model, reason, snapshot.step, snapshot.run));
-        let failed = outcome.and_then(|outcome| match outcome {
-            RunOutcome::Failed { failure } => {
-                Some(Error::failed(failure.clone(), response(StopReason::Failed)))
+        let own = self.turn;
+        follow
+            .snapshot(&snapshot.state.history, snapshot, &mut |progress| self.read(progress, Some(snapshot)));
+        // The run may have failed in a later turn.
+        let is_last = own.is_none_or(|own| last.is_none_or(|last| last == own));
+        self.error.take_if(|_| !is_last);
+    }
+
+    fn read(&mut self, progress: RunProgress<'_>, snapshot: Option<&Snapshot>) {
+        match progress {
+            _ if self.is_over => {}
+            // The next turn of the run has its own stream.
+            RunProgress::Turn(turn) if self.turn.is_some_and(|own| own != turn) => self.end(None),
+            RunProgress::Turn(turn) => self.turn = Some(turn),
+            RunProgress::Block { content: Content::Text(_), new, .. } => self.text.push_str(new),
+            RunProgress::Ended { outcome, response, message } => {
+                let empty = || Arc::new(rebuilt(outcome, None, self.turn, snapshot));
+                let response = response.cloned().unwrap_or_else(empty);
+                self.end(outcome.and_then(|own| result(Some(own), response, message.is_some()).err()));
             }
-            _ => None,
-        });
-        if let Some(after) = after {
-            let start = history.len() - 1 - after;
-            let messages = history.iter().skip(start + 1).take_while(|message| !is_prompt(message));
-            self.read(messages.skip(self.messages.saturating_sub(1)), &[]);
-            // The run may have failed in a later turn.
-            let is_last = |end: &RunEnd| self.turn.is_none_or(|turn| end.turn == Some(turn));
-            let is_last = is_kept && last_run.is_some_and(is_last);
-            return self.end(failed.filter(|_| is_last));
-        }
-        match outcome {
-            Some(RunOutcome::Failed { .. }) => self.end(failed),
-            Some(_) if is_kept && self.prompt.is_none() => self.end(None),
-            Some(_) => self.end(Some(Error::cancelled(response(StopReason::Cancelled)))),
-            None => {}
+            _ => {}
         }
     }
-
-    /// Adds the unread texts of messages, and then the unread text of the streamed response.
-    fn read<'m>(&mut self, messages: impl Iterator<Item = &'m Arc<Message>>, partial: &[PartialBlock]) {
-        for message in messages.filter(|message| message.role == Role::Assistant) {
-            self.add(&message.text());
-            self.partial = 0;
-        }
-        let text: String = partial.iter().filter_map(|block| block.content.as_text()).collect();
-        self.add(&text);
-        self.partial = text.len();
-    }
-
-    fn add(&mut self, text: &str) {
-        self.text.push_str(text.get(self.partial..).unwrap_or_default());
-    }
-}
-
-/// Returns whether the message is a user message without tool results. A turn usually begins with such a message.
-fn is_prompt(message: &Message) -> bool {
-    message.role == Role::User && message.tool_results().next().is_none()
 }

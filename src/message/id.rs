@@ -237,7 +237,6 @@ impl MessageId {
     }
 
     /// Returns the turn that contains the message with this id, if an agent has made the id.
-    #[cfg(any(test, feature = "web", feature = "mcp-server"))]
     pub(crate) const fn turn(&self) -> Option<TurnId> {
         match &self.0 {
             Form::Made { turn, .. } => Some(*turn),

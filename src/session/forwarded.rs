@@ -2,13 +2,14 @@
 
 use std::{any::Any, error::Error as StdError, sync::Arc};
 
+use async_trait::async_trait;
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 
 use super::Session;
 use crate::{
-    agent::{Config, State, Status},
-    message::ToolUseId,
+    agent::{Commands, Config, Resume, State, Status},
+    message::{ToolUseId, TurnId},
     run::{Accepted, Error, Prompt, PromptId, Response},
     tool::{Decision, Tool},
 };
@@ -114,8 +115,7 @@ impl Session {
     }
 
     /// Ends the run if this turn is in flight. Otherwise, returns `false` and changes nothing.
-    #[cfg(any(feature = "acp", feature = "mcp-server", feature = "web"))]
-    pub(crate) async fn interrupt_turn(&self, turn: crate::message::TurnId) -> Result<bool, Error> {
+    pub(crate) async fn interrupt_turn(&self, turn: TurnId) -> Result<bool, Error> {
         self.on_agent(async |agent| agent.interrupt_turn(turn).await).await
     }
 
@@ -203,5 +203,16 @@ impl Session {
     /// If the future is dropped, only the wait ends.
     pub async fn wait_until_idle(&self) -> Result<(), Error> {
         self.on_agent(async |agent| agent.wait_until_idle().await).await
+    }
+}
+
+#[async_trait]
+impl Commands for Session {
+    async fn decide(&self, resume: Resume) -> Result<(), Error> {
+        self.on_agent(async |agent| agent.decide(resume).await).await
+    }
+
+    async fn interrupt(&self, turn: TurnId) -> Result<bool, Error> {
+        self.interrupt_turn(turn).await
     }
 }

@@ -22,6 +22,8 @@ use crate::{
 struct BareCore<'a> {
     op: Op,
     run: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    first_turn: Option<TurnId>,
     #[serde(default, skip_serializing_if = "<[_]>::is_empty")]
     waited: Cow<'a, [ToolUseId]>,
     #[serde(default, skip_serializing_if = "<[_]>::is_empty")]
@@ -64,6 +66,7 @@ impl Core {
         let bare = BareCore {
             op: self.last_op,
             run: self.runs,
+            first_turn: self.first_turn,
             waited: self.waited.last(turn.map_or(0, |turn| turn.waits)).into(),
             staged: self.staged[..].into(),
             turn: turn.map(Cow::Borrowed),
@@ -171,6 +174,7 @@ fn restore(
         emitted_status: Status::Busy,
         last_op: bare.op,
         runs: bare.run,
+        first_turn: bare.first_turn,
         waited: Waited::restored(bare.waited.into_owned()),
         ..Core::new(history)
     };

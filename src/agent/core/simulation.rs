@@ -16,6 +16,7 @@ mod commands;
 mod compare;
 mod desk;
 mod ends;
+mod follows;
 mod ghosts;
 mod ids;
 mod model;

@@ -4,11 +4,12 @@ use agent_client_protocol_schema::v1::{Error, StopReason as Reason};
 use tokio::sync::oneshot;
 
 use crate::{
-    agent::{Snapshot, Status},
+    agent::{Event, Follow, FollowFrom, FollowTarget, RunProgress},
     error_chain,
     message::TurnId,
     provider::StopReason,
     run::{PromptId, RunOutcome},
+    session::SessionSnapshot,
 };
 
 /// The maximum number of prompts of a session that wait.
@@ -16,21 +17,11 @@ pub(super) const MOST: usize = 16;
 
 pub(super) type Answer = Result<Reason, Error>;
 
-#[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
-enum Stage {
-    /// The prompt is on its way to the session.
-    Sent,
-    /// The session has accepted the prompt.
-    Accepted,
-    /// The session's events have shown that the prompt is staged.
-    Staged,
-    /// The prompt's message is part of the turn in flight.
-    InTurn,
-}
-
 struct Waiting {
     id: PromptId,
-    stage: Stage,
+    follow: Follow,
+    /// Whether the session has accepted the prompt.
+    is_accepted: bool,
     cancelled: bool,
     reply: oneshot::Sender<Answer>,
 }
@@ -52,171 +43,144 @@ pub(super) struct Abandoned {
 }
 
 #[derive(Default)]
-pub(super) struct Prompts {
-    list: Vec<Waiting>,
-    /// The turn in flight, if it belongs to one of the prompts. A callback may have continued the prompt's own turn.
-    turn: Option<TurnId>,
-    /// Whether a prompt of another client was used since the last message.
-    is_other_used: bool,
-}
+pub(super) struct Prompts(Vec<Waiting>);
 
 impl Prompts {
     pub(super) fn is_empty(&self) -> bool {
-        self.list.is_empty()
+        self.0.is_empty()
     }
 
     /// Returns the prompts that are not answered yet.
     pub(super) fn abandoned(&self) -> Abandoned {
-        let staged = self.list.iter().filter(|waiting| waiting.stage < Stage::InTurn);
-        Abandoned { turn: self.turn, staged: staged.map(|waiting| waiting.id.clone()).collect() }
+        let staged = self.0.iter().filter(|waiting| waiting.follow.turn().is_none());
+        let turn = self.0.iter().rev().find_map(|waiting| waiting.follow.turn());
+        Abandoned { turn, staged: staged.map(|waiting| waiting.id.clone()).collect() }
     }
 
     /// Adds a prompt. Returns `None` if too many prompts wait.
     pub(super) fn add(&mut self, id: PromptId) -> Option<oneshot::Receiver<Answer>> {
-        if self.list.len() >= MOST {
+        if self.0.len() >= MOST {
             return None;
         }
         let (reply, answer) = oneshot::channel();
-        self.list.push(Waiting { id, stage: Stage::Sent, cancelled: false, reply });
+        let follow = Follow::new(FollowTarget::Prompt(id.clone()), FollowFrom::Start);
+        self.0.push(Waiting { id, follow, is_accepted: false, cancelled: false, reply });
         Some(answer)
     }
 
     /// Removes a prompt that the session did not accept.
     pub(super) fn remove(&mut self, id: &PromptId) {
-        self.list.retain(|waiting| waiting.id != *id);
+        self.0.retain(|waiting| waiting.id != *id);
     }
 
     /// Records a cancellation of all prompts.
     pub(super) fn cancel(&mut self) {
-        self.list.iter_mut().for_each(|waiting| waiting.cancelled = true);
+        self.0.iter_mut().for_each(|waiting| waiting.cancelled = true);
     }
 
     pub(super) fn is_cancelled(&self, id: &PromptId) -> bool {
-        self.list.iter().any(|waiting| waiting.id == *id && waiting.cancelled)
+        self.0.iter().any(|waiting| waiting.id == *id && waiting.cancelled)
     }
 
-    fn reach(&mut self, id: &str, stage: Stage) {
-        for waiting in self.list.iter_mut().filter(|waiting| waiting.id.as_str() == id) {
-            if waiting.stage < stage {
-                waiting.stage = stage;
-            }
-        }
-    }
-
-    fn take(&mut self, is_taken: impl Fn(&Waiting) -> bool) -> Vec<Waiting> {
-        self.list.extract_if(.., |waiting| is_taken(waiting)).collect()
-    }
-
+    /// Records that the session has accepted a prompt. A snapshot that is older may still be on its way, so the prompt's
+    /// absence from a snapshot has no meaning.
     pub(super) fn accepted(&mut self, id: &PromptId) {
-        self.reach(id.as_str(), Stage::Accepted);
+        self.0.iter_mut().filter(|waiting| waiting.id == *id).for_each(|waiting| waiting.is_accepted = true);
     }
 
-    pub(super) fn staged(&mut self, id: &PromptId) {
-        self.reach(id.as_str(), Stage::Staged);
+    /// Processes an event.
+    pub(super) fn event(&mut self, event: &Event) {
+        self.read(|follow, out| follow.event(event, out));
     }
 
-    /// Records that a staged prompt was withdrawn, by this or another client.
-    pub(super) fn withdrawn(&mut self, id: &PromptId) {
-        for waiting in self.take(|waiting| waiting.id == *id) {
-            waiting.answer(Ok(Reason::Cancelled));
-        }
+    /// Processes a snapshot, after events were missed.
+    pub(super) fn missed(&mut self, snapshot: &SessionSnapshot) {
+        self.read(|follow, out| follow.snapshot(snapshot.tree.history(), &snapshot.agent, out));
     }
 
-    /// Records that a prompt is in flight. The messages that follow belong to it.
-    pub(super) fn used(&mut self, id: &PromptId) {
-        self.is_other_used = self.list.iter().all(|waiting| waiting.id != *id);
-    }
-
-    /// Records a message of a turn. If it is the message of a prompt, answers the earlier prompt: its turn is over, or
-    /// continues with this prompt.
-    pub(super) fn message(&mut self, id: &str, turn: TurnId) {
-        let is_other_used = std::mem::take(&mut self.is_other_used);
-        if !self.list.iter().any(|waiting| waiting.id.as_str() == id) {
-            if self.turn.is_some_and(|own| own != turn) {
-                self.turn = Some(turn).filter(|_| !is_other_used);
+    /// Answers the prompts that have ended. A staged prompt that was not used counts as cancelled.
+    fn read(&mut self, read: impl Fn(&mut Follow, &mut dyn FnMut(RunProgress<'_>))) {
+        for mut waiting in std::mem::take(&mut self.0) {
+            let mut end = None;
+            read(&mut waiting.follow, &mut |progress| match progress {
+                RunProgress::Ended { outcome, .. } => end = Some(reason(outcome)),
+                RunProgress::Returned { .. } => end = Some(Ok(Reason::Cancelled)),
+                _ => waiting.is_accepted = true,
+            });
+            match end {
+                Some(end) => waiting.answer(end),
+                None => self.0.push(waiting),
             }
-            return;
-        }
-        self.turn = Some(turn);
-        for earlier in self.take(|waiting| waiting.stage == Stage::InTurn) {
-            earlier.answer(Ok(Reason::EndTurn));
-        }
-        self.reach(id, Stage::InTurn);
-    }
-
-    /// Answers all prompts of a run that has ended. A staged prompt that the run did not use counts as cancelled.
-    pub(super) fn ended(&mut self, outcome: &RunOutcome) {
-        self.turn = None;
-        for waiting in self.take(|waiting| waiting.stage >= Stage::Staged) {
-            let answer = if waiting.stage == Stage::InTurn { reason(outcome) } else { Ok(Reason::Cancelled) };
-            waiting.answer(answer);
-        }
-    }
-
-    /// Applies a snapshot, after events were missed.
-    pub(super) fn missed(&mut self, snapshot: &Snapshot) {
-        for prompt in &snapshot.staged {
-            if let Some(id) = &prompt.id {
-                self.reach(id.as_str(), Stage::Staged);
-            }
-        }
-        let last = snapshot.last_run.as_deref();
-        let unanswered = last.into_iter().flat_map(|run| &run.unanswered);
-        let shown = snapshot.messages().chain(unanswered).filter_map(|message| message.id.as_ref());
-        for id in shown {
-            self.reach(&id.to_string(), Stage::InTurn);
-        }
-        let mut pending = snapshot.pending.iter().filter_map(|message| message.id.as_ref());
-        let is_own = pending.any(|id| self.list.iter().any(|own| own.id.as_str() == id.to_string()));
-        self.turn = snapshot.turn.filter(|_| is_own);
-        for id in last.into_iter().flat_map(|run| &run.staged).filter_map(|prompt| prompt.id.as_ref()) {
-            self.reach(id.as_str(), Stage::Staged);
-        }
-        if snapshot.status == Status::Idle
-            && let Some(run) = last
-        {
-            self.ended(&run.outcome);
         }
     }
 
     /// Answers all accepted prompts, because the session has ended. A later session has other turns.
     pub(super) fn closed(&mut self, why: &str) {
-        (self.turn, self.is_other_used) = (None, false);
-        for waiting in self.take(|waiting| waiting.stage >= Stage::Accepted) {
+        for waiting in self.0.extract_if(.., |waiting| waiting.is_accepted) {
             waiting.answer(Err(Error::internal_error().data(format!("the session has ended: {why}"))));
         }
     }
 }
 
-fn reason(outcome: &RunOutcome) -> Answer {
+fn reason(outcome: Option<&RunOutcome>) -> Answer {
     match outcome {
-        RunOutcome::Stopped { stop_reason } => Ok(match stop_reason {
+        // Later prompts have displaced the outcome.
+        None => Ok(Reason::EndTurn),
+        Some(RunOutcome::Stopped { stop_reason }) => Ok(match stop_reason {
             StopReason::Length | StopReason::ContextLength => Reason::MaxTokens,
             StopReason::MaxSteps => Reason::MaxTurnRequests,
             StopReason::Refusal => Reason::Refusal,
             StopReason::Interrupted | StopReason::Cancelled => Reason::Cancelled,
             _ => Reason::EndTurn,
         }),
-        RunOutcome::Cancelled | RunOutcome::Discarded => Ok(Reason::Cancelled),
-        RunOutcome::Abandoned => {
+        Some(RunOutcome::Cancelled | RunOutcome::Discarded) => Ok(Reason::Cancelled),
+        Some(RunOutcome::Abandoned) => {
             Err(Error::internal_error().data("the run was ended after too many restarts".to_owned()))
         }
-        RunOutcome::Failed { failure } => Err(Error::internal_error().data(error_chain(failure))),
+        Some(RunOutcome::Failed { failure }) => Err(Error::internal_error().data(error_chain(failure))),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::{
+        message::Message,
+        run::{PromptState, Response},
+    };
 
     fn stopped(stop_reason: StopReason) -> RunOutcome {
         RunOutcome::Stopped { stop_reason }
     }
 
+    fn state(prompts: &mut Prompts, id: &str, state: PromptState) {
+        let prompt = (state == PromptState::Returned).then(|| Arc::new(crate::run::Prompt::new("Hi")));
+        prompts.event(&Event::Prompt { id: id.into(), state, prompt });
+    }
+
+    fn begin(prompts: &mut Prompts, id: &str, turn: u128) {
+        let turn = TurnId::new(turn);
+        state(prompts, id, PromptState::InFlight { turn });
+        let message = Arc::new(Message { id: Some(PromptId::new(id).into()), ..Message::user("Hi") });
+        prompts.event(&Event::Message { message, step: 1, turn, run: 1 });
+    }
+
     fn began(prompts: &mut Prompts, id: &str) -> oneshot::Receiver<Answer> {
         let answer = prompts.add(id.into()).unwrap();
-        prompts.message(id, TurnId::default());
+        begin(prompts, id, 1);
         answer
+    }
+
+    fn end(prompts: &mut Prompts, id: &str, outcome: RunOutcome) {
+        state(prompts, id, PromptState::Ended { outcome });
+        end_run(prompts, false);
+    }
+
+    fn end_run(prompts: &mut Prompts, continues: bool) {
+        let response = Arc::new(Response::empty("model", StopReason::Stop, 1, 1));
+        prompts.event(&Event::Turn { response, continues });
     }
 
     #[test]
@@ -233,7 +197,7 @@ mod tests {
         ] {
             let mut prompts = Prompts::default();
             let mut answer = began(&mut prompts, "a");
-            prompts.ended(&outcome);
+            end(&mut prompts, "a", outcome.clone());
             assert_eq!(answer.try_recv().unwrap().unwrap(), expected, "{outcome:?}");
         }
     }
@@ -243,10 +207,10 @@ mod tests {
         let mut prompts = Prompts::default();
         let mut answer = prompts.add("a".into()).unwrap();
         prompts.accepted(&"a".into());
-        prompts.ended(&stopped(StopReason::Stop));
+        end_run(&mut prompts, false);
         assert!(answer.try_recv().is_err());
-        prompts.message("a", TurnId::default());
-        prompts.ended(&stopped(StopReason::Stop));
+        begin(&mut prompts, "a", 1);
+        end(&mut prompts, "a", stopped(StopReason::Stop));
         assert_eq!(answer.try_recv().unwrap().unwrap(), Reason::EndTurn);
     }
 
@@ -255,12 +219,16 @@ mod tests {
         let mut prompts = Prompts::default();
         let mut first = began(&mut prompts, "a");
         let mut second = prompts.add("b".into()).unwrap();
-        prompts.staged(&"b".into());
+        state(&mut prompts, "b", PromptState::Staged);
         let mut third = prompts.add("c".into()).unwrap();
-        prompts.staged(&"c".into());
-        prompts.message("b", TurnId::default());
+        state(&mut prompts, "c", PromptState::Staged);
+        state(&mut prompts, "a", PromptState::Ended { outcome: stopped(StopReason::Stop) });
+        end_run(&mut prompts, true);
         assert_eq!(first.try_recv().unwrap().unwrap(), Reason::EndTurn);
-        prompts.ended(&stopped(StopReason::Length));
+        begin(&mut prompts, "b", 2);
+        state(&mut prompts, "b", PromptState::Ended { outcome: stopped(StopReason::Length) });
+        state(&mut prompts, "c", PromptState::Returned);
+        end_run(&mut prompts, false);
         assert_eq!(second.try_recv().unwrap().unwrap(), Reason::MaxTokens);
         assert_eq!(third.try_recv().unwrap().unwrap(), Reason::Cancelled);
         assert!(prompts.is_empty());
@@ -272,18 +240,19 @@ mod tests {
         let mut prompts = Prompts::default();
         let _answer = prompts.add("a".into()).unwrap();
         assert_eq!(prompts.abandoned().staged, ["a".into()]);
-        prompts.message("a", turn(1));
+        begin(&mut prompts, "a", 1);
         assert_eq!((prompts.abandoned().turn, prompts.abandoned().staged), (Some(turn(1)), vec![]));
         // A callback has continued the run.
-        prompts.message("m", turn(2));
+        end_run(&mut prompts, true);
+        let message = Arc::new(Message::user("Continue"));
+        prompts.event(&Event::Message { message, step: 2, turn: turn(2), run: 1 });
         assert_eq!(prompts.abandoned().turn, Some(turn(2)));
         // A prompt of another client joins the turn, and then one begins the next turn.
-        prompts.used(&"b".into());
-        prompts.message("b", turn(2));
+        begin(&mut prompts, "b", 2);
         assert_eq!(prompts.abandoned().turn, Some(turn(2)));
-        prompts.used(&"c".into());
-        prompts.message("c", turn(3));
-        prompts.message("n", turn(3));
+        state(&mut prompts, "a", PromptState::Ended { outcome: stopped(StopReason::Stop) });
+        end_run(&mut prompts, true);
+        begin(&mut prompts, "c", 3);
         assert_eq!(prompts.abandoned().turn, None);
     }
 

@@ -25,7 +25,7 @@ use crate::{
     agent::Event,
     error_chain,
     message::{ToolUseId, Usage},
-    run::{PendingUse, PromptState, RunOutcome},
+    run::PendingUse,
     session::{Session, SessionCommand, SessionEvent, SessionSnapshot, SessionSubscription, StoreReport},
     subscription::Update,
     tool::Decision,
@@ -169,7 +169,7 @@ impl Relay {
         self.remodelled(state, &snapshot.agent.state.model).await?;
         self.titled(snapshot.title.as_deref()).await?;
         self.ask(state, &snapshot.agent.pauses);
-        self.entry.prompts(|prompts| prompts.missed(&snapshot.agent));
+        self.entry.prompts(|prompts| prompts.missed(snapshot));
         Ok(())
     }
 
@@ -201,17 +201,6 @@ impl Relay {
             self.send(update).await?;
         }
         match event {
-            Event::Message { message, turn, .. } => {
-                if let Some(id) = &message.id {
-                    self.entry.prompts(|prompts| prompts.message(&id.to_string(), *turn));
-                }
-            }
-            Event::Prompt { id, state, prompt } => self.entry.prompts(|prompts| match state {
-                PromptState::Staged => prompts.staged(id),
-                PromptState::InFlight { .. } => prompts.used(id),
-                PromptState::Returned if prompt.is_none() => prompts.withdrawn(id),
-                _ => {}
-            }),
             Event::Step(response) => {
                 state.turn += response.usage;
                 self.used(state, response.usage.total()).await?;
@@ -232,9 +221,7 @@ impl Relay {
             }
             _ => {}
         }
-        if let Some(outcome) = RunOutcome::of(event) {
-            self.entry.prompts(|prompts| prompts.ended(&outcome));
-        }
+        self.entry.prompts(|prompts| prompts.event(event));
         Ok(())
     }
 

@@ -21,7 +21,7 @@ use super::{
 use crate::{
     error_chain,
     message::TurnId,
-    run::{ErrorKind, Prompt, PromptId},
+    run::{Accepted, ErrorKind, Prompt, PromptId},
     store::ConversationId,
 };
 
@@ -90,8 +90,8 @@ impl<'a> Ask<'a> {
             };
             let prompt = Prompt::new(input.prompt.as_str()).with_id(id_of_prompt.clone());
             match session.prompt(prompt).await {
-                Ok(_) => {
-                    let followed = FollowedPrompt::new(id_of_prompt);
+                Ok(accepted) => {
+                    let followed = FollowedPrompt::of(id_of_prompt, &accepted);
                     return Ok(RunningCall::new(self, session, events, followed, Sender::ThisCall));
                 }
                 // The session was closed after it was opened here, so open it again.
@@ -107,7 +107,7 @@ impl<'a> Ask<'a> {
             "the request state is invalid; send it back unchanged, or call again without it".to_owned()
         })?;
         let (session, events) = host::open(self.host, &state.conversation, Purpose::Prompt).await?;
-        let mut followed = FollowedPrompt::new(state.prompt);
+        let mut followed = FollowedPrompt::of(state.prompt, &Accepted::Started { turn: state.turn });
         let ended = events.snapshot().and_then(|snapshot| followed.snapshot(snapshot));
         if let Some(Change::Ended(end)) = ended {
             return Ok(Rejoined::Ended(state.conversation, end));

@@ -300,7 +300,7 @@ impl<'a> RunningCall<'a> {
                     }
                     next = self.events.next().now_or_never();
                 }
-                let is_withdrawn = match self.followed.running() {
+                let is_withdrawn = match self.followed.turn() {
                     Some(_) if self.sender != Sender::ThisCall && !self.may.stop => true,
                     // If this turn has ended in the meantime, the session may be working for another client.
                     Some(turn) => self.session.interrupt_turn(turn).await?,

@@ -221,6 +221,7 @@ impl Task {
                 pending: Vec::new(),
                 partial: Vec::new(),
                 run: 0,
+                first_turn: None,
                 turn: None,
                 answer: None,
                 pauses: Vec::new(),

@@ -50,7 +50,11 @@ impl World {
         if !self.model.pauses.waiting.is_empty() && self.rng.percent(50) {
             return self.resume();
         }
-        match self.rng.below(26) {
+        let kind = self.rng.below(26);
+        if matches!(kind, 18..22 | 22 | 25) {
+            self.follow(true)?;
+        }
+        match kind {
             0..8 => {
                 let ask = self.rng.percent(30);
                 self.prompt(ask)
@@ -159,6 +163,7 @@ impl World {
 
     /// Records an accepted prompt in the reference model.
     pub(super) fn accepted(&mut self, prompt: Prompt, accepted: &Accepted) {
+        self.follows.accepted(prompt.id.as_ref(), accepted);
         match accepted {
             Accepted::Started { .. } => self.model.starting = Some(Arc::new(prompt)),
             Accepted::Staged { .. } => self.model.queue.staging = Some(prompt),
@@ -376,6 +381,7 @@ impl World {
         let event = Event::State(Arc::new(self.config.view(history)));
         self.model.event(&event)?;
         self.kept.apply(&event);
+        self.follows.event(&event);
         self.perform_all(Vec::new())
     }
 }

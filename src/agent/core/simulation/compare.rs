@@ -17,7 +17,7 @@ use crate::{
 /// An earlier snapshot to which the later events are applied.
 pub(super) struct Kept(Snapshot);
 
-fn snapshot(core: &Core, config: &Config) -> Snapshot {
+pub(super) fn snapshot(core: &Core, config: &Config) -> Snapshot {
     let none = EventId { life: 0, number: 0 };
     core.snapshot(none, config.view(core.history().clone()))
 }
@@ -69,6 +69,8 @@ impl Kept {
         ensure!(kept.tools == fresh.tools, "tools: {:?}, not {:?}", kept.tools, fresh.tools);
         ensure!(kept.turn == fresh.turn, "turn: {:?}, not {:?}", kept.turn, fresh.turn);
         ensure!(kept.run == fresh.run, "run: {}, not {}", kept.run, fresh.run);
+        let (first, fresh_first) = (kept.first_turn, fresh.first_turn);
+        ensure!(first == fresh_first, "first turn: {first:?}, not {fresh_first:?}");
         ensure!(kept.state == fresh.state, "the state differs");
         ensure!(kept.step == fresh.step, "step: {}, not {}", kept.step, fresh.step);
         ensure!(kept.partial == fresh.partial, "partial: {:?}, not {:?}", kept.partial, fresh.partial);

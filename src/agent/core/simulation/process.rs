@@ -34,6 +34,12 @@ use crate::{
     tool::{Decision, ToolSet},
 };
 
+/// Returns the snapshot of an idle agent with this history.
+pub(crate) fn idle_snapshot(history: History) -> Snapshot {
+    let view = script::shared_config().view(history.clone());
+    Core::new(history).snapshot(EventId { life: 0, number: 0 }, view)
+}
+
 /// Everything that all processes share: the randomness, the clock, the promises.
 #[derive(Clone)]
 pub(crate) struct Outside {

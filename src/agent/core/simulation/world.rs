@@ -3,7 +3,8 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use super::{
-    Check, asks::Asks, compare::Kept, desk::Desk, ensure, model::Model, questions::Questions, stream::Stream,
+    Check, asks::Asks, compare::Kept, desk::Desk, ensure, follows::Follows, model::Model,
+    questions::Questions, stream::Stream,
 };
 use crate::actor::random::Rng;
 use crate::{
@@ -56,6 +57,7 @@ pub(super) struct World {
     pub(super) desk: Desk,
     pub(super) asks: Asks,
     pub(super) kept: Kept,
+    pub(super) follows: Follows,
     /// The number of queued application events.
     pub(super) notices: usize,
     pub(super) prompts: u32,
@@ -136,6 +138,7 @@ impl World {
         let mut world = Self {
             model: Model::new(core.history(), &config),
             kept: Kept::new(&core, &config),
+            follows: Follows::new(seed),
             core,
             config,
             tools: TOOLS.with(ToolSet::clone),
@@ -165,6 +168,7 @@ impl World {
             trace: trace.then(Vec::new),
             rng,
         };
+        world.follows.begin(&super::compare::snapshot(&world.core, &world.config));
         world.note(|| format!("seed {seed}"));
         world
     }
@@ -258,7 +262,8 @@ impl World {
         self.check_hands()?;
         self.model.check_rest(&self.core)?;
         self.asks.check_rest(self.model.is_running())?;
-        self.kept.compare(&self.core, &self.config)
+        self.kept.compare(&self.core, &self.config)?;
+        self.follow(false)
     }
 
     fn perform(&mut self, effect: Effect) -> Check {
@@ -273,6 +278,7 @@ impl World {
                     self.asks.check_none()?;
                 }
                 self.kept.apply(&event);
+                self.follows.event(&event);
                 self.kept
                     .compare_after_event(&self.model)
                     .map_err(|error| format!("after {event:?}: {error}"))?;
@@ -483,6 +489,7 @@ impl World {
     fn check_end(&mut self) -> Check {
         ensure!(self.notices == 0, "{} application events were never handled", self.notices);
         self.asks.check_rest(false)?;
+        self.follow(true)?;
         self.model.check_end()
     }
 }

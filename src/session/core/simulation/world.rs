@@ -67,6 +67,7 @@ fn snapshot(agent: &Agent, tree: &Tree) -> Snapshot {
         pending: Vec::new(),
         partial: Vec::new(),
         run: 0,
+        first_turn: None,
         turn: None,
         answer: None,
         pauses: Vec::new(),

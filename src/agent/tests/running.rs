@@ -1,0 +1,127 @@
+//! Runs that are followed to their end.
+
+use crate::{
+    agent::{Accepted, FollowTarget, Prompt, RunStep, Running, Status, ToolDecision},
+    run::ErrorKind,
+    session::Session,
+    store::MemoryStore,
+    subscription::FeedLimits,
+    testing::{Gate, Step},
+    tool::Decision,
+};
+use serde_json::json;
+
+use super::{
+    hooks::Hooks,
+    rig::{answered, echoing},
+    support::scripted,
+};
+
+async fn text(running: &mut Running) -> String {
+    let mut text = String::new();
+    while let Some(step) = running.next().await {
+        if let RunStep::Text { new, .. } = step {
+            text.push_str(&new);
+        }
+    }
+    text
+}
+
+#[tokio::test]
+async fn reader_that_is_too_slow_gets_the_rest_and_the_response() {
+    let words: Vec<_> = (0..2000).map(|word| format!("{word} ")).collect();
+    let whole = words.concat();
+    let step = Step::new().then_text(words.iter().map(String::as_str)).stop();
+    let limits = FeedLimits::default().with_lag(16);
+    let agent = scripted([step]).1.feed_limits(limits).start().await.unwrap();
+    let mut running = agent.follow(FollowTarget::Prompt("a".into())).await.unwrap();
+    let response = agent.ask(Prompt::new("Count.").with_id("a")).await.unwrap();
+    assert_eq!(text(&mut running).await, whole);
+    assert_eq!(running.response().await.unwrap().message, response.message);
+}
+
+#[tokio::test]
+async fn turn_whose_run_is_over_is_followed_from_its_first_message() {
+    let agent = scripted([Step::text("One."), Step::text("Two.")]).1.start().await.unwrap();
+    let Accepted::Started { turn } = agent.prompt("Count.").await.unwrap() else { panic!("a run is active") };
+    agent.wait_until_idle().await.unwrap();
+    let mut running = agent.follow(FollowTarget::Turn(turn)).await.unwrap();
+    assert_eq!(text(&mut running).await, "One.");
+    agent.ask("Go on.").await.unwrap();
+    let mut running = agent.follow(FollowTarget::Turn(turn)).await.unwrap();
+    assert_eq!(running.response().await.unwrap().text(), "One.");
+}
+
+#[tokio::test(start_paused = true)]
+async fn interrupt_after_the_end_leaves_the_next_run() {
+    let gate = Gate::new();
+    let slow = || Step::new().then_text(["Two"]).gate(&gate).then_text([", three."]).stop();
+    let agent = scripted([Step::text("One."), slow()]).1.start().await.unwrap();
+    let mut first = agent.follow(FollowTarget::InFlight).await.unwrap();
+    agent.ask("Count.").await.unwrap();
+    first.response().await.unwrap();
+    let mut second = agent.follow(FollowTarget::InFlight).await.unwrap();
+    assert!(!second.interrupt().await.unwrap(), "no run has begun");
+    agent.prompt("Go on.").await.unwrap();
+    answered(gate.reached()).await;
+    assert!(!first.interrupt().await.unwrap());
+    assert_eq!(agent.snapshot().await.unwrap().status, Status::Busy);
+    while !matches!(second.next().await, Some(RunStep::Text { .. })) {}
+    assert!(second.interrupt().await.unwrap());
+    assert_eq!(second.response().await.unwrap().text(), "Two");
+}
+
+#[tokio::test]
+async fn decision_lets_the_followed_run_continue_to_a_value() {
+    let steps = [Step::new().then_tool_use("0", "echo", json!({})).stop(), Step::text("[1, 2]")];
+    let hooks = Hooks::new().deciding([("echo", ToolDecision::Pause(json!(null)))]);
+    let agent = echoing(steps).callbacks(hooks).start().await.unwrap();
+    let mut running = agent.follow(FollowTarget::InFlight).await.unwrap();
+    agent.prompt("Echo it.").await.unwrap();
+    let pause = loop {
+        match running.next().await {
+            Some(RunStep::Pauses(pauses)) => break pauses[0].clone(),
+            Some(_) => {}
+            None => panic!("the run has ended"),
+        }
+    };
+    running.decide(pause.tool_use.id.clone(), Decision::Execute).await.unwrap();
+    let again = running.decide(pause.tool_use.id.clone(), Decision::Execute).await.unwrap_err();
+    assert_eq!(again.kind(), ErrorKind::NotPaused);
+    assert_eq!(running.value::<Vec<u8>>().await.unwrap(), [1, 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_that_is_not_used_fails_by_its_reason() {
+    let gate = Gate::new();
+    let agent = scripted([Step::new().gate(&gate).stop()]).1.start().await.unwrap();
+    agent.prompt("Count.").await.unwrap();
+    answered(gate.reached()).await;
+    let mut followed = Vec::new();
+    for id in ["a", "b"] {
+        followed.push(agent.follow(FollowTarget::Prompt(id.into())).await.unwrap());
+        agent.prompt(Prompt::new("Later.").with_id(id)).await.unwrap();
+    }
+    agent.unstage("a").await.unwrap();
+    agent.cancel().await.unwrap();
+    assert_eq!(followed[0].response().await.unwrap_err().kind(), ErrorKind::NotStaged);
+    assert_eq!(followed[1].response().await.unwrap_err().kind(), ErrorKind::Cancelled);
+    let mut waiting = agent.follow(FollowTarget::InFlight).await.unwrap();
+    agent.stop(std::time::Duration::ZERO).await.unwrap();
+    assert_eq!(waiting.response().await.unwrap_err().kind(), ErrorKind::Ended);
+}
+
+#[tokio::test]
+async fn run_of_a_session_is_followed_beside_the_other_events_of_the_session() {
+    let session = Session::builder(MemoryStore::new())
+        .agent(scripted([Step::text("One."), Step::text("Two.")]).1)
+        .create()
+        .await
+        .unwrap();
+    let mut running = session.follow(FollowTarget::Prompt("a".into())).await.unwrap();
+    session.ask(Prompt::new("Count.").with_id("a")).await.unwrap();
+    session.set_title(Some("Numbers")).await.unwrap();
+    session.ask("Go on.").await.unwrap();
+    assert_eq!(text(&mut running).await, "One.");
+    assert_eq!(running.response().await.unwrap().text(), "One.");
+}

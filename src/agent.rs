@@ -583,6 +583,10 @@ impl RunTarget for Agent {
         let (prompt, caller) = (at_head(spec)?, Caller::current());
         self.call(|reply| Command::Ask(prompt, caller, reply)).await?
     }
+
+    async fn follow(&self, target: FollowTarget) -> Result<Running, Error> {
+        Self::follow(self, target).await
+    }
 }
 
 /// Returns the prompt of a run that starts at the end of the history.

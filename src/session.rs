@@ -626,6 +626,10 @@ impl RunTarget for Session {
         let killed = || Err(Error::ended("agent", &EndReason::Killed));
         self.session_outcome(response.unwrap_or_else(killed)).await
     }
+
+    async fn follow(&self, target: FollowTarget) -> Result<Running, Error> {
+        Self::follow(self, target).await
+    }
 }
 
 impl WeakSession {

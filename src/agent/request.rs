@@ -5,10 +5,14 @@ use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use super::{
+    FollowTarget,
+    running::{Running, value_of},
+};
 #[cfg(doc)]
 use crate::run::{ErrorKind, Prompt};
 use crate::{
-    message::id::NodeId,
+    message::{TurnId, id::NodeId},
     provider::{Model, Options, OutputSchema},
     run::{Accepted, Error, Next, PromptId, Response, RunAt, RunSpec},
     setters::setters,
@@ -22,6 +26,8 @@ pub(crate) trait RunTarget: Send + Sync {
 
     /// Starts the run, and waits for its response.
     async fn response(&self, spec: RunSpec) -> Result<Arc<Response>, Error>;
+
+    async fn follow(&self, target: FollowTarget) -> Result<Running, Error>;
 }
 
 /// A run that is described and not yet started.
@@ -120,6 +126,53 @@ impl RunRequest {
         self.target.start(self.spec).await
     }
 
+    /// Starts the run, or stages the prompt, and follows the run until the prompt has ended. If the prompt's id is known,
+    /// follows the run of the earlier prompt. The prompt gets an id if it has none. If a message gets another answer,
+    /// prompts that are staged meanwhile and continue the run are followed, too.
+    ///
+    /// ```
+    /// # #[cfg(feature = "test-util")]
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// # let provider = omni_agent::testing::ScriptedProvider::new([omni_agent::testing::Step::text("Hello!")]);
+    /// # let model = provider.model();
+    /// use omni_agent::agent::{Agent, RunStep};
+    ///
+    /// let agent = Agent::builder().model(model).start().await?;
+    /// let mut running = agent.run("Hi").follow().await?;
+    /// while let Some(step) = running.next().await {
+    ///     match step {
+    ///         RunStep::Text { new, .. } => print!("{new}"),
+    ///         RunStep::ToolStarted { id, .. } => println!("[{id}]"),
+    ///         _ => {}
+    ///     }
+    /// }
+    /// assert_eq!(running.response().await?.text(), "Hello!");
+    /// # Ok::<(), omni_agent::Error>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`start`](Self::start).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future or the returned reader does not cancel the run.
+    pub async fn follow(mut self) -> Result<Running, Error> {
+        // Prompts of others can continue the run, so the prompt needs an id of its own. A new answer has none.
+        if !matches!(self.spec.at, RunAt::Again(_)) {
+            self.spec.prompt.id.get_or_insert_with(|| PromptId::new(TurnId::new(rand::random()).to_string()));
+        }
+        let id = self.spec.prompt.id.clone();
+        let target = match (self.target.start(self.spec).await?, id) {
+            (Accepted::Staged { id, .. }, _) | (_, Some(id)) => FollowTarget::Prompt(id),
+            (Accepted::Started { turn }, None) => FollowTarget::Turn(turn),
+            (Accepted::Known { .. }, None) => FollowTarget::InFlight,
+        };
+        self.target.follow(target).await
+    }
+
     /// Starts the run, waits until it ends, and returns the response: see [`ask`](super::Agent::ask).
     ///
     /// # Errors
@@ -145,17 +198,7 @@ impl RunRequest {
     /// Dropping the future does not cancel the run.
     pub async fn value<T: DeserializeOwned + JsonSchema>(mut self) -> Result<T, Error> {
         self.spec.prompt.options.set_output(Some(OutputSchema::of::<T>()));
-        let response = self.response().await?;
-        match (&response.output, &response.output_error) {
-            (Some(value), _) => T::deserialize(value)
-                .map_err(|error| Error::output(&error.to_string(), Arc::clone(&response))),
-            (None, Some(error)) => Err(Error::output(error, Arc::clone(&response))),
-            (None, None) => {
-                let why =
-                    format!("the turn ended with {} before the model returned a value", response.stop_reason);
-                Err(Error::output(&why, response))
-            }
-        }
+        self.response().await.and_then(value_of)
     }
 }
 

@@ -189,6 +189,22 @@ pub(super) fn result(
     }
 }
 
+/// Returns the response as a value of a Rust type.
+pub(super) fn value_of<T: DeserializeOwned>(response: Arc<Response>) -> Result<T, Error> {
+    let value = match (&response.output, &response.output_error) {
+        (Some(value), _) => T::deserialize(value).map_err(|error| error.to_string()),
+        (None, Some(error)) => Err(error.clone()),
+        // The event with the response was missed.
+        (None, None) if response.stop_reason == StopReason::Stop => {
+            serde_json::from_str(&response.text()).map_err(|error| error.to_string())
+        }
+        (None, None) => {
+            Err(format!("the turn ended with {} before the model returned a value", response.stop_reason))
+        }
+    };
+    value.map_err(|error| Error::output(&error, response))
+}
+
 /// The commands of an agent or a session that act on a followed run.
 #[async_trait]
 pub(crate) trait Commands: Send + Sync {
@@ -372,13 +388,7 @@ impl Running {
     ///
     /// Dropping the future does not end the run. The progress that was read is lost.
     pub async fn value<T: DeserializeOwned>(&mut self) -> Result<T, Error> {
-        let response = self.response().await?;
-        let value = match (&response.output, &response.output_error) {
-            (Some(value), _) => T::deserialize(value).map_err(|error| error.to_string()),
-            (None, Some(error)) => Err(error.clone()),
-            (None, None) => serde_json::from_str(&response.text()).map_err(|error| error.to_string()),
-        };
-        value.map_err(|error| Error::output(&error, response))
+        self.response().await.and_then(value_of)
     }
 
     /// Decides about a tool use or a question of the followed turn.

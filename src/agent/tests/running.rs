@@ -125,3 +125,33 @@ async fn run_of_a_session_is_followed_beside_the_other_events_of_the_session() {
     assert_eq!(text(&mut running).await, "One.");
     assert_eq!(running.response().await.unwrap().text(), "One.");
 }
+
+#[tokio::test(start_paused = true)]
+async fn followed_request_is_read_whether_it_starts_waits_or_is_known() {
+    let gate = Gate::new();
+    let script = [Step::new().gate(&gate).then_text(["One."]).stop(), Step::text("Two.")];
+    let agent = scripted(script).1.start().await.unwrap();
+    let mut first = agent.run("Count.").follow().await.unwrap();
+    let mut staged = agent.run("Go on.").with_id("b").follow().await.unwrap();
+    assert_eq!(staged.next().await, Some(RunStep::Waiting));
+    let mut known = agent.run("Go on.").with_id("b").follow().await.unwrap();
+    gate.open();
+    assert_eq!(text(&mut first).await, "One.");
+    assert_eq!(text(&mut staged).await, "Two.");
+    assert_eq!(text(&mut known).await, "Two.");
+    assert_eq!(known.response().await.unwrap().text(), "Two.");
+}
+
+#[tokio::test(start_paused = true)]
+async fn followed_request_of_a_session_is_read_on_its_branch() {
+    let agent = scripted(["One.", "Two.", "Three."].map(Step::text)).1;
+    let session = Session::builder(MemoryStore::new()).agent(agent).create().await.unwrap();
+    let mut first = session.run("Count.").follow().await.unwrap();
+    assert_eq!(text(&mut first).await, "One.");
+    let question = session.tree().await.unwrap().roots().next().unwrap().id();
+    let mut again = session.again(question).follow().await.unwrap();
+    assert_eq!(text(&mut again).await, "Two.");
+    let mut other = session.run("Count down.").below(None).follow().await.unwrap();
+    assert_eq!(text(&mut other).await, "Three.");
+    assert_eq!(other.response().await.unwrap().text(), "Three.");
+}

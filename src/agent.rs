@@ -143,7 +143,7 @@ use crate::{
         Accepted, Decided, Error, ErrorKind, Failure, KnownPrompt, Next, PendingUse, Prompt, PromptId,
         PromptState, Response, RunAt, RunEnd, RunOutcome, RunSpec, TurnRecord,
     },
-    subscription::{Attachment, End, EventId, Numbered, Source, Subscription},
+    subscription::{End, EventId, Numbered, SnapshotSource, Subscription, SubscriptionStart},
     telemetry::Caller,
     tool::Decision,
 };
@@ -627,11 +627,11 @@ impl WeakAgent {
     }
 }
 
-impl Source<Snapshot, Event> for WeakAgent {
+impl SnapshotSource<Snapshot, Event> for WeakAgent {
     fn attach(
         &self,
         after: Option<EventId>,
-    ) -> Pin<Box<dyn Future<Output = Result<Attachment<Snapshot, Event>, End<Snapshot>>> + Send>> {
+    ) -> Pin<Box<dyn Future<Output = Result<SubscriptionStart<Snapshot, Event>, End<Snapshot>>> + Send>> {
         let weak = self.clone();
         Box::pin(async move { weak.call(|reply| Command::Subscribe(after, reply)).await })
     }

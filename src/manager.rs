@@ -87,7 +87,7 @@ use crate::{
         ConversationId, Filter, Found, IntoStore, Labels, Listing, Owner, Page, Position, Store, StoreError,
         Summary,
     },
-    subscription::{Attachment, End, EndReason, EventId, FeedLimits, Source, Subscription},
+    subscription::{End, EndReason, EventId, FeedLimits, SnapshotSource, Subscription, SubscriptionStart},
     sync::lock,
 };
 
@@ -649,10 +649,13 @@ struct WeakManager(Weak<ManagerShared>);
 
 /// A future that returns the point in the stream of events at which a subscription begins.
 type Attaching = Pin<
-    Box<dyn Future<Output = Result<Attachment<ManagerSnapshot, ManagerEvent>, End<ManagerSnapshot>>> + Send>,
+    Box<
+        dyn Future<Output = Result<SubscriptionStart<ManagerSnapshot, ManagerEvent>, End<ManagerSnapshot>>>
+            + Send,
+    >,
 >;
 
-impl Source<ManagerSnapshot, ManagerEvent> for WeakManager {
+impl SnapshotSource<ManagerSnapshot, ManagerEvent> for WeakManager {
     fn attach(&self, after: Option<EventId>) -> Attaching {
         let attached = match self.0.upgrade() {
             None => Err(End { reason: EndReason::HandlesDropped, snapshot: None }),

@@ -32,17 +32,17 @@ const GOING: Duration = Duration::from_millis(200);
 /// A separate thread waits for the program's end. Then it kills the processes that the program left behind, even if the
 /// runtime has already ended.
 pub(crate) struct Process {
-    held: Arc<Mutex<Held>>,
+    held: Arc<Mutex<HeldProcess>>,
     ended: watch::Receiver<Option<String>>,
 }
 
 /// The child process. After the process has been reaped, its id may be reused.
-struct Held {
+struct HeldProcess {
     child: Child,
     ended: bool,
     /// Kills the program if the application is killed.
     #[cfg(unix)]
-    watcher: Option<watcher::Watcher>,
+    watcher: Option<watcher::OrphanWatcher>,
 }
 
 /// The pipes to the program.
@@ -68,12 +68,12 @@ impl Process {
             unreachable!("all three were asked for");
         };
         #[cfg(unix)]
-        let watcher = watcher::Watcher::start(rustix::process::Pid::from_child(&child))
+        let watcher = watcher::OrphanWatcher::start(rustix::process::Pid::from_child(&child))
             .inspect_err(
                 |error| tracing::warn!(%error, "a program will survive if the application is killed"),
             )
             .ok();
-        let held = Arc::new(Mutex::new(Held {
+        let held = Arc::new(Mutex::new(HeldProcess {
             child,
             ended: false,
             #[cfg(unix)]
@@ -136,7 +136,7 @@ impl Drop for Process {
     }
 }
 
-impl Held {
+impl HeldProcess {
     fn kill(&mut self) {
         if self.ended {
             return;
@@ -162,7 +162,7 @@ impl Held {
 }
 
 /// Waits for the program's end, and kills the processes that it left behind.
-fn reap(held: &Mutex<Held>) -> io::Result<ExitStatus> {
+fn reap(held: &Mutex<HeldProcess>) -> io::Result<ExitStatus> {
     wait(held);
     let mut held = lock(held);
     // The process is not reaped yet, so its id can't belong to another process group.
@@ -187,7 +187,7 @@ fn reap(held: &Mutex<Held>) -> io::Result<ExitStatus> {
 
 /// Waits for the program's end without reaping the process, so that other threads can still kill it.
 #[cfg(all(unix, not(target_os = "openbsd")))]
-fn wait(held: &Mutex<Held>) {
+fn wait(held: &Mutex<HeldProcess>) {
     use rustix::{
         io::Errno,
         process::{Pid, WaitId, WaitIdOptions, waitid},
@@ -199,7 +199,7 @@ fn wait(held: &Mutex<Held>) {
 }
 
 #[cfg(any(not(unix), target_os = "openbsd"))]
-fn wait(held: &Mutex<Held>) {
+fn wait(held: &Mutex<HeldProcess>) {
     while matches!(lock(held).child.try_wait(), Ok(None)) {
         thread::sleep(LOOK);
     }

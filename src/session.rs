@@ -104,7 +104,7 @@ use crate::{
     message::{History, UsageRow},
     run::{Accepted, Error, ErrorKind, Prompt, Response, RunAt, RunSpec},
     store::{ConversationId, IntoStore, Labels, StoreError},
-    subscription::{Attachment, End, EndReason, EventId, Source, Subscription},
+    subscription::{End, EndReason, EventId, SnapshotSource, Subscription, SubscriptionStart},
     telemetry::Caller,
     tree::{NodeId, Tree},
 };
@@ -680,7 +680,7 @@ impl WeakSession {
     }
 }
 
-impl Source<SessionSnapshot, SessionEvent> for WeakSession {
+impl SnapshotSource<SessionSnapshot, SessionEvent> for WeakSession {
     fn attach(&self, after: Option<EventId>) -> Attaching {
         let weak = self.clone();
         Box::pin(async move {
@@ -696,7 +696,10 @@ impl Source<SessionSnapshot, SessionEvent> for WeakSession {
 
 /// A future that returns the point in the stream of events at which a subscription begins.
 type Attaching = Pin<
-    Box<dyn Future<Output = Result<Attachment<SessionSnapshot, SessionEvent>, End<SessionSnapshot>>> + Send>,
+    Box<
+        dyn Future<Output = Result<SubscriptionStart<SessionSnapshot, SessionEvent>, End<SessionSnapshot>>>
+            + Send,
+    >,
 >;
 
 crate::debug::impl_debug! { Session(self) {

@@ -287,21 +287,21 @@ pub enum EndReason {
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// Gives a subscription access to its actor without keeping the actor alive.
-pub(crate) trait Source<S, E>: Send + Sync {
+pub(crate) trait SnapshotSource<S, E>: Send + Sync {
     /// Returns the beginning of a subscription. If the events that follow `after` are still buffered, the subscription
     /// begins directly after `after`. Otherwise, it begins with a snapshot.
     ///
     /// # Errors
     ///
     /// If the actor has ended, the error is the actor's end.
-    fn attach(&self, after: Option<EventId>) -> BoxFuture<Result<Attachment<S, E>, End<S>>>;
+    fn attach(&self, after: Option<EventId>) -> BoxFuture<Result<SubscriptionStart<S, E>, End<S>>>;
 }
 
 /// Changes the updates of one reader. Returns `None` if the reader needs a fresh snapshot in place of the update.
 pub(crate) type Filter<S, E> = Box<dyn FnMut(Update<S, E>) -> Option<Update<S, E>> + Send + Sync>;
 
 /// The beginning of a subscription: a point in an actor's stream of events, and the events that follow it.
-pub(crate) struct Attachment<S, E> {
+pub(crate) struct SubscriptionStart<S, E> {
     /// The snapshot at this point. `None` if the backlog contains all events that the reader missed.
     pub(crate) snapshot: Option<Arc<S>>,
     /// The id of the last event before the backlog.
@@ -349,15 +349,15 @@ pub struct Subscription<S, E> {
     snapshot: Option<Arc<S>>,
     last: EventId,
     /// The reader, or `None` while the future in `waiting` owns it.
-    reader: Option<Reader<S, E>>,
+    reader: Option<FeedReader<S, E>>,
     /// The future that waits for the next update. It is created when the stream is polled. After the wait, it is kept
     /// so that its memory can be reused.
     waiting: Option<Waiting<S, E>>,
 }
 
 /// The position of a subscription in the actor's events.
-struct Reader<S, E> {
-    source: Box<dyn Source<S, E>>,
+struct FeedReader<S, E> {
+    source: Box<dyn SnapshotSource<S, E>>,
     /// The snapshot to return as the next update, and the id of the last event that this snapshot includes.
     resync: Option<(Arc<S>, EventId)>,
     last: EventId,
@@ -366,7 +366,7 @@ struct Reader<S, E> {
     filter: Option<Filter<S, E>>,
 }
 
-type Waiting<S, E> = ReusableBoxFuture<'static, (Reader<S, E>, Option<Update<S, E>>)>;
+type Waiting<S, E> = ReusableBoxFuture<'static, (FeedReader<S, E>, Option<Update<S, E>>)>;
 
 enum ReaderState<E> {
     Live(broadcast::Receiver<Numbered<E>>),
@@ -379,25 +379,25 @@ enum ReaderState<E> {
 }
 
 impl<S: Send + Sync + 'static, E: Send + Sync + 'static> Subscription<S, E> {
-    pub(crate) fn new(source: Box<dyn Source<S, E>>, attachment: Attachment<S, E>) -> Self {
-        let Attachment { snapshot, last, backlog, live } = attachment;
+    pub(crate) fn new(source: Box<dyn SnapshotSource<S, E>>, attachment: SubscriptionStart<S, E>) -> Self {
+        let SubscriptionStart { snapshot, last, backlog, live } = attachment;
         let reader =
-            Reader { source, resync: None, last, backlog, state: ReaderState::Live(live), filter: None };
+            FeedReader { source, resync: None, last, backlog, state: ReaderState::Live(live), filter: None };
         Self { snapshot, last, reader: Some(reader), waiting: None }
     }
 
     /// Creates a subscription that continues after `seen`, the last event that its reader saw. If the reader needs a
     /// snapshot, the snapshot is the first update.
     pub(crate) fn resumed(
-        source: Box<dyn Source<S, E>>,
+        source: Box<dyn SnapshotSource<S, E>>,
         seen: EventId,
-        attachment: Attachment<S, E>,
+        attachment: SubscriptionStart<S, E>,
     ) -> Self {
-        let Attachment { snapshot, last, backlog, live } = attachment;
+        let SubscriptionStart { snapshot, last, backlog, live } = attachment;
         let resync = snapshot.map(|snapshot| (snapshot, last));
         // Until the reader gets the snapshot, the last event that it has seen is `seen`.
         let reader =
-            Reader { source, resync, last: seen, backlog, state: ReaderState::Live(live), filter: None };
+            FeedReader { source, resync, last: seen, backlog, state: ReaderState::Live(live), filter: None };
         Self { snapshot: None, last: seen, reader: Some(reader), waiting: None }
     }
 
@@ -466,7 +466,7 @@ impl<S: Send + Sync + 'static, E: Send + Sync + 'static> Stream for Subscription
     }
 }
 
-impl<S, E: Send + Sync + 'static> Reader<S, E> {
+impl<S, E: Send + Sync + 'static> FeedReader<S, E> {
     async fn next(&mut self) -> Option<Update<S, E>> {
         loop {
             let update = self.unfiltered().await?;
@@ -509,7 +509,7 @@ impl<S, E: Send + Sync + 'static> Reader<S, E> {
                             return Some(Update::Closed(end));
                         }
                     };
-                    let Attachment { snapshot, last, backlog, live } = attachment;
+                    let SubscriptionStart { snapshot, last, backlog, live } = attachment;
                     (self.backlog, self.state) = (backlog, ReaderState::Live(live));
                     if let Some(snapshot) = snapshot {
                         self.last = last;
@@ -566,10 +566,10 @@ impl FeedLimits {
 /// subscriber arrives, each event only increments a counter.
 pub(crate) struct Feed<E> {
     last: EventId,
-    live: Option<Box<Live<E>>>,
+    live: Option<Box<LiveFeed<E>>>,
 }
 
-struct Live<E> {
+struct LiveFeed<E> {
     limits: FeedLimits,
     sender: broadcast::Sender<Numbered<E>>,
     /// The newest events, with their sizes. The ring includes the events that wait in the channel, so that a single
@@ -613,7 +613,7 @@ impl<E: Send + Sync + 'static> Feed<E> {
     /// Removes all earlier events from memory. Subscribers that have not seen all of them get a new snapshot.
     pub(crate) fn forget(&mut self) {
         if let Some(live) = &mut self.live {
-            **live = Live::new(live.limits);
+            **live = LiveFeed::new(live.limits);
         }
     }
 
@@ -623,9 +623,9 @@ impl<E: Send + Sync + 'static> Feed<E> {
     }
 
     /// Returns the beginning of a subscription after the last event, with this snapshot of the current state.
-    pub(crate) fn join<S>(&mut self, limits: FeedLimits, snapshot: S) -> Attachment<S, E> {
-        let live = self.live.get_or_insert_with(|| Box::new(Live::new(limits)));
-        Attachment {
+    pub(crate) fn join<S>(&mut self, limits: FeedLimits, snapshot: S) -> SubscriptionStart<S, E> {
+        let live = self.live.get_or_insert_with(|| Box::new(LiveFeed::new(limits)));
+        SubscriptionStart {
             snapshot: Some(Arc::new(snapshot)),
             last: self.last,
             backlog: VecDeque::new(),
@@ -635,15 +635,19 @@ impl<E: Send + Sync + 'static> Feed<E> {
 
     /// Returns the beginning of a subscription directly after `after`, if all events that follow `after` are still
     /// buffered.
-    pub(crate) fn replay<S>(&mut self, limits: FeedLimits, after: EventId) -> Option<Attachment<S, E>> {
+    pub(crate) fn replay<S>(
+        &mut self,
+        limits: FeedLimits,
+        after: EventId,
+    ) -> Option<SubscriptionStart<S, E>> {
         if after.life != self.last.life {
             return None;
         }
         let missed = usize::try_from(self.last.number.checked_sub(after.number)?).ok()?;
-        let live = self.live.get_or_insert_with(|| Box::new(Live::new(limits)));
+        let live = self.live.get_or_insert_with(|| Box::new(LiveFeed::new(limits)));
         let start = live.ring.len().checked_sub(missed)?;
         let backlog = live.ring.range(start..).map(|(event, _)| event.clone()).collect();
-        Some(Attachment { snapshot: None, last: after, backlog, live: live.sender.subscribe() })
+        Some(SubscriptionStart { snapshot: None, last: after, backlog, live: live.sender.subscribe() })
     }
 
     /// Returns whether the actor must yield to its readers. This is the case if it has sent so many events since the
@@ -672,7 +676,7 @@ impl<E: Send + Sync + 'static> Feed<E> {
 /// its readers can run.
 const AT_ONCE: usize = 16;
 
-impl<E: Send + Sync + 'static> Live<E> {
+impl<E: Send + Sync + 'static> LiveFeed<E> {
     fn new(limits: FeedLimits) -> Self {
         let limits = limits.effective();
         Self {

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     message::{History, TurnId},
     run::Error,
-    subscription::{Attachment, EventId},
+    subscription::{EventId, SubscriptionStart},
     telemetry::Caller,
 };
 
@@ -40,7 +40,7 @@ pub(crate) enum InFlight {
 }
 
 /// The reply to a subscriber: the point in the stream of events at which its subscription begins.
-pub(super) type AttachmentReply = Reply<Attachment<Snapshot, Event>>;
+pub(super) type AttachmentReply = Reply<SubscriptionStart<Snapshot, Event>>;
 
 /// An event of the application.
 type AppEvent = Box<dyn Any + Send>;

@@ -40,7 +40,7 @@ use crate::{
     message::{History, Timestamp, TurnId},
     provider::{Credentials, Model, Provider, RetryPolicy},
     run::Error,
-    subscription::{Attachment, End, EndReason, EventId, Feed, FeedLimits},
+    subscription::{End, EndReason, EventId, Feed, FeedLimits, SubscriptionStart},
     telemetry::Caller,
     tool::{Extensions, ToolLimits},
 };
@@ -387,7 +387,7 @@ impl Task {
 
     /// Returns the point in the stream of events at which a subscription begins: `after` if all events after it are
     /// still buffered, otherwise the last event.
-    fn attach(&mut self, after: Option<EventId>) -> Attachment<Snapshot, Event> {
+    fn attach(&mut self, after: Option<EventId>) -> SubscriptionStart<Snapshot, Event> {
         let limits = self.setup.feed_limits;
         if let Some(attachment) = after.and_then(|after| self.feed.replay(limits, after)) {
             return attachment;

@@ -15,7 +15,7 @@ use crate::{
     agent::Status,
     session::Session,
     store::{ConversationId, Labels, Summary},
-    subscription::{Attachment, End, EndReason, EventId, Feed, FeedLimits},
+    subscription::{End, EndReason, EventId, Feed, FeedLimits, SubscriptionStart},
 };
 
 /// Identifies one life of a session. Sessions that are opened later with the same id have other keys.
@@ -369,7 +369,7 @@ impl OpenConversations {
         &mut self,
         after: Option<EventId>,
         limits: FeedLimits,
-    ) -> Attachment<ManagerSnapshot, ManagerEvent> {
+    ) -> SubscriptionStart<ManagerSnapshot, ManagerEvent> {
         let replayed = after.and_then(|after| self.feed.replay(limits, after));
         let attachment = replayed.unwrap_or_else(|| {
             let snapshot = self.snapshot();

@@ -17,9 +17,9 @@ use rustix::process::Pid;
 const SCRIPT: &str = r#"trap '' HUP INT TERM; read -r line; [ "$line" = end ] || kill -s KILL -- "-$1""#;
 
 /// A process that kills a process group as soon as the application ends.
-pub(crate) struct Watcher(Child);
+pub(crate) struct OrphanWatcher(Child);
 
-impl Watcher {
+impl OrphanWatcher {
     /// Starts a watcher for a process group.
     pub(crate) fn start(group: Pid) -> io::Result<Self> {
         let mut command = Command::new("sh");

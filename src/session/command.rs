@@ -10,7 +10,7 @@ use crate::{
     message::{TurnId, UsageRow},
     run::{Error, ErrorKind, PromptId, Response, RunSpec},
     store::Labels,
-    subscription::{Attachment, EventId},
+    subscription::{EventId, SubscriptionStart},
     telemetry::Caller,
     tree::{NodeId, Tree},
 };
@@ -28,7 +28,7 @@ pub(super) struct Stop {
 }
 
 /// The sender of the reply to a subscriber: the point in the stream of events at which the subscription begins.
-pub(super) type AttachmentReply = Reply<Attachment<SessionSnapshot, SessionEvent>>;
+pub(super) type AttachmentReply = Reply<SubscriptionStart<SessionSnapshot, SessionEvent>>;
 
 /// The changes that are not in the store.
 #[derive(Clone, Debug)]

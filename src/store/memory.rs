@@ -36,10 +36,10 @@ use crate::{
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Default)]
-pub struct MemoryStore(Arc<Mutex<Content>>);
+pub struct MemoryStore(Arc<Mutex<MemoryContent>>);
 
 #[derive(Default)]
-struct Content {
+struct MemoryContent {
     conversations: HashMap<ConversationId, Conversation>,
     /// The usage of deleted conversations.
     kept: KeptUsage,
@@ -62,7 +62,7 @@ impl MemoryStore {
 
     // Code that holds the lock can't panic in the middle of a change, so the data behind a poisoned lock is still
     // valid.
-    fn lock(&self) -> MutexGuard<'_, Content> {
+    fn lock(&self) -> MutexGuard<'_, MemoryContent> {
         lock(&self.0)
     }
 
@@ -95,7 +95,7 @@ impl MemoryStore {
     }
 }
 
-impl Content {
+impl MemoryContent {
     /// Returns the conversations that match the filter and are on this page.
     fn list(&self, filter: &Filter, page: Page) -> Vec<(&ConversationId, &Conversation)> {
         let all = self.conversations.iter().filter(|(_, conversation)| conversation.matches(filter));

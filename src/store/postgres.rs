@@ -120,8 +120,8 @@ use futures_util::future::BoxFuture;
 
 use self::{
     connect::{InTurn, Object},
-    error::Fault,
-    server::{Lane, Limits, Server, Threads},
+    error::PostgresFault,
+    server::{ConnectLimits, Lane, PostgresServer, Threads},
 };
 use super::{
     Change, ConversationId, Filter, Found, Lease, Listing, Owner, Page, Query, Store, StoreError,
@@ -148,10 +148,10 @@ use crate::{
 /// # }
 /// ```
 #[derive(Clone)]
-pub struct PostgresStore(Arc<Inner>);
+pub struct PostgresStore(Arc<PostgresShared>);
 
-struct Inner {
-    server: Arc<Server>,
+struct PostgresShared {
+    server: Arc<PostgresServer>,
     schema: String,
     threads: Threads,
 }
@@ -162,7 +162,7 @@ pub struct PostgresStoreBuilder {
     url: String,
     schema: String,
     certificates: Option<Vec<u8>>,
-    limits: Limits,
+    limits: ConnectLimits,
 }
 
 impl PostgresStoreBuilder {
@@ -213,13 +213,13 @@ impl PostgresStoreBuilder {
         let Self { url, schema, certificates, limits } = self;
         sql::check_schema(&schema)?;
         let hosts = InTurn::new(&url, certificates.as_deref(), limits)?;
-        let server = Arc::new(Server::new(&hosts, &schema, limits)?);
+        let server = Arc::new(PostgresServer::new(&hosts, &schema, limits)?);
         let threads = Threads::start()?;
         let (migrated, name) = (Arc::clone(&server), schema.clone());
         // The connections belong to the runtime on which they are created. So the store creates them on its own
         // threads. The pools do not belong to a runtime.
         threads.run(async move { migrated.migrate(&name).await }).await?;
-        Ok(PostgresStore(Arc::new(Inner { server, schema, threads })))
+        Ok(PostgresStore(Arc::new(PostgresShared { server, schema, threads })))
     }
 }
 
@@ -260,7 +260,7 @@ impl PostgresStore {
             url: url.into(),
             schema: "omni_agent".to_owned(),
             certificates: None,
-            limits: Limits {
+            limits: ConnectLimits {
                 connections: 10,
                 connect: Duration::from_secs(5),
                 pool_wait: Duration::from_secs(5),
@@ -302,7 +302,11 @@ impl PostgresStore {
         lane: Lane,
         id: Option<&ConversationId>,
         input: I,
-        operation: impl for<'a> Fn(&'a Object, &'a Server, &'a I) -> BoxFuture<'a, Result<T, Fault>>
+        operation: impl for<'a> Fn(
+            &'a Object,
+            &'a PostgresServer,
+            &'a I,
+        ) -> BoxFuture<'a, Result<T, PostgresFault>>
         + Send
         + Sync
         + 'static,

@@ -169,7 +169,7 @@ use async_trait::async_trait;
 use rusqlite::Connection;
 
 use self::{
-    database::{Connections, Database, Fault},
+    database::{Connections, Database, SqliteFault},
     upkeep::Upkeep,
     workers::{Urgency, Workers},
 };
@@ -206,9 +206,9 @@ use crate::{
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
-pub struct SqliteStore(Arc<Inner>);
+pub struct SqliteStore(Arc<SqliteShared>);
 
-struct Inner {
+struct SqliteShared {
     database: Arc<Database>,
     readers: Workers,
     /// The writer and its upkeep, or `None` if the file can only be read.
@@ -291,7 +291,7 @@ impl SqliteStoreBuilder {
                 search::index_older(&writer.behind());
                 Ok::<_, StoreError>(Writing { writer, upkeep, is_indexed })
             };
-            Ok(SqliteStore(Arc::new(Inner {
+            Ok(SqliteStore(Arc::new(SqliteShared {
                 writing: writer.map(writing).transpose()?,
                 readers: start("sqlite-reader", readers)?,
                 database: Arc::new(database),
@@ -370,7 +370,7 @@ impl SqliteStore {
     async fn read<T: Send + 'static>(
         &self,
         id: Option<&ConversationId>,
-        action: impl FnOnce(&mut Connection, &Database) -> Result<T, Fault> + Send + 'static,
+        action: impl FnOnce(&mut Connection, &Database) -> Result<T, SqliteFault> + Send + 'static,
     ) -> Result<T, StoreError> {
         self.run(&self.0.readers, id, "reading", action).await
     }
@@ -381,8 +381,8 @@ impl SqliteStore {
         &self,
         urgency: Urgency,
         id: Option<&ConversationId>,
-        prepare: impl FnOnce() -> Result<P, Fault> + Send + 'static,
-        action: impl Fn(&mut Connection, &Database, &P) -> Result<T, Fault> + Send + 'static,
+        prepare: impl FnOnce() -> Result<P, SqliteFault> + Send + 'static,
+        action: impl Fn(&mut Connection, &Database, &P) -> Result<T, SqliteFault> + Send + 'static,
     ) -> Result<T, StoreError> {
         let (database, id) = (Arc::clone(&self.0.database), id.cloned());
         let action = {
@@ -395,7 +395,7 @@ impl SqliteStore {
             let database = Arc::clone(&database);
             move || database.still_there()
         };
-        let end = move |written: Result<T, Fault>| {
+        let end = move |written: Result<T, SqliteFault>| {
             written.map_err(|fault| database.failed("writing to", id.as_ref(), fault))
         };
         self.writing()?.writer.run_together(urgency, prepare, action, check, end).await
@@ -405,7 +405,7 @@ impl SqliteStore {
     async fn write_alone<T: Send + 'static>(
         &self,
         id: Option<&ConversationId>,
-        action: impl FnOnce(&mut Connection, &Database) -> Result<T, Fault> + Send + 'static,
+        action: impl FnOnce(&mut Connection, &Database) -> Result<T, SqliteFault> + Send + 'static,
     ) -> Result<T, StoreError> {
         self.run(&self.writing()?.writer, id, "writing to", action).await
     }
@@ -415,7 +415,7 @@ impl SqliteStore {
         workers: &Workers,
         id: Option<&ConversationId>,
         doing: &'static str,
-        action: impl FnOnce(&mut Connection, &Database) -> Result<T, Fault> + Send + 'static,
+        action: impl FnOnce(&mut Connection, &Database) -> Result<T, SqliteFault> + Send + 'static,
     ) -> Result<T, StoreError> {
         let (database, id) = (Arc::clone(&self.0.database), id.cloned());
         let job = move |connection: &mut Connection| {

@@ -18,7 +18,7 @@ use crate::{
         error::{of_agent, unknown_node},
     },
     store::TitleBy,
-    subscription::{Attachment, EndReason, EventId},
+    subscription::{EndReason, EventId, SubscriptionStart},
     telemetry::Caller,
     tree::NodeId,
 };
@@ -217,7 +217,7 @@ impl Task {
     async fn attach(
         &mut self,
         after: Option<EventId>,
-    ) -> Result<Attachment<SessionSnapshot, SessionEvent>, Error> {
+    ) -> Result<SubscriptionStart<SessionSnapshot, SessionEvent>, Error> {
         let limits = self.shared.setup.feed_limits;
         if let Some(attachment) = after.and_then(|after| self.feed.replay(limits, self.continued(after))) {
             return Ok(attachment);

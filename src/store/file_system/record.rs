@@ -20,7 +20,7 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::DeserializeOwned, de::Error as _};
 use serde_json::Value;
 
-use super::line;
+use super::log;
 use crate::{
     message::Timestamp,
     run::RunEnd,
@@ -321,7 +321,7 @@ pub(super) fn encode_record(change: &LogChange, end: &RecordEnd) -> Result<Vec<u
 
 /// Returns the line of a write with this change, which contains these files.
 pub(super) fn encode_line(change: &[u8], files: &UsedFiles, end: &RecordEnd) -> Result<Vec<u8>, StoreError> {
-    let mut text = line::begin();
+    let mut text = log::begin();
     if files.is_empty() {
         text.push(b'{');
     } else {
@@ -341,10 +341,10 @@ pub(super) fn encode_line(change: &[u8], files: &UsedFiles, end: &RecordEnd) -> 
     text.extend_from_slice(ENTRY);
     push(&mut text, &end.entry);
     text.push(b'}');
-    let line = line::finish(text);
+    let line = log::finish(text);
     let id = &end.entry.id;
-    if line.len() > line::LONGEST {
-        let problem = format!("its JSON is longer than {} bytes", line::LONGEST);
+    if line.len() > log::LONGEST {
+        let problem = format!("its JSON is longer than {} bytes", log::LONGEST);
         return Err(StoreError::Unstorable { id: id.clone(), problem });
     }
     json::check_depth(id, &line)?;
@@ -353,9 +353,9 @@ pub(super) fn encode_line(change: &[u8], files: &UsedFiles, end: &RecordEnd) -> 
 
 /// Returns a line with this record.
 pub(super) fn encode(record: &impl Serialize) -> Vec<u8> {
-    let mut text = line::begin();
+    let mut text = log::begin();
     push(&mut text, record);
-    line::finish(text)
+    log::finish(text)
 }
 
 fn push(text: &mut Vec<u8>, value: &impl Serialize) {
@@ -369,7 +369,7 @@ pub(super) fn parse<T: DeserializeOwned>(text: &[u8]) -> Result<T, String> {
 /// Returns the version of the format that a line names, if it is not [`FORMAT`]. Finds the version in the first line of
 /// files of all versions.
 pub(super) fn other_format(line: &[u8]) -> Option<u64> {
-    let record: Value = parse(line::record(line, 0).ok()?).ok()?;
+    let record: Value = parse(log::record(line, 0).ok()?).ok()?;
     let format = record.get("format_version").or_else(|| record.pointer("/entry/format"));
     format.and_then(Value::as_u64).filter(|format| *format != FORMAT)
 }

@@ -24,7 +24,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::{
     error::{not_connected, unreachable},
-    server::Limits,
+    server::ConnectLimits,
 };
 use crate::store::StoreError;
 
@@ -41,12 +41,16 @@ pub(super) struct InTurn {
     /// The location of the database for error messages, without the password.
     pub(super) place: String,
     tls: MakeRustlsConnect,
-    limits: Limits,
+    limits: ConnectLimits,
 }
 
 impl InTurn {
     /// Returns a connector to the hosts of this URL. It trusts these certificates (PEM), or else the platform's.
-    pub(super) fn new(url: &str, trusted: Option<&[u8]>, mut limits: Limits) -> Result<Self, StoreError> {
+    pub(super) fn new(
+        url: &str,
+        trusted: Option<&[u8]>,
+        mut limits: ConnectLimits,
+    ) -> Result<Self, StoreError> {
         let hosts =
             hosts(url, &limits).map_err(|error| StoreError::misconfigured("the PostgreSQL URL", error))?;
         let names: Vec<_> = hosts.iter().map(|(name, _)| &**name).collect();
@@ -100,7 +104,7 @@ impl Manager for InTurn {
 }
 
 /// Returns the statements that are executed first on a new connection.
-fn setup(limits: &Limits) -> String {
+fn setup(limits: &ConnectLimits) -> String {
     let millis = |limit: Duration| limit.as_millis().clamp(1, i32::MAX.unsigned_abs().into());
     let (statement, lock) = (millis(limits.statement), millis(limits.lock_wait));
     format!(
@@ -128,7 +132,7 @@ enum InUrl {
 }
 
 /// Reads a URL, or a text with pairs of keys and values. Returns each host, as `name:port`, with its settings.
-fn hosts(text: &str, limits: &Limits) -> Result<Vec<(String, Config)>, InUrl> {
+fn hosts(text: &str, limits: &ConnectLimits) -> Result<Vec<(String, Config)>, InUrl> {
     let scheme = ["postgres://", "postgresql://"].into_iter().find(|scheme| text.starts_with(scheme));
     let (login, address, settings) = match scheme {
         None => ("", "", pairs(text)),
@@ -292,7 +296,7 @@ fn refused(error: impl std::error::Error + Send + Sync + 'static) -> StoreError 
 mod tests {
     use super::*;
 
-    const LIMITS: Limits = Limits {
+    const LIMITS: ConnectLimits = ConnectLimits {
         connections: 1,
         connect: Duration::from_secs(5),
         pool_wait: Duration::from_secs(1),

@@ -5,25 +5,25 @@ use std::{error::Error, fmt, sync::Arc, time::Duration};
 use deadpool::managed::PoolError;
 use tokio_postgres::error::SqlState;
 
-use super::server::Limits;
+use super::server::ConnectLimits;
 use crate::{
     error::error_chain,
     store::{ConversationId, StoreError},
 };
 
 /// A failure of an operation.
-pub(in crate::store) enum Fault {
+pub(in crate::store) enum PostgresFault {
     Database(tokio_postgres::Error),
     Store(StoreError),
 }
 
-impl From<tokio_postgres::Error> for Fault {
+impl From<tokio_postgres::Error> for PostgresFault {
     fn from(error: tokio_postgres::Error) -> Self {
         Self::Database(error)
     }
 }
 
-impl From<StoreError> for Fault {
+impl From<StoreError> for PostgresFault {
     fn from(error: StoreError) -> Self {
         Self::Store(error)
     }
@@ -90,7 +90,7 @@ fn io(error: &tokio_postgres::Error) -> bool {
 /// Converts an error of an operation on this database. `id` is the conversation that the operation concerns, if any.
 pub(super) fn failed(
     place: &str,
-    limits: &Limits,
+    limits: &ConnectLimits,
     id: Option<&ConversationId>,
     error: tokio_postgres::Error,
 ) -> StoreError {
@@ -158,7 +158,7 @@ pub(super) fn failed(
 /// Converts an error of connecting to this host.
 pub(super) fn not_connected(
     place: &str,
-    limits: &Limits,
+    limits: &ConnectLimits,
     host: &str,
     error: tokio_postgres::Error,
 ) -> StoreError {
@@ -176,7 +176,7 @@ pub(super) fn not_connected(
 /// Converts an error of a pool with this number of connections.
 pub(super) fn no_connection(
     place: &str,
-    limits: &Limits,
+    limits: &ConnectLimits,
     connections: usize,
     error: PoolError<StoreError>,
 ) -> StoreError {

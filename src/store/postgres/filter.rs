@@ -4,9 +4,9 @@ use tokio_postgres::{Row, types::ToSql};
 
 use super::{
     connect::Object,
-    error::Fault,
+    error::PostgresFault,
     read::{self, system_time},
-    server::Server,
+    server::PostgresServer,
 };
 use crate::store::{
     Filter, Listing, Page, Summary,
@@ -26,12 +26,12 @@ impl<'f> Candidates<'f> {
 /// The text of a query with its parameters. Such a query is prepared anew each time, because the best plan depends on
 /// the parameters.
 #[derive(Default)]
-pub(super) struct Query {
+pub(super) struct SqlQuery {
     pub(super) sql: String,
     pub(super) params: Vec<Box<dyn ToSql + Sync + Send>>,
 }
 
-impl Query {
+impl SqlQuery {
     /// Adds a parameter and returns its place in the SQL text.
     pub(super) fn param(&mut self, param: impl ToSql + Sync + Send + 'static) -> String {
         self.params.push(Box::new(param));
@@ -79,11 +79,11 @@ impl Query {
 /// Returns the number of conversations with this label, counted up to a bound.
 async fn counted(
     connection: &Object,
-    server: &Server,
+    server: &PostgresServer,
     name: &str,
     value: &str,
     most: i64,
-) -> Result<i64, Fault> {
+) -> Result<i64, PostgresFault> {
     let query = connection.prepare_cached(&server.sql.label_count).await?;
     Ok(connection.query_one(&query, &[&name, &value, &most]).await?.try_get(0)?)
 }
@@ -91,10 +91,10 @@ async fn counted(
 /// Returns the label of the filter that the fewest conversations have, if at most `most` conversations have it.
 pub(super) async fn rarest<'f>(
     connection: &Object,
-    server: &Server,
+    server: &PostgresServer,
     filter: &'f Filter,
     most: i64,
-) -> Result<Option<(&'f str, &'f str)>, Fault> {
+) -> Result<Option<(&'f str, &'f str)>, PostgresFault> {
     let mut rarest = Rarest::new(filter, most);
     while let Some((name, value, most)) = rarest.question() {
         rarest.answer(counted(connection, server, name, value, most).await?);
@@ -105,11 +105,11 @@ pub(super) async fn rarest<'f>(
 /// Reads a page with the query that the function makes, from the candidates that are likely to be the fastest.
 pub(super) async fn read_page(
     connection: &Object,
-    server: &Server,
+    server: &PostgresServer,
     filter: &Filter,
     page: &Page,
-    query: impl Fn(Candidates<'_>) -> Query,
-) -> Result<Vec<Row>, Fault> {
+    query: impl Fn(Candidates<'_>) -> SqlQuery,
+) -> Result<Vec<Row>, PostgresFault> {
     let mut plan = Plan::new(filter);
     loop {
         match plan.next() {
@@ -128,14 +128,14 @@ pub(super) async fn read_page(
     }
 }
 
-pub(super) async fn rows(connection: &Object, query: &Query) -> Result<Vec<Row>, Fault> {
+pub(super) async fn rows(connection: &Object, query: &SqlQuery) -> Result<Vec<Row>, PostgresFault> {
     let statement = connection.prepare(&query.sql).await?;
     Ok(connection.query(&statement, &query.params()).await?)
 }
 
 /// Returns the query for the conversations of a page.
-fn page(schema: &str, candidates: Candidates<'_>, filter: &Filter, page: &Page) -> Query {
-    let (mut query, all) = (Query::default(), format!("SELECT * FROM {schema}.conversations"));
+fn page(schema: &str, candidates: Candidates<'_>, filter: &Filter, page: &Page) -> SqlQuery {
+    let (mut query, all) = (SqlQuery::default(), format!("SELECT * FROM {schema}.conversations"));
     let (limit, offset) = (query.param(count(page.limit)), query.param(count(page.offset)));
     let end = format!("ORDER BY updated DESC, id LIMIT {limit} OFFSET {offset}");
     let position = page
@@ -178,15 +178,15 @@ fn page(schema: &str, candidates: Candidates<'_>, filter: &Filter, page: &Page) 
 
 pub(super) async fn list(
     connection: &Object,
-    server: &Server,
+    server: &PostgresServer,
     Listing { filter, page: wanted }: &Listing,
-) -> Result<Vec<Summary>, Fault> {
+) -> Result<Vec<Summary>, PostgresFault> {
     if filter.is_empty() {
         return read::list(connection, server, wanted).await;
     }
     let of_page = |candidates: Candidates<'_>| {
         let query = page(&server.sql.schema, candidates, filter, wanted);
-        Query { sql: server.sql.page_of(&query.sql), ..query }
+        SqlQuery { sql: server.sql.page_of(&query.sql), ..query }
     };
     let rows = read_page(connection, server, filter, wanted, of_page).await?;
     rows.iter().map(|row| summary(row, &server.place)).collect()

@@ -4,13 +4,13 @@ use std::ops::Range;
 
 use serde::Serialize;
 
-use super::{connect::Object, error::Fault, filter::Query, server::Server};
+use super::{connect::Object, error::PostgresFault, filter::SqlQuery, server::PostgresServer};
 use crate::{
     message::{Timestamp, UsageRow, UsageSum},
     store::{
         ConversationId, Filter, Page, StoreError,
         ledger::Sums,
-        rows::{Cells, Origin, cost, count, sum, tokens, usage_row},
+        rows::{Cells, RowOrigin, cost, count, sum, tokens, usage_row},
     },
 };
 
@@ -60,35 +60,35 @@ fn millis(time: Timestamp) -> i64 {
 
 pub(super) async fn rows(
     connection: &Object,
-    server: &Server,
+    server: &PostgresServer,
     id: &ConversationId,
     page: &Page,
-) -> Result<Vec<UsageRow>, Fault> {
+) -> Result<Vec<UsageRow>, PostgresFault> {
     let find = connection.prepare_cached(&server.sql.find).await?;
     let found = connection.query_opt(&find, &[&id.as_str()]).await?;
     let key: i64 = found.ok_or_else(|| StoreError::NotFound { id: id.clone() })?.try_get(0)?;
     let usage = connection.prepare_cached(&server.sql.usage).await?;
     let rows = connection.query(&usage, &[&key, &count(page.limit), &count(page.offset)]).await?;
-    let origin = Origin { id, place: &server.place };
+    let origin = RowOrigin { id, place: &server.place };
     rows.iter().map(|row| usage_row(row, &origin)).collect()
 }
 
 pub(super) async fn used(
     connection: &Object,
-    server: &Server,
+    server: &PostgresServer,
     filter: &Filter,
     period: &Range<Timestamp>,
-) -> Result<Vec<UsageSum>, Fault> {
+) -> Result<Vec<UsageSum>, PostgresFault> {
     let schema = &server.sql.schema;
     let mut sums = Sums::default();
-    let mut of_rows = Query::default();
+    let mut of_rows = SqlQuery::default();
     let (from, to) = (of_rows.param(millis(period.start)), of_rows.param(millis(period.end)));
     let matches = of_rows.matches(schema, "usage.conversation", filter, None);
     of_rows.sql = format!(
         "SELECT model, {} FROM {schema}.usage WHERE at >= {from} AND at < {to} AND {matches} GROUP BY model",
         server.sql.sums
     );
-    let mut of_kept = Query::default();
+    let mut of_kept = SqlQuery::default();
     let (from, to) = (of_kept.param(millis(period.start)), of_kept.param(millis(period.end)));
     let mut matches = vec!["true".to_owned()];
     for (name, value) in filter.labels.iter() {

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tokio_postgres::{Error, error::SqlState};
 
-use super::{connect::Object, error::Fault, sql::quote};
+use super::{connect::Object, error::PostgresFault, sql::quote};
 use crate::store::StoreError;
 
 /// The migrations. The first one creates the schema with the version [`FIRST`]. Each other one updates it to the next
@@ -17,13 +17,17 @@ const FIRST: i32 = 10;
 const PATIENCE: Duration = Duration::from_mins(5);
 
 /// Returns whether the schema is up to date. If it is, a user without the right to create schemas can use it.
-pub(super) async fn is_current(connection: &Object, schema: &str, place: &str) -> Result<bool, Fault> {
+pub(super) async fn is_current(
+    connection: &Object,
+    schema: &str,
+    place: &str,
+) -> Result<bool, PostgresFault> {
     Ok(found(connection, schema, place).await? == MIGRATIONS.len())
 }
 
 /// Creates or updates the schema. If several processes call this at the same time, one of them does the work and the
 /// others wait.
-pub(super) async fn migrate(connection: &Object, schema: &str, place: &str) -> Result<(), Fault> {
+pub(super) async fn migrate(connection: &Object, schema: &str, place: &str) -> Result<(), PostgresFault> {
     connection.batch_execute("BEGIN").await?;
     let done = migrate_locked(connection, schema, place).await;
     let end = if done.is_ok() { "COMMIT" } else { "ROLLBACK" };
@@ -32,14 +36,14 @@ pub(super) async fn migrate(connection: &Object, schema: &str, place: &str) -> R
     Ok(ended?)
 }
 
-async fn migrate_locked(connection: &Object, schema: &str, place: &str) -> Result<(), Fault> {
+async fn migrate_locked(connection: &Object, schema: &str, place: &str) -> Result<(), PostgresFault> {
     let begun = Instant::now();
     let failed = |error: Error| match error.code() {
         // The time limits of operations do not apply here, so the error contains the time that has passed.
         code if is_in_use(&error) || code == Some(&SqlState::QUERY_CANCELED) => {
-            Fault::Store(StoreError::Busy { place: place.to_owned(), waited: begun.elapsed() })
+            PostgresFault::Store(StoreError::Busy { place: place.to_owned(), waited: begun.elapsed() })
         }
-        _ => Fault::Database(error),
+        _ => PostgresFault::Database(error),
     };
     // The time limits of operations would be too short, because other processes may have much to migrate and creating
     // an index takes long.
@@ -91,7 +95,7 @@ async fn apply(connection: &Object, quoted: &str, found: usize) -> Result<(), Er
 }
 
 /// Returns the number of migrations that were applied, which is 0 if the schema does not exist.
-async fn found(connection: &Object, schema: &str, place: &str) -> Result<usize, Fault> {
+async fn found(connection: &Object, schema: &str, place: &str) -> Result<usize, PostgresFault> {
     let there = connection
         .query_one(
             "SELECT EXISTS (SELECT FROM pg_tables WHERE schemaname = $1 AND tablename = 'migrations')",

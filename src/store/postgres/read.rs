@@ -9,14 +9,14 @@ use std::{
 use futures_util::future::{join, join5};
 use tokio_postgres::{Row, types::Type};
 
-use super::{connect::Object, error::Fault, server::Server, turns};
+use super::{connect::Object, error::PostgresFault, server::PostgresServer, turns};
 use crate::{
     message::Timestamp,
     store::{
         ConversationId, Page, StoreError, Stored, Summary,
         attachments::Files,
         json,
-        rows::{self, Cells, Origin, count},
+        rows::{self, Cells, RowOrigin, count},
     },
 };
 
@@ -24,7 +24,11 @@ use crate::{
 pub(super) const SNAPSHOT: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
 
 /// Reads a conversation in one transaction and one round trip. All parts of the result are from the same moment.
-pub(super) async fn load(connection: &Object, server: &Server, id: &ConversationId) -> Result<Stored, Fault> {
+pub(super) async fn load(
+    connection: &Object,
+    server: &PostgresServer,
+    id: &ConversationId,
+) -> Result<Stored, PostgresFault> {
     let conversation = connection.prepare_cached(&server.sql.conversation).await?;
     let nodes = connection.prepare_cached(&server.sql.nodes).await?;
     let cursors = connection.prepare_cached(&server.sql.cursors).await?;
@@ -47,7 +51,7 @@ pub(super) async fn load(connection: &Object, server: &Server, id: &Conversation
     ended?;
 
     let row = row.ok_or_else(|| StoreError::NotFound { id: id.clone() })?;
-    let origin = Origin { id, place: &server.place };
+    let origin = RowOrigin { id, place: &server.place };
     self::files(&files)?.apply(|| {
         let mut stored = rows::stored(&row, &origin)?;
         stored.turn = turn.map(|turn| turns::read(&turn, &origin)).transpose()?.flatten().map(Box::new);
@@ -70,7 +74,7 @@ pub(super) async fn load(connection: &Object, server: &Server, id: &Conversation
 }
 
 /// Decodes the rows of files.
-pub(super) fn files(rows: &[Row]) -> Result<Rc<Files>, Fault> {
+pub(super) fn files(rows: &[Row]) -> Result<Rc<Files>, PostgresFault> {
     let files = Rc::<Files>::default();
     for row in rows {
         files.add(row.try_get(0)?, row.try_get(1)?);
@@ -80,15 +84,19 @@ pub(super) fn files(rows: &[Row]) -> Result<Rc<Files>, Fault> {
 
 pub(super) async fn summary(
     connection: &Object,
-    server: &Server,
+    server: &PostgresServer,
     id: &ConversationId,
-) -> Result<Summary, Fault> {
+) -> Result<Summary, PostgresFault> {
     let summary = connection.prepare_cached(&server.sql.summary).await?;
     let row = connection.query_opt(&summary, &[&id.as_str()]).await?;
     rows::summary(&row.ok_or_else(|| StoreError::NotFound { id: id.clone() })?, &server.place)
 }
 
-pub(super) async fn list(connection: &Object, server: &Server, page: &Page) -> Result<Vec<Summary>, Fault> {
+pub(super) async fn list(
+    connection: &Object,
+    server: &PostgresServer,
+    page: &Page,
+) -> Result<Vec<Summary>, PostgresFault> {
     let (limit, offset) = (count(page.limit), count(page.offset));
     let found = if let Some(after) = &page.after {
         let list = connection.prepare_cached(&server.sql.list_after).await?;
@@ -103,10 +111,10 @@ pub(super) async fn list(connection: &Object, server: &Server, page: &Page) -> R
 }
 
 impl Cells for Row {
-    type Misread = Fault;
+    type Misread = PostgresFault;
 
     /// The numbers in columns of 32 bits have no sign.
-    fn int(&self, column: usize) -> Result<Option<i64>, Fault> {
+    fn int(&self, column: usize) -> Result<Option<i64>, PostgresFault> {
         if *self.columns()[column].type_() == Type::INT4 {
             let number: Option<i32> = self.try_get(column)?;
             return Ok(number.map(|number| number.cast_unsigned().into()));
@@ -114,16 +122,16 @@ impl Cells for Row {
         Ok(self.try_get(column)?)
     }
 
-    fn real(&self, column: usize) -> Result<Option<f64>, Fault> {
+    fn real(&self, column: usize) -> Result<Option<f64>, PostgresFault> {
         Ok(self.try_get(column)?)
     }
 
-    fn flag(&self, column: usize) -> Result<bool, Fault> {
+    fn flag(&self, column: usize) -> Result<bool, PostgresFault> {
         Ok(self.try_get(column)?)
     }
 
     /// Times are timestamps, or milliseconds since 1970.
-    fn time(&self, column: usize) -> Result<Timestamp, Fault> {
+    fn time(&self, column: usize) -> Result<Timestamp, PostgresFault> {
         if *self.columns()[column].type_() == Type::INT8 {
             return Ok(Timestamp(self.bits(column)?));
         }
@@ -132,12 +140,12 @@ impl Cells for Row {
         Ok(Timestamp(u64::try_from(since.as_millis()).unwrap_or(u64::MAX)))
     }
 
-    fn text(&self, column: usize) -> Result<Option<Cow<'_, str>>, Fault> {
+    fn text(&self, column: usize) -> Result<Option<Cow<'_, str>>, PostgresFault> {
         Ok(self.try_get::<_, Option<&str>>(column)?.map(Cow::Borrowed))
     }
 
     /// Such a text is stored as a JSON string, because the database type `text` can't contain U+0000.
-    fn any_text(&self, column: usize) -> Result<Result<Option<String>, String>, Fault> {
+    fn any_text(&self, column: usize) -> Result<Result<Option<String>, String>, PostgresFault> {
         Ok(self.try_get::<_, Option<&str>>(column)?.map(json::parse).transpose())
     }
 }

@@ -4,10 +4,10 @@ use tokio_postgres::Row;
 
 use super::{
     connect::Object,
-    error::Fault,
-    filter::{self, Query},
+    error::PostgresFault,
+    filter::{self, SqlQuery},
     read::system_time,
-    server::Server,
+    server::PostgresServer,
 };
 use crate::{
     message::Message,
@@ -15,7 +15,7 @@ use crate::{
         Filter, Found, Hit, Listing, Page, Query as Words, StoreError,
         attachments::Files,
         json,
-        rows::{Candidates, Origin, count, summary},
+        rows::{Candidates, RowOrigin, count, summary},
         search::searched_text,
         words::{RULE, spaced},
     },
@@ -44,7 +44,7 @@ const SORTED: f64 = 20_000.0;
 
 /// Creates the indexes, without blocking writers. A broken index from an interrupted attempt is replaced, and so is an
 /// index that was made by an earlier rule for words.
-pub(super) async fn create_index(connection: &Object, server: &Server) -> Result<(), Fault> {
+pub(super) async fn create_index(connection: &Object, server: &PostgresServer) -> Result<(), PostgresFault> {
     let schema = &server.sql.schema;
     // Remove the time limits of statements, because creating an index can take long.
     connection.batch_execute("SET statement_timeout = 0; SET lock_timeout = 0").await?;
@@ -67,7 +67,7 @@ pub(super) async fn create_index(connection: &Object, server: &Server) -> Result
 
 /// Makes the words of all rows of a table whose words were made by another rule. `key` is the column with the key of the
 /// conversation.
-async fn renew(connection: &Object, table: &str, key: &str, text: &str) -> Result<(), Fault> {
+async fn renew(connection: &Object, table: &str, key: &str, text: &str) -> Result<(), PostgresFault> {
     let select = format!(
         "SELECT {key}, {text} FROM {table} WHERE rule <> {RULE} AND {text} IS NOT NULL AND {key} >= $1
          ORDER BY {key} LIMIT {BATCH}"
@@ -101,7 +101,7 @@ async fn renew(connection: &Object, table: &str, key: &str, text: &str) -> Resul
     }
 }
 
-async fn is_usable(connection: &Object, server: &Server, name: &str) -> Result<bool, Fault> {
+async fn is_usable(connection: &Object, server: &PostgresServer, name: &str) -> Result<bool, PostgresFault> {
     let usable = connection.prepare_cached(&server.sql.usable_index).await?;
     Ok(connection.query_opt(&usable, &[&name]).await?.is_some())
 }
@@ -109,7 +109,7 @@ async fn is_usable(connection: &Object, server: &Server, name: &str) -> Result<b
 /// Adds the words and phrases as parameters, and returns an SQL condition that the words in a column fulfil if they
 /// contain them. The index finds single words. Words that must follow each other are then searched for in the text of
 /// the words.
-fn contained(query: &mut Query, words: &Words) -> impl Fn(&str) -> String + use<> {
+fn contained(query: &mut SqlQuery, words: &Words) -> impl Fn(&str) -> String + use<> {
     let mut lexemes = Vec::new();
     let mut sequences = Vec::new();
     for (phrase, is_open) in words.phrases() {
@@ -131,10 +131,10 @@ fn contained(query: &mut Query, words: &Words) -> impl Fn(&str) -> String + use<
 
 pub(super) async fn search(
     connection: &Object,
-    server: &Server,
+    server: &PostgresServer,
     words: &Words,
     Listing { filter, page }: &Listing,
-) -> Result<Found, Fault> {
+) -> Result<Found, PostgresFault> {
     for (index, ..) in indexes(RULE) {
         if !is_usable(connection, server, &index).await? {
             return Err(StoreError::unsupported("searches before `create_search_index` was called").into());
@@ -150,8 +150,8 @@ pub(super) async fn search(
 }
 
 /// Returns the number of messages that the planner expects to match.
-async fn expected(connection: &Object, server: &Server, words: &Words) -> Result<f64, Fault> {
-    let (schema, mut query) = (&server.sql.schema, Query::default());
+async fn expected(connection: &Object, server: &PostgresServer, words: &Words) -> Result<f64, PostgresFault> {
+    let (schema, mut query) = (&server.sql.schema, SqlQuery::default());
     let contain = contained(&mut query, words);
     query.sql = format!("EXPLAIN SELECT FROM {schema}.nodes WHERE {}", contain("words"));
     let statement = connection.prepare(&query.sql).await?;
@@ -165,7 +165,7 @@ async fn expected(connection: &Object, server: &Server, words: &Words) -> Result
 
 /// Returns the condition that a conversation follows the position of the page, and the end of the query, which sorts
 /// the conversations and limits their number.
-fn paged(query: &mut Query, page: &Page) -> (String, String) {
+fn paged(query: &mut SqlQuery, page: &Page) -> (String, String) {
     let after = page.after.as_ref().map_or("true".to_owned(), |after| {
         let updated = query.param(system_time(after.updated));
         let id = query.param(after.id.as_str().to_owned());
@@ -176,8 +176,8 @@ fn paged(query: &mut Query, page: &Page) -> (String, String) {
 }
 
 /// Returns a query that reads all matching texts from the indexes.
-fn sorted(server: &Server, filter: &Filter, words: &Words, page: &Page) -> Query {
-    let (schema, mut query) = (&server.sql.schema, Query::default());
+fn sorted(server: &PostgresServer, filter: &Filter, words: &Words, page: &Page) -> SqlQuery {
+    let (schema, mut query) = (&server.sql.schema, SqlQuery::default());
     let contain = contained(&mut query, words);
     let matches = query.matches(schema, "conversations.key", filter, None);
     let (after, end) = paged(&mut query, page);
@@ -203,8 +203,14 @@ fn sorted(server: &Server, filter: &Filter, words: &Words, page: &Page) -> Query
 }
 
 /// Returns a query that examines the conversations in the order of the list until the page is full.
-fn walked(server: &Server, candidates: Candidates<'_>, filter: &Filter, words: &Words, page: &Page) -> Query {
-    let (schema, mut query) = (&server.sql.schema, Query::default());
+fn walked(
+    server: &PostgresServer,
+    candidates: Candidates<'_>,
+    filter: &Filter,
+    words: &Words,
+    page: &Page,
+) -> SqlQuery {
+    let (schema, mut query) = (&server.sql.schema, SqlQuery::default());
     let contain = contained(&mut query, words);
     let matches = query.matches(schema, "conversations.key", filter, candidates.label());
     let (after, end) = paged(&mut query, page);
@@ -241,7 +247,7 @@ fn walked(server: &Server, candidates: Candidates<'_>, filter: &Filter, words: &
 }
 
 /// Returns the part of a query that reads the conversations and messages of a page.
-fn columns(server: &Server) -> String {
+fn columns(server: &PostgresServer) -> String {
     let (columns, _) = server.sql.summary_columns.split_once("\nFROM ").unwrap_or_default();
     let schema = &server.sql.schema;
     let columns = columns.replace("SELECT id, version,", "SELECT conversations.id, conversations.version,");
@@ -253,10 +259,10 @@ fn columns(server: &Server) -> String {
     )
 }
 
-fn hit(row: &Row, server: &Server, words: &Words) -> Result<Hit, Fault> {
+fn hit(row: &Row, server: &PostgresServer, words: &Words) -> Result<Hit, PostgresFault> {
     let summary = summary(row, &server.place)?;
     let Some(number) = row.try_get::<_, Option<i64>>(9)? else { return Ok(Hit::title(summary)) };
-    let origin = Origin { id: &summary.id, place: &server.place };
+    let origin = RowOrigin { id: &summary.id, place: &server.place };
     let (parent, message) = (row.try_get(10)?, row.try_get(11)?);
     let node = Files::ignored().apply(|| origin.node(number, parent, message, None, false))?;
     Ok(Hit::message(summary.clone(), node.id(), node.message(), words))

@@ -9,7 +9,7 @@ use tracing::Instrument;
 
 use super::{
     connect::{InTurn, Object},
-    error::{Fault, Remedy, failed, no_connection, remedy, silent},
+    error::{PostgresFault, Remedy, failed, no_connection, remedy, silent},
     migrate::{is_current, migrate},
     search,
     sql::Sql,
@@ -18,7 +18,7 @@ use crate::store::{ConversationId, StoreError};
 
 /// The time limits, and the number of connections.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
+pub(super) struct ConnectLimits {
     pub(super) connections: usize,
     /// The time limit for connecting to one host.
     pub(super) connect: Duration,
@@ -28,7 +28,7 @@ pub(super) struct Limits {
     pub(super) lease: Duration,
 }
 
-impl Limits {
+impl ConnectLimits {
     /// Returns how long to wait for a response. The server ends a statement earlier than that, so a longer silence
     /// means that the server does not respond.
     pub(super) fn answer(&self) -> Duration {
@@ -46,7 +46,7 @@ pub(super) enum Lane {
 }
 
 impl Lane {
-    fn connections(self, limits: &Limits) -> usize {
+    fn connections(self, limits: &ConnectLimits) -> usize {
         match self {
             Self::Conversations => limits.connections,
             // Two connections are needed, so that one can continue while the other waits for a locked row.
@@ -56,7 +56,7 @@ impl Lane {
 
     /// Returns how long to wait for a response on a connection. For renewals this time is short, because a renewal must
     /// succeed before its lease expires, even if the first connection does not respond.
-    fn patience(self, limits: &Limits) -> Duration {
+    fn patience(self, limits: &ConnectLimits) -> Duration {
         match self {
             Self::Conversations => limits.answer(),
             Self::Leases => limits.answer().min((limits.lease / 3).max(SHORTEST)),
@@ -67,10 +67,10 @@ impl Lane {
 /// The minimum time to wait for a response before a connection is abandoned, even if leases are short.
 const SHORTEST: Duration = Duration::from_secs(1);
 
-pub(super) struct Server {
+pub(super) struct PostgresServer {
     /// The host, port and database.
     pub(super) place: String,
-    pub(super) limits: Limits,
+    pub(super) limits: ConnectLimits,
     pub(super) sql: Sql,
     conversations: Pool<InTurn>,
     leases: Pool<InTurn>,
@@ -80,9 +80,9 @@ pub(super) struct Server {
 /// every operation, because writes are recognized by their ids.
 const TRIES: usize = 3;
 
-impl Server {
+impl PostgresServer {
     /// Creates the pools, without connecting.
-    pub(super) fn new(hosts: &InTurn, schema: &str, limits: Limits) -> Result<Self, StoreError> {
+    pub(super) fn new(hosts: &InTurn, schema: &str, limits: ConnectLimits) -> Result<Self, StoreError> {
         let pool = |lane: Lane| {
             Pool::builder(hosts.clone())
                 .max_size(lane.connections(&limits))
@@ -101,7 +101,7 @@ impl Server {
         lane: Lane,
         id: Option<&ConversationId>,
         input: &I,
-        operation: impl for<'a> Fn(&'a Object, &'a Self, &'a I) -> BoxFuture<'a, Result<T, Fault>>,
+        operation: impl for<'a> Fn(&'a Object, &'a Self, &'a I) -> BoxFuture<'a, Result<T, PostgresFault>>,
     ) -> Result<T, StoreError> {
         let (mut tries, mut silences) = (0, 0);
         loop {
@@ -120,8 +120,8 @@ impl Server {
             };
             let error = match done {
                 Ok(done) => return Ok(done),
-                Err(Fault::Store(error)) => return Err(error),
-                Err(Fault::Database(error)) => error,
+                Err(PostgresFault::Store(error)) => return Err(error),
+                Err(PostgresFault::Database(error)) => error,
             };
             let again = match remedy(&error) {
                 Remedy::Reconnect => {
@@ -151,8 +151,8 @@ impl Server {
         done.map_err(|fault| {
             discard(connection);
             match fault {
-                Fault::Store(error) => error,
-                Fault::Database(error) => failed(&self.place, &self.limits, None, error),
+                PostgresFault::Store(error) => error,
+                PostgresFault::Database(error) => failed(&self.place, &self.limits, None, error),
             }
         })
     }
@@ -164,8 +164,8 @@ impl Server {
         // Close this connection, because creating the index has changed its time limits.
         discard(connection);
         done.map_err(|fault| match fault {
-            Fault::Store(error) => error,
-            Fault::Database(error) => failed(&self.place, &self.limits, None, error),
+            PostgresFault::Store(error) => error,
+            PostgresFault::Database(error) => failed(&self.place, &self.limits, None, error),
         })
     }
 

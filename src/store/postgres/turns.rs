@@ -7,16 +7,16 @@ use tokio_postgres::{Row, types::ToSql};
 
 use super::{
     connect::Object,
-    error::Fault,
-    filter::{Query, rarest},
+    error::PostgresFault,
+    filter::{SqlQuery, rarest},
     read::{SNAPSHOT, files, system_time},
-    server::Server,
+    server::PostgresServer,
     sql::millis,
 };
 use crate::store::{
     ConversationId, Filter, Listing, Page, StoreError, StoredTurn, TurnSummary, Turns, Version, json,
     rows::{
-        self, Cells, OF_TURN, Origin, ReadTurn, RecordRow, SORTED, conversation_id, count, labels, owner,
+        self, Cells, OF_TURN, ReadTurn, RecordRow, RowOrigin, SORTED, conversation_id, count, labels, owner,
     },
 };
 
@@ -36,7 +36,7 @@ pub(super) fn params(record: &RecordRow) -> Vec<&(dyn ToSql + Sync)> {
 }
 
 /// Reads the columns of a turn, which begin at the column `at` of the row.
-fn columns(row: &Row, at: usize) -> Result<ReadTurn, Fault> {
+fn columns(row: &Row, at: usize) -> Result<ReadTurn, PostgresFault> {
     let approvals: Option<&str> = row.try_get(at + 5)?;
     let approvals = approvals.map(json::parse).transpose().map_err(damaged)?.unwrap_or_default();
     Ok(ReadTurn { approvals, ..rows::turn(row, at, row.time(at + 6)?)? })
@@ -48,7 +48,7 @@ fn damaged(problem: String) -> StoreError {
 }
 
 /// Returns the turn in flight from the row of a conversation that the statement for turns has returned.
-pub(super) fn read(row: &Row, origin: &Origin<'_>) -> Result<Option<StoredTurn>, Fault> {
+pub(super) fn read(row: &Row, origin: &RowOrigin<'_>) -> Result<Option<StoredTurn>, PostgresFault> {
     if row.try_get::<_, Option<&str>>(0)?.is_none() {
         return Ok(None);
     }
@@ -67,9 +67,9 @@ pub(super) fn read(row: &Row, origin: &Origin<'_>) -> Result<Option<StoredTurn>,
 
 pub(super) async fn turn(
     connection: &Object,
-    server: &Server,
+    server: &PostgresServer,
     id: &ConversationId,
-) -> Result<Option<StoredTurn>, Fault> {
+) -> Result<Option<StoredTurn>, PostgresFault> {
     let turn = connection.prepare_cached(&server.sql.turn).await?;
     let files = connection.prepare_cached(&server.sql.files).await?;
     let (name, place) = (id.as_str(), Some(OF_TURN));
@@ -86,19 +86,19 @@ pub(super) async fn turn(
     let (row, files) = (row?, files?);
     ended?;
     let row = row.ok_or_else(|| StoreError::NotFound { id: id.clone() })?;
-    self::files(&files)?.apply(|| read(&row, &Origin { id, place: &server.place }))
+    self::files(&files)?.apply(|| read(&row, &RowOrigin { id, place: &server.place }))
 }
 
 /// Returns the query for the keys and ages of the turns on a page.
 fn page_of(
-    server: &Server,
+    server: &PostgresServer,
     which: Turns,
     rarest: Option<(&str, &str)>,
     filter: &Filter,
     page: &Page,
-) -> Query {
+) -> SqlQuery {
     let (schema, held) = (&server.sql.schema, &server.sql.held);
-    let mut query = Query::default();
+    let mut query = SqlQuery::default();
     // The condition `held` uses column names without a table, so it is evaluated in a subquery on one table.
     let owned =
         |key: &str| format!("(SELECT {held} FROM {schema}.conversations AS owned WHERE owned.key = {key})");
@@ -161,10 +161,10 @@ fn page_of(
 
 pub(super) async fn list(
     connection: &Object,
-    server: &Server,
+    server: &PostgresServer,
     which: Turns,
     Listing { filter, page }: &Listing,
-) -> Result<Vec<TurnSummary>, Fault> {
+) -> Result<Vec<TurnSummary>, PostgresFault> {
     let query = page_of(server, which, rarest(connection, server, filter, SORTED).await?, filter, page);
     let (listed, schema) = (&server.sql.listed_turn, &server.sql.schema);
     let sql = format!(

@@ -58,18 +58,18 @@ pub(super) struct Connections {
 }
 
 /// A failure of a job.
-pub(in crate::store) enum Fault {
+pub(in crate::store) enum SqliteFault {
     Sqlite(rusqlite::Error),
     Store(StoreError),
 }
 
-impl From<rusqlite::Error> for Fault {
+impl From<rusqlite::Error> for SqliteFault {
     fn from(error: rusqlite::Error) -> Self {
         Self::Sqlite(error)
     }
 }
 
-impl From<StoreError> for Fault {
+impl From<StoreError> for SqliteFault {
     fn from(error: StoreError) -> Self {
         Self::Store(error)
     }
@@ -112,7 +112,7 @@ impl Database {
         }
         let connect = || self.connect_for_reading(is_unchanging);
         (0..readers).map(|_| connect()).collect::<Result<_, _>>().map_err(|fault| match fault {
-            Fault::Sqlite(error)
+            SqliteFault::Sqlite(error)
                 if !is_unchanging && error.sqlite_error_code() == Some(ErrorCode::CannotOpen) =>
             {
                 let reason = "its write-ahead log can't be read, because its folder can't be written to; allow writing to the folder";
@@ -122,7 +122,7 @@ impl Database {
         })
     }
 
-    fn connect_for_reading(&self, is_unchanging: bool) -> Result<Connection, Fault> {
+    fn connect_for_reading(&self, is_unchanging: bool) -> Result<Connection, SqliteFault> {
         let connection = read_only::connect(&self.file, is_unchanging)?;
         connection.busy_timeout(self.busy)?;
         if self.applied(&connection)? < MIGRATIONS.len() {
@@ -210,7 +210,7 @@ impl Database {
             match self.connect() {
                 // If two processes open a new file at the same time, the switch to the write-ahead log fails at once
                 // instead of waiting for the other process. So connecting is repeated here.
-                Err(Fault::Sqlite(error))
+                Err(SqliteFault::Sqlite(error))
                     if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy)
                         && begun.elapsed() < self.busy =>
                 {
@@ -221,7 +221,7 @@ impl Database {
         }
     }
 
-    fn connect(&self) -> Result<Connection, Fault> {
+    fn connect(&self) -> Result<Connection, SqliteFault> {
         let connection = Connection::open_with_flags(
             &self.file,
             // SQLite needs no mutexes, because only one worker uses a connection. Without the URI flag, the path is
@@ -266,12 +266,12 @@ impl Database {
         Ok(connection)
     }
 
-    fn prepare_writer(&self, connection: &mut Connection) -> Result<(), Fault> {
+    fn prepare_writer(&self, connection: &mut Connection) -> Result<(), SqliteFault> {
         self.migrate(connection)?;
         Ok(connection.pragma_update(None, "cache_size", -WRITER_CACHE_KIB)?)
     }
 
-    fn migrate(&self, connection: &mut Connection) -> Result<(), Fault> {
+    fn migrate(&self, connection: &mut Connection) -> Result<(), SqliteFault> {
         if self.applied(connection)? == MIGRATIONS.len() {
             return Ok(());
         }
@@ -288,7 +288,7 @@ impl Database {
     }
 
     /// Returns the number of migrations that were applied, which is 0 for an empty file.
-    fn applied(&self, connection: &Connection) -> Result<usize, Fault> {
+    fn applied(&self, connection: &Connection) -> Result<usize, SqliteFault> {
         // A single statement reads all values, because another process may be creating the schema and the header at
         // this moment.
         let header = "SELECT EXISTS (SELECT * FROM sqlite_schema), application_id, user_version
@@ -314,10 +314,10 @@ impl Database {
     }
 
     /// Converts a fault to an error.
-    pub(super) fn failed(&self, action: &str, id: Option<&ConversationId>, fault: Fault) -> StoreError {
+    pub(super) fn failed(&self, action: &str, id: Option<&ConversationId>, fault: SqliteFault) -> StoreError {
         let error = match fault {
-            Fault::Sqlite(error) => error,
-            Fault::Store(error) => return error,
+            SqliteFault::Sqlite(error) => error,
+            SqliteFault::Store(error) => return error,
         };
         let place = self.place();
         let source: Arc<dyn Error + Send + Sync> = Arc::new(error);

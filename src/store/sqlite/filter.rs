@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use rusqlite::{Connection, OptionalExtension, ToSql, params, params_from_iter, types::Value};
 
 use super::{
-    database::{Database, Fault},
+    database::{Database, SqliteFault},
     read,
     row::{listed, summaries},
     write::millis,
@@ -66,7 +66,7 @@ impl Condition {
 }
 
 /// Returns the number of conversations with this label, counted up to a bound.
-fn counted(connection: &Connection, name: &str, value: &str, most: i64) -> Result<i64, Fault> {
+fn counted(connection: &Connection, name: &str, value: &str, most: i64) -> Result<i64, SqliteFault> {
     let mut query = connection.prepare_cached(
         "SELECT count(*) FROM (SELECT 1 FROM labels WHERE name = ?1 AND value = ?2 LIMIT ?3)",
     )?;
@@ -78,7 +78,7 @@ pub(super) fn rarest<'f>(
     connection: &Connection,
     filter: &'f Filter,
     most: i64,
-) -> Result<Option<(&'f str, &'f str)>, Fault> {
+) -> Result<Option<(&'f str, &'f str)>, SqliteFault> {
     let mut rarest = Rarest::new(filter, most);
     while let Some((name, value, most)) = rarest.question() {
         rarest.answer(counted(connection, name, value, most)?);
@@ -91,8 +91,8 @@ pub(super) fn read_page<T>(
     connection: &Connection,
     filter: &Filter,
     page: &Page,
-    read: impl Fn(Candidates<'_>) -> Result<Vec<T>, Fault>,
-) -> Result<Vec<T>, Fault> {
+    read: impl Fn(Candidates<'_>) -> Result<Vec<T>, SqliteFault>,
+) -> Result<Vec<T>, SqliteFault> {
     let mut plan = Plan::new(filter);
     loop {
         match plan.next() {
@@ -112,7 +112,7 @@ pub(super) fn read_page<T>(
 
 /// Returns the time of the last of the first [`WALKED`] conversations that the page can contain. Returns `None` if the
 /// list has fewer conversations.
-fn walked_since(connection: &Connection, page: &Page) -> Result<Option<i64>, Fault> {
+fn walked_since(connection: &Connection, page: &Page) -> Result<Option<i64>, SqliteFault> {
     let mut query = connection.prepare_cached(
         "SELECT updated FROM conversations INDEXED BY conversations_by_update WHERE updated <= ?1
          ORDER BY updated DESC, id LIMIT 1 OFFSET ?2",
@@ -195,7 +195,7 @@ pub(super) fn list(
     connection: &mut Connection,
     database: &Database,
     Listing { filter, page }: Listing,
-) -> Result<Vec<Summary>, Fault> {
+) -> Result<Vec<Summary>, SqliteFault> {
     if filter.is_empty() {
         return read::list(connection, database, page);
     }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use rusqlite::{Connection, params, params_from_iter, types::Value};
 
 use super::{
-    database::{Database, Fault},
+    database::{Database, SqliteFault},
     filter::Condition,
     row::Row,
     write::millis,
@@ -15,7 +15,7 @@ use crate::{
     store::{
         ConversationId, Filter, Page,
         ledger::Sums,
-        rows::{Origin, cost, count, sum, tokens, usage_row},
+        rows::{RowOrigin, cost, count, sum, tokens, usage_row},
     },
 };
 
@@ -25,7 +25,7 @@ pub(super) fn insert(
     key: i64,
     version: i64,
     rows: &[UsageRow],
-) -> Result<(), Fault> {
+) -> Result<(), SqliteFault> {
     for (row, place) in rows.iter().zip(0_i64..) {
         let UsageRow { usage, .. } = row;
         transaction
@@ -61,7 +61,7 @@ pub(super) const SUMS: &str =
     "count(*), sum(input), sum(cache_read), sum(cache_write), sum(output), sum(reasoning), sum(cost)";
 
 /// Keeps the sums of the usage of a conversation that is about to be deleted.
-pub(super) fn keep(transaction: &Connection, key: i64) -> Result<(), Fault> {
+pub(super) fn keep(transaction: &Connection, key: i64) -> Result<(), SqliteFault> {
     let sql = format!(
         "INSERT INTO kept_usage
              (labels, hour, model, requests, input, cache_read, cache_write, output, reasoning, cost)
@@ -84,10 +84,10 @@ pub(super) fn rows(
     database: &Database,
     id: &ConversationId,
     page: &Page,
-) -> Result<Vec<UsageRow>, Fault> {
+) -> Result<Vec<UsageRow>, SqliteFault> {
     let transaction = connection.transaction()?;
     let key = Row::get(&transaction, id)?.key;
-    let origin = Origin { id, place: &database.place() };
+    let origin = RowOrigin { id, place: &database.place() };
     let mut query = transaction.prepare_cached(
         "SELECT input, cache_read, cache_write, output, reasoning, cost, purpose, turn, step, at, model, ending,
              message
@@ -105,7 +105,7 @@ pub(super) fn used(
     connection: &mut Connection,
     filter: &Filter,
     period: Range<Timestamp>,
-) -> Result<Vec<UsageSum>, Fault> {
+) -> Result<Vec<UsageSum>, SqliteFault> {
     let transaction = connection.transaction()?;
     let mut sums = Sums::default();
     let kept = "sum(requests), sum(input), sum(cache_read), sum(cache_write), sum(output), sum(reasoning), sum(cost)";

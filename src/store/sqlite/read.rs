@@ -6,7 +6,7 @@ use std::rc::Rc;
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::{
-    database::{Database, Fault},
+    database::{Database, SqliteFault},
     ledger::SUMS,
     row::{self, LABELS, Row, listed, summaries},
     turns,
@@ -15,21 +15,21 @@ use super::{
 use crate::store::{
     ConversationId, Page, Stored, Summary,
     attachments::Files,
-    rows::{self, Cells, Origin, count},
+    rows::{self, Cells, RowOrigin, count},
 };
 
 pub(super) fn load(
     connection: &mut Connection,
     database: &Database,
     id: &ConversationId,
-) -> Result<Stored, Fault> {
+) -> Result<Stored, SqliteFault> {
     let transaction = connection.transaction()?;
     let row = Row::get(&transaction, id)?;
     let files = files(&transaction, row.key, None)?;
-    files.apply(|| stored(&transaction, &Origin { id, place: &database.place() }, &row))
+    files.apply(|| stored(&transaction, &RowOrigin { id, place: &database.place() }, &row))
 }
 
-fn stored(transaction: &Connection, origin: &Origin<'_>, row: &Row) -> Result<Stored, Fault> {
+fn stored(transaction: &Connection, origin: &RowOrigin<'_>, row: &Row) -> Result<Stored, SqliteFault> {
     let sql = format!(
         "SELECT conversations.version, created, updated, title, state, head, next_node, {LABELS}, ending, prompts,
              mark, mark_version, title_by_person, used.*
@@ -63,7 +63,7 @@ fn stored(transaction: &Connection, origin: &Origin<'_>, row: &Row) -> Result<St
 }
 
 /// Reads the files of a conversation. If a place is given, reads only the files with references from this place.
-pub(super) fn files(connection: &Connection, key: i64, place: Option<i32>) -> Result<Rc<Files>, Fault> {
+pub(super) fn files(connection: &Connection, key: i64, place: Option<i32>) -> Result<Rc<Files>, SqliteFault> {
     let mut query = connection.prepare_cached(
         "SELECT digest, bytes FROM files WHERE conversation = ?1
          AND (?2 IS NULL OR digest IN (SELECT digest FROM file_uses WHERE conversation = ?1 AND place = ?2))",
@@ -80,7 +80,7 @@ pub(super) fn summary(
     connection: &mut Connection,
     database: &Database,
     id: &ConversationId,
-) -> Result<Summary, Fault> {
+) -> Result<Summary, SqliteFault> {
     let transaction = connection.transaction()?;
     row::summary(&transaction, Row::get(&transaction, id)?.key, &database.place())
 }
@@ -106,7 +106,7 @@ pub(super) fn list(
     connection: &mut Connection,
     database: &Database,
     page: Page,
-) -> Result<Vec<Summary>, Fault> {
+) -> Result<Vec<Summary>, SqliteFault> {
     let (limit, offset) = (count(page.limit), count(page.offset));
     let (mut query, mut rows);
     if let Some(after) = page.after {
@@ -123,7 +123,7 @@ pub(super) fn list(
 pub(super) fn last_run(
     transaction: &Connection,
     key: i64,
-) -> Result<(Option<String>, Option<String>), Fault> {
+) -> Result<(Option<String>, Option<String>), SqliteFault> {
     let run: Option<(String, Option<String>)> = transaction
         .prepare_cached(
             "SELECT ending, prompts FROM runs WHERE conversation = ?1

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use rusqlite::Connection;
 
-use super::database::Fault;
+use super::database::SqliteFault;
 use crate::{
     message::Timestamp,
     store::{
@@ -14,36 +14,36 @@ use crate::{
 };
 
 impl Cells for rusqlite::Row<'_> {
-    type Misread = Fault;
+    type Misread = SqliteFault;
 
-    fn int(&self, column: usize) -> Result<Option<i64>, Fault> {
+    fn int(&self, column: usize) -> Result<Option<i64>, SqliteFault> {
         Ok(self.get(column)?)
     }
 
-    fn real(&self, column: usize) -> Result<Option<f64>, Fault> {
+    fn real(&self, column: usize) -> Result<Option<f64>, SqliteFault> {
         Ok(self.get(column)?)
     }
 
-    fn flag(&self, column: usize) -> Result<bool, Fault> {
+    fn flag(&self, column: usize) -> Result<bool, SqliteFault> {
         Ok(self.get(column)?)
     }
 
-    fn time(&self, column: usize) -> Result<Timestamp, Fault> {
+    fn time(&self, column: usize) -> Result<Timestamp, SqliteFault> {
         Ok(Timestamp(u64::try_from(self.get::<_, i64>(column)?).unwrap_or_default()))
     }
 
-    fn text(&self, column: usize) -> Result<Option<Cow<'_, str>>, Fault> {
+    fn text(&self, column: usize) -> Result<Option<Cow<'_, str>>, SqliteFault> {
         Ok(self.get_ref(column)?.as_str_or_null().map_err(rusqlite::Error::from)?.map(Cow::Borrowed))
     }
 
     // SQLite accepts any bytes as text. Invalid text in one conversation must not make a list of all conversations fail.
-    fn any_text(&self, column: usize) -> Result<Result<Option<String>, String>, Fault> {
+    fn any_text(&self, column: usize) -> Result<Result<Option<String>, String>, SqliteFault> {
         let bytes = self.get_ref(column)?.as_bytes_or_null().ok().flatten();
         let text = bytes.map(|bytes| std::str::from_utf8(bytes).map(str::to_owned)).transpose();
         Ok(text.map_err(|error| error.to_string()))
     }
 
-    fn lossy(&self, column: usize) -> Result<Option<String>, Fault> {
+    fn lossy(&self, column: usize) -> Result<Option<String>, SqliteFault> {
         let bytes = self.get_ref(column)?.as_bytes_or_null().ok().flatten();
         Ok(bytes.map(|bytes| String::from_utf8_lossy(bytes).into_owned()))
     }
@@ -68,7 +68,7 @@ pub(super) fn listed() -> String {
 }
 
 /// Returns the entries of rows with the columns of [`listed`].
-pub(super) fn summaries(found: &mut rusqlite::Rows<'_>, place: &str) -> Result<Vec<Summary>, Fault> {
+pub(super) fn summaries(found: &mut rusqlite::Rows<'_>, place: &str) -> Result<Vec<Summary>, SqliteFault> {
     let mut summaries = Vec::new();
     while let Some(row) = found.next()? {
         summaries.push(rows::summary(row, place)?);
@@ -77,7 +77,7 @@ pub(super) fn summaries(found: &mut rusqlite::Rows<'_>, place: &str) -> Result<V
 }
 
 /// Returns the entry of the conversation with this key.
-pub(super) fn summary(connection: &Connection, key: i64, place: &str) -> Result<Summary, Fault> {
+pub(super) fn summary(connection: &Connection, key: i64, place: &str) -> Result<Summary, SqliteFault> {
     let sql = format!("SELECT {} FROM conversations WHERE key = ?", listed());
     let mut query = connection.prepare_cached(&sql)?;
     let mut found = query.query([key])?;
@@ -99,7 +99,7 @@ pub(super) struct Row {
 }
 
 impl Row {
-    pub(super) fn find(connection: &Connection, id: &ConversationId) -> Result<Option<Self>, Fault> {
+    pub(super) fn find(connection: &Connection, id: &ConversationId) -> Result<Option<Self>, SqliteFault> {
         let mut query = connection.prepare_cached(
             "SELECT key, version, updated, head, epoch, expires, lasts, owner, owner_address
              FROM conversations WHERE id = ?",
@@ -118,7 +118,7 @@ impl Row {
         }))
     }
 
-    pub(super) fn get(connection: &Connection, id: &ConversationId) -> Result<Self, Fault> {
+    pub(super) fn get(connection: &Connection, id: &ConversationId) -> Result<Self, SqliteFault> {
         Self::find(connection, id)?.ok_or_else(|| StoreError::NotFound { id: id.clone() }.into())
     }
 

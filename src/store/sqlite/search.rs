@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use rusqlite::{Connection, OptionalExtension, params, params_from_iter, types::ValueRef};
 
 use super::{
-    database::{Database, Fault, begin},
+    database::{Database, SqliteFault, begin},
     filter, row,
     workers::Behind,
 };
@@ -18,7 +18,7 @@ use crate::{
         Filter, Found, Hit, Listing, Page, Query, StoreError,
         attachments::Files,
         json,
-        rows::{Candidates, Origin},
+        rows::{Candidates, RowOrigin},
         search::searched_text,
         words::{RULE, spaced},
     },
@@ -31,7 +31,7 @@ const BATCH: i64 = 500;
 const SORTED: i64 = 20_000;
 
 /// Returns the number of the rule by which the words in the index were made. Returns `None` if the file has no index.
-pub(super) fn rule(connection: &Connection) -> Result<Option<i64>, Fault> {
+pub(super) fn rule(connection: &Connection) -> Result<Option<i64>, SqliteFault> {
     let mut exists =
         connection.prepare_cached("SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'indexing')")?;
     if !exists.query_row([], |row| row.get::<_, bool>(0))? {
@@ -41,7 +41,7 @@ pub(super) fn rule(connection: &Connection) -> Result<Option<i64>, Fault> {
 }
 
 /// Creates the index if it does not exist and `creates` is set. Replaces an index that was made by another rule.
-pub(super) fn prepare(connection: &mut Connection, creates: bool) -> Result<(), Fault> {
+pub(super) fn prepare(connection: &mut Connection, creates: bool) -> Result<(), SqliteFault> {
     let is_right = |rule: Option<i64>| rule.map_or(!creates, |rule| rule == RULE);
     if is_right(rule(connection)?) {
         return Ok(());
@@ -61,7 +61,7 @@ pub(super) fn prepare(connection: &mut Connection, creates: bool) -> Result<(), 
 
 /// Returns whether a write has to update the index. If the index was made by another rule, the write voids it, and the
 /// next opening of the file builds it anew.
-pub(super) fn is_kept(transaction: &Connection) -> Result<bool, Fault> {
+pub(super) fn is_kept(transaction: &Connection) -> Result<bool, SqliteFault> {
     let rule = rule(transaction)?;
     if rule.is_some_and(|rule| rule != RULE) {
         transaction.prepare_cached("UPDATE indexing SET rule = 0")?.execute([])?;
@@ -71,7 +71,7 @@ pub(super) fn is_kept(transaction: &Connection) -> Result<bool, Fault> {
 
 /// Adds the words of a text to the index, each between two spaces, unless there are none or the text is already indexed.
 /// Returns the number of added texts.
-pub(super) fn add(transaction: &Connection, key: i64, place: Place, words: &str) -> Result<i64, Fault> {
+pub(super) fn add(transaction: &Connection, key: i64, place: Place, words: &str) -> Result<i64, SqliteFault> {
     let (version, at) = place.unzip();
     let added = if words.trim().is_empty() {
         0
@@ -92,7 +92,7 @@ pub(super) fn add(transaction: &Connection, key: i64, place: Place, words: &str)
 }
 
 /// Removes a text from the index. The words of a text that can't be read any more stay, but nothing finds them.
-fn remove(transaction: &Connection, key: i64, place: Place, text: Option<&str>) -> Result<(), Fault> {
+fn remove(transaction: &Connection, key: i64, place: Place, text: Option<&str>) -> Result<(), SqliteFault> {
     let (version, at) = place.unzip();
     let removed: Option<i64> = transaction
         .prepare_cached(
@@ -110,19 +110,19 @@ fn remove(transaction: &Connection, key: i64, place: Place, text: Option<&str>) 
 
 /// Removes nodes of a conversation from the index, before their rows are deleted. `ids` is a JSON array, or `None` for
 /// all nodes.
-pub(super) fn remove_nodes(transaction: &Connection, key: i64, ids: Option<&str>) -> Result<(), Fault> {
+pub(super) fn remove_nodes(transaction: &Connection, key: i64, ids: Option<&str>) -> Result<(), SqliteFault> {
     visit_nodes(transaction, key, ids, |place, text| remove(transaction, key, place, text.as_deref()))
 }
 
 /// Replaces the title in the index, before the title is replaced in its row.
-pub(super) fn retitle(transaction: &Connection, key: i64, title: Option<&str>) -> Result<(), Fault> {
+pub(super) fn retitle(transaction: &Connection, key: i64, title: Option<&str>) -> Result<(), SqliteFault> {
     remove(transaction, key, None, title_of(transaction, key)?.as_deref())?;
     add(transaction, key, None, &title.map(spaced).unwrap_or_default())?;
     Ok(())
 }
 
 /// Returns the title of a conversation. Returns `None` if it has none, or if another program has written an invalid one.
-fn title_of(transaction: &Connection, key: i64) -> Result<Option<String>, Fault> {
+fn title_of(transaction: &Connection, key: i64) -> Result<Option<String>, SqliteFault> {
     let mut title = transaction.prepare_cached("SELECT title FROM conversations WHERE key = ?")?;
     Ok(title.query_row([key], |row| Ok(row.get_ref(0)?.as_str().ok().map(str::to_owned)))?)
 }
@@ -138,8 +138,8 @@ fn visit_nodes(
     transaction: &Connection,
     key: i64,
     ids: Option<&str>,
-    mut visit: impl FnMut(Place, Option<String>) -> Result<(), Fault>,
-) -> Result<(), Fault> {
+    mut visit: impl FnMut(Place, Option<String>) -> Result<(), SqliteFault>,
+) -> Result<(), SqliteFault> {
     let mut nodes = transaction.prepare_cached(
         "SELECT version, place, message FROM nodes
          WHERE conversation = ?1 AND (?2 IS NULL OR id IN (SELECT value FROM json_each(?2)))",
@@ -175,7 +175,7 @@ pub(super) fn index_older(behind: &Behind) {
 }
 
 /// Indexes some of the conversations that are older than the index. Returns whether more of them remain.
-fn index_batch(connection: &mut Connection) -> Result<bool, Fault> {
+fn index_batch(connection: &mut Connection) -> Result<bool, SqliteFault> {
     if rule(connection)?.is_none() {
         return Ok(false);
     }
@@ -203,7 +203,7 @@ fn index_batch(connection: &mut Connection) -> Result<bool, Fault> {
 }
 
 /// Indexes the title and the nodes of a conversation that are not indexed yet. Returns their number.
-fn index_conversation(transaction: &Connection, key: i64) -> Result<i64, Fault> {
+fn index_conversation(transaction: &Connection, key: i64) -> Result<i64, SqliteFault> {
     let words = |text: Option<String>| text.as_deref().map(spaced).unwrap_or_default();
     let mut added = add(transaction, key, None, &words(title_of(transaction, key)?))?;
     visit_nodes(transaction, key, None, |place, text| {
@@ -222,7 +222,7 @@ pub(super) fn search(
     database: &Database,
     query: &Query,
     Listing { filter, page }: &Listing,
-) -> Result<Found, Fault> {
+) -> Result<Found, SqliteFault> {
     let transaction = connection.transaction()?;
     match rule(&transaction)? {
         None => {
@@ -249,7 +249,7 @@ pub(super) fn search(
 }
 
 /// Returns the position of the last matching text of each conversation. Returns `None` if too many texts match.
-fn few(transaction: &Connection, query: &str) -> Result<Option<HashMap<i64, Place>>, Fault> {
+fn few(transaction: &Connection, query: &str) -> Result<Option<HashMap<i64, Place>>, SqliteFault> {
     let mut matching = transaction.prepare_cached(
         "SELECT conversation, version, place FROM texts
          JOIN (SELECT rowid FROM words WHERE words MATCH ?1 LIMIT ?2) AS matching ON texts.key = matching.rowid",
@@ -274,7 +274,7 @@ fn sorted(
     filter: &Filter,
     matches: &HashMap<i64, Place>,
     page: &Page,
-) -> Result<Vec<(i64, Place)>, Fault> {
+) -> Result<Vec<(i64, Place)>, SqliteFault> {
     // The keys are passed as one JSON array, because a statement has a limited number of parameters.
     let keys: Vec<i64> = matches.keys().copied().collect();
     let keys = serde_json::Value::from(keys).to_string();
@@ -298,7 +298,7 @@ fn walked(
     filter: &Filter,
     query: &Query,
     page: &Page,
-) -> Result<Vec<(i64, Place)>, Fault> {
+) -> Result<Vec<(i64, Place)>, SqliteFault> {
     let all = Page { limit: usize::MAX, offset: 0, ..page.clone() };
     let (keys, params) = filter::keys(candidates, filter, &all);
     let mut keys = transaction.prepare_cached(&keys)?;
@@ -319,7 +319,7 @@ fn walked(
 }
 
 /// Returns the position of the last text of a conversation that contains the words. Returns `None` if none does.
-fn last_match(transaction: &Connection, key: i64, query: &Query) -> Result<Option<Place>, Fault> {
+fn last_match(transaction: &Connection, key: i64, query: &Query) -> Result<Option<Place>, SqliteFault> {
     let mut nodes = transaction.prepare_cached(
         "SELECT version, place, message FROM nodes WHERE conversation = ? ORDER BY version DESC, place DESC",
     )?;
@@ -338,7 +338,7 @@ fn hit(
     query: &Query,
     key: i64,
     place: Place,
-) -> Result<Hit, Fault> {
+) -> Result<Hit, SqliteFault> {
     let summary = row::summary(transaction, key, &database.place())?;
     let Some((version, place)) = place else { return Ok(Hit::title(summary)) };
     let mut node = transaction.prepare_cached(
@@ -347,7 +347,7 @@ fn hit(
     let node = node.query_row([key, version, place], |row| {
         Ok((row.get::<_, i64>(0)?, row.get::<_, Option<i64>>(1)?, row.get::<_, String>(2)?))
     })?;
-    let origin = Origin { id: &summary.id, place: &database.place() };
+    let origin = RowOrigin { id: &summary.id, place: &database.place() };
     let node = Files::ignored().apply(|| origin.node(node.0, node.1, &node.2, None, false))?;
     Ok(Hit::message(summary.clone(), node.id(), node.message(), query))
 }

@@ -16,7 +16,7 @@ use std::{
 
 use rusqlite::{Connection, ffi};
 
-use super::database::Fault;
+use super::database::SqliteFault;
 use crate::store::StoreError;
 
 /// The maximum number of writes in one transaction.
@@ -26,7 +26,7 @@ pub(super) const MAX_SHARED: usize = 64;
 pub(super) type Together = Box<dyn FnOnce() -> Box<dyn Prepared> + Send>;
 
 /// The result of a write, or its panic.
-pub(super) type Written<T> = Result<Result<T, Fault>, Box<dyn Any + Send>>;
+pub(super) type Written<T> = Result<Result<T, SqliteFault>, Box<dyn Any + Send>>;
 
 /// A prepared write.
 pub(super) trait Prepared {
@@ -41,7 +41,7 @@ pub(super) trait Prepared {
 
     /// Passes the result to the caller. An error of the transaction, or of the check after it, replaces the result.
     /// Returns whether other connections or processes kept the file locked.
-    fn settle(self: Box<Self>, outcome: Result<(), Fault>) -> bool;
+    fn settle(self: Box<Self>, outcome: Result<(), SqliteFault>) -> bool;
 }
 
 struct Member<P, T, A, C, E> {
@@ -55,8 +55,8 @@ struct Member<P, T, A, C, E> {
 
 /// Returns a write whose result is passed to `end`. `check` runs after the transaction.
 pub(super) fn member<P: 'static, T: 'static>(
-    prepare: impl FnOnce() -> Result<P, Fault> + Send + 'static,
-    action: impl Fn(&mut Connection, &P) -> Result<T, Fault> + Send + 'static,
+    prepare: impl FnOnce() -> Result<P, SqliteFault> + Send + 'static,
+    action: impl Fn(&mut Connection, &P) -> Result<T, SqliteFault> + Send + 'static,
     check: impl Fn() -> Result<(), StoreError> + Send + 'static,
     end: impl FnOnce(Written<T>) -> bool + Send + 'static,
 ) -> Together {
@@ -72,7 +72,7 @@ pub(super) fn member<P: 'static, T: 'static>(
 
 impl<P, T, A, C, E> Prepared for Member<P, T, A, C, E>
 where
-    A: Fn(&mut Connection, &P) -> Result<T, Fault>,
+    A: Fn(&mut Connection, &P) -> Result<T, SqliteFault>,
     C: Fn() -> Result<(), StoreError>,
     E: FnOnce(Written<T>) -> bool,
 {
@@ -84,7 +84,7 @@ where
         let is_clean = match &written {
             Ok(Ok(_)) => true,
             // SQLite undoes the failed statement in most cases, but not in all.
-            Ok(Err(Fault::Sqlite(rusqlite::Error::SqliteFailure(..)))) | Err(_) => false,
+            Ok(Err(SqliteFault::Sqlite(rusqlite::Error::SqliteFailure(..)))) | Err(_) => false,
             Ok(Err(_)) => connection.total_changes() == before,
         };
         self.written = Some(written);
@@ -95,7 +95,7 @@ where
         (self.check)()
     }
 
-    fn settle(self: Box<Self>, outcome: Result<(), Fault>) -> bool {
+    fn settle(self: Box<Self>, outcome: Result<(), SqliteFault>) -> bool {
         let written = match (self.written, outcome) {
             (Some(Err(panic)), _) => Err(panic),
             // The preparation has failed, so the transaction and the check do not matter.
@@ -116,8 +116,8 @@ pub(super) fn write(connection: &mut Connection, writes: Vec<Together>) -> bool 
     let mut writes: Vec<_> = writes.into_iter().map(|write| write()).collect();
     let shared = if writes.len() > 1 { together(connection, &mut writes) } else { None };
     // An error of the check comes first, because it explains the errors of the transaction.
-    let shared =
-        shared.map(|outcome| writes[0].check().map_err(Fault::from).and(outcome.map_err(Fault::from)));
+    let shared = shared
+        .map(|outcome| writes[0].check().map_err(SqliteFault::from).and(outcome.map_err(SqliteFault::from)));
     let mut is_held = false;
     for mut write in writes {
         let outcome = if let Some(outcome) = &shared {
@@ -131,7 +131,7 @@ pub(super) fn write(connection: &mut Connection, writes: Vec<Together>) -> bool 
                 write.perform(connection);
                 Ok(())
             };
-            write.check().map_err(Fault::from).and(performed)
+            write.check().map_err(SqliteFault::from).and(performed)
         };
         is_held |= write.settle(outcome);
     }
@@ -165,13 +165,13 @@ fn failure(code: i32, reason: &str) -> rusqlite::Error {
 }
 
 /// Returns a fault with the same meaning. Errors of SQLite are copied exactly.
-fn copy(fault: &Fault) -> Fault {
+fn copy(fault: &SqliteFault) -> SqliteFault {
     match fault {
-        Fault::Store(error) => error.clone().into(),
-        Fault::Sqlite(rusqlite::Error::SqliteFailure(error, reason)) => {
+        SqliteFault::Store(error) => error.clone().into(),
+        SqliteFault::Sqlite(rusqlite::Error::SqliteFailure(error, reason)) => {
             rusqlite::Error::SqliteFailure(*error, reason.clone()).into()
         }
-        Fault::Sqlite(other) => failure(ffi::SQLITE_ERROR, &other.to_string()).into(),
+        SqliteFault::Sqlite(other) => failure(ffi::SQLITE_ERROR, &other.to_string()).into(),
     }
 }
 
@@ -214,8 +214,8 @@ mod tests {
             };
             let end = move |written: Written<u32>| {
                 let written = written.expect("no action panics").map_err(|fault| match fault {
-                    Fault::Sqlite(error) => error.sqlite_error_code(),
-                    Fault::Store(_) => None,
+                    SqliteFault::Sqlite(error) => error.sqlite_error_code(),
+                    SqliteFault::Store(_) => None,
                 });
                 results.send(written).expect("the test waits for it");
                 written == Err(Some(ErrorCode::DatabaseBusy))

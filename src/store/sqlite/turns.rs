@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use rusqlite::{Connection, params, params_from_iter, types::Value};
 
 use super::{
-    database::{Database, Fault},
+    database::{Database, SqliteFault},
     filter::{Condition, rarest},
     read::files,
     row::{self, HELD, Row},
@@ -15,7 +15,7 @@ use crate::{
     message::Timestamp,
     store::{
         ConversationId, Filter, Listing, Page, StoredTurn, Summary, TurnSummary, Turns,
-        rows::{self, Cells, OF_TURN, Origin, ReadTurn, RecordRow, SORTED, TurnRow, count},
+        rows::{self, Cells, OF_TURN, ReadTurn, RecordRow, RowOrigin, SORTED, TurnRow, count},
     },
 };
 
@@ -29,7 +29,7 @@ pub(super) fn apply(
     version: i64,
     turn: &TurnRow,
     now: Timestamp,
-) -> Result<(), Fault> {
+) -> Result<(), SqliteFault> {
     if let Some(mark) = &turn.mark {
         transaction
             .prepare_cached("UPDATE conversations SET mark = ?2, mark_version = ?3 WHERE key = ?1")?
@@ -47,7 +47,7 @@ pub(super) fn apply(
     Ok(())
 }
 
-fn record(transaction: &Connection, key: i64, record: &RecordRow, now: Timestamp) -> Result<(), Fault> {
+fn record(transaction: &Connection, key: i64, record: &RecordRow, now: Timestamp) -> Result<(), SqliteFault> {
     // Records of another turn, or on another head, are replaced as a whole.
     transaction
         .prepare_cached("DELETE FROM turns WHERE conversation = ? AND (turn <> ? OR head IS NOT ?)")?
@@ -77,7 +77,7 @@ fn record(transaction: &Connection, key: i64, record: &RecordRow, now: Timestamp
 }
 
 /// Replaces the open approvals. Approvals that were already open keep their age.
-fn ask(transaction: &Connection, key: i64, record: &RecordRow, now: i64) -> Result<(), Fault> {
+fn ask(transaction: &Connection, key: i64, record: &RecordRow, now: i64) -> Result<(), SqliteFault> {
     transaction
         .prepare_cached(
             "DELETE FROM approvals WHERE conversation = ?1
@@ -106,7 +106,7 @@ fn ask(transaction: &Connection, key: i64, record: &RecordRow, now: i64) -> Resu
     Ok(())
 }
 
-fn approvals(connection: &Connection, key: i64) -> Result<Vec<(String, Timestamp)>, Fault> {
+fn approvals(connection: &Connection, key: i64) -> Result<Vec<(String, Timestamp)>, SqliteFault> {
     let mut query = connection
         .prepare_cached("SELECT content, since FROM approvals WHERE conversation = ? ORDER BY place")?;
     let mut found = query.query([key])?;
@@ -118,7 +118,7 @@ fn approvals(connection: &Connection, key: i64) -> Result<Vec<(String, Timestamp
 }
 
 /// Returns the turn in flight of the conversation with this key, without its messages.
-fn recorded(connection: &Connection, key: i64) -> Result<Option<ReadTurn>, Fault> {
+fn recorded(connection: &Connection, key: i64) -> Result<Option<ReadTurn>, SqliteFault> {
     let mut query = connection
         .prepare_cached("SELECT turn, record, head, since, recorded FROM turns WHERE conversation = ?")?;
     let mut found = query.query([key])?;
@@ -130,9 +130,9 @@ fn recorded(connection: &Connection, key: i64) -> Result<Option<ReadTurn>, Fault
 /// Returns the turn in flight of a conversation.
 pub(super) fn read(
     connection: &Connection,
-    origin: &Origin<'_>,
+    origin: &RowOrigin<'_>,
     row: &Row,
-) -> Result<Option<StoredTurn>, Fault> {
+) -> Result<Option<StoredTurn>, SqliteFault> {
     let Some(mut turn) = recorded(connection, row.key)? else { return Ok(None) };
     if turn.head != row.head {
         origin.warn_of_void_turn();
@@ -151,11 +151,11 @@ pub(super) fn turn(
     connection: &mut Connection,
     database: &Database,
     id: &ConversationId,
-) -> Result<Option<StoredTurn>, Fault> {
+) -> Result<Option<StoredTurn>, SqliteFault> {
     let transaction = connection.transaction()?;
     let row = Row::get(&transaction, id)?;
     let files = files(&transaction, row.key, Some(OF_TURN))?;
-    files.apply(|| read(&transaction, &Origin { id, place: &database.place() }, &row))
+    files.apply(|| read(&transaction, &RowOrigin { id, place: &database.place() }, &row))
 }
 
 /// Returns the query for the keys and ages of the turns on a page, with its parameters.
@@ -226,7 +226,7 @@ pub(super) fn list(
     database: &Database,
     which: Turns,
     Listing { filter, page }: &Listing,
-) -> Result<Vec<TurnSummary>, Fault> {
+) -> Result<Vec<TurnSummary>, SqliteFault> {
     let transaction = connection.transaction()?;
     let now = Timestamp::now();
     let (sql, params) = page_of(which, rarest(&transaction, filter, SORTED)?, filter, page, now);

@@ -16,7 +16,7 @@ use rusqlite::Connection;
 use tokio::sync::oneshot;
 
 use super::{
-    database::Fault,
+    database::SqliteFault,
     shared::{self, MAX_SHARED, Together},
 };
 use crate::{panics::contained, store::StoreError, sync::lock};
@@ -155,12 +155,12 @@ impl Queue {
 }
 
 /// Removes a job from the queue if its caller stops waiting before the job has begun.
-struct Waiting<'a> {
+struct WaitingJob<'a> {
     queue: &'a Queue,
     place: QueueKey,
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for WaitingJob<'_> {
     fn drop(&mut self) {
         let job = self.queue.jobs().waiting.remove(&self.place);
         // The job may hold much data, so it is dropped after the lock was released.
@@ -265,10 +265,10 @@ impl Workers {
     pub(super) async fn run_together<P: 'static, T: Send + 'static>(
         &self,
         urgency: Urgency,
-        prepare: impl FnOnce() -> Result<P, Fault> + Send + 'static,
-        action: impl Fn(&mut Connection, &P) -> Result<T, Fault> + Send + 'static,
+        prepare: impl FnOnce() -> Result<P, SqliteFault> + Send + 'static,
+        action: impl Fn(&mut Connection, &P) -> Result<T, SqliteFault> + Send + 'static,
         check: impl Fn() -> Result<(), StoreError> + Send + 'static,
-        end: impl FnOnce(Result<T, Fault>) -> Result<T, StoreError> + Send + 'static,
+        end: impl FnOnce(Result<T, SqliteFault>) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
         let (answer, answered) = oneshot::channel();
         let given = Instant::now();
@@ -285,7 +285,7 @@ impl Workers {
         job: Job,
         answered: oneshot::Receiver<Done<T>>,
     ) -> Result<T, StoreError> {
-        let _waiting = Waiting { place: self.0.push(urgency, job), queue: &self.0 };
+        let _waiting = WaitingJob { place: self.0.push(urgency, job), queue: &self.0 };
         match answered.await.expect("every job that somebody waits for is answered") {
             Ok(done) => done,
             Err(panic) => resume_unwind(panic),

@@ -8,7 +8,7 @@
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::{
-    database::{Database, Fault, begin},
+    database::{Database, SqliteFault, begin},
     ledger,
     read::last_run,
     row::Row,
@@ -18,7 +18,7 @@ use crate::{
     message::{Content, Message, Timestamp},
     store::{
         Commit, ConversationId, Epoch, Lease, Owner, StoreError, Version, Write, WriteId,
-        rows::{Column, Origin, RowChanges, RunRow, number},
+        rows::{Column, RowChanges, RowOrigin, RunRow, number},
     },
     subscription::EventId,
     tree::{Erased, Node},
@@ -51,7 +51,7 @@ pub(super) fn write(
     id: &ConversationId,
     write: &Write,
     change: &RowChanges,
-) -> Result<Version, Fault> {
+) -> Result<Version, SqliteFault> {
     if change.creates {
         create(connection, id, write.id, change)
     } else {
@@ -64,7 +64,7 @@ fn create(
     id: &ConversationId,
     write: WriteId,
     change: &RowChanges,
-) -> Result<Version, Fault> {
+) -> Result<Version, SqliteFault> {
     let transaction = begin(connection)?;
     if let Some(row) = Row::find(&transaction, id)? {
         let (first, created_by) = transaction
@@ -97,7 +97,7 @@ fn change(
     id: &ConversationId,
     write: &Write,
     change: &RowChanges,
-) -> Result<Version, Fault> {
+) -> Result<Version, SqliteFault> {
     let transaction = begin(connection)?;
     let row = Row::get(&transaction, id)?;
     let (version, now) = (write.base.next(), Timestamp::now());
@@ -124,7 +124,7 @@ fn change(
     if let Some(erased) = &change.erased {
         let (ending, prompts) = last_run(&transaction, row.key)?;
         let run =
-            Origin { id, place: "" }.run_after_erasure(ending.as_deref(), prompts.as_deref(), erased)?;
+            RowOrigin { id, place: "" }.run_after_erasure(ending.as_deref(), prompts.as_deref(), erased)?;
         remove_nodes(&transaction, row.key, erased)?;
         if let Some(run) = run {
             insert_run(&transaction, row.key, version, &run)?;
@@ -135,7 +135,7 @@ fn change(
 }
 
 /// Returns the id of the write that resulted in this version.
-fn written(transaction: &Connection, key: i64, version: Version) -> Result<Option<WriteId>, Fault> {
+fn written(transaction: &Connection, key: i64, version: Version) -> Result<Option<WriteId>, SqliteFault> {
     let write = transaction
         .prepare_cached("SELECT write FROM writes WHERE conversation = ? AND version = ?")?
         .query_row([key, version.get().cast_signed()], |row| row.get(0))
@@ -150,7 +150,7 @@ fn apply(
     write: WriteId,
     change: &RowChanges,
     now: Timestamp,
-) -> Result<(), Fault> {
+) -> Result<(), SqliteFault> {
     let is_indexed = search::is_kept(transaction)?;
     let RowChanges {
         head,
@@ -250,7 +250,7 @@ fn apply(
     ledger::insert(transaction, key, version, usage)
 }
 
-fn insert_run(transaction: &Connection, key: i64, version: Version, run: &RunRow) -> Result<(), Fault> {
+fn insert_run(transaction: &Connection, key: i64, version: Version, run: &RunRow) -> Result<(), SqliteFault> {
     transaction
         .prepare_cached(
             "INSERT INTO runs (conversation, version, turn, ending, prompts) VALUES (?, ?, ?, ?, ?)
@@ -262,7 +262,7 @@ fn insert_run(transaction: &Connection, key: i64, version: Version, run: &RunRow
 }
 
 /// Removes nodes, the cursors from and to them, the end of the last run, the turn in flight and a derived title.
-fn remove_nodes(transaction: &Connection, key: i64, erased: &Erased) -> Result<(), Fault> {
+fn remove_nodes(transaction: &Connection, key: i64, erased: &Erased) -> Result<(), SqliteFault> {
     // One statement for all nodes: `nodes` has no index on the id, so each statement reads the whole conversation.
     let ids: Vec<i64> = erased.nodes.iter().map(|node| number(*node)).collect();
     let ids = serde_json::Value::from(ids).to_string();
@@ -302,7 +302,7 @@ pub(super) fn delete(
     connection: &mut Connection,
     id: &ConversationId,
     lease: Option<&Lease>,
-) -> Result<(), Fault> {
+) -> Result<(), SqliteFault> {
     let transaction = begin(connection)?;
     let Some(row) = Row::find(&transaction, id)? else { return Ok(()) };
     if lease.is_some_and(|lease| !row.is_held_under(lease.epoch, Timestamp::now())) {
@@ -323,7 +323,7 @@ pub(super) fn acquire(
     database: &Database,
     id: &ConversationId,
     owner: &Owner,
-) -> Result<Lease, Fault> {
+) -> Result<Lease, SqliteFault> {
     let transaction = begin(connection)?;
     let row = Row::get(&transaction, id)?;
     let now = Timestamp::now();
@@ -349,7 +349,7 @@ pub(super) fn renew(
     connection: &mut Connection,
     database: &Database,
     leases: &[(ConversationId, Lease)],
-) -> Result<Vec<ConversationId>, Fault> {
+) -> Result<Vec<ConversationId>, SqliteFault> {
     let transaction = begin(connection)?;
     let now = Timestamp::now();
     let mut lost = Vec::new();
@@ -376,7 +376,7 @@ pub(super) fn release(
     id: &ConversationId,
     lease: &Lease,
     mark: Option<EventId>,
-) -> Result<(), Fault> {
+) -> Result<(), SqliteFault> {
     connection
         .prepare_cached(
             "UPDATE conversations SET owner = NULL, owner_address = NULL, expires = 0,

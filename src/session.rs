@@ -92,7 +92,7 @@ pub use perform::{SessionAnswer, SessionCommand};
 use shared::SessionShared;
 pub(crate) use shared::Setup;
 pub use snapshot::SessionSnapshot;
-use subscription::Hold;
+use subscription::ControllerHold;
 pub use subscription::{Guard, Mode, SessionSubscription};
 pub(crate) use tenure::Tenure;
 use tokio::{sync::mpsc, time::Instant};
@@ -399,8 +399,8 @@ impl Session {
         mode: Mode,
     ) -> Result<SessionSubscription, Error> {
         // The controller is counted before the snapshot is taken, so that the session does not end in between.
-        let hold =
-            (mode == Mode::Controller).then(|| Hold::new(Arc::clone(&self.shared), self.commands.clone()));
+        let hold = (mode == Mode::Controller)
+            .then(|| ControllerHold::new(Arc::clone(&self.shared), self.commands.clone()));
         let attachment = self.call(|reply| Command::Subscribe(after, reply)).await?;
         let source = Box::new(self.downgrade());
         let events = match after {
@@ -661,19 +661,19 @@ impl WeakSession {
     }
 
     /// Returns a new hold, after the session has confirmed that it stays open.
-    async fn confirmed_hold(&self) -> Result<Hold, Error> {
+    async fn confirmed_hold(&self) -> Result<ControllerHold, Error> {
         let hold = self.hold()?;
         hold.confirm().await?;
         Ok(hold)
     }
 
     /// Returns a new hold. It counts as a controller until it is dropped.
-    fn hold(&self) -> Result<Hold, Error> {
+    fn hold(&self) -> Result<ControllerHold, Error> {
         if let Some(reason) = self.shared.termination.closing() {
             return Err(Error::ended("session", reason));
         }
         match self.commands.upgrade() {
-            Some(commands) => Ok(Hold::new(Arc::clone(&self.shared), commands)),
+            Some(commands) => Ok(ControllerHold::new(Arc::clone(&self.shared), commands)),
             // The last handle was dropped, but the session has not noticed this yet.
             None => Err(Error::ended("session", &EndReason::HandlesDropped)),
         }

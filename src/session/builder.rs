@@ -9,7 +9,7 @@ use super::{
     Guard, Session, Setup, Watcher, check_title,
     core::{Core, StoredFlight},
     life,
-    loading::{LoadedTurn, Recovered, closed},
+    loading::{LoadedTurn, RecoveredTurn, closed},
     starting::Starting,
     task::writing::contained,
     tenure::{Keeper, Tenure},
@@ -320,15 +320,15 @@ impl SessionBuilder {
         let tree = Tree::restored(stored.nodes, stored.head, stored.cursors, stored.next)?;
         let flight = StoredFlight::of_stored(stored.turn.as_deref(), tree.head());
         let now = stored.turn.as_ref().map_or(Timestamp(0), |turn| turn.now);
-        let recovered = Recovered::of(&id, stored.turn, &tree, self.setup.recover, now)?;
+        let recovered = RecoveredTurn::of(&id, stored.turn, &tree, self.setup.recover, now)?;
         let mut last_run = stored.last_run.map(closed);
         let (history, turn, ended) = match recovered {
-            Recovered::None => (tree.history().clone(), None, None),
-            Recovered::Discarded(ended) => {
+            RecoveredTurn::None => (tree.history().clone(), None, None),
+            RecoveredTurn::Discarded(ended) => {
                 last_run = Some(RunEnd::clone(&ended));
                 (tree.history().clone(), None, Some(ended))
             }
-            Recovered::Turn(turn) => {
+            RecoveredTurn::Turn(turn) => {
                 let LoadedTurn { in_flight, record, history, lives } = *turn;
                 self.agent = self.agent.in_flight(in_flight);
                 (history, Some((record, lives)), None)

@@ -32,7 +32,7 @@ pub(super) use branching::{Base, Move};
 use flight::Flight;
 use prompts::Prompts;
 use saving::Saver;
-pub(super) use saving::{Found, Job, StoredFlight};
+pub(super) use saving::{ConflictFinding, Job, StoredFlight};
 
 use super::{SessionEvent, StoreReport};
 use crate::{

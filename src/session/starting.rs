@@ -14,7 +14,7 @@ use super::{
     shared::{LastWords, SessionShared},
     task::{
         DELIVERIES, Deliveries, Task,
-        writing::{Attempts, contained},
+        writing::{SaveAttempts, contained},
     },
     tenure::Tenure,
 };
@@ -91,7 +91,7 @@ impl Starting {
             mark,
             _last_words: LastWords(Arc::clone(&shared)),
             shared,
-            attempts: Attempts::default(),
+            attempts: SaveAttempts::default(),
             retry: None,
             ends_by: None,
             idle: None,

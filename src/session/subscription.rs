@@ -161,18 +161,18 @@ crate::debug::impl_debug!(SessionSubscription(self) { events: self.events, guard
 pub struct Guard {
     session: WeakSession,
     /// The hold that keeps the session open. Present for a controller only.
-    hold: Option<Hold>,
+    hold: Option<ControllerHold>,
 }
 
 /// Counts as a controller of the session until it is dropped.
-pub(super) struct Hold {
+pub(super) struct ControllerHold {
     shared: Arc<SessionShared>,
     /// This handle is dropped only after the count is reduced. If it were dropped first, the session could end for lack
     /// of handles although a controller is still counted.
     commands: mpsc::Sender<Box<Command>>,
 }
 
-impl Hold {
+impl ControllerHold {
     pub(super) fn new(shared: Arc<SessionShared>, commands: mpsc::Sender<Box<Command>>) -> Self {
         shared.controllers.fetch_add(1, Ordering::AcqRel);
         Self { shared, commands }
@@ -188,7 +188,7 @@ impl Hold {
     }
 }
 
-impl Drop for Hold {
+impl Drop for ControllerHold {
     fn drop(&mut self) {
         if self.shared.controllers.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.shared.left.give();
@@ -197,7 +197,7 @@ impl Drop for Hold {
 }
 
 impl Guard {
-    pub(super) fn new(session: WeakSession, hold: Option<Hold>) -> Self {
+    pub(super) fn new(session: WeakSession, hold: Option<ControllerHold>) -> Self {
         Self { session, hold }
     }
 

@@ -66,7 +66,7 @@ pub(super) struct Task {
     pub(super) mark: Option<EventId>,
     pub(super) shared: Arc<SessionShared>,
     /// The attempts at the write in flight.
-    pub(super) attempts: writing::Attempts,
+    pub(super) attempts: writing::SaveAttempts,
     /// The timer for repeating a write that has failed or has no result yet.
     pub(super) retry: Option<Pin<Box<Sleep>>>,
     /// The deadline for ending the session, if it is ending.

@@ -33,14 +33,14 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The ownership of one conversation. The conversation is released shortly after this is dropped.
 pub(crate) struct Tenure {
-    held: Arc<Held>,
+    held: Arc<HeldLease>,
     /// Completes with the reason when the conversation is lost. The future is boxed once, so that a session without a
     /// lease needs no space for it.
     loss: BoxFuture<'static, StoreError>,
 }
 
 /// The state of a lease, shared by a session and the keeper.
-pub(super) struct Held {
+pub(super) struct HeldLease {
     id: ConversationId,
     /// The lease, or the reason why it is lost permanently.
     lease: watch::Sender<Result<Lease, StoreError>>,
@@ -89,7 +89,7 @@ impl Tenure {
         }
         let keeper = keeper.unwrap_or_else(|| Arc::new(Keeper::new(store)));
         keeper.start()?;
-        let held = Arc::new(Held {
+        let held = Arc::new(HeldLease {
             id,
             lease: watch::Sender::new(Ok(lease)),
             is_over: AtomicBool::new(false),
@@ -110,7 +110,7 @@ impl Tenure {
         self.held.lease()
     }
 
-    pub(super) fn held(&self) -> Arc<Held> {
+    pub(super) fn held(&self) -> Arc<HeldLease> {
         Arc::clone(&self.held)
     }
 
@@ -166,7 +166,7 @@ impl Drop for Tenure {
     }
 }
 
-impl Held {
+impl HeldLease {
     async fn loss(self: Arc<Self>) -> StoreError {
         let mut lease = self.lease.subscribe();
         loop {

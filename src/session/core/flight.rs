@@ -5,7 +5,7 @@ use std::{collections::VecDeque, sync::Arc};
 use super::{
     Core, Effect, Effects,
     branching::Branch,
-    saving::{Record, StoredFlight},
+    saving::{StoredFlight, UnsavedRecord},
 };
 use crate::{
     agent::{self, Config, Status},
@@ -36,7 +36,7 @@ impl Core {
             // A turn must not continue with older settings than those that its callbacks have chosen.
             self.adopt(config);
             let rows = std::mem::take(&mut self.rows);
-            self.record(Record::of_turn(rows, turn));
+            self.record(UnsavedRecord::of_turn(rows, turn));
         }
         let wanted = self.wanted();
         let flight = self.flight.get_or_insert_default();

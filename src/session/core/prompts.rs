@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::{Core, Effect, Effects, saving::Record};
+use super::{Core, Effect, Effects, saving::UnsavedRecord};
 use crate::{
     agent::Event,
     run::{KnownPrompt, Prompt, PromptId, PromptState, RunEnd, RunOutcome, TurnRecord},
@@ -120,7 +120,7 @@ impl Core {
 
     /// Stores the end of a run, with the outcomes of prompts.
     pub(super) fn store_end(&mut self, end: RunEnd) {
-        self.record(Record::of_end(end));
+        self.record(UnsavedRecord::of_end(end));
         self.outcomes_recorded();
     }
 

@@ -14,9 +14,9 @@ mod record;
 
 use std::{collections::VecDeque, sync::Arc};
 
-pub(in crate::session) use conflict::Found;
-pub(in crate::session) use record::Record;
+pub(in crate::session) use conflict::ConflictFinding;
 pub(in crate::session) use record::StoredFlight;
+pub(in crate::session) use record::UnsavedRecord;
 
 use super::{Core, Effect, Effects, Env};
 use crate::{
@@ -46,7 +46,7 @@ pub(super) struct Saver {
     /// store.
     erased: Option<Box<Erased>>,
     /// The usage, the end of a run and the turn in flight that are not in the store.
-    record: Record,
+    record: UnsavedRecord,
     /// The turn in flight that is in the store.
     flight: Option<Box<StoredFlight>>,
     /// The changes to the tree that are not in the store, in order.
@@ -100,7 +100,7 @@ impl Saver {
             state_is_due: false,
             attempt: None,
             erased: None,
-            record: Record::default(),
+            record: UnsavedRecord::default(),
             flight: None,
             portions: VecDeque::new(),
             at_most: usize::MAX,
@@ -133,7 +133,7 @@ impl Saver {
     }
 
     /// Adds the data of a commit that was not written to the record again.
-    fn keep_record(&mut self, earlier: Record) {
+    fn keep_record(&mut self, earlier: UnsavedRecord) {
         let later = std::mem::take(&mut self.record);
         self.record = earlier.then(later);
     }

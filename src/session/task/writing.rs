@@ -14,8 +14,8 @@ use tracing::{Instrument, Span};
 use super::Task;
 use crate::{
     session::{
-        core::{Core, Found, Job, StoredFlight},
-        tenure::{Held, Keeper, Tenure},
+        core::{ConflictFinding, Core, Job, StoredFlight},
+        tenure::{HeldLease, Keeper, Tenure},
     },
     store::{Change, ConversationId, Lease, Owner, Store, StoreError, Stored, Version},
     telemetry::SaveTraces,
@@ -31,7 +31,7 @@ pub(in crate::session) enum WriteOutcome {
     /// conversation.
     Done(Version, Option<Tenure>),
     /// Another writer was first. The store now has this content.
-    Conflict(StoreError, Box<Found>),
+    Conflict(StoreError, Box<ConflictFinding>),
 }
 
 /// An attempt at a write.
@@ -40,13 +40,13 @@ type WriteFuture = Pin<Box<dyn Future<Output = Written> + Send>>;
 /// The attempts in flight for one write: at most the first attempt and the latest attempt. Both have the same write id,
 /// so either attempt may take effect.
 #[derive(Default)]
-pub(in crate::session) struct Attempts {
+pub(in crate::session) struct SaveAttempts {
     futures: Vec<WriteFuture>,
     /// The spans of this write and the next one.
     pub(super) traces: SaveTraces,
 }
 
-impl Attempts {
+impl SaveAttempts {
     fn add(&mut self, attempt: WriteFuture) {
         // The first attempt is kept, because it started earliest and a slow store is likely to finish it first.
         self.futures.truncate(1);
@@ -179,7 +179,7 @@ impl<T> Drop for AbortOnDrop<T> {
 /// The ownership under which a write is made.
 enum Ownership {
     /// The session owns the conversation.
-    Held(Arc<Held>),
+    Held(Arc<HeldLease>),
     /// The conversation does not exist yet. This owner will own the conversation after it is created. If a manager's
     /// keeper is given, that keeper renews the lease.
     New(Owner, Option<Arc<Keeper>>),
@@ -202,12 +202,12 @@ async fn perform(store: Arc<dyn Store>, id: ConversationId, job: Arc<Job>, owner
     }
 }
 
-async fn find(store: &dyn Store, id: &ConversationId) -> Result<Found, StoreError> {
+async fn find(store: &dyn Store, id: &ConversationId) -> Result<ConflictFinding, StoreError> {
     let Stored { version, state, nodes, head, cursors, next, turn, .. } = store.load(id).await?;
     let flight = StoredFlight::of_stored(turn.as_deref(), head);
     let tree = Tree::restored(nodes, head, cursors, next)
         .map_err(|error| StoreError::damaged(format!("conversation {id}"), error.to_string()))?;
-    Ok(Found { version, tree, state, flight })
+    Ok(ConflictFinding { version, tree, state, flight })
 }
 
 async fn write(

@@ -24,7 +24,7 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-use super::{Held, PATIENCE};
+use super::{HeldLease, PATIENCE};
 use crate::{
     panics::contained_async,
     store::{ConversationId, Epoch, Lease, Store, StoreError},
@@ -59,12 +59,12 @@ type Reply = oneshot::Sender<Result<Lease, StoreError>>;
 
 pub(super) enum Order {
     /// Renew this lease from now on.
-    Keep(Arc<Held>),
+    Keep(Arc<HeldLease>),
     /// The store has rejected the lease with this epoch. Find out why, and reply.
-    Check(Arc<Held>, Epoch, Reply),
+    Check(Arc<HeldLease>, Epoch, Reply),
     /// Release this lease and record the last event of the session's feed, then drop the sender. The caller waits for
     /// that.
-    Release(Arc<Held>, Option<EventId>, Option<oneshot::Sender<()>>),
+    Release(Arc<HeldLease>, Option<EventId>, Option<oneshot::Sender<()>>),
 }
 
 impl Keeper {
@@ -82,7 +82,7 @@ impl Keeper {
             let runtime = runtime()?;
             self.orders.get_or_init(|| {
                 let (orders, received) = mpsc::unbounded_channel();
-                runtime.spawn(Watch::new(Arc::clone(&self.store)).run(received));
+                runtime.spawn(LeaseWatch::new(Arc::clone(&self.store)).run(received));
                 orders
             });
         }
@@ -132,10 +132,10 @@ fn runtime() -> Result<Handle, StoreError> {
 type Key = (ConversationId, Epoch);
 
 /// The task of a keeper. It accepts orders while its calls to the store are in progress.
-struct Watch {
+struct LeaseWatch {
     store: Arc<dyn Store>,
     /// The leases that are renewed regularly.
-    held: HashMap<Key, Arc<Held>>,
+    held: HashMap<Key, Arc<HeldLease>>,
     /// The rejected leases that are being renewed. Each has a list of senders for the callers that wait for the
     /// outcome.
     lapsed: HashMap<Key, Vec<Reply>>,
@@ -151,11 +151,11 @@ enum Done {
     /// leases is unknown.
     Renewed(Vec<Key>, Result<(), StoreError>),
     /// The renewal of a rejected lease succeeded or failed.
-    Revived(Arc<Held>, Epoch, Result<Lease, StoreError>),
+    Revived(Arc<HeldLease>, Epoch, Result<Lease, StoreError>),
     Released,
 }
 
-impl Watch {
+impl LeaseWatch {
     fn new(store: Arc<dyn Store>) -> Self {
         Self {
             store,
@@ -210,7 +210,7 @@ impl Watch {
         }
     }
 
-    fn keep(&mut self, held: Arc<Held>) {
+    fn keep(&mut self, held: Arc<HeldLease>) {
         if let Ok(lease) = held.lease() {
             self.held.insert((held.id.clone(), lease.epoch), held);
             // Only the new lease can make the next renewal earlier, because `due` already takes account of all other
@@ -220,7 +220,7 @@ impl Watch {
         }
     }
 
-    fn release(&mut self, held: &Arc<Held>, mark: Option<EventId>, reply: Option<oneshot::Sender<()>>) {
+    fn release(&mut self, held: &Arc<HeldLease>, mark: Option<EventId>, reply: Option<oneshot::Sender<()>>) {
         held.is_over.store(true, Ordering::Release);
         let Ok(lease) = held.lease() else {
             return;
@@ -269,7 +269,7 @@ impl Watch {
 
     /// Starts to find out whether a rejected lease has expired or whether another owner has acquired the conversation.
     /// To find out, the lease is renewed. A renewal does not harm another owner, and it can be repeated.
-    fn revive(&mut self, held: Arc<Held>, refused: Epoch, waiting: Vec<Reply>) {
+    fn revive(&mut self, held: Arc<HeldLease>, refused: Epoch, waiting: Vec<Reply>) {
         self.lapsed.insert((held.id.clone(), refused), waiting);
         let store = Arc::clone(&self.store);
         self.work.push(Box::pin(async move {
@@ -305,7 +305,7 @@ impl Watch {
         }
     }
 
-    fn revived(&mut self, held: Arc<Held>, refused: Epoch, revived: Result<Lease, StoreError>) {
+    fn revived(&mut self, held: Arc<HeldLease>, refused: Epoch, revived: Result<Lease, StoreError>) {
         let waiting = self.lapsed.remove(&(held.id.clone(), refused)).unwrap_or_default();
         for reply in waiting {
             let _ = reply.send(revived.clone());

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Record, Saver, StoredFlight};
+use super::{Saver, StoredFlight, UnsavedRecord};
 use crate::{
     session::{
         SavedPart, SessionEvent, StoreReport,
@@ -19,7 +19,7 @@ const WRITES_BETWEEN: u64 = 256;
 
 /// The conversation in the store after another writer has changed it.
 #[derive(Debug)]
-pub(in crate::session) struct Found {
+pub(in crate::session) struct ConflictFinding {
     pub(in crate::session) version: Version,
     pub(in crate::session) tree: Tree,
     pub(in crate::session) state: StoredState,
@@ -34,17 +34,17 @@ impl Core {
     pub(in crate::session) fn conflicted(
         &mut self,
         error: &StoreError,
-        found: Found,
+        found: ConflictFinding,
         env: &Env<'_>,
         effects: &mut Effects,
     ) {
         let attempt = self.saver.attempt.take();
         match attempt.as_ref().map(|attempt| &*attempt.job) {
-            Some((_, Change::Commit(commit))) => self.saver.keep_record(Record::of(commit)),
+            Some((_, Change::Commit(commit))) => self.saver.keep_record(UnsavedRecord::of(commit)),
             Some((_, Change::Erase(erased))) => self.saver.erased = Some(Box::new(erased.clone())),
             _ => {}
         }
-        let Found { version, mut tree, state, flight } = found;
+        let ConflictFinding { version, mut tree, state, flight } = found;
         // A late write of an earlier session of this conversation may already have erased some of the nodes that this
         // session wants to erase. Remove the others from the stored tree before the comparison. If they cannot be
         // removed, the trees differ anyway.

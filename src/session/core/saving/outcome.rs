@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Attempt, Job, Record, pace::wait};
+use super::{Attempt, Job, UnsavedRecord, pace::wait};
 use crate::{
     error::error_chain,
     session::{
@@ -77,8 +77,8 @@ impl Core {
             }
             Err(error @ (StoreError::Unstorable { .. } | StoreError::Unsupported { .. })) => {
                 let record = match &*attempt.job {
-                    (_, Change::Commit(commit)) => Record::of(commit),
-                    _ => Record::default(),
+                    (_, Change::Commit(commit)) => UnsavedRecord::of(commit),
+                    _ => UnsavedRecord::default(),
                 };
                 let has_end = record.has_end();
                 let at_most = attempt.divided();

@@ -21,7 +21,7 @@ use crate::{
 
 /// Data that is due to be stored in addition to the tree and the state.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(in crate::session) struct Record {
+pub(in crate::session) struct UnsavedRecord {
     rows: Vec<UsageRow>,
     end: LastRun,
     /// The turn in flight. It began after the end of the last run.
@@ -38,7 +38,7 @@ enum LastRun {
     Ended(Box<RunEnd>),
 }
 
-impl Record {
+impl UnsavedRecord {
     /// Returns whether nothing has to be written.
     pub(super) fn is_empty(&self) -> bool {
         self.rows.is_empty() && !self.has_end() && self.turn.is_none()
@@ -200,7 +200,7 @@ impl Core {
         self.settle_prompts(through, effects);
         let end = self.stored_end(event, through, continues);
         let end = end.map_or(LastRun::Complete, |end| LastRun::Ended(Box::new(end)));
-        self.record(Record { rows, end, turn: None });
+        self.record(UnsavedRecord { rows, end, turn: None });
         self.outcomes_recorded();
     }
 
@@ -209,7 +209,7 @@ impl Core {
         self.used += row.usage;
         effects.push(Effect::Emit(SessionEvent::Usage(Arc::new(row.clone()))));
         if self.keeps_usage {
-            self.record(Record { rows: vec![row], ..Record::default() });
+            self.record(UnsavedRecord { rows: vec![row], ..UnsavedRecord::default() });
             self.save(env, effects);
         }
     }
@@ -235,7 +235,7 @@ impl Core {
         in_flight + self.saver.record.weight() - shared(pending, &Self::contents(&self.tree))
     }
 
-    pub(in crate::session::core) fn record(&mut self, record: Record) {
+    pub(in crate::session::core) fn record(&mut self, record: UnsavedRecord) {
         if !record.is_empty() {
             self.saver.wanted += 1;
         }

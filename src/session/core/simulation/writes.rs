@@ -11,7 +11,7 @@ use super::{
 use crate::{
     session::{
         SessionEvent, StoreReport,
-        core::{Effect, Found, Job, StoredFlight},
+        core::{ConflictFinding, Effect, Job, StoredFlight},
     },
     store::{Change, StoreError, TitleBy, TurnChange},
 };
@@ -99,7 +99,7 @@ impl World {
         let stored = self.vault.stored.clone().ok_or("a conflict without a stored conversation")?;
         let (tree, state, books) = vault::content(&stored)?;
         let flight = StoredFlight::of_stored(stored.turn.as_deref(), stored.head);
-        let found = Found { version: stored.version, tree, state, flight };
+        let found = ConflictFinding { version: stored.version, tree, state, flight };
         let kinds = if self.ledger.is_retitled(&stored)? {
             // From here on, the session knows all stored content.
             self.vault.is_foreign = false;

@@ -14,7 +14,7 @@ use crate::{
     session::{
         SessionSnapshot,
         core::{Core, StoredFlight, simulation::vault},
-        loading::{LoadedTurn, Recovered, closed},
+        loading::{LoadedTurn, RecoveredTurn, closed},
     },
     store::{Change, Commit, Labels, Stored, StoredTurn, Version, Write},
     tree::Tree,
@@ -70,12 +70,12 @@ impl Life {
         let on_uncertain = common.on_uncertain.unwrap_or(random);
         let recover = Recover::default().with_on_uncertain(on_uncertain);
         let now = common.outside.now();
-        let recovered = Recovered::of(&vault::id(), turn.clone().map(Box::new), &tree, recover, now)
+        let recovered = RecoveredTurn::of(&vault::id(), turn.clone().map(Box::new), &tree, recover, now)
             .map_err(|error| error.to_string())?;
         let (history, loaded) = match recovered {
-            Recovered::None => (tree.history().clone(), None),
-            Recovered::Turn(turn) => (turn.history.clone(), Some(*turn)),
-            Recovered::Discarded(end) => return Err(format!("a readable turn is discarded: {end:?}")),
+            RecoveredTurn::None => (tree.history().clone(), None),
+            RecoveredTurn::Turn(turn) => (turn.history.clone(), Some(*turn)),
+            RecoveredTurn::Discarded(end) => return Err(format!("a readable turn is discarded: {end:?}")),
         };
         ensure!(has_turn == loaded.is_some(), "the turn in flight is void");
         let (in_flight, counted) = match loaded {

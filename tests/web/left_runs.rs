@@ -261,28 +261,69 @@ async fn continued_run_that_is_left_is_interrupted() {
     let app = App::with([pause(), halves(&Gate::new())], leaving);
     let id = app.create("ann").await;
     Tab::open(&app, Protocol::AiSdk.ask(&id, "u1")).await.end().await;
-    let answer = json!({ "type": "tool-lookup", "toolCallId": "t1", "state": "approval-responded",
-                         "approval": { "id": "t1", "approved": true } });
-    let mut body = submit(&id, "u1", "u1");
-    body["messages"]
-        .as_array_mut()
-        .unwrap()
-        .push(json!({ "id": "a-1", "role": "assistant", "parts": [answer] }));
-    let decided = request(Method::POST, "ann", "/api/chat", Some(body));
-    drop(Tab::open(&app, decided).await.until("Half").await);
+    drop(Tab::open(&app, approve(&id, "u1")).await.until("Half").await);
     ends(&app, &id).await;
     assert_eq!(texts(&app, &id).await.last().unwrap(), "Half");
 
     let app = App::with([Step::text("First."), halves(&Gate::new())], leaving);
     let id = app.create("ann").await;
     Tab::open(&app, Protocol::AiSdk.ask(&id, "u1")).await.end().await;
-    let mut body = submit(&id, "u1", "u1");
-    body["trigger"] = "regenerate-message".into();
-    let again = request(Method::POST, "ann", "/api/chat", Some(body));
-    drop(Tab::open(&app, again).await.until("Half").await);
+    drop(Tab::open(&app, ask_again(&id, "u1")).await.until("Half").await);
     ends(&app, &id).await;
     assert_eq!(texts(&app, &id).await, ["u1", "Half"]);
     assert_no_readers(&app);
+}
+
+/// Returns the request of the AI SDK for another answer to this message.
+fn ask_again(id: &str, message: &str) -> Request<Body> {
+    let mut body = submit(id, message, message);
+    body["trigger"] = "regenerate-message".into();
+    request(Method::POST, "ann", "/api/chat", Some(body))
+}
+
+/// Returns the request of the AI SDK that approves the tool use `t1` after this message.
+fn approve(id: &str, message: &str) -> Request<Body> {
+    let answer = json!({ "type": "tool-lookup", "toolCallId": "t1", "state": "approval-responded",
+                         "approval": { "id": "t1", "approved": true } });
+    let mut body = submit(id, message, message);
+    let messages = body["messages"].as_array_mut().unwrap();
+    messages.push(json!({ "id": "a-1", "role": "assistant", "parts": [answer] }));
+    request(Method::POST, "ann", "/api/chat", Some(body))
+}
+
+#[tokio::test(start_paused = true)]
+async fn staged_prompt_of_others_that_follows_a_left_run_without_a_prompt_continues() {
+    for is_decided in [false, true] {
+        for joins_again in [false, true] {
+            let first = if is_decided {
+                Step::tool_use("t1", "lookup", json!({ "what": "it" }))
+            } else {
+                Step::text("First.")
+            };
+            let (own, other) = (Gate::new(), Gate::new());
+            let app = App::with([first, halves(&own), halves(&other)], leaving);
+            let id = app.create("ann").await;
+            Tab::open(&app, Protocol::AiSdk.ask(&id, "u1")).await.end().await;
+            let again = if is_decided { approve(&id, "u1") } else { ask_again(&id, "u1") };
+            let tab = Tab::open(&app, again).await.until("Half").await;
+            app.post("boss", &format!("/agent/conversations/{id}/commands"), prompt("other")).await;
+            drop(tab);
+            if joins_again {
+                let tab = Tab::open(&app, Protocol::AiSdk.join(&id)).await.until("Half").await;
+                own.open();
+                assert!(tab.end().await.contains("done"));
+            } else {
+                own.open();
+            }
+            other.reached().await;
+            assert_stays_active(&app, &id, 2 * GRACE).await;
+            other.open();
+            ends(&app, &id).await;
+            let texts = texts(&app, &id).await;
+            let expected = ["Half done", "other", "Half done"];
+            assert_eq!(texts[texts.len() - 3..], expected, "{is_decided} {joins_again}");
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::{
-    body::{Body, BodyDataStream},
+    body::{Body, BodyDataStream, to_bytes},
     http::{Method, Request, StatusCode, request::Parts},
 };
 use futures_util::StreamExt;
@@ -356,6 +356,82 @@ async fn changed_or_regenerated_message_within_the_grace_replaces_the_run() {
         assert!(answer.contains("Second."), "{trigger} {answer}");
         assert_eq!(texts(&app, &id).await, [text, "Second."]);
     }
+}
+
+/// A request about this conversation that is refused, and the code of its problem.
+type Refusal<'a> = (Protocol, &'a dyn Fn(&str) -> Request<Body>, &'static str);
+
+#[tokio::test(start_paused = true)]
+async fn refused_request_within_the_grace_keeps_the_run() {
+    let ai_sdk = |id: &str, trigger: &str, message: Value| {
+        let body = json!({ "id": id, "trigger": trigger, "messages": [message] });
+        request(Method::POST, "ann", "/api/chat", Some(body))
+    };
+    let ag_ui = |id: &str, message: Value| {
+        let mut body = run_input(id, "run-2", "");
+        body["messages"] = json!([message]);
+        request(Method::POST, "ann", "/ag-ui", Some(body))
+    };
+    let file = json!({ "type": "file", "url": "data:broken", "mediaType": "image/png" });
+    let broken = json!({ "id": "u2", "role": "user", "parts": [file] });
+    let decided = json!({ "type": "tool-lookup", "toolCallId": "t9", "state": "approval-responded",
+                          "approval": { "id": "t9", "approved": true } });
+    let decided = json!({ "id": "a9", "role": "assistant", "parts": [decided] });
+    let refusals: [Refusal<'_>; 5] = [
+        (Protocol::AiSdk, &|id| ai_sdk(id, "submit-message", broken.clone()), "invalid-body"),
+        (Protocol::AiSdk, &|id| ai_sdk(id, "regenerate-message", broken.clone()), "invalid-body"),
+        (Protocol::AiSdk, &|id| ai_sdk(id, "submit-message", decided.clone()), "stale-decision"),
+        (Protocol::AgUi, &|id| ag_ui(id, json!({ "id": "a9", "role": "assistant" })), "nothing-new"),
+        (
+            Protocol::AgUi,
+            &|id| ag_ui(id, json!({ "id": "u2", "role": "user", "content": 7 })),
+            "invalid-prompt",
+        ),
+    ];
+    for (protocol, refused, code) in refusals {
+        let app = App::with([halves(&Gate::new())], leaving);
+        let id = app.create("ann").await;
+        drop(Tab::open(&app, protocol.ask(&id, "u1")).await.until("Half").await);
+        let body = to_bytes(app.send(refused(&id)).await.into_body(), 1 << 20).await.unwrap();
+        let body = String::from_utf8_lossy(&body);
+        assert!(body.contains(code), "{protocol:?} {code}: {body}");
+        assert_stays_active(&app, &id, ALMOST).await;
+        ends(&app, &id).await;
+        assert_no_readers(&app);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_that_is_lost_while_it_is_performed_joins_its_run_when_it_is_repeated() {
+    for protocol in PROTOCOLS {
+        let gate = Gate::new();
+        let app = App::with([halves(&gate)], leaving);
+        let id = app.create("ann").await;
+        app.get("ann", &format!("/agent/conversations/{id}")).await;
+        let mut sent = Box::pin(app.send(protocol.ask(&id, "u1")));
+        while snapshot(&app, &id).await.agent.status != Status::Busy {
+            assert!(futures_util::poll!(&mut sent).is_pending(), "{protocol:?}");
+        }
+        drop(sent);
+        gate.reached().await;
+        let tab = Tab::open(&app, protocol.ask(&id, "u1")).await.until("Half").await;
+        assert_stays_active(&app, &id, 2 * GRACE).await;
+        gate.open();
+        assert!(tab.end().await.contains("done"), "{protocol:?}");
+        assert_eq!(app.provider.requests().len(), 1, "{protocol:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_run_for_the_message_in_flight_within_the_grace_replaces_the_run() {
+    let app = App::with([halves(&Gate::new()), Step::text("Second.")], leaving);
+    let id = app.create("ann").await;
+    drop(Tab::open(&app, Protocol::AgUi.ask(&id, "u1")).await.until("Half").await);
+    let mut body = run_input(&id, "u1", "u1");
+    body["runId"] = "run-2".into();
+    let again = Tab::open(&app, request(Method::POST, "ann", "/ag-ui", Some(body))).await.end().await;
+    assert!(again.contains("Second."), "{again}");
+    assert_eq!(texts(&app, &id).await, ["u1", "Second."]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -186,7 +186,10 @@ pub trait Agents: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// Fails with an error, which is sent to the client.
+    /// Fails with an error, which is sent to the client. A client of the web gets the status, the code and the title of the
+    /// [`ErrorKind`](crate::ErrorKind). It gets the text only with the status 400, 409 or 422, and not with
+    /// [`StaleDecision`](crate::ErrorKind::StaleDecision). For a refusal by the application, such as that of a model, use
+    /// [`Unsupported`](crate::ErrorKind::Unsupported), whose text clients get.
     ///
     /// # Cancel safety
     ///
@@ -213,7 +216,8 @@ pub struct StartRequest {
     /// Settings such as the model and the system prompt are stored with a conversation. Set them for new conversations
     /// only, because they would replace the stored ones.
     pub conversation: Option<ConversationId>,
-    /// The labels of the stored conversation, or the principal's labels for a new one.
+    /// The labels of the stored conversation, or the principal's labels for a new one. An MCP server or an ACP agent over a
+    /// pipe that has no labels itself does not read those of stored conversations, so the labels are empty there.
     pub labels: Labels,
     /// The model that the client has chosen for a new conversation. It is one of the models that the
     /// server offers. A stored conversation keeps its model.

@@ -418,9 +418,9 @@ impl WebBuilder {
         /// declaration with another schema is refused.
         pub fn client_tools(self) { self.0.client_tools = true }
 
-        /// Interrupts a run that was started by a stream of the AI SDK or of AG-UI and that nobody reads any more. A stop
-        /// button that only leaves the stream then stops the run, such as `stop()` of `useChat`. By default, a run
-        /// continues.
+        /// Interrupts a run that was started or continued by a decision over a stream of the AI SDK or of AG-UI, and that
+        /// nobody reads any more. A stop button that only leaves the stream then stops the run, such as `stop()` of
+        /// `useChat`. By default, a run continues.
         ///
         /// If such a stream is left before the end of its run, and the conversation has no other stream of the AI SDK or
         /// of AG-UI, the run continues for the time `grace`. A new stream, such as that of a reloaded page, keeps the run.

@@ -113,7 +113,8 @@ impl RunRequest {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`prompt`](super::Agent::prompt). At another place than the end of the path, also returns
+    /// Returns the errors of [`prompt`](super::Agent::prompt), such as [`ErrorKind::StoreBehind`] if too many changes of
+    /// a session are unsaved. At another place than the end of the path, also returns
     /// [`ErrorKind::Unsupported`] for an agent without a session, [`ErrorKind::Busy`], [`ErrorKind::KnownPrompt`],
     /// [`ErrorKind::UnknownNode`], [`ErrorKind::NotAPrompt`] if the message is not one that a user has sent,
     /// [`ErrorKind::NotAnAnswer`] or [`ErrorKind::OpenToolUses`] if nothing can follow the message, and

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::{
-    body::{Body, BodyDataStream},
+    body::{Body, BodyDataStream, to_bytes},
     http::{Method, Request, StatusCode, request::Parts},
 };
 use futures_util::StreamExt;
@@ -261,28 +261,69 @@ async fn continued_run_that_is_left_is_interrupted() {
     let app = App::with([pause(), halves(&Gate::new())], leaving);
     let id = app.create("ann").await;
     Tab::open(&app, Protocol::AiSdk.ask(&id, "u1")).await.end().await;
-    let answer = json!({ "type": "tool-lookup", "toolCallId": "t1", "state": "approval-responded",
-                         "approval": { "id": "t1", "approved": true } });
-    let mut body = submit(&id, "u1", "u1");
-    body["messages"]
-        .as_array_mut()
-        .unwrap()
-        .push(json!({ "id": "a-1", "role": "assistant", "parts": [answer] }));
-    let decided = request(Method::POST, "ann", "/api/chat", Some(body));
-    drop(Tab::open(&app, decided).await.until("Half").await);
+    drop(Tab::open(&app, approve(&id, "u1")).await.until("Half").await);
     ends(&app, &id).await;
     assert_eq!(texts(&app, &id).await.last().unwrap(), "Half");
 
     let app = App::with([Step::text("First."), halves(&Gate::new())], leaving);
     let id = app.create("ann").await;
     Tab::open(&app, Protocol::AiSdk.ask(&id, "u1")).await.end().await;
-    let mut body = submit(&id, "u1", "u1");
-    body["trigger"] = "regenerate-message".into();
-    let again = request(Method::POST, "ann", "/api/chat", Some(body));
-    drop(Tab::open(&app, again).await.until("Half").await);
+    drop(Tab::open(&app, ask_again(&id, "u1")).await.until("Half").await);
     ends(&app, &id).await;
     assert_eq!(texts(&app, &id).await, ["u1", "Half"]);
     assert_no_readers(&app);
+}
+
+/// Returns the request of the AI SDK for another answer to this message.
+fn ask_again(id: &str, message: &str) -> Request<Body> {
+    let mut body = submit(id, message, message);
+    body["trigger"] = "regenerate-message".into();
+    request(Method::POST, "ann", "/api/chat", Some(body))
+}
+
+/// Returns the request of the AI SDK that approves the tool use `t1` after this message.
+fn approve(id: &str, message: &str) -> Request<Body> {
+    let answer = json!({ "type": "tool-lookup", "toolCallId": "t1", "state": "approval-responded",
+                         "approval": { "id": "t1", "approved": true } });
+    let mut body = submit(id, message, message);
+    let messages = body["messages"].as_array_mut().unwrap();
+    messages.push(json!({ "id": "a-1", "role": "assistant", "parts": [answer] }));
+    request(Method::POST, "ann", "/api/chat", Some(body))
+}
+
+#[tokio::test(start_paused = true)]
+async fn staged_prompt_of_others_that_follows_a_left_run_without_a_prompt_continues() {
+    for is_decided in [false, true] {
+        for joins_again in [false, true] {
+            let first = if is_decided {
+                Step::tool_use("t1", "lookup", json!({ "what": "it" }))
+            } else {
+                Step::text("First.")
+            };
+            let (own, other) = (Gate::new(), Gate::new());
+            let app = App::with([first, halves(&own), halves(&other)], leaving);
+            let id = app.create("ann").await;
+            Tab::open(&app, Protocol::AiSdk.ask(&id, "u1")).await.end().await;
+            let again = if is_decided { approve(&id, "u1") } else { ask_again(&id, "u1") };
+            let tab = Tab::open(&app, again).await.until("Half").await;
+            app.post("boss", &format!("/agent/conversations/{id}/commands"), prompt("other")).await;
+            drop(tab);
+            if joins_again {
+                let tab = Tab::open(&app, Protocol::AiSdk.join(&id)).await.until("Half").await;
+                own.open();
+                assert!(tab.end().await.contains("done"));
+            } else {
+                own.open();
+            }
+            other.reached().await;
+            assert_stays_active(&app, &id, 2 * GRACE).await;
+            other.open();
+            ends(&app, &id).await;
+            let texts = texts(&app, &id).await;
+            let expected = ["Half done", "other", "Half done"];
+            assert_eq!(texts[texts.len() - 3..], expected, "{is_decided} {joins_again}");
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -315,6 +356,82 @@ async fn changed_or_regenerated_message_within_the_grace_replaces_the_run() {
         assert!(answer.contains("Second."), "{trigger} {answer}");
         assert_eq!(texts(&app, &id).await, [text, "Second."]);
     }
+}
+
+/// A request about this conversation that is refused, and the code of its problem.
+type Refusal<'a> = (Protocol, &'a dyn Fn(&str) -> Request<Body>, &'static str);
+
+#[tokio::test(start_paused = true)]
+async fn refused_request_within_the_grace_keeps_the_run() {
+    let ai_sdk = |id: &str, trigger: &str, message: Value| {
+        let body = json!({ "id": id, "trigger": trigger, "messages": [message] });
+        request(Method::POST, "ann", "/api/chat", Some(body))
+    };
+    let ag_ui = |id: &str, message: Value| {
+        let mut body = run_input(id, "run-2", "");
+        body["messages"] = json!([message]);
+        request(Method::POST, "ann", "/ag-ui", Some(body))
+    };
+    let file = json!({ "type": "file", "url": "data:broken", "mediaType": "image/png" });
+    let broken = json!({ "id": "u2", "role": "user", "parts": [file] });
+    let decided = json!({ "type": "tool-lookup", "toolCallId": "t9", "state": "approval-responded",
+                          "approval": { "id": "t9", "approved": true } });
+    let decided = json!({ "id": "a9", "role": "assistant", "parts": [decided] });
+    let refusals: [Refusal<'_>; 5] = [
+        (Protocol::AiSdk, &|id| ai_sdk(id, "submit-message", broken.clone()), "invalid-body"),
+        (Protocol::AiSdk, &|id| ai_sdk(id, "regenerate-message", broken.clone()), "invalid-body"),
+        (Protocol::AiSdk, &|id| ai_sdk(id, "submit-message", decided.clone()), "stale-decision"),
+        (Protocol::AgUi, &|id| ag_ui(id, json!({ "id": "a9", "role": "assistant" })), "nothing-new"),
+        (
+            Protocol::AgUi,
+            &|id| ag_ui(id, json!({ "id": "u2", "role": "user", "content": 7 })),
+            "invalid-prompt",
+        ),
+    ];
+    for (protocol, refused, code) in refusals {
+        let app = App::with([halves(&Gate::new())], leaving);
+        let id = app.create("ann").await;
+        drop(Tab::open(&app, protocol.ask(&id, "u1")).await.until("Half").await);
+        let body = to_bytes(app.send(refused(&id)).await.into_body(), 1 << 20).await.unwrap();
+        let body = String::from_utf8_lossy(&body);
+        assert!(body.contains(code), "{protocol:?} {code}: {body}");
+        assert_stays_active(&app, &id, ALMOST).await;
+        ends(&app, &id).await;
+        assert_no_readers(&app);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_that_is_lost_while_it_is_performed_joins_its_run_when_it_is_repeated() {
+    for protocol in PROTOCOLS {
+        let gate = Gate::new();
+        let app = App::with([halves(&gate)], leaving);
+        let id = app.create("ann").await;
+        app.get("ann", &format!("/agent/conversations/{id}")).await;
+        let mut sent = Box::pin(app.send(protocol.ask(&id, "u1")));
+        while snapshot(&app, &id).await.agent.status != Status::Busy {
+            assert!(futures_util::poll!(&mut sent).is_pending(), "{protocol:?}");
+        }
+        drop(sent);
+        gate.reached().await;
+        let tab = Tab::open(&app, protocol.ask(&id, "u1")).await.until("Half").await;
+        assert_stays_active(&app, &id, 2 * GRACE).await;
+        gate.open();
+        assert!(tab.end().await.contains("done"), "{protocol:?}");
+        assert_eq!(app.provider.requests().len(), 1, "{protocol:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_run_for_the_message_in_flight_within_the_grace_replaces_the_run() {
+    let app = App::with([halves(&Gate::new()), Step::text("Second.")], leaving);
+    let id = app.create("ann").await;
+    drop(Tab::open(&app, Protocol::AgUi.ask(&id, "u1")).await.until("Half").await);
+    let mut body = run_input(&id, "u1", "u1");
+    body["runId"] = "run-2".into();
+    let again = Tab::open(&app, request(Method::POST, "ann", "/ag-ui", Some(body))).await.end().await;
+    assert!(again.contains("Second."), "{again}");
+    assert_eq!(texts(&app, &id).await, ["u1", "Second."]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -451,7 +451,9 @@ function replaced(before, after) {
   const ids = new Set([...after.tree.nodes.map((node) => node.message), ...after.agent.pending].map((message) => message?.id));
   for (const prompt of after.agent.staged ?? []) ids.add(prompt.id);
   for (const message of after.agent.last_run?.unanswered ?? []) ids.add(message.id);
-  const isLost = (/** @type {any} */ message) => message.id !== undefined && !ids.has(message.id);
+  // Without the message of the former head, the messages after it can be missing too: a tail has only their outlines.
+  const isCut = after.from !== undefined && !after.tree.nodes.some((node) => node.id === before.tree.head && node.message);
+  const isLost = (/** @type {any} */ message) => !isCut && message.id !== undefined && !ids.has(message.id);
   const prompts = [...before.agent.pending, ...(before.agent.staged ?? [])].filter(isLost);
   const users = prompts.filter((prompt) => !("role" in prompt) || prompt.role === "user").filter((prompt) => textOf(prompt));
   // In another life, a tool that runs again reports its progress and its result again.
@@ -780,8 +782,10 @@ byId("new").addEventListener("click", () => {
 });
 byId("tools").append(
   iconButton("map", "All branches", async () => {
-    const snapshot = current && (await client.snapshot(current).catch(fail));
-    if (!snapshot) return;
+    const id = current;
+    const snapshot = id && (await client.snapshot(id).catch(fail));
+    // Another conversation may be on screen by now.
+    if (!snapshot || id !== current || byId("map").open) return;
     showOutline(snapshot, snapshot.agent.status !== "idle", (node) => {
       byId("map").close();
       press({ type: "navigate", node });

@@ -103,6 +103,15 @@ impl RunInput {
         self.state.as_object().cloned().unwrap_or_default()
     }
 
+    /// Returns whether the request asks for something new: it is not refused, except because a run is active. A message
+    /// in flight counts as new, because the id of the run is another one.
+    pub(crate) fn is_new(&self, view: &SessionSnapshot) -> bool {
+        match self.intent(view) {
+            Ok(intent) => !matches!(intent, Intent::Ended(..)),
+            Err(problem) => problem.code() == ErrorKind::Busy.code(),
+        }
+    }
+
     /// Returns the work that the request asks for.
     ///
     /// - If the request has answers to interrupts, each interrupt is decided. There must be exactly one answer per

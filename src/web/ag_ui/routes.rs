@@ -57,8 +57,9 @@ async fn run(mut call: Call) -> Result<Response, Problem> {
     let permit = call.open_stream()?;
     let input: RunInput = call.json(call.web.0.limits.command_body).await?;
     call.enter_or_create(&input.thread_id, Action::Watch).await?;
-    let (runs, id) = (call.web.clone(), call.id()?.clone());
-    let is_new = |_: &SessionSnapshot| !runs.0.ag_ui_runs.contains(&id, &input);
+    let (web, id) = (call.web.clone(), call.id()?.clone());
+    let runs = &web.0.ag_ui_runs;
+    let is_new = |view: &SessionSnapshot| !runs.contains(&id, &input) && input.is_new(view);
     let (session, updates, view, mut reader) = call.subscribe_reader(is_new).await?;
     let run = Run {
         thread: input.thread_id.clone(),
@@ -75,6 +76,7 @@ async fn run(mut call: Call) -> Result<Response, Problem> {
             Ok(respond(&call, Reply { run: stream, queue, session, updates, lifetime, reader, permit }))
         }
         Err(problem) => {
+            runs.remove(&id, &input);
             let problem = call.web.shown(problem);
             let body = problem.to_json();
             let message = body["detail"].as_str().or(body["title"].as_str()).unwrap_or_default();
@@ -85,8 +87,8 @@ async fn run(mut call: Call) -> Result<Response, Problem> {
     }
 }
 
-/// Performs the commands that the request asks for. Returns the part of the session's activity that the response's
-/// stream shows.
+/// Performs the commands that the request asks for, and remembers the run. Returns the part of the session's activity
+/// that the response's stream shows.
 async fn perform(
     call: &Call,
     input: &RunInput,
@@ -94,9 +96,8 @@ async fn perform(
     view: &SessionSnapshot,
     reader: &mut Option<Reader>,
 ) -> Result<Start, Problem> {
-    let id = call.id()?;
-    let runs = &call.web.0.ag_ui_runs;
-    if runs.contains(id, input) {
+    // The run is remembered first, because a client that loses its connection now repeats the request.
+    if !call.web.0.ag_ui_runs.insert(call.id()?, input) {
         let staged = view.agent.staged.iter().filter_map(|prompt| prompt.id.clone());
         let own = staged
             .into_iter()
@@ -140,7 +141,6 @@ async fn perform(
             _ => start,
         };
     }
-    runs.insert(id, input);
     Ok(start)
 }
 

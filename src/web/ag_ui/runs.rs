@@ -24,19 +24,29 @@ struct Known {
 }
 
 impl Runs {
-    /// Returns whether the same request was performed before.
+    /// Returns whether the same request is remembered.
     pub(super) fn contains(&self, conversation: &ConversationId, input: &RunInput) -> bool {
         lock(&self.0).contains(&known(conversation, input))
     }
 
-    /// Remembers a request that was performed.
-    pub(super) fn insert(&self, conversation: &ConversationId, input: &RunInput) {
+    /// Remembers a request that is about to be performed. Returns `false` if it is remembered already.
+    pub(super) fn insert(&self, conversation: &ConversationId, input: &RunInput) -> bool {
         let known = known(conversation, input);
         let mut runs = lock(&self.0);
+        if runs.contains(&known) {
+            return false;
+        }
         if runs.len() == KEPT {
             runs.pop_front();
         }
         runs.push_back(known);
+        true
+    }
+
+    /// Forgets a request that was refused.
+    pub(super) fn remove(&self, conversation: &ConversationId, input: &RunInput) {
+        let refused = known(conversation, input);
+        lock(&self.0).retain(|known| *known != refused);
     }
 }
 

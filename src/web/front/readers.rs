@@ -78,7 +78,7 @@ struct Reading {
 enum Started {
     /// The run of this prompt, which may be staged first.
     Prompt(PromptId),
-    /// The run with this number.
+    /// The run with this number, until a prompt with an id starts a turn.
     Run(u32),
 }
 
@@ -96,13 +96,17 @@ impl Started {
     /// Returns whether the run is active.
     fn is_active(&self, agent: &Snapshot) -> bool {
         match self {
-            Self::Prompt(id) => {
-                let mut prompts = agent.prompts.iter();
-                prompts.any(|known| known.id == *id && matches!(known.state, PromptState::InFlight { .. }))
-            }
-            Self::Run(run) => *run == agent.run,
+            Self::Prompt(id) => in_flight(agent).any(|other| other == id),
+            // A prompt that was staged starts a turn in the same run, but the turn can belong to another principal.
+            Self::Run(run) => *run == agent.run && in_flight(agent).next().is_none(),
         }
     }
+}
+
+/// Iterates over the prompts of the turn in flight.
+fn in_flight(agent: &Snapshot) -> impl Iterator<Item = &PromptId> {
+    let prompts = agent.prompts.iter().filter(|known| matches!(known.state, PromptState::InFlight { .. }));
+    prompts.map(|known| &known.id)
 }
 
 /// The task that waits for the grace or ends the run.
@@ -199,11 +203,12 @@ impl Reader {
     /// Records that the stream is about to start a run with this command. `snapshot` is the state before the command.
     pub(in crate::web) fn start(&mut self, command: &mut SessionCommand, snapshot: &SessionSnapshot) {
         let run = snapshot.agent.run;
-        let started = match prompt_of(command).and_then(|prompt| prompt.id.clone()) {
-            Some(id) => Started::Prompt(id),
-            None if matches!(command, SessionCommand::Decide { .. }) => Started::Run(run),
-            None => Started::Run(run.saturating_add(1)),
+        let (prompt, run) = match prompt_of(command) {
+            Some(prompt) => (prompt.id.clone(), run.saturating_add(1)),
+            // A decision continues the turn in flight.
+            None => (in_flight(&snapshot.agent).next().cloned(), run),
         };
+        let started = prompt.map_or(Started::Run(run), Started::Prompt);
         self.own = Some(started.clone());
         if let Some(reading) = lock(&self.web.0.readers.open).get_mut(&self.key) {
             reading.started.retain(|other| *other != started && !other.is_over(&snapshot.agent));

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     agent::Status,
     message::{Attachment, Content, MessageId, ResultBlock, Text, ToolResult, ToolUseId},
-    run::{Prompt, PromptId, RunAt, RunSpec},
+    run::{ErrorKind, Prompt, PromptId, RunAt, RunSpec},
     session::{SessionCommand, SessionSnapshot},
     tool::Decision,
     web::{
@@ -40,10 +40,13 @@ enum PostedTrigger {
 }
 
 impl Post {
-    /// Returns whether the request is not the repetition of one whose prompt was accepted before.
+    /// Returns whether the request asks for something new: it is not the repetition of one whose prompt was accepted
+    /// before, and it is not refused, except because a run is active.
     pub(in crate::web) fn is_new(&self, snapshot: &SessionSnapshot) -> bool {
-        self.trigger == PostedTrigger::RegenerateMessage
-            || !read(self, snapshot).is_ok_and(|(commands, _)| commands.is_empty())
+        match read(self, snapshot) {
+            Ok((commands, _)) => self.trigger == PostedTrigger::RegenerateMessage || !commands.is_empty(),
+            Err(problem) => problem.code() == ErrorKind::Busy.code(),
+        }
     }
 }
 

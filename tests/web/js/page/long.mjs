@@ -142,7 +142,7 @@ await step("a branch whose messages are not loaded opens at its end", async (mad
   // The page has only an outline of the first message, from which another branch starts.
   await page.evaluate(() => {
     const prompt = { content: [{ type: "text", text: "Another beginning" }] };
-    const body = JSON.stringify({ type: "edit", node: 1, prompt });
+    const body = JSON.stringify({ type: "run", at: { instead: 1 }, prompt });
     return fetch("agent/conversations/long/commands", { method: "POST", headers: { "content-type": "application/json" }, body });
   });
   await isShown(2);

@@ -8,6 +8,7 @@ use axum::{
 };
 use futures_util::StreamExt;
 use omni_agent::{
+    access::{Action, Permissions, Principal},
     agent::Status,
     async_trait,
     manager::{Manager, Titles},
@@ -15,7 +16,7 @@ use omni_agent::{
     session::{Session, SessionSnapshot},
     store::{ConversationId, Labels, MemoryStore},
     testing::{Gate, Step},
-    web::{Access, Action, Challenge, Principal, WebBuilder, WebLimits},
+    web::{Access, Challenge, WebBuilder, WebLimits},
 };
 use serde_json::{Value, json};
 use tokio::time::{Instant, timeout};
@@ -364,14 +365,16 @@ async fn run_that_is_left_while_the_server_drains_continues() {
 /// The users of the tests, who may do everything except stop a run.
 struct Unstoppable;
 
+impl Permissions for Unstoppable {
+    fn permits(&self, principal: &Principal, action: Action, labels: &Labels) -> bool {
+        action != Action::Stop && Users.permits(principal, action, labels)
+    }
+}
+
 #[async_trait]
 impl Access for Unstoppable {
     async fn principal(&self, request: &Parts) -> Result<Principal, Challenge> {
         Users.principal(request).await
-    }
-
-    fn permits(&self, principal: &Principal, action: Action, labels: &Labels) -> bool {
-        action != Action::Stop && Users.permits(principal, action, labels)
     }
 }
 

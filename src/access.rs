@@ -5,6 +5,10 @@
 //! web layer and for the servers in `serve`. A [`StartRequest`] describes the conversation, and the way in which its client
 //! reaches it.
 
+#[cfg(any(feature = "acp", feature = "mcp-server", feature = "web"))]
+#[cfg_attr(not(feature = "web"), allow(dead_code, reason = "the web layer uses all parts"))]
+pub(crate) mod client;
+
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
@@ -116,17 +120,6 @@ impl Principal {
     /// Returns whether a conversation with these labels belongs to the principal.
     pub fn owns(&self, labels: &Labels) -> bool {
         self.labels.iter().all(|(name, value)| labels.get(name) == Some(value))
-    }
-
-    /// Returns the filter for the principal's conversations.
-    #[cfg(any(feature = "mcp-server", feature = "web"))]
-    pub(crate) fn filter(&self) -> crate::store::Filter {
-        crate::store::Filter::with(self.labels.clone())
-    }
-
-    #[cfg(all(feature = "mcp-server", feature = "web"))]
-    pub(crate) fn shared_name(&self) -> Arc<str> {
-        Arc::clone(&self.name)
     }
 }
 

@@ -430,11 +430,11 @@ impl Manager {
 
     /// Deletes a conversation, like [`delete`](Self::delete), if `check` succeeds. The check runs when no other operation
     /// works on the conversation any more, because that can take long.
-    pub(crate) async fn delete_if<E: From<Error>>(
+    pub(crate) async fn delete_if(
         &self,
         id: &ConversationId,
-        check: impl Future<Output = Result<(), E>>,
-    ) -> Result<(), E> {
+        check: impl Future<Output = Result<(), Error>>,
+    ) -> Result<(), Error> {
         self.0.delete(id, check).await
     }
 
@@ -485,12 +485,12 @@ impl Manager {
 
     /// Sets the title or the labels of a conversation, like [`rename`](Self::rename). Before each attempt, `check` decides
     /// whether the change is still permitted, because another operation on the conversation can take long.
-    pub(crate) async fn describe<E: From<Error>, F: Future<Output = Result<(), E>>>(
+    pub(crate) async fn describe<F: Future<Output = Result<(), Error>>>(
         &self,
         id: &ConversationId,
         change: Description,
         check: impl Fn() -> F,
-    ) -> Result<(), E> {
+    ) -> Result<(), Error> {
         if let Description::Title(title) = &change {
             check_title(title.as_deref())?;
         }

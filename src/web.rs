@@ -115,12 +115,10 @@ pub use access::{Access, Challenge};
 #[cfg(feature = "mcp-server")]
 pub(crate) use guard::guarded;
 pub use problem::Problem;
-#[cfg(any(feature = "mcp-server", all(test, feature = "schema")))]
-pub(crate) use requests::NewConversation;
 #[cfg(all(test, feature = "schema"))]
 pub(crate) use requests::{
-    ApprovalPage, Created, ListPage, ListQuery, MessagePage, MessagesQuery, PeriodQuery, RowsPage, RowsQuery,
-    SearchQuery, WatchQuery,
+    ApprovalPage, Created, ListPage, ListQuery, MessagePage, MessagesQuery, NewConversation, PeriodQuery,
+    RowsPage, RowsQuery, SearchQuery, WatchQuery,
 };
 pub use view::View;
 
@@ -130,7 +128,7 @@ use axum::{Router, http::Method};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    access::{Action, Agents, Principal, StartRequest},
+    access::{Action, Agents, Principal, client::Client},
     manager::Manager,
     setters::setters,
 };
@@ -248,7 +246,7 @@ impl Web {
     pub fn builder(manager: Manager, access: impl Access, agents: impl Agents) -> WebBuilder {
         WebBuilder(Inner {
             manager,
-            hooks: Hooks { access: Box::new(access), agents: Box::new(agents) },
+            hooks: Hooks { access: Arc::new(access), agents: Arc::new(agents) },
             view: View::chat(),
             limits: WebLimits::default(),
             models: Vec::new(),
@@ -361,11 +359,6 @@ impl Web {
     #[cfg(feature = "mcp-server")]
     pub(crate) fn draining(&self) -> CancellationToken {
         self.0.draining.clone()
-    }
-
-    #[cfg(feature = "mcp-server")]
-    pub(crate) fn manager(&self) -> &Manager {
-        &self.0.manager
     }
 
     #[cfg(feature = "mcp-server")]

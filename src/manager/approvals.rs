@@ -169,14 +169,14 @@ impl Manager {
 
     /// Decides on several tool uses of a turn, like [`decide`](Self::decide). If one of the decisions does not apply,
     /// none applies. Before each attempt, `check` decides whether the decisions are still permitted.
-    pub(crate) async fn decide_all<E: From<Error>, F: Future<Output = Result<(), E>>>(
+    pub(crate) async fn decide_all<F: Future<Output = Result<(), Error>>>(
         &self,
         id: &ConversationId,
         turn: TurnId,
         decisions: Vec<(ToolUseId, Decision)>,
         by: Option<&str>,
         check: impl Fn() -> F,
-    ) -> Result<DecisionPlace, E> {
+    ) -> Result<DecisionPlace, Error> {
         self.0.begin_sweeping();
         self.0.decide(id, turn, decisions, by, check).await
     }
@@ -214,14 +214,14 @@ const LONGEST_OWNED_DELAY: Duration = Duration::from_secs(1);
 type Attempt = Result<(), Box<(StoredTurn, StoreError)>>;
 
 impl ManagerShared {
-    async fn decide<E: From<Error>, F: Future<Output = Result<(), E>>>(
+    async fn decide<F: Future<Output = Result<(), Error>>>(
         self: &Arc<Self>,
         id: &ConversationId,
         turn: TurnId,
         decisions: Vec<(ToolUseId, Decision)>,
         by: Option<&str>,
         check: impl Fn() -> F,
-    ) -> Result<DecisionPlace, E> {
+    ) -> Result<DecisionPlace, Error> {
         check_decisions(&decisions, by)?;
         let by: Option<Arc<str>> = by.map(Into::into);
         let lease = self.store.traits().lease;
@@ -240,7 +240,7 @@ impl ManagerShared {
                         self.settled(id).await;
                         continue;
                     }
-                    decided => return Ok(decided.map(|()| DecisionPlace::InSession)?),
+                    decided => return decided.map(|()| DecisionPlace::InSession),
                 }
             }
             let now = Instant::now();
@@ -259,14 +259,14 @@ impl ManagerShared {
             let Err(owned) = attempt? else { return Ok(DecisionPlace::InStore) };
             let (mut stored, error) = *owned;
             if now >= until || self.shutting.is_cancelled() {
-                return Err(with_left(error, lease, begun.elapsed()).into());
+                return Err(with_left(error, lease, begun.elapsed()));
             }
             // The id is released meanwhile, so that other callers need not wait for the other process.
             tokio::select! {
                 biased;
                 // The shutdown does not wait for another attempt, so its lease could outlive the process.
                 () = self.shutting.cancelled() => {
-                    return Err(with_left(error, lease, begun.elapsed()).into());
+                    return Err(with_left(error, lease, begun.elapsed()));
                 }
                 () = sleep_until(until.min(now + delay)) => {}
             }

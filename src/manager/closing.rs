@@ -83,11 +83,11 @@ impl ManagerShared {
     }
 
     /// Deletes a conversation after ending its session.
-    pub(super) async fn delete<E: From<Error>>(
+    pub(super) async fn delete(
         self: &Arc<Self>,
         id: &ConversationId,
-        check: impl Future<Output = Result<(), E>>,
-    ) -> Result<(), E> {
+        check: impl Future<Output = Result<(), Error>>,
+    ) -> Result<(), Error> {
         let (claim, session) = self.claim(id).await;
         check.await?;
         let (inner, id, limit) = (Arc::clone(self), id.clone(), self.close_timeout);
@@ -104,16 +104,15 @@ impl ManagerShared {
         })
         .await
         .unwrap_or_else(|reason| Err(aborted(&gone, &reason)))
-        .map_err(E::from)
     }
 
     /// Sets the title or the labels of a conversation, whether it is open or not, and stores the change.
-    pub(super) async fn describe<E: From<Error>, F: Future<Output = Result<(), E>>>(
+    pub(super) async fn describe<F: Future<Output = Result<(), Error>>>(
         self: &Arc<Self>,
         id: &ConversationId,
         change: Description,
         check: impl Fn() -> F,
-    ) -> Result<(), E> {
+    ) -> Result<(), Error> {
         let claim = loop {
             let (claim, session) = self.claim(id).await;
             check().await?;
@@ -129,7 +128,7 @@ impl ManagerShared {
                     check().await?;
                     break claim;
                 }
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(error),
             }
             // Release the id, so that other callers can open and close the session while the store is writing.
             drop(claim);
@@ -150,7 +149,7 @@ impl ManagerShared {
                          them and stores them later: {cause}"
                     );
                     let error = Error::new(ErrorKind::ChangeUnsaved, text).with_source(cause);
-                    return Err(error.with_member("conversation", id).into());
+                    return Err(error.with_member("conversation", id));
                 }
             }
         };
@@ -165,7 +164,7 @@ impl ManagerShared {
             drop(claim);
             Ok(())
         });
-        Ok(described.await.unwrap_or_else(|reason| Err(aborted(&cut_off, &reason)))?)
+        described.await.unwrap_or_else(|reason| Err(aborted(&cut_off, &reason)))
     }
 
     /// Deletes a conversation that is not open.

@@ -98,6 +98,8 @@ kinds! {
     UnknownNode: 404 "not-found" "There is no such message.";
     /// No prompt with the id in the member `prompt` is known, so it has no outcome.
     UnknownPrompt: 404 "not-found" "There is no such prompt.";
+    /// The client of a web layer or of a server may not perform this action.
+    NotPermitted: 403 "forbidden" "This action is not allowed.";
     /// The id belongs to an existing conversation.
     AlreadyExists: 409 "already-exists" "The conversation already exists.";
     /// Another writer changed the conversation first.
@@ -133,7 +135,7 @@ kinds! {
     StoreFailed: 500 "internal" "The server failed.";
     /// A setting or value of the application is invalid or missing.
     Config: 500 "internal" "The server failed.";
-    /// `init` or the closure of `set_state` returned an error or panicked.
+    /// `init`, the closure of `set_state` or [`Agents::start`](crate::access::Agents::start) returned an error or panicked.
     Callback: 500 "internal" "The server failed.";
     /// The run that this call started was cancelled. [`Error::response`] has the discarded messages.
     Cancelled: 500 "internal" "The server failed.";

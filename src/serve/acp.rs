@@ -72,7 +72,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::stdio;
 use crate::{
-    access::{Agents, EditorServers, Principal},
+    access::{Agents, EditorServers, Principal, client::Client},
     manager::Manager,
     session::{Session, SessionSubscription},
     store::Labels,
@@ -111,11 +111,8 @@ pub struct AcpAgent(EditorSettings);
 
 #[derive(Clone)]
 struct EditorSettings {
-    manager: Manager,
-    agents: Arc<dyn Agents>,
+    client: Client,
     models: Arc<[String]>,
-    /// The owner of all conversations with the labels of the agent.
-    principal: Principal,
     name: String,
     version: String,
 }
@@ -124,7 +121,7 @@ impl EditorSettings {
     /// Returns whether one of the offered models accepts files of this type. Also returns `true` if this is unknown, or
     /// if no models are offered.
     fn takes(&self, media_type: &str) -> bool {
-        let registry = self.manager.registry_of_models();
+        let registry = self.client.manager.registry_of_models();
         let takes = |name: &String| {
             let model = registry.model(name).ok();
             model.is_none_or(|model| model.info().is_none_or(|info| info.takes(media_type)))
@@ -138,10 +135,8 @@ impl AcpAgent {
     /// new conversation, and each time a stored conversation is opened.
     pub fn new(manager: Manager, agents: impl Agents) -> Self {
         Self(EditorSettings {
-            manager,
-            agents: Arc::new(agents),
+            client: Client::local(manager, agents),
             models: Arc::new([]),
-            principal: Principal::local(Labels::default()),
             name: env!("CARGO_PKG_NAME").to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
         })
@@ -159,7 +154,7 @@ impl AcpAgent {
     crate::setters::setters! {
         /// Sets labels that all conversations of this agent have. The agent lists, opens and deletes only conversations
         /// with these labels. The manager's store must support labels.
-        pub fn labels(self, labels: Labels) { self.0.principal = Principal::local(labels) }
+        pub fn labels(self, labels: Labels) { self.0.client.principal = Principal::local(labels) }
 
         /// Sets the name of the agent that editors see. The default is the name of this crate.
         pub fn name(self, name: impl Into<String>) { self.0.name = name.into() }
@@ -217,6 +212,6 @@ impl AcpAgent {
 }
 
 crate::debug::impl_debug! { AcpAgent(self) {
-    manager: self.0.manager, models: self.0.models, labels: self.0.principal.labels(), name: self.0.name,
+    manager: self.0.client.manager, models: self.0.models, labels: self.0.client.principal.labels(), name: self.0.name,
     version: self.0.version, ..
 } }

@@ -59,9 +59,9 @@
 
 mod answer;
 mod ask;
+mod caller;
 mod followed;
 mod handler;
-mod host;
 #[cfg(feature = "web")]
 mod mount;
 mod pipe;
@@ -80,19 +80,20 @@ use tokio::{
 
 use super::stdio;
 use crate::{
-    access::{Agents, Principal},
+    access::{Agents, Principal, client::Client},
+    error_chain,
     manager::Manager,
     setters::setters,
     store::Labels,
 };
-use host::{Host, Local, MOST_CALLS};
+use caller::{Caller, MOST_CALLS, Refusal};
 
 /// A server that other programs use over the Model Context Protocol. Its tools use the conversations of a [`Manager`].
 ///
 /// See the [module](self).
 #[must_use = "a server does nothing until it serves a client"]
 pub struct McpServer {
-    local: Local,
+    client: Client,
     info: ServerInfo,
 }
 
@@ -128,16 +129,14 @@ impl McpServer {
     /// Creates a server for the conversations of `manager`. `agents` returns the agent of a conversation: for a new
     /// conversation, and each time a stored conversation is opened.
     pub fn new(manager: Manager, agents: impl Agents) -> Self {
-        let calls = Arc::new(Semaphore::new(MOST_CALLS));
-        let principal = Principal::local(Labels::default());
-        let local = Local { manager, principal, agents: Box::new(agents), calls };
-        Self { local, info: ServerInfo::new(env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION")) }
+        let info = ServerInfo::new(env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"));
+        Self { client: Client::local(manager, agents), info }
     }
 
     setters! {
         /// Sets labels that all conversations of this server have. The server lists, opens and stops only conversations
         /// with these labels. The manager's store must support labels.
-        pub fn labels(self, labels: Labels) { self.local.principal = Principal::local(labels) }
+        pub fn labels(self, labels: Labels) { self.client.principal = Principal::local(labels) }
 
         /// Sets the description of the server. By default, its name and version are those of this crate.
         pub fn info(self, info: ServerInfo) { self.info = info }
@@ -186,9 +185,21 @@ impl McpServer {
         input: impl AsyncRead + Send + Unpin + 'static,
         output: impl AsyncWrite + Send + Unpin + 'static,
     ) -> Result<(), crate::Error> {
-        let host: Arc<dyn Host> = Arc::new(self.local);
-        let hosts = Arc::new(move |_: &_| Ok(Arc::clone(&host)));
-        pipe::serve(Arc::new(self.info), hosts, input, output).await
+        let calls = Arc::new(Semaphore::new(MOST_CALLS));
+        let permit = move || -> Result<Box<dyn Send>, Refusal> {
+            let permit = Arc::clone(&calls).try_acquire_owned();
+            Ok(Box::new(
+                permit
+                    .map_err(|_| format!("{MOST_CALLS} calls are running already; wait for some of them"))?,
+            ))
+        };
+        let refused = |error: crate::Error| {
+            let unknown = "there is no such conversation";
+            if error.is_not_found() { unknown.to_owned() } else { error_chain(&error) }
+        };
+        let caller = Arc::new(Caller { client: self.client, permit: Box::new(permit), refused });
+        let callers = Arc::new(move |_: &_| Ok(Arc::clone(&caller)));
+        pipe::serve(Arc::new(self.info), callers, input, output).await
     }
 }
 

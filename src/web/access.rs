@@ -1,6 +1,8 @@
 //! The two hooks of an application: [`Access`] decides about each request on every route, and [`Agents`] builds the
 //! agents.
 
+use std::sync::Arc;
+
 use async_trait::async_trait;
 use axum::http::{HeaderValue, request::Parts};
 
@@ -67,8 +69,8 @@ impl Challenge {
 
 /// The two hooks of the application.
 pub(super) struct Hooks {
-    pub(super) access: Box<dyn Access>,
-    pub(super) agents: Box<dyn Agents>,
+    pub(super) access: Arc<dyn Access>,
+    pub(super) agents: Arc<dyn Agents>,
 }
 
 crate::debug::impl_debug!(Hooks {});

@@ -14,7 +14,7 @@ use futures_util::stream;
 use serde::Deserialize;
 
 use super::{
-    Action, Principal, Problem, Web,
+    Action, Client, Problem, Web,
     front::readers::Reader,
     gate::Call,
     routes::{self, Route, command, file, routes},
@@ -80,26 +80,24 @@ async fn post(mut call: Call) -> Result<Response, Problem> {
     call.enter_or_create(&post.id, Action::Watch).await?;
     let settings = settings(&call)?;
     let (session, updates, snapshot, mut reader) = call.subscribe_reader(|view| post.is_new(view)).await?;
-    let (mut commands, follow) = read(&post, &snapshot)?;
-    // The server may have begun to stop since the stream was counted.
-    commands.iter().try_for_each(|command| call.permit_command(command))?;
-    commands.iter_mut().try_for_each(|command| call.restore(command, &snapshot))?;
+    let (command, follow) = read(&post, &snapshot)?;
     let mut begun = Translator::begin(settings.clone(), &snapshot, follow.clone());
-    for mut command in commands {
+    if let Some(mut command) = command {
+        // The server may have begun to stop since the stream was counted.
+        call.permit_command(&command)?;
+        call.restore(&mut command, &snapshot)?;
         if let Some(reader) = &mut reader {
             reader.start(&mut command, &snapshot);
         }
-        let answer = session.perform(command, Some(call.principal.name())).await;
+        let answer = session.perform(command, Some(call.client.principal.name())).await;
         let answer = answer.inspect_err(|_| reader.iter_mut().for_each(Reader::end))?;
-        let ended = match (answer, &follow) {
-            // If the prompt has not ended, a later event adds its message. The stream waits for this event.
-            (
-                SessionAnswer::Accepted(Accepted::Known { state: PromptState::Ended { outcome } }),
-                Follow::Prompt(id),
-            ) => Follow::Ended(id.clone(), outcome),
-            _ => continue,
-        };
-        begun = Translator::begin(settings.clone(), &session.snapshot().await?, ended);
+        // If the prompt has not ended, a later event adds its message. The stream waits for this event.
+        if let SessionAnswer::Accepted(Accepted::Known { state: PromptState::Ended { outcome } }) = answer
+            && let Follow::Prompt(id) = follow
+        {
+            let ended = Follow::Ended(id, outcome);
+            begun = Translator::begin(settings, &session.snapshot().await?, ended);
+        }
     }
     Ok(respond(&call, begun, session, updates, (permit, reader)))
 }
@@ -142,8 +140,7 @@ async fn stop(call: Call) -> Result<Response, Problem> {
 
 /// The state of a response.
 struct Reply {
-    web: Web,
-    principal: Principal,
+    client: Client,
     translator: Translator,
     frames: VecDeque<Frame>,
     session: Session,
@@ -190,7 +187,7 @@ impl Reply {
             update = self.updates.next() => update,
         };
         match update {
-            Some(update) if !self.web.still_watches(&self.principal, &update) => {
+            Some(update) if !self.client.still_watches(&update) => {
                 self.frames.extend(self.translator.fail("There is no such conversation."));
             }
             Some(Update::Event(event)) => self.frames.extend(self.translator.event(&event)),
@@ -214,8 +211,7 @@ fn respond(
     (permit, reader): (Permit, Option<Reader>),
 ) -> Response {
     let reply = Reply {
-        web: call.web.clone(),
-        principal: call.principal.clone(),
+        client: call.client.clone(),
         translator,
         frames: frames.into(),
         session,

@@ -1,7 +1,7 @@
 //! Conversations whose ids clients have invented.
 
-use super::{Action, Principal, Problem, StartRequest, Web, WebBuilder, gate::Call};
-use crate::store::ConversationId;
+use super::{Action, Principal, Problem, Web, WebBuilder, gate::Call};
+use crate::{run::ErrorKind, store::ConversationId};
 
 type Scope = dyn Fn(&Principal, &str) -> Option<ConversationId> + Send + Sync;
 
@@ -30,31 +30,22 @@ impl Call {
     /// Makes a conversation the target of this request, if the action on it is permitted. The client uses the id
     /// `client_id` for the conversation. Creates the conversation if it does not exist and clients may choose ids.
     pub(super) async fn enter_or_create(&mut self, client_id: &str, action: Action) -> Result<(), Problem> {
-        let id = self.web.stored_id(&self.principal, client_id)?;
+        let id = self.web.stored_id(&self.client.principal, client_id)?;
         client_id.clone_into(&mut self.client_id);
         match self.enter(id.clone(), action).await {
-            Err(problem) if problem.code() == "not-found" && self.web.0.client_ids.is_some() => {}
-            other => return other,
+            Err(error) if error.is_not_found() && self.web.0.client_ids.is_some() => {}
+            entered => return Ok(entered?),
         }
-        let web = &self.web;
-        if web.is_draining() {
-            return Err(Problem::draining());
-        }
-        let labels = self.principal.labels();
-        if !web.0.hooks.access.permits(&self.principal, Action::Create, labels) {
+        if !self.client.may(Action::Create, self.client.principal.labels()) {
             return Err(Problem::not_found());
         }
-        let request = StartRequest { labels: labels.clone(), ..StartRequest::default() };
-        let options = web.0.hooks.agents.start(&self.principal, &request).await?;
-        let options = options.add_labels(labels)?.subscribe(None);
-        match web.within_room(web.0.manager.create_with_id(&id, options)).await {
-            Ok(_) => {}
-            // Another request has created the conversation. If it belongs to another principal, `enter` responds as for
-            // a conversation that does not exist.
-            Err(problem) if problem.code() == "already-exists" => {}
-            Err(problem) => return Err(problem),
+        match self.client.create(Some(&id), (None, None), None).await {
+            // If another request has created the conversation for another principal, `enter` responds as for a
+            // conversation that does not exist.
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error.into()),
+            _ => {}
         }
-        self.enter(id, action).await
+        Ok(self.enter(id, action).await?)
     }
 }
 

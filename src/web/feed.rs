@@ -23,7 +23,7 @@ use tokio::sync::OnceCell;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
-    Action, Principal, Problem, Web,
+    Action, Client, Problem, Web,
     gate::Call,
     streams::{Lifetime, Permit},
     view::Lens,
@@ -31,6 +31,7 @@ use super::{
 use crate::{
     agent::Event,
     manager::{ManagerEvent, ManagerSnapshot, OpenSession},
+    run::Error,
     session::{Mode, Session, SessionEvent, SessionSnapshot, SessionSubscription},
     store::{ConversationId, Labels},
     subscription::{EventId, Numbered, Subscription, Update},
@@ -118,7 +119,7 @@ struct Watched {
 /// The state of a stream.
 struct Feed {
     web: Web,
-    principal: Principal,
+    client: Client,
     items: Merged,
     /// The conversations of the stream. A conversation is removed when it is refused.
     watched: Vec<Watched>,
@@ -144,39 +145,23 @@ struct OfList<'a> {
 /// otherwise as an observer. With `after`, the subscription continues after that event. Fails if the principal may not
 /// watch the open conversation.
 pub(super) async fn subscribe(
-    web: &Web,
-    principal: &Principal,
+    client: &Client,
     id: &ConversationId,
     labels: &Labels,
     after: Option<EventId>,
-) -> Result<(Session, SessionSubscription), Problem> {
-    let may_prompt = web.0.hooks.access.permits(principal, Action::Prompt, labels);
-    let mode = if may_prompt { Mode::Controller } else { Mode::Observer };
-    let opened = web.open(principal, id, labels, Some(mode)).await?;
-    let subscription = match (after, opened.subscription) {
-        (None, Some(subscription)) => subscription,
-        (None, None) => opened.session.subscribe(mode).await?,
-        (Some(after), _) => opened.session.resume_from(after, mode).await?,
-    };
-    // The labels may have changed while the conversation was being opened.
-    if !web.may_watch(principal, &opened.session.labels().await?) {
-        return Err(Problem::not_found());
-    }
-    Ok((opened.session, subscription))
+) -> Result<(Session, SessionSubscription), Error> {
+    let mode = if client.may(Action::Prompt, labels) { Mode::Controller } else { Mode::Observer };
+    client.subscribe((id, labels), mode, after, &[Action::Watch]).await
 }
 
 /// Checks the access to the conversation with this id, opens it, and subscribes to it.
 async fn enter(
-    web: &Web,
-    principal: &Principal,
+    client: &Client,
     id: &ConversationId,
     after: Option<EventId>,
-) -> Result<SessionSubscription, Problem> {
-    let labels = web.visible(principal, id).await?;
-    if !web.0.hooks.access.permits(principal, Action::Watch, &labels) {
-        return Err(Problem::not_permitted());
-    }
-    Ok(subscribe(web, principal, id, &labels, after).await?.1)
+) -> Result<SessionSubscription, Error> {
+    let labels = client.permitted(id, &[Action::Watch]).await?;
+    Ok(subscribe(client, id, &labels, after).await?.1)
 }
 
 /// Returns the response with the stream.
@@ -187,15 +172,15 @@ pub(super) fn respond(
     watches: Vec<Watch>,
     after: &Positions,
 ) -> Response {
-    let (web, principal) = (&call.web, &call.principal);
+    let (web, client) = (&call.web, &call.client);
     let mut items = Merged::default();
     let mut conversations = Vec::new();
     if list {
-        items.0.push_back(Listing::of(web, principal).items().boxed());
+        items.0.push_back(Listing::of(web, client).items().boxed());
     }
     for watch in watches {
         let (id, ended) = (watch.id.clone(), CancellationToken::new());
-        let updates = updates(web.clone(), principal.clone(), watch, after.of(&id));
+        let updates = updates(client.clone(), watch, after.of(&id));
         items.0.push_back(updates.take_until(ended.clone().cancelled_owned()).boxed());
         conversations.push(Watched { lens: call.lens(&id), id, _subscription: ended.drop_guard() });
     }
@@ -206,7 +191,7 @@ pub(super) fn respond(
     positions.0.retain(|(id, _)| conversations.iter().any(|watched| watched.id == *id));
     let feed = Feed {
         web: web.clone(),
-        principal: principal.clone(),
+        client: client.clone(),
         items,
         watched: conversations,
         positions,
@@ -223,24 +208,19 @@ pub(super) fn respond(
 }
 
 /// Opens a conversation, unless it is open, and returns its updates.
-fn updates(
-    web: Web,
-    principal: Principal,
-    watch: Watch,
-    after: Option<EventId>,
-) -> impl Stream<Item = Item> + Send {
+fn updates(client: Client, watch: Watch, after: Option<EventId>) -> impl Stream<Item = Item> + Send {
     stream::once(async move {
         let Watch { id, subscription, messages } = watch;
         let subscription = match subscription {
             Some(subscription) => Ok(subscription),
-            None => enter(&web, &principal, &id, after).await,
+            None => enter(&client, &id, after).await,
         };
         let subscription = match subscription {
             Ok(subscription) => match messages {
                 Some(limit) => subscription.into_tail(limit),
                 None => subscription,
             },
-            Err(problem) => return stream::iter([Item::Refused(id, problem)]).boxed(),
+            Err(error) => return stream::iter([Item::Refused(id, error.into())]).boxed(),
         };
         // A resumed subscription has no snapshot of its own. Its first update is a resync if events are missing.
         let first = subscription.snapshot().map(Arc::clone).map(Update::Resync);
@@ -301,7 +281,7 @@ impl Feed {
         update: Update<SessionSnapshot, SessionEvent>,
     ) -> Option<Result<Frame, axum::Error>> {
         let Watched { lens, .. } = self.watched.iter_mut().find(|watched| watched.id == *id)?;
-        if !self.web.still_watches(&self.principal, &update) {
+        if !self.client.still_watches(&update) {
             return Some(self.refused(id, Problem::not_found()));
         }
         let mut is_delta = false;
@@ -337,7 +317,7 @@ impl Feed {
 /// The list as a principal sees it.
 struct Listing {
     web: Web,
-    principal: Principal,
+    client: Client,
     /// The first update, until it is read.
     first: Option<ListUpdate>,
     rest: Subscription<ManagerSnapshot, ManagerEvent>,
@@ -348,10 +328,10 @@ struct Listing {
 type ListUpdate = Update<ManagerSnapshot, ManagerEvent>;
 
 impl Listing {
-    fn of(web: &Web, principal: &Principal) -> Self {
+    fn of(web: &Web, client: &Client) -> Self {
         let rest = web.0.manager.subscribe();
         let first = rest.snapshot().map(Arc::clone).map(Update::Resync);
-        Self { web: web.clone(), principal: principal.clone(), first, rest, shown: HashSet::new() }
+        Self { web: web.clone(), client: client.clone(), first, rest, shown: HashSet::new() }
     }
 
     /// Returns the visible updates. Reading labels can take long, so it is part of this stream: the other items and the
@@ -381,7 +361,7 @@ impl Listing {
                 // The conversations that the client knew may belong to somebody else by now.
                 self.shown.clear();
                 let mut snapshot = ManagerSnapshot::clone(&snapshot);
-                snapshot.open.retain(|session| self.web.may_list(&self.principal, &session.labels));
+                snapshot.open.retain(|session| self.client.may_list(&session.labels));
                 let mut waiting = Vec::new();
                 for id in std::mem::take(&mut snapshot.waiting) {
                     if self.is_listed(snapshot.last, &id).await {
@@ -400,7 +380,7 @@ impl Listing {
         let is_visible = match &*event {
             ManagerEvent::Opened { session: OpenSession { id, labels, .. } }
             | ManagerEvent::Labels { id, labels } => {
-                if !self.web.may_list(&self.principal, labels) {
+                if !self.client.may_list(labels) {
                     return self.lost(id);
                 }
                 self.shown.insert(id.clone());
@@ -432,7 +412,7 @@ impl Listing {
         }
         let labels = self.web.labels_at(at, id).await;
         // A conversation whose labels cannot be read is not shown.
-        let is_listed = labels.is_some_and(|labels| self.web.may_list(&self.principal, &labels));
+        let is_listed = labels.is_some_and(|labels| self.client.may_list(&labels));
         if is_listed {
             self.shown.insert(id.clone());
         }

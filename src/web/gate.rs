@@ -17,25 +17,23 @@ use futures_util::future::BoxFuture;
 use serde::de::DeserializeOwned;
 
 use super::{
-    Action, Principal, Problem, StartRequest, Web, feed,
+    Access, Action, Client, Inner, Principal, Problem, Web, feed,
     front::files::encoded,
     requests::{action, check},
     streams::Permit,
     view::Lens,
 };
 use crate::{
-    manager::OpenedSession,
     run::{Error, ErrorKind},
-    session::{Mode, Session, SessionCommand, SessionEvent, SessionSnapshot, SessionSubscription},
+    session::{Session, SessionCommand, SessionSnapshot, SessionSubscription},
     store::{ConversationId, Labels, Summary},
-    subscription::Update,
     sync::lock,
 };
 
 /// A request that has passed the access control of its route.
 pub(super) struct Call {
     pub(super) web: Web,
-    pub(super) principal: Principal,
+    pub(super) client: Client,
     /// The conversation and its labels. `None` on a route without a conversation. Also `None` if clients may choose ids
     /// and no conversation with this id exists yet.
     target: Option<(ConversationId, Labels)>,
@@ -60,7 +58,7 @@ impl Call {
     /// this action on it. Returns the request as a call for the handler.
     pub(super) async fn admit(web: Web, action: Action, request: Request) -> Result<Self, Problem> {
         let (mut parts, body) = request.into_parts();
-        let principal = web.principal(&parts).await?;
+        let client = web.identify(&parts).await?;
         let Path(mut path) = parts
             .extract::<Path<Vec<(String, String)>>>()
             .await
@@ -70,26 +68,27 @@ impl Call {
             Some("id") => {
                 let id =
                     ConversationId::new(path.remove(0).1).map_err(|error| Problem::invalid_id(&error))?;
-                target = Some(web.permitted(&principal, id, action).await?);
+                let labels = client.permitted(&id, &[action]).await?;
+                target = Some((id, labels));
             }
             Some("chat" | "thread") => {
                 client_id = path.remove(0).1;
-                let id = web.stored_id(&principal, &client_id)?;
-                target = match web.permitted(&principal, id, action).await {
-                    Err(problem) if problem.code() == "not-found" && web.0.client_ids.is_some() => None,
-                    permitted => Some(permitted?),
+                let id = web.stored_id(&client.principal, &client_id)?;
+                target = match client.permitted(&id, &[action]).await {
+                    Err(error) if error.is_not_found() && web.0.client_ids.is_some() => None,
+                    labels => Some((id, labels?)),
                 };
             }
             _ => {}
         }
         let base = base(&mut parts).await;
         let body = Mutex::new(body);
-        Ok(Self { web, principal, target, action, client_id, path, base, parts, body, held: None })
+        Ok(Self { web, client, target, action, client_id, path, base, parts, body, held: None })
     }
 
     /// Checks again what [`admit`](Self::admit) has checked, because the client has chosen how long its body takes.
     async fn admit_again(&mut self) -> Result<(), Problem> {
-        self.principal = self.web.principal(&self.parts).await?;
+        self.client = self.web.identify(&self.parts).await?;
         if let Some((id, _)) = self.target.take() {
             self.enter(id, self.action).await?;
         }
@@ -98,8 +97,9 @@ impl Call {
 
     /// Makes this conversation the target of the request, if the action on it is permitted. For routes whose path has
     /// no id.
-    pub(super) async fn enter(&mut self, id: ConversationId, action: Action) -> Result<(), Problem> {
-        self.target = Some(self.web.permitted(&self.principal, id, action).await?);
+    pub(super) async fn enter(&mut self, id: ConversationId, action: Action) -> Result<(), Error> {
+        let labels = self.client.permitted(&id, &[action]).await?;
+        self.target = Some((id, labels));
         Ok(())
     }
 
@@ -127,18 +127,13 @@ impl Call {
 
     /// Checks a further action on the route's conversation.
     pub(super) fn permit(&self, action: Action) -> Result<(), Problem> {
-        let (_, labels) = self.conversation()?;
-        if self.web.0.hooks.access.permits(&self.principal, action, labels) {
-            Ok(())
-        } else {
-            Err(Problem::not_permitted())
-        }
+        Ok(self.client.permit(&[action], &self.conversation()?.1)?)
     }
 
     /// Checks whether the principal may send this command. A command that starts a run is refused while the server stops.
     pub(super) fn permit_command(&self, command: &SessionCommand) -> Result<(), Problem> {
         self.permit(action(command))?;
-        check(command, &self.principal)?;
+        check(command, &self.client.principal)?;
         if matches!(command, SessionCommand::Run(_)) && self.web.is_draining() {
             return Err(Problem::draining());
         }
@@ -156,7 +151,7 @@ impl Call {
         &mut self,
     ) -> Result<(Session, SessionSubscription, Arc<SessionSnapshot>), Problem> {
         let (id, labels) = self.conversation()?;
-        let (session, updates) = feed::subscribe(&self.web, &self.principal, id, labels, None).await?;
+        let (session, updates) = feed::subscribe(&self.client, id, labels, None).await?;
         let snapshot = updates.snapshot().map(Arc::clone).ok_or_else(Problem::invalid_position)?;
         self.target = Some((id.clone(), snapshot.labels.clone()));
         Ok((session, updates, snapshot))
@@ -166,8 +161,8 @@ impl Call {
     /// wait for a place among the open sessions.
     pub(super) async fn session(&self, action: Action) -> Result<Session, Problem> {
         let (id, labels) = self.conversation()?;
-        let session = self.web.open(&self.principal, id, labels, None).await?.session;
-        self.web.permitted(&self.principal, id.clone(), action).await?;
+        let session = self.client.open(id, labels, None).await?.session;
+        self.client.permitted(id, &[action]).await?;
         Ok(session)
     }
 
@@ -194,9 +189,7 @@ impl Call {
     pub(super) async fn snapshot(&self) -> Result<SessionSnapshot, Problem> {
         let snapshot =
             self.on_session(Action::Read, |session| async move { session.snapshot().await }).await?;
-        if !self.web.0.hooks.access.permits(&self.principal, Action::Read, &snapshot.labels) {
-            return Err(Problem::not_found());
-        }
+        self.client.permit(&[], &snapshot.labels)?;
         Ok(snapshot)
     }
 
@@ -218,7 +211,7 @@ impl Call {
             return Err(Problem::too_large(limit));
         }
         let body = std::mem::take(&mut *lock(&self.body));
-        let (body, held) = self.web.receive(&self.principal, body, limit).await?;
+        let (body, held) = self.web.receive(&self.client.principal, body, limit).await?;
         self.held = Some(held);
         self.admit_again().await?;
         serde_json::from_slice(&body).map_err(|error| Problem::invalid_body(&error))
@@ -234,65 +227,26 @@ impl Call {
 
 impl Web {
     /// Returns the sender of a request.
-    pub(crate) async fn principal(&self, parts: &Parts) -> Result<Principal, Problem> {
-        self.0.hooks.access.principal(parts).await.map_err(|challenge| {
+    pub(crate) async fn identify(&self, parts: &Parts) -> Result<Client, Problem> {
+        let principal = self.0.hooks.access.principal(parts).await.map_err(|challenge| {
             Problem::new(StatusCode::UNAUTHORIZED, "unauthenticated", "The request is not authenticated.")
                 .with_challenge(challenge.0)
-        })
+        })?;
+        Ok(self.client(principal))
     }
 
-    /// Returns the labels of a conversation that the principal may read. A conversation that the principal may not read
-    /// looks like a conversation that does not exist: both are looked up in the same way.
-    pub(super) async fn visible(
-        &self,
-        principal: &Principal,
-        id: &ConversationId,
-    ) -> Result<Labels, Problem> {
-        let labels = self.0.manager.labels_of(id).await?;
-        if self.0.hooks.access.permits(principal, Action::Read, &labels) {
-            Ok(labels)
-        } else {
-            Err(Problem::not_found())
+    /// Returns the client with this principal.
+    pub(super) fn client(&self, principal: Principal) -> Client {
+        let Inner { manager, hooks, limits, draining, .. } = &*self.0;
+        Client {
+            principal,
+            manager: manager.clone(),
+            permissions: Arc::<dyn Access>::clone(&hooks.access),
+            agents: Arc::clone(&hooks.agents),
+            draining: draining.clone(),
+            room_timeout: limits.room_timeout,
+            is_local: false,
         }
-    }
-
-    /// Returns the conversation with its labels, if the principal may read it and the action on it is permitted.
-    pub(crate) async fn permitted(
-        &self,
-        principal: &Principal,
-        id: ConversationId,
-        action: Action,
-    ) -> Result<(ConversationId, Labels), Problem> {
-        let labels = self.visible(principal, &id).await?;
-        if self.0.hooks.access.permits(principal, action, &labels) {
-            Ok((id, labels))
-        } else {
-            Err(Problem::not_permitted())
-        }
-    }
-
-    /// Returns whether the principal may watch a conversation with these labels.
-    pub(super) fn may_watch(&self, principal: &Principal, labels: &Labels) -> bool {
-        let may = |action| self.0.hooks.access.permits(principal, action, labels);
-        may(Action::Read) && may(Action::Watch)
-    }
-
-    /// Returns whether the principal may see this update. If the labels change, a reader sees the new labels in an
-    /// event, or in a snapshot if it was too slow for the event.
-    pub(super) fn still_watches(
-        &self,
-        principal: &Principal,
-        update: &Update<SessionSnapshot, SessionEvent>,
-    ) -> bool {
-        let labels = match update {
-            Update::Event(numbered) => match &*numbered.event {
-                SessionEvent::Labels { labels } => Some(labels),
-                _ => None,
-            },
-            Update::Resync(snapshot) => Some(&snapshot.labels),
-            Update::Closed(end) => end.snapshot.as_ref().map(|snapshot| &snapshot.labels),
-        };
-        labels.is_none_or(|labels| self.may_watch(principal, labels))
     }
 
     /// Removes from a summary what only an operator may see: the address of the owner, and the reason of damage, which
@@ -305,35 +259,6 @@ impl Web {
             && let Some(damage) = &mut summary.damage
         {
             "The stored conversation is damaged.".clone_into(damage);
-        }
-    }
-
-    /// Opens a conversation, or returns its session if it is open.
-    pub(crate) async fn open(
-        &self,
-        principal: &Principal,
-        id: &ConversationId,
-        labels: &Labels,
-        mode: Option<Mode>,
-    ) -> Result<OpenedSession, Problem> {
-        let request = StartRequest {
-            conversation: Some(id.clone()),
-            labels: labels.clone(),
-            ..StartRequest::default()
-        };
-        let options = self.0.hooks.agents.start(principal, &request).await?.subscribe(mode);
-        self.within_room(self.0.manager.open(id, options)).await
-    }
-
-    /// Awaits `opening` for at most the time of `room_timeout`. If the maximum number of sessions is open, `opening`
-    /// waits for a place.
-    pub(super) async fn within_room<T>(
-        &self,
-        opening: impl Future<Output = Result<T, Error>>,
-    ) -> Result<T, Problem> {
-        match tokio::time::timeout(self.0.limits.room_timeout, opening).await {
-            Ok(opened) => opened.map_err(|error| self.shown(error.into())),
-            Err(_) => Err(Problem::no_room()),
         }
     }
 

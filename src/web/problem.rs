@@ -99,6 +99,13 @@ impl Problem {
         body.into()
     }
 
+    /// Returns the title and the detail.
+    #[cfg(feature = "mcp-server")]
+    pub(crate) fn words(&self) -> String {
+        let texts = [Some(&*self.0.title), self.0.detail.as_deref()].into_iter().flatten();
+        texts.collect::<Vec<_>>().join(" ")
+    }
+
     /// Returns the seconds after which a new attempt makes sense, at least one.
     pub(super) fn retry_after(&self) -> Option<u64> {
         self.0.retry_after.map(|after| {
@@ -123,11 +130,7 @@ impl Problem {
     }
 
     pub(super) fn forbidden(detail: &'static str) -> Self {
-        Self::new(StatusCode::FORBIDDEN, "forbidden", "This action is not allowed.").with_detail(detail)
-    }
-
-    pub(crate) fn not_permitted() -> Self {
-        Self::forbidden("The conversation may be read, but this action is not permitted.")
+        Error::new(ErrorKind::NotPermitted, detail).into()
     }
 
     pub(super) fn too_large(limit: usize) -> Self {
@@ -163,10 +166,6 @@ impl Problem {
 
     pub(super) fn draining() -> Self {
         ErrorKind::Draining.into()
-    }
-
-    pub(super) fn no_room() -> Self {
-        ErrorKind::NoRoom.into()
     }
 
     pub(super) fn stale_decision(waiting: Value) -> Self {
@@ -232,7 +231,7 @@ impl From<Error> for Problem {
                     .to_owned(),
             ),
             ErrorKind::StaleDecision => None,
-            _ => matches!(error.status(), 400 | 409 | 422).then(|| error.to_string()),
+            _ => matches!(error.status(), 400 | 403 | 409 | 422).then(|| error.to_string()),
         };
         let mut problem = Self::new(status, kind.code(), kind.title());
         problem.0.detail = detail;

@@ -18,7 +18,7 @@ use futures_util::future::{BoxFuture, FutureExt};
 use serde::Serialize;
 
 use super::{
-    Action, Principal, Problem, StartRequest, Web,
+    Action, Problem, Web,
     feed::{self, Positions, Watch},
     front::files::{attachments, stored},
     gate::{Call, Handler},
@@ -31,12 +31,12 @@ use super::{
     },
 };
 use crate::{
-    manager::{Approval, Description, Listed, OpenedSession},
+    manager::{Approval, Description, Listed},
     message::{MessageId, Source, Timestamp},
     run::Prompt,
     schema,
-    session::{Mode, Session, SessionAnswer, SessionCommand},
-    store::{ConversationId, Hit, Labels, Page, TurnSummary},
+    session::{Session, SessionAnswer, SessionCommand},
+    store::{ConversationId, Page, TurnSummary},
     tree::Node,
 };
 
@@ -145,7 +145,7 @@ impl Call {
     }
 
     fn may_list(&self, listed: &Listed) -> bool {
-        self.web.may_list(&self.principal, &listed.summary.labels)
+        self.client.may_list(&listed.summary.labels)
     }
 
     fn check_model(&self, model: Option<&String>) -> Result<(), Problem> {
@@ -163,8 +163,7 @@ async fn list(call: Call) -> Result<Response, Problem> {
     if let Some(after) = &query.after {
         page = page.after(position(after)?);
     }
-    let (manager, filter) = (&call.web.0.manager, call.principal.filter());
-    let read = |page| manager.list((filter.clone(), page));
+    let read = |page| call.client.list(page);
     let place = |listed: &Listed| (&listed.summary).into();
     let (mut items, last) =
         visible(page, call.limit(None), read, place, |listed| call.may_list(listed)).await?;
@@ -178,7 +177,7 @@ async fn list(call: Call) -> Result<Response, Problem> {
 async fn create(mut call: Call) -> Result<Response, Problem> {
     let new: NewConversation = call.json(call.web.0.limits.body).await?;
     call.check_model(new.model.as_ref())?;
-    let opened = call.web.create(&call.principal, new, None).await?;
+    let opened = call.client.create(None, (new.title, new.model), None).await?;
     let id = opened.session.id().clone();
     let location = HeaderValue::try_from(format!("{}/conversations/{id}", call.base));
     let mut response = json(&Created { id });
@@ -189,43 +188,6 @@ async fn create(mut call: Call) -> Result<Response, Problem> {
     Ok(response)
 }
 
-impl Web {
-    /// Returns whether a conversation with these labels is in the principal's list.
-    pub(crate) fn may_list(&self, principal: &Principal, labels: &Labels) -> bool {
-        principal.owns(labels) && self.permits(principal, Action::List, labels)
-    }
-
-    /// Returns whether the principal may perform this action on a conversation with these labels.
-    pub(crate) fn permits(&self, principal: &Principal, action: Action, labels: &Labels) -> bool {
-        self.0.hooks.access.permits(principal, action, labels)
-    }
-
-    /// Creates a conversation of the principal.
-    pub(crate) async fn create(
-        &self,
-        principal: &Principal,
-        new: NewConversation,
-        mode: Option<Mode>,
-    ) -> Result<OpenedSession, Problem> {
-        if self.is_draining() {
-            return Err(Problem::draining());
-        }
-        let labels = principal.labels();
-        if !self.0.hooks.access.permits(principal, Action::Create, labels) {
-            return Err(Problem::forbidden("This principal cannot create conversations."));
-        }
-        let request = StartRequest { labels: labels.clone(), model: new.model, ..StartRequest::default() };
-        let options = self.0.hooks.agents.start(principal, &request).await?;
-        let mut options = options.add_labels(labels)?.subscribe(mode);
-        if let Some(title) = new.title {
-            options = options.title(title);
-        }
-        // `create_with_id` stores the conversation at once, even without a prompt.
-        let id = ConversationId::generate();
-        self.within_room(self.0.manager.create_with_id(&id, options)).await
-    }
-}
-
 async fn read(call: Call) -> Result<Response, Problem> {
     let snapshot = call.snapshot().await?;
     let seen = call.lens(call.id()?).snapshot(&snapshot);
@@ -234,7 +196,7 @@ async fn read(call: Call) -> Result<Response, Problem> {
 
 async fn delete(call: Call) -> Result<Response, Problem> {
     let id = call.id()?;
-    let check = async { call.web.permitted(&call.principal, id.clone(), Action::Delete).await.map(drop) };
+    let check = async { call.client.permitted(id, &[Action::Delete]).await.map(drop) };
     call.web.0.manager.delete_if(id, check).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
@@ -249,9 +211,9 @@ pub(super) async fn command(mut call: Call) -> Result<Response, Problem> {
         let snapshot = call.snapshot().await?;
         call.restore(&mut command, &snapshot)?;
     }
-    let (manager, id, by) = (&call.web.0.manager, call.id()?, Some(call.principal.name()));
+    let (manager, id, by) = (&call.web.0.manager, call.id()?, Some(call.client.principal.name()));
     let needed = action(&command);
-    let check = || async { call.web.permitted(&call.principal, id.clone(), needed).await.map(drop) };
+    let check = || async { call.client.permitted(id, &[needed]).await.map(drop) };
     // A decision, a title and labels need no session, so a conversation that is not open stays so. The answer is sent
     // when they are stored. The access is checked again after waiting for other operations on the conversation.
     match command {
@@ -285,11 +247,10 @@ async fn approvals(call: Call) -> Result<Response, Problem> {
     if let Some(after) = &query.after {
         page = page.after(position(after)?);
     }
-    let (manager, filter) = (&call.web.0.manager, call.principal.filter());
+    let (manager, filter) = (&call.web.0.manager, call.client.filter());
     let read = |page| manager.waiting_turns(&filter, page);
     let may_see = |turn: &TurnSummary| {
-        call.web.may_list(&call.principal, &turn.labels)
-            && call.web.permits(&call.principal, Action::Read, &turn.labels)
+        call.client.may_list(&turn.labels) && call.client.may(Action::Read, &turn.labels)
     };
     // The limit counts turns, and a turn may have several approvals.
     let (turns, last) =
@@ -339,23 +300,21 @@ async fn rows(call: Call) -> Result<Response, Problem> {
 async fn usage(call: Call) -> Result<Response, Problem> {
     let PeriodQuery { from, to } = call.query()?;
     // The sums are those of all conversations with these labels, so no single conversation can be checked.
-    if !call.web.permits(&call.principal, Action::Read, call.principal.labels()) {
+    if !call.client.may(Action::Read, call.client.principal.labels()) {
         return Err(Problem::forbidden("This principal cannot read the usage of its conversations."));
     }
     let period = Timestamp(from.unwrap_or(0))..Timestamp(to.unwrap_or(i64::MAX.unsigned_abs()));
-    Ok(json(&call.web.0.manager.used(&call.principal.filter(), period).await?))
+    Ok(json(&call.web.0.manager.used(&call.client.filter(), period).await?))
 }
 
 async fn search(call: Call) -> Result<Response, Problem> {
     let SearchQuery { q, limit, offset } = call.query()?;
     let page = Page::first(call.limit(limit)).from(offset);
-    let mut found = call.web.0.manager.search(&q, (call.principal.filter(), page)).await?;
-    let access = &call.web.0.hooks.access;
-    let permits = |action, hit: &Hit| access.permits(&call.principal, action, &hit.conversation.labels);
+    let mut found = call.web.0.manager.search(&q, (call.client.filter(), page)).await?;
     // A hit in a message contains a part of its text.
     found.hits.retain(|hit| {
-        call.web.may_list(&call.principal, &hit.conversation.labels)
-            && (hit.node.is_none() || permits(Action::Read, hit))
+        let labels = &hit.conversation.labels;
+        call.client.may_list(labels) && (hit.node.is_none() || call.client.may(Action::Read, labels))
     });
     for hit in &mut found.hits {
         call.web.hide(&mut hit.conversation);
@@ -397,7 +356,7 @@ async fn watch(call: Call) -> Result<Response, Problem> {
     let messages = messages.map(|count| check_count("messages", count)).transpose()?;
     let permit = call.open_stream()?;
     let (id, labels) = call.conversation()?;
-    let (_, subscription) = feed::subscribe(&call.web, &call.principal, id, labels, after.of(id)).await?;
+    let (_, subscription) = feed::subscribe(&call.client, id, labels, after.of(id)).await?;
     let watch = Watch { id: id.clone(), subscription: Some(subscription), messages };
     Ok(feed::respond(&call, permit, false, vec![watch], &after))
 }

@@ -93,7 +93,7 @@ impl Drop for Permit {
 impl Call {
     /// Counts a stream of the principal: see [`Web::open_stream`].
     pub(super) fn open_stream(&self) -> Result<Permit, Problem> {
-        self.web.open_stream(&self.principal)
+        self.web.open_stream(&self.client.principal)
     }
 }
 

@@ -5,7 +5,7 @@
 //!
 //! - `Translator` turns a snapshot and the events after it into the frames of one response.
 //! - `messages` turns a snapshot into the list of messages that a page loads.
-//! - `read` turns a posted request into the commands of a session.
+//! - `read` turns a posted request into a command of a session.
 //!
 //! A message of the AI SDK is not a message of the tree. One assistant message contains everything between two prompts.
 //! Its id is `a-`, followed by the turn of its first message. So each version of an answer has its own id, which is known

@@ -95,6 +95,7 @@ const KINDS: &[(ErrorKind, u16, &str)] = &[
     (ErrorKind::NotFound, 404, "not-found"),
     (ErrorKind::UnknownNode, 404, "not-found"),
     (ErrorKind::UnknownPrompt, 404, "not-found"),
+    (ErrorKind::NotPermitted, 403, "forbidden"),
     (ErrorKind::AlreadyExists, 409, "already-exists"),
     (ErrorKind::Conflict, 409, "conflict"),
     (ErrorKind::OpenElsewhere, 421, "open-elsewhere"),

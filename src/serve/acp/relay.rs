@@ -33,7 +33,7 @@ use crate::{
 
 /// The facts about the client that its relays need.
 #[derive(Clone, Default)]
-pub(super) struct Client {
+pub(super) struct EditorClient {
     /// The client's name, which is recorded with its decisions.
     pub(super) name: Option<Arc<str>>,
     /// Whether the client shows notices.
@@ -42,7 +42,7 @@ pub(super) struct Client {
 
 pub(super) struct Relay {
     pub(super) peer: Arc<Peer>,
-    pub(super) client: Client,
+    pub(super) client: EditorClient,
     pub(super) entry: Arc<EditorSession>,
     /// The number of this relay. Each time an entry's session is opened, a relay with another number follows the
     /// session.

@@ -26,7 +26,7 @@ use super::{
     EditorSettings, content,
     entry::EditorSession,
     prompts::{Answer, MOST, Prompts},
-    relay::Client,
+    relay::EditorClient,
     sessions::refused,
     view::Joining,
 };
@@ -53,7 +53,7 @@ pub(super) struct EditorServer {
     pub(super) settings: EditorSettings,
     pub(super) peer: Arc<Peer>,
     /// The client, after `initialize`.
-    pub(super) client: Mutex<Option<Client>>,
+    pub(super) client: Mutex<Option<EditorClient>>,
     pub(super) entries: Mutex<HashMap<ConversationId, Arc<EditorSession>>>,
     /// The prefix of the prompt ids that this connection creates.
     pub(super) own: Arc<str>,
@@ -313,7 +313,7 @@ impl EditorServer {
                 |error: &(dyn std::error::Error + 'static)| Error::invalid_request().data(error_chain(error));
             // The prompt is staged if a run is active. Its own turn then uses the model that was chosen before it.
             if let Some(model) = entry.apply_choice(&session).await.map_err(|error| invalid(&error))? {
-                let model = self.settings.manager.registry_of_models().model(&model);
+                let model = self.settings.client.manager.registry_of_models().model(&model);
                 prompt.model = Some(model.map_err(|error| invalid(&error))?);
             }
             match session.prompt(prompt).await {
@@ -333,7 +333,7 @@ impl EditorServer {
         if let Some(session) = entry.session() {
             return Ok(session);
         }
-        let manager = &self.settings.manager;
+        let manager = &self.settings.client.manager;
         let stored = StartRequest { conversation: Some(entry.id.clone()), ..entry.request.clone() };
         let opened = match manager.open(&entry.id, self.options(&stored).await?).await {
             Err(error) if error.is_not_found() && entry.request.conversation.is_none() => {

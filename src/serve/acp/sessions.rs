@@ -25,7 +25,7 @@ use tokio::sync::oneshot;
 
 use super::{
     entry::EditorSession,
-    relay::{Client, Relay},
+    relay::{EditorClient, Relay},
     server::{EditorServer, written},
     view::Joining,
 };
@@ -35,7 +35,6 @@ use crate::{
     access::{EditorServers, StartRequest, Via},
     error_chain,
     manager::{OpenOptions, OpenedSession},
-    panics::contained_async,
     session::Mode,
     store::{ConversationId, Filter, Labels, Page, Position},
     sync::lock,
@@ -66,7 +65,7 @@ pub(super) fn refused(id: &ConversationId, error: &crate::Error) -> Error {
 impl EditorServer {
     pub(super) fn initialize(&self, request: InitializeRequest) -> Result<Value, Error> {
         let session = request.client_capabilities.session;
-        *lock(&self.client) = Some(Client {
+        *lock(&self.client) = Some(EditorClient {
             name: request.client_info.map(|client| start(&client.name, MAX_NAME).into()),
             notices: session.is_some_and(|session| session.notices.is_some()),
         });
@@ -94,7 +93,7 @@ impl EditorServer {
         self.check_room()?;
         let start = self.start_request(None, request.cwd, request.mcp_servers).await?;
         let options = self.options(&start).await?;
-        let opened = self.settings.manager.create(options).await;
+        let opened = self.settings.client.manager.create(options).await;
         let opened = opened.map_err(|error| Error::internal_error().data(error_chain(&error)))?;
         let id = opened.session.id().clone();
         let options = self.join(&id, start, opened, Joining::Resumed).await?;
@@ -131,7 +130,7 @@ impl EditorServer {
         }
         let start = self.start_request(Some((id.clone(), labels)), cwd, servers).await?;
         let options = self.options(&start).await?;
-        let opened = self.settings.manager.open(&id, options).await;
+        let opened = self.settings.client.manager.open(&id, options).await;
         let opened = opened.map_err(|error| refused(&id, &error))?;
         self.join(&id, start, opened, joining).await
     }
@@ -140,13 +139,8 @@ impl EditorServer {
     async fn known(&self, id: &str) -> Result<(ConversationId, Labels), Error> {
         let unknown = || Error::session_not_found(id.to_owned());
         let id = ConversationId::new(id).map_err(|_| unknown())?;
-        let principal = &self.settings.principal;
-        // Without labels, the store need not support labels.
-        if principal.is_operator() {
-            return Ok((id, Labels::default()));
-        }
-        let labels = self.settings.manager.labels_of(&id).await.map_err(|error| refused(&id, &error))?;
-        if principal.owns(&labels) { Ok((id, labels)) } else { Err(unknown()) }
+        let labels = self.settings.client.permitted(&id, &[]).await.map_err(|error| refused(&id, &error))?;
+        Ok((id, labels))
     }
 
     fn check_room(&self) -> Result<(), Error> {
@@ -170,22 +164,18 @@ impl EditorServer {
         }
         let servers = connect(servers, &folder).await?;
         let (conversation, labels) = stored.unzip();
-        let labels = labels.unwrap_or_else(|| self.settings.principal.labels().clone());
+        let labels = labels.unwrap_or_else(|| self.settings.client.principal.labels().clone());
         Ok(StartRequest { conversation, labels, model: None, via: Via::Acp { folder, servers } })
     }
 
     /// Asks the application for the agent of a session.
     pub(super) async fn options(&self, start: &StartRequest) -> Result<OpenOptions, Error> {
-        let failed = |why: String| Error::internal_error().data(format!("the agent can't be started: {why}"));
-        let principal = &self.settings.principal;
-        let started = contained_async(self.settings.agents.start(principal, start)).await.map_err(failed)?;
         let labels = Labels::new(start.folder().map(|folder| (FOLDER, label(folder))));
-        let labelled =
-            started.and_then(|options| options.add_labels(principal.labels())?.add_labels(&labels?));
-        let options = labelled.map_err(|error| failed(error_chain(&error)))?;
         // An observer does not keep the session open, so the manager may close the session while it is idle to make
         // room for others. The next prompt opens it again.
-        Ok(options.subscribe(Some(Mode::Observer)))
+        let options = self.settings.client.options(start, Some(Mode::Observer)).await;
+        let labelled = options.and_then(|options| options.add_labels(&labels?));
+        labelled.map_err(|error| Error::internal_error().data(error_chain(&error)))
     }
 
     /// Adds an opened session to those of the client, and returns its options.
@@ -239,7 +229,7 @@ impl EditorServer {
 
     pub(super) async fn list(&self, request: ListSessionsRequest) -> Result<Value, Error> {
         let invalid = |why: String| Error::invalid_params().data(why);
-        let own = self.settings.principal.labels().iter();
+        let own = self.settings.client.principal.labels().iter();
         let mut labels: Vec<_> = own.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
         if let Some(folder) = &request.cwd {
             labels.push((FOLDER.to_owned(), label(folder)));
@@ -259,7 +249,7 @@ impl EditorServer {
             }
         });
         join_all(saved).await;
-        let listed = self.settings.manager.list((Filter::with(labels), page)).await;
+        let listed = self.settings.client.manager.list((Filter::with(labels), page)).await;
         let listed = listed.map_err(|error| Error::internal_error().data(error_chain(&error)))?;
         let next = listed.last().filter(|_| listed.len() == PAGE).map(|last| Position::from(&last.summary));
         let next = next.map(|next| serde_json::to_string(&next)).transpose();
@@ -279,7 +269,7 @@ impl EditorServer {
 
     pub(super) async fn close(&self, request: CloseSessionRequest) -> Result<Value, Error> {
         let entry = self.entry(&request.session_id.0)?;
-        let closed = self.settings.manager.close(&entry.id).await;
+        let closed = self.settings.client.manager.close(&entry.id).await;
         self.release(&entry).await;
         closed.map_err(|error| refused(&entry.id, &error))?;
         written(&CloseSessionResponse::new())
@@ -290,7 +280,7 @@ impl EditorServer {
             // In the protocol, deleting a session that was already deleted succeeds.
             return written(&DeleteSessionResponse::new());
         };
-        self.settings.manager.delete(&id).await.map_err(|error| refused(&id, &error))?;
+        self.settings.client.manager.delete(&id).await.map_err(|error| refused(&id, &error))?;
         if let Ok(entry) = self.entry(id.as_str()) {
             self.release(&entry).await;
         }

@@ -13,8 +13,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     answer::blocks,
+    caller::{ASK, Caller, Refusal},
     followed::{Change, FollowedPrompt, PromptEnd},
-    host::{self, Host, Purpose, Refusal},
     running::{Outcome, RunningCall, Sender},
     tools::{AskInput, AskOutput, id, input},
 };
@@ -22,13 +22,14 @@ use crate::{
     error_chain,
     message::TurnId,
     run::{Accepted, ErrorKind, Prompt, PromptId},
+    session::Mode,
     store::ConversationId,
 };
 
 /// A call of `ask`.
 #[derive(Clone, Copy)]
 pub(super) struct Ask<'a> {
-    pub(super) host: &'a dyn Host,
+    pub(super) caller: &'a Caller,
     pub(super) context: &'a RequestContext<RoleServer>,
     /// Cancelled when the client's connection has ended.
     pub(super) gone: &'a CancellationToken,
@@ -85,8 +86,8 @@ impl<'a> Ask<'a> {
         let mut retries = 1;
         loop {
             let (session, events) = match &conversation {
-                Some(id) => host::open(self.host, id, Purpose::Prompt).await?,
-                None => host::parts(self.host.create().await?)?,
+                Some(id) => self.caller.open(id, Mode::Controller, ASK).await?,
+                None => self.caller.create().await?,
             };
             let prompt = Prompt::new(input.prompt.as_str()).with_id(id_of_prompt.clone());
             match session.prompt(prompt).await {
@@ -106,7 +107,7 @@ impl<'a> Ask<'a> {
         let state: CallState = serde_json::from_str(state).map_err(|_| {
             "the request state is invalid; send it back unchanged, or call again without it".to_owned()
         })?;
-        let (session, events) = host::open(self.host, &state.conversation, Purpose::Prompt).await?;
+        let (session, events) = self.caller.open(&state.conversation, Mode::Controller, ASK).await?;
         let mut followed = FollowedPrompt::of(state.prompt, &Accepted::Started { turn: state.turn });
         let ended = events.snapshot().and_then(|snapshot| followed.snapshot(snapshot));
         if let Some(Change::Ended(end)) = ended {

@@ -19,18 +19,18 @@ use tokio_util::sync::CancellationToken;
 use super::{
     ServerInfo,
     ask::Ask,
-    host::{Host, Refusal},
+    caller::{Caller, Refusal},
     tools,
 };
 use crate::{panics::contained_async, run::PromptId};
 
-/// Returns the conversations that the sender of a request may use.
-pub(super) type Hosts = dyn Fn(&RequestContext<RoleServer>) -> Result<Arc<dyn Host>, ErrorData> + Send + Sync;
+/// Returns the sender of a request.
+pub(super) type Callers = dyn Fn(&RequestContext<RoleServer>) -> Result<Arc<Caller>, ErrorData> + Send + Sync;
 
 /// The server of one connection.
 pub(super) struct Handler {
     info: Arc<ServerInfo>,
-    hosts: Arc<Hosts>,
+    callers: Arc<Callers>,
     /// Cancelled when the connection has ended.
     gone: CancellationToken,
     /// The prefix of the prompt ids of this connection.
@@ -39,28 +39,28 @@ pub(super) struct Handler {
 }
 
 impl Handler {
-    pub(super) fn new(info: Arc<ServerInfo>, hosts: Arc<Hosts>, gone: CancellationToken) -> Self {
+    pub(super) fn new(info: Arc<ServerInfo>, callers: Arc<Callers>, gone: CancellationToken) -> Self {
         let own = format!("mcp-{:016x}-", rand::random::<u64>());
-        Self { info, hosts, gone, own, sent: AtomicU64::new(0) }
+        Self { info, callers, gone, own, sent: AtomicU64::new(0) }
     }
 
     async fn perform(
         &self,
-        host: &dyn Host,
+        caller: &Caller,
         request: CallToolRequestParams,
         context: &RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, Refusal> {
         // A client must be able to stop its runs, even if no further call is allowed.
-        let _permit = if request.name == "stop" { None } else { Some(host.permit()?) };
+        let _permit = if request.name == "stop" { None } else { Some((caller.permit)()?) };
         let operation: BoxFuture<'_, Result<CallToolResult, Refusal>> = match &*request.name {
             "ask" => {
                 let prompt = format!("{}{}", self.own, self.sent.fetch_add(1, Ordering::Relaxed));
-                let ask = Ask { host, context, gone: &self.gone };
+                let ask = Ask { caller, context, gone: &self.gone };
                 return ask.perform(request, PromptId::new(prompt)).await;
             }
-            "list" => Box::pin(tools::list(host, request.arguments.unwrap_or_default())),
-            "read" => Box::pin(tools::read(host, request.arguments.unwrap_or_default())),
-            _ => Box::pin(tools::stop(host, request.arguments.unwrap_or_default())),
+            "list" => Box::pin(tools::list(caller, request.arguments.unwrap_or_default())),
+            "read" => Box::pin(tools::read(caller, request.arguments.unwrap_or_default())),
+            _ => Box::pin(tools::stop(caller, request.arguments.unwrap_or_default())),
         };
         let cancelled = || Err("the call was cancelled".to_owned());
         tokio::select! {
@@ -105,8 +105,8 @@ impl ServerHandler for Handler {
             let why = format!("there is no tool with this name; the tools are {}", names.join(", "));
             return Err(ErrorData::invalid_params(why, None));
         }
-        let host = (self.hosts)(&context)?;
-        let performed = contained_async(self.perform(&*host, request, &context)).await;
+        let caller = (self.callers)(&context)?;
+        let performed = contained_async(self.perform(&caller, request, &context)).await;
         let performed = performed.unwrap_or_else(|panic| {
             tracing::error!(panic, "a call of an MCP client panicked");
             Err("the server failed".to_owned())

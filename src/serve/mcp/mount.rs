@@ -10,7 +10,6 @@ use std::{
     time::Duration,
 };
 
-use async_trait::async_trait;
 use axum::{
     Router,
     body::{Body, HttpBody},
@@ -32,17 +31,14 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     ServerInfo,
-    handler::{Handler, Hosts},
-    host::{Host, Purpose, Refusal},
+    caller::{Caller, Refusal},
+    handler::{Callers, Handler},
     running::LONGEST_QUESTION,
 };
 use crate::{
-    access::{Action, Principal},
-    manager::{Listed, OpenedSession},
-    session::{Mode, Session},
-    store::{ConversationId, Labels, Page},
+    access::{Principal, client::Client},
     sync::lock,
-    web::{self, NewConversation, Problem, Web},
+    web::{self, Problem, Web},
 };
 
 const SESSION: &str = "mcp-session-id";
@@ -147,15 +143,19 @@ impl Mount {
             .with_max_request_body_bytes(web.limits().command_body)
             .with_sse_keep_alive(Some(web.limits().keep_alive));
         let (served, info) = (web.clone(), Arc::new(info));
-        let hosts: Arc<Hosts> = Arc::new(move |context: &RequestContext<RoleServer>| {
+        let callers: Arc<Callers> = Arc::new(move |context: &RequestContext<RoleServer>| {
             let parts = context.extensions.get::<Parts>();
-            let principal = parts.and_then(|parts| parts.extensions.get::<Principal>());
-            let principal =
-                principal.ok_or_else(|| ErrorData::internal_error("the sender is unknown", None))?;
-            Ok(Arc::new(OfPrincipal { web: served.clone(), principal: principal.clone() }) as Arc<dyn Host>)
+            let client = parts.and_then(|parts| parts.extensions.get::<Client>().cloned());
+            let client = client.ok_or_else(|| ErrorData::internal_error("the sender is unknown", None))?;
+            let (web, principal) = (served.clone(), client.principal.clone());
+            let permit = move || -> Result<Box<dyn Send>, Refusal> {
+                Ok(Box::new(web.open_stream(&principal).map_err(|problem| problem.words())?))
+            };
+            let refused = |error| Problem::from(error).words();
+            Ok(Arc::new(Caller { client, permit: Box::new(permit), refused }))
         });
         let handler = move || -> io::Result<Handler> {
-            Ok(Handler::new(Arc::clone(&info), Arc::clone(&hosts), CancellationToken::new()))
+            Ok(Handler::new(Arc::clone(&info), Arc::clone(&callers), CancellationToken::new()))
         };
         let service = StreamableHttpService::new(handler, Arc::clone(&sessions), config);
         Self { web, service, sessions, owners: Mutex::default() }
@@ -163,17 +163,19 @@ impl Mount {
 
     async fn handle(&self, mut request: Request) -> Result<Response, Problem> {
         let (mut parts, body) = request.into_parts();
-        let mut principal = self.admit(&parts).await?;
+        let mut client = self.admit(&parts).await?;
         // A stream that belongs to no call stays open as long as the client wants, so it counts against the principal's
         // limit.
-        let permit = if parts.method == Method::GET { Some(self.web.open_stream(&principal)?) } else { None };
+        let permit =
+            if parts.method == Method::GET { Some(self.web.open_stream(&client.principal)?) } else { None };
         let is_whole = body.is_end_stream();
-        let (body, _held) = self.web.receive(&principal, body, self.web.limits().command_body).await?;
+        let (body, _held) = self.web.receive(&client.principal, body, self.web.limits().command_body).await?;
         if !is_whole {
             // The client has chosen how long its body takes, so its access may have ended in the meantime.
-            principal = self.admit(&parts).await?;
+            client = self.admit(&parts).await?;
         }
-        parts.extensions.insert(principal.clone());
+        let principal = client.principal.clone();
+        parts.extensions.insert(client);
         request = Request::from_parts(parts, body.into());
         let response = self.service.handle(request).await;
         let created = response.headers().get(SESSION).and_then(|id| id.to_str().ok()).map(str::to_owned);
@@ -199,11 +201,11 @@ impl Mount {
     }
 
     /// Returns the sender of a request. Fails if its session belongs to another principal.
-    async fn admit(&self, parts: &Parts) -> Result<Principal, Problem> {
-        let principal = self.web.principal(parts).await?;
+    async fn admit(&self, parts: &Parts) -> Result<Client, Problem> {
+        let client = self.web.identify(parts).await?;
         match parts.headers.get(SESSION) {
-            Some(id) => self.check(id, &principal).map(|()| principal),
-            None => Ok(principal),
+            Some(id) => self.check(id, &client.principal).map(|()| client),
+            None => Ok(client),
         }
     }
 
@@ -231,96 +233,5 @@ impl Mount {
         {
             tracing::debug!(%error, "the oldest session of a principal has ended already");
         }
-    }
-}
-
-/// The conversations that a principal may use.
-struct OfPrincipal {
-    web: Web,
-    principal: Principal,
-}
-
-impl OfPrincipal {
-    /// Returns a problem in words for the client.
-    fn refused(&self, problem: Problem) -> Refusal {
-        let body = self.web.shown(problem).to_json();
-        let texts = ["title", "detail"].into_iter().filter_map(|name| body[name].as_str());
-        texts.collect::<Vec<_>>().join(" ")
-    }
-
-    /// Returns the labels of a conversation, if the principal may use it for this purpose.
-    async fn permitted(&self, id: &ConversationId, purpose: Purpose) -> Result<Labels, Problem> {
-        let (_, labels) = self.web.permitted(&self.principal, id.clone(), Action::Read).await?;
-        self.permits(purpose, &labels)?;
-        Ok(labels)
-    }
-
-    fn permits(&self, purpose: Purpose, labels: &Labels) -> Result<(), Problem> {
-        let actions: &[Action] = match purpose {
-            Purpose::Read => &[],
-            // A client that sends a prompt also gets its answer.
-            Purpose::Prompt => &[Action::Prompt, Action::Watch],
-            Purpose::Follow => &[Action::Watch],
-            Purpose::Decide => &[Action::Decide],
-            Purpose::Stop => &[Action::Stop],
-        };
-        let may = |action: &Action| self.web.permits(&self.principal, *action, labels);
-        if !may(&Action::Read) {
-            Err(Problem::not_found())
-        } else if actions.iter().all(may) {
-            Ok(())
-        } else {
-            Err(Problem::not_permitted())
-        }
-    }
-}
-
-#[async_trait]
-impl Host for OfPrincipal {
-    fn decider(&self, _: Option<&str>) -> Option<Arc<str>> {
-        Some(self.principal.shared_name())
-    }
-
-    fn permit(&self) -> Result<Box<dyn Send>, Refusal> {
-        let permit = self.web.open_stream(&self.principal).map_err(|problem| self.refused(problem))?;
-        Ok(Box::new(permit))
-    }
-
-    async fn create(&self) -> Result<OpenedSession, Refusal> {
-        // A new conversation begins with a prompt, and has the labels of its principal.
-        self.check(Purpose::Prompt, self.principal.labels())?;
-        let (new, mode) = (NewConversation::default(), Some(Mode::Controller));
-        self.web.create(&self.principal, new, mode).await.map_err(|problem| self.refused(problem))
-    }
-
-    async fn open(&self, id: &ConversationId, purpose: Purpose) -> Result<OpenedSession, Refusal> {
-        let opened = async {
-            let labels = self.permitted(id, purpose).await?;
-            let mode = if purpose == Purpose::Read { Mode::Observer } else { Mode::Controller };
-            self.web.open(&self.principal, id, &labels, Some(mode)).await
-        };
-        opened.await.map_err(|problem| self.refused(problem))
-    }
-
-    async fn running(&self, id: &ConversationId, purpose: Purpose) -> Result<Option<Session>, Refusal> {
-        self.permitted(id, purpose).await.map_err(|problem| self.refused(problem))?;
-        Ok(self.web.manager().get(id))
-    }
-
-    async fn list(&self, page: Page) -> Result<Vec<Listed>, Refusal> {
-        let listed = self.web.manager().list((self.principal.filter(), page)).await;
-        listed.map_err(|error| self.refused(error.into()))
-    }
-
-    fn may_list(&self, labels: &Labels) -> bool {
-        self.web.may_list(&self.principal, labels)
-    }
-
-    fn check(&self, purpose: Purpose, labels: &Labels) -> Result<(), Refusal> {
-        self.permits(purpose, labels).map_err(|problem| self.refused(problem))
-    }
-
-    fn draining(&self) -> CancellationToken {
-        self.web.draining()
     }
 }

@@ -16,11 +16,15 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     ask::Ask,
+    caller::{Caller, Refusal},
     followed::{Change, FollowedPrompt, PromptEnd},
-    host::{Host, Purpose, Refusal},
     question::{Asks, decision, question},
 };
 use crate::{
+    access::{
+        Action,
+        client::{Client, new_labels},
+    },
     message::ToolUseId,
     run::{Error, PendingUse},
     session::{Session, SessionCommand, SessionEvent, SessionSnapshot, SessionSubscription},
@@ -81,9 +85,9 @@ struct Permissions {
 }
 
 impl Permissions {
-    fn of(host: &dyn Host, labels: &Labels) -> Self {
-        let may = |purpose| host.check(purpose, labels).is_ok();
-        Self { decide: may(Purpose::Decide), stop: may(Purpose::Stop) }
+    fn of(client: &Client, labels: &Labels) -> Self {
+        let may = |action| client.permit(&[action], labels).is_ok();
+        Self { decide: may(Action::Decide), stop: may(Action::Stop) }
     }
 }
 
@@ -111,7 +115,9 @@ impl<'a> RunningCall<'a> {
     ) -> Self {
         let (asked, questions) = (HashMap::new(), FuturesUnordered::new());
         let snapshot = events.snapshot();
-        let may = snapshot.map(|snapshot| Permissions::of(ask.host, &snapshot.labels)).unwrap_or_default();
+        let may = snapshot
+            .map(|snapshot| Permissions::of(&ask.caller.client, &snapshot.labels))
+            .unwrap_or_default();
         Self { ask, session, events, followed, asked, questions, reports: 0, sender, may }
     }
 
@@ -130,7 +136,7 @@ impl<'a> RunningCall<'a> {
     pub(super) async fn outcome(&mut self) -> Outcome {
         let mut news = interval_at(Instant::now() + NEWS, NEWS);
         news.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let draining = self.ask.host.draining();
+        let draining = self.ask.caller.client.draining.clone();
         loop {
             if let Some(requests) = self.ask_about_pauses().await {
                 return Outcome::Asks(requests);
@@ -173,10 +179,11 @@ impl<'a> RunningCall<'a> {
     /// Processes an update.
     fn update(&mut self, update: SessionUpdate) -> Option<Progress> {
         if let Some(labels) = update.as_ref().and_then(new_labels) {
-            if let Err(why) = self.ask.host.check(Purpose::Follow, labels) {
-                return Some(Progress::Over(Outcome::Refused(why)));
+            let Caller { client, refused, .. } = self.ask.caller;
+            if let Err(error) = client.permit(&[Action::Watch], labels) {
+                return Some(Progress::Over(Outcome::Refused(refused(error))));
             }
-            self.may = Permissions::of(self.ask.host, labels);
+            self.may = Permissions::of(client, labels);
         }
         let unanswered = |why| Some(Change::Ended(PromptEnd::Unanswered(why)));
         let change = match update {
@@ -260,18 +267,22 @@ impl<'a> RunningCall<'a> {
     /// Sends the decision about a pause to the session, if the client may decide.
     async fn decide(&mut self, pause: &PendingUse, decision: Decision) {
         // The client decides how long an answer takes, so the permission may have ended in the meantime.
-        let permitted = self.ask.host.running(self.session.id(), Purpose::Decide).await;
+        let client = &self.ask.caller.client;
+        let permitted = client.permitted(self.session.id(), &[Action::Decide]).await;
         self.may.decide &= permitted.is_ok();
         if !self.may.decide {
             return;
         }
         // The pause is over only when its event arrives. Until then, the client is not asked about it again.
         self.asked.entry(pause.tool_use.id.clone()).or_default();
-        let client = self.ask.context.client_info();
-        let by = self.ask.host.decider(client.as_ref().map(|client| start(&client.name, LONGEST_NAME)));
+        let program = self.ask.context.client_info();
+        let by = match &program {
+            _ if !client.is_local => Some(client.principal.name()),
+            program => program.as_ref().map(|program| start(&program.name, LONGEST_NAME)),
+        };
         let decisions = vec![(pause.tool_use.id.clone(), decision)];
         let command = SessionCommand::Decide { turn: pause.turn, decisions };
-        if let Err(error) = self.session.perform(command, by.as_deref()).await {
+        if let Err(error) = self.session.perform(command, by).await {
             // Somebody else has decided first, or the run has ended.
             tracing::debug!(%error, "a decision of an MCP client came too late");
         }
@@ -316,18 +327,6 @@ impl<'a> RunningCall<'a> {
         };
         let withdrawn = timeout(SOON, withdrawn).await;
         tracing::debug!(?withdrawn, "a call of an MCP client was abandoned");
-    }
-}
-
-/// Returns the labels of the conversation, if this update may have changed them.
-fn new_labels(update: &Update<SessionSnapshot, SessionEvent>) -> Option<&Labels> {
-    match update {
-        Update::Event(numbered) => match &*numbered.event {
-            SessionEvent::Labels { labels } => Some(labels),
-            _ => None,
-        },
-        Update::Resync(snapshot) => Some(&snapshot.labels),
-        Update::Closed(end) => end.snapshot.as_ref().map(|snapshot| &snapshot.labels),
     }
 }
 

@@ -7,12 +7,13 @@ use schemars::{JsonSchema, Schema, generate::SchemaSettings, transform::Recursiv
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
-use super::host::{self, Host, Purpose, Refusal};
+use super::caller::{Caller, Refusal};
 use crate::{
+    access::Action,
     agent::Status,
     error_chain,
     message::{Message, Role, UseDecision},
-    session::SessionSnapshot,
+    session::{Mode, SessionSnapshot},
     store::{ConversationId, Page, Position},
     text::clip,
 };
@@ -183,7 +184,7 @@ fn output(value: &impl Serialize) -> CallToolResult {
     CallToolResult::structured(serde_json::to_value(value).unwrap_or_default())
 }
 
-pub(super) async fn list(host: &dyn Host, arguments: JsonObject) -> Result<CallToolResult, Refusal> {
+pub(super) async fn list(caller: &Caller, arguments: JsonObject) -> Result<CallToolResult, Refusal> {
     let ListInput { limit, after } = input(arguments)?;
     let limit = limit.unwrap_or(20).clamp(1, MOST);
     let mut page = Page::first(limit);
@@ -192,10 +193,10 @@ pub(super) async fn list(host: &dyn Host, arguments: JsonObject) -> Result<CallT
             .map_err(|_| "`after` must be the `next` of the previous answer, unchanged".to_owned())?;
         page = page.after(position);
     }
-    let mut listed = host.list(page).await?;
+    let mut listed = caller.client.list(page).await.map_err(caller.refused)?;
     let last = listed.last().filter(|_| listed.len() == limit);
     let next = last.and_then(|last| serde_json::to_string(&Position::from(&last.summary)).ok());
-    listed.retain(|listed| host.may_list(&listed.summary.labels));
+    listed.retain(|listed| caller.client.may_list(&listed.summary.labels));
     let conversations = listed.into_iter().map(|listed| Item {
         conversation: listed.summary.id,
         title: listed.summary.title,
@@ -204,9 +205,9 @@ pub(super) async fn list(host: &dyn Host, arguments: JsonObject) -> Result<CallT
     Ok(output(&ListOutput { conversations: conversations.collect(), next }))
 }
 
-pub(super) async fn read(host: &dyn Host, arguments: JsonObject) -> Result<CallToolResult, Refusal> {
+pub(super) async fn read(caller: &Caller, arguments: JsonObject) -> Result<CallToolResult, Refusal> {
     let ReadInput { conversation, last } = input(arguments)?;
-    let (_session, events) = host::open(host, &id(&conversation)?, Purpose::Read).await?;
+    let (_session, events) = caller.open(&id(&conversation)?, Mode::Observer, &[]).await?;
     let snapshot = events.snapshot().ok_or("the conversation has no snapshot")?;
     Ok(output(&shown(snapshot, last.unwrap_or(20).clamp(1, MOST))))
 }
@@ -247,10 +248,11 @@ fn shown(snapshot: &SessionSnapshot, last: usize) -> ReadOutput {
     ReadOutput { title, status, omitted: lines.len() - messages.len(), messages }
 }
 
-pub(super) async fn stop(host: &dyn Host, arguments: JsonObject) -> Result<CallToolResult, Refusal> {
+pub(super) async fn stop(caller: &Caller, arguments: JsonObject) -> Result<CallToolResult, Refusal> {
     let StopInput { conversation } = input(arguments)?;
-    let session = host.running(&id(&conversation)?, Purpose::Stop).await?;
-    let stopped = match session {
+    let id = id(&conversation)?;
+    caller.client.permitted(&id, &[Action::Stop]).await.map_err(caller.refused)?;
+    let stopped = match caller.client.manager.get(&id) {
         // An idle agent has nothing to interrupt.
         Some(session) => session.interrupt().await.is_ok(),
         None => false,

@@ -13,10 +13,10 @@ use serde::Deserialize;
 use super::{Frame, Level, Run, RunInput, RunStream, Start, messages::MAX_DATA, request::prompt_id};
 use crate::{
     run::{Accepted, ClientTools, PromptState},
-    session::{Session, SessionAnswer, SessionCommand, SessionSnapshot, SessionSubscription},
+    session::{Session, SessionAnswer, SessionSnapshot, SessionSubscription},
     subscription::Update,
     web::{
-        Action, Principal, Problem, Web,
+        Action, Client, Problem, Web,
         front::{files::Files, intent::Intent, readers::Reader},
         gate::Call,
         requests::prompt_of,
@@ -104,44 +104,37 @@ async fn perform(
             .find(|id| input.messages.last().is_some_and(|last| prompt_id(&last.id) == *id));
         return Ok(own.map_or(Start::Join, Start::Staged));
     }
-    let mut commands = match input.intent(view)? {
+    let mut command = match input.intent(view)? {
         Intent::Join(staged) => return Ok(staged.map_or(Start::Join, Start::Staged)),
         Intent::Ended(_, outcome) => return Ok(Start::Ended(outcome)),
-        Intent::Perform(commands) => commands,
+        Intent::Perform(command) => command,
     };
-    commands.iter().try_for_each(|command| call.permit_command(command))?;
-    commands.iter_mut().try_for_each(|command| call.restore(command, view))?;
+    call.permit_command(&command)?;
+    call.restore(&mut command, view)?;
     let mut tools = ClientTools::default();
     if call.web.0.client_tools {
         tools = ClientTools::new(input.client_tools(&view.agent.state.tools)?);
     }
-    let mut start = Start::Command;
-    for mut command in commands {
-        if let Some(prompt) = prompt_of(&mut command) {
-            prompt.client_tools = tools.clone();
-        }
-        let prompt = match &command {
-            SessionCommand::Run(spec) => spec.prompt.id.clone(),
-            _ => None,
-        };
-        if let Some(reader) = reader {
-            reader.start(&mut command, view);
-        }
-        let answer = session.perform(command, Some(call.principal.name())).await;
-        let answer = answer.inspect_err(|_| reader.iter_mut().for_each(Reader::end))?;
-        start = match (answer, prompt) {
-            (SessionAnswer::Accepted(Accepted::Staged { id, .. }), _) => Start::Staged(id),
-            (SessionAnswer::Accepted(Accepted::Known { state: PromptState::Staged }), Some(id)) => {
-                Start::Staged(id)
-            }
-            (SessionAnswer::Accepted(Accepted::Known { state: PromptState::Ended { outcome } }), _) => {
-                Start::Ended(outcome)
-            }
-            (SessionAnswer::Accepted(Accepted::Known { .. }), _) => Start::Join,
-            _ => start,
-        };
+    let prompt = prompt_of(&mut command).and_then(|prompt| {
+        prompt.client_tools = tools;
+        prompt.id.clone()
+    });
+    if let Some(reader) = reader {
+        reader.start(&mut command, view);
     }
-    Ok(start)
+    let answer = session.perform(*command, Some(call.client.principal.name())).await;
+    let answer = answer.inspect_err(|_| reader.iter_mut().for_each(Reader::end))?;
+    Ok(match (answer, prompt) {
+        (SessionAnswer::Accepted(Accepted::Staged { id, .. }), _) => Start::Staged(id),
+        (SessionAnswer::Accepted(Accepted::Known { state: PromptState::Staged }), Some(id)) => {
+            Start::Staged(id)
+        }
+        (SessionAnswer::Accepted(Accepted::Known { state: PromptState::Ended { outcome } }), _) => {
+            Start::Ended(outcome)
+        }
+        (SessionAnswer::Accepted(Accepted::Known { .. }), _) => Start::Join,
+        _ => Start::Command,
+    })
 }
 
 async fn join(mut call: Call) -> Result<Response, Problem> {
@@ -188,10 +181,10 @@ struct Reply {
 }
 
 fn respond(call: &Call, reply: Reply) -> Response {
-    let (web, principal) = (call.web.clone(), call.principal.clone());
+    let client = call.client.clone();
     let events = stream::unfold(Some(reply), move |reply| {
-        let (web, principal) = (web.clone(), principal.clone());
-        async move { reply?.next(&web, &principal).await }
+        let client = client.clone();
+        async move { reply?.next(&client).await }
     });
     with_headers(Sse::new(events).keep_alive(call.web.keep_alive()).into_response())
 }
@@ -215,18 +208,14 @@ impl Reply {
 
     /// Returns the next event and the rest of the stream. If its lifetime is over, or if the reader is too slow, the
     /// reader gets an error, which fails the body: a body that merely ends counts as a success in the client.
-    async fn next(
-        mut self,
-        web: &Web,
-        principal: &Principal,
-    ) -> Option<(Result<Event, axum::Error>, Option<Self>)> {
+    async fn next(mut self, client: &Client) -> Option<(Result<Event, axum::Error>, Option<Self>)> {
         loop {
             if let Some(frame) = self.queue.pop_front() {
                 return Some((event(&frame), Some(self)));
             }
             if self.run.is_paused() {
                 let frames = match self.session.snapshot().await {
-                    Ok(view) if !web.may_watch(principal, &view.labels) => self.lost(),
+                    Ok(view) if client.permit(&[Action::Watch], &view.labels).is_err() => self.lost(),
                     Ok(view) => self.run.pause(&view),
                     Err(_) => self.run.fail("shut-down", "The conversation was closed."),
                 };
@@ -249,7 +238,7 @@ impl Reply {
                 update = self.updates.next() => update,
             };
             let frames = match update {
-                Some(update) if !web.still_watches(principal, &update) => self.lost(),
+                Some(update) if !client.still_watches(&update) => self.lost(),
                 Some(Update::Event(event)) => self.run.event(&event),
                 Some(Update::Resync(_)) => {
                     self.reader.iter_mut().for_each(Reader::cut);

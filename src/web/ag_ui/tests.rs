@@ -133,14 +133,8 @@ impl Rig {
             Ok(Intent::Join(None)) => Start::Join,
             Ok(Intent::Join(Some(id))) => Start::Staged(id),
             Ok(Intent::Ended(_, outcome)) => Start::Ended(outcome),
-            Ok(Intent::Perform(commands)) => {
-                let mut start = Start::Command;
-                for command in commands {
-                    if let Some(other) = started(self.session.perform(command, None).await.unwrap()) {
-                        start = other;
-                    }
-                }
-                start
+            Ok(Intent::Perform(command)) => {
+                started(self.session.perform(*command, None).await.unwrap()).unwrap_or(Start::Command)
             }
         };
         let (stream, frames) = RunStream::begin(run, (**view).clone(), &start);

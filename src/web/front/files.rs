@@ -115,7 +115,7 @@ impl Call {
 
     /// Returns whether clients use this id for the route's conversation: its stored id, or an id that they have chosen.
     fn is_own(&self, id: &str) -> bool {
-        let chosen = || self.web.stored_id(&self.principal, id).ok();
+        let chosen = || self.web.stored_id(&self.client.principal, id).ok();
         self.id().is_ok_and(|own| own.as_str() == id || chosen().as_ref() == Some(own))
     }
 }

@@ -1,4 +1,4 @@
-//! The intent of a posted request: the commands that it asks for.
+//! The intent of a posted request: the command that it asks for.
 //!
 //! A client posts its whole list of messages, but the server trusts only its newest message. The messages before show
 //! where in the conversation the client is.
@@ -94,8 +94,8 @@ pub(in crate::web) enum Intent {
     Join(Option<PromptId>),
     /// No command is needed: the run of the prompt with this message has ended.
     Ended(MessageId, RunOutcome),
-    /// These commands, in this order.
-    Perform(Vec<SessionCommand>),
+    /// This command.
+    Perform(Box<SessionCommand>),
 }
 
 impl Posted {
@@ -152,7 +152,7 @@ fn find(posted: Posted, snapshot: &SessionSnapshot) -> Option<Intent> {
     let mut staged = agent.staged.iter().filter_map(|prompt| prompt.id.clone());
     let staged = staged.find(|id| posted.is_of(id.as_str()));
     let Posted { before, newest, trigger, blocks, id, fresh } = posted;
-    let perform = |command| Some(Intent::Perform(vec![command]));
+    let perform = |command| Some(Intent::Perform(Box::new(command)));
     let run = |at, prompt| perform(SessionCommand::Run(RunSpec::new(at, prompt)));
     let prompt = |id, blocks| Prompt::new(Blocks(blocks)).with_id(id);
     if let Trigger::Decide(decisions) = trigger {

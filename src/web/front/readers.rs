@@ -178,7 +178,7 @@ impl Call {
         reading.streams += 1;
         if let Some(wait) = &mut reading.wait
             && is_new
-            && wait.principal == self.principal
+            && wait.principal == self.client.principal
             && let Some(now) = wait.now.take()
         {
             let _ = now.send(());
@@ -188,7 +188,7 @@ impl Call {
         let ending = reading.wait.as_ref().filter(|_| is_new).map(|wait| wait.done.clone());
         let reader = Reader {
             web: self.web.clone(),
-            principal: self.principal.clone(),
+            principal: self.client.principal.clone(),
             session: session.downgrade(),
             key,
             own: None,
@@ -292,7 +292,7 @@ impl Waiting {
             std::mem::take(&mut reading.started)
         };
         let (Some(leaver), Some(session)) = (leaver, session.upgrade()) else { return };
-        let ended = timeout(ENDING, web.end_left(&leaver, &session, &started)).await;
+        let ended = timeout(ENDING, web.end_left(leaver, &session, &started)).await;
         if let Ok(Err(error)) = ended {
             tracing::debug!(id = %self.key.0, %error, "a run without readers was not interrupted");
         }
@@ -317,15 +317,9 @@ impl Drop for Waiting {
 impl Web {
     /// Unstages and interrupts the runs that a principal has left, and returns when the session is idle. Does nothing
     /// while the server stops, or if the principal may not stop runs. A paused run stays.
-    async fn end_left(
-        &self,
-        leaver: &Principal,
-        session: &Session,
-        started: &[Started],
-    ) -> Result<(), Error> {
+    async fn end_left(&self, leaver: Principal, session: &Session, started: &[Started]) -> Result<(), Error> {
         let labels = session.labels().await?;
-        let may = |action| self.permits(leaver, action, &labels);
-        if self.is_draining() || !may(Action::Read) || !may(Action::Stop) {
+        if self.is_draining() || self.client(leaver).permit(&[Action::Stop], &labels).is_err() {
             return Ok(());
         }
         for started in started {

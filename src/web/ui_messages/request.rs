@@ -44,7 +44,7 @@ impl Post {
     /// before, and it is not refused, except because a run is active.
     pub(in crate::web) fn is_new(&self, snapshot: &SessionSnapshot) -> bool {
         match read(self, snapshot) {
-            Ok((commands, _)) => self.trigger == PostedTrigger::RegenerateMessage || !commands.is_empty(),
+            Ok((command, _)) => self.trigger == PostedTrigger::RegenerateMessage || command.is_some(),
             Err(problem) => problem.code() == ErrorKind::Busy.code(),
         }
     }
@@ -59,7 +59,7 @@ struct PostedMessage {
     parts: Vec<Value>,
 }
 
-/// Reads a request. Returns its commands, in order, and the part of the conversation that the response shows.
+/// Reads a request. Returns its command, and the part of the conversation that the response shows.
 ///
 /// # Errors
 ///
@@ -67,7 +67,7 @@ struct PostedMessage {
 pub(in crate::web) fn read(
     post: &Post,
     snapshot: &SessionSnapshot,
-) -> Result<(Vec<SessionCommand>, Follow), Problem> {
+) -> Result<(Option<SessionCommand>, Follow), Problem> {
     let is_again = post.trigger == PostedTrigger::RegenerateMessage;
     // The client cuts the list at the answer that it wants to replace. So the last user message is the one to answer,
     // unless the list was shortened on the way.
@@ -106,12 +106,12 @@ pub(in crate::web) fn read(
         Problem::stale_decision(waiting.collect())
     })?;
     Ok(match found {
-        Intent::Join(None) => (Vec::new(), Follow::InFlight),
-        Intent::Join(Some(id)) => (Vec::new(), Follow::Prompt(id.into())),
-        Intent::Ended(id, outcome) => (Vec::new(), Follow::Ended(id, outcome)),
-        Intent::Perform(mut commands) => {
-            let follow = commands.first_mut().map_or(Follow::InFlight, |command| follow(command, snapshot));
-            (commands, follow)
+        Intent::Join(None) => (None, Follow::InFlight),
+        Intent::Join(Some(id)) => (None, Follow::Prompt(id.into())),
+        Intent::Ended(id, outcome) => (None, Follow::Ended(id, outcome)),
+        Intent::Perform(mut command) => {
+            let follow = follow(&mut command, snapshot);
+            (Some(*command), follow)
         }
     })
 }

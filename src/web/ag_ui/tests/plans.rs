@@ -14,8 +14,8 @@ async fn plan(rig: &mut Rig, messages: Value) -> String {
     let view = rig.session.snapshot().await.unwrap();
     match rig.request(json!({ "messages": messages })).intent(&view) {
         Ok(Intent::Join(_) | Intent::Ended(..)) => "join".to_owned(),
-        Ok(Intent::Perform(commands)) => {
-            let command = serde_json::to_value(&commands[0]).unwrap();
+        Ok(Intent::Perform(command)) => {
+            let command = serde_json::to_value(&command).unwrap();
             match command["at"].as_object().and_then(|at| at.iter().next()) {
                 Some((place, node)) => format!("{place} {node}"),
                 None => command["type"].as_str().unwrap().to_owned(),
@@ -141,8 +141,8 @@ async fn answers_must_be_complete_and_valid() {
         assert_eq!(refusal.code(), code, "{answers}");
     }
     let plan = rig.request(json!({ "resume": [ok("b"), ok("a")] })).intent(&view).unwrap();
-    let Intent::Perform(commands) = plan else { panic!("{plan:?}") };
-    let [SessionCommand::Decide { decisions, .. }] = &commands[..] else { panic!("{commands:?}") };
+    let Intent::Perform(command) = plan else { panic!("{plan:?}") };
+    let SessionCommand::Decide { decisions, .. } = *command else { panic!("{command:?}") };
     let decided: Vec<_> = decisions.iter().map(|(id, _)| id.as_str()).collect();
     assert_eq!(decided, ["a", "b"]);
 }

@@ -180,7 +180,7 @@ impl AgentCallbacks for Ask {
 #[tokio::test]
 async fn decision_from_elsewhere_shows_in_the_response_of_the_run() {
     let (session, _) = paused(Level::Seven).await;
-    let client = Client::start(&session, Level::Seven, |_| (Follow::Decisions, vec![])).await;
+    let client = Client::start(&session, Level::Seven, |_| (Follow::Decisions, None)).await;
     for id in ["d1", "d2"] {
         session.resume(id, Decision::reject("No.")).await.unwrap();
     }

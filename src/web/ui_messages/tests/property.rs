@@ -64,7 +64,7 @@ async fn play(steps: Vec<Vec<Block>>, level: Level, join: usize, approves: bool)
         if event == join {
             let status = session.snapshot().await.unwrap().agent.status;
             if status == Status::Busy {
-                second = Some(Client::start(&session, level, |_| (Follow::InFlight, vec![])).await);
+                second = Some(Client::start(&session, level, |_| (Follow::InFlight, None)).await);
             }
         }
         if client.translator.is_ended() {
@@ -84,7 +84,7 @@ async fn play(steps: Vec<Vec<Block>>, level: Level, join: usize, approves: bool)
     // If the run was paused, decide, and read the rest of the run.
     let mut parts = fold(&frames);
     while session.snapshot().await.unwrap().agent.status == Status::Paused {
-        let client = Client::start(&session, level, |_| (Follow::Decisions, vec![])).await;
+        let client = Client::start(&session, level, |_| (Follow::Decisions, None)).await;
         for pause in session.snapshot().await.unwrap().agent.pauses {
             let decision = if approves { Decision::Execute } else { Decision::reject("No.") };
             session.resume(pause.tool_use.id.clone(), decision).await.unwrap();

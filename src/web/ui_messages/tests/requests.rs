@@ -17,7 +17,7 @@ use crate::{
     },
 };
 
-async fn reading(session: &Session, body: Value) -> Result<(Vec<SessionCommand>, Follow), Problem> {
+async fn reading(session: &Session, body: Value) -> Result<(Option<SessionCommand>, Follow), Problem> {
     plan(&session.snapshot().await.unwrap(), body)
 }
 
@@ -53,9 +53,9 @@ async fn new_message_becomes_a_prompt_with_its_id_and_files() {
         json!({ "type": "file", "url": "https://example.com/b.pdf", "mediaType": "application/pdf" }),
         json!({ "type": "data-own", "data": 1 }),
     ]);
-    let (commands, _) = reading(&session, body).await.unwrap();
-    let [SessionCommand::Run(RunSpec { at: RunAt::Head, prompt, .. })] = &*commands else {
-        panic!("{commands:?}")
+    let (command, _) = reading(&session, body).await.unwrap();
+    let Some(SessionCommand::Run(RunSpec { at: RunAt::Head, prompt, .. })) = &command else {
+        panic!("{command:?}")
     };
     assert_eq!(prompt.id.as_ref().unwrap().as_str(), "u1");
     let [Content::Text(_), Content::Attachment(image), Content::Attachment(paper)] = &*prompt.content.0
@@ -90,10 +90,12 @@ async fn new_message_builds_on_the_newest_known_message() {
         (vec![user("u1", "Hi"), unknown[1].clone()], Some(2)),
         (unknown.to_vec(), None),
     ] {
-        let (commands, _) = reading(&session, submit(&before, "u3", "Next")).await.unwrap();
-        let place = match &commands[0] {
-            SessionCommand::Run(RunSpec { at: RunAt::Head, .. }) => None,
-            SessionCommand::Run(RunSpec { at: RunAt::Below(node), .. }) => node.map(|node| node.to_string()),
+        let (command, _) = reading(&session, submit(&before, "u3", "Next")).await.unwrap();
+        let place = match &command {
+            Some(SessionCommand::Run(RunSpec { at: RunAt::Head, .. })) => None,
+            Some(SessionCommand::Run(RunSpec { at: RunAt::Below(node), .. })) => {
+                node.map(|node| node.to_string())
+            }
             other => panic!("{other:?}"),
         };
         assert_eq!(place, node.map(|node: i32| node.to_string()), "{before:?}");
@@ -109,9 +111,9 @@ async fn message_below_a_node_off_the_path_becomes_a_branch() {
     let newer = shown(&session).await;
     for (before, id, place) in [(older, "u4", 4), (newer, "u5", 6)] {
         let body = submit(&before, id, "Next");
-        let (commands, _) = reading(&session, body.clone()).await.unwrap();
-        let [SessionCommand::Run(RunSpec { at: RunAt::Below(Some(node)), .. })] = &*commands else {
-            panic!("{commands:?}")
+        let (command, _) = reading(&session, body.clone()).await.unwrap();
+        let Some(SessionCommand::Run(RunSpec { at: RunAt::Below(Some(node)), .. })) = &command else {
+            panic!("{command:?}")
         };
         assert_eq!(node.get(), place);
         Client::post(&session, Level::Seven, body).await.unwrap().finish().await;
@@ -132,18 +134,18 @@ async fn regenerated_answer_has_its_own_id() {
     assert_ne!(newer[3]["id"], older[3]["id"]);
     assert_eq!(frames[0]["messageId"], newer[3]["id"]);
     for (version, node) in [(&older, Some(4)), (&newer, None)] {
-        let (commands, _) = reading(&session, submit(version, "u3", "Next")).await.unwrap();
-        let place = match &commands[..] {
-            [SessionCommand::Run(RunSpec { at: RunAt::Head, .. })] => None,
-            [SessionCommand::Run(RunSpec { at: RunAt::Below(node), .. })] => node.map(NodeId::get),
+        let (command, _) = reading(&session, submit(version, "u3", "Next")).await.unwrap();
+        let place = match &command {
+            Some(SessionCommand::Run(RunSpec { at: RunAt::Head, .. })) => None,
+            Some(SessionCommand::Run(RunSpec { at: RunAt::Below(node), .. })) => node.map(NodeId::get),
             other => panic!("{other:?}"),
         };
         assert_eq!(place, node);
         // A client can name the version that it wants to replace without the prompt.
         let body = json!({ "id": "1", "trigger": "regenerate-message", "messages": [], "messageId": version[3]["id"] });
-        let (commands, _) = reading(&session, body).await.unwrap();
+        let (command, _) = reading(&session, body).await.unwrap();
         let at = RunAt::Again(NodeId::new(3).unwrap());
-        assert_eq!(commands, [SessionCommand::Run(RunSpec::new(at, Prompt::default()))]);
+        assert_eq!(command, Some(SessionCommand::Run(RunSpec::new(at, Prompt::default()))));
     }
 }
 
@@ -163,11 +165,11 @@ async fn edited_message_becomes_a_branch_that_keeps_the_client_id() {
     }
     // The client's next request still names `u2`, although the message was edited.
     let before = [user("u1", "Hi"), user("u2", "Better"), answer(&listed_id(&session).await)];
-    let (commands, _) = reading(&session, submit(&before, "u3", "Next")).await.unwrap();
-    assert!(matches!(commands[0], SessionCommand::Run(RunSpec { at: RunAt::Head, .. })));
+    let (command, _) = reading(&session, submit(&before, "u3", "Next")).await.unwrap();
+    assert!(matches!(command, Some(SessionCommand::Run(RunSpec { at: RunAt::Head, .. }))));
     // Version 7 may give the edited message another id.
-    let (commands, _) = reading(&session, edit("u9")).await.unwrap();
-    assert!(matches!(commands[0], SessionCommand::Run(RunSpec { at: RunAt::Instead(_), .. })));
+    let (command, _) = reading(&session, edit("u9")).await.unwrap();
+    assert!(matches!(command, Some(SessionCommand::Run(RunSpec { at: RunAt::Instead(_), .. }))));
 }
 
 #[tokio::test]
@@ -184,13 +186,13 @@ async fn long_client_ids_are_shortened_and_found_again() {
         }
         // The newest version is the one on the path.
         let before = [user(&long, "Best"), answer("a-x")];
-        let (commands, _) = reading(&session, submit(&before, "u2", "Next")).await.unwrap();
+        let (command, _) = reading(&session, submit(&before, "u2", "Next")).await.unwrap();
         assert!(
-            matches!(commands[0], SessionCommand::Run(RunSpec { at: RunAt::Head, .. })),
-            "{length}: {commands:?}"
+            matches!(command, Some(SessionCommand::Run(RunSpec { at: RunAt::Head, .. }))),
+            "{length}: {command:?}"
         );
-        let (commands, _) = reading(&session, submit(&[], &long, "Best")).await.unwrap();
-        assert_eq!(commands, [], "{length}: the request is a repetition");
+        let (command, _) = reading(&session, submit(&[], &long, "Best")).await.unwrap();
+        assert_eq!(command, None, "{length}: the request is a repetition");
     }
 }
 
@@ -202,9 +204,9 @@ async fn result_of_a_long_answer_id_becomes_a_prompt() {
         json!({ "type": "tool-locate", "toolCallId": "l1", "state": "output-available", "output": "here" });
     let message = json!({ "id": "a".repeat(200), "role": "assistant", "parts": [part] });
     let body = json!({ "id": "1", "trigger": "submit-message", "messages": [message] });
-    let (commands, _) = reading(&session, body).await.unwrap();
-    let [SessionCommand::Run(RunSpec { at: RunAt::Head, prompt, .. })] = &*commands else {
-        panic!("{commands:?}")
+    let (command, _) = reading(&session, body).await.unwrap();
+    let Some(SessionCommand::Run(RunSpec { at: RunAt::Head, prompt, .. })) = &command else {
+        panic!("{command:?}")
     };
     assert!(prompt.id.as_ref().unwrap().as_str().starts_with("results~"), "{prompt:?}");
 }
@@ -216,9 +218,9 @@ async fn regenerate_answers_the_last_posted_prompt_again() {
         let messages = &shown(&session).await[..3];
         let body =
             json!({ "id": "1", "trigger": "regenerate-message", "messageId": id, "messages": messages });
-        let (commands, follow) = reading(&session, body).await.unwrap();
-        let [SessionCommand::Run(RunSpec { at: RunAt::Again(node), .. })] = &*commands else {
-            panic!("{commands:?}")
+        let (command, follow) = reading(&session, body).await.unwrap();
+        let Some(SessionCommand::Run(RunSpec { at: RunAt::Again(node), .. })) = &command else {
+            panic!("{command:?}")
         };
         assert_eq!(node.to_string(), "3");
         assert_eq!(follow, Follow::Prompt("u2".into()));
@@ -272,8 +274,8 @@ async fn changed_prompt_that_is_staged_or_in_flight_is_refused() {
                 }
                 body
             };
-            let (commands, same) = reading(&session, body(text)).await.unwrap();
-            assert_eq!((commands, same), (vec![], follow.clone()), "{id} {is_edit}");
+            let (command, same) = reading(&session, body(text)).await.unwrap();
+            assert_eq!((command, same), (None, follow.clone()), "{id} {is_edit}");
             let problem = reading(&session, body("Other")).await.unwrap_err();
             assert_eq!((problem.code(), problem.status().as_u16()), ("busy", 409), "{id} {is_edit}");
         }

@@ -62,17 +62,17 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// Subscribes, and then sends the commands that `follow` returns.
+    /// Subscribes, and then sends the command that `follow` returns.
     pub(super) async fn start(
         session: &Session,
         level: Level,
-        follow: impl FnOnce(&SessionSnapshot) -> (Follow, Vec<SessionCommand>),
+        follow: impl FnOnce(&SessionSnapshot) -> (Follow, Option<SessionCommand>),
     ) -> Self {
         let updates = session.subscribe(Mode::Observer).await.unwrap();
         let snapshot = updates.snapshot().unwrap().clone();
-        let (follow, commands) = follow(&snapshot);
+        let (follow, command) = follow(&snapshot);
         let (translator, frames) = Translator::begin(settings(level), &snapshot, follow);
-        for command in commands {
+        if let Some(command) = command {
             session.perform(command, None).await.unwrap();
         }
         Self { translator, updates, session: session.clone(), frames }
@@ -81,8 +81,8 @@ impl Client {
     /// Sends a request with this body, as the client of the AI SDK would. Returns its response, which the test reads.
     pub(super) async fn post(session: &Session, level: Level, body: Value) -> Result<Self, Problem> {
         let snapshot = session.snapshot().await.unwrap();
-        let (commands, follow) = plan(&snapshot, body)?;
-        Ok(Self::start(session, level, |_| (follow, commands)).await)
+        let (command, follow) = plan(&snapshot, body)?;
+        Ok(Self::start(session, level, |_| (follow, command)).await)
     }
 
     /// Translates one event. If the response ends at a pause, no event is read.
@@ -134,7 +134,7 @@ impl Client {
 pub(super) fn plan(
     snapshot: &SessionSnapshot,
     body: Value,
-) -> Result<(Vec<SessionCommand>, Follow), Problem> {
+) -> Result<(Option<SessionCommand>, Follow), Problem> {
     let post: Post = serde_json::from_value(body).unwrap();
     read(&post, snapshot)
 }

@@ -297,7 +297,7 @@ async fn resumed_stream_replays_the_answer_in_flight() {
         let session = session([Step::tool_use("t1", "clock", zone()), last]).await;
         let first = Client::post(&session, level, submit(&[], "u1", "Hi")).await.unwrap();
         gate.reached().await;
-        let second = Client::start(&session, level, |_| (Follow::InFlight, vec![])).await;
+        let second = Client::start(&session, level, |_| (Follow::InFlight, None)).await;
         assert!(!second.frames.is_empty());
         gate.open();
         let (first, second) = (first.finish().await, second.finish().await);

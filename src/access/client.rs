@@ -1,0 +1,201 @@
+//! What a client may do with the conversations of a manager.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use super::{Action, Agents, Permissions, Principal, StartRequest, Via};
+use crate::{
+    error_chain,
+    manager::{Listed, Manager, OpenOptions, OpenedSession},
+    panics::contained_async,
+    run::{Error, ErrorKind},
+    session::{Mode, Session, SessionEvent, SessionSnapshot, SessionSubscription},
+    store::{ConversationId, Filter, Labels, Page},
+    subscription::{EventId, Update},
+};
+
+/// The conversations of a manager, as a principal may use them.
+#[derive(Clone)]
+pub(crate) struct Client {
+    pub(crate) principal: Principal,
+    pub(crate) manager: Manager,
+    pub(crate) permissions: Arc<dyn Permissions>,
+    pub(crate) agents: Arc<dyn Agents>,
+    /// Cancelled when the server is about to stop.
+    pub(crate) draining: CancellationToken,
+    /// The maximum time that the client waits if the maximum number of sessions is open.
+    pub(crate) room_timeout: Duration,
+    /// Whether the client is connected by a pipe. It is served until its pipe ends.
+    pub(crate) is_local: bool,
+}
+
+impl Client {
+    /// Returns a client that is connected by a pipe, to whom all conversations with the labels of its principal belong.
+    #[cfg(any(feature = "acp", feature = "mcp-server"))]
+    pub(crate) fn local(manager: Manager, agents: impl Agents) -> Self {
+        struct Owned;
+        impl Permissions for Owned {}
+        Self {
+            principal: Principal::local(Labels::default()),
+            manager,
+            permissions: Arc::new(Owned),
+            agents: Arc::new(agents),
+            draining: CancellationToken::new(),
+            room_timeout: crate::time::NEVER,
+            is_local: true,
+        }
+    }
+
+    /// Returns whether the client may perform this action on a conversation with these labels.
+    pub(crate) fn may(&self, action: Action, labels: &Labels) -> bool {
+        self.permissions.permits(&self.principal, action, labels)
+    }
+
+    /// Returns whether a conversation with these labels is in the client's list.
+    pub(crate) fn may_list(&self, labels: &Labels) -> bool {
+        self.principal.owns(labels) && self.may(Action::List, labels)
+    }
+
+    /// Checks whether the client may perform these actions on a conversation with these labels. A conversation that it
+    /// may not read looks like a conversation that does not exist.
+    pub(crate) fn permit(&self, actions: &[Action], labels: &Labels) -> Result<(), Error> {
+        if !self.may(Action::Read, labels) {
+            Err(Error::new(ErrorKind::NotFound, ErrorKind::NotFound.title()))
+        } else if actions.iter().all(|action| self.may(*action, labels)) {
+            Ok(())
+        } else {
+            let text = "The conversation may be read, but this action is not permitted.";
+            Err(Error::new(ErrorKind::NotPermitted, text))
+        }
+    }
+
+    /// Returns whether the client may see this update. If the labels change, a reader sees the new labels in an event,
+    /// or in a snapshot if it was too slow for the event.
+    pub(crate) fn still_watches(&self, update: &Update<SessionSnapshot, SessionEvent>) -> bool {
+        new_labels(update).is_none_or(|labels| self.permit(&[Action::Watch], labels).is_ok())
+    }
+
+    /// Returns the labels of a conversation, if the client may perform these actions on it. A conversation that the
+    /// client may not read is looked up in the same way as a conversation that does not exist.
+    pub(crate) async fn permitted(&self, id: &ConversationId, actions: &[Action]) -> Result<Labels, Error> {
+        // All conversations belong to a server without labels, so its store need not support labels.
+        if self.is_local && self.principal.is_operator() {
+            return Ok(Labels::default());
+        }
+        let labels = self.manager.labels_of(id).await?;
+        self.permit(actions, &labels).map(|()| labels)
+    }
+
+    /// Returns the filter for the client's conversations.
+    pub(crate) fn filter(&self) -> Filter {
+        Filter::with(self.principal.labels().clone())
+    }
+
+    /// Returns a page of the list of conversations. The caller removes the conversations that the client may not see.
+    pub(crate) async fn list(&self, page: Page) -> Result<Vec<Listed>, Error> {
+        self.manager.list((self.filter(), page)).await
+    }
+
+    /// Asks the application for the agent of a conversation.
+    pub(crate) async fn options(
+        &self,
+        request: &StartRequest,
+        mode: Option<Mode>,
+    ) -> Result<OpenOptions, Error> {
+        let failed =
+            |why: String| Error::new(ErrorKind::Callback, format!("the agent can't be started: {why}"));
+        let started = contained_async(self.agents.start(&self.principal, request)).await.map_err(failed)?;
+        let options = started.and_then(|options| options.add_labels(self.principal.labels()));
+        // A client over HTTP gets an error of the application as it is.
+        let options =
+            options.map_err(|error| if self.is_local { failed(error_chain(&error)) } else { error });
+        Ok(options?.subscribe(mode))
+    }
+
+    fn request(&self, labels: &Labels) -> StartRequest {
+        let via = if self.is_local { Via::Mcp } else { Via::Web };
+        StartRequest { labels: labels.clone(), via, ..StartRequest::default() }
+    }
+
+    /// Awaits `opening` for a limited time. If the maximum number of sessions is open, `opening` waits for a place.
+    async fn within_room<T>(&self, opening: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        let no_room = |_| Error::new(ErrorKind::NoRoom, ErrorKind::NoRoom.title());
+        timeout(self.room_timeout, opening).await.map_err(no_room)?
+    }
+
+    /// Opens a conversation with these labels, or returns its session if it is open.
+    pub(crate) async fn open(
+        &self,
+        id: &ConversationId,
+        labels: &Labels,
+        mode: Option<Mode>,
+    ) -> Result<OpenedSession, Error> {
+        let request = StartRequest { conversation: Some(id.clone()), ..self.request(labels) };
+        let options = self.options(&request, mode).await?;
+        self.within_room(self.manager.open(id, options)).await
+    }
+
+    /// Opens a conversation with these labels, and subscribes to it. With `after`, the subscription continues after that
+    /// event. The actions are checked again, because the labels may have changed while the conversation was being
+    /// opened.
+    pub(crate) async fn subscribe(
+        &self,
+        (id, labels): (&ConversationId, &Labels),
+        mode: Mode,
+        after: Option<EventId>,
+        actions: &[Action],
+    ) -> Result<(Session, SessionSubscription), Error> {
+        let OpenedSession { session, subscription, .. } = self.open(id, labels, Some(mode)).await?;
+        let subscription = match (after, subscription) {
+            (None, Some(subscription)) => subscription,
+            (None, None) => session.subscribe(mode).await?,
+            (Some(after), _) => session.resume_from(after, mode).await?,
+        };
+        // A change of the labels after the snapshot is an event of the subscription.
+        match subscription.snapshot() {
+            Some(snapshot) => self.permit(actions, &snapshot.labels)?,
+            None => self.permit(actions, &session.labels().await?)?,
+        }
+        Ok((session, subscription))
+    }
+
+    /// Creates a conversation with the labels of the principal. If the client is connected by a pipe, a conversation
+    /// without an id is stored after its first turn. Other conversations are stored at once.
+    pub(crate) async fn create(
+        &self,
+        id: Option<&ConversationId>,
+        (title, model): (Option<String>, Option<String>),
+        mode: Option<Mode>,
+    ) -> Result<OpenedSession, Error> {
+        if self.draining.is_cancelled() {
+            return Err(Error::new(ErrorKind::Draining, ErrorKind::Draining.title()));
+        }
+        let labels = self.principal.labels();
+        if !self.may(Action::Create, labels) {
+            return Err(Error::new(ErrorKind::NotPermitted, "This principal cannot create conversations."));
+        }
+        let mut options = self.options(&StartRequest { model, ..self.request(labels) }, mode).await?;
+        if let Some(title) = title {
+            options = options.title(title);
+        }
+        if self.is_local && id.is_none() {
+            return self.manager.create(options).await;
+        }
+        let id = id.cloned().unwrap_or_else(ConversationId::generate);
+        self.within_room(self.manager.create_with_id(&id, options)).await
+    }
+}
+
+/// Returns the labels of the conversation, if this update may have changed them.
+pub(crate) fn new_labels(update: &Update<SessionSnapshot, SessionEvent>) -> Option<&Labels> {
+    match update {
+        Update::Event(numbered) => match &*numbered.event {
+            SessionEvent::Labels { labels } => Some(labels),
+            _ => None,
+        },
+        Update::Resync(snapshot) => Some(&snapshot.labels),
+        Update::Closed(end) => end.snapshot.as_ref().map(|snapshot| &snapshot.labels),
+    }
+}

@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use super::{KnownPrompt, PendingUse};
@@ -172,12 +172,22 @@ impl TurnRecord {
     /// conversation from being read, so it becomes a damaged record.
     pub(crate) fn deserialize_any<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let value = Value::deserialize(deserializer)?;
-        let turn = value.get("turn").and_then(|turn| TurnId::deserialize(turn).ok()).unwrap_or_default();
-        let keep = value.get("keep").and_then(|keep| u32::deserialize(keep).ok()).unwrap_or_default();
-        let head = value.get("head").and_then(|head| NodeId::deserialize(head).ok());
+        let facts = Self {
+            format: member(&value, "format"),
+            lives: member(&value, "lives"),
+            orderly: member(&value, "orderly"),
+            head: member(&value, "head"),
+            keep: member(&value, "keep"),
+            ..Self::unreadable(member(&value, "turn"), "")
+        };
         let read: Result<Self, serde_json::Error> = Self::deserialize(value);
-        Ok(read.unwrap_or_else(|error| Self { head, keep, ..Self::unreadable(turn, error.to_string()) }))
+        Ok(read.unwrap_or_else(|error| Self { damage: Some(error.to_string().into()), ..facts }))
     }
+}
+
+/// Returns a member of an object, or the default if it is missing or can't be read.
+fn member<T: DeserializeOwned + Default>(value: &Value, name: &str) -> T {
+    value.get(name).and_then(|member| T::deserialize(member).ok()).unwrap_or_default()
 }
 
 /// The place in the tree at which the messages of a branch are added.

@@ -44,9 +44,10 @@ pub struct TurnRecord {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub append: Vec<Arc<Message>>,
     /// The state of the agent as JSON text, with the results of the step's tools. Implementations of a store keep the
-    /// text unchanged. Only the crate reads it, and adds the decisions about a turn that no process has open.
+    /// text unchanged. Clones share it. Only the crate reads it, and adds the decisions about a turn that no process has
+    /// open.
     #[serde(with = "text_with_files")]
-    pub core: Box<str>,
+    pub core: Arc<str>,
     /// The tool uses that wait for a decision.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting: Vec<PendingUse>,
@@ -79,7 +80,7 @@ setters! {
 
 impl TurnRecord {
     /// Returns a record of the turn `turn` that contains only the agent's state `core`, in the format `format`.
-    pub fn new(format: u32, turn: TurnId, core: impl Into<Box<str>>) -> Self {
+    pub fn new(format: u32, turn: TurnId, core: impl Into<Arc<str>>) -> Self {
         Self {
             format,
             turn,

@@ -128,7 +128,7 @@ pub(crate) mod text_with_files {
         parts.serialize(serializer)
     }
 
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Box<str>, D::Error> {
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Arc<str>, D::Error> {
         let parts: Vec<String> = match Value::deserialize(deserializer)? {
             Value::String(text) => return Ok(text.into()),
             parts => serde_json::from_value(parts).map_err(D::Error::custom)?,

@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use super::{KnownPrompt, PendingUse};
@@ -44,9 +44,10 @@ pub struct TurnRecord {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub append: Vec<Arc<Message>>,
     /// The state of the agent as JSON text, with the results of the step's tools. Implementations of a store keep the
-    /// text unchanged. Only the crate reads it, and adds the decisions about a turn that no process has open.
+    /// text unchanged. Clones share it. Only the crate reads it, and adds the decisions about a turn that no process has
+    /// open.
     #[serde(with = "text_with_files")]
-    pub core: Box<str>,
+    pub core: Arc<str>,
     /// The tool uses that wait for a decision.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting: Vec<PendingUse>,
@@ -79,7 +80,7 @@ setters! {
 
 impl TurnRecord {
     /// Returns a record of the turn `turn` that contains only the agent's state `core`, in the format `format`.
-    pub fn new(format: u32, turn: TurnId, core: impl Into<Box<str>>) -> Self {
+    pub fn new(format: u32, turn: TurnId, core: impl Into<Arc<str>>) -> Self {
         Self {
             format,
             turn,
@@ -172,12 +173,22 @@ impl TurnRecord {
     /// conversation from being read, so it becomes a damaged record.
     pub(crate) fn deserialize_any<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let value = Value::deserialize(deserializer)?;
-        let turn = value.get("turn").and_then(|turn| TurnId::deserialize(turn).ok()).unwrap_or_default();
-        let keep = value.get("keep").and_then(|keep| u32::deserialize(keep).ok()).unwrap_or_default();
-        let head = value.get("head").and_then(|head| NodeId::deserialize(head).ok());
+        let facts = Self {
+            format: member(&value, "format"),
+            lives: member(&value, "lives"),
+            orderly: member(&value, "orderly"),
+            head: member(&value, "head"),
+            keep: member(&value, "keep"),
+            ..Self::unreadable(member(&value, "turn"), "")
+        };
         let read: Result<Self, serde_json::Error> = Self::deserialize(value);
-        Ok(read.unwrap_or_else(|error| Self { head, keep, ..Self::unreadable(turn, error.to_string()) }))
+        Ok(read.unwrap_or_else(|error| Self { damage: Some(error.to_string().into()), ..facts }))
     }
+}
+
+/// Returns a member of an object, or the default if it is missing or can't be read.
+fn member<T: DeserializeOwned + Default>(value: &Value, name: &str) -> T {
+    value.get(name).and_then(|member| T::deserialize(member).ok()).unwrap_or_default()
 }
 
 /// The place in the tree at which the messages of a branch are added.

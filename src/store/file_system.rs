@@ -88,7 +88,9 @@
 //! # Turns in flight
 //!
 //! Sessions record turns in flight only if the store is [exclusive](FileSystemStoreBuilder::exclusive). A record
-//! contains the messages that are new since the record before, and the state of the agent as JSON text.
+//! contains the messages that are new since the record before, and the state of the agent as JSON text. The state
+//! contains all results of the step so far, so the records of a step with n tools contain up to n(n + 1)/2 results. A
+//! large attachment in a result is stored once.
 //! Reading the log adds the records up. A record that can't be read, for example because a later version of the crate
 //! has written it, does not make the log unreadable: the turn is returned with its damage.
 //!

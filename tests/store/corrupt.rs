@@ -25,9 +25,8 @@ pub(crate) enum Effect {
 
 /// For each table, the condition that selects the changed row, the columns that contain text, and the effect of a
 /// change.
-pub(crate) const TEXTS: [(&str, &str, &[&str], Effect); 5] = [
-    ("turns", "true", &["record"], Effect::TurnDamaged),
-    ("turns", "true", &["turn"], Effect::Accepted),
+pub(crate) const TEXTS: [(&str, &str, &[&str], Effect); 4] = [
+    ("turns", "true", &["turn", "record"], Effect::TurnDamaged),
     ("approvals", "place = 0", &["content"], Effect::TurnDamaged),
     ("pending", "true", &["content"], Effect::TurnDamaged),
     ("runs", "true", &["ending", "prompts"], Effect::ConversationDamaged),

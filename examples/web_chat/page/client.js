@@ -56,7 +56,7 @@
  * @typedef {{ model: string, fallback_for?: string, system?: string, tools: ToolDeclaration[], options: any,
  *   max_steps?: number, turn_timeout?: Duration, history: Message[] }} StateView
  * @typedef {{ last: string, state: StateView, status: "idle" | "busy" | "paused", step: number, pending: Message[],
- *   partial: PartialBlock[], run: number, turn?: string, answer?: string, pauses?: PendingUse[], tools?: ToolRun[],
+ *   partial: PartialBlock[], run: number, first_turn?: string, turn?: string, answer?: string, pauses?: PendingUse[], tools?: ToolRun[],
  *   decisions?: [string, UseDecision][], prompts?: KnownPrompt[], staged?: Prompt[], last_run?: RunEnd }} Snapshot
  * @typedef {{ outcome: "saved", what: string, version: number, through?: number }
  *   | { outcome: "failed", what: string, error: string, retry_in: Duration }
@@ -825,6 +825,7 @@ export function apply(agent, event) {
       if (event.message.role === "assistant") delete agent.answer;
       agent.pending.push(event.message);
       agent.step = event.step;
+      if (event.run !== agent.run) agent.first_turn = event.turn;
       agent.turn = event.turn;
       agent.run = event.run;
       break;

@@ -66,7 +66,7 @@ fn is_shallow_decision(decision: &Decision) -> bool {
     }
 }
 
-fn is_shallow_result(result: &ToolResult) -> bool {
+pub(super) fn is_shallow_result(result: &ToolResult) -> bool {
     result.content.iter().all(|block| match block {
         ResultBlock::Text(_) => true,
         ResultBlock::Attachment(attachment) => attachment.metadata.values().all(is_shallow),

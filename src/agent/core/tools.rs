@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{
     Call, Context, Core, Effect,
-    pauses::{NEEDS_APPROVAL, answer, answer_provider, problem_of},
+    pauses::{NEEDS_APPROVAL, answer, answer_provider, is_shallow_result, problem_of},
     streaming::close_tool_uses,
 };
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
         phase::{Answer, DecidedUse, Op, Phase, Slot, Stage, ToolCall, Tools, Turn, TurnEnd, in_stage},
     },
     message::{Content, DecisionKind, Message, Role, ToolResult, ToolUse},
-    provider::StopReason,
+    provider::{Fold, StopReason},
     tool::{Decision, Replay},
 };
 
@@ -286,7 +286,7 @@ impl Core {
             return;
         };
         let is_safe = place.replay == Replay::Safe;
-        let result = place.result.insert(result.answering(&place.tool_use));
+        let result = place.result.insert(answering(result, &place.tool_use));
         let ended = Event::ToolEnd { tool_use_id: result.tool_use_id.clone(), is_error: result.is_error };
         let all_ended = slots.iter().all(|slot| slot.result.is_some());
         if !questions.is_empty() {
@@ -349,13 +349,26 @@ impl Core {
         let Some(slot) = slots.get_mut(reviewed.len()) else {
             unreachable!("a result was reviewed, so it has a slot");
         };
-        let (result, input) = (result.answering(&slot.tool_use), slot.input.take());
+        let (result, input) = (answering(result, &slot.tool_use), slot.input.take());
         let result = DecidedUse::state(slot.decided.take(), result, &slot.tool_use, input.clone(), true);
         slot.result = None;
         cx.emit(Event::ToolResult { result: Box::new(result.clone()), input });
         reviewed.push(result);
         self.review_next(turn, slots, reviewed, cx);
     }
+}
+
+/// Returns the result with the id and the name of its tool use. A result that is nested too deeply becomes an error,
+/// because a store could not read it back.
+fn answering(result: ToolResult, tool_use: &ToolUse) -> ToolResult {
+    if is_shallow_result(&result) {
+        return result.answering(tool_use);
+    }
+    let limit = Fold::MAX_DEPTH;
+    let text = format!(
+        "The tool has run, but an attachment in its result has metadata of more than {limit} levels."
+    );
+    ToolResult::error(tool_use, text)
 }
 
 /// Returns the call of the tool in this slot. All calls of one slot have the same idempotency key.

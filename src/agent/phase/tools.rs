@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
 use super::Op;
@@ -41,7 +41,15 @@ pub(crate) enum Answer {
     Decided(Decision, Option<Box<DecidedUse>>),
     /// The tool use waits for `resume`. Its pause is emitted when all tool uses of the step have answers. The second
     /// value is the decision that was made earlier, if the tool use waits again.
-    Waits(Arc<PendingUse>, Option<Box<DecidedUse>>),
+    Waits(#[serde(serialize_with = "without_use")] Arc<PendingUse>, Option<Box<DecidedUse>>),
+}
+
+/// Writes a pause. Its tool use is filled in from the turn's messages, so only an input that replaces theirs is written.
+fn without_use<S: Serializer>(pause: &Arc<PendingUse>, serializer: S) -> Result<S::Ok, S::Error> {
+    let mut bare = PendingUse::clone(pause);
+    let own = std::mem::replace(&mut bare.tool_use, unknown());
+    bare.tool_use.input = if bare.input_replaced { own.input } else { Value::Null };
+    bare.serialize(serializer)
 }
 
 impl Answer {

@@ -260,6 +260,25 @@ async fn handle_tool_use_with_a_deeply_nested_decision_ends_the_run() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn deeply_nested_result_of_a_tool_becomes_an_error() {
+    let file = |levels| {
+        let metadata = [("deep".to_owned(), nested(levels))].into_iter().collect();
+        ResultBlock::Attachment(Attachment::url("image/png", "https://example.com/a").with_metadata(metadata))
+    };
+    for (levels, is_error) in [(64, false), (65, true)] {
+        let taking = tool_fn("a", "Takes a photo.", move |_: Value, _| async move { Ok(file(levels)) });
+        let (_, builder) = scripted([step_with(&["a"]), Step::text("Done.")]);
+        let events = Watched::start(builder.tool(taking)).await.run("Go").await;
+        let result = &results(&events)[0].0;
+        assert_eq!(
+            (result.is_error, result.text().contains("64 levels")),
+            (is_error, is_error),
+            "{result:?}"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn deeply_nested_question_of_a_tool_is_declined() {
     let asking = tool_fn("a", "Asks.", |_: Value, context: ToolContext| async move {
         Ok(format!("{:?}", context.ask(nested(65)).await))

@@ -4,12 +4,12 @@ use serde_json::json;
 
 use super::{
     CheckOutcome, StoreUnderTest, committed, conversation, created, node_id,
-    turns::{keeping, turn_id},
+    turns::{keeping, listed, turn_id},
 };
 use crate::{
     message::{Attachment, Content, Message, ResultBlock, ToolResult, ToolUse},
-    run::{Prompt, RunEnd, RunOutcome, TurnRecord},
-    store::{Change, Commit, ConversationId, Store, StoreError, Stored, Version, Write},
+    run::{PendingUse, Prompt, RunEnd, RunOutcome, TurnRecord},
+    store::{Change, Commit, ConversationId, Filter, Page, Store, StoreError, Stored, Turns, Version, Write},
     tree::{Erased, Node},
 };
 
@@ -156,8 +156,9 @@ pub(super) async fn attachments_of_a_turn_in_flight_are_preserved(
     let settled = |letter| {
         let content = vec![ResultBlock::from(photo(letter)), ResultBlock::from(photo(letter))];
         let result = ToolResult::ok(&tool_use, "").with_content(content);
-        let core = json!({ "result": result }).to_string().into();
-        TurnRecord { core, ..TurnRecord::new(1, turn_id(1), "") }.with_head(node_id(1)).with_keep(2)
+        let core = json!({ "result": result }).to_string();
+        let waiting = vec![PendingUse::new(turn_id(1), tool_use.clone())];
+        TurnRecord::new(1, turn_id(1), core).with_head(node_id(1)).with_keep(2).with_waiting(waiting)
     };
     let pending = |text: &str, letter| Arc::new(beside(text, photo(letter)));
     let uses = Arc::new(Message::assistant(tool_use.clone()));
@@ -183,6 +184,9 @@ pub(super) async fn attachments_of_a_turn_in_flight_are_preserved(
         let turn = store.turn(&id).await.expect("reading succeeds").expect("a turn is in flight");
         assert!(stored.turn.as_deref() == Some(&turn) && turn.damage.is_none(), "{:?}", turn.damage);
         assert!(turn.record.append == whole.append && turn.record.core == whole.core);
+        let entries = listed(&*store, Turns::All, &Filter::default(), Page::default()).await;
+        let entry = entries.iter().find(|entry| entry.id == id).expect("the turn is listed");
+        assert_eq!((&entry.damage, &entry.approvals), (&None, &turn.approvals()));
     }
     // Another turn replaces this one. Then the run ends without an answer.
     let other = TurnRecord::new(1, turn_id(2), "{}").with_head(node_id(1));

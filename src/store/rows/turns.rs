@@ -131,14 +131,23 @@ impl ReadTurn {
     pub(in crate::store) fn into_turn(self, version: Version) -> StoredTurn {
         let Self { since, recorded, now, .. } = self;
         let (turn, head) = (self.turn.parse().unwrap_or_default(), self.head.and_then(node_id));
-        let unreadable = |problem: String| (TurnRecord::unreadable(turn, problem), Vec::new());
-        let (record, waiting_since) = self.record().unwrap_or_else(unreadable);
+        let read = parse(&self.record, "the record").and_then(|record: TurnRecord| {
+            let is_named = self.turn.parse().ok() == Some(record.turn);
+            is_named.then_some(record).ok_or_else(|| "the record belongs to another turn".to_owned())
+        });
+        let facts = read.as_ref().map_or((0, 0, false), |own| (own.format, own.lives, own.orderly));
+        let unreadable = |problem: String| {
+            let (format, lives, orderly) = facts;
+            (TurnRecord { format, lives, orderly, ..TurnRecord::unreadable(turn, problem) }, Vec::new())
+        };
+        let whole = read.and_then(|record| self.complete(record));
+        let (record, waiting_since) = whole.unwrap_or_else(unreadable);
         let damage = record.damage().map(str::to_owned);
         StoredTurn { version, record: record.with_head(head), since, recorded, waiting_since, now, damage }
     }
 
-    fn record(self) -> Result<(TurnRecord, Vec<Timestamp>), String> {
-        let record: TurnRecord = parse(&self.record, "the record")?;
+    /// Adds the messages and the approvals to the record. Also returns the times since which the approvals wait.
+    fn complete(self, record: TurnRecord) -> Result<(TurnRecord, Vec<Timestamp>), String> {
         let append = self.pending.iter().map(|message| parse(message, "a pending message"));
         let (approvals, waiting_since): (Vec<_>, Vec<_>) = self.approvals.into_iter().unzip();
         let waiting = approvals
@@ -151,4 +160,24 @@ impl ReadTurn {
 
 fn parse<T: DeserializeOwned>(text: &str, what: &str) -> Result<T, String> {
     json::parse(text).map_err(|problem| format!("{what}: {problem}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn turn_with_an_unreadable_approval_keeps_the_facts_of_its_record() {
+        let turn = "00112233445566778899aabbccddeeff";
+        let record = TurnRecord::new(7, turn.parse().unwrap(), "{}").with_lives(3).with_orderly(true);
+        let read = |approvals, turn: &str| {
+            let (turn, record) = (turn.to_owned(), serde_json::to_string(&record).unwrap());
+            let read = ReadTurn { turn, record, approvals, ..ReadTurn::default() };
+            let StoredTurn { record, damage, .. } = read.into_turn(Version::new(1));
+            (record.format, record.lives, record.orderly, damage.is_some())
+        };
+        assert_eq!(read(Vec::new(), turn), (7, 3, true, false));
+        assert_eq!(read(vec![("nonsense".to_owned(), Timestamp(1))], turn), (7, 3, true, true));
+        assert_eq!(read(Vec::new(), &turn.replace("00", "11")), (0, 0, false, true));
+    }
 }

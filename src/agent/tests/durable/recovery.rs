@@ -309,6 +309,9 @@ async fn paused_turn_waits_over_restarts_and_runs_its_tool_once() {
     life.agent.prompt("Hi").await.unwrap();
     settle().await;
     let mut shelf = life.kill().await;
+    let core: Value = serde_json::from_str(&shelf.contents().turn.unwrap().core).unwrap();
+    let pause = &core["stage"]["tools"]["answers"][0]["waits"][0];
+    assert_eq!(pause["tool_use"], json!({ "id": "", "name": "", "input": null }), "{core}");
     for _ in 0..3 {
         let life = Life::begin(builder(vec![]), Durable::Approvals, &shelf).await;
         settle().await;

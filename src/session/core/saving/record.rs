@@ -123,14 +123,14 @@ pub(in crate::session) struct StoredFlight {
     turn: TurnId,
     lives: u32,
     orderly: bool,
-    core: Box<str>,
+    core: Arc<str>,
 }
 
 impl StoredFlight {
     /// Returns the turn in flight after this record was stored.
     pub(in crate::session) fn of(record: &TurnRecord) -> Self {
         let TurnRecord { turn, lives, orderly, core, .. } = record;
-        Self { turn: *turn, lives: *lives, orderly: *orderly, core: core.clone() }
+        Self { turn: *turn, lives: *lives, orderly: *orderly, core: Arc::clone(core) }
     }
 
     /// Returns the turn in flight of a loaded conversation with this head. A turn on another head is outdated, and not

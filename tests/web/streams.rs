@@ -63,6 +63,7 @@ pub(crate) async fn assert_current(client: &Client, app: &App, id: &str) {
     if state.agent.last.life != now.agent.last.life {
         (state.agent.last, state.agent.run, state.agent.step) =
             (now.agent.last, now.agent.run, now.agent.step);
+        state.agent.first_turn = now.agent.first_turn;
         state.agent.prompts.clone_from(&now.agent.prompts);
         state.agent.last_run = state.agent.last_run.filter(|_| now.agent.last_run.is_some());
     }

@@ -56,8 +56,9 @@
  * @typedef {{ model: string, fallback_for?: string, system?: string, tools: ToolDeclaration[], options: any,
  *   max_steps?: number, turn_timeout?: Duration, history: Message[] }} StateView
  * @typedef {{ last: string, state: StateView, status: "idle" | "busy" | "paused", step: number, pending: Message[],
- *   partial: PartialBlock[], run: number, first_turn?: string, turn?: string, answer?: string, pauses?: PendingUse[], tools?: ToolRun[],
- *   decisions?: [string, UseDecision][], prompts?: KnownPrompt[], staged?: Prompt[], last_run?: RunEnd }} Snapshot
+ *   partial: PartialBlock[], run: number, first_turn?: string, turn?: string, answer?: string,
+ *   pauses?: PendingUse[], tools?: ToolRun[], decisions?: [string, UseDecision][], prompts?: KnownPrompt[],
+ *   staged?: Prompt[], last_run?: RunEnd }} Snapshot
  * @typedef {{ outcome: "saved", what: string, version: number, through?: number }
  *   | { outcome: "failed", what: string, error: string, retry_in: Duration }
  *   | { outcome: "lost", error: string }} StoreReport

@@ -181,8 +181,8 @@ pub trait Agents: Send + Sync + 'static {
     ///
     /// Fails with an error, which is sent to the client. A client of the web gets the status, the code and the title of the
     /// [`ErrorKind`](crate::ErrorKind). It gets the text only with the status 400, 409 or 422, and not with
-    /// [`StaleDecision`](crate::ErrorKind::StaleDecision). For a refusal by the application, such as that of a model, use
-    /// [`Unsupported`](crate::ErrorKind::Unsupported), whose text clients get.
+    /// [`StaleDecision`](crate::ErrorKind::StaleDecision), and with [`NotPermitted`](crate::ErrorKind::NotPermitted). For a
+    /// refusal by the application, use `NotPermitted`, or [`Unsupported`](crate::ErrorKind::Unsupported) for a model.
     ///
     /// # Cancel safety
     ///

@@ -107,7 +107,10 @@ impl Client {
         let failed =
             |why: String| Error::new(ErrorKind::Callback, format!("the agent can't be started: {why}"));
         let started = contained_async(self.agents.start(&self.principal, request)).await.map_err(failed)?;
-        let options = started.and_then(|options| options.add_labels(self.principal.labels()));
+        // A stored conversation keeps its labels.
+        let is_new = request.conversation.is_none();
+        let add = |options: OpenOptions| options.add_labels(self.principal.labels());
+        let options = started.and_then(|options| if is_new { add(options) } else { Ok(options) });
         // A client over HTTP gets an error of the application as it is.
         let options =
             options.map_err(|error| if self.is_local { failed(error_chain(&error)) } else { error });

@@ -135,7 +135,8 @@ kinds! {
     StoreFailed: 500 "internal" "The server failed.";
     /// A setting or value of the application is invalid or missing.
     Config: 500 "internal" "The server failed.";
-    /// `init`, the closure of `set_state` or [`Agents::start`](crate::access::Agents::start) returned an error or panicked.
+    /// `init` or the closure of `set_state` returned an error or panicked. Or `access::Agents::start` panicked or, for a
+    /// client over a pipe, returned an error.
     Callback: 500 "internal" "The server failed.";
     /// The run that this call started was cancelled. [`Error::response`] has the discarded messages.
     Cancelled: 500 "internal" "The server failed.";

@@ -231,7 +231,8 @@ impl From<Error> for Problem {
                     .to_owned(),
             ),
             ErrorKind::StaleDecision => None,
-            _ => matches!(error.status(), 400 | 403 | 409 | 422).then(|| error.to_string()),
+            ErrorKind::NotPermitted => Some(error.to_string()),
+            _ => matches!(error.status(), 400 | 409 | 422).then(|| error.to_string()),
         };
         let mut problem = Self::new(status, kind.code(), kind.title());
         problem.0.detail = detail;

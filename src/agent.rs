@@ -459,15 +459,13 @@ impl Agent {
     }
 
     /// Follows a run, from its start to its end. If the target is not known yet, the reader waits for it.
+    /// If an earlier prompt with the same id was returned, use [`RunRequest::follow`] instead, which starts the run first.
     ///
     /// # Errors
     ///
     /// Returns [`ErrorKind::Ended`] if the agent has ended.
     pub async fn follow(&self, target: FollowTarget) -> Result<Running, Error> {
-        let updates = self.subscribe().await?;
-        let (first, commands) = (updates.snapshot().cloned(), Box::new(self.clone()));
-        let of_snapshot: fn(&Snapshot) -> (&History, &Snapshot) = |agent| (&agent.state.history, agent);
-        Ok(Running::new(target, first, updates, |event| Some(event), of_snapshot, commands, "agent"))
+        RunTarget::follow(self, target, None).await
     }
 
     /// Resumes a subscription after `last`, the last event that the subscriber saw. If the missed events are still
@@ -584,8 +582,20 @@ impl RunTarget for Agent {
         self.call(|reply| Command::Ask(prompt, caller, reply)).await?
     }
 
-    async fn follow(&self, target: FollowTarget) -> Result<Running, Error> {
-        Self::follow(self, target).await
+    async fn follow(&self, target: FollowTarget, accepted: Option<Accepted>) -> Result<Running, Error> {
+        let updates = self.subscribe().await?;
+        let (first, commands) = (updates.snapshot().cloned(), Box::new(self.clone()));
+        let of_snapshot: fn(&Snapshot) -> (&History, &Snapshot) = |agent| (&agent.state.history, agent);
+        Ok(Running::new(
+            target,
+            accepted,
+            first,
+            updates,
+            |event| Some(event),
+            of_snapshot,
+            commands,
+            "agent",
+        ))
     }
 }
 

@@ -344,18 +344,15 @@ impl Session {
         Ok(self.subscribe(mode).await?.into_tail(limit))
     }
 
-    /// Follows a run, from its start to its end. If the target is not known yet, the reader waits for it. The reader is
+    /// Follows a run, from its start to its end. If the target is not known yet, the reader waits for it.
+    /// If an earlier prompt with the same id was returned, use [`RunRequest::follow`] instead, which starts the run first. The reader is
     /// a [controller](Mode::Controller).
     ///
     /// # Errors
     ///
     /// Returns [`ErrorKind::Ended`] if the session has ended.
     pub async fn follow(&self, target: FollowTarget) -> Result<Running, Error> {
-        let updates = self.subscribe(Mode::Controller).await?;
-        let (first, commands) = (updates.snapshot().cloned(), Box::new(self.clone()));
-        let of_snapshot: fn(&SessionSnapshot) -> (&History, &Snapshot) =
-            |session| (session.tree.history(), &session.agent);
-        Ok(Running::new(target, first, updates, SessionEvent::agent, of_snapshot, commands, "session"))
+        RunTarget::follow(self, target, None).await
     }
 
     /// Resumes a subscription after the last event that the reader has seen.
@@ -627,8 +624,21 @@ impl RunTarget for Session {
         self.session_outcome(response.unwrap_or_else(killed)).await
     }
 
-    async fn follow(&self, target: FollowTarget) -> Result<Running, Error> {
-        Self::follow(self, target).await
+    async fn follow(&self, target: FollowTarget, accepted: Option<Accepted>) -> Result<Running, Error> {
+        let updates = self.subscribe(Mode::Controller).await?;
+        let (first, commands) = (updates.snapshot().cloned(), Box::new(self.clone()));
+        let of_snapshot: fn(&SessionSnapshot) -> (&History, &Snapshot) =
+            |session| (session.tree.history(), &session.agent);
+        Ok(Running::new(
+            target,
+            accepted,
+            first,
+            updates,
+            SessionEvent::agent,
+            of_snapshot,
+            commands,
+            "session",
+        ))
     }
 }
 

@@ -687,7 +687,13 @@ impl Follow {
                     let end = last_run.filter(|run| !is_busy && run.staged.iter().any(is_own));
                     TargetState::Returned(end.map(|run| run.outcome.clone()))
                 }
-                None if self.is_accepted || self.state != FollowState::Unknown => TargetState::Ended(None),
+                None if self.is_accepted || self.state != FollowState::Unknown => {
+                    let is_own = |prompt: &Arc<Prompt>| prompt.id.as_ref() == Some(id);
+                    match last_run.filter(|run| run.staged.iter().any(is_own)) {
+                        Some(run) => TargetState::Returned(Some(run.outcome.clone())),
+                        None => TargetState::Ended(None),
+                    }
+                }
                 None if place_of(id, all).is_some() => TargetState::Ended(None),
                 None => TargetState::Unknown,
             };

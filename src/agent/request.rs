@@ -27,7 +27,8 @@ pub(crate) trait RunTarget: Send + Sync {
     /// Starts the run, and waits for its response.
     async fn response(&self, spec: RunSpec) -> Result<Arc<Response>, Error>;
 
-    async fn follow(&self, target: FollowTarget) -> Result<Running, Error>;
+    /// Follows a run. `accepted` is the answer to its prompt, if there was one.
+    async fn follow(&self, target: FollowTarget, accepted: Option<Accepted>) -> Result<Running, Error>;
 }
 
 /// A run that is described and not yet started.
@@ -166,12 +167,14 @@ impl RunRequest {
             self.spec.prompt.id.get_or_insert_with(|| PromptId::new(TurnId::new(rand::random()).to_string()));
         }
         let id = self.spec.prompt.id.clone();
-        let target = match (self.target.start(self.spec).await?, id) {
-            (Accepted::Staged { id, .. }, _) | (_, Some(id)) => FollowTarget::Prompt(id),
-            (Accepted::Started { turn }, None) => FollowTarget::Turn(turn),
+        let accepted = self.target.start(self.spec).await?;
+        let target = match (&accepted, id) {
+            (Accepted::Staged { id, .. }, _) => FollowTarget::Prompt(id.clone()),
+            (_, Some(id)) => FollowTarget::Prompt(id),
+            (Accepted::Started { turn }, None) => FollowTarget::Turn(*turn),
             (Accepted::Known { .. }, None) => FollowTarget::InFlight,
         };
-        self.target.follow(target).await
+        self.target.follow(target, Some(accepted)).await
     }
 
     /// Starts the run, waits until it ends, and returns the response: see [`ask`](super::Agent::ask).

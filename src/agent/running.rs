@@ -110,10 +110,18 @@ pub enum RunStep {
 }
 
 impl RunStep {
-    /// Returns the owned form of the progress, or `None` if a block has begun without text. `snapshot` is the snapshot
-    /// that has shown the progress.
-    fn of(progress: RunProgress<'_>, turn: Option<TurnId>, snapshot: Option<&Snapshot>) -> Option<Self> {
-        Some(match progress {
+    /// Adds the owned form of the progress, unless the run has ended. `snapshot` is the snapshot that has shown the
+    /// progress.
+    fn add(
+        steps: &mut VecDeque<Self>,
+        progress: RunProgress<'_>,
+        turn: Option<TurnId>,
+        snapshot: Option<&Snapshot>,
+    ) {
+        if steps.back().is_some_and(Self::is_end) {
+            return;
+        }
+        let step = match progress {
             RunProgress::Waiting => Self::Waiting,
             RunProgress::Turn(turn) => Self::Turn(turn),
             RunProgress::User(message) => Self::User(Arc::clone(message)),
@@ -121,16 +129,21 @@ impl RunStep {
             RunProgress::Answer(message) => Self::Answer(Arc::clone(message)),
             RunProgress::Void { failure } => Self::Void { failure: failure.cloned() },
             RunProgress::Pauses(pauses) => Self::Pauses(pauses.to_vec()),
-            RunProgress::Block { index, content: Content::Text(_), new, .. } if !new.is_empty() => {
-                Self::Text { index, new: new.to_owned() }
-            }
-            RunProgress::Block { index, content: Content::Thinking(_), new, .. } if !new.is_empty() => {
-                Self::Thinking { index, new: new.to_owned() }
-            }
-            RunProgress::Block { index, content, ended: true, .. } => {
+            RunProgress::Block { index, content, new, ended } => {
+                match content {
+                    Content::Text(_) if !new.is_empty() => {
+                        steps.push_back(Self::Text { index, new: new.to_owned() });
+                    }
+                    Content::Thinking(_) if !new.is_empty() => {
+                        steps.push_back(Self::Thinking { index, new: new.to_owned() });
+                    }
+                    _ => {}
+                }
+                if !ended {
+                    return;
+                }
                 Self::Block { index, content: content.clone() }
             }
-            RunProgress::Block { .. } => return None,
             RunProgress::Tool { id, change } => match change {
                 ToolChange::Decided(decided) => Self::Decided(Box::new(decided.clone())),
                 ToolChange::Started { input } => Self::ToolStarted { id: id.clone(), input: input.cloned() },
@@ -146,7 +159,13 @@ impl RunStep {
                 Self::Ended { outcome, response, message }
             }
             RunProgress::Returned { outcome } => Self::Returned { outcome: outcome.cloned() },
-        })
+        };
+        steps.push_back(step);
+    }
+
+    /// Returns whether no further step follows.
+    const fn is_end(&self) -> bool {
+        matches!(self, Self::Ended { .. } | Self::Returned { .. } | Self::Closed(_))
     }
 }
 
@@ -228,7 +247,8 @@ impl Commands for Agent {
 /// One run that is followed, from the start of the prompt or of the turn to its end. Returned by
 /// [`Agent::follow`] and [`Session::follow`](crate::Session::follow).
 ///
-/// Dropping it does not end the run. A reader that is too slow gets the rest of the run without a gap or a repetition.
+/// Dropping it does not end the run. It keeps its agent or session alive. A reader that is too slow gets the rest of the
+/// run without a gap or a repetition.
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]
@@ -265,6 +285,7 @@ impl Running {
     /// Creates a reader of these updates. `first` is the first snapshot.
     pub(crate) fn new<S: Send + Sync + 'static, E: Send + Sync + 'static>(
         target: FollowTarget,
+        accepted: Option<Accepted>,
         first: Option<Arc<S>>,
         updates: impl Stream<Item = Update<S, E>> + Send + Unpin + 'static,
         event_of: fn(&E) -> Option<&Event>,
@@ -278,13 +299,13 @@ impl Running {
                 if let RunProgress::Turn(new) = progress {
                     turn = Some(new);
                 }
-                steps.extend(RunStep::of(progress, turn, Some(agent)));
+                RunStep::add(steps, progress, turn, Some(agent));
             });
         };
         // The id of a turn shows that its run was started.
         let started = match &target {
             FollowTarget::Turn(turn) => Some(Accepted::Started { turn: *turn }),
-            _ => None,
+            _ => accepted,
         };
         let (mut follow, mut steps) = (Follow::new(target, FollowFrom::Start), VecDeque::new());
         if let Some(started) = &started {
@@ -294,20 +315,18 @@ impl Running {
             read(&mut follow, &mut steps, &first);
         }
         let steps = stream::unfold(
-            (updates, follow, steps),
-            move |(mut updates, mut follow, mut steps)| async move {
-                loop {
+            (updates, follow, steps, false),
+            move |(mut updates, mut follow, mut steps, is_over)| async move {
+                while !is_over {
                     if let Some(step) = steps.pop_front() {
-                        return Some((step, (updates, follow, steps)));
-                    }
-                    if follow.is_ended() {
-                        return None;
+                        let is_over = step.is_end();
+                        return Some((step, (updates, follow, steps, is_over)));
                     }
                     match updates.next().await? {
                         Update::Event(numbered) => {
                             if let Some(event) = event_of(&numbered.event) {
                                 follow.event(event, &mut |progress| {
-                                    steps.extend(RunStep::of(progress, None, None));
+                                    RunStep::add(&mut steps, progress, None, None);
                                 });
                             }
                         }
@@ -316,12 +335,13 @@ impl Running {
                             if let Some(state) = &end.snapshot {
                                 read(&mut follow, &mut steps, state);
                             }
-                            if !follow.is_ended() {
+                            if !steps.back().is_some_and(RunStep::is_end) {
                                 steps.push_back(RunStep::Closed(end.reason));
                             }
                         }
                     }
                 }
+                None
             },
         );
         Self { steps: Box::pin(steps.fuse()), commands, name, turn: None, end: None }
@@ -336,9 +356,7 @@ impl Running {
         let step = self.steps.next().await?;
         match &step {
             RunStep::Turn(turn) => self.turn = Some(*turn),
-            RunStep::Ended { .. } | RunStep::Returned { .. } | RunStep::Closed(_) => {
-                self.end = Some(step.clone());
-            }
+            step if step.is_end() => self.end = Some(step.clone()),
             _ => {}
         }
         Some(step)

@@ -12,7 +12,7 @@ use super::{
     running::{rebuilt, result},
 };
 use crate::{
-    message::{Content, TurnId},
+    message::{Content, Role, TurnId},
     run::Error,
     subscription::{Subscription, Update},
 };
@@ -162,9 +162,23 @@ impl TurnText {
     }
 
     fn event(&mut self, follow: &mut Follow, event: &Event) {
-        follow.event(event, &mut |progress| self.read(progress, None));
-        if matches!(event, Event::Turn { .. }) {
-            self.end(None);
+        // If the reader began in the middle of an answer, it may have read a part of this answer.
+        let is_half_read = self.turn.is_none()
+            && matches!(event, Event::Message { message, .. } if message.role == Role::Assistant);
+        follow.event(event, &mut |progress| {
+            if !(is_half_read && matches!(progress, RunProgress::Block { .. })) {
+                self.read(progress, None);
+            }
+        });
+        match event {
+            Event::Turn { .. } => self.end(None),
+            Event::Cancelled { response } if !self.is_over => {
+                self.end(Some(Error::cancelled(Arc::clone(response))));
+            }
+            Event::Error { failure, response, .. } if !self.is_over => {
+                self.end(Some(Error::failed(failure.clone(), Arc::clone(response))));
+            }
+            _ => {}
         }
     }
 

@@ -97,7 +97,7 @@ impl KnownPrompt {
     }
 
     /// Stores the new state of a prompt in a list of prompts with the latest prompt at the end. If too many prompts are
-    /// over, forgets the oldest one that was returned, or else the oldest one that has ended.
+    /// over, forgets the oldest other one that was returned, or else the oldest other one that has ended.
     pub(crate) fn enter(list: &mut Vec<Self>, id: &PromptId, state: PromptState) {
         if let Some(known) = list.iter_mut().find(|known| known.id == *id && !known.is_over()) {
             known.state = state;
@@ -106,8 +106,9 @@ impl KnownPrompt {
             list.push(Self::new(id.clone(), state));
         }
         if list.iter().filter(|known| known.is_over()).count() > MAX_KNOWN {
-            let returned = list.iter().position(|known| known.state == PromptState::Returned);
-            let forgotten = returned.or_else(|| list.iter().position(Self::is_over));
+            let others = || list.iter().enumerate().filter(|(_, known)| known.id != *id && known.is_over());
+            let returned = others().find(|(_, known)| known.state == PromptState::Returned);
+            let forgotten = returned.or_else(|| others().next()).map(|(index, _)| index);
             forgotten.map(|index| list.remove(index));
         }
     }

@@ -952,8 +952,8 @@ function applyBlock(agent, event) {
 const MAX_KNOWN = 32;
 
 /**
- * Notes the new state of a prompt. If too many are over, forgets the oldest one that was returned, or else the oldest
- * one that has ended.
+ * Notes the new state of a prompt. If too many are over, forgets the oldest other one that was returned, or else the
+ * oldest other one that has ended.
  * @param {Snapshot} agent
  * @param {string} id
  * @param {PromptState} state
@@ -965,8 +965,9 @@ function know(agent, id, state) {
   else agent.prompts = [...(agent.prompts ?? []).filter((known) => known.id !== id), { id, state }];
   const prompts = agent.prompts ?? [];
   if (prompts.filter(isOver).length > MAX_KNOWN) {
-    const returned = prompts.findIndex((known) => known.state.state === "returned");
-    prompts.splice(returned < 0 ? prompts.findIndex(isOver) : returned, 1);
+    const others = prompts.filter((known) => known.id !== id && isOver(known));
+    const forgotten = others.find((known) => known.state.state === "returned") ?? others[0];
+    agent.prompts = prompts.filter((known) => known !== forgotten);
   }
 }
 

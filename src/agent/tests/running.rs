@@ -155,3 +155,41 @@ async fn followed_request_of_a_session_is_read_on_its_branch() {
     assert_eq!(text(&mut other).await, "Three.");
     assert_eq!(other.response().await.unwrap().text(), "Three.");
 }
+
+#[tokio::test(start_paused = true)]
+async fn reader_that_missed_the_next_run_ends_with_its_own() {
+    let gate = Gate::new();
+    let script = [Step::new().gate(&gate).then_text(["One."]).stop(), Step::text("Two.")];
+    let limits = FeedLimits::default().with_lag(4);
+    let agent = scripted(script).1.feed_limits(limits).start().await.unwrap();
+    agent.prompt("Count.").await.unwrap();
+    let mut running = agent.follow(FollowTarget::InFlight).await.unwrap();
+    gate.reached().await;
+    while !matches!(running.next().await, Some(RunStep::Request { .. })) {}
+    gate.open();
+    agent.wait_until_idle().await.unwrap();
+    agent.ask("Go on.").await.unwrap();
+    let mut ends = 0;
+    while let Some(step) = running.next().await {
+        assert!(ends == 0, "{step:?} follows the end");
+        ends += usize::from(matches!(step, RunStep::Ended { .. }));
+    }
+    assert_eq!(ends, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn returned_prompt_is_known_even_after_many_others() {
+    let gate = Gate::new();
+    let mut script: Vec<_> = (0..40).map(|_| Step::text("Done.")).collect();
+    script.push(Step::new().gate(&gate));
+    let agent = scripted(script).1.start().await.unwrap();
+    for number in 0..40 {
+        agent.ask(Prompt::new("Go on.").with_id(number.to_string())).await.unwrap();
+    }
+    agent.prompt("Wait.").await.unwrap();
+    gate.reached().await;
+    agent.prompt(Prompt::new("Then go on.").with_id("late")).await.unwrap();
+    agent.cancel().await.unwrap();
+    let mut running = agent.follow(FollowTarget::Prompt("late".into())).await.unwrap();
+    assert_eq!(running.response().await.unwrap_err().kind(), ErrorKind::Cancelled);
+}

@@ -3,9 +3,10 @@
 use std::{fmt::Write, time::Duration};
 
 use crate::{
-    agent::{Agent, AgentSubscription, ErrorDecision, TextDeltas, ToolDecision},
+    agent::{Agent, AgentSubscription, ErrorDecision, Event, TextDeltas, ToolDecision},
     provider::{ProviderError, ProviderErrorKind},
     run::{Error, ErrorKind},
+    subscription::Update,
     testing::{Gate, Step},
 };
 use futures_util::StreamExt;
@@ -280,4 +281,28 @@ async fn text_deltas_resync_at_the_end_have_the_rest_of_the_turn() {
     agent.stop(Duration::from_secs(1)).await.unwrap();
     let (rest, error) = rest(deltas).await;
     assert_eq!((rest, error.is_none()), (text(2..400), true));
+}
+
+#[tokio::test(start_paused = true)]
+async fn stream_that_begins_in_the_middle_of_an_answer_ends_with_it_and_repeats_nothing() {
+    for is_cancelled in [true, false] {
+        let gate = Gate::new();
+        let half = Step::new().then_text(["Half"]).gate(&gate).then_text([", whole."]).stop();
+        let (agent, mut events) = start([half]).await;
+        agent.prompt("Hi").await.unwrap();
+        gate.reached().await;
+        while !matches!(
+            answered(events.next()).await,
+            Some(Update::Event(numbered)) if matches!(&*numbered.event, Event::TextDelta { .. })
+        ) {}
+        let deltas = events.text_deltas();
+        if is_cancelled {
+            agent.cancel().await.unwrap();
+        } else {
+            gate.open();
+        }
+        let (text, error) = rest(deltas).await;
+        assert_eq!(text, "");
+        assert_eq!(error.map(|error| error.kind()), is_cancelled.then_some(ErrorKind::Cancelled));
+    }
 }

@@ -587,8 +587,7 @@ impl RunTarget for Agent {
         let (first, commands) = (updates.snapshot().cloned(), Box::new(self.clone()));
         let of_snapshot: fn(&Snapshot) -> (&History, &Snapshot) = |agent| (&agent.state.history, agent);
         Ok(Running::new(
-            target,
-            accepted,
+            (target, accepted),
             first,
             updates,
             |event| Some(event),

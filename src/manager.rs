@@ -527,7 +527,7 @@ impl Manager {
     /// Returns conversations from the store, with the most recently written first. Each entry states whether the
     /// conversation is open.
     ///
-    /// The argument is a [`Page`](crate::store::Page), a [`Filter`] by labels, or a pair of a filter and a page. A
+    /// The argument is a [`Page`], a [`Filter`] by labels, or a pair of a filter and a page. A
     /// conversation must match the filter with its stored labels and, if it is open, with those of its session, which may
     /// not be stored yet.
     ///

@@ -630,8 +630,7 @@ impl RunTarget for Session {
         let of_snapshot: fn(&SessionSnapshot) -> (&History, &Snapshot) =
             |session| (session.tree.history(), &session.agent);
         Ok(Running::new(
-            target,
-            accepted,
+            (target, accepted),
             first,
             updates,
             SessionEvent::agent,

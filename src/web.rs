@@ -17,6 +17,8 @@
 //! /// Everybody is the same user. A real application reads a session cookie or a token.
 //! struct OneUser;
 //!
+//! impl Permissions for OneUser {}
+//!
 //! #[omni_agent::async_trait]
 //! impl Access for OneUser {
 //!     async fn principal(&self, _: &Parts) -> Result<Principal, Challenge> {

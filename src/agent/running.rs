@@ -284,8 +284,7 @@ pub struct Running {
 impl Running {
     /// Creates a reader of these updates. `first` is the first snapshot.
     pub(crate) fn new<S: Send + Sync + 'static, E: Send + Sync + 'static>(
-        target: FollowTarget,
-        accepted: Option<Accepted>,
+        (target, accepted): (FollowTarget, Option<Accepted>),
         first: Option<Arc<S>>,
         updates: impl Stream<Item = Update<S, E>> + Send + Unpin + 'static,
         event_of: fn(&E) -> Option<&Event>,
@@ -317,7 +316,10 @@ impl Running {
         let steps = stream::unfold(
             (updates, follow, steps, false),
             move |(mut updates, mut follow, mut steps, is_over)| async move {
-                while !is_over {
+                if is_over {
+                    return None;
+                }
+                loop {
                     if let Some(step) = steps.pop_front() {
                         let is_over = step.is_end();
                         return Some((step, (updates, follow, steps, is_over)));
@@ -341,7 +343,6 @@ impl Running {
                         }
                     }
                 }
-                None
             },
         );
         Self { steps: Box::pin(steps.fuse()), commands, name, turn: None, end: None }

@@ -118,11 +118,11 @@ pub use callbacks::{AgentCallbacks, ErrorDecision, ToolDecision, TurnDecision};
 pub(crate) use command::InFlight;
 use command::{Command, Reply, Stop};
 pub use durable::{Durable, OnUncertain, RecordedStage, Recover, Recovery, RecoveryDecision, UncertainUse};
-pub(crate) use durable::{MAX_LIVES, RECORD_DELAY, Record, TurnInFlight, UnreadableTurn, Written};
+pub(crate) use durable::{MAX_LIVES, NumberedRecord, RECORD_DELAY, TurnInFlight, UnreadableTurn, Written};
 
 pub use event::{Event, Status};
 pub use follow::{Follow, FollowFrom, FollowTarget, RunProgress, ToolChange};
-pub(crate) use owner::{Asker, FirstMessage, HistoryOwner, Moment};
+pub(crate) use owner::{AgentPosition, Asker, FirstMessage, HistoryOwner};
 pub use request::RunRequest;
 pub(crate) use request::RunTarget;
 pub(crate) use running::Commands;
@@ -132,7 +132,7 @@ use serde::de::DeserializeOwned;
 pub use snapshot::{Snapshot, ToolRun};
 pub use state::{Config, State, StateEdit, StateView};
 use task::AgentShared;
-pub(crate) use task::Hold;
+pub(crate) use task::OwnerLink;
 pub use text::TextDeltas;
 use tokio::sync::mpsc;
 
@@ -206,7 +206,7 @@ pub(crate) struct Delivery {
     /// settings.
     pub(crate) settings: Option<Arc<Prompt>>,
     /// The state of the turn in flight to store, after the input that has emitted the event.
-    pub(crate) record: Option<Arc<Record>>,
+    pub(crate) record: Option<Arc<NumberedRecord>>,
 }
 
 /// A snapshot of an agent and the events that follow it.

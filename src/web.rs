@@ -153,10 +153,10 @@ const ABANDONED: &str = "The run was ended after too many restarts.";
 ///
 /// See the [module documentation](self) for the routes and an example.
 #[derive(Clone, Debug)]
-pub struct Web(Arc<Inner>);
+pub struct Web(Arc<WebShared>);
 
 #[derive(Debug)]
-struct Inner {
+struct WebShared {
     manager: Manager,
     hooks: Hooks,
     view: View,
@@ -177,7 +177,7 @@ struct Inner {
 /// Settings of a [`Web`].
 #[derive(Debug)]
 #[must_use = "a builder does nothing before `build` is called"]
-pub struct WebBuilder(Inner);
+pub struct WebBuilder(WebShared);
 
 /// The limits of a [`Web`].
 ///
@@ -246,7 +246,7 @@ impl Web {
     /// Returns a builder for a router over this manager. `access` decides who may do what, and `agents` builds the
     /// agent of each conversation.
     pub fn builder(manager: Manager, access: impl Access, agents: impl Agents) -> WebBuilder {
-        WebBuilder(Inner {
+        WebBuilder(WebShared {
             manager,
             hooks: Hooks { access: Arc::new(access), agents: Arc::new(agents) },
             view: View::chat(),

@@ -12,7 +12,7 @@ use super::{
     StateEdit, Status, TurnInFlight, WeakAgent, Written,
     model_spec::{ModelSpec, choose_model},
     state::{panicked, refused},
-    task::{AgentShared, Durability, Hold, Setup, Task},
+    task::{AgentShared, OwnerLink, RecordQueue, Setup, Task},
 };
 use crate::{
     message::History,
@@ -72,7 +72,7 @@ pub struct AgentBuilder {
     commit: Option<Sender<Delivery>>,
     last_run: Option<RunEnd>,
     admission: Option<Arc<dyn Admission>>,
-    hold: Option<Arc<dyn Hold>>,
+    hold: Option<Arc<dyn OwnerLink>>,
     records: Durable,
     record_delay: Duration,
     in_flight: Option<TurnInFlight>,
@@ -232,7 +232,7 @@ impl AgentBuilder {
         pub(crate) fn admission(self, admission: Arc<dyn Admission>) { self.admission = Some(admission) }
 
         /// Sets the session that owns the agent. It decides about each prompt whether the agent may accept it.
-        pub(crate) fn hold(self, hold: Arc<dyn Hold>) { self.hold = Some(hold) }
+        pub(crate) fn hold(self, hold: Arc<dyn OwnerLink>) { self.hold = Some(hold) }
 
         /// Sets the end of the conversation's last run. An earlier agent of the conversation has performed this run.
         pub(crate) fn last_run(self, end: Option<RunEnd>) { self.last_run = end }
@@ -336,7 +336,7 @@ impl AgentBuilder {
         let mut task =
             Task::new(draft.history, draft.config, setup, weak, Arc::clone(&agent.shared), self.commit);
         if let Some(written) = written {
-            task.keep_records(Durability::new(self.records, self.record_delay, written, facts), core);
+            task.keep_records(RecordQueue::new(self.records, self.record_delay, written, facts), core);
         }
         task.set_last_run(self.last_run);
         agent.shared.started.store(true, Ordering::Release);

@@ -5,8 +5,8 @@ use std::{any::Any, error::Error as StdError, sync::Arc, time::Duration};
 use tokio::sync::oneshot;
 
 use super::{
-    Accepted, Asker, Event, FirstMessage, Moment, Prompt, PromptId, Snapshot, State, StateEdit, Status,
-    core::Resume,
+    Accepted, AgentPosition, Asker, Event, FirstMessage, Prompt, PromptId, Snapshot, State, StateEdit,
+    Status, core::Resume,
 };
 use crate::{
     message::{History, TurnId},
@@ -64,7 +64,7 @@ pub(super) enum Command {
     Snapshot(Reply<Snapshot>),
     Subscribe(Option<EventId>, AttachmentReply),
     WaitIdle(Reply<()>),
-    Moment(Reply<Moment>),
+    Position(Reply<AgentPosition>),
     /// Replaces the history, for its owner. The flag states whether messages were erased.
     Change(Option<EventId>, History, bool, Reply<CommandResult<EventId>>),
     /// Starts a run on another history, for the history's owner.

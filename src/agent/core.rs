@@ -54,7 +54,7 @@ use super::{
     Durable, Event, Failure, KnownPrompt, Prompt, PromptState, RunEnd, RunOutcome, Snapshot, StateView,
     Status,
     phase::{
-        AfterEvent, Asked, Between, Op, Origin, OutputRequirement, Phase, SentRequest, Stage, Turn, Working,
+        AfterEvent, Asked, Between, Op, Origin, OutputRequirement, Phase, RequestFacts, Stage, Turn, Working,
         in_stage,
     },
 };
@@ -284,7 +284,7 @@ impl Core {
             refused: false,
             waits: 0,
             decisions: Vec::new(),
-            request: SentRequest::default(),
+            request: RequestFacts::default(),
         });
         self.emit_status(Status::Busy, cx);
         cx.push(Effect::Watch(limit));
@@ -326,7 +326,7 @@ impl Core {
             // same id count as one model.
             turn.refused &= turn.requested.as_ref() == Some(&model);
             (turn.wanted, turn.requested) = (wanted, Some(model));
-            turn.request = SentRequest { replay, ..SentRequest::default() };
+            turn.request = RequestFacts { replay, ..RequestFacts::default() };
             announce(&mut turn, cx);
             let op = self.enter(turn, Stage::Streaming { fold: Box::default(), question: None });
             cx.push(Effect::Open(op));

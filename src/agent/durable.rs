@@ -142,7 +142,7 @@ pub struct UncertainUse {
 /// A state of the agent to be stored. The effects and replies that wait for the record's number, or for a lower one,
 /// are released when the state is stored.
 #[derive(Debug)]
-pub(crate) struct Record {
+pub(crate) struct NumberedRecord {
     pub(crate) number: u64,
     /// The turn in flight. `None` if no recorded turn is in flight any more.
     pub(crate) turn: Option<TurnRecord>,

@@ -40,7 +40,7 @@ pub(crate) type Asker = oneshot::Sender<Result<Arc<Response>, Error>>;
 /// The agent's last event, its last record and its status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub(crate) struct Moment {
+pub(crate) struct AgentPosition {
     /// The id of the last event that was emitted.
     pub(crate) last: EventId,
     /// The number of the last record, or 0 if the agent has made none.
@@ -60,8 +60,8 @@ impl HistoryOwner {
     /// # Errors
     ///
     /// Returns [`ErrorKind::Ended`](crate::ErrorKind::Ended) if the agent has ended.
-    pub(crate) async fn moment(&self) -> Result<Moment, Error> {
-        self.agent.call(Command::Moment).await.map_err(|end| Error::ended("agent", &end.reason))
+    pub(crate) async fn position(&self) -> Result<AgentPosition, Error> {
+        self.agent.call(Command::Position).await.map_err(|end| Error::ended("agent", &end.reason))
     }
 
     /// Replaces the history, emits a `state` event, and returns the event's id. If `at` is given, the operation

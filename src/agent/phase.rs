@@ -7,8 +7,8 @@ use std::{sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-pub(crate) use tools::{Answer, DecidedUse, Question, Slot, ToolCall, ToolQuestion, Tools};
-pub(crate) use turn::{Asked, Origin, OutputRequirement, SentRequest, Turn, Working};
+pub(crate) use tools::{DecidedUse, Slot, SlotCall, StreamQuestion, ToolAnswer, ToolQuestion, Tools};
+pub(crate) use turn::{Asked, Origin, OutputRequirement, RequestFacts, Turn, Working};
 
 use super::{Failure, PendingUse, Status, ToolRun};
 use crate::{
@@ -53,7 +53,7 @@ pub(crate) enum Stage {
         #[serde(skip)]
         fold: Box<Fold>,
         #[serde(skip)]
-        question: Option<Box<Question>>,
+        question: Option<Box<StreamQuestion>>,
     },
     /// `handle_tool_use` runs for the first tool use that has no answer yet. If all have answers, the pause is reported
     /// when it is stored.
@@ -72,7 +72,7 @@ pub(crate) enum Stage {
     /// `handle_turn` runs.
     Concluding { end: Box<TurnEnd> },
     /// `handle_error` runs.
-    Failing { failure: Failure, remains: Box<Remains> },
+    Failing { failure: Failure, remains: Box<StepRemains> },
     /// The step is repeated after `delay`, which ends at the time `until` of the system clock.
     Delaying { delay: Duration, until: Timestamp },
     /// The turn continues after a restart as soon as `handle_recovery` has returned. A record has the recorded stage.
@@ -130,13 +130,13 @@ pub(crate) struct TurnEnd {
 
 /// The parts of an unfinished step. An interrupt or a failure keeps them where possible.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Remains {
+pub(crate) struct StepRemains {
     /// The partial response.
     #[serde(skip)]
     pub(crate) partial: Option<Box<Fold>>,
     /// The answers given so far, in the order of the tool uses. Empty if the tools have started.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) answers: Vec<Answer>,
+    pub(crate) answers: Vec<ToolAnswer>,
     /// The tool uses and the results so far. Empty before the tools have started.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) slots: Vec<Slot>,
@@ -145,7 +145,7 @@ pub(crate) struct Remains {
     pub(crate) reviewed: Vec<ToolResult>,
 }
 
-impl Remains {
+impl StepRemains {
     pub(crate) fn of(partial: Box<Fold>) -> Self {
         Self { partial: Some(partial), ..Self::default() }
     }
@@ -374,27 +374,27 @@ impl Stage {
     }
 
     /// Returns the parts of the step that are not part of the turn's messages yet.
-    pub(crate) fn into_remains(self, turn: &Turn) -> Remains {
+    pub(crate) fn into_remains(self, turn: &Turn) -> StepRemains {
         match self {
-            Self::Streaming { fold, .. } => Remains::of(fold),
+            Self::Streaming { fold, .. } => StepRemains::of(fold),
             Self::Deciding { tools } | Self::Paused { tools } => {
-                Remains { answers: tools.into_answers(), ..Remains::default() }
+                StepRemains { answers: tools.into_answers(), ..StepRemains::default() }
             }
-            Self::Executing { slots, .. } => Remains { slots, ..Remains::default() },
-            Self::Reviewing { slots, reviewed } => Remains { slots, reviewed, ..Remains::default() },
+            Self::Executing { slots, .. } => StepRemains { slots, ..StepRemains::default() },
+            Self::Reviewing { slots, reviewed } => StepRemains { slots, reviewed, ..StepRemains::default() },
             Self::Concluding { end } if !end.decided.is_empty() => {
                 let decided = |tool_use: &ToolUse| {
                     let mut decided = end.decided.iter();
                     let own = decided.find(|result| result.tool_use_id == tool_use.id);
-                    let Some(result) = own else { return Answer::Decided(Decision::Execute, None) };
-                    Answer::Decided(Decision::Provide(result.clone()), None)
+                    let Some(result) = own else { return ToolAnswer::Decided(Decision::Execute, None) };
+                    ToolAnswer::Decided(Decision::Provide(result.clone()), None)
                 };
                 let answers = turn.working.all().open_tool_uses().map(decided).collect();
-                Remains { answers, ..Remains::default() }
+                StepRemains { answers, ..StepRemains::default() }
             }
             Self::Failing { remains, .. } => *remains,
             Self::Recovering(recovering) => recovering.stage.into_remains(turn),
-            _ => Remains::default(),
+            _ => StepRemains::default(),
         }
     }
 }

@@ -45,7 +45,7 @@ use crate::{
     tool::{Extensions, ToolLimits},
 };
 use calls::drop_contained;
-pub(super) use durability::Durability;
+pub(super) use durability::RecordQueue;
 use presence::ActiveCalls;
 use work::Work;
 
@@ -69,12 +69,12 @@ pub(super) struct Setup {
     /// Whether only the history's owner may change the history.
     pub(super) owned: bool,
     pub(super) admission: Option<Arc<dyn Admission>>,
-    pub(super) hold: Option<Arc<dyn Hold>>,
+    pub(super) hold: Option<Arc<dyn OwnerLink>>,
 }
 
 /// The session that owns an agent with a conversation. It decides whether the agent may accept a prompt, and is asked
 /// before each prompt, whichever handle sends the prompt.
-pub(crate) trait Hold: Send + Sync {
+pub(crate) trait OwnerLink: Send + Sync {
     /// Returns the id of the conversation, for telemetry.
     fn conversation(&self) -> &str;
 
@@ -103,7 +103,7 @@ pub(super) struct Task {
     setup: Arc<Setup>,
     weak: WeakAgent,
     feed: Feed<Event>,
-    commit: Option<Commit>,
+    commit: Option<CommitChannel>,
     /// The application events that wait for `handle_event`.
     notices: VecDeque<Box<dyn std::any::Any + Send>>,
     asker: Option<oneshot::Sender<Result<Arc<Response>, Error>>>,
@@ -114,7 +114,7 @@ pub(super) struct Task {
     /// The work in progress. `None` while the agent is idle.
     work: Option<Box<Work>>,
     /// `None` if the agent makes no records.
-    durability: Option<Box<Durability>>,
+    durability: Option<Box<RecordQueue>>,
     /// The callback that the core has requested and that has not been called yet.
     wanted: Option<CallbackRequest>,
     /// Whether the running callback must be dropped.
@@ -141,7 +141,7 @@ struct Instance {
 }
 
 /// The commit channel and the events that wait for it.
-struct Commit {
+struct CommitChannel {
     sender: Sender<Delivery>,
     outbox: VecDeque<Delivery>,
     /// If the next event commits a turn and telemetry is on, the span of the turn's run.
@@ -176,7 +176,7 @@ impl Task {
     }
 
     /// Makes the task record its turns. With a `core`, the task starts with a turn in flight.
-    pub(super) fn keep_records(&mut self, durability: Durability, core: Option<Core>) {
+    pub(super) fn keep_records(&mut self, durability: RecordQueue, core: Option<Core>) {
         self.durability = Some(Box::new(durability));
         if let Some(core) = core {
             self.core = core;
@@ -198,7 +198,11 @@ impl Task {
             setup: Arc::new(setup),
             weak,
             feed: Feed::new(rand::random()),
-            commit: commit.map(|sender| Commit { sender, outbox: VecDeque::new(), run: Caller::default() }),
+            commit: commit.map(|sender| CommitChannel {
+                sender,
+                outbox: VecDeque::new(),
+                run: Caller::default(),
+            }),
             notices: VecDeque::new(),
             asker: None,
             idle_waiters: Vec::new(),

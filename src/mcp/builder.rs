@@ -17,7 +17,7 @@ use crate::text::clip;
 #[must_use = "a client is made by `connect`"]
 pub struct McpBuilder {
     /// The settings. The version and the secrets are set by `connect`.
-    settings: Settings,
+    settings: McpSettings,
     version: Option<String>,
     /// The last setting that the application has set although the transport does not have it, such as a header for a
     /// program.
@@ -37,7 +37,7 @@ impl McpBuilder {
     }
 
     fn new(name: Option<String>, transport: Transport) -> Self {
-        let settings = Settings {
+        let settings = McpSettings {
             name: name.unwrap_or_else(|| "server".to_owned()),
             transport,
             version: None,
@@ -199,7 +199,7 @@ crate::debug::impl_debug! {
 // The settings of a client, as its builder collects them.
 
 /// Everything that a client needs to connect, and to connect again.
-pub(super) struct Settings {
+pub(super) struct McpSettings {
     pub(super) name: String,
     pub(super) transport: Transport,
     pub(super) version: Option<ProtocolVersion>,
@@ -210,7 +210,7 @@ pub(super) struct Settings {
     pub(super) selection: Selection,
 }
 
-impl Settings {
+impl McpSettings {
     pub(super) fn is_program(&self) -> bool {
         matches!(self.transport, Transport::Program(_))
     }

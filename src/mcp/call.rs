@@ -27,7 +27,7 @@ use tracing::Instrument;
 
 use super::{
     McpError,
-    builder::Settings,
+    builder::McpSettings,
     connection::{Connection, LONGEST, OpenCall},
     server::ServerConnection,
     tool::output,
@@ -314,7 +314,7 @@ const LONGEST_SCHEMA: usize = 64 * 1024;
 
 /// Asks all questions at the same time, and returns the answers. Fails if a question can't be asked.
 pub(super) async fn answers(
-    settings: &Settings,
+    settings: &McpSettings,
     requests: InputRequests,
     context: &ToolContext,
 ) -> Result<InputResponses, McpError> {

@@ -37,7 +37,7 @@ use tokio_util::{
 
 use super::{
     McpError,
-    builder::{self, ProgramStart, Settings},
+    builder::{self, McpSettings, ProgramStart},
     call,
     http::{self, Bounded, Fault, Observed},
     incoming::messages,
@@ -157,7 +157,7 @@ fn capabilities() -> ClientCapabilities {
 impl Connection {
     /// Connects within the time limit that the settings contain.
     pub(super) async fn open(
-        settings: &Arc<Settings>,
+        settings: &Arc<McpSettings>,
         changes: watch::Sender<u64>,
     ) -> Result<Self, McpError> {
         let limit = settings.connect_limit;
@@ -242,7 +242,7 @@ impl Connection {
     }
 
     /// Records a call of a tool on the current span.
-    pub(super) fn record(&self, request: &RequestId, settings: &Settings) {
+    pub(super) fn record(&self, request: &RequestId, settings: &McpSettings) {
         let session = match &self.carrier {
             Carrier::Program(_) => None,
             Carrier::Http(observed) => observed.session(),
@@ -312,7 +312,7 @@ impl Drop for McpRoute {
 
 /// Returns the text of a failed handshake, without the names of rmcp's own types. Fails if the server requires another
 /// authorization.
-fn reason(error: &ClientInitializeError, settings: &Settings) -> Result<String, McpError> {
+fn reason(error: &ClientInitializeError, settings: &McpSettings) -> Result<String, McpError> {
     let text = match error {
         ClientInitializeError::LegacyFallbackFailed { fallback, .. } => return reason(fallback, settings),
         ClientInitializeError::ConnectionClosed(_) => "it closed the connection".to_owned(),
@@ -375,14 +375,14 @@ const SOON: Duration = Duration::from_secs(1);
 pub(super) struct Program {
     process: Arc<Process>,
     words: Arc<LastWords>,
-    settings: Arc<Settings>,
+    settings: Arc<McpSettings>,
     fault: Fault,
 }
 
 /// Starts the program.
 pub(super) fn run(
     start: &ProgramStart,
-    settings: &Arc<Settings>,
+    settings: &Arc<McpSettings>,
 ) -> Result<(Program, Bounded<Pipe>), McpError> {
     let cannot = |error: io::Error| McpError::Unreachable {
         server: settings.name.clone(),

@@ -33,7 +33,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     McpError,
-    builder::{HttpTarget, Settings},
+    builder::{HttpTarget, McpSettings},
     connection::LONGEST_MESSAGE,
     incoming::readable,
 };
@@ -54,7 +54,7 @@ const LONGEST_DELAY: Duration = Duration::from_secs(30);
 #[cfg_attr(not(feature = "mcp-auth"), expect(clippy::unused_async, reason = "reading the tokens takes time"))]
 pub(super) async fn start(
     target: &HttpTarget,
-    settings: &Settings,
+    settings: &McpSettings,
     over: CancellationToken,
 ) -> Result<(Arc<Observed>, Bounded<StreamableHttpClientTransport<HttpClient>>), McpError> {
     let wrong = |reason: String| settings.misconfigured(reason);
@@ -106,7 +106,7 @@ fn backoff() -> ExponentialBackoff {
 
 /// Returns the error for a request that the server refused with a status of HTTP. The connection remains usable. `None`
 /// if the request failed for another reason.
-pub(super) fn refusal(error: &DynamicTransportError, settings: &Settings) -> Option<McpError> {
+pub(super) fn refusal(error: &DynamicTransportError, settings: &McpSettings) -> Option<McpError> {
     let (scope, challenge) = match error.error.downcast_ref::<Failure>()? {
         Failure::AuthRequired(error) => (None, Some(&*error.www_authenticate_header)),
         Failure::InsufficientScope(error) if error.www_authenticate_header.contains("insufficient_scope") => {

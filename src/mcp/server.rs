@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     McpError,
-    builder::Settings,
+    builder::McpSettings,
     call::{CancelOnDrop, Cancelled},
     connection::{Connection, LONGEST, LONGEST_MESSAGE},
     http,
@@ -37,7 +37,7 @@ const MOST_PAGES: usize = 100;
 const MOST_TOOLS: usize = 10_000;
 
 pub(super) struct ServerConnection {
-    pub(super) settings: Arc<Settings>,
+    pub(super) settings: Arc<McpSettings>,
     slot: Mutex<ConnectionSlot>,
     // Held while connecting, so that simultaneous calls make one connection.
     connecting: AsyncMutex<()>,
@@ -67,7 +67,7 @@ pub(super) struct ListedTools {
 }
 
 impl ServerConnection {
-    pub(super) async fn connect(settings: Settings) -> Result<Self, McpError> {
+    pub(super) async fn connect(settings: McpSettings) -> Result<Self, McpError> {
         let (changes, _) = watch::channel(0);
         let settings = Arc::new(settings);
         let connection = opened(&settings, &changes).await?;
@@ -256,7 +256,7 @@ impl ServerConnection {
 
 /// Connects in a task without a span. The tasks of the connection live longer than the caller, whose span would
 /// otherwise stay open with them.
-async fn opened(settings: &Arc<Settings>, changes: &watch::Sender<u64>) -> Result<Connection, McpError> {
+async fn opened(settings: &Arc<McpSettings>, changes: &watch::Sender<u64>) -> Result<Connection, McpError> {
     let (owned, changes) = (Arc::clone(settings), changes.clone());
     // If the caller's future is dropped, the set is dropped too, which ends the task.
     let mut tasks = JoinSet::new();
@@ -266,7 +266,7 @@ async fn opened(settings: &Arc<Settings>, changes: &watch::Sender<u64>) -> Resul
 }
 
 /// Returns the result of a task. If the task panicked, continues the panic.
-pub(super) fn result<T>(joined: Result<T, JoinError>, settings: &Settings) -> Result<T, McpError> {
+pub(super) fn result<T>(joined: Result<T, JoinError>, settings: &McpSettings) -> Result<T, McpError> {
     joined.map_err(|error| match error.try_into_panic() {
         Ok(panic) => std::panic::resume_unwind(panic),
         Err(_) => settings.unreachable("the runtime shuts down".to_owned()),

@@ -86,7 +86,7 @@ use crate::{
     setters::setters,
     store::Labels,
 };
-use caller::{Caller, MOST_CALLS, Refusal};
+use caller::{MOST_CALLS, McpCaller, Refusal};
 
 /// A server that other programs use over the Model Context Protocol. Its tools use the conversations of a [`Manager`].
 ///
@@ -197,7 +197,7 @@ impl McpServer {
             let unknown = "there is no such conversation";
             if error.is_not_found() { unknown.to_owned() } else { error_chain(&error) }
         };
-        let caller = Arc::new(Caller { client: self.client, permit: Box::new(permit), refused });
+        let caller = Arc::new(McpCaller { client: self.client, permit: Box::new(permit), refused });
         let callers = Arc::new(move |_: &_| Ok(Arc::clone(&caller)));
         pipe::serve(Arc::new(self.info), callers, input, output).await
     }

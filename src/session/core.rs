@@ -36,7 +36,7 @@ pub(super) use saving::{ConflictFinding, Job, StoredFlight};
 
 use super::{SessionEvent, StoreReport};
 use crate::{
-    agent::{Config, Event, Record, Status},
+    agent::{Config, Event, NumberedRecord, Status},
     message::{Content, Usage, UsageRow, shared},
     run::{Prompt, PromptState, Response},
     store::{Labels, StoredState, TitleBy, Version, WriteId},
@@ -208,7 +208,7 @@ impl Core {
     pub(super) fn delivered(
         &mut self,
         event: Option<&Numbered<Event>>,
-        record: Option<&Record>,
+        record: Option<&NumberedRecord>,
         config: &Arc<Config>,
         env: &Env<'_>,
         effects: &mut Effects,

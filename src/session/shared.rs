@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     actor::{Signal, Termination},
-    agent::{Durable, Hold, Recover, WeakAgent},
+    agent::{Durable, OwnerLink, Recover, WeakAgent},
     run::{Error, ErrorKind},
     store::{ConversationId, Owner, Store, StoreError, WriteId},
     subscription::{End, EndReason, FeedLimits},
@@ -130,7 +130,7 @@ impl SessionShared {
     }
 }
 
-impl Hold for SessionShared {
+impl OwnerLink for SessionShared {
     fn conversation(&self) -> &str {
         self.id.as_str()
     }

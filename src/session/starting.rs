@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     actor::{Signal, Termination},
-    agent::{Agent, Config, HistoryOwner, Hold, Moment, Status},
+    agent::{Agent, AgentPosition, Config, HistoryOwner, OwnerLink, Status},
     run::{Error, TurnRecord},
     store::{Change, ConversationId, Store},
     subscription::{EventId, Feed},
@@ -138,7 +138,7 @@ impl SessionBuilder {
         // The hold checks prompts that reach the agent without a session handle: prompts returned by `handle_event` and
         // prompts sent through weak handles.
         let agent = agent
-            .hold(Arc::clone(&shared) as Arc<dyn Hold>)
+            .hold(Arc::clone(&shared) as Arc<dyn OwnerLink>)
             .records(shared.setup.durable)
             .record_delay(shared.setup.record_delay);
         let session = Session { commands, shared };
@@ -149,7 +149,7 @@ impl SessionBuilder {
         let weak: WeakSession = session.downgrade();
         let (agent, owner) = agent.extension(id).extension(weak).commit_channel(sender).start_owned().await?;
         let state = agent.state().await?;
-        let Moment { last: seen, status, .. } = owner.moment().await?;
+        let AgentPosition { last: seen, status, .. } = owner.position().await?;
         let core = core(Arc::clone(&state.config), seen);
         Ok(Starting {
             session,

@@ -271,7 +271,7 @@ impl Task {
     /// Processes all events that the agent has emitted so far and all records that it has made so far. Returns the
     /// agent's status after them.
     async fn catch_up(&mut self) -> Result<Status, Error> {
-        let moment = self.owner.moment().await?;
+        let moment = self.owner.position().await?;
         self.take_until(moment.last).await?;
         // The last record may come after the last event, in a delivery without an event.
         self.take_while(|core| core.last_number() < moment.record).await?;

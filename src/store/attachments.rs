@@ -58,7 +58,7 @@ pub(super) type UsedFiles = BTreeMap<String, Arc<str>>;
 /// The files of a conversation, as far as they are known. By default, messages are decoded with these files, and their
 /// texts become references again when messages are encoded.
 #[derive(Default)]
-pub(super) struct Files {
+pub(super) struct SplitFiles {
     /// The text of each file. `None` if the file has other bytes than its name says.
     known: RefCell<HashMap<String, Option<Arc<str>>>>,
     /// The name of each known file by the address of its text, which stays in `known`.
@@ -73,7 +73,7 @@ pub(super) struct Files {
     divides: bool,
 }
 
-impl Files {
+impl SplitFiles {
     /// Returns no files, for readers that need only the other parts of a message. Attachments are empty.
     pub(super) fn ignored() -> Rc<Self> {
         Rc::new(Self { ignores: true, ..Self::default() })
@@ -106,7 +106,7 @@ impl Files {
     }
 }
 
-impl StoredForm for Files {
+impl StoredForm for SplitFiles {
     fn reference(&self, data: &Arc<str>) -> Option<String> {
         if data.len() <= SMALL {
             return None;
@@ -149,13 +149,13 @@ mod tests {
         let data = BASE64_STANDARD.encode([7; 15_000]);
         let core = format!(r#"{{"a":"{data}","b":["{data}"],"c":"{}"}}"#, "no base64 ".repeat(3000));
         let record = TurnRecord::new(1, "00112233445566778899aabbccddeeff".parse().unwrap(), core);
-        let files = Files::dividing();
+        let files = SplitFiles::dividing();
         let text = files.apply(|| serde_json::to_string(&record).unwrap());
         let (sha256, kept) = files.used.take().pop_first().unwrap();
         assert!(text.matches(&sha256).count() == 2 && !text.contains(&data) && *kept == *data);
 
-        let read = |files: &Rc<Files>| files.apply(|| serde_json::from_str::<TurnRecord>(&text).ok());
-        let known = Rc::<Files>::default();
+        let read = |files: &Rc<SplitFiles>| files.apply(|| serde_json::from_str::<TurnRecord>(&text).ok());
+        let known = Rc::<SplitFiles>::default();
         assert_eq!(read(&known), None, "the file is missing");
         known.add(sha256, &[7; 15_000]);
         assert_eq!(read(&known), Some(record));

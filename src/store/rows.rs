@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 
 use super::{
     Change, Commit, ConversationId, Labels, StateChange, StoreError, StoredState, TitleBy, TurnChange,
-    Version, attachments::Files, content::without_messages, json, search::searched_text, words::spaced,
+    Version, attachments::SplitFiles, content::without_messages, json, search::searched_text, words::spaced,
 };
 use crate::{
     message::{Message, MessageId, Purpose, RequestEnd, Timestamp, Usage, UsageRow},
@@ -28,7 +28,7 @@ use crate::{
     tree::{Erased, Node, NodeId},
 };
 
-pub(super) use candidates::{Candidates, Next, Plan, Rarest, SORTED, WALKED};
+pub(super) use candidates::{Candidates, NextCandidates, Plan, Rarest, SORTED, WALKED};
 pub(super) use turns::{ReadTurn, RecordRow, TurnRow};
 
 /// The changes of a write.
@@ -79,7 +79,7 @@ pub(super) const OF_RUN: i32 = -2;
 impl FileRows {
     /// Encodes messages, and adds their files.
     fn encode<T>(&mut self, place: i32, encode: impl FnOnce() -> T) -> T {
-        let files = Files::dividing();
+        let files = SplitFiles::dividing();
         let encoded = files.apply(encode);
         for (sha256, data) in files.used.take() {
             if self.added.insert(sha256.clone()) {
@@ -302,7 +302,7 @@ impl RowOrigin<'_> {
         prompts: Option<&str>,
         erased: &Erased,
     ) -> Result<Option<RunRow>, StoreError> {
-        let end = Files::ignored().apply(|| self.last_run(ending, prompts)).unwrap_or_default();
+        let end = SplitFiles::ignored().apply(|| self.last_run(ending, prompts)).unwrap_or_default();
         let kept = end.and_then(|end| without_messages(end, erased));
         kept.map(|end| RunRow::of(self.id, end)).transpose()
     }

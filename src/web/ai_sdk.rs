@@ -16,7 +16,7 @@ use serde::Deserialize;
 use super::{
     Action, Client, Problem, Web,
     front::readers::Reader,
-    gate::Call,
+    gate::WebRequest,
     routes::{self, Route, command, file, routes},
     streams::{Lifetime, Permit},
     ui_messages::{DONE, Follow, Frame, Level, Post, Settings, Translator, messages, read},
@@ -50,7 +50,7 @@ pub(super) fn router(web: &Web) -> Router {
 /// The query of all routes.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Query {
+struct ChatQuery {
     /// The major version of the npm package `ai` whose protocol the client uses.
     #[serde(default = "seven")]
     ui: u8,
@@ -63,8 +63,8 @@ const fn seven() -> u8 {
     7
 }
 
-fn settings(call: &Call) -> Result<Settings, Problem> {
-    let level = match call.query::<Query>()?.ui {
+fn settings(call: &WebRequest) -> Result<Settings, Problem> {
+    let level = match call.query::<ChatQuery>()?.ui {
         6 => Level::Six,
         7 => Level::Seven,
         _ => return Err(Problem::invalid_query(&"`ui` must be 6 or 7")),
@@ -74,7 +74,7 @@ fn settings(call: &Call) -> Result<Settings, Problem> {
     Ok(Settings { level, conversation: Some(conversation), files, provider_items: view.everything })
 }
 
-async fn post(mut call: Call) -> Result<Response, Problem> {
+async fn post(mut call: WebRequest) -> Result<Response, Problem> {
     let permit = call.open_stream()?;
     let post: Post = call.json(call.web.0.limits.command_body).await?;
     call.enter_or_create(&post.id, Action::Watch).await?;
@@ -102,7 +102,7 @@ async fn post(mut call: Call) -> Result<Response, Problem> {
     Ok(respond(&call, begun, session, updates, (permit, reader)))
 }
 
-async fn resume(mut call: Call) -> Result<Response, Problem> {
+async fn resume(mut call: WebRequest) -> Result<Response, Problem> {
     let settings = settings(&call)?;
     let permit = call.open_stream()?;
     if !call.has_conversation() {
@@ -117,7 +117,7 @@ async fn resume(mut call: Call) -> Result<Response, Problem> {
     Ok(respond(&call, begun, session, updates, (permit, reader)))
 }
 
-async fn list(call: Call) -> Result<Response, Problem> {
+async fn list(call: WebRequest) -> Result<Response, Problem> {
     let settings = settings(&call)?;
     if !call.has_conversation() {
         return Ok(routes::json(&[(); 0]));
@@ -126,8 +126,8 @@ async fn list(call: Call) -> Result<Response, Problem> {
     Ok(routes::json(&messages(&settings, &snapshot)))
 }
 
-async fn stop(call: Call) -> Result<Response, Problem> {
-    let discard = call.query::<Query>()?.discard;
+async fn stop(call: WebRequest) -> Result<Response, Problem> {
+    let discard = call.query::<ChatQuery>()?.discard;
     let stop = |session: Session| async move {
         if discard { session.cancel().await } else { session.interrupt().await }
     };
@@ -139,7 +139,7 @@ async fn stop(call: Call) -> Result<Response, Problem> {
 }
 
 /// The state of a response.
-struct Reply {
+struct ChatReply {
     client: Client,
     translator: Translator,
     frames: VecDeque<Frame>,
@@ -152,7 +152,7 @@ struct Reply {
     _permit: Permit,
 }
 
-impl Reply {
+impl ChatReply {
     /// Returns the next frame, or `None` at the end. An error makes the body fail, so that the client resumes.
     async fn next(&mut self) -> Option<Result<SseEvent, io::Error>> {
         loop {
@@ -204,13 +204,13 @@ impl Reply {
 }
 
 fn respond(
-    call: &Call,
+    call: &WebRequest,
     (translator, frames): (Translator, Vec<Frame>),
     session: Session,
     updates: SessionSubscription,
     (permit, reader): (Permit, Option<Reader>),
 ) -> Response {
-    let reply = Reply {
+    let reply = ChatReply {
         client: call.client.clone(),
         translator,
         frames: frames.into(),

@@ -1,6 +1,6 @@
 //! Conversations whose ids clients have invented.
 
-use super::{Action, Principal, Problem, Web, WebBuilder, gate::Call};
+use super::{Action, Principal, Problem, Web, WebBuilder, gate::WebRequest};
 use crate::{run::ErrorKind, store::ConversationId};
 
 type Scope = dyn Fn(&Principal, &str) -> Option<ConversationId> + Send + Sync;
@@ -26,7 +26,7 @@ impl WebBuilder {
     }
 }
 
-impl Call {
+impl WebRequest {
     /// Makes a conversation the target of this request, if the action on it is permitted. The client uses the id
     /// `client_id` for the conversation. Creates the conversation if it does not exist and clients may choose ids.
     pub(super) async fn enter_or_create(&mut self, client_id: &str, action: Action) -> Result<(), Problem> {

@@ -24,7 +24,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
     Action, Client, Problem, Web,
-    gate::Call,
+    gate::WebRequest,
     streams::{Lifetime, Permit},
     view::Lens,
 };
@@ -70,7 +70,7 @@ impl Positions {
 }
 
 /// A conversation of a stream.
-pub(super) struct Watch {
+pub(super) struct WatchedConversation {
     pub(super) id: ConversationId,
     /// The subscription, if the conversation is open already. Otherwise the stream checks the access and opens it.
     pub(super) subscription: Option<SessionSubscription>,
@@ -79,7 +79,7 @@ pub(super) struct Watch {
 }
 
 /// One item of the merged stream.
-enum Item {
+enum FeedItem {
     Conversation(ConversationId, Update<SessionSnapshot, SessionEvent>),
     Refused(ConversationId, Problem),
     List(Update<ManagerSnapshot, ManagerEvent>),
@@ -87,12 +87,12 @@ enum Item {
 
 /// A stream of the items of a few streams, which take turns. Unlike `SelectAll`, `Merged` allocates nothing per item.
 #[derive(Default)]
-struct Merged(VecDeque<BoxStream<'static, Item>>);
+struct Merged(VecDeque<BoxStream<'static, FeedItem>>);
 
 impl Stream for Merged {
-    type Item = Item;
+    type Item = FeedItem;
 
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Item>> {
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<FeedItem>> {
         for _ in 0..self.0.len() {
             let Some(mut stream) = self.0.pop_front() else { break };
             match stream.poll_next_unpin(context) {
@@ -117,7 +117,7 @@ struct Watched {
 }
 
 /// The state of a stream.
-struct Feed {
+struct UpdateStream {
     web: Web,
     client: Client,
     items: Merged,
@@ -166,17 +166,17 @@ async fn enter(
 
 /// Returns the response with the stream.
 pub(super) fn respond(
-    call: &Call,
+    call: &WebRequest,
     permit: Permit,
     list: bool,
-    watches: Vec<Watch>,
+    watches: Vec<WatchedConversation>,
     after: &Positions,
 ) -> Response {
     let (web, client) = (&call.web, &call.client);
     let mut items = Merged::default();
     let mut conversations = Vec::new();
     if list {
-        items.0.push_back(Listing::of(web, client).items().boxed());
+        items.0.push_back(ListWatch::of(web, client).items().boxed());
     }
     for watch in watches {
         let (id, ended) = (watch.id.clone(), CancellationToken::new());
@@ -189,7 +189,7 @@ pub(super) fn respond(
     // sent nothing in between.
     let mut positions = after.clone();
     positions.0.retain(|(id, _)| conversations.iter().any(|watched| watched.id == *id));
-    let feed = Feed {
+    let feed = UpdateStream {
         web: web.clone(),
         client: client.clone(),
         items,
@@ -208,9 +208,13 @@ pub(super) fn respond(
 }
 
 /// Opens a conversation, unless it is open, and returns its updates.
-fn updates(client: Client, watch: Watch, after: Option<EventId>) -> impl Stream<Item = Item> + Send {
+fn updates(
+    client: Client,
+    watch: WatchedConversation,
+    after: Option<EventId>,
+) -> impl Stream<Item = FeedItem> + Send {
     stream::once(async move {
-        let Watch { id, subscription, messages } = watch;
+        let WatchedConversation { id, subscription, messages } = watch;
         let subscription = match subscription {
             Some(subscription) => Ok(subscription),
             None => enter(&client, &id, after).await,
@@ -220,14 +224,14 @@ fn updates(client: Client, watch: Watch, after: Option<EventId>) -> impl Stream<
                 Some(limit) => subscription.into_tail(limit),
                 None => subscription,
             },
-            Err(error) => return stream::iter([Item::Refused(id, error.into())]).boxed(),
+            Err(error) => return stream::iter([FeedItem::Refused(id, error.into())]).boxed(),
         };
         // A resumed subscription has no snapshot of its own. Its first update is a resync if events are missing.
         let first = subscription.snapshot().map(Arc::clone).map(Update::Resync);
-        let first = stream::iter(first.map(|update| Item::Conversation(id.clone(), update)));
+        let first = stream::iter(first.map(|update| FeedItem::Conversation(id.clone(), update)));
         let rest = stream::unfold((subscription, id), |(mut subscription, id)| async move {
             let update = subscription.next().await?;
-            Some((Item::Conversation(id.clone(), update), (subscription, id)))
+            Some((FeedItem::Conversation(id.clone(), update), (subscription, id)))
         });
         first.chain(rest).boxed()
     })
@@ -244,7 +248,7 @@ fn with_data(frame: Frame, data: &impl Serialize) -> Result<Frame, axum::Error> 
     String::from_utf8(json).map(|json| frame.data(json)).map_err(axum::Error::new)
 }
 
-impl Feed {
+impl UpdateStream {
     /// Returns the next frame, or `None` at the end of the stream.
     async fn next(&mut self) -> Option<Result<Frame, axum::Error>> {
         let draining = self.web.0.draining.clone();
@@ -262,9 +266,9 @@ impl Feed {
                 return Some(with_data(Frame::default().event("ending"), &ending));
             };
             let frame = match item {
-                Item::Conversation(id, update) => self.conversation(&id, update),
-                Item::Refused(id, problem) => Some(self.refused(&id, problem)),
-                Item::List(update) => {
+                FeedItem::Conversation(id, update) => self.conversation(&id, update),
+                FeedItem::Refused(id, problem) => Some(self.refused(&id, problem)),
+                FeedItem::List(update) => {
                     Some(with_data(Frame::default().event("list"), &OfList { update: &update }))
                 }
             };
@@ -315,7 +319,7 @@ impl Feed {
 }
 
 /// The list as a principal sees it.
-struct Listing {
+struct ListWatch {
     web: Web,
     client: Client,
     /// The first update, until it is read.
@@ -327,7 +331,7 @@ struct Listing {
 
 type ListUpdate = Update<ManagerSnapshot, ManagerEvent>;
 
-impl Listing {
+impl ListWatch {
     fn of(web: &Web, client: &Client) -> Self {
         let rest = web.0.manager.subscribe();
         let first = rest.snapshot().map(Arc::clone).map(Update::Resync);
@@ -336,7 +340,7 @@ impl Listing {
 
     /// Returns the visible updates. Reading labels can take long, so it is part of this stream: the other items and the
     /// end of the whole stream do not wait for it.
-    fn items(self) -> impl Stream<Item = Item> + Send {
+    fn items(self) -> impl Stream<Item = FeedItem> + Send {
         stream::unfold(self, |mut listing| async move {
             loop {
                 let next = match listing.first.take() {
@@ -344,7 +348,7 @@ impl Listing {
                     None => listing.rest.next().await?,
                 };
                 if let Some(update) = listing.visible(next).await {
-                    return Some((Item::List(update), listing));
+                    return Some((FeedItem::List(update), listing));
                 }
             }
         })
@@ -467,9 +471,9 @@ mod tests {
 
     use super::*;
 
-    fn items(name: &str, count: usize) -> BoxStream<'static, Item> {
+    fn items(name: &str, count: usize) -> BoxStream<'static, FeedItem> {
         let id = ConversationId::new(name).expect("an id");
-        let item = move || Item::Refused(id.clone(), Problem::not_found());
+        let item = move || FeedItem::Refused(id.clone(), Problem::not_found());
         stream::repeat_with(item).take(count).boxed()
     }
 
@@ -479,7 +483,7 @@ mod tests {
         let mut merged = Merged(VecDeque::from([items("a", 3), waiting, items("b", 1), items("c", 2)]));
         let mut names = Vec::new();
         while let Some(item) = merged.next().now_or_never() {
-            let Some(Item::Refused(id, _)) = item else { panic!("one stream still waits") };
+            let Some(FeedItem::Refused(id, _)) = item else { panic!("one stream still waits") };
             names.push(id.to_string());
         }
         assert_eq!(names, ["a", "b", "c", "a", "c", "a"]);

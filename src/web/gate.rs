@@ -17,7 +17,7 @@ use futures_util::future::BoxFuture;
 use serde::de::DeserializeOwned;
 
 use super::{
-    Access, Action, Client, Inner, Principal, Problem, Web, feed,
+    Access, Action, Client, Principal, Problem, Web, WebShared, feed,
     front::files::encoded,
     requests::{action, check},
     streams::Permit,
@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// A request that has passed the access control of its route.
-pub(super) struct Call {
+pub(super) struct WebRequest {
     pub(super) web: Web,
     pub(super) client: Client,
     /// The conversation and its labels. `None` on a route without a conversation. Also `None` if clients may choose ids
@@ -53,7 +53,7 @@ pub(super) struct Call {
     held: Option<Permit>,
 }
 
-impl Call {
+impl WebRequest {
     /// Identifies the principal and, if the path has the id of a conversation, checks whether the principal may perform
     /// this action on it. Returns the request as a call for the handler.
     pub(super) async fn admit(web: Web, action: Action, request: Request) -> Result<Self, Problem> {
@@ -237,7 +237,7 @@ impl Web {
 
     /// Returns the client with this principal.
     pub(super) fn client(&self, principal: Principal) -> Client {
-        let Inner { manager, hooks, limits, draining, .. } = &*self.0;
+        let WebShared { manager, hooks, limits, draining, .. } = &*self.0;
         Client {
             principal,
             manager: manager.clone(),
@@ -279,7 +279,7 @@ async fn base(parts: &mut Parts) -> Arc<str> {
 }
 
 /// A handler of a route.
-pub(super) type Handler = fn(Call) -> BoxFuture<'static, Result<Response, Problem>>;
+pub(super) type Handler = fn(WebRequest) -> BoxFuture<'static, Result<Response, Problem>>;
 
 /// The time after which a client may try again, in responses with the status 429 or 503.
 pub(super) const RETRY: Duration = Duration::from_secs(5);

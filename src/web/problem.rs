@@ -31,10 +31,10 @@ use crate::{
 /// assert_eq!(problem.to_json()["type"], "urn:omni-agent:quota");
 /// ```
 #[derive(Clone, Debug)]
-pub struct Problem(Box<Parts>);
+pub struct Problem(Box<ProblemFacts>);
 
 #[derive(Clone, Debug)]
-struct Parts {
+struct ProblemFacts {
     status: StatusCode,
     code: Cow<'static, str>,
     title: Cow<'static, str>,
@@ -51,7 +51,7 @@ impl Problem {
         code: impl Into<Cow<'static, str>>,
         title: impl Into<Cow<'static, str>>,
     ) -> Self {
-        Self(Box::new(Parts {
+        Self(Box::new(ProblemFacts {
             status,
             code: code.into(),
             title: title.into(),
@@ -89,7 +89,7 @@ impl Problem {
 
     /// Returns the body.
     pub fn to_json(&self) -> Value {
-        let Parts { status, code, title, detail, members, .. } = &*self.0;
+        let ProblemFacts { status, code, title, detail, members, .. } = &*self.0;
         let mut body = Map::new();
         body.insert("type".into(), format!("urn:omni-agent:{code}").into());
         body.insert("title".into(), title.as_ref().into());

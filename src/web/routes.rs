@@ -19,9 +19,9 @@ use serde::Serialize;
 
 use super::{
     Action, Problem, Web,
-    feed::{self, Positions, Watch},
+    feed::{self, Positions, WatchedConversation},
     front::files::{attachments, stored},
-    gate::{Call, Handler},
+    gate::{Handler, WebRequest},
     guard::guard,
     pages::visible,
     requests::{
@@ -105,7 +105,7 @@ fn handler(web: Web, route: &Route) -> impl Fn(Request) -> BoxFuture<'static, Re
     move |request: Request| {
         let web = web.clone();
         let answer = async move {
-            let outcome = match Call::admit(web.clone(), action, request).await {
+            let outcome = match WebRequest::admit(web.clone(), action, request).await {
                 Ok(call) => handler(call).await,
                 Err(problem) => Err(problem),
             };
@@ -139,7 +139,7 @@ fn document(text: impl Into<Body>) -> Response {
     ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], text.into()).into_response()
 }
 
-impl Call {
+impl WebRequest {
     fn limit(&self, limit: Option<usize>) -> usize {
         limit.unwrap_or(50).min(self.web.0.limits.page).max(1)
     }
@@ -156,7 +156,7 @@ impl Call {
     }
 }
 
-async fn list(call: Call) -> Result<Response, Problem> {
+async fn list(call: WebRequest) -> Result<Response, Problem> {
     let query: ListQuery = call.query()?;
     let limit = call.limit(query.limit);
     let mut page = Page::first(limit);
@@ -174,7 +174,7 @@ async fn list(call: Call) -> Result<Response, Problem> {
     Ok(json(&ListPage { items, next }))
 }
 
-async fn create(mut call: Call) -> Result<Response, Problem> {
+async fn create(mut call: WebRequest) -> Result<Response, Problem> {
     let new: NewConversation = call.json(call.web.0.limits.body).await?;
     call.check_model(new.model.as_ref())?;
     let opened = call.client.create(None, (new.title, new.model), None).await?;
@@ -188,20 +188,20 @@ async fn create(mut call: Call) -> Result<Response, Problem> {
     Ok(response)
 }
 
-async fn read(call: Call) -> Result<Response, Problem> {
+async fn read(call: WebRequest) -> Result<Response, Problem> {
     let snapshot = call.snapshot().await?;
     let seen = call.lens(call.id()?).snapshot(&snapshot);
     Ok(json(&seen))
 }
 
-async fn delete(call: Call) -> Result<Response, Problem> {
+async fn delete(call: WebRequest) -> Result<Response, Problem> {
     let id = call.id()?;
     let check = async { call.client.permitted(id, &[Action::Delete]).await.map(drop) };
     call.web.0.manager.delete_if(id, check).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-pub(super) async fn command(mut call: Call) -> Result<Response, Problem> {
+pub(super) async fn command(mut call: WebRequest) -> Result<Response, Problem> {
     let mut command: SessionCommand = call.json(call.web.0.limits.command_body).await?;
     call.permit_command(&command)?;
     if let Some(Prompt { content, .. }) = prompt_of(&mut command)
@@ -240,7 +240,7 @@ pub(super) async fn command(mut call: Call) -> Result<Response, Problem> {
     Ok(json(&SessionAnswer::Done))
 }
 
-async fn approvals(call: Call) -> Result<Response, Problem> {
+async fn approvals(call: WebRequest) -> Result<Response, Problem> {
     let query: ListQuery = call.query()?;
     let limit = call.limit(query.limit);
     let mut page = Page::first(limit);
@@ -267,7 +267,7 @@ async fn approvals(call: Call) -> Result<Response, Problem> {
 /// The maximum size of a page of messages, in bytes. The rest of 4 MiB is for the members around the messages.
 const MESSAGES_SIZE: usize = (4 << 20) - 64;
 
-async fn messages(call: Call) -> Result<Response, Problem> {
+async fn messages(call: WebRequest) -> Result<Response, Problem> {
     let MessagesQuery { before, limit } = call.query()?;
     let limit = check_count("limit", limit.unwrap_or(50))?;
     let (snapshot, lens) = (call.snapshot().await?, call.lens(call.id()?));
@@ -289,7 +289,7 @@ async fn messages(call: Call) -> Result<Response, Problem> {
     Ok(json(&MessagePage { messages, next }))
 }
 
-async fn rows(call: Call) -> Result<Response, Problem> {
+async fn rows(call: WebRequest) -> Result<Response, Problem> {
     let RowsQuery { limit, after } = call.query()?;
     let limit = call.limit(limit);
     let rows = call.web.0.manager.store().usage(call.id()?, &Page::first(limit).from(after)).await?;
@@ -297,7 +297,7 @@ async fn rows(call: Call) -> Result<Response, Problem> {
     Ok(json(&RowsPage { rows, next }))
 }
 
-async fn usage(call: Call) -> Result<Response, Problem> {
+async fn usage(call: WebRequest) -> Result<Response, Problem> {
     let PeriodQuery { from, to } = call.query()?;
     // The sums are those of all conversations with these labels, so no single conversation can be checked.
     if !call.client.may(Action::Read, call.client.principal.labels()) {
@@ -307,7 +307,7 @@ async fn usage(call: Call) -> Result<Response, Problem> {
     Ok(json(&call.web.0.manager.used(&call.client.filter(), period).await?))
 }
 
-async fn search(call: Call) -> Result<Response, Problem> {
+async fn search(call: WebRequest) -> Result<Response, Problem> {
     let SearchQuery { q, limit, offset } = call.query()?;
     let page = Page::first(call.limit(limit)).from(offset);
     let mut found = call.web.0.manager.search(&q, (call.client.filter(), page)).await?;
@@ -322,7 +322,7 @@ async fn search(call: Call) -> Result<Response, Problem> {
     Ok(json(&found))
 }
 
-pub(super) async fn file(call: Call) -> Result<Response, Problem> {
+pub(super) async fn file(call: WebRequest) -> Result<Response, Problem> {
     let missing = || Problem::nothing_here("There is no such file.");
     let [(_, message), (_, block)] = &call.path[..] else { return Err(missing()) };
     let snapshot = call.snapshot().await?;
@@ -344,27 +344,27 @@ pub(super) async fn file(call: Call) -> Result<Response, Problem> {
 }
 
 /// Returns the positions after which the client continues a stream. Without the header, no conversation has a position.
-fn last_event(call: &Call) -> Result<Positions, Problem> {
+fn last_event(call: &WebRequest) -> Result<Positions, Problem> {
     match call.parts.headers.get("last-event-id") {
         None => Ok(Positions::default()),
         Some(text) => text.to_str().ok().and_then(Positions::parse).ok_or_else(Problem::invalid_position),
     }
 }
 
-async fn watch(call: Call) -> Result<Response, Problem> {
+async fn watch(call: WebRequest) -> Result<Response, Problem> {
     let (after, WatchQuery { messages }) = (last_event(&call)?, call.query()?);
     let messages = messages.map(|count| check_count("messages", count)).transpose()?;
     let permit = call.open_stream()?;
     let (id, labels) = call.conversation()?;
     let (_, subscription) = feed::subscribe(&call.client, id, labels, after.of(id)).await?;
-    let watch = Watch { id: id.clone(), subscription: Some(subscription), messages };
+    let watch = WatchedConversation { id: id.clone(), subscription: Some(subscription), messages };
     Ok(feed::respond(&call, permit, false, vec![watch], &after))
 }
 
 /// The maximum number of conversations of one stream.
 const MAX_WATCHES: usize = 8;
 
-async fn events(call: Call) -> Result<Response, Problem> {
+async fn events(call: WebRequest) -> Result<Response, Problem> {
     let after = last_event(&call)?;
     let (mut list, mut ids, mut messages) = (false, Vec::new(), None);
     // The parameter `watch` may occur several times, which a struct cannot express, so the query is read as a list.
@@ -389,19 +389,20 @@ async fn events(call: Call) -> Result<Response, Problem> {
         return Err(Problem::invalid_query(&"use `list=true`, or `watch=ID` one to eight times"));
     }
     let permit = call.open_stream()?;
-    let watches = ids.into_iter().map(|id| Watch { id, subscription: None, messages }).collect();
+    let watches =
+        ids.into_iter().map(|id| WatchedConversation { id, subscription: None, messages }).collect();
     Ok(feed::respond(&call, permit, list, watches, &after))
 }
 
-async fn updates_schema(_: Call) -> Result<Response, Problem> {
+async fn updates_schema(_: WebRequest) -> Result<Response, Problem> {
     Ok(document(schema::UPDATES))
 }
 
-async fn commands_schema(_: Call) -> Result<Response, Problem> {
+async fn commands_schema(_: WebRequest) -> Result<Response, Problem> {
     Ok(document(schema::COMMANDS))
 }
 
-async fn openapi(call: Call) -> Result<Response, Problem> {
+async fn openapi(call: WebRequest) -> Result<Response, Problem> {
     // The document in the repository contains a fixed base path, but this router may be nested elsewhere, so replace
     // the path.
     let base = serde_json::Value::from(&*call.base);

@@ -12,7 +12,7 @@ use tokio::time::{Sleep, sleep};
 
 use super::{
     Principal, Problem, Web,
-    gate::{Call, RETRY},
+    gate::{RETRY, WebRequest},
 };
 use crate::{
     sync::lock,
@@ -90,7 +90,7 @@ impl Drop for Permit {
     }
 }
 
-impl Call {
+impl WebRequest {
     /// Counts a stream of the principal: see [`Web::open_stream`].
     pub(super) fn open_stream(&self) -> Result<Permit, Problem> {
         self.web.open_stream(&self.client.principal)

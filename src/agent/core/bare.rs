@@ -11,7 +11,7 @@ use crate::{
         Decided, PendingUse, Prompt, Status, TurnRecord, UnreadableTurn,
         decision::MAX_NAMED,
         durable::FORMAT,
-        phase::{AfterEvent, Answer, Between, Op, Phase, Recovering, Slot, Stage, Turn, Working},
+        phase::{AfterEvent, Between, Op, Phase, Recovering, Slot, Stage, ToolAnswer, Turn, Working},
     },
     json,
     message::{History, ToolResult, ToolUse, ToolUseId, TurnId, answer_open_tool_uses},
@@ -238,12 +238,12 @@ impl Stage {
     }
 }
 
-fn fill_answers(answers: &mut [Answer], uses: &[ToolUse], turn: TurnId) -> Result<(), Damage> {
+fn fill_answers(answers: &mut [ToolAnswer], uses: &[ToolUse], turn: TurnId) -> Result<(), Damage> {
     if answers.len() > uses.len() {
         return Err(format!("{} answers for {} tool uses", answers.len(), uses.len()));
     }
     for (answer, tool_use) in answers.iter_mut().zip(uses) {
-        let Answer::Waits(pause, _) = answer else { continue };
+        let ToolAnswer::Waits(pause, _) = answer else { continue };
         let pause = Arc::make_mut(pause);
         let mut own = tool_use.clone();
         if pause.input_replaced {

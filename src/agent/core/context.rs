@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use crate::{
     agent::{
         Config, Durable, Event, Failure, Recovery, Response,
-        phase::{Op, ToolCall},
+        phase::{Op, SlotCall},
     },
     message::{Timestamp, ToolResult, ToolUse, ToolUseId, TurnId},
     run::Error,
@@ -105,7 +105,7 @@ pub(in crate::agent) enum Effect {
     /// Drop the running tool in this slot, because a decision has provided its result.
     EndTool(usize),
     /// Run these tools. Results are reported to the core with this operation number.
-    RunTools(Op, Vec<ToolCall>),
+    RunTools(Op, Vec<SlotCall>),
     /// Wait for this delay, then report to the core with this operation number.
     Delay(Op, Duration),
     /// Report to the core when the turn's time limit, which starts now, has passed. `None` removes the limit.

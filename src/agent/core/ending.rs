@@ -14,8 +14,8 @@ use crate::{
     agent::{
         ErrorDecision, Event, Failure, Response, RunOutcome, Status, TurnDecision,
         phase::{
-            AfterEvent, Answer, Asked, Between, DecidedUse, Op, Phase, Remains, Slot, Stage, Turn, TurnEnd,
-            in_stage,
+            AfterEvent, Asked, Between, DecidedUse, Op, Phase, Slot, Stage, StepRemains, ToolAnswer, Turn,
+            TurnEnd, in_stage,
         },
     },
     message::{Message, RequestEnd, Role, ToolResult, answer_open_tool_uses, cleared},
@@ -217,7 +217,7 @@ impl Core {
 
     /// Ends the run with an error, and keeps as much of the turn as possible. If only the prompt could be kept, the turn
     /// is discarded.
-    fn fail(&mut self, turn: Box<Turn>, failure: Failure, remains: Remains, cx: &mut Context<'_>) {
+    fn fail(&mut self, turn: Box<Turn>, failure: Failure, remains: StepRemains, cx: &mut Context<'_>) {
         self.enter(turn, Stage::Failing { failure: failure.clone(), remains: Box::new(remains) });
         if !self.keep(StopReason::Failed, Some(&failure), cx) {
             self.end_in_error(failure, cx);
@@ -402,11 +402,11 @@ fn texts(failure: Option<&Failure>) -> (String, String) {
 /// effect or the application gave the result.
 fn cut_results(
     turn: &Turn,
-    remains: Remains,
+    remains: StepRemains,
     failure: Option<&Failure>,
     cx: &mut Context<'_>,
 ) -> Vec<ToolResult> {
-    let Remains { answers, slots, reviewed: mut results, .. } = remains;
+    let StepRemains { answers, slots, reviewed: mut results, .. } = remains;
     let (mut answers, mut slots) = (answers.into_iter(), slots.into_iter());
     let (not_run, running) = texts(failure);
     for (place, tool_use) in turn.working.all().open_tool_uses().enumerate() {
@@ -418,21 +418,21 @@ fn cut_results(
         let (result, input, decided) = match (slot, answer) {
             (Some(Slot { result, input, decided, .. }), _) => (result, input, decided),
             // The decision contains the input with which the tool may have run before the restart.
-            (None, Some(Answer::Decided(Decision::ExecuteWith(_), decided))) if is_uncertain => {
+            (None, Some(ToolAnswer::Decided(Decision::ExecuteWith(_), decided))) if is_uncertain => {
                 (None, None, decided)
             }
-            (None, Some(Answer::Decided(Decision::ExecuteWith(input), decided))) => {
+            (None, Some(ToolAnswer::Decided(Decision::ExecuteWith(input), decided))) => {
                 (None, Some(input), decided)
             }
             // The result of a concluded step already states its decision.
-            (None, Some(Answer::Decided(Decision::Provide(result), None))) => {
+            (None, Some(ToolAnswer::Decided(Decision::Provide(result), None))) => {
                 let decision = result.decision.clone();
                 (Some(ToolResult { decision, ..result.answering(tool_use) }), None, None)
             }
-            (None, Some(Answer::Decided(decision, decided))) => {
+            (None, Some(ToolAnswer::Decided(decision, decided))) => {
                 (decided_result(tool_use, decision), None, decided)
             }
-            (None, Some(Answer::Waits(_, earlier))) => (None, None, earlier),
+            (None, Some(ToolAnswer::Waits(_, earlier))) => (None, None, earlier),
             (None, None) => (None, None, None),
         };
         let text = match has_started {

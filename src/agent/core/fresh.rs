@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::{
     agent::{
         PendingUse,
-        phase::{Op, Question, Turn},
+        phase::{Op, StreamQuestion, Turn},
     },
     message::{Content, ToolUseId},
     provider::{BlockStart, Delta, Fold},
@@ -64,7 +64,13 @@ impl Waited {
 
     /// Gives a tool use that begins in `fold` another id, if its id is already used. An id is already used if a tool
     /// use with that id has waited, or if the tool use in the provider's question has that id.
-    pub(super) fn freshen(&self, delta: Delta, op: Op, fold: &Fold, question: Option<&Question>) -> Delta {
+    pub(super) fn freshen(
+        &self,
+        delta: Delta,
+        op: Op,
+        fold: &Fold,
+        question: Option<&StreamQuestion>,
+    ) -> Delta {
         match delta {
             Delta::Start { index, block: BlockStart::ToolUse { id, name } } => {
                 let asked = question.map(|question| &question.tool_use.id);

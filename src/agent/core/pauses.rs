@@ -7,7 +7,7 @@ use crate::{
     agent::{
         Decided, Event, PendingUse, ToolDecision,
         decision::add_named,
-        phase::{Answer, DecidedUse, Phase, Stage, Turn},
+        phase::{DecidedUse, Phase, Stage, ToolAnswer, Turn},
     },
     message::{ResultBlock, Timestamp, ToolResult, ToolUse, ToolUseId, TurnId},
     provider::{Fold, is_shallow},
@@ -319,11 +319,11 @@ pub(super) fn answer(
     tool_use: &ToolUse,
     turn: &Turn,
     cx: &mut Context<'_>,
-) -> Answer {
+) -> ToolAnswer {
     let (mut limit, mut replaced) = (None, None);
     let reason = match decision {
         ToolDecision::Execute if !cx.requires_approval(&tool_use.name) => {
-            return Answer::Decided(Decision::Execute, None);
+            return ToolAnswer::Decided(Decision::Execute, None);
         }
         ToolDecision::Approve => return decide(Decision::Execute, tool_use, turn, cx),
         ToolDecision::ExecuteWith(input) if !cx.requires_approval(&tool_use.name) => {
@@ -349,14 +349,14 @@ pub(super) fn answer(
     };
     let pause = PendingUse::new(turn.id, tool_use).with_input_replaced(input_replaced).with_reason(reason);
     let (limit, on_expiry) = limit.unzip();
-    Answer::Waits(Arc::new(PendingUse { limit, on_expiry, ..pause }), None)
+    ToolAnswer::Waits(Arc::new(PendingUse { limit, on_expiry, ..pause }), None)
 }
 
-fn decide(decision: Decision, tool_use: &ToolUse, turn: &Turn, cx: &mut Context<'_>) -> Answer {
+fn decide(decision: Decision, tool_use: &ToolUse, turn: &Turn, cx: &mut Context<'_>) -> ToolAnswer {
     let decided = decided(turn, tool_use.id.clone(), decision.clone(), cx);
     let own = Box::new(DecidedUse::new(&decided, false));
     cx.emit(Event::Decided(Box::new(decided)));
-    Answer::Decided(decision, Some(own))
+    ToolAnswer::Decided(decision, Some(own))
 }
 
 fn decided(turn: &Turn, tool_use_id: ToolUseId, mut decision: Decision, cx: &Context<'_>) -> Decided {

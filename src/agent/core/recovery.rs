@@ -14,8 +14,8 @@ use crate::{
         UncertainUse,
         durable::RecoveryFacts,
         phase::{
-            AfterEvent, Answer, DecidedUse, Op, Phase, Recovering, Remains, SentRequest, Slot, Stage, Tools,
-            Turn,
+            AfterEvent, DecidedUse, Op, Phase, Recovering, RequestFacts, Slot, Stage, StepRemains,
+            ToolAnswer, Tools, Turn,
         },
     },
     message::{RequestEnd, Timestamp, ToolResult, ToolUse, Usage, UsageRow},
@@ -35,7 +35,7 @@ impl Core {
         cx.emit(Event::Resumed { turn: recovery.turn, lives: facts.lives, uncertain });
         if let Phase::InTurn { turn, stage: Stage::Recovering(recovering), .. } = &mut self.phase {
             recovering.set_waits(facts);
-            let SentRequest { sent, lost, .. } = turn.request;
+            let RequestFacts { sent, lost, .. } = turn.request;
             // A record that is made before `handle_recovery` returns contains this report, and repeats the stage.
             if matches!(recovering.stage, Stage::Streaming { .. }) && sent && !lost {
                 turn.request.lost = true;
@@ -167,7 +167,7 @@ impl Core {
             return self.prepare(turn, cx);
         }
         if turn.request.is_uncertain(provider) {
-            return self.recover(turn, Failure::Uncertain, Remains::default(), cx);
+            return self.recover(turn, Failure::Uncertain, StepRemains::default(), cx);
         }
         turn.answer = None;
         // Tools of the interrupted step may have started without a record. The repetition is a new step, so that its
@@ -302,20 +302,23 @@ fn lose_request(turn: &Turn, cx: &mut Context<'_>) {
 
 /// Returns the answer about one tool use of an interrupted step. At least one tool use of this step waits for a
 /// decision on whether its tool runs again.
-fn answer_again(slot: &Slot, uncertain: Option<&UncertainUse>, turn: &Turn, now: Timestamp) -> Answer {
+fn answer_again(slot: &Slot, uncertain: Option<&UncertainUse>, turn: &Turn, now: Timestamp) -> ToolAnswer {
     // The result states the input with which the tool ran. The input is not part of a provided result.
     let mut decided = slot.decided.clone();
     if let (Some(own), Some(input)) = (&mut decided, &slot.input) {
         own.decision.input = Some(input.clone());
     }
     if let Some(result) = &slot.result {
-        return Answer::Decided(Decision::Provide(result.clone()), decided);
+        return ToolAnswer::Decided(Decision::Provide(result.clone()), decided);
     }
     let Some(own) = uncertain.filter(|own| own.replay == Replay::Never) else {
-        return Answer::Decided(slot.input.clone().map_or(Decision::Execute, Decision::ExecuteWith), decided);
+        return ToolAnswer::Decided(
+            slot.input.clone().map_or(Decision::Execute, Decision::ExecuteWith),
+            decided,
+        );
     };
     match own.on_uncertain {
-        OnUncertain::Report => Answer::Decided(
+        OnUncertain::Report => ToolAnswer::Decided(
             Decision::Provide(ToolResult::error(&slot.tool_use, UNCERTAIN)),
             Some(Box::new(DecidedUse::cut_off(decided, now))),
         ),
@@ -323,7 +326,7 @@ fn answer_again(slot: &Slot, uncertain: Option<&UncertainUse>, turn: &Turn, now:
             let pause = PendingUse::new(turn.id, ToolUse::clone(&own.tool_use));
             let reason = json!({ "uncertain": { "idempotency_key": &*own.idempotency_key } });
             let pause = pause.with_input_replaced(slot.input.is_some()).with_reason(reason);
-            Answer::Waits(Arc::new(pause), decided)
+            ToolAnswer::Waits(Arc::new(pause), decided)
         }
     }
 }

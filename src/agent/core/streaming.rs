@@ -16,7 +16,7 @@ use super::{
 use crate::{
     agent::{
         Event, Failure, Response,
-        phase::{Op, Phase, Question, Remains, Stage, Turn, in_stage},
+        phase::{Op, Phase, Stage, StepRemains, StreamQuestion, Turn, in_stage},
     },
     message::{Content, Message, RequestEnd, ToolResult, ToolUse, Usage},
     provider::{
@@ -63,7 +63,7 @@ impl Core {
             self.last_op += 1;
             let op = self.last_op;
             tool_use.id = self.waited.of_question(tool_use.id, op, fold);
-            *question = Some(Box::new(Question { op, tool_use: tool_use.clone(), paused: None }));
+            *question = Some(Box::new(StreamQuestion { op, tool_use: tool_use.clone(), paused: None }));
             cx.push(Effect::Call(op, Call::HandleToolUse(Box::new(tool_use))));
         }
     }
@@ -94,13 +94,13 @@ impl Core {
             self.emit_pauses(cx);
         }
         if fold.message().stop_reason.is_none() {
-            return self.recover(turn, truncated().into(), Remains::of(fold), cx);
+            return self.recover(turn, truncated().into(), StepRemains::of(fold), cx);
         }
         let open: Vec<usize> =
             (0..fold.blocks().len()).filter(|index| !fold.blocks()[*index].ended).collect();
         let folded = match fold.finish(cx.now()) {
             Ok(folded) => folded,
-            Err(error) => return self.recover(turn, error.into(), Remains::default(), cx),
+            Err(error) => return self.recover(turn, error.into(), StepRemains::default(), cx),
         };
         let Completion { mut message, mut stop_reason, usage, model, warnings, output_enforced, .. } = folded;
         turn.usage += usage;
@@ -237,7 +237,7 @@ impl Core {
         &mut self,
         mut turn: Box<Turn>,
         failure: Failure,
-        remains: Remains,
+        remains: StepRemains,
         cx: &mut Context<'_>,
     ) {
         turn.refused = !remains.has_begun() && (turn.refused || failure.is_refusal());

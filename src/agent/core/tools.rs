@@ -12,7 +12,7 @@ use super::{
 use crate::{
     agent::{
         Decided, Durable, Event, PendingUse, Response, ToolDecision,
-        phase::{Answer, DecidedUse, Op, Phase, Slot, Stage, ToolCall, Tools, Turn, TurnEnd, in_stage},
+        phase::{DecidedUse, Op, Phase, Slot, SlotCall, Stage, ToolAnswer, Tools, Turn, TurnEnd, in_stage},
     },
     message::{Content, DecisionKind, Message, Role, ToolResult, ToolUse},
     provider::{Fold, StopReason},
@@ -61,11 +61,11 @@ impl Core {
             return;
         };
         match answer(decision, &asked.tool_use, turn, cx) {
-            Answer::Decided(decision, _) => {
+            ToolAnswer::Decided(decision, _) => {
                 *question = None;
                 answer_provider(turn, decision, cx);
             }
-            Answer::Waits(mut pause, _) => {
+            ToolAnswer::Waits(mut pause, _) => {
                 Arc::make_mut(&mut pause).survives = false;
                 asked.paused = Some(pause);
                 cx.record_soon(turn.recorded);
@@ -90,7 +90,7 @@ impl Core {
             return cx.gate(true, Effect::Return(op));
         }
         let Tools { uses, answers, .. } = *tools;
-        let decisions: Vec<_> = answers.into_iter().filter_map(Answer::into_decision).collect();
+        let decisions: Vec<_> = answers.into_iter().filter_map(ToolAnswer::into_decision).collect();
         self.decided_all(turn, uses, decisions, cx);
     }
 
@@ -172,7 +172,7 @@ impl Core {
             (None, Some(input)) => Decision::ExecuteWith(input.clone()),
             (None, None) => Decision::Execute,
         };
-        let answer = |slot: &Slot| Answer::Decided(decision(slot), slot.decided.clone());
+        let answer = |slot: &Slot| ToolAnswer::Decided(decision(slot), slot.decided.clone());
         let mut answers: Vec<_> = slots[..kept].iter().map(answer).collect();
         let early = waited.map(|place| {
             let Slot { tool_use, decided, result, .. } = &slots[place];
@@ -184,7 +184,7 @@ impl Core {
             };
             let pause = PendingUse::new(turn.id, tool_use.clone()).with_reason(NEEDS_APPROVAL.into());
             let stands = decided.clone().map(|own| Box::new(DecidedUse { stands: true, ..*own }));
-            answers[place] = Answer::Waits(Arc::new(pause), stands);
+            answers[place] = ToolAnswer::Waits(Arc::new(pause), stands);
             let (by, expired) = (own.and_then(|own| own.by.clone()), kind == Some(DecisionKind::Expired));
             let (tool_use_id, at) = (tool_use.id.clone(), own.map_or(at, |own| own.at));
             Decided { turn: turn.id, tool_use_id, decision, by, expired, at }
@@ -199,7 +199,7 @@ impl Core {
         &mut self,
         turn: Box<Turn>,
         slots: Vec<Slot>,
-        calls: Vec<ToolCall>,
+        calls: Vec<SlotCall>,
         cx: &mut Context<'_>,
     ) {
         if calls.is_empty() {
@@ -372,7 +372,7 @@ fn answering(result: ToolResult, tool_use: &ToolUse) -> ToolResult {
 }
 
 /// Returns the call of the tool in this slot. All calls of one slot have the same idempotency key.
-pub(super) fn tool_call(turn: &Turn, slot: usize, tool_use: &ToolUse, input: Option<&Value>) -> ToolCall {
+pub(super) fn tool_call(turn: &Turn, slot: usize, tool_use: &ToolUse, input: Option<&Value>) -> SlotCall {
     let mut idempotency_key = String::with_capacity(48);
     // Writing to a string never fails.
     let _ = write!(idempotency_key, "{}-{}-{slot}", turn.id, turn.step);
@@ -380,7 +380,7 @@ pub(super) fn tool_call(turn: &Turn, slot: usize, tool_use: &ToolUse, input: Opt
         Some(input) => ToolUse { input: input.clone(), malformed: None, ..tool_use.clone() },
         None => tool_use.clone(),
     };
-    ToolCall { slot, tool_use, idempotency_key: idempotency_key.into() }
+    SlotCall { slot, tool_use, idempotency_key: idempotency_key.into() }
 }
 
 /// Returns the message with each decided result stored in its tool use.

@@ -14,7 +14,7 @@ use crate::{
 
 /// A question that the provider asks while it streams a response.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Question {
+pub(crate) struct StreamQuestion {
     pub(crate) op: Op,
     pub(crate) tool_use: ToolUse,
     /// The pause, if the question waits for `resume`.
@@ -26,7 +26,7 @@ pub(crate) struct Question {
 pub(crate) struct Tools {
     #[serde(skip)]
     pub(crate) uses: Vec<ToolUse>,
-    pub(crate) answers: Vec<Answer>,
+    pub(crate) answers: Vec<ToolAnswer>,
     /// The decisions about pauses that are recorded but not reported yet. Each one is applied when its pause is
     /// reported. A record has them at another place.
     #[serde(skip)]
@@ -36,7 +36,7 @@ pub(crate) struct Tools {
 /// The answer about one tool use.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Answer {
+pub(crate) enum ToolAnswer {
     /// The decision was made. The second value is `None` if `handle_tool_use` has just let the tool run.
     Decided(Decision, Option<Box<DecidedUse>>),
     /// The tool use waits for `resume`. Its pause is emitted when all tool uses of the step have answers. The second
@@ -52,7 +52,7 @@ fn without_use<S: Serializer>(pause: &Arc<PendingUse>, serializer: S) -> Result<
     bare.serialize(serializer)
 }
 
-impl Answer {
+impl ToolAnswer {
     pub(crate) fn pause(&self) -> Option<&Arc<PendingUse>> {
         match self {
             Self::Decided(..) => None,
@@ -124,7 +124,7 @@ impl Tools {
 
     /// Returns the pauses of the tool uses that wait for `resume`.
     pub(crate) fn pauses(&self) -> impl Iterator<Item = &Arc<PendingUse>> {
-        self.answers.iter().filter_map(Answer::pause)
+        self.answers.iter().filter_map(ToolAnswer::pause)
     }
 
     /// Returns the pauses for which no decision was made yet.
@@ -135,7 +135,7 @@ impl Tools {
     }
 
     /// Returns the answers, with the decisions that were made before their pauses were reported.
-    pub(crate) fn into_answers(mut self) -> Vec<Answer> {
+    pub(crate) fn into_answers(mut self) -> Vec<ToolAnswer> {
         for own in std::mem::take(&mut self.early) {
             let by_person = !own.expired && own.decision != Decision::Execute;
             let decided = Box::new(DecidedUse::new(&own, by_person));
@@ -148,7 +148,7 @@ impl Tools {
     /// input with which the tool may have run.
     pub(crate) fn decide(&mut self, tool_use: &ToolUseId, decision: Decision, mut decided: Box<DecidedUse>) {
         for answer in &mut self.answers {
-            let Answer::Waits(pause, earlier) = answer else { continue };
+            let ToolAnswer::Waits(pause, earlier) = answer else { continue };
             if pause.tool_use.id != *tool_use {
                 continue;
             }
@@ -166,15 +166,15 @@ impl Tools {
                 }
                 None => {}
             }
-            *answer = Answer::Decided(decision, Some(decided));
+            *answer = ToolAnswer::Decided(decision, Some(decided));
             return;
         }
     }
 
     pub(crate) fn pauses_mut(&mut self) -> impl Iterator<Item = &mut Arc<PendingUse>> {
         self.answers.iter_mut().filter_map(|answer| match answer {
-            Answer::Decided(..) => None,
-            Answer::Waits(pause, _) => Some(pause),
+            ToolAnswer::Decided(..) => None,
+            ToolAnswer::Waits(pause, _) => Some(pause),
         })
     }
 }
@@ -233,7 +233,7 @@ impl Slot {
 
 /// A tool call that the shell performs.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct ToolCall {
+pub(crate) struct SlotCall {
     /// The index of the slot for the result.
     pub(crate) slot: usize,
     /// The tool use, with the input with which the tool is run.

@@ -136,12 +136,12 @@ pub(crate) struct Turn {
     pub(crate) decisions: Vec<(ToolUseId, UseDecision)>,
     /// The facts about the last request that decide whether it may be repeated, if the turn is recorded.
     #[serde(default)]
-    pub(crate) request: SentRequest,
+    pub(crate) request: RequestFacts,
 }
 
 /// The facts that decide whether a request may be repeated after a restart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct SentRequest {
+pub(crate) struct RequestFacts {
     /// The declaration of the request's provider.
     pub(crate) replay: Replay,
     /// Whether the request was sent.
@@ -153,7 +153,7 @@ pub(crate) struct SentRequest {
     pub(crate) lost: bool,
 }
 
-impl SentRequest {
+impl RequestFacts {
     /// Returns whether the request must not be repeated.
     pub(crate) fn is_uncertain(self, provider: Replay) -> bool {
         self.sent && (self.ran_tool || self.replay.max(provider) == Replay::Never)

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     agent::{
-        Asker, Event, FirstMessage, Moment, StateEdit,
+        AgentPosition, Asker, Event, FirstMessage, StateEdit,
         command::{Command, Edit},
         core::Core,
         state::{panicked, refused},
@@ -83,7 +83,7 @@ impl Task {
                 }
                 self.idle_waiters.push(reply);
             }
-            Command::Moment(reply) => drop(reply.send(self.moment())),
+            Command::Position(reply) => drop(reply.send(self.position())),
             Command::Change(at, history, erases, reply) => drop(reply.send(self.change(at, history, erases))),
             Command::Begin(at, base, opening, asker, caller, reply) => {
                 let _ = reply.send(self.begin(at, base, opening, asker, caller));
@@ -169,9 +169,9 @@ impl Task {
         }
     }
 
-    fn moment(&self) -> Moment {
+    fn position(&self) -> AgentPosition {
         let record = self.durability.as_ref().map_or(0, |durability| durability.last());
-        Moment { last: self.feed.last(), record, status: self.core.status() }
+        AgentPosition { last: self.feed.last(), record, status: self.core.status() }
     }
 
     /// Replaces the history for its owner, and returns the id of the resulting `state` event.

@@ -22,7 +22,7 @@ use tokio::time::{Sleep, sleep};
 
 use super::Task;
 use crate::agent::{
-    Delivery, Durable, Record, Written,
+    Delivery, Durable, NumberedRecord, Written,
     command::Reply,
     core::{Core, Effect},
     durable::RecoveryFacts,
@@ -31,7 +31,7 @@ use crate::agent::{
 use crate::run::Error;
 
 /// The state of an agent that makes records.
-pub(in crate::agent) struct Durability {
+pub(in crate::agent) struct RecordQueue {
     pub(super) level: Durable,
     /// The time after which a change is recorded if nothing waits for the record.
     delay: Duration,
@@ -39,7 +39,7 @@ pub(in crate::agent) struct Durability {
     /// The number of the last record.
     last: u64,
     /// The record of the input that is being processed, until an event carries it.
-    loose: Option<Arc<Record>>,
+    loose: Option<Arc<NumberedRecord>>,
     /// Whether the input that is being processed was recorded.
     is_recorded: bool,
     /// Whether the turn is left to another process, so that no effect that waits for a record is performed any more.
@@ -54,7 +54,7 @@ pub(in crate::agent) struct Durability {
 
 type HeldReply = Box<dyn FnOnce() + Send>;
 
-impl Durability {
+impl RecordQueue {
     pub(in crate::agent) fn new(
         level: Durable,
         delay: Duration,
@@ -85,7 +85,7 @@ impl Durability {
     }
 
     /// Takes the record that the next event carries.
-    pub(super) fn take_loose(&mut self) -> Option<Arc<Record>> {
+    pub(super) fn take_loose(&mut self) -> Option<Arc<NumberedRecord>> {
         self.loose.take()
     }
 }
@@ -103,7 +103,7 @@ impl Task {
         }
         durability.last += 1;
         durability.soon = None;
-        durability.loose = Some(Arc::new(Record { number: durability.last, turn }));
+        durability.loose = Some(Arc::new(NumberedRecord { number: durability.last, turn }));
     }
 
     pub(super) fn record_soon(&mut self) {
@@ -144,7 +144,7 @@ impl Task {
 
     /// Performs an effect when the last record is stored.
     pub(super) fn hold_back(&mut self, effect: Effect) {
-        let waits = |own: &&Durability| own.is_leaving || !own.is_written();
+        let waits = |own: &&RecordQueue| own.is_leaving || !own.is_written();
         let Some(last) = self.durability.as_deref().filter(waits).map(|own| own.last) else {
             return self.perform(effect);
         };

@@ -18,7 +18,7 @@ use tokio::{
 use tracing::Span;
 
 use super::{
-    Commit, Exit, Task,
+    CommitChannel, Exit, Task,
     calls::{CallbackOutcome, Returned, Running, drop_contained, guard},
     opening::replay_of,
     work::{OpenQuestion, RunningTool},
@@ -49,7 +49,7 @@ enum Served {
     End(Exit),
 }
 
-impl Commit {
+impl CommitChannel {
     /// Sends the waiting events. Returns an error if the receiver was dropped.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SendError>> {
         while !self.outbox.is_empty() {

@@ -2,25 +2,25 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::{actor::Signal, agent::phase::ToolCall, message::ToolUse};
+use crate::{actor::Signal, agent::phase::SlotCall, message::ToolUse};
 
 use crate::sync::lock;
 
 /// The calls of an agent that have not ended, including aborted calls.
 #[derive(Debug, Default)]
 pub(super) struct ActiveCalls {
-    calls: Mutex<Vec<Arc<ToolCall>>>,
+    calls: Mutex<Vec<Arc<SlotCall>>>,
     ended: Signal,
 }
 
 /// A guard that keeps a call in the list until the guard is dropped, which is the last action of the call's task.
 pub(super) struct Presence {
-    call: Arc<ToolCall>,
+    call: Arc<SlotCall>,
     all: Arc<ActiveCalls>,
 }
 
 impl ActiveCalls {
-    pub(super) fn enter(self: &Arc<Self>, call: &Arc<ToolCall>) -> Presence {
+    pub(super) fn enter(self: &Arc<Self>, call: &Arc<SlotCall>) -> Presence {
         self.calls().push(Arc::clone(call));
         Presence { call: Arc::clone(call), all: Arc::clone(self) }
     }
@@ -41,7 +41,7 @@ impl ActiveCalls {
         }
     }
 
-    fn calls(&self) -> MutexGuard<'_, Vec<Arc<ToolCall>>> {
+    fn calls(&self) -> MutexGuard<'_, Vec<Arc<SlotCall>>> {
         lock(&self.calls)
     }
 }

@@ -19,7 +19,7 @@ use crate::{
     agent::{
         Event, PendingUse, Permit,
         core::Effect,
-        phase::{Op, ToolCall},
+        phase::{Op, SlotCall},
     },
     message::{ToolResult, ToolUseId},
     provider::{DeltaStream, Questions},
@@ -46,7 +46,7 @@ pub(super) struct Work {
     pub(super) question: Option<oneshot::Sender<Decision>>,
     pub(super) tasks: Option<Tasks>,
     pub(super) delay: Option<(Op, Pin<Box<Sleep>>)>,
-    pub(super) watch: Option<Watch>,
+    pub(super) watch: Option<TurnClock>,
     /// The effect that is held back until a record with this number is stored.
     pub(super) held: Option<(u64, Effect)>,
     /// The tool uses whose pauses have time limits.
@@ -73,7 +73,7 @@ pub(super) struct Tasks {
 /// A tool call that runs or has ended.
 pub(super) struct RunningTool {
     pub(super) task: AbortHandle,
-    pub(super) call: Arc<ToolCall>,
+    pub(super) call: Arc<SlotCall>,
     /// Whether a decision has given the result, so that the task was aborted.
     is_ended: bool,
 }
@@ -119,7 +119,7 @@ impl Drop for Tasks {
 }
 
 /// The time limit of the turn.
-pub(super) struct Watch {
+pub(super) struct TurnClock {
     pub(super) limit: Duration,
     pub(super) timer: Pin<Box<Sleep>>,
     /// The remaining time, if the clock is stopped.
@@ -158,13 +158,13 @@ impl Work {
     }
 
     pub(super) fn watch(&mut self, limit: Option<Duration>) {
-        self.watch = limit.map(|limit| Watch { limit, timer: Box::pin(sleep(limit)), frozen: None });
+        self.watch = limit.map(|limit| TurnClock { limit, timer: Box::pin(sleep(limit)), frozen: None });
     }
 
     /// Watches the limit of a turn that has already taken this time.
     pub(super) fn watch_on(&mut self, limit: Duration, spent: Duration) {
         let timer = Box::pin(sleep(limit.saturating_sub(spent)));
-        self.watch = Some(Watch { limit, timer, frozen: None });
+        self.watch = Some(TurnClock { limit, timer, frozen: None });
     }
 
     /// Returns the time that the turn has taken so far, if the turn has a limit.
@@ -231,7 +231,7 @@ impl Task {
         }
     }
 
-    pub(super) fn run_tools(&mut self, op: Op, calls: Vec<ToolCall>) {
+    pub(super) fn run_tools(&mut self, op: Op, calls: Vec<SlotCall>) {
         let setup = Arc::clone(&self.setup);
         let epoch = setup.hold.as_ref().and_then(|hold| hold.epoch());
         let work = self.work.get_or_insert_default();

@@ -336,7 +336,7 @@ async fn interrupt_with_something_to_keep_commits_on_the_base() {
     agent.end().await;
     let last = agent.agent.snapshot().await.unwrap().last;
     assert_eq!(agent.history().await, ["user: Root", "assistant: Trunk", "user: Hi", "assistant: Half"]);
-    assert_eq!(owner.moment().await.unwrap().last, last, "no state event follows");
+    assert_eq!(owner.position().await.unwrap().last, last, "no state event follows");
 }
 
 /// How the second turn of a run ends early.
@@ -372,7 +372,7 @@ async fn cut_second(staged: bool, cut: Cut) {
     assert_eq!(name(events.last().unwrap()), end, "{staged} {cut:?}");
     assert_eq!(agent.history().await, ["user: Root", "assistant: Trunk", "user: Hi", "assistant: Leaf"]);
     let subscription = agent.agent.subscribe().await.unwrap();
-    let now = owner.moment().await.unwrap();
+    let now = owner.position().await.unwrap();
     assert_eq!((now.last, now.status), (subscription.last_id(), Status::Idle));
     // The next event belongs to `owner.set`, so no other `state` event was emitted before it.
     let id = owner.set(None, before()).await.unwrap();
@@ -435,7 +435,7 @@ async fn assert_busy(agent: &Watched, owner: &HistoryOwner, status: Status) {
 }
 
 async fn assert_moment(agent: &Watched, owner: &HistoryOwner, status: Status) {
-    let moment = answered(owner.moment()).await.unwrap();
+    let moment = answered(owner.position()).await.unwrap();
     let last = answered(agent.agent.snapshot()).await.unwrap().last;
     assert_eq!((moment.last, moment.status), (last, status));
 }
@@ -478,11 +478,11 @@ async fn owner_no_room_in_the_commit_channel_answered_and_delivered_in_order() {
     let (agent, owner) = builder.start_owned().await.unwrap();
     let set = answered(owner.set(None, History::new())).await.unwrap();
     let begun = answered(owner.prompt(None, base(), "Hi")).await.unwrap();
-    let moment = answered(owner.moment()).await.unwrap();
+    let moment = answered(owner.position()).await.unwrap();
     assert_eq!((set.number, begun.number, moment.last.number), (1, 2, 4));
     assert_eq!(moment.status, Status::Busy);
     answered(agent.cancel()).await.unwrap();
-    let last = answered(owner.moment()).await.unwrap().last;
+    let last = answered(owner.position()).await.unwrap().last;
     let mut events_seen = Vec::new();
     while events_seen.len() < usize::try_from(last.number).unwrap() {
         let delivery = answered(receiver.next()).await.unwrap();
@@ -519,7 +519,7 @@ async fn owner_far_behind_in_the_commit_channel_refused_until_it_is_read() {
     assert_eq!(refused.kind(), ErrorKind::Backlog, "{refused:?}");
     let refused = answered(owner.prompt(None, base(), "Hi")).await;
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::Backlog);
-    assert_eq!(answered(owner.moment()).await.unwrap().last.number, set);
+    assert_eq!(answered(owner.position()).await.unwrap().last.number, set);
     for _ in 0..set {
         answered(receiver.next()).await.unwrap();
     }
@@ -565,7 +565,7 @@ async fn prompt_or_base_invalid_refused_and_no_event_emitted() {
         let error = attempt.as_ref().unwrap_err();
         assert!(reason(error), "attempt {place}: {error:?}");
     }
-    let moment = owner.moment().await.unwrap();
+    let moment = owner.position().await.unwrap();
     assert_eq!((moment.last.number, moment.status), (0, Status::Idle));
     assert_eq!(agent.history().await, BEFORE);
     assert!(provider.requests().is_empty());
@@ -605,7 +605,7 @@ async fn set_state_changes_an_owned_history_refused_and_nothing_changed() {
         (state.config().settings.system.as_deref(), briefs(state.history())),
         (None, briefs(&before()))
     );
-    assert_eq!(owner.moment().await.unwrap().last.number, 0);
+    assert_eq!(owner.position().await.unwrap().last.number, 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -630,7 +630,7 @@ async fn set_state_leaves_an_owned_history_configuration_changed() {
 async fn owner_kept_agent_dropped_ends_and_reports_why() {
     let (agent, owner) = scripted([]).1.start_owned().await.unwrap();
     drop(agent);
-    let moment = answered(owner.moment()).await;
+    let moment = answered(owner.position()).await;
     let error = moment.unwrap_err();
     assert_eq!((error.kind(), error.member("reason")), (ErrorKind::Ended, Some(&"handles_dropped".into())));
     let set = answered(owner.set(None, base())).await;

@@ -30,10 +30,10 @@ async fn retire_ends_an_idle_agent() {
 #[tokio::test(start_paused = true)]
 async fn retire_after_newer_events_is_refused() {
     let (mut agent, owner) = retirable(scripted([Step::text("Hello!")]).1).await;
-    let seen = owner.moment().await.unwrap().last;
+    let seen = owner.position().await.unwrap().last;
     agent.run("Hi").await;
     assert!(!answered(owner.retire(Some(seen))).await.unwrap());
-    let seen = owner.moment().await.unwrap().last;
+    let seen = owner.position().await.unwrap().last;
     assert!(answered(owner.retire(Some(seen))).await.unwrap());
 }
 

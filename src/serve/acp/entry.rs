@@ -16,7 +16,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::prompts::{Abandoned, Answer, Prompts};
+use super::prompts::{Abandoned, Answer, EditorPrompts};
 use crate::{
     access::StartRequest,
     run::{Error, ErrorKind, PromptId},
@@ -43,7 +43,7 @@ pub(super) struct EditorSession {
 #[derive(Default)]
 struct EditorState {
     live: Option<EditorLive>,
-    prompts: Prompts,
+    prompts: EditorPrompts,
     relays: u64,
     /// The model that the client has chosen while a run was active.
     chosen: Option<String>,
@@ -75,7 +75,7 @@ impl EditorSession {
     }
 
     /// Calls `change` with the prompts that wait, and returns its result.
-    pub(super) fn prompts<T>(&self, change: impl FnOnce(&mut Prompts) -> T) -> T {
+    pub(super) fn prompts<T>(&self, change: impl FnOnce(&mut EditorPrompts) -> T) -> T {
         change(&mut lock(&self.state).prompts)
     }
 

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     entry::EditorSession,
     sessions::model_options,
-    view::{Joining, View},
+    view::{EditorView, Joining},
 };
 use crate::{
     acp::{Gone, Peer},
@@ -52,8 +52,8 @@ pub(super) struct Relay {
 }
 
 /// The parts of the relay that change.
-struct State {
-    view: View,
+struct RelayState {
+    view: EditorView,
     /// The model in use, by its full name.
     model: String,
     /// The size of the model's context window, if it is known.
@@ -100,8 +100,8 @@ impl Relay {
         let Some(snapshot) = events.snapshot().cloned() else {
             return Ok("its subscription has no snapshot".to_owned());
         };
-        let mut state = State {
-            view: View::new(self.entry.own_prefix().to_owned()),
+        let mut state = RelayState {
+            view: EditorView::new(self.entry.own_prefix().to_owned()),
             model: snapshot.agent.state.model.clone(),
             window: None,
             used: snapshot.used,
@@ -155,13 +155,13 @@ impl Relay {
     }
 
     /// Looks up the context window of the model in use. If the session has ended, the window is unknown.
-    async fn look_up_window(&self, state: &mut State) {
+    async fn look_up_window(&self, state: &mut RelayState) {
         let session = self.session.state().await.ok();
         let info = session.as_ref().and_then(|session| session.config().model.info());
         state.window = info.and_then(|info| info.context_window);
     }
 
-    async fn missed(&self, state: &mut State, snapshot: &SessionSnapshot) -> Result<(), Gone> {
+    async fn missed(&self, state: &mut RelayState, snapshot: &SessionSnapshot) -> Result<(), Gone> {
         for update in state.view.catch_up(snapshot) {
             self.send(update).await?;
         }
@@ -173,7 +173,7 @@ impl Relay {
         Ok(())
     }
 
-    async fn event(&self, state: &mut State, event: &SessionEvent) -> Result<(), Gone> {
+    async fn event(&self, state: &mut RelayState, event: &SessionEvent) -> Result<(), Gone> {
         match event {
             SessionEvent::Agent(event) => self.agent_event(state, event).await,
             SessionEvent::Title { title } => self.titled(title.as_deref()).await,
@@ -196,7 +196,7 @@ impl Relay {
         }
     }
 
-    async fn agent_event(&self, state: &mut State, event: &Event) -> Result<(), Gone> {
+    async fn agent_event(&self, state: &mut RelayState, event: &Event) -> Result<(), Gone> {
         for update in state.view.event(event) {
             self.send(update).await?;
         }
@@ -225,7 +225,7 @@ impl Relay {
         Ok(())
     }
 
-    async fn used(&self, state: &State, context: u64) -> Result<(), Gone> {
+    async fn used(&self, state: &RelayState, context: u64) -> Result<(), Gone> {
         // The protocol's usage update requires the size of the context window, so if the size is unknown, no update is
         // sent.
         let Some(size) = state.window else { return Ok(()) };
@@ -234,7 +234,7 @@ impl Relay {
     }
 
     /// Reports a model that this or another client has chosen.
-    async fn remodelled(&self, state: &mut State, model: &str) -> Result<(), Gone> {
+    async fn remodelled(&self, state: &mut RelayState, model: &str) -> Result<(), Gone> {
         if state.model == model {
             return Ok(());
         }
@@ -249,7 +249,7 @@ impl Relay {
     }
 
     /// Asks the client about all these pauses at once, and withdraws the questions about all others.
-    fn ask(&self, state: &mut State, pauses: &[Arc<PendingUse>]) {
+    fn ask(&self, state: &mut RelayState, pauses: &[Arc<PendingUse>]) {
         state.asked.retain(|id, token| {
             let waits = pauses.iter().any(|pause| pause.tool_use.id == *id);
             if !waits {

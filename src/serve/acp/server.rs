@@ -25,7 +25,7 @@ use tracing::Instrument;
 use super::{
     EditorSettings, content,
     entry::EditorSession,
-    prompts::{Answer, MOST, Prompts},
+    prompts::{Answer, EditorPrompts, MOST},
     relay::EditorClient,
     sessions::refused,
     view::Joining,
@@ -351,7 +351,7 @@ impl EditorServer {
     /// Cancels the turn in flight and all prompts that wait.
     pub(super) async fn cancel(&self, id: &str) {
         let Ok(entry) = self.entry(id) else { return };
-        entry.prompts(Prompts::cancel);
+        entry.prompts(EditorPrompts::cancel);
         if let Some(session) = entry.session() {
             interrupt(&session).await;
         }

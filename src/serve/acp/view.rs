@@ -25,7 +25,7 @@ pub(super) enum Joining {
     Loaded,
 }
 
-pub(super) struct View {
+pub(super) struct EditorView {
     follow: Follow,
     shown: Shown,
 }
@@ -49,7 +49,7 @@ struct ShownTool {
     has_ended: bool,
 }
 
-impl View {
+impl EditorView {
     pub(super) fn new(own: String) -> Self {
         let (tools, updates) = (HashMap::new(), Vec::new());
         let shown = Shown { own, answer: None, tools, results: None, updates };
@@ -292,7 +292,7 @@ mod tests {
     async fn replay_states_the_decisions_about_tool_uses_and_the_unusual_end_of_an_answer() {
         for (reason, ended) in [(StopReason::Length, json!("length")), (StopReason::Stop, Value::Null)] {
             let snapshot = decided(&MemoryStore::new(), reason).await.snapshot().await.unwrap();
-            let updates = View::new(String::new()).join(&snapshot, Joining::Loaded);
+            let updates = EditorView::new(String::new()).join(&snapshot, Joining::Loaded);
             let updates: Vec<_> =
                 updates.iter().map(|update| serde_json::to_value(update).unwrap()).collect();
             let results: Vec<_> =
@@ -310,7 +310,7 @@ mod tests {
     #[tokio::test]
     async fn replay_states_decisions_of_a_turn_that_left_tool_uses_open() {
         let snapshot = left_open(&MemoryStore::new()).await.snapshot().await.unwrap();
-        let updates = View::new(String::new()).join(&snapshot, Joining::Loaded);
+        let updates = EditorView::new(String::new()).join(&snapshot, Joining::Loaded);
         let updates = serde_json::to_value(updates).unwrap();
         let decided = |update: &&Value| update["_meta"]["omni.decision"]["by"] == "ben";
         let decided: Vec<_> = updates.as_array().unwrap().iter().filter(decided).collect();

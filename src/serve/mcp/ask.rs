@@ -13,9 +13,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     answer::blocks,
-    caller::{ASK, Caller, Refusal},
-    followed::{Change, FollowedPrompt, PromptEnd},
-    running::{Outcome, RunningCall, Sender},
+    caller::{ASK, McpCaller, Refusal},
+    followed::{FollowedPrompt, PromptEnd, RunChange},
+    running::{RunOutcomeReply, RunningCall, Sender},
     tools::{AskInput, AskOutput, id, input},
 };
 use crate::{
@@ -29,7 +29,7 @@ use crate::{
 /// A call of `ask`.
 #[derive(Clone, Copy)]
 pub(super) struct Ask<'a> {
-    pub(super) caller: &'a Caller,
+    pub(super) caller: &'a McpCaller,
     pub(super) context: &'a RequestContext<RoleServer>,
     /// Cancelled when the client's connection has ended.
     pub(super) gone: &'a CancellationToken,
@@ -64,14 +64,14 @@ impl<'a> Ask<'a> {
         call.withdraw_questions().await;
         let conversation = call.session.id().clone();
         match outcome {
-            Outcome::Ended(end) => result(conversation, end),
-            Outcome::Asks(requests) => Ok(questions(conversation, &call.followed, requests)),
-            Outcome::Abandoned => {
+            RunOutcomeReply::Ended(end) => result(conversation, end),
+            RunOutcomeReply::Asks(requests) => Ok(questions(conversation, &call.followed, requests)),
+            RunOutcomeReply::Abandoned => {
                 call.withdraw().await;
                 Err("the call was cancelled".to_owned())
             }
-            Outcome::Refused(why) => Err(why),
-            Outcome::Draining => Err(format!(
+            RunOutcomeReply::Refused(why) => Err(why),
+            RunOutcomeReply::Draining => Err(format!(
                 "the server is about to stop; later, read the conversation {conversation} for the answer"
             )),
         }
@@ -110,7 +110,7 @@ impl<'a> Ask<'a> {
         let (session, events) = self.caller.open(&state.conversation, Mode::Controller, ASK).await?;
         let mut followed = FollowedPrompt::of(state.prompt, &Accepted::Started { turn: state.turn });
         let ended = events.snapshot().and_then(|snapshot| followed.snapshot(snapshot));
-        if let Some(Change::Ended(end)) = ended {
+        if let Some(RunChange::Ended(end)) = ended {
             return Ok(Rejoined::Ended(state.conversation, end));
         }
         let mut call = RunningCall::new(self, session, events, followed, Sender::EarlierCall);

@@ -17,7 +17,7 @@ pub(super) const ASK: &[Action] = &[Action::Prompt, Action::Watch];
 pub(super) type Refusal = String;
 
 /// The sender of a call.
-pub(super) struct Caller {
+pub(super) struct McpCaller {
     pub(super) client: Client,
     /// Counts a call of the client until the permit is dropped. Fails if the client has too many calls.
     pub(super) permit: Box<dyn Fn() -> Result<Box<dyn Send>, Refusal> + Send + Sync>,
@@ -25,7 +25,7 @@ pub(super) struct Caller {
     pub(super) refused: fn(Error) -> Refusal,
 }
 
-impl Caller {
+impl McpCaller {
     /// Opens a conversation, if the client may perform these actions, and subscribes to it.
     pub(super) async fn open(
         &self,

@@ -27,7 +27,7 @@ pub(super) enum PromptEnd {
 
 /// A change that a client is interested in.
 #[derive(Debug, PartialEq)]
-pub(super) enum Change {
+pub(super) enum RunChange {
     /// A tool with this name began to run.
     Runs(String),
     /// The pauses of the run have changed.
@@ -71,14 +71,14 @@ impl FollowedPrompt {
     }
 
     /// Processes an event of the session.
-    pub(super) fn event(&mut self, event: &Event) -> Option<Change> {
+    pub(super) fn event(&mut self, event: &Event) -> Option<RunChange> {
         let (names, mut change) = (&mut self.names, None);
         self.follow.event(event, &mut |progress| note(names, &mut change, progress));
         change
     }
 
     /// Processes a snapshot, after events were missed or to follow a prompt that was sent earlier.
-    pub(super) fn snapshot(&mut self, snapshot: &SessionSnapshot) -> Option<Change> {
+    pub(super) fn snapshot(&mut self, snapshot: &SessionSnapshot) -> Option<RunChange> {
         let (names, mut change) = (&mut self.names, None);
         let history = snapshot.tree.history();
         self.follow.snapshot(history, &snapshot.agent, &mut |progress| note(names, &mut change, progress));
@@ -87,24 +87,24 @@ impl FollowedPrompt {
 }
 
 /// Notes the change that the progress of the run causes. The last change counts.
-fn note(names: &mut HashMap<ToolUseId, String>, change: &mut Option<Change>, progress: RunProgress<'_>) {
+fn note(names: &mut HashMap<ToolUseId, String>, change: &mut Option<RunChange>, progress: RunProgress<'_>) {
     match progress {
         RunProgress::Block { content: Content::ToolUse(tool_use), ended: true, .. } => {
             names.insert(tool_use.id.clone(), tool_use.name.clone());
         }
         RunProgress::Tool { id, change: ToolChange::Started { .. } } => {
-            *change = names.get(id).cloned().map(Change::Runs);
+            *change = names.get(id).cloned().map(RunChange::Runs);
         }
-        RunProgress::Pauses(_) => *change = Some(Change::Pauses),
+        RunProgress::Pauses(_) => *change = Some(RunChange::Pauses),
         RunProgress::Ended { outcome, response, message } => {
-            *change = Some(Change::Ended(end(outcome, response, message)));
+            *change = Some(RunChange::Ended(end(outcome, response, message)));
         }
         RunProgress::Returned { outcome: Some(outcome) } => {
             let why = format!("the run ended, so the prompt was not used: {}", reason(outcome, false));
-            *change = Some(Change::Ended(PromptEnd::Unanswered(why)));
+            *change = Some(RunChange::Ended(PromptEnd::Unanswered(why)));
         }
         RunProgress::Returned { outcome: None } => {
-            *change = Some(Change::Ended(PromptEnd::Unanswered("the prompt was withdrawn".to_owned())));
+            *change = Some(RunChange::Ended(PromptEnd::Unanswered("the prompt was withdrawn".to_owned())));
         }
         _ => {}
     }

@@ -19,13 +19,14 @@ use tokio_util::sync::CancellationToken;
 use super::{
     ServerInfo,
     ask::Ask,
-    caller::{Caller, Refusal},
+    caller::{McpCaller, Refusal},
     tools,
 };
 use crate::{panics::contained_async, run::PromptId};
 
 /// Returns the sender of a request.
-pub(super) type Callers = dyn Fn(&RequestContext<RoleServer>) -> Result<Arc<Caller>, ErrorData> + Send + Sync;
+pub(super) type Callers =
+    dyn Fn(&RequestContext<RoleServer>) -> Result<Arc<McpCaller>, ErrorData> + Send + Sync;
 
 /// The server of one connection.
 pub(super) struct Handler {
@@ -46,7 +47,7 @@ impl Handler {
 
     async fn perform(
         &self,
-        caller: &Caller,
+        caller: &McpCaller,
         request: CallToolRequestParams,
         context: &RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, Refusal> {

@@ -31,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     ServerInfo,
-    caller::{Caller, Refusal},
+    caller::{McpCaller, Refusal},
     handler::{Callers, Handler},
     running::LONGEST_QUESTION,
 };
@@ -152,7 +152,7 @@ impl Mount {
                 Ok(Box::new(web.open_stream(&principal).map_err(|problem| problem.words())?))
             };
             let refused = |error| Problem::from(error).words();
-            Ok(Arc::new(Caller { client, permit: Box::new(permit), refused }))
+            Ok(Arc::new(McpCaller { client, permit: Box::new(permit), refused }))
         });
         let handler = move || -> io::Result<Handler> {
             Ok(Handler::new(Arc::clone(&info), Arc::clone(&callers), CancellationToken::new()))

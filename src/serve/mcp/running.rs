@@ -16,8 +16,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     ask::Ask,
-    caller::{Caller, Refusal},
-    followed::{Change, FollowedPrompt, PromptEnd},
+    caller::{McpCaller, Refusal},
+    followed::{FollowedPrompt, PromptEnd, RunChange},
     question::{Asks, decision, question},
 };
 use crate::{
@@ -47,7 +47,7 @@ pub(super) const LONGEST_QUESTION: Duration = Duration::from_hours(1);
 const LONGEST_NAME: usize = 256;
 
 /// How a call ends.
-pub(super) enum Outcome {
+pub(super) enum RunOutcomeReply {
     Ended(PromptEnd),
     /// The client must answer these questions.
     Asks(InputRequests),
@@ -66,7 +66,7 @@ type SessionUpdate = Option<Update<SessionSnapshot, SessionEvent>>;
 enum Progress {
     /// A tool with this name began to run.
     Runs(String),
-    Over(Outcome),
+    Over(RunOutcomeReply),
 }
 
 /// The call that has sent the prompt.
@@ -133,19 +133,19 @@ impl<'a> RunningCall<'a> {
     }
 
     /// Waits until the prompt is answered, or until the client has to act.
-    pub(super) async fn outcome(&mut self) -> Outcome {
+    pub(super) async fn outcome(&mut self) -> RunOutcomeReply {
         let mut news = interval_at(Instant::now() + NEWS, NEWS);
         news.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let draining = self.ask.caller.client.draining.clone();
         loop {
             if let Some(requests) = self.ask_about_pauses().await {
-                return Outcome::Asks(requests);
+                return RunOutcomeReply::Asks(requests);
             }
             tokio::select! {
                 biased;
-                () = self.ask.gone.cancelled() => return Outcome::Abandoned,
-                () = draining.cancelled() => return Outcome::Draining,
-                () = self.ask.context.ct.cancelled() => return Outcome::Abandoned,
+                () = self.ask.gone.cancelled() => return RunOutcomeReply::Abandoned,
+                () = draining.cancelled() => return RunOutcomeReply::Draining,
+                () = self.ask.context.ct.cancelled() => return RunOutcomeReply::Abandoned,
                 Some((pause, decision)) = self.questions.next() => {
                     if let Some(decision) = decision {
                         self.decide(&pause, decision).await;
@@ -163,7 +163,7 @@ impl<'a> RunningCall<'a> {
 
     /// Processes an update and all others that are ready. Several running tools may ask questions at the same time, so
     /// the client is then asked about all of them together.
-    async fn updates(&mut self, first: SessionUpdate) -> Option<Outcome> {
+    async fn updates(&mut self, first: SessionUpdate) -> Option<RunOutcomeReply> {
         let mut next = Some(first);
         while let Some(update) = next {
             match self.update(update) {
@@ -179,13 +179,13 @@ impl<'a> RunningCall<'a> {
     /// Processes an update.
     fn update(&mut self, update: SessionUpdate) -> Option<Progress> {
         if let Some(labels) = update.as_ref().and_then(new_labels) {
-            let Caller { client, refused, .. } = self.ask.caller;
+            let McpCaller { client, refused, .. } = self.ask.caller;
             if let Err(error) = client.permit(&[Action::Watch], labels) {
-                return Some(Progress::Over(Outcome::Refused(refused(error))));
+                return Some(Progress::Over(RunOutcomeReply::Refused(refused(error))));
             }
             self.may = Permissions::of(client, labels);
         }
-        let unanswered = |why| Some(Change::Ended(PromptEnd::Unanswered(why)));
+        let unanswered = |why| Some(RunChange::Ended(PromptEnd::Unanswered(why)));
         let change = match update {
             Some(Update::Event(numbered)) => match &*numbered.event {
                 SessionEvent::Agent(event) => self.followed.event(event),
@@ -194,16 +194,16 @@ impl<'a> RunningCall<'a> {
             Some(Update::Resync(snapshot)) => self.followed.snapshot(&snapshot),
             Some(Update::Closed(end)) => {
                 match end.snapshot.as_ref().and_then(|snapshot| self.followed.snapshot(snapshot)) {
-                    Some(Change::Ended(end)) => Some(Change::Ended(end)),
+                    Some(RunChange::Ended(end)) => Some(RunChange::Ended(end)),
                     _ => unanswered(format!("the session has ended: {}", end.reason)),
                 }
             }
             None => unanswered("the session has ended".to_owned()),
         };
         match change? {
-            Change::Ended(end) => Some(Progress::Over(Outcome::Ended(end))),
-            Change::Runs(tool) => Some(Progress::Runs(tool)),
-            Change::Pauses => None,
+            RunChange::Ended(end) => Some(Progress::Over(RunOutcomeReply::Ended(end))),
+            RunChange::Runs(tool) => Some(Progress::Runs(tool)),
+            RunChange::Pauses => None,
         }
     }
 

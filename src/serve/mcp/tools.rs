@@ -7,7 +7,7 @@ use schemars::{JsonSchema, Schema, generate::SchemaSettings, transform::Recursiv
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
-use super::caller::{Caller, Refusal};
+use super::caller::{McpCaller, Refusal};
 use crate::{
     access::Action,
     agent::Status,
@@ -57,14 +57,14 @@ struct ListInput {
 #[derive(Serialize, JsonSchema)]
 struct ListOutput {
     /// The conversations, most recently written first.
-    conversations: Vec<Item>,
+    conversations: Vec<ListedConversation>,
     /// The value of `after` for the next page. Absent on the last page.
     #[serde(skip_serializing_if = "Option::is_none")]
     next: Option<String>,
 }
 
 #[derive(Serialize, JsonSchema)]
-struct Item {
+struct ListedConversation {
     /// The id of the conversation.
     #[schemars(with = "String")]
     conversation: ConversationId,
@@ -184,7 +184,7 @@ fn output(value: &impl Serialize) -> CallToolResult {
     CallToolResult::structured(serde_json::to_value(value).unwrap_or_default())
 }
 
-pub(super) async fn list(caller: &Caller, arguments: JsonObject) -> Result<CallToolResult, Refusal> {
+pub(super) async fn list(caller: &McpCaller, arguments: JsonObject) -> Result<CallToolResult, Refusal> {
     let ListInput { limit, after } = input(arguments)?;
     let limit = limit.unwrap_or(20).clamp(1, MOST);
     let mut page = Page::first(limit);
@@ -197,7 +197,7 @@ pub(super) async fn list(caller: &Caller, arguments: JsonObject) -> Result<CallT
     let last = listed.last().filter(|_| listed.len() == limit);
     let next = last.and_then(|last| serde_json::to_string(&Position::from(&last.summary)).ok());
     listed.retain(|listed| caller.client.may_list(&listed.summary.labels));
-    let conversations = listed.into_iter().map(|listed| Item {
+    let conversations = listed.into_iter().map(|listed| ListedConversation {
         conversation: listed.summary.id,
         title: listed.summary.title,
         updated: listed.summary.updated.rfc_3339(),
@@ -205,7 +205,7 @@ pub(super) async fn list(caller: &Caller, arguments: JsonObject) -> Result<CallT
     Ok(output(&ListOutput { conversations: conversations.collect(), next }))
 }
 
-pub(super) async fn read(caller: &Caller, arguments: JsonObject) -> Result<CallToolResult, Refusal> {
+pub(super) async fn read(caller: &McpCaller, arguments: JsonObject) -> Result<CallToolResult, Refusal> {
     let ReadInput { conversation, last } = input(arguments)?;
     let (_session, events) = caller.open(&id(&conversation)?, Mode::Observer, &[]).await?;
     let snapshot = events.snapshot().ok_or("the conversation has no snapshot")?;
@@ -248,7 +248,7 @@ fn shown(snapshot: &SessionSnapshot, last: usize) -> ReadOutput {
     ReadOutput { title, status, omitted: lines.len() - messages.len(), messages }
 }
 
-pub(super) async fn stop(caller: &Caller, arguments: JsonObject) -> Result<CallToolResult, Refusal> {
+pub(super) async fn stop(caller: &McpCaller, arguments: JsonObject) -> Result<CallToolResult, Refusal> {
     let StopInput { conversation } = input(arguments)?;
     let id = id(&conversation)?;
     caller.client.permitted(&id, &[Action::Stop]).await.map_err(caller.refused)?;

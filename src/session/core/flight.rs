@@ -29,7 +29,7 @@ pub(super) struct Flight {
 
 impl Core {
     /// Notes the agent's record after an event. `config` is the configuration in force.
-    pub(super) fn recorded(&mut self, record: &agent::Record, config: &Arc<Config>) {
+    pub(super) fn recorded(&mut self, record: &agent::NumberedRecord, config: &Arc<Config>) {
         let turn = record.turn.as_ref().map(|turn| self.completed(turn.clone()));
         let last = turn.as_ref().map(kept);
         if let Some(turn) = turn {

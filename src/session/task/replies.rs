@@ -63,7 +63,7 @@ impl Task {
 
     /// Replies with the outcome of a prompt when the prompt's run has ended.
     pub(super) async fn await_outcome(&mut self, id: PromptId, reply: OutcomeReply) -> Result<(), Error> {
-        let last = self.owner.moment().await?.last;
+        let last = self.owner.position().await?.last;
         self.take_until(last).await?;
         self.flushes.retain(|flush| !flush.reply.is_closed());
         let is_known = self.core.known_prompt(&id).is_some_and(|known| known.state != PromptState::Returned);

@@ -129,16 +129,16 @@ fn runtime() -> Result<Handle, StoreError> {
 
 /// Identifies a lease. A process owns a conversation at most once at a time. But the id alone is not enough, because
 /// the next session may acquire its lease before the release of the previous lease arrives.
-type Key = (ConversationId, Epoch);
+type LeaseKey = (ConversationId, Epoch);
 
 /// The task of a keeper. It accepts orders while its calls to the store are in progress.
 struct LeaseWatch {
     store: Arc<dyn Store>,
     /// The leases that are renewed regularly.
-    held: HashMap<Key, Arc<HeldLease>>,
+    held: HashMap<LeaseKey, Arc<HeldLease>>,
     /// The rejected leases that are being renewed. Each has a list of senders for the callers that wait for the
     /// outcome.
-    lapsed: HashMap<Key, Vec<Reply>>,
+    lapsed: HashMap<LeaseKey, Vec<Reply>>,
     work: FuturesUnordered<BoxFuture<'static, Done>>,
     is_renewing: bool,
     /// The time of the next renewal.
@@ -149,7 +149,7 @@ struct LeaseWatch {
 enum Done {
     /// The listed leases are lost, and the other leases were renewed. If there is an error, the outcome for the other
     /// leases is unknown.
-    Renewed(Vec<Key>, Result<(), StoreError>),
+    Renewed(Vec<LeaseKey>, Result<(), StoreError>),
     /// The renewal of a rejected lease succeeded or failed.
     Revived(Arc<HeldLease>, Epoch, Result<Lease, StoreError>),
     Released,

@@ -25,7 +25,7 @@ use crate::{
     message::{Timestamp, UsageRow, UsageSum},
     store::{
         Filter, Labels, StoreError, Summary,
-        attachments::Files,
+        attachments::SplitFiles,
         ledger::{Sums, by_hour},
     },
 };
@@ -49,7 +49,7 @@ pub(super) struct Ledger {
 /// Reads the usage ledger. Returns `None` if the creation of the log was interrupted.
 pub(super) fn ledger(log: &Log<'_>) -> Result<Option<Ledger>, StoreError> {
     let mut rows = Vec::new();
-    let replay = log.replay(&Files::ignored(), |change| {
+    let replay = log.replay(&SplitFiles::ignored(), |change| {
         if let LogChange::Commit(commit) = change {
             rows.extend(commit.usage_rows());
         }

@@ -17,9 +17,11 @@ use std::{
 use super::{
     Durability,
     place::{LogPath, check_folder, failed, is_file, private, require_file, try_lock},
-    record::{Entry, FORMAT, LogChange, Parts, RecordEnd, Stamp, file_names, has_all_names, other_format},
+    record::{
+        FORMAT, LineParts, LogChange, LogEntry, RecordEnd, Stamp, file_names, has_all_names, other_format,
+    },
 };
-use crate::store::{StoreError, Stored, TurnChange, Version, WriteId, attachments::Files};
+use crate::store::{StoreError, Stored, TurnChange, Version, WriteId, attachments::SplitFiles};
 
 /// The write that created a conversation, and the version after this write. Identifies the conversation.
 pub(super) type Birth = (Version, WriteId);
@@ -44,7 +46,7 @@ pub(super) enum Lock<'a> {
 }
 
 /// The end of a log.
-pub(super) struct Tail {
+pub(super) struct LogTail {
     /// The offset at which the last complete line ends.
     pub(super) end: u64,
     /// Whether the last complete line is followed by an incomplete line of an interrupted write.
@@ -106,7 +108,7 @@ impl<'a> Log<'a> {
     }
 
     /// Returns the problem if the log belongs to another conversation.
-    fn check(&self, entry: &Entry) -> Result<Option<String>, StoreError> {
+    fn check(&self, entry: &LogEntry) -> Result<Option<String>, StoreError> {
         let (id, other) = (self.place.id, &entry.id);
         if other == id {
             return Ok(None);
@@ -121,7 +123,7 @@ impl<'a> Log<'a> {
     /// Returns the end of the log, or `None` if its creation was interrupted.
     ///
     /// Reads only the last line. If the line is damaged, reads the whole log to find the number of the damaged line.
-    pub(super) fn tail(&self) -> Result<Option<Tail>, StoreError> {
+    pub(super) fn tail(&self) -> Result<Option<LogTail>, StoreError> {
         let mut end = self.len;
         let mut torn = false;
         while end > 0 {
@@ -130,7 +132,9 @@ impl<'a> Log<'a> {
             let problem = match record(&last, from) {
                 Ok(record) => match RecordEnd::parse(record) {
                     Ok(found) => match self.check(&found.entry)? {
-                        None => return Ok(Some(Tail { end: from + last.len() as u64, torn, last: found })),
+                        None => {
+                            return Ok(Some(LogTail { end: from + last.len() as u64, torn, last: found }));
+                        }
                         Some(problem) => problem,
                     },
                     Err(problem) => problem,
@@ -154,7 +158,7 @@ impl<'a> Log<'a> {
     pub(super) fn find(&self, is_wanted: impl Fn(&Stamp) -> bool) -> Result<Option<Stamp>, StoreError> {
         let mut lines = self.lines()?;
         while let Some(record) = lines.next()? {
-            let stamp = Parts::of(record).and_then(|parts| parts.stamp());
+            let stamp = LineParts::of(record).and_then(|parts| parts.stamp());
             let stamp = stamp.map_err(|problem| lines.damaged(problem))?;
             if is_wanted(&stamp) {
                 return Ok(Some(stamp));
@@ -189,19 +193,19 @@ impl<'a> Log<'a> {
     /// with each change.
     pub(super) fn replay(
         &self,
-        files: &Rc<Files>,
+        files: &Rc<SplitFiles>,
         mut visit: impl FnMut(&LogChange),
-    ) -> Result<Option<Replay>, StoreError> {
+    ) -> Result<Option<LogReplay>, StoreError> {
         let mut lines = self.lines()?;
-        let mut replay: Option<Replay> = None;
+        let mut replay: Option<LogReplay> = None;
         // Only the entries of the first and the last line are parsed.
         let mut last = Vec::new();
         while let Some(record) = lines.next()? {
             let len = record.len() as u64;
-            let parsed = Parts::of(record).and_then(|parts| {
+            let parsed = LineParts::of(record).and_then(|parts| {
                 last.clear();
                 last.extend_from_slice(parts.entry);
-                let first = replay.is_none().then(|| Entry::parse(parts.entry)).transpose()?;
+                let first = replay.is_none().then(|| LogEntry::parse(parts.entry)).transpose()?;
                 Ok((first, parts.change(files), parts.stamp()))
             });
             let (first, change, stamp) = parsed.map_err(|problem| lines.damaged(problem))?;
@@ -217,7 +221,7 @@ impl<'a> Log<'a> {
                     let stored = Stored::new(stamp.version, first.created, *state);
                     let birth = (stamp.version, stamp.write);
                     let (files, last) = (Rc::clone(files), stamp.write);
-                    *replay = Some(Replay { stored, birth, last, end: 0, void: 0, files });
+                    *replay = Some(LogReplay { stored, birth, last, end: 0, void: 0, files });
                     Ok(())
                 }
                 _ => Err("it does not create the conversation, as the first write must".to_owned()),
@@ -225,7 +229,7 @@ impl<'a> Log<'a> {
             taken.map_err(|problem| lines.damaged(problem))?;
         }
         let Some(mut replay) = replay else { return Ok(None) };
-        let last = Entry::parse(&last).map_err(|problem| lines.damaged(problem))?;
+        let last = LogEntry::parse(&last).map_err(|problem| lines.damaged(problem))?;
         if let Some(problem) = self.check(&last)? {
             return Err(lines.damaged(problem));
         }
@@ -235,7 +239,7 @@ impl<'a> Log<'a> {
 }
 
 /// The conversation in a log, and data about the log.
-pub(super) struct Replay {
+pub(super) struct LogReplay {
     pub(super) stored: Stored,
     pub(super) birth: Birth,
     /// The last write.
@@ -245,10 +249,10 @@ pub(super) struct Replay {
     /// The number of bytes of records of turns.
     pub(super) void: u64,
     /// The files in the log.
-    pub(super) files: Rc<Files>,
+    pub(super) files: Rc<SplitFiles>,
 }
 
-impl Replay {
+impl LogReplay {
     fn take(&mut self, change: LogChange, stamp: Stamp, len: u64) -> Result<(), String> {
         let (before, version) = (self.stored.version, stamp.version);
         let follows = match change {

@@ -27,7 +27,7 @@ use crate::{
     store::{
         Change, Commit, ConversationId, Labels, StateChange, StoreError, StoredState, Summary, TurnChange,
         Version, WriteId,
-        attachments::{Files, UsedFiles},
+        attachments::{SplitFiles, UsedFiles},
         json,
     },
     subscription::EventId,
@@ -98,7 +98,7 @@ pub(super) struct Stamp {
 /// The facts for a list, after the write.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Entry {
+pub(super) struct LogEntry {
     format: u64,
     pub(super) id: ConversationId,
     pub(super) created: Timestamp,
@@ -128,7 +128,7 @@ fn from_pairs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Labels, D::E
     Labels::new(Vec::<(String, String)>::deserialize(deserializer)?).map_err(D::Error::custom)
 }
 
-impl Entry {
+impl LogEntry {
     pub(super) fn parse(entry: &[u8]) -> Result<Self, String> {
         let entry: Self = parse(entry)?;
         let is_known = entry.format == FORMAT;
@@ -182,14 +182,14 @@ impl Entry {
 #[derive(Clone)]
 pub(super) struct RecordEnd {
     pub(super) stamp: Stamp,
-    pub(super) entry: Entry,
+    pub(super) entry: LogEntry,
 }
 
 impl RecordEnd {
     /// Returns the end of the record of the write that creates a conversation.
     pub(super) fn first(id: ConversationId, write: WriteId, change: &LogChange) -> Self {
         let (time, labels) = (Timestamp::now(), Labels::NONE);
-        let mut entry = Entry {
+        let mut entry = LogEntry {
             format: FORMAT,
             id,
             created: time,
@@ -214,12 +214,12 @@ impl RecordEnd {
 
     /// Parses the end of a record.
     pub(super) fn parse(record: &[u8]) -> Result<Self, String> {
-        let parts = Parts::of(record)?;
-        Ok(Self { stamp: parts.stamp()?, entry: Entry::parse(parts.entry)? })
+        let parts = LineParts::of(record)?;
+        Ok(Self { stamp: parts.stamp()?, entry: LogEntry::parse(parts.entry)? })
     }
 
     pub(super) fn into_summary(self) -> Summary {
-        let Entry { id, created, updated, title, labels, turn, .. } = self.entry;
+        let LogEntry { id, created, updated, title, labels, turn, .. } = self.entry;
         Summary {
             title,
             labels,
@@ -253,7 +253,7 @@ pub(super) fn has_all_names(beginning: &[u8]) -> bool {
 }
 
 /// The texts of the parts of a record.
-pub(super) struct Parts<'a> {
+pub(super) struct LineParts<'a> {
     /// The files without the closing brace. Empty if there are none.
     files: &'a [u8],
     change: &'a [u8],
@@ -261,7 +261,7 @@ pub(super) struct Parts<'a> {
     pub(super) entry: &'a [u8],
 }
 
-impl<'a> Parts<'a> {
+impl<'a> LineParts<'a> {
     pub(super) fn of(record: &'a [u8]) -> Result<Self, String> {
         let after =
             |from: usize| record[from..].iter().position(|byte| *byte == b']').map(|at| from + at + 1);
@@ -280,7 +280,7 @@ impl<'a> Parts<'a> {
 
     /// Returns the change. Adds those files of the record to `files` that it lacks. It must contain all files of the
     /// change then.
-    pub(super) fn change(&self, files: &Rc<Files>) -> Result<LogChange, String> {
+    pub(super) fn change(&self, files: &Rc<SplitFiles>) -> Result<LogChange, String> {
         if file_names(self.files).iter().any(|name| files.lacks(name)) {
             let text = [self.files, b"}"].concat();
             let RecordFiles::<&str> { files: names, data } =
@@ -294,7 +294,7 @@ impl<'a> Parts<'a> {
     }
 
     /// Returns the problem with the first node of a commit whose file is missing.
-    fn node_without_file(&self, files: &Rc<Files>) -> Option<String> {
+    fn node_without_file(&self, files: &Rc<SplitFiles>) -> Option<String> {
         let change: Value = parse(self.change).ok().filter(|_| files.has_missed.get())?;
         change.pointer("/commit/nodes")?.as_array()?.iter().find_map(|node| {
             let problem = files.apply(|| Node::deserialize(node)).err()?;
@@ -308,7 +308,7 @@ impl<'a> Parts<'a> {
 }
 
 /// Returns the JSON of a change, and the files to which it refers.
-pub(super) fn encode_change(change: &LogChange, files: &Rc<Files>) -> (Vec<u8>, UsedFiles) {
+pub(super) fn encode_change(change: &LogChange, files: &Rc<SplitFiles>) -> (Vec<u8>, UsedFiles) {
     let mut text = Vec::new();
     files.apply(|| push(&mut text, change));
     (text, files.used.take())

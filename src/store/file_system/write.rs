@@ -8,14 +8,14 @@ use std::{
 
 use super::{
     Durability, deleted,
-    log::{Log, Replay, append},
+    log::{Log, LogReplay, append},
     place::{sync_folder, try_lock},
-    record::{LogChange, Parts, RecordEnd, Stamp, encode_change, encode_line, encode_record, file_names},
+    record::{LineParts, LogChange, RecordEnd, Stamp, encode_change, encode_line, encode_record, file_names},
 };
 use crate::{
     store::{
         StateChange, StoreError, StoredState, TitleBy, TurnChange, Version, Write, WriteId,
-        attachments::Files,
+        attachments::SplitFiles,
     },
     subscription::EventId,
     tree::Erased,
@@ -106,7 +106,7 @@ fn change(
         rewrite(log, &files, Some(&erasure.erased), &encode_record(&change, &end)?)?;
         return Ok(end.stamp.version);
     }
-    let (change, mut files) = encode_change(&change, &Files::dividing());
+    let (change, mut files) = encode_change(&change, &SplitFiles::dividing());
     if !files.is_empty() {
         let names = log.file_names(tail.end)?;
         files.retain(|sha256, _| !names.contains(sha256));
@@ -167,7 +167,7 @@ const MANY: u64 = 1024 * 1024;
 
 /// Rewrites the log if more than half of it consists of records of ended turns. Called after the log was read. If
 /// another writer holds the lock or the medium is read-only, nothing changes, and a later load tries again.
-pub(super) fn tidy(log: &Log<'_>, replay: &Replay) {
+pub(super) fn tidy(log: &Log<'_>, replay: &LogReplay) {
     // While a turn is in flight, its records stay as they are, because a later version of the crate may have written
     // them.
     if replay.stored.turn.is_some() || replay.void <= MANY || replay.void <= replay.end / 2 {
@@ -187,7 +187,12 @@ pub(super) fn tidy(log: &Log<'_>, replay: &Replay) {
 
 /// Replaces the log, which must be locked and whose turns have ended. `files` are those of the log, and `last` is a line
 /// to add.
-fn rewrite(log: &Log<'_>, files: &Rc<Files>, erased: Option<&Erased>, last: &[u8]) -> Result<(), StoreError> {
+fn rewrite(
+    log: &Log<'_>,
+    files: &Rc<SplitFiles>,
+    erased: Option<&Erased>,
+    last: &[u8],
+) -> Result<(), StoreError> {
     let action = if erased.is_some() { "erasing messages from" } else { "compacting" };
     let failed = |error| log.place.failed(action, error);
     log.place.replace_log(&log.file, action, |new| {
@@ -198,7 +203,7 @@ fn rewrite(log: &Log<'_>, files: &Rc<Files>, erased: Option<&Erased>, last: &[u8
         let mut lines = log.lines()?;
         while let Some(record) = lines.next()? {
             let parsed =
-                Parts::of(record).and_then(|parts| Ok((parts.change(files)?, RecordEnd::parse(record)?)));
+                LineParts::of(record).and_then(|parts| Ok((parts.change(files)?, RecordEnd::parse(record)?)));
             let before = file_names(record);
             let (mut change, mut end) = parsed.map_err(|problem| lines.damaged(problem))?;
             if erased.is_some() {

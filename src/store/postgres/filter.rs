@@ -10,7 +10,7 @@ use super::{
 };
 use crate::store::{
     Filter, Listing, Page, Summary,
-    rows::{Candidates, Next, Plan, Rarest, WALKED, count, summary},
+    rows::{Candidates, NextCandidates, Plan, Rarest, WALKED, count, summary},
 };
 
 impl<'f> Candidates<'f> {
@@ -113,11 +113,11 @@ pub(super) async fn read_page(
     let mut plan = Plan::new(filter);
     loop {
         match plan.next() {
-            Next::Count(name, value, most) => {
+            NextCandidates::Count(name, value, most) => {
                 plan.counted(counted(connection, server, name, value, most).await?);
             }
-            Next::Read(candidates) => return rows(connection, &query(candidates)).await,
-            Next::Walk => {
+            NextCandidates::Read(candidates) => return rows(connection, &query(candidates)).await,
+            NextCandidates::Walk => {
                 let first = rows(connection, &query(Candidates::Listed(Some(WALKED)))).await?;
                 if first.len() >= page.limit {
                     return Ok(first);

@@ -16,7 +16,7 @@ use crate::{
 
 /// A row of the ledger, in the form in which it is passed to the SQL statement that inserts it.
 #[derive(Serialize)]
-struct Encoded<'r> {
+struct EncodedRows<'r> {
     purpose: &'static str,
     turn: Option<String>,
     step: Option<u32>,
@@ -36,7 +36,7 @@ struct Encoded<'r> {
 
 /// Returns rows as a JSON array.
 pub(super) fn encode(rows: &[UsageRow]) -> String {
-    let encoded = rows.iter().map(|row| Encoded {
+    let encoded = rows.iter().map(|row| EncodedRows {
         purpose: row.purpose.as_str(),
         turn: row.turn.map(|turn| turn.to_string()),
         step: row.step,

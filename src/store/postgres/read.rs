@@ -14,7 +14,7 @@ use crate::{
     message::Timestamp,
     store::{
         ConversationId, Page, StoreError, Stored, Summary,
-        attachments::Files,
+        attachments::SplitFiles,
         json,
         rows::{self, Cells, RowOrigin, count},
     },
@@ -74,8 +74,8 @@ pub(super) async fn load(
 }
 
 /// Decodes the rows of files.
-pub(super) fn files(rows: &[Row]) -> Result<Rc<Files>, PostgresFault> {
-    let files = Rc::<Files>::default();
+pub(super) fn files(rows: &[Row]) -> Result<Rc<SplitFiles>, PostgresFault> {
+    let files = Rc::<SplitFiles>::default();
     for row in rows {
         files.add(row.try_get(0)?, row.try_get(1)?);
     }

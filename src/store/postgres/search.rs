@@ -13,7 +13,7 @@ use crate::{
     message::Message,
     store::{
         Filter, Found, Hit, Listing, Page, Query as Words, StoreError,
-        attachments::Files,
+        attachments::SplitFiles,
         json,
         rows::{Candidates, RowOrigin, count, summary},
         search::searched_text,
@@ -87,7 +87,7 @@ async fn renew(connection: &Object, table: &str, key: &str, text: &str) -> Resul
             first = row.try_get(0)?;
             let text: &str = row.try_get(1)?;
             // A title is a JSON string. A damaged message has no words.
-            let message = Files::ignored().apply(|| json::parse::<Message>(text));
+            let message = SplitFiles::ignored().apply(|| json::parse::<Message>(text));
             let shown = message.map(|message| searched_text(&message));
             let shown = shown.or_else(|_| json::parse(text)).unwrap_or_default();
             keys.push(first);
@@ -264,6 +264,6 @@ fn hit(row: &Row, server: &PostgresServer, words: &Words) -> Result<Hit, Postgre
     let Some(number) = row.try_get::<_, Option<i64>>(9)? else { return Ok(Hit::title(summary)) };
     let origin = RowOrigin { id: &summary.id, place: &server.place };
     let (parent, message) = (row.try_get(10)?, row.try_get(11)?);
-    let node = Files::ignored().apply(|| origin.node(number, parent, message, None, false))?;
+    let node = SplitFiles::ignored().apply(|| origin.node(number, parent, message, None, false))?;
     Ok(Hit::message(summary.clone(), node.id(), node.message(), words))
 }

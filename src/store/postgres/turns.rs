@@ -15,7 +15,7 @@ use super::{
 };
 use crate::store::{
     ConversationId, Filter, Listing, Page, StoreError, StoredTurn, TurnSummary, Turns, Version,
-    attachments::Files,
+    attachments::SplitFiles,
     json,
     rows::{
         self, Cells, OF_TURN, ReadTurn, RecordRow, RowOrigin, SORTED, conversation_id, count, labels, owner,
@@ -184,7 +184,7 @@ pub(super) async fn list(
         let (id, version) = (conversation_id(row, 1, &server.place)?, Version::new(row.bits(2)?));
         let (owner, labels) = (owner(row, 3)?, labels(row, 5)?.unwrap_or_default());
         let turn = columns(row, 6)?;
-        let turn = Files::ignored().apply(|| turn.into_turn(version));
+        let turn = SplitFiles::ignored().apply(|| turn.into_turn(version));
         Ok(TurnSummary { labels, owner, ..TurnSummary::new(id, &turn) }.aged(age))
     });
     listed.collect()

@@ -83,7 +83,7 @@ pub(in crate::store) struct Plan<'f> {
 }
 
 /// The next step towards a page.
-pub(in crate::store) enum Next<'f> {
+pub(in crate::store) enum NextCandidates<'f> {
     /// Count the conversations with this label, up to this bound.
     Count(&'f str, &'f str, i64),
     /// Read the page from the first [`WALKED`] conversations of the list. If they do not fill the page, go on.
@@ -97,14 +97,16 @@ impl<'f> Plan<'f> {
         Self { filter, rarest: Rarest::new(filter, SORTED), has_walked: false }
     }
 
-    pub(in crate::store) fn next(&self) -> Next<'f> {
+    pub(in crate::store) fn next(&self) -> NextCandidates<'f> {
         if let Some((name, value, most)) = self.rarest.question() {
-            return Next::Count(name, value, most);
+            return NextCandidates::Count(name, value, most);
         }
         match self.rarest.found() {
-            Some((name, value)) => Next::Read(Candidates::Labelled(name, value)),
-            None if self.has_walked || self.filter.labels.is_empty() => Next::Read(Candidates::Listed(None)),
-            None => Next::Walk,
+            Some((name, value)) => NextCandidates::Read(Candidates::Labelled(name, value)),
+            None if self.has_walked || self.filter.labels.is_empty() => {
+                NextCandidates::Read(Candidates::Listed(None))
+            }
+            None => NextCandidates::Walk,
         }
     }
 
@@ -131,15 +133,15 @@ mod tests {
         let (mut plan, mut steps) = (Plan::new(&filter), Vec::new());
         loop {
             match plan.next() {
-                Next::Count(name, value, most) => {
+                NextCandidates::Count(name, value, most) => {
                     steps.push(format!("count {name} to {most}"));
                     plan.counted(value.parse::<i64>().unwrap().min(most));
                 }
-                Next::Walk => {
+                NextCandidates::Walk => {
                     steps.push("walk".to_owned());
                     plan.walked();
                 }
-                Next::Read(candidates) => {
+                NextCandidates::Read(candidates) => {
                     steps.push(match candidates {
                         Candidates::Labelled(name, _) => format!("sort {name}"),
                         Candidates::Listed(_) => "list".to_owned(),

@@ -12,7 +12,7 @@ use std::{
 
 use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior, config::DbConfig, ffi};
 
-use super::read_only::{self, Stamp};
+use super::read_only::{self, FileStamp};
 use crate::{
     store::{ConversationId, StoreError, file_system::Durability},
     sync::lock,
@@ -47,7 +47,7 @@ pub(super) struct Database {
     /// The identity of the file that was opened.
     opened: Option<FileId>,
     /// The stamp of the file when it was opened. Only set if the store assumes that the file does not change.
-    unchanging: Option<Stamp>,
+    unchanging: Option<FileStamp>,
 }
 
 /// The connections of a store.
@@ -108,7 +108,7 @@ impl Database {
         let is_unchanging = !read_only::has_log(&self.file);
         if is_unchanging {
             // The stamp is taken before the file is read, so that a change during the reading is detected.
-            self.unchanging = Some(Stamp::of(&self.found()?));
+            self.unchanging = Some(FileStamp::of(&self.found()?));
         }
         let connect = || self.connect_for_reading(is_unchanging);
         (0..readers).map(|_| connect()).collect::<Result<_, _>>().map_err(|fault| match fault {
@@ -185,7 +185,7 @@ impl Database {
             return unreachable(Arc::new(Replaced));
         }
         match &self.unchanging {
-            Some(stamp) if *stamp != Stamp::of(&found) || read_only::has_log(&self.file) => {
+            Some(stamp) if *stamp != FileStamp::of(&found) || read_only::has_log(&self.file) => {
                 unreachable(Arc::new(Changed))
             }
             _ => Ok(()),

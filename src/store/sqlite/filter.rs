@@ -12,7 +12,7 @@ use super::{
 };
 use crate::store::{
     Filter, Listing, Page, Summary,
-    rows::{Candidates, Next, Plan, Rarest, WALKED, count},
+    rows::{Candidates, NextCandidates, Plan, Rarest, WALKED, count},
 };
 
 /// A condition with its parameters.
@@ -96,9 +96,9 @@ pub(super) fn read_page<T>(
     let mut plan = Plan::new(filter);
     loop {
         match plan.next() {
-            Next::Count(name, value, most) => plan.counted(counted(connection, name, value, most)?),
-            Next::Read(candidates) => return read(candidates),
-            Next::Walk => {
+            NextCandidates::Count(name, value, most) => plan.counted(counted(connection, name, value, most)?),
+            NextCandidates::Read(candidates) => return read(candidates),
+            NextCandidates::Walk => {
                 let since = walked_since(connection, page)?;
                 let first = read(Candidates::Listed(since))?;
                 if since.is_none() || first.len() >= page.limit {

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::store::{
     ConversationId, Page, Stored, Summary,
-    attachments::Files,
+    attachments::SplitFiles,
     rows::{self, Cells, RowOrigin, count},
 };
 
@@ -63,13 +63,17 @@ fn stored(transaction: &Connection, origin: &RowOrigin<'_>, row: &Row) -> Result
 }
 
 /// Reads the files of a conversation. If a place is given, reads only the files with references from this place.
-pub(super) fn files(connection: &Connection, key: i64, place: Option<i32>) -> Result<Rc<Files>, SqliteFault> {
+pub(super) fn files(
+    connection: &Connection,
+    key: i64,
+    place: Option<i32>,
+) -> Result<Rc<SplitFiles>, SqliteFault> {
     let mut query = connection.prepare_cached(
         "SELECT digest, bytes FROM files WHERE conversation = ?1
          AND (?2 IS NULL OR digest IN (SELECT digest FROM file_uses WHERE conversation = ?1 AND place = ?2))",
     )?;
     let mut found = query.query(params![key, place])?;
-    let files = Rc::<Files>::default();
+    let files = Rc::<SplitFiles>::default();
     while let Some(row) = found.next()? {
         files.add(row.get(0)?, &row.get::<_, Vec<u8>>(1)?);
     }

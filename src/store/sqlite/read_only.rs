@@ -11,9 +11,9 @@ use rusqlite::{Connection, OpenFlags};
 
 /// The length of a file and the time of its last change.
 #[derive(PartialEq, Eq)]
-pub(super) struct Stamp(u64, Option<SystemTime>);
+pub(super) struct FileStamp(u64, Option<SystemTime>);
 
-impl Stamp {
+impl FileStamp {
     pub(super) fn of(file: &fs::Metadata) -> Self {
         Self(file.len(), file.modified().ok())
     }

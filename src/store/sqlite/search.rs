@@ -16,7 +16,7 @@ use crate::{
     message::Message,
     store::{
         Filter, Found, Hit, Listing, Page, Query, StoreError,
-        attachments::Files,
+        attachments::SplitFiles,
         json,
         rows::{Candidates, RowOrigin},
         search::searched_text,
@@ -129,7 +129,7 @@ fn title_of(transaction: &Connection, key: i64) -> Result<Option<String>, Sqlite
 
 /// Returns the searched text of a stored message. Returns `None` if the message can't be read.
 fn text_of(message: ValueRef<'_>) -> Option<String> {
-    let message: Message = Files::ignored().apply(|| json::parse(message.as_str().ok()?).ok())?;
+    let message: Message = SplitFiles::ignored().apply(|| json::parse(message.as_str().ok()?).ok())?;
     Some(searched_text(&message))
 }
 
@@ -348,6 +348,6 @@ fn hit(
         Ok((row.get::<_, i64>(0)?, row.get::<_, Option<i64>>(1)?, row.get::<_, String>(2)?))
     })?;
     let origin = RowOrigin { id: &summary.id, place: &database.place() };
-    let node = Files::ignored().apply(|| origin.node(node.0, node.1, &node.2, None, false))?;
+    let node = SplitFiles::ignored().apply(|| origin.node(node.0, node.1, &node.2, None, false))?;
     Ok(Hit::message(summary.clone(), node.id(), node.message(), query))
 }

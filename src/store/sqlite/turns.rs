@@ -15,7 +15,7 @@ use crate::{
     message::Timestamp,
     store::{
         ConversationId, Filter, Listing, Page, StoredTurn, Summary, TurnSummary, Turns,
-        attachments::Files,
+        attachments::SplitFiles,
         rows::{self, Cells, OF_TURN, ReadTurn, RecordRow, RowOrigin, SORTED, TurnRow, count},
     },
 };
@@ -238,7 +238,7 @@ pub(super) fn list(
         let (key, age) = (row.get(0)?, row.time(1)?);
         let Summary { id, labels, owner, version, .. } = row::summary(&transaction, key, &database.place())?;
         let turn = recorded(&transaction, key)?.ok_or(rusqlite::Error::QueryReturnedNoRows)?;
-        let turn = Files::ignored().apply(|| turn.into_turn(version));
+        let turn = SplitFiles::ignored().apply(|| turn.into_turn(version));
         turns.push(TurnSummary { labels, owner, ..TurnSummary::new(id, &turn) }.aged(age));
     }
     Ok(turns)

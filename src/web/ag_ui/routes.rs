@@ -18,7 +18,7 @@ use crate::{
     web::{
         Action, Client, Problem, Web,
         front::{files::Files, intent::Intent, readers::Reader},
-        gate::Call,
+        gate::WebRequest,
         requests::prompt_of,
         routes::{Route, file, router_of, routes},
         streams::{Lifetime, Permit},
@@ -53,7 +53,7 @@ struct StopQuery {
     discard: bool,
 }
 
-async fn run(mut call: Call) -> Result<Response, Problem> {
+async fn run(mut call: WebRequest) -> Result<Response, Problem> {
     let permit = call.open_stream()?;
     let input: RunInput = call.json(call.web.0.limits.command_body).await?;
     call.enter_or_create(&input.thread_id, Action::Watch).await?;
@@ -73,7 +73,7 @@ async fn run(mut call: Call) -> Result<Response, Problem> {
         Ok(start) => {
             let (stream, frames) = RunStream::begin(run, (*view).clone(), &start);
             let (queue, lifetime) = (frames.into(), call.web.lifetime());
-            Ok(respond(&call, Reply { run: stream, queue, session, updates, lifetime, reader, permit }))
+            Ok(respond(&call, AgUiReply { run: stream, queue, session, updates, lifetime, reader, permit }))
         }
         Err(problem) => {
             runs.remove(&id, &input);
@@ -90,7 +90,7 @@ async fn run(mut call: Call) -> Result<Response, Problem> {
 /// Performs the commands that the request asks for, and remembers the run. Returns the part of the session's activity
 /// that the response's stream shows.
 async fn perform(
-    call: &Call,
+    call: &WebRequest,
     input: &RunInput,
     session: &Session,
     view: &SessionSnapshot,
@@ -137,7 +137,7 @@ async fn perform(
     })
 }
 
-async fn join(mut call: Call) -> Result<Response, Problem> {
+async fn join(mut call: WebRequest) -> Result<Response, Problem> {
     let query: JoinQuery = call.query()?;
     let permit = call.open_stream()?;
     let (session, updates, view) = call.subscribe().await?;
@@ -153,10 +153,10 @@ async fn join(mut call: Call) -> Result<Response, Problem> {
     let (stream, frames) = RunStream::begin(run, (*view).clone(), &Start::Join);
     let (queue, lifetime) = (frames.into(), call.web.lifetime());
     let reader = call.reader(&session, &view);
-    Ok(respond(&call, Reply { run: stream, queue, session, updates, lifetime, reader, permit }))
+    Ok(respond(&call, AgUiReply { run: stream, queue, session, updates, lifetime, reader, permit }))
 }
 
-async fn stop(call: Call) -> Result<Response, Problem> {
+async fn stop(call: WebRequest) -> Result<Response, Problem> {
     let StopQuery { discard } = call.query()?;
     let stop = |session: Session| async move {
         if discard { session.cancel().await } else { session.interrupt().await }
@@ -165,12 +165,12 @@ async fn stop(call: Call) -> Result<Response, Problem> {
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-fn files(call: &Call) -> Files {
+fn files(call: &WebRequest) -> Files {
     call.web.0.view.files(format!("{}/files", call.client_path("")), MAX_DATA)
 }
 
 /// The state of a response.
-struct Reply {
+struct AgUiReply {
     run: RunStream,
     queue: VecDeque<Frame>,
     session: Session,
@@ -180,7 +180,7 @@ struct Reply {
     permit: Permit,
 }
 
-fn respond(call: &Call, reply: Reply) -> Response {
+fn respond(call: &WebRequest, reply: AgUiReply) -> Response {
     let client = call.client.clone();
     let events = stream::unfold(Some(reply), move |reply| {
         let client = client.clone();
@@ -200,7 +200,7 @@ fn event(frame: &Frame) -> Result<Event, axum::Error> {
     Event::default().json_data(frame)
 }
 
-impl Reply {
+impl AgUiReply {
     /// Ends the stream with an error, because the principal may no longer watch the conversation.
     fn lost(&mut self) -> Vec<Frame> {
         self.run.fail("not-found", "There is no such conversation.")

@@ -12,7 +12,7 @@ use crate::{
 
 /// A message of the path or of the turn in flight.
 #[derive(Clone, Copy)]
-pub(in crate::web) struct Entry<'a> {
+pub(in crate::web) struct ExchangeEntry<'a> {
     /// The node, if the message is part of the path.
     pub(in crate::web) node: Option<&'a Node>,
     pub(in crate::web) message: &'a Arc<Message>,
@@ -24,9 +24,9 @@ pub(in crate::web) struct Exchange<'a> {
     /// its first message.
     pub(in crate::web) id: String,
     /// The prompt.
-    pub(in crate::web) prompt: Option<Entry<'a>>,
+    pub(in crate::web) prompt: Option<ExchangeEntry<'a>>,
     /// The messages after the prompt: answers, results of tools, and prompts that joined the turn.
-    pub(in crate::web) rest: Vec<Entry<'a>>,
+    pub(in crate::web) rest: Vec<ExchangeEntry<'a>>,
 }
 
 impl Exchange<'_> {
@@ -127,7 +127,7 @@ pub(in crate::web) fn exchange_of(tree: &Tree, node: NodeId) -> Option<Exchange<
             path.push(next);
         }
     }
-    let is_it = |entry: &Entry<'_>| entry.node.is_some_and(|other| other.id() == node);
+    let is_it = |entry: &ExchangeEntry<'_>| entry.node.is_some_and(|other| other.id() == node);
     let has_node = |exchange: &Exchange<'_>| exchange.rest.iter().chain(&exchange.prompt).any(is_it);
     grouped(path.into_iter(), &[]).into_iter().rfind(has_node)
 }
@@ -138,9 +138,9 @@ pub(in crate::web) fn exchanges(snapshot: &SessionSnapshot) -> Vec<Exchange<'_>>
 }
 
 fn grouped<'a>(path: impl Iterator<Item = &'a Node>, pending: &'a [Arc<Message>]) -> Vec<Exchange<'a>> {
-    let committed = path.map(|node| Entry { node: Some(node), message: node.message() });
-    let in_flight = pending.iter().map(|message| Entry { node: None, message });
-    let entries: Vec<Entry<'_>> = committed.chain(in_flight).collect();
+    let committed = path.map(|node| ExchangeEntry { node: Some(node), message: node.message() });
+    let in_flight = pending.iter().map(|message| ExchangeEntry { node: None, message });
+    let entries: Vec<ExchangeEntry<'_>> = committed.chain(in_flight).collect();
     let first_pending = entries.len() - pending.len();
 
     let mut exchanges: Vec<Exchange<'_>> = Vec::new();
@@ -165,9 +165,10 @@ fn grouped<'a>(path: impl Iterator<Item = &'a Node>, pending: &'a [Arc<Message>]
 
 /// Returns whether the message at `index` is a prompt that joined a turn. Such a prompt follows tool results, and the
 /// next answer belongs to the turn of these results.
-fn has_joined(entries: &[Entry<'_>], index: usize) -> bool {
-    let turn = |entry: &Entry<'_>| entry.message.id.as_ref().and_then(MessageId::turn);
-    let is_prompt = |entry: &Entry<'_>| entry.message.role == Role::User && !has_results(entry.message);
+fn has_joined(entries: &[ExchangeEntry<'_>], index: usize) -> bool {
+    let turn = |entry: &ExchangeEntry<'_>| entry.message.id.as_ref().and_then(MessageId::turn);
+    let is_prompt =
+        |entry: &ExchangeEntry<'_>| entry.message.role == Role::User && !has_results(entry.message);
     if !is_prompt(&entries[index]) {
         return false;
     }

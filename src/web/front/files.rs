@@ -5,7 +5,7 @@ use std::{
     fmt::{Display, Write},
 };
 
-use super::super::{Problem, gate::Call, requests::prompt_of};
+use super::super::{Problem, gate::WebRequest, requests::prompt_of};
 use crate::{
     message::{Attachment, Content, Message, MessageId, ResultBlock, Source},
     run::Prompt,
@@ -53,9 +53,9 @@ impl Files {
 const MAX_ADDRESSES: usize = 64;
 
 /// The place of a stored file: the id of its message, and the index of its block.
-type Place = (MessageId, String);
+type FilePlace = (MessageId, String);
 
-impl Call {
+impl WebRequest {
     /// Replaces the addresses of the conversation's own files in a command's prompt by the files. An address can be that
     /// of any route, with or without a host.
     ///
@@ -106,7 +106,7 @@ impl Call {
     }
 
     /// Returns the place of the file with this address, if the address is one of the conversation.
-    fn own(&self, url: &str) -> Option<Place> {
+    fn own(&self, url: &str) -> Option<FilePlace> {
         let mut segments = url.split(['?', '#']).next()?.rsplit('/');
         let (block, message, folder) = (segments.next()?, segments.next()?, segments.next()?);
         let conversation = segments.next().filter(|_| folder == "files").and_then(decoded)?;

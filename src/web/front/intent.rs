@@ -81,7 +81,7 @@ impl Name {
 
 /// The place of a message that the conversation contains.
 #[derive(Clone, Copy)]
-enum Place {
+enum TreePlace {
     Node(NodeId),
     InFlight,
 }
@@ -172,12 +172,12 @@ fn find(posted: Posted, snapshot: &SessionSnapshot) -> Option<Intent> {
         tried.any(|message| message.id.as_ref().is_some_and(|tried| *tried == MessageId::from(id.clone())))
     };
     let id = match (newest.as_ref().and_then(place), &trigger) {
-        (Some(Place::InFlight), _) => return Some(Intent::Join(None)),
+        (Some(TreePlace::InFlight), _) => return Some(Intent::Join(None)),
         (None, Trigger::Again) | (_, Trigger::Results) if blocks.is_empty() => return None,
         (_, Trigger::Results) => {
             return run(RunAt::Head, prompt(fresh, blocks));
         }
-        (Some(Place::Node(node)), _) => {
+        (Some(TreePlace::Node(node)), _) => {
             let exchange = exchange_of(tree, node)?;
             let is_own = |node: &&Node| node.message().role == Role::User && has_own_content(node.message());
             let asked = tree.node(node).filter(is_own).or(exchange.prompt.and_then(|entry| entry.node))?;
@@ -197,8 +197,8 @@ fn find(posted: Posted, snapshot: &SessionSnapshot) -> Option<Intent> {
         _ => fresh,
     };
     let end = match before.iter().rev().find_map(place) {
-        Some(Place::Node(node)) => exchange_of(tree, node).and_then(|exchange| exchange.last_node()),
-        Some(Place::InFlight) | None => None,
+        Some(TreePlace::Node(node)) => exchange_of(tree, node).and_then(|exchange| exchange.last_node()),
+        Some(TreePlace::InFlight) | None => None,
     };
     let is_head = end.is_none() || end == tree.head();
     run(if is_head { RunAt::Head } else { RunAt::Below(end) }, prompt(id, blocks))
@@ -209,7 +209,7 @@ fn find(posted: Posted, snapshot: &SessionSnapshot) -> Option<Intent> {
 fn places<'a>(
     names: impl Iterator<Item = &'a Name>,
     snapshot: &SessionSnapshot,
-) -> HashMap<&'a Name, Option<Place>> {
+) -> HashMap<&'a Name, Option<TreePlace>> {
     let (agent, tree) = (&snapshot.agent, &snapshot.tree);
     let mut places: HashMap<_, _> = names.map(|name| (name, None)).collect();
     let mut add = |name: Name, place| {
@@ -218,14 +218,14 @@ fn places<'a>(
         }
     };
     for node in tree.nodes().chain(tree.iter()) {
-        let place = Place::Node(node.id());
+        let place = TreePlace::Node(node.id());
         Name::all_of(node.message(), Some(node.id())).for_each(|name| add(name, place));
     }
     for message in &agent.pending {
-        Name::all_of(message, None).for_each(|name| add(name, Place::InFlight));
+        Name::all_of(message, None).for_each(|name| add(name, TreePlace::InFlight));
     }
     let answer = agent.answer.clone().map(Name::Message).into_iter().chain(agent.turn.map(Name::Turn));
-    answer.for_each(|name| add(name, Place::InFlight));
+    answer.for_each(|name| add(name, TreePlace::InFlight));
     places
 }
 

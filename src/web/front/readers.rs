@@ -41,7 +41,7 @@ use crate::{
     store::ConversationId,
     sync::lock,
     time::NEVER,
-    web::{Action, Inner, Principal, Problem, Web, gate::Call, requests::prompt_of},
+    web::{Action, Principal, Problem, Web, WebShared, gate::WebRequest, requests::prompt_of},
 };
 
 /// The maximum time for the end of a run that nobody reads.
@@ -52,25 +52,25 @@ const ENDING: Duration = Duration::from_secs(5);
 const MAX_STARTED: usize = 256;
 
 /// The conversation, and the life of its session.
-type Key = (ConversationId, u64);
+type RunKey = (ConversationId, u64);
 
 /// The readers of all conversations.
 #[derive(Debug, Default)]
 pub(in crate::web) struct Readers {
     /// The time after which a run without readers ends. `None` if such runs continue.
     pub(in crate::web) grace: Option<Duration>,
-    open: Mutex<HashMap<Key, Reading>>,
+    open: Mutex<HashMap<RunKey, OpenReader>>,
 }
 
 /// The readers of a conversation.
 #[derive(Debug, Default)]
-struct Reading {
+struct OpenReader {
     /// The number of open streams.
     streams: usize,
     /// The runs that streams have started, except those that have ended together with their stream. Runs that have ended
     /// otherwise are removed when the next run is added.
     started: Vec<Started>,
-    wait: Option<Wait>,
+    wait: Option<GraceWait>,
 }
 
 /// A run that a stream has started.
@@ -111,7 +111,7 @@ fn in_flight(agent: &Snapshot) -> impl Iterator<Item = &PromptId> {
 
 /// The task that waits for the grace or ends the run.
 #[derive(Debug)]
-struct Wait {
+struct GraceWait {
     principal: Principal,
     /// Ends the grace when it is used, and stops the task when it is dropped. `None` while the task ends the run.
     now: Option<oneshot::Sender<()>>,
@@ -124,7 +124,7 @@ pub(in crate::web) struct Reader {
     web: Web,
     principal: Principal,
     session: WeakSession,
-    key: Key,
+    key: RunKey,
     /// The run that this stream has started.
     own: Option<Started>,
     /// Whether the server has ended the stream before the end of the run.
@@ -133,13 +133,13 @@ pub(in crate::web) struct Reader {
 }
 
 /// The part of a waiting task that ends the wait.
-struct Waiting {
-    web: Weak<Inner>,
-    key: Key,
+struct LeftRun {
+    web: Weak<WebShared>,
+    key: RunKey,
     done: CancellationToken,
 }
 
-impl Call {
+impl WebRequest {
     /// Subscribes to the route's conversation like [`subscribe`](Self::subscribe), for a stream that starts a run. If the
     /// principal has left an active run and `is_new` returns `true`, first waits for the end of that run.
     pub(in crate::web) async fn subscribe_reader(
@@ -249,10 +249,11 @@ impl Drop for Reader {
         }
         let (now, told) = oneshot::channel();
         let done = CancellationToken::new();
-        reading.wait = Some(Wait { principal: self.principal.clone(), now: Some(now), done: done.clone() });
+        reading.wait =
+            Some(GraceWait { principal: self.principal.clone(), now: Some(now), done: done.clone() });
         // If the runtime has ended, it drops the task at once, and the task locks the map.
         drop(open);
-        let waiting = Waiting { web: Arc::downgrade(&self.web.0), key: self.key.clone(), done };
+        let waiting = LeftRun { web: Arc::downgrade(&self.web.0), key: self.key.clone(), done };
         let leaver = (!self.is_cut).then(|| self.principal.clone());
         let grace = readers.grace.unwrap_or(NEVER).min(NEVER);
         let task = waiting.run(told, grace, self.session.clone(), leaver);
@@ -260,7 +261,7 @@ impl Drop for Reader {
     }
 }
 
-impl Waiting {
+impl LeftRun {
     /// Waits for the grace, and then ends the runs that `leaver` has left. Without `leaver`, only waits.
     async fn run(
         self,
@@ -299,7 +300,7 @@ impl Waiting {
     }
 }
 
-impl Drop for Waiting {
+impl Drop for LeftRun {
     fn drop(&mut self) {
         self.done.cancel();
         let Some(web) = self.web.upgrade() else { return };

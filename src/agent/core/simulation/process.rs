@@ -23,10 +23,10 @@ use crate::{
         simulation::{Check, ensure},
     },
     agent::{
-        Accepted, Config, Delivery, Durable, FirstMessage, PendingUse, Prompt, Record, Resume, RunEnd,
-        Snapshot, Status, TurnInFlight,
+        Accepted, Config, Delivery, Durable, FirstMessage, NumberedRecord, PendingUse, Prompt, Resume,
+        RunEnd, Snapshot, Status, TurnInFlight,
         durable::RecoveryFacts,
-        phase::{Op, Phase, Stage, ToolCall},
+        phase::{Op, Phase, SlotCall, Stage},
     },
     message::{History, Timestamp, ToolUseId},
     run::{Error, ErrorKind},
@@ -116,7 +116,7 @@ pub(crate) struct Process {
     call: Option<(Op, Call)>,
     permit: Option<Op>,
     stream: Option<Op>,
-    tasks: Option<(Op, Vec<ToolCall>)>,
+    tasks: Option<(Op, Vec<SlotCall>)>,
     delay: Option<(Op, Duration)>,
     /// The tool uses whose time limits run.
     timers: Vec<ToolUseId>,
@@ -129,7 +129,7 @@ pub(crate) struct Process {
     last: u64,
     written: u64,
     /// The record of the current input, until an event carries it.
-    loose: Option<Arc<Record>>,
+    loose: Option<Arc<NumberedRecord>>,
     is_recorded: bool,
     /// The replies that wait for a record.
     replies: Vec<(u64, Reply)>,

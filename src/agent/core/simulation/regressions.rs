@@ -9,7 +9,7 @@ use crate::{
     agent::{
         Config, Durable, ErrorDecision, Event, Prompt, Snapshot, ToolDecision, TurnDecision,
         core::{Context, Core, Effect, Resume},
-        phase::{Answer, Op, OutputRequirement, Phase, Stage},
+        phase::{Op, OutputRequirement, Phase, Stage, ToolAnswer},
     },
     message::{
         Content, DecisionKind, Message, Role, Timestamp, ToolResult, ToolUse, TurnId, Usage, UseDecision,
@@ -406,7 +406,7 @@ fn decision_of_a_turn_that_is_left_stays_as_it_was_made() {
         let tools = bench.core.withdrawn().unwrap();
         assert_eq!(tools.early, [*made.unwrap()]);
         let answers = tools.into_answers();
-        let Answer::Decided(given, Some(own)) = &answers[0] else { panic!("{answers:?}") };
+        let ToolAnswer::Decided(given, Some(own)) = &answers[0] else { panic!("{answers:?}") };
         assert_eq!(DecisionKind::from(given), own.decision.kind);
         assert_eq!((own.by_person, own.stands), (true, false));
     }

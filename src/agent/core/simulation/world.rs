@@ -11,7 +11,7 @@ use crate::{
     agent::{
         Config, Durable,
         core::{Call, Context, Core, Effect},
-        phase::{Op, Phase, Stage, ToolCall},
+        phase::{Op, Phase, SlotCall, Stage},
     },
     message::{Timestamp, ToolUse, ToolUseId, TurnId},
     provider::{self, DeltaStream, Options, Provider, ProviderError, Request, RequestContext},
@@ -37,7 +37,7 @@ pub(super) struct World {
     /// The decision about the question that has not reached the provider yet.
     pub(super) answer: Option<Decision>,
     /// The tools that are still running.
-    pub(super) tasks: Option<(Op, Vec<ToolCall>)>,
+    pub(super) tasks: Option<(Op, Vec<SlotCall>)>,
     /// The questions of the running tools.
     pub(super) questions: Questions,
     pub(super) delay: Option<Op>,

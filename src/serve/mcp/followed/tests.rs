@@ -42,9 +42,9 @@ fn prompt(id: &'static str) -> Prompt {
     Prompt::new(id).with_id(id)
 }
 
-fn why(change: Option<Change>) -> String {
+fn why(change: Option<RunChange>) -> String {
     match change {
-        Some(Change::Ended(PromptEnd::Unanswered(why))) => why,
+        Some(RunChange::Ended(PromptEnd::Unanswered(why))) => why,
         other => panic!("{other:?}"),
     }
 }
@@ -65,7 +65,7 @@ async fn ends_of_joined(failing: Step) -> [[String; 2]; 2] {
         let Some(Update::Event(event)) = events.next().await else { panic!("events are missing") };
         let SessionEvent::Agent(event) = &*event.event else { continue };
         for (followed, end) in &mut followed {
-            if let Some(change @ Change::Ended(_)) = followed.event(event) {
+            if let Some(change @ RunChange::Ended(_)) = followed.event(event) {
                 end.get_or_insert(change);
             }
         }
@@ -109,7 +109,7 @@ async fn failure_on_another_branch_leaves_the_answer() {
     session.run(prompt("q")).instead_of(NodeId::new(1).unwrap()).response().await.unwrap_err();
     session.navigate(node).await.unwrap();
     let change = FollowedPrompt::new(PromptId::new("p")).snapshot(&session.snapshot().await.unwrap());
-    let Some(Change::Ended(PromptEnd::Answered { message: Some(message), .. })) = change else {
+    let Some(RunChange::Ended(PromptEnd::Answered { message: Some(message), .. })) = change else {
         panic!("{change:?}");
     };
     assert_eq!(message.text(), "Yes.");

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::{
-    Asking, Call, Check, Condition, Effect, Op, Outside, Process, ToolCall,
+    Asking, Call, Check, Condition, Effect, Op, Outside, Process, SlotCall,
     script::{QUESTION, Said},
 };
 use crate::{
@@ -51,7 +51,7 @@ impl Process {
             || matches!(self.held, Some((_, Effect::Answer(_))))
     }
 
-    fn tool_done(&mut self, outside: &mut Outside, op: Op, mut calls: Vec<ToolCall>) -> Check {
+    fn tool_done(&mut self, outside: &mut Outside, op: Op, mut calls: Vec<SlotCall>) -> Check {
         if outside.script.plot.tools_ask && self.question == Asking::No {
             let slot = calls[0].slot;
             self.tasks = Some((op, calls));

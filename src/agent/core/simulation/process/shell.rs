@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    Asking, Check, Condition, Context, Core, Effect, Fault, Op, Outside, Process, Record, Reply, ToolCall,
-    ensure,
+    Asking, Check, Condition, Context, Core, Effect, Fault, NumberedRecord, Op, Outside, Process, Reply,
+    SlotCall, ensure,
 };
 use crate::{
     agent::{Delivery, Event, Response},
@@ -127,7 +127,7 @@ impl Process {
         Ok(())
     }
 
-    fn run_tools(&mut self, outside: &mut Outside, op: Op, mut calls: Vec<ToolCall>) -> Check {
+    fn run_tools(&mut self, outside: &mut Outside, op: Op, mut calls: Vec<SlotCall>) -> Check {
         let turn = self.core.phase().turn().ok_or("tools without a turn")?;
         for call in &mut calls {
             if outside.fault == Some(Fault::KeyChanged) {
@@ -154,7 +154,12 @@ impl Process {
         Ok(())
     }
 
-    fn deliver(&mut self, outside: &Outside, event: Option<Numbered<Event>>, record: Option<Arc<Record>>) {
+    fn deliver(
+        &mut self,
+        outside: &Outside,
+        event: Option<Numbered<Event>>,
+        record: Option<Arc<NumberedRecord>>,
+    ) {
         let (config, run) = (Arc::clone(&outside.config), Caller::default());
         self.outbox.push_back(Delivery { event, config, run, settings: None, record });
     }
@@ -169,7 +174,7 @@ impl Process {
         }
         self.last += 1;
         self.soon = false;
-        self.loose = Some(Arc::new(Record { number: self.last, turn }));
+        self.loose = Some(Arc::new(NumberedRecord { number: self.last, turn }));
     }
 }
 

@@ -44,7 +44,8 @@ use std::{
 use omni_agent::{
     message::{Message, Usage},
     store::{
-        Change, Commit, ConversationId, FileSystemStore, MemoryStore, Store, StoredState, Version, Write,
+        ConversationId, FileSystemStore, MemoryStore, Store,
+        custom::{Change, Commit, StoredState, Version, Write},
         file_system::Durability,
     },
     tree::{Node, NodeId},

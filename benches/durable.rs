@@ -38,10 +38,11 @@ mod approvals {
         agent::{Agent, Durable},
         manager::{Approval, Manager},
         message::{Message, Role, ToolUse, TurnId},
-        run::{PendingUse, TurnRecord},
+        run::PendingUse,
         session::Session,
         store::{
-            Change, Commit, ConversationId, FileSystemStore, Filter, Labels, Page, Store, StoredState, Write,
+            ConversationId, FileSystemStore, Filter, Labels, Page, Store,
+            custom::{Change, Commit, StoredState, TurnRecord, Write},
         },
         testing::{ScriptedProvider, Step},
         tool::{Decision, ToolContext, tool_fn},

@@ -27,7 +27,10 @@ use omni_agent::{
     manager::{Manager, OpenOptions, Shutdown},
     message::Message,
     session::Session,
-    store::{Change, ConversationId, Lease, Listing, Store, StoreError, Stored, Summary, Version, Write},
+    store::{
+        ConversationId, Listing, Store, StoreError, Summary,
+        custom::{Change, Lease, Stored, Version, Write},
+    },
     tool::{ToolSet, tool_fn},
 };
 use serde_json::Value;

@@ -20,7 +20,8 @@ use futures_util::{StreamExt, stream};
 use omni_agent::{
     message::Message,
     store::{
-        Change, Commit, ConversationId, FileSystemStore, Listing, Page, Store, StoredState, Version, Write,
+        ConversationId, FileSystemStore, Listing, Page, Store,
+        custom::{Change, Commit, StoredState, Version, Write},
         file_system::Durability,
     },
     tree::{Node, NodeId},

@@ -25,7 +25,8 @@ use std::{fs, hint::black_box, path::Path, sync::Arc};
 use omni_agent::{
     message::{Content, Message, ToolResult, ToolUse, Usage},
     store::{
-        Change, Commit, ConversationId, FileSystemStore, MemoryStore, Store, StoredState, Write,
+        ConversationId, FileSystemStore, MemoryStore, Store,
+        custom::{Change, Commit, StoredState, Write},
         file_system::Durability,
     },
     tree::{Node, NodeId, Tree},

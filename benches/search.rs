@@ -29,7 +29,8 @@ use futures_util::{StreamExt, stream};
 use omni_agent::{
     message::Message,
     store::{
-        Change, Commit, ConversationId, Filter, Labels, Page, Query, SqliteStore, Store, StoredState, Write,
+        ConversationId, Filter, Labels, Page, Query, SqliteStore, Store,
+        custom::{Change, Commit, StoredState, Write},
         file_system::Durability,
     },
     tree::{Node, NodeId},

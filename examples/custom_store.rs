@@ -29,8 +29,8 @@ use omni_agent::{
     message::Timestamp,
     session::Session,
     store::{
-        Change, ConversationId, Lease, Listing, Position, Store, StoreError, Stored, Summary, Version, Write,
-        WriteId, conformance,
+        ConversationId, Listing, Position, Store, StoreError, Summary,
+        custom::{Change, Lease, Stored, Version, Write, WriteId, conformance},
     },
     tree::Tree,
 };

@@ -21,8 +21,9 @@ use omni_agent::{
     error_chain,
     message::Message,
     store::{
-        Change, Commit, ConversationId, FileSystemStore, Store, StoredState, Write, copy, export_json,
-        import_json, import_json_with_settings,
+        ConversationId, FileSystemStore, Store, copy,
+        custom::{Change, Commit, StoredState, Write},
+        export_json, import_json, import_json_with_settings,
     },
     tree::Tree,
 };

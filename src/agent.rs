@@ -77,7 +77,7 @@
 //! | [`StateEdit`] | configuration and history | the copy that `init` and [`Agent::set_state`] edit |
 //! | [`StateView`] | configuration and history as data | sent in events and snapshots, serialisable |
 //! | [`Snapshot`] | a `StateView` and everything in flight | the complete state at one event, for subscribers |
-//! | [`StoredState`](crate::store::StoredState) | model name, system prompt, options, limits, title | kept in a session's store |
+//! | [`StoredState`](crate::store::custom::StoredState) | model name, system prompt, options, limits, title | kept in a session's store |
 
 mod admission;
 mod builder;

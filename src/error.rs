@@ -100,7 +100,7 @@ pub enum InvalidId {
         /// The reserved part of the id.
         name: String,
     },
-    /// The text is not a [`WriteId`](crate::store::WriteId).
+    /// The text is not a [`WriteId`](crate::store::custom::WriteId).
     #[error("a write id is 22 characters of URL-safe base64")]
     WriteId,
     /// The text is not an [`EventId`](crate::subscription::EventId).

@@ -232,7 +232,7 @@ impl ManagerBuilder {
         pub fn close_timeout(self, limit: Duration) { self.close_timeout = limit }
 
         /// Sets how long [`Manager::decide`] waits while another process owns the conversation. Defaults to the
-        /// duration of the store's [leases](crate::store::StoreTraits::lease) plus 5 seconds.
+        /// duration of the store's [leases](crate::store::custom::StoreTraits::lease) plus 5 seconds.
         ///
         /// If a process has crashed, its conversations are owned until its leases expire. With the default, the
         /// decision waits until then, and succeeds. If the owner is alive, it renews its lease, and the decision fails

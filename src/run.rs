@@ -5,15 +5,15 @@
 //! tool use that waits for a decision. [`RunEnd`] is how the run has ended.
 //!
 //! This module contains pure data. An [`Agent`](crate::agent::Agent) runs the prompts, and its
-//! [`Event`](crate::agent::Event)s contain this data. Authors of a [`Store`](crate::store::Store) find here what a commit
-//! contains in addition to messages: [`RunEnd`], and [`TurnRecord`], the state of a turn in flight.
+//! [`Event`](crate::agent::Event)s contain this data. The record of a turn in flight is in
+//! [`store::custom`](crate::store::custom), because only stores keep it.
 
 mod end;
 mod error;
 mod failure;
 mod pause;
 mod prompt;
-mod record;
+pub(crate) mod record;
 mod response;
 mod settings;
 mod spec;
@@ -26,7 +26,7 @@ pub use pause::{Decided, PendingUse};
 pub(crate) use prompt::ClientTools;
 pub(crate) use prompt::MAX_ID;
 pub use prompt::{Accepted, KnownPrompt, Next, Prompt, PromptId, PromptState};
-pub use record::{BranchPoint, TurnRecord};
+pub(crate) use record::{BranchPoint, TurnRecord};
 pub use response::Response;
 pub use settings::Settings;
 pub use spec::{RunAt, RunSpec};

@@ -1,7 +1,7 @@
 //! Stores keep conversations while no program has them open.
 //!
-//! A [`Store`] keeps conversations by [`ConversationId`]. Each conversation has a [`StoredState`] (its model, system
-//! prompt, options and title), the nodes of its tree, its head and its cursors. The crate contains these stores:
+//! A [`Store`] keeps conversations by [`ConversationId`]. Each conversation has a state (its model, system prompt,
+//! options and title), the nodes of its tree, its head and its cursors. The crate contains these stores:
 //!
 //! | store | keeps conversations in | use it for |
 //! | --- | --- | --- |
@@ -11,49 +11,38 @@
 //! | `PostgresStore` (feature `postgres`) | a database | many machines |
 //!
 //! An application passes a store to a [session](crate::session) or a [manager](crate::manager), which then calls the
-//! store's methods. To write a store, implement [`Store`] and check it with the suite in `conformance` (feature
-//! `test-util`).
-//!
-//! Each [`Change`] is a [`Write`] on a [`Version`], so that two processes can't overwrite each other's changes. A
-//! [`Commit`] adds nodes and moves the head. A [`StateChange`] replaces the state. [`Store::load`] returns a whole
-//! conversation as [`Stored`], and [`Store::list`] returns a [`Page`] of [`Summary`] entries. A [`Lease`] shows which
-//! process has a conversation open. Methods that fail return a [`StoreError`].
+//! store's methods. [`Store::list`] returns a [`Page`] of [`Summary`] entries, [`Store::search`] finds conversations by
+//! their words, and [`Store::used`] sums their [usage](crate::message::UsageSum). A [`Filter`] selects conversations by
+//! their [`Labels`]. Methods that fail return a [`StoreError`].
 //!
 //! [`copy`] copies all conversations to another store. [`export_json`] converts a conversation to a readable document,
 //! and [`import_json`] converts such a document back.
 //!
 //! ```
-//! use omni_agent::{
-//!     message::Message,
-//!     store::{Change, Commit, ConversationId, Listing, MemoryStore, Store, StoredState, Write},
-//!     tree::Tree,
-//! };
-//! # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+//! # #[cfg(feature = "test-util")]
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+//! # use omni_agent::testing::{ScriptedProvider, Step};
+//! # let model = ScriptedProvider::new([Step::text("Hello!")]).model();
+//! use omni_agent::{Agent, Session, store::{MemoryStore, Page, Store, export_json}};
 //!
 //! let store = MemoryStore::new();
-//! let id = ConversationId::generate();
-//! let state = StoredState::default().with_model("anthropic:claude-sonnet-4-6");
-//! let version = store.write(&id, &Write::first(), &Change::create(state)).await?;
+//! let session = Session::builder(store.clone()).agent(Agent::builder().model(model)).create().await?;
+//! session.ask("Hi.").await?;
+//! session.stop().await?;
 //!
-//! let mut tree = Tree::new();
-//! let before = tree.clone();
-//! tree.push(Message::user("Hello"));
-//! let commit = Commit::from(tree.changes_since(&before).expect("the tree only grew"));
-//! let version = store.write(&id, &Write::on(version), &Change::Commit(commit)).await?;
-//!
-//! let stored = store.load(&id).await?;
-//! assert_eq!(stored.version, version);
-//! assert_eq!(Tree::hydrate(stored.nodes, stored.head, stored.cursors)?, tree);
-//! assert_eq!(store.list(&Listing::default()).await?[0].id, id);
+//! let first = store.list(&Page::first(50).into()).await?.remove(0);
+//! assert_eq!(first.id, *session.id());
+//! assert!(export_json(&store, &first.id).await?.contains("Hello!"));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! # })?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! The module [`custom`] has the parts for code that writes to stores itself, and for authors of stores.
 
 mod attachments;
-#[cfg(feature = "test-util")]
-pub mod conformance;
 mod content;
+pub mod custom;
 pub(crate) mod digest;
 mod document;
 mod error;
@@ -70,17 +59,19 @@ mod rows;
 mod search;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
+mod traits;
 mod transfer;
 mod turn;
 mod words;
 mod write;
 
-pub(crate) use content::erase_content;
-pub use content::{Change, Commit, Page, Position, StateChange, Stored, StoredState, Summary, TitleBy};
+pub(crate) use content::{Change, Commit, StateChange, Stored, StoredState, TitleBy, erase_content};
+pub use content::{Page, Position, Summary};
 pub use document::{export_json, import_json, import_json_with_settings};
 pub use error::StoreError;
 pub use file_system::FileSystemStore;
-pub use id::{ConversationId, WriteId};
+pub use id::ConversationId;
+pub(crate) use id::WriteId;
 pub use labels::{Filter, Labels, Listing};
 pub use memory::MemoryStore;
 #[cfg(feature = "postgres")]
@@ -88,12 +79,14 @@ pub use postgres::PostgresStore;
 pub use search::{Found, Hit, Query};
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteStore;
+pub(crate) use traits::StoreTraits;
 pub use transfer::{Copied, CopyOptions, copy, copy_one};
-pub(crate) use turn::Undecidable;
-pub use turn::{StoredTurn, TurnChange, TurnSummary, Turns};
-pub use write::{Epoch, Lease, Owner, Version, Write};
+pub use turn::TurnSummary;
+pub(crate) use turn::{StoredTurn, TurnChange, Turns, Undecidable};
+pub use write::Owner;
+pub(crate) use write::{Epoch, Lease, Version, Write};
 
-use std::{ops::Range, sync::Arc, time::Duration};
+use std::{ops::Range, sync::Arc};
 
 use async_trait::async_trait;
 
@@ -102,135 +95,15 @@ use crate::{
     subscription::EventId,
 };
 
-/// A place that keeps conversations.
+/// A place that keeps conversations. Dyn-safe.
 ///
-/// The example shows a store that wraps another store and counts its commits:
-///
-/// ```
-/// use std::sync::atomic::{AtomicU64, Ordering};
-///
-/// use async_trait::async_trait;
-/// use omni_agent::store::{
-///     Change, Commit, ConversationId, Lease, Listing, MemoryStore, Store, StoreError, Stored, StoredState, Summary,
-///     Version, Write,
-/// };
-///
-/// #[derive(Default)]
-/// struct Counting {
-///     inner: MemoryStore,
-///     commits: AtomicU64,
-/// }
-///
-/// #[async_trait]
-/// impl Store for Counting {
-///     async fn write(&self, id: &ConversationId, write: &Write, change: &Change) -> Result<Version, StoreError> {
-///         if let Change::Commit(_) = change {
-///             self.commits.fetch_add(1, Ordering::Relaxed);
-///         }
-///         self.inner.write(id, write, change).await
-///     }
-///
-///     async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
-///         self.inner.load(id).await
-///     }
-///
-///     async fn list(&self, listing: &Listing) -> Result<Vec<Summary>, StoreError> {
-///         self.inner.list(listing).await
-///     }
-///
-///     async fn delete(&self, id: &ConversationId, lease: Option<&Lease>) -> Result<(), StoreError> {
-///         self.inner.delete(id, lease).await
-///     }
-/// }
-/// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
-///
-/// let store = Counting::default();
-/// let id = ConversationId::generate();
-/// let version = store.write(&id, &Write::first(), &Change::create(StoredState::default())).await?;
-/// store.write(&id, &Write::on(version), &Change::Commit(Commit::default())).await?;
-/// assert_eq!(store.commits.load(Ordering::Relaxed), 1);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// # })?;
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-///
-/// A store that wraps another store should delegate all methods, because the default methods support less than most
-/// stores.
-///
-/// # Requirements for implementations
-///
-/// **A write is all or nothing**, even after a crash, on a full disk, when its future is dropped, or when a connection
-/// breaks. If a write returns `Ok`, the write survives a crash of the process. In a store that is meant to be durable,
-/// it also survives a crash of the machine. If a write returns an error, nothing has changed. The cost of a write
-/// depends on the written content, not on the size of the conversation.
-///
-/// **The writes to one conversation form a sequence.** [`Change::Create`] returns the first [`Version`], and each other
-/// write that takes effect returns the [`next`](Version::next) version. A [`Write`] contains its base, which is the
-/// version on which it builds. In one transaction or under one lock, the store compares this base with the current
-/// version and writes:
-///
-/// 1. If the base is the current version, the write takes effect. Its result is the next version.
-/// 2. If the base is an earlier version, and the write that followed it has the same [`WriteId`], then this is a
-///    repetition of that write, whose result was lost. Nothing is written, and the result is the original result. A
-///    store therefore keeps the ids of all writes as long as the conversation exists.
-/// 3. Otherwise, another writer has already written on this base. The write fails with [`StoreError::Conflict`], which
-///    names the current version, and nothing changes. A base beyond the current version is a conflict, too.
-///
-/// Any number of writers may try at the same time, from any number of handles and processes. Writes to different
-/// conversations do not affect each other.
-///
-/// **First versions are random** ([`Version::first`]). So a writer that still holds a version of a deleted conversation
-/// can't write to a later conversation with the same id.
-///
-/// **Content is returned exactly as it was written.** Messages are equal to the written messages and encode to the same
-/// bytes. They are stored as the JSON text from `serde_json`, because formats that interpret JSON may reject U+0000,
-/// reorder keys or change numbers. Nodes are returned in the order in which they were committed. Cursors are returned
-/// with their latest values, and state and head as they were last written. A store does not need to interpret nodes.
-/// The writer ensures that parents exist and that ids ascend, and the tree checks this when it is loaded. A store that
-/// keeps a list of writes can use [`Stored`] to apply them one by one.
-///
-/// **Secrets are not stored.** They have no JSON form. A store that keeps no JSON calls
-/// [`StoredState::without_secrets`], as [`Stored`] does.
-///
-/// **Nothing is skipped silently.** Unreadable content is reported as [`StoreError::Damaged`], with the place of the
-/// damage. The only exception is a write that was interrupted by a crash, and was therefore never acknowledged. Such a
-/// write is dropped as a whole, and the next write succeeds. Damage to one conversation does not affect other
-/// conversations. If listing a conversation detects damage, the list reports it in [`Summary::damage`].
-///
-/// **The store sets the times.** The created and updated times come from the store's clock, and `updated` never
-/// decreases. A store that keeps turns also sets [`StoredTurn::now`] and [`TurnSummary::now`] at each read, which are not
-/// part of their JSON: [`Stored::read_at`] does this. Otherwise, time limits of approvals would never pass.
-///
-/// # Ownership
-///
-/// Versions alone prevent writers from mixing their histories. In addition, ownership shows a second process early that
-/// another process has the conversation open. It also allows a process to take the conversation over from an owner that
-/// no longer exists.
-///
-/// [`acquire`](Store::acquire), [`renew`](Store::renew) and [`release`](Store::release) belong together. A store that
-/// does not implement them relies on versions alone. A store that implements them gives a [`Lease`] with an [`Epoch`] to one owner at a time, for a
-/// limited time, measured by the store's own clock. If a lease has expired or passed to another owner, every write with
-/// its epoch is rejected with [`StoreError::LeaseLost`]. The check is part of the transaction that would write. A write
-/// without an epoch is not checked.
-///
-/// Each acquisition raises the epoch by one. A store may forget the last epoch, for example because its database fails
-/// over to a replica. In such a store, each acquisition raises the epoch by a random number. Until another owner
-/// acquires the conversation, an expired lease keeps its epoch and can be renewed.
-///
-/// Sessions acquire the conversations that they open. A thread of this crate with its own runtime renews their leases,
-/// even while the application's threads are busy. So the methods for leases must make progress on the runtime on which
-/// they are called, without help from any other runtime.
+/// The requirements for implementations, with examples, are in [`custom`].
 ///
 /// # Cancel safety
 ///
 /// Every future may be dropped at any time. If the future of a write was dropped, the write may have taken effect, may
 /// take effect shortly, or may never take effect. It never takes effect in part. To find out which is the case, repeat
 /// the write with the same [`WriteId`], which is safe.
-///
-/// # Checking an implementation
-///
-/// Implement `conformance::StoreUnderTest` and run `conformance::check` (feature `test-util`). The suite checks all
-/// requirements above that can be checked by a test.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
     /// Returns the optional parts that the store supports.
@@ -420,34 +293,6 @@ pub trait Store: Send + Sync + 'static {
         Ok(())
     }
 }
-
-/// The optional parts that a store supports.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a part that a store may lack")]
-#[non_exhaustive]
-pub struct StoreTraits {
-    /// Whether the store keeps a usage ledger, which consists of the rows in [`Commit::usage`]. If it does not,
-    /// sessions send no rows.
-    pub usage: bool,
-    /// Whether the store supports [`Change::Erase`].
-    pub erase: bool,
-    /// Whether the store keeps records of turns in flight ([`Commit::with_turn`]), which it returns as
-    /// [`Stored::turn`]. If it does not, sessions write no records.
-    ///
-    /// A store that keeps records must have [leases](Store::acquire), or be used by one process at a time. Otherwise
-    /// two processes would continue the same turn.
-    pub turns: bool,
-    /// Whether the store supports [searches](Store::search), if its indexes were created.
-    pub search: bool,
-    /// Whether lists can be filtered by labels.
-    pub labels: bool,
-    /// The duration of a lease without renewal. `None` if the store relies on versions alone. Managers choose the
-    /// interval of their [sweep](crate::manager::Sweep) by it.
-    pub lease: Option<Duration>,
-}
-
-crate::setters::setters!(StoreTraits: with_usage(usage: bool), with_erase(erase: bool), with_turns(turns: bool),
-    with_search(search: bool), with_labels(labels: bool), with_lease(lease: some Duration));
 
 /// Converts the argument of [`Session::builder`](crate::session::Session::builder) and
 /// [`Manager::builder`](crate::manager::Manager::builder) to a shared store. The argument is a store, an `Arc` of a

@@ -86,9 +86,9 @@ impl Manager {
     /// opening the conversations.
     ///
     /// The list contains the approvals that the store has recorded, so it needs a store that [keeps
-    /// turns](crate::store::StoreTraits::turns) and sessions that record them. If a tool use waits in the middle of a
-    /// model's answer, its approval is lost when the process ends. Such an approval is listed only while its
-    /// conversation is open.
+    /// turns](crate::store::custom::StoreTraits::turns) and sessions that record them. If a tool use waits in the
+    /// middle of a model's answer, its approval is lost when the process ends. Such an approval is listed only while
+    /// its conversation is open.
     ///
     /// The page counts turns, and all approvals of a turn are on one page. To continue, pass the last [`Approval`] to
     /// [`Page::after`]. The labels of open sessions count as in [`list`](Self::list), so a page may lack the turns of

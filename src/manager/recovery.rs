@@ -44,8 +44,8 @@ pub(super) const USUAL_LEASE: Duration = Duration::from_secs(30);
 /// When a manager looks for turns that nobody works on.
 ///
 /// By default, a sweep runs after each third of the duration of the store's
-/// [leases](crate::store::StoreTraits::lease). In a store without leases, it runs every ten seconds. Each interval is
-/// up to a quarter shorter or longer, so that several processes do not keep sweeping at the same moment.
+/// [leases](crate::store::custom::StoreTraits::lease). In a store without leases, it runs every ten seconds. Each
+/// interval is up to a quarter shorter or longer, so that several processes do not keep sweeping at the same moment.
 ///
 /// ```
 /// use std::time::Duration;

@@ -38,7 +38,7 @@ pub struct RunEnd {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub prompts: Vec<KnownPrompt>,
     /// The last event of the session's feed that changed anything. Stores keep it only until the next write, and return
-    /// it as [`Stored::mark`](crate::store::Stored::mark).
+    /// it as [`Stored::mark`](crate::store::custom::Stored::mark).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mark: Option<EventId>,
 }

@@ -15,8 +15,8 @@ use crate::{
 /// A record of the turn in flight: one write of its state to a store.
 ///
 /// A record contains only the messages that are new since the last record of the same turn. A
-/// [`StoredTurn`](crate::store::StoredTurn) is the sum of these records. All other fields replace those of earlier
-/// records.
+/// [`StoredTurn`](crate::store::custom::StoredTurn) is the sum of these records. All other fields replace those of
+/// earlier records.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct TurnRecord {
@@ -58,7 +58,7 @@ pub struct TurnRecord {
     #[serde(default, skip_serializing_if = "Duration::is_zero")]
     pub spent: Duration,
     /// The last event of the session's feed that changed anything. It counts only until the next write, and a store
-    /// returns it as [`Stored::mark`](crate::store::Stored::mark).
+    /// returns it as [`Stored::mark`](crate::store::custom::Stored::mark).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mark: Option<EventId>,
     /// The problem that prevented reading the record, or `None` if the record was read.
@@ -104,7 +104,7 @@ impl TurnRecord {
     /// If `later` belongs to another turn, it replaces this record.
     ///
     /// ```
-    /// use omni_agent::{message::{Message, TurnId}, run::TurnRecord};
+    /// use omni_agent::{message::{Message, TurnId}, store::custom::TurnRecord};
     ///
     /// let turn: TurnId = "00112233445566778899aabbccddeeff".parse()?;
     /// let messages = |texts: &[&str]| texts.iter().map(|text| Message::user(*text).into()).collect();

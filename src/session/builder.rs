@@ -163,9 +163,9 @@ impl SessionBuilder {
 
     /// Sets how much of a turn in flight survives the end of the process. Defaults to [`Durable::Turns`].
     ///
-    /// Above `Turns`, the store must [keep turns](crate::store::StoreTraits::turns). When the conversation is opened again, in any
-    /// process, its turn in flight continues as [`recover`](Self::recover) states. A turn that was recorded is recorded
-    /// until its end, even if the conversation is opened with a lower level.
+    /// Above `Turns`, the store must [keep turns](crate::store::custom::StoreTraits::turns). When the conversation is
+    /// opened again, in any process, its turn in flight continues as [`recover`](Self::recover) states. A turn that was
+    /// recorded is recorded until its end, even if the conversation is opened with a lower level.
     ///
     /// With [`Durable::InFlight`], operations that change a run, such as [`prompt`](Session::prompt),
     /// [`resume`](Session::resume) and [`start`](crate::agent::RunRequest::start), succeed only after the change is

@@ -164,7 +164,7 @@ impl Change {
 /// commit contains all parts, so a store that keeps this form does not need to know them.
 ///
 /// ```
-/// use omni_agent::{message::Message, store::Commit, tree::Tree};
+/// use omni_agent::{message::Message, store::custom::Commit, tree::Tree};
 ///
 /// let mut tree = Tree::new();
 /// let stored = tree.clone();
@@ -260,7 +260,10 @@ impl From<Changes> for Commit {
 /// and applies the writes in order.
 ///
 /// ```
-/// use omni_agent::{message::Timestamp, store::{StateChange, Stored, StoredState, Version}};
+/// use omni_agent::{
+///     message::Timestamp,
+///     store::custom::{StateChange, Stored, StoredState, Version},
+/// };
 ///
 /// let mut stored = Stored::new(Version::first(), Timestamp::now(), StoredState::default());
 /// stored.change_state(StateChange::title("A talk"));

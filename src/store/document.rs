@@ -79,7 +79,9 @@ pub async fn export_json(store: &dyn Store, id: &ConversationId) -> Result<Strin
 ///
 /// ```
 /// use omni_agent::store::{
-///     Change, ConversationId, MemoryStore, Store, StoredState, Write, export_json, import_json,
+///     ConversationId, MemoryStore, Store,
+///     custom::{Change, StoredState, Write},
+///     export_json, import_json,
 /// };
 /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
 ///

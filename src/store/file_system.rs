@@ -5,7 +5,9 @@
 //!
 //! ```
 //! use omni_agent::store::{
-//!     Change, ConversationId, FileSystemStore, Store, StoredState, Write, file_system::Durability,
+//!     ConversationId, FileSystemStore, Store,
+//!     custom::{Change, StoredState, Write},
+//!     file_system::Durability,
 //! };
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
 //! # let folder = std::env::temp_dir().join(ConversationId::generate().as_str());
@@ -457,9 +459,10 @@ impl FileSystemStoreBuilder {
         /// Locks the folder for as long as the store is open, so that no other store is exclusive at the same time. The
         /// operating system releases the lock when the process ends, even if it is killed.
         ///
-        /// Only an exclusive store [keeps records of turns in flight](crate::store::StoreTraits::turns): files know no
-        /// owner, so two processes would continue the same turn. Stores that are not exclusive can still open the
-        /// folder. A process that shares the folder with an exclusive store must not continue the same conversations.
+        /// Only an exclusive store [keeps records of turns in flight](crate::store::custom::StoreTraits::turns): files
+        /// know no owner, so two processes would continue the same turn. Stores that are not exclusive can still open
+        /// the folder. A process that shares the folder with an exclusive store must not continue the same
+        /// conversations.
         pub fn exclusive(self) { self.exclusive = true }
     }
 

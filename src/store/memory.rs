@@ -24,7 +24,10 @@ use crate::{
 /// searches and sums of usage read all conversations.
 ///
 /// ```
-/// use omni_agent::store::{Change, ConversationId, MemoryStore, Store, StoredState, Write};
+/// use omni_agent::store::{
+///     ConversationId, MemoryStore, Store,
+///     custom::{Change, StoredState, Write},
+/// };
 /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
 ///
 /// let store = MemoryStore::new();

@@ -7,7 +7,10 @@
 //! ```no_run
 //! use std::time::Duration;
 //!
-//! use omni_agent::store::{Change, ConversationId, PostgresStore, Store, StoredState, Write};
+//! use omni_agent::store::{
+//!     ConversationId, PostgresStore, Store,
+//!     custom::{Change, StoredState, Write},
+//! };
 //!
 //! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
 //! let store = PostgresStore::builder("postgres://ada:secret@db.example.com/app")

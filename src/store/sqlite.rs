@@ -7,7 +7,10 @@
 //! ```
 //! use std::time::Duration;
 //!
-//! use omni_agent::store::{Change, ConversationId, SqliteStore, Store, StoredState, Write};
+//! use omni_agent::store::{
+//!     ConversationId, SqliteStore, Store,
+//!     custom::{Change, StoredState, Write},
+//! };
 //! # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
 //! # let file = std::env::temp_dir().join(format!("{}.sqlite", ConversationId::generate()));
 //!
@@ -192,7 +195,10 @@ use crate::{
 /// The [module](self) documents the layout of the file.
 ///
 /// ```
-/// use omni_agent::store::{Change, ConversationId, SqliteStore, Store, StoredState, Write};
+/// use omni_agent::store::{
+///     ConversationId, SqliteStore, Store,
+///     custom::{Change, StoredState, Write},
+/// };
 /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
 /// # let file = std::env::temp_dir().join(format!("{}.sqlite", ConversationId::generate()));
 ///

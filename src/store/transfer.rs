@@ -109,7 +109,10 @@ impl CopyOptions {
 /// `progress` is called after each conversation, with the number of finished conversations and the total number.
 ///
 /// ```
-/// use omni_agent::store::{Change, ConversationId, MemoryStore, Store, StoredState, Write, copy};
+/// use omni_agent::store::{
+///     ConversationId, MemoryStore, Store, copy,
+///     custom::{Change, StoredState, Write},
+/// };
 /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
 ///
 /// let (from, to) = (MemoryStore::new(), MemoryStore::new());

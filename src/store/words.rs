@@ -256,7 +256,7 @@ mod tests {
     #[cfg(feature = "test-util")]
     #[test]
     fn cases_of_the_suite_hold_for_the_rule() {
-        let wrong: Vec<_> = crate::store::conformance::cases()
+        let wrong: Vec<_> = crate::store::custom::conformance::cases()
             .into_iter()
             .filter(|case| case.query.parse::<crate::store::Query>().unwrap().is_in(&case.text) != case.found)
             .map(|case| (case.text, case.query, case.found))

@@ -56,7 +56,7 @@ impl fmt::Display for Version {
 /// Create a new `Write` for each write. To repeat a write whose outcome is unknown, pass the same `Write` again.
 ///
 /// ```
-/// use omni_agent::store::{Version, Write};
+/// use omni_agent::store::custom::{Version, Write};
 ///
 /// let write = Write::on(Version::new(7));
 /// assert_eq!(write.base, Version::new(7));

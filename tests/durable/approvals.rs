@@ -6,7 +6,10 @@ use omni_agent::{
     Error, ErrorKind,
     manager::{ApprovalId, DecisionPlace, Manager},
     message::ToolUseId,
-    store::{Filter, Labels, Listing, MemoryStore, Owner, Page, Store, StoredTurn, Turns},
+    store::{
+        Filter, Labels, Listing, MemoryStore, Owner, Page, Store,
+        custom::{StoredTurn, Turns},
+    },
     tool::Decision,
 };
 use serde_json::{Value, json};
@@ -221,7 +224,7 @@ async fn decide_on_a_conversation_of_another_owner_is_open_elsewhere() {
 async fn decide_on_a_state_that_is_not_an_object_reports_damage() {
     let store = MemoryStore::new();
     for (name, core) in [("text", "broken"), ("list", "[]"), ("member", r#"{"decided":1}"#)] {
-        let record = omni_agent::run::TurnRecord::new(1, turn_id(7), core);
+        let record = omni_agent::store::custom::TurnRecord::new(1, turn_id(7), core);
         let record = record.with_head(omni_agent::tree::NodeId::new(2)).with_waiting(vec![waiting("1")]);
         leave(&store, name, "ann", record).await;
         let manager = Manager::builder(store.clone()).build();

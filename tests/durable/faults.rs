@@ -14,9 +14,11 @@ use omni_agent::{
     agent::{Agent, AgentBuilder, AgentCallbacks, Durable, Recover, RecoveryDecision, State, ToolDecision},
     manager::{ApprovalId, DecisionPlace, Manager, OpenOptions, Shutdown, Sweep},
     message::ToolUse,
-    run::TurnRecord,
     session::Session,
-    store::{Filter, Listing, MemoryStore, Page, Store, StoredTurn, Turns, Version},
+    store::{
+        Filter, Listing, MemoryStore, Page, Store,
+        custom::{StoredTurn, TurnRecord, Turns, Version},
+    },
     testing::{Gate, ScriptedProvider, Step},
     tool::{Decision, Replay, Tool, ToolContext, tool_fn},
 };

@@ -6,10 +6,10 @@ use omni_agent::{
     ErrorKind,
     agent::{Agent, AgentBuilder, Recover, RecoveryDecision},
     manager::{Manager, OpenOptions, Shutdown, Sweep},
-    run::TurnRecord,
     session::Session,
     store::{
-        Commit, ConversationId, CopyOptions, Listing, MemoryStore, Page, Store, Stored, TurnChange, Turns,
+        ConversationId, CopyOptions, Listing, MemoryStore, Page, Store,
+        custom::{Commit, Stored, TurnChange, TurnRecord, Turns},
         export_json,
     },
     testing::{ScriptedProvider, Step},

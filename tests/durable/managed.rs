@@ -12,7 +12,7 @@ use omni_agent::{
     agent::{Agent, Durable, Status},
     manager::{Approval, DecisionPlace, Manager, ManagerBuilder, OpenOptions, Sweep},
     session::Session,
-    store::{Filter, Listing, MemoryStore, Owner, Page, Store, Turns},
+    store::{Filter, Listing, MemoryStore, Owner, Page, Store, custom::Turns},
     testing::{Gate, ScriptedProvider, Step},
     tool::{Decision, Replay, Tool, ToolContext, tool_fn},
 };

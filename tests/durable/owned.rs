@@ -16,8 +16,8 @@ use omni_agent::{
     manager::{ApprovalId, DecisionPlace, Manager, OpenOptions, Sweep},
     message::{Timestamp, ToolResult},
     store::{
-        Change, ConversationId, Epoch, Filter, Lease, Listing, MemoryStore, Owner, Page, Store, StoreError,
-        StoreTraits, Stored, StoredTurn, TurnChange, TurnSummary, Turns, Version, Write,
+        ConversationId, Filter, Listing, MemoryStore, Owner, Page, Store, StoreError, TurnSummary,
+        custom::{Change, Epoch, Lease, StoreTraits, Stored, StoredTurn, TurnChange, Turns, Version, Write},
     },
     subscription::EventId,
     testing::{Gate, ScriptedProvider, Step},

@@ -17,7 +17,7 @@ use omni_agent::{
     provider::StopReason,
     run::{Accepted, Prompt, PromptState, Response, RunOutcome},
     session::{Session, SessionBuilder},
-    store::{Change, MemoryStore, Owner, Store},
+    store::{MemoryStore, Owner, Store, custom::Change},
     testing::{Gate, ScriptedProvider, Step},
     tree::NodeId,
 };
@@ -511,8 +511,8 @@ fn prompt_of_a_turn_that_is_dropped_or_given_up_has_this_outcome() {
             let stored = talk.store.load(&id("a")).await.unwrap();
             let mut record = stored.turn.unwrap().record;
             record.core = "not a state".into();
-            let commit = omni_agent::store::Commit::new(stored.head).with_turn(record);
-            let write = omni_agent::store::Write::on(stored.version);
+            let commit = omni_agent::store::custom::Commit::new(stored.head).with_turn(record);
+            let write = omni_agent::store::custom::Write::on(stored.version);
             talk.store.write(&id("a"), &write, &Change::Commit(commit)).await.unwrap();
         });
     };

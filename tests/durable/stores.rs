@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use omni_agent::{
     message::{Message, ToolUse, TurnId},
-    run::{PendingUse, TurnRecord},
+    run::PendingUse,
     store::{
-        Change, Commit, ConversationId, FileSystemStore, Labels, MemoryStore, Store, StoredState, Write,
+        ConversationId, FileSystemStore, Labels, MemoryStore, Store,
+        custom::{Change, Commit, StoredState, TurnRecord, Write},
         file_system::Durability,
     },
     tree::{Node, NodeId},

@@ -5,7 +5,10 @@ use std::time::Duration;
 use omni_agent::{
     Error, ErrorKind,
     manager::{Manager, OpenedSession, Presence},
-    store::{Change, Commit, ConversationId, Page, Store, Write},
+    store::{
+        ConversationId, Page, Store,
+        custom::{Change, Commit, Write},
+    },
     subscription::EndReason,
     testing::Gate,
 };

@@ -8,8 +8,8 @@ use omni_agent::{
     message::{Purpose, RequestEnd, Timestamp, Usage, UsageSum},
     provider::{ProviderError, ProviderErrorKind},
     store::{
-        Filter, Found, Labels, Listing, MemoryStore, Page, Query, Store, StoreError, StoreTraits, Summary,
-        TurnSummary, Turns,
+        Filter, Found, Labels, Listing, MemoryStore, Page, Query, Store, StoreError, Summary, TurnSummary,
+        custom::{StoreTraits, Turns},
     },
     subscription::Update,
     testing::{ScriptedProvider, Step},

@@ -15,8 +15,8 @@ use omni_agent::{
     run::Prompt,
     session::Session,
     store::{
-        Change, ConversationId, Lease, Listing, MemoryStore, StateChange, Store, StoreError, Stored, Summary,
-        Version, Write,
+        ConversationId, Listing, MemoryStore, Store, StoreError, Summary,
+        custom::{Change, Lease, StateChange, Stored, Version, Write},
     },
     subscription::{EndReason, Subscription, Update},
     testing::{Gate, ScriptedProvider, Step},

@@ -14,7 +14,10 @@ use omni_agent::{
     agent::{Agent, AgentBuilder},
     manager::{Activity, Manager, ManagerEvent, ManagerSnapshot, OpenOptions, OpenedSession},
     session::Session,
-    store::{Change, ConversationId, Lease, MemoryStore, Store, StoreError, Stored, Version, Write},
+    store::{
+        ConversationId, MemoryStore, Store, StoreError,
+        custom::{Change, Lease, Stored, Version, Write},
+    },
     subscription::{Subscription, Update},
     testing::{Gate, ScriptedProvider, Step},
 };

@@ -12,7 +12,10 @@ use std::{
 
 use omni_agent::{
     message::Role,
-    store::{Change, ConversationId, Stored, StoredState, Write},
+    store::{
+        ConversationId,
+        custom::{Change, Stored, StoredState, Write},
+    },
     tree::{NodeId, Tree},
 };
 use rustix::process::{Pid, Signal, kill_process};

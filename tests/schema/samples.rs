@@ -9,7 +9,7 @@ use omni_agent::{
     provider::{Options, OutputSchema, StopReason, ThinkingMode, UnsupportedAttachment},
     run::{Accepted, Failure, Next, Prompt, PromptState, RunAt, RunOutcome, RunSpec},
     session::{SavedPart, SessionAnswer, SessionCommand, SessionEvent, StoreReport},
-    store::{ConversationId, Filter, Found, Hit, Labels, Listing, Owner, Page, Summary, Version},
+    store::{ConversationId, Filter, Found, Hit, Labels, Listing, Owner, Page, Summary, custom::Version},
     tool::Decision,
     tree::NodeId,
 };

@@ -5,7 +5,7 @@ use omni_agent::{
     ErrorKind,
     run::Prompt,
     session::Session,
-    store::Change,
+    store::custom::Change,
     testing::{Gate, Step},
     tree::Node,
 };

@@ -18,9 +18,12 @@ use omni_agent::{
     },
     message::{RequestEnd, TurnId, Usage},
     provider::{ProviderError, ProviderErrorKind, Request},
-    run::{Accepted, Failure, RunOutcome, TurnRecord},
+    run::{Accepted, Failure, RunOutcome},
     session::{Mode, Session, SessionBuilder},
-    store::{Change, Commit, ConversationId, FileSystemStore, MemoryStore, Page, Store, StoredTurn, Write},
+    store::{
+        ConversationId, FileSystemStore, MemoryStore, Page, Store,
+        custom::{Change, Commit, StoredTurn, TurnRecord, Write},
+    },
     testing::{Gate, ScriptedProvider, Step},
     tool::{Decision, Replay, Tool, declared_tool, tool_fn},
 };
@@ -104,7 +107,7 @@ impl World {
         runtime.block_on(self.store.turn(&id())).unwrap()
     }
 
-    pub(crate) fn stored(&self) -> omni_agent::store::Stored {
+    pub(crate) fn stored(&self) -> omni_agent::store::custom::Stored {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(self.store.load(&id())).unwrap()
     }
@@ -126,7 +129,7 @@ pub(crate) async fn paused(session: &Session) {
     }
 }
 
-pub(crate) fn texts(stored: &omni_agent::store::Stored) -> Vec<String> {
+pub(crate) fn texts(stored: &omni_agent::store::custom::Stored) -> Vec<String> {
     stored.nodes.iter().map(|node| node.message().text()).collect()
 }
 

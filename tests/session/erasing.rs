@@ -6,7 +6,10 @@ use omni_agent::{
     provider::{ProviderError, ProviderErrorKind},
     run::{Accepted, Prompt},
     session::{Mode, Session, SessionEvent},
-    store::{Change, ConversationId, Listing, MemoryStore, Store, StoreError, TitleBy, Version, Write},
+    store::{
+        ConversationId, Listing, MemoryStore, Store, StoreError,
+        custom::{Change, TitleBy, Version, Write},
+    },
     subscription::Update,
     testing::{Gate, Step},
     tree::Tree,

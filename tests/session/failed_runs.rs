@@ -9,7 +9,10 @@ use omni_agent::{
     provider::{ProviderError, ProviderErrorKind},
     run::{Failure, Prompt, RunEnd, RunOutcome},
     session::Session,
-    store::{Change, MemoryStore, Page, Store, TurnChange},
+    store::{
+        MemoryStore, Page, Store,
+        custom::{Change, TurnChange},
+    },
     testing::Step,
 };
 use serde_json::json;

@@ -8,7 +8,10 @@ use omni_agent::{
     agent::Agent,
     provider::custom::Part,
     session::{Mode, SavedPart, Session, SessionEvent, SessionSnapshot, SessionSubscription, StoreReport},
-    store::{Change, ConversationId, MemoryStore, Store, StoreError, Version, Write},
+    store::{
+        ConversationId, MemoryStore, Store, StoreError,
+        custom::{Change, Version, Write},
+    },
     subscription::{EndReason, EventId, FeedLimits, Update},
     testing::{Gate, ScriptedProvider, Step},
     tree::NodeId,

@@ -5,7 +5,10 @@ use std::{sync::Arc, time::Duration};
 use omni_agent::{
     agent::{Agent, AgentBuilder},
     session::{Mode, Session, SessionSnapshot},
-    store::{Change, MemoryStore, StateChange, Store, Write},
+    store::{
+        MemoryStore, Store,
+        custom::{Change, StateChange, Write},
+    },
     subscription::{EventId, Update},
     testing::{ScriptedProvider, Step},
 };

@@ -9,7 +9,10 @@ use omni_agent::{
     message::{Content, Message, ToolUse},
     provider::{Model, Options, Registry},
     session::{Session, SessionEvent},
-    store::{Change, Commit, ConversationId, MemoryStore, Store, StoreError, Stored, StoredState, Write},
+    store::{
+        ConversationId, MemoryStore, Store, StoreError,
+        custom::{Change, Commit, Stored, StoredState, Write},
+    },
     testing::{ScriptedProvider, Step},
     tool::tool_fn,
     tree::{Node, TreeError},

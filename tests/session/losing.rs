@@ -4,7 +4,10 @@
 use omni_agent::{
     ErrorKind,
     session::{Mode, Session, SessionEvent, StoreReport},
-    store::{Change, Listing, StateChange, Store, StoreError, Stored, Write},
+    store::{
+        Listing, Store, StoreError,
+        custom::{Change, StateChange, Stored, Write},
+    },
     subscription::{EndReason, Update},
     testing::Gate,
 };

@@ -18,7 +18,10 @@ use omni_agent::{
     provider::{ProviderError, ProviderErrorKind},
     run::Prompt,
     session::{Mode, Session, SessionSnapshot, SessionSubscription},
-    store::{Change, ConversationId, MemoryStore, Store, StoreError, Version, Write},
+    store::{
+        ConversationId, MemoryStore, Store, StoreError,
+        custom::{Change, Version, Write},
+    },
     subscription::{EventId, Update},
     testing::{ScriptedProvider, Step},
     tree::{Node, NodeId, Tree},

@@ -3,7 +3,7 @@
 
 use omni_agent::{
     session::{Mode, Session, SessionEvent, StoreReport},
-    store::{Change, StateChange, Stored, TitleBy, Write},
+    store::custom::{Change, StateChange, Stored, TitleBy, Write},
     subscription::{EndReason, Update},
 };
 

@@ -17,8 +17,8 @@ use omni_agent::{
     provider::{ProviderError, ProviderErrorKind},
     session::{Mode, Session, SessionEvent, SessionSubscription, StoreReport},
     store::{
-        Change, ConversationId, MemoryStore, StateChange, Store, StoreError, StoreTraits, Stored,
-        StoredState, Version, Write,
+        ConversationId, MemoryStore, Store, StoreError,
+        custom::{Change, StateChange, StoreTraits, Stored, StoredState, Version, Write},
     },
     subscription::{Numbered, Update},
     testing::{Gate, ScriptedProvider, Step},

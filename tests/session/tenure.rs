@@ -11,7 +11,10 @@ use std::{
 use omni_agent::{
     Error, ErrorKind,
     session::{Session, StoreReport},
-    store::{Change, Commit, ConversationId, Owner, Store, StoreError, Write},
+    store::{
+        ConversationId, Owner, Store, StoreError,
+        custom::{Change, Commit, Write},
+    },
     subscription::{EndReason, Update},
     testing::{Gate, Step},
     tool::{ToolContext, tool_fn},

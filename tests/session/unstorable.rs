@@ -11,8 +11,8 @@ use omni_agent::{
     run::RunOutcome,
     session::{Session, StoreReport},
     store::{
-        Change, Commit, ConversationId, Listing, MemoryStore, StateChange, Store, StoreError, StoreTraits,
-        StoredState, TurnChange, Version, Write,
+        ConversationId, Listing, MemoryStore, Store, StoreError,
+        custom::{Change, Commit, StateChange, StoreTraits, StoredState, TurnChange, Version, Write},
     },
     subscription::EndReason,
     testing::{Gate, ScriptedProvider, Step},

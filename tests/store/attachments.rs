@@ -4,10 +4,10 @@ use std::fs;
 
 use omni_agent::{
     message::{Attachment, Content, Message, Source},
-    run::TurnRecord,
     store::{
-        Change, Commit, MemoryStore, Store, StoreError, Stored, Version, Write, copy, export_json,
-        import_json,
+        MemoryStore, Store, StoreError, copy,
+        custom::{Change, Commit, Stored, TurnRecord, Version, Write},
+        export_json, import_json,
     },
     tree::{Erased, Node},
 };

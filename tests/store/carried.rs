@@ -4,10 +4,11 @@
 use omni_agent::{
     message::{Message, RequestEnd, Timestamp, TurnId, Usage, UsageRow},
     provider::Options,
-    run::{KnownPrompt, PendingUse, Prompt, PromptState, RunEnd, RunOutcome, TurnRecord},
+    run::{KnownPrompt, PendingUse, Prompt, PromptState, RunEnd, RunOutcome},
     store::{
-        Change, Commit, CopyOptions, MemoryStore, Page, Store, StoreError, Write, copy_one, export_json,
-        import_json, import_json_with_settings,
+        CopyOptions, MemoryStore, Page, Store, StoreError, copy_one,
+        custom::{Change, Commit, TurnRecord, Write},
+        export_json, import_json, import_json_with_settings,
     },
     subscription::EventId,
     tree::{Erased, Node},

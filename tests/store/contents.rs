@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use omni_agent::{
     message::{Content, Message, ToolUse, Usage},
-    store::{Change, Commit, MemoryStore, Store, StoreError, StoredState, Version, Write},
+    store::{
+        MemoryStore, Store, StoreError,
+        custom::{Change, Commit, StoredState, Version, Write},
+    },
     tree::{Node, NodeId, Tree},
 };
 use proptest::prelude::*;

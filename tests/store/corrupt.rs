@@ -3,7 +3,8 @@
 use omni_agent::{
     run::{RunEnd, RunOutcome},
     store::{
-        Change, Commit, ConversationId, Page, Store, StoreError, Stored, TurnSummary, Turns, Version, Write,
+        ConversationId, Page, Store, StoreError, TurnSummary,
+        custom::{Change, Commit, Stored, Turns, Version, Write},
     },
 };
 

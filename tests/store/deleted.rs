@@ -10,8 +10,8 @@ use std::{
 use omni_agent::{
     message::{RequestEnd, Timestamp, Usage, UsageRow},
     store::{
-        Change, Commit, FileSystemStore, Filter, Labels, Listing, StateChange, Store, StoreError,
-        StoredState, Version, Write,
+        FileSystemStore, Filter, Labels, Listing, Store, StoreError,
+        custom::{Change, Commit, StateChange, StoredState, Version, Write},
     },
 };
 

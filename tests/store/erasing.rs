@@ -4,10 +4,10 @@ use std::fs;
 
 use omni_agent::{
     message::{Message, RequestEnd, Timestamp, TurnId, Usage, UsageRow},
-    run::{KnownPrompt, PromptState, RunEnd, RunOutcome, TurnRecord},
+    run::{KnownPrompt, PromptState, RunEnd, RunOutcome},
     store::{
-        Change, Commit, Filter, Labels, Listing, MemoryStore, Page, StateChange, Store, StoreError, Stored,
-        StoredState, Version, Write,
+        Filter, Labels, Listing, MemoryStore, Page, Store, StoreError,
+        custom::{Change, Commit, StateChange, Stored, StoredState, TurnRecord, Version, Write},
     },
     tree::{Erased, Node, Tree},
 };

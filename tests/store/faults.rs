@@ -2,7 +2,10 @@
 
 use std::{fs, process::Command};
 
-use omni_agent::store::{Change, FileSystemStore, Listing, StateChange, Store, StoreError, TitleBy, Write};
+use omni_agent::store::{
+    FileSystemStore, Listing, Store, StoreError,
+    custom::{Change, StateChange, TitleBy, Write},
+};
 
 use crate::{
     skip::skip,
@@ -39,11 +42,11 @@ async fn child_writes_until_the_disk_is_full() {
     assert_eq!((stored.version, stored.nodes.len() as u64), (version, number), "earlier commits were lost");
 
     // A new conversation does not fit either, and its creation leaves no file behind.
-    let state = omni_agent::store::StoredState::default().with_system("x".repeat(200_000));
+    let state = omni_agent::store::custom::StoredState::default().with_system("x".repeat(200_000));
     let created = store
         .write(
             &id("b"),
-            &Write::first().with_id(omni_agent::store::WriteId::generate()),
+            &Write::first().with_id(omni_agent::store::custom::WriteId::generate()),
             &Change::create(state),
         )
         .await;
@@ -250,7 +253,7 @@ async fn operations_in_a_missing_folder_are_unreachable() {
     fs::rename(&inner, &moved).unwrap();
 
     let write = Write::on(version);
-    let state = omni_agent::store::StoredState::default();
+    let state = omni_agent::store::custom::StoredState::default();
     let refused = [
         store.write(&id("b"), &Write::first().with_id(write.id), &Change::create(state)).await.map(drop),
         store.write(&id("a"), &write, &Change::Commit(says(1, "Hi"))).await.map(drop),

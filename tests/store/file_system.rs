@@ -9,7 +9,8 @@ use std::{
 
 use async_trait::async_trait;
 use omni_agent::store::{
-    Change, ConversationId, FileSystemStore, Listing, Store, StoreError, Write, conformance,
+    ConversationId, FileSystemStore, Listing, Store, StoreError,
+    custom::{Change, Write, conformance},
 };
 
 use crate::{

@@ -4,8 +4,11 @@ use std::time::Duration;
 
 use omni_agent::{
     message::{Message, MessageId, Purpose, RequestEnd, Timestamp, ToolUse, TurnId, Usage, UsageRow},
-    run::{BranchPoint, KnownPrompt, PendingUse, PromptState, RunEnd, RunOutcome, TurnRecord},
-    store::{Change, Commit, Lease, Listing, Page, Store, StoredState, Turns, Write},
+    run::{KnownPrompt, PendingUse, PromptState, RunEnd, RunOutcome},
+    store::{
+        Listing, Page, Store,
+        custom::{BranchPoint, Change, Commit, Lease, StoredState, TurnRecord, Turns, Write},
+    },
     subscription::EventId,
     tool::Decision,
     tree::{Node, NodeId},

@@ -4,7 +4,10 @@
 use omni_agent::{
     message::{Message, Purpose, RequestEnd, Timestamp, Usage, UsageRow},
     run::{RunEnd, RunOutcome},
-    store::{Change, Commit, Filter, Labels, Page, Store, StoredState, Write},
+    store::{
+        Filter, Labels, Page, Store,
+        custom::{Change, Commit, StoredState, Write},
+    },
     tree::{Erased, Node, NodeId},
 };
 

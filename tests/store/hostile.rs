@@ -4,10 +4,9 @@ use std::fs;
 
 use omni_agent::{
     message::{Content, Message, Text, Timestamp, ToolUse},
-    run::TurnRecord,
     store::{
-        Change, Commit, Filter, Labels, Listing, Store, StoreError, StoredState, Turns, Version, Write,
-        WriteId,
+        Filter, Labels, Listing, Store, StoreError,
+        custom::{Change, Commit, StoredState, TurnRecord, Turns, Version, Write, WriteId},
     },
     tree::{Node, NodeId},
 };

@@ -4,7 +4,10 @@ use std::collections::HashSet;
 
 use omni_agent::{
     InvalidId,
-    store::{ConversationId, Version, WriteId},
+    store::{
+        ConversationId,
+        custom::{Version, WriteId},
+    },
 };
 use proptest::prelude::*;
 

@@ -9,7 +9,10 @@ use std::{
 };
 
 use omni_agent::{
-    store::{Change, ConversationId, FileSystemStore, Store, Write, WriteId},
+    store::{
+        ConversationId, FileSystemStore, Store,
+        custom::{Change, Write, WriteId},
+    },
     tree::NodeId,
 };
 

@@ -2,7 +2,10 @@
 
 use std::fs;
 
-use omni_agent::store::{Change, Filter, Labels, Listing, StateChange, Store, StoredState, Summary, Write};
+use omni_agent::store::{
+    Filter, Labels, Listing, Store, Summary,
+    custom::{Change, StateChange, StoredState, Write},
+};
 
 use crate::support::{Folder, commit, create, id};
 

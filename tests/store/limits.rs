@@ -3,7 +3,10 @@
 use omni_agent::{
     message::{Content, Message, ToolUse},
     provider::Options,
-    store::{Change, Commit, Listing, StateChange, Store, StoreError, StoredState, Write},
+    store::{
+        Listing, Store, StoreError,
+        custom::{Change, Commit, StateChange, StoredState, Write},
+    },
     tree::Node,
 };
 use serde_json::{Value, json};

@@ -7,7 +7,10 @@ use std::{
     path::Path,
 };
 
-use omni_agent::store::{Change, FileSystemStore, Listing, StateChange, Store, Summary, Write};
+use omni_agent::store::{
+    FileSystemStore, Listing, Store, Summary,
+    custom::{Change, StateChange, Write},
+};
 
 use crate::support::{Folder, child, child_folder, commit, create, id};
 

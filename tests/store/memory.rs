@@ -6,8 +6,8 @@ use async_trait::async_trait;
 use omni_agent::{
     message::Message,
     store::{
-        Change, Commit, ConversationId, MemoryStore, Store, StoreError, StoreTraits, Version, Write,
-        conformance,
+        ConversationId, MemoryStore, Store, StoreError,
+        custom::{Change, Commit, StoreTraits, Version, Write, conformance},
     },
     tree::Node,
 };

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use omni_agent::{
     message::{Message, Timestamp, ToolUse, TurnId},
-    run::{PendingUse, TurnRecord},
-    store::{Commit, Stored, StoredState, Version},
+    run::PendingUse,
+    store::custom::{Commit, Stored, StoredState, TurnRecord, Version},
 };
 use proptest::{collection::vec, prelude::*};
 use serde_json::json;

@@ -20,10 +20,9 @@ use std::{
 use async_trait::async_trait;
 use omni_agent::{
     message::Message,
-    run::TurnRecord,
     store::{
-        Change, Commit, ConversationId, Filter, Labels, Listing, Owner, Page, PostgresStore, StateChange,
-        Store, StoreError, StoredState, Turns, Write, conformance,
+        ConversationId, Filter, Labels, Listing, Owner, Page, PostgresStore, Store, StoreError,
+        custom::{Change, Commit, StateChange, StoredState, TurnRecord, Turns, Write, conformance},
     },
     tree::Node,
 };
@@ -367,7 +366,11 @@ async fn queries_among_many_conversations_use_indexes() {
     store.summary(&id("n7")).await.unwrap();
     plans.push(("summary", plan(&observer, "'n7'").await));
     let _ = store
-        .write(&id("n7"), &Write::on(omni_agent::store::Version::new(3)), &Change::Commit(says(1, "Hi")))
+        .write(
+            &id("n7"),
+            &Write::on(omni_agent::store::custom::Version::new(3)),
+            &Change::Commit(says(1, "Hi")),
+        )
         .await;
     plans.push(("examine", plan(&observer, "'n7', 1, 1").await));
     let lease = store.acquire(&id("n7"), &Owner::new("ann")).await.unwrap();

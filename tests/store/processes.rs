@@ -2,7 +2,10 @@
 
 use std::io::{BufRead, BufReader, Read, Write as _};
 
-use omni_agent::store::{Change, FileSystemStore, Store, StoreError, Write};
+use omni_agent::store::{
+    FileSystemStore, Store, StoreError,
+    custom::{Change, Write},
+};
 
 use crate::support::{Folder, child, child_folder, commit, create, id, says};
 

@@ -4,10 +4,10 @@ use std::fs;
 
 use omni_agent::{
     message::{Message, RequestEnd, Timestamp, Usage, UsageRow},
-    run::{RunEnd, RunOutcome, TurnRecord},
+    run::{RunEnd, RunOutcome},
     store::{
-        Change, Commit, FileSystemStore, Listing, Page, StateChange, Store, StoreError, Stored, StoredState,
-        Version, Write, WriteId,
+        FileSystemStore, Listing, Page, Store, StoreError,
+        custom::{Change, Commit, StateChange, Stored, StoredState, TurnRecord, Version, Write, WriteId},
     },
     subscription::EventId,
 };

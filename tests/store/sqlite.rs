@@ -23,7 +23,8 @@ use std::{
 
 use async_trait::async_trait;
 use omni_agent::store::{
-    Change, ConversationId, Listing, Owner, SqliteStore, StateChange, Store, StoreError, Write, conformance,
+    ConversationId, Listing, Owner, SqliteStore, Store, StoreError,
+    custom::{Change, StateChange, Write, conformance},
     file_system::Durability,
 };
 use rusqlite::{Connection, TransactionBehavior};
@@ -245,7 +246,7 @@ async fn commit_size_is_constant_as_the_conversation_grows() {
     let folder = Folder::new();
     let store = quick(&folder).await;
     let mut version = create(&store, &id("a")).await;
-    let state = omni_agent::store::StoredState::default().with_system("Be brief. ".repeat(10_000));
+    let state = omni_agent::store::custom::StoredState::default().with_system("Be brief. ".repeat(10_000));
     version =
         store.write(&id("a"), &Write::on(version), &Change::State(StateChange::whole(state))).await.unwrap();
     // The log is emptied before each commit, so that it contains only that commit.

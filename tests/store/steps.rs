@@ -12,7 +12,10 @@ use std::{
 };
 
 use omni_agent::{
-    store::{Change, FileSystemStore, Lease, Store, Stored, Version, Write, WriteId},
+    store::{
+        FileSystemStore, Store,
+        custom::{Change, Lease, Stored, Version, Write, WriteId},
+    },
     subscription::EventId,
 };
 

@@ -9,7 +9,8 @@ use std::{
 use omni_agent::{
     message::Message,
     store::{
-        Change, Commit, ConversationId, FileSystemStore, Store, StoredState, Version, Write,
+        ConversationId, FileSystemStore, Store,
+        custom::{Change, Commit, StoredState, Version, Write},
         file_system::Durability,
     },
     tree::{Node, NodeId},

@@ -3,9 +3,9 @@
 use std::fs;
 
 use omni_agent::{
-    run::TurnRecord,
     store::{
-        Change, Commit, Lease, Listing, StateChange, Store, StoreError, Stored, StoredState, TitleBy, Write,
+        Listing, Store, StoreError,
+        custom::{Change, Commit, Lease, StateChange, Stored, StoredState, TitleBy, TurnRecord, Write},
     },
     subscription::EventId,
     tree::Erased,

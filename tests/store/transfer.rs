@@ -7,9 +7,10 @@ use omni_agent::{
     message::{Message, ToolResult, ToolUse},
     provider::Options,
     store::{
-        Change, Commit, ConversationId, FileSystemStore, Listing, MemoryStore, Page, StateChange, Store,
-        StoreError, Stored, StoredState, Summary, Version, Write, copy, copy_one, export_json, import_json,
-        import_json_with_settings,
+        ConversationId, FileSystemStore, Listing, MemoryStore, Page, Store, StoreError, Summary, copy,
+        copy_one,
+        custom::{Change, Commit, StateChange, Stored, StoredState, Version, Write},
+        export_json, import_json, import_json_with_settings,
     },
     tree::{Node, NodeId},
 };

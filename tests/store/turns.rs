@@ -4,9 +4,10 @@ use std::{fs, time::Duration};
 
 use omni_agent::{
     message::{ToolUse, TurnId},
-    run::{PendingUse, TurnRecord},
+    run::PendingUse,
     store::{
-        Change, Commit, FileSystemStore, Listing, StateChange, Store, StoreError, Turns, Version, Write,
+        FileSystemStore, Listing, Store, StoreError,
+        custom::{Change, Commit, StateChange, TurnRecord, Turns, Version, Write},
     },
 };
 use serde_json::json;

@@ -10,16 +10,16 @@ macro_rules! forward {
     };
     (@each $this:ident $store:tt $($method:ident)+) => { $(forward!(@$method $this $store);)+ };
     (@traits $this:ident $store:tt) => {
-        fn traits(&$this) -> omni_agent::store::StoreTraits { $store.traits() }
+        fn traits(&$this) -> omni_agent::store::custom::StoreTraits { $store.traits() }
     };
     (@write $($to:tt)+) => { forward!(
-        @ $($to)+ write['c 'd](, write: &'c omni_agent::store::Write, change: &'d omni_agent::store::Change)
-        -> omni_agent::store::Version
+        @ $($to)+ write['c 'd](, write: &'c omni_agent::store::custom::Write, change: &'d omni_agent::store::custom::Change)
+        -> omni_agent::store::custom::Version
     ); };
-    (@load $($to:tt)+) => { forward!(@ $($to)+ load[]() -> omni_agent::store::Stored); };
+    (@load $($to:tt)+) => { forward!(@ $($to)+ load[]() -> omni_agent::store::custom::Stored); };
     (@summary $($to:tt)+) => { forward!(@ $($to)+ summary[]() -> omni_agent::store::Summary); };
     (@delete $($to:tt)+) => {
-        forward!(@ $($to)+ delete['c](, lease: Option<&'c omni_agent::store::Lease>) -> ());
+        forward!(@ $($to)+ delete['c](, lease: Option<&'c omni_agent::store::custom::Lease>) -> ());
     };
     (@list $this:ident $store:tt) => {
         fn list<'a, 'b, 'f>(

@@ -10,8 +10,8 @@ use std::{
 use async_trait::async_trait;
 use omni_agent::{
     store::{
-        Change, ConversationId, Epoch, Lease, Listing, MemoryStore, Owner, Store, StoreError, StoreTraits,
-        Summary, Version, Write,
+        ConversationId, Listing, MemoryStore, Owner, Store, StoreError, Summary,
+        custom::{Change, Epoch, Lease, StoreTraits, Version, Write},
     },
     subscription::EventId,
 };

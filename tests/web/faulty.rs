@@ -13,8 +13,9 @@ use omni_agent::{
     async_trait,
     message::{Timestamp, UsageRow, UsageSum},
     store::{
-        Change, ConversationId, Filter, Found, Lease, Listing, MemoryStore, Page, Query, Store, StoreError,
-        StoreTraits, Stored, Summary, TurnSummary, Turns, Version, Write,
+        ConversationId, Filter, Found, Listing, MemoryStore, Page, Query, Store, StoreError, Summary,
+        TurnSummary,
+        custom::{Change, Lease, StoreTraits, Stored, Turns, Version, Write},
     },
     testing::Gate,
 };

@@ -10,8 +10,9 @@ use omni_agent::{
     async_trait,
     session::Session,
     store::{
-        Change, ConversationId, Filter, Found, Lease, Listing, MemoryStore, Page, Query, Store, StoreError,
-        StoreTraits, Stored, StoredTurn, Summary, TurnSummary, Turns, Version, Write,
+        ConversationId, Filter, Found, Listing, MemoryStore, Page, Query, Store, StoreError, Summary,
+        TurnSummary,
+        custom::{Change, Lease, StoreTraits, Stored, StoredTurn, Turns, Version, Write},
     },
     testing::{Gate, Step},
 };

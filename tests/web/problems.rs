@@ -6,7 +6,7 @@ use axum::http::{Method, StatusCode};
 use omni_agent::{
     Error, ErrorKind,
     manager::{Manager, Titles},
-    store::{ConversationId, MemoryStore, Owner, StoreError, Version},
+    store::{ConversationId, MemoryStore, Owner, StoreError, custom::Version},
     testing::{Gate, Step},
     web::{Problem, WebBuilder, WebLimits},
 };

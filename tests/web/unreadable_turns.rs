@@ -4,8 +4,11 @@ use axum::http::StatusCode;
 use omni_agent::{
     manager::{Manager, Titles},
     message::{ToolUse, TurnId},
-    run::{PendingUse, TurnRecord},
-    store::{Change, Commit, ConversationId, MemoryStore, Store, Write},
+    run::PendingUse,
+    store::{
+        ConversationId, MemoryStore, Store,
+        custom::{Change, Commit, TurnRecord, Write},
+    },
 };
 use serde_json::{Value, json};
 

@@ -10,7 +10,7 @@ use std::{
 
 use omni_agent::{
     message::Content,
-    store::{Listing, Stored},
+    store::{Listing, custom::Stored},
 };
 use tokio::sync::OnceCell;
 

@@ -12,7 +12,7 @@ use omni_agent::{
     message::ToolResult,
     run::RunOutcome,
     session::Session,
-    store::{ConversationId, Store, Stored},
+    store::{ConversationId, Store, custom::Stored},
     testing::ScriptedProvider,
     tree::{Node, Tree},
 };

@@ -4,8 +4,11 @@ use std::{fs, path::Path};
 
 use omni_agent::{
     message::{Message, ToolUse, TurnId},
-    run::{PendingUse, RunEnd, RunOutcome, TurnRecord},
-    store::{Change, Commit, Listing, Query, Store, Write},
+    run::{PendingUse, RunEnd, RunOutcome},
+    store::{
+        Listing, Query, Store,
+        custom::{Change, Commit, TurnRecord, Write},
+    },
     tree::Erased,
 };
 use serde_json::json;

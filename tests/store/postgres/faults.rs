@@ -12,7 +12,10 @@ use std::{
     time::Duration,
 };
 
-use omni_agent::store::{Change, Owner, PostgresStore, Store, StoreError, Version, Write};
+use omni_agent::store::{
+    Owner, PostgresStore, Store, StoreError,
+    custom::{Change, Version, Write},
+};
 use tokio::{
     io::copy_bidirectional,
     net::{TcpListener, UnixStream},
@@ -177,7 +180,7 @@ pub(crate) fn free() -> SocketAddr {
 
     let ports = (20_000..30_000)
         .step_by(7)
-        .skip(usize::from(*omni_agent::store::WriteId::generate().as_bytes().first().unwrap()));
+        .skip(usize::from(*omni_agent::store::custom::WriteId::generate().as_bytes().first().unwrap()));
     let mut addresses = ports.map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
     let mut given = GIVEN.lock().unwrap();
     addresses.find(|address| std::net::TcpListener::bind(address).is_ok() && given.insert(*address)).unwrap()

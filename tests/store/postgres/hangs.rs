@@ -3,7 +3,10 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use omni_agent::store::{Change, Owner, PostgresStore, Store, StoreError, Write};
+use omni_agent::store::{
+    Owner, PostgresStore, Store, StoreError,
+    custom::{Change, Write},
+};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},

@@ -1,6 +1,9 @@
 //! Leases after a change of the clock, the schema or the server.
 
-use omni_agent::store::{Change, Owner, Store, StoreError, Write};
+use omni_agent::store::{
+    Owner, Store, StoreError,
+    custom::{Change, Write},
+};
 
 use super::{
     schema,

@@ -5,8 +5,11 @@ use std::{collections::BTreeMap, fs};
 use omni_agent::{
     manager::Manager,
     message::{ToolUse, TurnId},
-    run::{PendingUse, TurnRecord},
-    store::{Change, Commit, Filter, Listing, Page, SqliteStore, Store, StoreError, Write},
+    run::PendingUse,
+    store::{
+        Filter, Listing, Page, SqliteStore, Store, StoreError,
+        custom::{Change, Commit, TurnRecord, Write},
+    },
 };
 use serde_json::json;
 

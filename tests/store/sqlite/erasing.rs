@@ -2,7 +2,10 @@
 
 use std::fs;
 
-use omni_agent::store::{Change, Listing, SqliteStore, StateChange, Store, StoredState, Write};
+use omni_agent::store::{
+    Listing, SqliteStore, Store,
+    custom::{Change, StateChange, StoredState, Write},
+};
 
 use super::{file, quick, raw};
 use crate::support::{Folder, child, child_folder, commit, create, id};

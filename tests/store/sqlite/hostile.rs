@@ -3,7 +3,10 @@
 
 use std::fs;
 
-use omni_agent::store::{Change, Listing, SqliteStore, Store, StoreError, Write};
+use omni_agent::store::{
+    Listing, SqliteStore, Store, StoreError,
+    custom::{Change, Write},
+};
 use rusqlite::Connection;
 
 use super::{file, quick};

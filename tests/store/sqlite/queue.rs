@@ -8,7 +8,10 @@ use futures_util::{
 };
 use omni_agent::{
     message::Message,
-    store::{Change, Commit, Owner, Store, Write},
+    store::{
+        Owner, Store,
+        custom::{Change, Commit, Write},
+    },
     tree::Node,
 };
 use rusqlite::{Connection, TransactionBehavior};

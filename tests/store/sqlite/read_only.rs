@@ -11,8 +11,9 @@ use std::{
 };
 
 use omni_agent::store::{
-    Change, Listing, MemoryStore, Owner, SqliteStore, StateChange, Store, StoreError, StoredState, TitleBy,
-    Version, Write, copy, export_json,
+    Listing, MemoryStore, Owner, SqliteStore, Store, StoreError, copy,
+    custom::{Change, StateChange, StoredState, TitleBy, Version, Write},
+    export_json,
 };
 
 use super::{file, quick, raw};

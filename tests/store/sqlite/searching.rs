@@ -3,7 +3,8 @@
 use std::{fs, sync::Arc};
 
 use omni_agent::store::{
-    Change, Listing, Page, Query, SqliteStore, StateChange, Store, StoreError, Write, conformance,
+    Listing, Page, Query, SqliteStore, Store, StoreError,
+    custom::{Change, StateChange, Write, conformance},
     file_system::Durability,
 };
 

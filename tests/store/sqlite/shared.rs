@@ -3,7 +3,10 @@
 use std::fs;
 
 use futures_util::{FutureExt, future::join_all};
-use omni_agent::store::{Change, Commit, ConversationId, SqliteStore, Store, StoreError, Version, Write};
+use omni_agent::store::{
+    ConversationId, SqliteStore, Store, StoreError,
+    custom::{Change, Commit, Version, Write},
+};
 use rusqlite::TransactionBehavior;
 
 use super::{file, quick, raw};

@@ -6,7 +6,10 @@ use std::{
     time::Duration,
 };
 
-use omni_agent::store::{Change, Listing, Owner, SqliteStore, Store, StoreError, Write};
+use omni_agent::store::{
+    Listing, Owner, SqliteStore, Store, StoreError,
+    custom::{Change, Write},
+};
 use rusqlite::{Connection, TransactionBehavior};
 
 use super::file;

@@ -9,7 +9,7 @@
 //! ```
 //! use std::sync::Arc;
 //!
-//! use omni_agent::store::{MemoryStore, conformance};
+//! use omni_agent::store::{MemoryStore, custom::conformance};
 //!
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
 //! let report = conformance::check(async || Arc::new(MemoryStore::new())).await;
@@ -36,14 +36,15 @@ mod writes;
 use std::sync::Arc;
 
 #[cfg(test)]
-pub(super) use searches::cases;
+pub(in crate::store) use searches::cases;
 
 use async_trait::async_trait;
 
-use super::{Change, Commit, ConversationId, Store, StoredState, Version, Write};
+use super::{Change, Commit, StoredState, Version, Write};
 use crate::{
     conformance::{CheckOutcome, ConformanceReport, checks, run},
     message::Message,
+    store::{ConversationId, Store},
     tree::{Node, NodeId},
 };
 

@@ -2,7 +2,19 @@
 
 use std::{sync::Arc, time::Duration};
 
-use omni_agent::{agent::{Agent, AgentBuilder, Recover, RecoveryDecision}, message::Message, session::Session, store::{custom::{Change, Commit, StoredState, Turns, Write}, export_json, ConversationId, CopyOptions, Listing, MemoryStore, Store}, testing::{ScriptedProvider, Step}, tree::{Node, NodeId}, ErrorKind};
+use omni_agent::{
+    ErrorKind,
+    agent::{Agent, AgentBuilder, Recover, RecoveryDecision},
+    message::Message,
+    session::Session,
+    store::{
+        ConversationId, CopyOptions, Listing, MemoryStore, Store,
+        custom::{Change, Commit, StoredState, Turns, Write},
+        export_json,
+    },
+    testing::{ScriptedProvider, Step},
+    tree::{Node, NodeId},
+};
 use serde_json::{Value, json};
 
 const SOON: Duration = Duration::from_secs(10);

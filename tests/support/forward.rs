@@ -13,8 +13,9 @@ macro_rules! forward {
         fn traits(&$this) -> omni_agent::store::custom::StoreTraits { $store.traits() }
     };
     (@write $($to:tt)+) => { forward!(
-        @ $($to)+ write['c 'd](, write: &'c omni_agent::store::custom::Write, change: &'d omni_agent::store::custom::Change)
-        -> omni_agent::store::custom::Version
+        @ $($to)+ write['c 'd](
+            , write: &'c omni_agent::store::custom::Write, change: &'d omni_agent::store::custom::Change
+        ) -> omni_agent::store::custom::Version
     ); };
     (@load $($to:tt)+) => { forward!(@ $($to)+ load[]() -> omni_agent::store::custom::Stored); };
     (@summary $($to:tt)+) => { forward!(@ $($to)+ summary[]() -> omni_agent::store::Summary); };

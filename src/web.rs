@@ -57,7 +57,7 @@
 //! | `GET /usage?from=&to=` | the usage of all conversations of the principal, by model |
 //! | `GET C` | the [snapshot](crate::session::SessionSnapshot) |
 //! | `DELETE C` | deletes the conversation |
-//! | `POST C/commands` | runs a [`SessionCommand`](crate::session::SessionCommand); decisions, a title and labels do not open the conversation |
+//! | `POST C/commands` | runs a [`SessionCommand`](crate::session::SessionCommand); decisions, a title and labels do not open the conversation, all others do |
 //! | `GET C/messages?before=&limit=` | the messages before a node, on its branch, oldest first: at most 4 MiB, but at least one |
 //! | `GET C/usage?limit=&after=` | the usage ledger, newest first |
 //! | `GET C/files/{message}/{block}` | the bytes of an attachment |

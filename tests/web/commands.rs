@@ -1,15 +1,20 @@
 //! Commands over HTTP, their effects, and the numbers of the usage ledger.
 
+use std::time::Duration;
+
 use axum::http::StatusCode;
 use omni_agent::{
     message::Usage,
     schema,
-    store::ConversationId,
+    store::{ConversationId, Store as _},
     testing::{Gate, Step},
 };
 use serde_json::{Value, json};
 
-use crate::support::{App, prompt};
+use crate::{
+    moved_labels::SlowStore,
+    support::{App, prompt},
+};
 
 /// Sends a command that succeeds, and returns its answer.
 async fn command(app: &App, id: &str, command: Value) -> Value {
@@ -23,7 +28,7 @@ async fn snapshot(app: &App, id: &str) -> Value {
 }
 
 /// Returns the texts of the path.
-fn path(snapshot: &Value) -> Vec<String> {
+fn texts_of(snapshot: &Value) -> Vec<String> {
     let tree: omni_agent::session::SessionSnapshot = serde_json::from_value(snapshot.clone()).unwrap();
     tree.tree.history().iter().map(|message| message.text()).collect()
 }
@@ -42,14 +47,14 @@ async fn edit_branch_and_navigate_change_the_path() {
             .await;
     assert_eq!(edited["accepted"], "started", "{edited}");
     app.idle(&id).await;
-    assert_eq!(path(&snapshot(&app, &id).await), ["Changed", "Two."]);
+    assert_eq!(texts_of(&snapshot(&app, &id).await), ["Changed", "Two."]);
     command(&app, &id, json!({ "type": "run", "at": { "below": 2 }, "prompt": content("Next") })).await;
     app.idle(&id).await;
-    assert_eq!(path(&snapshot(&app, &id).await), ["First", "One.", "Next", "Three."]);
+    assert_eq!(texts_of(&snapshot(&app, &id).await), ["First", "One.", "Next", "Three."]);
     assert_eq!(command(&app, &id, json!({ "type": "navigate", "node": 4 })).await, json!({ "type": "done" }));
-    assert_eq!(path(&snapshot(&app, &id).await), ["Changed", "Two."]);
+    assert_eq!(texts_of(&snapshot(&app, &id).await), ["Changed", "Two."]);
     command(&app, &id, json!({ "type": "navigate", "node": null })).await;
-    assert_eq!(path(&snapshot(&app, &id).await), Vec::<String>::new());
+    assert_eq!(texts_of(&snapshot(&app, &id).await), Vec::<String>::new());
     command(&app, &id, json!({ "type": "title", "title": "Plans" })).await;
     assert_eq!(snapshot(&app, &id).await["title"], "Plans");
 }
@@ -69,7 +74,7 @@ async fn staged_prompt_is_withdrawn_and_an_interrupt_keeps_the_text() {
     assert_eq!(snapshot(&app, &id).await["agent"].get("staged").and_then(|staged| staged.get(0)), None);
     assert_eq!(command(&app, &id, json!({ "type": "interrupt" })).await, json!({ "type": "done" }));
     app.idle(&id).await;
-    assert_eq!(path(&snapshot(&app, &id).await), ["Hi", "Half"]);
+    assert_eq!(texts_of(&snapshot(&app, &id).await), ["Hi", "Half"]);
     assert_eq!(app.provider.requests().len(), 1);
 }
 
@@ -85,6 +90,132 @@ async fn decision_on_a_conversation_that_is_not_open_is_stale() {
         assert_eq!(stale.json()["waiting"], json!([]));
     }
     assert!(app.manager.list_open().is_empty(), "the conversation is not opened for it");
+}
+
+/// A conversation when a command arrives.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Place {
+    Open,
+    Closed,
+    Opening,
+}
+
+/// Stores a conversation that is not open, with the prompt `First` and the answer `One.` If it is paused, a turn with the
+/// prompt `Look` is in flight, whose tool use `t1` waits for a decision, and the prompt `Then` is staged with the id `p2`.
+async fn stored(store: &SlowStore, is_paused: bool) -> String {
+    let look = Step::tool_use("t1", "lookup", json!({ "what": "it" }));
+    let app = App::durable(store, [Step::text("One."), look]);
+    let id = app.create("ann").await;
+    app.ask("ann", &id, "First").await;
+    if is_paused {
+        command(&app, &id, prompt("Look")).await;
+        let session = app.manager.get(&ConversationId::new(&id).unwrap()).unwrap();
+        session.flush(Duration::from_secs(5)).await.unwrap();
+        let then = json!({ "id": "p2", "content": [{ "type": "text", "text": "Then" }] });
+        assert_eq!(command(&app, &id, json!({ "type": "run", "prompt": then })).await["accepted"], "staged");
+    }
+    app.manager.hand_over(Duration::from_secs(10)).await.unwrap();
+    id
+}
+
+/// Sends a command to a conversation of another server, which finds it in this place.
+async fn send(app: &App, store: &SlowStore, place: Place, path: &str, command: &Value) -> (u16, String) {
+    let commands = format!("{path}/commands");
+    let answer = app.post("boss", &commands, command.clone());
+    let answer = match place {
+        Place::Closed => answer.await,
+        Place::Open => {
+            assert_eq!(app.get("boss", path).await.status, StatusCode::OK);
+            answer.await
+        }
+        Place::Opening => {
+            let loading = Gate::new();
+            *store.loading.lock().unwrap() = Some(loading.clone());
+            let opening = app.get("boss", path);
+            tokio::pin!(opening, answer);
+            tokio::select! {
+                biased;
+                _ = &mut opening => panic!("the conversation opens slowly"),
+                () = loading.reached() => {}
+            }
+            // The time is paused, so it passes only when the command waits.
+            tokio::time::timeout(Duration::from_millis(1), &mut answer).await.expect_err("it waits");
+            *store.loading.lock().unwrap() = None;
+            loading.open();
+            tokio::join!(answer, opening).0
+        }
+    };
+    let is_done = answer.status == StatusCode::OK;
+    let name = if is_done { answer.json()["type"].as_str().unwrap().to_owned() } else { answer.code() };
+    (answer.status.as_u16(), name)
+}
+
+#[tokio::test(start_paused = true)]
+async fn command_has_the_same_effect_on_an_open_a_closed_and_an_opening_conversation() {
+    let (next, labels) = (prompt("Next"), json!({ "user": "ann", "plan": "b" }));
+    let decide = json!({ "type": "decide", "decisions": [["t1", "execute"]] });
+    let one: &[&str] = &["First", "One."];
+    let after_next: &[&str] = &["First", "One.", "Next", "Two."];
+    let after_look: &[&str] = &["First", "One.", "Look", "Two.", "Then", "Three."];
+    // For a conversation at rest, and then for one that is paused: the command and its answer, the texts of the path,
+    // and the number of staged prompts of a conversation that stays paused.
+    let cases: [(bool, Value, (u16, &str), &[&str], Option<usize>); 19] = [
+        (false, next.clone(), (200, "accepted"), after_next, None),
+        (false, json!({ "type": "unstage", "id": "p2" }), (409, "not-staged"), one, None),
+        (false, decide.clone(), (409, "stale-decision"), one, None),
+        (false, json!({ "type": "cancel" }), (409, "idle"), one, None),
+        (false, json!({ "type": "interrupt" }), (409, "idle"), one, None),
+        (false, json!({ "type": "navigate", "node": null }), (200, "done"), &[], None),
+        (false, json!({ "type": "title", "title": "Plans" }), (200, "done"), one, None),
+        (false, json!({ "type": "model", "model": "test:other" }), (200, "done"), one, None),
+        (false, json!({ "type": "labels", "labels": labels }), (200, "done"), one, None),
+        (false, json!({ "type": "erase", "node": 1 }), (200, "done"), &[], None),
+        (true, next, (200, "accepted"), one, Some(2)),
+        (true, json!({ "type": "unstage", "id": "p2" }), (200, "prompt"), one, Some(0)),
+        (true, decide, (200, "done"), after_look, None),
+        (true, json!({ "type": "cancel" }), (200, "done"), one, None),
+        (true, json!({ "type": "interrupt" }), (200, "done"), &["First", "One.", "Look"], None),
+        (true, json!({ "type": "navigate", "node": null }), (409, "busy"), one, Some(1)),
+        (true, json!({ "type": "title", "title": "Plans" }), (200, "done"), one, Some(1)),
+        (true, json!({ "type": "labels", "labels": labels }), (200, "done"), one, Some(1)),
+        (true, json!({ "type": "erase", "node": 1 }), (409, "busy"), one, Some(1)),
+    ];
+    for (is_paused, mut command, (status, name), texts, staged) in cases {
+        for place in [Place::Open, Place::Closed, Place::Opening] {
+            let store = SlowStore::default();
+            let id = stored(&store, is_paused).await;
+            let app = App::durable(&store, [Step::text("Two."), Step::text("Three.")]);
+            let (key, path) = (ConversationId::new(&*id).unwrap(), format!("/agent/conversations/{id}"));
+            let kind = command["type"].as_str().unwrap().to_owned();
+            if kind == "decide" {
+                let turn = store.turn(&key).await.unwrap();
+                command["turn"] = turn.map_or(json!("0".repeat(32)), |turn| json!(turn.record.turn));
+            }
+            let case = format!("{command} for a conversation that is {place:?}, paused: {is_paused}");
+            let answer = send(&app, &store, place, &path, &command).await;
+            assert_eq!((answer.0, answer.1.as_str()), (status, name), "{case}");
+            // Only a decision, a title and labels leave a closed conversation closed.
+            let is_open = place != Place::Closed || !["decide", "title", "labels"].contains(&kind.as_str());
+            assert_eq!(app.manager.list_open().len(), usize::from(is_open), "{case}");
+            app.get("boss", &path).await;
+            if staged.is_none() {
+                app.idle(&id).await;
+            }
+            let after = app.get("boss", &path).await.json();
+            // Messages that only have tool uses or results have no text.
+            let seen: Vec<_> = texts_of(&after).into_iter().filter(|text| !text.is_empty()).collect();
+            assert_eq!(seen, texts, "{case}");
+            let count = after["agent"]["staged"].as_array().map_or(0, Vec::len);
+            let status = if staged.is_some() { "paused" } else { "idle" };
+            assert_eq!((&after["agent"]["status"], count), (&json!(status), staged.unwrap_or(0)), "{case}");
+            let changed = |by: &str, new: Value, old: Value| if kind == by { new } else { old };
+            let model = changed("model", json!("test:other"), json!("test:scripted"));
+            assert_eq!(after["agent"]["state"]["model"], model, "{case}");
+            assert_eq!(after["title"], changed("title", json!("Plans"), Value::Null), "{case}");
+            let of = changed("labels", labels.clone(), json!({ "user": "ann" }));
+            assert_eq!(after["labels"], of, "{case}");
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -103,7 +234,7 @@ async fn usage_is_listed_by_pages_and_summed_by_model() {
         app.manager
             .get(&ConversationId::new(id).unwrap())
             .unwrap()
-            .flush(std::time::Duration::from_secs(5))
+            .flush(Duration::from_secs(5))
             .await
             .unwrap();
         assert_eq!(app.get(user, &format!("/agent/conversations/{id}")).await.status, StatusCode::OK);

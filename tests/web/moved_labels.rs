@@ -20,11 +20,12 @@ use serde_json::{Value, json};
 
 use crate::support::{App, labels, prompt, request};
 
-/// A store whose writes can be made to wait.
+/// A store whose writes and loads can be made to wait.
 #[derive(Clone, Default)]
-struct SlowStore {
+pub(crate) struct SlowStore {
     beneath: Arc<MemoryStore>,
     writing: Arc<Mutex<Option<Gate>>>,
+    pub(crate) loading: Arc<Mutex<Option<Gate>>>,
 }
 
 #[async_trait]
@@ -47,6 +48,10 @@ impl Store for SlowStore {
     }
 
     async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
+        let gate = self.loading.lock().unwrap().clone();
+        if let Some(gate) = gate {
+            gate.pass().await;
+        }
         self.beneath.load(id).await
     }
 

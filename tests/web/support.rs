@@ -128,7 +128,7 @@ impl App {
     /// Returns an application whose turns in flight another application over the same store can continue.
     pub(crate) fn durable(store: &(impl Store + Clone), script: impl IntoIterator<Item = Step>) -> Self {
         let manager = Manager::builder(store.clone()).titles(Titles::Off).build();
-        Self::of(manager, Users, script, |web| web, Durable::InFlight)
+        Self::of(manager, Users, script, |web| web.models(["test:other"]), Durable::InFlight)
     }
 
     fn of(

@@ -99,6 +99,20 @@ fn leaving(web: WebBuilder) -> WebBuilder {
     web.interrupt_when_left(GRACE)
 }
 
+/// Returns an application, Ann's conversation, and her stream of the prompt `u1`, which shows the first half of its answer.
+async fn open_run(protocol: Protocol, script: impl IntoIterator<Item = Step>) -> (App, String, Tab) {
+    let app = App::with(script, leaving);
+    let id = app.create("ann").await;
+    let tab = Tab::open(&app, protocol.ask(&id, "u1")).await.until("Half").await;
+    (app, id, tab)
+}
+
+/// Returns an application and Ann's conversation after she has left her stream at the first half of its answer.
+async fn left_run(protocol: Protocol, script: impl IntoIterator<Item = Step>) -> (App, String) {
+    let (app, id, _) = open_run(protocol, script).await;
+    (app, id)
+}
+
 fn session(app: &App, id: &str) -> Session {
     app.manager.get(&ConversationId::new(id).unwrap()).unwrap()
 }
@@ -132,9 +146,7 @@ fn assert_no_readers(app: &App) {
 #[tokio::test(start_paused = true)]
 async fn stop_without_a_reload_interrupts_the_run_after_the_grace() {
     for protocol in PROTOCOLS {
-        let app = App::with([halves(&Gate::new())], leaving);
-        let id = app.create("ann").await;
-        let tab = Tab::open(&app, protocol.ask(&id, "u1")).await.until("Half").await;
+        let (app, id, tab) = open_run(protocol, [halves(&Gate::new())]).await;
         let left = Instant::now();
         drop(tab);
         ends(&app, &id).await;
@@ -163,9 +175,7 @@ async fn reload_within_the_grace_keeps_the_run_which_can_be_left_again() {
     for protocol in PROTOCOLS {
         for leaves_again in [false, true] {
             let gate = Gate::new();
-            let app = App::with([halves(&gate)], leaving);
-            let id = app.create("ann").await;
-            drop(Tab::open(&app, protocol.ask(&id, "u1")).await.until("Half").await);
+            let (app, id) = left_run(protocol, [halves(&gate)]).await;
             assert_stays_active(&app, &id, ALMOST).await;
             let tab = Tab::open(&app, protocol.join(&id)).await.until("Half").await;
             assert_stays_active(&app, &id, 2 * GRACE).await;
@@ -188,9 +198,7 @@ async fn reload_within_the_grace_keeps_the_run_which_can_be_left_again() {
 async fn repeated_request_within_the_grace_joins_the_run() {
     for protocol in PROTOCOLS {
         let gate = Gate::new();
-        let app = App::with([halves(&gate)], leaving);
-        let id = app.create("ann").await;
-        drop(Tab::open(&app, protocol.ask(&id, "u1")).await.until("Half").await);
+        let (app, id) = left_run(protocol, [halves(&gate)]).await;
         let tab = Tab::open(&app, protocol.ask(&id, "u1")).await.until("Half").await;
         assert_stays_active(&app, &id, 2 * GRACE).await;
         gate.open();
@@ -202,9 +210,7 @@ async fn repeated_request_within_the_grace_joins_the_run() {
 #[tokio::test(start_paused = true)]
 async fn run_with_two_tabs_ends_when_both_have_left() {
     for protocol in PROTOCOLS {
-        let app = App::with([halves(&Gate::new())], leaving);
-        let id = app.create("ann").await;
-        let first = Tab::open(&app, protocol.ask(&id, "u1")).await.until("Half").await;
+        let (app, id, first) = open_run(protocol, [halves(&Gate::new())]).await;
         let second = Tab::open(&app, protocol.join(&id)).await.until("Half").await;
         drop(first);
         assert_stays_active(&app, &id, 2 * GRACE).await;
@@ -243,9 +249,7 @@ async fn run_that_is_paused_after_the_grace_stays() {
         let gate = Gate::new();
         let step = Step::new().then_text(["Half"]).gate(&gate);
         let step = step.then_tool_use("t1", "lookup", json!({ "what": "it" })).stop();
-        let app = App::with([step], leaving);
-        let id = app.create("ann").await;
-        drop(Tab::open(&app, protocol.ask(&id, "u1")).await.until("Half").await);
+        let (app, id) = left_run(protocol, [step]).await;
         gate.open();
         assert_stays_active(&app, &id, 3 * GRACE).await;
         let agent = snapshot(&app, &id).await.agent;
@@ -329,9 +333,7 @@ async fn staged_prompt_of_others_that_follows_a_left_run_without_a_prompt_contin
 #[tokio::test(start_paused = true)]
 async fn new_message_within_the_grace_ends_the_run_at_once_and_is_answered() {
     for protocol in PROTOCOLS {
-        let app = App::with([halves(&Gate::new()), Step::text("Second.")], leaving);
-        let id = app.create("ann").await;
-        drop(Tab::open(&app, protocol.ask(&id, "u1")).await.until("Half").await);
+        let (app, id) = left_run(protocol, [halves(&Gate::new()), Step::text("Second.")]).await;
         let left = Instant::now();
         let answer = Tab::open(&app, protocol.ask(&id, "u2")).await.end().await;
         assert_eq!(left.elapsed(), Duration::ZERO, "{protocol:?}");
@@ -346,9 +348,7 @@ async fn changed_or_regenerated_message_within_the_grace_replaces_the_run() {
     for (trigger, named, text) in
         [("regenerate-message", None, "u1"), ("submit-message", Some("u1"), "Better")]
     {
-        let app = App::with([halves(&Gate::new()), Step::text("Second.")], leaving);
-        let id = app.create("ann").await;
-        drop(Tab::open(&app, Protocol::AiSdk.ask(&id, "u1")).await.until("Half").await);
+        let (app, id) = left_run(Protocol::AiSdk, [halves(&Gate::new()), Step::text("Second.")]).await;
         let mut body = submit(&id, "u1", text);
         body["trigger"] = trigger.into();
         body["messageId"] = named.map_or(Value::Null, Value::from);
@@ -389,9 +389,7 @@ async fn refused_request_within_the_grace_keeps_the_run() {
         ),
     ];
     for (protocol, refused, code) in refusals {
-        let app = App::with([halves(&Gate::new())], leaving);
-        let id = app.create("ann").await;
-        drop(Tab::open(&app, protocol.ask(&id, "u1")).await.until("Half").await);
+        let (app, id) = left_run(protocol, [halves(&Gate::new())]).await;
         let body = to_bytes(app.send(refused(&id)).await.into_body(), 1 << 20).await.unwrap();
         let body = String::from_utf8_lossy(&body);
         assert!(body.contains(code), "{protocol:?} {code}: {body}");
@@ -424,9 +422,7 @@ async fn request_that_is_lost_while_it_is_performed_joins_its_run_when_it_is_rep
 
 #[tokio::test(start_paused = true)]
 async fn another_run_for_the_message_in_flight_within_the_grace_replaces_the_run() {
-    let app = App::with([halves(&Gate::new()), Step::text("Second.")], leaving);
-    let id = app.create("ann").await;
-    drop(Tab::open(&app, Protocol::AgUi.ask(&id, "u1")).await.until("Half").await);
+    let (app, id) = left_run(Protocol::AgUi, [halves(&Gate::new()), Step::text("Second.")]).await;
     let mut body = run_input(&id, "u1", "u1");
     body["runId"] = "run-2".into();
     let again = Tab::open(&app, request(Method::POST, "ann", "/ag-ui", Some(body))).await.end().await;
@@ -437,9 +433,7 @@ async fn another_run_for_the_message_in_flight_within_the_grace_replaces_the_run
 #[tokio::test(start_paused = true)]
 async fn message_of_another_principal_within_the_grace_keeps_the_run() {
     let gate = Gate::new();
-    let app = App::with([halves(&gate), Step::text("Second.")], leaving);
-    let id = app.create("ann").await;
-    drop(Tab::open(&app, Protocol::AiSdk.ask(&id, "u1")).await.until("Half").await);
+    let (app, id) = left_run(Protocol::AiSdk, [halves(&gate), Step::text("Second.")]).await;
     let tab = Tab::open(&app, Protocol::AiSdk.ask_as("boss", &id, "u2")).await;
     assert_stays_active(&app, &id, 2 * GRACE).await;
     gate.open();
@@ -451,9 +445,7 @@ async fn message_of_another_principal_within_the_grace_keeps_the_run() {
 async fn run_that_others_start_within_the_grace_continues() {
     for protocol in PROTOCOLS {
         let (first, second) = (Gate::new(), Gate::new());
-        let app = App::with([halves(&first), halves(&second)], leaving);
-        let id = app.create("ann").await;
-        drop(Tab::open(&app, protocol.ask(&id, "u1")).await.until("Half").await);
+        let (app, id) = left_run(protocol, [halves(&first), halves(&second)]).await;
         first.open();
         ends(&app, &id).await;
         app.post("ann", &format!("/agent/conversations/{id}/commands"), prompt("other")).await;
@@ -468,9 +460,7 @@ async fn run_that_others_start_within_the_grace_continues() {
 async fn run_that_is_left_while_the_server_drains_continues() {
     for protocol in PROTOCOLS {
         let gate = Gate::new();
-        let app = App::with([halves(&gate)], leaving);
-        let id = app.create("ann").await;
-        drop(Tab::open(&app, protocol.ask(&id, "u1")).await.until("Half").await);
+        let (app, id) = left_run(protocol, [halves(&gate)]).await;
         app.web.drain();
         assert_stays_active(&app, &id, 2 * GRACE).await;
         gate.open();
@@ -566,9 +556,7 @@ async fn stream_that_ends_at_its_lifetime_leaves_the_run_running() {
 
 #[tokio::test(start_paused = true)]
 async fn conversation_that_is_closed_within_the_grace_and_opened_again_has_no_wait() {
-    let app = App::with([halves(&Gate::new()), halves(&Gate::new())], leaving);
-    let id = app.create("ann").await;
-    drop(Tab::open(&app, Protocol::AiSdk.ask(&id, "u1")).await.until("Half").await);
+    let (app, id) = left_run(Protocol::AiSdk, [halves(&Gate::new()), halves(&Gate::new())]).await;
     app.manager.close(&ConversationId::new(&*id).unwrap()).await.unwrap();
     tokio::task::yield_now().await;
     assert_no_readers(&app);

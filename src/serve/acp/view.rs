@@ -65,6 +65,11 @@ impl EditorView {
         for message in snapshot.tree.history().iter() {
             self.shown.message(message);
         }
+        if let Some((node, failure)) = snapshot.unanswered() {
+            let from = self.shown.updates.len();
+            self.shown.message(node.message());
+            self.shown.note(from, "omni.error", failure.map(ToString::to_string));
+        }
         let mut updates = std::mem::take(&mut self.shown.updates);
         updates.extend(self.catch_up(snapshot));
         self.shown.own = own;
@@ -139,7 +144,12 @@ impl Shown {
 
     /// States in the last update of a message why the message ended. `from` is the number of updates before it.
     fn state_end(&mut self, from: usize, message: &Message) {
-        let (Some(reason), Some(last)) = (&message.ended, self.updates[from..].last_mut()) else { return };
+        self.note(from, "omni.ended", message.ended.as_ref().map(ToString::to_string));
+    }
+
+    /// Adds a fact to the last update of a message. `from` is the number of updates before the message.
+    fn note(&mut self, from: usize, name: &str, fact: Option<String>) {
+        let (Some(fact), Some(last)) = (fact, self.updates[from..].last_mut()) else { return };
         let meta = match last {
             SessionUpdate::UserMessageChunk(chunk)
             | SessionUpdate::AgentMessageChunk(chunk)
@@ -148,7 +158,7 @@ impl Shown {
             SessionUpdate::ToolCallUpdate(update) => &mut update.meta,
             _ => return,
         };
-        meta.get_or_insert_default().insert("omni.ended".to_owned(), reason.to_string().into());
+        meta.get_or_insert_default().insert(name.to_owned(), fact.into());
     }
 
     fn begin(&mut self, answer: Option<&MessageId>) {

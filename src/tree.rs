@@ -51,12 +51,12 @@
 //! [`Tree::changes_since`] returns the changes since a clone, in time proportional to the number of changes.
 
 mod changes;
-#[cfg(test)]
-mod grafts;
 mod hydrate;
 mod links;
 mod outline;
 mod tail;
+#[cfg(test)]
+mod tests;
 
 use std::{fmt, sync::Arc};
 
@@ -256,11 +256,9 @@ impl Tree {
     /// parent was [left open](Node::left_open).
     pub(crate) fn is_unanswered(&self, node: &Node) -> bool {
         let is_left_open = |parent| self.node(parent).is_some_and(Node::left_open);
-        let is_prompt = || node.message.tool_results().next().is_none() || node.parent.is_some_and(is_left_open);
-        node.message.role == Role::User
-            && !node.is_outline
-            && self.cursor(node.id).is_none()
-            && is_prompt()
+        let is_prompt =
+            || node.message.tool_results().next().is_none() || node.parent.is_some_and(is_left_open);
+        node.message.role == Role::User && !node.is_outline && self.cursor(node.id).is_none() && is_prompt()
     }
 
     /// Returns the child of a node that was active last. [`extend`](Self::extend) follows this cursor. Returns `None`

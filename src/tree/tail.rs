@@ -16,7 +16,8 @@ impl Tree {
         let first = kept.last().and_then(|first| self.slot(*first));
         let skipped = self.history.len() - kept.len();
         let parents = kept.iter().copied().map(Some).chain((skipped == 0).then_some(None));
-        let unanswered: Vec<NodeId> = parents.flat_map(|parent| self.unanswered(parent)).map(Node::id).collect();
+        let unanswered: Vec<NodeId> =
+            parents.flat_map(|parent| self.unanswered(parent)).map(Node::id).collect();
         kept.extend(unanswered);
         kept.sort_unstable();
         let empty = [Role::User, Role::Assistant].map(|role| Arc::new(empty(role)));

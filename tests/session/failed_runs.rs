@@ -91,7 +91,10 @@ async fn failed_run_of_which_only_the_prompt_is_left_stores_it_as_a_leaf_with_it
     assert_eq!((ends.len(), ends[0].1, ends[0].0.unanswered[0].text().as_str()), (1, 1, "Q1"));
     let stored = store.load(session.session.id()).await.unwrap();
     assert_eq!((stored.head, stored.nodes[0].parent()), (None, None));
-    assert_eq!((stored.nodes[0].message(), stored.last_run.as_ref()), (&ends[0].0.unanswered[0], Some(&ends[0].0)));
+    assert_eq!(
+        (stored.nodes[0].message(), stored.last_run.as_ref()),
+        (&ends[0].0.unanswered[0], Some(&ends[0].0))
+    );
     store.assert_sound();
 }
 

@@ -73,7 +73,10 @@ async fn failed_prompts_in_a_row_survive_a_reload_and_are_each_answered_once() {
     assert!(opened.view.unanswered().unwrap().1.is_some(), "the end of the run is stored with its prompt");
     in_time(opened.session.again(node(4)).response()).await.unwrap();
     opened.check().await;
-    assert_eq!((opened.view.tree.len(), &opened.path()[2..]), (5, &["user: Q3".into(), "assistant: A3".into()][..]));
+    assert_eq!(
+        (opened.view.tree.len(), &opened.path()[2..]),
+        (5, &["user: Q3".into(), "assistant: A3".into()][..])
+    );
     assert!(opened.view.unanswered().is_none());
     in_time(opened.session.again(node(3)).response()).await.unwrap();
     opened.check().await;
@@ -160,7 +163,8 @@ async fn failed_prompt_below_open_tool_uses_leaves_them_open() {
         Step::text("Good."),
     ]);
     let ask_user = declared_tool::<serde_json::Value>("ask_user", "The application answers.");
-    let mut session = Watched::start(on(AgentBuilder::default().model(provider.model()).tool(ask_user))).await;
+    let mut session =
+        Watched::start(on(AgentBuilder::default().model(provider.model()).tool(ask_user))).await;
     session.ask("Go").await;
     let result = |text: &str| {
         Prompt::new(Blocks(vec![ToolResult::ok(&ToolUse::new("a", "ask_user", json!({})), text).into()]))
@@ -173,7 +177,9 @@ async fn failed_prompt_below_open_tool_uses_leaves_them_open() {
     in_time(session.session.again(node(4)).response()).await.unwrap();
     session.check().await;
     assert_eq!(session.path()[2..], ["user: result a", "assistant: Fine."]);
-    let results = |index: usize| provider.requests()[index].history.last().unwrap().tool_results().next().unwrap().text();
+    let results = |index: usize| {
+        provider.requests()[index].history.last().unwrap().tool_results().next().unwrap().text()
+    };
     assert_eq!(results(3), "yes");
     in_time(session.session.run(result("maybe")).below(Some(node(2))).response()).await.unwrap();
     session.check().await;

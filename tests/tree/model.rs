@@ -276,7 +276,8 @@ impl World {
                 assert_eq!(ids, pushed.map(id).collect::<Vec<_>>());
             }
             Step::Graft(index) => {
-                let parent = index.filter(|_| !model.nodes.is_empty()).map(|index| index.get(&model.nodes).id);
+                let parent =
+                    index.filter(|_| !model.nodes.is_empty()).map(|index| index.get(&model.nodes).id);
                 let prompt = user(&format!("failed {}", model.nodes.len()));
                 let mut changes = Changes::default();
                 changes.nodes = vec![Node::new(tree.next_id(), parent.map(id), Arc::clone(&prompt))];

@@ -293,9 +293,15 @@ mod tests {
 
     use super::*;
     use crate::{
+        agent::Agent,
         message::StopReason,
-        session::tests::decided::{decided, left_open},
+        provider::{ProviderError, ProviderErrorKind},
+        session::{
+            Session,
+            tests::decided::{decided, left_open},
+        },
         store::MemoryStore,
+        testing::{ScriptedProvider, Step},
     };
 
     #[tokio::test]
@@ -315,6 +321,31 @@ mod tests {
             assert_eq!(decision(2), &Value::Null);
             assert_eq!(updates.last().unwrap()["_meta"]["omni.ended"], ended);
         }
+    }
+
+    #[tokio::test]
+    async fn replay_ends_with_the_newest_failed_prompt_and_its_error() {
+        let down = || Step::error(ProviderError::new(ProviderErrorKind::Auth, "no key"));
+        let provider = ScriptedProvider::new([Step::text("One."), down(), down(), Step::text("Two.")]);
+        let agent = Agent::builder().model(provider.model());
+        let session = Session::builder(MemoryStore::new()).agent(agent).create().await.unwrap();
+        let replay = async || {
+            let snapshot = session.snapshot().await.unwrap();
+            let updates = EditorView::new(String::new()).join(&snapshot, Joining::Loaded);
+            updates.iter().map(|update| serde_json::to_value(update).unwrap()).collect::<Vec<_>>()
+        };
+        session.ask("Hi").await.unwrap();
+        session.ask("Second").await.unwrap_err();
+        session.ask("Third").await.unwrap_err();
+        let updates = replay().await;
+        let texts: Vec<_> =
+            updates.iter().map(|update| update["content"]["text"].as_str().unwrap()).collect();
+        assert_eq!(texts, ["Hi", "One.", "Third"]);
+        assert!(updates[2]["_meta"]["omni.error"].as_str().unwrap().contains("no key"), "{updates:?}");
+        let node = session.snapshot().await.unwrap().unanswered().unwrap().0.id();
+        session.again(node).response().await.unwrap();
+        let updates = replay().await;
+        assert_eq!((updates.len(), &updates[2]["_meta"]), (4, &Value::Null));
     }
 
     #[tokio::test]

@@ -205,7 +205,10 @@ impl World {
         let Move::Branch { base: Some(base), answers: None } = begun.0.then else { return Ok(begun) };
         let tree = self.core.tree();
         let is_left_open = tree.node(base).is_some_and(Node::left_open);
-        if self.fault == Some(LeafFault::ClosesUses) && is_left_open && tree.unanswered(Some(base)).next().is_some() {
+        if self.fault == Some(LeafFault::ClosesUses)
+            && is_left_open
+            && tree.unanswered(Some(base)).next().is_some()
+        {
             return Err(unfit(ErrorKind::OpenToolUses, base, "has open tool uses"));
         }
         Ok(begun)

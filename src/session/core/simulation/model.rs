@@ -305,7 +305,8 @@ impl Model {
             (self.shown, changes, is_known) = (before, true, answers.is_some());
         }
         for (place, message) in pending.into_iter().enumerate().filter(|_| has_failed) {
-            let is_prompt = message.role == Role::User && (place == 0 || message.tool_results().next().is_none());
+            let is_prompt =
+                message.role == Role::User && (place == 0 || message.tool_results().next().is_none());
             let siblings = self.shown.nodes().filter(|node| node.parent() == base);
             let is_full = siblings.filter(|node| self.is_unanswered(node.id())).count() >= 16;
             if !is_prompt || is_full || place == 0 && is_known {
@@ -439,8 +440,12 @@ impl Model {
         let head = core.tree().head().filter(|head| self.is_unanswered(*head));
         ensure!(head.is_none(), "the path ends at an unanswered prompt:\n{}", core.tree());
         for (node, parent, message) in &self.failed {
-            let found = core.tree().node(*node).map(|node| (node.parent(), Arc::ptr_eq(node.message(), message)));
-            ensure!(found == Some((*parent, true)), "the failed prompt {node} is not below {parent:?}: {found:?}");
+            let found =
+                core.tree().node(*node).map(|node| (node.parent(), Arc::ptr_eq(node.message(), message)));
+            ensure!(
+                found == Some((*parent, true)),
+                "the failed prompt {node} is not below {parent:?}: {found:?}"
+            );
         }
         ensure!(*core.tree() == self.shown, "the tree is\n{}\nnot\n{}", core.tree(), self.shown);
         let marked: HashSet<_> = core.tree().nodes().filter(|node| node.left_open()).map(Node::id).collect();

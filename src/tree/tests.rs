@@ -68,7 +68,8 @@ fn extend_ends_at_open_tool_uses_above_a_failed_prompt_with_their_results() {
     assert!(tree.is_unanswered(tree.node(leaf).unwrap()) && tree.node(end).unwrap().left_open());
     // Without the mark, the results are those of the turn's own tools.
     let node = |id| tree.node(id).unwrap().clone();
-    let mut ended = Tree::hydrate([node(NodeId::new(1).unwrap()), node(end).with_left_open(false), node(leaf)], None, []);
+    let mut ended =
+        Tree::hydrate([node(NodeId::new(1).unwrap()), node(end).with_left_open(false), node(leaf)], None, []);
     ended.as_mut().unwrap().navigate(end).unwrap();
     assert_eq!(ended.unwrap().extend(), Some(leaf));
 }
@@ -78,12 +79,20 @@ fn tail_has_the_unanswered_prompts_below_its_messages() {
     let mut tree = Tree::new();
     let first = turn(&mut tree, "a");
     let second = turn(&mut tree, "b");
-    let (old, new) = (tree.graft(Some(first), user("old")).unwrap(), tree.graft(Some(second), user("new")).unwrap());
+    let (old, new) =
+        (tree.graft(Some(first), user("old")).unwrap(), tree.graft(Some(second), user("new")).unwrap());
     let root = tree.graft(None, user("root")).unwrap();
     let whole = |tree: &Tree| ids(tree.nodes().filter(|node| !node.is_outline()));
     let short = tree.tail(2);
-    assert_eq!((whole(&short), ids(short.unanswered(Some(second)))), (vec![3, 4, new.get()], vec![new.get()]));
-    assert_eq!((short.unanswered(Some(first)).count(), short.unanswered(None).count()), (0, 0), "only outlines");
+    assert_eq!(
+        (whole(&short), ids(short.unanswered(Some(second)))),
+        (vec![3, 4, new.get()], vec![new.get()])
+    );
+    assert_eq!(
+        (short.unanswered(Some(first)).count(), short.unanswered(None).count()),
+        (0, 0),
+        "only outlines"
+    );
     let copy: Tree = serde_json::from_value(serde_json::to_value(&short).unwrap()).unwrap();
     assert_eq!((copy.history(), copy == short), (short.history(), true));
     assert_eq!(whole(&tree.tail(4)), [1, 2, 3, 4, old.get(), new.get(), root.get()]);
@@ -127,7 +136,8 @@ impl Stored {
         copy.apply(&changes).unwrap();
         self.nodes.extend(changes.nodes);
         self.cursors.extend(changes.cursors);
-        let stored = Tree::restored(self.nodes.clone(), changes.head, self.cursors.clone(), self.next).unwrap();
+        let stored =
+            Tree::restored(self.nodes.clone(), changes.head, self.cursors.clone(), self.next).unwrap();
         let read: Tree = serde_json::from_value(serde_json::to_value(tree).unwrap()).unwrap();
         for other in [&*copy, &stored, &read] {
             prop_assert_eq!((other, other.history()), (tree, tree.history()));

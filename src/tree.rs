@@ -65,7 +65,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     chunks::Chunks,
-    message::{History, Message, MessageId, Role, Usage},
+    message::{History, Message, MessageId, Role, Usage, check_step},
     run::{Error, ErrorKind},
 };
 
@@ -249,7 +249,7 @@ impl Tree {
             Some(parent) => self.slot(parent).and_then(|slot| self.links(slot).newest),
             None => self.newest_root,
         };
-        Children::new(self, newest).filter(|node| self.is_unanswered(node))
+        Children::new(self, newest).filter(move |node| self.is_unanswered(node))
     }
 
     /// Returns whether a node of this tree is a prompt without children. A message with tool results is a prompt if its
@@ -326,10 +326,12 @@ impl Tree {
     }
 
     /// Adds an unanswered prompt below a node, or as a root. The path stays, and so does the cursor of the node if it has
-    /// children. Returns `None` if the node does not exist, or if it has [`MAX_UNANSWERED`] unanswered prompts already.
+    /// children. Returns `None` if the node does not exist or has [`MAX_UNANSWERED`] unanswered prompts already, or if the
+    /// prompt can't follow the node, as one that has joined a turn and answers no open tool uses.
     pub(crate) fn graft(&mut self, parent: Option<NodeId>, prompt: Arc<Message>) -> Option<NodeId> {
         let slot = parent.map(|parent| self.slot(parent).ok_or(())).transpose().ok()?;
-        if self.unanswered(parent).count() >= MAX_UNANSWERED {
+        let before = slot.map(|slot| &**self.at(slot).message());
+        if self.unanswered(parent).count() >= MAX_UNANSWERED || check_step(before, &prompt, 0).is_err() {
             return None;
         }
         let cursor = slot.and_then(|slot| self.links(slot).cursor);

@@ -269,7 +269,7 @@ impl Core {
             }
             Event::Cancelled { .. } | Event::Error { .. } => {
                 let failed = RunEnd::of(event).filter(|end| matches!(end.outcome, RunOutcome::Failed { .. }));
-                self.roll_back(failed.as_ref().map_or(&[], |end| &end.unanswered), effects);
+                self.roll_back(&failed.map_or_else(Vec::new, |end| end.unanswered), effects);
                 self.turn_ended(event, None, continues, effects);
                 self.state_changed();
                 return true;

@@ -158,7 +158,9 @@ proptest! {
             let leaves: Vec<NodeId> = tree.nodes().filter(|node| tree.is_unanswered(node)).map(Node::id).collect();
             let path: Vec<NodeId> = tree.iter().map(Node::id).collect();
             match step {
-                Step::Turn => drop(turn(&mut tree, "Well?")),
+                Step::Turn => {
+                    turn(&mut tree, "Well?");
+                }
                 Step::Graft(index) => {
                     // Prompts are sent below answers.
                     let parent = index.filter(|_| !ends.is_empty()).map(|index| *index.get(&ends));

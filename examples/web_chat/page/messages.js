@@ -91,7 +91,7 @@ function entriesOf(snapshot, settling) {
     for (const id of childrenOf(tree, parent)) {
       const node = /** @type {import("./client.js").TreeNode} */ (nodeOf(tree, id));
       const key = node.message?.id ?? `node-${id}`;
-      if (!node.message || inFlight.has(key) || !isUnanswered(tree, node)) continue;
+      if (!node.message || inFlight.has(key) || !isUnanswered(tree, node) || !isShownUser(node.message)) continue;
       entries.set(key, { key, message: node.message, node: /** @type {any} */ (node), isUnanswered: true });
     }
   };
@@ -142,10 +142,10 @@ export class Messages {
     /** @type {Map<string, import("./client.js").StopReason>} */
     const ends = new Map();
     let answer = "";
-    for (const { key, message } of entries) {
+    for (const { key, message, isUnanswered } of entries) {
       if (message?.role === "assistant") answer = key;
       if (message?.ended) ends.set(answer, message.ended);
-      if (message?.role !== "user") continue;
+      if (message?.role !== "user" || isUnanswered) continue;
       for (const block of message.content) {
         if (block.type === "tool_result") results.set(block.tool_use_id, { result: block, message });
       }

@@ -224,8 +224,9 @@ fn shown(snapshot: &SessionSnapshot, last: usize) -> ReadOutput {
     }
     let unanswered = snapshot.unanswered();
     lines.extend(unanswered.map(|(node, _)| (node.message(), None)));
-    let failed =
-        |message| unanswered.and_then(|(node, error)| error.filter(|_| Arc::ptr_eq(node.message(), message)));
+    let failed = |message: &Arc<Message>| {
+        unanswered.and_then(|(node, error)| error.filter(|_| Arc::ptr_eq(node.message(), message)))
+    };
     let (mut messages, mut length) = (Vec::new(), 0);
     for (message, results) in lines.iter().rev().take(last) {
         let text = message.text();

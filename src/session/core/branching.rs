@@ -148,19 +148,16 @@ impl Core {
         let mut tree = self.tree.clone();
         match node {
             Some(id) => {
-                if tree.is_unanswered(self.node(id)?) {
-                    let text = "is a prompt without an answer; regenerate it, or navigate to another node";
-                    return Err(unfit(ErrorKind::Unanswered, id, text));
-                }
+                self.node(id)?;
                 tree.navigate(id).map_err(|_| unknown_node(id))?;
                 tree.extend();
             }
             None => tree.clear(),
         }
         let last = tree.head().and_then(|head| tree.node(head));
-        if let Some(node) = last.filter(|last| is_prompt(last.message())) {
-            let text = "is a prompt without an answer of its own; navigate to another node";
-            return Err(unfit(ErrorKind::NotAnAnswer, node.id(), text));
+        if let Some(node) = last.filter(|last| is_prompt(last.message()) || tree.is_unanswered(last)) {
+            let text = "is a prompt without an answer; regenerate it, or navigate to another node";
+            return Err(unfit(ErrorKind::Unanswered, node.id(), text));
         }
         if tree.head() == self.tree.head() {
             return Ok(None);

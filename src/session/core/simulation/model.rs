@@ -309,7 +309,12 @@ impl Model {
                 message.role == Role::User && (place == 0 || message.tool_results().next().is_none());
             let siblings = self.shown.nodes().filter(|node| node.parent() == base);
             let is_full = siblings.filter(|node| self.is_unanswered(node.id())).count() >= 16;
-            if !is_prompt || is_full || place == 0 && is_known {
+            // A prompt that has joined a turn answers no open tool uses.
+            let asks = base
+                .and_then(|base| self.shown.node(base))
+                .is_some_and(|base| base.message().tool_uses().next().is_some());
+            let fits = !asks || message.tool_results().next().is_some();
+            if !is_prompt || is_full || !fits || place == 0 && is_known {
                 continue;
             }
             let node = self.shown.graft(base, Arc::clone(&message)).expect("the limit is not reached");
@@ -405,9 +410,6 @@ impl Model {
         let mut leaf = node;
         if let Some(id) = node {
             self.message(id)?;
-            if self.is_unanswered(id) {
-                return Err(unfit(ErrorKind::Unanswered, id, ""));
-            }
             let below = |id| self.shown.cursor(id).filter(|below| !self.is_unanswered(*below));
             while let Some(below) = leaf.and_then(below) {
                 leaf = Some(below);
@@ -415,8 +417,9 @@ impl Model {
         }
         if let Some(leaf) = leaf {
             let message = self.message(leaf)?;
-            if message.role == Role::User && message.tool_results().next().is_none() {
-                return Err(unfit(ErrorKind::NotAnAnswer, leaf, ""));
+            let is_bare = message.role == Role::User && message.tool_results().next().is_none();
+            if is_bare || self.is_unanswered(leaf) {
+                return Err(unfit(ErrorKind::Unanswered, leaf, ""));
             }
         }
         let base = Base { history: self.messages_to(leaf), then: Move::To(leaf) };

@@ -596,6 +596,7 @@ function paintTail(snapshot, isBusy) {
     if (end.outcome === "abandoned") parts.push(h("div", { class: "outcome bad" }, h("p", {}, "The answer was given up after too many restarts of the server.")));
     if (end.outcome === "stopped" && end.stop_reason === "interrupted") parts.push(h("p", { class: "note" }, "Stopped."));
     if (end.outcome === "stopped" && end.stop_reason === "max_steps") parts.push(h("p", { class: "note" }, "Stopped at the limit of steps."));
+    if (end.outcome === "stopped" && end.stop_reason === "budget") parts.push(h("p", { class: "note" }, "Stopped at the limit of the budget."));
     if (end.outcome === "stopped" && end.stop_reason === "length") parts.push(h("p", { class: "note" }, "The answer has reached its greatest length."));
     const unsent = [...(end.unanswered ?? []), ...(end.staged ?? [])];
     for (const prompt of unsent) parts.push(unanswered(prompt, "This message has no answer.", () => (dismissedRun = runKey(end))));

@@ -34,7 +34,7 @@ pub(super) fn config() -> Arc<Config> {
         settings: Settings::default(),
         tools: ToolSet::new(),
         registry: None,
-        approvals: BTreeSet::new(),
+        extras: None,
     })
 }
 

@@ -22,6 +22,13 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+#![expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss,
+    reason = "nobody uses 2^53 tokens, no amount is negative, and casts of floating point numbers saturate"
+)]
+
 use std::{
     fmt,
     sync::{Arc, Mutex},
@@ -83,24 +90,14 @@ impl Budget {
 
     /// Returns whether a limit of `earlier` is higher here, or does not apply any more.
     pub(crate) fn is_raised_from(&self, earlier: &Self) -> bool {
-        let limits = self.limits().into_iter().zip(earlier.limits());
-        limits.into_iter().any(|(now, before)| before.is_some_and(|before| now.is_none_or(|now| now > before)))
+        let mut limits = self.limits().into_iter().zip(earlier.limits());
+        limits.any(|(now, before)| before.is_some_and(|before| now.is_none_or(|now| now > before)))
     }
 
     /// Returns the limits as amounts. An invalid limit refuses each request, like zero.
     fn limits(&self) -> [Option<u64>; 3] {
         let usd = self.usd.map(|usd| if self.invalid_usd().is_some() { 0 } else { nano(usd) });
         [usd, self.tokens, self.requests.map(u64::from)]
-    }
-}
-
-impl fmt::Display for Budget {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let usd = self.usd.map(|usd| format!("${usd}"));
-        let tokens = self.tokens.map(|tokens| format!("{tokens} tokens"));
-        let requests = self.requests.map(|requests| format!("{requests} requests"));
-        let limits: Vec<_> = [usd, tokens, requests].into_iter().flatten().collect();
-        f.write_str(&limits.join(", "))
     }
 }
 
@@ -124,20 +121,22 @@ pub struct BudgetReport {
 impl fmt::Display for BudgetReport {
     /// Writes why the budget refuses a request, and what to do.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { budget, spent: UsageSum { requests, usage, .. }, shared, unpriced } = self;
-        let name = if *shared { "shared budget" } else { "budget" };
+        let Self { budget, spent, shared, unpriced } = self;
+        write!(f, "the {}budget ", if *shared { "shared " } else { "" })?;
         if let Some(model) = unpriced {
-            return write!(
-                f,
-                "the {name} of {budget} can't be checked, because the cost of an answer of {model} is not known; set \
-                 the price with Model::with_info (zero for a local model), or limit tokens instead of money"
-            );
+            write!(f, "in money can't be checked, because the cost of an answer of {model} is not known; ")?;
+            return f
+                .write_str("set the price with Model::with_info (zero for a local model), or limit tokens");
         }
-        let (tokens, usd) = (usage.total(), usage.cost.map(|usd| format!(" and ${usd:.4}")).unwrap_or_default());
+        let cost = spent.usage.cost.unwrap_or_default();
+        let usd = budget.usd.map(|limit| format!("${cost:.4} of ${limit}"));
+        let tokens = budget.tokens.map(|limit| format!("{} of {limit} tokens", spent.usage.total()));
+        let requests = budget.requests.map(|limit| format!("{} of {limit} requests", spent.requests));
+        let spent: Vec<_> = [usd, tokens, requests].into_iter().flatten().collect();
         write!(
             f,
-            "the {name} of {budget} does not allow another request: {requests} requests have used {tokens} \
-             tokens{usd}; raise the budget, or use a cheaper model"
+            "does not allow another request: {} are spent; raise it, or use a cheaper model",
+            spent.join(", ")
         )
     }
 }
@@ -235,22 +234,17 @@ impl Account {
         all.push(Arc::clone(self));
         self.parents.iter().for_each(|parent| parent.add_to(all));
     }
-
-    /// Returns what was spent and what is reserved.
-    #[cfg(test)]
-    pub(crate) fn amounts(&self) -> (Amounts, Amounts) {
-        let state = lock(&self.state);
-        (state.spent_amounts(), state.reserved)
-    }
 }
 
 impl AccountState {
     /// Sets what was spent before. Which part of the cost the prompts had is not known, so all tokens count alike.
     fn start(&mut self, spent: UsageSum) {
         let usage = &spent.usage;
-        self.prompt_cost = usage.cost.unwrap_or_default() * float(usage.prompt()) / float(usage.total().max(1));
+        self.prompt_cost =
+            usage.cost.unwrap_or_default() * usage.prompt() as f64 / usage.total().max(1) as f64;
         let is_unpriced = usage.cost.is_none() && usage.total() > 0;
-        self.unpriced = is_unpriced.then(|| spent.model.clone().unwrap_or_else(|| "an earlier model".to_owned()));
+        self.unpriced =
+            is_unpriced.then(|| spent.model.clone().unwrap_or_else(|| "an earlier model".to_owned()));
         self.spent = UsageSum { model: None, ..spent };
     }
 
@@ -264,29 +258,37 @@ impl AccountState {
         let (input_rate, output_rate) = quote.rates.unwrap_or_default();
         let usd = match self.spent.usage.prompt() {
             _ if quote.is_free() => 0.0,
-            0 => float(quote.prompt) * input_rate,
-            prompt => float(quote.prompt) * self.prompt_cost / float(prompt),
+            0 => quote.prompt as f64 * input_rate,
+            prompt => quote.prompt as f64 * self.prompt_cost / prompt as f64,
         };
         // A request without a known price is not free.
-        let nano_usd = nano(usd + float(output) * output_rate).max(u64::from(!quote.is_free()));
+        let nano_usd = nano(usd + output as f64 * output_rate).max(u64::from(!quote.is_free()));
         [nano_usd, quote.prompt.saturating_add(output), 1]
     }
 
     fn refuses(&self, quote: &Quote) -> bool {
         let taken = plus(self.spent_amounts(), self.reserved);
         let total = plus(taken, self.expected(quote));
-        let limits = self.budget.limits().into_iter().zip(taken.into_iter().zip(total));
+        let mut limits = self.budget.limits().into_iter().zip(taken.into_iter().zip(total));
         // A request that adds nothing to an amount does not exceed its limit.
-        self.unpriced_report().is_some()
-            || limits.into_iter().any(|(limit, (taken, total))| {
-                limit.is_some_and(|limit| limit == 0 || total > taken && total > limit)
-            })
+        let exceeds = |(limit, (taken, total)): (Option<u64>, (u64, u64))| {
+            limit.is_some_and(|limit| limit == 0 || total > taken.max(limit))
+        };
+        self.unpriced_report().is_some() || limits.any(exceeds)
     }
 
     /// Returns whether 80 % of a limit are spent.
     fn is_near(&self) -> bool {
-        let limits = self.budget.limits().into_iter().zip(self.spent_amounts());
-        limits.into_iter().any(|(limit, spent)| limit.is_some_and(|limit| spent >= limit - limit / 5))
+        let mut limits = self.budget.limits().into_iter().zip(self.spent_amounts());
+        limits.any(|(limit, spent)| limit.is_some_and(|limit| spent >= limit - limit / 5))
+    }
+
+    /// Takes `used` out of a reservation, or all of it if less is reserved.
+    fn take_back(&mut self, held: &mut Amounts, used: Amounts) {
+        for ((held, reserved), used) in held.iter_mut().zip(&mut self.reserved).zip(used) {
+            let used = used.min(*held);
+            (*held, *reserved) = (*held - used, *reserved - used);
+        }
     }
 
     fn unpriced_report(&self) -> Option<&String> {
@@ -305,15 +307,14 @@ pub(crate) struct Spending {
     own: Arc<Account>,
     /// The run's own account and its ancestors, each once, in the order of their addresses. All requests lock accounts in
     /// this order, so none waits for another one for ever.
-    accounts: Vec<Arc<Account>>,
-    /// One for each account.
-    held: Vec<Held>,
+    holdings: Vec<Holding>,
     quote: Quote,
 }
 
 /// What a run holds of one account.
-#[derive(Clone, Debug, Default)]
-struct Held {
+#[derive(Debug)]
+struct Holding {
+    account: Arc<Account>,
     reserved: Amounts,
     /// The budget of which 80 % were reported as spent.
     reported: Option<Budget>,
@@ -326,8 +327,8 @@ impl Spending {
         own.add_to(&mut accounts);
         accounts.sort_by_key(Arc::as_ptr);
         accounts.dedup_by(|one, other| Arc::ptr_eq(one, other));
-        let held = vec![Held::default(); accounts.len()];
-        Self { own, accounts, held, quote: Quote::default() }
+        let holding = |account| Holding { account, reserved: Amounts::default(), reported: None };
+        Self { own, holdings: accounts.into_iter().map(holding).collect(), quote: Quote::default() }
     }
 
     /// Sets the budget of the run's own account.
@@ -338,46 +339,45 @@ impl Spending {
     /// Reserves a request in all accounts, or returns the report of one that refuses it.
     pub(crate) fn reserve(&mut self, quote: Quote) -> Result<(), BudgetReport> {
         self.release();
-        let mut states: Vec<_> = self.accounts.iter().map(|account| lock(&account.state)).collect();
+        let accounts: Vec<_> = self.holdings.iter().map(|holding| Arc::clone(&holding.account)).collect();
+        let mut states: Vec<_> = accounts.iter().map(|account| lock(&account.state)).collect();
         let is_own = |account: &Arc<Account>| Arc::ptr_eq(account, &self.own);
-        let refusing = self.accounts.iter().zip(&states).filter(|(_, state)| state.refuses(&quote));
+        let refusing = accounts.iter().zip(&states).filter(|(_, state)| state.refuses(&quote));
         if let Some((account, state)) = refusing.max_by_key(|(account, _)| is_own(account)) {
             return Err(state.report(!is_own(account)));
         }
-        for (state, held) in states.iter_mut().zip(&mut self.held) {
-            held.reserved = state.expected(&quote);
-            state.reserved = plus(state.reserved, held.reserved);
+        for (state, holding) in states.iter_mut().zip(&mut self.holdings) {
+            holding.reserved = state.expected(&quote);
+            state.reserved = plus(state.reserved, holding.reserved);
         }
-        drop(states);
         self.quote = quote;
         Ok(())
     }
 
     /// Charges a request that is sent, also one that the retry policy sends again.
     pub(crate) fn sent(&mut self) {
-        for (account, held) in self.accounts.iter().zip(&mut self.held) {
+        for Holding { account, reserved, .. } in &mut self.holdings {
             let mut state = lock(&account.state);
             state.spent.add(1, Usage::default());
-            state.take_back(held, [0, 0, 1]);
+            state.take_back(reserved, [0, 0, 1]);
         }
     }
 
     /// Charges the usage of an answer of `model`. Returns a report of each account of which 80 % are now spent, once.
     pub(crate) fn charge(&mut self, usage: Usage, model: &str) -> Vec<BudgetReport> {
         let usage = Usage { cost: usage.cost.or(self.quote.is_free().then_some(0.0)), ..usage };
-        let output_rate = self.quote.rates.map_or(0.0, |(_, output)| output);
+        let output_cost = usage.output as f64 * self.quote.rates.map_or(0.0, |(_, output)| output);
         let mut reports = Vec::new();
-        for (account, held) in self.accounts.iter().zip(&mut self.held) {
+        for Holding { account, reserved, reported } in &mut self.holdings {
             let mut state = lock(&account.state);
             state.spent.add(0, usage);
-            state.take_back(held, amounts(0, &usage));
+            state.take_back(reserved, amounts(0, &usage));
             state.largest_output = state.largest_output.max(usage.output);
             match usage.cost {
-                Some(usd) => state.prompt_cost += (usd - float(usage.output) * output_rate).max(0.0),
+                Some(usd) => state.prompt_cost += (usd - output_cost).max(0.0),
                 None => state.unpriced = Some(model.to_owned()),
             }
-            if state.is_near() && held.reported != Some(state.budget) {
-                held.reported = Some(state.budget);
+            if state.is_near() && reported.replace(state.budget) != Some(state.budget) {
                 reports.push(state.report(!Arc::ptr_eq(account, &self.own)));
             }
         }
@@ -386,32 +386,17 @@ impl Spending {
 
     /// Releases the rest of the reservation, because the request has ended.
     pub(crate) fn release(&mut self) {
-        for (account, held) in self.accounts.iter().zip(&mut self.held) {
-            if held.reserved != Amounts::default() {
-                lock(&account.state).take_back(held, [u64::MAX; 3]);
+        for Holding { account, reserved, .. } in &mut self.holdings {
+            if *reserved != Amounts::default() {
+                lock(&account.state).take_back(reserved, [u64::MAX; 3]);
             }
         }
-    }
-
-    #[cfg(test)]
-    pub(crate) fn own(&self) -> &Arc<Account> {
-        &self.own
     }
 }
 
 impl Drop for Spending {
     fn drop(&mut self) {
         self.release();
-    }
-}
-
-impl AccountState {
-    /// Takes `used` out of a reservation, or all of it if less is reserved.
-    fn take_back(&mut self, held: &mut Held, used: Amounts) {
-        for ((held, reserved), used) in held.reserved.iter_mut().zip(&mut self.reserved).zip(used) {
-            let used = used.min(*held);
-            (*held, *reserved) = (*held - used, reserved.saturating_sub(used));
-        }
     }
 }
 
@@ -423,12 +408,25 @@ pub(crate) fn amounts(requests: u64, usage: &Usage) -> Amounts {
     [nano(usage.cost.unwrap_or_default()), usage.total(), requests]
 }
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the cast saturates, and no cost is negative")]
 fn nano(usd: f64) -> u64 {
     (usd * 1e9).round() as u64
 }
 
-#[expect(clippy::cast_precision_loss, reason = "nobody uses 2^53 tokens")]
-fn float(tokens: u64) -> f64 {
-    tokens as f64
+#[cfg(test)]
+mod inspection {
+    use super::*;
+
+    impl Account {
+        /// Returns what was spent and what is reserved.
+        pub(crate) fn amounts(&self) -> (Amounts, Amounts) {
+            let state = lock(&self.state);
+            (state.spent_amounts(), state.reserved)
+        }
+    }
+
+    impl Spending {
+        pub(crate) fn own(&self) -> &Arc<Account> {
+            &self.own
+        }
+    }
 }

@@ -96,7 +96,9 @@ impl Failure {
         match self {
             Self::Provider { error } => error.kind.to_string(),
             Self::ProviderPanicked { .. } => PROVIDER_PANICKED.1.to_owned(),
-            Self::TimeLimit { .. } | Self::Budget { .. } | Self::Interrupted | Self::Uncertain => self.to_string(),
+            Self::TimeLimit { .. } | Self::Budget { .. } | Self::Interrupted | Self::Uncertain => {
+                self.to_string()
+            }
             Self::Output { .. } => "the response does not have the requested shape".to_owned(),
             Self::OnHold { .. } => "the prompt that handle_event returned was refused".to_owned(),
             Self::Callback { callback, .. } => format!("callback {callback} failed"),

@@ -219,7 +219,13 @@ impl Core {
 
     /// Ends the run with an error, and keeps as much of the turn as possible. If only the prompt could be kept, the turn
     /// is discarded. If a budget has refused a later request of the turn, the turn is complete and the run has not failed.
-    pub(super) fn fail(&mut self, turn: Box<Turn>, failure: Failure, remains: StepRemains, cx: &mut Context<'_>) {
+    pub(super) fn fail(
+        &mut self,
+        turn: Box<Turn>,
+        failure: Failure,
+        remains: StepRemains,
+        cx: &mut Context<'_>,
+    ) {
         self.enter(turn, Stage::Failing { failure: failure.clone(), remains: Box::new(remains) });
         let (reason, failed) = match &failure {
             Failure::Budget { .. } => (StopReason::Budget, None),

@@ -193,7 +193,10 @@ mod tests {
             (stopped(StopReason::ContextLength), Reason::MaxTokens),
             (stopped(StopReason::MaxSteps), Reason::MaxTurnRequests),
             (stopped(StopReason::Budget), Reason::MaxTurnRequests),
-            (RunOutcome::Failed { failure: Failure::Budget { report: Box::default() } }, Reason::MaxTurnRequests),
+            (
+                RunOutcome::Failed { failure: Failure::Budget { report: Box::default() } },
+                Reason::MaxTurnRequests,
+            ),
             (stopped(StopReason::Refusal), Reason::Refusal),
             (stopped(StopReason::Interrupted), Reason::Cancelled),
             (RunOutcome::Cancelled, Reason::Cancelled),

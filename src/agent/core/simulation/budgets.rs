@@ -53,10 +53,21 @@ impl Budgets {
         let are_on = rng.percent(33);
         let shared = SharedBudget::new(random_budget(rng));
         // Several limits of zero would refuse nearly all requests.
-        shared.set_budget(Budget { usd: shared.budget().usd.filter(|usd| *usd > 0.0), requests: None, ..shared.budget() });
+        shared.set_budget(Budget {
+            usd: shared.budget().usd.filter(|usd| *usd > 0.0),
+            requests: None,
+            ..shared.budget()
+        });
         let twice = SharedBudgets(vec![shared.clone(), shared]);
         let shared = (are_on && rng.percent(50)).then_some(twice);
-        Self { fault: None, run: None, shared, are_on, spent: Default::default(), reserved: Default::default() }
+        Self {
+            fault: None,
+            run: None,
+            shared,
+            are_on,
+            spent: Default::default(),
+            reserved: Default::default(),
+        }
     }
 
     /// Passes an event of the core to the accounts. Returns the events that follow it.

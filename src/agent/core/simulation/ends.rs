@@ -17,14 +17,11 @@ impl Model {
         let turn = self.commits(response, RequestEnd::Interrupted)?;
         if self.is_cut_short() {
             // A turn whose later request a budget has refused is complete.
-            let by_budget = matches!((self.input, &self.failure), (Input::GivesUp, Some(Failure::Budget { .. })));
+            let by_budget =
+                matches!((self.input, &self.failure), (Input::GivesUp, Some(Failure::Budget { .. })));
             let expected = if by_budget { StopReason::Budget } else { StopReason::Interrupted };
             ensure!(self.input == Input::Interrupt || by_budget, "a failed run ends without an error");
-            ensure!(
-                !continues && response.stop_reason == expected,
-                "{:?}",
-                response.stop_reason
-            );
+            ensure!(!continues && response.stop_reason == expected, "{:?}", response.stop_reason);
         } else {
             self.check_reason(&turn, response)?;
         }

@@ -3,8 +3,16 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use super::{
-    Check, asks::Asks, budgets::{Budgets, random_budget}, compare::Kept, desk::Desk, ensure, follows::Follows, model::Model,
-    questions::Questions, stream::Stream,
+    Check,
+    asks::Asks,
+    budgets::{Budgets, random_budget},
+    compare::Kept,
+    desk::Desk,
+    ensure,
+    follows::Follows,
+    model::Model,
+    questions::Questions,
+    stream::Stream,
 };
 use crate::actor::random::Rng;
 use crate::{

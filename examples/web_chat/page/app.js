@@ -575,7 +575,8 @@ function paintTail(snapshot, isBusy) {
   const tail = byId("tail");
   const end = snapshot?.agent.last_run;
   const store = snapshot?.store;
-  const key = JSON.stringify([refused, planned === null, isBusy, end && runKey(end), dismissedRun, lost.map((message) => message.id), store, seen.waiting]);
+  const budget = snapshot?.agent.budget;
+  const key = JSON.stringify([refused, planned === null, isBusy, end && runKey(end), dismissedRun, lost.map((message) => message.id), store, seen.waiting, budget]);
   if (tail.dataset.key === key) return;
   tail.dataset.key = key;
   const parts = [];
@@ -588,6 +589,11 @@ function paintTail(snapshot, isBusy) {
   if (isBusy && seen.waiting) {
     const at = new Date(seen.waiting.until).toLocaleTimeString(locale);
     parts.push(h("p", { class: "note", role: "status", dir: "auto" }, `The model service does not answer now (${seen.waiting.why}). The request is sent again at ${at}.`));
+  }
+  if (isBusy && budget) {
+    const { requests, usage } = budget.spent;
+    const cost = usage.cost === undefined ? "" : `, $${usage.cost.toFixed(2)}`;
+    parts.push(h("p", { class: "note", role: "status" }, `Most of the budget is spent: ${requests} requests${cost}.`));
   }
   if (end && !isBusy && runKey(end) !== dismissedRun) {
     if (end.outcome === "failed") {

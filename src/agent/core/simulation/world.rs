@@ -1,6 +1,6 @@
 //! The simulated world around the core: the shell's state, and the loop that plays a schedule.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use super::{
     Check,

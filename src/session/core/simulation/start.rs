@@ -1,6 +1,6 @@
 //! The state in which a simulated session starts.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::sync::Arc;
 
 use super::{agent::random_turn, vault::Vault};
 use crate::{

@@ -1,8 +1,8 @@
 //! Budgets: limits on what the requests to models may cost, and the accounts that keep count.
 //!
-//! A [`Budget`] limits a prompt and everything that its run causes. A [`SharedBudget`] limits all agents that have a handle
-//! on it. Before a request is sent, its expected use is reserved in every account that applies, or in none. When its
-//! usage is known, the usage is charged, and the rest of the reservation is released.
+//! A [`Budget`] limits a prompt and everything that its run causes. A [`SharedBudget`] limits all agents that have a
+//! handle on it. Before a request is sent, its expected use is reserved in every account that applies, or in none. When
+//! its usage is known, the usage is charged, and the rest of the reservation is released.
 //!
 //! ```
 //! # #[cfg(feature = "test-util")]
@@ -141,7 +141,8 @@ impl fmt::Display for BudgetReport {
     }
 }
 
-/// A budget that several agents share, such as those of a user, a tenant or a team. Clones are handles on the same budget.
+/// A budget that several agents share, such as those of a user, a tenant or a team. Clones are handles on the same
+/// budget.
 ///
 /// [`AgentBuilder::shared_budget`](crate::AgentBuilder::shared_budget) adds it to an agent. What was spent is kept in
 /// memory only. After a restart, pass the stored sum to [`with_spent`](Self::with_spent).
@@ -305,8 +306,8 @@ impl AccountState {
 #[derive(Debug)]
 pub(crate) struct Spending {
     own: Arc<Account>,
-    /// The run's own account and its ancestors, each once, in the order of their addresses. All requests lock accounts in
-    /// this order, so none waits for another one for ever.
+    /// The run's own account and its ancestors, each once, in the order of their addresses. All requests lock accounts
+    /// in this order, so none waits for another one for ever.
     holdings: Vec<Holding>,
     quote: Quote,
 }

@@ -170,13 +170,13 @@ impl AgentBuilder {
         /// [`handle_error`](AgentCallbacks::handle_error) then retries the step, the time starts again from zero.
         pub fn turn_timeout(self, limit: Duration) { self.settings.turn_timeout = Some(limit) }
 
-        /// Sets the budget of each prompt and everything that its run causes. [`Prompt::with_budget`](crate::Prompt::with_budget)
-        /// replaces it for one prompt.
+        /// Sets the budget of each prompt and everything that its run causes.
+        /// [`Prompt::with_budget`](crate::Prompt::with_budget) replaces it for one prompt.
         ///
-        /// Before each request, the size of its prompt and an expected output are reserved. If this exceeds a limit, the
-        /// request fails with [`Failure::Budget`](super::Failure::Budget) and is not sent. Requests are never exceeded,
-        /// apart from attempts of the retry policy. Tokens and money can be exceeded by the difference between the real
-        /// and the reserved use of the requests in flight. A limit in money needs a known price.
+        /// Before each request, the size of its prompt and an expected output are reserved. If this exceeds a limit,
+        /// the request fails with [`Failure::Budget`](super::Failure::Budget) and is not sent. Requests are never
+        /// exceeded, apart from attempts of the retry policy. Tokens and money can be exceeded by the difference
+        /// between the real and the reserved use of the requests in flight. A limit in money needs a known price.
         pub fn budget(self, budget: Budget) { Extras::edit(&mut self.extras).budget = Some(budget) }
 
         /// Adds a budget that other agents share. An agent can have several.

@@ -89,9 +89,9 @@ impl Config {
         Extras::edit(&mut self.extras).approvals.insert(tool.into());
     }
 
-    /// Sets the budget of each prompt and everything that its run causes. A change by a callback also applies to the run in
-    /// flight from the next request on, even if the run's prompt has a budget. A limit that is negative or not finite
-    /// is [`ErrorKind::InvalidBudget`]. The budget is not stored.
+    /// Sets the budget of each prompt and everything that its run causes. A change by a callback also applies to the
+    /// run in flight from the next request on, even if the run's prompt has a budget. A limit that is negative or not
+    /// finite is [`ErrorKind::InvalidBudget`]. The budget is not stored.
     pub fn set_budget(&mut self, budget: Budget) {
         Extras::edit(&mut self.extras).budget = Some(budget);
     }
@@ -296,8 +296,8 @@ impl State {
         self.step
     }
 
-    /// Returns the usage of the turn in flight so far, which includes the request that has just ended. Zero if no turn is in
-    /// flight.
+    /// Returns the usage of the turn in flight so far, which includes the request that has just ended. Zero if no turn
+    /// is in flight.
     pub fn usage(&self) -> Usage {
         self.usage
     }

@@ -31,8 +31,9 @@ pub enum Failure {
         /// The limit of the turn.
         limit: Duration,
     },
-    /// A budget does not allow the request, so it was not sent. If a later request of a turn is refused, the turn is kept
-    /// and ends with [`StopReason::Budget`](crate::provider::StopReason::Budget), which is not a failure of the run.
+    /// A budget does not allow the request, so it was not sent. If a later request of a turn is refused, the turn is
+    /// kept and ends with [`StopReason::Budget`](crate::provider::StopReason::Budget), which is not a failure of the
+    /// run.
     #[error("{report}")]
     Budget {
         /// The budget that refuses the request, and what was spent of it.

@@ -188,8 +188,8 @@ pub struct Prompt {
     /// The maximum duration of each turn, which replaces the agent's limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turn_timeout: Option<Duration>,
-    /// The budget for the prompt and everything that its run causes, which replaces the agent's budget. If a callback sets
-    /// the agent's budget during the run, the newly set budget applies from the next request on.
+    /// The budget for the prompt and everything that its run causes, which replaces the agent's budget. If a callback
+    /// sets the agent's budget during the run, the newly set budget applies from the next request on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget: Option<Budget>,
     /// Data of the application: at most 16,384 bytes of JSON, and at most 64 levels of arrays and objects. The message

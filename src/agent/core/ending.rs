@@ -217,8 +217,9 @@ impl Core {
         self.end_in_error(callback_failure(callback, message), cx);
     }
 
-    /// Ends the run with an error, and keeps as much of the turn as possible. If only the prompt could be kept, the turn
-    /// is discarded. If a budget has refused a later request of the turn, the turn is complete and the run has not failed.
+    /// Ends the run with an error, and keeps as much of the turn as possible. If only the prompt could be kept, the
+    /// turn is discarded. If a budget has refused a later request of the turn, the turn is complete and the run has not
+    /// failed.
     pub(super) fn fail(
         &mut self,
         turn: Box<Turn>,

@@ -28,8 +28,8 @@ pub(crate) struct Origin {
     pub(crate) secrets_of: Option<Box<str>>,
     /// The limit of requests that is in force for the prompt.
     pub(crate) max_steps: Option<u32>,
-    /// The first turn of the prompt, by which the shell knows the account of the prompt. Not recorded, because no account
-    /// outlives the process.
+    /// The first turn of the prompt, by which the shell knows the account of the prompt. Not recorded, because no
+    /// account outlives the process.
     #[serde(skip)]
     pub(crate) first_turn: TurnId,
     /// The usage of the earlier turns of the prompt.

@@ -1,7 +1,7 @@
 //! The accounts of a run: the shell reserves each request before it is sent, and charges what the core reports.
 //!
-//! The core decides what a refusal means. An account exists only while a run is active to which a budget applies. It belongs
-//! to one prompt. It starts with the recorded usage of the prompt, so a restart does not refill a budget.
+//! The core decides what a refusal means. An account exists only while a run is active to which a budget applies. It
+//! belongs to one prompt. It starts with the recorded usage of the prompt, so a restart does not refill a budget.
 
 use super::Task;
 use crate::{
@@ -28,8 +28,8 @@ pub(in crate::agent) struct RunSpending {
 }
 
 impl RunSpending {
-    /// Reserves the next request of `turn` in all accounts that apply. If a budget applies and `own` is not the accounts of
-    /// the turn's prompt, opens them.
+    /// Reserves the next request of `turn` in all accounts that apply. If a budget applies and `own` is not the
+    /// accounts of the turn's prompt, opens them.
     pub(in crate::agent) fn reserve(
         own: &mut Option<Box<Self>>,
         turn: &Turn,
@@ -74,7 +74,8 @@ impl RunSpending {
         reports
     }
 
-    /// Releases the reservation at the end of an input, unless the request is in flight or its usage is not reported yet.
+    /// Releases the reservation at the end of an input, unless the request is in flight or its usage is not reported
+    /// yet.
     pub(in crate::agent) fn release(&mut self, phase: &Phase) {
         if phase.partial().is_none() {
             self.accounts.release();
@@ -109,8 +110,8 @@ fn quote(request: &Request) -> Quote {
     Quote { prompt, max_output, rates: rates.map(|rates| (rates.input / 1e6, rates.output / 1e6)) }
 }
 
-/// Returns the estimated number of prompt tokens: a quarter of the bytes of all texts, 1,600 for each attachment, and a few
-/// for the frame of each message and tool.
+/// Returns the estimated number of prompt tokens: a quarter of the bytes of all texts, 1,600 for each attachment, and a
+/// few for the frame of each message and tool.
 fn estimated_tokens(request: &Request) -> u64 {
     let block = |content: &Content| match content {
         Content::Attachment(_) => 1600,

@@ -1,5 +1,5 @@
-//! Budgets in a third of the schedules. The world reserves, charges and releases as the shell does, and compares each account
-//! with the requests that it has seen.
+//! Budgets in a third of the schedules. The world reserves, charges and releases as the shell does, and compares each
+//! account with the requests that it has seen.
 
 use std::sync::Arc;
 

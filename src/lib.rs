@@ -23,6 +23,7 @@
 //! | --- | --- |
 //! | [`telemetry`] | spans of runs, requests and tool calls; metrics |
 //! | [`message`] | pure data: messages, content blocks, [`History`](message::History), usage |
+//! | [`budget`] | limits on spending, and the accounts that keep count |
 //! | [`tool`] | the tools that a model can call |
 //! | [`provider`] | one streaming request to a model; wire formats, endpoints, retry |
 //! | [`subscription`] | a snapshot and numbered events, without gap or overlap |
@@ -127,6 +128,7 @@ pub mod access;
 mod acp;
 mod actor;
 pub mod agent;
+pub mod budget;
 mod chunks;
 #[cfg(feature = "test-util")]
 mod conformance;

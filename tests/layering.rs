@@ -21,6 +21,7 @@ const LAYERS: &[&str] = &[
     "conformance",
     "chunks",
     "message",
+    "budget",
     "telemetry",
     "tool",
     "acp",

@@ -1,5 +1,4 @@
 use std::{
-    collections::BTreeSet,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -11,11 +10,12 @@ use super::{
     Admission, Agent, AgentCallbacks, Config, Delivery, Durable, HistoryOwner, RECORD_DELAY, RunEnd, State,
     StateEdit, Status, TurnInFlight, WeakAgent, Written,
     model_spec::{ModelSpec, choose_model},
-    state::{panicked, refused},
-    task::{AgentShared, OwnerLink, RecordQueue, Setup, Task},
+    state::{Extras, check_budget, panicked, refused},
+    task::{AgentShared, OwnerLink, RecordQueue, Setup, SharedBudgets, Task},
 };
 use crate::{
-    message::History,
+    budget::{Budget, SharedBudget},
+    message::{History, Usage},
     panics::contained_async,
     provider::{Credentials, Options, Registry, RetryPolicy},
     run::{Error, Settings},
@@ -60,7 +60,7 @@ pub struct AgentBuilder {
     tools: Result<ToolSet, ToolSetError>,
     saved: Option<Box<StoredState>>,
     credentials: Vec<Credentials>,
-    approvals: BTreeSet<String>,
+    extras: Option<Arc<Extras>>,
     history: History,
     callbacks: Box<dyn AgentCallbacks>,
     extensions: Extensions,
@@ -88,7 +88,7 @@ impl Default for AgentBuilder {
             tools: Ok(ToolSet::new()),
             saved: None,
             credentials: Vec::new(),
-            approvals: BTreeSet::new(),
+            extras: None,
             history: History::new(),
             callbacks: Box::new(()),
             extensions: Extensions::default(),
@@ -133,7 +133,9 @@ impl AgentBuilder {
         /// The agent pauses with [`Event::Status`](super::Event::Status) and waits for [`Agent::resume`]. The callback
         /// [`handle_tool_use`](AgentCallbacks::handle_tool_use) is asked first. It can reject the use, provide a
         /// result, or approve the use with [`ToolDecision::Approve`](super::ToolDecision::Approve).
-        pub fn needs_approval(self, tool: impl Into<String>) { self.approvals.insert(tool.into()); }
+        pub fn needs_approval(self, tool: impl Into<String>) {
+            Extras::edit(&mut self.extras).approvals.insert(tool.into());
+        }
 
         /// Sets the tools and replaces those added before.
         pub fn tools(self, tools: ToolSet) { self.tools = Ok(tools) }
@@ -167,6 +169,22 @@ impl AgentBuilder {
         /// If a turn takes longer, it fails with [`Failure::TimeLimit`](super::Failure::TimeLimit). If
         /// [`handle_error`](AgentCallbacks::handle_error) then retries the step, the time starts again from zero.
         pub fn turn_timeout(self, limit: Duration) { self.settings.turn_timeout = Some(limit) }
+
+        /// Sets the budget of each prompt and everything that its run causes.
+        /// [`Prompt::with_budget`](crate::Prompt::with_budget) replaces it for one prompt.
+        ///
+        /// Before each request, the size of its prompt and an expected output are reserved. If this exceeds a limit,
+        /// the request fails with [`Failure::Budget`](super::Failure::Budget) and is not sent. Requests are never
+        /// exceeded, apart from attempts of the retry policy. Tokens and money can be exceeded by the difference
+        /// between the real and the reserved use of the requests in flight. A limit in money needs a known price.
+        pub fn budget(self, budget: Budget) { Extras::edit(&mut self.extras).budget = Some(budget) }
+
+        /// Adds a budget that other agents share. An agent can have several.
+        pub fn shared_budget(self, budget: &SharedBudget) {
+            let mut all = self.extensions.get::<SharedBudgets>().cloned().unwrap_or_default();
+            all.0.push(budget.clone());
+            self.extensions = self.extensions.with(all);
+        }
 
         /// Sets the history that the agent starts with. [`History::check`] states which histories are valid.
         pub fn history(self, history: History) { self.history = history }
@@ -258,6 +276,7 @@ impl AgentBuilder {
     /// - [`ErrorKind::Config`](crate::ErrorKind::Config) if tools conflict.
     /// - [`ErrorKind::InvalidSettings`](crate::ErrorKind::InvalidSettings) or
     ///   [`ErrorKind::Config`](crate::ErrorKind::Config) if a setting is invalid.
+    /// - [`ErrorKind::InvalidBudget`](crate::ErrorKind::InvalidBudget) if a limit of a budget is invalid.
     /// - [`ErrorKind::Callback`](crate::ErrorKind::Callback) if `init` fails.
     ///
     /// # Cancel safety
@@ -301,13 +320,15 @@ impl AgentBuilder {
             settings: choose_settings(self.settings, saved.settings),
             tools: self.tools?,
             registry: self.registry,
-            approvals: self.approvals,
+            extras: self.extras,
         };
         let (commands, receiver) = mpsc::channel(COMMANDS);
         let shared = Arc::new(AgentShared::default());
         let agent = Agent { commands, shared };
         let weak = agent.downgrade();
         let extensions = self.extensions.with(weak.clone());
+        let shared_budgets = extensions.get::<SharedBudgets>().into_iter().flat_map(|all| &all.0);
+        shared_budgets.map(|shared| Some(shared.budget())).try_for_each(check_budget)?;
 
         let given = self.history.clone();
         let mut draft = StateEdit { config, history: self.history };
@@ -368,6 +389,7 @@ async fn init(
         history: draft.history.clone(),
         status: Status::Idle,
         step: 0,
+        usage: Usage::default(),
         turn: None,
         extensions: extensions.clone(),
         agent: weak.clone(),

@@ -141,6 +141,10 @@ pub trait AgentCallbacks: Send + 'static {
     /// Called when a step failed and the retry policy does not allow another attempt. Also called when the turn reached
     /// its time limit. If this callback itself takes longer than the time limit, the run ends as with
     /// [`ErrorDecision::Stop`]. If it panics, the turn is discarded.
+    ///
+    /// Also called when a budget refuses the request of a step. The callback can raise the budget with
+    /// [`Config::set_budget`](super::Config::set_budget), and retry the step. If the step is refused again although no
+    /// limit was raised, the callback is not called again.
     async fn handle_error(&mut self, failure: &Failure, state: &mut State) -> ErrorDecision {
         let _ = (failure, state);
         ErrorDecision::Stop

@@ -6,7 +6,7 @@
 //! | --- | --- | --- |
 //! | a prompt, also of `ask`; the withdrawal of a staged prompt | `prompt`, `unstage` | `queue` |
 //! | a decision about a tool use that waits, or the end of its time limit | `resume`, `pause_expired` | `pauses` |
-//! | a changed limit, model or history | `set_max_steps`, `set_model`, `set_history` | `core` |
+//! | a changed limit, model, budget or history | `set_max_steps`, `set_model`, `set_budget`, `set_history` | `core` |
 //! | `prepare_step` has returned, or the request has its permit | `prepared`, `admitted` | `core` |
 //! | cancel, interrupt | `cancel`, `interrupt` | `ending` |
 //! | the turn's time limit, or the end of a delay | `time_over`, `delay_over` | `ending` |
@@ -145,6 +145,7 @@ impl Core {
             pauses: self.phase.pauses().cloned().collect(),
             tools: self.phase.tool_runs(),
             decisions: self.phase.turn().map_or_else(Vec::new, |turn| turn.decisions.clone()),
+            budget: None,
             prompts: self.known.clone(),
             staged: self.staged.clone(),
             last_run: self.last_run.clone(),
@@ -180,6 +181,15 @@ impl Core {
             && origin.prompt.model.is_some()
         {
             Arc::make_mut(&mut origin.prompt).model = None;
+        }
+    }
+
+    /// Applies a changed budget to the run in flight, also if the run's prompt has a budget.
+    pub(super) fn set_budget(&mut self) {
+        if let Some((origin, _)) = self.phase.origin_mut()
+            && origin.prompt.budget.is_some()
+        {
+            Arc::make_mut(&mut origin.prompt).budget = None;
         }
     }
 
@@ -282,10 +292,14 @@ impl Core {
             answer: None,
             recorded,
             refused: false,
+            refused_by: None,
             waits: 0,
             decisions: Vec::new(),
             request: RequestFacts::default(),
         });
+        if step == 0 {
+            turn.origin.first_turn = id;
+        }
         self.emit_status(Status::Busy, cx);
         cx.push(Effect::Watch(limit));
         if let Some(id) = turn.origin.prompt.id.clone().filter(|_| step == 0) {
@@ -444,6 +458,8 @@ fn origin(prompt: Prompt, ask: bool, cx: &Context<'_>) -> Origin {
     let model = prompt.model.as_ref().unwrap_or(&cx.config.model);
     Origin {
         max_steps: prompt.max_steps.or(cx.config.settings.max_steps),
+        first_turn: TurnId::default(),
+        spent: Usage::default(),
         secrets_of: prompt.options.has_secrets().then(|| model.provider_name().into()),
         prompt: Arc::new(prompt.without_content()),
         asked: ask.then(Asked::default),

@@ -7,6 +7,7 @@ use super::{
     Decided, Failure, PendingUse, Prompt, PromptId, PromptState, Response, RunEnd, RunOutcome, StateView,
 };
 use crate::{
+    budget::BudgetReport,
     message::{
         Attachment, Message, MessageId, ProviderItem, Role, Text, Thinking, ToolResult, ToolUse, ToolUseId,
         TurnId, UsageRow, value_weight,
@@ -42,8 +43,9 @@ pub enum Status {
 /// 4. `ToolResult` for each tool use, in the order of the tool uses, and then a `Message` with all results.
 ///
 /// `Usage` comes before `Retry`, and before the event that ends a run, if the usage of an incomplete request is known
-/// or the request was lost. `Prompt` comes whenever the state of a prompt changes: directly before the prompt's `Message`
-/// if the prompt starts a turn or joins one, and before the event that ends the prompt's turn or returns the prompt.
+/// or the request was lost. `Budget` follows a `Step` or a `Usage`. `Prompt` comes whenever the state of a prompt
+/// changes: directly before the prompt's `Message` if the prompt starts a turn or joins one, and before the event that
+/// ends the prompt's turn or returns the prompt.
 ///
 /// A run ends with exactly one of `Turn` (not `continues`), `Cancelled` and `Error`. A `Status` event comes before the
 /// event that reports its cause.
@@ -244,6 +246,9 @@ pub enum Event {
     /// ended during the request, the usage is not known and the event contains a usage of zero. The usage of a turn is
     /// the sum of the usage in these events and in the turn's `Step` events.
     Usage(Box<UsageRow>),
+    /// 80 % of a limit of a budget are spent. The event follows the `Step` or the `Usage` with which this happens, once
+    /// for each budget and prompt.
+    Budget(Box<BudgetReport>),
     /// A turn is complete and committed.
     Turn {
         /// The messages and the usage of the turn.
@@ -396,6 +401,7 @@ impl Event {
             | Self::StepStart { .. }
             | Self::ToolEnd { .. }
             | Self::Usage(_)
+            | Self::Budget(_)
             | Self::Resumed { .. } => 0,
         }
     }

@@ -33,6 +33,7 @@ use serde_json::Value;
 
 use super::{Event, Failure, PendingUse, PromptId, PromptState, Response, RunOutcome, snapshot::take_block};
 use crate::{
+    budget::BudgetReport,
     message::{Content, Message, MessageId, Role, ToolResult, ToolUseId, TurnId},
     provider::PartialBlock,
     run::{Accepted, Decided},
@@ -130,6 +131,8 @@ pub enum RunProgress<'a> {
         /// the event was missed.
         failure: Option<&'a Failure>,
     },
+    /// 80 % of a limit of a budget are spent.
+    Budget(&'a BudgetReport),
     /// The list of tool uses and questions that wait for a decision has changed.
     Pauses(&'a [Arc<PendingUse>]),
     /// The run has ended.
@@ -217,6 +220,8 @@ pub struct Follow {
     /// The tool uses of the last answer. For each, whether its start, its end and its result were reported.
     tools: Vec<(ToolUseId, [bool; 3])>,
     pauses: Vec<Arc<PendingUse>>,
+    /// The last reported budget of the turn.
+    budget: Option<Box<BudgetReport>>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -286,7 +291,7 @@ impl Follow {
         (self.is_between, self.response) = (false, None);
         if let Some(new) = turn.filter(|_| turn != self.turn) {
             self.settle();
-            self.turn = turn;
+            (self.turn, self.budget) = (turn, None);
             out(RunProgress::Turn(new));
         }
     }
@@ -405,6 +410,7 @@ impl Follow {
                 self.set_pauses(&[], out);
             }
             Event::Status { pauses, .. } => self.set_pauses(pauses, out),
+            Event::Budget(report) => self.set_budget(Some(report), out),
             Event::Decided(decided) => {
                 out(RunProgress::Tool { id: &decided.tool_use_id, change: ToolChange::Decided(decided) });
             }
@@ -533,6 +539,13 @@ impl Follow {
         if self.pauses != pauses {
             self.pauses = pauses.to_vec();
             out(RunProgress::Pauses(pauses));
+        }
+    }
+
+    fn set_budget(&mut self, report: Option<&Box<BudgetReport>>, out: &mut Out<'_>) {
+        if let Some(new) = report.filter(|_| self.budget.as_ref() != report) {
+            self.budget = report.cloned();
+            out(RunProgress::Budget(new));
         }
     }
 }

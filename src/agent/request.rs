@@ -12,6 +12,7 @@ use super::{
 #[cfg(doc)]
 use crate::run::{ErrorKind, Prompt};
 use crate::{
+    budget::Budget,
     message::{TurnId, id::NodeId},
     provider::{Model, Options, OutputSchema},
     run::{Accepted, Error, Next, PromptId, Response, RunAt, RunSpec},
@@ -99,6 +100,9 @@ impl RunRequest {
 
         /// Sets the maximum duration of each turn.
         pub fn with_turn_timeout(self, limit: Duration) { self.spec.prompt.turn_timeout = Some(limit) }
+
+        /// Sets the budget for the prompt and everything that its run causes.
+        pub fn with_budget(self, budget: Budget) { self.spec.prompt.budget = Some(budget) }
 
         /// Sets the application's data: see [`Prompt::with_app_data`].
         pub fn with_app_data(self, data: impl Into<Arc<Value>>) {

@@ -11,6 +11,7 @@ use super::{
     RunOutcome, RunProgress, Snapshot, ToolChange,
 };
 use crate::{
+    budget::BudgetReport,
     message::{Content, History, Message, MessageId, ToolResult, ToolUseId, TurnId},
     provider::StopReason,
     run::{Decided, Error, ErrorKind},
@@ -88,6 +89,8 @@ pub enum RunStep {
         /// The failure after which the request is repeated, if it is repeated and the failure is known.
         failure: Option<Failure>,
     },
+    /// 80 % of a limit of a budget are spent.
+    Budget(Box<BudgetReport>),
     /// The list of tool uses and questions that wait for a decision has changed.
     Pauses(Vec<Arc<PendingUse>>),
     /// The run has ended.
@@ -128,6 +131,7 @@ impl RunStep {
             RunProgress::Request { step, answer } => Self::Request { step, answer: answer.cloned() },
             RunProgress::Answer(message) => Self::Answer(Arc::clone(message)),
             RunProgress::Void { failure } => Self::Void { failure: failure.cloned() },
+            RunProgress::Budget(report) => Self::Budget(Box::new(report.clone())),
             RunProgress::Pauses(pauses) => Self::Pauses(pauses.to_vec()),
             RunProgress::Block { index, content, new, ended } => {
                 match content {

@@ -7,6 +7,7 @@ use super::{
     Event, KnownPrompt, PendingUse, Prompt, Response, RunEnd, StateView, Status, decision::add_named,
 };
 use crate::{
+    budget::BudgetReport,
     message::{Content, Message, MessageId, Role, Text, Thinking, ToolUse, ToolUseId, TurnId, UseDecision},
     provider::{PartialBlock, StopReason},
     subscription::{EventId, Numbered},
@@ -93,6 +94,9 @@ pub struct Snapshot {
     /// The list is empty as soon as the turn has ended.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub decisions: Vec<(ToolUseId, UseDecision)>,
+    /// The last report of the turn in flight that 80 % of a limit of a budget are spent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget: Option<Box<BudgetReport>>,
     /// The latest prompts with an id, with the latest prompt at the end: all that have not ended, and the last
     /// 32 that have.
     /// The nodes of their runs are not known here.
@@ -164,6 +168,7 @@ impl Snapshot {
                 self.state.history.extend(response.messages.iter().cloned());
                 self.finish(response);
             }
+            Event::Budget(report) => self.budget = Some(report.clone()),
             Event::Decided(decided) => add_named(&mut self.decisions, decided),
             Event::ToolStart { tool_use_id, input } => {
                 let (tool_use_id, input) = (tool_use_id.clone(), input.clone());
@@ -228,6 +233,7 @@ impl Snapshot {
         self.answer = None;
         self.tools.clear();
         self.decisions.clear();
+        self.budget = None;
         self.turn = None;
         self.step = response.step;
     }

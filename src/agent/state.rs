@@ -5,8 +5,9 @@ use serde_json::Value;
 
 use super::{Next, Prompt, Status, WeakAgent, model_spec::ModelSpec};
 use crate::{
+    budget::Budget,
     json::is_shallow,
-    message::{Content, History, TurnId},
+    message::{Content, History, TurnId, Usage},
     provider::{Fold, Model, Options, Registry, RegistryError},
     run::{Error, ErrorKind, MAX_ID, Settings},
     store::StoredState,
@@ -29,8 +30,24 @@ pub struct Config {
     pub tools: ToolSet,
     /// The registry that resolves names of models. The default registry is used if this is `None`.
     pub(crate) registry: Option<Registry>,
+    /// The parts that few agents have.
+    pub(crate) extras: Option<Arc<Extras>>,
+}
+
+/// The parts of a configuration that few agents have.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Extras {
     /// The names of the tools whose uses need an approval, in addition to the tools that declare it themselves.
     pub(crate) approvals: BTreeSet<String>,
+    /// The budget of each prompt.
+    pub(crate) budget: Option<Budget>,
+}
+
+impl Extras {
+    /// Returns the parts to change them.
+    pub(crate) fn edit(extras: &mut Option<Arc<Self>>) -> &mut Self {
+        Arc::make_mut(extras.get_or_insert_default())
+    }
 }
 
 impl Config {
@@ -70,17 +87,31 @@ impl Config {
     /// Demands an approval for every use of the tool with this name. The tool may also be one that the service runs
     /// itself, if the service asks for decisions.
     pub fn require_approval(&mut self, tool: impl Into<String>) {
-        self.approvals.insert(tool.into());
+        Extras::edit(&mut self.extras).approvals.insert(tool.into());
+    }
+
+    /// Sets the budget of each prompt and everything that its run causes. A change by a callback also applies to the
+    /// run in flight from the next request on, even if the run's prompt has a budget. A limit that is negative or not
+    /// finite is [`ErrorKind::InvalidBudget`]. The budget is not stored.
+    pub fn set_budget(&mut self, budget: Budget) {
+        Extras::edit(&mut self.extras).budget = Some(budget);
+    }
+
+    /// Returns the budget of each prompt, if one is set.
+    pub fn budget(&self) -> Option<Budget> {
+        self.extras.as_ref()?.budget
     }
 
     /// Returns whether uses of the tool with this name need an approval, either because the tool declares it or because
     /// [`require_approval`](Self::require_approval) was called.
     pub fn requires_approval(&self, tool: &str) -> bool {
-        self.approvals.contains(tool) || self.tools.requires_approval(tool)
+        self.extras.as_ref().is_some_and(|extras| extras.approvals.contains(tool))
+            || self.tools.requires_approval(tool)
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {
         let Settings { options, max_steps, turn_timeout, .. } = &self.settings;
+        check_budget(self.budget())?;
         check(*max_steps, *turn_timeout, options)
     }
 
@@ -142,6 +173,12 @@ pub(super) fn check(
     }
 }
 
+pub(super) fn check_budget(budget: Option<Budget>) -> Result<(), Error> {
+    let Some(usd) = budget.and_then(|budget| budget.invalid_usd()) else { return Ok(()) };
+    let text = format!("the budget of {usd} US dollars is invalid; use zero or a positive, finite number");
+    Err(Error::new(ErrorKind::InvalidBudget, text).with_member("usd", usd))
+}
+
 /// The greatest size of the application's data in a prompt, in bytes of its JSON form.
 const MAX_APP_DATA: usize = 16_384;
 
@@ -160,6 +197,7 @@ impl Prompt {
         if let Some(data) = self.app_data.as_deref() {
             check_app_data(data)?;
         }
+        check_budget(self.budget)?;
         check(self.max_steps, self.turn_timeout, &self.options)
     }
 
@@ -235,6 +273,7 @@ pub struct State {
     pub(crate) history: History,
     pub(crate) status: Status,
     pub(crate) step: u32,
+    pub(crate) usage: Usage,
     pub(crate) turn: Option<TurnId>,
     pub(crate) extensions: Extensions,
     pub(crate) agent: WeakAgent,
@@ -264,6 +303,12 @@ impl State {
     /// Returns the number of requests made for the last prompt.
     pub fn step(&self) -> u32 {
         self.step
+    }
+
+    /// Returns the usage of the turn in flight so far, which includes the request that has just ended. Zero if no turn
+    /// is in flight.
+    pub fn usage(&self) -> Usage {
+        self.usage
     }
 
     /// Returns the id of the turn in flight. `None` if no turn is in flight.

@@ -16,6 +16,7 @@ mod ending;
 mod opening;
 mod poll;
 mod presence;
+pub(super) mod spending;
 mod trace;
 mod work;
 
@@ -47,6 +48,7 @@ use crate::{
 use calls::drop_contained;
 pub(super) use durability::RecordQueue;
 use presence::ActiveCalls;
+pub(super) use spending::SharedBudgets;
 use work::Work;
 
 /// The number of events that may wait for the commit channel before a new run is refused.
@@ -283,6 +285,9 @@ impl Task {
             self.perform(effect);
         }
         self.end_input();
+        if let Some(spending) = self.work.as_mut().and_then(|work| work.spending.as_mut()) {
+            spending.release(self.core.phase());
+        }
         #[cfg(debug_assertions)]
         if self.core.history().len() < 64
             && let Err(breach) = self.core.check()
@@ -301,7 +306,9 @@ impl Task {
             Effect::Emit(event) => {
                 self.trace(&event);
                 self.report_committed(&event);
+                let reports = self.spending().map(|spending| spending.charge(&event)).unwrap_or_default();
                 self.emit(event);
+                reports.into_iter().for_each(|report| self.emit(Event::Budget(Box::new(report))));
             }
             Effect::Call(op, call) => {
                 self.wanted = Some(CallbackRequest { op, call });
@@ -411,6 +418,7 @@ impl Task {
             history: self.core.history().clone(),
             status: self.core.status(),
             step: self.core.step(),
+            usage: self.core.phase().turn().map(|turn| turn.usage).unwrap_or_default(),
             turn: self.core.phase().turn().map(|turn| turn.id),
             extensions: self.setup.extensions.clone(),
             agent: self.weak.clone(),
@@ -418,7 +426,8 @@ impl Task {
     }
 
     fn snapshot(&self) -> Snapshot {
-        self.core.snapshot(self.feed.last(), self.config.view(self.core.history().clone()))
+        let view = self.config.view(self.core.history().clone());
+        Snapshot { budget: self.budget_report(), ..self.core.snapshot(self.feed.last(), view) }
     }
 
     /// Wakes the callers of `wait_until_idle` if nothing is in progress or queued.

@@ -24,6 +24,8 @@ pub enum StopReason {
     Pause,
     /// The limit of requests for one prompt was reached.
     MaxSteps,
+    /// A budget did not allow another request. The content so far is kept.
+    Budget,
     /// The turn was interrupted. Its content so far is kept.
     Interrupted,
     /// The turn was cancelled. Its content is discarded.
@@ -56,6 +58,7 @@ impl fmt::Display for StopReason {
             Self::Refusal => "refusal",
             Self::Pause => "pause",
             Self::MaxSteps => "max_steps",
+            Self::Budget => "budget",
             Self::Interrupted => "interrupted",
             Self::Cancelled => "cancelled",
             Self::Abandoned => "abandoned",

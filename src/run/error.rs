@@ -62,6 +62,9 @@ kinds! {
     InvalidPrompt: 422 "invalid-prompt" "The prompt is not acceptable.";
     /// A limit of requests or of time is zero, or the output schema is invalid.
     InvalidSettings: 422 "invalid-prompt" "The prompt is not acceptable.";
+    /// The limit of a budget in money is negative or not finite. The member `usd` has the limit, if JSON can represent
+    /// it.
+    InvalidBudget: 422 "invalid-prompt" "The prompt is not acceptable.";
     /// A prompt with this id was accepted before. Nothing was started. The member `state` has the [`PromptState`] of
     /// that prompt.
     KnownPrompt: 409 "known-prompt" "The prompt was accepted before.";

@@ -2,7 +2,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::provider::{PROVIDER_PANICKED, ProviderError, ProviderErrorKind};
+use crate::{
+    budget::BudgetReport,
+    provider::{PROVIDER_PANICKED, ProviderError, ProviderErrorKind},
+};
 
 /// The reason why a run failed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
@@ -27,6 +30,14 @@ pub enum Failure {
     TimeLimit {
         /// The limit of the turn.
         limit: Duration,
+    },
+    /// A budget does not allow the request, so it was not sent. If a later request of a turn is refused, the turn is
+    /// kept and ends with [`StopReason::Budget`](crate::provider::StopReason::Budget), which is not a failure of the
+    /// run.
+    #[error("{report}")]
+    Budget {
+        /// The budget that refuses the request, and what was spent of it.
+        report: Box<BudgetReport>,
     },
     /// The response does not match the output schema, so the model is asked for another response. This failure occurs
     /// only in [`Event::Retry`](crate::agent::Event::Retry). If no further response may be requested, the turn ends with the
@@ -86,7 +97,9 @@ impl Failure {
         match self {
             Self::Provider { error } => error.kind.to_string(),
             Self::ProviderPanicked { .. } => PROVIDER_PANICKED.1.to_owned(),
-            Self::TimeLimit { .. } | Self::Interrupted | Self::Uncertain => self.to_string(),
+            Self::TimeLimit { .. } | Self::Budget { .. } | Self::Interrupted | Self::Uncertain => {
+                self.to_string()
+            }
             Self::Output { .. } => "the response does not have the requested shape".to_owned(),
             Self::OnHold { .. } => "the prompt that handle_event returned was refused".to_owned(),
             Self::Callback { callback, .. } => format!("callback {callback} failed"),
@@ -105,7 +118,7 @@ impl Failure {
             | Self::Output { message }
             | Self::Callback { message, .. }
             | Self::OnHold { reason: message } => ERASED.clone_into(message),
-            Self::TimeLimit { .. } | Self::Interrupted | Self::Uncertain => {}
+            Self::TimeLimit { .. } | Self::Budget { .. } | Self::Interrupted | Self::Uncertain => {}
         }
     }
 
@@ -116,7 +129,7 @@ impl Failure {
             Self::ProviderPanicked { message } | Self::Output { message } => message.len(),
             Self::Callback { callback, message } => callback.len() + message.len(),
             Self::OnHold { reason } => reason.len(),
-            Self::TimeLimit { .. } | Self::Interrupted | Self::Uncertain => 0,
+            Self::TimeLimit { .. } | Self::Budget { .. } | Self::Interrupted | Self::Uncertain => 0,
         }
     }
 }

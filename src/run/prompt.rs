@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use super::RunOutcome;
 use crate::{
+    budget::Budget,
     message::{Blocks, Content, MessageId, TurnId, id::NodeId, text_id, value_weight},
     panics::contained,
     provider::{Model, Options},
@@ -187,6 +188,10 @@ pub struct Prompt {
     /// The maximum duration of each turn, which replaces the agent's limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turn_timeout: Option<Duration>,
+    /// The budget for the prompt and everything that its run causes, which replaces the agent's budget. If a callback
+    /// sets the agent's budget during the run, the newly set budget applies from the next request on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget: Option<Budget>,
     /// Data of the application: at most 16,384 bytes of JSON, and at most 64 levels of arrays and objects. The message
     /// of the prompt is stored with the data. The data is never sent to a model service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -272,6 +277,9 @@ impl Prompt {
         /// Returns the same prompt with this maximum duration of each turn.
         pub fn with_turn_timeout(self, limit: Duration) { self.turn_timeout = Some(limit) }
 
+        /// Returns the same prompt with this budget for the prompt and everything that its run causes.
+        pub fn with_budget(self, budget: Budget) { self.budget = Some(budget) }
+
         /// Returns the same prompt with this data of the application. `null` counts as no data.
         ///
         /// ```
@@ -306,6 +314,7 @@ impl Prompt {
             || !self.options.is_empty()
             || self.max_steps.is_some()
             || self.turn_timeout.is_some()
+            || self.budget.is_some()
     }
 
     /// Returns the settings without the content.
@@ -340,6 +349,7 @@ impl Prompt {
             options: self.options.overlaid(&over.options),
             max_steps: over.max_steps.or(self.max_steps),
             turn_timeout: over.turn_timeout.or(self.turn_timeout),
+            budget: over.budget.or(self.budget),
             client_tools: over.client_tools,
         }
     }

@@ -223,7 +223,7 @@ pub(super) fn check(command: &SessionCommand, principal: &Principal) -> Result<(
 /// Checks that a prompt has no settings, and only blocks that a user can write.
 pub(super) fn check_prompt(prompt: &Prompt) -> Result<(), Problem> {
     if prompt.has_settings() {
-        let detail = "A prompt of a client cannot have options or limits; remove them.";
+        let detail = "A prompt of a client cannot have options, limits or a budget; remove them.";
         return Err(Problem::invalid_prompt(detail));
     }
     let is_allowed = |block: &Content| match block {

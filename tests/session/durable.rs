@@ -16,8 +16,9 @@ use omni_agent::{
         Agent, AgentBuilder, AgentCallbacks, Durable, ErrorDecision, Recover, Recovery, RecoveryDecision,
         State, Status, ToolDecision, TurnDecision,
     },
+    budget::Budget,
     message::{RequestEnd, TurnId, Usage},
-    provider::{ProviderError, ProviderErrorKind, Request},
+    provider::{ProviderError, ProviderErrorKind, Request, StopReason},
     run::{Accepted, Failure, RunOutcome},
     session::{Mode, Session, SessionBuilder},
     store::{
@@ -194,6 +195,30 @@ fn tool_that_was_running_at_a_kill_is_reported_and_not_run_again() {
     assert_eq!((world.sent(), world.turn()), (1, None));
     let result = format!("{:?}", provider.last_request().unwrap());
     assert!(result.contains("not known whether the tool took effect"), "{result}");
+}
+
+#[test]
+fn turn_that_continues_after_a_kill_has_spent_what_was_recorded() {
+    let world = World::new(Durable::InFlight);
+    let gate = Gate::new();
+    let budget = Budget::tokens(2_500);
+    let used = Step::new().usage(Usage::default().with_input(2_000));
+    let provider = ScriptedProvider::new([used.then_tool_use("t", "send", json!({ "to": "ann" })).stop()]);
+    world.process(world.agent_at(&provider, Some(&gate)).budget(budget), async |session| {
+        session.prompt("Write to Ann").await.unwrap();
+        reached(&gate).await;
+    });
+    let provider = ScriptedProvider::new([Step::text("Yes.")]);
+    world.process(world.agent_at(&provider, None).budget(budget), async |session| {
+        session.wait_until_idle().await.unwrap();
+        let snapshot = session.snapshot().await.unwrap();
+        let outcome = &snapshot.agent.last_run.as_ref().unwrap().outcome;
+        assert_eq!(*outcome, RunOutcome::Stopped { stop_reason: StopReason::Budget });
+        session.flush(SOON).await.unwrap();
+        // The next prompt has an account of its own.
+        assert_eq!(session.ask("Again?").await.unwrap().text(), "Yes.");
+    });
+    assert_eq!((world.turn(), provider.requests().len()), (None, 1));
 }
 
 #[test]

@@ -153,6 +153,7 @@ async fn prompt_with_settings_or_foreign_blocks_is_refused() {
     for prompt in [
         json!({ "content": text, "options": { "max_tokens": 1 } }),
         json!({ "content": text, "max_steps": 99 }),
+        json!({ "content": text, "budget": { "usd": 99 } }),
         json!({ "content": text, "turn_timeout": { "secs": 1, "nanos": 0 } }),
         json!({ "content": text, "app_data": long }),
         json!({ "content": text, "id": "" }),

@@ -5,6 +5,7 @@ use std::{fs, path::Path, process::Command, time::Duration};
 
 use omni_agent::{
     agent::{Agent, AgentBuilder, Status},
+    budget::Budget,
     message::Usage,
     provider::{Options, ProviderError, ProviderErrorKind},
     run::{Next, Prompt},
@@ -108,7 +109,8 @@ async fn record_tools() -> Value {
     let provider = ScriptedProvider::new([uses, Step::text("Done.")]);
     let session = session(&provider).await;
     let mut recorder = Recorder::new("tools and decisions", &session).await;
-    session.prompt(Prompt::new("Go").with_id("p1")).await.unwrap();
+    let prompt = Prompt::new("Go").with_id("p1").with_budget(Budget::requests(2));
+    session.prompt(prompt).await.unwrap();
     recorder.until(|snapshot| snapshot.agent.pauses.len() == 2).await;
     let ids: Vec<_> = recorder.snapshot.agent.pauses.iter().map(|pause| pause.tool_use.id.clone()).collect();
     session.prompt(Prompt::new("And then?").with_id("p2")).await.unwrap();

@@ -78,6 +78,7 @@ const KINDS: &[(ErrorKind, u16, &str)] = &[
     (ErrorKind::EmptyPrompt, 422, "empty-prompt"),
     (ErrorKind::InvalidPrompt, 422, "invalid-prompt"),
     (ErrorKind::InvalidSettings, 422, "invalid-prompt"),
+    (ErrorKind::InvalidBudget, 422, "invalid-prompt"),
     (ErrorKind::KnownPrompt, 409, "known-prompt"),
     (ErrorKind::QueueFull, 409, "queue-full"),
     (ErrorKind::NotAtStep, 422, "not-at-step"),

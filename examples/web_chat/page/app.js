@@ -573,7 +573,8 @@ function paintTail(snapshot, isBusy) {
   const end = snapshot?.agent.last_run;
   const store = snapshot?.store;
   const shown = snapshot && end?.unanswered?.length ? unansweredIn(snapshot) : new Set();
-  const key = JSON.stringify([refused, planned === null, isBusy, end && runKey(end), shown.size, dismissedRun, lost.map((message) => message.id), store, seen.waiting]);
+  const budget = snapshot?.agent.budget;
+  const key = JSON.stringify([refused, planned === null, isBusy, end && runKey(end), shown.size, dismissedRun, lost.map((message) => message.id), store, seen.waiting, budget]);
   if (tail.dataset.key === key) return;
   tail.dataset.key = key;
   const parts = [];
@@ -587,6 +588,11 @@ function paintTail(snapshot, isBusy) {
     const at = new Date(seen.waiting.until).toLocaleTimeString(locale);
     parts.push(h("p", { class: "note", role: "status", dir: "auto" }, `The model service does not answer now (${seen.waiting.why}). The request is sent again at ${at}.`));
   }
+  if (isBusy && budget) {
+    const { requests, usage } = budget.spent;
+    const cost = usage.cost === undefined ? "" : `, $${usage.cost.toFixed(2)}`;
+    parts.push(h("p", { class: "note", role: "status" }, `Most of the budget is spent: ${requests} requests${cost}.`));
+  }
   if (end && !isBusy && runKey(end) !== dismissedRun) {
     if (end.outcome === "failed" && !end.unanswered?.some((message) => shown.has(message.id))) {
       parts.push(h("div", { class: "outcome bad", role: "alert" }, h("p", { dir: "auto" }, `The answer failed: ${reasonOf(end.failure)}`)));
@@ -594,6 +600,7 @@ function paintTail(snapshot, isBusy) {
     if (end.outcome === "abandoned") parts.push(h("div", { class: "outcome bad" }, h("p", {}, "The answer was given up after too many restarts of the server.")));
     if (end.outcome === "stopped" && end.stop_reason === "interrupted") parts.push(h("p", { class: "note" }, "Stopped."));
     if (end.outcome === "stopped" && end.stop_reason === "max_steps") parts.push(h("p", { class: "note" }, "Stopped at the limit of steps."));
+    if (end.outcome === "stopped" && end.stop_reason === "budget") parts.push(h("p", { class: "note" }, "Stopped at the limit of the budget."));
     if (end.outcome === "stopped" && end.stop_reason === "length") parts.push(h("p", { class: "note" }, "The answer has reached its greatest length."));
     const unsent = [...(end.unanswered ?? []).filter((message) => !shown.has(message.id)), ...(end.staged ?? [])];
     for (const prompt of unsent) parts.push(unanswered(prompt, "This message has no answer.", () => (dismissedRun = runKey(end))));

@@ -33,7 +33,9 @@
  *   left_open?: boolean }} TreeNode
  * @typedef {{ nodes: TreeNode[], head: number | null, cursors: [number, number][], next?: number }} Tree
  * @typedef {{ id?: string, content: Content[], next?: "turn" | "step", app_data?: any, options?: any,
- *   max_steps?: number, turn_timeout?: Duration }} Prompt
+ *   max_steps?: number, turn_timeout?: Duration, budget?: Budget }} Prompt
+ * @typedef {{ usd?: number, tokens?: number, requests?: number }} Budget
+ * @typedef {{ budget: Budget, spent: UsageSum, shared?: boolean, unpriced?: string }} BudgetReport
  * @typedef {"execute" | { execute_with: any } | { reject: string } | { provide: ToolResult }} Decision
  * @typedef {{ turn: string, tool_use: ToolUse, input_replaced?: boolean, reason?: any,
  *   asked_by?: string, survives?: boolean, since?: number, limit?: Duration, expires?: number,
@@ -43,7 +45,7 @@
  *   input?: any, noted?: boolean }} UseDecision
  * @typedef {{ content: Content, input?: string, ended: boolean }} PartialBlock
  * @typedef {{ kind: string, message?: string, error?: { kind: string, message: string }, reason?: string,
- *   callback?: string, limit?: Duration }} Failure
+ *   callback?: string, limit?: Duration, report?: BudgetReport }} Failure
  * @typedef {string | { other: string }} StopReason
  * @typedef {{ state: "staged" | "returned" } | { state: "in_flight", turn: string } | { state: "ended", outcome: any }} PromptState
  * @typedef {{ id: string, state: PromptState,
@@ -57,8 +59,8 @@
  *   max_steps?: number, turn_timeout?: Duration, history: Message[] }} StateView
  * @typedef {{ last: string, state: StateView, status: "idle" | "busy" | "paused", step: number, pending: Message[],
  *   partial: PartialBlock[], run: number, first_turn?: string, turn?: string, answer?: string,
- *   pauses?: PendingUse[], tools?: ToolRun[], decisions?: [string, UseDecision][], prompts?: KnownPrompt[],
- *   staged?: Prompt[], last_run?: RunEnd }} Snapshot
+ *   pauses?: PendingUse[], tools?: ToolRun[], decisions?: [string, UseDecision][], budget?: BudgetReport,
+ *   prompts?: KnownPrompt[], staged?: Prompt[], last_run?: RunEnd }} Snapshot
  * @typedef {{ outcome: "saved", what: string, version: number, through?: number }
  *   | { outcome: "failed", what: string, error: string, retry_in: Duration }
  *   | { outcome: "lost", error: string }} StoreReport
@@ -838,6 +840,11 @@ export function apply(agent, event) {
       agent.state.history.push(...event.response.messages);
       finish(agent, event.response);
       break;
+    case "budget": {
+      const { type: _, ...report } = event;
+      agent.budget = /** @type {BudgetReport} */ (report);
+      break;
+    }
     case "decided": {
       const { tool_use_id, by, at, decision } = event;
       if (by === undefined) break;
@@ -1009,6 +1016,7 @@ function finish(agent, response) {
   delete agent.answer;
   delete agent.tools;
   delete agent.decisions;
+  delete agent.budget;
   delete agent.turn;
   agent.step = response.step;
 }

@@ -85,6 +85,8 @@ impl Core {
         if let Some(asked) = &mut turn.origin.asked {
             asked.add(&response);
         }
+        let used = turn.usage;
+        turn.origin.spent += used;
         cx.push(Effect::Watch(None));
         if self.staged.is_empty() && next.is_none() {
             return self.end_committed(&turn, None, response, cx);
@@ -215,11 +217,22 @@ impl Core {
         self.end_in_error(callback_failure(callback, message), cx);
     }
 
-    /// Ends the run with an error, and keeps as much of the turn as possible. If only the prompt could be kept, the turn
-    /// is discarded.
-    fn fail(&mut self, turn: Box<Turn>, failure: Failure, remains: StepRemains, cx: &mut Context<'_>) {
+    /// Ends the run with an error, and keeps as much of the turn as possible. If only the prompt could be kept, the
+    /// turn is discarded. If a budget has refused a later request of the turn, the turn is complete and the run has not
+    /// failed.
+    pub(super) fn fail(
+        &mut self,
+        turn: Box<Turn>,
+        failure: Failure,
+        remains: StepRemains,
+        cx: &mut Context<'_>,
+    ) {
         self.enter(turn, Stage::Failing { failure: failure.clone(), remains: Box::new(remains) });
-        if !self.keep(StopReason::Failed, Some(&failure), cx) {
+        let (reason, failed) = match &failure {
+            Failure::Budget { .. } => (StopReason::Budget, None),
+            failed => (StopReason::Failed, Some(failed)),
+        };
+        if !self.keep(reason, failed, cx) {
             self.end_in_error(failure, cx);
         }
     }

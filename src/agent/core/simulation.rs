@@ -12,6 +12,7 @@
 
 mod asks;
 mod blocks;
+mod budgets;
 mod commands;
 mod compare;
 mod desk;

@@ -106,7 +106,7 @@ impl Core {
         turn.usage += usage;
         turn.model = model;
         turn.output_enforced = output_enforced;
-        turn.refused = false;
+        (turn.refused, turn.refused_by) = (false, None);
         // If the limit of requests is reached, no further request continues the response. The step must then not report
         // the stop reason `Pause`, because subscribers expect another request after a step with this reason.
         if stop_reason == StopReason::Pause && turn.is_exhausted() && message.tool_uses().next().is_none() {
@@ -216,10 +216,10 @@ impl Core {
         self.next_step(turn, results, 0, cx);
     }
 
-    /// Called when the request could not be prepared or sent, or when its stream failed.
+    /// Called when the request could not be prepared or sent, was refused by a budget, or when its stream failed.
     pub(in crate::agent) fn stream_failed(&mut self, op: Op, failure: Failure, cx: &mut Context<'_>) {
         let opening = in_stage!(stage @ (Stage::Preparing | Stage::Streaming { .. }) => stage);
-        let Some((turn, stage)) = self.phase.take_awaited(op, opening) else {
+        let Some((mut turn, stage)) = self.phase.take_awaited(op, opening) else {
             return;
         };
         if let Stage::Streaming { question, .. } = &stage {
@@ -229,6 +229,13 @@ impl Core {
             }
         }
         let remains = stage.into_remains(&turn);
+        if let Failure::Budget { report } = &failure {
+            let earlier = turn.refused_by.replace(report.budget);
+            // `handle_error` has seen this refusal already. Another call could make it repeat the step for ever.
+            if earlier.is_some_and(|earlier| !report.budget.is_raised_from(&earlier)) {
+                return self.fail(turn, failure, remains, cx);
+            }
+        }
         self.recover(turn, failure, remains, cx);
     }
 

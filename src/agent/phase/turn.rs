@@ -12,6 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{
     agent::{Config, Prompt, Response},
+    budget::Budget,
     message::{History, Message, MessageId, Role, ToolUseId, TurnId, Usage, UseDecision},
     provider::{Corrections, Model, Options, OutputSchema},
     tool::Replay,
@@ -27,6 +28,13 @@ pub(crate) struct Origin {
     pub(crate) secrets_of: Option<Box<str>>,
     /// The limit of requests that is in force for the prompt.
     pub(crate) max_steps: Option<u32>,
+    /// The first turn of the prompt, by which the shell knows the account of the prompt. Not recorded, because no
+    /// account outlives the process.
+    #[serde(skip)]
+    pub(crate) first_turn: TurnId,
+    /// The usage of the earlier turns of the prompt.
+    #[serde(default, skip_serializing_if = "Usage::is_zero")]
+    pub(crate) spent: Usage,
     /// The responses for the caller of `ask`, if an `ask` started the run. The serialised form contains no responses,
     /// because the caller does not outlive the process.
     #[serde(
@@ -128,6 +136,9 @@ pub(crate) struct Turn {
     /// `handle_error` gets is known.
     #[serde(skip)]
     pub(crate) refused: bool,
+    /// The budget that has refused the request of the current step. Not recorded.
+    #[serde(skip)]
+    pub(crate) refused_by: Option<Budget>,
     /// The number of tool uses and questions of this turn that have waited for decisions. A record contains their ids.
     #[serde(skip)]
     pub(crate) waits: usize,

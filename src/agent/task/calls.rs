@@ -142,6 +142,9 @@ impl Task {
             if after.settings.max_steps != before.settings.max_steps {
                 self.core.set_max_steps(after.settings.max_steps);
             }
+            if after.budget() != before.budget() {
+                self.core.set_budget();
+            }
             if after.model != before.model {
                 self.core.set_model();
             }

@@ -27,7 +27,7 @@ use crate::{
 
 /// A request that has no stream yet.
 pub(super) struct Opening {
-    request: Box<Request>,
+    pub(super) request: Box<Request>,
     /// The provider to which the request is sent. It is the provider of the model for which the request was made, even
     /// if `prepare_step` changed the model.
     provider: Arc<dyn Provider>,
@@ -177,12 +177,15 @@ impl Task {
         self.work.as_ref()?.opening.as_ref().map(|opening| Arc::clone(&opening.provider))
     }
 
-    /// Sends the request through an instance of its provider. Opens the instance first if the agent has none of this
-    /// provider.
+    /// Sends the request through an instance of its provider, if the budgets allow it. Opens the instance first if the
+    /// agent has none of this provider.
     pub(super) fn connect(&mut self, op: Op) {
         let Some(provider) = self.provider() else {
             unreachable!("a request was prepared");
         };
+        if let Err(failure) = self.reserve() {
+            return self.step(|core, cx| core.stream_failed(op, failure, cx));
+        }
         if self.instance.as_ref().is_some_and(|instance| Arc::ptr_eq(&instance.of, &provider)) {
             return self.exchange(op);
         }
@@ -198,6 +201,9 @@ impl Task {
         let Some(Opening { request, provider, .. }) = work.opening.take() else {
             return;
         };
+        if let Some(spending) = &mut work.spending {
+            spending.accounts.sent();
+        }
         let provider = instance.own.clone().unwrap_or(provider);
         let (mut context, questions) = RequestContext::with_questions();
         work.questions = Some(questions);

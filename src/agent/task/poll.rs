@@ -296,6 +296,13 @@ impl Task {
         match polled {
             Ok(Poll::Pending) => return Poll::Pending,
             Ok(Poll::Ready(Some(Ok(delta)))) => {
+                // The retry policy repeats only requests without content.
+                if let Delta::Retry { .. } = &delta
+                    && let Some(spending) = &mut work.spending
+                    && self.core.phase().partial().is_some_and(|fold| fold.blocks().is_empty())
+                {
+                    spending.accounts.sent();
+                }
                 // Without a delay, the request may still be in flight, because a service can start its answer again.
                 if let Delta::Retry { delay, .. } = &delta
                     && !delay.is_zero()

@@ -124,6 +124,7 @@ fn kind(failure: &Failure) -> String {
         Failure::Provider { error } => error_type(error.kind),
         Failure::ProviderPanicked { .. } => PROVIDER_PANICKED.0.to_owned(),
         Failure::TimeLimit { .. } => "time_limit".to_owned(),
+        Failure::Budget { .. } => "budget".to_owned(),
         Failure::Output { .. } => "output".to_owned(),
         Failure::OnHold { .. } => "on_hold".to_owned(),
         Failure::Interrupted => "interrupted".to_owned(),

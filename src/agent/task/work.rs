@@ -14,6 +14,7 @@ use super::{
     Instance, Task,
     calls::{drop_contained, guard},
     opening::{NextAttempt, Opening},
+    spending::RunSpending,
 };
 use crate::{
     agent::{
@@ -51,6 +52,8 @@ pub(super) struct Work {
     pub(super) held: Option<(u64, Effect)>,
     /// The tool uses whose pauses have time limits.
     pub(super) expiries: Option<Box<DelayQueue<ToolUseId>>>,
+    /// The accounts of the run, if a budget applies.
+    pub(super) spending: Option<Box<RunSpending>>,
     /// The trace of the run, if telemetry is on.
     pub(super) trace: Option<Box<RunTrace>>,
     /// The caller of the command that is being served.

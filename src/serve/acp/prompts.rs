@@ -8,7 +8,7 @@ use crate::{
     error_chain,
     message::TurnId,
     provider::StopReason,
-    run::{PromptId, RunOutcome},
+    run::{Failure, PromptId, RunOutcome},
     session::SessionSnapshot,
 };
 
@@ -128,7 +128,7 @@ fn reason(outcome: Option<&RunOutcome>) -> Answer {
         None => Ok(Reason::EndTurn),
         Some(RunOutcome::Stopped { stop_reason }) => Ok(match stop_reason {
             StopReason::Length | StopReason::ContextLength => Reason::MaxTokens,
-            StopReason::MaxSteps => Reason::MaxTurnRequests,
+            StopReason::MaxSteps | StopReason::Budget => Reason::MaxTurnRequests,
             StopReason::Refusal => Reason::Refusal,
             StopReason::Interrupted | StopReason::Cancelled => Reason::Cancelled,
             _ => Reason::EndTurn,
@@ -137,6 +137,7 @@ fn reason(outcome: Option<&RunOutcome>) -> Answer {
         Some(RunOutcome::Abandoned) => {
             Err(Error::internal_error().data("the run was ended after too many restarts".to_owned()))
         }
+        Some(RunOutcome::Failed { failure: Failure::Budget { .. } }) => Ok(Reason::MaxTurnRequests),
         Some(RunOutcome::Failed { failure }) => Err(Error::internal_error().data(error_chain(failure))),
     }
 }
@@ -191,6 +192,11 @@ mod tests {
             (stopped(StopReason::Length), Reason::MaxTokens),
             (stopped(StopReason::ContextLength), Reason::MaxTokens),
             (stopped(StopReason::MaxSteps), Reason::MaxTurnRequests),
+            (stopped(StopReason::Budget), Reason::MaxTurnRequests),
+            (
+                RunOutcome::Failed { failure: Failure::Budget { report: Box::default() } },
+                Reason::MaxTurnRequests,
+            ),
             (stopped(StopReason::Refusal), Reason::Refusal),
             (stopped(StopReason::Interrupted), Reason::Cancelled),
             (RunOutcome::Cancelled, Reason::Cancelled),

@@ -227,6 +227,7 @@ impl Task {
                 pauses: Vec::new(),
                 tools: Vec::new(),
                 decisions: Vec::new(),
+                budget: None,
                 prompts: Vec::new(),
                 staged: Vec::new(),
                 last_run: None,

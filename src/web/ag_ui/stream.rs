@@ -263,6 +263,9 @@ impl RunStream {
             Event::Usage(row) => {
                 *self.usage.entry(row.model.clone().unwrap_or_default()).or_default() += row.usage;
             }
+            Event::Budget(report) => {
+                self.out.push(Frame::Custom { name: "omni.budget", value: json!(report) });
+            }
             Event::Message { message, .. } => self.message(message),
             Event::ToolProgress { tool_use_id, data } => {
                 let mut content = json!({ "toolCallId": tool_use_id });

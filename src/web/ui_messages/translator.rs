@@ -283,6 +283,7 @@ impl Translator {
                 }
             }
             Event::Usage(row) => self.steps += row.usage,
+            Event::Budget(report) => self.writer.data("budget", None, &json!(report)),
             Event::ToolProgress { tool_use_id, data } => self.writer.progress(tool_use_id, data),
             Event::ToolResult { result, .. } => self.writer.tool_end(result),
             Event::Decided(decided) => self.writer.decided(&decided.tool_use_id, &decided.decision),

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use serde_json::json;
 
-use super::{Check, ensure, model::Input, world::World};
+use super::{Check, budgets::random_budget, ensure, model::Input, world::World};
 use crate::actor::random::Rng;
 use crate::{
     agent::{
@@ -114,6 +114,9 @@ impl World {
         }
         if self.rng.percent(20) {
             prompt = prompt.with_model(self.config.model.clone());
+        }
+        if self.budgets.are_on && self.rng.percent(30) {
+            prompt = prompt.with_budget(random_budget(&mut self.rng));
         }
         match self.rng.below(60) {
             0 => prompt.with_max_steps(0),

@@ -23,8 +23,8 @@ pub(super) fn snapshot(core: &Core, config: &Config) -> Snapshot {
 }
 
 impl Kept {
-    pub(super) fn new(core: &Core, config: &Config) -> Self {
-        Self(snapshot(core, config))
+    pub(super) fn new(snapshot: Snapshot) -> Self {
+        Self(snapshot)
     }
 
     /// Applies a callback's edit of the configuration. This edit emits no event.
@@ -54,8 +54,9 @@ impl Kept {
     }
 
     /// Compares this snapshot with a fresh one.
-    pub(super) fn compare(&self, core: &Core, config: &Config) -> Check {
-        let (kept, fresh) = (&self.0, snapshot(core, config));
+    pub(super) fn compare(&self, fresh: &Snapshot) -> Check {
+        let kept = &self.0;
+        ensure!(kept.budget == fresh.budget, "budget: {:?}, not {:?}", kept.budget, fresh.budget);
         ensure!(kept.status == fresh.status, "status: {:?}, not {:?}", kept.status, fresh.status);
         ensure!(kept.pending == fresh.pending, "pending: {:?}, not {:?}", kept.pending, fresh.pending);
         ensure!(kept.answer == fresh.answer, "answer: {:?}, not {:?}", kept.answer, fresh.answer);
@@ -143,6 +144,7 @@ impl Core {
                 (*op, *begun, between.recorded) = (*own, *has_begun, lost.recorded);
                 between.origin.asked.clone_from(&lost.origin.asked);
                 between.origin.secrets_of.clone_from(&lost.origin.secrets_of);
+                between.origin.first_turn = lost.origin.first_turn;
             }
             (Phase::InTurn { op, turn, stage }, Phase::InTurn { op: own, turn: lost, stage: lost_stage }) => {
                 *op = *own;
@@ -151,6 +153,7 @@ impl Core {
                 (turn.recorded, turn.refused) = (lost.recorded, lost.refused);
                 turn.origin.asked.clone_from(&lost.origin.asked);
                 turn.origin.secrets_of.clone_from(&lost.origin.secrets_of);
+                (turn.origin.first_turn, turn.refused_by) = (lost.origin.first_turn, lost.refused_by);
                 let Stage::Recovering(recovering) = std::mem::replace(stage, Stage::Preparing) else {
                     return Err("the turn is not recovering".to_owned());
                 };

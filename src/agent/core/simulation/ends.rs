@@ -7,7 +7,7 @@ use super::{
     model::{Input, Model, Turn, TurnStage},
 };
 use crate::{
-    agent::{Response, RunOutcome, Status},
+    agent::{Failure, Response, RunOutcome, Status},
     message::{Content, RequestEnd, Role, Usage, cleared},
     provider::StopReason,
 };
@@ -16,11 +16,12 @@ impl Model {
     pub(super) fn turn_ends(&mut self, response: &Response, continues: bool) -> Check {
         let turn = self.commits(response, RequestEnd::Interrupted)?;
         if self.is_cut_short() {
-            ensure!(
-                !continues && response.stop_reason == StopReason::Interrupted,
-                "{:?}",
-                response.stop_reason
-            );
+            // A turn whose later request a budget has refused is complete.
+            let by_budget =
+                matches!((self.input, &self.failure), (Input::GivesUp, Some(Failure::Budget { .. })));
+            let expected = if by_budget { StopReason::Budget } else { StopReason::Interrupted };
+            ensure!(self.input == Input::Interrupt || by_budget, "a failed run ends without an error");
+            ensure!(!continues && response.stop_reason == expected, "{:?}", response.stop_reason);
         } else {
             self.check_reason(&turn, response)?;
         }

@@ -6,6 +6,7 @@ use super::{Check, ensure, world::World};
 use crate::{
     actor::random::Rng,
     agent::{Event, Follow, FollowFrom, FollowTarget, PromptState, RunProgress, Snapshot, Status},
+    budget::BudgetReport,
     message::{Content, Message, TurnId},
     provider::StopReason,
     run::{Accepted, PendingUse, PromptId, RunOutcome},
@@ -24,6 +25,8 @@ struct Seen {
     /// The number of items before the last request.
     base: usize,
     pauses: Vec<Arc<PendingUse>>,
+    /// The last reported budget of the turn.
+    budget: Option<BudgetReport>,
     end: Option<SeenEnd>,
     fault: Option<String>,
 }
@@ -79,6 +82,8 @@ impl Seen {
                 *whole = Some(Arc::clone(message));
             }
             RunProgress::Void { .. } => self.items.truncate(self.base),
+            RunProgress::Turn(_) => self.budget = None,
+            RunProgress::Budget(report) => self.budget = Some(report.clone()),
             RunProgress::Pauses(pauses) => self.pauses = pauses.to_vec(),
             RunProgress::Ended { outcome, response, message } => {
                 ensure!(!is_open, "the answer before the end is open");
@@ -165,6 +170,10 @@ impl Readers {
             let is_running = reader.follow.turn().is_some() && !reader.follow.is_ended();
             if !reader.is_behind && is_running {
                 ensure!(reader.seen.pauses == snapshot.pauses, "the pauses are {:?}", reader.seen.pauses);
+                let budget = reader.seen.budget.as_ref().filter(|_| snapshot.turn.is_some());
+                // A prompt that has joined the turn may have missed the report.
+                let has_missed = budget.is_none() && self.target != FollowTarget::InFlight;
+                ensure!(has_missed || budget == snapshot.budget.as_deref(), "the budget is {budget:?}");
             }
         }
         let by_events = &self.three[0];
@@ -382,7 +391,7 @@ impl World {
     /// Gives the readers their snapshots. `is_last` is whether all readers get one, because the history is about to be
     /// replaced or the schedule is over.
     pub(super) fn follow(&mut self, is_last: bool) -> Check {
-        self.follows.after(super::compare::snapshot(&self.core, &self.config), is_last)
+        self.follows.after(self.snapshot(), is_last)
     }
 }
 

@@ -9,6 +9,7 @@ use crate::{
         Status,
         core::{Core, streaming::CUT},
     },
+    budget::Budget,
     message::{
         Blocks, Content, History, Message, RequestEnd, Role, TurnId, Usage, UsageRow, answer_open_tool_uses,
     },
@@ -143,6 +144,8 @@ pub(super) struct Turn {
     pub(super) joined: Vec<Arc<Prompt>>,
     /// Whether a service has refused the request of the current step, and no response to it has begun since.
     pub(super) refused: bool,
+    /// The budget that has refused the request of the current step.
+    pub(super) refused_by: Option<Budget>,
 }
 
 impl Turn {
@@ -166,6 +169,7 @@ impl Turn {
             outputs: Outputs::default(),
             joined: Vec::new(),
             refused: false,
+            refused_by: None,
         }
     }
 
@@ -400,6 +404,7 @@ impl Model {
                     return self.attempted(*pending, failure);
                 }
                 if matches!(failure, Failure::Output { .. }) {
+                    self.turn()?.refused_by = None;
                     self.asked_again()?;
                 } else {
                     ensure!(self.failure.as_ref() == Some(failure), "a retry for {failure:?}");
@@ -625,7 +630,7 @@ impl Model {
         ensure!(response.model == model, "a step of the model {}, not {model}", response.model);
         ensure!(turn.booked.is_none(), "a step with a row for {:?}", turn.booked);
         turn.booked = Some(RequestEnd::Answered);
-        turn.refused = false;
+        (turn.refused, turn.refused_by) = (false, None);
         turn.told_rows += response.usage;
         turn.reason = Some(response.stop_reason.clone());
         turn.place = match response.stop_reason {

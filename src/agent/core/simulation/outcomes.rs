@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use serde_json::json;
 
-use super::{Check, commands::random_decision, ensure, model::Input, world::World};
+use super::{Check, budgets::random_budget, commands::random_decision, ensure, model::Input, world::World};
 use crate::{
     agent::{
         ErrorDecision, Failure, Prompt, Status, ToolDecision, TurnDecision,
@@ -171,6 +171,12 @@ impl World {
             self.model.named_for_run = None;
             self.config.model = super::world::model(self.rng.pick(&["model", "other"]));
             self.kept.configured(&self.config);
+        }
+        if self.budgets.are_on && self.rng.percent(40) {
+            let budget = random_budget(&mut self.rng);
+            self.note(|| format!("another budget: {budget:?}"));
+            self.core.set_budget();
+            self.config.set_budget(budget);
         }
         let max_steps = self.rng.pick(&[None, Some(1), Some(2), Some(3), Some(5)]);
         if max_steps == self.config.settings.max_steps {

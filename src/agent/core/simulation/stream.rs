@@ -164,6 +164,9 @@ impl World {
                 }
                 if matches!(delta, Delta::Retry { .. }) {
                     self.model.input = if begun { Input::Restart } else { Input::NewAttempt };
+                    if !begun {
+                        self.attempt();
+                    }
                 }
                 self.input(|core, cx| core.delta(op, delta, cx))
             }

@@ -1,10 +1,18 @@
 //! The simulated world around the core: the shell's state, and the loop that plays a schedule.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use super::{
-    Check, asks::Asks, compare::Kept, desk::Desk, ensure, follows::Follows, model::Model,
-    questions::Questions, stream::Stream,
+    Check,
+    asks::Asks,
+    budgets::{Budgets, random_budget},
+    compare::Kept,
+    desk::Desk,
+    ensure,
+    follows::Follows,
+    model::Model,
+    questions::Questions,
+    stream::Stream,
 };
 use crate::actor::random::Rng;
 use crate::{
@@ -58,6 +66,7 @@ pub(super) struct World {
     pub(super) asks: Asks,
     pub(super) kept: Kept,
     pub(super) follows: Follows,
+    pub(super) budgets: Budgets,
     /// The number of queued application events.
     pub(super) notices: usize,
     pub(super) prompts: u32,
@@ -95,7 +104,7 @@ pub(super) fn config() -> Config {
         settings: Settings::default(),
         tools: ToolSet::new(),
         registry: None,
-        approvals: BTreeSet::new(),
+        extras: None,
     }
 }
 
@@ -134,11 +143,16 @@ impl World {
             config.settings.options = OUTPUT.with(Options::clone);
             config.settings.options.set_output_retries(rng.pick(&[None, Some(0), Some(1)]));
         }
+        let budgets = Budgets::new(&mut rng);
+        if budgets.are_on && rng.percent(70) {
+            config.set_budget(random_budget(&mut rng));
+        }
         let core = Core::new(super::commands::random_history(&mut rng));
         let mut world = Self {
             model: Model::new(core.history(), &config),
-            kept: Kept::new(&core, &config),
+            kept: Kept::new(super::compare::snapshot(&core, &config)),
             follows: Follows::new(seed),
+            budgets,
             core,
             config,
             tools: TOOLS.with(ToolSet::clone),
@@ -168,7 +182,7 @@ impl World {
             trace: trace.then(Vec::new),
             rng,
         };
-        world.follows.begin(&super::compare::snapshot(&world.core, &world.config));
+        world.follows.begin(&world.snapshot());
         world.note(|| format!("seed {seed}"));
         world
     }
@@ -204,7 +218,7 @@ impl World {
             self.write_down_and_take_up()?;
         }
         if self.rng.percent(5) {
-            self.kept = Kept::new(&self.core, &self.config);
+            self.kept = Kept::new(self.snapshot());
         }
         // While tools run or a question waits, outcomes of ended operations are sent more often, because more kinds of
         // them are possible.
@@ -262,11 +276,12 @@ impl World {
         self.check_hands()?;
         self.model.check_rest(&self.core)?;
         self.asks.check_rest(self.model.is_running())?;
-        self.kept.compare(&self.core, &self.config)?;
+        self.release()?;
+        self.kept.compare(&self.snapshot())?;
         self.follow(false)
     }
 
-    fn perform(&mut self, effect: Effect) -> Check {
+    pub(super) fn perform(&mut self, effect: Effect) -> Check {
         match effect {
             Effect::Emit(event) => {
                 let begins = !self.model.has_turn();
@@ -279,6 +294,7 @@ impl World {
                 }
                 self.kept.apply(&event);
                 self.follows.event(&event);
+                self.charge(&event);
                 self.kept
                     .compare_after_event(&self.model)
                     .map_err(|error| format!("after {event:?}: {error}"))?;
@@ -310,7 +326,7 @@ impl World {
                 let ((), effects) = self.feed(|core, cx| core.admitted(op, cx));
                 effects.into_iter().try_for_each(|effect| self.perform(effect))?;
             }
-            Effect::Connect(op) => self.stream = Some(Stream::new(op)),
+            Effect::Connect(op) => self.connect(op)?,
             Effect::Record | Effect::RecordSoon => {
                 ensure!(self.records > Durable::Turns, "a record without a wish for it");
             }

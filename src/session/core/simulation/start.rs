@@ -1,6 +1,6 @@
 //! The state in which a simulated session starts.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::sync::Arc;
 
 use super::{agent::random_turn, vault::Vault};
 use crate::{
@@ -34,7 +34,7 @@ pub(super) fn config() -> Arc<Config> {
         settings: Settings::default(),
         tools: ToolSet::new(),
         registry: None,
-        approvals: BTreeSet::new(),
+        extras: None,
     })
 }
 

@@ -27,6 +27,7 @@ pub(super) fn code(failure: &Failure) -> &'static str {
     match failure {
         Failure::Provider { .. } | Failure::ProviderPanicked { .. } => "provider",
         Failure::TimeLimit { .. } => "time-limit",
+        Failure::Budget { .. } => "budget",
         Failure::Output { .. } => "output",
         Failure::OnHold { .. } => "store-behind",
         Failure::Interrupted | Failure::Uncertain => "interrupted",

@@ -1,0 +1,124 @@
+//! The accounts of a run: the shell reserves each request before it is sent, and charges what the core reports.
+//!
+//! The core decides what a refusal means. An account exists only while a run is active to which a budget applies. It
+//! belongs to one prompt. It starts with the recorded usage of the prompt, so a restart does not refill a budget.
+
+use super::Task;
+use crate::{
+    agent::{
+        Config, Event, Failure,
+        phase::{Phase, Turn},
+    },
+    budget::{Account, BudgetReport, Quote, SharedBudget, Spending},
+    message::{Content, TurnId, UsageSum},
+    provider::Request,
+};
+
+/// The shared budgets of an agent, as a value in its extensions, so that an agent without any needs no memory for them.
+#[derive(Clone, Debug, Default)]
+pub(in crate::agent) struct SharedBudgets(pub(in crate::agent) Vec<SharedBudget>);
+
+/// The accounts of the prompt that is in flight.
+pub(in crate::agent) struct RunSpending {
+    /// The first turn of the prompt.
+    first_turn: TurnId,
+    pub(in crate::agent) accounts: Spending,
+    /// The last report of the turn in flight.
+    pub(in crate::agent) report: Option<Box<BudgetReport>>,
+}
+
+impl RunSpending {
+    /// Reserves the next request of `turn` in all accounts that apply. If a budget applies and `own` is not the
+    /// accounts of the turn's prompt, opens them.
+    pub(in crate::agent) fn reserve(
+        own: &mut Option<Box<Self>>,
+        turn: &Turn,
+        config: &Config,
+        shared: Option<&SharedBudgets>,
+        quote: impl FnOnce() -> Quote,
+    ) -> Result<(), Failure> {
+        let budget = turn.origin.prompt.budget.or(config.budget());
+        if budget.is_none() && shared.is_none() {
+            // An earlier prompt of the run may have had a budget.
+            *own = None;
+            return Ok(());
+        }
+        let (origin, budget) = (&turn.origin, budget.unwrap_or_default());
+        let spending = match own {
+            Some(own) if own.first_turn == origin.first_turn => own,
+            other => {
+                let mut spent = UsageSum::new(turn.model.clone());
+                spent.add(turn.step.saturating_sub(1).into(), origin.spent + turn.usage);
+                let parents = shared.into_iter().flat_map(|all| &all.0).map(|shared| shared.0.clone());
+                let accounts = Spending::new(Account::new(budget, spent, parents.collect()));
+                other.insert(Box::new(Self { first_turn: origin.first_turn, accounts, report: None }))
+            }
+        };
+        spending.accounts.set_budget(budget);
+        let reserved = spending.accounts.reserve(quote());
+        reserved.map_err(|report| Failure::Budget { report: Box::new(report) })
+    }
+
+    /// Charges the usage that the event reports. Returns the reports to be emitted.
+    pub(in crate::agent) fn charge(&mut self, event: &Event) -> Vec<BudgetReport> {
+        let reports = match event {
+            Event::Step(response) => self.accounts.charge(response.usage, &response.model),
+            Event::Usage(row) => self.accounts.charge(row.usage, row.model.as_deref().unwrap_or_default()),
+            Event::Turn { .. } | Event::Error { .. } | Event::Cancelled { .. } => {
+                self.report = None;
+                Vec::new()
+            }
+            _ => Vec::new(),
+        };
+        self.report = reports.last().cloned().map(Box::new).or(self.report.take());
+        reports
+    }
+
+    /// Releases the reservation at the end of an input, unless the request is in flight or its usage is not reported
+    /// yet.
+    pub(in crate::agent) fn release(&mut self, phase: &Phase) {
+        if phase.partial().is_none() {
+            self.accounts.release();
+        }
+    }
+}
+
+impl Task {
+    /// Reserves the request that is being opened.
+    pub(super) fn reserve(&mut self) -> Result<(), Failure> {
+        let (Some(turn), Some(work)) = (self.core.phase().turn(), &mut self.work) else { return Ok(()) };
+        let Some(opening) = &work.opening else { return Ok(()) };
+        let shared = self.setup.extensions.get();
+        RunSpending::reserve(&mut work.spending, turn, &self.config, shared, || quote(&opening.request))
+    }
+
+    pub(super) fn spending(&mut self) -> Option<&mut RunSpending> {
+        self.work.as_mut()?.spending.as_deref_mut()
+    }
+
+    pub(super) fn budget_report(&self) -> Option<Box<BudgetReport>> {
+        self.work.as_ref()?.spending.as_ref()?.report.clone()
+    }
+}
+
+/// Returns the expected size of a request, and the rates of its model.
+fn quote(request: &Request) -> Quote {
+    let prompt = estimated_tokens(request);
+    let price = request.model_info.as_ref().and_then(|info| info.price.as_ref());
+    let rates = price.map(|price| price.rates_for(prompt));
+    let max_output = request.options.max_tokens().map(u64::from);
+    Quote { prompt, max_output, rates: rates.map(|rates| (rates.input / 1e6, rates.output / 1e6)) }
+}
+
+/// Returns the estimated number of prompt tokens: a quarter of the bytes of all texts, 1,600 for each attachment, and a
+/// few for the frame of each message and tool.
+fn estimated_tokens(request: &Request) -> u64 {
+    let block = |content: &Content| match content {
+        Content::Attachment(_) => 1600,
+        other => other.weight() / 4,
+    };
+    let messages = request.history.iter().map(|message| 4 + message.content.iter().map(block).sum::<usize>());
+    let tools = request.tools.declarations().iter().map(|tool| 8 + tool.weight() / 4).sum::<usize>();
+    let system = request.system.as_ref().map_or(0, |system| system.len() / 4);
+    (messages.sum::<usize>() + tools + system) as u64
+}

@@ -228,7 +228,8 @@ impl Task {
                 tools: Vec::new(),
                 decisions: Vec::new(),
                 budget: None,
-                prompts: Vec::new(),
+                // Nothing ended the run of a prompt in flight, so readers must not take it for ended.
+                prompts: self.core.known_prompts().to_vec(),
                 staged: Vec::new(),
                 last_run: None,
             },

@@ -39,7 +39,8 @@ pub struct SessionSnapshot {
     #[serde(default)]
     pub used: Usage,
     /// The tree of the conversation, with all messages on all branches. In a [tail](super::Session::subscribe_tail), all
-    /// nodes except the last ones of the path are [outlines](crate::tree::Node::is_outline).
+    /// nodes except the last ones of the path and the unanswered prompts below them are
+    /// [outlines](crate::tree::Node::is_outline).
     pub tree: Tree,
     /// The first node of the path that is not an outline, if an outline is before it. The messages of the path before
     /// this node are not part of the snapshot. `None` if the whole path is present.

@@ -114,7 +114,7 @@ async fn failed_prompt_stays_below_the_node_below_which_it_was_sent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unanswered_prompt_is_no_end_of_a_path_and_can_be_erased() {
+async fn unanswered_prompt_never_ends_a_path_and_can_be_erased() {
     let mut session = Watched::start(on(scripted([Step::text("A1"), down(), Step::text("A2")]))).await;
     session.ask("Q1").await;
     fail(&mut session, "Q2").await;

@@ -203,7 +203,7 @@ fn find(posted: Posted, snapshot: &SessionSnapshot) -> Option<Intent> {
         (None, Trigger::Newest) if !was_tried() => id,
         _ => fresh,
     };
-    // A prompt without an answer is no place to continue from.
+    // A conversation does not continue from an unanswered prompt.
     let is_answered = |place: &TreePlace| match place {
         TreePlace::Node(node) => !tree.node(*node).is_some_and(|node| tree.is_unanswered(node)),
         TreePlace::InFlight => true,

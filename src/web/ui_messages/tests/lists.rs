@@ -122,7 +122,7 @@ async fn list_ends_with_the_newest_failed_prompt_and_each_is_sent_again_once() {
         let mut body = submit(&list(&session, &settings(level)).await, "u2", "Look");
         body["messages"][2]["parts"].as_array_mut().unwrap().push(file);
         Client::post(&session, level, body).await.unwrap().finish().await;
-        // The client still has the failed prompt, which is no place to continue from.
+        // The client still has the failed prompt, from which the conversation does not continue.
         let two = list(&session, &settings(level)).await;
         assert_eq!((ids(&two), two[2]["parts"].as_array().unwrap().len()), (vec!["u1", &one, "u2"], 2));
         let frames = Client::post(&session, level, submit(&two, "u3", "Hi")).await.unwrap().finish().await;

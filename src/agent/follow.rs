@@ -410,7 +410,7 @@ impl Follow {
                 self.set_pauses(&[], out);
             }
             Event::Status { pauses, .. } => self.set_pauses(pauses, out),
-            Event::Budget(report) => self.set_budget(Some(report), out),
+            Event::Budget(report) => self.set_budget(Some(&**report), out),
             Event::Decided(decided) => {
                 out(RunProgress::Tool { id: &decided.tool_use_id, change: ToolChange::Decided(decided) });
             }
@@ -542,9 +542,9 @@ impl Follow {
         }
     }
 
-    fn set_budget(&mut self, report: Option<&Box<BudgetReport>>, out: &mut Out<'_>) {
-        if let Some(new) = report.filter(|_| self.budget.as_ref() != report) {
-            self.budget = report.cloned();
+    fn set_budget(&mut self, report: Option<&BudgetReport>, out: &mut Out<'_>) {
+        if let Some(new) = report.filter(|_| self.budget.as_deref() != report) {
+            self.budget = Some(Box::new(new.clone()));
             out(RunProgress::Budget(new));
         }
     }

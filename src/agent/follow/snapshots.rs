@@ -130,7 +130,7 @@ impl Follow {
             }
         }
         self.set_pauses(&agent.pauses, out);
-        self.set_budget(agent.budget.as_ref(), out);
+        self.set_budget(agent.budget.as_deref(), out);
     }
 
     /// Returns whether the target belongs to the last run of the snapshot, as far as the follower knows.

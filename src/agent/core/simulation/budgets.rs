@@ -65,8 +65,8 @@ impl Budgets {
             run: None,
             shared,
             are_on,
-            spent: Default::default(),
-            reserved: Default::default(),
+            spent: [Amounts::default(); 2],
+            reserved: [Amounts::default(); 2],
         }
     }
 
@@ -177,7 +177,7 @@ impl World {
             run.release(phase);
         }
         if phase.partial().is_none() {
-            self.budgets.reserved = Default::default();
+            self.budgets.reserved = [Amounts::default(); 2];
         }
         self.budgets.check()?;
         if self.core.is_at_rest() {

@@ -262,7 +262,7 @@ impl AgUiWriter {
             RunProgress::Ended { outcome: Some(outcome), .. } => self.ended(outcome, view),
             RunProgress::Ended { outcome: None, message: Some(_), .. } => self.finish(&super::SUCCESS, view),
             RunProgress::Ended { .. } => {
-                self.fail("unknown", "The end of the run is not known any more.", view)
+                self.fail("unknown", "The end of the run is not known any more.", view);
             }
             RunProgress::Returned { outcome: None } => {
                 self.fail("withdrawn", "The prompt was withdrawn before its turn.", view);

@@ -131,6 +131,14 @@ fn read(client: &mut Client, frames: &[AgUiFrame], view: &SessionSnapshot) {
     assert_eq!(client.state, state);
 }
 
+/// Returns whether no other event of the same input follows.
+fn is_last_of_input(event: &Numbered<SessionEvent>) -> bool {
+    match event.event.agent() {
+        Some(Event::Status { status, .. }) => *status == Status::Paused,
+        event => !matches!(event, Some(Event::Prompt { .. })),
+    }
+}
+
 /// Reads the events from `from` on, with a new run after each interrupt, and compares the client with the session.
 /// `missed` are the first event and the number of events in whose place the client gets a snapshot.
 fn replay(
@@ -164,7 +172,11 @@ fn replay(
         read(&mut client, &frames, &view);
         while !stream.is_ended() {
             let count = missed.iter().find(|(first, _)| *first == at).map(|(_, count)| *count);
-            let next = (at + count.unwrap_or(1)).min(events.len());
+            let mut next = (at + count.unwrap_or(1)).min(events.len());
+            // A session has no snapshot between an event and the event that reports its cause.
+            while count.is_some() && next < events.len() && !is_last_of_input(&events[next - 1]) {
+                next += 1;
+            }
             let update = match count {
                 Some(_) => Update::Resync(Arc::new(fold(&view, &events[at..next]))),
                 None => Update::Event(events[at].clone()),
@@ -203,9 +215,7 @@ fn check_each_gap(script: &Script) {
         tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
     let (first, events) = runtime.block_on(record(script));
     for gap in (0..events.len()).flat_map(|at| (1..=events.len() - at).map(move |count| (at, count))) {
-        for level in [AgUiLevel::V0, AgUiLevel::V1] {
-            replay(&first, &events, 0, &[gap], level);
-        }
+        replay(&first, &events, 0, &[gap], AgUiLevel::V1);
     }
 }
 

@@ -87,6 +87,8 @@ pub enum RunStep {
     Void {
         /// The failure after which the request is repeated, if it is repeated and the failure is known.
         failure: Option<Failure>,
+        /// The full name of the backup model that repeats the request, if one does.
+        model: Option<Arc<str>>,
     },
     /// The list of tool uses and questions that wait for a decision has changed.
     Pauses(Vec<Arc<PendingUse>>),
@@ -127,7 +129,9 @@ impl RunStep {
             RunProgress::User(message) => Self::User(Arc::clone(message)),
             RunProgress::Request { step, answer } => Self::Request { step, answer: answer.cloned() },
             RunProgress::Answer(message) => Self::Answer(Arc::clone(message)),
-            RunProgress::Void { failure } => Self::Void { failure: failure.cloned() },
+            RunProgress::Void { failure, model } => {
+                Self::Void { failure: failure.cloned(), model: model.cloned() }
+            }
             RunProgress::Pauses(pauses) => Self::Pauses(pauses.to_vec()),
             RunProgress::Block { index, content, new, ended } => {
                 match content {

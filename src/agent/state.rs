@@ -3,7 +3,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use serde::{Deserialize, Serialize, Serializer, ser::SerializeMap};
 use serde_json::Value;
 
-use super::{Next, Prompt, Status, WeakAgent, model_spec::ModelSpec};
+use super::{Next, Prompt, Status, WeakAgent, backup::Backup, model_spec::ModelSpec};
 use crate::{
     message::{Content, History, TurnId},
     provider::{Fold, Model, Options, Registry, RegistryError, is_shallow},
@@ -30,6 +30,8 @@ pub struct Config {
     pub(crate) registry: Option<Registry>,
     /// The names of the tools whose uses need an approval, in addition to the tools that declare it themselves.
     pub(crate) approvals: BTreeSet<String>,
+    /// The backup models, in order. They are not stored.
+    pub(crate) backups: Arc<[Backup]>,
 }
 
 impl Config {

@@ -8,6 +8,7 @@
 
 mod admission;
 mod ask;
+mod backups;
 mod commit_channel;
 mod committed;
 mod configuration;

@@ -125,6 +125,7 @@ fn kind(failure: &Failure) -> String {
         Failure::ProviderPanicked { .. } => PROVIDER_PANICKED.0.to_owned(),
         Failure::TimeLimit { .. } => "time_limit".to_owned(),
         Failure::Output { .. } => "output".to_owned(),
+        Failure::Refused => "refused".to_owned(),
         Failure::OnHold { .. } => "on_hold".to_owned(),
         Failure::Interrupted => "interrupted".to_owned(),
         Failure::Uncertain => "uncertain".to_owned(),

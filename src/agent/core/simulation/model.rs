@@ -2,7 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Check, blocks::Block, ensure, ids::Ids, outputs::Outputs, pauses::Pauses, queue::Queue};
+use super::{
+    Check, backups::Backups, blocks::Block, ensure, ids::Ids, outputs::Outputs, pauses::Pauses, queue::Queue,
+};
 use crate::{
     agent::{
         Config, Event, Failure, Next, PendingUse, Prompt, PromptId, PromptState, Response, RunOutcome,
@@ -13,6 +15,7 @@ use crate::{
         Blocks, Content, History, Message, RequestEnd, Role, TurnId, Usage, UsageRow, answer_open_tool_uses,
     },
     provider::{self, MessageDelta, ProviderErrorKind, StopReason},
+    tool::Replay,
 };
 
 /// The model of one agent, which predicts the agent's events.
@@ -48,6 +51,7 @@ pub(super) struct Model {
     pub(super) turn_timeout: Option<Duration>,
     /// The model of the prompt, unless a callback has set another model since.
     pub(super) named_for_run: Option<provider::Model>,
+    pub(super) backups: Backups,
     /// The failure for which `handle_error` was called.
     pub(super) failure: Option<Failure>,
 
@@ -143,6 +147,8 @@ pub(super) struct Turn {
     pub(super) joined: Vec<Arc<Prompt>>,
     /// Whether a service has refused the request of the current step, and no response to it has begun since.
     pub(super) refused: bool,
+    /// The declaration of the provider of the current request.
+    pub(super) replay: Replay,
 }
 
 impl Turn {
@@ -166,6 +172,7 @@ impl Turn {
             outputs: Outputs::default(),
             joined: Vec::new(),
             refused: false,
+            replay: Replay::Never,
         }
     }
 
@@ -323,6 +330,12 @@ impl Model {
 
     /// Records the failure for which `handle_error` is called.
     pub(super) fn fails(&mut self, failure: &Failure) {
+        self.refuses(failure);
+        self.failure = Some(failure.clone());
+    }
+
+    /// Records whether a service refuses the request of the current step.
+    pub(super) fn refuses(&mut self, failure: &Failure) {
         if let Some(turn) = &mut self.turn {
             let refusals = [
                 ProviderErrorKind::InvalidRequest,
@@ -332,7 +345,6 @@ impl Model {
             let is_refusal = matches!(failure, Failure::Provider { error } if refusals.contains(&error.kind));
             turn.refused = turn.blocks.is_empty() && (turn.refused || is_refusal);
         }
-        self.failure = Some(failure.clone());
     }
 
     // ---- events ----
@@ -387,7 +399,7 @@ impl Model {
             // These events are checked by `Desk`, which holds the state of the tool uses.
             Event::ToolStart { .. } | Event::ToolEnd { .. } => Ok(()),
             Event::Usage(row) => self.usage_told(row),
-            Event::Retry { pending, failure, step, .. } => {
+            Event::Retry { pending, failure, step, model, .. } => {
                 self.ids.answer = None;
                 if self.input == Input::Restart {
                     self.check_step(*step)?;
@@ -399,7 +411,9 @@ impl Model {
                     self.check_step(*step)?;
                     return self.attempted(*pending, failure);
                 }
-                if matches!(failure, Failure::Output { .. }) {
+                if let Some(name) = model {
+                    self.backed_up(failure, name)?;
+                } else if matches!(failure, Failure::Output { .. }) {
                     self.asked_again()?;
                 } else {
                     ensure!(self.failure.as_ref() == Some(failure), "a retry for {failure:?}");
@@ -573,6 +587,7 @@ impl Model {
         self.limit = prompt.max_steps.or(self.own_limit);
         self.brought = prompt.max_steps;
         self.named_for_run.clone_from(&prompt.model);
+        self.backups.place = 0;
         self.turn_timeout = prompt.turn_timeout.or(self.own_timeout);
         prompt.content.clone()
     }
@@ -601,7 +616,9 @@ impl Model {
         self.check_output(response)?;
         let exhausted = self.exhausted();
         let (is_cut_short, step) = (self.is_cut_short(), self.step);
+        let is_kept = self.next_backup(&Failure::Refused).is_none();
         let turn = self.turn()?;
+        ensure!(is_kept || turn.told != Some(StopReason::Refusal), "a refusal is kept");
         ensure!(turn.place == TurnStage::Answered && !is_cut_short, "a step at {:?}", turn.place);
         let is_user = |message: &&Arc<Message>| message.role == Role::User;
         let earlier = turn.pending.iter().rev().skip_while(|message| !is_user(message));

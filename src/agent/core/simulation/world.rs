@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use super::{
-    Check, asks::Asks, compare::Kept, desk::Desk, ensure, follows::Follows, model::Model,
+    Check, asks::Asks, backups::Backups, compare::Kept, desk::Desk, ensure, follows::Follows, model::Model,
     questions::Questions, stream::Stream,
 };
 use crate::actor::random::Rng;
@@ -14,7 +14,7 @@ use crate::{
         phase::{Op, Phase, SlotCall, Stage},
     },
     message::{Timestamp, ToolUse, ToolUseId, TurnId},
-    provider::{self, DeltaStream, Options, Provider, ProviderError, Request, RequestContext},
+    provider::{self, DeltaStream, ModelInfo, Options, Provider, ProviderError, Request, RequestContext},
     run::Settings,
     tool::{Decision, Schema, ToolSet, declared_tool_with_schema, tool_fn},
 };
@@ -86,7 +86,21 @@ impl Provider for Nobody {
 
 /// Returns a model with this id.
 pub(super) fn model(id: &str) -> provider::Model {
-    provider::Model::new(Arc::new(Nobody), id)
+    let model = provider::Model::new(Arc::new(Nobody), id);
+    match room(id) {
+        Some(room) => model.with_info(ModelInfo::new(id).with_context_window(room)),
+        None => model,
+    }
+}
+
+/// Returns the context window of the model with this id, if it is known.
+pub(super) fn room(id: &str) -> Option<u64> {
+    match id {
+        "small" => Some(10),
+        "other" => Some(100),
+        "large" => Some(1000),
+        _ => None,
+    }
 }
 
 pub(super) fn config() -> Config {
@@ -96,6 +110,7 @@ pub(super) fn config() -> Config {
         tools: ToolSet::new(),
         registry: None,
         approvals: BTreeSet::new(),
+        backups: Arc::default(),
     }
 }
 
@@ -134,9 +149,10 @@ impl World {
             config.settings.options = OUTPUT.with(Options::clone);
             config.settings.options.set_output_retries(rng.pick(&[None, Some(0), Some(1)]));
         }
+        let backups = Backups::random(&mut config, &mut rng);
         let core = Core::new(super::commands::random_history(&mut rng));
         let mut world = Self {
-            model: Model::new(core.history(), &config),
+            model: Model::new(core.history(), &config).with_backups(backups),
             kept: Kept::new(&core, &config),
             follows: Follows::new(seed),
             core,
@@ -239,7 +255,9 @@ impl World {
             effects: Vec::new(),
         };
         let output = input(&mut self.core, &mut cx);
-        (output, cx.effects)
+        let effects = cx.effects;
+        self.keep_backup();
+        (output, effects)
     }
 
     /// Calls [`World::feed`] and [`World::perform_all`].
@@ -378,6 +396,8 @@ impl World {
         match call {
             Call::PrepareStep => {
                 let turn = self.core.phase().turn().ok_or("a step without a turn")?;
+                let (used, expected) = (turn.model_in(&self.config), self.model.model_in_use());
+                ensure!(Some(used) == expected, "a request to {used}, not {expected:?}");
                 let history = turn.conversation();
                 history.check_sendable().map_err(|error| format!("the request's history: {error}"))?;
                 self.model.prepares(&history)
@@ -397,6 +417,8 @@ impl World {
                 self.model.concludes(response)
             }
             Call::HandleError(failure) => {
+                let next = self.model.next_backup(failure);
+                ensure!(next.is_none(), "handle_error is called although a backup model is left: {next:?}");
                 self.model.fails(failure);
                 Ok(())
             }

@@ -35,6 +35,7 @@ pub(super) fn config() -> Arc<Config> {
         tools: ToolSet::new(),
         registry: None,
         approvals: BTreeSet::new(),
+        backups: Arc::default(),
     })
 }
 

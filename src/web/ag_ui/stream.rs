@@ -297,7 +297,11 @@ impl RunStream {
             Event::Status { status, .. } => {
                 self.phase = if *status == Status::Paused { Phase::Paused } else { Phase::Live };
             }
-            Event::Retry { .. } => {
+            Event::Retry { failure, model, .. } => {
+                if let Some(model) = model {
+                    let value = json!({ "failure": failure.to_string(), "model": model });
+                    self.out.push(Frame::Custom { name: "omni.retry", value });
+                }
                 let has_shown = self.blocks.has_shown();
                 self.close();
                 if has_shown {

@@ -28,6 +28,7 @@ pub(super) fn code(failure: &Failure) -> &'static str {
         Failure::Provider { .. } | Failure::ProviderPanicked { .. } => "provider",
         Failure::TimeLimit { .. } => "time-limit",
         Failure::Output { .. } => "output",
+        Failure::Refused => "refused",
         Failure::OnHold { .. } => "store-behind",
         Failure::Interrupted | Failure::Uncertain => "interrupted",
         Failure::Callback { .. } => "internal",

@@ -6,15 +6,16 @@
 //! 4. [Stores](stores)
 //! 5. [Many conversations](many_conversations)
 //! 6. [Turns that survive a crash](durable_turns)
-//! 7. [A web service](web_services)
-//! 8. [Testing an application](testing)
-//! 9. [Tools of MCP servers](mcp_servers)
-//! 10. [Serving an agent to other programs](serving)
-//! 11. [Telemetry](telemetry)
-//! 12. [Writing a provider, a store or a backend](extending)
-//! 13. [Coming from Elixir's Omni Agent](from_elixir)
-//! 14. [Coming from rig](from_rig)
-//! 15. [Coming from yoagent](from_yoagent)
+//! 7. [Long conversations](long_conversations)
+//! 8. [A web service](web_services)
+//! 9. [Testing an application](testing)
+//! 10. [Tools of MCP servers](mcp_servers)
+//! 11. [Serving an agent to other programs](serving)
+//! 12. [Telemetry](telemetry)
+//! 13. [Writing a provider, a store or a backend](extending)
+//! 14. [Coming from Elixir's Omni Agent](from_elixir)
+//! 15. [Coming from rig](from_rig)
+//! 16. [Coming from yoagent](from_yoagent)
 
 /// Includes a guide from the folder `docs`. Its links to other guides are definitions such as `[durable]: durable.md`, for
 /// readers of the files. The definitions below come first, so they apply in the documentation of the crate. The programs
@@ -22,6 +23,7 @@
 macro_rules! guide {
     ($name:ident, $file:literal $(, $feature:literal)*) => {
         #[doc = "[durable]: crate::guides::durable_turns"]
+        #[doc = "[long-conversations]: crate::guides::long_conversations"]
         #[doc = "[many-conversations]: crate::guides::many_conversations"]
         #[doc = "[mcp]: crate::guides::mcp_servers"]
         #[doc = "[sessions-and-branches]: crate::guides::sessions_and_branches"]
@@ -40,6 +42,7 @@ guide!(sessions_and_branches, "../docs/sessions-and-branches.md");
 guide!(stores, "../docs/stores.md", "sqlite", "postgres");
 guide!(many_conversations, "../docs/many-conversations.md", "postgres");
 guide!(durable_turns, "../docs/durable.md", "sqlite");
+guide!(long_conversations, "../docs/long-conversations.md");
 guide!(web_services, "../docs/web.md", "web");
 guide!(testing, "../docs/testing.md", "http");
 guide!(telemetry, "../docs/telemetry.md", "otel-metrics");

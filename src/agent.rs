@@ -80,6 +80,7 @@
 //! | [`StoredState`](crate::store::custom::StoredState) | model name, system prompt, options, limits, title | kept in a session's store |
 
 mod admission;
+mod backup;
 mod builder;
 mod callbacks;
 mod command;
@@ -113,6 +114,7 @@ pub(crate) use self::core::simulation::process;
 pub(crate) use self::core::{Resume, check_decisions};
 pub(crate) use admission::{Admission, Permit};
 use async_trait::async_trait;
+pub use backup::{BackupCause, BackupModel};
 pub use builder::AgentBuilder;
 pub use callbacks::{AgentCallbacks, ErrorDecision, ToolDecision, TurnDecision};
 pub(crate) use command::InFlight;

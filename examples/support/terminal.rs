@@ -118,10 +118,11 @@ impl Printer {
                 let is_rejected = rejected.map(|index| self.rejected.swap_remove(index)).is_some();
                 self.note(&result_line(result, is_rejected));
             }
-            Event::Retry { failure, delay, .. } => {
+            Event::Retry { failure, delay, model, .. } => {
                 let wait = delay.as_secs_f32();
+                let whom = model.as_ref().map_or(String::new(), |model| format!(" {model},"));
                 self.note(&format!(
-                    "! {}\n  Asked again in {wait:.1} s; an answer that had begun is void.",
+                    "! {}\n  Asked again:{whom} in {wait:.1} s; an answer that had begun is void.",
                     explain(failure)
                 ));
             }

@@ -7,8 +7,8 @@ use futures_channel::mpsc::Sender;
 use tokio::sync::mpsc;
 
 use super::{
-    Admission, Agent, AgentCallbacks, Config, Delivery, Durable, HistoryOwner, RECORD_DELAY, RunEnd, State,
-    StateEdit, Status, TurnInFlight, WeakAgent, Written,
+    Admission, Agent, AgentCallbacks, BackupModel, Config, Delivery, Durable, HistoryOwner, RECORD_DELAY,
+    RunEnd, State, StateEdit, Status, TurnInFlight, WeakAgent, Written,
     model_spec::{ModelSpec, choose_model},
     state::{Extras, check_budget, panicked, refused},
     task::{AgentShared, OwnerLink, RecordQueue, Setup, SharedBudgets, Task},
@@ -55,6 +55,7 @@ const COMMANDS: usize = 32;
 pub struct AgentBuilder {
     name: Option<Arc<str>>,
     model: Option<ModelSpec>,
+    backups: Vec<BackupModel>,
     registry: Option<Registry>,
     settings: Settings,
     tools: Result<ToolSet, ToolSetError>,
@@ -83,6 +84,7 @@ impl Default for AgentBuilder {
         Self {
             name: None,
             model: None,
+            backups: Vec::new(),
             registry: None,
             settings: Settings::default(),
             tools: Ok(ToolSet::new()),
@@ -113,6 +115,35 @@ impl AgentBuilder {
         /// Sets the model: a [`Model`](crate::provider::Model), or a name such as `anthropic:claude-sonnet-4-6`.
         /// Required.
         pub fn model(self, model: impl Into<ModelSpec>) { self.model = Some(model.into()) }
+
+        /// Adds a model that repeats a step after a failure of the models before it: a
+        /// [`Model`](crate::provider::Model), a name, or a [`BackupModel`] for certain [causes](super::BackupCause).
+        ///
+        /// Each repetition counts as a request of the prompt. The model stays in use until the end of the prompt's run,
+        /// unless a callback sets another one. If no model is left for the failure,
+        /// [`handle_error`](AgentCallbacks::handle_error) is called. While one is left, a delay of more than five seconds
+        /// that the service requests is not waited for. After a failure of a provider that declares
+        /// [`Replay::Never`](crate::tool::Replay::Never), no backup model is used. The list is not stored. At most 255
+        /// models are used.
+        ///
+        /// ```
+        /// # #[cfg(feature = "test-util")]
+        /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+        /// # use omni_agent::testing::{ScriptedProvider, Step};
+        /// # use omni_agent::provider::{ProviderError, ProviderErrorKind};
+        /// # let spent = ProviderError::new(ProviderErrorKind::Quota, "no credit is left");
+        /// # let model = ScriptedProvider::new([Step::error(spent)]).model();
+        /// # let other = ScriptedProvider::new([Step::text("Hello!")]).model();
+        /// use omni_agent::agent::{Agent, BackupCause, BackupModel};
+        ///
+        /// let other = BackupModel::new(other).with_causes([BackupCause::Overload, BackupCause::Outage]);
+        /// let agent = Agent::builder().model(model).backup_model(other).start().await?;
+        /// assert_eq!(agent.ask("Hi").await?.text(), "Hello!");
+        /// # Ok::<(), omni_agent::Error>(())
+        /// # })?;
+        /// # Ok::<(), Box<dyn std::error::Error>>(())
+        /// ```
+        pub fn backup_model(self, model: impl Into<BackupModel>) { self.backups.push(model.into()) }
 
         /// Sets the registry that resolves model names, here and in [`Config::set_model`]. The default is
         /// [`Registry::default`].
@@ -160,7 +191,7 @@ impl AgentBuilder {
 
     setters! {
         /// Sets the maximum number of requests that one prompt may cause. The number includes continuations, retries by
-        /// `handle_error`, and responses that are requested again because they do not match the output schema. Attempts
+        /// `handle_error` and with backup models, and responses that are requested again because they do not match the output schema. Attempts
         /// that the retry policy repeats before a response begins do not count.
         pub fn max_steps(self, max_steps: u32) { self.settings.max_steps = Some(max_steps) }
 
@@ -272,7 +303,7 @@ impl AgentBuilder {
     /// # Errors
     ///
     /// - [`ErrorKind::Config`](crate::ErrorKind::Config) or [`ErrorKind::UnknownModel`](crate::ErrorKind::UnknownModel)
-    ///   if the model is missing or unknown.
+    ///   if the model is missing, or if it or a backup model is unknown.
     /// - [`ErrorKind::Config`](crate::ErrorKind::Config) if tools conflict.
     /// - [`ErrorKind::InvalidSettings`](crate::ErrorKind::InvalidSettings) or
     ///   [`ErrorKind::Config`](crate::ErrorKind::Config) if a setting is invalid.
@@ -315,13 +346,18 @@ impl AgentBuilder {
 
     async fn launch(self, owned: bool, written: Option<Arc<Written>>) -> Result<Agent, Error> {
         let saved = self.saved.map_or_else(StoredState::default, |saved| *saved);
-        let config = Config {
-            model: choose_model(self.model, saved.model, self.registry.as_ref())?,
+        let registry = self.registry.as_ref();
+        let model = choose_model(self.model, saved.model, registry)?;
+        let backups = self.backups.into_iter().map(|backup| backup.resolve(registry, &model));
+        let backups = backups.collect::<Result<_, _>>()?;
+        let mut config = Config {
+            model,
             settings: choose_settings(self.settings, saved.settings),
             tools: self.tools?,
             registry: self.registry,
             extras: self.extras,
         };
+        config.set_backups(backups);
         let (commands, receiver) = mpsc::channel(COMMANDS);
         let shared = Arc::new(AgentShared::default());
         let agent = Agent { commands, shared };

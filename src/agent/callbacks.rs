@@ -138,7 +138,8 @@ pub trait AgentCallbacks: Send + 'static {
         TurnDecision::Stop
     }
 
-    /// Called when a step failed and the retry policy does not allow another attempt. Also called when the turn reached
+    /// Called when a step failed, the retry policy does not allow another attempt, and no
+    /// [backup model](super::AgentBuilder::backup_model) is left for the failure. Also called when the turn reached
     /// its time limit. If this callback itself takes longer than the time limit, the run ends as with
     /// [`ErrorDecision::Stop`]. If it panics, the turn is discarded.
     ///

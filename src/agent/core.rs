@@ -174,13 +174,14 @@ impl Core {
         }
     }
 
-    /// Applies a changed model to the run in flight. The changed model applies even if the run's prompt has a model,
-    /// because the changed model may be the fallback after a failure.
+    /// Applies a changed model to the run in flight. The changed model applies even if the run's prompt has a model or
+    /// a backup model is in use, because the changed model may be the fallback after a failure.
     pub(super) fn set_model(&mut self) {
-        if let Some((origin, _)) = self.phase.origin_mut()
-            && origin.prompt.model.is_some()
-        {
-            Arc::make_mut(&mut origin.prompt).model = None;
+        if let Some((origin, _)) = self.phase.origin_mut() {
+            origin.backup = None;
+            if origin.prompt.model.is_some() {
+                Arc::make_mut(&mut origin.prompt).model = None;
+            }
         }
     }
 
@@ -460,6 +461,7 @@ fn origin(prompt: Prompt, ask: bool, cx: &Context<'_>) -> Origin {
         max_steps: prompt.max_steps.or(cx.config.settings.max_steps),
         first_turn: TurnId::default(),
         spent: Usage::default(),
+        backup: None,
         secrets_of: prompt.options.has_secrets().then(|| model.provider_name().into()),
         prompt: Arc::new(prompt.without_content()),
         asked: ask.then(Asked::default),

@@ -268,10 +268,11 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         uncertain: Vec<ToolUseId>,
     },
-    /// A request is repeated, and its partial response is discarded. The cause is one of five: the retry policy before
-    /// the first content arrived, [`handle_error`](super::AgentCallbacks::handle_error), a response that does not match
-    /// the output schema, the end of the process during the request, or a service that itself starts its response
-    /// again, which does not send the request again.
+    /// A request is repeated, and its response is discarded. The cause is one of six: the retry policy before the first
+    /// content arrived, a [backup model](super::AgentBuilder::backup_model),
+    /// [`handle_error`](super::AgentCallbacks::handle_error), a response that does not match the output schema, the end
+    /// of the process during the request, or a service that itself starts its response again, which does not send the
+    /// request again.
     Retry {
         /// The failure of the repeated request.
         failure: Failure,
@@ -282,6 +283,9 @@ pub enum Event {
         /// The number of the request that follows, counted from the prompt. A repetition by the retry policy does not
         /// count as another request.
         step: u32,
+        /// The full name of the backup model that repeats the request. `None` if no backup model replaces the model.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        model: Option<Arc<str>>,
     },
     /// The run failed. The completed steps and the streamed text of the turn in flight are committed, as by an interrupt.
     /// The turn is discarded instead if only its prompt could be kept, if a callback has failed, or if

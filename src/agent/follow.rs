@@ -130,6 +130,8 @@ pub enum RunProgress<'a> {
         /// The failure after which the request is repeated. `None` if the answer is discarded without a repetition, or if
         /// the event was missed.
         failure: Option<&'a Failure>,
+        /// The full name of the backup model that repeats the request, if one does.
+        model: Option<&'a Arc<str>>,
     },
     /// 80 % of a limit of a budget are spent.
     Budget(&'a BudgetReport),
@@ -404,7 +406,7 @@ impl Follow {
     fn run_event(&mut self, event: &Event, out: &mut Out<'_>) {
         match event {
             Event::StepStart { step, message_id } => self.request(*step, Some(message_id), out),
-            Event::Retry { failure, .. } => self.void(Some(failure), out),
+            Event::Retry { failure, model, .. } => self.void(Some((failure, model.as_ref())), out),
             Event::Resumed { .. } => {
                 self.void(None, out);
                 self.set_pauses(&[], out);
@@ -479,14 +481,16 @@ impl Follow {
         out(RunProgress::Request { step, answer });
     }
 
-    /// Reports that the last request is repeated or, without a failure, that the answer in progress is void.
-    fn void(&mut self, failure: Option<&Failure>, out: &mut Out<'_>) {
+    /// Reports that the last request is repeated because of a failure, and with which backup model. Without a failure,
+    /// reports that the answer in progress is void.
+    fn void(&mut self, retry: Option<(&Failure, Option<&Arc<str>>)>, out: &mut Out<'_>) {
+        let (failure, model) = retry.unzip();
         if failure.is_some() || self.answer.is_some() {
             self.messages.truncate(self.base);
             self.answer = None;
             self.tools.clear();
             self.forget_blocks();
-            out(RunProgress::Void { failure });
+            out(RunProgress::Void { failure, model: model.flatten() });
         }
     }
 

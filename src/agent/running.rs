@@ -88,6 +88,8 @@ pub enum RunStep {
     Void {
         /// The failure after which the request is repeated, if it is repeated and the failure is known.
         failure: Option<Failure>,
+        /// The full name of the backup model that repeats the request, if one does.
+        model: Option<Arc<str>>,
     },
     /// 80 % of a limit of a budget are spent.
     Budget(Box<BudgetReport>),
@@ -130,7 +132,9 @@ impl RunStep {
             RunProgress::User(message) => Self::User(Arc::clone(message)),
             RunProgress::Request { step, answer } => Self::Request { step, answer: answer.cloned() },
             RunProgress::Answer(message) => Self::Answer(Arc::clone(message)),
-            RunProgress::Void { failure } => Self::Void { failure: failure.cloned() },
+            RunProgress::Void { failure, model } => {
+                Self::Void { failure: failure.cloned(), model: model.cloned() }
+            }
             RunProgress::Budget(report) => Self::Budget(Box::new(report.clone())),
             RunProgress::Pauses(pauses) => Self::Pauses(pauses.to_vec()),
             RunProgress::Block { index, content, new, ended } => {

@@ -3,7 +3,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use serde::{Deserialize, Serialize, Serializer, ser::SerializeMap};
 use serde_json::Value;
 
-use super::{Next, Prompt, Status, WeakAgent, model_spec::ModelSpec};
+use super::{Next, Prompt, Status, WeakAgent, backup::Backup, model_spec::ModelSpec};
 use crate::{
     budget::Budget,
     json::is_shallow,
@@ -41,6 +41,8 @@ pub(crate) struct Extras {
     pub(crate) approvals: BTreeSet<String>,
     /// The budget of each prompt.
     pub(crate) budget: Option<Budget>,
+    /// The backup models, in order. They are not stored.
+    pub(crate) backups: Arc<[Backup]>,
 }
 
 impl Extras {
@@ -100,6 +102,18 @@ impl Config {
     /// Returns the budget of each prompt, if one is set.
     pub fn budget(&self) -> Option<Budget> {
         self.extras.as_ref()?.budget
+    }
+
+    /// Sets the backup models.
+    pub(crate) fn set_backups(&mut self, backups: Arc<[Backup]>) {
+        if !backups.is_empty() {
+            Extras::edit(&mut self.extras).backups = backups;
+        }
+    }
+
+    /// Returns the backup models.
+    pub(crate) fn backups(&self) -> &[Backup] {
+        self.extras.as_ref().map_or(&[], |extras| &extras.backups)
     }
 
     /// Returns whether uses of the tool with this name need an approval, either because the tool declares it or because

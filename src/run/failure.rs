@@ -47,6 +47,11 @@ pub enum Failure {
         /// The problem with the response.
         message: String,
     },
+    /// The model has refused to answer, so a [backup model](crate::agent::AgentBuilder::backup_model) is asked. This
+    /// failure occurs only in [`Event::Retry`](crate::agent::Event::Retry). Without such a model, the turn ends with
+    /// [`StopReason::Refusal`](crate::provider::StopReason::Refusal).
+    #[error("the model has refused to answer")]
+    Refused,
     /// `handle_event` returned a prompt while the session accepts no prompts. The error event contains the prompt.
     #[error("the prompt that handle_event returned was refused: {reason}")]
     OnHold {
@@ -97,9 +102,11 @@ impl Failure {
         match self {
             Self::Provider { error } => error.kind.to_string(),
             Self::ProviderPanicked { .. } => PROVIDER_PANICKED.1.to_owned(),
-            Self::TimeLimit { .. } | Self::Budget { .. } | Self::Interrupted | Self::Uncertain => {
-                self.to_string()
-            }
+            Self::TimeLimit { .. }
+            | Self::Budget { .. }
+            | Self::Refused
+            | Self::Interrupted
+            | Self::Uncertain => self.to_string(),
             Self::Output { .. } => "the response does not have the requested shape".to_owned(),
             Self::OnHold { .. } => "the prompt that handle_event returned was refused".to_owned(),
             Self::Callback { callback, .. } => format!("callback {callback} failed"),
@@ -118,7 +125,11 @@ impl Failure {
             | Self::Output { message }
             | Self::Callback { message, .. }
             | Self::OnHold { reason: message } => ERASED.clone_into(message),
-            Self::TimeLimit { .. } | Self::Budget { .. } | Self::Interrupted | Self::Uncertain => {}
+            Self::TimeLimit { .. }
+            | Self::Budget { .. }
+            | Self::Refused
+            | Self::Interrupted
+            | Self::Uncertain => {}
         }
     }
 
@@ -129,7 +140,11 @@ impl Failure {
             Self::ProviderPanicked { message } | Self::Output { message } => message.len(),
             Self::Callback { callback, message } => callback.len() + message.len(),
             Self::OnHold { reason } => reason.len(),
-            Self::TimeLimit { .. } | Self::Budget { .. } | Self::Interrupted | Self::Uncertain => 0,
+            Self::TimeLimit { .. }
+            | Self::Budget { .. }
+            | Self::Refused
+            | Self::Interrupted
+            | Self::Uncertain => 0,
         }
     }
 }

@@ -236,6 +236,34 @@ fn prompt_that_was_accepted_survives_a_kill() {
 }
 
 #[test]
+fn turn_continues_on_its_backup_model_after_a_kill_if_the_list_still_has_it() {
+    let spent = || Step::error(ProviderError::new(ProviderErrorKind::Quota, "no credit"));
+    let other = |step| ScriptedProvider::new([step]).named("other").model();
+    for (has_list, answer) in [(true, "From the backup model."), (false, "From the first model.")] {
+        let world = World::new(Durable::InFlight);
+        let gate = Gate::new();
+        let agent = world.agent([spent()]).backup_model(other(held(&gate)));
+        world.process(agent, async |session| {
+            session.prompt("Q").await.unwrap();
+            reached(&gate).await;
+            // The change of the model is recorded a moment later.
+            tokio::time::advance(Duration::from_millis(60)).await;
+            session.flush(SOON).await.unwrap();
+        });
+        let agent = world.agent([Step::text("From the first model.")]);
+        let backup = other(Step::text("From the backup model."));
+        let agent = if has_list { agent.backup_model(backup) } else { agent };
+        let model = world.process(agent, async |session| {
+            session.wait_until_idle().await.unwrap();
+            session.flush(SOON).await.unwrap();
+            session.state().await.unwrap().config().model.name().to_owned()
+        });
+        assert_eq!(texts(&world.stored()), ["Q", answer]);
+        assert_eq!(model, "test:scripted", "the configured model stays");
+    }
+}
+
+#[test]
 fn regenerate_survives_a_kill_with_its_branch() {
     let world = World::new(Durable::InFlight);
     let gate = Gate::new();

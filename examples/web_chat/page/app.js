@@ -40,6 +40,7 @@ let dismissedRun = "";
 const emptySeen = () => ({
   progress: new Map(), decided: new Map(), timing: new Map(), inputs: new Map(), results: new Map(), settling: /** @type {any[]} */ ([]),
   asked: new Set(), unstarted: new Set(), waiting: /** @type {{ until: number, why: string } | null} */ (null),
+  backup: /** @type {{ model: string, why: string } | null} */ (null),
 });
 let seen = emptySeen();
 
@@ -316,11 +317,13 @@ function note(snapshot, event) {
   const { event: inner } = event;
   const use = inner.tool_use_id;
   if (["step_start", "turn", "cancelled", "error"].includes(inner.type)) seen.waiting = null;
+  if (["cancelled", "error"].includes(inner.type) || (inner.type === "turn" && !inner.continues)) seen.backup = null;
   switch (inner.type) {
     case "retry": {
       const delay = inner.delay.secs * 1000 + inner.delay.nanos / 1e6;
       // A shorter delay is over before anybody has read about it.
       if (delay >= 2000) seen.waiting = { until: Date.now() + delay, why: reasonOf(inner.failure) };
+      if (inner.model) seen.backup = { model: inner.model, why: reasonOf(inner.failure) };
       break;
     }
     case "tool_use_end":
@@ -574,7 +577,7 @@ function paintTail(snapshot, isBusy) {
   const store = snapshot?.store;
   const shown = snapshot && end?.unanswered?.length ? unansweredIn(snapshot) : new Set();
   const budget = snapshot?.agent.budget;
-  const key = JSON.stringify([refused, planned === null, isBusy, end && runKey(end), shown.size, dismissedRun, lost.map((message) => message.id), store, seen.waiting, budget]);
+  const key = JSON.stringify([refused, planned === null, isBusy, end && runKey(end), shown.size, dismissedRun, lost.map((message) => message.id), store, seen.waiting, seen.backup, budget]);
   if (tail.dataset.key === key) return;
   tail.dataset.key = key;
   const parts = [];
@@ -592,6 +595,9 @@ function paintTail(snapshot, isBusy) {
     const { requests, usage } = budget.spent;
     const cost = usage.cost === undefined ? "" : `, $${usage.cost.toFixed(2)}`;
     parts.push(h("p", { class: "note", role: "status" }, `Most of the budget is spent: ${requests} requests${cost}.`));
+  }
+  if (isBusy && seen.backup) {
+    parts.push(h("p", { class: "note", role: "status", dir: "auto" }, `Another model answers: ${seen.backup.model}. The one before it failed (${seen.backup.why}).`));
   }
   if (end && !isBusy && runKey(end) !== dismissedRun) {
     if (end.outcome === "failed" && !end.unanswered?.some((message) => shown.has(message.id))) {

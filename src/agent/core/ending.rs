@@ -1,6 +1,6 @@
 //! How turns and runs end: by conclusion, failure, cancel or interrupt.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use super::{
     Call, Context, Core, Effect, add_message, callback_failure,
@@ -139,7 +139,7 @@ impl Core {
     /// Called when `handle_error` has returned.
     pub(in crate::agent) fn error_decided(&mut self, op: Op, decision: ErrorDecision, cx: &mut Context<'_>) {
         let failing = in_stage!(Stage::Failing { failure, remains } => (failure, *remains));
-        let Some((mut turn, (failure, remains))) = self.phase.take_awaited(op, failing) else {
+        let Some((turn, (failure, remains))) = self.phase.take_awaited(op, failing) else {
             return;
         };
         let delay = match decision {
@@ -148,14 +148,28 @@ impl Core {
                 self.enter(turn, Stage::Failing { failure: failure.clone(), remains: Box::new(remains) });
                 return self.end_in_error(failure, cx);
             }
-            ErrorDecision::Retry => std::time::Duration::ZERO,
+            ErrorDecision::Retry => Duration::ZERO,
             ErrorDecision::RetryAfter(delay) => delay,
         };
         if turn.is_exhausted() {
             return self.fail(turn, failure, remains, cx);
         }
+        self.repeat(turn, failure, remains.partial, delay, None, cx);
+    }
+
+    /// Repeats the step after `delay`, without its partial response. `model` is the name of the model, if it is another
+    /// one.
+    pub(super) fn repeat(
+        &mut self,
+        mut turn: Box<Turn>,
+        failure: Failure,
+        partial: Option<Box<Fold>>,
+        delay: Duration,
+        model: Option<Arc<str>>,
+        cx: &mut Context<'_>,
+    ) {
         // The partial response is discarded, but its usage counts.
-        if let Some(partial) = remains.partial {
+        if let Some(partial) = partial {
             turn.usage += partial.usage();
             emit_partial_usage(&turn, &partial, RequestEnd::Void, cx);
         }
@@ -167,7 +181,7 @@ impl Core {
         if matches!(failure, Failure::TimeLimit { .. }) {
             cx.push(Effect::Watch(turn.origin.prompt.turn_timeout.or(cx.config.settings.turn_timeout)));
         }
-        cx.emit(Event::Retry { failure, delay, pending: keep, step: turn.step });
+        cx.emit(Event::Retry { failure, delay, pending: keep, step: turn.step, model });
         if delay.is_zero() {
             return self.prepare(turn, cx);
         }
@@ -185,7 +199,7 @@ impl Core {
     }
 
     /// Called when the turn has reached its time limit.
-    pub(in crate::agent) fn time_over(&mut self, limit: std::time::Duration, cx: &mut Context<'_>) {
+    pub(in crate::agent) fn time_over(&mut self, limit: Duration, cx: &mut Context<'_>) {
         let failure = Failure::TimeLimit { limit };
         let Some((turn, stage)) = self.phase.take_turn() else {
             return;

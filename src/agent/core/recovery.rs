@@ -180,6 +180,7 @@ impl Core {
             delay: Duration::ZERO,
             pending,
             step: turn.step,
+            model: None,
         });
         self.prepare(turn, cx);
     }

@@ -11,6 +11,7 @@
 //! friendly: it reports all outcomes and no longer interferes. Then every operation in progress must end.
 
 mod asks;
+mod backups;
 mod blocks;
 mod budgets;
 mod commands;

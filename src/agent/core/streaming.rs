@@ -32,6 +32,10 @@ impl Core {
         };
         let delta = match delta {
             Delta::Retry { error, delay } => {
+                let failure = (*error).into();
+                if turn.avoids_wait(&failure, cx.config) {
+                    return self.stream_failed(op, failure, cx);
+                }
                 let pending = turn.working.pending_len();
                 // The retry policy repeats only requests without content. If there is content, the service itself has
                 // started its answer again, and the usage is still that of one request.
@@ -40,7 +44,7 @@ impl Core {
                     turn.usage += fold.take_usage();
                 }
                 fold.restart();
-                cx.emit(Event::Retry { failure: (*error).into(), delay, pending, step: turn.step });
+                cx.emit(Event::Retry { failure, delay, pending, step: turn.step, model: None });
                 return announce(turn, cx);
             }
             Delta::Start { block: BlockStart::ToolUse { .. }, .. } => {
@@ -107,6 +111,13 @@ impl Core {
         turn.model = model;
         turn.output_enforced = output_enforced;
         (turn.refused, turn.refused_by) = (false, None);
+        if stop_reason == StopReason::Refusal
+            && let Some(model) = turn.take_backup(&Failure::Refused, cx.config)
+        {
+            cx.record_soon(turn.recorded);
+            emit_usage(&turn, usage, turn.model.clone(), RequestEnd::Void, cx);
+            return self.repeat(turn, Failure::Refused, None, Duration::ZERO, Some(model), cx);
+        }
         // If the limit of requests is reached, no further request continues the response. The step must then not report
         // the stop reason `Pause`, because subscribers expect another request after a step with this reason.
         if stop_reason == StopReason::Pause && turn.is_exhausted() && message.tool_uses().next().is_none() {
@@ -157,12 +168,8 @@ impl Core {
     ) {
         emit_usage(&turn, usage, turn.model.clone(), RequestEnd::Void, cx);
         turn.corrections.add(answer, problem, cx.now());
-        turn.step += 1;
-        turn.answer = None;
         let failure = Failure::Output { message: problem.to_owned() };
-        let pending = turn.working.pending_len();
-        cx.emit(Event::Retry { failure, delay: Duration::ZERO, pending, step: turn.step });
-        self.prepare(turn, cx);
+        self.repeat(turn, failure, None, Duration::ZERO, None, cx);
     }
 
     /// Decides how to continue after a complete response.
@@ -239,7 +246,7 @@ impl Core {
         self.recover(turn, failure, remains, cx);
     }
 
-    /// Calls `handle_error` for a failed step.
+    /// Repeats a failed step with the next backup model, or calls `handle_error` if there is none.
     pub(super) fn recover(
         &mut self,
         mut turn: Box<Turn>,
@@ -249,6 +256,9 @@ impl Core {
     ) {
         turn.refused = !remains.has_begun() && (turn.refused || failure.is_refusal());
         cx.record_soon(turn.recorded);
+        if let Some(model) = turn.take_backup(&failure, cx.config) {
+            return self.repeat(turn, failure, remains.partial, Duration::ZERO, Some(model), cx);
+        }
         let op = self.enter(turn, Stage::Failing { failure: failure.clone(), remains: Box::new(remains) });
         cx.push(Effect::Call(op, Call::HandleError(Box::new(failure))));
     }

@@ -101,7 +101,7 @@ impl Follow {
         if self.is_running() && kept == self.base && is_answered {
             // The answer was complete, and then its request was repeated.
             self.tools.clear();
-            out(RunProgress::Void { failure: None });
+            out(RunProgress::Void { failure: None, model: None });
         }
         self.messages.truncate(kept);
         (self.origin, self.base) = (self.origin.min(kept), self.base.min(kept));

@@ -49,7 +49,7 @@ fn words(progress: RunProgress<'_>) -> String {
         RunProgress::Answer(message) => format!("answer {}", message.text()),
         RunProgress::Request { .. } => "request".to_owned(),
         RunProgress::Block { new, ended, .. } => format!("block {new}{}", if ended { "." } else { "" }),
-        RunProgress::Void { failure } => format!("void {}", failure.is_some()),
+        RunProgress::Void { failure, .. } => format!("void {}", failure.is_some()),
         RunProgress::Ended { outcome, response, message } => {
             let outcome = match outcome {
                 Some(RunOutcome::Stopped { .. }) => "stopped",
@@ -156,7 +156,7 @@ fn repetition_voids_the_answer_and_an_unkept_answer_is_void_at_the_end() {
     reader.events(&turn(&whole)[..5]);
     reader.take();
     let failure = Failure::Interrupted;
-    reader.event(&Event::Retry { failure, delay: Duration::ZERO, pending: 1, step: 2 });
+    reader.event(&Event::Retry { failure, delay: Duration::ZERO, pending: 1, step: 2, model: None });
     assert_eq!(reader.take(), ["void true"]);
     reader.event(&Event::StepStart { step: 2, message_id: MessageId::made(TURN, 2) });
     reader.event(&state("a", PromptState::Ended { outcome: RunOutcome::Cancelled }));

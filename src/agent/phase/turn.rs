@@ -11,10 +11,10 @@ use std::sync::Arc;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{
-    agent::{Config, Prompt, Response},
+    agent::{Prompt, Response},
     budget::Budget,
     message::{History, Message, MessageId, Role, ToolUseId, TurnId, Usage, UseDecision},
-    provider::{Corrections, Model, Options, OutputSchema},
+    provider::{Corrections, Options, OutputSchema},
     tool::Replay,
 };
 
@@ -35,6 +35,9 @@ pub(crate) struct Origin {
     /// The usage of the earlier turns of the prompt.
     #[serde(default, skip_serializing_if = "Usage::is_zero")]
     pub(crate) spent: Usage,
+    /// The index of the backup model in use. `None` if the first model is in use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) backup: Option<u8>,
     /// The responses for the caller of `ask`, if an `ask` started the run. The serialised form contains no responses,
     /// because the caller does not outlive the process.
     #[serde(
@@ -202,11 +205,6 @@ impl Turn {
     /// Returns the conversation for the next request.
     pub(crate) fn conversation(&self) -> History {
         self.corrections.after(self.working.all())
-    }
-
-    /// Returns the model of the next request.
-    pub(crate) fn model_in<'a>(&'a self, config: &'a Config) -> &'a Model {
-        self.origin.prompt.model.as_ref().unwrap_or(&config.model)
     }
 
     /// Returns the user messages that the last response answers: the prompt, or the tool results of the previous step

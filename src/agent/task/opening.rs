@@ -66,7 +66,7 @@ impl Task {
         let work = self.work();
         drop_contained(std::mem::replace(&mut work.tools, request.tools.clone()));
         work.opening = Some(Opening { request, provider: Arc::clone(model.provider()), wait: Wait::Effect });
-        let replay = if self.durability.is_some() { replay_of(model) } else { Replay::Never };
+        let replay = replay_of(model);
         self.step(|core, cx| core.prepared(op, wanted, named, replay, cx));
     }
 

@@ -413,18 +413,19 @@ impl Task {
     /// Processes the result of a callback.
     fn returned(&mut self, op: Op, callback: &'static str, returned: Result<Returned, String>) {
         let adopted = returned.and_then(|Returned { outcome, before, after }| {
-            self.adopt(&before, after).map(|()| (outcome, before))
+            // The model for which the request was prepared, even if the callback has changed the model.
+            let turn = self.core.phase().turn();
+            let model = turn.map_or(&before.model, |turn| turn.model_in(&before)).clone();
+            let adopted = self.adopt(&before, after).map(|()| (outcome, model));
+            drop_contained(before);
+            adopted
         });
-        let (outcome, before) = match adopted {
+        let (outcome, model) = match adopted {
             Ok(adopted) => adopted,
             Err(message) => {
                 return self.step(|core, cx| core.call_failed(op, callback, message, cx));
             }
         };
-        // Use the model for which the request was prepared, even if the callback has changed the model.
-        let turn = self.core.phase().turn();
-        let model = turn.map_or(&before.model, |turn| turn.model_in(&before)).clone();
-        drop_contained(before);
         match outcome {
             CallbackOutcome::Prepared(request) => self.prepared(op, request, &model),
             CallbackOutcome::Recovery(decision, recovery) => {

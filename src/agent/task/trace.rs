@@ -126,6 +126,7 @@ fn kind(failure: &Failure) -> String {
         Failure::TimeLimit { .. } => "time_limit".to_owned(),
         Failure::Budget { .. } => "budget".to_owned(),
         Failure::Output { .. } => "output".to_owned(),
+        Failure::Refused => "refused".to_owned(),
         Failure::OnHold { .. } => "on_hold".to_owned(),
         Failure::Interrupted => "interrupted".to_owned(),
         Failure::Uncertain => "uncertain".to_owned(),

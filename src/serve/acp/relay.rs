@@ -208,8 +208,9 @@ impl Relay {
                     self.notice("A setting was not applied", warning.clone()).await?;
                 }
             }
-            Event::Retry { failure, .. } => {
-                self.notice("The request is repeated", error_chain(failure)).await?;
+            Event::Retry { failure, model, .. } => {
+                let with = model.as_ref().map_or(String::new(), |model| format!(" with the model {model}"));
+                self.notice(&format!("The request is repeated{with}"), error_chain(failure)).await?;
             }
             Event::Status { pauses, .. } => self.ask(state, pauses),
             Event::State(view) => self.remodelled(state, &view.model).await?,

@@ -167,7 +167,9 @@ impl<'a> AgUiMessages<'a> {
             });
             messages.push_answer(&answer.to_string(), blocks);
         }
-        if let Some((node, _)) = view.unanswered().filter(|(node, _)| end.is_none() && has_own_content(node.message())) {
+        if let Some((node, _)) =
+            view.unanswered().filter(|(node, _)| end.is_none() && has_own_content(node.message()))
+        {
             messages.push(node.message());
         }
         fit(messages.list, MAX_MESSAGES)

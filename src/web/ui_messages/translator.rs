@@ -294,9 +294,9 @@ impl Translator {
             Event::Status { status: Status::Busy, .. } if matches!(self.phase, Phase::Pausing { .. }) => {
                 self.phase = Phase::Running;
             }
-            Event::Retry { failure, delay, .. } => {
+            Event::Retry { failure, delay, model, .. } => {
                 let delay = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
-                self.writer.retry(&json!({ "failure": failure.to_string(), "delay": delay }));
+                self.writer.retry(&json!({ "failure": failure.to_string(), "delay": delay, "model": model }));
             }
             // A staged prompt starts the next turn and thereby another message of the protocol, so this answer is
             // complete.

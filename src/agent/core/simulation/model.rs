@@ -2,7 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Check, blocks::Block, ensure, ids::Ids, outputs::Outputs, pauses::Pauses, queue::Queue};
+use super::{
+    Check, backups::Backups, blocks::Block, ensure, ids::Ids, outputs::Outputs, pauses::Pauses, queue::Queue,
+};
 use crate::{
     agent::{
         Config, Event, Failure, Next, PendingUse, Prompt, PromptId, PromptState, Response, RunOutcome,
@@ -14,6 +16,7 @@ use crate::{
         Blocks, Content, History, Message, RequestEnd, Role, TurnId, Usage, UsageRow, answer_open_tool_uses,
     },
     provider::{self, MessageDelta, ProviderErrorKind, StopReason},
+    tool::Replay,
 };
 
 /// The model of one agent, which predicts the agent's events.
@@ -49,6 +52,7 @@ pub(super) struct Model {
     pub(super) turn_timeout: Option<Duration>,
     /// The model of the prompt, unless a callback has set another model since.
     pub(super) named_for_run: Option<provider::Model>,
+    pub(super) backups: Backups,
     /// The failure for which `handle_error` was called.
     pub(super) failure: Option<Failure>,
 
@@ -146,6 +150,8 @@ pub(super) struct Turn {
     pub(super) refused: bool,
     /// The budget that has refused the request of the current step.
     pub(super) refused_by: Option<Budget>,
+    /// The declaration of the provider of the current request.
+    pub(super) replay: Replay,
 }
 
 impl Turn {
@@ -170,6 +176,7 @@ impl Turn {
             joined: Vec::new(),
             refused: false,
             refused_by: None,
+            replay: Replay::Never,
         }
     }
 
@@ -327,6 +334,12 @@ impl Model {
 
     /// Records the failure for which `handle_error` is called.
     pub(super) fn fails(&mut self, failure: &Failure) {
+        self.refuses(failure);
+        self.failure = Some(failure.clone());
+    }
+
+    /// Records whether a service refuses the request of the current step.
+    pub(super) fn refuses(&mut self, failure: &Failure) {
         if let Some(turn) = &mut self.turn {
             let refusals = [
                 ProviderErrorKind::InvalidRequest,
@@ -336,7 +349,6 @@ impl Model {
             let is_refusal = matches!(failure, Failure::Provider { error } if refusals.contains(&error.kind));
             turn.refused = turn.blocks.is_empty() && (turn.refused || is_refusal);
         }
-        self.failure = Some(failure.clone());
     }
 
     // ---- events ----
@@ -391,7 +403,7 @@ impl Model {
             // These events are checked by `Desk`, which holds the state of the tool uses.
             Event::ToolStart { .. } | Event::ToolEnd { .. } => Ok(()),
             Event::Usage(row) => self.usage_told(row),
-            Event::Retry { pending, failure, step, .. } => {
+            Event::Retry { pending, failure, step, model, .. } => {
                 self.ids.answer = None;
                 if self.input == Input::Restart {
                     self.check_step(*step)?;
@@ -403,7 +415,10 @@ impl Model {
                     self.check_step(*step)?;
                     return self.attempted(*pending, failure);
                 }
-                if matches!(failure, Failure::Output { .. }) {
+                if let Some(name) = model {
+                    self.turn()?.refused_by = None;
+                    self.backed_up(failure, name)?;
+                } else if matches!(failure, Failure::Output { .. }) {
                     self.turn()?.refused_by = None;
                     self.asked_again()?;
                 } else {
@@ -578,6 +593,7 @@ impl Model {
         self.limit = prompt.max_steps.or(self.own_limit);
         self.brought = prompt.max_steps;
         self.named_for_run.clone_from(&prompt.model);
+        self.backups.place = 0;
         self.turn_timeout = prompt.turn_timeout.or(self.own_timeout);
         prompt.content.clone()
     }
@@ -606,7 +622,9 @@ impl Model {
         self.check_output(response)?;
         let exhausted = self.exhausted();
         let (is_cut_short, step) = (self.is_cut_short(), self.step);
+        let is_kept = self.next_backup(&Failure::Refused).is_none();
         let turn = self.turn()?;
+        ensure!(is_kept || turn.told != Some(StopReason::Refusal), "a refusal is kept");
         ensure!(turn.place == TurnStage::Answered && !is_cut_short, "a step at {:?}", turn.place);
         let is_user = |message: &&Arc<Message>| message.role == Role::User;
         let earlier = turn.pending.iter().rev().skip_while(|message| !is_user(message));

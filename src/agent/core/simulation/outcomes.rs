@@ -114,10 +114,10 @@ impl World {
                 self.note(|| format!("prepared, wanted: {wanted:?}"));
                 self.model.prepared(wanted.clone());
                 let model = model.ok_or("a step without a turn")?;
-                let replay = self.rng.pick(&[Replay::Safe, Replay::Never]);
+                let replay = self.rng.pick(&[Replay::Safe, Replay::Safe, Replay::Never]);
                 let turn = self.model.turn()?;
                 turn.refused &= turn.requested == model;
-                turn.requested = Arc::clone(&model);
+                (turn.requested, turn.replay) = (Arc::clone(&model), replay);
                 self.input(|core, cx| core.prepared(op, wanted, model, replay, cx))
             }
             Call::HandleToolUse(tool_use) => self.tool_decided(op, *tool_use),
@@ -170,6 +170,7 @@ impl World {
             self.core.set_model();
             self.model.named_for_run = None;
             self.config.model = super::world::model(self.rng.pick(&["model", "other"]));
+            (self.model.backups.first, self.model.backups.place) = (Some(self.config.model.clone()), 0);
             self.kept.configured(&self.config);
         }
         if self.budgets.are_on && self.rng.percent(40) {

@@ -1,5 +1,7 @@
 //! The provider: a random response, delta by delta.
 
+use std::time::Duration;
+
 use serde_json::json;
 
 use super::{Check, ends::some_usage, model::Input, outputs::FITS, world::World};
@@ -60,7 +62,11 @@ impl Stream {
                 Next::Fail(ProviderError::new(rng.pick(&kinds), "refused").into())
             }
             0..18 => self.stop(rng, false),
-            18..20 => Next::Fail(ProviderError::new(ProviderErrorKind::Overloaded, "overloaded").into()),
+            18..20 => {
+                use ProviderErrorKind::{Auth, ContextTooLong, Overloaded, Quota, Timeout};
+                let kind = rng.pick(&[Auth, ContextTooLong, Overloaded, Quota, Timeout]);
+                Next::Fail(ProviderError::new(kind, "failed").into())
+            }
             20 => Next::Fail(Failure::ProviderPanicked { message: "boom".into() }),
             21..23 => Next::End,
             23..26 => Next::Ask,
@@ -74,10 +80,9 @@ impl Stream {
             37..39 => Next::Delta(self.refused(rng)),
             39..42 => {
                 self.blocks.clear();
-                Next::Delta(Delta::Retry {
-                    error: Box::new(ProviderError::new(ProviderErrorKind::Overloaded, "again")),
-                    delay: std::time::Duration::from_secs(1),
-                })
+                let wait = rng.pick(&[None, Some(5), Some(6)]).map(Duration::from_secs);
+                let error = ProviderError::new(ProviderErrorKind::Overloaded, "again").with_retry_after(wait);
+                Next::Delta(Delta::Retry { error: Box::new(error), delay: Duration::from_secs(1) })
             }
             39..60 if self.blocks.len() < 4 => Next::Delta(self.start(rng)),
             60..70 if !self.blocks.is_empty() => {
@@ -162,7 +167,9 @@ impl World {
                 if let Delta::Message(data) = &delta {
                     self.model.told(data)?;
                 }
-                if matches!(delta, Delta::Retry { .. }) {
+                if let Delta::Retry { error, .. } = &delta
+                    && !self.model.avoids_wait(error)
+                {
                     self.model.input = if begun { Input::Restart } else { Input::NewAttempt };
                     if !begun {
                         self.attempt();

@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use super::{
     Check,
     asks::Asks,
+    backups::Backups,
     budgets::{Budgets, random_budget},
     compare::Kept,
     desk::Desk,
@@ -22,7 +23,7 @@ use crate::{
         phase::{Op, Phase, SlotCall, Stage},
     },
     message::{Timestamp, ToolUse, ToolUseId, TurnId},
-    provider::{self, DeltaStream, Options, Provider, ProviderError, Request, RequestContext},
+    provider::{self, DeltaStream, ModelInfo, Options, Provider, ProviderError, Request, RequestContext},
     run::Settings,
     tool::{Decision, Schema, ToolSet, declared_tool_with_schema, tool_fn},
 };
@@ -95,7 +96,21 @@ impl Provider for Nobody {
 
 /// Returns a model with this id.
 pub(super) fn model(id: &str) -> provider::Model {
-    provider::Model::new(Arc::new(Nobody), id)
+    let model = provider::Model::new(Arc::new(Nobody), id);
+    match room(id) {
+        Some(room) => model.with_info(ModelInfo::new(id).with_context_window(room)),
+        None => model,
+    }
+}
+
+/// Returns the context window of the model with this id, if it is known.
+pub(super) fn room(id: &str) -> Option<u64> {
+    match id {
+        "small" => Some(10),
+        "other" => Some(100),
+        "large" => Some(1000),
+        _ => None,
+    }
 }
 
 pub(super) fn config() -> Config {
@@ -147,9 +162,10 @@ impl World {
         if budgets.are_on && rng.percent(70) {
             config.set_budget(random_budget(&mut rng));
         }
+        let backups = Backups::random(&mut config, &mut rng);
         let core = Core::new(super::commands::random_history(&mut rng));
         let mut world = Self {
-            model: Model::new(core.history(), &config),
+            model: Model::new(core.history(), &config).with_backups(backups),
             kept: Kept::new(super::compare::snapshot(&core, &config)),
             follows: Follows::new(seed),
             budgets,
@@ -253,7 +269,9 @@ impl World {
             effects: Vec::new(),
         };
         let output = input(&mut self.core, &mut cx);
-        (output, cx.effects)
+        let effects = cx.effects;
+        self.keep_backup();
+        (output, effects)
     }
 
     /// Calls [`World::feed`] and [`World::perform_all`].
@@ -394,6 +412,8 @@ impl World {
         match call {
             Call::PrepareStep => {
                 let turn = self.core.phase().turn().ok_or("a step without a turn")?;
+                let (used, expected) = (turn.model_in(&self.config), self.model.model_in_use());
+                ensure!(Some(used) == expected, "a request to {used}, not {expected:?}");
                 let history = turn.conversation();
                 history.check_sendable().map_err(|error| format!("the request's history: {error}"))?;
                 self.model.prepares(&history)
@@ -413,6 +433,8 @@ impl World {
                 self.model.concludes(response)
             }
             Call::HandleError(failure) => {
+                let next = self.model.next_backup(failure);
+                ensure!(next.is_none(), "handle_error is called although a backup model is left: {next:?}");
                 self.model.fails(failure);
                 Ok(())
             }

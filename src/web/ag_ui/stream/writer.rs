@@ -244,7 +244,11 @@ impl AgUiWriter {
                     self.result(result, None);
                 }
             }
-            RunProgress::Void { .. } => {
+            RunProgress::Void { failure, model } => {
+                if let (Some(failure), Some(model)) = (failure, model) {
+                    let value = json!({ "failure": failure.to_string(), "model": model });
+                    self.send([AgUiFrame::Custom { name: "omni.retry", value }]);
+                }
                 let has_shown = !self.blocks.is_empty() && self.list == AgUiList::None;
                 self.close();
                 if has_shown {
@@ -613,6 +617,7 @@ fn code(failure: &Failure) -> &'static str {
         Failure::TimeLimit { .. } => "time-limit",
         Failure::Budget { .. } => "budget",
         Failure::Output { .. } => "output",
+        Failure::Refused => "refused",
         Failure::OnHold { .. } => "store-behind",
         Failure::Interrupted | Failure::Uncertain => "interrupted",
         Failure::Callback { .. } => "internal",

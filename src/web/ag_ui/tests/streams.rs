@@ -402,6 +402,24 @@ async fn repeated_step_removes_the_void_answer() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn backup_model_is_named_in_a_custom_event() {
+    for level in LEVELS {
+        let spent = ProviderError::new(ProviderErrorKind::Quota, "no credit");
+        let provider = crate::testing::ScriptedProvider::new([Step::error(spent)]);
+        let other = crate::testing::ScriptedProvider::new([Step::text("Good.")]).named("other");
+        let agent = super::agent(&provider).backup_model(other.model());
+        let builder = crate::session::Session::builder(crate::store::MemoryStore::new()).agent(agent);
+        let session = builder.create().await.unwrap();
+        let mut rig = Rig { session, provider, client: Client::new(level), runs: 0 };
+        let frames = rig.say("Hi").await;
+        let custom = frames.iter().find(|frame| matches!(frame, AgUiFrame::Custom { .. })).unwrap();
+        let value = json!({ "failure": "quota spent: no credit", "model": "other:scripted" });
+        assert_eq!(*custom, AgUiFrame::Custom { name: "omni.retry", value });
+        rig.check_messages().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn late_join_continues_open_blocks() {
     for level in LEVELS {
         let gate = Gate::new();

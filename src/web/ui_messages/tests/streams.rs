@@ -279,12 +279,25 @@ async fn retry_removes_the_void_parts_at_level_seven_and_marks_them_at_level_six
         if level == Level::Seven {
             assert_eq!(parts, listed(&session, level).await);
             assert_eq!(find(&frames, "data-omni-retry").unwrap()["transient"], true);
+            assert_eq!(find(&frames, "data-omni-retry").unwrap()["data"]["model"], Value::Null);
         } else {
             let mark = parts.iter().position(|part| part["type"] == "data-omni-retry").expect("a mark");
             let good = parts.iter().position(|part| part["text"] == "Good.").unwrap();
             let void = parts.iter().position(|part| part["text"] == "Void").unwrap();
             assert!(void < mark && mark < good);
         }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn retry_names_the_backup_model() {
+    for level in LEVELS {
+        let spent = Step::error(ProviderError::new(ProviderErrorKind::Quota, "no credit"));
+        let other = ScriptedProvider::new([Step::text("Good.")]).named("other").model();
+        let session = session_of(ScriptedProvider::new([spent]), |agent| agent.backup_model(other)).await;
+        let frames = ask(&session, level, "u1").await;
+        check(level, &frames);
+        assert_eq!(find(&frames, "data-omni-retry").unwrap()["data"]["model"], "other:scripted");
     }
 }
 

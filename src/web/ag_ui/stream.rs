@@ -216,6 +216,9 @@ impl AgUiStream {
     /// Processes a snapshot in place of missed events.
     fn missed(&mut self, snapshot: &SessionSnapshot) {
         let Self { follow, view, writer, .. } = self;
+        if snapshot.last == view.last {
+            return;
+        }
         // Without a run in between, the next run is the stream's own one.
         let is_later = snapshot.agent.run.saturating_sub(view.agent.run) > 1;
         view.clone_from(snapshot);

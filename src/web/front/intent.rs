@@ -176,11 +176,7 @@ fn find(posted: Posted, snapshot: &SessionSnapshot) -> Option<Intent> {
         (Some(TreePlace::InFlight), _) => return Some(Intent::Join(None)),
         (None, Trigger::Again) | (_, Trigger::Results) if blocks.is_empty() => return None,
         (_, Trigger::Results) => {
-            let same = tree.unanswered(tree.head()).find(|node| node.message().content == blocks);
-            return match same {
-                Some(node) => run(RunAt::Again(node.id()), Prompt::default()),
-                None => run(RunAt::Head, prompt(fresh, blocks)),
-            };
+            return run(RunAt::Head, prompt(fresh, blocks));
         }
         (Some(TreePlace::Node(node)), _) => {
             let exchange = exchange_of(tree, node)?;

@@ -168,22 +168,3 @@ async fn list_of_a_run_about_a_failed_prompt_has_it_once() {
     client.finish().await;
     assert_eq!(session.tree().await.unwrap().len(), 2);
 }
-
-#[tokio::test]
-async fn failed_results_that_are_posted_again_are_sent_again_once() {
-    let steps = [Step::tool_use("t1", "locate", json!({ "zone": "a" })), down(), Step::text("Found.")];
-    let session = session(steps).await;
-    ask(&session, Level::Seven, "u1").await;
-    let mut posted = list(&session, &settings(Level::Seven)).await;
-    let part =
-        posted[1]["parts"].as_array_mut().unwrap().iter_mut().find(|part| part["type"] == "tool-locate");
-    let part = part.unwrap();
-    (part["state"], part["output"]) = ("output-available".into(), "here".into());
-    let body = json!({ "id": "1", "trigger": "submit-message", "messages": posted });
-    for is_last in [false, true] {
-        let frames = Client::post(&session, Level::Seven, body.clone()).await.unwrap().finish().await;
-        assert_eq!(find(&frames, "finish").is_some(), is_last, "{frames:?}");
-    }
-    let tree = session.tree().await.unwrap();
-    assert_eq!((tree.len(), tree.history().len()), (4, 4));
-}

@@ -191,8 +191,8 @@ impl AgentBuilder {
 
     setters! {
         /// Sets the maximum number of requests that one prompt may cause. The number includes continuations, retries by
-        /// `handle_error` and with backup models, and responses that are requested again because they do not match the output schema. Attempts
-        /// that the retry policy repeats before a response begins do not count.
+        /// `handle_error`, repetitions with backup models, and responses that are requested again because they do not
+        /// match the output schema. Attempts that the retry policy repeats before a response begins do not count.
         pub fn max_steps(self, max_steps: u32) { self.settings.max_steps = Some(max_steps) }
 
         /// Sets the maximum duration of one turn. The time during which the agent is paused does not count.

@@ -75,6 +75,7 @@ fn snapshot(agent: &Agent, tree: &Tree) -> Snapshot {
         pauses: Vec::new(),
         tools: Vec::new(),
         decisions: Vec::new(),
+        budget: None,
         prompts: Vec::new(),
         staged: Vec::new(),
         last_run: None,

@@ -58,6 +58,8 @@ struct UiUse {
     /// The text of the input so far.
     input: String,
     state: UiUseState,
+    /// The result that was sent.
+    result: Option<ToolResult>,
     /// Whether an approval was requested.
     is_asked: bool,
     /// The decision: approved or not.
@@ -158,9 +160,6 @@ impl UiWriter {
     pub(super) fn replace(&mut self, shown: &Message, kept: &Message) {
         for (index, block) in kept.content.iter().enumerate() {
             if let (Content::ToolResult(result), true) = (block, shown.content.get(index) != Some(block)) {
-                if let Some(tool_use) = self.find(&result.tool_use_id) {
-                    tool_use.state = UiUseState::Available;
-                }
                 self.result(result, kept.id.as_ref().map(|id| (id, index)));
             }
         }
@@ -334,6 +333,7 @@ impl UiWriter {
                 name: name.to_owned(),
                 input: String::new(),
                 state,
+                result: None,
                 is_asked: false,
                 decided: None,
                 is_question: false,
@@ -385,13 +385,14 @@ impl UiWriter {
         }
     }
 
-    /// Writes a result, unless it was written already. `block` is the message and the index of the result in it.
+    /// Writes a result, unless it was written already. A message can contain a shorter form of a result that was
+    /// written. `block` is the message and the index of the result in it.
     fn result(&mut self, result: &ToolResult, block: Option<(&MessageId, usize)>) {
         let id = &result.tool_use_id;
         let is_denied = match self.find(id) {
-            Some(tool_use) if tool_use.state == UiUseState::Answered => return,
+            Some(tool_use) if tool_use.result.as_ref() == Some(result) => return,
             Some(tool_use) => {
-                tool_use.state = UiUseState::Answered;
+                (tool_use.state, tool_use.result) = (UiUseState::Answered, Some(result.clone()));
                 tool_use.is_asked && tool_use.decided == Some(false)
             }
             None => false,

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use crate::{
-    agent::{Agent, AgentBuilder, Event},
-    run::RunOutcome,
+    agent::{Agent, AgentBuilder, Event, Status},
+    run::PromptState,
     session::{
         Mode, Session, SessionAnswer, SessionCommand, SessionEvent, SessionSnapshot, SessionSubscription,
     },
@@ -122,8 +122,8 @@ impl Client {
         self.frames.extend(iter::from_fn(|| self.stream.next_frame()));
     }
 
-    /// Misses about `count` events, and reads a snapshot in their place. A session has no snapshot between the end of a
-    /// turn and its nodes.
+    /// Misses about `count` events, and reads a snapshot in their place. A session has no snapshot between the events
+    /// that end a turn: from the status and the states of the prompts to the nodes.
     pub(super) async fn miss(&mut self, count: usize) {
         let (mut missed, mut is_between) = (0, false);
         while missed < count || is_between {
@@ -132,8 +132,15 @@ impl Client {
             let Ok(Some(Update::Event(event))) = next else { break };
             self.view.apply(&event).unwrap();
             missed += 1;
-            is_between = event.event.agent().is_some_and(|event| RunOutcome::of(event).is_some())
-                || matches!(event.event.agent(), Some(Event::Turn { .. }));
+            is_between = match event.event.agent() {
+                Some(Event::Status { status, .. }) => *status == Status::Idle,
+                Some(Event::Prompt { state, prompt, .. }) => match state {
+                    PromptState::Ended { .. } => true,
+                    state => *state == PromptState::Returned && prompt.is_some(),
+                },
+                Some(Event::Turn { .. } | Event::Cancelled { .. } | Event::Error { .. }) => true,
+                _ => false,
+            };
         }
         self.stream.snapshot(&self.view);
         self.frames.extend(iter::from_fn(|| self.stream.next_frame()));

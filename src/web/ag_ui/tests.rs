@@ -125,7 +125,6 @@ impl Rig {
             Err(refusal) => {
                 return Posted {
                     updates,
-                    session: self.session.clone(),
                     stream: None,
                     frames: AgUiStream::refused(
                         &run,
@@ -143,7 +142,7 @@ impl Rig {
             }
         };
         let (stream, frames) = AgUiStream::begin(run, (**view).clone(), start);
-        Posted { updates, session: self.session.clone(), stream: Some(stream), frames }
+        Posted { updates, stream: Some(stream), frames }
     }
 }
 
@@ -189,7 +188,6 @@ fn run_of(input: &AgUiInput) -> AgUiRun {
 /// A request whose stream is being read.
 struct Posted {
     updates: SessionSubscription,
-    session: Session,
     stream: Option<AgUiStream>,
     frames: Vec<AgUiFrame>,
 }

@@ -495,8 +495,7 @@ async fn prompt_behind_a_run_that_has_just_ended_is_read_from_its_own_run_on() {
         let view = (**updates.snapshot().unwrap()).clone();
         let start = super::AgUiStart::of(&answer, Some("u2".into()), &view.agent);
         let (stream, frames) = super::AgUiStream::begin(run, view, start);
-        let session = rig.session.clone();
-        let mut second = super::Posted { updates, session, stream: Some(stream), frames };
+        let mut second = super::Posted { updates, stream: Some(stream), frames };
         second.finish(&mut rig.client).await;
         rig.check_messages().await;
         assert_eq!(rig.client.messages.len(), 4);

@@ -35,7 +35,7 @@ use super::{Event, Failure, PendingUse, PromptId, PromptState, Response, RunOutc
 use crate::{
     budget::BudgetReport,
     message::{Content, Message, MessageId, Role, ToolResult, ToolUseId, TurnId},
-    provider::PartialBlock,
+    provider::{PartialBlock, StopReason},
     run::{Accepted, Decided},
 };
 
@@ -202,7 +202,9 @@ pub struct Follow {
     /// The response of the last committed turn.
     response: Option<Arc<Response>>,
     /// The number of messages of the turn in flight.
-    pending: usize,
+    pending: Option<usize>,
+    /// Whether the next request continues the last answer, which the service has paused.
+    continues: bool,
     /// The last answer of the earlier turns.
     kept: Option<Arc<Message>>,
     turn: Option<TurnId>,
@@ -328,12 +330,19 @@ impl Follow {
     /// Reads the next event.
     pub fn event(&mut self, event: &Event, out: &mut dyn FnMut(RunProgress<'_>)) {
         let pending = match event {
-            Event::Message { .. } => self.pending + 1,
-            Event::Retry { pending, .. } => *pending,
-            Event::Turn { .. } | Event::Error { .. } | Event::Cancelled { .. } => 0,
+            Event::Message { .. } => self.pending.map(|pending| pending + 1),
+            Event::Retry { pending, .. } => Some(*pending),
+            Event::Turn { .. } | Event::Error { .. } | Event::Cancelled { .. } => Some(0),
             _ => self.pending,
         };
-        let removes = mem::replace(&mut self.pending, pending) > pending;
+        let removes = match (mem::replace(&mut self.pending, pending), pending) {
+            (Some(before), Some(now)) => now < before,
+            // Without a snapshot, the number is not known. A complete answer that is followed by a repetition is void.
+            _ => !self.continues && self.messages.last().is_some_and(|last| last.role == Role::Assistant),
+        };
+        if let Event::Step(response) = event {
+            self.continues = response.stop_reason == StopReason::Pause;
+        }
         match event {
             _ if self.is_over() => {}
             // A request that fails before it begins leaves the answer before it as it is.

@@ -4,14 +4,15 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{
     agent::{
-        Agent, AgentBuilder, BackupCause, BackupModel, ErrorDecision, Event, Failure, RunStep, ToolDecision,
+        Agent, AgentBuilder, BackupCause, BackupModel, ErrorDecision, Event, Failure, FollowTarget, RunStep,
+        ToolDecision,
     },
     message::RequestEnd,
     provider::{
         Credentials, DeltaStream, Model, ModelInfo, Options, Provider, ProviderError, ProviderErrorKind,
         Registry, Request, RequestContext, RetryPolicy, Secret, StopReason,
     },
-    run::ErrorKind,
+    run::{ErrorKind, Prompt},
     testing::{ScriptedProvider, Step},
     tool::Replay,
 };
@@ -397,7 +398,8 @@ async fn follower_reads_which_model_repeats_the_request() {
     let (_, first) = named("first", [quota()]);
     let (_, backup) = named("second", [Step::text("Here.")]);
     let agent = builder(&first).backup_model(backup).start().await.unwrap();
-    let mut running = agent.run("Hi").follow().await.unwrap();
+    let mut running = agent.follow(FollowTarget::Prompt("own".into())).await.unwrap();
+    agent.prompt(Prompt::new("Hi").with_id("own")).await.unwrap();
     let mut models = Vec::new();
     while let Some(step) = running.next().await {
         if let RunStep::Void { failure, model } = step {

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 /// An event of the protocol. Optional fields are omitted, never null.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "SCREAMING_SNAKE_CASE", rename_all_fields = "camelCase")]
-pub(crate) enum AgUiFrame {
+pub(crate) enum Frame {
     RunStarted {
         thread_id: String,
         run_id: String,
@@ -17,15 +17,15 @@ pub(crate) enum AgUiFrame {
         thread_id: String,
         run_id: String,
         #[serde(skip_serializing_if = "Option::is_none")]
-        outcome: Option<AgUiOutcome>,
+        outcome: Option<Outcome>,
         #[serde(skip_serializing_if = "Vec::is_empty")]
-        usage: Vec<AgUiUsage>,
+        usage: Vec<TokenUsage>,
     },
     RunError {
         message: String,
         code: String,
         #[serde(skip_serializing_if = "Vec::is_empty")]
-        usage: Vec<AgUiUsage>,
+        usage: Vec<TokenUsage>,
     },
     StepStarted {
         step_name: String,
@@ -76,7 +76,7 @@ pub(crate) enum AgUiFrame {
     ToolCallResult {
         message_id: String,
         tool_call_id: String,
-        content: AgUiContent,
+        content: MessageContent,
         role: &'static str,
         #[serde(skip_serializing_if = "Map::is_empty")]
         metadata: Map<String, Value>,
@@ -88,7 +88,7 @@ pub(crate) enum AgUiFrame {
         replace: bool,
     },
     MessagesSnapshot {
-        messages: Vec<AgUiMessage>,
+        messages: Vec<ChatMessage>,
         metadata: Value,
     },
     StateSnapshot {
@@ -107,7 +107,7 @@ pub(crate) enum AgUiFrame {
 /// The outcome of a run that did not fail.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "lowercase", rename_all_fields = "camelCase")]
-pub(crate) enum AgUiOutcome {
+pub(crate) enum Outcome {
     Success {
         /// The tool calls that the client has to answer.
         #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -138,7 +138,7 @@ pub(crate) struct Interrupt {
 /// The tokens that one model has used.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct AgUiUsage {
+pub(crate) struct TokenUsage {
     pub(crate) model: String,
     pub(crate) input_tokens: u64,
     pub(crate) output_tokens: u64,
@@ -151,22 +151,22 @@ pub(crate) struct AgUiUsage {
 /// A message of a conversation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "role", rename_all = "lowercase", rename_all_fields = "camelCase")]
-pub(crate) enum AgUiMessage {
+pub(crate) enum ChatMessage {
     User {
         id: String,
-        content: AgUiContent,
+        content: MessageContent,
     },
     Assistant {
         id: String,
         #[serde(skip_serializing_if = "Option::is_none")]
         content: Option<String>,
         #[serde(skip_serializing_if = "Vec::is_empty")]
-        tool_calls: Vec<AgUiToolCall>,
+        tool_calls: Vec<ToolCall>,
     },
     Tool {
         id: String,
         tool_call_id: String,
-        content: AgUiContent,
+        content: MessageContent,
         #[serde(skip_serializing_if = "Map::is_empty")]
         metadata: Map<String, Value>,
     },
@@ -181,7 +181,7 @@ pub(crate) enum AgUiMessage {
     },
 }
 
-impl AgUiMessage {
+impl ChatMessage {
     pub(crate) fn id(&self) -> &str {
         match self {
             Self::User { id, .. }
@@ -192,7 +192,7 @@ impl AgUiMessage {
         }
     }
 
-    pub(crate) fn tool_calls(&self) -> &[AgUiToolCall] {
+    pub(crate) fn tool_calls(&self) -> &[ToolCall] {
         match self {
             Self::Assistant { tool_calls, .. } => tool_calls,
             _ => &[],
@@ -202,49 +202,49 @@ impl AgUiMessage {
 
 /// A tool call of an assistant message.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct AgUiToolCall {
+pub(crate) struct ToolCall {
     pub(crate) id: String,
     #[serde(rename = "type")]
     pub(crate) kind: &'static str,
-    pub(crate) function: AgUiFunction,
+    pub(crate) function: Function,
 }
 
 /// The name of a tool, and the JSON text of its input.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct AgUiFunction {
+pub(crate) struct Function {
     pub(crate) name: String,
     pub(crate) arguments: String,
 }
 
-impl AgUiToolCall {
+impl ToolCall {
     pub(crate) fn new(id: String, name: String, arguments: String) -> Self {
-        Self { id, kind: "function", function: AgUiFunction { name, arguments } }
+        Self { id, kind: "function", function: Function { name, arguments } }
     }
 }
 
 /// The content of a message: a text, or a list of parts.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
-pub(crate) enum AgUiContent {
+pub(crate) enum MessageContent {
     Text(String),
-    Parts(Vec<AgUiPart>),
+    Parts(Vec<Part>),
 }
 
 /// A part of a message.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
-pub(crate) enum AgUiPart {
+pub(crate) enum Part {
     Text { text: String },
-    Image(AgUiMedia),
-    Audio(AgUiMedia),
-    Video(AgUiMedia),
-    Document(AgUiMedia),
+    Image(Media),
+    Audio(Media),
+    Video(Media),
+    Document(Media),
 }
 
 /// A file in a message.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct AgUiMedia {
-    pub(crate) source: AgUiSource,
+pub(crate) struct Media {
+    pub(crate) source: PartSource,
     #[serde(skip_serializing_if = "Map::is_empty")]
     pub(crate) metadata: Map<String, Value>,
 }
@@ -252,7 +252,7 @@ pub(crate) struct AgUiMedia {
 /// The bytes of a file, or its address.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "lowercase", rename_all_fields = "camelCase")]
-pub(crate) enum AgUiSource {
+pub(crate) enum PartSource {
     Data { value: String, mime_type: String },
     Url { value: String, mime_type: String },
 }

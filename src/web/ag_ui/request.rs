@@ -6,7 +6,7 @@ use axum::http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::AgUiLevel;
+use super::Level;
 use crate::{
     agent::Status,
     message::{Attachment, Blocks, Content, MessageId, Text, ToolResult, ToolUse, ToolUseId},
@@ -33,16 +33,16 @@ fn refused(code: &'static str, message: impl Into<String>) -> Problem {
 /// other messages show where the newest message belongs in the conversation.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct AgUiInput {
+pub(crate) struct RunInput {
     pub(crate) thread_id: String,
     pub(crate) run_id: String,
     #[serde(default)]
     pub(crate) protocol_version: Option<String>,
-    pub(crate) messages: Vec<AgUiPosted>,
+    pub(crate) messages: Vec<Posted>,
     #[serde(default)]
-    pub(crate) tools: Option<Vec<AgUiTool>>,
+    pub(crate) tools: Option<Vec<ClientTool>>,
     #[serde(default)]
-    pub(crate) resume: Option<Vec<AgUiAnswer>>,
+    pub(crate) resume: Option<Vec<Answer>>,
     #[serde(default)]
     pub(crate) state: Value,
 }
@@ -50,7 +50,7 @@ pub(crate) struct AgUiInput {
 /// A message in a request.
 #[derive(Clone, Debug, Hash, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct AgUiPosted {
+pub(crate) struct Posted {
     pub(crate) id: String,
     pub(crate) role: String,
     #[serde(default)]
@@ -63,7 +63,7 @@ pub(crate) struct AgUiPosted {
 
 /// A tool that the client runs.
 #[derive(Clone, Debug, Deserialize)]
-pub(crate) struct AgUiTool {
+pub(crate) struct ClientTool {
     name: String,
     description: String,
     #[serde(default)]
@@ -73,24 +73,24 @@ pub(crate) struct AgUiTool {
 /// The answer to an interrupt.
 #[derive(Clone, Debug, PartialEq, Hash, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct AgUiAnswer {
+pub(crate) struct Answer {
     pub(crate) interrupt_id: String,
-    pub(crate) status: AgUiAnswerStatus,
+    pub(crate) status: AnswerStatus,
     #[serde(default)]
     pub(crate) payload: Value,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum AgUiAnswerStatus {
+pub(crate) enum AnswerStatus {
     Resolved,
     Cancelled,
 }
 
-impl AgUiInput {
+impl RunInput {
     /// Returns the version of the protocol that the client reads.
-    pub(crate) fn level(&self) -> AgUiLevel {
-        AgUiLevel::of(self.protocol_version.as_deref())
+    pub(crate) fn level(&self) -> Level {
+        Level::of(self.protocol_version.as_deref())
     }
 
     /// Returns the ids under which the messages that the client has are stored.
@@ -115,8 +115,7 @@ impl AgUiInput {
     /// Returns the work that the request asks for.
     ///
     /// - If the request has answers to interrupts, each interrupt is decided. There must be exactly one answer per
-    ///   interrupt. Only the questions of running tools may be answered one by one, because the client may not have seen
-    ///   the latest of them. Without answers, the request is refused while an interrupt is open.
+    ///   interrupt. Without answers, the request is refused while an interrupt is open.
     /// - If the newest message has results of client tools, the results are the prompt.
     /// - A new user message is the prompt.
     /// - A user message that the server knows is edited if its content differs. Otherwise it gets another answer. But
@@ -124,7 +123,7 @@ impl AgUiInput {
     pub(crate) fn intent(&self, view: &SessionSnapshot) -> Result<Intent, Problem> {
         let answers = self.resume.as_deref().unwrap_or_default();
         let pauses = &view.agent.pauses;
-        let is_turn = |message: &AgUiPosted| matches!(&*message.role, "user" | "assistant" | "tool");
+        let is_turn = |message: &Posted| matches!(&*message.role, "user" | "assistant" | "tool");
         let count = self.messages.iter().rposition(is_turn).map_or(0, |newest| newest + 1);
         let (newest, before) = self.messages[..count].split_last().unzip();
         let (trigger, blocks) = match newest {
@@ -142,8 +141,8 @@ impl AgUiInput {
             _ => prompt_id(own),
         };
         let posted = intent::Posted {
-            before: before.into_iter().flatten().filter_map(AgUiPosted::name).collect(),
-            newest: newest.and_then(AgUiPosted::name),
+            before: before.into_iter().flatten().filter_map(Posted::name).collect(),
+            newest: newest.and_then(Posted::name),
             trigger,
             blocks,
             id: prompt_id(own),
@@ -155,7 +154,7 @@ impl AgUiInput {
     /// Returns the posted results of the tool uses that the last turn has left open.
     fn results(&self, view: &SessionSnapshot) -> Result<Vec<Content>, Problem> {
         let result = |tool_use: &ToolUse| {
-            let answers = |message: &&AgUiPosted| {
+            let answers = |message: &&Posted| {
                 message.role == "tool" && message.tool_call_id.as_deref() == Some(tool_use.id.as_str())
             };
             self.messages.iter().rev().find(answers).map(|message| message.result(tool_use))
@@ -170,7 +169,7 @@ impl AgUiInput {
         let mut tools: Vec<_> = self.tools.iter().flatten().collect();
         tools.sort_by(|a, b| a.name.cmp(&b.name));
         let mut set = ToolSet::new();
-        for AgUiTool { name, description, parameters } in tools {
+        for ClientTool { name, description, parameters } in tools {
             let refused = |reason: String| refused("invalid-tool", reason);
             let parameters = parameters.clone().unwrap_or_else(|| json!({ "type": "object" }));
             let schema = Schema::new(parameters)
@@ -236,7 +235,7 @@ enum PostedSource {
     },
 }
 
-impl AgUiPosted {
+impl Posted {
     /// Returns the content of a message from the user, or of a result.
     pub(crate) fn blocks(&self) -> Result<Blocks, Problem> {
         if let Value::String(text) = &self.content {
@@ -340,12 +339,8 @@ pub(super) fn prompt_id(id: &str) -> PromptId {
     PromptId::new(if id.is_empty() { "run".into() } else { stored_id(id) })
 }
 
-/// Returns the decision about each pause. Fails unless there is exactly one answer per pause. A question of a running tool
-/// may have none.
-fn decisions(
-    answers: &[AgUiAnswer],
-    pauses: &[Arc<PendingUse>],
-) -> Result<Vec<(ToolUseId, Decision)>, Problem> {
+/// Returns the decision about each pause. Fails unless there is exactly one answer per pause.
+fn decisions(answers: &[Answer], pauses: &[Arc<PendingUse>]) -> Result<Vec<(ToolUseId, Decision)>, Problem> {
     let mut answered = HashSet::new();
     for answer in answers {
         let id = &answer.interrupt_id;
@@ -361,14 +356,12 @@ fn decisions(
         let answer = answers.iter().find(|answer| answer.interrupt_id == id.as_str());
         Ok((id.clone(), decision(answer.ok_or_else(|| missing_answer(id))?)?))
     };
-    let is_due =
-        |pause: &&Arc<PendingUse>| pause.asked_by.is_none() || answered.contains(pause.tool_use.id.as_str());
-    pauses.iter().filter(is_due).map(decide).collect()
+    pauses.iter().map(decide).collect()
 }
 
-fn decision(answer: &AgUiAnswer) -> Result<Decision, Problem> {
+fn decision(answer: &Answer) -> Result<Decision, Problem> {
     let reason = |default: &str| answer.payload["reason"].as_str().unwrap_or(default).to_owned();
-    if answer.status == AgUiAnswerStatus::Cancelled {
+    if answer.status == AnswerStatus::Cancelled {
         return Ok(Decision::Reject(reason("Cancelled by the user.")));
     }
     match (answer.payload["approved"].as_bool(), answer.payload.get("editedArgs")) {

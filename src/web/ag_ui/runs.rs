@@ -6,7 +6,7 @@ use std::{
     sync::Mutex,
 };
 
-use super::AgUiInput;
+use super::RunInput;
 use crate::{store::ConversationId, sync::lock};
 
 /// The number of runs that are remembered.
@@ -14,23 +14,23 @@ const KEPT: usize = 1024;
 
 /// The latest runs, in the order of their requests.
 #[derive(Debug, Default)]
-pub(in crate::web) struct AgUiRuns(Mutex<VecDeque<AgUiKnown>>);
+pub(in crate::web) struct Runs(Mutex<VecDeque<Known>>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct AgUiKnown {
+struct Known {
     conversation: ConversationId,
     /// A hash of the run's id and of the answers to interrupts. If the request has no answers, of its newest message.
     request: u64,
 }
 
-impl AgUiRuns {
+impl Runs {
     /// Returns whether the same request is remembered.
-    pub(super) fn contains(&self, conversation: &ConversationId, input: &AgUiInput) -> bool {
+    pub(super) fn contains(&self, conversation: &ConversationId, input: &RunInput) -> bool {
         lock(&self.0).contains(&known(conversation, input))
     }
 
     /// Remembers a request that is about to be performed. Returns `false` if it is remembered already.
-    pub(super) fn insert(&self, conversation: &ConversationId, input: &AgUiInput) -> bool {
+    pub(super) fn insert(&self, conversation: &ConversationId, input: &RunInput) -> bool {
         let known = known(conversation, input);
         let mut runs = lock(&self.0);
         if runs.contains(&known) {
@@ -44,13 +44,13 @@ impl AgUiRuns {
     }
 
     /// Forgets a request that was refused.
-    pub(super) fn remove(&self, conversation: &ConversationId, input: &AgUiInput) {
+    pub(super) fn remove(&self, conversation: &ConversationId, input: &RunInput) {
         let refused = known(conversation, input);
         lock(&self.0).retain(|known| *known != refused);
     }
 }
 
-fn known(conversation: &ConversationId, input: &AgUiInput) -> AgUiKnown {
+fn known(conversation: &ConversationId, input: &RunInput) -> Known {
     // A client chooses the id of the run, which can be long.
     let mut hasher = DefaultHasher::new();
     input.run_id.hash(&mut hasher);
@@ -58,5 +58,5 @@ fn known(conversation: &ConversationId, input: &AgUiInput) -> AgUiKnown {
         Some(answers) => answers.hash(&mut hasher),
         None => input.messages.last().hash(&mut hasher),
     }
-    AgUiKnown { conversation: conversation.clone(), request: hasher.finish() }
+    Known { conversation: conversation.clone(), request: hasher.finish() }
 }

@@ -260,7 +260,10 @@ impl UiReply {
         match progress {
             RunProgress::Turn(turn) => self.turn = Some(turn),
             RunProgress::User(message) => self.user(message, snapshot.is_none()),
-            RunProgress::Request { step, answer } => self.writer.step_start(step, answer),
+            RunProgress::Request { step, answer } => {
+                self.start();
+                self.writer.step_start(step, answer);
+            }
             RunProgress::Block { index, content, new, ended } => {
                 self.writer.block(index, content, new, ended);
             }

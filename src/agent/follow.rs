@@ -341,7 +341,8 @@ impl Follow {
             _ => !self.continues && self.messages.last().is_some_and(|last| last.role == Role::Assistant),
         };
         if let Event::Step(response) = event {
-            self.continues = response.stop_reason == StopReason::Pause;
+            let uses_tools = self.messages.last().is_some_and(|last| last.tool_uses().next().is_some());
+            self.continues = response.stop_reason == StopReason::Pause && !uses_tools;
         }
         match event {
             _ if self.is_over() => {}

@@ -185,6 +185,10 @@ fn outcome_covers_the_prompt(tree: &Tree, known: &KnownPrompt, text: &str) -> Ch
     let Some(own) = tree.nodes().find(|node| node.message().text() == text).map(Node::id) else {
         return Ok(());
     };
+    if known.through.is_none() && tree.node(own).is_some_and(|node| tree.is_unanswered(node)) {
+        // The run has kept nothing but the prompt.
+        return Ok(());
+    }
     let mut node = known.through;
     while let Some(other) = node.filter(|node| *node != own).and_then(|node| tree.node(node)) {
         node = other.parent();

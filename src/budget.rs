@@ -152,12 +152,12 @@ pub struct SharedBudget(pub(crate) Arc<Account>);
 impl SharedBudget {
     /// Creates a budget of which nothing is spent.
     pub fn new(budget: Budget) -> Self {
-        Self(Arc::new(Account::new(budget, UsageSum::default(), Vec::new())))
+        Self(Arc::new(Account::new(budget, &UsageSum::default(), Vec::new())))
     }
 
     /// Sets what was spent so far, such as the sum that `Manager::used` returns.
     pub fn with_spent(self, spent: UsageSum) -> Self {
-        lock(&self.0.state).start(spent);
+        lock(&self.0.state).start(&spent);
         self
     }
 
@@ -224,7 +224,7 @@ impl Quote {
 const EXPECTED_OUTPUT: u64 = 1024;
 
 impl Account {
-    pub(crate) fn new(budget: Budget, spent: UsageSum, parents: Vec<Arc<Self>>) -> Self {
+    pub(crate) fn new(budget: Budget, spent: &UsageSum, parents: Vec<Arc<Self>>) -> Self {
         let mut state = AccountState { budget, ..AccountState::default() };
         state.start(spent);
         Self { state: Mutex::new(state), parents }
@@ -239,14 +239,14 @@ impl Account {
 
 impl AccountState {
     /// Sets what was spent before. Which part of the cost the prompts had is not known, so all tokens count alike.
-    fn start(&mut self, spent: UsageSum) {
+    fn start(&mut self, spent: &UsageSum) {
         let usage = &spent.usage;
         self.prompt_cost =
             usage.cost.unwrap_or_default() * usage.prompt() as f64 / usage.total().max(1) as f64;
         let is_unpriced = usage.cost.is_none() && usage.total() > 0;
         self.unpriced =
             is_unpriced.then(|| spent.model.clone().unwrap_or_else(|| "an earlier model".to_owned()));
-        self.spent = UsageSum { model: None, ..spent };
+        self.spent = UsageSum { model: None, ..spent.clone() };
     }
 
     fn spent_amounts(&self) -> Amounts {
@@ -338,14 +338,14 @@ impl Spending {
     }
 
     /// Reserves a request in all accounts, or returns the report of one that refuses it.
-    pub(crate) fn reserve(&mut self, quote: Quote) -> Result<(), BudgetReport> {
+    pub(crate) fn reserve(&mut self, quote: Quote) -> Result<(), Box<BudgetReport>> {
         self.release();
         let accounts: Vec<_> = self.holdings.iter().map(|holding| Arc::clone(&holding.account)).collect();
         let mut states: Vec<_> = accounts.iter().map(|account| lock(&account.state)).collect();
         let is_own = |account: &Arc<Account>| Arc::ptr_eq(account, &self.own);
         let refusing = accounts.iter().zip(&states).filter(|(_, state)| state.refuses(&quote));
         if let Some((account, state)) = refusing.max_by_key(|(account, _)| is_own(account)) {
-            return Err(state.report(!is_own(account)));
+            return Err(Box::new(state.report(!is_own(account))));
         }
         for (state, holding) in states.iter_mut().zip(&mut self.holdings) {
             holding.reserved = state.expected(&quote);

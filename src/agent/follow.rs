@@ -203,8 +203,8 @@ pub struct Follow {
     response: Option<Arc<Response>>,
     /// The number of messages of the turn in flight.
     pending: Option<usize>,
-    /// Whether the next request continues the last answer, which the service has paused.
-    continues: bool,
+    /// The last answer if the service has paused it, so that the next request continues it.
+    paused: Option<MessageId>,
     /// The last answer of the earlier turns.
     kept: Option<Arc<Message>>,
     turn: Option<TurnId>,
@@ -338,11 +338,15 @@ impl Follow {
         let removes = match (mem::replace(&mut self.pending, pending), pending) {
             (Some(before), Some(now)) => now < before,
             // Without a snapshot, the number is not known. A complete answer that is followed by a repetition is void.
-            _ => !self.continues && self.messages.last().is_some_and(|last| last.role == Role::Assistant),
+            _ => self
+                .messages
+                .last()
+                .is_some_and(|last| last.role == Role::Assistant && last.id != self.paused),
         };
         if let Event::Step(response) = event {
-            let uses_tools = self.messages.last().is_some_and(|last| last.tool_uses().next().is_some());
-            self.continues = response.stop_reason == StopReason::Pause && !uses_tools;
+            let answer = self.messages.last().filter(|last| last.tool_uses().next().is_none());
+            self.paused =
+                answer.filter(|_| response.stop_reason == StopReason::Pause).and_then(|last| last.id.clone());
         }
         match event {
             _ if self.is_over() => {}

@@ -308,7 +308,9 @@ impl Task {
                 self.report_committed(&event);
                 let reports = self.spending().map(|spending| spending.charge(&event)).unwrap_or_default();
                 self.emit(event);
-                reports.into_iter().for_each(|report| self.emit(Event::Budget(Box::new(report))));
+                for report in reports {
+                    self.emit(Event::Budget(Box::new(report)));
+                }
             }
             Effect::Call(op, call) => {
                 self.wanted = Some(CallbackRequest { op, call });

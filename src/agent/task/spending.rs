@@ -50,13 +50,13 @@ impl RunSpending {
                 let mut spent = UsageSum::new(turn.model.clone());
                 spent.add(turn.step.saturating_sub(1).into(), origin.spent + turn.usage);
                 let parents = shared.into_iter().flat_map(|all| &all.0).map(|shared| shared.0.clone());
-                let accounts = Spending::new(Account::new(budget, spent, parents.collect()));
+                let accounts = Spending::new(Account::new(budget, &spent, parents.collect()));
                 other.insert(Box::new(Self { first_turn: origin.first_turn, accounts, report: None }))
             }
         };
         spending.accounts.set_budget(budget);
         let reserved = spending.accounts.reserve(quote());
-        reserved.map_err(|report| Failure::Budget { report: Box::new(report) })
+        reserved.map_err(|report| Failure::Budget { report })
     }
 
     /// Charges the usage that the event reports. Returns the reports to be emitted.

@@ -239,8 +239,8 @@ impl Agent {
     ///   history.
     /// - [`ErrorKind::Busy`] if the prompt contains tool results while a run is active.
     /// - [`ErrorKind::InvalidSettings`] if a setting of the prompt is invalid.
-    /// - [`ErrorKind::InvalidPrompt`] if the prompt's id is empty or too long, or if the application's data in the prompt
-    ///   exceeds a limit.
+    /// - [`ErrorKind::InvalidPrompt`] if the prompt's id is empty or too long, if the application's data in the prompt
+    ///   exceeds a limit, or if the metadata of an attachment has more than 64 levels of arrays and objects.
     /// - [`ErrorKind::QueueFull`] if too many prompts are staged.
     /// - [`ErrorKind::NotAtStep`] if a prompt for the next step of the turn in flight has settings.
     /// - [`ErrorKind::StoreBehind`] or [`ErrorKind::Draining`] if the agent belongs to a session that accepts no prompts

@@ -1,9 +1,13 @@
-//! Parses stored JSON, which may be nested more deeply than JSON parsers allow by default.
+//! Parses stored JSON, which may be nested more deeply than JSON parsers allow by default, and limits the nesting of
+//! values that are to be stored.
 
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
-/// The maximum nesting of JSON that is stored. It is four times the nesting that is accepted from a model service, and
-/// far below the nesting that could exhaust the stack of a thread that reads the JSON.
+/// The maximum number of levels of arrays and objects in a value from a model service, a tool or the application.
+pub(crate) const MAX_LEVELS: usize = 64;
+
+/// The maximum nesting of JSON that is stored. It is four times [`MAX_LEVELS`], and far below the nesting that could exhaust the stack of a thread that reads the JSON.
 pub(crate) const MAX_DEPTH: usize = 256;
 /// The maximum nesting that `serde_json` reads by default.
 const PLAIN_DEPTH: usize = 127;
@@ -19,6 +23,18 @@ pub(crate) fn parse<T: DeserializeOwned>(text: &str) -> Result<T, String> {
         parsed => parsed,
     }
     .map_err(|error| error.to_string())
+}
+
+/// Returns whether the value has at most [`MAX_LEVELS`] levels of arrays and objects.
+pub(crate) fn is_shallow(value: &Value) -> bool {
+    fn fits(value: &Value, levels: usize) -> bool {
+        match value {
+            Value::Array(items) => levels > 0 && items.iter().all(|item| fits(item, levels - 1)),
+            Value::Object(map) => levels > 0 && map.values().all(|value| fits(value, levels - 1)),
+            _ => true,
+        }
+    }
+    fits(value, MAX_LEVELS)
 }
 
 /// Returns the maximum nesting of arrays and objects in a JSON text.

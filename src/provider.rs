@@ -56,8 +56,8 @@ pub use catalogue::{Catalogue, CatalogueError, Modality, ModelInfo, Price, Rates
 pub(crate) use context::{Questions, RequestContext};
 pub(crate) use delta::{BlockStart, Delta, MessageDelta, Part};
 pub use error::{ProviderError, ProviderErrorKind};
+pub(crate) use fold::Fold;
 pub use fold::{Completion, PartialBlock};
-pub(crate) use fold::{Fold, is_shallow};
 use futures_core::Stream;
 pub use model::Model;
 pub use options::{

@@ -14,7 +14,8 @@
 //! # Invariants
 //!
 //! - Only the statements of the agent end a target. The end of a prompt is stated by [`Event::Prompt`] and
-//!   [`Snapshot::prompts`]. A run ends with the event that ends it, or with a snapshot that shows another run or none.
+//!   [`Snapshot::prompts`](super::Snapshot::prompts). A run ends with the event that ends it, or with a snapshot that shows
+//!   another run or none.
 //! - `Prompt(ended)` is kept until the event that ends the turn, so the end has its response. Between two turns no such
 //!   event follows, so the end is reported at once, with the response of the last turn.
 //! - `messages` are the reported messages of the turn, and one before them. A snapshot is read from the last of them that
@@ -24,16 +25,15 @@
 //! - The text of a block is reported once. A block of a later snapshot or message continues a reported block only if it
 //!   begins with the same text.
 
+mod snapshots;
+
 use std::{mem, sync::Arc};
 
 use serde_json::Value;
 
-use super::{
-    Event, Failure, PendingUse, Prompt, PromptId, PromptState, Response, RunOutcome, Snapshot, Status,
-    snapshot::take_block,
-};
+use super::{Event, Failure, PendingUse, PromptId, PromptState, Response, RunOutcome, snapshot::take_block};
 use crate::{
-    message::{Content, History, Message, MessageId, Role, ToolResult, ToolUseId, TurnId},
+    message::{Content, Message, MessageId, Role, ToolResult, ToolUseId, TurnId},
     provider::PartialBlock,
     run::{Accepted, Decided},
 };
@@ -228,15 +228,6 @@ enum FollowState {
     Ended,
 }
 
-/// The state of the target in a snapshot.
-enum TargetState {
-    Unknown,
-    Waiting,
-    Running,
-    Ended(Option<RunOutcome>),
-    Returned(Option<RunOutcome>),
-}
-
 type Out<'o> = dyn FnMut(RunProgress<'_>) + 'o;
 
 impl Follow {
@@ -267,19 +258,6 @@ impl Follow {
     /// Returns the tool uses and questions of the run that wait for a decision.
     pub fn pauses(&self) -> &[Arc<PendingUse>] {
         &self.pauses
-    }
-
-    /// Reads the first snapshot, or a snapshot that replaces missed events. `history` is the committed history of the
-    /// agent or, in a session, of the current branch.
-    pub fn snapshot(&mut self, history: &History, agent: &Snapshot, out: &mut dyn FnMut(RunProgress<'_>)) {
-        let all: Vec<_> = history.iter().chain(&agent.pending).collect();
-        let from = mem::replace(&mut self.from, FollowFrom::Start);
-        self.read_snapshot(&all, agent, &mut |progress| {
-            let is_end = matches!(progress, RunProgress::Ended { .. } | RunProgress::Returned { .. });
-            if from == FollowFrom::Start || is_end {
-                out(progress);
-            }
-        });
     }
 
     fn is_running(&self) -> bool {
@@ -353,19 +331,18 @@ impl Follow {
             _ if self.is_over() => {}
             // A request that fails before it begins leaves the answer before it as it is.
             Event::Retry { .. } if self.answer.is_none() && !removes => {}
-            Event::Prompt { id, state, prompt } => match (&self.target, state) {
-                (FollowTarget::Prompt(own), _) if own != id => {}
-                (FollowTarget::Turn(_) | FollowTarget::InFlight, _) => {}
-                (_, PromptState::Staged) => self.wait(out),
-                (_, PromptState::InFlight { turn }) => self.enter(Some(*turn), out),
-                (_, PromptState::Ended { outcome }) if self.is_between => {
+            Event::Prompt { id, .. } if self.target != FollowTarget::Prompt(id.clone()) => {}
+            Event::Prompt { state, prompt, .. } => match state {
+                PromptState::Staged => self.wait(out),
+                PromptState::InFlight { turn } => self.enter(Some(*turn), out),
+                PromptState::Ended { outcome } if self.is_between => {
                     let (response, kept) = (self.response.take(), self.kept.take());
                     let (outcome, response, message) = (Some(outcome), response.as_ref(), kept.as_ref());
                     self.end(RunProgress::Ended { outcome, response, message }, out);
                 }
-                (_, PromptState::Ended { outcome }) => self.ended = Some(outcome.clone()),
-                (_, PromptState::Returned) if prompt.is_some() => self.is_returned = true,
-                (_, PromptState::Returned) => self.end(RunProgress::Returned { outcome: None }, out),
+                PromptState::Ended { outcome } => self.ended = Some(outcome.clone()),
+                PromptState::Returned if prompt.is_some() => self.is_returned = true,
+                PromptState::Returned => self.end(RunProgress::Returned { outcome: None }, out),
             },
             Event::Message { message, step, turn, run } if self.is_running() || self.begins(*turn) => {
                 (self.run, self.step) = (Some(*run), *step);
@@ -558,243 +535,6 @@ impl Follow {
             out(RunProgress::Pauses(pauses));
         }
     }
-
-    // ---- snapshots ----
-
-    fn read_snapshot(&mut self, all: &[&Arc<Message>], agent: &Snapshot, out: &mut Out<'_>) {
-        self.pending = agent.pending.len();
-        while !self.is_over() {
-            let is_own = self.is_own(agent);
-            let outcome = match self.target_state(all, is_own, agent) {
-                TargetState::Waiting => return self.wait(out),
-                TargetState::Returned(outcome) => {
-                    return self.end(RunProgress::Returned { outcome: outcome.as_ref() }, out);
-                }
-                TargetState::Unknown => {
-                    if self.target == FollowTarget::InFlight {
-                        self.anchor(all.last().copied().cloned());
-                        self.run = Some(agent.run);
-                    }
-                    return;
-                }
-                TargetState::Running => None,
-                TargetState::Ended(outcome) => Some(outcome),
-            };
-            let is_old = self.is_running() && !is_own;
-            let (kept, start) = self.start(all, agent);
-            let end = if outcome.is_some() { self.own_end(all, start, is_own, agent) } else { all.len() };
-            self.correct(
-                kept,
-                &all[start..end],
-                agent.answer.as_ref().filter(|_| outcome.is_none()),
-                agent,
-                out,
-            );
-            for index in start..end {
-                self.enter(turn_at(all, index, agent), out);
-                self.message(all[index], out);
-            }
-            let Some(outcome) = outcome else { return self.read_in_flight(agent, out) };
-            let committed = &all[..all.len() - agent.pending.len()];
-            let last =
-                self.last_answer().and_then(|last| find(last, committed)).map(|after| committed[after - 1]);
-            let kept = last.or(self.kept.as_ref()).cloned();
-            let (outcome, message) = (outcome.as_ref(), kept.as_ref());
-            self.end(RunProgress::Ended { outcome, response: None, message }, out);
-            if !is_old {
-                self.run = Some(agent.run);
-            }
-        }
-    }
-
-    /// Reports that the answer in progress, or the last answer, is void, unless the snapshot contains it. `kept` is the
-    /// number of the reported messages that the snapshot contains. `next` are the messages that follow them, and
-    /// `in_progress` is the answer that follows these.
-    fn correct(
-        &mut self,
-        kept: usize,
-        next: &[&Arc<Message>],
-        in_progress: Option<&MessageId>,
-        agent: &Snapshot,
-        out: &mut Out<'_>,
-    ) {
-        let fits =
-            |(own, other): (&PartialBlock, &PartialBlock)| begins(own, &other.content, Some(&other.input));
-        let continues = self.answer.as_ref() == in_progress
-            && self.partial.len() <= agent.partial.len()
-            && self.partial.iter().zip(&agent.partial).all(fits);
-        if !continues && !next.iter().any(|message| message.id.is_some() && message.id == self.answer) {
-            self.void(None, out);
-        }
-        let is_answered = self.messages.get(self.base).is_some_and(|next| next.role == Role::Assistant);
-        if self.is_running() && kept == self.base && is_answered {
-            // The answer was complete, and then its request was repeated.
-            self.tools.clear();
-            out(RunProgress::Void { failure: None });
-        }
-        self.messages.truncate(kept);
-        (self.origin, self.base) = (self.origin.min(kept), self.base.min(kept));
-    }
-
-    /// Reports the parts of the turn in flight that are not messages.
-    fn read_in_flight(&mut self, agent: &Snapshot, out: &mut Out<'_>) {
-        self.enter(agent.turn, out);
-        (self.run, self.is_between) = (Some(agent.run), agent.turn.is_none());
-        if self.is_between {
-            self.settle();
-        }
-        if let Some(answer) = &agent.answer {
-            if self.answer.as_ref() != Some(answer) {
-                self.request(agent.step, Some(answer), out);
-            }
-            for (index, block) in agent.partial.iter().enumerate() {
-                self.replace(index, block.clone(), out);
-            }
-        }
-        self.step = agent.step;
-        for run in &agent.tools {
-            self.tool(&run.tool_use_id, 0, ToolChange::Started { input: run.input.as_ref() }, out);
-            if let Some(is_error) = run.is_error {
-                self.tool(&run.tool_use_id, 1, ToolChange::Ended { is_error }, out);
-            }
-        }
-        self.set_pauses(&agent.pauses, out);
-    }
-
-    /// Returns whether the target belongs to the last run of the snapshot, as far as the follower knows.
-    fn is_own(&self, agent: &Snapshot) -> bool {
-        match &self.target {
-            FollowTarget::Turn(turn) => agent.first_turn == Some(*turn),
-            _ => self.is_running() && self.run.is_none_or(|run| run == agent.run),
-        }
-    }
-
-    fn is_last_turn(&self, agent: &Snapshot) -> bool {
-        let last = agent.last_run.as_deref().and_then(|run| run.turn);
-        last.is_some_and(|last| self.target == FollowTarget::Turn(last))
-    }
-
-    fn target_state(&self, all: &[&Arc<Message>], is_own: bool, agent: &Snapshot) -> TargetState {
-        let (last_run, is_busy) = (agent.last_run.as_deref(), agent.status != Status::Idle);
-        if let FollowTarget::Prompt(id) = &self.target {
-            return match agent.prompts.iter().find(|known| known.id == *id).map(|known| &known.state) {
-                Some(PromptState::Staged) => TargetState::Waiting,
-                Some(PromptState::InFlight { .. }) => TargetState::Running,
-                Some(PromptState::Ended { outcome }) => TargetState::Ended(Some(outcome.clone())),
-                Some(PromptState::Returned) => {
-                    let is_own = |prompt: &Arc<Prompt>| prompt.id.as_ref() == Some(id);
-                    // During the next run, the id may have been used again, and withdrawn.
-                    let end = last_run.filter(|run| !is_busy && run.staged.iter().any(is_own));
-                    TargetState::Returned(end.map(|run| run.outcome.clone()))
-                }
-                None if self.is_accepted || self.state != FollowState::Unknown => {
-                    let is_own = |prompt: &Arc<Prompt>| prompt.id.as_ref() == Some(id);
-                    match last_run.filter(|run| run.staged.iter().any(is_own)) {
-                        Some(run) => TargetState::Returned(Some(run.outcome.clone())),
-                        None => TargetState::Ended(None),
-                    }
-                }
-                None if place_of(id, all).is_some() => TargetState::Ended(None),
-                None => TargetState::Unknown,
-            };
-        }
-        // A prompt that a callback returns can fail without a run. Its failure has no turn.
-        let outcome = || last_run.filter(|run| run.turn.is_some()).map(|run| run.outcome.clone());
-        let is_all = self.target == FollowTarget::InFlight;
-        match self.is_running() {
-            _ if is_own && is_busy => TargetState::Running,
-            _ if is_own => TargetState::Ended(outcome()),
-            true => {
-                let is_before = self.run.is_some_and(|run| run.wrapping_add(1) == agent.run);
-                TargetState::Ended(outcome().filter(|_| is_busy && is_before))
-            }
-            false if is_all && is_busy => TargetState::Running,
-            false if is_all && self.run.is_some_and(|run| run != agent.run) => TargetState::Ended(outcome()),
-            // The agent was started after the run.
-            false if self.is_last_turn(agent) => TargetState::Ended(outcome()),
-            false if !is_all && self.is_accepted => TargetState::Ended(None),
-            false => TargetState::Unknown,
-        }
-    }
-
-    /// Returns the number of the reported messages that the snapshot contains, and the index of its first message that
-    /// was not reported.
-    fn start(&self, all: &[&Arc<Message>], agent: &Snapshot) -> (usize, usize) {
-        let mut reported = self.messages.iter().enumerate().rev();
-        let found = reported.find_map(|(at, own)| Some((at + 1, find(own, all)?)));
-        let first = first_of(all, agent.first_turn, agent);
-        match (&self.target, found) {
-            (_, Some(found)) if self.is_running() => found,
-            // The reader has joined without a snapshot, so it has only the answer in progress.
-            _ if self.is_running() => {
-                let answer = |message: &&Arc<Message>| message.id.is_some() && message.id == self.answer;
-                (0, all.iter().position(answer).unwrap_or(all.len()))
-            }
-            (FollowTarget::Prompt(id), _) => (0, place_of(id, all).unwrap_or(all.len())),
-            (FollowTarget::Turn(turn), _) => (0, first_of(all, Some(*turn), agent)),
-            (FollowTarget::InFlight, Some((kept, start))) if start <= first => (kept, start),
-            (FollowTarget::InFlight, _) if self.run.is_none() => (0, all.len() - agent.pending.len()),
-            _ => (0, first),
-        }
-    }
-
-    /// Returns the index after the last message of a target that has ended. In a run, each staged prompt has an id, so a
-    /// later turn of the run whose first message has an id from the agent was added by a callback.
-    fn own_end(&self, all: &[&Arc<Message>], start: usize, is_own: bool, agent: &Snapshot) -> usize {
-        let is_prompt = matches!(self.target, FollowTarget::Prompt(_));
-        let (mut turn, is_last) = match self.is_running() {
-            true => (self.turn, is_own),
-            false if start == all.len() || self.target == FollowTarget::InFlight => return all.len(),
-            false => (turn_at(all, start, agent), start >= first_of(all, agent.first_turn, agent)),
-        };
-        let mut end = start;
-        // A discarded turn is not contained.
-        while let Some(last) = all.iter().rposition(|message| turn.is_some() && turn_of(message) == turn) {
-            if is_last && !is_prompt {
-                return all.len();
-            }
-            end = end.max(last + 1);
-            match all
-                .get(end)
-                .filter(|next| is_last && next.role == Role::User)
-                .and_then(|next| turn_of(next))
-            {
-                Some(next) if Some(next) != turn => turn = Some(next),
-                _ => break,
-            }
-        }
-        end
-    }
-}
-
-/// Returns the index of the first message of a turn, which is the one before the turn's first answer.
-fn first_of(all: &[&Arc<Message>], turn: Option<TurnId>, agent: &Snapshot) -> usize {
-    let is_first = |message: &&Arc<Message>| {
-        message.role == Role::Assistant && turn.is_some() && turn_of(message) == turn
-    };
-    match all.iter().position(is_first) {
-        Some(answer) => answer.saturating_sub(1),
-        None if agent.turn == turn => all.len() - agent.pending.len(),
-        None => all.len(),
-    }
-}
-
-/// Returns the turn of a message. The id of a prompt contains no turn, or another turn if its answer is regenerated, so
-/// the answer after it counts.
-fn turn_at(all: &[&Arc<Message>], index: usize, agent: &Snapshot) -> Option<TurnId> {
-    let own = turn_of(all[index]);
-    match all.get(index + 1) {
-        _ if all[index].role == Role::Assistant => own,
-        None => agent.turn.or(own),
-        Some(next) if next.role == Role::Assistant => turn_of(next).or(own),
-        Some(_) => own.or_else(|| turn_at(all, index + 1, agent)),
-    }
-}
-
-/// Returns the index after a message, if these messages contain it.
-fn find(own: &Arc<Message>, all: &[&Arc<Message>]) -> Option<usize> {
-    let is_own = |other: &&Arc<Message>| own.id == other.id && (own.id.is_some() || own == *other);
-    all.iter().rposition(is_own).map(|index| index + 1)
 }
 
 /// Returns whether a block is the beginning of `content`. `input` is the JSON text of the input, if it is known.
@@ -807,16 +547,6 @@ fn begins(own: &PartialBlock, content: &Content, input: Option<&str>) -> bool {
         }
         (own, other) => mem::discriminant(own) == mem::discriminant(other),
     }
-}
-
-/// Returns the index of the message of a prompt.
-fn place_of(prompt: &PromptId, all: &[&Arc<Message>]) -> Option<usize> {
-    let id = Some(MessageId::from(prompt.clone()));
-    all.iter().rposition(|message| message.id == id)
-}
-
-fn turn_of(message: &Message) -> Option<TurnId> {
-    message.id.as_ref().and_then(MessageId::turn)
 }
 
 #[cfg(test)]

@@ -5,8 +5,9 @@ use serde_json::Value;
 
 use super::{Next, Prompt, Status, WeakAgent, model_spec::ModelSpec};
 use crate::{
+    json::is_shallow,
     message::{Content, History, TurnId},
-    provider::{Fold, Model, Options, Registry, RegistryError, is_shallow},
+    provider::{Fold, Model, Options, Registry, RegistryError},
     run::{Error, ErrorKind, MAX_ID, Settings},
     store::StoredState,
     tool::{Extensions, ToolDeclaration, ToolSet},
@@ -153,6 +154,9 @@ impl Prompt {
             let error = Error::new(ErrorKind::InvalidPrompt, text);
             return Err(error.with_member("length", length).with_member("limit", MAX_ID));
         }
+        if !self.content.0.iter().all(Content::is_shallow) {
+            return Err(too_deep("a block"));
+        }
         if let Some(data) = self.app_data.as_deref() {
             check_app_data(data)?;
         }
@@ -175,13 +179,18 @@ impl Prompt {
     }
 }
 
+/// Returns the error for this part of a prompt, which a store could not read back.
+fn too_deep(part: &str) -> Error {
+    let limit = Fold::MAX_DEPTH;
+    let text = format!(
+        "{part} in the prompt is nested too deeply; at most {limit} levels of arrays and objects are allowed"
+    );
+    Error::new(ErrorKind::InvalidPrompt, text).with_member("limit", limit)
+}
+
 fn check_app_data(data: &Value) -> Result<(), Error> {
     if !is_shallow(data) {
-        let limit = Fold::MAX_DEPTH;
-        let text = format!(
-            "the application's data in the prompt is nested too deeply; at most {limit} levels are allowed"
-        );
-        return Err(Error::new(ErrorKind::InvalidPrompt, text).with_member("limit", limit));
+        return Err(too_deep("the application's data"));
     }
     let size = data.to_string().len();
     if size > MAX_APP_DATA {

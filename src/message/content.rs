@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::{Source, ToolUseId, UseDecision};
-use crate::setters::setters;
+use crate::{json::is_shallow, setters::setters};
 
 /// One block of a message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,6 +45,17 @@ impl Content {
             Self::ToolUse(_) => "a tool use",
             Self::ToolResult(_) => "a tool result",
             Self::ProviderItem(_) => "a provider item",
+        }
+    }
+
+    /// Returns whether no value in the block is nested too deeply to be stored.
+    pub(crate) fn is_shallow(&self) -> bool {
+        match self {
+            Self::Text(_) | Self::Thinking(_) => true,
+            Self::Attachment(attachment) => attachment.is_shallow(),
+            Self::ToolUse(tool_use) => is_shallow(&tool_use.input),
+            Self::ToolResult(result) => result.is_shallow(),
+            Self::ProviderItem(item) => is_shallow(&item.data),
         }
     }
 
@@ -180,6 +191,10 @@ impl Attachment {
         self.media_type.get(..6).is_some_and(|start| start.eq_ignore_ascii_case("image/"))
     }
 
+    fn is_shallow(&self) -> bool {
+        self.metadata.values().all(is_shallow)
+    }
+
     pub(crate) fn weight(&self) -> usize {
         let source = match &self.source {
             Source::Base64 { data } => data.len(),
@@ -294,6 +309,14 @@ impl ToolResult {
     /// Returns all text of the content, joined without a separator.
     pub fn text(&self) -> String {
         text_of(&self.content)
+    }
+
+    /// Returns whether no metadata in the result is nested too deeply to be stored.
+    pub(crate) fn is_shallow(&self) -> bool {
+        self.content.iter().all(|block| match block {
+            ResultBlock::Text(_) => true,
+            ResultBlock::Attachment(attachment) => attachment.is_shallow(),
+        })
     }
 
     /// Returns the approximate size of the payload in bytes.

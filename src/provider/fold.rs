@@ -4,8 +4,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::{BlockStart, Delta, MessageDelta, Part, ProviderError, ProviderErrorKind, StopReason};
-use crate::message::{
-    Content, Message, Role, Text, Thinking, Timestamp, ToolUse, ToolUseId, Usage, member_weight, value_weight,
+use crate::{
+    json::{MAX_LEVELS, is_shallow},
+    message::{
+        Content, Message, Role, Text, Thinking, Timestamp, ToolUse, ToolUseId, Usage, member_weight,
+        value_weight,
+    },
 };
 
 /// Folds [`Delta`]s into a message, without I/O. The time to apply a delta depends only on the delta, and not on the
@@ -86,7 +90,7 @@ impl Fold {
     pub const MAX_BLOCKS: usize = 4096;
     /// The maximum nesting depth of JSON in a message. JSON readers have a depth limit, which is 128 in `serde_json`.
     /// Half of that limit leaves room for the document in which the message is stored.
-    pub const MAX_DEPTH: usize = 64;
+    pub const MAX_DEPTH: usize = MAX_LEVELS;
 
     /// Returns the blocks so far.
     pub fn blocks(&self) -> &[PartialBlock] {
@@ -328,18 +332,6 @@ fn check_depth(value: &Value) -> Result<(), ProviderError> {
     } else {
         Err(bad(format!("the answer holds JSON of more than {} levels", Fold::MAX_DEPTH)))
     }
-}
-
-/// Returns whether the value has at most [`Fold::MAX_DEPTH`] levels of arrays and objects.
-pub(crate) fn is_shallow(value: &Value) -> bool {
-    fn fits(value: &Value, levels: usize) -> bool {
-        match value {
-            Value::Array(items) => levels > 0 && items.iter().all(|item| fits(item, levels - 1)),
-            Value::Object(map) => levels > 0 && map.values().all(|value| fits(value, levels - 1)),
-            _ => true,
-        }
-    }
-    fits(value, Fold::MAX_DEPTH)
 }
 
 fn append(to: &mut String, text: &str) {

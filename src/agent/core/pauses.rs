@@ -9,8 +9,9 @@ use crate::{
         decision::add_named,
         phase::{DecidedUse, Phase, Stage, ToolAnswer, Turn},
     },
-    message::{ResultBlock, Timestamp, ToolResult, ToolUse, ToolUseId, TurnId},
-    provider::{Fold, is_shallow},
+    json::is_shallow,
+    message::{Timestamp, ToolUse, ToolUseId, TurnId},
+    provider::Fold,
     run::{Error, ErrorKind},
     tool::Decision,
 };
@@ -62,15 +63,8 @@ fn is_shallow_decision(decision: &Decision) -> bool {
     match decision {
         Decision::Execute | Decision::Reject(_) => true,
         Decision::ExecuteWith(input) => is_shallow(input),
-        Decision::Provide(result) => is_shallow_result(result),
+        Decision::Provide(result) => result.is_shallow(),
     }
-}
-
-pub(super) fn is_shallow_result(result: &ToolResult) -> bool {
-    result.content.iter().all(|block| match block {
-        ResultBlock::Text(_) => true,
-        ResultBlock::Attachment(attachment) => attachment.metadata.values().all(is_shallow),
-    })
 }
 
 /// Returns the problem with a decision of `handle_tool_use`, if the decision can't be used.
@@ -78,7 +72,7 @@ pub(super) fn problem_of(decision: &ToolDecision) -> Option<String> {
     let is_shallow = match decision {
         ToolDecision::Execute | ToolDecision::Approve | ToolDecision::Reject(_) => true,
         ToolDecision::ExecuteWith(value) | ToolDecision::Pause(value) => is_shallow(value),
-        ToolDecision::Provide(result) => is_shallow_result(result),
+        ToolDecision::Provide(result) => result.is_shallow(),
         ToolDecision::PauseFor { reason, on_expiry, .. } => {
             is_shallow(reason) && is_shallow_decision(on_expiry)
         }

@@ -13,8 +13,9 @@ use crate::{
         PendingUse,
         phase::{Op, Phase, Stage, ToolQuestion},
     },
+    json::is_shallow,
     message::{ToolUse, ToolUseId},
-    provider::{Fold, is_shallow},
+    provider::Fold,
     tool::{Answer, Decision},
 };
 

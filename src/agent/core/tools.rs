@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{
     Call, Context, Core, Effect,
-    pauses::{NEEDS_APPROVAL, answer, answer_provider, is_shallow_result, problem_of},
+    pauses::{NEEDS_APPROVAL, answer, answer_provider, problem_of},
     streaming::close_tool_uses,
 };
 use crate::{
@@ -361,7 +361,7 @@ impl Core {
 /// Returns the result with the id and the name of its tool use. A result that is nested too deeply becomes an error,
 /// because a store could not read it back.
 fn answering(result: ToolResult, tool_use: &ToolUse) -> ToolResult {
-    if is_shallow_result(&result) {
+    if result.is_shallow() {
         return result.answering(tool_use);
     }
     let limit = Fold::MAX_DEPTH;

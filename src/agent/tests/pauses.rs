@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{
     agent::{AgentCallbacks, Decided, Event, PendingUse, State, Status, ToolDecision},
-    message::{Attachment, DecisionKind, ResultBlock, ToolResult, ToolUse, ToolUseId, UseDecision},
+    message::{Attachment, Content, DecisionKind, ResultBlock, ToolResult, ToolUse, ToolUseId, UseDecision},
     run::ErrorKind,
     testing::{Gate, ScriptedProvider, Step},
     tool::{Decision, Tool, ToolContext, ToolSet, tool_fn},
@@ -276,6 +276,30 @@ async fn deeply_nested_result_of_a_tool_becomes_an_error() {
             "{result:?}"
         );
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_with_deeply_nested_metadata_is_refused() {
+    let gate = Gate::new();
+    let (provider, builder) = scripted([Step::new().gate(&gate).then_text(["Done."]).stop()]);
+    let mut agent = Watched::start(builder).await;
+    let file = |levels| {
+        let metadata = [("deep".to_owned(), nested(levels))].into_iter().collect();
+        Attachment::url("image/png", "https://example.com/a").with_metadata(metadata)
+    };
+    let result = ToolResult::ok(&ToolUse::new("0", "a", json!({})), ResultBlock::Attachment(file(65)));
+    for block in [Content::from(file(65)), result.into(), ToolUse::new("0", "a", nested(65)).into()] {
+        let refused = agent.agent.prompt(vec![block.clone()]).await.unwrap_err();
+        assert!(refused.to_string().starts_with("a block in the prompt is nested too deeply"), "{refused}");
+        assert_eq!((refused.kind(), refused.member("limit")), (ErrorKind::InvalidPrompt, Some(&64.into())));
+        assert_eq!(agent.agent.ask(vec![block]).await.unwrap_err().kind(), ErrorKind::InvalidPrompt);
+    }
+    assert_eq!(provider.requests().len(), 0);
+    agent.agent.prompt(vec![file(64)]).await.unwrap();
+    let refused = agent.agent.prompt(vec![file(65)]).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::InvalidPrompt, "while a run is active");
+    gate.open();
+    agent.end().await;
 }
 
 #[tokio::test(start_paused = true)]

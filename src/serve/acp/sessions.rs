@@ -276,15 +276,20 @@ impl EditorServer {
     }
 
     pub(super) async fn delete(&self, request: DeleteSessionRequest) -> Result<Value, Error> {
-        let Ok((id, _)) = self.known(&request.session_id.0).await else {
-            // In the protocol, deleting a session that was already deleted succeeds.
-            return written(&DeleteSessionResponse::new());
-        };
-        self.settings.client.manager.delete(&id).await.map_err(|error| refused(&id, &error))?;
-        if let Ok(entry) = self.entry(id.as_str()) {
-            self.release(&entry).await;
+        // In the protocol, deleting a session that does not exist succeeds.
+        let done = || written(&DeleteSessionResponse::new());
+        let Ok(id) = ConversationId::new(&*request.session_id.0) else { return done() };
+        let check = async { self.settings.client.permitted(&id, &[]).await.map(drop) };
+        match self.settings.client.manager.delete_if(&id, check).await {
+            Ok(()) => {
+                if let Ok(entry) = self.entry(id.as_str()) {
+                    self.release(&entry).await;
+                }
+                done()
+            }
+            Err(error) if error.is_not_found() => done(),
+            Err(error) => Err(refused(&id, &error)),
         }
-        written(&DeleteSessionResponse::new())
     }
 
     /// Removes a session that has ended from those of the client.

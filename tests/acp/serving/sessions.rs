@@ -1,12 +1,16 @@
 //! Sessions: how clients create, load, list and delete them, and how the manager closes and reopens them.
 
-use std::time::Duration;
+use std::{error::Error, sync::Arc, time::Duration};
 
 use omni_agent::{
-    manager::Manager,
-    store::{Labels, MemoryStore},
+    agent::{Agent, AgentCallbacks, State, StateEdit},
+    async_trait,
+    manager::{Manager, OpenOptions},
+    store::{ConversationId, Labels, MemoryStore, Store},
+    testing::{Gate, ScriptedProvider},
 };
 use serde_json::{Value, json};
+use tokio::time::timeout;
 
 use super::{
     host::{registry, served},
@@ -205,6 +209,47 @@ async fn conversation_without_the_agents_labels_is_not_known() {
     let listed = |answer: Value| answer["sessions"].as_array().unwrap().len();
     assert_eq!(listed(ben.request("session/list", json!({})).await.unwrap()), 0);
     assert_eq!(listed(ann.request("session/list", json!({})).await.unwrap()), 1);
+}
+
+/// Callbacks of an agent that does not start.
+struct Unstartable(Gate);
+
+#[async_trait]
+impl AgentCallbacks for Unstartable {
+    async fn init(&mut self, _: &mut StateEdit, _: &State) -> Result<(), Box<dyn Error + Send + Sync>> {
+        self.0.pass().await;
+        Err("the agent does not start".into())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn session_that_is_given_away_while_its_deletion_waits_is_kept() {
+    let (store, gate) = (Arc::new(MemoryStore::new()), Gate::new());
+    let [mine, other] = [(); 2].map(|()| Manager::builder(Arc::clone(&store)).registry(registry()).build());
+    let labels = |user| Labels::new([("user", user)]).unwrap();
+    let mut ann = Window::of(served(mine.clone()).labels(labels("ann"))).await;
+    let session = ann.create().await;
+    ann.say(&session, "Hello").await;
+    let id = ConversationId::new(&*session).unwrap();
+    mine.close(&id).await.unwrap();
+
+    // While the conversation is being opened, the deletion waits.
+    let agent =
+        Agent::builder().model(ScriptedProvider::new([]).model()).callbacks(Unstartable(gate.clone()));
+    let opening = tokio::spawn({
+        let (mine, id) = (mine.clone(), id.clone());
+        async move { mine.open(&id, OpenOptions::new(agent)).await.map(drop) }
+    });
+    gate.reached().await;
+    let deletion = ann.ask("session/delete", json!({ "sessionId": session })).await;
+    // The time is paused, so it passes only when the deletion waits.
+    timeout(Duration::from_millis(1), ann.answer(deletion)).await.unwrap_err();
+    other.set_labels(&id, labels("ben")).await.unwrap();
+    gate.open();
+    opening.await.unwrap().unwrap_err();
+    ann.answer(deletion).await.unwrap();
+    let kept = store.summary(&id).await.unwrap();
+    assert_eq!(kept.labels.get("user"), Some("ben"));
 }
 
 #[tokio::test]

@@ -102,7 +102,7 @@ fn pushes(nodes: usize, rounds: usize, message: &Arc<Message>) {
 }
 
 fn hello() -> Arc<Message> {
-    Arc::new(Message::user("Hello!"))
+    Arc::new(Message::assistant("Hello!"))
 }
 
 /// Returns a tree whose branches follow one another.

@@ -3,18 +3,19 @@
 //! 1. [Getting started](getting_started)
 //! 2. [Tools and approvals](tools_and_approvals)
 //! 3. [Sessions and branches](sessions_and_branches)
-//! 4. [Stores](stores)
-//! 5. [Many conversations](many_conversations)
-//! 6. [Turns that survive a crash](durable_turns)
-//! 7. [A web service](web_services)
-//! 8. [Testing an application](testing)
-//! 9. [Tools of MCP servers](mcp_servers)
-//! 10. [Serving an agent to other programs](serving)
-//! 11. [Telemetry](telemetry)
-//! 12. [Writing a provider, a store or a backend](extending)
-//! 13. [Coming from Elixir's Omni Agent](from_elixir)
-//! 14. [Coming from rig](from_rig)
-//! 15. [Coming from yoagent](from_yoagent)
+//! 4. [Long conversations](long_conversations)
+//! 5. [Stores](stores)
+//! 6. [Many conversations](many_conversations)
+//! 7. [Turns that survive a crash](durable_turns)
+//! 8. [A web service](web_services)
+//! 9. [Testing an application](testing)
+//! 10. [Tools of MCP servers](mcp_servers)
+//! 11. [Serving an agent to other programs](serving)
+//! 12. [Telemetry](telemetry)
+//! 13. [Writing a provider, a store or a backend](extending)
+//! 14. [Coming from Elixir's Omni Agent](from_elixir)
+//! 15. [Coming from rig](from_rig)
+//! 16. [Coming from yoagent](from_yoagent)
 
 /// Includes a guide from the folder `docs`. Its links to other guides are definitions such as `[durable]: durable.md`, for
 /// readers of the files. The definitions below come first, so they apply in the documentation of the crate. The programs
@@ -22,6 +23,7 @@
 macro_rules! guide {
     ($name:ident, $file:literal $(, $feature:literal)*) => {
         #[doc = "[durable]: crate::guides::durable_turns"]
+        #[doc = "[long-conversations]: crate::guides::long_conversations"]
         #[doc = "[many-conversations]: crate::guides::many_conversations"]
         #[doc = "[mcp]: crate::guides::mcp_servers"]
         #[doc = "[sessions-and-branches]: crate::guides::sessions_and_branches"]
@@ -37,6 +39,7 @@ macro_rules! guide {
 guide!(getting_started, "../docs/getting-started.md");
 guide!(tools_and_approvals, "../docs/tools-and-approvals.md");
 guide!(sessions_and_branches, "../docs/sessions-and-branches.md");
+guide!(long_conversations, "../docs/long-conversations.md");
 guide!(stores, "../docs/stores.md", "sqlite", "postgres");
 guide!(many_conversations, "../docs/many-conversations.md", "postgres");
 guide!(durable_turns, "../docs/durable.md", "sqlite");

@@ -173,7 +173,7 @@ impl Session {
     }
 
     /// Describes a run that responds to a user message again. The new response becomes a sibling of the existing
-    /// responses.
+    /// responses. A prompt whose run has failed is sent again in this way, with its files.
     ///
     /// Each setting of the request replaces the same setting of the original prompt. The session remembers the settings
     /// of the prompts that it has accepted, except API keys and headers. The remembered settings are not stored. After
@@ -189,15 +189,15 @@ impl Session {
     }
 
     /// Moves the path so that it passes through `node`. Below `node`, the path follows the children that were last
-    /// active, down to a leaf.
+    /// active, down to a leaf, or to the node above an [unanswered prompt](Tree::unanswered).
     ///
     /// If `node` is `None`, the path becomes empty, so that the next prompt starts a new root. The session must be
     /// idle. If the path already ends at the target, nothing happens.
     ///
     /// # Errors
     ///
-    /// Returns [`ErrorKind::Busy`], [`ErrorKind::UnknownNode`], or [`ErrorKind::NotAnAnswer`] if the path would
-    /// end at a prompt whose answer was erased.
+    /// Returns [`ErrorKind::Busy`], [`ErrorKind::UnknownNode`], or [`ErrorKind::Unanswered`] if the node is a prompt
+    /// whose run has failed, or whose answer was erased.
     pub async fn navigate(&self, node: impl Into<Option<NodeId>>) -> Result<(), Error> {
         let node = node.into();
         self.call(|reply| Command::Navigate(node, reply)).await?

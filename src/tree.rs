@@ -55,6 +55,8 @@ mod hydrate;
 mod links;
 mod outline;
 mod tail;
+#[cfg(test)]
+mod tests;
 
 use std::{fmt, sync::Arc};
 
@@ -63,12 +65,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     chunks::Chunks,
-    message::{History, Message, MessageId, Role, Usage},
+    message::{History, Message, MessageId, Role, Usage, check_step},
     run::{Error, ErrorKind},
 };
 
 pub use crate::message::id::NodeId;
 pub use changes::{Changes, Erased};
+
+/// The maximum number of unanswered prompts of failed runs below a node, or as roots.
+const MAX_UNANSWERED: usize = 16;
 
 /// A conversation with branches. One of its paths is active.
 ///
@@ -225,6 +230,37 @@ impl Tree {
         Some(Children::new(self, self.newest_beside(self.slot(id)?)))
     }
 
+    /// Iterates over the unanswered prompts below a node, or over those that are roots, oldest first. An unanswered prompt
+    /// is a prompt without children. A session adds the prompts of a run that has failed in this form, and such a prompt
+    /// gets an answer by a run [`again`](crate::session::Session::again). O(1) for each child.
+    ///
+    /// ```
+    /// use omni_agent::message::Message;
+    /// use omni_agent::tree::Tree;
+    ///
+    /// let mut tree = Tree::new();
+    /// let greeting = tree.push(Message::assistant("How can I help?"));
+    /// let question = tree.push(Message::user("Name a mountain."));
+    /// let unanswered: Vec<_> = tree.unanswered(Some(greeting)).map(|node| node.id()).collect();
+    /// assert_eq!(unanswered, [question]);
+    /// ```
+    pub fn unanswered(&self, parent: Option<NodeId>) -> impl Iterator<Item = &Node> + Clone {
+        let newest = match parent {
+            Some(parent) => self.slot(parent).and_then(|slot| self.links(slot).newest),
+            None => self.newest_root,
+        };
+        Children::new(self, newest).filter(move |node| self.is_unanswered(node))
+    }
+
+    /// Returns whether a node of this tree is a prompt without children. A message with tool results is a prompt if its
+    /// parent was [left open](Node::left_open).
+    pub(crate) fn is_unanswered(&self, node: &Node) -> bool {
+        let is_left_open = |parent| self.node(parent).is_some_and(Node::left_open);
+        let is_prompt =
+            || node.message.tool_results().next().is_none() || node.parent.is_some_and(is_left_open);
+        node.message.role == Role::User && !node.is_outline && self.cursor(node.id).is_none() && is_prompt()
+    }
+
     /// Returns the child of a node that was active last. [`extend`](Self::extend) follows this cursor. Returns `None`
     /// for a leaf and for an unknown node. O(1).
     pub fn cursor(&self, id: NodeId) -> Option<NodeId> {
@@ -289,6 +325,24 @@ impl Tree {
         messages.into_iter().enumerate().map(push).collect()
     }
 
+    /// Adds an unanswered prompt below a node, or as a root. The path stays, and so does the cursor of the node if it has
+    /// children. Returns `None` if the node does not exist or has [`MAX_UNANSWERED`] unanswered prompts already, or if the
+    /// prompt can't follow the node, as one that has joined a turn and answers no open tool uses.
+    pub(crate) fn graft(&mut self, parent: Option<NodeId>, prompt: Arc<Message>) -> Option<NodeId> {
+        let slot = parent.map(|parent| self.slot(parent).ok_or(())).transpose().ok()?;
+        let before = slot.map(|slot| &**self.at(slot).message());
+        if self.unanswered(parent).count() >= MAX_UNANSWERED || check_step(before, &prompt, 0).is_err() {
+            return None;
+        }
+        let cursor = slot.and_then(|slot| self.links(slot).cursor);
+        let id = self.next_id();
+        self.add(Node::new(id, parent, prompt), slot);
+        if let (Some(slot), Some(_)) = (slot, cursor) {
+            self.links_mut(slot).cursor = cursor;
+        }
+        Some(id)
+    }
+
     /// Moves the path so that it ends at this node, which may have children. The cursors along the path are set to
     /// follow the path. O(depth), or O(distance) for a node below the head.
     ///
@@ -301,8 +355,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Extends the path from the head to a leaf, at each node to the child that was active last. Returns the new head,
-    /// or `None` if the path is empty. O(distance).
+    /// Extends the path from the head to a leaf, at each node to the child that was active last. The path ends above an
+    /// [unanswered prompt](Self::unanswered). Returns the new head, or `None` if the path is empty. O(distance).
     pub fn extend(&mut self) -> Option<NodeId> {
         while self.step_down() {}
         self.head()
@@ -394,9 +448,11 @@ impl Tree {
         self.path = Some(Ends { root, head: slot });
     }
 
-    /// Moves to the child of the head that was active last. Returns `false` if the head has no children.
+    /// Moves to the child of the head that was active last. Returns `false` if there is no such child, or if it is an
+    /// unanswered prompt.
     fn step_down(&mut self) -> bool {
         let below = self.path.and_then(|path| self.links(path.head).cursor);
+        let below = below.filter(|slot| !self.is_unanswered(self.at(*slot)));
         below.map(|slot| self.step_onto(slot)).is_some()
     }
 

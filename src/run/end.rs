@@ -22,8 +22,8 @@ pub struct RunEnd {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turn: Option<TurnId>,
     /// The prompts of the last turn, if the turn was discarded because the run was cancelled or has failed. The history
-    /// does not contain them, unless the run requested another answer to a message that is already in a session's tree.
-    /// Empty if the turn was committed.
+    /// does not contain them. If the run has failed or was about a message of the tree, a session's tree contains them. Empty
+    /// if the turn was committed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unanswered: Vec<Arc<Message>>,
     /// The staged prompts that were not used, without their models, API keys and headers.

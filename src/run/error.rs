@@ -75,6 +75,9 @@ kinds! {
     NotAPrompt: 422 "not-a-prompt" "The message is not a prompt.";
     /// The path would end at a message that is not an answer. The member `node` has its node.
     NotAnAnswer: 422 "not-an-answer" "The message is not an answer.";
+    /// The path would end at a prompt without an answer. The member `node` has its node. A run
+    /// [`again`](crate::session::Session::again) requests an answer.
+    Unanswered: 422 "unanswered" "The prompt has no answer.";
     /// The message has open tool uses that a prompt can't answer. The member `node` has its node.
     OpenToolUses: 422 "open-tool-uses" "The message has open tool uses.";
     /// The title is too long. The members `length` and `limit` have the numbers.

@@ -13,6 +13,9 @@
 //! flight), and the stored one. A write contains the difference between the stored and the base tree. If the run of a
 //! branch ends without a commit, the base becomes visible again.
 //!
+//! If a run fails and keeps nothing, its unanswered prompts become leaves of the base. The path does not change, so the
+//! next prompt does not build on them.
+//!
 //! The settings with which prompts were sent are kept in memory only, for regenerated answers. The options of a message
 //! that was imported or copied must not take effect.
 
@@ -37,8 +40,8 @@ pub(super) use saving::{ConflictFinding, Job, StoredFlight};
 use super::{SessionEvent, StoreReport};
 use crate::{
     agent::{Config, Event, NumberedRecord, Status},
-    message::{Content, Usage, UsageRow, shared},
-    run::{Prompt, PromptState, Response},
+    message::{Content, Message, Usage, UsageRow, shared},
+    run::{Prompt, PromptState, Response, RunEnd, RunOutcome},
     store::{Labels, StoredState, TitleBy, Version, WriteId},
     subscription::{EventId, Numbered},
     tree::{NodeId, Tree},
@@ -265,7 +268,8 @@ impl Core {
                 return true;
             }
             Event::Cancelled { .. } | Event::Error { .. } => {
-                self.roll_back(effects);
+                let failed = RunEnd::of(event).filter(|end| matches!(end.outcome, RunOutcome::Failed { .. }));
+                self.roll_back(&failed.map_or_else(Vec::new, |end| end.unanswered), effects);
                 self.turn_ended(event, None, continues, effects);
                 self.state_changed();
                 return true;
@@ -298,14 +302,18 @@ impl Core {
         } else {
             self.saver.about_to_change(&before);
         }
-        let bytes: usize = messages.clone().map(|message| NODE_WEIGHT + message.weight()).sum();
-        // Equal files share their bytes, so only the first of them counts.
-        let bytes =
-            bytes - shared(messages.clone().map(|message| &message.content[..]), &Self::contents(&before));
+        let bytes = Self::added_bytes(messages.clone(), &before);
         let added = self.tree.push_turn(messages.cloned(), response.usage);
         self.settings.extend(added.first().copied().zip(settings));
         self.saver.tree_changed(&self.tree, bytes);
         self.emit_tree(&before, effects);
+    }
+
+    /// Returns the approximate size in bytes of messages that are added to a tree. Equal files share their bytes, so only
+    /// the first of them counts.
+    fn added_bytes<'a>(messages: impl Iterator<Item = &'a Arc<Message>> + Clone, tree: &Tree) -> usize {
+        let bytes: usize = messages.clone().map(|message| NODE_WEIGHT + message.weight()).sum();
+        bytes - shared(messages.map(|message| &message.content[..]), &Self::contents(tree))
     }
 
     /// Iterates over the content of all messages of the tree.
@@ -331,7 +339,7 @@ impl Core {
     pub(super) fn agent_ended(&mut self, effects: &mut Effects) {
         self.moving = None;
         if !self.is_recorded() {
-            self.roll_back(effects);
+            self.roll_back(&[], effects);
         }
         self.status = Status::Idle;
     }

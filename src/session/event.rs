@@ -18,6 +18,8 @@ use crate::{
 ///   event is the agent's `Error` event.
 /// - When a run that started a branch ends without a committed turn, the agent's `Cancelled` or `Error` event is emitted
 ///   first, then `Tree`, and then the agent's `State` event.
+/// - When a run fails and keeps nothing, `Tree` with its unanswered prompts follows the agent's `Error` event. The head
+///   stays.
 /// - When the path moves, `Tree` is emitted first, and then the agent's `State` event.
 /// - When changes are written to the store, a `Store` event follows the events of these changes.
 ///

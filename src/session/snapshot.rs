@@ -3,11 +3,12 @@ use std::sync::Arc;
 
 use super::{SessionEvent, StoreReport};
 use crate::{
-    agent::{Event, Snapshot},
+    agent::{Event, Snapshot, Status},
     message::{Message, Usage},
+    run::{Failure, RunOutcome},
     store::{ConversationId, Labels},
     subscription::{EventId, Numbered, Update},
-    tree::{NodeId, Tree, TreeError},
+    tree::{Node, NodeId, Tree, TreeError},
 };
 
 /// The complete state of a session at one moment.
@@ -38,7 +39,8 @@ pub struct SessionSnapshot {
     #[serde(default)]
     pub used: Usage,
     /// The tree of the conversation, with all messages on all branches. In a [tail](super::Session::subscribe_tail), all
-    /// nodes except the last ones of the path are [outlines](crate::tree::Node::is_outline).
+    /// nodes except the last ones of the path and the unanswered prompts below them are
+    /// [outlines](crate::tree::Node::is_outline).
     pub tree: Tree,
     /// The first node of the path that is not an outline, if an outline is before it. The messages of the path before
     /// this node are not part of the snapshot. `None` if the whole path is present.
@@ -59,6 +61,21 @@ impl SessionSnapshot {
     /// streaming is not among them: see the agent's `partial`.
     pub fn messages(&self) -> impl Iterator<Item = &Arc<Message>> {
         self.tree.history().iter().chain(&self.agent.pending)
+    }
+
+    /// Returns the newest unanswered prompt below the head, and why its run has failed if this was the last run. Returns
+    /// `None` during a run, which may be about this prompt.
+    ///
+    /// If a run fails and keeps nothing, its prompt is in the tree, but not on the path. A run
+    /// [`again`](super::Session::again) gives it an answer.
+    pub fn unanswered(&self) -> Option<(&Node, Option<&Failure>)> {
+        let node = self.tree.unanswered(self.tree.head()).last()?;
+        let last = self.agent.last_run.as_deref().filter(|end| end.unanswered.contains(node.message()));
+        let failure = last.and_then(|end| match &end.outcome {
+            RunOutcome::Failed { failure } => Some(failure),
+            _ => None,
+        });
+        (self.agent.status == Status::Idle).then_some((node, failure))
     }
 
     /// Applies the next event, so that the snapshot shows the state after it.
@@ -109,7 +126,7 @@ impl SessionSnapshot {
             }
             SessionEvent::Tree(changes) => {
                 self.tree.apply(changes)?;
-                self.unsaved.extend(changes.nodes.iter().map(crate::tree::Node::id));
+                self.unsaved.extend(changes.nodes.iter().map(Node::id));
             }
             SessionEvent::Title { title } => self.title.clone_from(title),
             SessionEvent::Labels { labels } => self.labels.clone_from(labels),

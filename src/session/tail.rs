@@ -1,9 +1,10 @@
 //! The updates of a reader that wants only the last messages of the path.
 //!
 //! The reader's snapshot is the session's snapshot, cut: only the last messages of the path, up to the reader's limit,
-//! are present. All other nodes are outlines. The events that follow are the events of the session, so the tail grows with
-//! each turn. The filter remembers the head and the length of the tail. If an event does not extend the tail, the reader
-//! needs messages that it does not have, so it gets a new tail instead, as a [`Resync`](Update::Resync).
+//! and the unanswered prompts below them are present. All other nodes are outlines. The events that follow are the events
+//! of the session, so the tail grows with each turn. The filter remembers the head and the length of the tail. If an event
+//! does not extend the tail, the reader needs messages that it does not have, so it gets a new tail instead, as a
+//! [`Resync`](Update::Resync).
 //!
 //! | what happens | what the reader gets |
 //! | --- | --- |
@@ -91,6 +92,10 @@ impl Tail {
 impl Place {
     /// Follows the changes, and returns whether they only add nodes below the head.
     fn extend(&mut self, changes: &Changes) -> bool {
+        if changes.head == self.head {
+            // The prompts of a run that has failed do not become part of the path.
+            return changes.nodes.iter().all(|node| node.parent() == self.head);
+        }
         for node in &changes.nodes {
             if node.parent() != self.head {
                 return false;

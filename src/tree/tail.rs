@@ -1,4 +1,5 @@
-//! Trees in which only the last messages of the path are present. All other nodes are outlines, without a message.
+//! Trees in which only the last messages of the path, and the unanswered prompts below them, are present. All other nodes
+//! are outlines, without a message.
 
 use std::sync::Arc;
 
@@ -8,10 +9,16 @@ use super::{Ends, Node, NodeId, Tree};
 use crate::message::{Content, Message, Role, Timestamp, Usage};
 
 impl Tree {
-    /// Returns the same tree with the last `limit` nodes of the path. All other nodes become outlines. O(n).
+    /// Returns the same tree with the last `limit` nodes of the path and the unanswered prompts below them. If the whole
+    /// path is kept, also with the unanswered roots. All other nodes become outlines. O(n).
     pub(crate) fn tail(&self, limit: usize) -> Self {
         let mut kept: Vec<NodeId> = self.iter().rev().take(limit).map(Node::id).collect();
         let first = kept.last().and_then(|first| self.slot(*first));
+        let skipped = self.history.len() - kept.len();
+        let parents = kept.iter().copied().map(Some).chain((skipped == 0).then_some(None));
+        let unanswered: Vec<NodeId> =
+            parents.flat_map(|parent| self.unanswered(parent)).map(Node::id).collect();
+        kept.extend(unanswered);
         kept.sort_unstable();
         let empty = [Role::User, Role::Assistant].map(|role| Arc::new(empty(role)));
         let seen = |node: &Node| {
@@ -21,7 +28,6 @@ impl Tree {
             let empty = Arc::clone(&empty[usize::from(node.message.role == Role::Assistant)]);
             Node { is_outline: true, ..Node::new(node.id, node.parent, empty) }
         };
-        let skipped = self.history.len() - kept.len();
         Self {
             nodes: self.nodes().map(seen).collect(),
             path: self.path.map(|path| Ends { root: first.unwrap_or(path.head), ..path }),

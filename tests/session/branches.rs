@@ -74,7 +74,7 @@ async fn branch_in_flight_earlier_slow_turns_are_stored_without_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn branch_cancelled_or_failed_leaves_the_stored_tree_unchanged() {
+async fn branch_cancelled_or_failed_leaves_the_stored_path_unchanged() {
     let gate = Gate::new();
     let store = ScriptedStore::new([]);
     let steps = [held(&gate, ""), held(&gate, ""), held(&gate, ""), failing(), failing(), held(&gate, "")];
@@ -89,7 +89,9 @@ async fn branch_cancelled_or_failed_leaves_the_stored_tree_unchanged() {
     }
     session.run("Three").below(Some(node(2))).start().await.unwrap();
     session.wait_until_idle().await.unwrap();
-    assert_eq!(session.tree().await.unwrap(), before);
+    let failed = session.tree().await.unwrap();
+    assert_eq!((failed.head(), failed.history()), (before.head(), before.history()));
+    assert_eq!(failed.unanswered(Some(node(2))).map(|node| node.id().get()).collect::<Vec<_>>(), [5]);
     session.again(node(3)).start().await.unwrap();
     session.wait_until_idle().await.unwrap();
     session.again(node(1)).start().await.unwrap();
@@ -98,9 +100,10 @@ async fn branch_cancelled_or_failed_leaves_the_stored_tree_unchanged() {
     session.interrupt().await.unwrap();
     session.wait_until_idle().await.unwrap();
     assert_agree(&session, &store).await;
-    assert_eq!(session.tree().await.unwrap(), before);
-    // The later writes record only how the runs ended.
-    assert!(store.tried()[writes..].iter().all(|tried| tried.nodes().is_empty()));
+    assert_eq!(session.tree().await.unwrap(), failed);
+    // The later writes record how the runs ended, and one of them has the prompt of the failed run.
+    let written: Vec<u64> = store.tried()[writes..].iter().flat_map(|tried| tried.nodes()).collect();
+    assert_eq!(written, [5]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -309,7 +309,9 @@ async fn panic_in_handle_event_after_branching_rolls_the_branch_back() {
     answered(session.session.notify(())).await.unwrap();
     session.until("error").await;
     session.rest().await;
-    assert_eq!(session.view.tree, before);
+    let tree = &session.view.tree;
+    assert_eq!((tree.head(), tree.history()), (before.head(), before.history()));
+    assert_eq!(tree.unanswered(None).next().unwrap().message().text(), "From within");
     session.ask("Q2").await;
     assert_eq!(session.path()[2..], ["user: Q2", "assistant: A2"]);
 }

@@ -63,7 +63,7 @@ async fn erase_of_an_answer_leaves_a_prompt_that_can_be_regenerated() {
     let refused = session.navigate(Some(node(3))).await;
     let text = "node 3 is a prompt without an answer; regenerate it, or navigate to another node";
     let error = refused.unwrap_err();
-    assert_eq!((error.kind(), error.to_string().as_str()), (ErrorKind::NotAnAnswer, text));
+    assert_eq!((error.kind(), error.to_string().as_str()), (ErrorKind::Unanswered, text));
     session.again(node(3)).response().await.unwrap();
     let last = session.tree().await.unwrap().history().last().cloned().unwrap();
     assert_eq!((last.role, last.text()), (Role::Assistant, "B2".to_owned()));

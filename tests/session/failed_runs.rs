@@ -82,7 +82,7 @@ async fn failed_run_stores_its_steps_and_its_end_in_one_commit_at_every_level() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn failed_run_of_which_only_the_prompt_is_left_stores_no_node() {
+async fn failed_run_of_which_only_the_prompt_is_left_stores_it_as_a_leaf_with_its_end() {
     let store = ScriptedStore::new([]);
     let mut session = Watched::start(Session::builder(store.as_dyn()).agent(scripted([down()]))).await;
     let error = in_time(session.session.ask("Q1")).await.unwrap_err();
@@ -91,7 +91,14 @@ async fn failed_run_of_which_only_the_prompt_is_left_stores_no_node() {
     in_time(session.session.flush(secs(10))).await.unwrap();
     assert!(session.path().is_empty());
     let ends = stored_ends(&store);
-    assert_eq!((ends.len(), ends[0].1, ends[0].0.unanswered[0].text().as_str()), (1, 0, "Q1"));
+    assert_eq!((ends.len(), ends[0].1, ends[0].0.unanswered[0].text().as_str()), (1, 1, "Q1"));
+    let stored = store.load(session.session.id()).await.unwrap();
+    assert_eq!((stored.head, stored.nodes[0].parent()), (None, None));
+    assert_eq!(
+        (stored.nodes[0].message(), stored.last_run.as_ref()),
+        (&ends[0].0.unanswered[0], Some(&ends[0].0))
+    );
+    store.assert_sound();
 }
 
 #[tokio::test(start_paused = true)]
@@ -121,7 +128,7 @@ async fn failed_run_on_a_branch_keeps_the_branch_with_its_work() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failed_run_that_handle_error_discards_leaves_no_branch() {
+async fn failed_run_that_handle_error_discards_leaves_only_its_prompt() {
     struct Discards;
     #[async_trait::async_trait]
     impl AgentCallbacks for Discards {
@@ -135,7 +142,8 @@ async fn failed_run_that_handle_error_discards_leaves_no_branch() {
     let before = session.view.tree.clone();
     in_time(session.session.run("Q2").instead_of(node(1)).response()).await.unwrap_err();
     session.check().await;
-    assert_eq!(session.view.tree, before);
+    assert_eq!((session.view.tree.head(), session.view.tree.len()), (before.head(), before.len() + 1));
+    assert_eq!(session.view.tree.unanswered(None).next().unwrap().message().text(), "Q2");
 }
 
 #[tokio::test(start_paused = true)]

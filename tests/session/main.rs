@@ -51,5 +51,6 @@ mod stubborn_tools;
 mod support;
 mod tails;
 mod tenure;
+mod unanswered;
 mod unstorable;
 mod watch;

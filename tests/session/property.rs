@@ -241,8 +241,13 @@ impl Life {
         self.session.wait_until_idle().await.unwrap();
         let after = self.session.tree().await.unwrap();
         match (turn, last) {
-            (Turn::Cancelled(_) | Turn::Failed(false) | Turn::Interrupted(false), _) => {
-                assert_eq!(after, before);
+            (Turn::Cancelled(_) | Turn::Interrupted(false), _) => assert_eq!(after, before),
+            (Turn::Failed(false), _) => {
+                // The prompt stays, unless it was in the tree already, or there are too many of them.
+                assert_eq!((after.head(), after.history()), (before.head(), before.history()));
+                let new: Vec<_> = after.nodes().skip(before.len()).collect();
+                let is_leaf = |node: &&Node| after.unanswered(node.parent()).any(|leaf| leaf == *node);
+                assert!(new.len() <= 1 && new.iter().all(is_leaf), "{after}");
             }
             (_, Turn::Stopped) => {}
             _ => assert!(after.len() > before.len()),
@@ -372,7 +377,11 @@ impl Life {
             }
             Op::Navigate(at) => {
                 let node = match at {
-                    Some(at) => self.pick(at, |_| true).await,
+                    Some(at) => {
+                        let tree = self.session.tree().await.unwrap();
+                        let is_leaf = |node: &Node| tree.unanswered(node.parent()).any(|leaf| leaf == node);
+                        self.pick(at, |node| !is_leaf(node)).await
+                    }
                     None => None,
                 };
                 self.session.navigate(node).await.unwrap();

@@ -161,7 +161,7 @@ async fn conversation_whose_first_prompt_failed_exists_and_shows_the_prompt() {
         assert!(session.ask(Prompt::new("Anyone?").with_id("p1")).await.is_err());
         answered(session.flush(Duration::from_secs(5))).await.unwrap();
         let stored = store.load(session.id()).await.unwrap();
-        assert_eq!((stored.nodes.len(), stored.head), (0, None));
+        assert_eq!((stored.nodes.len(), stored.head), (1, None));
         session.stop(Duration::from_secs(5)).await.unwrap();
 
         let opened = Session::builder(store.clone()).agent(scripted([Step::text("A1")]));
@@ -171,9 +171,10 @@ async fn conversation_whose_first_prompt_failed_exists_and_shows_the_prompt() {
         assert_eq!(end.unanswered[0].text(), "Anyone?");
         assert!(!end.is_complete());
         // The prompt can be sent again. After its answer, no prompt is left without an answer.
-        opened.ask(end.unanswered[0].text()).await.unwrap();
+        opened.again(stored.nodes[0].id()).response().await.unwrap();
         answered(opened.flush(Duration::from_secs(5))).await.unwrap();
-        assert_eq!(store.load(session.id()).await.unwrap().last_run, None);
+        let stored = store.load(session.id()).await.unwrap();
+        assert_eq!((stored.nodes.len(), stored.last_run), (2, None));
     }
 }
 

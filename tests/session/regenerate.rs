@@ -135,7 +135,8 @@ async fn regenerate_cancelled_after_its_first_commit_keeps_the_committed_turns()
         session.until(end).await;
         session.rest().await;
         assert_eq!(session.path(), ["user: Q1", "assistant: B1"]);
-        assert_eq!(session.view.tree.len(), 3);
+        // The continuation has failed, so its prompt stays as a leaf.
+        assert_eq!(session.view.tree.len(), 3 + usize::from(fails));
         session.ask("Q2").await;
         assert_eq!(session.path(), ["user: Q1", "assistant: B1", "user: Q2", "assistant: End"]);
     }

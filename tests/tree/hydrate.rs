@@ -2,7 +2,7 @@
 
 use omni_agent::tree::{Node, NodeId, Tree, TreeError};
 
-use crate::support::{branching, hydrate, id, node, numbers, tokens, user};
+use crate::support::{assistant, branching, hydrate, id, node, numbers, tokens, user};
 
 #[test]
 fn hydrate_of_the_parts_of_a_tree_gives_the_same_tree() {
@@ -148,7 +148,7 @@ fn hydrate_with_an_id_too_large_is_an_error() {
 
 /// Returns a chain of nodes that share one message. `parent` returns the parent of each node.
 fn chain(depth: u64, parent: impl Fn(u64) -> u64) -> impl Iterator<Item = Node> {
-    let message = user("deep");
+    let message = assistant("deep");
     (1..=depth).map(move |number| Node::new(id(number), NodeId::new(parent(number)), message.clone()))
 }
 

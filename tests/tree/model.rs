@@ -7,7 +7,7 @@ use std::{
 
 use omni_agent::{
     message::{History, Message, Role, Usage},
-    tree::{Node, NodeId, Tree},
+    tree::{Changes, Node, NodeId, Tree},
 };
 use proptest::{collection::vec, prelude::*};
 
@@ -71,8 +71,21 @@ impl Model {
 
     fn extend(&mut self) {
         while let Some(below) = self.path.last().and_then(|head| self.active_child(*head)) {
+            if self.entry(below).message.role == Role::User && self.children(Some(below)).is_empty() {
+                break;
+            }
             self.path.push(below);
         }
+    }
+
+    /// Adds a prompt that is not on the path.
+    fn graft(&mut self, parent: Option<u64>, message: Arc<Message>) {
+        self.highest += 1;
+        if let Some(parent) = parent {
+            let active = self.active_child(parent).unwrap_or(self.highest);
+            self.cursors.insert(parent, active);
+        }
+        self.nodes.push(Entry { id: self.highest, parent, message, usage: None });
     }
 
     /// Adds `by` to each id that is at least `from`.
@@ -177,6 +190,8 @@ fn assert_agrees(tree: &Tree, model: &Model) {
 enum Step {
     Push,
     Turn(u8),
+    /// Applies changes that add an unanswered prompt and keep the head and the cursor.
+    Graft(Option<prop::sample::Index>),
     Navigate(prop::sample::Index),
     Extend,
     Clear,
@@ -202,6 +217,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => Just(Step::Push),
         3 => (0u8..6).prop_map(Step::Turn),
+        3 => any::<Option<prop::sample::Index>>().prop_map(Step::Graft),
         8 => any::<prop::sample::Index>().prop_map(Step::Navigate),
         4 => Just(Step::Extend),
         1 => Just(Step::Clear),
@@ -258,6 +274,18 @@ impl World {
                 }
                 let pushed = model.path[model.path.len() - usize::from(*len)..].iter().copied();
                 assert_eq!(ids, pushed.map(id).collect::<Vec<_>>());
+            }
+            Step::Graft(index) => {
+                let parent =
+                    index.filter(|_| !model.nodes.is_empty()).map(|index| index.get(&model.nodes).id);
+                let prompt = user(&format!("failed {}", model.nodes.len()));
+                let mut changes = Changes::default();
+                changes.nodes = vec![Node::new(tree.next_id(), parent.map(id), Arc::clone(&prompt))];
+                changes.head = tree.head();
+                let cursor = parent.and_then(|parent| Some((id(parent), tree.cursor(id(parent))?)));
+                changes.cursors.extend(cursor);
+                tree.apply(&changes).unwrap();
+                model.graft(parent, prompt);
             }
             Step::Navigate(index) if !model.nodes.is_empty() => {
                 let target = index.get(&model.nodes).id;

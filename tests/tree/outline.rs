@@ -13,15 +13,15 @@ fn display_shows_branches_and_the_path() {
     let mut tree = branching();
     tree.navigate(id(6)).unwrap();
     let expected = "\
-* ├─ 1 user: 1
-  │  ├─ 2 user: 2
-  │  │  3 user: 3
-  │  │  4 user: 4
-* │  ├─ 5 user: 5
-> │  │  ├─ 6 user: 6
-  │  │  └─ 7 user: 7
-  │  └─ 8 user: 8
-  └─ 9 user: 9";
+* ├─ 1 assistant: 1
+  │  ├─ 2 assistant: 2
+  │  │  3 assistant: 3
+  │  │  4 assistant: 4
+* │  ├─ 5 assistant: 5
+> │  │  ├─ 6 assistant: 6
+  │  │  └─ 7 assistant: 7
+  │  └─ 8 assistant: 8
+  └─ 9 assistant: 9";
     assert_eq!(tree.to_string(), expected);
 }
 

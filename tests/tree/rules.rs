@@ -134,7 +134,7 @@ fn navigate_moves_path_and_history() {
     tree.navigate(id(7)).unwrap();
     assert_eq!(tree.head(), Some(id(7)));
     assert_eq!(numbers(&tree), [1, 5, 7]);
-    assert_eq!(*tree.history(), History::from_iter(["1", "5", "7"].map(user)));
+    assert_eq!(*tree.history(), History::from_iter(["1", "5", "7"].map(assistant)));
     assert_eq!(tree.len(), 9, "nothing is overwritten");
 }
 
@@ -175,7 +175,7 @@ fn extend_follows_cursors_to_a_leaf() {
     tree.navigate(id(5)).unwrap();
     assert_eq!(tree.extend(), Some(id(6)));
     assert_eq!(numbers(&tree), [1, 5, 6]);
-    assert_eq!(*tree.history(), History::from_iter(["1", "5", "6"].map(user)));
+    assert_eq!(*tree.history(), History::from_iter(["1", "5", "6"].map(assistant)));
 }
 
 #[test]
@@ -183,6 +183,30 @@ fn extend_without_cursors_follows_the_newest_child() {
     let mut tree = hydrate(&[(1, 0), (2, 1), (3, 1), (4, 2), (5, 3), (6, 3)], 1, &[]).unwrap();
     assert_eq!(tree.extend(), Some(id(6)));
     assert_eq!(numbers(&tree), [1, 3, 6]);
+}
+
+#[test]
+fn extend_ends_above_an_unanswered_prompt() {
+    let mut tree = Tree::new();
+    for message in [user("a"), assistant("b"), user("c")] {
+        tree.push(message);
+    }
+    assert_eq!(numbers(tree.unanswered(Some(id(2)))), [3]);
+    tree.navigate(id(1)).unwrap();
+    assert_eq!(tree.extend(), Some(id(2)));
+    tree.navigate(id(3)).unwrap();
+    tree.push(assistant("d"));
+    tree.navigate(id(1)).unwrap();
+    assert_eq!((tree.extend(), tree.unanswered(Some(id(2))).count()), (Some(id(4)), 0));
+}
+
+#[test]
+fn unanswered_of_an_unknown_node_or_of_roots_with_children_is_empty() {
+    let mut tree = Tree::new();
+    tree.push(user("a"));
+    assert_eq!((numbers(tree.unanswered(None)), tree.unanswered(Some(id(9))).count()), (vec![1], 0));
+    tree.push(assistant("b"));
+    assert_eq!(tree.unanswered(None).count(), 0);
 }
 
 #[test]

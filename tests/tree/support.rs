@@ -29,16 +29,16 @@ pub(crate) fn tokens(input: u64, output: u64) -> Usage {
     Usage::default().with_input(input).with_output(output)
 }
 
-/// Returns a node with a user message, for use with `hydrate`.
+/// Returns a node with an assistant message, for use with `hydrate`.
 pub(crate) fn node(number: u64, parent: u64) -> Node {
-    Node::new(id(number), NodeId::new(parent), user(&number.to_string()))
+    Node::new(id(number), NodeId::new(parent), assistant(&number.to_string()))
 }
 
 pub(crate) fn numbers<'a>(nodes: impl IntoIterator<Item = &'a Node>) -> Vec<u64> {
     nodes.into_iter().map(|node| node.id().get()).collect()
 }
 
-/// Returns a tree of user messages. Each pair contains the id of a node and the id of its parent, or 0 if there is no
+/// Returns a tree of assistant messages. Each pair contains the id of a node and the id of its parent, or 0 if there is no
 /// parent. A `head` of 0 means an empty path.
 pub(crate) fn hydrate(pairs: &[(u64, u64)], head: u64, cursors: &[(u64, u64)]) -> Result<Tree, TreeError> {
     let nodes = pairs.iter().map(|(number, parent)| node(*number, *parent));
@@ -46,7 +46,7 @@ pub(crate) fn hydrate(pairs: &[(u64, u64)], head: u64, cursors: &[(u64, u64)]) -
     Tree::hydrate(nodes, NodeId::new(head), cursors)
 }
 
-/// Returns this tree with an empty path. Node 9 is a second root.
+/// Returns this tree of assistant messages with an empty path. Node 9 is a second root.
 ///
 /// ```text
 /// 1 ─┬─ 2 ── 3 ── 4
@@ -63,7 +63,7 @@ pub(crate) fn branching() -> Tree {
             None => tree.clear(),
         }
         for _ in 0..count {
-            tree.push(user(&(tree.len() + 1).to_string()));
+            tree.push(assistant(&(tree.len() + 1).to_string()));
         }
     }
     tree.clear();

@@ -5,7 +5,7 @@ import { Composer } from "./composer.js";
 import { byId, h, icon, iconButton, place, setText, visible } from "./dom.js";
 import { save, withData } from "./files.js";
 import { locale, money, percent, short } from "./format.js";
-import { Messages, firstWords, textOf } from "./messages.js";
+import { Messages, firstWords, reasonOf, textOf, unansweredIn } from "./messages.js";
 import { showOutline } from "./outline.js";
 import { Sidebar } from "./sidebar.js";
 
@@ -558,9 +558,6 @@ function paintWaiting(snapshot) {
   ]);
 }
 
-/** @param {import("./client.js").Failure} [failure] */
-const reasonOf = (failure) => failure?.error?.message ?? failure?.message ?? failure?.kind ?? "unknown";
-
 /** @param {import("./client.js").RunEnd} end */
 function runKey(end) {
   return JSON.stringify([end.turn, end.outcome, end.unanswered?.map((message) => message.id), end.staged?.map((prompt) => prompt.id)]);
@@ -575,7 +572,8 @@ function paintTail(snapshot, isBusy) {
   const tail = byId("tail");
   const end = snapshot?.agent.last_run;
   const store = snapshot?.store;
-  const key = JSON.stringify([refused, planned === null, isBusy, end && runKey(end), dismissedRun, lost.map((message) => message.id), store, seen.waiting]);
+  const shown = snapshot && end?.unanswered?.length ? unansweredIn(snapshot) : new Set();
+  const key = JSON.stringify([refused, planned === null, isBusy, end && runKey(end), shown.size, dismissedRun, lost.map((message) => message.id), store, seen.waiting]);
   if (tail.dataset.key === key) return;
   tail.dataset.key = key;
   const parts = [];
@@ -590,14 +588,14 @@ function paintTail(snapshot, isBusy) {
     parts.push(h("p", { class: "note", role: "status", dir: "auto" }, `The model service does not answer now (${seen.waiting.why}). The request is sent again at ${at}.`));
   }
   if (end && !isBusy && runKey(end) !== dismissedRun) {
-    if (end.outcome === "failed") {
+    if (end.outcome === "failed" && !end.unanswered?.some((message) => shown.has(message.id))) {
       parts.push(h("div", { class: "outcome bad", role: "alert" }, h("p", { dir: "auto" }, `The answer failed: ${reasonOf(end.failure)}`)));
     }
     if (end.outcome === "abandoned") parts.push(h("div", { class: "outcome bad" }, h("p", {}, "The answer was given up after too many restarts of the server.")));
     if (end.outcome === "stopped" && end.stop_reason === "interrupted") parts.push(h("p", { class: "note" }, "Stopped."));
     if (end.outcome === "stopped" && end.stop_reason === "max_steps") parts.push(h("p", { class: "note" }, "Stopped at the limit of steps."));
     if (end.outcome === "stopped" && end.stop_reason === "length") parts.push(h("p", { class: "note" }, "The answer has reached its greatest length."));
-    const unsent = [...(end.unanswered ?? []), ...(end.staged ?? [])];
+    const unsent = [...(end.unanswered ?? []).filter((message) => !shown.has(message.id)), ...(end.staged ?? [])];
     for (const prompt of unsent) parts.push(unanswered(prompt, "This message has no answer.", () => (dismissedRun = runKey(end))));
   }
   for (const prompt of lost) {
@@ -613,13 +611,16 @@ function paintTail(snapshot, isBusy) {
  */
 function unanswered(prompt, why, done) {
   const again = async () => {
+    const tree = current ? stream.snapshots.get(current)?.tree : undefined;
+    const node = tree?.nodes.find((node) => prompt.id !== undefined && node.message?.id === prompt.id);
     let { content } = prompt;
     try {
-      content = await withData(content);
+      if (!node) content = await withData(content);
     } catch (error) {
       return fail(error);
     }
-    if ((await press({ type: "run", prompt: { id: crypto.randomUUID(), content } })) === undefined) return;
+    const run = node ? { at: { again: node.id } } : { prompt: { id: crypto.randomUUID(), content } };
+    if ((await press({ type: "run", ...run })) === undefined) return;
     done();
     schedule();
   };

@@ -1095,6 +1095,17 @@ export function childrenOf(tree, id) {
 }
 
 /**
+ * Returns whether a node is a prompt without an answer, such as that of a run that has failed. The path never leads to it.
+ * @param {Tree} tree
+ * @param {TreeNode} node
+ */
+export function isUnanswered(tree, node) {
+  const parent = node.parent === undefined ? undefined : nodeOf(tree, node.parent);
+  const hasResults = () => node.message?.content.some((block) => block.type === "tool_result") && !parent?.left_open;
+  return (node.message ?? node).role === "user" && !childrenOf(tree, node.id).length && !hasResults();
+}
+
+/**
  * Returns the nodes of the path, from its root to the head.
  * @param {Tree} tree
  */

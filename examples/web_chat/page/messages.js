@@ -1,7 +1,7 @@
 // The messages of a conversation. Each message has one element, which stays while the message streams, is complete, and
 // is committed.
 
-import { changedInput, childrenOf, nodeOf, tailOf } from "./client.js";
+import { changedInput, childrenOf, isUnanswered, nodeOf, tailOf } from "./client.js";
 import { h, iconButton, place, setText } from "./dom.js";
 import { attachment, withData } from "./files.js";
 import { moment, when } from "./format.js";
@@ -34,6 +34,7 @@ import { ToolCard } from "./tools.js";
  * @property {Message} [message]
  * @property {import("./client.js").Node} [node]
  * @property {import("./client.js").PartialBlock[]} [partial]
+ * @property {boolean} [isUnanswered] Whether the message is a prompt without an answer, which is not on the path.
  */
 
 /** @param {Message} message */
@@ -63,6 +64,17 @@ export function firstWords(snapshot) {
 /** @param {Message | import("./client.js").Prompt} message */
 export const textOf = (message) => message.content.map((block) => (block.type === "text" ? block.text : "")).join("");
 
+/** @param {import("./client.js").Failure} [failure] */
+export const reasonOf = (failure) => failure?.error?.message ?? failure?.message ?? failure?.kind ?? "unknown";
+
+/**
+ * Returns the ids of the prompts without an answer that are shown at their places.
+ * @param {SessionSnapshot} snapshot
+ */
+export function unansweredIn(snapshot) {
+  return new Set(entriesOf(snapshot, []).filter((entry) => entry.isUnanswered).map(({ key }) => key));
+}
+
 /**
  * Returns the messages in order, each once.
  * @param {SessionSnapshot} snapshot
@@ -70,16 +82,26 @@ export const textOf = (message) => message.content.map((block) => (block.type ==
  * @returns {Entry[]}
  */
 function entriesOf(snapshot, settling) {
+  const { tree } = snapshot;
   /** @type {Map<string, Entry>} */
   const entries = new Map();
-  for (const node of tailOf(snapshot.tree)) {
+  const pending = [...settling, ...snapshot.agent.pending].map((message, index) => ({ key: message.id ?? `pending-${index}`, message }));
+  const inFlight = new Set(pending.map(({ key }) => key));
+  const addUnanswered = (/** @type {number | null} */ parent) => {
+    for (const id of childrenOf(tree, parent)) {
+      const node = /** @type {import("./client.js").TreeNode} */ (nodeOf(tree, id));
+      const key = node.message?.id ?? `node-${id}`;
+      if (!node.message || inFlight.has(key) || !isUnanswered(tree, node) || !isShownUser(node.message)) continue;
+      entries.set(key, { key, message: node.message, node: /** @type {any} */ (node), isUnanswered: true });
+    }
+  };
+  if (snapshot.from === undefined) addUnanswered(null);
+  for (const node of tailOf(tree)) {
     const key = node.message.id ?? `node-${node.id}`;
     entries.set(key, { key, message: node.message, node });
+    addUnanswered(node.id);
   }
-  for (const [index, message] of [...settling, ...snapshot.agent.pending].entries()) {
-    const key = message.id ?? `pending-${index}`;
-    if (!entries.has(key)) entries.set(key, { key, message });
-  }
+  for (const entry of pending) if (!entries.has(entry.key)) entries.set(entry.key, entry);
   const { answer, partial, status } = snapshot.agent;
   if (status !== "idle" && (answer !== undefined || partial.length)) {
     const key = answer ?? "partial";
@@ -120,10 +142,10 @@ export class Messages {
     /** @type {Map<string, import("./client.js").StopReason>} */
     const ends = new Map();
     let answer = "";
-    for (const { key, message } of entries) {
+    for (const { key, message, isUnanswered } of entries) {
       if (message?.role === "assistant") answer = key;
       if (message?.ended) ends.set(answer, message.ended);
-      if (message?.role !== "user") continue;
+      if (message?.role !== "user" || isUnanswered) continue;
       for (const block of message.content) {
         if (block.type === "tool_result") results.set(block.tool_use_id, { result: block, message });
       }
@@ -139,7 +161,7 @@ export class Messages {
       const isUser = entry.message?.role === "user";
       const next = shown[position + 1];
       const isLast = position === shown.length - 1;
-      if (isUser) {
+      if (isUser && !entry.isUnanswered) {
         prompt = entry;
         isFirst = true;
       }
@@ -150,7 +172,7 @@ export class Messages {
         this.#views.set(entry.key, view);
       }
       const { node } = entry;
-      const siblings = node && (isUser || isFirst) ? childrenOf(tree, node.parent ?? null) : [];
+      const siblings = node && !entry.isUnanswered && (isUser || isFirst) ? answeredOf(tree, node.parent ?? null) : [];
       if (!isUser) isFirst = false;
       const isTurnEnd = !isUser && (!next || next.message?.role === "user");
       view.update({
@@ -159,6 +181,7 @@ export class Messages {
         isTurnEnd: isTurnEnd && !(isBusy && isLast),
         ended: ends.get(entry.key),
         tools: { pauses, runs, results, seen, isActive: isBusy && !node },
+        failure: agent.last_run?.unanswered?.some((message) => message.id === entry.key) ? agent.last_run.failure : undefined,
       });
       elements.push(view.element);
     }
@@ -171,6 +194,15 @@ export class Messages {
     }
     return shown.length;
   }
+}
+
+/**
+ * Returns the children of a node to which the path can lead.
+ * @param {import("./client.js").Tree} tree
+ * @param {number | null} parent
+ */
+function answeredOf(tree, parent) {
+  return childrenOf(tree, parent).filter((id) => !isUnanswered(tree, /** @type {any} */ (nodeOf(tree, id))));
 }
 
 /** @param {Message} message */
@@ -188,6 +220,7 @@ function isShownUser(message) {
  * @property {number[]} siblings
  * @property {number | undefined} question The node of the prompt that the answer can be repeated for.
  * @property {any} tools
+ * @property {import("./client.js").Failure} [failure] Why the last run, which was about this message, has failed.
  */
 
 /**
@@ -224,11 +257,12 @@ class UserMessage {
     this.actions = actions;
     this.body = h("div", { class: "body" });
     this.foot = h("div", { class: "foot" });
+    this.note = h("div", { class: "outcome bad" });
     this.element = h("li", { class: "message user" }, h("h2", { class: "hidden" }, "You"), this.body, this.foot);
   }
 
   /** @param {State} state */
-  update({ entry, isBusy, siblings, isLast }) {
+  update({ entry, isBusy, siblings, isLast, failure }) {
     const message = /** @type {Message} */ (entry.message);
     if (message !== this.#message && !this.#isEditing) {
       const isSame = this.#message && JSON.stringify(this.#message.content) === JSON.stringify(message.content);
@@ -236,9 +270,16 @@ class UserMessage {
       if (!isSame) this.#show();
     }
     const node = entry.node?.id;
-    const seen = [node, siblings.join(), isLast].join("/");
+    const why = failure ? `The answer failed: ${reasonOf(failure)}` : "This message has no answer.";
+    const seen = [node, siblings.join(), isLast, entry.isUnanswered && why].join("/");
     if (seen === this.#seen) return;
     this.#seen = seen;
+    if (entry.isUnanswered) {
+      const again = h("button", { type: "button", class: "small needs-idle", onclick: () => this.actions.command({ type: "run", at: { again: node } }) }, "Send again");
+      again.disabled = isBusy;
+      place(this.note, [h("p", { role: failure ? "alert" : undefined, dir: "auto" }, why), h("div", { class: "buttons" }, again)]);
+      this.element.append(this.note);
+    } else this.note.remove();
     const edit = iconButton("edit", "Edit and send again", () => node !== undefined && this.#edit(node), "needs-idle");
     edit.disabled = isBusy;
     place(this.foot, /** @type {Node[]} */ ([

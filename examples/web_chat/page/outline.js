@@ -1,6 +1,6 @@
 // The map of the tree: all branches of a conversation, as an outline.
 
-import { childrenOf, nodeOf, pathOf } from "./client.js";
+import { childrenOf, isUnanswered, nodeOf, pathOf } from "./client.js";
 import { byId, h, place, visible } from "./dom.js";
 import { textOf } from "./messages.js";
 
@@ -61,7 +61,7 @@ function lineOf(tree, id, onPath, isBusy, navigate) {
   const tools = content.flatMap((block) => (block.type === "tool_use" ? [block.name] : []));
   const files = content.flatMap((block) => (block.type === "attachment" ? [block.name ?? block.media_type] : []));
   const words = textOf(node.message).trim().slice(0, 200) || [...tools, ...files].join(", ") || "(empty)";
-  const button = h("button", { type: "button", disabled: isBusy, onclick: () => navigate(id) },
+  const button = h("button", { type: "button", disabled: isBusy || isUnanswered(tree, node), onclick: () => navigate(id) },
     h("span", { class: "role" }, role === "user" ? "You" : "Assistant"), h("bdi", {}, visible(words)));
   if (onPath.has(id)) button.classList.add("on-path");
   if (tree.head === id) {

@@ -65,6 +65,11 @@ impl EditorView {
         for message in snapshot.tree.history().iter() {
             self.shown.message(message);
         }
+        if let Some((node, failure)) = snapshot.unanswered() {
+            let from = self.shown.updates.len();
+            self.shown.message(node.message());
+            self.shown.note(from, "omni.error", failure.map(ToString::to_string));
+        }
         let mut updates = std::mem::take(&mut self.shown.updates);
         updates.extend(self.catch_up(snapshot));
         self.shown.own = own;
@@ -139,7 +144,12 @@ impl Shown {
 
     /// States in the last update of a message why the message ended. `from` is the number of updates before it.
     fn state_end(&mut self, from: usize, message: &Message) {
-        let (Some(reason), Some(last)) = (&message.ended, self.updates[from..].last_mut()) else { return };
+        self.note(from, "omni.ended", message.ended.as_ref().map(ToString::to_string));
+    }
+
+    /// Adds a fact to the last update of a message. `from` is the number of updates before the message.
+    fn note(&mut self, from: usize, name: &str, fact: Option<String>) {
+        let (Some(fact), Some(last)) = (fact, self.updates[from..].last_mut()) else { return };
         let meta = match last {
             SessionUpdate::UserMessageChunk(chunk)
             | SessionUpdate::AgentMessageChunk(chunk)
@@ -148,7 +158,7 @@ impl Shown {
             SessionUpdate::ToolCallUpdate(update) => &mut update.meta,
             _ => return,
         };
-        meta.get_or_insert_default().insert("omni.ended".to_owned(), reason.to_string().into());
+        meta.get_or_insert_default().insert(name.to_owned(), fact.into());
     }
 
     fn begin(&mut self, answer: Option<&MessageId>) {
@@ -283,9 +293,15 @@ mod tests {
 
     use super::*;
     use crate::{
+        agent::Agent,
         message::StopReason,
-        session::tests::decided::{decided, left_open},
+        provider::{ProviderError, ProviderErrorKind},
+        session::{
+            Session,
+            tests::decided::{decided, left_open},
+        },
         store::MemoryStore,
+        testing::{ScriptedProvider, Step},
     };
 
     #[tokio::test]
@@ -305,6 +321,31 @@ mod tests {
             assert_eq!(decision(2), &Value::Null);
             assert_eq!(updates.last().unwrap()["_meta"]["omni.ended"], ended);
         }
+    }
+
+    #[tokio::test]
+    async fn replay_ends_with_the_newest_failed_prompt_and_its_error() {
+        let down = || Step::error(ProviderError::new(ProviderErrorKind::Auth, "no key"));
+        let provider = ScriptedProvider::new([Step::text("One."), down(), down(), Step::text("Two.")]);
+        let agent = Agent::builder().model(provider.model());
+        let session = Session::builder(MemoryStore::new()).agent(agent).create().await.unwrap();
+        let replay = async || {
+            let snapshot = session.snapshot().await.unwrap();
+            let updates = EditorView::new(String::new()).join(&snapshot, Joining::Loaded);
+            updates.iter().map(|update| serde_json::to_value(update).unwrap()).collect::<Vec<_>>()
+        };
+        session.ask("Hi").await.unwrap();
+        session.ask("Second").await.unwrap_err();
+        session.ask("Third").await.unwrap_err();
+        let updates = replay().await;
+        let texts: Vec<_> =
+            updates.iter().map(|update| update["content"]["text"].as_str().unwrap()).collect();
+        assert_eq!(texts, ["Hi", "One.", "Third"]);
+        assert!(updates[2]["_meta"]["omni.error"].as_str().unwrap().contains("no key"), "{updates:?}");
+        let node = session.snapshot().await.unwrap().unanswered().unwrap().0.id();
+        session.again(node).response().await.unwrap();
+        let updates = replay().await;
+        assert_eq!((updates.len(), &updates[2]["_meta"]), (4, &Value::Null));
     }
 
     #[tokio::test]

@@ -113,7 +113,8 @@ struct Line {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(with = "Vec<(String, serde_json::Map<String, Value>)>")]
     decisions: Vec<(String, UseDecision)>,
-    /// The reason why the message or its turn ended, unless the model has finished.
+    /// The reason why the message or its turn ended, unless the model has finished. For a prompt without an answer, the
+    /// error of its run.
     #[serde(skip_serializing_if = "Option::is_none")]
     ended: Option<String>,
 }
@@ -212,7 +213,7 @@ pub(super) async fn read(caller: &McpCaller, arguments: JsonObject) -> Result<Ca
     Ok(output(&shown(snapshot, last.unwrap_or(20).clamp(1, MOST))))
 }
 
-/// Returns the last messages. Texts that are too long in sum are omitted, from the oldest message on.
+/// Returns the last messages, and the newest unanswered prompt. Texts that are too long in sum are omitted, from the oldest message on.
 fn shown(snapshot: &SessionSnapshot, last: usize) -> ReadOutput {
     let mut lines: Vec<(_, Option<&Message>)> = Vec::new();
     for message in snapshot.messages() {
@@ -221,6 +222,11 @@ fn shown(snapshot: &SessionSnapshot, last: usize) -> ReadOutput {
             _ => lines.push((message, None)),
         }
     }
+    let unanswered = snapshot.unanswered();
+    lines.extend(unanswered.map(|(node, _)| (node.message(), None)));
+    let failed = |message: &Arc<Message>| {
+        unanswered.and_then(|(node, error)| error.filter(|_| Arc::ptr_eq(node.message(), message)))
+    };
     let (mut messages, mut length) = (Vec::new(), 0);
     for (message, results) in lines.iter().rev().take(last) {
         let text = message.text();
@@ -240,7 +246,8 @@ fn shown(snapshot: &SessionSnapshot, last: usize) -> ReadOutput {
         length += size;
         let tools = message.tool_uses().map(|tool| tool.name.clone()).collect();
         let ended = results.unwrap_or(message).ended.as_ref().or(message.ended.as_ref());
-        let (text, ended) = (clip(&text, LONGEST).into_owned(), ended.map(ToString::to_string));
+        let ended = ended.map(ToString::to_string).or_else(|| failed(message).map(ToString::to_string));
+        let text = clip(&text, LONGEST).into_owned();
         messages.push(Line { role: message.role, text, tools, decisions, ended });
     }
     messages.reverse();

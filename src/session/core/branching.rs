@@ -155,9 +155,9 @@ impl Core {
             None => tree.clear(),
         }
         let last = tree.head().and_then(|head| tree.node(head));
-        if let Some(node) = last.filter(|last| is_prompt(last.message())) {
+        if let Some(node) = last.filter(|last| is_prompt(last.message()) || tree.is_unanswered(last)) {
             let text = "is a prompt without an answer; regenerate it, or navigate to another node";
-            return Err(unfit(ErrorKind::NotAnAnswer, node.id(), text));
+            return Err(unfit(ErrorKind::Unanswered, node.id(), text));
         }
         if tree.head() == self.tree.head() {
             return Ok(None);
@@ -172,11 +172,29 @@ impl Core {
         self.moving = Some((with, then));
     }
 
-    /// Removes the branch of a run that ended without a commit.
-    pub(super) fn roll_back(&mut self, effects: &mut Effects) {
-        self.prompted = None;
+    /// Removes the branch of a run that ended without a commit. `unanswered` are the prompts of a run that has failed. They
+    /// stay in the tree, as leaves below the node below which they were sent.
+    pub(super) fn roll_back(&mut self, unanswered: &[Arc<Message>], effects: &mut Effects) {
+        let (before, base) = (self.tree.clone(), self.tree.head());
+        let mut settings = self.prompted.take();
+        let (mut moved, mut prompts) = (false, unanswered.iter());
         if let Some(branch) = self.branch.take() {
-            let before = std::mem::replace(&mut self.tree, branch.before);
+            (self.tree, moved) = (branch.before, true);
+            if branch.answers.is_some() {
+                // The first prompt is already in the tree, and its settings are already known.
+                prompts.next();
+                settings = None;
+            }
+        }
+        let stable = self.tree.clone();
+        let added = prompts.map_while(|prompt| Some((self.tree.graft(base, Arc::clone(prompt))?, prompt)));
+        let (added, prompts): (Vec<NodeId>, Vec<&Arc<Message>>) = added.unzip();
+        if let Some(first) = added.first() {
+            self.settings.extend(settings.map(|settings| (*first, settings)));
+            self.saver.about_to_change(&stable);
+            self.saver.tree_changed(&self.tree, Self::added_bytes(prompts.into_iter(), &stable));
+        }
+        if moved || !added.is_empty() {
             self.emit_tree(&before, effects);
         }
     }

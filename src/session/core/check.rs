@@ -16,7 +16,8 @@ impl Core {
         let head = stable.head().and_then(|head| stable.node(head));
         let bare = head.is_some_and(|node| {
             let message = node.message();
-            message.role == Role::User && !message.content.iter().any(|c| matches!(c, Content::ToolResult(_)))
+            let has_results = message.content.iter().any(|c| matches!(c, Content::ToolResult(_)));
+            message.role == Role::User && !has_results || stable.is_unanswered(node)
         });
         if bare {
             return Err("the head to store is a prompt without a response".into());

@@ -21,6 +21,7 @@ mod vault;
 mod world;
 mod writes;
 
+use commands::LeafFault;
 use world::World;
 
 use crate::actor::simulation::{Check, Simulated, ensure, play_all};
@@ -28,6 +29,18 @@ use crate::actor::simulation::{Check, Simulated, ensure, play_all};
 #[test]
 fn random_schedules_keep_the_contract() {
     play_all::<World>(2_500, "session::core::simulation");
+}
+
+#[test]
+fn faults_about_unanswered_prompts_are_noticed() {
+    for fault in [LeafFault::Extended, LeafFault::ClosesUses] {
+        let notices = |seed| {
+            let mut world = World::new(seed, false);
+            world.fault = Some(fault);
+            world.play().is_err()
+        };
+        assert!((0..2_500).any(notices), "{fault:?}");
+    }
 }
 
 impl Simulated for World {

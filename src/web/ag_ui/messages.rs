@@ -10,13 +10,13 @@ use super::{
     frame::{ChatMessage, Media, MessageContent, Part, PartSource, ToolCall},
 };
 use crate::{
-    agent::Snapshot,
     message::{
         Attachment, Content, Message, MessageId, ResultBlock, Role, Source, ToolResult, ToolUse, ToolUseId,
     },
     provider::PartialBlock,
+    session::SessionSnapshot,
     text::clip,
-    web::front::files::Files,
+    web::front::{exchange::has_own_content, files::Files},
 };
 
 /// The greatest size of a text in one frame, in bytes. The JSON form of the text can be six times as long.
@@ -149,14 +149,18 @@ impl<'a> Messages<'a> {
         Self { level, files, list: Vec::new(), count: 0 }
     }
 
-    /// Returns all messages of the agent, with the answer that is being streamed.
-    pub(super) fn of(agent: &Snapshot, level: Level, files: &'a Files) -> Vec<ChatMessage> {
-        let mut messages = Self::new(level, files);
+    /// Returns all messages of the path and of the turn in flight, with the answer that is being streamed, and the newest
+    /// unanswered prompt.
+    pub(super) fn of(view: &SessionSnapshot, level: Level, files: &'a Files) -> Vec<ChatMessage> {
+        let (agent, mut messages) = (&view.agent, Self::new(level, files));
         for message in agent.messages() {
             messages.push(message);
         }
         if let Some(answer) = &agent.answer {
             messages.push_partial(answer, &agent.partial);
+        }
+        if let Some((node, _)) = view.unanswered().filter(|(node, _)| has_own_content(node.message())) {
+            messages.push(node.message());
         }
         fit(messages.list, MAX_MESSAGES)
     }

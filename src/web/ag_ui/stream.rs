@@ -381,7 +381,7 @@ impl RunStream {
     /// knows in its place.
     fn remove_answer(&mut self, complete: &[ChatMessage]) {
         let answer = self.view.agent.pending.pop();
-        let mut messages = Messages::of(&self.view.agent, self.run.level, &self.run.files);
+        let mut messages = Messages::of(&self.view, self.run.level, &self.run.files);
         let is_reasoning = |message: &&ChatMessage| matches!(message, ChatMessage::Reasoning { .. });
         // The client keeps its reasoning if a list contains none. The next list removes this one.
         if let Some(first) = complete.iter().find(is_reasoning) {
@@ -393,7 +393,7 @@ impl RunStream {
     }
 
     fn send_messages(&mut self) {
-        self.send_list(Messages::of(&self.view.agent, self.run.level, &self.run.files));
+        self.send_list(Messages::of(&self.view, self.run.level, &self.run.files));
     }
 
     fn send_list(&mut self, messages: Vec<ChatMessage>) {

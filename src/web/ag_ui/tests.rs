@@ -144,7 +144,7 @@ impl Rig {
 
 fn check_messages(client: &Client, view: &SessionSnapshot) {
     assert_eq!(client.state["omni"], omni(view));
-    let truth = Messages::of(&view.agent, client.level, &Files::default());
+    let truth = Messages::of(view, client.level, &Files::default());
     let truth: Vec<_> = truth.iter().map(|message| serde_json::to_value(message).unwrap()).collect();
     let has_reasoning = truth.iter().any(|message| message["role"] == "reasoning");
     // If a snapshot contains no reasoning, the client keeps its reasoning, even if the session has discarded that

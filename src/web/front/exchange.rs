@@ -122,7 +122,9 @@ pub(in crate::web) fn exchange_of(tree: &Tree, node: NodeId) -> Option<Exchange<
     let mut path: Vec<_> = tree.iter().collect();
     if path.iter().all(|other| other.id() != node) {
         path = tree.path_to(node)?;
-        let next = |path: &[&Node]| tree.node(tree.cursor(path.last()?.id())?);
+        let next = |path: &[&Node]| {
+            tree.node(tree.cursor(path.last()?.id())?).filter(|next| !tree.is_unanswered(next))
+        };
         while let Some(next) = next(&path) {
             path.push(next);
         }

@@ -36,7 +36,7 @@ pub(in crate::web) struct Posted {
 /// The way in which the newest message is used.
 #[derive(Debug)]
 pub(in crate::web) enum Trigger {
-    /// The message is a prompt. If the tree contains the message, the request is a repetition.
+    /// The message is a prompt. If the tree contains the message with an answer, the request is a repetition.
     Submit,
     /// The message gets another answer. If its content has changed, the message is edited, unless it is staged or in
     /// flight.
@@ -137,7 +137,8 @@ impl Posted {
 /// Returns the intent of a request, or `None` if the request contains nothing that the conversation can use.
 ///
 /// A new prompt continues from the newest earlier message that the tree contains, on whichever branch it is. Messages
-/// that the tree does not contain, such as those of a cancelled run, are ignored.
+/// that the tree does not contain, such as those of a cancelled run, are ignored, and so are unanswered prompts. An
+/// unanswered prompt that is posted again gets an answer.
 ///
 /// # Errors
 ///
@@ -181,7 +182,9 @@ fn find(posted: Posted, snapshot: &SessionSnapshot) -> Option<Intent> {
             let exchange = exchange_of(tree, node)?;
             let is_own = |node: &&Node| node.message().role == Role::User && has_own_content(node.message());
             let asked = tree.node(node).filter(is_own).or(exchange.prompt.and_then(|entry| entry.node))?;
-            if let (Trigger::Submit, Some(id)) = (&trigger, asked.message().id.clone()) {
+            if let (Trigger::Submit, Some(id)) = (&trigger, asked.message().id.clone())
+                && !tree.is_unanswered(asked)
+            {
                 return Some(Intent::Ended(id, outcome(&exchange, snapshot)));
             }
             let node = asked.id();
@@ -196,7 +199,12 @@ fn find(posted: Posted, snapshot: &SessionSnapshot) -> Option<Intent> {
         (None, Trigger::Newest) if !was_tried() => id,
         _ => fresh,
     };
-    let end = match before.iter().rev().find_map(place) {
+    // A conversation does not continue from an unanswered prompt.
+    let is_answered = |place: &TreePlace| match place {
+        TreePlace::Node(node) => !tree.node(*node).is_some_and(|node| tree.is_unanswered(node)),
+        TreePlace::InFlight => true,
+    };
+    let end = match before.iter().rev().find_map(|name| place(name).filter(is_answered)) {
         Some(TreePlace::Node(node)) => exchange_of(tree, node).and_then(|exchange| exchange.last_node()),
         Some(TreePlace::InFlight) | None => None,
     };

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{
     Settings,
-    exchange::{Exchange, exchanges},
+    exchange::{Exchange, exchanges, has_own_content, ui_id},
     fold::Fold,
     translator::replay_messages,
     writer::{Writer, user_parts},
@@ -16,8 +16,8 @@ use crate::{
     tree::{Node, NodeId},
 };
 
-/// Returns the messages of the path and of the turn in flight. The answer of a run that is active is left out, because
-/// the resumed stream sends it from its start.
+/// Returns the messages of the path and of the turn in flight, and the newest unanswered prompt. The answer of a run that
+/// is active is left out, because the resumed stream sends it from its start.
 pub(in crate::web) fn messages(settings: &Settings, snapshot: &SessionSnapshot) -> Vec<Value> {
     let all = exchanges(snapshot);
     let mut messages = Vec::with_capacity(2 * all.len());
@@ -31,6 +31,16 @@ pub(in crate::web) fn messages(settings: &Settings, snapshot: &SessionSnapshot) 
         if !exchange.rest.is_empty() && !is_active {
             messages.push(answer(settings, snapshot, exchange, is_last));
         }
+    }
+    if let Some((node, failure)) = snapshot.unanswered()
+        && has_own_content(node.message())
+    {
+        let (id, parts) = (ui_id(node.message(), Some(node.id())), user_parts(node.message(), settings));
+        let mut metadata = json!({ "nodes": [node.id()] });
+        if let Some(failure) = failure {
+            metadata["error"] = failure.to_string().into();
+        }
+        messages.push(json!({ "id": id, "role": "user", "metadata": metadata, "parts": parts }));
     }
     messages
 }

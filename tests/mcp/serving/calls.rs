@@ -63,9 +63,16 @@ async fn answer_names_the_conversation_in_its_content_too() {
 
 #[tokio::test]
 async fn failed_run_is_an_error_result_with_its_reason() {
-    let (client, _serving) = connect(&manager(), Person::new(OLD, Answers::Decline)).await;
-    let failed = failure(&call(&client, "ask", json!({ "prompt": "Fail" })).await);
+    let manager = manager();
+    let (client, _serving) = connect(&manager, Person::new(OLD, Answers::Decline)).await;
+    let conversation = ask(&client, "Hello").await["conversation"].clone();
+    let failed = json!({ "prompt": "Fail", "conversation": conversation });
+    let failed = failure(&call(&client, "ask", failed).await);
     assert!(failed.contains("the model is down"), "{failed}");
+    let read = done(&call(&client, "read", json!({ "conversation": conversation })).await);
+    let last = &read["messages"][2];
+    assert_eq!((&last["role"], &last["text"]), (&json!("user"), &json!("Fail")), "{read}");
+    assert!(last["ended"].as_str().unwrap().contains("the model is down"), "{read}");
 }
 
 #[tokio::test]

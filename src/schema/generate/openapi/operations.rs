@@ -163,8 +163,8 @@ pub(super) const OPERATIONS: &[Operation] = &[
         id: "watchConversation",
         summary: "Streams the updates of a conversation.",
         description: "The stream begins with a snapshot, or continues after `last-event-id`. With `messages`, all nodes \
-                      except the last ones of the path are outlines, without a message. If the path moves, the client gets \
-                      a new snapshot.",
+                      except the last ones of the path and the unanswered prompts below them are outlines, without a \
+                      message. If the path moves, the client gets a new snapshot.",
         query: Some(Document::include::<WatchQuery>),
         answer: Answer::Stream,
         problems: &[CONVERSATION, QUERY, STORE, OPEN, START, STREAM],

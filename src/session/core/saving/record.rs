@@ -38,6 +38,15 @@ enum LastRun {
     Ended(Box<RunEnd>),
 }
 
+impl LastRun {
+    fn ended(&self) -> Option<&RunEnd> {
+        match self {
+            Self::Ended(end) => Some(end),
+            Self::Keep | Self::Complete => None,
+        }
+    }
+}
+
 impl UnsavedRecord {
     /// Returns whether nothing has to be written.
     pub(super) fn is_empty(&self) -> bool {
@@ -96,11 +105,7 @@ impl UnsavedRecord {
 
     /// Returns the approximate size in bytes.
     pub(super) fn weight(&self) -> usize {
-        let end = match &self.end {
-            LastRun::Ended(end) => Some(&**end),
-            LastRun::Keep | LastRun::Complete => None,
-        };
-        weight(self.rows.len(), end, self.turn.as_deref())
+        weight(self.rows.len(), self.end.ended(), self.turn.as_deref())
     }
 
     pub(super) fn has_end(&self) -> bool {
@@ -217,7 +222,7 @@ impl Core {
     /// Returns the size in bytes of the usage, of the end of a run and of the turn in flight that are not in the store
     /// yet.
     pub(in crate::session::core) fn record_weight(&self) -> usize {
-        let mut in_flight_turn = None;
+        let (mut in_flight_turn, mut in_flight_end) = (None, None);
         let in_flight = match self.saver.attempt.as_ref().map(|attempt| &*attempt.job) {
             Some((_, Change::Commit(commit))) => {
                 let (end, turn) = match commit.turn.as_deref() {
@@ -225,13 +230,16 @@ impl Core {
                     Some(TurnChange::Record(turn)) => (None, Some(turn)),
                     None => (None, None),
                 };
-                in_flight_turn = turn;
+                (in_flight_turn, in_flight_end) = (turn, end);
                 weight(commit.usage.as_ref().map_or(0, Vec::len), end, turn)
             }
             _ => 0,
         };
         let turns = in_flight_turn.into_iter().chain(self.saver.record.turn.as_deref());
-        let pending = turns.flat_map(|turn| &turn.append).map(|message| &message.content[..]);
+        let pending = turns.flat_map(|turn| &turn.append);
+        // The prompts of a run that has failed are in the tree, too.
+        let ends = in_flight_end.into_iter().chain(self.saver.record.end.ended());
+        let pending = pending.chain(ends.flat_map(|end| &end.unanswered)).map(|message| &message.content[..]);
         in_flight + self.saver.record.weight() - shared(pending, &Self::contents(&self.tree))
     }
 

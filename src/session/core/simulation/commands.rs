@@ -6,11 +6,20 @@ use super::{Check, agent::random_settings, ensure, model::Kind, world::World};
 use crate::{
     agent::FirstMessage,
     message::{History, Purpose, RequestEnd, Usage, UsageRow},
-    run::{Error, Prompt, RunAt},
-    session::core::{Base, Core, Effect, Move},
+    run::{Error, ErrorKind, Prompt, RunAt},
+    session::core::{Base, Core, Effect, Move, branching::unfit},
     store::TitleBy,
     tree::{Node, NodeId},
 };
+
+/// A deliberate fault of the core, which the reference model must notice.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum LeafFault {
+    /// A path is extended to an unanswered prompt.
+    Extended,
+    /// An unanswered prompt closes the tool uses of its parent.
+    ClosesUses,
+}
 
 impl World {
     pub(super) fn command(&mut self) -> Check {
@@ -175,7 +184,8 @@ impl World {
             RunAt::Instead(id) => self.model.edit(id).map(with_prompt),
             RunAt::Below(id) => self.model.branch_below(id).map(with_prompt),
         };
-        match same(expected, self.core.begin(at, prompt))? {
+        let given = self.core.begin(at, prompt).and_then(|begun| self.closing(begun));
+        match same(expected, given)? {
             Some((base, opening)) => self.set_out(base, Some(opening)),
             None => Ok(()),
         }
@@ -183,9 +193,41 @@ impl World {
 
     fn navigate(&mut self, node: Option<NodeId>) -> Check {
         self.note(|| format!("navigate {node:?}"));
-        match same(self.model.navigate(node), self.core.navigate(node))? {
+        let given = self.core.navigate(node).map(|base| self.extended(node, base));
+        match same(self.model.navigate(node), given)? {
             Some(Some(base)) => self.set_out(base, None),
             Some(None) | None => Ok(()),
+        }
+    }
+
+    /// Returns the base of a run, or the error of a faulty core.
+    fn closing(&self, begun: (Base, FirstMessage)) -> Result<(Base, FirstMessage), Error> {
+        let Move::Branch { base: Some(base), answers: None } = begun.0.then else { return Ok(begun) };
+        let tree = self.core.tree();
+        let is_left_open = tree.node(base).is_some_and(Node::left_open);
+        if self.fault == Some(LeafFault::ClosesUses)
+            && is_left_open
+            && tree.unanswered(Some(base)).next().is_some()
+        {
+            return Err(unfit(ErrorKind::OpenToolUses, base, "has open tool uses"));
+        }
+        Ok(begun)
+    }
+
+    /// Returns the base of a move, or that of a faulty core.
+    fn extended(&self, node: Option<NodeId>, base: Option<Base>) -> Option<Base> {
+        let mut tree = self.core.tree().clone();
+        let end = base.as_ref().map_or(tree.head(), |base| match base.then {
+            Move::To(end) => end,
+            Move::Branch { .. } => None,
+        });
+        let leaf = node.and(end).and_then(|end| tree.cursor(end));
+        match leaf.filter(|_| self.fault == Some(LeafFault::Extended)) {
+            Some(leaf) => {
+                tree.navigate(leaf).expect("the node exists");
+                Some(Base { history: tree.history().clone(), then: Move::To(Some(leaf)) })
+            }
+            None => base,
         }
     }
 

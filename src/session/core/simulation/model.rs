@@ -53,6 +53,8 @@ pub(super) struct Model {
     settings: BTreeMap<NodeId, Prompt>,
     /// The assistant messages that ended a turn and left tool uses open.
     left_open: HashSet<NodeId>,
+    /// The prompts of runs that failed and kept nothing, each with its node and the node below which it was sent.
+    failed: Vec<(NodeId, Option<NodeId>, Arc<Message>)>,
     pub(super) title: Title,
     pub(super) labels: Labels,
     /// The sum of the usage ledger and the end of the last run, as the store must contain them.
@@ -88,6 +90,7 @@ impl Model {
             prompted: None,
             settings: BTreeMap::new(),
             left_open: tree.nodes().filter(|node| node.left_open()).map(Node::id).collect(),
+            failed: Vec::new(),
             title: title(state),
             config,
             status: Status::Idle,
@@ -192,7 +195,7 @@ impl Model {
                 self.spend();
                 self.books.last_run = RunEnd::of(event);
                 let mut kinds = vec![Kind::Agent];
-                kinds.extend(self.roll_back());
+                kinds.extend(self.roll_back(matches!(event, Event::Error { .. })));
                 (kinds, true)
             }
             Event::Message { message, .. } => {
@@ -225,6 +228,7 @@ impl Model {
         let erased = self.shown.erase(id).expect("the node exists");
         self.settings.retain(|node, _| !erased.nodes.contains(node));
         self.left_open.retain(|node| self.shown.node(*node).is_some());
+        self.failed.retain(|(node, ..)| self.shown.node(*node).is_some());
         self.committed = self.shown.history().clone();
         self.books.last_run = None;
         let title = self.title.take_if(|(_, by)| *by == TitleBy::Derived);
@@ -288,15 +292,49 @@ impl Model {
         self.prompted.get_or_insert(settings);
     }
 
-    fn roll_back(&mut self) -> Option<Kind> {
-        self.pending.clear();
-        self.prompted = None;
+    /// Returns to the tree before the branch. If the run has failed, its prompts become leaves where they were sent, unless
+    /// there are too many already.
+    fn roll_back(&mut self, has_failed: bool) -> Option<Kind> {
+        let (pending, prompted) = (std::mem::take(&mut self.pending), self.prompted.take());
+        let base = self.shown.head();
         if let Some(before) = self.before.take() {
             self.committed = before;
         }
-        let (before, _) = self.branch.take()?;
-        self.shown = before;
-        Some(Kind::Tree)
+        let (mut changes, mut is_known) = (false, false);
+        if let Some((before, answers)) = self.branch.take() {
+            (self.shown, changes, is_known) = (before, true, answers.is_some());
+        }
+        for (place, message) in pending.into_iter().enumerate().filter(|_| has_failed) {
+            let is_prompt =
+                message.role == Role::User && (place == 0 || message.tool_results().next().is_none());
+            let siblings = self.shown.nodes().filter(|node| node.parent() == base);
+            let is_full = siblings.filter(|node| self.is_unanswered(node.id())).count() >= 16;
+            // A prompt that has joined a turn answers no open tool uses.
+            let asks = base
+                .and_then(|base| self.shown.node(base))
+                .is_some_and(|base| base.message().tool_uses().next().is_some());
+            let fits = !asks || message.tool_results().next().is_some();
+            if !is_prompt || is_full || !fits || place == 0 && is_known {
+                continue;
+            }
+            let node = self.shown.graft(base, Arc::clone(&message)).expect("the limit is not reached");
+            if let Some(prompted) = prompted.clone().filter(|_| place == 0) {
+                self.settings.insert(node, prompted);
+            }
+            self.failed.push((node, base, message));
+            changes = true;
+        }
+        changes.then_some(Kind::Tree)
+    }
+
+    /// Returns whether a node is a prompt without children. Results of tools are a prompt if a turn has left the tools to
+    /// the application.
+    fn is_unanswered(&self, id: NodeId) -> bool {
+        let Some(node) = self.shown.node(id) else { return false };
+        let has_results = node.message().tool_results().next().is_some();
+        node.message().role == Role::User
+            && self.shown.nodes().all(|other| other.parent() != Some(id))
+            && (!has_results || node.parent().is_some_and(|parent| self.is_left_open(parent)))
     }
 
     /// Processes a new subscriber. The event about the fallback model is emitted only once per session.
@@ -309,7 +347,7 @@ impl Model {
     pub(super) fn agent_ended(&mut self) -> Vec<Kind> {
         self.moving = None;
         self.status = Status::Idle;
-        self.roll_back().into_iter().collect()
+        self.roll_back(false).into_iter().collect()
     }
 
     // ---- moves ----
@@ -372,14 +410,16 @@ impl Model {
         let mut leaf = node;
         if let Some(id) = node {
             self.message(id)?;
-            while let Some(below) = leaf.and_then(|id| self.shown.cursor(id)) {
+            let below = |id| self.shown.cursor(id).filter(|below| !self.is_unanswered(*below));
+            while let Some(below) = leaf.and_then(below) {
                 leaf = Some(below);
             }
         }
         if let Some(leaf) = leaf {
             let message = self.message(leaf)?;
-            if message.role == Role::User && message.tool_results().next().is_none() {
-                return Err(unfit(ErrorKind::NotAnAnswer, leaf, ""));
+            let is_bare = message.role == Role::User && message.tool_results().next().is_none();
+            if is_bare || self.is_unanswered(leaf) {
+                return Err(unfit(ErrorKind::Unanswered, leaf, ""));
             }
         }
         let base = Base { history: self.messages_to(leaf), then: Move::To(leaf) };
@@ -400,6 +440,16 @@ impl Model {
 
     pub(super) fn check(&self, core: &Core) -> Check {
         core.check()?;
+        let head = core.tree().head().filter(|head| self.is_unanswered(*head));
+        ensure!(head.is_none(), "the path ends at an unanswered prompt:\n{}", core.tree());
+        for (node, parent, message) in &self.failed {
+            let found =
+                core.tree().node(*node).map(|node| (node.parent(), Arc::ptr_eq(node.message(), message)));
+            ensure!(
+                found == Some((*parent, true)),
+                "the failed prompt {node} is not below {parent:?}: {found:?}"
+            );
+        }
         ensure!(*core.tree() == self.shown, "the tree is\n{}\nnot\n{}", core.tree(), self.shown);
         let marked: HashSet<_> = core.tree().nodes().filter(|node| node.left_open()).map(Node::id).collect();
         ensure!(marked == self.left_open, "left open are {marked:?}, not {:?}", self.left_open);

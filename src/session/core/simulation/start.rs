@@ -82,11 +82,14 @@ pub(super) fn put_random(vault: &mut Vault, state: StoredState, rng: &mut Rng) {
     }
     let gap = rng.pick(&[1, 1, 3]);
     let id = |id: NodeId| NodeId::new(id.get() * gap).expect("the id is not 0");
+    // Earlier versions did not mark the nodes that were left open.
+    let marks = rng.percent(70);
     vault.put(state);
     let stored = vault.stored.as_mut().expect("the conversation was just stored");
-    stored.nodes.extend(
-        tree.nodes().map(|node| Node::new(id(node.id()), node.parent().map(id), Arc::clone(node.message()))),
-    );
+    stored.nodes.extend(tree.nodes().map(|node| {
+        let copy = Node::new(id(node.id()), node.parent().map(id), Arc::clone(node.message()));
+        copy.with_left_open(marks && node.left_open())
+    }));
     stored.cursors.extend(tree.cursors().map(|(node, child)| (id(node), id(child))));
     stored.head = tree.head().map(id);
 }

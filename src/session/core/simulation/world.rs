@@ -6,6 +6,7 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 use super::{
     Check,
     agent::Agent,
+    commands::LeafFault,
     ensure,
     ledger::Ledger,
     model::{Kind, Model, same_messages},
@@ -55,6 +56,7 @@ pub(super) struct World {
     lives: u64,
     /// Whether the agent has ended.
     pub(super) ended: bool,
+    pub(super) fault: Option<LeafFault>,
     trace: Option<Vec<String>>,
 }
 
@@ -135,6 +137,7 @@ impl World {
             commands: rng.pick(&[16, 16, 60]),
             lives: 1,
             ended: false,
+            fault: None,
             trace: trace.then(Vec::new),
             rng,
         };

@@ -164,6 +164,47 @@ async fn failed_run_ends_with_an_error_and_can_be_sent_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn failed_prompts_in_a_row_end_the_list_and_are_each_sent_again_once() {
+    for level in LEVELS {
+        let down = || Step::error(ProviderError::new(ProviderErrorKind::InvalidRequest, "bad"));
+        let mut rig =
+            Rig::new(level, [Step::text("One."), down(), down(), Step::text("Three."), Step::text("Two.")])
+                .await;
+        rig.say("Hi").await;
+        rig.say("Second").await;
+        let frames = rig.say("Third").await;
+        assert_eq!(last(&frames)["type"], "RUN_ERROR");
+        let users = |client: &Client| -> Vec<Value> {
+            let users = client.messages.iter().filter(|message| message["role"] == "user");
+            users.map(|message| message["content"].clone()).collect()
+        };
+        // A client that loads the conversation again gets the newest one.
+        let joined = async |rig: &mut Rig| {
+            let view = rig.session.snapshot().await.unwrap();
+            let input = rig.request(json!({ "messages": [] }));
+            let (_, frames) = super::RunStream::begin(super::run_of(&input), view, &super::Start::Join);
+            let mut client = Client::new(level);
+            client.read(&frames);
+            client
+        };
+        let mut other = joined(&mut rig).await;
+        assert_eq!(users(&other), ["Hi", "Third"]);
+        std::mem::swap(&mut rig.client, &mut other);
+        let frames = rig.run(json!({})).await;
+        assert_eq!(last(&frames)["type"], "RUN_FINISHED");
+        rig.check_messages().await;
+        assert_eq!(users(&rig.client), ["Hi", "Third"]);
+        // The other window still has both, and sends the older one again.
+        std::mem::swap(&mut rig.client, &mut other);
+        rig.client.messages.pop_if(|message| message["content"] == "Third");
+        rig.run(json!({})).await;
+        rig.check_messages().await;
+        assert_eq!(users(&joined(&mut rig).await), ["Hi", "Second"]);
+        assert_eq!(rig.session.tree().await.unwrap().len(), 6);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn question_of_a_running_tool_is_an_interrupt_of_its_call() {
     for level in LEVELS {
         let steps = [Step::tool_use("t1", "confirm", json!({})), Step::text("Done.")];

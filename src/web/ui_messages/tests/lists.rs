@@ -2,9 +2,10 @@
 
 use serde_json::{Value, json};
 
-use super::rig::{Client, LEVELS, ask, listed, session, settings, submit};
+use super::rig::{Client, LEVELS, ask, find, listed, listed_id, session, settings, submit};
 use crate::{
     message::{Attachment, Blocks, Content, StopReason},
+    provider::{ProviderError, ProviderErrorKind},
     run::Prompt,
     session::{Session, tests::decided::decided},
     store::MemoryStore,
@@ -100,4 +101,70 @@ async fn list_states_the_decisions_about_tool_uses_and_the_unusual_end_of_an_ans
     }
     let usual = decided(&MemoryStore::new(), StopReason::Stop).await;
     assert_eq!(list(&usual, &settings(Level::Seven)).await[1]["metadata"].get("stopReason"), None);
+}
+
+fn down() -> Step {
+    Step::error(ProviderError::new(ProviderErrorKind::Auth, "no key"))
+}
+
+fn ids(list: &[Value]) -> Vec<&str> {
+    list.iter().map(|message| message["id"].as_str().unwrap()).collect()
+}
+
+#[tokio::test]
+async fn list_ends_with_the_newest_failed_prompt_and_each_is_sent_again_once() {
+    for level in LEVELS {
+        let steps = [Step::text("One."), down(), down(), Step::text("Three."), Step::text("Two.")];
+        let session = session(steps).await;
+        ask(&session, level, "u1").await;
+        let one = listed_id(&session).await;
+        let file = json!({ "type": "file", "mediaType": "image/png", "url": "data:image/png;base64,aGk=" });
+        let mut body = submit(&list(&session, &settings(level)).await, "u2", "Look");
+        body["messages"][2]["parts"].as_array_mut().unwrap().push(file);
+        Client::post(&session, level, body).await.unwrap().finish().await;
+        // The client still has the failed prompt, from which the conversation does not continue.
+        let two = list(&session, &settings(level)).await;
+        assert_eq!((ids(&two), two[2]["parts"].as_array().unwrap().len()), (vec!["u1", &one, "u2"], 2));
+        let frames = Client::post(&session, level, submit(&two, "u3", "Hi")).await.unwrap().finish().await;
+        assert!(find(&frames, "error").is_some());
+        let three = list(&session, &settings(level)).await;
+        assert_eq!(ids(&three), ["u1", &one, "u3"]);
+        assert_eq!(three[2]["metadata"]["nodes"], json!([4]));
+        assert!(three[2]["metadata"]["error"].as_str().unwrap().contains("no key"));
+
+        // The page was loaded again. It sends its last prompt again, and later the one before.
+        let frames =
+            Client::post(&session, level, submit(&three[..2], "u3", "Hi")).await.unwrap().finish().await;
+        assert!(find(&frames, "finish").is_some());
+        let list_now = list(&session, &settings(level)).await;
+        assert_eq!(ids(&list_now)[..3], ["u1", &one, "u3"]);
+        assert_eq!((list_now.len(), list_now[3]["parts"][1]["text"].clone()), (4, json!("Three.")));
+        let again = json!({ "id": "1", "trigger": "regenerate-message", "messages": two });
+        Client::post(&session, level, again).await.unwrap().finish().await;
+        let tree = session.tree().await.unwrap();
+        assert_eq!(
+            (tree.len(), tree.iter().map(|node| node.id().get()).collect::<Vec<_>>()),
+            (6, vec![1, 2, 3, 6])
+        );
+        let list_now = list(&session, &settings(level)).await;
+        assert_eq!((ids(&list_now)[2], list_now[2]["parts"].as_array().unwrap().len()), ("u2", 2));
+        // An answered prompt that is posted again is a repetition.
+        let posted = submit(&list_now[..2], "u2", "Look");
+        Client::post(&session, level, posted).await.unwrap().finish().await;
+        assert_eq!(session.tree().await.unwrap().len(), 6);
+    }
+}
+
+#[tokio::test]
+async fn list_of_a_run_about_a_failed_prompt_has_it_once() {
+    let gate = Gate::new();
+    let session = session([down(), Step::new().then_text(["One."]).gate(&gate).stop()]).await;
+    ask(&session, Level::Seven, "u1").await;
+    assert_eq!(ids(&list(&session, &settings(Level::Seven)).await), ["u1"]);
+    let client = Client::post(&session, Level::Seven, submit(&[], "u1", "Hi")).await.unwrap();
+    gate.reached().await;
+    assert_eq!(ids(&list(&session, &settings(Level::Seven)).await), ["u1"]);
+    gate.open();
+    client.finish().await;
+    assert_eq!(session.tree().await.unwrap().len(), 2);
 }

@@ -108,11 +108,18 @@ await step("a failed run shows the failure and keeps the prompt", async (made) =
   await say(page, "Hello");
   await idle(page);
   await say(page, "fail");
-  await page.locator(".outcome.bad", { hasText: "you asked the demo model to fail" }).waitFor();
-  await page.locator(".outcome blockquote", { hasText: "fail" }).waitFor();
+  const failed = page.locator(".message.user .outcome.bad");
+  await failed.filter({ hasText: "you asked the demo model to fail" }).waitFor();
   await shot(page, "09-failure");
   await accessible(page, "a failure");
-  await page.locator(".outcome").getByRole("button", { name: "Edit" }).click();
-  await page.waitForFunction(() => document.querySelector("#prompt").value === "fail");
+  await say(page, "fail");
+  await until(async () => assert.equal(await failed.count(), 2));
+  await page.reload();
+  await until(async () => assert.deepEqual(await texts(page, ".message.user .plain"), ["Hello", "fail", "fail"]));
+  assert.deepEqual([await failed.count(), await page.locator("#tail .outcome").count()], [2, 0]);
+  await failed.last().getByRole("button", { name: "Send again" }).click();
+  await idle(page);
+  await until(async () => assert.equal(await failed.count(), 2));
+  assert.deepEqual(await texts(page, ".message.user .plain"), ["Hello", "fail", "fail"]);
 });
 

@@ -169,7 +169,12 @@ impl Place {
 
     /// A run has one end over all lives: its messages are stored once, or its end is, and no record of it follows.
     fn one_end_for_each_run(&mut self, commit: &Commit) -> Check {
-        let turns = commit.nodes.iter().filter_map(|node| node.message().id.as_ref()?.turn());
+        let unanswered = match commit.turn.as_deref() {
+            Some(TurnChange::End(end)) => &end.unanswered[..],
+            _ => &[],
+        };
+        let kept = commit.nodes.iter().filter(|node| !unanswered.contains(node.message()));
+        let turns = kept.filter_map(|node| node.message().id.as_ref()?.turn());
         let turns: HashSet<_> = turns.collect();
         for turn in turns.iter().copied() {
             ensure!(self.committed.insert(turn), "turn {turn} is committed a second time");
@@ -189,6 +194,15 @@ impl Place {
                 ensure!(keeps || !is_committed, "turn {turn} was committed: {end:?}");
                 let returns = is_committed || !end.unanswered.is_empty();
                 ensure!(returns, "turn {turn} was neither committed nor returned: {end:?}");
+                let is_leaf = |prompt: &Arc<Message>| {
+                    self.stored()
+                        .is_some_and(|stored| stored.nodes.iter().any(|node| node.message() == prompt))
+                };
+                let stays = matches!(end.outcome, RunOutcome::Failed { .. });
+                ensure!(
+                    !stays || end.unanswered.first().is_none_or(is_leaf),
+                    "a failed prompt is not in the tree: {end:?}"
+                );
             }
             Some(TurnChange::Record(record)) => {
                 let turn = record.turn;

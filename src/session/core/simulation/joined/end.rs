@@ -166,7 +166,12 @@ fn every_path_keeps_the_law(stored: &Stored) -> Check {
     let nodes: Vec<_> = tree.nodes().map(Node::id).collect();
     for node in nodes {
         if tree.children(node).is_some_and(|mut children| children.next().is_none()) {
-            tree.navigate(node).map_err(|error| error.to_string())?;
+            let leaf = tree.node(node).expect("it is a node of the tree");
+            // No path ends at an unanswered prompt.
+            match leaf.parent().filter(|_| tree.is_unanswered(leaf)) {
+                None if tree.is_unanswered(leaf) => tree.clear(),
+                parent => tree.navigate(parent.unwrap_or(node)).map_err(|error| error.to_string())?,
+            }
             tree.history().check().map_err(|error| format!("below {node}: {error}"))?;
         }
     }
@@ -180,6 +185,10 @@ fn outcome_covers_the_prompt(tree: &Tree, known: &KnownPrompt, text: &str) -> Ch
     let Some(own) = tree.nodes().find(|node| node.message().text() == text).map(Node::id) else {
         return Ok(());
     };
+    if known.through.is_none() && tree.node(own).is_some_and(|node| tree.is_unanswered(node)) {
+        // The run has kept nothing but the prompt.
+        return Ok(());
+    }
     let mut node = known.through;
     while let Some(other) = node.filter(|node| *node != own).and_then(|node| tree.node(node)) {
         node = other.parent();

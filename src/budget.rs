@@ -156,8 +156,8 @@ impl SharedBudget {
     }
 
     /// Sets what was spent so far, such as the sum that `Manager::used` returns.
-    pub fn with_spent(self, spent: UsageSum) -> Self {
-        lock(&self.0.state).start(&spent);
+    pub fn with_spent(self, spent: &UsageSum) -> Self {
+        lock(&self.0.state).start(spent);
         self
     }
 

@@ -23,12 +23,13 @@
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
 //! # use omni_agent::testing::{ScriptedProvider, Step};
 //! # let model = ScriptedProvider::new([Step::text("Hello!")]).model();
+//! use std::time::Duration;
 //! use omni_agent::{Agent, Session, store::{MemoryStore, Page, Store, export_json}};
 //!
 //! let store = MemoryStore::new();
 //! let session = Session::builder(store.clone()).agent(Agent::builder().model(model)).create().await?;
 //! session.ask("Hi.").await?;
-//! session.stop().await?;
+//! session.stop(Duration::from_secs(5)).await?;
 //!
 //! let first = store.list(&Page::first(50).into()).await?.remove(0);
 //! assert_eq!(first.id, *session.id());

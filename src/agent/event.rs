@@ -280,6 +280,9 @@ pub enum Event {
         delay: Duration,
         /// The number of pending messages that are kept.
         pending: usize,
+        /// Whether the discarded response was complete, so that its message was emitted and is not kept.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        complete: bool,
         /// The number of the request that follows, counted from the prompt. A repetition by the retry policy does not
         /// count as another request.
         step: u32,

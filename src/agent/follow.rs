@@ -35,7 +35,7 @@ use super::{Event, Failure, PendingUse, PromptId, PromptState, Response, RunOutc
 use crate::{
     budget::BudgetReport,
     message::{Content, Message, MessageId, Role, ToolResult, ToolUseId, TurnId},
-    provider::{PartialBlock, StopReason},
+    provider::PartialBlock,
     run::{Accepted, Decided},
 };
 
@@ -201,10 +201,6 @@ pub struct Follow {
     is_between: bool,
     /// The response of the last committed turn.
     response: Option<Arc<Response>>,
-    /// The number of messages of the turn in flight.
-    pending: Option<usize>,
-    /// The last answer if the service has paused it, so that the next request continues it.
-    paused: Option<MessageId>,
     /// The last answer of the earlier turns.
     kept: Option<Arc<Message>>,
     turn: Option<TurnId>,
@@ -329,29 +325,10 @@ impl Follow {
 
     /// Reads the next event.
     pub fn event(&mut self, event: &Event, out: &mut dyn FnMut(RunProgress<'_>)) {
-        let pending = match event {
-            Event::Message { .. } => self.pending.map(|pending| pending + 1),
-            Event::Retry { pending, .. } => Some(*pending),
-            Event::Turn { .. } | Event::Error { .. } | Event::Cancelled { .. } => Some(0),
-            _ => self.pending,
-        };
-        let removes = match (mem::replace(&mut self.pending, pending), pending) {
-            (Some(before), Some(now)) => now < before,
-            // Without a snapshot, the number is not known. A complete answer that is followed by a repetition is void.
-            _ => self
-                .messages
-                .last()
-                .is_some_and(|last| last.role == Role::Assistant && last.id != self.paused),
-        };
-        if let Event::Step(response) = event {
-            let answer = self.messages.last().filter(|last| last.tool_uses().next().is_none());
-            self.paused =
-                answer.filter(|_| response.stop_reason == StopReason::Pause).and_then(|last| last.id.clone());
-        }
         match event {
             _ if self.is_over() => {}
             // A request that fails before it begins leaves the answer before it as it is.
-            Event::Retry { .. } if self.answer.is_none() && !removes => {}
+            Event::Retry { complete: false, .. } if self.answer.is_none() => {}
             Event::Prompt { id, .. } if self.target != FollowTarget::Prompt(id.clone()) => {}
             Event::Prompt { state, prompt, .. } => match state {
                 PromptState::Staged => self.wait(out),

@@ -102,7 +102,7 @@ async fn branch_cancelled_or_failed_leaves_the_stored_path_unchanged() {
     assert_agree(&session, &store).await;
     assert_eq!(session.tree().await.unwrap(), failed);
     // The later writes record how the runs ended, and one of them has the prompt of the failed run.
-    let written: Vec<u64> = store.tried()[writes..].iter().flat_map(|tried| tried.nodes()).collect();
+    let written: Vec<u64> = store.tried()[writes..].iter().flat_map(Tried::nodes).collect();
     assert_eq!(written, [5]);
 }
 

@@ -242,6 +242,19 @@ struct World {
     points: Vec<Point>,
 }
 
+/// Applies changes that add an unanswered prompt and keep the head and the cursor.
+fn graft(tree: &mut Tree, model: &mut Model, index: Option<prop::sample::Index>) {
+    let parent = index.filter(|_| !model.nodes.is_empty()).map(|index| index.get(&model.nodes).id);
+    let prompt = user(&format!("failed {}", model.nodes.len()));
+    let mut changes = Changes::default();
+    changes.nodes = vec![Node::new(tree.next_id(), parent.map(id), Arc::clone(&prompt))];
+    changes.head = tree.head();
+    let cursor = parent.and_then(|parent| Some((id(parent), tree.cursor(id(parent))?)));
+    changes.cursors.extend(cursor);
+    tree.apply(&changes).unwrap();
+    model.graft(parent, prompt);
+}
+
 impl World {
     fn new() -> Self {
         let start = (Tree::new(), Model::default(), Model::default().stored());
@@ -275,18 +288,7 @@ impl World {
                 let pushed = model.path[model.path.len() - usize::from(*len)..].iter().copied();
                 assert_eq!(ids, pushed.map(id).collect::<Vec<_>>());
             }
-            Step::Graft(index) => {
-                let parent =
-                    index.filter(|_| !model.nodes.is_empty()).map(|index| index.get(&model.nodes).id);
-                let prompt = user(&format!("failed {}", model.nodes.len()));
-                let mut changes = Changes::default();
-                changes.nodes = vec![Node::new(tree.next_id(), parent.map(id), Arc::clone(&prompt))];
-                changes.head = tree.head();
-                let cursor = parent.and_then(|parent| Some((id(parent), tree.cursor(id(parent))?)));
-                changes.cursors.extend(cursor);
-                tree.apply(&changes).unwrap();
-                model.graft(parent, prompt);
-            }
+            Step::Graft(index) => graft(tree, model, *index),
             Step::Navigate(index) if !model.nodes.is_empty() => {
                 let target = index.get(&model.nodes).id;
                 tree.navigate(id(target)).unwrap();

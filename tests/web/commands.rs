@@ -150,6 +150,10 @@ async fn send(app: &App, store: &SlowStore, place: Place, path: &str, command: &
     (answer.status.as_u16(), name)
 }
 
+/// Whether the conversation is paused, the command, its answer, the texts of the path, and the number of staged prompts of a
+/// conversation that stays paused.
+type CommandCase = (bool, Value, (u16, &'static str), &'static [&'static str], Option<usize>);
+
 #[tokio::test(start_paused = true)]
 async fn command_has_the_same_effect_on_an_open_a_closed_and_an_opening_conversation() {
     let (next, labels) = (prompt("Next"), json!({ "user": "ann", "plan": "b" }));
@@ -159,7 +163,7 @@ async fn command_has_the_same_effect_on_an_open_a_closed_and_an_opening_conversa
     let after_look: &[&str] = &["First", "One.", "Look", "Two.", "Then", "Three."];
     // For a conversation at rest, and then for one that is paused: the command and its answer, the texts of the path,
     // and the number of staged prompts of a conversation that stays paused.
-    let cases: [(bool, Value, (u16, &str), &[&str], Option<usize>); 19] = [
+    let cases: [CommandCase; 19] = [
         (false, next.clone(), (200, "accepted"), after_next, None),
         (false, json!({ "type": "unstage", "id": "p2" }), (409, "not-staged"), one, None),
         (false, decide.clone(), (409, "stale-decision"), one, None),

@@ -176,12 +176,13 @@ impl Core {
         turn.step += 1;
         turn.answer = None;
         turn.uncertain = Vec::new();
-        let keep = turn.step_start;
-        turn.working.rebase(&self.history, keep);
+        let pending = turn.step_start;
+        let complete = turn.working.pending_len() > pending;
+        turn.working.rebase(&self.history, pending);
         if matches!(failure, Failure::TimeLimit { .. }) {
             cx.push(Effect::Watch(turn.origin.prompt.turn_timeout.or(cx.config.settings.turn_timeout)));
         }
-        cx.emit(Event::Retry { failure, delay, pending: keep, step: turn.step, model });
+        cx.emit(Event::Retry { failure, delay, pending, complete, step: turn.step, model });
         if delay.is_zero() {
             return self.prepare(turn, cx);
         }

@@ -179,6 +179,7 @@ impl Core {
             failure: Failure::Interrupted,
             delay: Duration::ZERO,
             pending,
+            complete: false,
             step: turn.step,
             model: None,
         });

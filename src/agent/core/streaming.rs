@@ -44,7 +44,14 @@ impl Core {
                     turn.usage += fold.take_usage();
                 }
                 fold.restart();
-                cx.emit(Event::Retry { failure, delay, pending, step: turn.step, model: None });
+                cx.emit(Event::Retry {
+                    failure,
+                    delay,
+                    pending,
+                    complete: false,
+                    step: turn.step,
+                    model: None,
+                });
                 return announce(turn, cx);
             }
             Delta::Start { block: BlockStart::ToolUse { .. }, .. } => {

@@ -33,7 +33,6 @@ impl Follow {
     }
 
     fn read_snapshot(&mut self, all: &[&Arc<Message>], agent: &Snapshot, out: &mut Out<'_>) {
-        self.pending = Some(agent.pending.len());
         while !self.is_over() {
             let is_own = self.is_own(agent);
             let outcome = match self.target_state(all, is_own, agent) {

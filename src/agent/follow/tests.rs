@@ -156,7 +156,14 @@ fn repetition_voids_the_answer_and_an_unkept_answer_is_void_at_the_end() {
     reader.events(&turn(&whole)[..5]);
     reader.take();
     let failure = Failure::Interrupted;
-    reader.event(&Event::Retry { failure, delay: Duration::ZERO, pending: 1, step: 2, model: None });
+    reader.event(&Event::Retry {
+        failure,
+        delay: Duration::ZERO,
+        pending: 1,
+        complete: true,
+        step: 2,
+        model: None,
+    });
     assert_eq!(reader.take(), ["void true"]);
     reader.event(&Event::StepStart { step: 2, message_id: MessageId::made(TURN, 2) });
     reader.event(&state("a", PromptState::Ended { outcome: RunOutcome::Cancelled }));

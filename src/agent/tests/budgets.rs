@@ -335,7 +335,7 @@ async fn shared_budget_of_64_agents_in_parallel_is_never_exceeded() {
 async fn shared_budget_starts_with_what_was_spent_and_can_be_raised() {
     let mut stored = UsageSum::new(None);
     stored.add(9, Usage::default().with_input(900).with_cost(0.2));
-    let team = SharedBudget::new(Budget::requests(10)).with_spent(stored);
+    let team = SharedBudget::new(Budget::requests(10)).with_spent(&stored);
     let (_, builder) = scripted([says("One.", 100), says("Two.", 1)]);
     let agent = builder.shared_budget(&team).start().await.unwrap();
     agent.ask("Hi").await.unwrap();

@@ -123,7 +123,8 @@ async fn handle_error_retry_repeats_the_step_and_voids_its_output() {
     let mut agent = Watched::start(builder.tool(noting("look", &Log::default())).callbacks(hooks)).await;
     agent.agent.prompt("Look").await.unwrap();
     let before = agent.until("retry").await;
-    let Event::Retry { failure, delay, pending, step, .. } = &**before.last().unwrap() else {
+    let Event::Retry { failure, delay, pending, complete: false, step, .. } = &**before.last().unwrap()
+    else {
         unreachable!()
     };
     assert!(matches!(failure, Failure::Provider { error } if **error == down()));

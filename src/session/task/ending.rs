@@ -228,8 +228,7 @@ impl Task {
                 tools: Vec::new(),
                 decisions: Vec::new(),
                 budget: None,
-                // Nothing ended the run of a prompt in flight, so readers must not take it for ended.
-                prompts: self.core.known_prompts().to_vec(),
+                prompts: Vec::new(),
                 staged: Vec::new(),
                 last_run: None,
             },

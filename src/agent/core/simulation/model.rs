@@ -403,17 +403,17 @@ impl Model {
             // These events are checked by `Desk`, which holds the state of the tool uses.
             Event::ToolStart { .. } | Event::ToolEnd { .. } => Ok(()),
             Event::Usage(row) => self.usage_told(row),
-            Event::Retry { pending, failure, step, model, .. } => {
+            Event::Retry { pending, complete, failure, step, model, .. } => {
                 self.ids.answer = None;
                 if self.input == Input::Restart {
                     self.check_step(*step)?;
-                    return self.attempted(*pending, failure);
+                    return self.attempted(*pending, *complete, failure);
                 }
                 self.turn()?.check_booked(RequestEnd::Void)?;
                 self.turn()?.next_request();
                 if self.input == Input::NewAttempt {
                     self.check_step(*step)?;
-                    return self.attempted(*pending, failure);
+                    return self.attempted(*pending, *complete, failure);
                 }
                 if let Some(name) = model {
                     self.turn()?.refused_by = None;
@@ -424,7 +424,7 @@ impl Model {
                 } else {
                     ensure!(self.failure.as_ref() == Some(failure), "a retry for {failure:?}");
                 }
-                self.retried(*pending, *step)
+                self.retried(*pending, *complete, *step)
             }
             Event::Turn { response, continues } => self.turn_ends(response, *continues),
             Event::Cancelled { response } => {
@@ -665,20 +665,22 @@ impl Model {
     }
 
     /// Checks another attempt at a request, which the provider sends again within the same step.
-    fn attempted(&mut self, pending: usize, failure: &Failure) -> Check {
+    fn attempted(&mut self, pending: usize, complete: bool, failure: &Failure) -> Check {
         self.input = Input::Plain;
         ensure!(matches!(failure, Failure::Provider { .. }), "an attempt fails with {failure:?}");
         let turn = self.turn()?;
         ensure!(pending == turn.pending.len(), "{pending} messages remain for an attempt");
+        ensure!(!complete, "an attempt discards a message");
         turn.blocks.clear();
         Ok(())
     }
 
-    fn retried(&mut self, pending: usize, step: u32) -> Check {
+    fn retried(&mut self, pending: usize, complete: bool, step: u32) -> Check {
         self.step += 1;
         self.check_step(step)?;
         let turn = self.turn()?;
         ensure!(pending == turn.base, "{pending} messages remain, but the step began with {}", turn.base);
+        ensure!(complete == (turn.pending.len() > pending), "a message is discarded, which is not stated");
         turn.pending.truncate(pending);
         turn.blocks.clear();
         turn.results.clear();

@@ -141,9 +141,9 @@ async fn list_ends_with_the_newest_failed_prompt_and_each_is_sent_again_once() {
         assert_eq!((list_now.len(), list_now[3]["parts"][1]["text"].clone()), (4, json!("Three.")));
         let again = json!({ "id": "1", "trigger": "regenerate-message", "messages": two });
         Client::post(&session, level, again).await.unwrap().finish().await;
-        let tree = session.tree().await.unwrap();
+        let all = session.tree().await.unwrap();
         assert_eq!(
-            (tree.len(), tree.iter().map(|node| node.id().get()).collect::<Vec<_>>()),
+            (all.len(), all.iter().map(|node| node.id().get()).collect::<Vec<_>>()),
             (6, vec![1, 2, 3, 6])
         );
         let list_now = list(&session, &settings(level)).await;

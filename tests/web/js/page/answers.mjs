@@ -140,16 +140,19 @@ await step("the duration of a tool is the time that the page measured, or after 
     }
     await page.getByRole("button", { name: button, exact: true }).click();
   };
+  // The page measures what it sees. The first answer of a conversation can be under way when its stream starts.
+  await say(page, "Hello");
+  await idle(page);
   await stopClock(page);
   await book(1234, "Decline");
   await badge.filter({ hasText: /^failed · 1\.2 s$/ }).waitFor();
-  await idle(page, 2);
+  await idle(page, 3);
   await book(61_400, "Answer");
   await badge.filter({ hasText: /^done · 1 min 1 s$/ }).waitFor();
-  await idle(page, 4);
+  await idle(page, 5);
   await saved(page);
   await page.reload();
-  await idle(page, 4);
+  await idle(page, 5);
   const took = await page.evaluate(async () => {
     const { duration } = await import("./format.js");
     const { tree } = await (await fetch(`agent/conversations/${location.hash.slice(2)}`)).json();

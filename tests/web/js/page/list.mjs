@@ -239,6 +239,8 @@ await step("the gauge and numbers follow the locale", async () => {
     await page.waitForFunction((text) => document.querySelector("#gauge").innerText.trim() === text, text);
     await shot(page, `14-gauge-${locale}`);
     await fresh(page);
+    await say(page, "Hello");
+    await idle(page);
     await stopClock(page);
     await say(page, 'book_table "Luigi"');
     await page.getByText("Which table at Luigi?").waitFor();

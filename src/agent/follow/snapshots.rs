@@ -192,12 +192,13 @@ impl Follow {
         let first = first_of(all, agent.first_turn, agent);
         match (&self.target, found) {
             (_, Some(found)) if self.is_running() => found,
+            // A prompt whose turn has begun, but whose message was not reported, is read from its message on.
+            (FollowTarget::Prompt(id), _) => (0, place_of(id, all).unwrap_or(all.len())),
             // The reader has joined without a snapshot, so it has only the answer in progress.
             _ if self.is_running() => {
                 let answer = |message: &&Arc<Message>| message.id.is_some() && message.id == self.answer;
                 (0, all.iter().position(answer).unwrap_or(all.len()))
             }
-            (FollowTarget::Prompt(id), _) => (0, place_of(id, all).unwrap_or(all.len())),
             (FollowTarget::Turn(turn), _) => (0, first_of(all, Some(*turn), agent)),
             (FollowTarget::InFlight, Some((kept, start))) if start <= first => (kept, start),
             (FollowTarget::InFlight, _) if self.run.is_none() => (0, all.len() - agent.pending.len()),

@@ -182,6 +182,24 @@ fn snapshot_continues_where_the_events_stopped() {
 }
 
 #[test]
+fn prompt_whose_message_was_missed_is_read_from_its_message_on() {
+    let whole = answer(TURN, "Yes.");
+    for before in [Vec::new(), vec![user("z"), answer(NEXT, "No.")]] {
+        let mut reader = Reader::of("a");
+        if !before.is_empty() {
+            reader.snapshot(&snapshot(before.clone(), Vec::new()));
+        }
+        reader.events(&turn(&whole)[..1]);
+        assert_eq!(reader.take(), ["turn 1"]);
+        let ended = KnownPrompt::new("a", PromptState::Ended { outcome: stopped() });
+        let history = before.into_iter().chain([user("a"), whole.clone()]).collect();
+        reader.snapshot(&snapshot(history, vec![ended]));
+        let expected = ["user a", "request", "block Yes..", "answer Yes.", "ended stopped false Yes."];
+        assert_eq!(reader.take(), expected);
+    }
+}
+
+#[test]
 fn snapshot_that_contains_other_text_voids_the_reported_text() {
     let mut reader = Reader::of("a");
     reader.events(&turn(&answer(TURN, ""))[..5]);

@@ -36,8 +36,8 @@ pub enum Status {
 /// uses tools, these events follow:
 ///
 /// 1. `Decided` for each tool use that `handle_tool_use` did not simply execute.
-/// 2. If tool uses wait for a decision: `Status` (paused) with all of them. When a decision is made, `Status` with those
-///    that still wait, and then `Decided`.
+/// 2. If tool uses wait for a decision: `Status` (paused) with all of them. When a command decides about one or more of
+///    them, one `Status` with those that still wait, and then `Decided` for each decision of the command.
 /// 3. `ToolStart` for each tool that is run, then `ToolProgress` and `ToolEnd` in the order in which they happen. If a
 ///    running tool asks a question, or withdraws it, `Status` with all questions that wait comes in between.
 /// 4. `ToolResult` for each tool use, in the order of the tool uses, and then a `Message` with all results.

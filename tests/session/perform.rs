@@ -152,6 +152,42 @@ async fn perform_of_several_decisions_applies_all_or_none() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn decide_several_pauses_emits_one_status() {
+    let uses =
+        ["a", "b", "c"].into_iter().fold(Step::new(), |step, id| step.then_tool_use(id, "delete", json!({})));
+    let session = session([uses.stop(), Step::text("Done.")]).await;
+    let mut events = session.subscribe(Mode::Controller).await.unwrap();
+    session.prompt("Go").await.unwrap();
+    let mut view = SessionSnapshot::clone(events.snapshot().unwrap());
+    while view.agent.pauses.is_empty() {
+        view.take(&in_time(events.next()).await.unwrap()).unwrap();
+    }
+    let turn = view.agent.pauses[0].turn;
+    for (decisions, expected) in [
+        (json!([["b", { "reject": "No." }], ["a", "execute"]]), vec!["paused c", "decided b", "decided a"]),
+        (json!([["c", "execute"]]), vec!["busy", "decided c"]),
+    ] {
+        perform(&session, json!({ "type": "decide", "turn": turn, "decisions": decisions })).await.unwrap();
+        let mut seen = Vec::new();
+        while seen.len() < expected.len() {
+            let Update::Event(event) = in_time(events.next()).await.unwrap() else { panic!("no event") };
+            let SessionEvent::Agent(event) = &*event.event else { continue };
+            seen.push(match &**event {
+                Event::Status { pauses, .. } => match &pauses[..] {
+                    [] => "busy".to_owned(),
+                    [pause] => format!("paused {}", pause.tool_use.id),
+                    pauses => panic!("{pauses:?}"),
+                },
+                Event::Decided(decided) => format!("decided {}", decided.tool_use_id),
+                other => panic!("{other:?}"),
+            });
+        }
+        assert_eq!(seen, expected);
+    }
+    in_time(session.wait_until_idle()).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn perform_of_a_result_for_a_call_with_other_answers_is_refused() {
     let ask = tool_fn("ask", "Asks twice.", |_: Value, context: ToolContext| async move {
         let (one, two) = tokio::join!(context.ask(json!("One?")), context.ask(json!("Two?")));

@@ -7,10 +7,10 @@ use crate::{
     agent::{
         Decided, Event, PendingUse, ToolDecision,
         decision::add_named,
-        phase::{DecidedUse, Phase, Stage, ToolAnswer, Turn},
+        phase::{DecidedUse, Phase, Stage, ToolAnswer, ToolQuestion, Turn},
     },
     json::is_shallow,
-    message::{Timestamp, ToolUse, ToolUseId, TurnId},
+    message::{ToolUse, ToolUseId, TurnId},
     provider::Fold,
     run::{Error, ErrorKind},
     tool::Decision,
@@ -124,8 +124,8 @@ impl Core {
         let Some(pause) = pauses.find(is_over) else { return };
         let decision = pause.expiry_decision();
         drop(pauses);
-        let tool_use = tool_use.clone();
-        self.decide_waiting(tool_use, decision, None, None, true, cx);
+        let all = self.decided(vec![(tool_use.clone(), decision)], None, true, cx);
+        self.decide_waiting(all, cx);
     }
 
     /// Applies the decisions about tool uses that wait. The turn continues after the last decision.
@@ -154,9 +154,8 @@ impl Core {
         }
         check_questions(&meant)?;
         if unreported.is_none() {
-            for (tool_use, decision) in decisions {
-                self.decide_waiting(tool_use, decision, by.clone(), None, false, cx);
-            }
+            let all = self.decided(decisions, by, false, cx);
+            self.decide_waiting(all, cx);
             return Ok(());
         }
         // The pauses are recorded, so somebody who reads the store may decide. They are not reported yet. The decisions
@@ -167,27 +166,34 @@ impl Core {
             over.map(|(pause, _)| (pause.tool_use.id.clone(), pause.expiry_decision())).collect();
         let error = over.first().map(|(tool_use, _)| stale(&ids(waiting), tool_use));
         if let Some(error) = error {
-            self.decide_early(over, None, true, cx);
+            let over = self.decided(over, None, true, cx);
+            self.decide_early(over, cx);
             return Err(error);
         }
-        self.decide_early(decisions, by.as_ref(), false, cx);
+        let all = self.decided(decisions, by, false, cx);
+        self.decide_early(all, cx);
         Ok(())
     }
 
-    /// Keeps decisions about pauses that are not reported yet.
-    fn decide_early(
-        &mut self,
+    /// Returns these decisions as events state them.
+    fn decided(
+        &self,
         decisions: Vec<(ToolUseId, Decision)>,
-        by: Option<&Arc<str>>,
+        by: Option<Arc<str>>,
         expired: bool,
-        cx: &mut Context<'_>,
-    ) {
-        let Phase::InTurn { turn, stage, .. } = &mut self.phase else { return };
+        cx: &Context<'_>,
+    ) -> Vec<Decided> {
+        let Some(turn) = self.phase.turn() else { return Vec::new() };
+        let made = |(tool_use, decision)| decided(turn, tool_use, decision, cx);
+        let all = decisions.into_iter().map(made);
+        all.map(|decided| Decided { by: by.clone(), expired, ..decided }).collect()
+    }
+
+    /// Keeps decisions about pauses that are not reported yet.
+    fn decide_early(&mut self, all: Vec<Decided>, cx: &mut Context<'_>) {
+        let Phase::InTurn { stage, .. } = &mut self.phase else { return };
         let Some(tools) = stage.unreported_mut() else { return };
-        for (tool_use, decision) in decisions {
-            let decided = decided(turn, tool_use, decision, cx);
-            tools.early.push(Decided { by: by.cloned(), expired, ..decided });
-        }
+        tools.early.extend(all);
         cx.push(Effect::Record);
     }
 
@@ -202,62 +208,60 @@ impl Core {
         }
     }
 
-    /// Applies a decision that was made before its pause was reported. Does nothing if the tool use does not wait any
-    /// more.
-    pub(super) fn apply_decided(&mut self, decided: Decided, cx: &mut Context<'_>) {
-        let Decided { turn, tool_use_id: tool_use, decision, by, expired, at } = decided;
-        if self.phase.pauses().any(|pause| pause.tool_use.id == tool_use && pause.turn == turn) {
-            self.decide_waiting(tool_use, decision, by, Some(at), expired, cx);
-        }
-    }
-
-    /// Applies a decision about a tool use that waits. `at` is the time of the decision, by default now.
-    fn decide_waiting(
-        &mut self,
-        tool_use: ToolUseId,
-        decision: Decision,
-        by: Option<Arc<str>>,
-        at: Option<Timestamp>,
-        expired: bool,
-        cx: &mut Context<'_>,
-    ) {
-        let (decision, by_person) = match decision {
-            Decision::Execute => (self.approved(&tool_use), false),
-            other => (other, !expired),
+    /// Applies the decisions about tool uses that wait. Emits one status with the pauses that remain and then all
+    /// decisions, before they have an effect. So a reader of the status knows which pauses the command has left.
+    /// A decision about a tool use that does not wait any more has no effect.
+    pub(super) fn decide_waiting(&mut self, mut all: Vec<Decided>, cx: &mut Context<'_>) {
+        let is_waiting = |decided: &Decided, pause: &PendingUse| {
+            pause.tool_use.id == decided.tool_use_id && pause.turn == decided.turn
         };
+        all.retain(|decided| self.phase.pauses().any(|pause| is_waiting(decided, pause)));
+        if all.is_empty() {
+            return;
+        }
         if self.phase.is_recorded() && matches!(self.phase.stage(), Some(Stage::Paused { .. })) {
             cx.push(Effect::Record);
         }
-        let Phase::InTurn { turn, stage, .. } = &mut self.phase else { return };
-        let decided = decided(turn, tool_use.clone(), decision.clone(), cx);
-        let at = at.unwrap_or(decided.at);
-        let decided = Decided { by, expired, at, ..decided };
-        let mut own = Box::new(DecidedUse::new(&decided, by_person));
-        let mut asked_by = None;
-        match stage {
-            Stage::Streaming { question, .. } => *question = None,
-            Stage::Paused { tools } => tools.decide(&tool_use, decision.clone(), own),
-            Stage::Executing { slots, questions } => {
-                let place = questions.iter().position(|question| question.pause.tool_use.id == tool_use);
-                asked_by = place.map(|place| questions.remove(place).slot);
-                if let (Some(slot), Decision::Provide(_)) =
-                    (asked_by.and_then(|slot| slots.get_mut(slot)), &decision)
-                {
-                    // The tool is ended by this decision. Its input was set by an earlier one.
-                    own.by_person = slot.decided.as_ref().is_some_and(|earlier| earlier.by_person);
-                    slot.decided = Some(own);
-                }
+        let (mut to_provider, mut to_tools) = (None, Vec::new());
+        for decided in &mut all {
+            let by_person = !decided.expired && decided.decision != Decision::Execute;
+            if decided.decision == Decision::Execute {
+                decided.decision = self.approved(&decided.tool_use_id);
             }
-            _ => {}
+            let Phase::InTurn { turn, stage, .. } = &mut self.phase else { return };
+            let mut own = Box::new(DecidedUse::new(decided, by_person));
+            let (tool_use, decision) = (decided.tool_use_id.clone(), decided.decision.clone());
+            match stage {
+                Stage::Streaming { question, .. } => (*question, to_provider) = (None, Some(decision)),
+                Stage::Paused { tools } => tools.decide(&tool_use, decision, own),
+                Stage::Executing { slots, questions } => {
+                    let is_own = |question: &ToolQuestion| question.pause.tool_use.id == tool_use;
+                    let Some(place) = questions.iter().position(is_own) else { continue };
+                    let slot = questions.remove(place).slot;
+                    if let (Some(call), Decision::Provide(_)) = (slots.get_mut(slot), &decision) {
+                        // The tool is ended by this decision. Its input was set by an earlier one. No other question of
+                        // the tool waits any more.
+                        own.by_person = call.decided.as_ref().is_some_and(|earlier| earlier.by_person);
+                        call.decided = Some(own);
+                        questions.retain(|question| question.slot != slot);
+                    }
+                    to_tools.push((slot, tool_use, decision));
+                }
+                _ => {}
+            }
+            add_named(&mut turn.decisions, decided);
         }
-        add_named(&mut turn.decisions, &decided);
         self.emit_pauses(cx);
-        cx.emit(Event::Decided(Box::new(decided)));
-        if let Some(slot) = asked_by {
-            return self.answer_tool(slot, tool_use, decision, cx);
+        for decided in all {
+            cx.emit(Event::Decided(Box::new(decided)));
+        }
+        for (slot, tool_use, decision) in to_tools {
+            self.answer_tool(slot, tool_use, decision, cx);
         }
         match &mut self.phase {
-            Phase::InTurn { turn, stage: Stage::Streaming { .. }, .. } => answer_provider(turn, decision, cx),
+            Phase::InTurn { turn, stage: Stage::Streaming { .. }, .. } => {
+                to_provider.into_iter().for_each(|decision| answer_provider(turn, decision, cx));
+            }
             Phase::InTurn { stage: Stage::Paused { tools }, .. } if tools.pauses().next().is_none() => {
                 if let Some((turn, Stage::Paused { tools })) = self.phase.take_turn() {
                     self.answered_all(turn, tools, cx);

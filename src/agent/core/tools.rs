@@ -99,9 +99,7 @@ impl Core {
         let early = std::mem::take(&mut tools.early);
         self.enter(turn, Stage::Paused { tools });
         self.pause(cx);
-        for decided in early {
-            self.apply_decided(decided, cx);
-        }
+        self.decide_waiting(early, cx);
     }
 
     /// Called when the pause is stored, so that it can be reported.

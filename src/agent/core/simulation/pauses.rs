@@ -40,16 +40,20 @@ pub(super) struct Pauses {
 pub(super) type Made = (ToolUseId, Decision, Option<Arc<str>>, bool);
 
 impl Pauses {
-    /// Checks the complete list of pauses after a change. A pause leaves the list because of a decision, which is
-    /// emitted next, or because its question is withdrawn. If nothing waits any more, all pauses are withdrawn.
+    /// Checks the complete list of pauses after a change. A pause leaves the list because of a decision or because its
+    /// question is withdrawn. The decisions of one command are emitted next, so all their pauses leave at once. If nothing
+    /// waits any more, all pauses are withdrawn.
     pub(super) fn change(&mut self, pauses: &[Arc<PendingUse>]) -> Check {
         let waiting = pauses.iter().map(|pause| pause.tool_use.id.clone()).collect();
         let before = std::mem::replace(&mut self.waiting, waiting);
         for id in before.iter().filter(|id| !self.waiting.contains(id)) {
             let is_withdrawn = self.withdrawing.extract_if(.., |withdrawn| withdrawn == id).next().is_some();
-            let is_decided = self.decided.front().is_some_and(|decided| decided.0 == *id);
+            let is_decided = self.decided.iter().any(|decided| decided.0 == *id);
             ensure!(is_withdrawn || is_decided || pauses.is_empty(), "{id} no longer waits");
         }
+        let has_new = pauses.iter().any(|pause| !before.contains(&pause.tool_use.id));
+        let late = self.decided.iter().find(|decided| self.waiting.contains(&decided.0) && !has_new);
+        ensure!(late.is_none(), "{late:?} is decided, but its pause is emitted again");
         pauses.iter().filter(|pause| !before.contains(&pause.tool_use.id)).try_for_each(|new| self.pause(new))
     }
 

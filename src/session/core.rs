@@ -341,7 +341,6 @@ impl Core {
         if !self.is_recorded() {
             self.roll_back(&[], effects);
         }
-        self.status = Status::Idle;
     }
 
     // ---- commands ----

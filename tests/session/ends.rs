@@ -1,10 +1,15 @@
 //! How sessions end, and what their operations return during and after the end.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, mpsc},
+    time::Duration,
+};
 
 use omni_agent::{
-    ErrorKind,
-    agent::Agent,
+    ErrorKind, Prompt,
+    agent::{Agent, AgentCallbacks, FollowTarget, RunStep, State, TurnDecision},
+    async_trait,
+    run::{KnownPrompt, PromptState, Response},
     session::{Mode, Session},
     store::{MemoryStore, Store},
     subscription::EndReason,
@@ -281,6 +286,47 @@ async fn another_writer_ends_the_session() {
     other.ask("Q4").await.unwrap();
     in_time(other.flush(Duration::from_secs(1))).await.unwrap();
     assert_eq!(store.load(&id).await.unwrap().nodes.len(), 6);
+}
+
+/// Callbacks of an agent that blocks its thread when its turn ends, until the test ends.
+struct Blocking {
+    blocked: Gate,
+    released: mpsc::Receiver<()>,
+}
+
+#[async_trait]
+impl AgentCallbacks for Blocking {
+    async fn handle_turn(&mut self, _: &Response, _: &mut State) -> TurnDecision {
+        self.blocked.pass().await;
+        // A task that this thread has just woken would never run while the thread is blocked.
+        tokio::task::yield_now().await;
+        let _ = self.released.recv();
+        TurnDecision::Stop
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn agent_that_cannot_end_leaves_its_run_without_an_end_and_is_reported() {
+    let (answer, blocked) = (Gate::new(), Gate::new());
+    let (release, released) = mpsc::channel();
+    blocked.open();
+    let callbacks = Blocking { blocked: blocked.clone(), released };
+    let session = on(scripted([held(&answer)]).callbacks(callbacks)).create().await.unwrap();
+    session.prompt(Prompt::new("Q1").with_id("p1")).await.unwrap();
+    let mut running = session.follow(FollowTarget::Prompt("p1".into())).await.unwrap();
+    answer.open();
+    in_time(blocked.reached()).await;
+    let error = in_time(session.stop(Duration::ZERO)).await.unwrap_err();
+    assert!(error.to_string().contains("the last turn may be missing"), "{error}");
+    let prompts = &session.end().unwrap().snapshot.unwrap().agent.prompts;
+    assert!(matches!(&prompts[..], [KnownPrompt { state: PromptState::InFlight { .. }, .. }]), "{prompts:?}");
+    let mut last = None;
+    while let Some(step) = in_time(running.next()).await {
+        last = Some(step);
+    }
+    assert!(matches!(last, Some(RunStep::Closed(EndReason::Stopped))), "{last:?}");
+    assert_eq!(running.response().await.unwrap_err().kind(), ErrorKind::Ended);
+    drop(release);
 }
 
 #[test]

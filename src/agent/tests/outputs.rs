@@ -72,7 +72,7 @@ async fn answer_that_does_not_fit_is_requested_again_outside_the_history() {
         "turn(stop)",
     ];
     assert_eq!(names(&events), brief_events);
-    let Event::Retry { failure, delay, pending, complete: true, step, .. } = &*events[11] else {
+    let Event::Retry { failure, delay, pending, complete: false, step, .. } = &*events[11] else {
         panic!("{:?}", events[11])
     };
     assert!(matches!(failure, Failure::Output { message } if message.contains("people")), "{failure:?}");

@@ -38,6 +38,11 @@ impl Core {
         self.prompts.list.iter().find(|known| known.id == *id)
     }
 
+    /// Returns the known prompts, with the latest prompt at the end.
+    pub(in crate::session) fn known_prompts(&self) -> &[KnownPrompt] {
+        &self.prompts.list
+    }
+
     /// Notes the new state of a prompt. `prompt` is the prompt if it is staged, or returned by its run.
     pub(super) fn prompt_changed(
         &mut self,

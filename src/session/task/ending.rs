@@ -192,8 +192,8 @@ impl Task {
         (self.core.version() == Some(stored.version)).then(|| continued.map_or(last, |mark| *mark))
     }
 
-    /// Returns an error if events of the agent are missing because a busy agent was aborted. The missing events may
-    /// include those of a complete turn.
+    /// Returns an error if events of the agent are missing because a busy agent was aborted or could not end. The missing
+    /// events may include those of a complete turn.
     fn missed(&self) -> Option<Unsaved> {
         let last = self.agent.end().and_then(|end| end.snapshot).map(|snapshot| snapshot.last.number);
         let knows_all = match last {
@@ -228,7 +228,8 @@ impl Task {
                 tools: Vec::new(),
                 decisions: Vec::new(),
                 budget: None,
-                prompts: Vec::new(),
+                // Nothing ended the run of a prompt in flight, so readers must not take it for ended.
+                prompts: self.core.known_prompts().to_vec(),
                 staged: Vec::new(),
                 last_run: None,
             },

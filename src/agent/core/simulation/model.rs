@@ -415,11 +415,13 @@ impl Model {
                     self.check_step(*step)?;
                     return self.attempted(*pending, *complete, failure);
                 }
-                if let Some(name) = model {
+                if matches!(failure, Failure::Refused | Failure::Output { .. }) {
+                    // The response was complete, so no budget refuses its request any more.
                     self.turn()?.refused_by = None;
+                }
+                if let Some(name) = model {
                     self.backed_up(failure, name)?;
                 } else if matches!(failure, Failure::Output { .. }) {
-                    self.turn()?.refused_by = None;
                     self.asked_again()?;
                 } else {
                     ensure!(self.failure.as_ref() == Some(failure), "a retry for {failure:?}");

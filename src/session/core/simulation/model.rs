@@ -346,7 +346,6 @@ impl Model {
 
     pub(super) fn agent_ended(&mut self) -> Vec<Kind> {
         self.moving = None;
-        self.status = Status::Idle;
         self.roll_back(false).into_iter().collect()
     }
 

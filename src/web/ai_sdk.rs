@@ -1,9 +1,10 @@
 //! The routes of the AI SDK: `useChat` with its default transport.
 //!
-//! A reader that is too slow, a stream at its lifetime and an abandoned run get a failed body, because a body that ends
-//! cleanly counts as a complete answer in this protocol.
+//! A stream at its lifetime and a conversation that is closed during a run get a failed body, because a body that ends
+//! cleanly counts as a complete answer in this protocol. A reader that is too slow gets the rest of the answer from a
+//! snapshot.
 
-use std::{collections::VecDeque, io};
+use std::{future::ready, io};
 
 use axum::{
     Router,
@@ -19,13 +20,13 @@ use super::{
     gate::WebRequest,
     routes::{self, Route, command, file, routes},
     streams::{Lifetime, Permit},
-    ui_messages::{DONE, Follow, Frame, Level, Post, Settings, Translator, messages, read},
+    ui_messages::{DONE, Post, UiLevel, UiSettings, UiStream, UiTarget, messages, read},
 };
 use crate::{
     agent::Status,
     run::{Accepted, ErrorKind, PromptState},
     session::{Session, SessionAnswer, SessionSubscription},
-    subscription::Update,
+    subscription::{End, Update},
 };
 
 /// Returns all routes. A post names its chat in the body, which the router does not read. So the handler of this route
@@ -63,15 +64,15 @@ const fn seven() -> u8 {
     7
 }
 
-fn settings(call: &WebRequest) -> Result<Settings, Problem> {
+fn settings(call: &WebRequest) -> Result<UiSettings, Problem> {
     let level = match call.query::<ChatQuery>()?.ui {
-        6 => Level::Six,
-        7 => Level::Seven,
+        6 => UiLevel::Six,
+        7 => UiLevel::Seven,
         _ => return Err(Problem::invalid_query(&"`ui` must be 6 or 7")),
     };
     let (view, conversation) = (&call.web.0.view, call.client_path("/chat"));
     let files = view.files(format!("{conversation}/files"), usize::MAX);
-    Ok(Settings { level, conversation: Some(conversation), files, provider_items: view.everything })
+    Ok(UiSettings { level, conversation: Some(conversation), files, provider_items: view.everything })
 }
 
 async fn post(mut call: WebRequest) -> Result<Response, Problem> {
@@ -80,8 +81,8 @@ async fn post(mut call: WebRequest) -> Result<Response, Problem> {
     call.enter_or_create(&post.id, Action::Watch).await?;
     let settings = settings(&call)?;
     let (session, updates, snapshot, mut reader) = call.subscribe_reader(|view| post.is_new(view)).await?;
-    let (command, follow) = read(&post, &snapshot)?;
-    let mut begun = Translator::begin(settings.clone(), &snapshot, follow.clone());
+    let (command, target) = read(&post, &snapshot)?;
+    let mut ui = UiStream::begin(settings, &snapshot, target);
     if let Some(mut command) = command {
         // The server may have begun to stop since the stream was counted.
         call.permit_command(&command)?;
@@ -91,15 +92,15 @@ async fn post(mut call: WebRequest) -> Result<Response, Problem> {
         }
         let answer = session.perform(command, Some(call.client.principal.name())).await;
         let answer = answer.inspect_err(|_| reader.iter_mut().for_each(Reader::end))?;
-        // If the prompt has not ended, a later event adds its message. The stream waits for this event.
-        if let SessionAnswer::Accepted(Accepted::Known { state: PromptState::Ended { outcome } }) = answer
-            && let Follow::Prompt(id) = follow
-        {
-            let ended = Follow::Ended(id, outcome);
-            begun = Translator::begin(settings, &session.snapshot().await?, ended);
+        if let SessionAnswer::Accepted(accepted) = answer {
+            ui.accepted(&accepted);
+            // The events of a run that has ended can be older than the subscription.
+            if let Accepted::Known { state: PromptState::Ended { .. } } = accepted {
+                ui.snapshot(&session.snapshot().await?);
+            }
         }
     }
-    Ok(respond(&call, begun, session, updates, (permit, reader)))
+    Ok(respond(&call, ui, session, updates, (permit, reader)))
 }
 
 async fn resume(mut call: WebRequest) -> Result<Response, Problem> {
@@ -112,9 +113,9 @@ async fn resume(mut call: WebRequest) -> Result<Response, Problem> {
     if snapshot.agent.status != Status::Busy {
         return Ok(StatusCode::NO_CONTENT.into_response());
     }
-    let begun = Translator::begin(settings, &snapshot, Follow::InFlight);
+    let ui = UiStream::begin(settings, &snapshot, UiTarget::InFlight);
     let reader = call.reader(&session, &snapshot);
-    Ok(respond(&call, begun, session, updates, (permit, reader)))
+    Ok(respond(&call, ui, session, updates, (permit, reader)))
 }
 
 async fn list(call: WebRequest) -> Result<Response, Problem> {
@@ -141,8 +142,7 @@ async fn stop(call: WebRequest) -> Result<Response, Problem> {
 /// The state of a response.
 struct ChatReply {
     client: Client,
-    translator: Translator,
-    frames: VecDeque<Frame>,
+    ui: UiStream,
     session: Session,
     updates: SessionSubscription,
     lifetime: Lifetime,
@@ -156,13 +156,13 @@ impl ChatReply {
     /// Returns the next frame, or `None` at the end. An error makes the body fail, so that the client resumes.
     async fn next(&mut self) -> Option<Result<SseEvent, io::Error>> {
         loop {
-            if let Some(frame) = self.frames.pop_front() {
+            if let Some(frame) = self.ui.next_frame() {
                 return Some(SseEvent::default().json_data(frame).map_err(io::Error::other));
             }
             if self.is_done {
                 return None;
             }
-            if self.translator.is_ended() {
+            if self.ui.is_ended() {
                 self.is_done = true;
                 self.reader.iter_mut().for_each(Reader::end);
                 return Some(Ok(SseEvent::default().data(DONE)));
@@ -176,28 +176,28 @@ impl ChatReply {
     }
 
     async fn advance(&mut self) -> io::Result<()> {
-        if self.translator.is_pausing() {
-            let last = self.session.snapshot().await.map_err(io::Error::other)?.last;
-            self.frames.extend(self.translator.pause_until(last));
-            return Ok(());
+        if self.ui.is_paused() {
+            // The session answers after it has emitted all events so far. If it has ended, the next update shows this.
+            let _ = self.session.snapshot().await;
         }
         let update = tokio::select! {
             biased;
             () = &mut self.lifetime => return Err(io::Error::other("the lifetime of the stream is over")),
             update = self.updates.next() => update,
+            () = ready(()), if self.ui.is_paused() => {
+                self.ui.pause();
+                return Ok(());
+            }
         };
         match update {
             Some(update) if !self.client.still_watches(&update) => {
-                self.frames.extend(self.translator.fail("There is no such conversation."));
+                self.ui.fail("There is no such conversation.");
             }
-            Some(Update::Event(event)) => self.frames.extend(self.translator.event(&event)),
-            Some(Update::Resync(_)) => return Err(io::Error::other("the reader was too slow")),
-            Some(Update::Closed(_)) | None => {
-                self.frames.extend(self.translator.close());
-                if !self.translator.is_ended() {
-                    return Err(io::Error::other("the conversation was closed"));
-                }
+            Some(Update::Event(event)) => self.ui.event(&event.event),
+            Some(Update::Resync(snapshot) | Update::Closed(End { snapshot: Some(snapshot), .. })) => {
+                self.ui.snapshot(&snapshot);
             }
+            Some(Update::Closed(_)) | None => return Err(io::Error::other("the conversation was closed")),
         }
         Ok(())
     }
@@ -205,15 +205,14 @@ impl ChatReply {
 
 fn respond(
     call: &WebRequest,
-    (translator, frames): (Translator, Vec<Frame>),
+    ui: UiStream,
     session: Session,
     updates: SessionSubscription,
     (permit, reader): (Permit, Option<Reader>),
 ) -> Response {
     let reply = ChatReply {
         client: call.client.clone(),
-        translator,
-        frames: frames.into(),
+        ui,
         session,
         updates,
         lifetime: call.web.lifetime(),

@@ -3,7 +3,7 @@
 //! This module performs no I/O. Its functions convert snapshots, events and requests into frames, messages and
 //! commands.
 //!
-//! - `Translator` turns a snapshot and the events after it into the frames of one response.
+//! - `UiStream` turns a snapshot and the updates after it into the frames of one response.
 //! - `messages` turns a snapshot into the list of messages that a page loads.
 //! - `read` turns a posted request into a command of a session.
 //!
@@ -11,13 +11,13 @@
 //! Its id is `a-`, followed by the turn of its first message. So each version of an answer has its own id, which is known
 //! before the first frame. `front::exchange` groups the messages of a snapshot in this way.
 //!
-//! The list and the stream agree, because both come from the same `Writer`: the list is made by folding the frames that
-//! a replay of the messages would send.
+//! The list and the stream agree, because both come from the same `UiWriter`: the list is made by folding the frames
+//! that a replay of the messages would send.
 
 mod fold;
 mod list;
 mod request;
-mod translator;
+mod stream;
 mod writer;
 
 #[cfg(test)]
@@ -26,7 +26,7 @@ mod tests;
 pub(super) use self::{
     list::messages,
     request::{Post, read},
-    translator::{Follow, Translator},
+    stream::{UiStream, UiTarget},
 };
 
 use serde_json::Value;
@@ -34,25 +34,26 @@ use serde_json::Value;
 use super::front::{exchange, files::Files};
 
 /// One frame of a stream, as JSON. On the wire, `data: ` precedes the JSON and an empty line follows it.
-pub(super) type Frame = Value;
+pub(super) type UiFrame = Value;
 
 /// The text of the last frame, which is not JSON.
 pub(super) const DONE: &str = "[DONE]";
 
 /// The level of the protocol: the major version of the npm package `ai`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Level {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum UiLevel {
     /// Version 6. It has no response to approvals, no custom parts, no steering messages and no reset of a step.
     Six,
     /// Version 7.
+    #[default]
     Seven,
 }
 
 /// The settings of a translation.
-#[derive(Clone, Debug)]
-pub(super) struct Settings {
+#[derive(Clone, Debug, Default)]
+pub(super) struct UiSettings {
     /// The level of the protocol.
-    pub(super) level: Level,
+    pub(super) level: UiLevel,
     /// The address of the conversation's routes, without a slash at the end.
     pub(super) conversation: Option<String>,
     /// The form of files. If they have no address, they are always sent inside the frames.

@@ -4,12 +4,15 @@ use std::sync::{Arc, OnceLock};
 
 use axum::{
     Router,
+    body::BodyDataStream,
     http::{Method, StatusCode, header},
 };
+use futures_util::StreamExt;
 use omni_agent::{
     Agent,
     access::{Principal, StartRequest},
     manager::{Manager, OpenOptions, Titles},
+    provider::custom::Part,
     store::{ConversationId, MemoryStore},
     testing::{Gate, ScriptedProvider, Step},
     web::Web,
@@ -169,4 +172,81 @@ async fn draining_refuses_to_resume_a_stream() {
     let resumed = app.get("ann", &format!("/api/chat/{id}/stream")).await;
     assert_eq!((resumed.status, resumed.code().as_str()), (StatusCode::SERVICE_UNAVAILABLE, "draining"));
     gate.open();
+}
+
+/// Reads a body until its text contains `last`, or to its end if `last` is empty. Panics if the body fails.
+async fn read(body: &mut BodyDataStream, last: &str) -> String {
+    let mut text = String::new();
+    while last.is_empty() || !text.contains(last) {
+        let Some(bytes) = body.next().await else { break };
+        text.push_str(std::str::from_utf8(&bytes.expect("the stream is not cut off")).unwrap());
+    }
+    text
+}
+
+/// Returns the frames of a stream, without the last one, which is not JSON.
+fn frames(text: &str) -> Vec<Value> {
+    let frames = text.lines().filter_map(|line| line.strip_prefix("data: "));
+    frames.filter(|frame| *frame != "[DONE]").map(|frame| serde_json::from_str(frame).unwrap()).collect()
+}
+
+fn texts(frames: &[Value]) -> String {
+    frames.iter().filter_map(|frame| frame["delta"].as_str()).collect()
+}
+
+#[tokio::test]
+async fn reader_that_was_too_slow_gets_the_rest_of_the_answer() {
+    /// More events than the conversation keeps for a slow reader.
+    const MANY: usize = 600;
+    for level in [6, 7] {
+        for is_resumed in [false, true] {
+            let (begun, half) = (Gate::new(), Gate::new());
+            let many = |step: Step| (0..MANY).fold(step, |step, _| step.more(Part::Text("x".to_owned())));
+            let step = many(Step::new().then_text(["One. "]).gate(&begun)).gate(&half);
+            let step = many(step).more(Part::Text(" Two.".to_owned())).stop();
+            let app = App::new([Step::tool_use("d1", "draw", json!({})), step]);
+            let id = app.create("ann").await;
+            let chat = format!("/api/chat?ui={level}");
+            let posted = app.send(request(Method::POST, "ann", &chat, Some(submit(&id, "Draw")))).await;
+            begun.reached().await;
+            let mut body = posted.into_body().into_data_stream();
+            if is_resumed {
+                let path = format!("/api/chat/{id}/stream?ui={level}");
+                body =
+                    app.send(request(Method::GET, "ann", &path, None)).await.into_body().into_data_stream();
+            }
+            let mut text = read(&mut body, "One. ").await;
+            begun.open();
+            // The body is not read while these events are emitted.
+            half.reached().await;
+            text.push_str(&read(&mut body, "xxx").await);
+            half.open();
+            app.idle(&id).await;
+            text.push_str(&read(&mut body, "").await);
+            assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
+            let frames = frames(&text);
+            assert_eq!(texts(&frames), format!("One. {} Two.", "x".repeat(2 * MANY)));
+            assert!(frames.len() < MANY, "{} frames", frames.len());
+            let outputs = frames.iter().filter(|frame| frame["type"] == "tool-output-available");
+            assert_eq!(outputs.count(), 1, "nothing is repeated");
+            let last = frames.last().unwrap();
+            assert_eq!((&last["type"], &last["finishReason"]), (&json!("finish"), &json!("stop")));
+            assert_eq!(last["messageMetadata"]["nodes"], json!([1, 2, 3, 4]));
+        }
+    }
+}
+
+#[tokio::test]
+async fn reader_that_has_read_nothing_of_a_run_gets_the_whole_answer_at_the_end() {
+    let app = App::new([Step::new().then_text(vec!["word "; 600]).stop()]);
+    let id = app.create("ann").await;
+    let response = app.send(request(Method::POST, "ann", "/api/chat", Some(submit(&id, "Hi")))).await;
+    app.idle(&id).await;
+    let text = read(&mut response.into_body().into_data_stream(), "").await;
+    assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
+    let frames = frames(&text);
+    assert_eq!(texts(&frames), "word ".repeat(600));
+    let list = app.get("ann", &format!("/api/chat/{id}/messages")).await.json();
+    assert_eq!(frames[0]["messageId"], list[1]["id"]);
+    assert_eq!(frames.last().unwrap()["messageMetadata"]["nodes"], json!([1, 2]));
 }

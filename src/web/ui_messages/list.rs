@@ -1,24 +1,21 @@
 //! The list of messages that a page loads.
 
+use std::iter;
+
 use serde_json::{Value, json};
 
 use super::{
-    Settings,
+    UiSettings,
     exchange::{Exchange, exchanges, has_own_content, ui_id},
-    fold::Fold,
-    translator::replay_messages,
-    writer::{Writer, user_parts},
+    fold::UiFold,
+    stream::{UiStream, UiTarget, sums},
+    writer::{UiWriter, user_parts},
 };
-use crate::{
-    agent::Status,
-    message::Usage,
-    session::SessionSnapshot,
-    tree::{Node, NodeId},
-};
+use crate::{agent::Status, session::SessionSnapshot};
 
 /// Returns the messages of the path and of the turn in flight, and the newest unanswered prompt. The answer of a run that
 /// is active is left out, because the resumed stream sends it from its start.
-pub(in crate::web) fn messages(settings: &Settings, snapshot: &SessionSnapshot) -> Vec<Value> {
+pub(in crate::web) fn messages(settings: &UiSettings, snapshot: &SessionSnapshot) -> Vec<Value> {
     let all = exchanges(snapshot);
     let mut messages = Vec::with_capacity(2 * all.len());
     for (index, exchange) in all.iter().enumerate() {
@@ -45,28 +42,25 @@ pub(in crate::web) fn messages(settings: &Settings, snapshot: &SessionSnapshot) 
     messages
 }
 
-fn answer(settings: &Settings, snapshot: &SessionSnapshot, exchange: &Exchange<'_>, is_last: bool) -> Value {
-    let tools = snapshot.agent.state.tools.iter().map(|tool| tool.name.clone());
-    let mut writer = Writer::new(settings.clone(), tools);
-    replay_messages(&mut writer, exchange.rest.iter().map(|entry| &**entry.message));
+fn answer(
+    settings: &UiSettings,
+    snapshot: &SessionSnapshot,
+    exchange: &Exchange<'_>,
+    is_last: bool,
+) -> Value {
+    let mut fold = UiFold::default();
     if is_last && snapshot.agent.status == Status::Paused {
-        let agent = &snapshot.agent;
-        if let Some(answer) = &agent.answer {
-            writer.step_start(agent.step, Some(answer.clone()));
-            agent.partial.iter().enumerate().for_each(|(index, block)| writer.partial(index, block));
-        }
-        writer.pauses(&agent.pauses);
-        writer.step_end();
+        let mut stream = UiStream::begin(settings.clone(), snapshot, UiTarget::InFlight);
+        stream.pause();
+        iter::from_fn(|| stream.next_frame()).for_each(|frame| fold.add(&frame));
     } else {
+        let mut writer = UiWriter::new(settings.clone(), snapshot);
+        writer.replay(exchange.rest.iter().map(|entry| entry.message));
         writer.seal();
+        writer.frames.iter().for_each(|frame| fold.add(frame));
     }
-    let mut fold = Fold::default();
-    writer.take().iter().for_each(|frame| fold.add(frame));
-
-    let nodes = || exchange.rest.iter().filter_map(|entry| entry.node);
-    let usage = nodes().filter_map(Node::usage).fold(Usage::default(), |sum, usage| sum + *usage);
-    let ids: Vec<NodeId> = nodes().map(Node::id).collect();
-    let mut metadata = json!({ "usage": usage, "nodes": ids });
+    let (nodes, usage) = sums(exchange.rest.iter().filter_map(|entry| entry.node));
+    let mut metadata = json!({ "usage": usage, "nodes": nodes });
     if let Some(reason) = exchange.rest.last().and_then(|entry| entry.message.ended.as_ref()) {
         metadata["stopReason"] = reason.to_string().into();
     }

@@ -4,13 +4,13 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    Follow,
+    UiTarget,
     exchange::{base_id, stored_base, stored_id, version_id},
 };
 use crate::{
     agent::Status,
     message::{Attachment, Content, MessageId, ResultBlock, Text, ToolResult, ToolUseId},
-    run::{ErrorKind, Prompt, PromptId, RunAt, RunSpec},
+    run::{ErrorKind, Prompt, PromptId},
     session::{SessionCommand, SessionSnapshot},
     tool::Decision,
     web::{
@@ -67,7 +67,7 @@ struct PostedMessage {
 pub(in crate::web) fn read(
     post: &Post,
     snapshot: &SessionSnapshot,
-) -> Result<(Option<SessionCommand>, Follow), Problem> {
+) -> Result<(Option<SessionCommand>, UiTarget), Problem> {
     let is_again = post.trigger == PostedTrigger::RegenerateMessage;
     // The client cuts the list at the answer that it wants to replace. So the last user message is the one to answer,
     // unless the list was shortened on the way.
@@ -106,34 +106,24 @@ pub(in crate::web) fn read(
         Problem::stale_decision(waiting.collect())
     })?;
     Ok(match found {
-        Intent::Join(None) => (None, Follow::InFlight),
-        Intent::Join(Some(id)) => (None, Follow::Prompt(id.into())),
-        Intent::Ended(id, outcome) => (None, Follow::Ended(id, outcome)),
+        Intent::Join(None) => (None, UiTarget::InFlight),
+        Intent::Join(Some(id)) => (None, UiTarget::Prompt(id)),
+        Intent::Ended(id, outcome) => (None, UiTarget::Ended(id, outcome)),
         Intent::Perform(mut command) => {
-            let follow = follow(&mut command, snapshot);
-            (Some(*command), follow)
+            let target = target(&mut command);
+            (Some(*command), target)
         }
     })
 }
 
 /// Returns the part of the conversation that the response to a command shows.
-fn follow(command: &mut SessionCommand, snapshot: &SessionSnapshot) -> Follow {
-    let id = match command {
-        SessionCommand::Run(RunSpec { at: RunAt::Again(node), .. }) => {
-            snapshot.tree.node(*node).and_then(|node| node.message().id.clone())
-        }
-        command => {
-            let Some(Prompt { id, content, .. }) = prompt_of(command) else { return Follow::Decisions };
-            let id = id.clone().map(MessageId::from);
-            match id {
-                Some(id) if matches!(content.0[..], [Content::ToolResult(_), ..]) => {
-                    return Follow::Results(id);
-                }
-                id => id,
-            }
-        }
-    };
-    id.map_or(Follow::InFlight, Follow::Prompt)
+fn target(command: &mut SessionCommand) -> UiTarget {
+    let Some(Prompt { id, content, .. }) = prompt_of(command) else { return UiTarget::Decisions };
+    match id.clone() {
+        Some(id) if matches!(content.0[..], [Content::ToolResult(_), ..]) => UiTarget::Results(id),
+        Some(id) => UiTarget::Prompt(id),
+        None => UiTarget::Again,
+    }
 }
 
 /// Returns the stored message to which an id of the client belongs.

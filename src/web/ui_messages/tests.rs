@@ -1,4 +1,4 @@
-//! Tests with a real session. The translator turns the session's snapshots and events into frames, and the tests build
+//! Tests with a real session. The stream turns the session's snapshots and events into frames, and the tests build
 //! messages from these frames, as the client does.
 
 mod lists;
@@ -6,4 +6,5 @@ mod pauses;
 mod property;
 mod requests;
 mod rig;
+mod slow;
 mod streams;

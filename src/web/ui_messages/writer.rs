@@ -5,46 +5,41 @@ mod content;
 
 pub(super) use content::user_parts;
 
-use std::collections::{BTreeMap, HashSet};
+use std::{
+    collections::{BTreeMap, HashSet, VecDeque},
+    mem,
+    sync::Arc,
+};
 
 use serde_json::{Value, json};
 
 use self::content::{file_url, has_linked_files, output};
-use super::{Frame, Level, Settings};
+use super::{
+    UiFrame, UiLevel, UiSettings,
+    exchange::{has_own_content, has_results, ui_id},
+};
 use crate::{
-    message::{Attachment, Content, Message, MessageId, ProviderItem, ToolResult, ToolUse, ToolUseId},
-    provider::PartialBlock,
+    message::{Attachment, Content, Message, MessageId, ProviderItem, Role, ToolResult, ToolUse, ToolUseId},
+    session::SessionSnapshot,
 };
 
-/// The kind of a part that consists of text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Text,
-    Reasoning,
-}
-
-impl Kind {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Text => "text",
-            Self::Reasoning => "reasoning",
-        }
-    }
-}
-
-/// A block of text that has not ended.
-#[derive(Debug)]
-struct OpenText {
-    kind: Kind,
-    /// The id of the part. `None` if no part is open.
-    part: Option<String>,
-    /// The length of the text that was sent, in this stream or in an earlier one.
-    sent: usize,
+/// The state of the client's last step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum UiStep {
+    /// The client has no step, or the results of its last step are complete.
+    #[default]
+    Over,
+    /// The frame `start-step` was sent.
+    Open,
+    /// The frame `finish-step` was sent. Results may follow.
+    Finished,
+    /// The step was emptied, so the next step uses it.
+    Reset,
 }
 
 /// The state of a tool use in the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum UseState {
+enum UiUseState {
     /// The input is streaming.
     Input,
     /// The input is complete.
@@ -57,12 +52,14 @@ enum UseState {
 
 /// A tool use of the current step.
 #[derive(Debug)]
-struct Use {
+struct UiUse {
     id: ToolUseId,
     name: String,
     /// The text of the input so far.
     input: String,
-    state: UseState,
+    state: UiUseState,
+    /// The result that was sent.
+    result: Option<ToolResult>,
     /// Whether an approval was requested.
     is_asked: bool,
     /// The decision: approved or not.
@@ -72,59 +69,37 @@ struct Use {
 }
 
 /// Writes frames.
-#[derive(Debug)]
-pub(super) struct Writer {
-    pub(super) settings: Settings,
+#[derive(Debug, Default)]
+pub(super) struct UiWriter {
+    pub(super) settings: UiSettings,
+    /// The frames that were not sent yet.
+    pub(super) frames: VecDeque<UiFrame>,
     /// The names of the agent's tools. All other tools are dynamic.
     tools: HashSet<String>,
-    frames: Vec<Frame>,
     /// The number of the step.
     step: u32,
     /// The id of the step's message.
     message: Option<MessageId>,
-    /// Whether `start-step` was sent, and `finish-step` was not.
-    is_step_open: bool,
-    /// Whether the client has a step for the current request, which a reset would empty.
-    has_step: bool,
-    /// Whether the client's step was emptied, so that the next step uses it.
-    is_step_reset: bool,
-    texts: BTreeMap<usize, OpenText>,
-    inputs: BTreeMap<usize, ToolUseId>,
-    uses: Vec<Use>,
+    state: UiStep,
+    /// The open parts of text, by the index of their block: the kind and the id of each part.
+    texts: BTreeMap<usize, (&'static str, String)>,
+    uses: Vec<UiUse>,
     items: HashSet<usize>,
     retries: u32,
 }
 
-impl Writer {
-    pub(super) fn new(settings: Settings, tools: impl IntoIterator<Item = String>) -> Self {
-        Self {
-            settings,
-            tools: tools.into_iter().collect(),
-            frames: Vec::new(),
-            step: 0,
-            message: None,
-            is_step_open: false,
-            has_step: false,
-            is_step_reset: false,
-            texts: BTreeMap::new(),
-            inputs: BTreeMap::new(),
-            uses: Vec::new(),
-            items: HashSet::new(),
-            retries: 0,
-        }
+impl UiWriter {
+    pub(super) fn new(settings: UiSettings, snapshot: &SessionSnapshot) -> Self {
+        let tools = snapshot.agent.state.tools.iter().map(|tool| tool.name.clone()).collect();
+        Self { settings, tools, ..Self::default() }
     }
 
-    /// Returns the frames that were written since the last call.
-    pub(super) fn take(&mut self) -> Vec<Frame> {
-        std::mem::take(&mut self.frames)
-    }
-
-    pub(super) fn frame(&mut self, frame: Frame) {
-        self.frames.push(frame);
+    pub(super) fn frame(&mut self, frame: UiFrame) {
+        self.frames.push_back(frame);
     }
 
     fn is_seven(&self) -> bool {
-        self.settings.level == Level::Seven
+        self.settings.level == UiLevel::Seven
     }
 
     /// Sends a part of the type `data-omni-NAME`. Without an `id`, the part is transient: the client does not keep it
@@ -138,44 +113,106 @@ impl Writer {
         self.frame(frame);
     }
 
+    // ---- messages ----
+
+    /// Writes whole messages of an answer: each assistant message is a step.
+    pub(super) fn replay<'a>(&mut self, messages: impl Iterator<Item = &'a Arc<Message>>) {
+        for message in messages {
+            if message.role == Role::User {
+                self.results(message);
+                if !has_results(message) {
+                    self.steering(message);
+                }
+                continue;
+            }
+            self.step_start(self.step + 1, message.id.as_ref());
+            for (index, content) in message.content.iter().enumerate() {
+                let text: &str = match content {
+                    Content::Text(text) => &text.text,
+                    Content::Thinking(thinking) => &thinking.text,
+                    _ => "",
+                };
+                self.block(index, content, text, true);
+            }
+            self.answer(message);
+        }
+    }
+
+    /// Writes the end of an answer. If a step ended while some tool uses were open, its other tool uses contain their
+    /// results, because no message contains them yet.
+    pub(super) fn answer(&mut self, message: &Message) {
+        self.step_end();
+        let decided = message.tool_uses().filter_map(|tool_use| tool_use.decided.as_deref());
+        decided.for_each(|result| self.result(result, None));
+    }
+
+    /// Writes the results in a message, unless they were written before.
+    pub(super) fn results(&mut self, message: &Message) {
+        for (index, block) in message.content.iter().enumerate() {
+            if let Content::ToolResult(result) = block {
+                self.result(result, message.id.as_ref().map(|id| (id, index)));
+            }
+        }
+        self.step_over();
+    }
+
+    /// Writes the results in `kept` that differ from those in `shown`, in place of these.
+    pub(super) fn replace(&mut self, shown: &Message, kept: &Message) {
+        for (index, block) in kept.content.iter().enumerate() {
+            if let (Content::ToolResult(result), true) = (block, shown.content.get(index) != Some(block)) {
+                self.result(result, kept.id.as_ref().map(|id| (id, index)));
+            }
+        }
+    }
+
+    /// Writes the content of a message that joined the turn.
+    pub(super) fn steering(&mut self, message: &Message) {
+        if !has_own_content(message) {
+            return;
+        }
+        let (id, parts) = (ui_id(message, None), user_parts(message, &self.settings));
+        if self.is_seven() {
+            self.frame(json!({ "type": "steering-message", "id": id, "parts": parts }));
+        } else {
+            self.data("steering", Some(&id), &json!({ "id": id, "parts": parts }));
+        }
+    }
+
     // ---- steps ----
 
     /// Begins a step, because a request is sent.
-    pub(super) fn step_start(&mut self, step: u32, message: Option<MessageId>) {
+    pub(super) fn step_start(&mut self, step: u32, message: Option<&MessageId>) {
         self.step_end();
         self.forget_step();
-        if !std::mem::take(&mut self.is_step_reset) {
+        if self.state != UiStep::Reset {
             self.frame(json!({ "type": "start-step" }));
         }
-        (self.step, self.message) = (step, message);
-        (self.is_step_open, self.has_step) = (true, true);
-    }
-
-    /// Continues a step that an earlier stream has started.
-    pub(super) fn continue_step(&mut self, step: u32, message: Option<MessageId>) {
-        (self.step, self.message) = (step, message);
-        (self.is_step_open, self.has_step) = (true, true);
+        (self.step, self.message, self.state) = (step, message.cloned(), UiStep::Open);
     }
 
     /// Ends the open step, because the response is complete or its stream ends.
     pub(super) fn step_end(&mut self) {
-        if std::mem::take(&mut self.is_step_open) {
+        if self.state == UiStep::Open {
             self.end_texts();
             self.frame(json!({ "type": "finish-step" }));
+            self.state = UiStep::Finished;
         }
     }
 
     /// Records that the results of the step are complete. The next request belongs to another step.
-    pub(super) fn step_over(&mut self) {
+    fn step_over(&mut self) {
         self.step_end();
-        self.has_step = false;
+        if self.state == UiStep::Finished {
+            self.state = UiStep::Over;
+        }
     }
 
     /// Sends an empty step if the last step used tools and all of them have results. A client that sends results
     /// automatically looks only at the last step. Without an empty step, it would send the results of the server's
     /// tools as if they were its own.
     pub(super) fn seal(&mut self) {
-        let is_done = |tool_use: &Use| matches!(tool_use.state, UseState::Answered | UseState::Malformed);
+        let is_done =
+            |tool_use: &UiUse| matches!(tool_use.state, UiUseState::Answered | UiUseState::Malformed);
         if !self.uses.is_empty() && self.uses.iter().all(is_done) {
             self.step_end();
             self.frame(json!({ "type": "start-step" }));
@@ -186,184 +223,118 @@ impl Writer {
 
     fn forget_step(&mut self) {
         self.texts.clear();
-        self.inputs.clear();
         self.uses.clear();
         self.items.clear();
     }
 
-    /// Handles the repetition of a request. Everything that the step has sent is void.
-    pub(super) fn retry(&mut self, data: &Value) {
+    /// Handles the repetition of a request. If `is_void` is set, everything that the step has sent is void. `model` is the
+    /// backup model that repeats the request, if one does.
+    pub(super) fn retry(&mut self, is_void: bool, failure: &str, delay: u64, model: Option<&str>) {
         self.retries += 1;
-        if self.is_seven() {
-            if self.has_step {
-                self.frame(json!({ "type": "reset-step" }));
-                self.is_step_reset = true;
-            }
-            self.is_step_open = false;
-            self.data("retry", None, data);
-        } else {
+        let is_void = is_void && matches!(self.state, UiStep::Open | UiStep::Finished);
+        let mut mark = None;
+        if is_void && self.is_seven() {
+            self.frame(json!({ "type": "reset-step" }));
+            self.state = UiStep::Reset;
+        } else if is_void {
             // In level 6, the parts stay in the message. The data part that follows them marks them as void.
-            let is_marked = self.has_step;
             self.close("The request is repeated.");
-            let id = format!("retry-{}", self.retries);
-            self.data("retry", is_marked.then_some(&id), data);
-            self.step_end();
+            mark = Some(format!("retry-{}", self.retries));
         }
-        self.has_step = false;
-        self.forget_step();
-    }
-
-    // ---- texts ----
-
-    pub(super) fn text_start(&mut self, index: usize) {
-        self.texts.insert(index, OpenText { kind: Kind::Text, part: None, sent: 0 });
-        self.open(index);
-    }
-
-    /// The part for the reasoning is opened when its first text arrives, because many services send reasoning without
-    /// readable text.
-    pub(super) fn thinking_start(&mut self, index: usize) {
-        self.texts.insert(index, OpenText { kind: Kind::Reasoning, part: None, sent: 0 });
-    }
-
-    pub(super) fn text_delta(&mut self, index: usize, delta: &str) {
-        if delta.is_empty() || !self.texts.contains_key(&index) {
-            return;
+        self.data("retry", mark.as_deref(), &json!({ "failure": failure, "delay": delay, "model": model }));
+        if is_void {
+            self.step_over();
+            self.forget_step();
         }
-        self.open(index);
-        let Some(text) = self.texts.get_mut(&index) else { return };
-        text.sent += delta.len();
-        let frame = json!({ "type": format!("{}-delta", text.kind.name()), "id": text.part, "delta": delta });
-        self.frame(frame);
     }
 
-    /// Ends a block of text. Text that was not part of any delta is sent now.
-    pub(super) fn text_end(&mut self, index: usize, whole: &str) {
-        let sent = self.texts.get(&index).map_or(0, |text| text.sent);
-        if let Some(rest) = whole.get(sent..) {
-            self.text_delta(index, rest);
+    // ---- blocks ----
+
+    /// Writes the part of a block that was not written before. `new` is the end of the block's text, or of the JSON text
+    /// of a tool's input.
+    pub(super) fn block(&mut self, index: usize, content: &Content, new: &str, ended: bool) {
+        match content {
+            Content::Text(text) => self.text("text", index, &text.text, new, ended),
+            Content::Thinking(thinking) => self.text("reasoning", index, &thinking.text, new, ended),
+            Content::Attachment(file) => self.file(index, file),
+            Content::ProviderItem(item) => self.item(index, item),
+            Content::ToolUse(tool_use) if ended => self.tool_input(tool_use),
+            Content::ToolUse(ToolUse { id, name, .. }) => {
+                if self.find(id).is_none() {
+                    self.add_use(id, name, UiUseState::Input);
+                    self.frame(self.tool_frame("tool-input-start", id, name));
+                }
+                if !new.is_empty() {
+                    self.frame(
+                        json!({ "type": "tool-input-delta", "toolCallId": id, "inputTextDelta": new }),
+                    );
+                    self.add_use(id, name, UiUseState::Input).input.push_str(new);
+                }
+            }
+            Content::ToolResult(_) => {}
         }
-        self.end_text(index);
     }
 
-    fn open(&mut self, index: usize) {
-        let Some(text) = self.texts.get_mut(&index).filter(|text| text.part.is_none()) else { return };
-        // If an earlier stream has sent the beginning of a block, the rest of the block is another part.
-        let part = match text.sent {
-            0 => format!("{}-{index}", self.step),
-            sent => format!("{}-{index}-{sent}", self.step),
-        };
-        let frame = json!({ "type": format!("{}-start", text.kind.name()), "id": part });
-        text.part = Some(part);
-        self.frame(frame);
+    /// Writes the text `new` at the end of `whole`. A part of reasoning is opened when its first text arrives, because
+    /// many services send reasoning without readable text.
+    fn text(&mut self, kind: &'static str, index: usize, whole: &str, new: &str, ended: bool) {
+        let sent = whole.len() - new.len();
+        if !self.texts.contains_key(&index) && (!new.is_empty() || kind == "text" && sent == 0) {
+            // If an earlier stream has sent the beginning of a block, the rest of the block is another part.
+            let part = match sent {
+                0 => format!("{}-{index}", self.step),
+                sent => format!("{}-{index}-{sent}", self.step),
+            };
+            self.frame(json!({ "type": format!("{kind}-start"), "id": part }));
+            self.texts.insert(index, (kind, part));
+        }
+        if let (Some((_, part)), false) = (self.texts.get(&index), new.is_empty()) {
+            let frame = json!({ "type": format!("{kind}-delta"), "id": part, "delta": new });
+            self.frame(frame);
+        }
+        if ended {
+            self.end_text(index);
+        }
     }
 
     fn end_text(&mut self, index: usize) {
-        if let Some(text) = self.texts.remove(&index)
-            && let Some(part) = text.part
-        {
-            self.frame(json!({ "type": format!("{}-end", text.kind.name()), "id": part }));
+        if let Some((kind, part)) = self.texts.remove(&index) {
+            self.frame(json!({ "type": format!("{kind}-end"), "id": part }));
         }
     }
 
     /// Ends all open parts of text.
     fn end_texts(&mut self) {
         let open: Vec<usize> = self.texts.keys().copied().collect();
-        for index in open {
-            self.end_text(index);
-        }
+        open.into_iter().for_each(|index| self.end_text(index));
     }
 
-    // ---- other blocks ----
-
-    pub(super) fn file(&mut self, index: usize, file: &Attachment) {
+    fn file(&mut self, index: usize, file: &Attachment) {
         let url = file_url(&self.settings, self.message.as_ref(), &index.to_string(), file);
         self.frame(json!({ "type": "file", "url": url, "mediaType": file.media_type }));
     }
 
-    pub(super) fn item(&mut self, index: usize, item: &ProviderItem) {
+    fn item(&mut self, index: usize, item: &ProviderItem) {
         if self.is_seven() && self.settings.provider_items && self.items.insert(index) {
             let kind = item.data.get("type").and_then(Value::as_str).unwrap_or("item");
             self.frame(json!({ "type": "custom", "kind": format!("{}.{kind}", item.format) }));
         }
     }
 
-    /// Writes a whole block of an answer.
-    pub(super) fn block(&mut self, index: usize, block: &Content) {
-        match block {
-            Content::Text(text) => {
-                self.text_start(index);
-                self.text_end(index, &text.text);
-            }
-            Content::Thinking(thinking) => {
-                self.thinking_start(index);
-                self.text_end(index, &thinking.text);
-            }
-            Content::Attachment(file) => self.file(index, file),
-            Content::ToolUse(tool_use) => self.tool_input(index, tool_use),
-            Content::ProviderItem(item) => self.item(index, item),
-            Content::ToolResult(_) => {}
-        }
-    }
-
-    /// Writes a block of an answer that is still streaming.
-    pub(super) fn partial(&mut self, index: usize, block: &PartialBlock) {
-        match &block.content {
-            Content::Text(text) if !block.ended => {
-                self.text_start(index);
-                self.text_delta(index, &text.text);
-            }
-            Content::Thinking(thinking) if !block.ended => {
-                self.thinking_start(index);
-                self.text_delta(index, &thinking.text);
-            }
-            Content::ToolUse(tool_use) if !block.ended => {
-                self.tool_start(index, &tool_use.id, &tool_use.name);
-                self.tool_delta(index, &block.input);
-            }
-            content => self.block(index, content),
-        }
-    }
-
-    /// Records a block that an earlier stream has sent, completely or in part. If the block has not ended, this stream
-    /// sends the rest.
-    pub(super) fn continue_block(&mut self, index: usize, block: &PartialBlock) {
-        let (kind, sent) = match &block.content {
-            _ if block.ended => return self.note(&block.content),
-            Content::Text(text) => (Kind::Text, text.text.len()),
-            Content::Thinking(thinking) => (Kind::Reasoning, thinking.text.len()),
-            Content::ToolUse(tool_use) => {
-                self.inputs.insert(index, tool_use.id.clone());
-                self.add_use(&tool_use.id, &tool_use.name, UseState::Input).input.clone_from(&block.input);
-                return;
-            }
-            _ => return,
-        };
-        self.texts.insert(index, OpenText { kind, part: None, sent });
-    }
-
-    /// Records a tool use that an earlier stream has sent. Other blocks are ignored.
-    pub(super) fn note(&mut self, block: &Content) {
-        if let Content::ToolUse(tool_use) = block {
-            let is_malformed = tool_use.malformed.is_some();
-            let state = if is_malformed { UseState::Malformed } else { UseState::Available };
-            self.add_use(&tool_use.id, &tool_use.name, state);
-        }
-    }
-
     // ---- tools ----
 
-    fn find(&mut self, id: &ToolUseId) -> Option<&mut Use> {
+    fn find(&mut self, id: &ToolUseId) -> Option<&mut UiUse> {
         self.uses.iter_mut().find(|tool_use| tool_use.id == *id)
     }
 
-    fn add_use(&mut self, id: &ToolUseId, name: &str, state: UseState) -> &mut Use {
+    fn add_use(&mut self, id: &ToolUseId, name: &str, state: UiUseState) -> &mut UiUse {
         let place = self.uses.iter().position(|tool_use| tool_use.id == *id).unwrap_or_else(|| {
-            self.uses.push(Use {
+            self.uses.push(UiUse {
                 id: id.clone(),
                 name: name.to_owned(),
                 input: String::new(),
                 state,
+                result: None,
                 is_asked: false,
                 decided: None,
                 is_question: false,
@@ -374,7 +345,7 @@ impl Writer {
         &mut self.uses[place]
     }
 
-    fn tool_frame(&self, kind: &str, id: &ToolUseId, name: &str) -> Frame {
+    fn tool_frame(&self, kind: &str, id: &ToolUseId, name: &str) -> UiFrame {
         let mut frame = json!({ "type": kind, "toolCallId": id, "toolName": name });
         if !self.tools.contains(name) {
             frame["dynamic"] = true.into();
@@ -382,43 +353,25 @@ impl Writer {
         frame
     }
 
-    pub(super) fn tool_start(&mut self, index: usize, id: &ToolUseId, name: &str) {
-        self.inputs.insert(index, id.clone());
-        self.add_use(id, name, UseState::Input);
-        self.frame(self.tool_frame("tool-input-start", id, name));
-    }
-
-    pub(super) fn tool_delta(&mut self, index: usize, delta: &str) {
-        if delta.is_empty() {
-            return;
-        }
-        let Some(id) = self.inputs.get(&index).cloned() else { return };
-        self.frame(json!({ "type": "tool-input-delta", "toolCallId": id, "inputTextDelta": delta }));
-        if let Some(tool_use) = self.find(&id) {
-            tool_use.input.push_str(delta);
-        }
-    }
-
-    pub(super) fn tool_input(&mut self, index: usize, tool_use: &ToolUse) {
-        self.inputs.remove(&index);
+    fn tool_input(&mut self, tool_use: &ToolUse) {
         let ToolUse { id, name, input, malformed, .. } = tool_use;
+        let (kind, state) = match malformed {
+            Some(_) => ("tool-input-error", UiUseState::Malformed),
+            None => ("tool-input-available", UiUseState::Available),
+        };
+        let mut frame = self.tool_frame(kind, id, name);
+        frame["input"] = input.clone();
         if let Some(raw) = malformed {
-            let mut frame = self.tool_frame("tool-input-error", id, name);
             frame["input"] = raw.as_str().into();
             frame["errorText"] = "The input is not a JSON object.".into();
-            self.frame(frame);
-            self.add_use(id, name, UseState::Malformed);
-        } else {
-            let mut frame = self.tool_frame("tool-input-available", id, name);
-            frame["input"] = input.clone();
-            self.frame(frame);
-            self.add_use(id, name, UseState::Available);
         }
+        self.frame(frame);
+        self.add_use(id, name, state);
     }
 
     /// Sends the progress that a tool reported.
     pub(super) fn progress(&mut self, id: &ToolUseId, data: &Value) {
-        if self.find(id).is_some_and(|tool_use| tool_use.state == UseState::Available) {
+        if self.find(id).is_some_and(|tool_use| tool_use.state == UiUseState::Available) {
             self.frame(json!({
                 "type": "tool-output-available", "toolCallId": id, "output": data, "preliminary": true,
             }));
@@ -433,13 +386,14 @@ impl Writer {
         }
     }
 
-    /// Writes a result, unless it was written already. `block` is the message and the index of the result in it.
-    pub(super) fn result(&mut self, result: &ToolResult, block: Option<(&MessageId, usize)>) {
+    /// Writes a result, unless it was written already. A message can contain a shorter form of a result that was
+    /// written. `block` is the message and the index of the result in it.
+    fn result(&mut self, result: &ToolResult, block: Option<(&MessageId, usize)>) {
         let id = &result.tool_use_id;
         let is_denied = match self.find(id) {
-            Some(tool_use) if tool_use.state == UseState::Answered => return,
+            Some(tool_use) if tool_use.result.as_ref() == Some(result) => return,
             Some(tool_use) => {
-                tool_use.state = UseState::Answered;
+                (tool_use.state, tool_use.result) = (UiUseState::Answered, Some(result.clone()));
                 tool_use.is_asked && tool_use.decided == Some(false)
             }
             None => false,
@@ -458,46 +412,25 @@ impl Writer {
         });
     }
 
-    /// Writes a result in place of the one that was written before.
-    pub(super) fn replace(&mut self, result: &ToolResult, block: Option<(&MessageId, usize)>) {
-        if let Some(tool_use) = self.find(&result.tool_use_id) {
-            tool_use.state = UseState::Available;
-        }
-        self.result(result, block);
-    }
-
-    // ---- ends ----
-
     /// Closes everything that is open, because the answer ends here. Tool uses without a result get `reason` as an
     /// error.
     pub(super) fn close(&mut self, reason: &str) {
         self.end_texts();
-        for tool_use in std::mem::take(&mut self.uses) {
-            let Use { id, name, input, state, .. } = &tool_use;
+        for tool_use in mem::take(&mut self.uses) {
+            let UiUse { id, name, input, state, .. } = &tool_use;
             match state {
-                UseState::Input => {
+                UiUseState::Input => {
                     let mut frame = self.tool_frame("tool-input-error", id, name);
                     frame["input"] = input.as_str().into();
                     frame["errorText"] = reason.into();
                     self.frame(frame);
                 }
-                UseState::Available => {
+                UiUseState::Available => {
                     self.frame(json!({ "type": "tool-output-error", "toolCallId": id, "errorText": reason }));
                 }
-                UseState::Malformed | UseState::Answered => {}
+                UiUseState::Malformed | UiUseState::Answered => {}
             }
-            self.uses.push(Use { state: UseState::Answered, ..tool_use });
-        }
-        self.inputs.clear();
-    }
-
-    /// Sends a prompt that joined the turn.
-    pub(super) fn steering(&mut self, id: &str, message: &Message) {
-        let parts = user_parts(message, &self.settings);
-        if self.is_seven() {
-            self.frame(json!({ "type": "steering-message", "id": id, "parts": parts }));
-        } else {
-            self.data("steering", Some(id), &json!({ "id": id, "parts": parts }));
+            self.uses.push(UiUse { state: UiUseState::Answered, ..tool_use });
         }
     }
 }

@@ -1,15 +1,19 @@
-//! Random runs at both levels of the protocol. A second client joins at any event. The frames follow the rules of the
-//! protocol, and folding them gives the list of messages.
+//! Random runs at both levels of the protocol. A second client joins at any event. Both clients miss events and get
+//! snapshots in their place. The frames follow the rules of the protocol, and folding them gives the list of messages.
+
+use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use serde_json::json;
 
-use super::rig::{Client, LEVELS, check, fold, lasting, listed, session, submit};
+use super::rig::{Client, LEVELS, check, finish, fold, lasting, listed, session, submit};
 use crate::{
     agent::Status,
+    message::Usage,
     testing::Step,
     tool::Decision,
-    web::ui_messages::{Follow, Level},
+    tree::Node,
+    web::ui_messages::{UiLevel, UiTarget},
 };
 
 /// A block of a scripted response.
@@ -55,8 +59,15 @@ fn script(steps: &[Vec<Block>]) -> Vec<Step> {
     scripted
 }
 
-/// Runs the script. After `join` events, a second client resumes. Decisions are made by hand while the run is paused.
-async fn play(steps: Vec<Vec<Block>>, level: Level, join: usize, approves: bool) {
+/// Runs the script. After `join` events, a second client resumes. `misses` states at which events the clients miss how
+/// many events. Decisions are made by hand while the run is paused.
+async fn play(
+    steps: Vec<Vec<Block>>,
+    level: UiLevel,
+    join: usize,
+    misses: &BTreeMap<usize, usize>,
+    approves: bool,
+) {
     let session = session(script(&steps)).await;
     let mut client = Client::post(&session, level, submit(&[], "u1", "Hi")).await.unwrap();
     let mut second = None;
@@ -64,32 +75,39 @@ async fn play(steps: Vec<Vec<Block>>, level: Level, join: usize, approves: bool)
         if event == join {
             let status = session.snapshot().await.unwrap().agent.status;
             if status == Status::Busy {
-                second = Some(Client::start(&session, level, |_| (Follow::InFlight, None)).await);
+                second = Some(Client::start(&session, level, |_| (UiTarget::InFlight, None)).await);
             }
         }
-        if client.translator.is_ended() {
+        if client.stream.is_ended() {
             break;
         }
-        client.step().await;
+        client.step_or_miss(event, misses).await;
     }
     let frames = client.finish().await;
     check(level, &frames);
     if let Some(second) = second {
-        let second = second.finish().await;
+        let second = second.finish_missing(misses).await;
         check(level, &second);
         assert_eq!(lasting(fold(&frames)), lasting(fold(&second)));
     }
     assert_eq!(lasting(fold(&frames)), listed(&session, level).await);
+    let metadata = &finish(&frames)["messageMetadata"];
+    if metadata["paused"] != true {
+        let tree = session.tree().await.unwrap();
+        let nodes: Vec<_> = tree.iter().map(Node::id).collect();
+        let usage = tree.iter().filter_map(Node::usage).fold(Usage::default(), |sum, usage| sum + *usage);
+        assert_eq!((&metadata["nodes"], &metadata["usage"]), (&json!(nodes), &json!(usage)));
+    }
 
     // If the run was paused, decide, and read the rest of the run.
     let mut parts = fold(&frames);
     while session.snapshot().await.unwrap().agent.status == Status::Paused {
-        let client = Client::start(&session, level, |_| (Follow::Decisions, None)).await;
+        let client = Client::start(&session, level, |_| (UiTarget::Decisions, None)).await;
         for pause in session.snapshot().await.unwrap().agent.pauses {
             let decision = if approves { Decision::Execute } else { Decision::reject("No.") };
             session.resume(pause.tool_use.id.clone(), decision).await.unwrap();
         }
-        let frames = client.finish().await;
+        let frames = client.finish_missing(misses).await;
         parts = super::rig::fold_onto(parts, &frames);
     }
     let snapshot = session.snapshot().await.unwrap();
@@ -113,12 +131,13 @@ proptest! {
     fn frames_of_any_run_fold_to_the_list(
         steps in prop::collection::vec(prop::collection::vec(block(), 0..4), 0..4),
         join in 0..30_usize,
+        misses in prop::collection::btree_map(0..40_usize, 1..12_usize, 0..5),
         approves in any::<bool>(),
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
         let runtime = runtime.unwrap();
         for level in LEVELS {
-            runtime.block_on(play(steps.clone(), level, join, approves));
+            runtime.block_on(play(steps.clone(), level, join, &misses, approves));
         }
     }
 }

@@ -1,10 +1,16 @@
-//! A session, and clients that follow it through the translator.
+//! A session, and clients that follow it.
+
+use std::{collections::BTreeMap, future::ready, iter, time::Duration};
 
 use serde_json::{Value, json};
+use tokio::time::timeout;
 
 use crate::{
-    agent::{Agent, AgentBuilder},
-    session::{Mode, Session, SessionCommand, SessionEvent, SessionSnapshot, SessionSubscription},
+    agent::{Agent, AgentBuilder, Event, Status},
+    run::PromptState,
+    session::{
+        Mode, Session, SessionAnswer, SessionCommand, SessionEvent, SessionSnapshot, SessionSubscription,
+    },
     store::MemoryStore,
     subscription::{Numbered, Update},
     testing::{ScriptedProvider, Step},
@@ -12,15 +18,15 @@ use crate::{
     web::{
         Problem,
         front::files::Files,
-        ui_messages::{Follow, Frame, Level, Post, Settings, Translator, fold::Fold, messages, read},
+        ui_messages::{Post, UiFrame, UiLevel, UiSettings, UiStream, UiTarget, fold::UiFold, messages, read},
     },
 };
 
-pub(super) const LEVELS: [Level; 2] = [Level::Six, Level::Seven];
+pub(super) const LEVELS: [UiLevel; 2] = [UiLevel::Six, UiLevel::Seven];
 
-pub(super) fn settings(level: Level) -> Settings {
+pub(super) fn settings(level: UiLevel) -> UiSettings {
     let files = Files { base: Some("/c/1/files".to_owned()), ..Files::default() };
-    Settings { level, conversation: Some("/c/1".to_owned()), files, provider_items: true }
+    UiSettings { level, conversation: Some("/c/1".to_owned()), files, provider_items: true }
 }
 
 /// The tools of the tests: `clock` runs at once, `delete` needs an approval, and `locate` is run by the client.
@@ -55,75 +61,124 @@ pub(super) async fn session_of(
 
 /// A response as a client sees it.
 pub(super) struct Client {
-    pub(super) translator: Translator,
+    pub(super) stream: UiStream,
     updates: SessionSubscription,
     session: Session,
-    pub(super) frames: Vec<Frame>,
+    /// The state after the last update.
+    view: SessionSnapshot,
+    pub(super) frames: Vec<UiFrame>,
 }
 
 impl Client {
-    /// Subscribes, and then sends the command that `follow` returns.
+    /// Subscribes, and then sends the command that `target` returns.
     pub(super) async fn start(
         session: &Session,
-        level: Level,
-        follow: impl FnOnce(&SessionSnapshot) -> (Follow, Option<SessionCommand>),
+        level: UiLevel,
+        target: impl FnOnce(&SessionSnapshot) -> (UiTarget, Option<SessionCommand>),
     ) -> Self {
         let updates = session.subscribe(Mode::Observer).await.unwrap();
-        let snapshot = updates.snapshot().unwrap().clone();
-        let (follow, command) = follow(&snapshot);
-        let (translator, frames) = Translator::begin(settings(level), &snapshot, follow);
-        if let Some(command) = command {
-            session.perform(command, None).await.unwrap();
+        let view = SessionSnapshot::clone(updates.snapshot().unwrap());
+        let (target, command) = target(&view);
+        let mut stream = UiStream::begin(settings(level), &view, target);
+        if let Some(command) = command
+            && let SessionAnswer::Accepted(accepted) = session.perform(command, None).await.unwrap()
+        {
+            stream.accepted(&accepted);
         }
-        Self { translator, updates, session: session.clone(), frames }
+        let frames = iter::from_fn(|| stream.next_frame()).collect();
+        Self { stream, updates, session: session.clone(), view, frames }
     }
 
     /// Sends a request with this body, as the client of the AI SDK would. Returns its response, which the test reads.
-    pub(super) async fn post(session: &Session, level: Level, body: Value) -> Result<Self, Problem> {
+    pub(super) async fn post(session: &Session, level: UiLevel, body: Value) -> Result<Self, Problem> {
         let snapshot = session.snapshot().await.unwrap();
-        let (command, follow) = plan(&snapshot, body)?;
-        Ok(Self::start(session, level, |_| (follow, command)).await)
+        let (command, target) = plan(&snapshot, body)?;
+        Ok(Self::start(session, level, |_| (target, command)).await)
     }
 
-    /// Translates one event. If the response ends at a pause, no event is read.
+    /// Reads one event. If the response ends at a pause, no event is read.
     pub(super) async fn step(&mut self) {
         self.step_with(Numbered::clone).await;
     }
 
-    /// Translates the event that `change` returns for the next one.
+    /// Reads the event that `change` returns for the next one.
     async fn step_with(&mut self, change: impl Fn(&Numbered<SessionEvent>) -> Numbered<SessionEvent>) {
-        if self.translator.is_pausing() {
-            let last = self.session.snapshot().await.unwrap().last;
-            self.frames.extend(self.translator.pause_until(last));
-            if self.translator.is_ended() {
-                return;
-            }
+        if self.stream.is_paused() {
+            self.session.snapshot().await.unwrap();
         }
-        match self.updates.next().await {
-            Some(Update::Event(event)) => self.frames.extend(self.translator.event(&change(&event))),
+        let update = tokio::select! {
+            biased;
+            update = self.updates.next() => update,
+            () = ready(()), if self.stream.is_paused() => None,
+        };
+        match update {
+            Some(Update::Event(event)) => {
+                self.view.apply(&event).unwrap();
+                self.stream.event(&change(&event).event);
+            }
+            None if self.stream.is_paused() => self.stream.pause(),
             other => panic!("the session ended: {other:?}"),
+        }
+        self.frames.extend(iter::from_fn(|| self.stream.next_frame()));
+    }
+
+    /// Misses about `count` events, and reads a snapshot in their place. A session has no snapshot between the events
+    /// that end a turn: from the status and the states of the prompts to the nodes.
+    pub(super) async fn miss(&mut self, count: usize) {
+        let (mut missed, mut is_between) = (0, false);
+        while missed < count || is_between {
+            // The time passes only when nothing else happens.
+            let next = timeout(Duration::from_secs(1), self.updates.next()).await;
+            let Ok(Some(Update::Event(event))) = next else { break };
+            self.view.apply(&event).unwrap();
+            missed += 1;
+            is_between = match event.event.agent() {
+                Some(Event::Status { status, .. }) => *status == Status::Idle,
+                Some(Event::Prompt { state, prompt, .. }) => match state {
+                    PromptState::Ended { .. } => true,
+                    state => *state == PromptState::Returned && prompt.is_some(),
+                },
+                Some(Event::Turn { .. } | Event::Cancelled { .. } | Event::Error { .. }) => true,
+                _ => false,
+            };
+        }
+        self.stream.snapshot(&self.view);
+        self.frames.extend(iter::from_fn(|| self.stream.next_frame()));
+    }
+
+    /// Reads the event with this number, or misses as many events as `misses` states for this number.
+    pub(super) async fn step_or_miss(&mut self, event: usize, misses: &BTreeMap<usize, usize>) {
+        match misses.get(&event) {
+            Some(count) => self.miss(*count).await,
+            None => self.step().await,
         }
     }
 
-    /// Translates the events that `change` returns until the response is complete.
+    /// Reads the events that `change` returns until the response is complete.
     pub(super) async fn finish_with(
         &mut self,
         change: impl Fn(&Numbered<SessionEvent>) -> Numbered<SessionEvent>,
     ) {
-        while !self.translator.is_ended() {
+        while !self.stream.is_ended() {
             self.step_with(&change).await;
         }
     }
 
-    /// Translates events until the response is complete.
-    pub(super) async fn finish(mut self) -> Vec<Frame> {
-        while !self.translator.is_ended() {
-            self.step().await;
+    /// Reads events until the response is complete.
+    pub(super) async fn finish(self) -> Vec<UiFrame> {
+        self.finish_missing(&BTreeMap::new()).await
+    }
+
+    /// Reads or misses events until the response is complete.
+    pub(super) async fn finish_missing(mut self, misses: &BTreeMap<usize, usize>) -> Vec<UiFrame> {
+        let mut events = 0..;
+        while !self.stream.is_ended() {
+            self.step_or_miss(events.next().unwrap(), misses).await;
         }
         self.frames
     }
 
-    /// Translates events until a frame of this type was sent.
+    /// Reads events until a frame of this type was sent.
     pub(super) async fn until(&mut self, kind: &str) {
         while !self.frames.iter().any(|frame| frame["type"] == kind) {
             self.step().await;
@@ -131,10 +186,16 @@ impl Client {
     }
 }
 
+/// Returns the frames with which a response begins.
+pub(super) fn begin(level: UiLevel, snapshot: &SessionSnapshot, target: UiTarget) -> Vec<UiFrame> {
+    let mut stream = UiStream::begin(settings(level), snapshot, target);
+    iter::from_fn(|| stream.next_frame()).collect()
+}
+
 pub(super) fn plan(
     snapshot: &SessionSnapshot,
     body: Value,
-) -> Result<(Option<SessionCommand>, Follow), Problem> {
+) -> Result<(Option<SessionCommand>, UiTarget), Problem> {
     let post: Post = serde_json::from_value(body).unwrap();
     read(&post, snapshot)
 }
@@ -151,20 +212,20 @@ pub(super) fn user(id: &str, text: &str) -> Value {
 }
 
 /// Sends a prompt, and returns the frames of its response.
-pub(super) async fn ask(session: &Session, level: Level, id: &str) -> Vec<Frame> {
+pub(super) async fn ask(session: &Session, level: UiLevel, id: &str) -> Vec<UiFrame> {
     Client::post(session, level, submit(&[], id, "Hi")).await.unwrap().finish().await
 }
 
 /// Adds the content of the frames to the parts that a client has, and returns all its parts.
-pub(super) fn fold_onto(parts: Vec<Value>, frames: &[Frame]) -> Vec<Value> {
-    let mut fold = Fold { parts, ..Fold::default() };
+pub(super) fn fold_onto(parts: Vec<Value>, frames: &[UiFrame]) -> Vec<Value> {
+    let mut fold = UiFold { parts, ..UiFold::default() };
     for frame in frames {
         fold.add(frame);
     }
     fold.parts
 }
 
-pub(super) fn fold(frames: &[Frame]) -> Vec<Value> {
+pub(super) fn fold(frames: &[UiFrame]) -> Vec<Value> {
     fold_onto(Vec::new(), frames)
 }
 
@@ -173,41 +234,41 @@ pub(super) fn lasting(parts: Vec<Value>) -> Vec<Value> {
     parts.into_iter().filter(|part| !part["type"].as_str().unwrap().starts_with("data-")).collect()
 }
 
-async fn last_answer(session: &Session, level: Level) -> Value {
+async fn last_answer(session: &Session, level: UiLevel) -> Value {
     let all = messages(&settings(level), &session.snapshot().await.unwrap());
     all.into_iter().rfind(|message| message["role"] == "assistant").expect("an answer")
 }
 
 /// Returns the parts of the last answer in the list.
-pub(super) async fn listed(session: &Session, level: Level) -> Vec<Value> {
+pub(super) async fn listed(session: &Session, level: UiLevel) -> Vec<Value> {
     lasting(last_answer(session, level).await["parts"].as_array().unwrap().clone())
 }
 
 /// Returns the id of the last answer in the list, which has the turn of its first message.
 pub(super) async fn listed_id(session: &Session) -> String {
-    last_answer(session, Level::Seven).await["id"].as_str().unwrap().to_owned()
+    last_answer(session, UiLevel::Seven).await["id"].as_str().unwrap().to_owned()
 }
 
-pub(super) fn types(frames: &[Frame]) -> Vec<&str> {
+pub(super) fn types(frames: &[UiFrame]) -> Vec<&str> {
     frames.iter().map(|frame| frame["type"].as_str().unwrap()).collect()
 }
 
-pub(super) fn find<'a>(frames: &'a [Frame], kind: &str) -> Option<&'a Frame> {
+pub(super) fn find<'a>(frames: &'a [UiFrame], kind: &str) -> Option<&'a UiFrame> {
     frames.iter().find(|frame| frame["type"] == kind)
 }
 
-pub(super) fn finish(frames: &[Frame]) -> &Frame {
+pub(super) fn finish(frames: &[UiFrame]) -> &UiFrame {
     find(frames, "finish").expect("a finish frame")
 }
 
 /// Checks the rules that the frames of every response follow.
-pub(super) fn check(level: Level, frames: &[Frame]) {
+pub(super) fn check(level: UiLevel, frames: &[UiFrame]) {
     let types = types(frames);
     assert_eq!(types[0], "start", "{types:?}");
     let end = types.iter().position(|kind| matches!(*kind, "finish" | "error")).expect("a terminal frame");
     assert_eq!(end + 1, types.len(), "nothing follows the terminal frame: {types:?}");
     assert!(types[1..].iter().all(|kind| *kind != "start"), "{types:?}");
-    if level == Level::Six {
+    if level == UiLevel::Six {
         let of_seven = ["tool-approval-response", "custom", "steering-message", "reset-step"];
         assert!(types.iter().all(|kind| !of_seven.contains(kind)), "{types:?}");
         assert!(frames.iter().all(|frame| frame["finishReason"] != "interrupted"));

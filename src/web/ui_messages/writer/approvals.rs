@@ -1,34 +1,36 @@
 //! Requests for approvals, and the decisions on them.
 
-use std::sync::Arc;
+use std::{mem, sync::Arc};
 
 use serde_json::{Map, json};
 
-use super::{Use, UseState, Writer};
+use super::{UiUse, UiUseState, UiWriter};
 use crate::{
     message::{ToolUse, ToolUseId},
     run::PendingUse,
     tool::Decision,
 };
 
-impl Writer {
+impl UiWriter {
     /// Sends the frames for a decision that was made.
     pub(in crate::web::ui_messages) fn decided(&mut self, id: &ToolUseId, decision: &Decision) {
         let approved = !matches!(decision, Decision::Reject(_));
-        let is_seven = self.is_seven();
-        if self.find(id).is_none() {
-            // The decision answers a question of a running tool. The tool's result will show the effect of the answer.
-            let call = call_of(id);
-            if self.find(&call).is_some_and(|tool_use| tool_use.is_asked) && is_seven {
-                self.response(id, approved, decision);
+        let own = self.find(id).map(|tool_use| {
+            tool_use.decided = Some(approved);
+            (tool_use.is_asked, tool_use.is_question)
+        });
+        // The question of a running tool is not a tool use. The tool's result will show the effect of the answer.
+        let (is_asked, is_question) = own.unwrap_or_else(|| {
+            let call = self.find(&call_of(id));
+            (call.is_some_and(|tool_use| tool_use.is_asked), false)
+        });
+        if is_asked && self.is_seven() {
+            let mut frame =
+                json!({ "type": "tool-approval-response", "approvalId": id, "approved": approved });
+            if let Decision::Reject(reason) = decision {
+                frame["reason"] = reason.as_str().into();
             }
-            return;
-        }
-        let Some(tool_use) = self.find(id) else { return };
-        tool_use.decided = Some(approved);
-        let (is_asked, is_question) = (tool_use.is_asked, tool_use.is_question);
-        if is_asked && is_seven {
-            self.response(id, approved, decision);
+            self.frame(frame);
         }
         if is_question {
             self.frame(if approved {
@@ -40,19 +42,18 @@ impl Writer {
         }
     }
 
-    fn response(&mut self, id: &ToolUseId, approved: bool, decision: &Decision) {
-        let mut frame = json!({ "type": "tool-approval-response", "approvalId": id, "approved": approved });
-        if let Decision::Reject(reason) = decision {
-            frame["reason"] = reason.as_str().into();
-        }
-        self.frame(frame);
+    /// Drops all frames, because an earlier stream has sent them and the requests for these pauses. If text continues, the
+    /// rest is another part.
+    pub(in crate::web::ui_messages) fn continue_from(&mut self, pauses: &[Arc<PendingUse>]) {
+        pauses.iter().for_each(|pause| self.note_pause(pause));
+        self.end_texts();
+        self.frames.clear();
     }
 
-    /// Notes a pause whose request an earlier stream has sent.
-    pub(in crate::web::ui_messages) fn note_pause(&mut self, pause: &PendingUse) {
+    fn note_pause(&mut self, pause: &PendingUse) {
         let call = pause.call();
         let is_known = self.find(call).is_some();
-        let noted = self.add_use(call, &pause.tool_use.name, UseState::Available);
+        let noted = self.add_use(call, &pause.tool_use.name, UiUseState::Available);
         noted.is_asked = true;
         noted.is_question |= !is_known;
     }
@@ -81,18 +82,17 @@ impl Writer {
         if !self.is_seven() {
             return;
         }
-        let is_automatic = |tool_use: &&Use| tool_use.state == UseState::Available && !tool_use.is_asked;
-        let automatic = self.uses.iter().filter(is_automatic);
-        let automatic: Vec<_> = automatic.map(|tool_use| (tool_use.id.clone(), tool_use.decided)).collect();
-        for (id, decided) in automatic {
-            let approved = decided.unwrap_or(true);
-            if let Some(tool_use) = self.find(&id) {
-                tool_use.is_asked = true;
+        for index in 0..self.uses.len() {
+            let UiUse { id, state, is_asked, decided, .. } = &mut self.uses[index];
+            if *state == UiUseState::Available && !mem::replace(is_asked, true) {
+                let (id, approved) = (id.clone(), decided.unwrap_or(true));
+                self.frame(json!({
+                    "type": "tool-approval-request", "approvalId": id, "toolCallId": id, "isAutomatic": true,
+                }));
+                self.frame(
+                    json!({ "type": "tool-approval-response", "approvalId": id, "approved": approved }),
+                );
             }
-            self.frame(json!({
-                "type": "tool-approval-request", "approvalId": id, "toolCallId": id, "isAutomatic": true,
-            }));
-            self.frame(json!({ "type": "tool-approval-response", "approvalId": id, "approved": approved }));
         }
     }
 

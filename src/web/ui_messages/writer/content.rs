@@ -4,11 +4,11 @@ use serde_json::{Value, json};
 
 use crate::{
     message::{Attachment, Content, Message, MessageId, ResultBlock, Source, ToolResult},
-    web::ui_messages::Settings,
+    web::ui_messages::UiSettings,
 };
 
 /// Returns the parts of a user message, without its tool results.
-pub(in crate::web::ui_messages) fn user_parts(message: &Message, settings: &Settings) -> Vec<Value> {
+pub(in crate::web::ui_messages) fn user_parts(message: &Message, settings: &UiSettings) -> Vec<Value> {
     let parts = message.content.iter().enumerate().filter_map(|(index, block)| match block {
         Content::Text(text) => Some(json!({ "type": "text", "text": text.text })),
         Content::Attachment(file) => {
@@ -29,7 +29,11 @@ fn file_part(url: &str, file: &Attachment) -> Value {
 
 /// Returns a result's output: the value if the text is a JSON object or array, otherwise the text. A result with files
 /// is a list of parts. `block` is the message and the index of the result in it.
-pub(super) fn output(result: &ToolResult, block: Option<(&MessageId, usize)>, settings: &Settings) -> Value {
+pub(super) fn output(
+    result: &ToolResult,
+    block: Option<(&MessageId, usize)>,
+    settings: &UiSettings,
+) -> Value {
     if result.content.iter().all(|block| matches!(block, ResultBlock::Text(_))) {
         let text = result.output_text();
         let value = text.trim_start().starts_with(['{', '[']).then(|| serde_json::from_str(&text).ok());
@@ -47,7 +51,7 @@ pub(super) fn output(result: &ToolResult, block: Option<(&MessageId, usize)>, se
 }
 
 /// Returns whether a result contains a file that is sent as an address.
-pub(super) fn has_linked_files(result: &ToolResult, settings: &Settings) -> bool {
+pub(super) fn has_linked_files(result: &ToolResult, settings: &UiSettings) -> bool {
     let is_linked = |block: &ResultBlock| match block {
         ResultBlock::Attachment(file) => settings.files.links(file),
         ResultBlock::Text(_) => false,
@@ -63,7 +67,7 @@ fn inline_url(file: &Attachment) -> String {
 }
 
 pub(super) fn file_url(
-    settings: &Settings,
+    settings: &UiSettings,
     message: Option<&MessageId>,
     block: &str,
     file: &Attachment,

@@ -170,7 +170,7 @@ struct WebShared {
     read_labels: ReadLabels,
     client_ids: Option<ClientIds>,
     client_tools: bool,
-    ag_ui_runs: ag_ui::Runs,
+    ag_ui_runs: ag_ui::AgUiRuns,
     readers: Readers,
 }
 
@@ -260,7 +260,7 @@ impl Web {
             read_labels: ReadLabels::default(),
             client_ids: None,
             client_tools: false,
-            ag_ui_runs: ag_ui::Runs::default(),
+            ag_ui_runs: ag_ui::AgUiRuns::default(),
             readers: Readers::default(),
         })
     }

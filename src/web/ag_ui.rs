@@ -1,7 +1,7 @@
 //! The streams of AG-UI, for clients of protocol version 1.0 and of version 0.0.59 of the npm packages.
 //!
-//! Except for the routes, this module does no input or output. [`RunInput::intent`] reads a posted request and the
-//! session's snapshot, and returns the commands to perform. A [`RunStream`] takes the snapshot and the events of a
+//! Except for the routes, this module does no input or output. [`AgUiInput::intent`] reads a posted request and the
+//! session's snapshot, and returns the commands to perform. A [`AgUiStream`] takes the snapshot and the events of a
 //! session, and returns the events of the protocol.
 
 mod frame;
@@ -15,10 +15,10 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use frame::Frame;
-pub(crate) use request::RunInput;
-pub(super) use runs::Runs;
-pub(crate) use stream::{Run, RunStream, Start};
+pub(crate) use frame::AgUiFrame;
+pub(crate) use request::AgUiInput;
+pub(super) use runs::AgUiRuns;
+pub(crate) use stream::{AgUiRun, AgUiStart, AgUiStream};
 
 /// The type of the activity messages that show the progress of a tool.
 const PROGRESS: &str = "omni.progress";
@@ -27,16 +27,17 @@ const PROGRESS: &str = "omni.progress";
 const FILE: &str = "omni.file";
 
 /// The version of the protocol that the client reads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Level {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum AgUiLevel {
     /// Version 0.0.59 of the npm packages. It refuses an outcome other than `success` and `interrupt`, and results with
     /// parts.
+    #[default]
     V0,
     /// Protocol 1.0.
     V1,
 }
 
-impl Level {
+impl AgUiLevel {
     /// Returns the level of a request that declares this version of the protocol. Version 0.0.59 of the packages
     /// declares none.
     pub(crate) fn of(declared: Option<&str>) -> Self {

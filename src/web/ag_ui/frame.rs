@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 /// An event of the protocol. Optional fields are omitted, never null.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "SCREAMING_SNAKE_CASE", rename_all_fields = "camelCase")]
-pub(crate) enum Frame {
+pub(crate) enum AgUiFrame {
     RunStarted {
         thread_id: String,
         run_id: String,
@@ -17,15 +17,15 @@ pub(crate) enum Frame {
         thread_id: String,
         run_id: String,
         #[serde(skip_serializing_if = "Option::is_none")]
-        outcome: Option<Outcome>,
+        outcome: Option<AgUiOutcome>,
         #[serde(skip_serializing_if = "Vec::is_empty")]
-        usage: Vec<TokenUsage>,
+        usage: Vec<AgUiUsage>,
     },
     RunError {
         message: String,
         code: String,
         #[serde(skip_serializing_if = "Vec::is_empty")]
-        usage: Vec<TokenUsage>,
+        usage: Vec<AgUiUsage>,
     },
     StepStarted {
         step_name: String,
@@ -76,7 +76,7 @@ pub(crate) enum Frame {
     ToolCallResult {
         message_id: String,
         tool_call_id: String,
-        content: MessageContent,
+        content: AgUiContent,
         role: &'static str,
         #[serde(skip_serializing_if = "Map::is_empty")]
         metadata: Map<String, Value>,
@@ -88,7 +88,7 @@ pub(crate) enum Frame {
         replace: bool,
     },
     MessagesSnapshot {
-        messages: Vec<ChatMessage>,
+        messages: Vec<AgUiMessage>,
         metadata: Value,
     },
     StateSnapshot {
@@ -107,7 +107,7 @@ pub(crate) enum Frame {
 /// The outcome of a run that did not fail.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "lowercase", rename_all_fields = "camelCase")]
-pub(crate) enum Outcome {
+pub(crate) enum AgUiOutcome {
     Success {
         /// The tool calls that the client has to answer.
         #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -138,7 +138,7 @@ pub(crate) struct Interrupt {
 /// The tokens that one model has used.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct TokenUsage {
+pub(crate) struct AgUiUsage {
     pub(crate) model: String,
     pub(crate) input_tokens: u64,
     pub(crate) output_tokens: u64,
@@ -151,22 +151,22 @@ pub(crate) struct TokenUsage {
 /// A message of a conversation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "role", rename_all = "lowercase", rename_all_fields = "camelCase")]
-pub(crate) enum ChatMessage {
+pub(crate) enum AgUiMessage {
     User {
         id: String,
-        content: MessageContent,
+        content: AgUiContent,
     },
     Assistant {
         id: String,
         #[serde(skip_serializing_if = "Option::is_none")]
         content: Option<String>,
         #[serde(skip_serializing_if = "Vec::is_empty")]
-        tool_calls: Vec<ToolCall>,
+        tool_calls: Vec<AgUiToolCall>,
     },
     Tool {
         id: String,
         tool_call_id: String,
-        content: MessageContent,
+        content: AgUiContent,
         #[serde(skip_serializing_if = "Map::is_empty")]
         metadata: Map<String, Value>,
     },
@@ -181,7 +181,7 @@ pub(crate) enum ChatMessage {
     },
 }
 
-impl ChatMessage {
+impl AgUiMessage {
     pub(crate) fn id(&self) -> &str {
         match self {
             Self::User { id, .. }
@@ -192,7 +192,7 @@ impl ChatMessage {
         }
     }
 
-    pub(crate) fn tool_calls(&self) -> &[ToolCall] {
+    pub(crate) fn tool_calls(&self) -> &[AgUiToolCall] {
         match self {
             Self::Assistant { tool_calls, .. } => tool_calls,
             _ => &[],
@@ -202,49 +202,49 @@ impl ChatMessage {
 
 /// A tool call of an assistant message.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct ToolCall {
+pub(crate) struct AgUiToolCall {
     pub(crate) id: String,
     #[serde(rename = "type")]
     pub(crate) kind: &'static str,
-    pub(crate) function: Function,
+    pub(crate) function: AgUiFunction,
 }
 
 /// The name of a tool, and the JSON text of its input.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Function {
+pub(crate) struct AgUiFunction {
     pub(crate) name: String,
     pub(crate) arguments: String,
 }
 
-impl ToolCall {
+impl AgUiToolCall {
     pub(crate) fn new(id: String, name: String, arguments: String) -> Self {
-        Self { id, kind: "function", function: Function { name, arguments } }
+        Self { id, kind: "function", function: AgUiFunction { name, arguments } }
     }
 }
 
 /// The content of a message: a text, or a list of parts.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
-pub(crate) enum MessageContent {
+pub(crate) enum AgUiContent {
     Text(String),
-    Parts(Vec<Part>),
+    Parts(Vec<AgUiPart>),
 }
 
 /// A part of a message.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
-pub(crate) enum Part {
+pub(crate) enum AgUiPart {
     Text { text: String },
-    Image(Media),
-    Audio(Media),
-    Video(Media),
-    Document(Media),
+    Image(AgUiMedia),
+    Audio(AgUiMedia),
+    Video(AgUiMedia),
+    Document(AgUiMedia),
 }
 
 /// A file in a message.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Media {
-    pub(crate) source: PartSource,
+pub(crate) struct AgUiMedia {
+    pub(crate) source: AgUiSource,
     #[serde(skip_serializing_if = "Map::is_empty")]
     pub(crate) metadata: Map<String, Value>,
 }
@@ -252,7 +252,7 @@ pub(crate) struct Media {
 /// The bytes of a file, or its address.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "lowercase", rename_all_fields = "camelCase")]
-pub(crate) enum PartSource {
+pub(crate) enum AgUiSource {
     Data { value: String, mime_type: String },
     Url { value: String, mime_type: String },
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Level, frame::Interrupt};
+use super::{AgUiLevel, frame::Interrupt};
 use crate::{
     agent::Snapshot,
     message::{Timestamp, value_weight},
@@ -17,12 +17,12 @@ const MAX_MESSAGE: usize = 16 << 10;
 const MAX_DETAILS: usize = 1 << 20;
 
 /// Returns an interrupt for each pause of the agent.
-pub(super) fn interrupts(agent: &Snapshot, level: Level) -> Vec<Interrupt> {
+pub(super) fn interrupts(agent: &Snapshot, level: AgUiLevel) -> Vec<Interrupt> {
     let mut room = MAX_DETAILS;
     agent.pauses.iter().map(|pause| interrupt(pause, agent, level, &mut room)).collect()
 }
 
-fn interrupt(pause: &PendingUse, agent: &Snapshot, level: Level, room: &mut usize) -> Interrupt {
+fn interrupt(pause: &PendingUse, agent: &Snapshot, level: AgUiLevel, room: &mut usize) -> Interrupt {
     let mut take = |value: &Value| {
         let size = value_weight(value);
         let fits = size <= *room;
@@ -61,7 +61,7 @@ fn interrupt(pause: &PendingUse, agent: &Snapshot, level: Level, room: &mut usiz
         response_schema: response_schema(&pause.tool_use.name, schema),
         // A client of version 0.0.59 can never continue a conversation after an interrupt has expired, so such a client
         // gets no time of expiry.
-        expires_at: pause.expires.filter(|_| level == Level::V1).map(Timestamp::rfc_3339),
+        expires_at: pause.expires.filter(|_| level == AgUiLevel::V1).map(Timestamp::rfc_3339),
         metadata,
     }
 }

@@ -6,14 +6,13 @@
 use serde_json::{Map, Value, json};
 
 use super::{
-    Level,
-    frame::{ChatMessage, Media, MessageContent, Part, PartSource, ToolCall},
+    AgUiLevel,
+    frame::{AgUiContent, AgUiMedia, AgUiMessage, AgUiPart, AgUiSource, AgUiToolCall},
 };
 use crate::{
     message::{
         Attachment, Content, Message, MessageId, ResultBlock, Role, Source, ToolResult, ToolUse, ToolUseId,
     },
-    provider::PartialBlock,
     session::SessionSnapshot,
     text::clip,
     web::front::{exchange::has_own_content, files::Files},
@@ -30,7 +29,7 @@ pub(super) const MAX_DATA: usize = 4 << 20;
 
 impl Files {
     /// Returns whether the result of a tool contains a file whose bytes are replaced by an address.
-    pub(super) fn links_in(&self, result: &ToolResult, level: Level) -> bool {
+    pub(super) fn links_in(&self, result: &ToolResult, level: AgUiLevel) -> bool {
         let is_linked = |block: &ResultBlock| match block {
             ResultBlock::Attachment(file) => self.links(file),
             ResultBlock::Text(_) => false,
@@ -39,28 +38,28 @@ impl Files {
     }
 
     /// Returns the part for an attachment. `block` is the message's id and the block in it, if they are known.
-    fn part(&self, file: &Attachment, block: Option<(&str, &str)>) -> Part {
+    fn part(&self, file: &Attachment, block: Option<(&str, &str)>) -> AgUiPart {
         let mime_type = file.media_type.clone();
         let source = match (&file.source, block) {
             (Source::Url { url }, _) if url.len() <= MAX_TEXT => {
-                PartSource::Url { value: url.clone(), mime_type }
+                AgUiSource::Url { value: url.clone(), mime_type }
             }
             (Source::Base64 { data }, _) if data.len() <= self.limit => {
-                PartSource::Data { value: data.to_string(), mime_type }
+                AgUiSource::Data { value: data.to_string(), mime_type }
             }
             (_, Some((message, block))) => match self.address(file, &message, block) {
-                Some(value) => PartSource::Url { value, mime_type },
-                None => return Part::Text { text: label(file) },
+                Some(value) => AgUiSource::Url { value, mime_type },
+                None => return AgUiPart::Text { text: label(file) },
             },
-            _ => return Part::Text { text: label(file) },
+            _ => return AgUiPart::Text { text: label(file) },
         };
         let name = file.name.as_deref().map(|name| ("name".to_owned(), clip(name, 1024).into()));
-        let media = Media { source, metadata: name.into_iter().collect() };
+        let media = AgUiMedia { source, metadata: name.into_iter().collect() };
         match file.media_type.split('/').next().map(str::to_ascii_lowercase).as_deref() {
-            Some("image") => Part::Image(media),
-            Some("audio") => Part::Audio(media),
-            Some("video") => Part::Video(media),
-            _ => Part::Document(media),
+            Some("image") => AgUiPart::Image(media),
+            Some("audio") => AgUiPart::Audio(media),
+            Some("video") => AgUiPart::Video(media),
+            _ => AgUiPart::Document(media),
         }
     }
 
@@ -91,9 +90,9 @@ pub(super) fn result_id(tool_use: &ToolUseId) -> String {
 pub(super) fn result(
     result: &ToolResult,
     block: Option<(&str, usize)>,
-    level: Level,
+    level: AgUiLevel,
     files: &Files,
-) -> (MessageContent, Map<String, Value>) {
+) -> (AgUiContent, Map<String, Value>) {
     let mut metadata = Map::new();
     if result.is_error {
         metadata.insert("isError".to_owned(), true.into());
@@ -109,13 +108,13 @@ pub(super) fn result(
             ResultBlock::Text(text) => {
                 let text = clip(&text.text, room).into_owned();
                 room -= text.len().min(room);
-                Part::Text { text }
+                AgUiPart::Text { text }
             }
             ResultBlock::Attachment(file) if level.has_result_parts() => {
                 let block = block.map(|(message, index)| (message, format!("{index}-{inner}")));
                 files.part(file, block.as_ref().map(|(message, block)| (*message, block.as_str())))
             }
-            ResultBlock::Attachment(file) => Part::Text { text: label(file) },
+            ResultBlock::Attachment(file) => AgUiPart::Text { text: label(file) },
         };
         parts.push(part);
     }
@@ -123,49 +122,60 @@ pub(super) fn result(
 }
 
 /// Returns the content of a result: one text if there are only texts, otherwise the parts.
-fn content(parts: Vec<Part>, level: Level) -> MessageContent {
-    let text = |part: &Part| match part {
-        Part::Text { text } => Some(text.clone()),
+fn content(parts: Vec<AgUiPart>, level: AgUiLevel) -> AgUiContent {
+    let text = |part: &AgUiPart| match part {
+        AgUiPart::Text { text } => Some(text.clone()),
         _ => None,
     };
     if !level.has_result_parts() || parts.iter().all(|part| text(part).is_some()) {
-        return MessageContent::Text(parts.iter().filter_map(text).collect::<Vec<_>>().join("\n"));
+        return AgUiContent::Text(parts.iter().filter_map(text).collect::<Vec<_>>().join("\n"));
     }
-    MessageContent::Parts(parts)
+    AgUiContent::Parts(parts)
 }
 
 /// The messages of a conversation, in the order in which the client shows them.
 #[derive(Debug)]
-pub(super) struct Messages<'a> {
-    level: Level,
+pub(super) struct AgUiMessages<'a> {
+    level: AgUiLevel,
     files: &'a Files,
-    list: Vec<ChatMessage>,
+    list: Vec<AgUiMessage>,
     /// The number of messages so far, from which the ids of messages without an id are made.
     count: usize,
 }
 
-impl<'a> Messages<'a> {
-    pub(super) fn new(level: Level, files: &'a Files) -> Self {
+impl<'a> AgUiMessages<'a> {
+    pub(super) fn new(level: AgUiLevel, files: &'a Files) -> Self {
         Self { level, files, list: Vec::new(), count: 0 }
     }
 
     /// Returns all messages of the path and of the turn in flight, with the answer that is being streamed, and the newest
-    /// unanswered prompt.
-    pub(super) fn of(view: &SessionSnapshot, level: Level, files: &'a Files) -> Vec<ChatMessage> {
+    /// unanswered prompt. If `end` is given, returns the messages before the one with this id.
+    pub(super) fn of(
+        view: &SessionSnapshot,
+        end: Option<&MessageId>,
+        level: AgUiLevel,
+        files: &'a Files,
+    ) -> Vec<AgUiMessage> {
         let (agent, mut messages) = (&view.agent, Self::new(level, files));
-        for message in agent.messages() {
+        for message in agent.messages().take_while(|message| end.is_none() || message.id.as_ref() != end) {
             messages.push(message);
         }
-        if let Some(answer) = &agent.answer {
-            messages.push_partial(answer, &agent.partial);
+        if let Some(answer) = agent.answer.as_ref().filter(|_| end.is_none()) {
+            let blocks = agent.partial.iter().map(|block| {
+                let raw = (!block.ended).then_some(block.input.as_str());
+                (&block.content, raw)
+            });
+            messages.push_answer(&answer.to_string(), blocks);
         }
-        if let Some((node, _)) = view.unanswered().filter(|(node, _)| has_own_content(node.message())) {
+        if let Some((node, _)) =
+            view.unanswered().filter(|(node, _)| end.is_none() && has_own_content(node.message()))
+        {
             messages.push(node.message());
         }
         fit(messages.list, MAX_MESSAGES)
     }
 
-    pub(super) fn into_list(self) -> Vec<ChatMessage> {
+    pub(super) fn into_list(self) -> Vec<AgUiMessage> {
         self.list
     }
 
@@ -181,14 +191,6 @@ impl<'a> Messages<'a> {
         }
     }
 
-    pub(super) fn push_partial(&mut self, answer: &MessageId, blocks: &[PartialBlock]) {
-        let blocks = blocks.iter().map(|block| {
-            let raw = (!block.ended).then_some(block.input.as_str());
-            (&block.content, raw)
-        });
-        self.push_answer(&answer.to_string(), blocks);
-    }
-
     /// Adds the blocks of an answer. A tool use whose input is not complete comes with its JSON text so far.
     fn push_answer<'b>(
         &mut self,
@@ -201,23 +203,23 @@ impl<'a> Messages<'a> {
             match block {
                 Content::Text(text) if !text.text.is_empty() => {
                     let content = Some(text.text.clone());
-                    self.list.push(ChatMessage::Assistant { id, content, tool_calls: Vec::new() });
+                    self.list.push(AgUiMessage::Assistant { id, content, tool_calls: Vec::new() });
                 }
                 Content::Thinking(thinking) if !thinking.text.is_empty() => {
-                    self.list.push(ChatMessage::Reasoning { id, content: thinking.text.clone() });
+                    self.list.push(AgUiMessage::Reasoning { id, content: thinking.text.clone() });
                 }
                 Content::Attachment(file) => {
                     let content = self.files.activity(file, message, index);
-                    self.list.push(ChatMessage::Activity { id, activity_type: super::FILE, content });
+                    self.list.push(AgUiMessage::Activity { id, activity_type: super::FILE, content });
                 }
                 Content::ToolUse(tool_use) => {
                     let arguments = raw.map_or_else(|| arguments(tool_use), str::to_owned);
-                    let call = ToolCall::new(tool_use.id.to_string(), tool_use.name.clone(), arguments);
+                    let call = AgUiToolCall::new(tool_use.id.to_string(), tool_use.name.clone(), arguments);
                     match self.list.last_mut() {
-                        Some(ChatMessage::Assistant { tool_calls, .. }) if follows_tool_use => {
+                        Some(AgUiMessage::Assistant { tool_calls, .. }) if follows_tool_use => {
                             tool_calls.push(call);
                         }
-                        _ => self.list.push(ChatMessage::Assistant {
+                        _ => self.list.push(AgUiMessage::Assistant {
                             id,
                             content: None,
                             tool_calls: vec![call],
@@ -235,7 +237,7 @@ impl<'a> Messages<'a> {
         let mut has_results = false;
         for (index, block) in message.content.iter().enumerate() {
             match block {
-                Content::Text(text) => parts.push(Part::Text { text: text.text.clone() }),
+                Content::Text(text) => parts.push(AgUiPart::Text { text: text.text.clone() }),
                 Content::Attachment(file) => {
                     parts.push(self.files.part(file, Some((id, &index.to_string()))));
                 }
@@ -246,13 +248,13 @@ impl<'a> Messages<'a> {
                 _ => {}
             }
         }
-        let content = match <[Part; 1]>::try_from(parts) {
-            Ok([Part::Text { text }]) => MessageContent::Text(text),
-            Ok([part]) => MessageContent::Parts(vec![part]),
+        let content = match <[AgUiPart; 1]>::try_from(parts) {
+            Ok([AgUiPart::Text { text }]) => AgUiContent::Text(text),
+            Ok([part]) => AgUiContent::Parts(vec![part]),
             Err(parts) if parts.is_empty() && has_results => return,
-            Err(parts) => MessageContent::Parts(parts),
+            Err(parts) => AgUiContent::Parts(parts),
         };
-        self.list.push(ChatMessage::User { id: id.to_owned(), content });
+        self.list.push(AgUiMessage::User { id: id.to_owned(), content });
     }
 
     /// Adds a result where the client puts it: behind the message with the tool call, and behind the other results for
@@ -264,12 +266,12 @@ impl<'a> Messages<'a> {
             .iter()
             .rposition(|message| message.tool_calls().iter().any(|call| call.id == tool_call_id));
         let mut place = owner.map_or(self.list.len(), |owner| owner + 1);
-        while matches!(self.list.get(place), Some(ChatMessage::Tool { .. })) {
+        while matches!(self.list.get(place), Some(AgUiMessage::Tool { .. })) {
             place += 1;
         }
         let (content, metadata) = result(tool_result, block, self.level, self.files);
         let id = result_id(&tool_result.tool_use_id);
-        self.list.insert(place, ChatMessage::Tool { id, tool_call_id, content, metadata });
+        self.list.insert(place, AgUiMessage::Tool { id, tool_call_id, content, metadata });
     }
 }
 
@@ -282,8 +284,8 @@ pub(super) fn arguments(tool_use: &ToolUse) -> String {
 /// Returns the messages in a form that needs at most `limit` bytes as JSON. The client drops each message that is
 /// missing in the result, so the messages themselves are kept as long as possible: first the contents are shortened,
 /// from the longest on, and then the oldest messages are omitted.
-fn fit(mut messages: Vec<ChatMessage>, limit: usize) -> Vec<ChatMessage> {
-    let size = |messages: &[ChatMessage]| messages.iter().map(json_size).sum::<usize>();
+fn fit(mut messages: Vec<AgUiMessage>, limit: usize) -> Vec<AgUiMessage> {
+    let size = |messages: &[AgUiMessage]| messages.iter().map(json_size).sum::<usize>();
     for cap in [MAX_TEXT, MAX_TEXT / 16, MAX_TEXT / 256, 256] {
         if size(&messages) <= limit {
             return messages;
@@ -303,7 +305,7 @@ fn fit(mut messages: Vec<ChatMessage>, limit: usize) -> Vec<ChatMessage> {
     messages.split_off(dropped)
 }
 
-fn json_size(message: &ChatMessage) -> usize {
+fn json_size(message: &AgUiMessage) -> usize {
     struct Count(usize);
     impl std::io::Write for Count {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
@@ -323,26 +325,29 @@ fn json_size(message: &ChatMessage) -> usize {
 }
 
 /// Shortens all contents of a message that are longer than `cap`.
-fn shorten(message: &mut ChatMessage, cap: usize) {
+fn shorten(message: &mut AgUiMessage, cap: usize) {
     let cut = |text: &mut String| {
         if text.len() > cap {
             *text = clip(text, cap).into_owned();
         }
     };
     match message {
-        ChatMessage::User { content, .. } | ChatMessage::Tool { content, .. } => match content {
-            MessageContent::Text(text) => cut(text),
-            MessageContent::Parts(parts) => parts.iter_mut().for_each(|part| match part {
-                Part::Text { text } => cut(text),
-                Part::Image(media) | Part::Audio(media) | Part::Video(media) | Part::Document(media) => {
-                    let (PartSource::Data { value, .. } | PartSource::Url { value, .. }) = &media.source;
+        AgUiMessage::User { content, .. } | AgUiMessage::Tool { content, .. } => match content {
+            AgUiContent::Text(text) => cut(text),
+            AgUiContent::Parts(parts) => parts.iter_mut().for_each(|part| match part {
+                AgUiPart::Text { text } => cut(text),
+                AgUiPart::Image(media)
+                | AgUiPart::Audio(media)
+                | AgUiPart::Video(media)
+                | AgUiPart::Document(media) => {
+                    let (AgUiSource::Data { value, .. } | AgUiSource::Url { value, .. }) = &media.source;
                     if value.len() > cap {
-                        *part = Part::Text { text: "[file]".to_owned() };
+                        *part = AgUiPart::Text { text: "[file]".to_owned() };
                     }
                 }
             }),
         },
-        ChatMessage::Assistant { content, tool_calls, .. } => {
+        AgUiMessage::Assistant { content, tool_calls, .. } => {
             content.iter_mut().for_each(cut);
             for call in tool_calls {
                 // A shortened JSON text would be invalid, so it is replaced by an empty object.
@@ -351,8 +356,8 @@ fn shorten(message: &mut ChatMessage, cap: usize) {
                 }
             }
         }
-        ChatMessage::Reasoning { content, .. } => cut(content),
-        ChatMessage::Activity { content, .. } => {
+        AgUiMessage::Reasoning { content, .. } => cut(content),
+        AgUiMessage::Activity { content, .. } => {
             if content.to_string().len() > cap {
                 *content = json!({});
             }

@@ -6,7 +6,7 @@ use axum::http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::Level;
+use super::AgUiLevel;
 use crate::{
     agent::Status,
     message::{Attachment, Blocks, Content, MessageId, Text, ToolResult, ToolUse, ToolUseId},
@@ -33,16 +33,16 @@ fn refused(code: &'static str, message: impl Into<String>) -> Problem {
 /// other messages show where the newest message belongs in the conversation.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct RunInput {
+pub(crate) struct AgUiInput {
     pub(crate) thread_id: String,
     pub(crate) run_id: String,
     #[serde(default)]
     pub(crate) protocol_version: Option<String>,
-    pub(crate) messages: Vec<Posted>,
+    pub(crate) messages: Vec<AgUiPosted>,
     #[serde(default)]
-    pub(crate) tools: Option<Vec<ClientTool>>,
+    pub(crate) tools: Option<Vec<AgUiTool>>,
     #[serde(default)]
-    pub(crate) resume: Option<Vec<Answer>>,
+    pub(crate) resume: Option<Vec<AgUiAnswer>>,
     #[serde(default)]
     pub(crate) state: Value,
 }
@@ -50,7 +50,7 @@ pub(crate) struct RunInput {
 /// A message in a request.
 #[derive(Clone, Debug, Hash, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Posted {
+pub(crate) struct AgUiPosted {
     pub(crate) id: String,
     pub(crate) role: String,
     #[serde(default)]
@@ -63,7 +63,7 @@ pub(crate) struct Posted {
 
 /// A tool that the client runs.
 #[derive(Clone, Debug, Deserialize)]
-pub(crate) struct ClientTool {
+pub(crate) struct AgUiTool {
     name: String,
     description: String,
     #[serde(default)]
@@ -73,24 +73,24 @@ pub(crate) struct ClientTool {
 /// The answer to an interrupt.
 #[derive(Clone, Debug, PartialEq, Hash, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Answer {
+pub(crate) struct AgUiAnswer {
     pub(crate) interrupt_id: String,
-    pub(crate) status: AnswerStatus,
+    pub(crate) status: AgUiAnswerStatus,
     #[serde(default)]
     pub(crate) payload: Value,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum AnswerStatus {
+pub(crate) enum AgUiAnswerStatus {
     Resolved,
     Cancelled,
 }
 
-impl RunInput {
+impl AgUiInput {
     /// Returns the version of the protocol that the client reads.
-    pub(crate) fn level(&self) -> Level {
-        Level::of(self.protocol_version.as_deref())
+    pub(crate) fn level(&self) -> AgUiLevel {
+        AgUiLevel::of(self.protocol_version.as_deref())
     }
 
     /// Returns the ids under which the messages that the client has are stored.
@@ -115,7 +115,8 @@ impl RunInput {
     /// Returns the work that the request asks for.
     ///
     /// - If the request has answers to interrupts, each interrupt is decided. There must be exactly one answer per
-    ///   interrupt. Without answers, the request is refused while an interrupt is open.
+    ///   interrupt. Only the questions of running tools may be answered one by one, because the client may not have seen
+    ///   the latest of them. Without answers, the request is refused while an interrupt is open.
     /// - If the newest message has results of client tools, the results are the prompt.
     /// - A new user message is the prompt.
     /// - A user message that the server knows is edited if its content differs. Otherwise it gets another answer. But
@@ -123,7 +124,7 @@ impl RunInput {
     pub(crate) fn intent(&self, view: &SessionSnapshot) -> Result<Intent, Problem> {
         let answers = self.resume.as_deref().unwrap_or_default();
         let pauses = &view.agent.pauses;
-        let is_turn = |message: &Posted| matches!(&*message.role, "user" | "assistant" | "tool");
+        let is_turn = |message: &AgUiPosted| matches!(&*message.role, "user" | "assistant" | "tool");
         let count = self.messages.iter().rposition(is_turn).map_or(0, |newest| newest + 1);
         let (newest, before) = self.messages[..count].split_last().unzip();
         let (trigger, blocks) = match newest {
@@ -141,8 +142,8 @@ impl RunInput {
             _ => prompt_id(own),
         };
         let posted = intent::Posted {
-            before: before.into_iter().flatten().filter_map(Posted::name).collect(),
-            newest: newest.and_then(Posted::name),
+            before: before.into_iter().flatten().filter_map(AgUiPosted::name).collect(),
+            newest: newest.and_then(AgUiPosted::name),
             trigger,
             blocks,
             id: prompt_id(own),
@@ -154,7 +155,7 @@ impl RunInput {
     /// Returns the posted results of the tool uses that the last turn has left open.
     fn results(&self, view: &SessionSnapshot) -> Result<Vec<Content>, Problem> {
         let result = |tool_use: &ToolUse| {
-            let answers = |message: &&Posted| {
+            let answers = |message: &&AgUiPosted| {
                 message.role == "tool" && message.tool_call_id.as_deref() == Some(tool_use.id.as_str())
             };
             self.messages.iter().rev().find(answers).map(|message| message.result(tool_use))
@@ -169,7 +170,7 @@ impl RunInput {
         let mut tools: Vec<_> = self.tools.iter().flatten().collect();
         tools.sort_by(|a, b| a.name.cmp(&b.name));
         let mut set = ToolSet::new();
-        for ClientTool { name, description, parameters } in tools {
+        for AgUiTool { name, description, parameters } in tools {
             let refused = |reason: String| refused("invalid-tool", reason);
             let parameters = parameters.clone().unwrap_or_else(|| json!({ "type": "object" }));
             let schema = Schema::new(parameters)
@@ -235,7 +236,7 @@ enum PostedSource {
     },
 }
 
-impl Posted {
+impl AgUiPosted {
     /// Returns the content of a message from the user, or of a result.
     pub(crate) fn blocks(&self) -> Result<Blocks, Problem> {
         if let Value::String(text) = &self.content {
@@ -339,8 +340,12 @@ pub(super) fn prompt_id(id: &str) -> PromptId {
     PromptId::new(if id.is_empty() { "run".into() } else { stored_id(id) })
 }
 
-/// Returns the decision about each pause. Fails unless there is exactly one answer per pause.
-fn decisions(answers: &[Answer], pauses: &[Arc<PendingUse>]) -> Result<Vec<(ToolUseId, Decision)>, Problem> {
+/// Returns the decision about each pause. Fails unless there is exactly one answer per pause. A question of a running tool
+/// may have none.
+fn decisions(
+    answers: &[AgUiAnswer],
+    pauses: &[Arc<PendingUse>],
+) -> Result<Vec<(ToolUseId, Decision)>, Problem> {
     let mut answered = HashSet::new();
     for answer in answers {
         let id = &answer.interrupt_id;
@@ -356,12 +361,14 @@ fn decisions(answers: &[Answer], pauses: &[Arc<PendingUse>]) -> Result<Vec<(Tool
         let answer = answers.iter().find(|answer| answer.interrupt_id == id.as_str());
         Ok((id.clone(), decision(answer.ok_or_else(|| missing_answer(id))?)?))
     };
-    pauses.iter().map(decide).collect()
+    let is_due =
+        |pause: &&Arc<PendingUse>| pause.asked_by.is_none() || answered.contains(pause.tool_use.id.as_str());
+    pauses.iter().filter(is_due).map(decide).collect()
 }
 
-fn decision(answer: &Answer) -> Result<Decision, Problem> {
+fn decision(answer: &AgUiAnswer) -> Result<Decision, Problem> {
     let reason = |default: &str| answer.payload["reason"].as_str().unwrap_or(default).to_owned();
-    if answer.status == AnswerStatus::Cancelled {
+    if answer.status == AgUiAnswerStatus::Cancelled {
         return Ok(Decision::Reject(reason("Cancelled by the user.")));
     }
     match (answer.payload["approved"].as_bool(), answer.payload.get("editedArgs")) {

@@ -1,6 +1,6 @@
 //! The routes of AG-UI.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 
 use axum::{
     Router,
@@ -10,11 +10,12 @@ use axum::{
 use futures_util::stream;
 use serde::Deserialize;
 
-use super::{Frame, Level, Run, RunInput, RunStream, Start, messages::MAX_DATA, request::prompt_id};
+use super::{
+    AgUiFrame, AgUiInput, AgUiLevel, AgUiRun, AgUiStart, AgUiStream, messages::MAX_DATA, request::prompt_id,
+};
 use crate::{
-    run::{Accepted, ClientTools, PromptState},
-    session::{Session, SessionAnswer, SessionSnapshot, SessionSubscription},
-    subscription::Update,
+    run::ClientTools,
+    session::{Session, SessionSnapshot, SessionSubscription},
     web::{
         Action, Client, Problem, Web,
         front::{files::Files, intent::Intent, readers::Reader},
@@ -55,13 +56,13 @@ struct StopQuery {
 
 async fn run(mut call: WebRequest) -> Result<Response, Problem> {
     let permit = call.open_stream()?;
-    let input: RunInput = call.json(call.web.0.limits.command_body).await?;
+    let input: AgUiInput = call.json(call.web.0.limits.command_body).await?;
     call.enter_or_create(&input.thread_id, Action::Watch).await?;
     let (web, id) = (call.web.clone(), call.id()?.clone());
     let runs = &web.0.ag_ui_runs;
     let is_new = |view: &SessionSnapshot| !runs.contains(&id, &input) && input.is_new(view);
     let (session, updates, view, mut reader) = call.subscribe_reader(is_new).await?;
-    let run = Run {
+    let run = AgUiRun {
         thread: input.thread_id.clone(),
         id: input.run_id.clone(),
         level: input.level(),
@@ -71,16 +72,16 @@ async fn run(mut call: WebRequest) -> Result<Response, Problem> {
     };
     match perform(&call, &input, &session, &view, &mut reader).await {
         Ok(start) => {
-            let (stream, frames) = RunStream::begin(run, (*view).clone(), &start);
+            let (stream, frames) = AgUiStream::begin(run, (*view).clone(), start);
             let (queue, lifetime) = (frames.into(), call.web.lifetime());
-            Ok(respond(&call, AgUiReply { run: stream, queue, session, updates, lifetime, reader, permit }))
+            Ok(respond(&call, AgUiReply { run: stream, queue, updates, lifetime, reader, permit }))
         }
         Err(problem) => {
             runs.remove(&id, &input);
             let problem = call.web.shown(problem);
             let body = problem.to_json();
             let message = body["detail"].as_str().or(body["title"].as_str()).unwrap_or_default();
-            let frames = RunStream::refused(&run, problem.code(), message);
+            let frames = AgUiStream::refused(&run, problem.code(), message);
             let events: Vec<_> = frames.iter().map(event).collect();
             Ok(with_headers(Sse::new(stream::iter(events)).into_response()))
         }
@@ -91,22 +92,22 @@ async fn run(mut call: WebRequest) -> Result<Response, Problem> {
 /// that the response's stream shows.
 async fn perform(
     call: &WebRequest,
-    input: &RunInput,
+    input: &AgUiInput,
     session: &Session,
     view: &SessionSnapshot,
     reader: &mut Option<Reader>,
-) -> Result<Start, Problem> {
+) -> Result<AgUiStart, Problem> {
     // The run is remembered first, because a client that loses its connection now repeats the request.
     if !call.web.0.ag_ui_runs.insert(call.id()?, input) {
         let staged = view.agent.staged.iter().filter_map(|prompt| prompt.id.clone());
         let own = staged
             .into_iter()
             .find(|id| input.messages.last().is_some_and(|last| prompt_id(&last.id) == *id));
-        return Ok(own.map_or(Start::Join, Start::Staged));
+        return Ok(AgUiStart::staged(own, &view.agent));
     }
     let mut command = match input.intent(view)? {
-        Intent::Join(staged) => return Ok(staged.map_or(Start::Join, Start::Staged)),
-        Intent::Ended(_, outcome) => return Ok(Start::Ended(outcome)),
+        Intent::Join(staged) => return Ok(AgUiStart::staged(staged, &view.agent)),
+        Intent::Ended(_, outcome) => return Ok(AgUiStart::Ended(outcome)),
         Intent::Perform(command) => command,
     };
     call.permit_command(&command)?;
@@ -124,17 +125,7 @@ async fn perform(
     }
     let answer = session.perform(*command, Some(call.client.principal.name())).await;
     let answer = answer.inspect_err(|_| reader.iter_mut().for_each(Reader::end))?;
-    Ok(match (answer, prompt) {
-        (SessionAnswer::Accepted(Accepted::Staged { id, .. }), _) => Start::Staged(id),
-        (SessionAnswer::Accepted(Accepted::Known { state: PromptState::Staged }), Some(id)) => {
-            Start::Staged(id)
-        }
-        (SessionAnswer::Accepted(Accepted::Known { state: PromptState::Ended { outcome } }), _) => {
-            Start::Ended(outcome)
-        }
-        (SessionAnswer::Accepted(Accepted::Known { .. }), _) => Start::Join,
-        _ => Start::Command,
-    })
+    Ok(AgUiStart::of(&answer, prompt, &view.agent))
 }
 
 async fn join(mut call: WebRequest) -> Result<Response, Problem> {
@@ -142,18 +133,17 @@ async fn join(mut call: WebRequest) -> Result<Response, Problem> {
     let permit = call.open_stream()?;
     let (session, updates, view) = call.subscribe().await?;
     let turn = view.agent.turn.map_or_else(|| "idle".to_owned(), |turn| turn.to_string());
-    let run = Run {
+    let run = AgUiRun {
         files: files(&call),
         thread: call.client_id.clone(),
         id: query.run_id.unwrap_or(turn),
-        level: Level::of(query.protocol_version.as_deref()),
-        known: HashSet::new(),
-        state: serde_json::Map::new(),
+        level: AgUiLevel::of(query.protocol_version.as_deref()),
+        ..AgUiRun::default()
     };
-    let (stream, frames) = RunStream::begin(run, (*view).clone(), &Start::Join);
+    let (stream, frames) = AgUiStream::begin(run, (*view).clone(), AgUiStart::Join);
     let (queue, lifetime) = (frames.into(), call.web.lifetime());
     let reader = call.reader(&session, &view);
-    Ok(respond(&call, AgUiReply { run: stream, queue, session, updates, lifetime, reader, permit }))
+    Ok(respond(&call, AgUiReply { run: stream, queue, updates, lifetime, reader, permit }))
 }
 
 async fn stop(call: WebRequest) -> Result<Response, Problem> {
@@ -171,9 +161,8 @@ fn files(call: &WebRequest) -> Files {
 
 /// The state of a response.
 struct AgUiReply {
-    run: RunStream,
-    queue: VecDeque<Frame>,
-    session: Session,
+    run: AgUiStream,
+    queue: VecDeque<AgUiFrame>,
     updates: SessionSubscription,
     lifetime: Lifetime,
     reader: Option<Reader>,
@@ -196,33 +185,17 @@ fn with_headers(mut response: Response) -> Response {
     response
 }
 
-fn event(frame: &Frame) -> Result<Event, axum::Error> {
+fn event(frame: &AgUiFrame) -> Result<Event, axum::Error> {
     Event::default().json_data(frame)
 }
 
 impl AgUiReply {
-    /// Ends the stream with an error, because the principal may no longer watch the conversation.
-    fn lost(&mut self) -> Vec<Frame> {
-        self.run.fail("not-found", "There is no such conversation.")
-    }
-
-    /// Returns the next event and the rest of the stream. If its lifetime is over, or if the reader is too slow, the
-    /// reader gets an error, which fails the body: a body that merely ends counts as a success in the client.
+    /// Returns the next event and the rest of the stream. If its lifetime is over, the reader gets an error, which fails
+    /// the body: a body that merely ends counts as a success in the client.
     async fn next(mut self, client: &Client) -> Option<(Result<Event, axum::Error>, Option<Self>)> {
         loop {
             if let Some(frame) = self.queue.pop_front() {
                 return Some((event(&frame), Some(self)));
-            }
-            if self.run.is_paused() {
-                let frames = match self.session.snapshot().await {
-                    Ok(view) if client.permit(&[Action::Watch], &view.labels).is_err() => self.lost(),
-                    Ok(view) => self.run.pause(&view),
-                    Err(_) => self.run.fail("shut-down", "The conversation was closed."),
-                };
-                self.queue.extend(frames);
-                if !self.queue.is_empty() {
-                    continue;
-                }
             }
             if self.run.is_ended() {
                 self.reader.iter_mut().for_each(Reader::end);
@@ -237,17 +210,11 @@ impl AgUiReply {
                 }
                 update = self.updates.next() => update,
             };
-            let frames = match update {
-                Some(update) if !client.still_watches(&update) => self.lost(),
-                Some(Update::Event(event)) => self.run.event(&event),
-                Some(Update::Resync(_)) => {
-                    self.reader.iter_mut().for_each(Reader::cut);
-                    drop(self.permit);
-                    return Some((Err(axum::Error::new("the client reads too slowly")), None));
-                }
-                Some(Update::Closed(_)) | None => self.run.fail("shut-down", "The conversation was closed."),
-            };
-            self.queue.extend(frames);
+            self.queue.extend(match update {
+                Some(update) if client.still_watches(&update) => self.run.update(&update),
+                Some(_) => self.run.fail("not-found", "There is no such conversation."),
+                None => self.run.fail("shut-down", "The conversation was closed."),
+            });
         }
     }
 }

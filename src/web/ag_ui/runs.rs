@@ -6,7 +6,7 @@ use std::{
     sync::Mutex,
 };
 
-use super::RunInput;
+use super::AgUiInput;
 use crate::{store::ConversationId, sync::lock};
 
 /// The number of runs that are remembered.
@@ -14,23 +14,23 @@ const KEPT: usize = 1024;
 
 /// The latest runs, in the order of their requests.
 #[derive(Debug, Default)]
-pub(in crate::web) struct Runs(Mutex<VecDeque<Known>>);
+pub(in crate::web) struct AgUiRuns(Mutex<VecDeque<AgUiKnown>>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Known {
+struct AgUiKnown {
     conversation: ConversationId,
     /// A hash of the run's id and of the answers to interrupts. If the request has no answers, of its newest message.
     request: u64,
 }
 
-impl Runs {
+impl AgUiRuns {
     /// Returns whether the same request is remembered.
-    pub(super) fn contains(&self, conversation: &ConversationId, input: &RunInput) -> bool {
+    pub(super) fn contains(&self, conversation: &ConversationId, input: &AgUiInput) -> bool {
         lock(&self.0).contains(&known(conversation, input))
     }
 
     /// Remembers a request that is about to be performed. Returns `false` if it is remembered already.
-    pub(super) fn insert(&self, conversation: &ConversationId, input: &RunInput) -> bool {
+    pub(super) fn insert(&self, conversation: &ConversationId, input: &AgUiInput) -> bool {
         let known = known(conversation, input);
         let mut runs = lock(&self.0);
         if runs.contains(&known) {
@@ -44,13 +44,13 @@ impl Runs {
     }
 
     /// Forgets a request that was refused.
-    pub(super) fn remove(&self, conversation: &ConversationId, input: &RunInput) {
+    pub(super) fn remove(&self, conversation: &ConversationId, input: &AgUiInput) {
         let refused = known(conversation, input);
         lock(&self.0).retain(|known| *known != refused);
     }
 }
 
-fn known(conversation: &ConversationId, input: &RunInput) -> Known {
+fn known(conversation: &ConversationId, input: &AgUiInput) -> AgUiKnown {
     // A client chooses the id of the run, which can be long.
     let mut hasher = DefaultHasher::new();
     input.run_id.hash(&mut hasher);
@@ -58,5 +58,5 @@ fn known(conversation: &ConversationId, input: &RunInput) -> Known {
         Some(answers) => answers.hash(&mut hasher),
         None => input.messages.last().hash(&mut hasher),
     }
-    Known { conversation: conversation.clone(), request: hasher.finish() }
+    AgUiKnown { conversation: conversation.clone(), request: hasher.finish() }
 }

@@ -1,37 +1,70 @@
 //! The events of a session as the events of one run of the protocol.
+//!
+//! A [`Follow`] reports the progress of the run, from events and from snapshots in place of missed events. The writer
+//! translates each progress into frames.
+//!
+//! # States
+//!
+//! ```text
+//! Behind ──▶ Live ──▶ Ended
+//! ```
+//!
+//! `Behind`: the run has not begun, and the client lacks messages of the runs before it. `Live`: the client has all
+//! messages. `Ended`: the terminal frame was sent, and nothing follows it.
+//!
+//! | progress | frames |
+//! | --- | --- |
+//! | `Turn` | behind: the list |
+//! | `User` | the results in it that were not sent; the list if the client lacks the message, or has other ids in it |
+//! | `Request` | the end of the step before, and `STEP_STARTED` |
+//! | `Block` | the start of the block, its new text, its end; for a file an activity |
+//! | `Answer` | the ends of the blocks; the list if the message has other blocks than those that were sent |
+//! | `Tool` | an activity with the data of `Progress`; the `Result`, if it needs not wait for its message |
+//! | `Void` | the list, if a part of the answer was sent |
+//! | `Pauses` | if there are any: the list, and the end with an interrupt for each |
+//! | `Ended` | the end; before it the list if the run was cancelled, or if its work is kept although it has failed |
+//! | `Returned` | the end with an error |
+//!
+//! A `STATE_DELTA`, and news about the title and other staged prompts, precede the frames for the progress of an update.
+//!
+//! # The list
+//!
+//! `MESSAGES_SNAPSHOT` lists all messages of the session's snapshot, which is newer than the progress that is being read.
+//! So a list ends the open frames at once and follows the last progress of the update. The frames for the progress in
+//! between are omitted. Then the step and the blocks that are still in progress are opened again. A stream that joins a
+//! run begins in the same way. A client leaves messages that it knows in their places. If the list has an unknown message
+//! before a known one, a list of the messages before them comes first, so that the client removes the known one.
 
-mod blocks;
-mod ending;
+mod writer;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 use serde_json::{Map, Value, json};
 
-use super::{
-    Level,
-    frame::{ChatMessage, Frame, TokenUsage},
-    messages::{Messages, block_id, result, result_id},
-};
+use super::{AgUiLevel, frame::AgUiFrame};
 use crate::{
-    agent::{Event, Status},
-    message::{Content, Message, Role, ToolResult, ToolUseId, Usage, value_weight},
-    run::{PromptId, PromptState, RunOutcome},
-    session::{SessionEvent, SessionSnapshot, StoreReport},
-    subscription::Numbered,
+    agent::{Event, Follow, FollowFrom, FollowTarget, Snapshot, Status},
+    provider::StopReason,
+    run::{Accepted, PromptId, PromptState, RunOutcome},
+    session::{SessionAnswer, SessionEvent, SessionSnapshot, StoreReport},
+    subscription::{Numbered, Update},
     text::clip,
     web::front::files::Files,
 };
-use blocks::Blocks;
+use writer::AgUiWriter;
 
-/// The greatest size of a tool's progress, in bytes of its JSON form. Larger data is omitted.
-const MAX_PROGRESS: usize = 1 << 20;
+/// The outcome of a complete run.
+const SUCCESS: RunOutcome = RunOutcome::Stopped { stop_reason: StopReason::Stop };
+
+/// The code and the text of the error if the conversation can't be saved any more.
+const LOST: (&str, &str) = ("not-saved", crate::web::LOST);
 
 /// The run of a stream, as the client has asked for it.
-#[derive(Clone, Debug)]
-pub(crate) struct Run {
+#[derive(Clone, Debug, Default)]
+pub(crate) struct AgUiRun {
     pub(crate) thread: String,
     pub(crate) id: String,
-    pub(crate) level: Level,
+    pub(crate) level: AgUiLevel,
     pub(crate) files: Files,
     /// The ids of the messages that the client has.
     pub(crate) known: HashSet<String>,
@@ -40,417 +73,177 @@ pub(crate) struct Run {
 }
 
 /// The part of the session's activity that a stream shows.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Start {
-    /// The run that a command has started or continued.
-    Command,
-    /// The turn of this prompt, which is staged.
-    Staged(PromptId),
+#[derive(Clone, Debug)]
+pub(crate) enum AgUiStart {
+    /// The run that a command has started, staged or continued.
+    Follow(Box<Follow>),
     /// The run that is active, from its current state on. If no run is active, the end of the last run.
     Join,
     /// The end of an earlier run with this outcome.
     Ended(RunOutcome),
 }
 
-/// The current phase of a stream.
-#[derive(Debug, PartialEq)]
-enum Phase {
-    /// The run of another request is active. The run of the stream's own request follows it.
-    Behind,
-    /// The prompt is staged.
-    Staged(PromptId),
-    Live,
-    /// The run is paused. The stream ends with the complete list of the pauses.
-    Paused,
-    Ended,
+impl AgUiStart {
+    /// Returns the part that belongs to a command with this answer. `prompt` is the id of the command's prompt, and
+    /// `view` is the snapshot from before the command.
+    pub(crate) fn of(answer: &SessionAnswer, prompt: Option<PromptId>, view: &Snapshot) -> Self {
+        let SessionAnswer::Accepted(accepted) = answer else {
+            // A decision continues the turn in flight.
+            return Self::shown(FollowTarget::InFlight, view);
+        };
+        let target = match (accepted, prompt) {
+            (Accepted::Known { state: PromptState::Ended { outcome } }, _) => {
+                return Self::Ended(outcome.clone());
+            }
+            (
+                Accepted::Started { .. }
+                | Accepted::Staged { .. }
+                | Accepted::Known { state: PromptState::Staged },
+                Some(id),
+            ) => FollowTarget::Prompt(id),
+            (Accepted::Started { turn }, None) => FollowTarget::Turn(*turn),
+            _ => return Self::Join,
+        };
+        let mut follow = Follow::new(target, FollowFrom::Start);
+        follow.accepted(accepted);
+        Self::Follow(Box::new(follow))
+    }
+
+    /// Returns the part that continues where `view` ends, which shows this prompt as staged. `None` joins.
+    pub(crate) fn staged(prompt: Option<PromptId>, view: &Snapshot) -> Self {
+        prompt.map_or(Self::Join, |id| Self::shown(FollowTarget::Prompt(id), view))
+    }
+
+    fn shown(target: FollowTarget, view: &Snapshot) -> Self {
+        let mut follow = Follow::new(target, FollowFrom::Now);
+        follow.snapshot(&view.state.history, view, &mut |_| ());
+        Self::Follow(Box::new(follow))
+    }
 }
 
-/// Translates the events of a session into the events of one run.
+/// Translates the updates of a session into the frames of one run.
 ///
-/// The first event is `RUN_STARTED`, and `STATE_SNAPSHOT` follows it. If an event of the session changes the state, a
-/// `STATE_DELTA` precedes the other frames for this event. Everything that is opened is closed before the terminal
-/// event, and nothing follows the terminal event.
+/// The first frame is `RUN_STARTED`, and `STATE_SNAPSHOT` follows it. Everything that is opened is closed before the
+/// terminal frame.
 #[derive(Debug)]
-pub(crate) struct RunStream {
-    run: Run,
+pub(crate) struct AgUiStream {
+    follow: Follow,
     view: SessionSnapshot,
-    phase: Phase,
     /// Whether the stream ends with its own turn, even if another staged prompt starts the next turn.
     is_own: bool,
-    is_between_turns: bool,
-    step: Option<u32>,
-    blocks: Blocks,
-    /// The results that were sent and that are not part of a message yet.
-    results: HashSet<ToolUseId>,
-    /// Whether results are sent only with their message. An earlier result of the step may wait for its message, or may
-    /// have been emitted before the stream began, and the client keeps the order in which results arrive.
-    holds_results: bool,
-    usage: HashMap<String, Usage>,
-    /// The member `omni` of the state, as the client has it.
-    omni: Value,
-    out: Vec<Frame>,
+    writer: AgUiWriter,
 }
 
-impl RunStream {
+impl AgUiStream {
     /// Starts a stream. `view` is the snapshot from before the command.
-    pub(crate) fn begin(mut run: Run, view: SessionSnapshot, start: &Start) -> (Self, Vec<Frame>) {
-        let is_paused = view.agent.status == Status::Paused;
-        let phase = match start {
-            Start::Command if view.agent.status == Status::Busy => Phase::Behind,
-            Start::Command | Start::Join | Start::Ended(_) => Phase::Live,
-            Start::Staged(id) => Phase::Staged(id.clone()),
+    pub(crate) fn begin(run: AgUiRun, view: SessionSnapshot, start: AgUiStart) -> (Self, Vec<AgUiFrame>) {
+        let mut writer = AgUiWriter::new(run, &view);
+        let last = || view.agent.last_run.as_ref().map(|end| end.outcome.clone());
+        let (mut follow, is_own, outcome) = match start {
+            AgUiStart::Follow(follow) => (*follow, true, None),
+            AgUiStart::Join if view.agent.status != Status::Idle => (Follow::default(), false, None),
+            AgUiStart::Join => (Follow::default(), false, Some(last().unwrap_or(SUCCESS))),
+            AgUiStart::Ended(outcome) => (Follow::default(), false, Some(outcome)),
         };
-        let is_late = matches!(start, Start::Join | Start::Ended(_));
-        let omni = omni(&view);
-        let mut state = std::mem::take(&mut run.state);
-        state.insert("omni".to_owned(), omni.clone());
-        let out = vec![Self::run_started(&run), Frame::StateSnapshot { snapshot: state.into() }];
-        let mut stream = Self {
-            run,
-            view,
-            phase,
-            is_own: !is_late,
-            is_between_turns: false,
-            step: None,
-            blocks: Blocks::default(),
-            results: HashSet::new(),
-            holds_results: is_late || is_paused,
-            usage: HashMap::new(),
-            omni,
-            out,
-        };
-        if is_late {
-            stream.send_messages();
-        }
-        if let Start::Ended(outcome) = start {
-            stream.finish(outcome);
-        }
-        if stream.phase == Phase::Live {
-            stream.reopen();
-            match stream.view.agent.status {
-                _ if *start != Start::Join => {}
-                Status::Idle => match stream.view.agent.last_run.clone() {
-                    Some(end) => stream.finish(&end.outcome),
-                    None => stream.finish_success(),
-                },
-                Status::Paused => stream.finish_paused(),
-                Status::Busy => {}
+        if is_own {
+            writer.wait(follow.turn().is_none() && view.agent.status != Status::Idle);
+        } else {
+            writer.list();
+            let (history, agent) = (&view.agent.state.history, &view.agent);
+            match &outcome {
+                Some(outcome) => writer.finish(outcome, &view),
+                None => follow.snapshot(history, agent, &mut |progress| writer.progress(progress, &view)),
             }
+            writer.flush(&view);
         }
-        let frames = std::mem::take(&mut stream.out);
-        (stream, frames)
+        let frames = std::mem::take(&mut writer.out);
+        (Self { follow, view, is_own, writer }, frames)
     }
 
     /// Returns the whole stream of a request that was refused.
-    pub(crate) fn refused(run: &Run, code: &str, message: &str) -> Vec<Frame> {
-        vec![Self::run_started(run), ending::error(code, message, Vec::new())]
+    pub(crate) fn refused(run: &AgUiRun, code: &str, message: &str) -> Vec<AgUiFrame> {
+        vec![writer::run_started(run), writer::error(code, message, Vec::new())]
     }
 
-    /// Processes the next event of the session, and returns the frames to send.
-    pub(crate) fn event(&mut self, event: &Numbered<SessionEvent>) -> Vec<Frame> {
-        if self.phase == Phase::Ended {
-            return Vec::new();
+    /// Processes the next update of the session, and returns the frames to send.
+    pub(crate) fn update(&mut self, update: &Update<SessionSnapshot, SessionEvent>) -> Vec<AgUiFrame> {
+        match update {
+            _ if self.is_ended() => {}
+            Update::Event(event) => self.event(event),
+            Update::Resync(snapshot) => self.missed(snapshot),
+            Update::Closed(end) => end.snapshot.iter().for_each(|snapshot| self.missed(snapshot)),
         }
-        if self.view.apply(event).is_err() {
-            return self.fail("internal", "The state of the conversation is not known any more.");
+        // The session interrupts its run. Without this error, a client would take the interrupted run as a success.
+        if is_lost(&self.view) {
+            return self.fail(LOST.0, LOST.1);
         }
-        // Pieces of an answer are frequent, and change no member of the state.
-        let agent_event = event.event.agent();
+        if matches!(update, Update::Closed(_)) {
+            return self.fail("shut-down", "The conversation was closed.");
+        }
+        self.writer.flush(&self.view);
+        std::mem::take(&mut self.writer.out)
+    }
+
+    fn event(&mut self, event: &Numbered<SessionEvent>) {
+        let Self { follow, view, is_own, writer } = self;
+        if view.apply(event).is_err() {
+            return writer.fail("internal", "The state of the conversation is not known any more.", view);
+        }
+        let event = event.event.agent();
+        // Pieces of an answer are frequent, and change nothing else.
         if !matches!(
-            agent_event,
+            event,
             Some(Event::TextDelta { .. } | Event::ThinkingDelta { .. } | Event::ToolUseDelta { .. })
         ) {
-            self.send_state();
+            writer.news(view);
         }
-        match (&*event.event, &self.phase) {
-            (SessionEvent::Agent(event), Phase::Behind | Phase::Staged(_)) => self.wait(event),
-            (SessionEvent::Agent(event), _) => self.agent_event(event),
-            (SessionEvent::Title { title }, Phase::Live) => {
-                let value = title.as_deref().map_or_else(|| json!({}), |title| json!({ "title": title }));
-                self.out.push(Frame::Custom { name: "omni.title", value });
-            }
-            // The session interrupts its run. Without this error, a client would take the interrupted run as a success.
-            (SessionEvent::Store(StoreReport::Lost { .. }), _) => {
-                self.finish_failed("not-saved", crate::web::LOST);
-            }
-            _ => {}
-        }
-        std::mem::take(&mut self.out)
-    }
-
-    /// Returns whether the run is paused. The stream then needs the session's snapshot, because it ends with the
-    /// complete list of the pauses.
-    pub(crate) fn is_paused(&self) -> bool {
-        self.phase == Phase::Paused
-    }
-
-    /// Processes a snapshot that is at least as new as the last event, and returns the frames to send. If the run is
-    /// still paused, these frames end the stream.
-    pub(crate) fn pause(&mut self, view: &SessionSnapshot) -> Vec<Frame> {
-        if self.phase == Phase::Paused && !view.agent.pauses.is_empty() {
-            self.view.clone_from(view);
-            self.send_state();
-            self.finish_paused();
-        }
-        std::mem::take(&mut self.out)
-    }
-
-    /// Ends the stream with an error, unless it has ended.
-    pub(crate) fn fail(&mut self, code: &str, message: &str) -> Vec<Frame> {
-        if self.phase != Phase::Ended {
-            self.finish_failed(code, message);
-        }
-        std::mem::take(&mut self.out)
-    }
-
-    /// Returns whether the terminal event was returned.
-    pub(crate) fn is_ended(&self) -> bool {
-        self.phase == Phase::Ended
-    }
-
-    fn run_started(run: &Run) -> Frame {
-        Frame::RunStarted {
-            thread_id: run.thread.clone(),
-            run_id: run.id.clone(),
-            protocol_version: (run.level == Level::V1).then_some("1.0"),
-        }
-    }
-
-    /// Processes an event that precedes the stream's own run.
-    fn wait(&mut self, event: &Event) {
-        match (&self.phase, event) {
-            (Phase::Behind, _) if RunOutcome::of(event).is_some() => self.go_live(),
-            (Phase::Staged(own), Event::Prompt { id, state, prompt }) if id == own => match state {
-                PromptState::InFlight { .. } => self.go_live(),
-                PromptState::Returned if prompt.is_none() => {
-                    self.finish_failed("withdrawn", "The prompt was withdrawn before its turn.");
-                }
-                PromptState::Returned => {
-                    self.finish_failed(
-                        "not-started",
-                        "The run before this prompt ended early. Send the prompt again.",
-                    );
-                }
-                _ => {}
-            },
-            _ => {}
-        }
-    }
-
-    /// Starts to send events. First sends the list of messages, because the client has not seen the changes since the
-    /// snapshot. The client appends the messages that it does not know. This list does not contain the prompt of the
-    /// request, so the client removes the prompt. When the event with the prompt's message follows, the client appends
-    /// the prompt at the end.
-    fn go_live(&mut self) {
-        self.phase = Phase::Live;
-        self.send_messages();
-        self.run.known.clear();
-    }
-
-    fn agent_event(&mut self, event: &Event) {
+        let Some(event) = event else { return };
         match event {
-            Event::StepStart { step, .. } => {
-                self.close();
-                self.is_between_turns = false;
-                self.holds_results = false;
-                self.open_step(*step);
-                self.blocks.begin();
+            Event::Step(response) => writer.step_ended(&response.model, response.usage),
+            Event::Usage(row) => writer.used(row.model.as_deref().unwrap_or_default(), row.usage),
+            Event::Prompt { state: PromptState::InFlight { turn: next }, .. }
+                if *is_own && follow.turn().is_some_and(|turn| turn != *next) =>
+            {
+                writer.finish(&SUCCESS, view);
             }
-            Event::Step(response) => {
-                *self.usage.entry(response.model.clone()).or_default() += response.usage;
-                self.close();
-            }
-            Event::Usage(row) => {
-                *self.usage.entry(row.model.clone().unwrap_or_default()).or_default() += row.usage;
-            }
-            Event::Budget(report) => {
-                self.out.push(Frame::Custom { name: "omni.budget", value: json!(report) });
-            }
-            Event::Message { message, .. } => self.message(message),
-            Event::ToolProgress { tool_use_id, data } => {
-                let mut content = json!({ "toolCallId": tool_use_id });
-                if value_weight(data) <= MAX_PROGRESS {
-                    content["data"] = data.clone();
-                }
-                self.out.push(Frame::ActivitySnapshot {
-                    message_id: format!("{tool_use_id}-progress"),
-                    activity_type: super::PROGRESS,
-                    content,
-                    replace: true,
-                });
-            }
-            // A result with a large file is sent later, because the file's address contains the id of the message with
-            // the result. The results after it wait too, because the client keeps the order in which results arrive.
-            Event::ToolResult { result, .. } => {
-                self.holds_results |= self.run.files.links_in(result, self.run.level);
-                if !self.holds_results {
-                    self.send_result(result, None);
-                }
-            }
-            Event::Prompt { id, state, prompt } => match state {
-                PromptState::Staged => self.send_staged(id, "staged"),
-                PromptState::InFlight { .. } if self.is_own && self.is_between_turns => self.finish_success(),
-                // A prompt that starts a run was not staged.
-                PromptState::InFlight { .. } if self.is_between_turns || self.view.agent.turn.is_some() => {
-                    self.send_staged(id, "taken");
-                }
-                PromptState::Returned if prompt.is_none() => self.send_staged(id, "withdrawn"),
-                _ => {}
-            },
-            Event::Status { status, .. } => {
-                self.phase = if *status == Status::Paused { Phase::Paused } else { Phase::Live };
-            }
-            Event::Retry { failure, model, .. } => {
-                if let Some(model) = model {
-                    let value = json!({ "failure": failure.to_string(), "model": model });
-                    self.out.push(Frame::Custom { name: "omni.retry", value });
-                }
-                let has_shown = self.blocks.has_shown();
-                self.close();
-                if has_shown {
-                    self.send_messages();
-                }
-            }
-            Event::Turn { continues: true, .. } => {
-                self.close();
-                self.is_between_turns = true;
-            }
-            _ => match RunOutcome::of(event) {
-                Some(outcome) => {
-                    // The history lacks the messages of a cancelled run, and can have other results than those sent.
-                    let is_kept = matches!(event, Event::Error { committed: true, .. });
-                    if is_kept || outcome == RunOutcome::Cancelled {
-                        self.close();
-                        self.send_messages();
-                    }
-                    self.finish(&outcome);
-                }
-                None => self.block_event(event),
-            },
+            _ => {}
         }
+        follow.event(event, &mut |progress| writer.progress(progress, view));
+        // The message belongs to another run.
+        writer.wait(follow.turn().is_none() && matches!(event, Event::Message { .. }));
     }
 
-    fn message(&mut self, message: &Message) {
-        self.is_between_turns = false;
-        if message.role == Role::Assistant {
-            self.blocks.close(&mut self.out);
-            let mut complete = Messages::new(self.run.level, &self.run.files);
-            complete.push(message);
-            // The complete answer may lack blocks that were shown, for example after an interrupt. Then all messages
-            // are sent again.
-            let complete = complete.into_list();
-            if message.id.is_some() && !self.blocks.are_of(&complete) {
-                if !self.blocks.include(&complete) {
-                    self.remove_answer(&complete);
-                }
-                self.send_messages();
-            }
+    /// Processes a snapshot in place of missed events.
+    fn missed(&mut self, snapshot: &SessionSnapshot) {
+        let Self { follow, view, writer, .. } = self;
+        if snapshot.last == view.last {
             return;
         }
-        let is_prompt = self.view.agent.pending.len() == 1;
-        let has_results = message.tool_results().next().is_some();
-        if has_results && !is_prompt {
-            let id = message.id.as_ref().map(ToString::to_string);
-            for (index, block) in message.content.iter().enumerate() {
-                if let Content::ToolResult(result) = block
-                    && !self.results.contains(&result.tool_use_id)
-                {
-                    self.send_result(result, id.as_deref().map(|id| (id, index)));
-                }
-            }
-            self.results.clear();
-        }
-        let is_known = message.id.as_ref().is_some_and(|id| self.run.known.contains(&id.to_string()));
-        // The client has given its own ids to the results that it has sent, so all messages are sent with the stored
-        // ids.
-        if if is_prompt { has_results || !is_known } else { !has_results && !is_known } {
-            self.send_messages();
-        }
+        // Without a run in between, the next run is the stream's own one.
+        let is_later = snapshot.agent.run.saturating_sub(view.agent.run) > 1;
+        view.clone_from(snapshot);
+        writer.news(view);
+        writer.begin_missed(follow.turn().is_none() && is_later);
+        let (history, agent) = (&view.agent.state.history, &view.agent);
+        follow.snapshot(history, agent, &mut |progress| writer.progress(progress, view));
+        writer.end_missed();
     }
 
-    fn send_result(&mut self, tool_result: &ToolResult, block: Option<(&str, usize)>) {
-        let (content, metadata) = result(tool_result, block, self.run.level, &self.run.files);
-        self.results.insert(tool_result.tool_use_id.clone());
-        self.out.push(Frame::ToolCallResult {
-            message_id: result_id(&tool_result.tool_use_id),
-            tool_call_id: tool_result.tool_use_id.to_string(),
-            content,
-            role: "tool",
-            metadata,
-        });
+    /// Ends the stream with an error, unless it has ended. Returns the frames to send.
+    pub(crate) fn fail(&mut self, code: &str, message: &str) -> Vec<AgUiFrame> {
+        self.writer.fail(code, message, &self.view);
+        std::mem::take(&mut self.writer.out)
     }
 
-    fn send_staged(&mut self, id: &PromptId, state: &str) {
-        self.out.push(Frame::Custom { name: "omni.staged", value: json!({ "id": id, "state": state }) });
+    /// Returns whether the terminal frame was returned.
+    pub(crate) fn is_ended(&self) -> bool {
+        self.writer.is_ended()
     }
+}
 
-    /// Makes the client remove the answer. Its blocks have other ids now, and the client leaves a message whose id it
-    /// knows in its place.
-    fn remove_answer(&mut self, complete: &[ChatMessage]) {
-        let answer = self.view.agent.pending.pop();
-        let mut messages = Messages::of(&self.view, self.run.level, &self.run.files);
-        let is_reasoning = |message: &&ChatMessage| matches!(message, ChatMessage::Reasoning { .. });
-        // The client keeps its reasoning if a list contains none. The next list removes this one.
-        if let Some(first) = complete.iter().find(is_reasoning) {
-            messages
-                .push(ChatMessage::Reasoning { id: format!("{}-old", first.id()), content: String::new() });
-        }
-        self.send_list(messages);
-        self.view.agent.pending.extend(answer);
-    }
-
-    fn send_messages(&mut self) {
-        self.send_list(Messages::of(&self.view, self.run.level, &self.run.files));
-    }
-
-    fn send_list(&mut self, messages: Vec<ChatMessage>) {
-        // The list contains all current activities, so the client removes the activities of tools that have ended.
-        let types = json!({ "authoritativeActivityTypes": [super::PROGRESS, super::FILE] });
-        self.out.push(Frame::MessagesSnapshot { messages, metadata: json!({ "@ag-ui/client": types }) });
-    }
-
-    /// Sends the member `omni` of the state if it has changed. The client's own members stay.
-    fn send_state(&mut self) {
-        let omni = omni(&self.view);
-        if omni != self.omni {
-            // `add` replaces the member, also if the client has removed it (RFC 6902, 4.1).
-            let delta = json!([{ "op": "add", "path": "/omni", "value": omni }]);
-            self.out.push(Frame::StateDelta { delta });
-            self.omni = omni;
-        }
-    }
-
-    fn open_step(&mut self, step: u32) {
-        self.step = Some(step);
-        self.out.push(Frame::StepStarted { step_name: format!("step {step}") });
-    }
-
-    /// Closes the blocks and the step.
-    fn close(&mut self) {
-        self.blocks.close(&mut self.out);
-        if let Some(step) = self.step.take() {
-            self.out.push(Frame::StepFinished { step_name: format!("step {step}") });
-        }
-    }
-
-    fn usage(&self) -> Vec<TokenUsage> {
-        let safe = |count: u64| count.min((1 << 53) - 1);
-        let mut usage: Vec<_> = self
-            .usage
-            .iter()
-            .map(|(model, usage)| TokenUsage {
-                model: clip(model, 256).into_owned(),
-                input_tokens: safe(usage.prompt()),
-                output_tokens: safe(usage.output),
-                total_tokens: safe(usage.total()),
-                reasoning_tokens: safe(usage.reasoning),
-                cached_input_tokens: safe(usage.cache_read),
-                cache_write_input_tokens: safe(usage.cache_write),
-            })
-            .collect();
-        usage.sort_by(|a, b| a.model.cmp(&b.model));
-        usage
-    }
+/// Returns whether the conversation can't be saved any more.
+fn is_lost(view: &SessionSnapshot) -> bool {
+    matches!(view.store, Some(StoreReport::Lost { .. }))
 }
 
 /// Returns the member `omni` of the client's state.

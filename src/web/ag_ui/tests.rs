@@ -10,17 +10,21 @@ use std::{collections::HashSet, time::Duration};
 
 use serde_json::{Value, json};
 
-use super::{Frame, Level, Run, RunInput, RunStream, Start, messages::Messages, stream::omni};
+use super::{
+    AgUiFrame, AgUiInput, AgUiLevel, AgUiRun, AgUiStart, AgUiStream, messages::AgUiMessages, stream::omni,
+};
 use crate::{
     agent::{Agent, AgentBuilder},
     message::StopReason,
-    run::{Accepted, PromptState},
-    session::{Mode, Session, SessionAnswer, SessionEvent, SessionSnapshot, SessionSubscription},
+    session::{Mode, Session, SessionEvent, SessionSnapshot, SessionSubscription},
     store::MemoryStore,
     subscription::{Numbered, Update},
     testing::{ScriptedProvider, Step},
     tool::{ToolContext, tool_fn_with_schema},
-    web::front::{files::Files, intent::Intent},
+    web::{
+        front::{files::Files, intent::Intent},
+        requests::prompt_of,
+    },
 };
 use client::Client;
 
@@ -63,7 +67,7 @@ fn agent(provider: &ScriptedProvider) -> AgentBuilder {
 }
 
 impl Rig {
-    async fn new(level: Level, steps: impl IntoIterator<Item = Step>) -> Self {
+    async fn new(level: AgUiLevel, steps: impl IntoIterator<Item = Step>) -> Self {
         let provider = ScriptedProvider::new(steps);
         let session = Session::builder(MemoryStore::new()).agent(agent(&provider)).create().await.unwrap();
         Self { session, provider, client: Client::new(level), runs: 0 }
@@ -71,7 +75,7 @@ impl Rig {
 
     /// Returns the request that the client posts.
     #[expect(clippy::needless_pass_by_value, reason = "`json!` makes one")]
-    fn request(&mut self, more: Value) -> RunInput {
+    fn request(&mut self, more: Value) -> AgUiInput {
         self.runs += 1;
         let mut request = json!({
             "threadId": "t",
@@ -82,7 +86,7 @@ impl Rig {
             "state": self.client.state,
             "forwardedProps": {},
         });
-        if self.client.level == Level::V1 {
+        if self.client.level == AgUiLevel::V1 {
             request["protocolVersion"] = "1.0".into();
         }
         request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -90,17 +94,17 @@ impl Rig {
     }
 
     /// Adds a message of the user and runs until the stream ends.
-    async fn say(&mut self, text: &str) -> Vec<Frame> {
+    async fn say(&mut self, text: &str) -> Vec<AgUiFrame> {
         let id = format!("user-{}", self.runs);
         self.client.messages.push(json!({ "id": id, "role": "user", "content": text }));
         self.run(json!({})).await
     }
 
-    async fn resume(&mut self, answers: Value) -> Vec<Frame> {
+    async fn resume(&mut self, answers: Value) -> Vec<AgUiFrame> {
         self.run(json!({ "resume": answers })).await
     }
 
-    async fn run(&mut self, more: Value) -> Vec<Frame> {
+    async fn run(&mut self, more: Value) -> Vec<AgUiFrame> {
         let mut posted = self.post(more).await;
         posted.finish(&mut self.client).await
     }
@@ -121,30 +125,30 @@ impl Rig {
             Err(refusal) => {
                 return Posted {
                     updates,
-                    session: self.session.clone(),
                     stream: None,
-                    frames: RunStream::refused(
+                    frames: AgUiStream::refused(
                         &run,
                         refusal.code(),
                         &refusal.to_json()["detail"].to_string(),
                     ),
                 };
             }
-            Ok(Intent::Join(None)) => Start::Join,
-            Ok(Intent::Join(Some(id))) => Start::Staged(id),
-            Ok(Intent::Ended(_, outcome)) => Start::Ended(outcome),
-            Ok(Intent::Perform(command)) => {
-                started(self.session.perform(*command, None).await.unwrap()).unwrap_or(Start::Command)
+            Ok(Intent::Join(staged)) => AgUiStart::staged(staged, &view.agent),
+            Ok(Intent::Ended(_, outcome)) => AgUiStart::Ended(outcome),
+            Ok(Intent::Perform(mut command)) => {
+                let prompt = prompt_of(&mut command).and_then(|prompt| prompt.id.clone());
+                let answer = self.session.perform(*command, None).await.unwrap();
+                AgUiStart::of(&answer, prompt, &view.agent)
             }
         };
-        let (stream, frames) = RunStream::begin(run, (**view).clone(), &start);
-        Posted { updates, session: self.session.clone(), stream: Some(stream), frames }
+        let (stream, frames) = AgUiStream::begin(run, (**view).clone(), start);
+        Posted { updates, stream: Some(stream), frames }
     }
 }
 
 fn check_messages(client: &Client, view: &SessionSnapshot) {
     assert_eq!(client.state["omni"], omni(view));
-    let truth = Messages::of(view, client.level, &Files::default());
+    let truth = AgUiMessages::of(view, None, client.level, &Files::default());
     let truth: Vec<_> = truth.iter().map(|message| serde_json::to_value(message).unwrap()).collect();
     let has_reasoning = truth.iter().any(|message| message["role"] == "reasoning");
     // If a snapshot contains no reasoning, the client keeps its reasoning, even if the session has discarded that
@@ -170,19 +174,8 @@ fn parsed(message: &Value) -> Value {
     message
 }
 
-fn started(answer: SessionAnswer) -> Option<Start> {
-    match answer {
-        SessionAnswer::Accepted(Accepted::Staged { id, .. }) => Some(Start::Staged(id)),
-        SessionAnswer::Accepted(Accepted::Known { state: PromptState::Ended { outcome } }) => {
-            Some(Start::Ended(outcome))
-        }
-        SessionAnswer::Accepted(Accepted::Known { state: PromptState::InFlight { .. } }) => Some(Start::Join),
-        _ => None,
-    }
-}
-
-fn run_of(input: &RunInput) -> Run {
-    Run {
+fn run_of(input: &AgUiInput) -> AgUiRun {
+    AgUiRun {
         thread: input.thread_id.clone(),
         id: input.run_id.clone(),
         level: input.level(),
@@ -195,14 +188,13 @@ fn run_of(input: &RunInput) -> Run {
 /// A request whose stream is being read.
 struct Posted {
     updates: SessionSubscription,
-    session: Session,
-    stream: Option<RunStream>,
-    frames: Vec<Frame>,
+    stream: Option<AgUiStream>,
+    frames: Vec<AgUiFrame>,
 }
 
 impl Posted {
     /// Reads until the stream ends, and gives each event to the client.
-    async fn finish(&mut self, client: &mut Client) -> Vec<Frame> {
+    async fn finish(&mut self, client: &mut Client) -> Vec<AgUiFrame> {
         while self.next().await {}
         let frames = std::mem::take(&mut self.frames);
         client.read(&frames);
@@ -221,17 +213,13 @@ impl Posted {
         change: impl Fn(&Numbered<SessionEvent>) -> Numbered<SessionEvent>,
     ) -> bool {
         let Some(stream) = &mut self.stream else { return false };
-        if stream.is_paused() {
-            let view = self.session.snapshot().await.unwrap();
-            self.frames.extend(stream.pause(&view));
-        }
         if stream.is_ended() {
             return false;
         }
         let update =
             tokio::time::timeout(Duration::from_mins(1), self.updates.next()).await.unwrap().unwrap();
         let Update::Event(event) = update else { panic!("{update:?}") };
-        self.frames.extend(stream.event(&change(&event)));
+        self.frames.extend(stream.update(&Update::Event(change(&event))));
         true
     }
 
@@ -243,15 +231,15 @@ impl Posted {
     }
 }
 
-fn kind_of(frame: &Frame) -> String {
+fn kind_of(frame: &AgUiFrame) -> String {
     serde_json::to_value(frame).unwrap()["type"].as_str().unwrap().to_owned()
 }
 
-fn kinds(frames: &[Frame]) -> Vec<String> {
+fn kinds(frames: &[AgUiFrame]) -> Vec<String> {
     frames.iter().map(kind_of).collect()
 }
 
-fn last(frames: &[Frame]) -> Value {
+fn last(frames: &[AgUiFrame]) -> Value {
     serde_json::to_value(frames.last().unwrap()).unwrap()
 }
 
@@ -260,15 +248,15 @@ async fn joined_stream_states_the_decisions_about_tool_uses_and_the_unusual_end_
     let store = MemoryStore::new();
     for (reason, ended) in [(StopReason::Length, json!("length")), (StopReason::Stop, Value::Null)] {
         let view = crate::session::tests::decided::decided(&store, reason).await.snapshot().await.unwrap();
-        let run = Run {
+        let run = AgUiRun {
             thread: "t".into(),
             id: "r".into(),
-            level: Level::V1,
+            level: AgUiLevel::V1,
             state: serde_json::Map::new(),
             known: HashSet::new(),
             files: Files::default(),
         };
-        let (_, frames) = RunStream::begin(run, view, &Start::Join);
+        let (_, frames) = AgUiStream::begin(run, view, AgUiStart::Join);
         let frames: Vec<_> = frames.iter().map(|frame| serde_json::to_value(frame).unwrap()).collect();
         let of = |kind: &str| frames.iter().find(|frame| frame["type"] == kind).unwrap();
         assert_eq!(of("STATE_SNAPSHOT")["snapshot"]["omni"]["ended"], ended);

@@ -1,6 +1,6 @@
 use serde_json::{Value, json};
 
-use super::{Level, Rig};
+use super::{AgUiLevel, Rig};
 use crate::{
     run::Prompt,
     session::SessionCommand,
@@ -26,7 +26,7 @@ async fn plan(rig: &mut Rig, messages: Value) -> String {
 }
 
 async fn two_turns() -> Rig {
-    let mut rig = Rig::new(Level::V1, [Step::text("A1"), Step::text("A2"), Step::text("A3")]).await;
+    let mut rig = Rig::new(AgUiLevel::V1, [Step::text("A1"), Step::text("A2"), Step::text("A3")]).await;
     rig.say("Q1").await;
     rig.say("Q2").await;
     rig
@@ -64,7 +64,7 @@ async fn plan_of_a_new_message_depends_on_the_known_messages_before_it() {
 #[tokio::test(start_paused = true)]
 async fn changed_prompt_and_results_during_a_run_are_refused() {
     let gate = Gate::new();
-    let mut rig = Rig::new(Level::V1, [Step::new().then_text(["Half"]).gate(&gate).stop()]).await;
+    let mut rig = Rig::new(AgUiLevel::V1, [Step::new().then_text(["Half"]).gate(&gate).stop()]).await;
     for (id, text) in [("u1", "Hi"), ("u2", "Next")] {
         let prompt = Prompt::new(text).with_id(id);
         rig.session.prompt(prompt).await.unwrap();
@@ -123,7 +123,7 @@ async fn older_version_continues_and_then_the_newer_one() {
 #[tokio::test(start_paused = true)]
 async fn answers_must_be_complete_and_valid() {
     let step = Step::new().then_tool_use("a", "ask", json!({})).then_tool_use("b", "ask", json!({})).stop();
-    let mut rig = Rig::new(Level::V1, [step]).await;
+    let mut rig = Rig::new(AgUiLevel::V1, [step]).await;
     rig.say("Hi").await;
     let view = rig.session.snapshot().await.unwrap();
     let ok = |id: &str| json!({ "interruptId": id, "status": "resolved", "payload": { "approved": true } });
@@ -149,7 +149,7 @@ async fn answers_must_be_complete_and_valid() {
 
 #[tokio::test(start_paused = true)]
 async fn content_with_files_becomes_attachments() {
-    let mut rig = Rig::new(Level::V0, [Step::text("Nice.")]).await;
+    let mut rig = Rig::new(AgUiLevel::V0, [Step::text("Nice.")]).await;
     rig.client.messages.push(json!({ "id": "u", "role": "user", "content": [
         { "type": "text", "text": "Look" },
         { "type": "image", "source": { "type": "data", "value": "AAAA", "mimeType": "image/png" }, "metadata": { "name": "a.png" } },
@@ -164,7 +164,7 @@ async fn content_with_files_becomes_attachments() {
     let updates = rig.session.subscribe(crate::session::Mode::Observer).await.unwrap();
     let input = rig.request(json!({ "messages": [] }));
     let view = (**updates.snapshot().unwrap()).clone();
-    let (_, frames) = super::RunStream::begin(super::run_of(&input), view, &super::Start::Join);
+    let (_, frames) = super::AgUiStream::begin(super::run_of(&input), view, super::AgUiStart::Join);
     rig.client.read(&frames);
     let stored = &rig.client.messages[0]["content"];
     assert_eq!((&stored[0], &stored[1], &stored[2]), (&shown[0], &shown[1], &shown[2]));
@@ -173,7 +173,7 @@ async fn content_with_files_becomes_attachments() {
 
 #[tokio::test(start_paused = true)]
 async fn client_tools_are_sorted_and_checked() {
-    let mut rig = Rig::new(Level::V1, []).await;
+    let mut rig = Rig::new(AgUiLevel::V1, []).await;
     let tool = |name: &str, schema: Value| json!({ "name": name, "description": "", "parameters": schema });
     let tools = json!([tool("z", json!({ "type": "object" })), { "name": "b", "description": "B" }]);
     let tools = rig.request(json!({ "tools": tools })).client_tools(&[]).unwrap();

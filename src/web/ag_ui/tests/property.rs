@@ -1,14 +1,18 @@
 //! Random runs: a client that watches from the start and one that joins at any event see the messages and the state of
-//! the session.
+//! the session, whichever events they miss.
+
+use std::sync::Arc;
 
 use proptest::prelude::*;
 use serde_json::json;
 
-use super::{Client, Files, Frame, Level, Rig, Run, RunStream, Start, check_messages, omni};
+use super::{AgUiFrame, AgUiLevel, AgUiRun, AgUiStart, AgUiStream, Client, Files, Rig, check_messages, omni};
 use crate::{
     agent::{Event, Status},
+    message::TurnId,
     provider::{ProviderError, ProviderErrorKind},
-    session::{Mode, SessionEvent, SessionSnapshot},
+    run::Accepted,
+    session::{Mode, SessionAnswer, SessionEvent, SessionSnapshot},
     subscription::{Numbered, Update},
     testing::Step,
     tool::Decision,
@@ -81,7 +85,7 @@ fn steps(script: &Script) -> Vec<Step> {
 
 /// Runs the script. Returns the snapshot before the script and the events that the script causes.
 async fn record(script: &Script) -> (SessionSnapshot, Vec<Numbered<SessionEvent>>) {
-    let rig = Rig::new(Level::V1, steps(script)).await;
+    let rig = Rig::new(AgUiLevel::V1, steps(script)).await;
     let session = &rig.session;
     let mut updates = session.subscribe(Mode::Controller).await.unwrap();
     let first = (**updates.snapshot().unwrap()).clone();
@@ -118,28 +122,44 @@ fn fold(view: &SessionSnapshot, events: &[Numbered<SessionEvent>]) -> SessionSna
 }
 
 /// Gives the frames of one event to the client. After each frame, the client's state is the session's state.
-fn read(client: &mut Client, frames: &[Frame], view: &SessionSnapshot) {
+fn read(client: &mut Client, frames: &[AgUiFrame], view: &SessionSnapshot) {
     let state = json!({ "mine": 1, "omni": omni(view) });
     for frame in frames {
         client.read_one(frame);
-        assert!(client.state == state || matches!(frame, Frame::RunStarted { .. }), "{frame:?}");
+        assert!(client.state == state || matches!(frame, AgUiFrame::RunStarted { .. }), "{frame:?}");
     }
     assert_eq!(client.state, state);
 }
 
+/// Returns whether no other event of the same input follows.
+fn is_last_of_input(event: &Numbered<SessionEvent>) -> bool {
+    match event.event.agent() {
+        Some(Event::Status { status, .. }) => *status == Status::Paused,
+        event => !matches!(event, Some(Event::Prompt { .. })),
+    }
+}
+
 /// Reads the events from `from` on, with a new run after each interrupt, and compares the client with the session.
-fn replay(first: &SessionSnapshot, events: &[Numbered<SessionEvent>], from: usize, level: Level) {
+/// `missed` are the first event and the number of events in whose place the client gets a snapshot.
+fn replay(
+    first: &SessionSnapshot,
+    events: &[Numbered<SessionEvent>],
+    from: usize,
+    missed: &[(usize, usize)],
+    level: AgUiLevel,
+) {
     let mut client = Client::new(level);
-    let mut start = Start::Join;
+    let mut start = AgUiStart::Join;
     if from == 0 {
         client.messages.push(json!({ "id": "user", "role": "user", "content": "Hi" }));
-        start = Start::Command;
+        let accepted = SessionAnswer::Accepted(Accepted::Started { turn: TurnId::new(1) });
+        start = AgUiStart::of(&accepted, Some("user".into()), &first.agent);
     }
     let mut at = from;
     let mut view = fold(first, &events[..at]);
     while at < events.len() {
         let ids = client.messages.iter().map(|message| message["id"].as_str().unwrap().to_owned());
-        let run = Run {
+        let run = AgUiRun {
             thread: "t".to_owned(),
             id: "r".to_owned(),
             level,
@@ -147,17 +167,23 @@ fn replay(first: &SessionSnapshot, events: &[Numbered<SessionEvent>], from: usiz
             known: ids.collect(),
             state: client.state.as_object().unwrap().clone(),
         };
-        let (mut stream, frames) = RunStream::begin(run, view.clone(), &start);
+        let (mut stream, frames) = AgUiStream::begin(run, view.clone(), start);
         client.begin();
         read(&mut client, &frames, &view);
         while !stream.is_ended() {
-            if stream.is_paused() {
-                read(&mut client, &stream.pause(&view), &view);
-                continue;
+            let count = missed.iter().find(|(first, _)| *first == at).map(|(_, count)| *count);
+            let mut next = (at + count.unwrap_or(1)).min(events.len());
+            // A session has no snapshot between an event and the event that reports its cause.
+            while count.is_some() && next < events.len() && !is_last_of_input(&events[next - 1]) {
+                next += 1;
             }
-            view.apply(&events[at]).unwrap();
-            read(&mut client, &stream.event(&events[at]), &view);
-            at += 1;
+            let update = match count {
+                Some(_) => Update::Resync(Arc::new(fold(&view, &events[at..next]))),
+                None => Update::Event(events[at].clone()),
+            };
+            view = fold(&view, &events[at..next]);
+            read(&mut client, &stream.update(&update), &view);
+            at = next;
         }
         client.check_ended();
         let is_discarded = |event: &Event| matches!(event, Event::Error { committed: false, .. });
@@ -167,20 +193,39 @@ fn replay(first: &SessionSnapshot, events: &[Numbered<SessionEvent>], from: usiz
         if view.agent.status != Status::Paused {
             return;
         }
-        start = Start::Command;
+        start = AgUiStart::of(&SessionAnswer::Done, None, &view.agent);
     }
 }
 
-/// Runs the script and checks a client that joins at each of its events.
-fn check(script: &Script) {
+/// Runs the script and checks a client that joins at each of its events, and misses events.
+fn check(script: &Script, missed: &[(usize, usize)]) {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
     let (first, events) = runtime.block_on(record(script));
-    for level in [Level::V0, Level::V1] {
+    for level in [AgUiLevel::V0, AgUiLevel::V1] {
         for from in 0..events.len() {
-            replay(&first, &events, from, level);
+            replay(&first, &events, from, missed, level);
         }
     }
+}
+
+/// Runs the script and checks clients that miss each series of events, from the start on.
+fn check_each_gap(script: &Script) {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+    let (first, events) = runtime.block_on(record(script));
+    for gap in (0..events.len()).flat_map(|at| (1..=events.len() - at).map(move |count| (at, count))) {
+        replay(&first, &events, 0, &[gap], AgUiLevel::V1);
+    }
+}
+
+#[test]
+fn client_that_misses_any_events_of_a_run_with_approvals_sees_its_messages() {
+    let text = |text: &str| Block::Text(text.chars().map(String::from).collect());
+    let tool = |name, is_raw| Block::Tool { name, is_raw };
+    let uses = vec![text("ab"), tool("ask", false), tool("add", true), tool("ask", false), text("c")];
+    let steps = vec![uses, vec![Block::Thinking("d".to_owned()), text("ef"), tool("add", false)]];
+    check_each_gap(&Script { steps, fails: false, stop: Stop::No });
 }
 
 #[test]
@@ -192,7 +237,8 @@ fn client_of_an_answer_that_loses_blocks_sees_the_others_in_their_order() {
     let empty = vec![text(&[]), thinking(), text(&["a"])];
     let cut = vec![text(&["a"]), thinking(), tool];
     for (blocks, fails) in [(empty.clone(), false), (empty, true), (cut, true)] {
-        check(&Script { steps: vec![blocks], fails, stop: Stop::No });
+        check_each_gap(&Script { steps: vec![blocks.clone()], fails, stop: Stop::No });
+        check(&Script { steps: vec![blocks], fails, stop: Stop::No }, &[]);
     }
 }
 
@@ -201,6 +247,14 @@ proptest! {
 
     #[test]
     fn client_that_joins_at_any_event_sees_the_messages_of_the_session(script in script()) {
-        check(&script);
+        check(&script, &[]);
+    }
+
+    #[test]
+    fn client_that_misses_events_sees_the_messages_of_the_session(
+        script in script(),
+        missed in prop::collection::vec((0..60_usize, 1..20_usize), 1..6),
+    ) {
+        check(&script, &missed);
     }
 }

@@ -1,20 +1,20 @@
 use serde_json::{Value, json};
 
-use super::{Client, Frame, Level, Rig, kind_of, kinds, last};
+use super::{AgUiFrame, AgUiLevel, Client, Rig, kind_of, kinds, last};
 use crate::{
     agent::{AgentCallbacks, ErrorDecision, State},
     message::{Attachment, Usage},
     provider::{BlockStart, Delta, ProviderError, ProviderErrorKind},
     run::{Failure, RunEnd, RunOutcome},
-    session::Mode,
+    session::{Mode, SessionAnswer},
     testing::{Gate, Step},
     web::testing::abandoned,
 };
 
-const LEVELS: [Level; 2] = [Level::V0, Level::V1];
+const LEVELS: [AgUiLevel; 2] = [AgUiLevel::V0, AgUiLevel::V1];
 
 /// Returns each value of the state's member `omni` that the frames set.
-fn states(frames: &[Frame]) -> Vec<Value> {
+fn states(frames: &[AgUiFrame]) -> Vec<Value> {
     let frames = frames.iter().map(|frame| serde_json::to_value(frame).unwrap());
     let omni = |frame: Value| frame.pointer("/snapshot/omni").or(frame.pointer("/delta/0/value")).cloned();
     frames.filter_map(omni).collect()
@@ -49,7 +49,7 @@ async fn text_as_one_message_in_a_step() {
         );
         let end = last(&frames);
         assert_eq!(end["usage"][0]["totalTokens"], 5);
-        let outcome = (level == Level::V1).then(|| json!({ "type": "success" }));
+        let outcome = (level == AgUiLevel::V1).then(|| json!({ "type": "success" }));
         assert_eq!(end.get("outcome"), outcome.as_ref());
         let states = states(&frames);
         let members = |omni: &Value| json!([omni["status"], omni["step"], omni["tokens"]]);
@@ -182,7 +182,7 @@ async fn failed_prompts_in_a_row_end_the_list_and_are_each_sent_again_once() {
         let joined = async |rig: &mut Rig| {
             let view = rig.session.snapshot().await.unwrap();
             let input = rig.request(json!({ "messages": [] }));
-            let (_, frames) = super::RunStream::begin(super::run_of(&input), view, &super::Start::Join);
+            let (_, frames) = super::AgUiStream::begin(super::run_of(&input), view, super::AgUiStart::Join);
             let mut client = Client::new(level);
             client.read(&frames);
             client
@@ -231,7 +231,7 @@ async fn interrupted_run_keeps_its_text() {
         posted.until("TEXT_MESSAGE_CONTENT").await;
         rig.session.interrupt().await.unwrap();
         let frames = posted.finish(&mut rig.client).await;
-        let outcome = (level == Level::V1).then(|| json!({ "type": "cancelled" }));
+        let outcome = (level == AgUiLevel::V1).then(|| json!({ "type": "cancelled" }));
         assert_eq!(last(&frames).get("outcome"), outcome.as_ref());
         assert_eq!(rig.client.messages[1]["content"], "Hal");
         rig.check_messages().await;
@@ -292,7 +292,7 @@ async fn end_of_join(rig: &mut Rig, outcome: Option<RunOutcome>) -> Value {
         view.agent.last_run = Some(std::sync::Arc::new(RunEnd::new(outcome)));
     }
     let input = rig.request(json!({ "messages": [] }));
-    let (stream, frames) = super::RunStream::begin(super::run_of(&input), view, &super::Start::Join);
+    let (stream, frames) = super::AgUiStream::begin(super::run_of(&input), view, super::AgUiStart::Join);
     assert!(stream.is_ended());
     let mut other = Client::new(rig.client.level);
     other.read(&frames);
@@ -358,7 +358,7 @@ async fn join_of_an_idle_conversation_ends_as_its_last_run_has_ended() {
 
 #[tokio::test(start_paused = true)]
 async fn prompt_of_an_earlier_cancelled_run_that_is_sent_again_is_not_a_success() {
-    let mut rig = Rig::new(Level::V1, [Step::new().then_text(["Hal"]).hang(), Step::text("Two.")]).await;
+    let mut rig = Rig::new(AgUiLevel::V1, [Step::new().then_text(["Hal"]).hang(), Step::text("Two.")]).await;
     let first = json!({ "id": "u1", "role": "user", "content": "First" });
     rig.client.messages.push(first.clone());
     let mut posted = rig.post(json!({})).await;
@@ -412,9 +412,9 @@ async fn backup_model_is_named_in_a_custom_event() {
         let session = builder.create().await.unwrap();
         let mut rig = Rig { session, provider, client: Client::new(level), runs: 0 };
         let frames = rig.say("Hi").await;
-        let custom = frames.iter().find(|frame| matches!(frame, Frame::Custom { .. })).unwrap();
+        let custom = frames.iter().find(|frame| matches!(frame, AgUiFrame::Custom { .. })).unwrap();
         let value = json!({ "failure": "quota spent: no credit", "model": "other:scripted" });
-        assert_eq!(*custom, Frame::Custom { name: "omni.retry", value });
+        assert_eq!(*custom, AgUiFrame::Custom { name: "omni.retry", value });
         rig.check_messages().await;
     }
 }
@@ -490,11 +490,12 @@ async fn prompt_behind_a_run_that_has_just_ended_is_read_from_its_own_run_on() {
         client.messages.push(json!({ "id": "u2", "role": "user", "content": "Second" }));
         std::mem::swap(&mut rig.client, &mut client);
         let run = super::run_of(&rig.request(json!({})));
-        rig.session.prompt(crate::run::Prompt::new("Second").with_id("u2")).await.unwrap();
+        let prompt = crate::run::Prompt::new("Second").with_id("u2");
+        let answer = SessionAnswer::Accepted(rig.session.prompt(prompt).await.unwrap());
         let view = (**updates.snapshot().unwrap()).clone();
-        let (stream, frames) = super::RunStream::begin(run, view, &super::Start::Command);
-        let session = rig.session.clone();
-        let mut second = super::Posted { updates, session, stream: Some(stream), frames };
+        let start = super::AgUiStart::of(&answer, Some("u2".into()), &view.agent);
+        let (stream, frames) = super::AgUiStream::begin(run, view, start);
+        let mut second = super::Posted { updates, stream: Some(stream), frames };
         second.finish(&mut rig.client).await;
         rig.check_messages().await;
         assert_eq!(rig.client.messages.len(), 4);
@@ -503,7 +504,7 @@ async fn prompt_behind_a_run_that_has_just_ended_is_read_from_its_own_run_on() {
 
 #[tokio::test(start_paused = true)]
 async fn withdrawn_prompt_ends_its_stream_with_an_error() {
-    let mut rig = Rig::new(Level::V1, [Step::new().then_text(["One"]).hang()]).await;
+    let mut rig = Rig::new(AgUiLevel::V1, [Step::new().then_text(["One"]).hang()]).await;
     rig.client.messages.push(json!({ "id": "u1", "role": "user", "content": "First" }));
     let mut first = rig.post(json!({})).await;
     first.until("TEXT_MESSAGE_CONTENT").await;
@@ -512,7 +513,7 @@ async fn withdrawn_prompt_ends_its_stream_with_an_error() {
     let mut again = rig.post(json!({})).await;
     rig.session.unstage("u2").await.unwrap();
     for posted in [&mut second, &mut again] {
-        let frames = posted.finish(&mut Client::new(Level::V1)).await;
+        let frames = posted.finish(&mut Client::new(AgUiLevel::V1)).await;
         assert_eq!(last(&frames)["code"], "withdrawn");
     }
 }
@@ -523,7 +524,7 @@ async fn client_tools_are_open_calls_and_their_results_a_prompt() {
         let mut rig =
             Rig::new(level, [Step::tool_use("s", "show", json!({ "page": 1 })), Step::text("Shown.")]).await;
         let frames = rig.say("Show it").await;
-        if level == Level::V1 {
+        if level == AgUiLevel::V1 {
             assert_eq!(last(&frames)["outcome"], json!({ "type": "success", "pendingToolCallIds": ["s"] }));
         }
         rig.client
@@ -551,14 +552,14 @@ async fn file_of_an_answer_is_an_activity() {
 #[tokio::test(start_paused = true)]
 async fn title_that_changes_in_a_run_is_a_custom_event_and_a_change_of_the_state() {
     let gate = Gate::new();
-    let mut rig = Rig::new(Level::V1, [Step::new().then_text(["One"]).gate(&gate).stop()]).await;
+    let mut rig = Rig::new(AgUiLevel::V1, [Step::new().then_text(["One"]).gate(&gate).stop()]).await;
     rig.client.messages.push(json!({ "id": "u", "role": "user", "content": "Hi" }));
     let mut posted = rig.post(json!({})).await;
     posted.until("TEXT_MESSAGE_CONTENT").await;
     rig.session.set_title(Some("New")).await.unwrap();
     gate.open();
     let frames = posted.finish(&mut rig.client).await;
-    let custom = frames.iter().find(|frame| matches!(frame, Frame::Custom { .. })).unwrap();
+    let custom = frames.iter().find(|frame| matches!(frame, AgUiFrame::Custom { .. })).unwrap();
     assert_eq!(serde_json::to_value(custom).unwrap()["value"], json!({ "title": "New" }));
     let states = states(&frames);
     assert_eq!((states[0].get("title"), &states[states.len() - 1]["title"]), (None, &json!("New")));
@@ -567,7 +568,7 @@ async fn title_that_changes_in_a_run_is_a_custom_event_and_a_change_of_the_state
 
 #[tokio::test(start_paused = true)]
 async fn stream_of_a_lost_session_fails_once() {
-    let mut rig = Rig::new(Level::V1, [Step::new().then_text(["One"]).hang()]).await;
+    let mut rig = Rig::new(AgUiLevel::V1, [Step::new().then_text(["One"]).hang()]).await;
     rig.client.messages.push(json!({ "id": "u", "role": "user", "content": "Hi" }));
     let mut posted = rig.post(json!({})).await;
     posted.until("TEXT_MESSAGE_CONTENT").await;
@@ -586,12 +587,54 @@ async fn join_of_an_idle_conversation_brings_its_messages() {
         let updates = rig.session.subscribe(Mode::Observer).await.unwrap();
         let input = rig.request(json!({ "messages": [] }));
         let view = (**updates.snapshot().unwrap()).clone();
-        let (stream, frames) = super::RunStream::begin(super::run_of(&input), view, &super::Start::Join);
+        let (stream, frames) = super::AgUiStream::begin(super::run_of(&input), view, super::AgUiStart::Join);
         assert!(stream.is_ended());
         let mut other = Client::new(level);
         other.read(&frames);
         assert_eq!(kinds(&frames), ["RUN_STARTED", "STATE_SNAPSHOT", "MESSAGES_SNAPSHOT", "RUN_FINISHED"]);
         super::check_messages(&other, &rig.session.snapshot().await.unwrap());
         let _: Value = last(&frames);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn questions_of_running_tools_can_be_answered_one_by_one() {
+    for level in LEVELS {
+        let step = Step::new()
+            .then_tool_use("t1", "confirm", json!({}))
+            .then_tool_use("t2", "confirm", json!({}))
+            .stop();
+        let mut rig = Rig::new(level, [step, Step::text("Done.")]).await;
+        rig.say("Go").await;
+        for (count, open) in [(1, "t1?1"), (2, "t2?1")] {
+            let ids: Vec<_> =
+                rig.client.interrupts.iter().map(|interrupt| interrupt["id"].as_str().unwrap()).collect();
+            assert_eq!(ids, [open], "{count}");
+            let answer = json!({ "approved": true, "editedArgs": { "n": count } });
+            rig.resume(json!([{ "interruptId": open, "status": "resolved", "payload": answer }])).await;
+        }
+        assert!(rig.client.interrupts.is_empty());
+        let results = rig.client.messages.iter().filter(|message| message["role"] == "tool");
+        assert_eq!(results.count(), 2);
+        rig.check_messages().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn stream_of_a_regenerated_answer_ends_before_the_turn_of_another_prompt() {
+    for level in LEVELS {
+        let gate = Gate::new();
+        let steps =
+            [Step::text("One"), Step::new().then_text(["Two"]).gate(&gate).stop(), Step::text("Three")];
+        let mut rig = Rig::new(level, steps).await;
+        rig.say("Hi").await;
+        rig.client.messages.truncate(1);
+        let mut again = rig.post(json!({})).await;
+        again.until("TEXT_MESSAGE_CONTENT").await;
+        rig.session.prompt(crate::run::Prompt::new("Other")).await.unwrap();
+        gate.open();
+        let frames = again.finish(&mut rig.client).await;
+        assert!(!format!("{frames:?}").contains("Three"), "{frames:?}");
+        assert_eq!(rig.client.messages[1]["content"], "Two");
     }
 }

@@ -154,6 +154,7 @@ impl AgUiStream {
                 Some(outcome) => writer.finish(outcome, &view),
                 None => follow.snapshot(history, agent, &mut |progress| writer.progress(progress, &view)),
             }
+            writer.end_snapshot();
             writer.flush(&view);
         }
         let frames = std::mem::take(&mut writer.out);
@@ -226,7 +227,7 @@ impl AgUiStream {
         writer.begin_missed(follow.turn().is_none() && is_later);
         let (history, agent) = (&view.agent.state.history, &view.agent);
         follow.snapshot(history, agent, &mut |progress| writer.progress(progress, view));
-        writer.end_missed();
+        writer.end_snapshot();
     }
 
     /// Ends the stream with an error, unless it has ended. Returns the frames to send.

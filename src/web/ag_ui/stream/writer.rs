@@ -190,7 +190,9 @@ impl AgUiWriter {
         (self.is_missed, self.usage) = (true, None);
     }
 
-    pub(super) fn end_missed(&mut self) {
+    /// Takes note that the progress of a snapshot was read. The snapshot does not show which results of the step were
+    /// emitted before it.
+    pub(super) fn end_snapshot(&mut self) {
         (self.is_missed, self.sends_results) = (false, false);
     }
 

@@ -137,7 +137,7 @@ async fn session_reopened_but_unknown_to_the_backend_fails_clearly() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn branch_on_a_backend_without_fork_changes_nothing() {
+async fn branch_on_a_backend_without_fork_fails_and_leaves_only_its_prompt() {
     let (store, backend) = (store(), ScriptedBackend::able(Capabilities::default().with_resume(), []));
     let session = created(&store, &backend).await;
     for prompt in ["One", "Two"] {
@@ -149,7 +149,8 @@ async fn branch_on_a_backend_without_fork_changes_nothing() {
     session.flush(SECOND).await.unwrap();
     assert_eq!(backend.log(), before);
     let after = session.tree().await.unwrap();
-    assert_eq!((after.head(), after.len()), (tree.head(), tree.len()));
+    assert_eq!((after.head(), after.len()), (tree.head(), tree.len() + 1));
+    assert_eq!(after.unanswered(Some(node(2))).count(), 1);
     assert_eq!(session.ask("Three").await.unwrap().text(), "One | Two | Three");
 }
 

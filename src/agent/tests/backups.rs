@@ -303,7 +303,7 @@ async fn long_delay_of_a_service_is_not_waited_for_while_a_backup_model_is_left(
     };
     let second = Duration::from_secs(1);
     for (delay, causes, requests, at_least) in [
-        (6, vec![BackupCause::Overload], (1, 1), second * 0),
+        (6, vec![BackupCause::Overload], (1, 1), Duration::ZERO),
         (5, vec![BackupCause::Overload], (2, 0), second * 5),
         (6, vec![BackupCause::Outage], (2, 0), second * 6),
     ] {

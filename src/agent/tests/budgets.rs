@@ -361,8 +361,8 @@ async fn invalid_limit_is_rejected() {
             draft.config.set_budget(invalid);
             Ok(())
         };
-        let set = agent.set_state(edit).await;
-        assert_eq!(set.unwrap_err().kind(), ErrorKind::InvalidBudget, "{usd}");
+        let edited = agent.set_state(edit).await;
+        assert_eq!(edited.unwrap_err().kind(), ErrorKind::InvalidBudget, "{usd}");
     }
 }
 

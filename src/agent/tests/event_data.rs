@@ -30,14 +30,59 @@ fn turn() -> TurnId {
 }
 
 /// Returns events with awkward values. These events are built without a run.
-fn awkward_events() -> Vec<Event> {
-    let thinking = Thinking::new("t").with_signature("s").with_redacted("r");
-    let attachment = Attachment::base64("image/png", "AAAA").named("a.png");
+fn awkward_retries() -> [Event; 5] {
     let error = ProviderError::new(ProviderErrorKind::RateLimit, "slow \u{2028} \"down\"")
         .with_status(429)
         .with_body("{}")
         .with_retry_after(Some(Duration::new(1, 500_000_001)))
         .with_request_id(Some("r1".into()));
+    [
+        Event::Retry {
+            failure: error.into(),
+            delay: Duration::new(3, 7),
+            pending: 2,
+            complete: true,
+            step: 4,
+            model: None,
+        },
+        Event::Retry {
+            failure: Failure::Refused,
+            delay: Duration::ZERO,
+            pending: 1,
+            complete: false,
+            step: 2,
+            model: Some("other:small".into()),
+        },
+        Event::Retry {
+            failure: Failure::TimeLimit { limit: Duration::MAX },
+            delay: Duration::ZERO,
+            pending: 0,
+            complete: false,
+            step: 1,
+            model: None,
+        },
+        Event::Retry {
+            failure: Failure::Callback { callback: "c".into(), message: "m".into() },
+            delay: Duration::ZERO,
+            pending: 0,
+            complete: false,
+            step: 1,
+            model: None,
+        },
+        Event::Retry {
+            failure: Failure::ProviderPanicked { message: "m".into() },
+            delay: Duration::ZERO,
+            pending: 0,
+            complete: false,
+            step: 1,
+            model: None,
+        },
+    ]
+}
+
+fn awkward_events() -> Vec<Event> {
+    let thinking = Thinking::new("t").with_signature("s").with_redacted("r");
+    let attachment = Attachment::base64("image/png", "AAAA").named("a.png");
     vec![
         Event::TextStart { index: 0 },
         Event::TextDelta { index: usize::MAX, delta: "a\u{0}b".into() },
@@ -104,46 +149,6 @@ fn awkward_events() -> Vec<Event> {
         )),
         Event::ToolStart { tool_use_id: "t1".into(), input: Some(json!({ "type": "start" })) },
         Event::ToolEnd { tool_use_id: "t1".into(), is_error: true },
-        Event::Retry {
-            failure: error.into(),
-            delay: Duration::new(3, 7),
-            pending: 2,
-            complete: true,
-            step: 4,
-            model: None,
-        },
-        Event::Retry {
-            failure: Failure::Refused,
-            delay: Duration::ZERO,
-            pending: 1,
-            complete: false,
-            step: 2,
-            model: Some("other:small".into()),
-        },
-        Event::Retry {
-            failure: Failure::TimeLimit { limit: Duration::MAX },
-            delay: Duration::ZERO,
-            pending: 0,
-            complete: false,
-            step: 1,
-            model: None,
-        },
-        Event::Retry {
-            failure: Failure::Callback { callback: "c".into(), message: "m".into() },
-            delay: Duration::ZERO,
-            pending: 0,
-            complete: false,
-            step: 1,
-            model: None,
-        },
-        Event::Retry {
-            failure: Failure::ProviderPanicked { message: "m".into() },
-            delay: Duration::ZERO,
-            pending: 0,
-            complete: false,
-            step: 1,
-            model: None,
-        },
         Event::Status { status: Status::Idle, pauses: Vec::new() },
     ]
 }
@@ -163,7 +168,7 @@ fn assert_lossless(event: &Event) {
 
 #[test]
 fn every_kind_of_event_is_serialized_without_loss() {
-    awkward_events().iter().for_each(assert_lossless);
+    awkward_events().iter().chain(&awkward_retries()).for_each(assert_lossless);
 }
 
 #[tokio::test(start_paused = true)]

@@ -18,7 +18,7 @@ use super::{
 use crate::actor::random::Rng;
 use crate::{
     agent::{
-        Config, Durable,
+        Config, Durable, Event,
         core::{Call, Context, Core, Effect},
         phase::{Op, Phase, SlotCall, Stage},
     },
@@ -301,22 +301,7 @@ impl World {
 
     pub(super) fn perform(&mut self, effect: Effect) -> Check {
         match effect {
-            Effect::Emit(event) => {
-                let begins = !self.model.has_turn();
-                self.model.event(&event)?;
-                ensure!(!begins || !self.model.has_turn() || self.watches, "a turn begins without its clock");
-                self.desk.event(&event, self.model.is_cut_short())?;
-                self.asks.event(&event);
-                if self.model.took_staged {
-                    self.asks.check_none()?;
-                }
-                self.kept.apply(&event);
-                self.follows.event(&event);
-                self.charge(&event);
-                self.kept
-                    .compare_after_event(&self.model)
-                    .map_err(|error| format!("after {event:?}: {error}"))?;
-            }
+            Effect::Emit(event) => self.emitted(&event)?,
             Effect::Call(op, call) => {
                 ensure!(self.call.is_none(), "{call:?} overlaps {:?}", self.call);
                 self.check_call(&call)?;
@@ -404,6 +389,22 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// Processes an emitted event in all models and readers.
+    fn emitted(&mut self, event: &Event) -> Check {
+        let begins = !self.model.has_turn();
+        self.model.event(event)?;
+        ensure!(!begins || !self.model.has_turn() || self.watches, "a turn begins without its clock");
+        self.desk.event(event, self.model.is_cut_short())?;
+        self.asks.event(event);
+        if self.model.took_staged {
+            self.asks.check_none()?;
+        }
+        self.kept.apply(event);
+        self.follows.event(event);
+        self.charge(event);
+        self.kept.compare_after_event(&self.model).map_err(|error| format!("after {event:?}: {error}"))
     }
 
     /// Checks that a callback is called at the right moment, with the right arguments.

@@ -10,7 +10,7 @@ use crate::{
         process::{Condition, Oracle},
     },
     message::{Content, DecisionKind, Message, MessageId, Role, Timestamp},
-    run::{Accepted, KnownPrompt, Prompt, PromptId, PromptState},
+    run::{Accepted, KnownPrompt, Prompt, PromptId, PromptState, RunOutcome},
     store::Stored,
     tree::{Node, Tree},
 };
@@ -185,8 +185,9 @@ fn outcome_covers_the_prompt(tree: &Tree, known: &KnownPrompt, text: &str) -> Ch
     let Some(own) = tree.nodes().find(|node| node.message().text() == text).map(Node::id) else {
         return Ok(());
     };
-    if known.through.is_none() && tree.node(own).is_some_and(|node| tree.is_unanswered(node)) {
-        // The run has kept nothing but the prompt.
+    let has_failed = matches!(known.state, PromptState::Ended { outcome: RunOutcome::Failed { .. } });
+    if known.through.is_none() && has_failed {
+        // The run has kept nothing but the prompt, which a later run may have answered.
         return Ok(());
     }
     let mut node = known.through;

@@ -65,9 +65,18 @@ pub struct Budget {
     pub requests: Option<u32>,
 }
 
-setters!(Budget: with_usd(usd: some f64), with_tokens(tokens: some u64), with_requests(requests: some u32));
-
 impl Budget {
+    setters! {
+        /// Sets [`usd`](Self::usd).
+        pub fn with_usd(self, usd: f64) { self.usd = Some(usd) }
+
+        /// Sets [`tokens`](Self::tokens).
+        pub fn with_tokens(self, tokens: u64) { self.tokens = Some(tokens) }
+
+        /// Sets [`requests`](Self::requests).
+        pub fn with_requests(self, requests: u32) { self.requests = Some(requests) }
+    }
+
     /// Returns a budget with a limit in US dollars.
     pub fn usd(usd: f64) -> Self {
         Self::default().with_usd(usd)

@@ -7,6 +7,7 @@ use omni_agent::{
     agent::{
         Agent, AgentBuilder, AgentCallbacks, Durable, Event, Snapshot, State, ToolDecision, TurnDecision,
     },
+    budget::{Budget, SharedBudget},
     manager::{Manager, ManagerEvent, ManagerSnapshot, OpenOptions, Sweep, Titles},
     message::{Attachment, ProviderItem, ToolResult, ToolUse, TurnId, Usage},
     provider::{
@@ -313,6 +314,17 @@ async fn changes() -> BTreeSet<String> {
     watch.end(session).await
 }
 
+/// A run that spends a budget, and a run that the budget refuses.
+async fn budget() -> BTreeSet<String> {
+    let team = SharedBudget::new(Budget::requests(1));
+    let (session, mut watch) = start(scripted([Step::text("Yes.")]).shared_budget(&team)).await;
+    session.ask("One").await.unwrap();
+    watch.until("agent.budget").await;
+    session.ask("Two").await.unwrap_err();
+    watch.until("agent.error").await;
+    watch.end(session).await
+}
+
 /// A reader that resumes after an event of an earlier start of the session.
 async fn resync() -> BTreeSet<String> {
     let (session, mut watch) = start(scripted([Step::text("Yes.")])).await;
@@ -353,6 +365,7 @@ async fn updates_of_sessions_fit_the_schema() {
     seen.append(&mut steering().await);
     seen.append(&mut failures().await);
     seen.append(&mut changes().await);
+    seen.append(&mut budget().await);
     seen.append(&mut resync().await);
     seen.append(&mut restart().await);
     seen.append(&mut managed().await);

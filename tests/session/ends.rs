@@ -298,9 +298,8 @@ struct Blocking {
 impl AgentCallbacks for Blocking {
     async fn handle_turn(&mut self, _: &Response, _: &mut State) -> TurnDecision {
         self.blocked.pass().await;
-        // A task that this thread has just woken would never run while the thread is blocked.
-        tokio::task::yield_now().await;
-        let _ = self.released.recv();
+        // Tasks that this thread has just woken run on another thread.
+        let _ = tokio::task::block_in_place(|| self.released.recv());
         TurnDecision::Stop
     }
 }

@@ -182,12 +182,18 @@ fn every_path_keeps_the_law(stored: &Stored) -> Check {
 /// other prompt has started a turn between the two.
 fn outcome_covers_the_prompt(tree: &Tree, known: &KnownPrompt, text: &str) -> Check {
     ensure!(matches!(known.state, PromptState::Ended { .. }), "{text} has the outcome {known:?}");
-    let Some(own) = tree.nodes().find(|node| node.message().text() == text).map(Node::id) else {
+    let Some(prompt) = tree.nodes().find(|node| node.message().text() == text) else {
         return Ok(());
     };
+    let own = prompt.id();
     let has_failed = matches!(known.state, PromptState::Ended { outcome: RunOutcome::Failed { .. } });
     if known.through.is_none() && has_failed {
-        // The run has kept nothing but the prompt, which a later run may have answered.
+        // The run has kept nothing but the prompt. Only a later run may have answered it.
+        let turn = |node: &Node| node.message().id.as_ref().and_then(MessageId::turn);
+        let children = tree.nodes().filter(|node| node.parent() == Some(own));
+        let mut answers = children.filter(|node| node.message().role == Role::Assistant);
+        let own_answer = answers.find(|answer| turn(answer).is_none() || turn(answer) == turn(prompt));
+        ensure!(own_answer.is_none(), "{text} failed without a node, and has {own_answer:?}");
         return Ok(());
     }
     let mut node = known.through;

@@ -146,6 +146,7 @@ impl AgUiStream {
             AgUiStart::Ended(outcome) => (Follow::default(), false, Some(outcome)),
         };
         if is_own {
+            writer.continues(follow.turn());
             writer.wait(follow.turn().is_none() && view.agent.status != Status::Idle);
         } else {
             writer.list();

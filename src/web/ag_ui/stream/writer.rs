@@ -121,6 +121,11 @@ impl AgUiWriter {
         self.stage == AgUiStage::Ended
     }
 
+    /// Takes note that the client has the messages of this turn so far.
+    pub(super) fn continues(&mut self, turn: Option<TurnId>) {
+        self.turn = turn;
+    }
+
     /// Takes note that the client lacks messages of other runs, if `is_behind` is set.
     pub(super) fn wait(&mut self, is_behind: bool) {
         if is_behind && !self.is_ended() {
@@ -350,9 +355,15 @@ impl AgUiWriter {
     /// Sends the list, because the client has seen other blocks of the answer than its message `kept` contains.
     fn correct(&mut self, kept: Option<&Message>) {
         // Blocks of the message may have other ids now.
-        let moved = kept.filter(|message| !self.compare(message).0).and_then(|message| message.id.clone());
+        let moved = kept.filter(|message| self.is_missed || !self.compare(message).0);
+        self.list_anew(moved.and_then(|message| message.id.clone()));
+    }
+
+    /// Sends the list, and before it a list without the answer `from` and all later messages. A client appends the
+    /// messages that it does not know, so it would have new messages of this answer behind the later ones.
+    fn list_anew(&mut self, from: Option<MessageId>) {
         self.list();
-        if let Some(id) = moved {
+        if let (AgUiList::All, Some(id)) = (&self.list, from) {
             self.list = AgUiList::AllAfter(id);
         }
     }
@@ -424,7 +435,7 @@ impl AgUiWriter {
                 text = arguments(tool_use);
             } else if ended && text.is_empty() && self.is_missed {
                 // The rest of the input is not known in the form in which it began.
-                return self.list();
+                return self.list_anew(self.answer.clone());
             }
             *has_input |= !text.is_empty();
         }

@@ -4,7 +4,7 @@
 //! cleanly counts as a complete answer in this protocol. A reader that is too slow gets the rest of the answer from a
 //! snapshot.
 
-use std::{future::ready, io};
+use std::io;
 
 use axum::{
     Router,
@@ -26,7 +26,7 @@ use crate::{
     agent::Status,
     run::{Accepted, ErrorKind, PromptState},
     session::{Session, SessionAnswer, SessionSubscription},
-    subscription::{End, Update},
+    subscription::{End, EventId, Update},
 };
 
 /// Returns all routes. A post names its chat in the body, which the router does not read. So the handler of this route
@@ -100,7 +100,7 @@ async fn post(mut call: WebRequest) -> Result<Response, Problem> {
             }
         }
     }
-    Ok(respond(&call, ui, session, updates, (permit, reader)))
+    Ok(respond(&call, ui, session, (updates, snapshot.last), (permit, reader)))
 }
 
 async fn resume(mut call: WebRequest) -> Result<Response, Problem> {
@@ -115,7 +115,7 @@ async fn resume(mut call: WebRequest) -> Result<Response, Problem> {
     }
     let ui = UiStream::begin(settings, &snapshot, UiTarget::InFlight);
     let reader = call.reader(&session, &snapshot);
-    Ok(respond(&call, ui, session, updates, (permit, reader)))
+    Ok(respond(&call, ui, session, (updates, snapshot.last), (permit, reader)))
 }
 
 async fn list(call: WebRequest) -> Result<Response, Problem> {
@@ -145,6 +145,10 @@ struct ChatReply {
     ui: UiStream,
     session: Session,
     updates: SessionSubscription,
+    /// The last update that was read.
+    seen: EventId,
+    /// If the run is paused, the event after which the response ends.
+    pauses_after: Option<EventId>,
     lifetime: Lifetime,
     is_done: bool,
     reader: Option<Reader>,
@@ -176,19 +180,29 @@ impl ChatReply {
     }
 
     async fn advance(&mut self) -> io::Result<()> {
-        if self.ui.is_paused() {
-            // The session answers after it has emitted all events so far. If it has ended, the next update shows this.
-            let _ = self.session.snapshot().await;
+        if !self.ui.is_paused() {
+            self.pauses_after = None;
+        } else if self.pauses_after.is_none() {
+            // The events up to now can have further pauses. If the session has ended, the next update shows this.
+            self.pauses_after = self.session.snapshot().await.ok().map(|snapshot| snapshot.last);
+        }
+        if self
+            .pauses_after
+            .is_some_and(|last| self.seen.life != last.life || self.seen.number >= last.number)
+        {
+            self.ui.pause();
+            return Ok(());
         }
         let update = tokio::select! {
             biased;
             () = &mut self.lifetime => return Err(io::Error::other("the lifetime of the stream is over")),
             update = self.updates.next() => update,
-            () = ready(()), if self.ui.is_paused() => {
-                self.ui.pause();
-                return Ok(());
-            }
         };
+        match &update {
+            Some(Update::Event(event)) => self.seen = event.id,
+            Some(Update::Resync(snapshot)) => self.seen = snapshot.last,
+            _ => {}
+        }
         match update {
             Some(update) if !self.client.still_watches(&update) => {
                 self.ui.fail("There is no such conversation.");
@@ -207,7 +221,7 @@ fn respond(
     call: &WebRequest,
     ui: UiStream,
     session: Session,
-    updates: SessionSubscription,
+    (updates, seen): (SessionSubscription, EventId),
     (permit, reader): (Permit, Option<Reader>),
 ) -> Response {
     let reply = ChatReply {
@@ -215,6 +229,8 @@ fn respond(
         ui,
         session,
         updates,
+        seen,
+        pauses_after: None,
         lifetime: call.web.lifetime(),
         is_done: false,
         reader,

@@ -103,10 +103,10 @@ async fn perform(
         let own = staged
             .into_iter()
             .find(|id| input.messages.last().is_some_and(|last| prompt_id(&last.id) == *id));
-        return Ok(AgUiStart::staged(own, &view.agent));
+        return Ok(AgUiStart::staged(own));
     }
     let mut command = match input.intent(view)? {
-        Intent::Join(staged) => return Ok(AgUiStart::staged(staged, &view.agent)),
+        Intent::Join(staged) => return Ok(AgUiStart::staged(staged)),
         Intent::Ended(_, outcome) => return Ok(AgUiStart::Ended(outcome)),
         Intent::Perform(command) => command,
     };

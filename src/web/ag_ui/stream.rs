@@ -75,8 +75,10 @@ pub(crate) struct AgUiRun {
 /// The part of the session's activity that a stream shows.
 #[derive(Clone, Debug)]
 pub(crate) enum AgUiStart {
-    /// The run that a command has started, staged or continued.
-    Follow(Box<Follow>),
+    /// The run that a command has started or staged. The flag states whether another run comes first.
+    Follow(Box<Follow>, bool),
+    /// The rest of a run, whose part so far the client has.
+    Continue(FollowTarget),
     /// The run that is active, from its current state on. If no run is active, the end of the last run.
     Join,
     /// The end of an earlier run with this outcome.
@@ -89,8 +91,9 @@ impl AgUiStart {
     pub(crate) fn of(answer: &SessionAnswer, prompt: Option<PromptId>, view: &Snapshot) -> Self {
         let SessionAnswer::Accepted(accepted) = answer else {
             // A decision continues the turn in flight.
-            return Self::shown(FollowTarget::InFlight, view);
+            return Self::Continue(FollowTarget::InFlight);
         };
+        let is_idle = view.status == Status::Idle;
         let target = match (accepted, prompt) {
             (Accepted::Known { state: PromptState::Ended { outcome } }, _) => {
                 return Self::Ended(outcome.clone());
@@ -101,23 +104,23 @@ impl AgUiStart {
                 | Accepted::Known { state: PromptState::Staged },
                 Some(id),
             ) => FollowTarget::Prompt(id),
+            // The run has begun since the snapshot.
+            (Accepted::Known { state: PromptState::InFlight { .. } }, Some(id)) if is_idle => {
+                FollowTarget::Prompt(id)
+            }
             (Accepted::Started { turn }, None) => FollowTarget::Turn(*turn),
             _ => return Self::Join,
         };
         let mut follow = Follow::new(target, FollowFrom::Start);
         follow.accepted(accepted);
-        Self::Follow(Box::new(follow))
+        // The run before a staged prompt can have begun since the snapshot.
+        let waits = !is_idle || matches!(accepted, Accepted::Staged { .. });
+        Self::Follow(Box::new(follow), waits)
     }
 
-    /// Returns the part that continues where `view` ends, which shows this prompt as staged. `None` joins.
-    pub(crate) fn staged(prompt: Option<PromptId>, view: &Snapshot) -> Self {
-        prompt.map_or(Self::Join, |id| Self::shown(FollowTarget::Prompt(id), view))
-    }
-
-    fn shown(target: FollowTarget, view: &Snapshot) -> Self {
-        let mut follow = Follow::new(target, FollowFrom::Now);
-        follow.snapshot(&view.state.history, view, &mut |_| ());
-        Self::Follow(Box::new(follow))
+    /// Returns the part that continues with this prompt, which is staged. `None` joins.
+    pub(crate) fn staged(prompt: Option<PromptId>) -> Self {
+        prompt.map_or(Self::Join, |id| Self::Continue(FollowTarget::Prompt(id)))
     }
 }
 
@@ -129,8 +132,6 @@ impl AgUiStart {
 pub(crate) struct AgUiStream {
     follow: Follow,
     view: SessionSnapshot,
-    /// Whether the stream ends with its own turn, even if another staged prompt starts the next turn.
-    is_own: bool,
     writer: AgUiWriter,
 }
 
@@ -138,28 +139,34 @@ impl AgUiStream {
     /// Starts a stream. `view` is the snapshot from before the command.
     pub(crate) fn begin(run: AgUiRun, view: SessionSnapshot, start: AgUiStart) -> (Self, Vec<AgUiFrame>) {
         let mut writer = AgUiWriter::new(run, &view);
-        let last = || view.agent.last_run.as_ref().map(|end| end.outcome.clone());
-        let (mut follow, is_own, outcome) = match start {
-            AgUiStart::Follow(follow) => (*follow, true, None),
-            AgUiStart::Join if view.agent.status != Status::Idle => (Follow::default(), false, None),
-            AgUiStart::Join => (Follow::default(), false, Some(last().unwrap_or(SUCCESS))),
-            AgUiStart::Ended(outcome) => (Follow::default(), false, Some(outcome)),
-        };
-        if is_own {
-            writer.continues(follow.turn());
-            writer.wait(follow.turn().is_none() && view.agent.status != Status::Idle);
-        } else {
-            writer.list();
-            let (history, agent) = (&view.agent.state.history, &view.agent);
-            match &outcome {
-                Some(outcome) => writer.finish(outcome, &view),
-                None => follow.snapshot(history, agent, &mut |progress| writer.progress(progress, &view)),
+        let mut follow = Follow::default();
+        let (history, agent) = (&view.agent.state.history, &view.agent);
+        match start {
+            AgUiStart::Follow(own, waits) => {
+                follow = *own;
+                writer.wait(waits);
             }
-            writer.end_snapshot();
-            writer.flush(&view);
+            AgUiStart::Continue(target) => {
+                let waits = matches!(target, FollowTarget::Prompt(_));
+                follow = Follow::new(target, FollowFrom::Start);
+                follow.snapshot(history, agent, &mut |progress| writer.shown(progress, &view));
+                writer.reopen(waits);
+            }
+            AgUiStart::Join if agent.status != Status::Idle => {
+                writer.join();
+                follow.snapshot(history, agent, &mut |progress| writer.progress(progress, &view));
+            }
+            AgUiStart::Join | AgUiStart::Ended(_) => {
+                let last = || agent.last_run.as_ref().map_or(SUCCESS, |end| end.outcome.clone());
+                let outcome = if let AgUiStart::Ended(outcome) = start { outcome } else { last() };
+                writer.join();
+                writer.finish(&outcome, history.last().map(|message| &**message), &view);
+            }
         }
+        writer.end_snapshot();
+        writer.flush(&view);
         let frames = std::mem::take(&mut writer.out);
-        (Self { follow, view, is_own, writer }, frames)
+        (Self { follow, view, writer }, frames)
     }
 
     /// Returns the whole stream of a request that was refused.
@@ -187,7 +194,7 @@ impl AgUiStream {
     }
 
     fn event(&mut self, event: &Numbered<SessionEvent>) {
-        let Self { follow, view, is_own, writer } = self;
+        let Self { follow, view, writer } = self;
         if view.apply(event).is_err() {
             return writer.fail("internal", "The state of the conversation is not known any more.", view);
         }
@@ -203,11 +210,6 @@ impl AgUiStream {
         match event {
             Event::Step(response) => writer.step_ended(&response.model, response.usage),
             Event::Usage(row) => writer.used(row.model.as_deref().unwrap_or_default(), row.usage),
-            Event::Prompt { state: PromptState::InFlight { turn: next }, .. }
-                if *is_own && follow.turn().is_some_and(|turn| turn != *next) =>
-            {
-                writer.finish(&SUCCESS, view);
-            }
             _ => {}
         }
         follow.event(event, &mut |progress| writer.progress(progress, view));
@@ -217,7 +219,7 @@ impl AgUiStream {
 
     /// Processes a snapshot in place of missed events.
     fn missed(&mut self, snapshot: &SessionSnapshot) {
-        let Self { follow, view, writer, .. } = self;
+        let Self { follow, view, writer } = self;
         if snapshot.last == view.last {
             return;
         }

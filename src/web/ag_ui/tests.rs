@@ -68,8 +68,17 @@ fn agent(provider: &ScriptedProvider) -> AgentBuilder {
 
 impl Rig {
     async fn new(level: AgUiLevel, steps: impl IntoIterator<Item = Step>) -> Self {
+        Self::with(level, steps, |agent| agent).await
+    }
+
+    async fn with(
+        level: AgUiLevel,
+        steps: impl IntoIterator<Item = Step>,
+        set_up: impl FnOnce(AgentBuilder) -> AgentBuilder,
+    ) -> Self {
         let provider = ScriptedProvider::new(steps);
-        let session = Session::builder(MemoryStore::new()).agent(agent(&provider)).create().await.unwrap();
+        let agent = set_up(agent(&provider));
+        let session = Session::builder(MemoryStore::new()).agent(agent).create().await.unwrap();
         Self { session, provider, client: Client::new(level), runs: 0 }
     }
 
@@ -133,7 +142,7 @@ impl Rig {
                     ),
                 };
             }
-            Ok(Intent::Join(staged)) => AgUiStart::staged(staged, &view.agent),
+            Ok(Intent::Join(staged)) => AgUiStart::staged(staged),
             Ok(Intent::Ended(_, outcome)) => AgUiStart::Ended(outcome),
             Ok(Intent::Perform(mut command)) => {
                 let prompt = prompt_of(&mut command).and_then(|prompt| prompt.id.clone());

@@ -100,6 +100,9 @@ struct UiReply {
     nodes: Vec<NodeId>,
 }
 
+/// The reason for a repetition whose failure was missed.
+const REPLACED: &str = "The answer is replaced by another one.";
+
 /// The states of a response, which the head of this module describes.
 #[derive(Debug, Default, PartialEq)]
 enum UiState {
@@ -255,7 +258,7 @@ impl UiReply {
         if matches!(progress, RunProgress::User(_) | RunProgress::Request { .. })
             && mem::take(&mut self.is_void)
         {
-            self.writer.retry(true, "The answer is replaced by another one.", 0, None);
+            self.writer.retry(true, REPLACED, 0, None);
         }
         match progress {
             RunProgress::Turn(turn) => self.turn = Some(turn),
@@ -283,7 +286,30 @@ impl UiReply {
             RunProgress::Pauses(pauses) => {
                 self.state = if pauses.is_empty() { UiState::Running } else { UiState::Paused };
             }
+            // The answer is on another branch.
+            RunProgress::Ended {
+                outcome: Some(RunOutcome::Stopped { .. }),
+                response: None,
+                message: None,
+            } => {
+                self.start();
+                self.writer.close("The end of the answer was missed.");
+                self.writer.step_end();
+                self.error("The end of the answer was missed. Load the messages again.");
+            }
             RunProgress::Ended { outcome, response, message } => {
+                let is_discarded = matches!(outcome, Some(RunOutcome::Cancelled | RunOutcome::Discarded));
+                if mem::take(&mut self.is_void) && snapshot.is_some() && !is_discarded {
+                    self.writer.retry(true, REPLACED, 0, None);
+                }
+                let leaves_open = match (response, message) {
+                    (Some(response), _) => !response.open_tool_uses.is_empty(),
+                    (None, Some(message)) => snapshot.is_some_and(|snapshot| {
+                        let node = snapshot.tree.iter().rfind(|node| node.message().id == message.id);
+                        node.is_some_and(Node::left_open)
+                    }),
+                    (None, None) => false,
+                };
                 let all: Vec<_> = match response {
                     Some(response) => response.messages.iter().collect(),
                     None => snapshot.into_iter().flat_map(SessionSnapshot::messages).collect(),
@@ -298,7 +324,7 @@ impl UiReply {
                 {
                     self.answer = answer_id(turn);
                 }
-                self.ended(outcome, message, &all);
+                self.ended(outcome, message, &all, leaves_open);
             }
             RunProgress::Returned { outcome } => {
                 self.start();
@@ -328,7 +354,7 @@ impl UiReply {
         let is_prompt = is_new && message.id.as_ref().and_then(MessageId::turn).is_none();
         if !is_first && turn.is_some() && is_prompt {
             let last = self.last.clone();
-            return self.ended(None, last.as_ref(), &[]);
+            return self.ended(None, last.as_ref(), &[], false);
         }
         self.first = self.first.take().or_else(|| message.id.clone());
         self.last = Some(Arc::clone(message));
@@ -389,8 +415,14 @@ impl UiReply {
 
     /// Closes the answer, and ends the response. `kept` is the last message of the run that is kept, and `all` are the
     /// messages that can contain other results than those that were shown: if a service refuses a request, the newest
-    /// results in it are kept in a shorter form.
-    fn ended(&mut self, outcome: Option<&RunOutcome>, kept: Option<&Arc<Message>>, all: &[&Arc<Message>]) {
+    /// results in it are kept in a shorter form. `leaves_open` is whether the client has to answer tool uses.
+    fn ended(
+        &mut self,
+        outcome: Option<&RunOutcome>,
+        kept: Option<&Arc<Message>>,
+        all: &[&Arc<Message>],
+        leaves_open: bool,
+    ) {
         self.start();
         let outcome = match (outcome, kept) {
             (Some(outcome), _) => outcome.clone(),
@@ -406,7 +438,7 @@ impl UiReply {
         if let (RunOutcome::Stopped { .. }, Some(kept)) = (&outcome, kept) {
             self.writer.answer(kept);
         }
-        if outcome != (RunOutcome::Stopped { stop_reason: StopReason::ToolUse }) {
+        if !leaves_open {
             self.writer.close(reason);
         }
         if let Some(shown) = self.results.take().filter(|shown| shown.id.is_some())

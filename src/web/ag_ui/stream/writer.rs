@@ -21,9 +21,10 @@ use crate::{
     agent::{RunProgress, Status, ToolChange},
     message::{Content, Message, MessageId, ToolResult, ToolUseId, TurnId, Usage, value_weight},
     provider::StopReason,
-    run::{Failure, PromptId, PromptState, RunOutcome},
+    run::{Failure, PromptId, PromptState, RunEnd, RunOutcome},
     session::SessionSnapshot,
     text::{clip, start},
+    web::front::exchange::has_own_content,
 };
 
 /// The greatest size of a tool's progress, in bytes of its JSON form. Larger data is omitted.
@@ -78,6 +79,10 @@ pub(super) struct AgUiWriter {
     turn: Option<TurnId>,
     /// Whether the next user message is the first one of the turn.
     is_first: bool,
+    /// Whether the stream shows all prompts of the run, not only its own.
+    shows_all: bool,
+    /// Whether this is not the first turn of the stream.
+    is_later: bool,
     /// The step that is open, or that will be opened after the list.
     step: Option<u32>,
     /// The last answer that has begun, and its blocks.
@@ -121,9 +126,33 @@ impl AgUiWriter {
         self.stage == AgUiStage::Ended
     }
 
-    /// Takes note that the client has the messages of this turn so far.
-    pub(super) fn continues(&mut self, turn: Option<TurnId>) {
-        self.turn = turn;
+    /// Prepares for a client that joins with any messages.
+    pub(super) fn join(&mut self) {
+        self.shows_all = true;
+        self.list();
+    }
+
+    /// Takes note of progress that the client has seen in an earlier stream.
+    pub(super) fn shown(&mut self, progress: RunProgress<'_>, view: &SessionSnapshot) {
+        let ends = matches!(
+            progress,
+            RunProgress::Pauses(_)
+                | RunProgress::Budget(_)
+                | RunProgress::Ended { .. }
+                | RunProgress::Returned { .. }
+        );
+        if !ends {
+            // No frame is sent.
+            self.list = AgUiList::All;
+            self.progress(progress, view);
+        }
+    }
+
+    /// Opens what an earlier stream has closed at its end. `waits` is whether another run comes first.
+    pub(super) fn reopen(&mut self, waits: bool) {
+        self.list = AgUiList::None;
+        self.wait(waits);
+        self.open();
     }
 
     /// Takes note that the client lacks messages of other runs, if `is_behind` is set.
@@ -206,13 +235,25 @@ impl AgUiWriter {
         match progress {
             _ if self.is_ended() => {}
             RunProgress::Turn(turn) => {
-                (self.turn, self.is_first, self.sends_results) = (Some(turn), true, false);
+                self.is_later = self.turn.replace(turn).is_some();
+                (self.is_first, self.sends_results) = (true, false);
                 if self.stage == AgUiStage::Behind {
                     // The list lacks the prompt of the request, so the client removes the prompt. When its message
                     // follows, the client appends it at the end.
                     self.list();
                     self.run.known.clear();
                 }
+            }
+            // The prompt of somebody else has started the next turn. Only the id of a message from the agent contains a
+            // turn.
+            RunProgress::User(message)
+                if self.is_first
+                    && self.is_later
+                    && !self.shows_all
+                    && has_own_content(message)
+                    && message.id.as_ref().and_then(MessageId::turn).is_none() =>
+            {
+                self.finish(&super::SUCCESS, None, view);
             }
             RunProgress::User(message) => self.user(message),
             RunProgress::Request { step, answer } => {
@@ -273,8 +314,10 @@ impl AgUiWriter {
                 let interrupts = interrupts(&view.agent, self.run.level);
                 self.finish_with(AgUiOutcome::Interrupt { interrupts }, view);
             }
-            RunProgress::Ended { outcome: Some(outcome), .. } => self.ended(outcome, view),
-            RunProgress::Ended { outcome: None, message: Some(_), .. } => self.finish(&super::SUCCESS, view),
+            RunProgress::Ended { outcome: Some(outcome), message, .. } => self.ended(outcome, message, view),
+            RunProgress::Ended { outcome: None, message: Some(message), .. } => {
+                self.finish(&super::SUCCESS, Some(message), view);
+            }
             RunProgress::Ended { .. } => {
                 self.fail("unknown", "The end of the run is not known any more.", view);
             }
@@ -368,7 +411,7 @@ impl AgUiWriter {
         }
     }
 
-    /// Sends the list if it is due, and then opens the step and the blocks that are in progress.
+    /// Sends the list if it is due, and then opens what is in progress.
     pub(super) fn flush(&mut self, view: &SessionSnapshot) {
         let before = match mem::take(&mut self.list) {
             AgUiList::None => return,
@@ -387,6 +430,11 @@ impl AgUiWriter {
             self.out.push(messages_snapshot(messages));
         }
         self.out.push(messages_snapshot(all));
+        self.open();
+    }
+
+    /// Opens the step and the blocks that are in progress.
+    fn open(&mut self) {
         if let Some(step) = self.step {
             self.out.push(AgUiFrame::StepStarted { step_name: step_name(step) });
         }
@@ -434,8 +482,16 @@ impl AgUiWriter {
             if ended && text.is_empty() && !*has_input {
                 text = arguments(tool_use);
             } else if ended && text.is_empty() && self.is_missed {
-                // The rest of the input is not known in the form in which it began.
-                return self.list_anew(self.answer.clone());
+                // The rest of the input is not known in the form in which it began. The other blocks stay open.
+                let others = self.blocks.iter().filter(|(other, block)| **other != index && block.is_open);
+                let open: Vec<usize> = others.map(|(other, _)| *other).collect();
+                let step = self.step;
+                self.list_anew(self.answer.clone());
+                self.step = step;
+                for index in open {
+                    self.blocks.entry(index).and_modify(|block| block.is_open = true);
+                }
+                return;
             }
             *has_input |= !text.is_empty();
         }
@@ -464,8 +520,17 @@ impl AgUiWriter {
 
     // ---- the end ----
 
-    fn ended(&mut self, outcome: &RunOutcome, view: &SessionSnapshot) {
-        let last = view.agent.state.history.last().and_then(|message| message.id.as_ref()?.turn());
+    /// Ends the stream. `kept` is the last answer of the run that is kept.
+    fn ended(&mut self, outcome: &RunOutcome, kept: Option<&Arc<Message>>, view: &SessionSnapshot) {
+        let turn_of = |message: &Arc<Message>| message.id.as_ref()?.turn();
+        // The prompt of somebody else has started the last turn, and was not answered.
+        let is_other = |end: &Arc<RunEnd>| {
+            end.turn != self.turn && end.unanswered.first().is_some_and(|prompt| turn_of(prompt).is_none())
+        };
+        if self.is_missed && !self.shows_all && view.agent.last_run.as_ref().is_some_and(is_other) {
+            return self.finish(&super::SUCCESS, None, view);
+        }
+        let last = kept.and_then(turn_of);
         let is_kept = last.is_some() && last == self.turn;
         match outcome {
             // The history lacks the messages of a cancelled run.
@@ -476,12 +541,12 @@ impl AgUiWriter {
             RunOutcome::Failed { .. } | RunOutcome::Abandoned if !is_kept => self.list = AgUiList::None,
             _ => {}
         }
-        self.finish(outcome, view);
+        self.finish(outcome, kept.map(|message| &**message), view);
     }
 
-    /// Ends the stream because the run has ended. An abandoned run is an error, because the user has not asked for its
-    /// end.
-    pub(super) fn finish(&mut self, outcome: &RunOutcome, view: &SessionSnapshot) {
+    /// Ends the stream because the run has ended, with this last answer. An abandoned run is an error, because the user
+    /// has not asked for its end.
+    pub(super) fn finish(&mut self, outcome: &RunOutcome, last: Option<&Message>, view: &SessionSnapshot) {
         let outcome = match outcome {
             _ if is_lost(view) => return self.fail(LOST.0, LOST.1, view),
             RunOutcome::Failed { failure } => return self.fail(code(failure), &failure.to_string(), view),
@@ -490,7 +555,6 @@ impl AgUiWriter {
             | RunOutcome::Discarded
             | RunOutcome::Stopped { stop_reason: StopReason::Interrupted } => AgUiOutcome::Cancelled,
             RunOutcome::Stopped { .. } => {
-                let last = view.agent.state.history.last();
                 let uses = last.into_iter().flat_map(|message| message.tool_uses());
                 let open = uses.filter(|tool_use| tool_use.decided.is_none());
                 let pending_tool_call_ids = open.map(|tool_use| tool_use.id.to_string()).collect();

@@ -2,11 +2,12 @@ use serde_json::{Value, json};
 
 use super::{AgUiFrame, AgUiLevel, Client, Rig, kind_of, kinds, last};
 use crate::{
-    agent::{AgentCallbacks, ErrorDecision, State},
-    message::{Attachment, Usage},
-    provider::{BlockStart, Delta, ProviderError, ProviderErrorKind},
+    agent::{AgentCallbacks, ErrorDecision, State, ToolDecision},
+    message::{Attachment, ToolUse, Usage},
+    provider::{BlockStart, Delta, Part, ProviderError, ProviderErrorKind},
     run::{Failure, RunEnd, RunOutcome},
     session::{Mode, SessionAnswer},
+    subscription::Update,
     testing::{Gate, Step},
     web::testing::abandoned,
 };
@@ -499,6 +500,70 @@ async fn prompt_behind_a_run_that_has_just_ended_is_read_from_its_own_run_on() {
         second.finish(&mut rig.client).await;
         rig.check_messages().await;
         assert_eq!(rig.client.messages.len(), 4);
+    }
+}
+
+struct Asks;
+
+#[async_trait::async_trait]
+impl AgentCallbacks for Asks {
+    async fn handle_tool_use(&mut self, _: &ToolUse, _: &mut State) -> ToolDecision {
+        ToolDecision::Pause("May I?".into())
+    }
+
+    async fn handle_error(&mut self, _: &Failure, _: &mut State) -> ErrorDecision {
+        ErrorDecision::Retry
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn answer_with_a_question_of_the_service_continues_or_is_void_in_the_next_run() {
+    for (level, fails) in LEVELS.into_iter().flat_map(|level| [(level, false), (level, true)]) {
+        let question = ToolUse::new("q1", "shell", json!({}));
+        let step = Step::new().then_text(["Be", "fore"]).decide(question);
+        let step = if fails {
+            step.fail(ProviderError::new(ProviderErrorKind::InvalidRequest, "no"))
+        } else {
+            step.more(Part::Text(" after".to_owned())).stop()
+        };
+        let steps = [step, Step::text("Again.")];
+        let mut rig = Rig::with(level, steps, |agent| agent.callbacks(Asks)).await;
+        rig.say("Hi").await;
+        let interrupt = rig.client.interrupts[0]["id"].clone();
+        let answer =
+            json!({ "interruptId": interrupt, "status": "resolved", "payload": { "approved": true } });
+        let frames = rig.resume(json!([answer])).await;
+        rig.check_messages().await;
+        assert_eq!(rig.client.messages[1]["content"], if fails { "Again." } else { "Before after" });
+        let deltas = frames.iter().filter(|frame| kind_of(frame) == "TEXT_MESSAGE_CONTENT");
+        let deltas: String = deltas
+            .map(|frame| serde_json::to_value(frame).unwrap()["delta"].as_str().unwrap().to_owned())
+            .collect();
+        assert_eq!(deltas, if fails { "Again." } else { " after" });
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn reader_that_misses_the_start_of_the_next_prompt_ends_with_its_own_run() {
+    for level in LEVELS {
+        let gate = Gate::new();
+        let steps = [Step::text("One."), Step::new().then_text(["Two."]).gate(&gate).stop()];
+        let error = Step::error(ProviderError::new(ProviderErrorKind::Auth, "no"));
+        let mut rig = Rig::new(level, steps.into_iter().chain([error])).await;
+        rig.say("Hi").await;
+        // The client asks for another answer. No prompt of this run has an id that the stream could follow.
+        rig.client.messages.truncate(1);
+        let mut posted = rig.post(json!({})).await;
+        gate.reached().await;
+        rig.session.prompt(crate::run::Prompt::new("Other").with_id("u2")).await.unwrap();
+        gate.open();
+        rig.session.wait_until_idle().await.unwrap();
+        let snapshot = std::sync::Arc::new(rig.session.snapshot().await.unwrap());
+        let frames = posted.stream.as_mut().unwrap().update(&Update::Resync(snapshot));
+        posted.frames.extend(frames);
+        let frames = posted.finish(&mut rig.client).await;
+        assert_eq!(kind_of(frames.last().unwrap()), "RUN_FINISHED");
+        assert_eq!(rig.client.messages[1]["content"], "Two.");
     }
 }
 

@@ -123,7 +123,7 @@ impl Client {
     }
 
     /// Misses about `count` events, and reads a snapshot in their place. A session has no snapshot between the events
-    /// that end a turn: from the status and the states of the prompts to the nodes.
+    /// that start or end a turn: from the status and the states of the prompts to the message or the nodes.
     pub(super) async fn miss(&mut self, count: usize) {
         let (mut missed, mut is_between) = (0, false);
         while missed < count || is_between {
@@ -133,9 +133,9 @@ impl Client {
             self.view.apply(&event).unwrap();
             missed += 1;
             is_between = match event.event.agent() {
-                Some(Event::Status { status, .. }) => *status == Status::Idle,
+                Some(Event::Status { status, .. }) => *status != Status::Paused,
                 Some(Event::Prompt { state, prompt, .. }) => match state {
-                    PromptState::Ended { .. } => true,
+                    PromptState::InFlight { .. } | PromptState::Ended { .. } => true,
                     state => *state == PromptState::Returned && prompt.is_some(),
                 },
                 Some(Event::Turn { .. } | Event::Cancelled { .. } | Event::Error { .. }) => true,

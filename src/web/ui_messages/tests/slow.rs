@@ -8,10 +8,11 @@ use super::rig::{
     Client, LEVELS, ask, check, find, finish, fold, fold_onto, lasting, listed, session, session_of, submit,
 };
 use crate::{
-    agent::{AgentCallbacks, ErrorDecision, State},
+    agent::{AgentCallbacks, ErrorDecision, Event, State},
     provider::{Part, ProviderError, ProviderErrorKind},
     run::{Failure, Prompt},
-    session::Session,
+    session::{Mode, Session},
+    subscription::Update,
     testing::{Gate, ScriptedProvider, Step},
     tool::{Decision, ToolContext, tool_fn},
     web::ui_messages::{UiFrame, UiLevel, UiTarget},
@@ -123,6 +124,54 @@ async fn missed_repetition_voids_the_parts_of_the_earlier_answer() {
             assert!(place(&|part| part["text"] == "Void") < mark);
             assert!(mark < place(&|part| part["text"] == "Good."));
         }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn missed_repetition_of_a_run_that_was_interrupted_voids_the_answer() {
+    for level in LEVELS {
+        let failing = Gate::new();
+        let failed = Step::new().then_text(["Void"]).gate(&failing);
+        let failed = failed.fail(ProviderError::new(ProviderErrorKind::Overloaded, "busy"));
+        let uses = Step::tool_use("t1", "clock", json!({ "zone": "UTC" }));
+        let session =
+            session_of(ScriptedProvider::new([uses, failed]), |agent| agent.callbacks(Stubborn)).await;
+        let mut client = Client::post(&session, level, submit(&[], "u1", "Hi")).await.unwrap();
+        client.until("text-delta").await;
+        failing.open();
+        let mut updates = session.subscribe(Mode::Observer).await.unwrap();
+        while let Some(Update::Event(event)) = updates.next().await {
+            if matches!(event.event.agent(), Some(Event::Retry { .. })) {
+                break;
+            }
+        }
+        session.interrupt().await.unwrap();
+        session.wait_until_idle().await.unwrap();
+        client.miss(ALL).await;
+        let frames = client.finish().await;
+        check(level, &frames);
+        let parts = fold(&frames);
+        let is_void = |part: &Value| part["type"] == "data-omni-retry";
+        assert!(parts.iter().any(is_void) || find(&frames, "reset-step").is_some(), "{frames:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn missed_end_of_an_answer_on_another_branch_is_an_error() {
+    for level in LEVELS {
+        let gate = Gate::new();
+        let one = Step::new().then_text(["One"]).gate(&gate).more(Part::Text(", whole.".to_owned())).stop();
+        let session = session([one, Step::text("Two.")]).await;
+        let mut client = Client::post(&session, level, submit(&[], "u1", "Hi")).await.unwrap();
+        client.until("text-delta").await;
+        gate.open();
+        session.wait_until_idle().await.unwrap();
+        let root = session.tree().await.unwrap().roots().next().unwrap().id();
+        session.run("Edited").instead_of(root).response().await.unwrap();
+        client.miss(ALL).await;
+        let frames = client.finish().await;
+        check(level, &frames);
+        assert_eq!(frames.last().unwrap()["type"], "error", "{frames:?}");
     }
 }
 

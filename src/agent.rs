@@ -84,6 +84,7 @@ mod backup;
 mod builder;
 mod callbacks;
 mod command;
+mod compaction;
 mod core;
 mod decision;
 mod durable;
@@ -119,6 +120,8 @@ pub use builder::AgentBuilder;
 pub use callbacks::{AgentCallbacks, ErrorDecision, ToolDecision, TurnDecision};
 pub(crate) use command::InFlight;
 use command::{Command, Reply, Stop};
+pub(crate) use compaction::Compactor;
+pub use compaction::{Compact, CompactHow, CompactionPolicy};
 pub use durable::{Durable, OnUncertain, RecordedStage, Recover, Recovery, RecoveryDecision, UncertainUse};
 pub(crate) use durable::{MAX_LIVES, NumberedRecord, RECORD_DELAY, TurnInFlight, UnreadableTurn, Written};
 
@@ -140,7 +143,7 @@ use tokio::sync::mpsc;
 
 use crate::{
     actor,
-    message::{History, ToolUseId, TurnId},
+    message::{History, Message, ToolUseId, TurnId},
     run::{
         Accepted, Decided, Error, ErrorKind, Failure, KnownPrompt, Next, PendingUse, Prompt, PromptId,
         PromptState, Response, RunAt, RunEnd, RunOutcome, RunSpec, TurnRecord,
@@ -299,6 +302,45 @@ impl Agent {
         prompt: impl Into<Prompt>,
     ) -> Result<T, Error> {
         self.run(prompt).value().await
+    }
+
+    /// Compacts the conversation now, and returns the message of the compaction. The agent must be idle. A text requests a
+    /// summary with this focus. An agent without a [policy](AgentBuilder::compaction) uses the default one.
+    ///
+    /// ```
+    /// # #[cfg(feature = "test-util")]
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// # use omni_agent::testing::{ScriptedProvider, Step};
+    /// # let texts = ["One.", "Two.", "Three.", "The user counts."];
+    /// # let model = ScriptedProvider::new(texts.map(Step::text)).model();
+    /// use omni_agent::agent::{Agent, Compact};
+    ///
+    /// let agent = Agent::builder().model(model).start().await?;
+    /// for number in ["1", "2", "3"] {
+    ///     agent.ask(number).await?;
+    /// }
+    /// assert_eq!(agent.compact("the numbers").await?.text(), "The user counts.");
+    /// agent.compact(Compact::undo()).await?;
+    /// # Ok::<(), omni_agent::Error>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// A prompt that is sent meanwhile is staged. A cancel or an interrupt ends the compaction, which then changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ErrorKind::Busy`] if the agent is not idle, and [`ErrorKind::NotCompactable`] if a compaction would change
+    /// nothing or is not possible. Returns [`ErrorKind::Failed`] if the request for the summary fails, and
+    /// [`ErrorKind::Cancelled`] if it is cancelled. Returns [`ErrorKind::Ended`] if the agent has ended.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future does not cancel the compaction.
+    pub async fn compact(&self, compact: impl Into<Compact>) -> Result<Arc<Message>, Error> {
+        let (compact, caller) = (compact.into(), Caller::current());
+        let response = self.call(|reply| Command::Compact(compact, caller, reply)).await??;
+        Ok(Arc::clone(response.messages.last().expect("a compaction that succeeds has a message")))
     }
 
     /// Withdraws a staged prompt, and returns it.

@@ -17,6 +17,8 @@ pub(crate) struct Chunks<T> {
     len: usize,
     /// The number of branch levels above the leaves in `root`.
     height: u32,
+    /// A number that a history keeps with its messages, in room that would be unused.
+    pub(crate) mark: u32,
 }
 
 /// The variants hold slices instead of vectors, so that the content is one pointer away.
@@ -41,7 +43,7 @@ const fn child(leaf: usize, level: u32) -> usize {
 
 impl<T> Chunks<T> {
     pub(crate) const fn new() -> Self {
-        Self { root: None, tail: None, len: 0, height: 0 }
+        Self { root: None, tail: None, len: 0, height: 0, mark: 0 }
     }
 
     pub(crate) const fn len(&self) -> usize {
@@ -222,7 +224,7 @@ impl<T> Default for Chunks<T> {
 
 impl<T> Clone for Chunks<T> {
     fn clone(&self) -> Self {
-        Self { root: self.root.clone(), tail: self.tail.clone(), len: self.len, height: self.height }
+        Self { root: self.root.clone(), tail: self.tail.clone(), ..*self }
     }
 }
 

@@ -9,6 +9,9 @@
 //! [`History::check`] and [`History::check_sendable`] check the law, [`HistoryError`] describes a violation, and
 //! [`History::repair`] returns a repaired history that obeys the law.
 //!
+//! A [`Compaction`] is a message that stands for earlier messages in requests. [`History::sent`] returns the messages that
+//! a request contains.
+//!
 //! ```
 //! use omni_agent::message::{History, Message, ToolResult, ToolUse};
 //! use serde_json::json;
@@ -27,14 +30,17 @@
 //! Messages and histories serialize with `serde`. Files and databases keep messages in this JSON form.
 
 mod cleared;
+mod compaction;
 mod content;
 mod decision;
+mod estimate;
 mod history;
 pub(crate) mod id;
 mod source;
 mod stop;
 mod usage;
 
+pub use compaction::{Compaction, CompactionTrigger};
 pub use content::{Attachment, Content, ProviderItem, ResultBlock, Text, Thinking, ToolResult, ToolUse};
 pub use decision::{DecisionKind, UseDecision};
 pub use history::{History, HistoryError};
@@ -43,7 +49,8 @@ pub use source::Source;
 pub use stop::StopReason;
 pub use usage::{Purpose, RequestEnd, Usage, UsageRow, UsageSum};
 
-pub(crate) use cleared::cleared;
+pub(crate) use cleared::{ClearedFor, cleared};
+pub(crate) use estimate::text_tokens;
 pub(crate) use id::text_id;
 
 pub(crate) use content::{map_weight, member_weight, value_weight};
@@ -128,6 +135,13 @@ pub struct Message {
     /// a turn has the turn's reason, unless this is `Stop` or `ToolUse`. It is never sent to a model service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<Box<StopReason>>,
+    /// Set if the message is a compaction, which stands for earlier messages in requests.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compaction: Option<Box<Compaction>>,
+    /// The size of the conversation up to and including this message, as the model service counted it, in tokens. Set in
+    /// messages of the model whose service reports its usage. It is never sent to a model service.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context_tokens: Option<u32>,
 }
 
 setters!(Message: with_timestamp(timestamp: Timestamp), with_id(id: some MessageId));
@@ -140,7 +154,17 @@ impl Message {
 
     /// Returns a message of `role` with this content and this time.
     pub(crate) fn at(timestamp: Timestamp, role: Role, content: Vec<Content>) -> Self {
-        Self { role, content, timestamp, provider_data: Map::new(), id: None, app_data: None, ended: None }
+        Self {
+            role,
+            content,
+            timestamp,
+            provider_data: Map::new(),
+            id: None,
+            app_data: None,
+            ended: None,
+            compaction: None,
+            context_tokens: None,
+        }
     }
 
     /// Returns a user message with the current time.
@@ -193,6 +217,7 @@ impl Message {
             + map_weight(&self.provider_data)
             + self.app_data.as_deref().map_or(0, value_weight)
             + self.ended.as_ref().map_or(0, |reason| 16 + reason.weight())
+            + self.compaction.as_ref().map_or(0, |own| 96 + own.model.as_ref().map_or(0, String::len))
     }
 }
 

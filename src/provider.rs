@@ -55,6 +55,7 @@ pub use backend::{BackendLimits, BackendProvider, LostSession};
 pub use catalogue::{Catalogue, CatalogueError, Modality, ModelInfo, Price, Rates};
 pub(crate) use context::{Questions, RequestContext};
 pub(crate) use delta::{BlockStart, Delta, MessageDelta, Part};
+pub(crate) use dialect::room;
 pub use error::{ProviderError, ProviderErrorKind};
 pub(crate) use fold::Fold;
 pub use fold::{Completion, PartialBlock};
@@ -66,6 +67,7 @@ pub use options::{
 pub(crate) use output::{Corrections, read as read_output};
 pub use registry::{Registry, RegistryError};
 pub use request::Request;
+pub(crate) use request::estimated_tokens;
 pub use retry::RetryPolicy;
 pub use secret::{Credentials, Secret};
 #[cfg(feature = "http")]

@@ -258,7 +258,8 @@ impl Tree {
         let is_left_open = |parent| self.node(parent).is_some_and(Node::left_open);
         let is_prompt =
             || node.message.tool_results().next().is_none() || node.parent.is_some_and(is_left_open);
-        node.message.role == Role::User && !node.is_outline && self.cursor(node.id).is_none() && is_prompt()
+        let is_user = node.message.role == Role::User && node.message.compaction.is_none();
+        is_user && !node.is_outline && self.cursor(node.id).is_none() && is_prompt()
     }
 
     /// Returns the child of a node that was active last. [`extend`](Self::extend) follows this cursor. Returns `None`
@@ -371,6 +372,11 @@ impl Tree {
     /// Returns the id that the next push assigns. O(1).
     pub fn next_id(&self) -> NodeId {
         self.ids.next(self.len()).unwrap_or_else(|| NodeId::after(self.nodes.last().map(Node::id)))
+    }
+
+    /// Returns the last node of the path that is not a compaction.
+    pub(crate) fn last_message(&self) -> Option<&Node> {
+        self.iter().rev().find(|node| node.message.compaction.is_none())
     }
 
     fn slot(&self, id: NodeId) -> Option<LinkSlot> {

@@ -3,6 +3,7 @@
 use std::{error::Error, sync::Arc, time::Duration};
 
 use omni_agent::{
+    agent::Compact,
     message::Role,
     run::{Next, Prompt},
     store::Page,
@@ -19,6 +20,8 @@ pub const HELP: &str = "\
 /again         repeats a prompt that got no answer because of a stop or an error
 /goto NUMBER   continues from that message, along the branch that was last used
 /clear         starts an empty conversation; /goto leads back
+/compact [TEXT] replaces old messages by a summary, about TEXT in detail
+/undo          sends all messages again
 /title [TEXT]  shows or sets the title
 /sessions      lists the stored conversations
 /tools         lists the tools, by server
@@ -65,6 +68,10 @@ impl Chat {
                 let question = self.last_question().await?;
                 session.run(rest).instead_of(question.id()).start().await?;
                 self.runs += 1;
+            }
+            "/compact" | "/undo" => {
+                let wanted = if command == "/undo" { Compact::undo() } else { Compact::from(rest) };
+                session.compact(wanted).await?;
             }
             "/again" => {
                 let question = self.unanswered.take().ok_or("Every prompt has a response.")?;

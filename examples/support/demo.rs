@@ -143,6 +143,9 @@ fn results(message: &Message) -> impl Iterator<Item = String> {
 fn answer(request: &Request, nth: usize) -> Vec<Block> {
     let turn = Turn::of(&request.history);
     let all: Vec<String> = request.history.iter().flat_map(|message| results(message)).collect();
+    if turn.asked.contains("Write this summary now") {
+        return vec![Block::Text(summary(&request.history))];
+    }
     let calls = call::find(request, &turn.asked, turn.steps, &all.join("; "));
     let mut blocks = Vec::new();
     if !matches!(request.options.thinking(), None | Some(ThinkingMode::Off)) {
@@ -167,6 +170,19 @@ fn answer(request: &Request, nth: usize) -> Vec<Block> {
     };
     blocks.push(Block::Text(text));
     blocks
+}
+
+/// Returns the first words of the last prompts, as a summary.
+fn summary(history: &History) -> String {
+    let prompts = history.iter().filter(|message| message.role == Role::User).map(|message| message.text());
+    let prompts: Vec<String> = prompts.filter(|text| !text.is_empty()).collect();
+    let firsts = prompts.iter().rev().skip(1).take(5).rev();
+    let firsts = firsts.map(|text| text.split_whitespace().take(6).collect::<Vec<_>>().join(" "));
+    format!(
+        "You have sent {} messages. The last ones: {}.",
+        prompts.len() - 1,
+        firsts.collect::<Vec<_>>().join("; ")
+    )
 }
 
 /// Returns the text of a response without tool uses.

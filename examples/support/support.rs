@@ -13,4 +13,6 @@ mod terminal;
 pub use folder::{Folder, STORE};
 pub use model::{Flag, Picked, missing_key, model_named, models, pick_model, pick_model_with};
 pub use pipe::quiet_on_broken_pipe;
-pub use terminal::{Interrupts, Lines, Printer, ago, dim, explain, first_words, prompts, total_line};
+pub use terminal::{
+    Interrupts, Lines, Printer, ago, compaction_line, dim, explain, first_words, prompts, total_line,
+};

@@ -5,12 +5,13 @@ use std::{
     error::Error,
     io::{self, BufRead, IsTerminal, Write},
     thread,
+    time::Duration,
 };
 
 use omni_agent::{
     agent::Event,
     error_chain,
-    message::{ResultBlock, Timestamp, ToolResult, ToolUseId, Usage},
+    message::{Message, ResultBlock, Timestamp, ToolResult, ToolUseId, Usage},
     provider::{ProviderError, ProviderErrorKind},
     run::{Failure, Response},
     tool::Decision,
@@ -132,6 +133,10 @@ impl Printer {
                 }
                 self.note(&usage_line(response));
             }
+            Event::CompactionEnd { message: Some(message), .. } => self.note(&compaction_line(message)),
+            Event::CompactionEnd { failure: Some(failure), .. } => {
+                self.note(&format!("! The conversation was not compacted: {}", explain(failure)));
+            }
             Event::Cancelled { response, .. } => {
                 self.note(&format!("[cancelled; {} messages discarded]", response.messages.len()));
             }
@@ -202,6 +207,22 @@ pub fn total_line(used: &Usage) -> Option<String> {
     let cost = used.cost.map(|cost| format!(", ${cost:.4}")).unwrap_or_default();
     let (prompt, output) = (used.prompt(), used.output);
     (used.total() > 0).then(|| format!("[this conversation: {prompt} tokens in, {output} out{cost}]"))
+}
+
+/// Returns a line on a compaction: the sizes before and after it, its cost, and the first words of the summary.
+pub fn compaction_line(message: &Message) -> String {
+    let Some(compaction) = message.compaction.as_deref() else { return String::new() };
+    let sizes = match compaction.tokens {
+        Some((before, after)) => format!("{before} to {after} tokens"),
+        None => "size unknown".to_owned(),
+    };
+    let cost = compaction.nano_usd.map(|nano| Duration::from_nanos(nano).as_secs_f64());
+    let cost = cost.map(|dollars| format!(", ${dollars:.4}")).unwrap_or_default();
+    match (compaction.is_summary, compaction.cleared) {
+        (true, _) => format!("╰─ folded: {sizes}{cost}: {}", first_words(&message.text(), 60)),
+        (false, 0) => "╰─ all messages are sent again".to_owned(),
+        (false, _) => format!("╰─ old results and files are left out: {sizes}"),
+    }
 }
 
 fn usage_line(response: &Response) -> String {

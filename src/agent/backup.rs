@@ -6,7 +6,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Config, Failure, model_spec::ModelSpec, phase::Turn};
+use super::{Config, Failure, compaction::times, model_spec::ModelSpec, phase::Turn};
 use crate::{
     provider::{Model, ProviderErrorKind, Registry, RegistryError},
     tool::Replay,
@@ -25,7 +25,8 @@ pub enum BackupCause {
     /// `Service` or `Unsupported`, or a panic of the provider.
     Outage,
     /// The conversation is too long for the model: [`ProviderErrorKind::ContextTooLong`]. A backup model whose context
-    /// window is known and not larger is skipped.
+    /// window is known and not larger is skipped. If the agent has a
+    /// [`CompactionPolicy`](super::CompactionPolicy), the conversation is compacted first.
     ContextTooLong,
     /// The response has ended with [`StopReason::Refusal`](crate::provider::StopReason::Refusal). It is discarded.
     Refusal,
@@ -121,7 +122,7 @@ impl Turn {
         let untried =
             (0..=u8::MAX).zip(config.backups()).skip(used.map_or(0, |index| usize::from(index) + 1));
         let mut others = untried.filter(|(_, own)| own.model != *former && own.causes.contains(&cause));
-        others.find(|(_, own)| has_room(&own.model, former, cause)).map(|(index, _)| index)
+        others.find(|(_, own)| self.has_room(&own.model, former, cause, config)).map(|(index, _)| index)
     }
 
     /// Changes to the backup model that repeats the step after this failure, and returns its name. Returns `None` if
@@ -136,11 +137,14 @@ impl Turn {
         matches!(failure, Failure::Provider { error } if error.retry_after > Some(LONGEST_WAIT))
             && self.next_backup(failure, config).is_some()
     }
-}
 
-/// Returns whether the request that has failed for `former` has room in the context window of `model`.
-fn has_room(model: &Model, former: &Model, cause: BackupCause) -> bool {
-    let room = |model: &Model| model.info().and_then(|info| info.input_limit.or(info.context_window));
-    let is_larger = || room(model).zip(room(former)).is_none_or(|(own, former)| own > former);
-    cause != BackupCause::ContextTooLong || is_larger()
+    /// Returns whether the request that has failed for `former` has room in the context window of `model`, so that the
+    /// conversation is not compacted for this model.
+    fn has_room(&self, model: &Model, former: &Model, cause: BackupCause, config: &Config) -> bool {
+        let Some(own) = self.room(model, config) else { return true };
+        let limit = |model: &Model| model.info().and_then(|info| info.input_limit.or(info.context_window));
+        let is_larger = || limit(model).zip(limit(former)).is_none_or(|(own, former)| own > former);
+        let threshold = config.compactor().map_or(1.0, |compactor| compactor.policy.threshold);
+        (cause != BackupCause::ContextTooLong || is_larger()) && self.size(config) < times(own, threshold)
+    }
 }

@@ -7,8 +7,8 @@ use futures_channel::mpsc::Sender;
 use tokio::sync::mpsc;
 
 use super::{
-    Admission, Agent, AgentCallbacks, BackupModel, Config, Delivery, Durable, HistoryOwner, RECORD_DELAY,
-    RunEnd, State, StateEdit, Status, TurnInFlight, WeakAgent, Written,
+    Admission, Agent, AgentCallbacks, BackupModel, CompactionPolicy, Config, Delivery, Durable, HistoryOwner,
+    RECORD_DELAY, RunEnd, State, StateEdit, Status, TurnInFlight, WeakAgent, Written,
     model_spec::{ModelSpec, choose_model},
     state::{Extras, check_budget, panicked, refused},
     task::{AgentShared, OwnerLink, RecordQueue, Setup, SharedBudgets, Task},
@@ -61,6 +61,7 @@ pub struct AgentBuilder {
     tools: Result<ToolSet, ToolSetError>,
     saved: Option<Box<StoredState>>,
     credentials: Vec<Credentials>,
+    compaction: Option<CompactionPolicy>,
     extras: Option<Arc<Extras>>,
     history: History,
     callbacks: Box<dyn AgentCallbacks>,
@@ -90,6 +91,7 @@ impl Default for AgentBuilder {
             tools: Ok(ToolSet::new()),
             saved: None,
             credentials: Vec::new(),
+            compaction: None,
             extras: None,
             history: History::new(),
             callbacks: Box::new(()),
@@ -194,6 +196,10 @@ impl AgentBuilder {
         /// `handle_error`, repetitions with backup models, and responses that are requested again because they do not
         /// match the output schema. Attempts that the retry policy repeats before a response begins do not count.
         pub fn max_steps(self, max_steps: u32) { self.settings.max_steps = Some(max_steps) }
+
+        /// Makes the agent compact long conversations. The setting is not stored. Without it, a request that is too long
+        /// for the model fails.
+        pub fn compaction(self, policy: CompactionPolicy) { self.compaction = Some(policy) }
 
         /// Sets the maximum duration of one turn. The time during which the agent is paused does not count.
         ///
@@ -350,6 +356,7 @@ impl AgentBuilder {
         let model = choose_model(self.model, saved.model, registry)?;
         let backups = self.backups.into_iter().map(|backup| backup.resolve(registry, &model));
         let backups = backups.collect::<Result<_, _>>()?;
+        let compactor = self.compaction.map(|policy| policy.resolved(registry, &model)).transpose()?;
         let mut config = Config {
             model,
             settings: choose_settings(self.settings, saved.settings),
@@ -358,6 +365,7 @@ impl AgentBuilder {
             extras: self.extras,
         };
         config.set_backups(backups);
+        config.set_compactor(compactor);
         let (commands, receiver) = mpsc::channel(COMMANDS);
         let shared = Arc::new(AgentShared::default());
         let agent = Agent { commands, shared };

@@ -5,8 +5,8 @@ use std::{any::Any, error::Error as StdError, sync::Arc, time::Duration};
 use tokio::sync::oneshot;
 
 use super::{
-    Accepted, AgentPosition, Asker, Event, FirstMessage, Prompt, PromptId, Snapshot, State, StateEdit,
-    Status, core::Resume,
+    Accepted, AgentPosition, Asker, Compact, Event, FirstMessage, Prompt, PromptId, Snapshot, State,
+    StateEdit, Status, core::Resume,
 };
 use crate::{
     message::{History, TurnId},
@@ -52,6 +52,7 @@ type AppEvent = Box<dyn Any + Send>;
 pub(super) enum Command {
     Prompt(Prompt, Caller, Reply<CommandResult<Accepted>>),
     Ask(Prompt, Caller, Asker),
+    Compact(Compact, Caller, Asker),
     Unstage(PromptId, Reply<CommandResult<Arc<Prompt>>>),
     Resume(Resume, Reply<CommandResult<()>>),
     Cancel(Reply<CommandResult<()>>),

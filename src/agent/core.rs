@@ -5,6 +5,7 @@
 //! | input | method | file |
 //! | --- | --- | --- |
 //! | a prompt, also of `ask`; the withdrawal of a staged prompt | `prompt`, `unstage` | `queue` |
+//! | a compaction by request | `compact_on_request` | `own_turn` |
 //! | a decision about a tool use that waits, or the end of its time limit | `resume`, `pause_expired` | `pauses` |
 //! | a changed limit, model, budget or history | `set_max_steps`, `set_model`, `set_budget`, `set_history` | `core` |
 //! | `prepare_step` has returned, or the request has its permit | `prepared`, `admitted` | `core` |
@@ -12,7 +13,7 @@
 //! | the turn's time limit, or the end of a delay | `time_over`, `delay_over` | `ending` |
 //! | `handle_turn` or `handle_error` has returned | `turn_decided`, `error_decided` | `ending` |
 //! | a callback has panicked | `call_failed` | `ending` |
-//! | a delta, the end or the failure of a stream | `delta`, `stream_ended`, `stream_failed` | `streaming` |
+//! | a delta, the end or the failure of a stream, also of a summary | `delta`, `stream_ended`, `stream_failed` | `streaming` |
 //! | the provider's question, or its withdrawal | `asked`, `question_withdrawn` | `streaming` |
 //! | `handle_tool_use` or `handle_tool_result` has returned | `tool_decided`, `result_reviewed` | `tools` |
 //! | a tool has finished | `tool_done` | `tools` |
@@ -27,11 +28,13 @@
 
 mod bare;
 mod check;
+mod compacting;
 mod context;
 mod ending;
 mod fresh;
 mod known;
 mod notices;
+mod own_turn;
 mod owner;
 mod pauses;
 mod questions;
@@ -60,7 +63,7 @@ use super::{
 };
 use crate::{
     message::{Content, History, Message, MessageId, Role, Timestamp, TurnId, Usage, answer_open_tool_uses},
-    provider::{Corrections, Fold, Model},
+    provider::{Fold, Model},
     run::Error,
     subscription::EventId,
     tool::Replay,
@@ -137,6 +140,10 @@ impl Core {
             status: self.emitted_status,
             step: self.step(),
             pending: self.phase.turn().into_iter().flat_map(|turn| turn.working.pending().cloned()).collect(),
+            compacting: match self.phase.stage() {
+                Some(Stage::Compacting { plan, .. }) => Some(plan.trigger),
+                _ => None,
+            },
             partial: self.phase.partial().into_iter().flat_map(Fold::blocks).map(streaming::seen).collect(),
             run: self.runs,
             first_turn: self.first_turn,
@@ -270,34 +277,11 @@ impl Core {
             cx.push(Effect::Record);
         }
         let limit = origin.prompt.turn_timeout.or(cx.config.settings.turn_timeout);
-        if self.emitted_status == Status::Idle {
+        if self.emitted_status == Status::Idle || self.first_turn.is_none() {
             (self.runs, self.first_turn) = (self.runs.wrapping_add(1), Some(id));
         }
-        let mut turn = Box::new(Turn {
-            id,
-            run: self.runs,
-            origin,
-            working: Working::new(&self.history),
-            step,
-            step_start: 0,
-            usage: Usage::default(),
-            model: None,
-            requested: None,
-            warnings: Vec::new(),
-            corrections: Corrections::default(),
-            wanted: OutputRequirement::default(),
-            output_enforced: false,
-            joined: Vec::new(),
-            uncertain: Vec::new(),
-            next_id: 1,
-            answer: None,
-            recorded,
-            refused: false,
-            refused_by: None,
-            waits: 0,
-            decisions: Vec::new(),
-            request: RequestFacts::default(),
-        });
+        let working = Working::new(&self.history);
+        let mut turn = Box::new(Turn::new(id, self.runs, origin, working, step, recorded));
         if step == 0 {
             turn.origin.first_turn = id;
         }
@@ -317,13 +301,6 @@ impl Core {
             }
             _ => self.prepare(turn, cx),
         }
-    }
-
-    /// Calls `prepare_step` for the turn's next request. The turn's number of requests already includes this request.
-    fn prepare(&mut self, mut turn: Box<Turn>, cx: &mut Context<'_>) {
-        turn.step_start = turn.working.pending_len();
-        let op = self.enter(turn, Stage::Preparing);
-        cx.push(Effect::Call(op, Call::PrepareStep));
     }
 
     /// Called when `prepare_step` has returned. The shell holds the request, which goes to `model`. The response to
@@ -351,11 +328,14 @@ impl Core {
     /// Called when the request has its permit. If the turn is recorded and the request must not be repeated, the
     /// sending of the request is recorded first, and the request is sent when the record is stored.
     pub(super) fn admitted(&mut self, op: Op, cx: &mut Context<'_>) {
-        if let Some((turn, Stage::Streaming { .. })) = self.phase.awaited(op)
-            && self.leaving_since.is_none()
-        {
-            turn.request.sent = true;
-            cx.gate(turn.recorded && turn.request.replay == Replay::Never, Effect::Connect(op));
+        match self.phase.awaited(op) {
+            Some(_) if self.leaving_since.is_some() => {}
+            Some((turn, Stage::Streaming { .. })) => {
+                turn.request.sent = true;
+                cx.gate(turn.recorded && turn.request.replay == Replay::Never, Effect::Connect(op));
+            }
+            Some((_, Stage::Compacting { .. })) => cx.push(Effect::Connect(op)),
+            _ => {}
         }
     }
 

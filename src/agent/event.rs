@@ -9,8 +9,8 @@ use super::{
 use crate::{
     budget::BudgetReport,
     message::{
-        Attachment, Message, MessageId, ProviderItem, Role, Text, Thinking, ToolResult, ToolUse, ToolUseId,
-        TurnId, UsageRow, value_weight,
+        Attachment, CompactionTrigger, Message, MessageId, ProviderItem, Role, Text, Thinking, ToolResult,
+        ToolUse, ToolUseId, TurnId, UsageRow, value_weight,
     },
     provider::StopReason,
 };
@@ -41,6 +41,8 @@ pub enum Status {
 /// 3. `ToolStart` for each tool that is run, then `ToolProgress` and `ToolEnd` in the order in which they happen. If a
 ///    running tool asks a question, or withdraws it, `Status` with all questions that wait comes in between.
 /// 4. `ToolResult` for each tool use, in the order of the tool uses, and then a `Message` with all results.
+///
+/// If the conversation is compacted, `CompactionStart` and `CompactionEnd` come before `StepStart`.
 ///
 /// `Usage` comes before `Retry`, and before the event that ends a run, if the usage of an incomplete request is known
 /// or the request was lost. `Budget` follows a `Step` or a `Usage`. `Prompt` comes whenever the state of a prompt
@@ -309,6 +311,29 @@ pub enum Event {
         /// The discarded messages and the usage of their requests.
         response: Arc<Response>,
     },
+    /// The conversation is being compacted before the next request. `CompactionEnd` follows, unless the turn ends before.
+    CompactionStart {
+        /// The reason for the compaction.
+        trigger: CompactionTrigger,
+        /// The estimated size of the next request, in tokens.
+        tokens: u64,
+        /// The id of the turn in flight.
+        turn: TurnId,
+        /// The number of the run, as in `Message`. A compaction by request is a run.
+        run: u32,
+    },
+    /// A compaction has ended.
+    CompactionEnd {
+        /// The message that was inserted into the turn. `None` if the compaction failed.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        message: Option<Arc<Message>>,
+        /// The index of the message among the pending messages. The messages from there on move up by one.
+        at: usize,
+        /// The failure of the compaction. The step continues nevertheless or, if its request was refused, fails with its
+        /// own failure.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        failure: Option<Failure>,
+    },
     /// The configuration or the history was changed by [`set_state`](super::Agent::set_state) or by the agent's
     /// session. A `State` event that directly follows `Cancelled` or `Error` restores the history that was in use
     /// before the run.
@@ -337,7 +362,7 @@ impl RunEnd {
         // The first message of a turn is its prompt, even if it contains results of tools. Prompts that joined the turn
         // later contain no results.
         let is_prompt = |index: usize, message: &Message| {
-            message.role == Role::User && (index == 0 || message.tool_results().next().is_none())
+            message.is_prompt() || (index == 0 && message.role == Role::User && message.compaction.is_none())
         };
         let mut unanswered = Vec::new();
         if !is_answered {
@@ -346,7 +371,9 @@ impl RunEnd {
                 messages.filter(|(index, message)| is_prompt(*index, message)).map(|(_, m)| Arc::clone(m)),
             );
         }
-        Some(Self { turn: response.turn, unanswered, ..Self::new(outcome) })
+        // A turn that consists of a compaction alone has the answer of the turn before it.
+        let answered = response.message.as_ref().and_then(|answer| answer.id.as_ref()?.turn());
+        Some(Self { turn: answered.or(response.turn), unanswered, ..Self::new(outcome) })
     }
 }
 
@@ -401,6 +428,9 @@ impl Event {
             Self::Prompt { prompt, .. } => prompt.as_ref().map_or(0, |prompt| prompt.weight()),
             Self::ToolStart { input, .. } => input.as_ref().map_or(0, value_weight),
             Self::Retry { failure, .. } => failure.weight(),
+            Self::CompactionEnd { message, failure, .. } => {
+                message.as_ref().map_or(0, |own| own.weight()) + failure.as_ref().map_or(0, Failure::weight)
+            }
             Self::Error { failure, response, .. } => failure.weight() + response.weight(),
             Self::State(state) => state.weight(),
             Self::TextStart { .. }
@@ -409,6 +439,7 @@ impl Event {
             | Self::ToolEnd { .. }
             | Self::Usage(_)
             | Self::Budget(_)
+            | Self::CompactionStart { .. }
             | Self::Resumed { .. } => 0,
         }
     }

@@ -135,6 +135,14 @@ pub enum RunProgress<'a> {
     },
     /// 80 % of a limit of a budget are spent.
     Budget(&'a BudgetReport),
+    /// A compaction of the conversation has begun, has ended, or has failed. Not reported if the event was missed, or if
+    /// the run had ended before.
+    Compaction {
+        /// The message of the compaction, when it has ended.
+        message: Option<&'a Arc<Message>>,
+        /// The failure, if the compaction has failed.
+        failure: Option<&'a Failure>,
+    },
     /// The list of tool uses and questions that wait for a decision has changed.
     Pauses(&'a [Arc<PendingUse>]),
     /// The run has ended.
@@ -347,11 +355,25 @@ impl Follow {
                 self.enter(Some(*turn), out);
                 self.message(message, out);
             }
+            // The run ends with a compaction, which changes nothing that was shown.
+            Event::CompactionStart { .. } if self.is_between => {
+                let (response, kept) = (self.response.take(), self.kept.take());
+                let stopped = |response: &Arc<Response>| RunOutcome::stopped(&response.stop_reason);
+                let outcome = response.as_ref().map(stopped);
+                let (outcome, response, message) = (outcome.as_ref(), response.as_ref(), kept.as_ref());
+                self.end(RunProgress::Ended { outcome, response, message }, out);
+                self.messages.truncate(self.origin);
+            }
+            Event::CompactionStart { turn, run, .. } if !self.is_running() && self.begins(*turn) => {
+                self.run = Some(*run);
+                self.enter(Some(*turn), out);
+                self.run_event(event, out);
+            }
             Event::Turn { response, .. } | Event::Error { response, .. } | Event::Cancelled { response } => {
                 self.turn_ended(event, response, out);
             }
             Event::State(view) if self.target == FollowTarget::InFlight && !self.is_running() => {
-                self.anchor(view.history.last().cloned());
+                self.anchor(view.history.iter().rfind(|message| message.compaction.is_none()).cloned());
             }
             // The reader has joined a run without a snapshot.
             Event::StepStart { message_id, .. }
@@ -404,6 +426,10 @@ impl Follow {
             }
             Event::Status { pauses, .. } => self.set_pauses(pauses, out),
             Event::Budget(report) => self.set_budget(Some(&**report), out),
+            Event::CompactionStart { .. } => out(RunProgress::Compaction { message: None, failure: None }),
+            Event::CompactionEnd { message, failure, .. } => {
+                out(RunProgress::Compaction { message: message.as_ref(), failure: failure.as_ref() });
+            }
             Event::Decided(decided) => {
                 out(RunProgress::Tool { id: &decided.tool_use_id, change: ToolChange::Decided(decided) });
             }

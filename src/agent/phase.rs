@@ -8,7 +8,9 @@ use std::{sync::Arc, time::Duration};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 pub(crate) use tools::{DecidedUse, Slot, SlotCall, StreamQuestion, ToolAnswer, ToolQuestion, Tools};
-pub(crate) use turn::{Asked, Origin, OutputRequirement, RequestFacts, Turn, Working};
+pub(crate) use turn::{
+    Asked, Compacted, CompactionPlan, CompactionTurn, Origin, OutputRequirement, RequestFacts, Turn, Working,
+};
 
 use super::{Failure, PendingUse, Status, ToolRun};
 use crate::{
@@ -34,8 +36,8 @@ pub(crate) enum Phase {
     InTurn { op: Op, turn: Box<Turn>, stage: Stage },
 }
 
-/// The activity during a turn. After a restart, a turn never continues as `Noticing` or `Paused`, so these two are
-/// recorded as the stages from which the turn continues.
+/// The activity during a turn. After a restart, a turn never continues as `Noticing`, `Compacting` or `Paused`, so these
+/// are recorded as the stages from which the turn continues.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "stage", rename_all = "snake_case")]
 pub(crate) enum Stage {
@@ -48,6 +50,14 @@ pub(crate) enum Stage {
     },
     /// `prepare_step` runs.
     Preparing,
+    /// A summary is being streamed, which becomes a compaction before the request.
+    #[serde(rename = "preparing", skip_deserializing)]
+    Compacting {
+        #[serde(skip)]
+        fold: Box<Fold>,
+        #[serde(skip)]
+        plan: Box<CompactionPlan>,
+    },
     /// The response is being streamed.
     Streaming {
         #[serde(skip)]
@@ -179,6 +189,14 @@ impl Phase {
         }
     }
 
+    /// Returns the turn in flight and its stage, to change them.
+    pub(crate) fn in_turn(&mut self) -> Option<(&mut Turn, &mut Stage)> {
+        match self {
+            Self::InTurn { turn, stage, .. } => Some((turn, stage)),
+            Self::Idle | Self::Noticing { .. } => None,
+        }
+    }
+
     /// Returns the stage of the turn in flight, if there is one.
     pub(crate) fn stage(&self) -> Option<&Stage> {
         match self {
@@ -238,6 +256,14 @@ impl Phase {
             Stage::Streaming { fold, .. } => Some(fold),
             Stage::Failing { remains, .. } => remains.partial.as_deref(),
             _ => None,
+        }
+    }
+
+    /// Returns the part of the response to the request in flight, also of a summary.
+    pub(crate) fn received(&self) -> Option<&Fold> {
+        match self.stage()? {
+            Stage::Compacting { fold, .. } => Some(fold),
+            _ => self.partial(),
         }
     }
 

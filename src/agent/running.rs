@@ -93,6 +93,13 @@ pub enum RunStep {
     },
     /// 80 % of a limit of a budget are spent.
     Budget(Box<BudgetReport>),
+    /// A compaction of the conversation has begun, has ended, or has failed.
+    Compaction {
+        /// The message of the compaction, when it has ended.
+        message: Option<Arc<Message>>,
+        /// The failure, if the compaction has failed.
+        failure: Option<Failure>,
+    },
     /// The list of tool uses and questions that wait for a decision has changed.
     Pauses(Vec<Arc<PendingUse>>),
     /// The run has ended.
@@ -136,6 +143,9 @@ impl RunStep {
                 Self::Void { failure: failure.cloned(), model: model.cloned() }
             }
             RunProgress::Budget(report) => Self::Budget(Box::new(report.clone())),
+            RunProgress::Compaction { message, failure } => {
+                Self::Compaction { message: message.cloned(), failure: failure.cloned() }
+            }
             RunProgress::Pauses(pauses) => Self::Pauses(pauses.to_vec()),
             RunProgress::Block { index, content, new, ended } => {
                 match content {

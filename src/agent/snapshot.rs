@@ -8,7 +8,10 @@ use super::{
 };
 use crate::{
     budget::BudgetReport,
-    message::{Content, Message, MessageId, Role, Text, Thinking, ToolUse, ToolUseId, TurnId, UseDecision},
+    message::{
+        CompactionTrigger, Content, Message, MessageId, Role, Text, Thinking, ToolUse, ToolUseId, TurnId,
+        UseDecision,
+    },
     provider::{PartialBlock, StopReason},
     subscription::{EventId, Numbered},
 };
@@ -63,6 +66,9 @@ pub struct Snapshot {
     pub status: Status,
     /// The number of requests made for the last prompt.
     pub step: u32,
+    /// Why the conversation is being compacted, if it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compacting: Option<CompactionTrigger>,
     /// The messages of the turn in flight, which are not committed yet.
     pub pending: Vec<Arc<Message>>,
     /// The blocks of the response that is being streamed. Files and opaque items arrive as a whole, so their blocks are
@@ -132,6 +138,18 @@ impl Snapshot {
         self.state.history.iter().chain(&self.pending)
     }
 
+    /// Returns whether a run is active and is not about to end with a compaction alone. Such a turn has no prompt.
+    pub(crate) fn is_answering(&self) -> bool {
+        let compacts = self.turn.is_some() && self.pending.iter().all(|message| message.compaction.is_some());
+        self.status != Status::Idle && !compacts
+    }
+
+    /// Returns whether the conversation is being compacted by request. No answer has come before in this run.
+    pub(crate) fn compacts_alone(&self) -> bool {
+        let made = self.pending.iter().filter_map(|message| Some(message.compaction.as_ref()?.trigger));
+        self.compacting.into_iter().chain(made).any(|trigger| trigger == CompactionTrigger::Request)
+    }
+
     /// Applies the next event, so that the snapshot shows the state after this event.
     ///
     /// Changes that callbacks make to the configuration emit no event. They appear only in the next snapshot.
@@ -153,10 +171,7 @@ impl Snapshot {
                 self.answer.take_if(|_| message.role == Role::Assistant);
                 self.pending.push(Arc::clone(message));
                 self.step = *step;
-                if *run != self.run {
-                    self.first_turn = Some(*turn);
-                }
-                (self.turn, self.run) = (Some(*turn), *run);
+                self.begin(*turn, *run);
             }
             Event::StepStart { step, message_id } => {
                 self.step = *step;
@@ -190,7 +205,18 @@ impl Snapshot {
                 self.tools.clear();
                 self.step = *step;
             }
+            Event::CompactionStart { trigger, turn, run, .. } => {
+                self.compacting = Some(*trigger);
+                self.begin(*turn, *run);
+            }
+            Event::CompactionEnd { message, at, .. } => {
+                self.compacting = None;
+                if let Some(message) = message {
+                    self.pending.insert((*at).min(self.pending.len()), Arc::clone(message));
+                }
+            }
             Event::Resumed { .. } => {
+                self.compacting = None;
                 self.partial.clear();
                 self.pauses.clear();
                 self.tools.clear();
@@ -227,7 +253,15 @@ impl Snapshot {
         }
     }
 
+    fn begin(&mut self, turn: TurnId, run: u32) {
+        if run != self.run {
+            self.first_turn = Some(turn);
+        }
+        (self.turn, self.run) = (Some(turn), run);
+    }
+
     fn finish(&mut self, response: &Response) {
+        self.compacting = None;
         self.pending.clear();
         self.partial.clear();
         self.answer = None;

@@ -3,7 +3,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use serde::{Deserialize, Serialize, Serializer, ser::SerializeMap};
 use serde_json::Value;
 
-use super::{Next, Prompt, Status, WeakAgent, backup::Backup, model_spec::ModelSpec};
+use super::{Compactor, Next, Prompt, Status, WeakAgent, backup::Backup, model_spec::ModelSpec};
 use crate::{
     budget::Budget,
     json::is_shallow,
@@ -43,6 +43,8 @@ pub(crate) struct Extras {
     pub(crate) budget: Option<Budget>,
     /// The backup models, in order. They are not stored.
     pub(crate) backups: Arc<[Backup]>,
+    /// How long conversations are compacted, if they are. Not stored.
+    pub(crate) compaction: Option<Arc<Compactor>>,
 }
 
 impl Extras {
@@ -114,6 +116,18 @@ impl Config {
     /// Returns the backup models.
     pub(crate) fn backups(&self) -> &[Backup] {
         self.extras.as_ref().map_or(&[], |extras| &extras.backups)
+    }
+
+    /// Sets how long conversations are compacted.
+    pub(crate) fn set_compactor(&mut self, compactor: Option<Compactor>) {
+        if let Some(compactor) = compactor {
+            Extras::edit(&mut self.extras).compaction = Some(Arc::new(compactor));
+        }
+    }
+
+    /// Returns how long conversations are compacted, if they are.
+    pub(crate) fn compactor(&self) -> Option<&Compactor> {
+        self.extras.as_ref()?.compaction.as_deref()
     }
 
     /// Returns whether uses of the tool with this name need an approval, either because the tool declares it or because

@@ -272,6 +272,7 @@ impl Task {
             turn_id: &|| TurnId::new(rand::random()),
             max_staged: self.setup.max_staged.into(),
             records: self.durability.as_ref().map_or(Durable::Turns, |durability| durability.level),
+            replay: &opening::replay_of,
             hold: &|| Some(self.setup.hold.as_ref()?.reason()?.to_string()),
         };
         let output = input(&mut self.core, &mut cx);
@@ -331,6 +332,7 @@ impl Task {
             Effect::Held(effect) => self.hold_back(*effect),
             Effect::Return(op) => self.step(|core, cx| core.paused(op, cx)),
             Effect::Open(op) => self.open(op),
+            Effect::Summarise(op) => self.summarise(op),
             Effect::Connect(op) => self.connect(op),
             Effect::Answer(decision) => {
                 if let Some(question) = self.work().question.take() {

@@ -12,6 +12,7 @@ mod backups;
 mod budgets;
 mod commit_channel;
 mod committed;
+mod compaction;
 mod configuration;
 mod cost;
 mod cutting_short;

@@ -94,7 +94,7 @@ async fn by_application(
 
 /// Returns the first nonempty text of the user on one line, shortened between words.
 fn heuristic(history: &History) -> Option<String> {
-    let users = history.iter().filter(|message| message.role == Role::User);
+    let users = history.iter().filter(|message| message.role == Role::User && message.compaction.is_none());
     let text = users.map(|message| message.text()).find(|text| !text.trim().is_empty())?;
     Some(shorten(&text, HEURISTIC))
 }
@@ -142,7 +142,8 @@ fn beginning(word: &str, limit: usize) -> &str {
 
 async fn by_model(model: &Model, history: &History) -> Made {
     let part = |role: Role, name: &str| {
-        let text = history.iter().filter(|message| message.role == role).map(|message| message.text());
+        let own = history.iter().filter(|message| message.role == role && message.compaction.is_none());
+        let text = own.map(|message| message.text());
         let text = text.into_iter().find(|text| !text.trim().is_empty())?;
         Some(format!("{name}: {}", text.chars().take(EXCERPT).collect::<String>()))
     };

@@ -1,4 +1,5 @@
-//! The form in which the history keeps tool results that a model service has refused.
+//! The form without bulky content in which the history keeps tool results that a model service has refused, and in
+//! which requests contain messages before a compaction.
 
 use super::{Attachment, Content, Message, ResultBlock, Source, Text};
 use crate::text::clip;
@@ -6,35 +7,71 @@ use crate::text::clip;
 /// The greatest length in bytes of a text that is kept.
 const KEPT: usize = 512;
 
+/// The reason for which content is removed.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum ClearedFor {
+    /// A model service has refused a request with the content.
+    Refusal,
+    /// A compaction makes room.
+    Room,
+}
+
 /// Returns the message with a note in place of each attachment, and of each text of more than 512 bytes, in its tool
-/// results. The text that tells the model of a changed input is cut instead.
-pub(crate) fn cleared(message: &Message) -> Message {
+/// results. The text that tells the model of a changed input is cut instead. To make room, error results are kept, and
+/// attachments and thinking outside of results become notes, too.
+pub(crate) fn cleared(message: &Message, reason: ClearedFor) -> Message {
     let mut message = message.clone();
     for block in &mut message.content {
-        if let Content::ToolResult(result) = block {
-            let (note, output) = result.parts_mut();
-            output.iter_mut().for_each(clear);
-            if let Some(ResultBlock::Text(note)) = note {
-                note.text = clip(&note.text, KEPT).into_owned();
+        match block {
+            Content::ToolResult(result) if reason == ClearedFor::Refusal || !result.is_error => {
+                let (note, output) = result.parts_mut();
+                output.iter_mut().for_each(|block| clear(block, reason));
+                if let Some(ResultBlock::Text(note)) = note {
+                    note.text = clip(&note.text, KEPT).into_owned();
+                }
             }
+            Content::Attachment(file) if reason == ClearedFor::Room => {
+                *block = reason.note(&removed_file(file)).into();
+            }
+            Content::Thinking(thinking) if reason == ClearedFor::Room => {
+                *block = reason.note(&removed_text(&thinking.text)).into();
+            }
+            _ => {}
         }
     }
     message
 }
 
-fn clear(block: &mut ResultBlock) {
+fn clear(block: &mut ResultBlock, reason: ClearedFor) {
     let removed = match block {
         ResultBlock::Text(text) if text.text.len() <= KEPT => return,
-        ResultBlock::Text(text) => format!("{} characters", grouped(text.text.chars().count())),
-        ResultBlock::Attachment(Attachment { source, media_type, .. }) => match source {
-            Source::Base64 { data } => {
-                let bytes = data.trim_end_matches('=').len() * 3 / 4;
-                format!("{media_type}, {} KB", grouped(bytes.div_ceil(1000)))
-            }
-            Source::Url { .. } => media_type.clone(),
-        },
+        ResultBlock::Text(text) => removed_text(&text.text),
+        ResultBlock::Attachment(file) => removed_file(file),
     };
-    *block = Text::new(format!("[Removed after an error of the model service: {removed}]")).into();
+    *block = reason.note(&removed).into();
+}
+
+impl ClearedFor {
+    fn note(self, removed: &str) -> Text {
+        Text::new(match self {
+            Self::Refusal => format!("[Removed after an error of the model service: {removed}]"),
+            Self::Room => format!("[Not shown: {removed} were removed to make room.]"),
+        })
+    }
+}
+
+fn removed_text(text: &str) -> String {
+    format!("{} characters", grouped(text.chars().count()))
+}
+
+fn removed_file(Attachment { source, media_type, .. }: &Attachment) -> String {
+    match source {
+        Source::Base64 { data } => {
+            let bytes = data.trim_end_matches('=').len() * 3 / 4;
+            format!("{media_type}, {} KB", grouped(bytes.div_ceil(1000)))
+        }
+        Source::Url { .. } => media_type.clone(),
+    }
 }
 
 /// Returns the number with a comma before each group of three digits.
@@ -61,7 +98,7 @@ mod tests {
         let tool_use = ToolUse::new("a", "read", json!({}));
         let result = ToolResult { content: blocks, ..ToolResult::error(&tool_use, "") };
         let message = Message::new(Role::User, vec![Content::from(result.clone())]);
-        let cleared = cleared(&message);
+        let cleared = cleared(&message, ClearedFor::Refusal);
         let Some(Content::ToolResult(kept)) = cleared.content.first() else { panic!("{cleared:?}") };
         assert_eq!((&kept.tool_use_id, &kept.name, kept.is_error), (&result.tool_use_id, &result.name, true));
         kept.content.clone()
@@ -106,7 +143,7 @@ mod tests {
         let decision =
             UseDecision { input, ..UseDecision::new(DecisionKind::ExecuteWith, Timestamp::default()) };
         let result = ToolResult::ok(&tool_use, "a".repeat(KEPT + 1)).decided(decision, true, true);
-        let kept = cleared(&Message::new(Role::User, vec![Content::from(result)]));
+        let kept = cleared(&Message::new(Role::User, vec![Content::from(result)]), ClearedFor::Refusal);
         let kept = kept.tool_results().next().unwrap();
         assert!(kept.text().starts_with("A person changed the input of this call. It ran with: {"));
         assert_eq!(kept.output().len(), 1);

@@ -55,7 +55,12 @@ impl History {
 
     /// Appends a message.
     pub fn push(&mut self, message: impl Into<Arc<Message>>) {
-        self.0.push(message.into());
+        let message = message.into();
+        if message.compaction.is_some() {
+            // No history has more messages than a `u32` can count, because a tree has not.
+            self.0.mark = u32::try_from(self.len() + 1).unwrap_or_default();
+        }
+        self.0.push(message);
     }
 
     /// Returns the message at `index`, counted from 0.
@@ -78,6 +83,11 @@ impl History {
         &self,
     ) -> impl DoubleEndedIterator<Item = &Arc<Message>> + ExactSizeIterator + Clone + fmt::Debug {
         self.into_iter()
+    }
+
+    /// Returns the index of the last compaction.
+    pub(super) fn compaction_index(&self) -> Option<usize> {
+        (self.0.mark as usize).checked_sub(1)
     }
 
     /// Returns whether both histories are identical. Histories are identical if they are clones of the same history and
@@ -258,22 +268,28 @@ pub enum HistoryError {
         /// The index of the last message.
         index: usize,
     },
+    /// A compaction can't stand where it is.
+    #[error("message {index}: the compaction {problem}; remove it, or use History::repair")]
+    Compaction {
+        /// The index of the compaction.
+        index: usize,
+        /// The problem with the compaction.
+        problem: &'static str,
+    },
 }
 
 impl History {
-    /// Checks that this history may be committed. The history must obey the [history law](crate::message). It must be
-    /// empty, end in an assistant message, or end in a user message that answers the open tool uses. If the last
-    /// message is from the assistant, its tool uses may be open. O(n).
+    /// Checks that this history may be committed. The history must obey the [history law](crate::message). Apart from
+    /// compactions, it must be empty, end in an assistant message, or end in a user message that answers the open tool
+    /// uses. If the last message is from the assistant, its tool uses may be open. O(n).
     ///
     /// # Errors
     ///
     /// Returns an error for the first violation, with its index.
     pub fn check(&self) -> Result<(), HistoryError> {
         self.check_pairs()?;
-        match self.last() {
-            Some(last) if last.role == Role::User && last.tool_results().next().is_none() => {
-                Err(HistoryError::EndsInPrompt { index: self.len() - 1 })
-            }
+        match self.iter().enumerate().rev().find(|(_, message)| message.compaction.is_none()) {
+            Some((index, last)) if last.is_prompt() => Err(HistoryError::EndsInPrompt { index }),
             _ => Ok(()),
         }
     }
@@ -295,9 +311,10 @@ impl History {
     /// Checks the history law. If the last message is from the assistant, its tool uses may be open.
     pub(crate) fn check_pairs(&self) -> Result<(), HistoryError> {
         let mut before = None;
-        self.iter()
-            .enumerate()
-            .try_for_each(|(index, message)| check_step(before.replace(&**message), message, index))
+        self.iter().enumerate().try_for_each(|(index, message)| {
+            check_step(before.replace(&**message), message, index)?;
+            self.check_compaction(index, message)
+        })
     }
 
     /// Iterates over the open tool uses. These are the tool uses of the last message, if that message is from the
@@ -312,7 +329,8 @@ impl History {
     /// empty, it is removed too. If several user messages follow a tool use, results in the later user messages move
     /// into the first one. A tool use without a result gets the result that was [decided](ToolUse::decided) for it. If
     /// no result was decided, the tool use gets an error result, which states that no result was given. Everything else
-    /// keeps its order, and messages that need no change are shared.
+    /// keeps its order, and messages that need no change are shared. A compaction that breaks the law is removed, and if
+    /// anything else does, all compactions are.
     ///
     /// If a history may already be sent, it is returned unchanged. Repairing twice therefore has the same effect as
     /// repairing once.
@@ -320,7 +338,13 @@ impl History {
         if self.check_sendable().is_ok() {
             return self.clone();
         }
-        let placed: Vec<Arc<Message>> = self.iter().filter_map(without_misplaced).collect();
+        let lawful = self.with_lawful_compactions();
+        if lawful.check_sendable().is_ok() {
+            return lawful;
+        }
+        // What a compaction covers is not certain any more.
+        let messages = self.iter().filter(|message| message.compaction.is_none());
+        let placed: Vec<Arc<Message>> = messages.filter_map(without_misplaced).collect();
         let mut repaired = Self::new();
         let mut rest = placed.as_slice();
         while !rest.is_empty() {
@@ -368,10 +392,17 @@ fn retain<'a>(message: &'a Arc<Message>, mut keep: impl FnMut(&'a Content) -> bo
 }
 
 fn with_content(message: &Message, content: Vec<Content>) -> Arc<Message> {
-    let Message { role, timestamp, provider_data, id, app_data, ended, content: _ } = message;
-    let (provider_data, id, app_data) = (provider_data.clone(), id.clone(), app_data.clone());
-    let ended = ended.clone();
-    Arc::new(Message { role: *role, content, timestamp: *timestamp, provider_data, id, app_data, ended })
+    Arc::new(Message {
+        role: message.role,
+        content,
+        timestamp: message.timestamp,
+        provider_data: message.provider_data.clone(),
+        id: message.id.clone(),
+        app_data: message.app_data.clone(),
+        ended: message.ended.clone(),
+        compaction: message.compaction.clone(),
+        context_tokens: message.context_tokens,
+    })
 }
 
 /// Rewrites the user messages `answers`, which follow `asking`. In the result, the first user message answers each tool

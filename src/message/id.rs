@@ -381,6 +381,6 @@ mod tests {
     #[test]
     fn message_and_its_id_are_small() {
         assert_eq!(size_of::<Option<MessageId>>(), 24);
-        assert_eq!(size_of::<crate::message::Message>(), 152);
+        assert_eq!(size_of::<crate::message::Message>(), 168);
     }
 }

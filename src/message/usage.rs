@@ -61,6 +61,13 @@ impl Usage {
         self.prompt().saturating_add(self.output)
     }
 
+    /// Returns the size of the conversation after the response, unless no tokens were counted. Reasoning is not part of
+    /// later requests.
+    pub(crate) fn context_tokens(&self) -> Option<u32> {
+        let size = self.prompt().saturating_add(self.output.saturating_sub(self.reasoning));
+        (size > 0).then(|| u32::try_from(size).unwrap_or(u32::MAX))
+    }
+
     /// Returns whether no tokens were counted and no cost is known.
     pub(crate) fn is_zero(&self) -> bool {
         self.total() == 0 && self.cost.is_none()

@@ -22,6 +22,7 @@ pub use chat::{
 #[cfg(feature = "http")]
 pub(in crate::provider) use encoding::default_limit;
 pub(in crate::provider) use encoding::mention;
+pub(crate) use encoding::room;
 pub use encoding::{EffortWords, placeholder};
 #[cfg(feature = "http")]
 pub(crate) use error::{is_error, with_wait};

@@ -188,14 +188,16 @@ impl Model {
     /// stream's items. Dropping the stream ends the exchange.
     ///
     /// If the request's history does not pass [`History::check_sendable`](crate::message::History::check_sendable), the
-    /// stream returns an [`ProviderErrorKind::InvalidRequest`], and nothing is sent.
+    /// stream returns an [`ProviderErrorKind::InvalidRequest`], and nothing is sent. If the history has a compaction,
+    /// [`History::sent`](crate::message::History::sent) is sent.
     pub fn stream(&self, request: Request) -> DeltaStream {
         if let Err(breach) = request.history.check_sendable() {
             let message = "the request's history is invalid; History::repair repairs it";
             let error = ProviderError::new(ProviderErrorKind::InvalidRequest, message).with_source(breach);
             return Box::pin(stream::iter([Err(error)]));
         }
-        let mut request = Request { model: Arc::clone(&self.0.id), ..request };
+        let mut request =
+            Request { model: Arc::clone(&self.0.id), history: request.history.sent(), ..request };
         self.complete(&mut request);
         self.retry_policy().stream(Arc::clone(&self.0.provider), request, RequestContext::detached())
     }

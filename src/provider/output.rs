@@ -114,6 +114,11 @@ impl Corrections {
         *self == Self::default()
     }
 
+    /// Returns the messages that follow the conversation.
+    pub(crate) fn messages(&self) -> impl Iterator<Item = &Arc<Message>> {
+        self.exchange.iter()
+    }
+
     /// Returns the conversation followed by the corrections.
     pub(crate) fn after(&self, history: &History) -> History {
         let mut history = history.clone();

@@ -4,8 +4,9 @@ use serde_json::Value;
 
 use super::{ModelInfo, Options, catalogue::Traits, secret::KeySource};
 use crate::{
-    message::{Blocks, History, Message, Role},
-    tool::ToolSet,
+    message::{Blocks, History, Message, Role, text_tokens},
+    panics::contained,
+    tool::{Tool, ToolSet},
 };
 
 /// The input of a model for one response.
@@ -42,10 +43,33 @@ pub struct Request {
     pub(super) lasting: Option<(usize, usize)>,
 }
 
+/// The estimated tokens of a tool in addition to its JSON.
+const PER_TOOL: u64 = 8;
+
+/// Returns the estimated number of tokens of a request with this system prompt, these tools and this history.
+pub(crate) fn estimated_tokens(system: Option<&str>, tools: &ToolSet, history: &History) -> u64 {
+    let tool = |tool: &Arc<dyn Tool>| {
+        let declared = contained(|| {
+            let schema = text_tokens(&tool.schema().as_value().to_string());
+            schema + text_tokens(tool.name()) + text_tokens(&tool.description())
+        });
+        PER_TOOL + declared.unwrap_or_default()
+    };
+    system.map_or(0, text_tokens)
+        + tools.iter().map(tool).sum::<u64>()
+        + history.iter().map(|message| message.estimated_tokens()).sum::<u64>()
+}
+
 impl Request {
     /// Creates a request with this conversation and nothing else.
     pub fn new(history: History) -> Self {
         Self { history, ..Self::default() }
+    }
+
+    /// Returns the estimated number of tokens of the system prompt, the tools and the history. Services count differently,
+    /// and no tokenizer is used: see [`Message::estimated_tokens`]. O(bytes).
+    pub fn estimated_tokens(&self) -> u64 {
+        estimated_tokens(self.system.as_deref(), &self.tools, &self.history)
     }
 
     /// Creates a request with one user message.

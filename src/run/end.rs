@@ -111,6 +111,10 @@ pub enum RunOutcome {
 }
 
 impl RunOutcome {
+    pub(crate) fn stopped(stop_reason: &StopReason) -> Self {
+        Self::Stopped { stop_reason: stop_reason.clone() }
+    }
+
     /// Replaces the texts that may quote messages, because these messages are erased.
     pub(crate) fn erase_texts(&mut self) {
         if let Self::Failed { failure } = self {

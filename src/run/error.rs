@@ -83,6 +83,9 @@ kinds! {
     Unanswered: 422 "unanswered" "The prompt has no answer.";
     /// The message has open tool uses that a prompt can't answer. The member `node` has its node.
     OpenToolUses: 422 "open-tool-uses" "The message has open tool uses.";
+    /// The conversation cannot be compacted now: a compaction would change nothing, tool uses have no results, or the
+    /// provider keeps the conversation itself.
+    NotCompactable: 422 "not-compactable" "The conversation cannot be compacted.";
     /// The title is too long. The members `length` and `limit` have the numbers.
     InvalidTitle: 422 "invalid-title" "The title is too long.";
     /// The model's name could not be resolved.

@@ -44,7 +44,7 @@ use crate::{
     run::{Prompt, PromptState, Response, RunEnd, RunOutcome},
     store::{Labels, StoredState, TitleBy, Version, WriteId},
     subscription::{EventId, Numbered},
-    tree::{NodeId, Tree},
+    tree::{Node, NodeId, Tree},
 };
 
 /// The values from outside that the core may read.
@@ -259,7 +259,7 @@ impl Core {
                 if let Some(response) = event.committed() {
                     self.commit(response, effects);
                 }
-                self.turn_ended(event, self.tree.head(), continues, effects);
+                self.turn_ended(event, self.tree.last_message().map(Node::id), continues, effects);
                 self.adopt(config);
                 return true;
             }
@@ -303,8 +303,10 @@ impl Core {
             self.saver.about_to_change(&before);
         }
         let bytes = Self::added_bytes(messages.clone(), &before);
+        // A compaction may stand before the prompt.
+        let prompt = messages.clone().position(|message| message.compaction.is_none());
         let added = self.tree.push_turn(messages.cloned(), response.usage);
-        self.settings.extend(added.first().copied().zip(settings));
+        self.settings.extend(prompt.and_then(|prompt| added.get(prompt).copied()).zip(settings));
         self.saver.tree_changed(&self.tree, bytes);
         self.emit_tree(&before, effects);
     }

@@ -8,8 +8,8 @@ use serde::de::DeserializeOwned;
 
 use super::Session;
 use crate::{
-    agent::{Commands, Config, Resume, State, Status},
-    message::{ToolUseId, TurnId},
+    agent::{Commands, Compact, Config, Resume, State, Status},
+    message::{Message, ToolUseId, TurnId},
     run::{Accepted, Error, Prompt, PromptId, Response},
     tool::{Decision, Tool},
 };
@@ -90,6 +90,21 @@ impl Session {
         by: impl Into<Arc<str>>,
     ) -> Result<(), Error> {
         self.on_agent(async |agent| agent.resume_as(tool_use, decision, by).await).await
+    }
+
+    /// Compacts the conversation now, and returns the message of the compaction, which becomes a node of the tree: see
+    /// [`Agent::compact`](crate::agent::Agent::compact).
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`Agent::compact`](crate::agent::Agent::compact).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future does not cancel the compaction.
+    pub async fn compact(&self, compact: impl Into<Compact>) -> Result<Arc<Message>, Error> {
+        let compact = compact.into();
+        self.on_agent(async |agent| agent.compact(compact).await).await
     }
 
     /// Ends the run at once and discards its pending messages: see [`Agent::cancel`](crate::agent::Agent::cancel).

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::Session;
 use crate::{
-    agent::{Resume, RunTarget},
-    message::{ToolUseId, TurnId},
+    agent::{Compact, Resume, RunTarget},
+    message::{Message, ToolUseId, TurnId},
     run::{Accepted, Error, Prompt, PromptId, Response, RunSpec},
     store::Labels,
     tool::Decision,
@@ -60,6 +60,8 @@ pub enum SessionCommand {
         #[cfg_attr(feature = "schema", schemars(length(min = 1)))]
         decisions: Vec<(ToolUseId, Decision)>,
     },
+    /// Compacts the conversation: [`Session::compact`].
+    Compact(Compact),
     /// Ends the run and discards its pending messages: [`Session::cancel`].
     Cancel,
     /// Ends the run and keeps as much of it as possible: [`Session::interrupt`].
@@ -107,6 +109,11 @@ pub enum SessionAnswer {
         /// The prompt that was staged.
         prompt: Arc<Prompt>,
     },
+    /// The message that the operation has added.
+    Message {
+        /// The message.
+        message: Arc<Message>,
+    },
     /// The operation succeeded and has no result.
     Done,
 }
@@ -135,6 +142,9 @@ impl Session {
             SessionCommand::Decide { turn, decisions } => {
                 let resume = Resume { decisions, turn: Some(turn), by: by.map(Into::into) };
                 self.on_agent(async |agent| agent.decide(resume).await).await?;
+            }
+            SessionCommand::Compact(compact) => {
+                return self.compact(compact).await.map(|message| SessionAnswer::Message { message });
             }
             SessionCommand::Cancel => self.cancel().await?,
             SessionCommand::Interrupt => self.interrupt().await?,

@@ -69,7 +69,12 @@ impl SessionSnapshot {
     /// If a run fails and keeps nothing, its prompt is in the tree, but not on the path. A run
     /// [`again`](super::Session::again) gives it an answer.
     pub fn unanswered(&self) -> Option<(&Node, Option<&Failure>)> {
-        let node = self.tree.unanswered(self.tree.head()).last()?;
+        // A compaction that was made meanwhile stands beside the prompt.
+        let mut path = self.tree.iter().rev();
+        let places = path.by_ref().take_while(|node| node.message().compaction.is_some()).map(Node::id);
+        let mut places: Vec<_> = places.map(Some).collect();
+        places.push(self.tree.last_message().map(Node::id));
+        let node = places.into_iter().find_map(|place| self.tree.unanswered(place).last())?;
         let last = self.agent.last_run.as_deref().filter(|end| end.unanswered.contains(node.message()));
         let failure = last.and_then(|end| match &end.outcome {
             RunOutcome::Failed { failure } => Some(failure),

@@ -1,6 +1,6 @@
 //! Exports a conversation to a readable JSON document, and imports such documents.
 
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
@@ -198,14 +198,29 @@ fn read(text: &str) -> Result<Document, StoreError> {
 /// Checks that in each path of a tree, the tool uses and the tool results match. Also checks that a conversation with
 /// the active path can be opened.
 fn check_law(tree: &Tree) -> Result<(), String> {
+    // What a compaction covers depends on the whole path to it. The path to the last one contains the others.
+    let is_compaction = |node: &&Node| node.message().compaction.is_some();
+    let compactions: Vec<&Node> = tree.nodes().filter(is_compaction).collect();
+    let (mut last, mut others) = (HashSet::new(), HashSet::new());
+    for node in compactions.into_iter().rev() {
+        if !others.contains(&node.id()) {
+            last.insert(node.id());
+            others.extend(
+                tree.path_to(node.id()).unwrap_or_default().into_iter().filter(is_compaction).map(Node::id),
+            );
+        }
+    }
     for node in tree.nodes() {
         let parent = node.parent().and_then(|parent| tree.node(parent));
-        if check_step(parent.map(|parent| &**parent.message()), node.message(), 0).is_err() {
+        if last.contains(&node.id())
+            || check_step(parent.map(|parent| &**parent.message()), node.message(), 0).is_err()
+        {
             // The path is checked again from the root, to find the number of the message.
             let path = tree.path_to(node.id()).unwrap_or_default();
             let history: History = path.into_iter().map(|node| Arc::clone(node.message())).collect();
-            let problem = history.check_pairs().err().map(|error| error.to_string()).unwrap_or_default();
-            return Err(format!("node {}, on the path to it: {problem}", node.id()));
+            if let Err(problem) = history.check_pairs() {
+                return Err(format!("node {}, on the path to it: {problem}", node.id()));
+            }
         }
     }
     match (tree.history().check(), tree.head()) {

@@ -53,6 +53,8 @@ pub(super) const ATTEMPT: &str = "omni.attempt";
 pub(super) const RETRY_AFTER: &str = "omni.retry_after";
 /// The delay in seconds before the repetition of a request.
 pub(super) const RETRY_DELAY: &str = "omni.retry_delay";
+pub(super) const TOKENS_BEFORE: &str = "omni.tokens_before";
+pub(super) const TOKENS_AFTER: &str = "omni.tokens_after";
 pub(super) const DECISION: &str = "omni.decision";
 /// Whether a pause has expired without a decision, so that its expiry decision applies.
 pub(super) const EXPIRED: &str = "omni.expired";

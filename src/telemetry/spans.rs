@@ -179,6 +179,19 @@ impl RunTrace {
         );
     }
 
+    /// Records the end of a compaction: the sizes of a request before and after it, or the type of its failure.
+    pub(crate) fn compacted(&self, tokens: Option<(u64, u64)>, error: Option<&str>) {
+        tracing::event!(
+            target: TARGET,
+            parent: &self.span,
+            Level::INFO,
+            { names::TOKENS_BEFORE } = tokens.map(|(before, _)| before),
+            { names::TOKENS_AFTER } = tokens.map(|(_, after)| after),
+            { names::ERROR_TYPE } = error,
+            "compaction",
+        );
+    }
+
     /// Records the end of a run that was not cancelled, with the failure's type and description if it failed.
     pub(crate) fn end(mut self, finish_reason: &str, failure: Option<(&str, &str)>) {
         self.span.record(names::FINISH_REASONS, list([names::finish_reason(finish_reason)]));

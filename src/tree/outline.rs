@@ -100,6 +100,13 @@ fn first_words(message: &Message) -> String {
     let is_text =
         |block: &Content| matches!(block, Content::Text(text) if !text.text.trim_ascii().is_empty());
     let has_text = message.content.iter().any(is_text);
+    if message.compaction.is_some() {
+        words.word(if message.compaction.as_ref().is_some_and(|own| own.is_summary) {
+            "[summary]"
+        } else {
+            "[compaction]"
+        });
+    }
     for block in &message.content {
         match block {
             Content::Text(text) => words.text(&text.text),

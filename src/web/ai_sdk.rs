@@ -110,7 +110,7 @@ async fn resume(mut call: WebRequest) -> Result<Response, Problem> {
         return Ok(StatusCode::NO_CONTENT.into_response());
     }
     let (session, updates, snapshot) = call.subscribe().await?;
-    if snapshot.agent.status != Status::Busy {
+    if snapshot.agent.status != Status::Busy || !snapshot.agent.is_answering() {
         return Ok(StatusCode::NO_CONTENT.into_response());
     }
     let ui = UiStream::begin(settings, &snapshot, UiTarget::InFlight);

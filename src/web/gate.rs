@@ -134,7 +134,7 @@ impl WebRequest {
     pub(super) fn permit_command(&self, command: &SessionCommand) -> Result<(), Problem> {
         self.permit(action(command))?;
         check(command, &self.client.principal)?;
-        if matches!(command, SessionCommand::Run(_)) && self.web.is_draining() {
+        if matches!(command, SessionCommand::Run(_) | SessionCommand::Compact(_)) && self.web.is_draining() {
             return Err(Problem::draining());
         }
         Ok(())

@@ -182,9 +182,10 @@ pub(super) fn position(text: &str) -> Result<Position, Problem> {
 /// Returns the action that access control must permit before this command is performed.
 pub(super) const fn action(command: &SessionCommand) -> Action {
     match command {
-        SessionCommand::Run(RunSpec { at: RunAt::Head, .. }) | SessionCommand::Unstage { .. } => {
-            Action::Prompt
-        }
+        // A summary costs money, as an answer does.
+        SessionCommand::Run(RunSpec { at: RunAt::Head, .. })
+        | SessionCommand::Unstage { .. }
+        | SessionCommand::Compact(_) => Action::Prompt,
         SessionCommand::Decide { .. } => Action::Decide,
         SessionCommand::Cancel | SessionCommand::Interrupt => Action::Stop,
         SessionCommand::Run(_) | SessionCommand::Navigate { .. } => Action::Branch,

@@ -275,6 +275,8 @@ impl Lens {
             id: message.id.clone(),
             app_data: message.app_data.clone(),
             ended: message.ended.clone(),
+            compaction: message.compaction.clone(),
+            context_tokens: message.context_tokens,
         })
     }
 

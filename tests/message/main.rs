@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
 
+mod compaction;
 mod drafts;
 mod history;
 mod ids;

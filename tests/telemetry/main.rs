@@ -6,6 +6,7 @@
 mod alone;
 mod capture;
 mod collector;
+mod compaction;
 #[cfg(feature = "http")]
 mod endpoint;
 mod exporter;

@@ -13,6 +13,7 @@ mod bad_input;
 mod broken_bodies;
 mod client_ids;
 mod commands;
+mod compacted;
 mod faulty;
 mod hidden;
 mod js;

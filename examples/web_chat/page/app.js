@@ -1,6 +1,6 @@
 // The page: one stream carries the list and the conversation on screen, and everything else follows from its snapshots.
 
-import { Client, ProblemError, backoff, fill, kindOf } from "./client.js";
+import { Client, ProblemError, backoff, fill, kindOf, tailOf } from "./client.js";
 import { Composer } from "./composer.js";
 import { byId, h, icon, iconButton, place, setText, visible } from "./dom.js";
 import { save, withData } from "./files.js";
@@ -20,8 +20,6 @@ let current = null;
 let stream;
 /** The model that was chosen for a new conversation. */
 let newModel = "";
-/** The tokens of the last request of the conversation on screen. */
-let context = 0;
 /** The prompts that were lost with a connection or in a restart of the server. */
 let lost = /** @type {import("./client.js").Message[]} */ ([]);
 /** The reason why the conversation on screen is not available. `null` if it is available. */
@@ -137,8 +135,11 @@ const composer = new Composer({
   async send(prompt) {
     const model = newModel;
     let id = current;
+    const compact = /^\/compact(?:\s+(.+))?$/s.exec(prompt.content.length === 1 ? textOf(prompt) : "");
     try {
-      if (!id) {
+      if (id && compact) {
+        await client.command(id, { type: "compact", ...(compact[1] && { focus: compact[1] }) });
+      } else if (!id) {
         ({ id } = await client.create(model ? { model } : {}));
         await client.command(id, { type: "run", prompt });
         location.hash = `/${encodeURIComponent(id)}`;
@@ -353,9 +354,6 @@ function note(snapshot, event) {
       if (inner.input !== undefined) seen.inputs.set(inner.result.tool_use_id, inner.input);
       seen.results.set(inner.result.tool_use_id, inner.result);
       break;
-    case "step":
-      context = inner.usage.input + inner.usage.cache_read + inner.usage.cache_write + inner.usage.output;
-      break;
     case "status":
       for (const { tool_use } of inner.pauses ?? []) {
         if (!seen.asked.has(tool_use.id)) say(`A decision is needed: ${tool_use.name}.`);
@@ -458,7 +456,7 @@ function replaced(before, after) {
   const isCut = after.from !== undefined && !after.tree.nodes.some((node) => node.id === before.tree.head && node.message);
   const isLost = (/** @type {any} */ message) => !isCut && message.id !== undefined && !ids.has(message.id);
   const prompts = [...before.agent.pending, ...(before.agent.staged ?? [])].filter(isLost);
-  const users = prompts.filter((prompt) => !("role" in prompt) || prompt.role === "user").filter((prompt) => textOf(prompt));
+  const users = prompts.filter((prompt) => !("role" in prompt) || (prompt.role === "user" && !prompt.compaction)).filter((prompt) => textOf(prompt));
   // In another life, a tool that runs again reports its progress and its result again.
   const isRestarted = life(before) !== life(after);
   // If the path or the settings have changed, the server sends a snapshot with the messages that the page needs now.
@@ -648,12 +646,24 @@ function unanswered(prompt, why, done) {
       h("button", { type: "button", class: "small quiet", onclick: back }, "Edit")));
 }
 
+/**
+ * Returns the size of the conversation in tokens, as a service has counted it last, or 0.
+ * @param {SessionSnapshot} snapshot
+ */
+function contextOf(snapshot) {
+  const all = [...tailOf(snapshot.tree).map((node) => node.message), ...snapshot.agent.pending];
+  const last = all.findLast((message) => message.compaction?.tokens || message.context_tokens);
+  return last?.context_tokens ?? last?.compaction?.tokens?.[1] ?? 0;
+}
+
 /** @param {SessionSnapshot | undefined} snapshot */
 function paintGauge(snapshot) {
   const gauge = byId("gauge");
   const size = settings.models.find((model) => model.name === snapshot?.agent.state.model)?.context;
+  const context = snapshot ? contextOf(snapshot) : 0;
   const parts = [];
-  if (snapshot && context > 0) {
+  if (snapshot?.agent.compacting) parts.push("compacting");
+  else if (context > 0) {
     if (size) parts.push(`context ${percent(Math.min(context / size, 1))}`);
     else parts.push(`${short(context)} tokens`);
   }
@@ -733,7 +743,6 @@ function route() {
   plan(null);
   if (id) unwatchable.delete(id);
   lost = [];
-  context = 0;
   dismissedRun = "";
   seen = emptySeen();
   for (const key of ["error", "resync", "decision", "elsewhere"]) notice(key, null);
@@ -745,25 +754,8 @@ function route() {
   composer.open(id);
   sidebar.render();
   watch();
-  if (id) loadContext(id);
   schedule();
   composer.area.focus();
-}
-
-/**
- * Reads how much of the context the last request has used.
- * @param {string} id
- */
-async function loadContext(id) {
-  try {
-    const { rows } = await client.rows(id, { limit: 5 });
-    const last = rows.find((row) => (row.purpose ?? "answer") === "answer" && (row.end ?? "answered") === "answered");
-    if (id !== current || context > 0 || !last) return;
-    context = last.usage.input + last.usage.cache_read + last.usage.cache_write + last.usage.output;
-    schedule();
-  } catch {
-    // A store without a ledger has no rows. The gauge then starts with the next answer.
-  }
 }
 
 /** @param {boolean} isOpen */

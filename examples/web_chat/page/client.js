@@ -24,8 +24,10 @@
  * @typedef {({ type: "text" } & Text) | ({ type: "thinking" } & Thinking) | ({ type: "attachment" } & Attachment)
  *   | ({ type: "tool_use" } & ToolUse) | ({ type: "tool_result" } & ToolResult)
  *   | ({ type: "provider_item" } & ProviderItem)} Content
+ * @typedef {{ is_summary: boolean, kept: number, cleared: number, trigger: "size" | "overflow" | "request",
+ *   tokens?: [number, number], model?: string, nano_usd?: number }} Compaction
  * @typedef {{ role: "user" | "assistant", content: Content[], timestamp: number, id?: string, app_data?: any,
- *   provider_data?: Record<string, any>, ended?: StopReason }} Message
+ *   provider_data?: Record<string, any>, ended?: StopReason, compaction?: Compaction, context_tokens?: number }} Message
  * @typedef {{ input: number, cache_read: number, cache_write: number, output: number, reasoning: number,
  *   cost?: number }} Usage
  * @typedef {{ id: number, parent?: number, message: Message, usage?: Usage, left_open?: boolean }} Node
@@ -57,7 +59,7 @@
  *   }} ToolDeclaration
  * @typedef {{ model: string, fallback_for?: string, system?: string, tools: ToolDeclaration[], options: any,
  *   max_steps?: number, turn_timeout?: Duration, history: Message[] }} StateView
- * @typedef {{ last: string, state: StateView, status: "idle" | "busy" | "paused", step: number, pending: Message[],
+ * @typedef {{ last: string, state: StateView, status: "idle" | "busy" | "paused", step: number, compacting?: "size" | "overflow" | "request", pending: Message[],
  *   partial: PartialBlock[], run: number, first_turn?: string, turn?: string, answer?: string,
  *   pauses?: PendingUse[], tools?: ToolRun[], decisions?: [string, UseDecision][], budget?: BudgetReport,
  *   prompts?: KnownPrompt[], staged?: Prompt[], last_run?: RunEnd }} Snapshot
@@ -872,7 +874,18 @@ export function apply(agent, event) {
       delete agent.tools;
       agent.step = event.step;
       break;
+    case "compaction_start":
+      agent.compacting = event.trigger;
+      if (event.run !== agent.run) agent.first_turn = event.turn;
+      agent.turn = event.turn;
+      agent.run = event.run;
+      break;
+    case "compaction_end":
+      delete agent.compacting;
+      if (event.message) agent.pending.splice(event.at, 0, event.message);
+      break;
     case "resumed":
+      delete agent.compacting;
       agent.partial = [];
       delete agent.pauses;
       delete agent.tools;
@@ -1013,12 +1026,24 @@ function put(agent, name, items) {
 function finish(agent, response) {
   agent.pending = [];
   agent.partial = [];
+  delete agent.compacting;
   delete agent.answer;
   delete agent.tools;
   delete agent.decisions;
   delete agent.budget;
   delete agent.turn;
   agent.step = response.step;
+}
+
+/**
+ * Returns the turn in which the agent has made a message.
+ * @param {Message} [message]
+ */
+function turnOf(message) {
+  const turn = /^([\w-]{22})-\d+$/.exec(message?.id ?? "")?.[1];
+  if (turn === undefined) return undefined;
+  const bytes = [...atob(turn.replaceAll("-", "+").replaceAll("_", "/"))];
+  return bytes.map((byte) => byte.charCodeAt(0).toString(16).padStart(2, "0")).join("");
 }
 
 /**
@@ -1041,10 +1066,12 @@ function runEnd(event) {
   } else {
     return null;
   }
-  if (event.response.turn !== undefined) end.turn = event.response.turn;
+  // A turn that consists of a compaction alone has the answer of the turn before it.
+  const turn = turnOf(event.response.message) ?? event.response.turn;
+  if (turn !== undefined) end.turn = turn;
   if (event.type !== "turn" && !event.committed) {
     const isPrompt = (/** @type {Message} */ message, /** @type {number} */ index) =>
-      message.role === "user" && (index === 0 || !message.content.some((block) => block.type === "tool_result"));
+      message.role === "user" && !message.compaction && (index === 0 || !message.content.some((block) => block.type === "tool_result"));
     const unanswered = event.response.messages.filter(isPrompt);
     if (unanswered.length) end.unanswered = unanswered;
   }
@@ -1110,7 +1137,8 @@ export function childrenOf(tree, id) {
 export function isUnanswered(tree, node) {
   const parent = node.parent === undefined ? undefined : nodeOf(tree, node.parent);
   const hasResults = () => node.message?.content.some((block) => block.type === "tool_result") && !parent?.left_open;
-  return (node.message ?? node).role === "user" && !childrenOf(tree, node.id).length && !hasResults();
+  const message = node.message ?? node;
+  return message.role === "user" && !message.compaction && !childrenOf(tree, node.id).length && !hasResults();
 }
 
 /**

@@ -1,10 +1,10 @@
 // The messages of a conversation. Each message has one element, which stays while the message streams, is complete, and
 // is committed.
 
-import { changedInput, childrenOf, isUnanswered, nodeOf, tailOf } from "./client.js";
+import { changedInput, childrenOf, isUnanswered, nodeOf, pathOf, tailOf } from "./client.js";
 import { h, iconButton, place, setText } from "./dom.js";
 import { attachment, withData } from "./files.js";
-import { moment, when } from "./format.js";
+import { moment, money, short, when } from "./format.js";
 import { Markdown, copyText } from "./markdown.js";
 import { ToolCard } from "./tools.js";
 
@@ -38,7 +38,7 @@ import { ToolCard } from "./tools.js";
  */
 
 /** @param {Message} message */
-export const isPrompt = (message) => message.role === "user" && !message.content.some((block) => block.type === "tool_result");
+export const isPrompt = (message) => message.role === "user" && !message.compaction && !message.content.some((block) => block.type === "tool_result");
 
 /** The maximum length of a provisional title, as for the titles that the server makes from the first words. */
 const TITLE = 50;
@@ -111,7 +111,7 @@ function entriesOf(snapshot, settling) {
 }
 
 export class Messages {
-  /** @type {Map<string, UserMessage | AnswerMessage>} */ #views = new Map();
+  /** @type {Map<string, UserMessage | AnswerMessage | CompactionMessage>} */ #views = new Map();
   #isBusy = false;
 
   /**
@@ -157,26 +157,32 @@ export class Messages {
     /** @type {Entry | null} */
     let prompt = null;
     let isFirst = false;
+    const inForce = shown.findLast(({ message }) => message?.compaction);
     for (const [position, entry] of shown.entries()) {
+      if (entry.message?.compaction) {
+        elements.push(this.#compaction(entry, tree, entry === inForce, isBusy));
+        continue;
+      }
       const isUser = entry.message?.role === "user";
-      const next = shown[position + 1];
+      const next = shown.slice(position + 1).find(({ message }) => !message?.compaction);
       const isLast = position === shown.length - 1;
       if (isUser && !entry.isUnanswered) {
         prompt = entry;
         isFirst = true;
       }
-      let view = this.#views.get(entry.key);
+      let view = /** @type {UserMessage | AnswerMessage | undefined} */ (this.#views.get(entry.key));
       if (!view) {
         view = isUser ? new UserMessage(this.actions) : new AnswerMessage(this.actions);
         view.element.inert = false;
         this.#views.set(entry.key, view);
       }
       const { node } = entry;
-      const siblings = node && !entry.isUnanswered && (isUser || isFirst) ? answeredOf(tree, node.parent ?? null) : [];
+      const isVersion = node && !entry.isUnanswered && (isUser || isFirst);
+      const { siblings, own } = isVersion ? versionsOf(tree, node) : { siblings: [], own: 0 };
       if (!isUser) isFirst = false;
       const isTurnEnd = !isUser && (!next || next.message?.role === "user");
       view.update({
-        entry, isBusy, isLast, siblings,
+        entry, isBusy, isLast, siblings, own,
         question: isTurnEnd && entry.message && !(isBusy && isLast) ? prompt?.node?.id : undefined,
         isTurnEnd: isTurnEnd && !(isBusy && isLast),
         ended: ends.get(entry.key),
@@ -194,6 +200,22 @@ export class Messages {
     }
     return shown.length;
   }
+
+  /**
+   * @param {Entry} entry
+   * @param {import("./client.js").Tree} tree
+   * @param {boolean} isInForce
+   * @param {boolean} isBusy
+   */
+  #compaction(entry, tree, isInForce, isBusy) {
+    let view = /** @type {CompactionMessage | undefined} */ (this.#views.get(entry.key));
+    if (!view) {
+      view = new CompactionMessage(/** @type {Message} */ (entry.message), this.actions);
+      this.#views.set(entry.key, view);
+    }
+    view.update(entry.node && pathOf(tree).indexOf(entry.node), isInForce, isBusy);
+    return view.element;
+  }
 }
 
 /**
@@ -203,6 +225,20 @@ export class Messages {
  */
 function answeredOf(tree, parent) {
   return childrenOf(tree, parent).filter((id) => !isUnanswered(tree, /** @type {any} */ (nodeOf(tree, id))));
+}
+
+/**
+ * Returns the versions of a message, and which of them is shown. A compaction before the message stands for it.
+ * @param {import("./client.js").Tree} tree
+ * @param {import("./client.js").TreeNode} node
+ */
+function versionsOf(tree, node) {
+  for (let at = node; ; ) {
+    const siblings = answeredOf(tree, at.parent ?? null);
+    const parent = at.parent === undefined ? undefined : nodeOf(tree, at.parent);
+    if (siblings.length > 1 || !parent?.message?.compaction) return { siblings, own: at.id };
+    at = parent;
+  }
 }
 
 /** @param {Message} message */
@@ -217,7 +253,8 @@ function isShownUser(message) {
  * @property {boolean} isLast
  * @property {boolean} isTurnEnd
  * @property {import("./client.js").StopReason} [ended] Why the answer ended, if this is unusual.
- * @property {number[]} siblings
+ * @property {number[]} siblings The first nodes of all versions of the message.
+ * @property {number} own The one of them that is shown.
  * @property {number | undefined} question The node of the prompt that the answer can be repeated for.
  * @property {any} tools
  * @property {import("./client.js").Failure} [failure] Why the last run, which was about this message, has failed.
@@ -247,6 +284,38 @@ function time(timestamp) {
   return h("time", { dateTime: new Date(timestamp).toISOString(), title: moment(timestamp) }, when(timestamp));
 }
 
+/** A fold with the summary that a model gets in place of the messages before it. */
+class CompactionMessage {
+  /**
+   * @param {Message} message
+   * @param {Actions} actions
+   */
+  constructor(message, actions) {
+    const { is_summary, kept, cleared } = (this.compaction = /** @type {import("./client.js").Compaction} */ (message.compaction));
+    this.covered = kept + cleared;
+    this.isUndone = !is_summary && !cleared;
+    this.line = h(is_summary ? "summary" : "p", {});
+    this.undo = h("button", { type: "button", class: "small quiet needs-idle", onclick: () => actions.command({ type: "compact", how: "undo" }) }, "Undo");
+    const fold = is_summary ? h("details", {}, this.line, h("p", { class: "plain", dir: "auto" }, textOf(message))) : this.line;
+    this.element = h("li", { class: "message compaction" }, h("h2", { class: "hidden" }, "Summary"), fold, this.undo);
+  }
+
+  /**
+   * @param {number | undefined} index The number of messages before the compaction, if it is on the path.
+   * @param {boolean} isLast Whether the compaction counts for the next request.
+   * @param {boolean} isBusy
+   */
+  update(index, isLast, isBusy) {
+    const { is_summary, tokens, nano_usd } = this.compaction;
+    const count = index === undefined ? "Earlier" : Math.max(index - this.covered, 0);
+    const what = is_summary ? `${count} messages are summarized` : this.isUndone ? "All messages are sent again" : "Old results and files are left out";
+    const sizes = tokens && !this.isUndone && `${short(tokens[0])} to ${short(tokens[1])} tokens`;
+    setText(this.line, [what, sizes, nano_usd && money(nano_usd / 1e9)].filter(Boolean).join(", "));
+    this.undo.hidden = !isLast || this.isUndone || index === undefined;
+    this.undo.disabled = isBusy;
+  }
+}
+
 class UserMessage {
   #seen = "";
   /** @type {Message | null} */ #message = null;
@@ -262,7 +331,7 @@ class UserMessage {
   }
 
   /** @param {State} state */
-  update({ entry, isBusy, siblings, isLast, failure }) {
+  update({ entry, isBusy, siblings, own, isLast, failure }) {
     const message = /** @type {Message} */ (entry.message);
     if (message !== this.#message && !this.#isEditing) {
       const isSame = this.#message && JSON.stringify(this.#message.content) === JSON.stringify(message.content);
@@ -285,7 +354,7 @@ class UserMessage {
     place(this.foot, /** @type {Node[]} */ ([
       message.timestamp ? time(message.timestamp) : null,
       node !== undefined ? edit : null,
-      node !== undefined && siblings.length > 1 ? alternates(this.actions, siblings, node, isBusy, "version") : null,
+      node !== undefined && siblings.length > 1 ? alternates(this.actions, siblings, own, isBusy, "version") : null,
     ].filter(Boolean)));
     this.foot.classList.toggle("shown", siblings.length > 1);
   }
@@ -367,7 +436,7 @@ class AnswerMessage {
   }
 
   /** @param {State} state */
-  update({ entry, isBusy, isLast, isTurnEnd, ended, siblings, question, tools }) {
+  update({ entry, isBusy, isLast, isTurnEnd, ended, siblings, own, question, tools }) {
     const { message, partial, node } = entry;
     if (!(this.#isSettled && message === this.#message)) {
       this.#message = message;
@@ -395,7 +464,7 @@ class AnswerMessage {
         parts.push(again);
       }
     }
-    if (siblings.length > 1 && node) parts.push(alternates(this.actions, siblings, node.id, isBusy, "answer"));
+    if (siblings.length > 1 && node) parts.push(alternates(this.actions, siblings, own, isBusy, "answer"));
     if (isTurnEnd && message?.timestamp) parts.push(time(message.timestamp));
     this.foot.hidden = parts.length === 0;
     this.foot.classList.toggle("shown", siblings.length > 1);

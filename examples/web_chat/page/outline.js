@@ -55,14 +55,14 @@ export function showOutline(snapshot, isBusy, navigate) {
 function lineOf(tree, id, onPath, isBusy, navigate) {
   const node = nodeOf(tree, id);
   if (!node?.message) return null;
-  const { role, content } = node.message;
+  const { role, content, compaction } = node.message;
   const results = content.filter((block) => block.type === "tool_result");
   if (results.length === content.length && content.length) return null;
   const tools = content.flatMap((block) => (block.type === "tool_use" ? [block.name] : []));
   const files = content.flatMap((block) => (block.type === "attachment" ? [block.name ?? block.media_type] : []));
   const words = textOf(node.message).trim().slice(0, 200) || [...tools, ...files].join(", ") || "(empty)";
   const button = h("button", { type: "button", disabled: isBusy || isUnanswered(tree, node), onclick: () => navigate(id) },
-    h("span", { class: "role" }, role === "user" ? "You" : "Assistant"), h("bdi", {}, visible(words)));
+    h("span", { class: "role" }, compaction ? "Summary" : role === "user" ? "You" : "Assistant"), h("bdi", {}, visible(words)));
   if (onPath.has(id)) button.classList.add("on-path");
   if (tree.head === id) {
     button.classList.add("is-head");

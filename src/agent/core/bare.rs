@@ -191,7 +191,10 @@ fn restore(
             let (mut turn, mut stage) = (Box::new(turn.into_owned()), stage.into_owned());
             in_range(turn.step.max(turn.next_id).into(), MAX_COUNT)?;
             turn.joined.iter().try_for_each(|prompt| check_staged(prompt))?;
-            if turn.joined.len() >= turn.step_start {
+            if turn.compaction.is_some() != record.append.is_empty() {
+                return Err("a turn without messages can only be a compaction".to_owned());
+            }
+            if turn.compaction.is_none() && turn.joined.len() >= turn.step_start {
                 return Err(format!("{} prompts joined {} messages", turn.joined.len(), turn.step_start));
             }
             (turn.id, turn.recorded) = (record.turn, true);

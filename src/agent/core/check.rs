@@ -40,6 +40,9 @@ impl Core {
         {
             return Err("the working history does not begin with the committed one".into());
         }
+        if turn.compaction.is_some() {
+            return working.check().map_err(|error| format!("a compaction after an open turn: {error}"));
+        }
         if pending == 0 || turn.step_start == 0 || turn.step_start > pending {
             return Err(format!("the step began with {} messages of {pending}", turn.step_start));
         }
@@ -48,7 +51,10 @@ impl Core {
         }
         match stage {
             Stage::Recovering(recovering) => return self.check_turn(turn, &recovering.stage),
-            Stage::Preparing | Stage::Streaming { .. } | Stage::Delaying { .. } => {
+            Stage::Preparing
+            | Stage::Compacting { .. }
+            | Stage::Streaming { .. }
+            | Stage::Delaying { .. } => {
                 return turn.conversation().check_sendable().map_err(|error| format!("request: {error}"));
             }
             Stage::Deciding { tools } | Stage::Paused { tools }

@@ -8,8 +8,9 @@ use crate::{
         phase::{Op, SlotCall},
     },
     message::{Timestamp, ToolResult, ToolUse, ToolUseId, TurnId},
+    provider::Model,
     run::Error,
-    tool::{Answer, Decision, ToolSet},
+    tool::{Answer, Decision, Replay, ToolSet},
 };
 
 /// The values that one input can read, and the list of the input's effects.
@@ -27,6 +28,8 @@ pub(in crate::agent) struct Context<'a> {
     pub(in crate::agent) max_staged: usize,
     /// The level at which new runs are recorded.
     pub(in crate::agent) records: Durable,
+    /// Returns the declaration of a model's provider.
+    pub(in crate::agent) replay: &'a dyn Fn(&Model) -> Replay,
     /// Returns the reason why no run may start now, if there is one.
     pub(in crate::agent) hold: &'a dyn Fn() -> Option<String>,
     /// The actions for the shell, in order.
@@ -96,6 +99,8 @@ pub(in crate::agent) enum Effect {
     /// Ask for a permit for the prepared request. Then report the permit to the core if the agent makes records, and
     /// otherwise connect at once. Deltas are reported to the core with this operation number.
     Open(Op),
+    /// Ask for a permit for the request for the planned summary, and continue as with `Open`.
+    Summarise(Op),
     /// Send the request that has its permit.
     Connect(Op),
     /// Answer the provider's question.

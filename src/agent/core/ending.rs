@@ -18,7 +18,7 @@ use crate::{
             TurnEnd, in_stage,
         },
     },
-    message::{Message, RequestEnd, Role, ToolResult, answer_open_tool_uses, cleared},
+    message::{ClearedFor, Message, RequestEnd, Role, ToolResult, answer_open_tool_uses, cleared},
     provider::{Fold, StopReason},
     run::Error,
     tool::Decision,
@@ -89,7 +89,10 @@ impl Core {
         turn.origin.spent += used;
         cx.push(Effect::Watch(None));
         if self.staged.is_empty() && next.is_none() {
-            return self.end_committed(&turn, None, response, cx);
+            if !self.compact_after(&turn, &response, cx) {
+                self.end_committed(&turn, None, response, cx);
+            }
+            return;
         }
         let stop_reason = response.stop_reason.clone();
         if !self.staged.is_empty() {
@@ -106,7 +109,7 @@ impl Core {
     }
 
     /// Makes the turn's messages part of the history.
-    fn commit(&mut self, turn: &Turn) {
+    pub(super) fn commit(&mut self, turn: &Turn) {
         self.history = turn.working.all().clone();
         (self.fallback, self.lives) = (None, 0);
         self.step = turn.step;
@@ -202,9 +205,16 @@ impl Core {
     /// Called when the turn has reached its time limit.
     pub(in crate::agent) fn time_over(&mut self, limit: Duration, cx: &mut Context<'_>) {
         let failure = Failure::TimeLimit { limit };
+        if self.cut_compaction(Some(failure.clone()), RequestEnd::Failed, cx) {
+            return;
+        }
+        self.cut_summary(RequestEnd::Failed, cx);
         let Some((turn, stage)) = self.phase.take_turn() else {
             return;
         };
+        if let Stage::Compacting { plan, .. } = &stage {
+            cx.emit(Event::CompactionEnd { message: None, at: plan.at, failure: Some(failure.clone()) });
+        }
         let already_failing = matches!(stage, Stage::Failing { .. });
         let remains = stage.into_remains(&turn);
         cx.push(Effect::Abort);
@@ -273,7 +283,11 @@ impl Core {
                 self.phase = Phase::Idle;
                 self.settle(cx);
             }
-            _ => self.cancel_run(StopReason::Cancelled, None, cx),
+            _ => {
+                if !self.cut_compaction(None, RequestEnd::Cancelled, cx) {
+                    self.cancel_run(StopReason::Cancelled, None, cx);
+                }
+            }
         }
         Ok(())
     }
@@ -296,14 +310,15 @@ impl Core {
         end: impl FnOnce(Arc<Response>) -> (Event, AskResult),
     ) {
         let (asked, recorded) = (self.phase.asked().is_some(), self.phase.is_recorded());
+        let is_cancelled = reason == StopReason::Cancelled;
+        let end_of_request = if is_cancelled { RequestEnd::Cancelled } else { RequestEnd::Failed };
+        self.cut_summary(end_of_request, cx);
         let response = match self.phase.take_turn() {
             Some((turn, stage)) => {
                 self.step = turn.step;
                 let partial = stage.into_remains(&turn).partial;
                 if let Some(partial) = &partial {
-                    let is_cancelled = reason == StopReason::Cancelled;
-                    let end = if is_cancelled { RequestEnd::Cancelled } else { RequestEnd::Failed };
-                    emit_partial_usage(&turn, partial, end, cx);
+                    emit_partial_usage(&turn, partial, end_of_request, cx);
                 }
                 discarded(&turn, partial, reason, cx)
             }
@@ -339,7 +354,7 @@ impl Core {
         if matches!(self.phase, Phase::Idle) {
             return Err(Error::idle());
         }
-        if self.keep(reason.clone(), None, cx) {
+        if self.cut_compaction(None, RequestEnd::Interrupted, cx) || self.keep(reason.clone(), None, cx) {
             return Ok(());
         }
         if self.is_at_rest() {
@@ -355,11 +370,13 @@ impl Core {
     /// `failure` is set if the run fails. If only the prompt could be kept, returns `false` and changes nothing.
     fn keep(&mut self, reason: StopReason, failure: Option<&Failure>, cx: &mut Context<'_>) -> bool {
         let salvaged = self.phase.partial().and_then(|fold| fold.clone().salvage(cx.now()));
-        let has_more = self.phase.turn().is_some_and(|turn| turn.working.pending_len() > 1);
+        let has_more = self.phase.turn().is_some_and(|turn| turn.working.own_len() > 1);
         if !has_more && salvaged.is_none() {
             return false;
         }
         cx.effects.extend([Effect::Abort, Effect::Watch(None)]);
+        let end_of_request = if failure.is_some() { RequestEnd::Failed } else { RequestEnd::Interrupted };
+        self.cut_summary(end_of_request, cx);
         let Some((mut turn, stage)) = self.phase.take_turn() else {
             unreachable!("a turn is in flight, as checked above");
         };
@@ -368,8 +385,7 @@ impl Core {
         let partial = remains.partial.take();
         if let Some(partial) = &partial {
             turn.usage += partial.usage();
-            let end = if failure.is_some() { RequestEnd::Failed } else { RequestEnd::Interrupted };
-            emit_partial_usage(&turn, partial, end, cx);
+            emit_partial_usage(&turn, partial, end_of_request, cx);
         }
         if salvaged.is_none() {
             self.leave_step(&mut turn);
@@ -404,8 +420,8 @@ impl Core {
     /// Clears the results of the last step, because a service has refused the request with them. Otherwise, the service
     /// would refuse all later requests too.
     fn clear_results(&self, turn: &mut Turn) {
-        if let Some(last) = turn.working.all().last().filter(|last| last.role == Role::User) {
-            let cleared = cleared(last);
+        if let Some(last) = turn.working.last().filter(|last| last.role == Role::User) {
+            let cleared = cleared(last, ClearedFor::Refusal);
             turn.working.replace_last(&self.history, Arc::new(cleared));
         }
     }

@@ -72,7 +72,7 @@ impl Core {
     ) -> Result<TurnId, Error> {
         self.check_base(&base)?;
         settings.check()?;
-        if message.role != Role::User {
+        if message.role != Role::User || message.compaction.is_some() {
             return Err(Error::new(ErrorKind::NotAPrompt, "only a user message can start a run again"));
         }
         if message.content.iter().all(is_blank) {

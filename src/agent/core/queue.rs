@@ -115,11 +115,14 @@ impl Core {
         }
     }
 
-    /// Removes the prompts that joined the turn but were not answered. These prompts become staged prompts again,
-    /// because a committed history must not end with a prompt.
+    /// Removes the prompts that joined the turn but were not answered, and a compaction behind them. These prompts become
+    /// staged prompts again, because a committed history must not end with a prompt.
     pub(super) fn leave_step(&mut self, turn: &mut Turn) {
         if turn.joined.is_empty() || turn.working.pending_len() > turn.step_start {
             return;
+        }
+        while turn.working.all().last().is_some_and(|last| last.compaction.is_some()) {
+            turn.working.rebase(&self.history, turn.working.pending_len() - 1);
         }
         let joined = std::mem::take(&mut turn.joined);
         let keep = turn.working.pending_len().saturating_sub(joined.len());

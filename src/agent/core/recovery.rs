@@ -127,6 +127,10 @@ impl Core {
         provider: Replay,
         cx: &mut Context<'_>,
     ) {
+        if turn.compaction.is_some() {
+            // The next request makes the compaction.
+            return self.end_compaction(turn, None, false, cx);
+        }
         let Recovering { stage, spent } = recovering;
         if let Some(limit) = turn.origin.prompt.turn_timeout.or(cx.config.settings.turn_timeout) {
             cx.push(Effect::WatchOn { limit, spent });
@@ -157,7 +161,9 @@ impl Core {
                 let op = self.enter(turn, Stage::Delaying { delay, until });
                 cx.push(Effect::Delay(op, left));
             }
-            Stage::Noticing { .. } | Stage::Preparing | Stage::Recovering(_) => self.prepare(turn, cx),
+            Stage::Noticing { .. } | Stage::Preparing | Stage::Compacting { .. } | Stage::Recovering(_) => {
+                self.prepare(turn, cx);
+            }
         }
     }
 
@@ -274,9 +280,11 @@ impl Recovering {
     fn recorded_stage(&self, turn: &Turn) -> RecordedStage {
         match &self.stage {
             Stage::Streaming { .. } if turn.request.sent => RecordedStage::Streaming,
-            Stage::Noticing { .. } | Stage::Preparing | Stage::Streaming { .. } | Stage::Recovering(_) => {
-                RecordedStage::Preparing
-            }
+            Stage::Noticing { .. }
+            | Stage::Preparing
+            | Stage::Compacting { .. }
+            | Stage::Streaming { .. }
+            | Stage::Recovering(_) => RecordedStage::Preparing,
             Stage::Deciding { tools } if tools.next().is_none() && tools.undecided().next().is_some() => {
                 RecordedStage::Paused
             }

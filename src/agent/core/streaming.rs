@@ -9,6 +9,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     Call, Context, Core, Effect, add_message, announce,
+    compacting::spend,
     response::{Output, read_answer, respond_with},
     spending::{emit_partial_usage, emit_usage},
     user_message,
@@ -16,7 +17,7 @@ use super::{
 use crate::{
     agent::{
         Event, Failure, Response,
-        phase::{Op, Phase, Stage, StepRemains, StreamQuestion, Turn, in_stage},
+        phase::{Compacted, Op, Phase, Stage, StepRemains, StreamQuestion, Turn, in_stage},
     },
     message::{Content, Message, RequestEnd, ToolResult, ToolUse, Usage},
     provider::{
@@ -28,7 +29,7 @@ impl Core {
     /// Processes a delta of the response.
     pub(in crate::agent) fn delta(&mut self, op: Op, delta: Delta, cx: &mut Context<'_>) {
         let Some((turn, Stage::Streaming { fold, question })) = self.phase.awaited(op) else {
-            return;
+            return self.summary_delta(op, delta, cx);
         };
         let delta = match delta {
             Delta::Retry { error, delay } => {
@@ -98,7 +99,7 @@ impl Core {
     pub(in crate::agent) fn stream_ended(&mut self, op: Op, cx: &mut Context<'_>) {
         let streaming = in_stage!(Stage::Streaming { fold, question } => (fold, question));
         let Some((mut turn, (fold, question))) = self.phase.take_awaited(op, streaming) else {
-            return;
+            return self.summary_ended(op, cx);
         };
         if question.is_some() {
             cx.push(Effect::DropCall);
@@ -125,6 +126,17 @@ impl Core {
             emit_usage(&turn, usage, turn.model.clone(), RequestEnd::Void, cx);
             return self.repeat(turn, Failure::Refused, None, Duration::ZERO, Some(model), cx);
         }
+        if stop_reason == StopReason::ContextLength && message.tool_uses().next().is_none() {
+            let text = "the response has reached the end of the model's context window";
+            let failure = ProviderError::new(ProviderErrorKind::ContextTooLong, text).into();
+            let void = |turn: &mut Turn, cx: &mut Context<'_>| {
+                emit_usage(turn, usage, turn.model.clone(), RequestEnd::Void, cx);
+            };
+            match self.compact_overflow(turn, &failure, void, cx) {
+                Some(own) => turn = own,
+                None => return,
+            }
+        }
         // If the limit of requests is reached, no further request continues the response. The step must then not report
         // the stop reason `Pause`, because subscribers expect another request after a step with this reason.
         if stop_reason == StopReason::Pause && turn.is_exhausted() && message.tool_uses().next().is_none() {
@@ -142,6 +154,10 @@ impl Core {
         // The next requests build on this response, so the earlier responses that did not match the output schema are
         // no longer sent.
         turn.corrections.forget();
+        turn.compacted = match turn.compacted {
+            Compacted::No | Compacted::Once => Compacted::No,
+            Compacted::Failed | Compacted::NotBySize => Compacted::NotBySize,
+        };
         for index in open {
             cx.effects.extend(
                 message.content.get(index).and_then(|block| end_event(index, block)).map(Effect::Emit),
@@ -151,6 +167,7 @@ impl Core {
         // The last message may be a response that the service paused, so look for the user message.
         let mut messages = turn.prompts_of_step();
         message.id = turn.answer.take();
+        message.context_tokens = usage.context_tokens();
         let is_usual = matches!(stop_reason, StopReason::Stop | StopReason::ToolUse | StopReason::Pause);
         message.ended = (!is_usual).then(|| Box::new(stop_reason.clone()));
         add_message(&mut turn, message, cx);
@@ -232,7 +249,7 @@ impl Core {
 
     /// Called when the request could not be prepared or sent, was refused by a budget, or when its stream failed.
     pub(in crate::agent) fn stream_failed(&mut self, op: Op, failure: Failure, cx: &mut Context<'_>) {
-        let opening = in_stage!(stage @ (Stage::Preparing | Stage::Streaming { .. }) => stage);
+        let opening = in_stage!(stage @ (Stage::Preparing | Stage::Compacting { .. } | Stage::Streaming { .. }) => stage);
         let Some((mut turn, stage)) = self.phase.take_awaited(op, opening) else {
             return;
         };
@@ -242,6 +259,12 @@ impl Core {
                 self.emit_pauses(cx);
             }
         }
+        if let Stage::Compacting { mut fold, plan } = stage {
+            cx.push(Effect::Abort);
+            let model = fold.message().model.clone();
+            spend(&mut turn, fold.take_usage(), model, RequestEnd::Failed, cx);
+            return self.compaction_failed(turn, &plan, failure, cx);
+        }
         let remains = stage.into_remains(&turn);
         if let Failure::Budget { report } = &failure {
             let earlier = turn.refused_by.replace(report.budget);
@@ -250,7 +273,15 @@ impl Core {
                 return self.fail(turn, failure, remains, cx);
             }
         }
-        self.recover(turn, failure, remains, cx);
+        let void = |turn: &mut Turn, cx: &mut Context<'_>| {
+            if let Some(partial) = &remains.partial {
+                turn.usage += partial.usage();
+                emit_partial_usage(turn, partial, RequestEnd::Void, cx);
+            }
+        };
+        if let Some(turn) = self.compact_overflow(turn, &failure, void, cx) {
+            self.recover(turn, failure, remains, cx);
+        }
     }
 
     /// Repeats a failed step with the next backup model, or calls `handle_error` if there is none.
@@ -364,6 +395,6 @@ pub(super) fn end_event(index: usize, block: &Content) -> Option<Event> {
     })
 }
 
-fn truncated() -> ProviderError {
+pub(super) fn truncated() -> ProviderError {
     ProviderError::new(ProviderErrorKind::Truncated, "the stream ended without a stop reason")
 }

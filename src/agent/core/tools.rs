@@ -248,7 +248,7 @@ impl Core {
     /// finished or left tool uses open.
     pub(super) fn keep_end(&self, turn: &mut Turn, response: &mut Arc<Response>) {
         let reason = &response.stop_reason;
-        let Some(last) = turn.working.all().last() else { return };
+        let Some(last) = turn.working.last() else { return };
         if matches!(reason, StopReason::Stop | StopReason::ToolUse) || last.ended.as_deref() == Some(reason) {
             return;
         }
@@ -256,12 +256,13 @@ impl Core {
         self.replace_last(turn, response, Arc::new(last));
     }
 
-    /// Replaces the last message of a turn that is about to be committed.
+    /// Replaces the last message, apart from compactions, of a turn that is about to be committed.
     fn replace_last(&self, turn: &mut Turn, response: &mut Arc<Response>, message: Arc<Message>) {
         turn.working.replace_last(&self.history, Arc::clone(&message));
         let response = Arc::make_mut(response);
-        response.messages.pop();
-        response.messages.push(Arc::clone(&message));
+        if let Some(last) = response.messages.iter_mut().rfind(|last| last.compaction.is_none()) {
+            *last = Arc::clone(&message);
+        }
         if message.role == Role::Assistant {
             response.message = Some(message);
         }

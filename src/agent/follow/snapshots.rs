@@ -6,7 +6,7 @@ use super::{Follow, FollowFrom, FollowState, FollowTarget, Out, RunProgress, Too
 use crate::{
     agent::{Prompt, PromptId, PromptState, RunOutcome, Snapshot, Status},
     message::{History, Message, MessageId, Role, TurnId},
-    provider::PartialBlock,
+    provider::{PartialBlock, StopReason},
 };
 
 /// The state of the target in a snapshot.
@@ -22,7 +22,8 @@ impl Follow {
     /// Reads the first snapshot, or a snapshot that replaces missed events. `history` is the committed history of the
     /// agent or, in a session, of the current branch.
     pub fn snapshot(&mut self, history: &History, agent: &Snapshot, out: &mut dyn FnMut(RunProgress<'_>)) {
-        let all: Vec<_> = history.iter().chain(&agent.pending).collect();
+        let all: Vec<_> =
+            history.iter().chain(&agent.pending).filter(|message| is_reported(message)).collect();
         let from = mem::replace(&mut self.from, FollowFrom::Start);
         self.read_snapshot(&all, agent, &mut |progress| {
             let is_end = matches!(progress, RunProgress::Ended { .. } | RunProgress::Returned { .. });
@@ -64,7 +65,7 @@ impl Follow {
                 self.message(message, out);
             }
             let Some(outcome) = outcome else { return self.read_in_flight(agent, out) };
-            let committed = &all[..all.len() - agent.pending.len()];
+            let committed = &all[..first_pending(all, agent)];
             let last = self.last_answer().and_then(|last| find(last, committed));
             let kept = last.map(|after| committed[after - 1]).or(self.kept.as_ref()).cloned();
             let (outcome, message) = (outcome.as_ref(), kept.as_ref());
@@ -141,7 +142,9 @@ impl Follow {
     }
 
     fn target_state(&self, all: &[&Arc<Message>], is_own: bool, agent: &Snapshot) -> TargetState {
-        let (last_run, is_busy) = (agent.last_run.as_deref(), agent.status != Status::Idle);
+        // A compaction that ends a run has no messages to show.
+        let (last_run, is_active) = (agent.last_run.as_deref(), agent.status != Status::Idle);
+        let is_busy = agent.is_answering() || agent.compacts_alone();
         if let FollowTarget::Prompt(id) = &self.target {
             let is_target = |prompt: &Arc<Prompt>| prompt.id.as_ref() == Some(id);
             let unused =
@@ -161,19 +164,25 @@ impl Follow {
         // A prompt that a callback returns can fail without a run. Its failure has no turn.
         let last_run = last_run.filter(|run| run.turn.is_some());
         let last_turn = last_run.and_then(|run| run.turn).map(FollowTarget::Turn);
-        let outcome = || last_run.map(|run| run.outcome.clone());
+        let stated = || last_run.map(|run| run.outcome.clone());
+        // The end of a run that is being compacted is not stated yet.
+        let compacted = all.last().filter(|_| is_active && !is_busy);
+        let outcome = || match compacted {
+            Some(last) => Some(RunOutcome::stopped(last.ended.as_deref().unwrap_or(&StopReason::Stop))),
+            None => stated(),
+        };
         let is_all = self.target == FollowTarget::InFlight;
         match self.is_running() {
             _ if is_own && is_busy => TargetState::Running,
             _ if is_own => TargetState::Ended(outcome()),
             true => {
                 let is_before = self.run.is_some_and(|run| run.wrapping_add(1) == agent.run);
-                TargetState::Ended(outcome().filter(|_| is_busy && is_before))
+                TargetState::Ended(stated().filter(|_| is_active && is_before))
             }
             false if is_all && is_busy => TargetState::Running,
             false if is_all && self.run.is_some_and(|run| run != agent.run) => TargetState::Ended(outcome()),
             // The agent was started after the run.
-            false if last_turn.as_ref() == Some(&self.target) => TargetState::Ended(outcome()),
+            false if last_turn.as_ref() == Some(&self.target) => TargetState::Ended(stated()),
             false if !is_all && self.is_accepted => TargetState::Ended(None),
             false => TargetState::Unknown,
         }
@@ -201,7 +210,7 @@ impl Follow {
             }
             (FollowTarget::Turn(turn), _) => (0, first_of(all, Some(*turn), agent)),
             (FollowTarget::InFlight, Some((kept, start))) if start <= first => (kept, start),
-            (FollowTarget::InFlight, _) if self.run.is_none() => (0, all.len() - agent.pending.len()),
+            (FollowTarget::InFlight, _) if self.run.is_none() => (0, first_pending(all, agent)),
             _ => (0, first),
         }
     }
@@ -228,6 +237,16 @@ impl Follow {
     }
 }
 
+/// Returns whether a message is reported. A compaction is not, because it changes nothing that was shown.
+fn is_reported(message: &Message) -> bool {
+    message.compaction.is_none()
+}
+
+/// Returns the index of the first message that is not committed.
+fn first_pending(all: &[&Arc<Message>], agent: &Snapshot) -> usize {
+    all.len() - agent.pending.iter().filter(|message| is_reported(message)).count()
+}
+
 /// Returns the index of the first message of a turn, which is the one before the turn's first answer.
 fn first_of(all: &[&Arc<Message>], turn: Option<TurnId>, agent: &Snapshot) -> usize {
     let is_first = |message: &&Arc<Message>| {
@@ -235,7 +254,7 @@ fn first_of(all: &[&Arc<Message>], turn: Option<TurnId>, agent: &Snapshot) -> us
     };
     match all.iter().position(is_first) {
         Some(answer) => answer.saturating_sub(1),
-        None if agent.turn == turn => all.len() - agent.pending.len(),
+        None if agent.turn == turn => first_pending(all, agent),
         None => all.len(),
     }
 }

@@ -11,10 +11,10 @@ use std::sync::Arc;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{
-    agent::{Prompt, Response},
+    agent::{Failure, Prompt, Response},
     budget::Budget,
-    message::{History, Message, MessageId, Role, ToolUseId, TurnId, Usage, UseDecision},
-    provider::{Corrections, Options, OutputSchema},
+    message::{CompactionTrigger, History, Message, MessageId, Role, ToolUseId, TurnId, Usage, UseDecision},
+    provider::{Corrections, Options, OutputSchema, StopReason},
     tool::Replay,
 };
 
@@ -142,6 +142,12 @@ pub(crate) struct Turn {
     /// The budget that has refused the request of the current step. Not recorded.
     #[serde(skip)]
     pub(crate) refused_by: Option<Budget>,
+    /// Whether the conversation was compacted for the next answer. Not recorded: a repeated step compacts again.
+    #[serde(skip)]
+    pub(crate) compacted: Compacted,
+    /// Set if the turn consists of a compaction alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) compaction: Option<Box<CompactionTurn>>,
     /// The number of tool uses and questions of this turn that have waited for decisions. A record contains their ids.
     #[serde(skip)]
     pub(crate) waits: usize,
@@ -151,6 +157,72 @@ pub(crate) struct Turn {
     /// The facts about the last request that decide whether it may be repeated, if the turn is recorded.
     #[serde(default)]
     pub(crate) request: RequestFacts,
+}
+
+/// Whether a conversation was compacted for the next answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) enum Compacted {
+    #[default]
+    No,
+    /// It was, so that it is not compacted again before the answer.
+    Once,
+    /// A compaction has failed, so that there is none any more before the answer.
+    Failed,
+    /// A compaction has failed for an earlier answer, so that the size triggers none any more in this turn.
+    NotBySize,
+}
+
+/// The part of a turn that consists of a compaction alone.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct CompactionTurn {
+    /// Whether no run has come before the compaction, because it was requested.
+    #[serde(default)]
+    pub(crate) is_alone: bool,
+    /// The stop reason of the turn that was answered before.
+    pub(crate) stop_reason: StopReason,
+    /// The response of the turn that was answered before. A record does not contain it.
+    #[serde(skip)]
+    pub(crate) answered: Option<Arc<Response>>,
+}
+
+/// The plan of a compaction.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct CompactionPlan {
+    pub(crate) trigger: CompactionTrigger,
+    /// The index of the compaction among the pending messages.
+    pub(crate) at: usize,
+    /// The estimated size of the request before the compaction.
+    pub(crate) size: u64,
+    pub(crate) kept: u32,
+    pub(crate) cleared: u32,
+    /// If no model has to be asked, the text of the compaction, and whether it is a summary.
+    pub(crate) ready: Option<(bool, String)>,
+    /// The conversation that is sent for a summary, with the instruction at its end.
+    pub(crate) history: History,
+    /// The text that is added to the summary.
+    pub(crate) prompts: String,
+    /// Whether the model must not use tools, because it has used tools instead of writing a summary.
+    pub(crate) forbids_tools: bool,
+    /// The failure of the request that a service has refused because of its size, if that is the reason.
+    pub(crate) refused: Option<Failure>,
+}
+
+impl CompactionPlan {
+    /// Returns the plan of a compaction that keeps no message, and has no text yet.
+    pub(crate) fn new(trigger: CompactionTrigger, size: u64) -> Self {
+        Self {
+            trigger,
+            at: 0,
+            size,
+            kept: 0,
+            cleared: 0,
+            ready: None,
+            history: History::new(),
+            prompts: String::new(),
+            forbids_tools: false,
+            refused: None,
+        }
+    }
 }
 
 /// The facts that decide whether a request may be repeated after a restart.
@@ -195,6 +267,44 @@ impl OutputRequirement {
 }
 
 impl Turn {
+    /// Returns a turn without messages, after `step` requests for the same prompt.
+    pub(crate) fn new(
+        id: TurnId,
+        run: u32,
+        origin: Origin,
+        working: Working,
+        step: u32,
+        recorded: bool,
+    ) -> Self {
+        Self {
+            id,
+            run,
+            origin,
+            working,
+            step,
+            step_start: 0,
+            usage: Usage::default(),
+            model: None,
+            requested: None,
+            warnings: Vec::new(),
+            corrections: Corrections::default(),
+            wanted: OutputRequirement::default(),
+            output_enforced: false,
+            joined: Vec::new(),
+            uncertain: Vec::new(),
+            next_id: 1,
+            answer: None,
+            recorded,
+            refused: false,
+            refused_by: None,
+            compacted: Compacted::default(),
+            compaction: None,
+            waits: 0,
+            decisions: Vec::new(),
+            request: RequestFacts::default(),
+        }
+    }
+
     /// Returns a new id for a message of the turn.
     pub(crate) fn message_id(&mut self) -> MessageId {
         let id = MessageId::made(self.id, self.next_id);
@@ -204,7 +314,7 @@ impl Turn {
 
     /// Returns the conversation for the next request.
     pub(crate) fn conversation(&self) -> History {
-        self.corrections.after(self.working.all())
+        self.corrections.after(self.working.sent())
     }
 
     /// Returns the user messages that the last response answers: the prompt, or the tool results of the previous step
@@ -212,7 +322,8 @@ impl Turn {
     pub(crate) fn prompts_of_step(&self) -> Vec<Arc<Message>> {
         let is_user = |message: &&Arc<Message>| message.role == Role::User;
         let earlier = self.working.pending().rev().skip_while(|message| !is_user(message));
-        let mut prompts: Vec<_> = earlier.take_while(is_user).cloned().collect();
+        let earlier = earlier.take_while(is_user).filter(|message| message.compaction.is_none());
+        let mut prompts: Vec<_> = earlier.cloned().collect();
         prompts.reverse();
         prompts
     }
@@ -227,6 +338,8 @@ impl Turn {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Working {
     all: History,
+    /// The messages that requests contain, unless these are all messages.
+    sent: Option<Box<History>>,
     committed: usize,
     /// The number of pending messages that the last record contains.
     recorded: usize,
@@ -236,7 +349,12 @@ pub(crate) struct Working {
 
 impl Working {
     pub(crate) fn new(committed: &History) -> Self {
-        Self { all: committed.clone(), committed: committed.len(), recorded: 0, last: (0, 0) }
+        Self::of(committed.clone(), committed.len(), 0, (0, 0))
+    }
+
+    fn of(all: History, committed: usize, recorded: usize, last: (usize, usize)) -> Self {
+        let sent = all.compaction().is_some().then(|| Box::new(all.sent()));
+        Self { all, sent, committed, recorded, last }
     }
 
     /// Restores the messages of a recorded turn, which follow the committed history. The record contains this number of
@@ -245,7 +363,7 @@ impl Working {
         let recorded = pending.len();
         let mut all = committed.clone();
         all.extend(pending);
-        Self { all, committed: committed.len(), recorded, last: (recorded, results) }
+        Self::of(all, committed.len(), recorded, (recorded, results))
     }
 
     /// Returns the number of pending messages that the last record contains, the pending messages that it does not
@@ -259,7 +377,34 @@ impl Working {
     }
 
     pub(crate) fn push(&mut self, message: Arc<Message>) {
+        if message.compaction.is_some() {
+            self.all.push(message);
+            self.sent = Some(Box::new(self.all.sent()));
+            return;
+        }
+        if let Some(sent) = &mut self.sent {
+            sent.push(Arc::clone(&message));
+        }
         self.all.push(message);
+    }
+
+    /// Inserts a message at this index among the pending messages.
+    pub(crate) fn insert(&mut self, committed: &History, at: usize, message: Arc<Message>) {
+        let mut all = committed.clone();
+        all.extend(self.pending().take(at).cloned());
+        all.push(message);
+        all.extend(self.pending().skip(at).cloned());
+        *self = Self::of(all, committed.len(), self.recorded.min(at), self.last);
+    }
+
+    /// Returns the number of pending messages that are not compactions.
+    pub(crate) fn own_len(&self) -> usize {
+        self.pending().filter(|message| message.compaction.is_none()).count()
+    }
+
+    /// Returns the messages that the next request contains.
+    pub(crate) fn sent(&self) -> &History {
+        self.sent.as_deref().unwrap_or(&self.all)
     }
 
     /// Returns all messages, committed and pending.
@@ -280,15 +425,24 @@ impl Working {
         let mut all = committed.clone();
         all.extend(self.pending().take(keep).cloned());
         let recorded = self.recorded.min(all.len() - committed.len());
-        *self = Self { all, committed: committed.len(), recorded, last: self.last };
+        *self = Self::of(all, committed.len(), recorded, self.last);
     }
 }
 
 impl Working {
-    /// Replaces the last pending message with `message`.
+    /// Returns the last pending message that is not a compaction.
+    pub(crate) fn last(&self) -> Option<&Arc<Message>> {
+        self.pending().rfind(|message| message.compaction.is_none())
+    }
+
+    /// Replaces the last pending message that is not a compaction.
     pub(crate) fn replace_last(&mut self, committed: &History, message: Arc<Message>) {
-        self.rebase(committed, self.pending_len().saturating_sub(1));
+        let behind = self.pending().rev().take_while(|message| message.compaction.is_some()).count();
+        let place = self.pending_len().saturating_sub(behind + 1);
+        let behind: Vec<_> = self.pending().skip(place + 1).cloned().collect();
+        self.rebase(committed, place);
         self.push(message);
+        behind.into_iter().for_each(|compaction| self.push(compaction));
     }
 }
 

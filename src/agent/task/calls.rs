@@ -9,7 +9,7 @@ use super::{CallbackRequest, Task};
 use crate::{
     agent::{
         AgentCallbacks, Config, ErrorDecision, Prompt, Recovery, RecoveryDecision, State, ToolDecision,
-        TurnDecision, core::Call,
+        TurnDecision, core::Call, phase::Turn,
     },
     message::ToolResult,
     panics::{contained, contained_async},
@@ -50,7 +50,7 @@ impl Task {
             Call::PrepareStep => {
                 let mut request = Box::new(self.request());
                 let turn = self.core.phase().turn();
-                let conversation = turn.map(|turn| turn.working.all().clone()).unwrap_or_default();
+                let conversation = turn.map(|turn| turn.working.sent().clone()).unwrap_or_default();
                 contain(async move {
                     prepare(callbacks, &mut request, &mut state).await;
                     request.mark_lasting(&conversation);
@@ -101,9 +101,13 @@ impl Task {
         let Some(turn) = self.core.phase().turn() else {
             unreachable!("a request is prepared for a turn");
         };
+        self.request_to(turn.model_in(&self.config), turn)
+    }
+
+    /// Returns the next request of a turn, to this model.
+    pub(super) fn request_to(&self, model: &Model, turn: &Turn) -> Request {
         let own = &turn.origin.prompt.options;
         let mut request = Request::new(turn.conversation());
-        let model = turn.model_in(&self.config);
         request.model = Arc::clone(model.id());
         request.system.clone_from(&self.config.settings.system);
         request.tools = turn.origin.prompt.client_tools.after(&self.config.tools);
@@ -189,6 +193,7 @@ async fn prepare(callbacks: &mut dyn AgentCallbacks, request: &mut Request, stat
         tracing::debug!("the history is repaired because prepare_step left it invalid");
         request.history = request.history.repair();
     }
+    request.history = request.history.sent();
 }
 
 /// Drops a value that contains application code. If its `drop` panics, the panic is caught.

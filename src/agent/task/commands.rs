@@ -38,6 +38,19 @@ impl Task {
                     Err(error) => drop(reply.send(Err(error))),
                 }
             }
+            Command::Compact(compact, caller, reply) => {
+                if let Err(error) = self.core.ensure_idle().and_then(|()| self.ensure_open()) {
+                    return drop(reply.send(Err(error)));
+                }
+                // A compaction without a request ends at once, so its caller must be known before.
+                self.asker = Some(reply);
+                let begun = self.step_for(caller, |core, cx| core.compact_on_request(&compact, cx));
+                if let Err(error) = begun
+                    && let Some(reply) = self.asker.take()
+                {
+                    drop(reply.send(Err(error)));
+                }
+            }
             Command::Unstage(id, reply) => {
                 let unstaged = self.step(|core, cx| core.unstage(&id, cx));
                 self.reply(reply, unstaged);

@@ -19,9 +19,9 @@ use super::{
 use crate::{
     agent::{
         Failure, Permit,
-        phase::{Op, OutputRequirement},
+        phase::{Op, OutputRequirement, Stage},
     },
-    provider::{Delta, MessageDelta, Model, Provider, ProviderError, Request, RequestContext},
+    provider::{Delta, MessageDelta, Model, Provider, ProviderError, Request, RequestContext, ToolChoice},
     tool::Replay,
 };
 
@@ -54,6 +54,9 @@ pub(super) enum NextAttempt {
 
 type Admitting = BoxFuture<'static, Permit>;
 
+/// The least limit of tokens for a summary, of which at most 1,000 words are asked.
+const SUMMARY_TOKENS: u32 = 2048;
+
 impl Task {
     /// Called when `prepare_step` has returned the request for `model`.
     pub(super) fn prepared(&mut self, op: Op, mut request: Box<Request>, model: &Model) {
@@ -68,6 +71,44 @@ impl Task {
         work.opening = Some(Opening { request, provider: Arc::clone(model.provider()), wait: Wait::Effect });
         let replay = replay_of(model);
         self.step(|core, cx| core.prepared(op, wanted, named, replay, cx));
+    }
+
+    /// Sends the request for the planned summary, as soon as it has its permit.
+    pub(super) fn summarise(&mut self, op: Op) {
+        let phase = self.core.phase();
+        let (Some(turn), Some(Stage::Compacting { plan, .. })) = (phase.turn(), phase.stage()) else {
+            return;
+        };
+        let model = self.asked_model().clone();
+        let mut request = Box::new(self.request_to(&model, turn));
+        if let Some(limit) = request.options.max_tokens() {
+            // A limit for short answers would cut the summary.
+            let window = model.info().and_then(|info| info.context_window).unwrap_or(u64::MAX);
+            let least = u32::try_from(window / 8).map_or(SUMMARY_TOKENS, |part| part.min(SUMMARY_TOKENS));
+            request.options.set_max_tokens(Some(limit.max(least)));
+        }
+        request.history = plan.history.clone();
+        request.options.set_output(None);
+        request.options.set_tool_choice(plan.forbids_tools.then_some(ToolChoice::None));
+        if let Err(message) = guard("provider", || model.complete(&mut request)) {
+            drop_contained(request);
+            let failure = Failure::ProviderPanicked { message };
+            return self.step(|core, cx| core.stream_failed(op, failure, cx));
+        }
+        self.work().opening =
+            Some(Opening { request, provider: Arc::clone(model.provider()), wait: Wait::Effect });
+        self.open(op);
+    }
+
+    /// Returns the model of the request that is being made.
+    fn asked_model(&self) -> &Model {
+        let phase = self.core.phase();
+        let own = self.config.compactor().and_then(|compactor| compactor.model.as_ref());
+        match (phase.turn(), phase.stage(), own) {
+            (Some(_), Some(Stage::Compacting { .. }), Some(own)) => own,
+            (Some(turn), ..) => turn.model_in(&self.config),
+            (None, ..) => &self.config.model,
+        }
     }
 
     /// Waits for a permit for the prepared request, if the agent needs one, and then continues with the sending of the
@@ -195,6 +236,7 @@ impl Task {
     }
 
     fn exchange(&mut self, op: Op) {
+        let retry = self.setup.retry.unwrap_or_else(|| self.asked_model().retry_policy());
         let (Some(instance), Some(work)) = (&self.instance, &mut self.work) else {
             return;
         };
@@ -216,7 +258,6 @@ impl Task {
         let turn = self.core.phase().turn();
         let model = turn.map_or(&self.config.model, |turn| turn.model_in(&self.config));
         let other = (request.model != *model.id()).then(|| request.model.to_string());
-        let retry = self.setup.retry.unwrap_or_else(|| model.retry_policy());
         let mut answer = {
             let _in_run = work.span().map(Span::enter);
             retry.stream(provider, *request, context)

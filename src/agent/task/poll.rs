@@ -299,7 +299,7 @@ impl Task {
                 // The retry policy repeats only requests without content.
                 if let Delta::Retry { .. } = &delta
                     && let Some(spending) = &mut work.spending
-                    && self.core.phase().partial().is_some_and(|fold| fold.blocks().is_empty())
+                    && self.core.phase().received().is_some_and(|fold| fold.blocks().is_empty())
                 {
                     spending.accounts.sent();
                 }

@@ -10,7 +10,7 @@ use crate::{
         phase::{Phase, Turn},
     },
     budget::{Account, BudgetReport, Quote, SharedBudget, Spending},
-    message::{Content, TurnId, UsageSum},
+    message::{TurnId, UsageSum},
     provider::Request,
 };
 
@@ -48,7 +48,12 @@ impl RunSpending {
             Some(own) if own.first_turn == origin.first_turn => own,
             other => {
                 let mut spent = UsageSum::new(turn.model.clone());
-                spent.add(turn.step.saturating_sub(1).into(), origin.spent + turn.usage);
+                let requests = match &turn.compaction {
+                    Some(own) if own.is_alone => 0,
+                    Some(_) => turn.step,
+                    None => turn.step.saturating_sub(1),
+                };
+                spent.add(requests.into(), origin.spent + turn.usage);
                 let parents = shared.into_iter().flat_map(|all| &all.0).map(|shared| shared.0.clone());
                 let accounts = Spending::new(Account::new(budget, &spent, parents.collect()));
                 other.insert(Box::new(Self { first_turn: origin.first_turn, accounts, report: None }))
@@ -77,7 +82,7 @@ impl RunSpending {
     /// Releases the reservation at the end of an input, unless the request is in flight or its usage is not reported
     /// yet.
     pub(in crate::agent) fn release(&mut self, phase: &Phase) {
-        if phase.partial().is_none() {
+        if phase.received().is_none() {
             self.accounts.release();
         }
     }
@@ -103,22 +108,9 @@ impl Task {
 
 /// Returns the expected size of a request, and the rates of its model.
 fn quote(request: &Request) -> Quote {
-    let prompt = estimated_tokens(request);
+    let prompt = request.estimated_tokens();
     let price = request.model_info.as_ref().and_then(|info| info.price.as_ref());
     let rates = price.map(|price| price.rates_for(prompt));
     let max_output = request.options.max_tokens().map(u64::from);
     Quote { prompt, max_output, rates: rates.map(|rates| (rates.input / 1e6, rates.output / 1e6)) }
-}
-
-/// Returns the estimated number of prompt tokens: a quarter of the bytes of all texts, 1,600 for each attachment, and a
-/// few for the frame of each message and tool.
-fn estimated_tokens(request: &Request) -> u64 {
-    let block = |content: &Content| match content {
-        Content::Attachment(_) => 1600,
-        other => other.weight() / 4,
-    };
-    let messages = request.history.iter().map(|message| 4 + message.content.iter().map(block).sum::<usize>());
-    let tools = request.tools.declarations().iter().map(|tool| 8 + tool.weight() / 4).sum::<usize>();
-    let system = request.system.as_ref().map_or(0, |system| system.len() / 4);
-    (messages.sum::<usize>() + tools + system) as u64
 }

@@ -86,6 +86,10 @@ fn record(work: &mut Work, event: &Event) {
             trace.decided(decided.tool_use_id.as_str(), name_of(&decided.decision), decided.expired);
         }
         Event::Retry { failure, delay, .. } => trace.retried(&kind(failure), *delay),
+        Event::CompactionEnd { message, failure, .. } => {
+            let tokens = message.as_ref().and_then(|message| message.compaction.as_ref()?.tokens);
+            trace.compacted(tokens, failure.as_ref().map(kind).as_deref());
+        }
         Event::Turn { response, continues: true, .. } => trace.add(response.usage),
         Event::Turn { response, continues: false, .. } => {
             end(work, response, Some((&response.stop_reason.to_string(), None)));

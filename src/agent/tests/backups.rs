@@ -212,7 +212,9 @@ async fn conversation_that_is_too_long_goes_only_to_a_larger_window() {
         (Some(100), Some(100), Some(101), ["", "Third."]),
         (Some(100), Some(101), None, ["Second.", ""]),
         (Some(100), None, None, ["Second.", ""]),
-        (None, Some(1), None, ["Second.", ""]),
+        (None, Some(50), None, ["Second.", ""]),
+        // The request is larger than the window of the second model.
+        (None, Some(4), None, ["", "Third."]),
         (Some(100), Some(50), Some(100), ["", ""]),
     ] {
         let (_, first) = named("first", [too_long()]);

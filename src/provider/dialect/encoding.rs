@@ -237,13 +237,29 @@ pub(in crate::provider) fn default_limit(
     body: &Map<String, Value>,
     budget: Option<u32>,
 ) -> u32 {
-    let min = u64::from(MIN_TOKENS);
-    let wanted = MAX_TOKENS.max(u64::from(budget.unwrap_or(0)) + min);
     let window = info.and_then(|info| info.context_window);
     let free = window.map(|window| window.saturating_sub(object_len(body) / BYTES_PER_TOKEN));
+    u32::try_from(limit_within(info, free, budget)).unwrap_or(u32::MAX)
+}
+
+/// Returns the default output limit if `free` tokens of the context window are left.
+fn limit_within(info: Option<&ModelInfo>, free: Option<u64>, budget: Option<u32>) -> u64 {
+    let min = u64::from(MIN_TOKENS);
+    let wanted = MAX_TOKENS.max(u64::from(budget.unwrap_or(0)) + min);
     let fitting = wanted.min(free.unwrap_or(u64::MAX)).max(min);
-    let limit = fitting.min(info.and_then(|info| info.output_limit).unwrap_or(u64::MAX));
-    u32::try_from(limit).unwrap_or(u32::MAX)
+    fitting.min(info.and_then(|info| info.output_limit).unwrap_or(u64::MAX))
+}
+
+/// Returns the number of tokens that a request to a model may have, if it is known. If the model has no limit for its
+/// input, the context window has to hold the response, too. At most half of a small window is kept free for the response.
+pub(crate) fn room(info: &ModelInfo, options: &Options) -> Option<u64> {
+    let budget = match options.thinking() {
+        Some(ThinkingMode::Budget(budget)) => Some(budget),
+        _ => None,
+    };
+    let reserve = options.max_tokens().map(u64::from);
+    let reserve = reserve.unwrap_or_else(|| limit_within(Some(info), None, budget));
+    info.input_limit.or_else(|| info.context_window.map(|window| window - reserve.min(window / 2)))
 }
 
 /// Returns the approximate length of an object in JSON text, without the escapes of strings and without base64. The

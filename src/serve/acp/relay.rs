@@ -212,6 +212,13 @@ impl Relay {
                 let with = model.as_ref().map_or(String::new(), |model| format!(" with the model {model}"));
                 self.notice(&format!("The request is repeated{with}"), error_chain(failure)).await?;
             }
+            Event::CompactionStart { tokens, .. } => {
+                let why = format!("its next request would have some {tokens} tokens");
+                self.notice("The conversation is compacted", why).await?;
+            }
+            Event::CompactionEnd { failure: Some(failure), .. } => {
+                self.notice("The conversation was not compacted", error_chain(failure)).await?;
+            }
             Event::Status { pauses, .. } => self.ask(state, pauses),
             Event::State(view) => self.remodelled(state, &view.model).await?,
             Event::Turn { response, .. }

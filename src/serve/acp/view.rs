@@ -198,6 +198,9 @@ impl Shown {
 
     /// Adds the content of a user message, unless the client has sent it.
     fn user(&mut self, message: &Arc<Message>) {
+        if message.compaction.is_some() {
+            return;
+        }
         if message.id.is_some() && message.tool_results().next().is_some() {
             self.results = Some(Arc::clone(message));
         }

@@ -28,8 +28,8 @@ pub(super) enum PromptEnd {
 /// A change that a client is interested in.
 #[derive(Debug, PartialEq)]
 pub(super) enum RunChange {
-    /// A tool with this name began to run.
-    Runs(String),
+    /// The run makes progress that the client can show with this text.
+    Progress(String),
     /// The pauses of the run have changed.
     Pauses,
     Ended(PromptEnd),
@@ -93,7 +93,10 @@ fn note(names: &mut HashMap<ToolUseId, String>, change: &mut Option<RunChange>, 
             names.insert(tool_use.id.clone(), tool_use.name.clone());
         }
         RunProgress::Tool { id, change: ToolChange::Started { .. } } => {
-            *change = names.get(id).cloned().map(RunChange::Runs);
+            *change = names.get(id).map(|tool| RunChange::Progress(format!("Running {tool}")));
+        }
+        RunProgress::Compaction { message: None, failure: None } => {
+            *change = Some(RunChange::Progress("Compacting the conversation".to_owned()));
         }
         RunProgress::Pauses(_) => *change = Some(RunChange::Pauses),
         RunProgress::Ended { outcome, response, message } => {

@@ -64,8 +64,8 @@ type SessionUpdate = Option<Update<SessionSnapshot, SessionEvent>>;
 
 /// The progress of a call that an update shows.
 enum Progress {
-    /// A tool with this name began to run.
-    Runs(String),
+    /// The client can show this text.
+    Text(String),
     Over(RunOutcomeReply),
 }
 
@@ -168,7 +168,7 @@ impl<'a> RunningCall<'a> {
         while let Some(update) = next {
             match self.update(update) {
                 Some(Progress::Over(outcome)) => return Some(outcome),
-                Some(Progress::Runs(tool)) => self.report(format!("Running {tool}")).await,
+                Some(Progress::Text(text)) => self.report(text).await,
                 None => {}
             }
             next = self.events.next().now_or_never();
@@ -202,7 +202,7 @@ impl<'a> RunningCall<'a> {
         };
         match change? {
             RunChange::Ended(end) => Some(Progress::Over(RunOutcomeReply::Ended(end))),
-            RunChange::Runs(tool) => Some(Progress::Runs(tool)),
+            RunChange::Progress(text) => Some(Progress::Text(text)),
             RunChange::Pauses => None,
         }
     }

@@ -216,7 +216,7 @@ pub(super) async fn read(caller: &McpCaller, arguments: JsonObject) -> Result<Ca
 /// Returns the last messages, and the newest unanswered prompt. Texts that are too long in sum are omitted, from the oldest message on.
 fn shown(snapshot: &SessionSnapshot, last: usize) -> ReadOutput {
     let mut lines: Vec<(_, Option<&Message>)> = Vec::new();
-    for message in snapshot.messages() {
+    for message in snapshot.messages().filter(|message| message.compaction.is_none()) {
         match lines.last_mut() {
             Some((_, results)) if message.tool_results().next().is_some() => *results = Some(&**message),
             _ => lines.push((message, None)),

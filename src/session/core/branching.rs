@@ -82,7 +82,8 @@ impl Core {
     fn below(&self, end: Option<NodeId>) -> Result<Base, Error> {
         if let Some(id) = end {
             let node = self.node(id)?;
-            if node.message().role != Role::Assistant && !self.is_end_with_results(node) {
+            let is_compaction = node.message().compaction.is_some();
+            if node.message().role != Role::Assistant && !is_compaction && !self.is_end_with_results(node) {
                 let text =
                     "is a user message; give the assistant message to continue from, or regenerate this one";
                 return Err(unfit(ErrorKind::NotAnAnswer, id, text));
@@ -108,6 +109,10 @@ impl Core {
         let node = self.node(id)?;
         if node.message().role != Role::User {
             let text = "is an assistant message; give the user message to respond to again";
+            return Err(unfit(ErrorKind::NotAPrompt, id, text));
+        }
+        if node.message().compaction.is_some() {
+            let text = "is a compaction; give the user message to respond to again";
             return Err(unfit(ErrorKind::NotAPrompt, id, text));
         }
         let answers_open_uses = || {
@@ -154,8 +159,8 @@ impl Core {
             }
             None => tree.clear(),
         }
-        let last = tree.head().and_then(|head| tree.node(head));
-        if let Some(node) = last.filter(|last| is_prompt(last.message()) || tree.is_unanswered(last)) {
+        let last = tree.last_message();
+        if let Some(node) = last.filter(|last| last.message().is_prompt() || tree.is_unanswered(last)) {
             let text = "is a prompt without an answer; regenerate it, or navigate to another node";
             return Err(unfit(ErrorKind::Unanswered, node.id(), text));
         }
@@ -224,9 +229,4 @@ impl Core {
             None => self.tree.clear(),
         }
     }
-}
-
-/// Returns whether this message is a prompt, and not the results of tools.
-fn is_prompt(message: &Message) -> bool {
-    message.role == Role::User && message.tool_results().next().is_none()
 }

@@ -1,10 +1,7 @@
 //! The invariants of a session's core. Debug builds and the simulation check them.
 
 use super::Core;
-use crate::{
-    agent::Status,
-    message::{Content, Role},
-};
+use crate::{agent::Status, tree::Node};
 
 impl Core {
     /// Returns an error if an invariant is broken.
@@ -13,13 +10,8 @@ impl Core {
             return Err("a move is in progress during a branch".into());
         }
         let stable = self.stable();
-        let head = stable.head().and_then(|head| stable.node(head));
-        let bare = head.is_some_and(|node| {
-            let message = node.message();
-            let has_results = message.content.iter().any(|c| matches!(c, Content::ToolResult(_)));
-            message.role == Role::User && !has_results || stable.is_unanswered(node)
-        });
-        if bare {
+        let is_bare = |node: &Node| node.message().is_prompt() || stable.is_unanswered(node);
+        if stable.last_message().is_some_and(is_bare) {
             return Err("the head to store is a prompt without a response".into());
         }
         self.saver.check(stable)

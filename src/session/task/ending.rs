@@ -218,6 +218,7 @@ impl Task {
                 state: self.core.config().view(self.core.tree().history().clone()),
                 status: Status::Idle,
                 step: 0,
+                compacting: None,
                 pending: Vec::new(),
                 partial: Vec::new(),
                 run: 0,

@@ -181,6 +181,9 @@ impl<'a> AgUiMessages<'a> {
 
     pub(super) fn push(&mut self, message: &Message) {
         self.count += 1;
+        if message.compaction.is_some() {
+            return;
+        }
         let id = message.id.as_ref().map_or_else(|| format!("message-{}", self.count), MessageId::to_string);
         match message.role {
             Role::Assistant => {

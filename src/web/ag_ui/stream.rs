@@ -152,13 +152,15 @@ impl AgUiStream {
                 follow.snapshot(history, agent, &mut |progress| writer.shown(progress, &view));
                 writer.reopen(waits);
             }
-            AgUiStart::Join if agent.status != Status::Idle => {
+            AgUiStart::Join if agent.is_answering() => {
                 writer.join();
                 follow.snapshot(history, agent, &mut |progress| writer.progress(progress, &view));
             }
             AgUiStart::Join | AgUiStart::Ended(_) => {
-                let last = || agent.last_run.as_ref().map_or(SUCCESS, |end| end.outcome.clone());
-                let outcome = if let AgUiStart::Ended(outcome) = start { outcome } else { last() };
+                // While the conversation is compacted, the end of the run is not stated yet.
+                let last = agent.last_run.as_ref().filter(|_| agent.status == Status::Idle);
+                let last = last.map_or(SUCCESS, |end| end.outcome.clone());
+                let outcome = if let AgUiStart::Ended(outcome) = start { outcome } else { last };
                 writer.join();
                 writer.finish(&outcome, history.last().map(|message| &**message), &view);
             }
@@ -265,7 +267,8 @@ pub(super) fn omni(view: &SessionSnapshot) -> Value {
     if let Some(cost) = view.used.with_finite_cost().cost {
         omni["cost"] = cost.into();
     }
-    let last = agent.pending.last().or_else(|| agent.state.history.last());
+    let mut messages = agent.pending.iter().rev().chain(agent.state.history.iter().rev());
+    let last = messages.find(|message| message.compaction.is_none());
     if let Some(reason) = last.and_then(|message| message.ended.as_ref()) {
         omni["ended"] = reason.to_string().into();
     }

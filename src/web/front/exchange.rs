@@ -2,9 +2,11 @@
 
 use std::{borrow::Cow, fmt::Display, sync::Arc};
 
+use serde_json::{Value, json};
+
 use crate::{
     message::{Content, Message, MessageId, Role},
-    run::MAX_ID,
+    run::{Failure, MAX_ID},
     session::SessionSnapshot,
     store::digest::Digest,
     tree::{Node, NodeId, Tree},
@@ -107,9 +109,19 @@ pub(in crate::web) fn ui_id(message: &Message, node: Option<NodeId>) -> String {
     }
 }
 
-/// Returns whether a user message has content of its own, besides results of tools.
+/// Returns whether a user message has content of its own, besides results of tools. Clients do not see compactions.
 pub(in crate::web) fn has_own_content(message: &Message) -> bool {
-    message.content.iter().any(|block| !matches!(block, Content::ToolResult(_)))
+    message.compaction.is_none()
+        && message.content.iter().any(|block| !matches!(block, Content::ToolResult(_)))
+}
+
+/// Returns what a front end gets about a compaction that has begun, has ended, or has failed.
+pub(in crate::web) fn compaction(message: Option<&Arc<Message>>, failure: Option<&Failure>) -> Value {
+    match (message, failure) {
+        (Some(message), _) => json!({ "state": "ended", "compaction": message.compaction }),
+        (None, Some(failure)) => json!({ "state": "failed", "failure": failure.to_string() }),
+        (None, None) => json!({ "state": "started" }),
+    }
 }
 
 pub(in crate::web) fn has_results(message: &Message) -> bool {
@@ -147,7 +159,9 @@ fn grouped<'a>(path: impl Iterator<Item = &'a Node>, pending: &'a [Arc<Message>]
 
     let mut exchanges: Vec<Exchange<'_>> = Vec::new();
     for (index, entry) in entries.iter().enumerate() {
-        let joined = index > first_pending || has_joined(&entries, index);
+        let is_other = |entry: &ExchangeEntry<'_>| entry.message.compaction.is_none();
+        let joined = entries.get(first_pending..index).is_some_and(|before| before.iter().any(is_other))
+            || has_joined(&entries, index);
         let is_prompt = entry.message.role == Role::User && has_own_content(entry.message) && !joined;
         let id = || ui_id(entry.message, entry.node.map(Node::id));
         match exchanges.last_mut() {
@@ -157,6 +171,7 @@ fn grouped<'a>(path: impl Iterator<Item = &'a Node>, pending: &'a [Arc<Message>]
                 exchange.rest.push(*entry);
                 continue;
             }
+            None if !is_other(entry) => continue,
             _ => {}
         }
         let (prompt, rest) = if is_prompt { (Some(*entry), vec![]) } else { (None, vec![*entry]) };

@@ -67,7 +67,8 @@ pub(in crate::web) enum Name {
 impl Name {
     /// Iterates over all names of a stored message.
     fn all_of(message: &Message, node: Option<NodeId>) -> impl Iterator<Item = Self> {
-        let id = message.id.as_ref();
+        // Clients do not know compactions, which have the turn of the answer that follows them.
+        let id = message.id.as_ref().filter(|_| message.compaction.is_none());
         let version = id.filter(|_| message.role == Role::User).map(|id| {
             let id = id.to_string();
             Self::Message(MessageId::new(&*stored_base(&id)))

@@ -332,7 +332,8 @@ impl Web {
         loop {
             let agent = session.snapshot().await?.agent;
             let is_active = started.iter().any(|started| started.is_active(&agent));
-            match agent.turn.filter(|_| is_active && agent.status == Status::Busy) {
+            let is_running = is_active && agent.status == Status::Busy && agent.is_answering();
+            match agent.turn.filter(|_| is_running) {
                 None => return Ok(()),
                 Some(turn) if session.interrupt_turn(turn).await? => return session.wait_until_idle().await,
                 // The run has reached its next turn.

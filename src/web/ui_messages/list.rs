@@ -24,7 +24,7 @@ pub(in crate::web) fn messages(settings: &UiSettings, snapshot: &SessionSnapshot
             let parts = user_parts(prompt.message, settings);
             messages.push(json!({ "id": exchange.id, "role": "user", "parts": parts }));
         }
-        let is_active = is_last && snapshot.agent.status == Status::Busy;
+        let is_active = is_last && snapshot.agent.status == Status::Busy && snapshot.agent.is_answering();
         if !exchange.rest.is_empty() && !is_active {
             messages.push(answer(settings, snapshot, exchange, is_last));
         }
@@ -61,7 +61,8 @@ fn answer(
     }
     let (nodes, usage) = sums(exchange.rest.iter().filter_map(|entry| entry.node));
     let mut metadata = json!({ "usage": usage, "nodes": nodes });
-    if let Some(reason) = exchange.rest.last().and_then(|entry| entry.message.ended.as_ref()) {
+    let last = exchange.rest.iter().rfind(|entry| entry.message.compaction.is_none());
+    if let Some(reason) = last.and_then(|entry| entry.message.ended.as_ref()) {
         metadata["stopReason"] = reason.to_string().into();
     }
     json!({ "id": exchange.answer_id(), "role": "assistant", "metadata": metadata, "parts": fold.parts })

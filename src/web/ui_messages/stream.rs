@@ -24,6 +24,7 @@
 //! | `Tool` | the response to an approval, a preliminary output, or the output |
 //! | `Void` | none yet. `reset-step` or a mark follows with the repetition. If the run ends instead, the text stays |
 //! | `Budget` | `data-omni-budget` |
+//! | `Compaction` | `data-omni-compaction` |
 //! | `Pauses` | none yet. The requests for approvals follow at the end of the response |
 //! | `Ended`, `Returned` | errors of open tool uses, then `finish`, or `abort` and `finish`, or `error` |
 //!
@@ -35,7 +36,7 @@ use serde_json::{Value, json};
 
 use super::{
     UiFrame, UiLevel, UiSettings,
-    exchange::{Exchange, answer_id, exchanges, has_own_content, has_results},
+    exchange::{Exchange, answer_id, compaction, exchanges, has_own_content, has_results},
     writer::UiWriter,
 };
 use crate::{
@@ -139,7 +140,8 @@ impl UiStream {
         // The response is read only after its prompt was accepted.
         this.follow.accepted(&Accepted::Known { state: PromptState::Staged });
         // A turn that begins with nothing but results continues the last answer.
-        let continues = agent.pending.first().is_some_and(|first| !has_own_content(first));
+        let first = agent.pending.iter().find(|message| message.compaction.is_none());
+        let continues = first.is_some_and(|first| !has_own_content(first));
         let rest = exchange.iter().flat_map(|exchange| &exchange.rest).filter_map(|entry| entry.node);
         if matches!(target, UiTarget::Ended(..)) || target == UiTarget::InFlight && continues {
             this.reply.start();
@@ -283,6 +285,10 @@ impl UiReply {
             RunProgress::Tool { change: ToolChange::Result(result), .. } => self.writer.tool_end(result),
             RunProgress::Void { .. } => self.is_void = true,
             RunProgress::Budget(report) => self.writer.data("budget", None, &json!(report)),
+            RunProgress::Compaction { message, failure } => {
+                let value = compaction(message, failure);
+                self.writer.data("compaction", None, &value);
+            }
             RunProgress::Pauses(pauses) => {
                 self.state = if pauses.is_empty() { UiState::Running } else { UiState::Paused };
             }
@@ -398,7 +404,9 @@ impl UiReply {
                 self.usage += response.usage;
                 self.steps = Usage::default();
                 // The last message states why the turn ended.
-                self.last = response.messages.last().or(self.last.as_ref()).cloned();
+                let mut messages = response.messages.iter();
+                let last = messages.rfind(|message| message.compaction.is_none());
+                self.last = last.or(self.last.as_ref()).cloned();
             }
             _ => {}
         }

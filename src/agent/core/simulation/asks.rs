@@ -17,11 +17,18 @@ pub(super) struct Asks {
     discarded: Option<Arc<Response>>,
     /// Whether the run has failed, and its last turn was committed.
     failed: bool,
+    /// Whether the caller waits for a compaction.
+    compacts: bool,
 }
 
 impl Asks {
     pub(super) fn begin(&mut self) {
         *self = Self { waiting: Some(Vec::new()), ..Self::default() };
+    }
+
+    /// Begins a compaction, whose caller gets the response of its turn.
+    pub(super) fn begin_compaction(&mut self) {
+        *self = Self { waiting: Some(Vec::new()), compacts: true, ..Self::default() };
     }
 
     pub(super) fn event(&mut self, event: &Event) {
@@ -39,6 +46,10 @@ impl Asks {
     }
 
     fn committed(&mut self, response: &Arc<Response>) {
+        // A compaction at the end of a run is not part of what the caller of `ask` gets.
+        if !self.compacts && response.messages.iter().all(|message| message.compaction.is_some()) {
+            return;
+        }
         self.waiting.iter_mut().for_each(|turns| turns.push(Arc::clone(response)));
     }
 
@@ -51,6 +62,16 @@ impl Asks {
     ) -> Check {
         let turns = self.waiting.take().ok_or("a response without an ask")?;
         ensure!(over, "a response before the run is over");
+        if self.compacts {
+            let [turn] = &turns[..] else { return Err(format!("a compaction in {} turns", turns.len())) };
+            let told = match &answer {
+                Ok(response) => Some(response),
+                Err(error) => error.response(),
+            };
+            let is_told = told.is_some_and(|told| Arc::ptr_eq(told, turn));
+            ensure!(is_told && answer.is_ok() != turn.messages.is_empty(), "a compaction gives {answer:?}");
+            return Ok(());
+        }
         // If an interrupt keeps nothing of the last turn, the caller still gets the response of the turns before it, if
         // there are any.
         let discarded = self.discarded.take().filter(|_| !interrupting || turns.is_empty());

@@ -37,6 +37,11 @@ pub(super) struct Backups {
     fault: Option<BackupFault>,
     /// The index that the fault keeps.
     kept: Option<u8>,
+    /// The size of the next request, the tokens that are kept free for its answer, and the share of the room that the
+    /// request must not reach.
+    pub(super) size: u64,
+    pub(super) reserve: u64,
+    threshold: f64,
 }
 
 impl Backups {
@@ -55,7 +60,15 @@ impl Backups {
             })
             .collect();
         config.set_backups(resolved(&list));
-        Self { list, first: Some(config.model.clone()), ..Self::default() }
+        let threshold = config.compactor().map_or(1.0, |compactor| compactor.policy.threshold);
+        Self { list, first: Some(config.model.clone()), threshold, ..Self::default() }
+    }
+
+    /// Returns whether the next request is smaller than the room that may be used.
+    #[expect(clippy::cast_precision_loss, reason = "the numbers are small")]
+    fn fits(&self, room: u64) -> bool {
+        let window = room + 1;
+        self.size < ((window - self.reserve.min(window / 2)) as f64 * self.threshold) as u64
     }
 }
 
@@ -99,14 +112,15 @@ impl Model {
             _ => return None,
         };
         let former = self.model_in_use()?;
-        let has_room = |own: &provider::Model| match (room(own.id()), room(former.id())) {
+        let has_room = |own: &provider::Model| room(own.id()).is_none_or(|own| self.backups.fits(own));
+        let is_larger = |own: &provider::Model| match (room(own.id()), room(former.id())) {
             (Some(own), Some(former)) => own > former,
             _ => true,
         };
         let mut next = self.backups.list.iter().enumerate().skip(self.backups.place);
         let found = next.find(|(_, (own, causes))| {
-            let fits = cause != BackupCause::ContextTooLong || has_room(own);
-            causes.contains(&cause) && own != former && fits
+            let fits = cause != BackupCause::ContextTooLong || is_larger(own);
+            causes.contains(&cause) && own != former && fits && has_room(own)
         });
         found.map(|(index, _)| index + 1)
     }
@@ -143,7 +157,10 @@ impl World {
         self.model.backups.fault = Some(fault);
         if fault == BackupFault::SmallerRoom {
             let widen = |(own, causes): &(provider::Model, Vec<BackupCause>)| {
-                (own.with_info(ModelInfo::new("wide").with_context_window(u64::MAX)), causes.clone())
+                (
+                    own.with_info(ModelInfo::new("wide").with_context_window(u64::MAX).with_output_limit(1)),
+                    causes.clone(),
+                )
             };
             let list: Vec<_> = self.model.backups.list.iter().map(widen).collect();
             self.config.set_backups(resolved(&list));

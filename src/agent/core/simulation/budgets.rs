@@ -118,7 +118,12 @@ impl World {
     pub(super) fn connect(&mut self, op: Op) -> Check {
         let turn = self.core.phase().turn().ok_or("a request without a turn")?;
         let quote = Quote { prompt: 10, max_output: None, rates: None };
-        let before = (turn.step - 1, turn.origin.spent + turn.usage);
+        let requests = match &turn.compaction {
+            Some(own) if own.is_alone => 0,
+            Some(_) => turn.step,
+            None => turn.step - 1,
+        };
+        let before = (requests, turn.origin.spent + turn.usage);
         let is_known = self.budgets.run.as_ref().map(|run| Arc::as_ptr(run.accounts.own()));
         let only_leaf = self.budgets.fault == Some(BudgetFault::OnlyLeaf);
         let shared = self.budgets.shared.as_ref().filter(|_| !only_leaf);
@@ -176,7 +181,7 @@ impl World {
         {
             run.release(phase);
         }
-        if phase.partial().is_none() {
+        if phase.received().is_none() {
             self.budgets.reserved = [Amounts::default(); 2];
         }
         self.budgets.check()?;
@@ -191,6 +196,9 @@ impl super::model::Model {
     /// Predicts what a refusal by a budget causes.
     fn refused(&mut self, failure: &Failure) -> Check {
         let Failure::Budget { report } = failure else { return Err(format!("refused by {failure:?}")) };
+        if self.is_summarising() {
+            return Ok(());
+        }
         let earlier = self.turn()?.refused_by.replace(report.budget);
         if earlier.is_some_and(|earlier| !report.budget.is_raised_from(&earlier)) {
             (self.failure, self.input) = (Some(failure.clone()), Input::GivesUp);

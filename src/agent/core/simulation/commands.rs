@@ -8,9 +8,9 @@ use super::{Check, budgets::random_budget, ensure, model::Input, world::World};
 use crate::actor::random::Rng;
 use crate::{
     agent::{
-        Accepted, Event, Next, Prompt, PromptState,
+        Accepted, Compact, Event, Next, Prompt, PromptState,
         core::{Core, Effect, Resume, pauses::stale},
-        phase::Stage,
+        phase::{Phase, Stage},
     },
     message::{
         Blocks, Content, History, Message, Text, Timestamp, ToolResult, ToolUse, ToolUseId, TurnId,
@@ -50,7 +50,7 @@ impl World {
         if !self.model.pauses.waiting.is_empty() && self.rng.percent(50) {
             return self.resume();
         }
-        let kind = self.rng.below(26);
+        let kind = self.rng.below(28);
         if matches!(kind, 18..22 | 22 | 25) {
             self.follow(true)?;
         }
@@ -67,6 +67,7 @@ impl World {
             20..22 => self.prompt_on(),
             22 => self.answer_anew(),
             23 | 24 => self.unstage(),
+            26 | 27 => self.compact(),
             _ => self.replace_history(),
         }
     }
@@ -356,6 +357,23 @@ impl World {
             Err(error) => return Err(format!("{error:?} on a cancel or an interrupt")),
         }
         Ok(())
+    }
+
+    fn compact(&mut self) -> Check {
+        let compact = self.rng.pick(&[Compact::summary(), Compact::clear(), Compact::undo()]);
+        self.note(|| format!("{compact:?}"));
+        let is_idle = matches!(self.core.phase(), Phase::Idle);
+        let (begun, effects) = self.feed(|core, cx| core.compact_on_request(&compact, cx));
+        match begun {
+            Ok(()) => {
+                ensure!(is_idle, "a compaction begins at {:?}", self.core.phase());
+                self.model.requested = true;
+                self.asks.begin_compaction();
+            }
+            Err(error) if is_idle => same_error(ErrorKind::NotCompactable, &error, effects.is_empty())?,
+            Err(error) => same_error(ErrorKind::Busy, &error, effects.is_empty())?,
+        }
+        self.perform_all(effects)
     }
 
     fn notify(&mut self) -> Check {

@@ -60,6 +60,12 @@ impl Kept {
         ensure!(kept.status == fresh.status, "status: {:?}, not {:?}", kept.status, fresh.status);
         ensure!(kept.pending == fresh.pending, "pending: {:?}, not {:?}", kept.pending, fresh.pending);
         ensure!(kept.answer == fresh.answer, "answer: {:?}, not {:?}", kept.answer, fresh.answer);
+        ensure!(
+            kept.compacting == fresh.compacting,
+            "compacting: {:?}, not {:?}",
+            kept.compacting,
+            fresh.compacting
+        );
         ensure!(kept.pauses == fresh.pauses, "pauses: {:?}, not {:?}", kept.pauses, fresh.pauses);
         ensure!(
             kept.decisions == fresh.decisions,
@@ -151,6 +157,8 @@ impl Core {
                 // A record has the failure that `handle_error` gets, but not the start of the response, and no failure
                 // before a delay. So `refused` can differ after a restart.
                 (turn.recorded, turn.refused) = (lost.recorded, lost.refused);
+                turn.compacted = lost.compacted;
+                turn.compaction.clone_from(&lost.compaction);
                 turn.origin.asked.clone_from(&lost.origin.asked);
                 turn.origin.secrets_of.clone_from(&lost.origin.secrets_of);
                 (turn.origin.first_turn, turn.refused_by) = (lost.origin.first_turn, lost.refused_by);
@@ -169,7 +177,7 @@ impl Core {
 impl Stage {
     fn keep_lost(&mut self, lost: &Self) {
         match (self, lost) {
-            (stage @ Stage::Preparing, lost @ Stage::Noticing { .. })
+            (stage @ Stage::Preparing, lost @ (Stage::Noticing { .. } | Stage::Compacting { .. }))
             | (stage @ Stage::Streaming { .. }, lost @ Stage::Streaming { .. }) => *stage = lost.clone(),
             (stage, Stage::Paused { .. }) => {
                 if let Stage::Deciding { tools } = stage {

@@ -8,13 +8,16 @@ use super::{
 };
 use crate::{
     agent::{Failure, Response, RunOutcome, Status},
-    message::{Content, RequestEnd, Role, Usage, cleared},
+    message::{Content, Message, RequestEnd, Role, Usage, cleared},
     provider::StopReason,
 };
 
 impl Model {
     pub(super) fn turn_ends(&mut self, response: &Response, continues: bool) -> Check {
         let turn = self.commits(response, RequestEnd::Interrupted)?;
+        if let Some(is_requested) = turn.own {
+            return self.compaction_ends(&turn, is_requested, response, continues);
+        }
         if self.is_cut_short() {
             // A turn whose later request a budget has refused is complete.
             let by_budget =
@@ -33,15 +36,36 @@ impl Model {
             ensure!(self.continuation.is_none(), "the run ends before its continuation");
             return self.run_ends();
         }
-        let outcome = RunOutcome::Stopped { stop_reason: response.stop_reason.clone() };
-        self.queue.check_ended(&outcome, !self.queue.staged.is_empty())?;
-        self.stopped = Some(outcome);
+        let outcome = RunOutcome::stopped(&response.stop_reason);
+        self.owes_compaction = self.queue.staged.is_empty() && self.continuation.is_none();
         ensure!(
-            !self.queue.staged.is_empty() || self.continuation.is_some(),
+            !self.owes_compaction || (self.can_compact && response.open_tool_uses.is_empty()),
             "a run continues without a prompt or a continuation"
         );
+        self.queue.check_ended(&outcome, !self.queue.staged.is_empty() || self.owes_compaction)?;
+        self.stopped = Some(outcome);
         ensure!(self.status == Status::Busy, "the run continues, but the status is {:?}", self.status);
         Ok(())
+    }
+
+    /// Checks the end of a turn that consists of a compaction alone.
+    fn compaction_ends(
+        &mut self,
+        turn: &Turn,
+        is_requested: bool,
+        response: &Response,
+        continues: bool,
+    ) -> Check {
+        let outcome = RunOutcome::stopped(&response.stop_reason);
+        ensure!(self.stopped.as_ref() == Some(&outcome), "a compaction ends as {outcome:?}");
+        ensure!(turn.pending.len() <= 1, "a compaction of {} messages", turn.pending.len());
+        if continues {
+            ensure!(!turn.compacting && !self.queue.staged.is_empty(), "a run continues after a compaction");
+            self.after_request = is_requested;
+            return self.queue.check_ended(&outcome, true);
+        }
+        ensure!(turn.compacting || self.queue.staged.is_empty(), "the run ends before a staged prompt");
+        self.run_ends()
     }
 
     /// Checks the messages and the usage of a turn that is committed. If its last request has no complete response, the
@@ -51,7 +75,11 @@ impl Model {
         let answer = self.ids.answer.take();
         ensure!(answer.is_none() || self.is_cut_short(), "a turn ends before its answer {answer:?}");
         turn.keep_decided(response);
-        if self.is_cut_short() && !turn.joined.is_empty() && turn.pending.len() == turn.base {
+        let is_unanswered = turn.pending.len() == turn.base;
+        if self.is_cut_short() && !turn.joined.is_empty() && is_unanswered {
+            while turn.pending.last().is_some_and(|last| last.compaction.is_some()) {
+                turn.pending.pop();
+            }
             // The prompts that joined the turn got no answer, so they are staged again.
             turn.pending.truncate(turn.pending.len() - turn.joined.len());
             self.queue.staged.splice(0..0, turn.joined.drain(..));
@@ -148,7 +176,8 @@ impl Model {
 
     fn nothing_to_keep(&self) -> bool {
         self.turn.as_ref().is_none_or(|turn| {
-            turn.pending.len() == 1 && !turn.blocks.iter().any(super::blocks::Block::is_kept)
+            turn.pending.iter().filter(|message| message.compaction.is_none()).count() == 1
+                && !turn.blocks.iter().any(super::blocks::Block::is_kept)
         })
     }
 
@@ -164,19 +193,25 @@ impl Turn {
     /// Clears the results of the last step if a service has refused the request with them.
     fn clear_refused(&mut self) {
         let is_unanswered = self.place == TurnStage::Asking && self.blocks.is_empty();
-        if let Some(last) = self.pending.last_mut()
-            && self.refused
+        let is_refused = self.refused;
+        if let Some(last) = self.last()
+            && is_refused
             && is_unanswered
             && last.role == Role::User
         {
-            *last = Arc::new(cleared(last));
+            *last = Arc::new(cleared(last, crate::message::ClearedFor::Refusal));
         }
+    }
+
+    /// Returns the last message that is not a compaction.
+    fn last(&mut self) -> Option<&mut Arc<Message>> {
+        self.pending.iter_mut().rfind(|message| message.compaction.is_none())
     }
 
     /// States in the last message why the turn ended.
     fn keep_end(&mut self, response: &Response) {
         let reason = &response.stop_reason;
-        if let Some(last) = self.pending.last_mut()
+        if let Some(last) = self.last()
             && !matches!(reason, StopReason::Stop | StopReason::ToolUse)
         {
             Arc::make_mut(last).ended = Some(Box::new(reason.clone()));

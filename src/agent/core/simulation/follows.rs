@@ -184,7 +184,7 @@ impl Readers {
             ensure!(is_over == by_events.follow.is_ended(), "the end is not reported");
         }
         if self.target == FollowTarget::InFlight {
-            let is_idle = snapshot.status == Status::Idle;
+            let is_idle = !snapshot.is_answering() && !snapshot.compacts_alone();
             let is_running = by_events.follow.turn().is_some() && !by_events.follow.is_ended();
             ensure!(is_idle != is_running, "a run is followed, but the agent is {:?}", snapshot.status);
         }

@@ -13,7 +13,8 @@ use crate::{
     },
     budget::Budget,
     message::{
-        Blocks, Content, History, Message, RequestEnd, Role, TurnId, Usage, UsageRow, answer_open_tool_uses,
+        Blocks, CompactionTrigger, Content, History, Message, RequestEnd, Role, TurnId, Usage, UsageRow,
+        answer_open_tool_uses,
     },
     provider::{self, MessageDelta, ProviderErrorKind, StopReason},
     tool::Replay,
@@ -55,6 +56,16 @@ pub(super) struct Model {
     pub(super) backups: Backups,
     /// The failure for which `handle_error` was called.
     pub(super) failure: Option<Failure>,
+    /// The last failure of a stream, which a compaction may follow.
+    pub(super) overflow: Option<Failure>,
+    /// Whether the configuration has a policy for compactions.
+    pub(super) can_compact: bool,
+    /// Whether a compaction was requested, which must start at once.
+    pub(super) requested: bool,
+    /// Whether a turn has ended that only a compaction can follow.
+    pub(super) owes_compaction: bool,
+    /// Whether the next turn starts a run, although the agent is not idle.
+    pub(super) after_request: bool,
 
     // The simulated world sets the following fields before it passes an input to the core.
     pub(super) input: Input,
@@ -116,6 +127,8 @@ pub(super) enum TurnStage {
 }
 
 pub(super) struct Turn {
+    /// Set if the turn consists of a compaction alone: whether it was requested.
+    pub(super) own: Option<bool>,
     pub(super) pending: Vec<Arc<Message>>,
     pub(super) blocks: Vec<Block>,
     pub(super) place: TurnStage,
@@ -137,6 +150,15 @@ pub(super) struct Turn {
     ending: Option<RequestEnd>,
     /// The sum of the usage in `Step` and `Usage` events.
     told_rows: Usage,
+    /// Whether the conversation is being compacted, and whether it was compacted for the next answer.
+    pub(super) compacting: bool,
+    compacted: bool,
+    /// Whether the compaction is made because a service has refused the request.
+    is_refused: bool,
+    /// Whether a summary is being streamed.
+    summarising: bool,
+    /// The usage of the request for the summary that was not reported yet.
+    summary: Usage,
     /// The model of the current request.
     pub(super) requested: Arc<str>,
     /// The model name that the stream of the current request reported.
@@ -155,12 +177,13 @@ pub(super) struct Turn {
 }
 
 impl Turn {
-    fn new(prompt: Arc<Message>) -> Self {
+    fn new(pending: Vec<Arc<Message>>) -> Self {
         Self {
-            pending: vec![prompt],
+            own: None,
+            base: pending.len(),
+            pending,
             blocks: Vec::new(),
             place: TurnStage::Asking,
-            base: 1,
             results: Vec::new(),
             reason: None,
             cut: false,
@@ -169,6 +192,11 @@ impl Turn {
             booked: None,
             ending: None,
             told_rows: Usage::default(),
+            compacting: false,
+            compacted: false,
+            is_refused: false,
+            summarising: false,
+            summary: Usage::default(),
             requested: "".into(),
             told_model: None,
             told: None,
@@ -239,7 +267,8 @@ impl Turn {
 impl Model {
     pub(super) fn new(committed: &History, config: &Config) -> Self {
         let (own_limit, own_timeout) = (config.settings.max_steps, config.settings.turn_timeout);
-        Self { committed: committed.clone(), own_limit, own_timeout, ..Self::default() }
+        let can_compact = config.compactor().is_some();
+        Self { committed: committed.clone(), own_limit, own_timeout, can_compact, ..Self::default() }
     }
 
     /// Returns whether the current input ends the run and keeps as much of the turn as possible.
@@ -292,6 +321,10 @@ impl Model {
     /// Applies the message data that a stream reports.
     pub(super) fn told(&mut self, data: &MessageDelta) -> Check {
         let turn = self.turn()?;
+        if turn.summarising {
+            turn.summary = data.usage.unwrap_or(turn.summary);
+            return Ok(());
+        }
         turn.current = data.usage.unwrap_or(turn.current);
         turn.told = data.stop_reason.clone().or(turn.told.take());
         turn.told_model = data.model.clone().or(turn.told_model.take());
@@ -310,11 +343,14 @@ impl Model {
             turn.base == turn.pending.len(),
             "the pending messages differ from those at the start of the step"
         );
-        let length = committed.len() + turn.pending.len();
-        let whole = committed.iter().chain(&turn.pending);
+        ensure!(!turn.compacting, "a step is prepared during a compaction");
+        let whole: History = committed.iter().chain(&turn.pending).cloned().collect();
+        whole.check_pairs().map_err(|error| error.to_string())?;
+        let sent = whole.sent();
+        let length = sent.len();
         ensure!(
-            request.iter().take(length).eq(whole),
-            "the request is not the committed and the pending messages"
+            request.iter().take(length).eq(sent.iter()),
+            "the request is not what is sent of the committed and the pending messages"
         );
         self.carries(request, length)
     }
@@ -370,6 +406,9 @@ impl Model {
         if let Some(status) = self.cause.take_if(|_| !matches!(event, Event::Prompt { .. })) {
             let fits = match (status, event) {
                 (Status::Busy, Event::Message { message, .. }) => message.role == Role::User,
+                (Status::Busy, Event::CompactionStart { trigger, .. }) => {
+                    *trigger == CompactionTrigger::Request
+                }
                 (Status::Idle, event) => ends_run(event),
                 _ => false,
             };
@@ -402,6 +441,34 @@ impl Model {
             Event::Prompt { id, state, prompt } => self.prompt(id, state, prompt.as_ref()),
             // These events are checked by `Desk`, which holds the state of the tool uses.
             Event::ToolStart { .. } | Event::ToolEnd { .. } => Ok(()),
+            Event::CompactionStart { turn, trigger, run, .. } if self.turn.is_none() => {
+                self.compaction_begins(*turn, *trigger, *run)
+            }
+            Event::CompactionStart { turn, trigger, run, .. } => {
+                ensure!(
+                    Some(*turn) == self.turn_id && *run == self.runs,
+                    "a compaction of {turn} in run {run}"
+                );
+                let turn = self.turn()?;
+                let is_open = turn.place == TurnStage::Asking && turn.blocks.is_empty();
+                ensure!(is_open && !turn.compacting && !turn.compacted, "a compaction at {:?}", turn.place);
+                (turn.compacting, turn.compacted) = (true, true);
+                turn.is_refused = *trigger == CompactionTrigger::Overflow;
+                Ok(())
+            }
+            Event::CompactionEnd { message, at, failure } => {
+                self.compacted(message.as_ref(), *at, failure.as_ref())
+            }
+            Event::Usage(row) if row.purpose == crate::message::Purpose::Summary => {
+                let (id, step) = (self.turn_id, self.step);
+                let turn = self.turn()?;
+                ensure!(turn.summarising && row.usage == turn.summary, "{row:?}, not {:?}", turn.summary);
+                ensure!((row.turn, row.step) == (id, Some(step)), "{row:?} in step {step} of {id:?}");
+                turn.before += row.usage;
+                turn.told_rows += row.usage;
+                turn.summary = Usage::default();
+                Ok(())
+            }
             Event::Usage(row) => self.usage_told(row),
             Event::Retry { pending, complete, failure, step, model, .. } => {
                 self.ids.answer = None;
@@ -415,6 +482,7 @@ impl Model {
                     self.check_step(*step)?;
                     return self.attempted(*pending, *complete, failure);
                 }
+                let is_refused = Some(failure) == self.overflow.as_ref();
                 if matches!(failure, Failure::Refused | Failure::Output { .. }) {
                     // The response was complete, so no budget refuses its request any more.
                     self.turn()?.refused_by = None;
@@ -423,6 +491,10 @@ impl Model {
                     self.backed_up(failure, name)?;
                 } else if matches!(failure, Failure::Output { .. }) {
                     self.asked_again()?;
+                } else if matches!(failure, Failure::Provider { error } if error.kind == ProviderErrorKind::ContextTooLong)
+                    && (is_refused || self.turn()?.told == Some(StopReason::ContextLength))
+                {
+                    self.overflow = None;
                 } else {
                     ensure!(self.failure.as_ref() == Some(failure), "a retry for {failure:?}");
                 }
@@ -462,6 +534,60 @@ impl Model {
         self.queue.change(id, state, prompt)
     }
 
+    /// Checks the end of a compaction.
+    fn compacted(&mut self, message: Option<&Arc<Message>>, at: usize, failure: Option<&Failure>) -> Check {
+        if let Some(message) = message {
+            self.ids.user(message, None)?;
+        }
+        let turn = self.turn()?;
+        ensure!(turn.compacting && message.is_none() == failure.is_some(), "{message:?}, but {failure:?}");
+        ensure!(turn.summary.is_zero(), "{:?} was used for a summary and not told", turn.summary);
+        (turn.compacting, turn.summarising) = (false, false);
+        let Some(message) = message else {
+            // The repetition that was announced before the compaction is not made.
+            if std::mem::take(&mut turn.is_refused) {
+                self.limit = self.limit.map(|limit| limit + 1);
+            }
+            return Ok(());
+        };
+        let first = turn.pending.len() == 1 && turn.pending[0].is_prompt();
+        ensure!(at == turn.pending.len() || (first && at == 0), "a compaction at {at}");
+        turn.pending.insert(at, Arc::clone(message));
+        turn.base = turn.pending.len();
+        Ok(())
+    }
+
+    /// Checks the start of a turn that consists of a compaction alone.
+    fn compaction_begins(&mut self, turn: TurnId, trigger: CompactionTrigger, run: u32) -> Check {
+        let (requested, owed) =
+            (std::mem::take(&mut self.requested), std::mem::take(&mut self.owes_compaction));
+        ensure!(requested != owed && requested != self.run, "a compaction begins from nothing");
+        ensure!(requested == (trigger == CompactionTrigger::Request), "a compaction by {trigger:?}");
+        ensure!(self.turn_id.replace(turn) != Some(turn), "{turn} begins twice");
+        self.runs += u32::from(requested);
+        ensure!(run == self.runs, "a compaction in run {run}, not {}", self.runs);
+        if requested {
+            (self.limit, self.brought, self.turn_timeout) = (self.own_limit, None, self.own_timeout);
+            (self.named_for_run, self.backups.place) = (None, 0);
+            self.stopped = Some(RunOutcome::stopped(&StopReason::Stop));
+        }
+        self.turn = Some(Turn { own: Some(requested), compacting: true, ..Turn::new(Vec::new()) });
+        self.run = true;
+        Ok(())
+    }
+
+    /// Notes that a summary is requested.
+    pub(super) fn summarises(&mut self) -> Check {
+        let turn = self.turn()?;
+        ensure!(turn.compacting, "a summary without a compaction");
+        turn.summarising = true;
+        Ok(())
+    }
+
+    pub(super) fn is_summarising(&self) -> bool {
+        self.turn.as_ref().is_some_and(|turn| turn.summarising)
+    }
+
     /// Checks the usage of a request that ends without a step.
     fn usage_told(&mut self, row: &UsageRow) -> Check {
         let (answer, step, id) = (self.ids.answer.clone(), self.step, self.turn_id);
@@ -483,7 +609,8 @@ impl Model {
 
     /// Checks the turn's id and the run's number in a message's event.
     fn numbered(&mut self, turn: TurnId, run: u32) -> Check {
-        self.runs += u32::from(!self.run);
+        let is_first = self.turn.is_none() && std::mem::take(&mut self.after_request);
+        self.runs += u32::from(!self.run || is_first);
         ensure!(run == self.runs, "a message of run {run} in run {}", self.runs);
         let known = self.turn_id.replace(turn);
         ensure!((known == Some(turn)) == self.turn.is_some(), "a message of {turn} in turn {known:?}");
@@ -582,7 +709,7 @@ impl Model {
     }
 
     fn began(&mut self, message: &Arc<Message>, step: u32) -> Check {
-        let mut turn = Turn::new(Arc::clone(message));
+        let mut turn = Turn::new(vec![Arc::clone(message)]);
         // The owner or a prompt may answer the tool uses of a response that was cut in an earlier turn.
         turn.cut = message.tool_results().any(|result| result.is_error && result.text() == CUT);
         (self.run, self.turn) = (true, Some(turn));
@@ -629,8 +756,10 @@ impl Model {
         ensure!(is_kept || turn.told != Some(StopReason::Refusal), "a refusal is kept");
         ensure!(turn.place == TurnStage::Answered && !is_cut_short, "a step at {:?}", turn.place);
         let is_user = |message: &&Arc<Message>| message.role == Role::User;
+        turn.compacted = false;
         let earlier = turn.pending.iter().rev().skip_while(|message| !is_user(message));
-        let mut messages: Vec<_> = earlier.take_while(is_user).cloned().collect();
+        let earlier = earlier.take_while(is_user).filter(|message| message.compaction.is_none());
+        let mut messages: Vec<_> = earlier.cloned().collect();
         messages.reverse();
         messages.extend(turn.pending.last().cloned());
         ensure!(response.messages == messages, "a step of {:?}, not {messages:?}", response.messages);
@@ -701,6 +830,7 @@ impl Model {
         let ending = self.turn.as_ref().and_then(|turn| turn.ending);
         ensure!(ending.is_none(), "a request with a row for {ending:?} does not end");
         ensure!(self.cause.is_none(), "status {:?} was emitted without its cause", self.status);
+        ensure!(!self.requested && !self.owes_compaction, "a compaction does not begin");
         ensure!(self.starting.is_none() && self.answering.is_none(), "an accepted prompt did not begin");
         self.check_histories(core)?;
         ensure!(

@@ -45,6 +45,7 @@ impl Bench {
             turn_id: &|| TurnId::new(u128::MAX),
             max_staged: 8,
             records: Durable::Turns,
+            replay: &|_| crate::tool::Replay::Safe,
             hold: &|| None,
             effects: Vec::new(),
         };

@@ -167,10 +167,13 @@ impl World {
                 if let Delta::Message(data) = &delta {
                     self.model.told(data)?;
                 }
+                let is_summary = self.model.is_summarising();
                 if let Delta::Retry { error, .. } = &delta
-                    && !self.model.avoids_wait(error)
+                    && (is_summary || !self.model.avoids_wait(error))
                 {
-                    self.model.input = if begun { Input::Restart } else { Input::NewAttempt };
+                    if !is_summary {
+                        self.model.input = if begun { Input::Restart } else { Input::NewAttempt };
+                    }
                     if !begun {
                         self.attempt();
                     }
@@ -187,11 +190,14 @@ impl World {
             }
             Next::Fail(failure) => {
                 self.note(|| format!("{failure:?}"));
+                self.model.overflow = Some(failure.clone());
                 self.input(|core, cx| core.stream_failed(op, failure, cx))
             }
             Next::End => {
                 self.note(|| "end of stream".to_owned());
-                self.model.stream_ends();
+                if !self.model.is_summarising() {
+                    self.model.stream_ends();
+                }
                 (self.stream, self.question) = (None, None);
                 self.input(|core, cx| core.stream_ended(op, cx))
             }

@@ -18,7 +18,7 @@ use super::{
 use crate::actor::random::Rng;
 use crate::{
     agent::{
-        Config, Durable, Event,
+        CompactionPolicy, Compactor, Config, Durable, Event,
         core::{Call, Context, Core, Effect},
         phase::{Op, Phase, SlotCall, Stage},
     },
@@ -98,7 +98,7 @@ impl Provider for Nobody {
 pub(super) fn model(id: &str) -> provider::Model {
     let model = provider::Model::new(Arc::new(Nobody), id);
     match room(id) {
-        Some(room) => model.with_info(ModelInfo::new(id).with_context_window(room)),
+        Some(room) => model.with_info(ModelInfo::new(id).with_context_window(room + 1).with_output_limit(1)),
         None => model,
     }
 }
@@ -106,9 +106,9 @@ pub(super) fn model(id: &str) -> provider::Model {
 /// Returns the context window of the model with this id, if it is known.
 pub(super) fn room(id: &str) -> Option<u64> {
     match id {
-        "small" => Some(10),
-        "other" => Some(100),
-        "large" => Some(1000),
+        "small" => Some(60),
+        "other" => Some(200),
+        "large" => Some(2000),
         _ => None,
     }
 }
@@ -145,6 +145,20 @@ thread_local! {
     pub(super) static OUTPUT: Options = super::outputs::options();
 }
 
+/// Returns a policy with which conversations of a few messages are compacted.
+fn random_compactor(rng: &mut Rng) -> Compactor {
+    let mut policy = CompactionPolicy::default()
+        .with_threshold(rng.pick(&[0.1, 0.3, 0.9]))
+        .with_kept_turns(rng.pick(&[0, 1, 2]));
+    if rng.percent(30) {
+        policy = policy.without_clearing();
+    }
+    if rng.percent(50) {
+        policy = policy.with_kept_prompts();
+    }
+    Compactor { policy, model: None }
+}
+
 impl World {
     pub(super) fn new(seed: u64, trace: bool) -> Self {
         let mut rng = Rng::new(seed);
@@ -161,6 +175,12 @@ impl World {
         let budgets = Budgets::new(&mut rng);
         if budgets.are_on && rng.percent(70) {
             config.set_budget(random_budget(&mut rng));
+        }
+        if rng.percent(33) {
+            config.set_compactor(Some(random_compactor(&mut rng)));
+            let window = 200 + rng.below(2000) as u64;
+            let info = provider::ModelInfo::new("model").with_context_window(window).with_output_limit(1);
+            config.model = config.model.with_info(info);
         }
         let backups = Backups::random(&mut config, &mut rng);
         let core = Core::new(super::commands::random_history(&mut rng));
@@ -265,9 +285,13 @@ impl World {
             turn_id: &turn_id,
             max_staged: 3,
             records: self.records,
+            replay: &|_| crate::tool::Replay::Safe,
             hold: &hold,
             effects: Vec::new(),
         };
+        self.model.backups.size = self.core.phase().turn().map_or(0, |turn| turn.size(&self.config));
+        let options = self.core.phase().origin().map(|origin| &origin.prompt.options);
+        self.model.backups.reserve = options.and_then(Options::max_tokens).map_or(1, u64::from);
         let output = input(&mut self.core, &mut cx);
         let effects = cx.effects;
         self.keep_backup();
@@ -326,6 +350,12 @@ impl World {
             Effect::Open(op) => {
                 ensure!(self.stream.is_none(), "two streams at once");
                 self.model.opened()?;
+                let ((), effects) = self.feed(|core, cx| core.admitted(op, cx));
+                effects.into_iter().try_for_each(|effect| self.perform(effect))?;
+            }
+            Effect::Summarise(op) => {
+                ensure!(self.stream.is_none(), "two streams at once");
+                self.model.summarises()?;
                 let ((), effects) = self.feed(|core, cx| core.admitted(op, cx));
                 effects.into_iter().try_for_each(|effect| self.perform(effect))?;
             }
@@ -474,6 +504,10 @@ impl World {
                 Stage::Noticing { .. } => unreachable!("matched above"),
                 Stage::Paused { .. } => (name.is_none(), false, false, false),
                 Stage::Preparing => (runs(*op, "prepare_step"), false, false, false),
+                Stage::Compacting { .. } => {
+                    let streams = self.stream.as_ref().is_some_and(|stream| stream.op == *op);
+                    (self.call.is_none() && streams, true, false, false)
+                }
                 Stage::Streaming { question, .. } => {
                     let asked = match question {
                         None => self.call.is_none() && self.question.is_none(),

@@ -134,6 +134,7 @@ pub(super) const COMMAND: Kinds = &[
     Kind(422, "not-a-prompt", "The message is not a prompt."),
     Kind(422, "not-an-answer", "The message is not an answer."),
     Kind(422, "not-at-step", "The prompt cannot join the turn in flight."),
+    Kind(422, "not-compactable", "The conversation cannot be compacted."),
     Kind(422, "open-tool-uses", "The message has open tool uses."),
     Kind(422, "unanswered", "The prompt has no answer."),
 ];

@@ -66,6 +66,7 @@ fn snapshot(agent: &Agent, tree: &Tree) -> Snapshot {
         state: agent.config.view(tree.history().clone()),
         status: Status::Idle,
         step: 0,
+        compacting: None,
         pending: Vec::new(),
         partial: Vec::new(),
         run: 0,

@@ -24,7 +24,7 @@ use crate::{
     run::{Failure, PromptId, PromptState, RunEnd, RunOutcome},
     session::SessionSnapshot,
     text::{clip, start},
-    web::front::exchange::has_own_content,
+    web::front::exchange::{compaction, has_own_content},
 };
 
 /// The greatest size of a tool's progress, in bytes of its JSON form. Larger data is omitted.
@@ -308,6 +308,10 @@ impl AgUiWriter {
             }
             RunProgress::Budget(report) => {
                 self.out.push(AgUiFrame::Custom { name: "omni.budget", value: json!(report) });
+            }
+            RunProgress::Compaction { message, failure } => {
+                let value = compaction(message, failure);
+                self.out.push(AgUiFrame::Custom { name: "omni.compaction", value });
             }
             RunProgress::Pauses(pauses) if !pauses.is_empty() => {
                 self.list();

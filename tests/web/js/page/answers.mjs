@@ -225,3 +225,29 @@ await step("questions of running tools are answered and declined", async (made) 
   await card.evaluate((card) => (card.open = true));
   await card.getByText("no table was booked: The user declined.").waitFor();
 });
+
+await step("old messages are folded by /compact, and Undo sends all of them again", async (made) => {
+  const page = await open(made);
+  for (const [index, text] of ["One", "Two", "Three"].entries()) {
+    await say(page, text);
+    await idle(page, index + 1);
+  }
+  await say(page, "/compact the numbers");
+  const fold = page.locator(".message.compaction").first();
+  await fold.locator("summary", { hasText: /^2 messages are summarized, [\d.,]+K? to [\d.,]+K? tokens$/ }).waitFor();
+  await fold.locator("summary").click();
+  await fold.getByText("You have sent 3 messages").waitFor();
+  assert.deepEqual(await texts(page, ".message.user .plain"), ["One", "Two", "Three"]);
+  await shot(page, "06-compaction");
+  await accessible(page, "a compaction");
+  await saved(page);
+  await page.reload();
+  await fold.locator("summary", { hasText: /^2 messages are summarized/ }).waitFor();
+  await say(page, "Four");
+  await idle(page, 4);
+  await fold.getByRole("button", { name: "Undo" }).click();
+  await page.locator(".message.compaction", { hasText: "All messages are sent again" }).waitFor();
+  await until(async () => assert.equal(await page.getByRole("button", { name: "Undo" }).count(), 0));
+  await say(page, "Five");
+  await idle(page, 5);
+});

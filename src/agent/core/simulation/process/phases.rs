@@ -30,7 +30,7 @@ pub(super) fn name(phase: &Phase) -> &'static str {
         Phase::Noticing { then: AfterEvent::Continue(_), .. } => 2,
         Phase::InTurn { stage, .. } => match stage {
             Stage::Noticing { .. } => 3,
-            Stage::Preparing => 4,
+            Stage::Preparing | Stage::Compacting { .. } => 4,
             Stage::Streaming { question: None, .. } => 5,
             Stage::Streaming { question: Some(_), .. } => 6,
             Stage::Deciding { .. } => 7,

@@ -30,6 +30,7 @@ impl Process {
             turn_id: &move || id,
             max_staged: 8,
             records: self.level,
+            replay: &|_| crate::tool::Replay::Safe,
             hold: &|| None,
             effects: Vec::new(),
         };
@@ -84,6 +85,7 @@ impl Process {
             }
             Effect::DropCall => self.call = None,
             Effect::Open(op) => self.permit = Some(op),
+            Effect::Summarise(_) => return Err("a summary without a policy".to_owned()),
             Effect::Connect(op) => {
                 let turn = self.core.phase().turn().ok_or("a request without a turn")?;
                 if turn.recorded {

@@ -1,0 +1,556 @@
+//! Compactions: when they are due, what they keep, and the request for a summary. The plan is a pure function of the conversation, its size and the policy.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{Call, Context, Core, Effect, user_message};
+use crate::{
+    agent::{
+        Compact, CompactHow, Config, Event, Failure,
+        compaction::{CompactionPolicy, Compactor, times},
+        phase::{Compacted, CompactionPlan, Op, Stage, StepRemains, Turn, in_stage},
+    },
+    message::{
+        ClearedFor, Compaction, CompactionTrigger, Content, History, Message, MessageId, Purpose, RequestEnd,
+        Role, Text, Timestamp, Usage, UsageRow, cleared, text_tokens,
+    },
+    provider::{Delta, Model, ProviderError, ProviderErrorKind, StopReason, estimated_tokens, room},
+    run::{Error, ErrorKind},
+    tool::Replay,
+};
+
+/// The text of a compaction without a summary.
+const NO_SUMMARY: &str = "Compaction without a summary.";
+/// The greatest size of a summary, in bytes.
+const LONGEST: usize = 32 * 1024;
+/// The greatest share of the room that the messages that are sent unchanged may have.
+const KEPT_SHARE: f64 = 0.4;
+/// If this share of the room becomes free and less than the other share is used, a compaction only clears messages.
+const FREED_SHARE: f64 = 0.25;
+const CLEARED_SHARE: f64 = 0.6;
+/// The share of the room for the messages of a request for a summary that has to be shortened.
+const SUMMARY_SHARE: f64 = 0.9;
+/// The share of the room for kept prompts.
+const PROMPTS_SHARE: f64 = 0.1;
+
+const INSTRUCTION: &str = "\
+The conversation so far is about to be replaced by a summary, with which you will continue it. Write this summary now, \
+in the language of the conversation and in at most 1,000 words. State the requests of the user and their constraints, \
+the decisions, the results with their exact names, numbers and paths, what failed, and what is left to do. If the \
+conversation begins with a summary, include what still matters of it. Use no tools, and answer with the summary alone.";
+
+const CUT_OFF: &str = "[The oldest messages are not shown, because they do not fit.]";
+
+impl Core {
+    /// Calls `prepare_step` for the turn's next request. If the conversation is too large, it is compacted before. The
+    /// turn's number of requests already includes this request.
+    pub(super) fn prepare(&mut self, mut turn: Box<Turn>, cx: &mut Context<'_>) {
+        turn.step_start = turn.working.pending_len();
+        match plan(&turn, &WhyCompact::NextRequest, cx) {
+            Some(plan) => self.compact(turn, plan, cx),
+            None => self.prepare_step(turn, cx),
+        }
+    }
+
+    /// If a service has refused the turn's request because it was too long, starts a compaction and then repeats the
+    /// step. Otherwise returns the turn. `void` reports the usage of the failed request.
+    pub(super) fn compact_overflow(
+        &mut self,
+        mut turn: Box<Turn>,
+        failure: &Failure,
+        void: impl FnOnce(&mut Turn, &mut Context<'_>),
+        cx: &mut Context<'_>,
+    ) -> Option<Box<Turn>> {
+        let is_overflow =
+            matches!(failure, Failure::Provider { error } if error.kind == ProviderErrorKind::ContextTooLong);
+        let found = if is_overflow && !turn.is_exhausted() {
+            plan(&turn, &WhyCompact::Refusal(failure), cx)
+        } else {
+            None
+        };
+        let Some(plan) = found else { return Some(turn) };
+        void(&mut turn, cx);
+        turn.step += 1;
+        turn.answer = None;
+        let (failure, pending, step) = (failure.clone(), turn.working.pending_len(), turn.step);
+        let (delay, complete, model) = (Duration::ZERO, false, None);
+        cx.emit(Event::Retry { failure, delay, pending, complete, step, model });
+        self.compact(turn, plan, cx);
+        None
+    }
+
+    pub(super) fn compact(&mut self, mut turn: Box<Turn>, plan: CompactionPlan, cx: &mut Context<'_>) {
+        turn.compacted = Compacted::Once;
+        let (trigger, tokens) = (plan.trigger, plan.size);
+        cx.emit(Event::CompactionStart { trigger, tokens, turn: turn.id, run: turn.run });
+        match plan.ready.clone() {
+            Some(ready) => self.insert_compaction(turn, &plan, ready, None, &Usage::default(), cx),
+            None => self.summarise(turn, Box::new(plan), cx),
+        }
+    }
+
+    fn summarise(&mut self, turn: Box<Turn>, plan: Box<CompactionPlan>, cx: &mut Context<'_>) {
+        let op = self.enter(turn, Stage::Compacting { fold: Box::default(), plan });
+        cx.push(Effect::Summarise(op));
+    }
+
+    /// Processes a delta of a summary, if one is being written.
+    pub(super) fn summary_delta(&mut self, op: Op, delta: Delta, cx: &mut Context<'_>) {
+        let Some((turn, Stage::Compacting { fold, .. })) = self.phase.awaited(op) else { return };
+        if let Delta::Retry { .. } = delta {
+            if fold.blocks().is_empty() {
+                let model = fold.message().model.clone();
+                spend(turn, fold.take_usage(), model, RequestEnd::Void, cx);
+            }
+            fold.restart();
+        } else if let Err(error) = fold.apply(&delta) {
+            self.stream_failed(op, error.into(), cx);
+        }
+    }
+
+    /// Processes the end of the stream of a summary, if one is being written.
+    pub(super) fn summary_ended(&mut self, op: Op, cx: &mut Context<'_>) {
+        let compacting = in_stage!(Stage::Compacting { fold, plan } => (fold, plan));
+        let Some((mut turn, (fold, mut plan))) = self.phase.take_awaited(op, compacting) else { return };
+        let (usage, model) = (fold.usage(), fold.message().model.clone());
+        let completion = match fold.message().stop_reason {
+            Some(_) => fold.finish(cx.now()),
+            None => Err(super::streaming::truncated()),
+        };
+        let end = if completion.is_ok() { RequestEnd::Answered } else { RequestEnd::Failed };
+        spend(&mut turn, usage, model.clone(), end, cx);
+        let completion = match completion {
+            Ok(completion) => completion,
+            Err(error) => return self.compaction_failed(turn, &plan, error.into(), cx),
+        };
+        let text = cut(completion.message.text().trim()).to_owned();
+        let uses_tools = completion.message.tool_uses().next().is_some();
+        if uses_tools && !std::mem::replace(&mut plan.forbids_tools, true) {
+            self.summarise(turn, plan, cx);
+        } else if text.is_empty() || !is_complete(&completion.stop_reason) {
+            let message = "the model wrote no summary of the conversation";
+            let error = ProviderError::new(ProviderErrorKind::Service, message);
+            self.compaction_failed(turn, &plan, error.into(), cx);
+        } else {
+            let text = if plan.prompts.is_empty() { text } else { format!("{text}\n\n{}", plan.prompts) };
+            let model = model.unwrap_or_else(|| turn.model_in(cx.config).id().to_string());
+            self.insert_compaction(turn, &plan, (true, text), Some(model), &usage, cx);
+        }
+    }
+
+    /// Ends a compaction that failed. The step continues or, if its request was refused, fails.
+    pub(super) fn compaction_failed(
+        &mut self,
+        mut turn: Box<Turn>,
+        plan: &CompactionPlan,
+        failure: Failure,
+        cx: &mut Context<'_>,
+    ) {
+        turn.compacted = Compacted::Failed;
+        cx.emit(Event::CompactionEnd { message: None, at: plan.at, failure: Some(failure.clone()) });
+        if turn.compaction.is_some() {
+            return self.end_compaction(turn, Some(failure), false, cx);
+        }
+        match plan.refused.clone() {
+            Some(refused) => {
+                // The announced repetition was not made, so it does not count towards the limit of requests.
+                turn.origin.max_steps = turn.origin.max_steps.map(|max| max.saturating_add(1));
+                self.recover(turn, refused, StepRemains::default(), cx);
+            }
+            None => self.prepare_step(turn, cx),
+        }
+    }
+
+    /// Adds a compaction with this text to the turn, and prepares the turn's request. The text is a summary if the first
+    /// value is true.
+    fn insert_compaction(
+        &mut self,
+        mut turn: Box<Turn>,
+        plan: &CompactionPlan,
+        (is_summary, text): (bool, String),
+        model: Option<String>,
+        usage: &Usage,
+        cx: &mut Context<'_>,
+    ) {
+        let mut own = Compaction::new(plan.trigger);
+        (own.is_summary, own.kept, own.cleared) = (is_summary, plan.kept, plan.cleared);
+        own.model = model;
+        own.nano_usd = usage.cost.map(|cost| times(1_000_000_000, cost));
+        let id = turn.message_id();
+        let mut message = user_message(id, vec![Content::from(Text::new(text))], cx);
+        message.compaction = Some(Box::new(own));
+        let mut after = turn.clone();
+        after.working.insert(&self.history, plan.at, Arc::new(message.clone()));
+        if let Some(own) = &mut message.compaction {
+            own.tokens = Some((plan.size, after.whole(cx.config)));
+        }
+        let message = Arc::new(message);
+        turn.working.insert(&self.history, plan.at, Arc::clone(&message));
+        cx.emit(Event::CompactionEnd { message: Some(message), at: plan.at, failure: None });
+        match turn.compaction {
+            Some(_) => self.end_compaction(turn, None, false, cx),
+            None => self.prepare_step(turn, cx),
+        }
+    }
+
+    /// Reports the usage of a request for a summary that is cut off, if there is one.
+    pub(super) fn cut_summary(&mut self, end: RequestEnd, cx: &mut Context<'_>) {
+        if let Some((turn, Stage::Compacting { fold, .. })) = self.phase.in_turn() {
+            let model = fold.message().model.clone();
+            spend(turn, fold.take_usage(), model, end, cx);
+        }
+    }
+
+    pub(super) fn prepare_step(&mut self, mut turn: Box<Turn>, cx: &mut Context<'_>) {
+        turn.step_start = turn.working.pending_len();
+        let op = self.enter(turn, Stage::Preparing);
+        cx.push(Effect::Call(op, Call::PrepareStep));
+    }
+}
+
+/// Adds the usage of a request for a summary to the turn, and emits its row.
+pub(super) fn spend(
+    turn: &mut Turn,
+    usage: Usage,
+    model: Option<String>,
+    end: RequestEnd,
+    cx: &mut Context<'_>,
+) {
+    turn.usage += usage;
+    if !usage.is_zero() {
+        let row =
+            UsageRow::new(end, usage).with_purpose(Purpose::Summary).with_turn(turn.id).with_step(turn.step);
+        let model = model.unwrap_or_else(|| turn.model_in(cx.config).id().to_string());
+        cx.emit(Event::Usage(Box::new(row.with_at(cx.now()).with_model(model))));
+    }
+}
+
+/// Returns whether an answer with this stop reason is a summary. At the limit of tokens, which is above the length that
+/// is asked for, the model has written too much, and the beginning is kept.
+fn is_complete(reason: &StopReason) -> bool {
+    matches!(reason, StopReason::Stop | StopReason::StopSequence | StopReason::Length)
+}
+
+/// Returns the beginning of a summary that is too long, up to the end of a paragraph or of a line. If half of the text
+/// would be lost, the text ends anywhere.
+fn cut(text: &str) -> &str {
+    if text.len() <= LONGEST {
+        return text;
+    }
+    let whole = &text[..text.floor_char_boundary(LONGEST)];
+    let mut ends = ["\n\n", "\n"].into_iter().filter_map(|end| Some(whole.rsplit_once(end)?.0.trim_end()));
+    ends.find(|kept| kept.len() > LONGEST / 2).unwrap_or(whole)
+}
+
+impl Turn {
+    /// Returns the number of tokens that a request to this model may have, if it is known.
+    pub(in crate::agent) fn room(&self, model: &Model, config: &Config) -> Option<u64> {
+        room(model.info()?, &config.settings.options.overlaid(&self.origin.prompt.options))
+    }
+
+    /// Returns the estimated size of the next request.
+    fn whole(&self, config: &Config) -> u64 {
+        let tools = self.origin.prompt.client_tools.after(&config.tools);
+        estimated_tokens(config.settings.system.as_deref(), &tools, &self.conversation())
+    }
+
+    /// Returns the size of the next request: the size that the service has counted last, and an estimate of what came
+    /// later. If another model has counted, a larger estimate of the whole counts.
+    pub(in crate::agent) fn size(&self, config: &Config) -> u64 {
+        let all = self.working.all();
+        let from = all.compaction().map_or(0, |(index, _)| index + 1);
+        let mut later = self.corrections.messages().map(|message| message.estimated_tokens()).sum::<u64>();
+        for message in (from..all.len()).rev().filter_map(|index| all.get(index)) {
+            if let (Role::Assistant, Some(counted)) = (message.role, message.context_tokens) {
+                let is_same = self.requested.as_ref().is_none_or(|id| id == self.model_in(config).id())
+                    && self.origin.prompt.model.is_none();
+                let size = u64::from(counted) + later;
+                return if is_same { size } else { size.max(self.whole(config)) };
+            }
+            later += message.estimated_tokens();
+        }
+        self.whole(config)
+    }
+}
+
+/// A message that the next request contains if nothing is compacted.
+struct SentMessage<'a> {
+    index: usize,
+    message: &'a Arc<Message>,
+    tokens: u64,
+    /// The tokens of the message in its cleared form.
+    bare: u64,
+}
+
+/// The reason to plan a compaction that nobody has requested.
+pub(super) enum WhyCompact<'a> {
+    /// The next request may be too large.
+    NextRequest,
+    /// A service has refused the request because of its size, with this failure.
+    Refusal(&'a Failure),
+    /// The run ends, so that the next request is that of another prompt.
+    EndOfRun,
+}
+
+/// Returns the plan of a compaction for this reason. Returns `None` if no compaction is due, or if it would change
+/// nothing.
+pub(super) fn plan(turn: &Turn, why: &WhyCompact<'_>, cx: &Context<'_>) -> Option<CompactionPlan> {
+    let Compactor { policy, .. } = cx.config.compactor()?;
+    let refused = if let WhyCompact::Refusal(failure) = why { Some(*failure) } else { None };
+    let model = match why {
+        WhyCompact::EndOfRun => &cx.config.model,
+        _ => turn.model_in(cx.config),
+    };
+    let room = turn.room(model, cx.config);
+    let may_compact = match turn.compacted {
+        Compacted::No => refused.is_some() || room.is_some(),
+        Compacted::NotBySize => refused.is_some(),
+        Compacted::Once | Compacted::Failed => false,
+    };
+    if !may_compact {
+        return None;
+    }
+    let size = turn.size(cx.config);
+    let all = turn.working.all();
+    let last = all.compaction();
+    let is_recent = |index: usize| all.iter().skip(index).all(|later| later.role != Role::Assistant);
+    // There is one compaction until the next answer, also over restarts. If even the compacted conversation of an
+    // earlier turn is refused, as by a smaller model, another compaction is made.
+    let committed = all.len() - turn.working.pending_len();
+    let counts = |index: usize| refused.is_none() || index >= committed;
+    if last.is_some_and(|(index, own)| {
+        own.trigger != CompactionTrigger::Request && is_recent(index) && counts(index)
+    }) {
+        return None;
+    }
+    // After an undo, everything is sent as long as it fits.
+    let is_undone = last.is_some_and(|(_, own)| !own.is_summary && own.cleared == 0);
+    let threshold = if is_undone { 1.0 } else { policy.threshold };
+    let is_due = refused.is_some() || room.is_some_and(|room| size >= times(room, threshold));
+    // A provider whose requests have effects keeps the conversation itself.
+    if !is_due || keeps_conversation(turn, cx) {
+        return None;
+    }
+    let (at, end) = insertion(turn);
+    let sizes = (size, room.unwrap_or(size).max(1), fixed(turn, cx));
+    let trigger = if refused.is_some() { CompactionTrigger::Overflow } else { CompactionTrigger::Size };
+    let plan = fitted(planned(all, end, policy, sizes, trigger, None)?, turn, cx);
+    Some(CompactionPlan { at, refused: refused.cloned(), ..plan })
+}
+
+/// Returns the plan of a requested compaction of the committed history, which is the history of `turn`.
+pub(super) fn requested(turn: &Turn, compact: &Compact, cx: &Context<'_>) -> Result<CompactionPlan, Error> {
+    let all = turn.working.all();
+    let refuse = |reason: &str| {
+        let text = format!("the conversation cannot be compacted: {reason}");
+        Error::new(ErrorKind::NotCompactable, text)
+    };
+    if all.open_tool_uses().next().is_some() {
+        return Err(refuse("tool uses have no results; answer them first"));
+    }
+    if keeps_conversation(turn, cx) {
+        return Err(refuse("the provider keeps the conversation itself"));
+    }
+    let size = turn.size(cx.config);
+    let room = turn.room(turn.model_in(cx.config), cx.config).unwrap_or(size).max(1);
+    let unset = CompactionPolicy::default();
+    let policy = cx.config.compactor().map_or(&unset, |compactor| &compactor.policy);
+    let sizes = (size, room, fixed(turn, cx));
+    match compact.how {
+        CompactHow::Undo => {
+            let is_in_force = |own: &Compaction| own.is_summary || own.cleared > 0;
+            if !all.compaction().is_some_and(|(_, own)| is_in_force(own)) {
+                return Err(refuse("no compaction is in force that could be undone"));
+            }
+            let kept = u32::try_from(all.len()).unwrap_or(u32::MAX);
+            let ready = Some((false, NO_SUMMARY.to_owned()));
+            Ok(CompactionPlan { kept, ready, ..CompactionPlan::new(CompactionTrigger::Request, size) })
+        }
+        how => planned(
+            all,
+            all.len(),
+            policy,
+            sizes,
+            CompactionTrigger::Request,
+            Some((how, compact.focus.as_deref())),
+        )
+        .map(|plan| fitted(plan, turn, cx))
+        .ok_or_else(|| refuse("it has no old messages that could be replaced or cleared")),
+    }
+}
+
+/// Returns whether the provider keeps the conversation itself, because its requests have effects.
+fn keeps_conversation(turn: &Turn, cx: &Context<'_>) -> bool {
+    let summaries = cx.config.compactor().and_then(|compactor| compactor.model.as_ref());
+    let mut models = summaries.into_iter().chain([turn.model_in(cx.config)]);
+    models.any(|model| (cx.replay)(model) == Replay::Never)
+}
+
+/// Returns the size of the system prompt and the tools.
+fn fixed(turn: &Turn, cx: &Context<'_>) -> u64 {
+    let tools = turn.origin.prompt.client_tools.after(&cx.config.tools);
+    estimated_tokens(cx.config.settings.system.as_deref(), &tools, &History::new())
+}
+
+/// Returns where a compaction is inserted: the index among the pending messages, and among all messages. It stands before
+/// a pending prompt that is new and answers no tool uses, and otherwise after all messages.
+fn insertion(turn: &Turn) -> (usize, usize) {
+    let all = turn.working.all();
+    let pending = turn.working.pending_len();
+    let given: Option<MessageId> = turn.origin.prompt.id.clone().map(MessageId::from);
+    // A message that gets another answer has the id of an earlier turn, or none.
+    let is_new = |prompt: &Message| {
+        let is_given = given.is_some() && prompt.id == given;
+        prompt.is_prompt() && (is_given || prompt.id == Some(MessageId::made(turn.id, 0)))
+    };
+    let prompt = turn.working.pending().next().filter(|prompt| pending == 1 && is_new(prompt));
+    let at = if prompt.is_some() { 0 } else { pending };
+    (at, all.len() - pending + at)
+}
+
+/// Plans a compaction at the index `end`. The sizes are those of the request, of the room, and of the system prompt and
+/// the tools. `wanted` states how the compaction was requested, and the focus of its summary.
+fn planned(
+    all: &History,
+    end: usize,
+    policy: &CompactionPolicy,
+    (size, room, fixed): (u64, u64, u64),
+    trigger: CompactionTrigger,
+    wanted: Option<(CompactHow, Option<&str>)>,
+) -> Option<CompactionPlan> {
+    let is_overflow = trigger == CompactionTrigger::Overflow;
+    let share = |share: f64| times(room, share);
+    let before: History = all.iter().take(end).cloned().collect();
+    let old = before.compaction().map(|(index, own)| (index, own.is_summary, own.sent_from(index)));
+    let (start, old_text) = match old {
+        Some((index, true, (start, _))) => (start, Some(before.get(index)?.text())),
+        _ => (0, None),
+    };
+    let whole_from = old.map_or(0, |(_, _, (_, whole))| whole);
+    let sent: Vec<SentMessage<'_>> = (start..end)
+        .filter_map(|index| Some((index, before.get(index)?)))
+        .filter(|(_, message)| message.compaction.is_none())
+        .map(|(index, message)| {
+            let bare = cleared(message, ClearedFor::Room).estimated_tokens();
+            let tokens = if index < whole_from { bare } else { message.estimated_tokens() };
+            SentMessage { index, message, tokens, bare }
+        })
+        .collect();
+    let tokens = |sent: &[SentMessage<'_>]| sent.iter().map(|own| own.tokens).sum::<u64>();
+    let index = |place: usize| sent.get(place).map_or(end, |own| own.index);
+    let count = |from: usize, to: usize| u32::try_from(to - from).unwrap_or(u32::MAX);
+
+    let tail = tail(&sent, policy.kept_turns, end < all.len(), share(KEPT_SHARE));
+    let freed = |to: usize| sent[..to].iter().map(|own| own.tokens - own.bare.min(own.tokens)).sum::<u64>();
+    let plan = CompactionPlan { kept: count(index(tail), end), ..CompactionPlan::new(trigger, size) };
+    let clearing = |to: usize| {
+        let ready = old_text.clone().map_or((false, NO_SUMMARY.to_owned()), |text| (true, text));
+        let (kept, cleared) = (count(index(to), end), count(start, index(to)));
+        CompactionPlan { kept, cleared, ready: Some(ready), ..plan.clone() }
+    };
+    let saved = freed(tail);
+    let is_enough = saved >= share(FREED_SHARE) && size.saturating_sub(saved) < share(CLEARED_SHARE);
+    match wanted {
+        Some((CompactHow::Clear, _)) => return (saved > 0).then(|| clearing(tail)),
+        None if policy.clearing && saved > 0 && is_enough => return Some(clearing(tail)),
+        _ => {}
+    }
+    // If the messages to keep are too large alone, only the last prompt and what follows it are sent unchanged.
+    let last_prompt = sent.iter().rposition(|own| own.message.is_prompt());
+    let last_prompt = if end < all.len() { sent.len() } else { last_prompt.unwrap_or(sent.len()) };
+    let is_too_large = is_overflow && tokens(&sent[tail..]) > room;
+    if tail == 0 {
+        return (is_too_large && freed(last_prompt) > 0).then(|| clearing(last_prompt));
+    }
+    let (kept, cleared) = match is_too_large && last_prompt > tail {
+        true => (count(index(last_prompt), end), count(index(tail), index(last_prompt))),
+        false => (plan.kept, 0),
+    };
+    let mut history = before.sent();
+    if is_overflow {
+        history = fitting(&history, share(SUMMARY_SHARE).saturating_sub(fixed));
+    }
+    let mut instruction = INSTRUCTION.to_owned();
+    if let Some(more) = &policy.instructions {
+        instruction.extend(["\n\n", &**more]);
+    }
+    if let Some((_, Some(focus))) = wanted {
+        instruction.extend(["\n\nThe summary must state in detail: ", focus]);
+    }
+    let asked = history.last().map(|message| message.timestamp).unwrap_or_default();
+    history.push(Message::user(instruction).with_timestamp(asked));
+    let prompts =
+        if policy.kept_prompts { prompts(&before, index(tail), share(PROMPTS_SHARE)) } else { String::new() };
+    Some(CompactionPlan { kept, cleared, history, prompts, ..plan })
+}
+
+/// Returns the place of the first message that is sent unchanged. This is the prompt of the oldest turn to keep, or a
+/// later answer if the messages from this prompt on have more than `limit` tokens. `prompt_follows` states whether the
+/// prompt of the turn in flight follows the messages.
+fn tail(sent: &[SentMessage<'_>], kept_turns: u32, prompt_follows: bool, limit: u64) -> usize {
+    // The prompt of the turn in flight is always kept.
+    let turns = if prompt_follows { kept_turns.saturating_sub(1) } else { kept_turns.max(1) };
+    let prompts = sent.iter().enumerate().rev().filter(|(_, own)| own.message.is_prompt());
+    let oldest = match turns.checked_sub(1) {
+        Some(earlier) => prompts.map(|(place, _)| place).nth(earlier as usize).unwrap_or(0),
+        None => sent.len(),
+    };
+    let is_answer = |own: &SentMessage<'_>| own.message.role == Role::Assistant;
+    let Some(last) = sent.iter().rposition(is_answer) else { return oldest };
+    let oldest = oldest.min(last);
+    let mut tokens = 0;
+    let mut fitting = last;
+    for (place, own) in sent.iter().enumerate().skip(oldest).rev() {
+        tokens += own.tokens;
+        if tokens > limit {
+            return fitting;
+        }
+        if is_answer(own) && place < fitting {
+            fitting = place;
+        }
+    }
+    oldest
+}
+
+/// Shortens the request for a summary, if another model writes it that has less room.
+fn fitted(mut plan: CompactionPlan, turn: &Turn, cx: &Context<'_>) -> CompactionPlan {
+    let own = cx.config.compactor().and_then(|compactor| compactor.model.as_ref());
+    let room = own.and_then(|model| turn.room(model, cx.config)).unwrap_or(u64::MAX);
+    let limit = times(room, SUMMARY_SHARE).saturating_sub(fixed(turn, cx));
+    if plan.history.iter().map(|message| message.estimated_tokens()).sum::<u64>() > limit {
+        plan.history = fitting(&plan.history, limit);
+    }
+    plan
+}
+
+/// Returns the newest messages of a conversation in their cleared form, as far as they have at most `limit` tokens.
+fn fitting(history: &History, limit: u64) -> History {
+    let bare: Vec<Arc<Message>> =
+        history.iter().map(|message| Arc::new(cleared(message, ClearedFor::Room))).collect();
+    let mut tokens = 0;
+    let fits = |message: &&Arc<Message>| {
+        tokens += message.estimated_tokens();
+        tokens <= limit
+    };
+    let mut first = bare.len() - bare.iter().rev().take_while(fits).count();
+    // Results can't be sent without their tool uses.
+    while bare.get(first).is_some_and(|message| message.tool_results().next().is_some()) {
+        first += 1;
+    }
+    let note = (first > 0).then(|| Arc::new(Message::user(CUT_OFF).with_timestamp(Timestamp(0))));
+    note.into_iter().chain(bare[first..].iter().cloned()).collect()
+}
+
+/// Returns the texts of the prompts before `end`, the newest first, as far as they have at most `limit` tokens.
+fn prompts(history: &History, end: usize, limit: u64) -> String {
+    let mut tokens = 0;
+    let prompts = (0..end).rev().filter_map(|index| history.get(index)).filter(|message| message.is_prompt());
+    let texts = prompts.map(|message| message.text()).filter(|text| !text.trim().is_empty());
+    let fitting = texts.take_while(|text| {
+        tokens += text_tokens(text);
+        tokens <= limit
+    });
+    fitting.fold(String::new(), |kept, text| match kept.is_empty() {
+        true => format!("Earlier messages of the user, the newest first:\n\n{text}"),
+        false => format!("{kept}\n\n{text}"),
+    })
+}

@@ -177,7 +177,7 @@ impl Chat {
                         self.runs = u32::from(snapshot.agent.status != Status::Idle);
                         let is_open = |pause: &&Arc<PendingUse>| !self.decided.contains(&pause.tool_use.id);
                         self.waiting = snapshot.agent.pauses.iter().filter(is_open).cloned().collect();
-                        let questions = self.waiting.iter().filter(|pause| pause.asked_by.is_some());
+                        let questions = self.waiting.iter().filter(|pause| pause.is_question());
                         self.questions = questions.map(|pause| pause.tool_use.id.clone()).collect();
                         self.question = None;
                         self.printer.note("[some output was skipped]");
@@ -236,12 +236,15 @@ impl Chat {
                 for pause in pauses.iter().filter(|pause| !self.waiting.contains(pause)) {
                     let PendingUse { tool_use, reason, .. } = &**pause;
                     // The question is shown as JSON, so that control characters from the model cannot hide the question.
-                    let shown = match &pause.asked_by {
-                        Some(_) => {
-                            self.questions.insert(tool_use.id.clone());
-                            question::shown(pause)
-                        }
-                        None => format!("{} {} waits: {reason}", tool_use.name, tool_use.input),
+                    let shown = if pause.is_question() {
+                        self.questions.insert(tool_use.id.clone());
+                        question::shown(pause)
+                    } else {
+                        let of = pause
+                            .sub_agent
+                            .as_ref()
+                            .map_or_else(String::new, |own| format!("{}: ", own.name));
+                        format!("{of}{} {} waits: {reason}", tool_use.name, tool_use.input)
                     };
                     self.printer.line(&shown);
                 }
@@ -323,7 +326,7 @@ impl Chat {
     async fn decide(&mut self, line: &str) -> Result<(), omni_agent::Error> {
         let (answer, rest) = line.split_once(' ').unwrap_or((line, ""));
         let Some(first) = self.waiting.front() else { return Ok(()) };
-        let is_question = first.asked_by.is_some();
+        let is_question = first.is_question();
         let decision = match answer {
             _ if is_question => {
                 let question = self.question.get_or_insert_with(|| Question::of(first));
@@ -378,7 +381,7 @@ impl Chat {
     }
 
     fn show_prompt(&mut self) {
-        if let Some(pause) = self.waiting.front().filter(|pause| pause.asked_by.is_some()) {
+        if let Some(pause) = self.waiting.front().filter(|pause| pause.is_question()) {
             let question = self.question.get_or_insert_with(|| Question::of(pause));
             self.printer.prompt(&question.prompt());
         } else if let Some(tool_use) = self.waiting.front().map(|pause| &pause.tool_use) {

@@ -15,6 +15,7 @@
 //!   uses, continue a run and handle failures.
 //! - [`Snapshot`] and [`Event`] report the state and its changes. [`Agent::subscribe`] returns a snapshot and the
 //!   events that follow it. [`text_deltas`](Subscription::text_deltas) reduces the events to the text of the response.
+//! - [`SubAgent`] makes an agent a tool of another one.
 //! - [`Running`] follows one run to its end: its progress, its pauses and its response. [`Follow`] does the same for a
 //!   reader that has a subscription.
 //!
@@ -87,6 +88,7 @@ mod command;
 mod compaction;
 mod core;
 mod decision;
+mod delegation;
 mod durable;
 mod event;
 mod follow;
@@ -97,6 +99,7 @@ mod request;
 mod running;
 mod snapshot;
 mod state;
+mod sub_agent;
 mod task;
 #[cfg(all(test, feature = "test-util"))]
 mod tests;
@@ -136,6 +139,7 @@ use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 pub use snapshot::{Snapshot, ToolRun};
 pub use state::{Config, State, StateEdit, StateView};
+pub use sub_agent::SubAgent;
 use task::AgentShared;
 pub(crate) use task::OwnerLink;
 pub use text::TextDeltas;
@@ -598,6 +602,12 @@ impl Agent {
     /// Returns the reason for the agent's end and its last snapshot, or `None` if the agent has not ended.
     pub fn end(&self) -> Option<End<Snapshot>> {
         self.shared.termination.end().cloned()
+    }
+
+    /// Cancels the run without waiting. If the queue of commands is full, nothing happens.
+    pub(super) fn cancel_now(&self) {
+        let (reply, _) = tokio::sync::oneshot::channel();
+        let _ = self.commands.try_send(Box::new(Command::Cancel(reply)));
     }
 
     /// Returns a handle that does not keep the agent alive.

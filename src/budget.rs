@@ -341,6 +341,11 @@ impl Spending {
         Self { own, holdings: accounts.into_iter().map(holding).collect(), quote: Quote::default() }
     }
 
+    /// Returns the run's own account.
+    pub(crate) fn own(&self) -> &Arc<Account> {
+        &self.own
+    }
+
     /// Sets the budget of the run's own account.
     pub(crate) fn set_budget(&self, budget: Budget) {
         lock(&self.own.state).budget = budget;
@@ -377,8 +382,7 @@ impl Spending {
     pub(crate) fn charge(&mut self, usage: Usage, model: &str) -> Vec<BudgetReport> {
         let usage = Usage { cost: usage.cost.or(self.quote.is_free().then_some(0.0)), ..usage };
         let output_cost = usage.output as f64 * self.quote.rates.map_or(0.0, |(_, output)| output);
-        let mut reports = Vec::new();
-        for Holding { account, reserved, reported } in &mut self.holdings {
+        for Holding { account, reserved, .. } in &mut self.holdings {
             let mut state = lock(&account.state);
             state.spent.add(0, usage);
             state.take_back(reserved, amounts(0, &usage));
@@ -387,6 +391,15 @@ impl Spending {
                 Some(usd) => state.prompt_cost += (usd - output_cost).max(0.0),
                 None => state.unpriced = Some(model.to_owned()),
             }
+        }
+        self.reports()
+    }
+
+    /// Returns a report of each account of which 80 % are now spent, once.
+    pub(crate) fn reports(&mut self) -> Vec<BudgetReport> {
+        let mut reports = Vec::new();
+        for Holding { account, reported, .. } in &mut self.holdings {
+            let state = lock(&account.state);
             if state.is_near() && reported.replace(state.budget) != Some(state.budget) {
                 reports.push(state.report(!Arc::ptr_eq(account, &self.own)));
             }
@@ -431,12 +444,6 @@ mod inspection {
         pub(crate) fn amounts(&self) -> (Amounts, Amounts) {
             let state = lock(&self.state);
             (state.spent_amounts(), state.reserved)
-        }
-    }
-
-    impl Spending {
-        pub(crate) fn own(&self) -> &Arc<Account> {
-            &self.own
         }
     }
 }

@@ -4,24 +4,26 @@
 //! 2. [Tools and approvals](tools_and_approvals)
 //! 3. [Sessions and branches](sessions_and_branches)
 //! 4. [Long conversations](long_conversations)
-//! 5. [Stores](stores)
-//! 6. [Many conversations](many_conversations)
-//! 7. [Turns that survive a crash](durable_turns)
-//! 8. [A web service](web_services)
-//! 9. [Testing an application](testing)
-//! 10. [Tools of MCP servers](mcp_servers)
-//! 11. [Serving an agent to other programs](serving)
-//! 12. [Telemetry](telemetry)
-//! 13. [Writing a provider, a store or a backend](extending)
-//! 14. [Coming from Elixir's Omni Agent](from_elixir)
-//! 15. [Coming from rig](from_rig)
-//! 16. [Coming from yoagent](from_yoagent)
+//! 5. [Delegation](delegation)
+//! 6. [Stores](stores)
+//! 7. [Many conversations](many_conversations)
+//! 8. [Turns that survive a crash](durable_turns)
+//! 9. [A web service](web_services)
+//! 10. [Testing an application](testing)
+//! 11. [Tools of MCP servers](mcp_servers)
+//! 12. [Serving an agent to other programs](serving)
+//! 13. [Telemetry](telemetry)
+//! 14. [Writing a provider, a store or a backend](extending)
+//! 15. [Coming from Elixir's Omni Agent](from_elixir)
+//! 16. [Coming from rig](from_rig)
+//! 17. [Coming from yoagent](from_yoagent)
 
 /// Includes a guide from the folder `docs`. Its links to other guides are definitions such as `[durable]: durable.md`, for
 /// readers of the files. The definitions below come first, so they apply in the documentation of the crate. The programs
 /// of a guide are compiled if the features that they need are enabled.
 macro_rules! guide {
     ($name:ident, $file:literal $(, $feature:literal)*) => {
+        #[doc = "[delegation]: crate::guides::delegation"]
         #[doc = "[durable]: crate::guides::durable_turns"]
         #[doc = "[long-conversations]: crate::guides::long_conversations"]
         #[doc = "[many-conversations]: crate::guides::many_conversations"]
@@ -40,6 +42,7 @@ guide!(getting_started, "../docs/getting-started.md");
 guide!(tools_and_approvals, "../docs/tools-and-approvals.md");
 guide!(sessions_and_branches, "../docs/sessions-and-branches.md");
 guide!(long_conversations, "../docs/long-conversations.md");
+guide!(delegation, "../docs/delegation.md");
 guide!(stores, "../docs/stores.md", "sqlite", "postgres");
 guide!(many_conversations, "../docs/many-conversations.md", "postgres");
 guide!(durable_turns, "../docs/durable.md", "sqlite");

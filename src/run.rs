@@ -21,7 +21,7 @@ mod spec;
 pub use end::{RunEnd, RunOutcome};
 pub use error::{Error, ErrorKind};
 pub use failure::Failure;
-pub use pause::{Decided, PendingUse};
+pub use pause::{Decided, PendingUse, SubAgentUse};
 #[cfg(feature = "web")]
 pub(crate) use prompt::ClientTools;
 pub(crate) use prompt::MAX_ID;

@@ -111,7 +111,7 @@ mod typed;
 use std::{borrow::Cow, time::Duration};
 
 use async_trait::async_trait;
-pub(crate) use context::{AgentLink, ToolReport};
+pub(crate) use context::{AgentLink, ClockStop, ToolReport};
 pub use context::{Answer, Extensions, ToolContext};
 pub use output::{ToolError, ToolOutput};
 #[cfg(feature = "mcp")]

@@ -9,6 +9,7 @@ use tokio::sync::mpsc;
 use super::{
     Admission, Agent, AgentCallbacks, BackupModel, CompactionPolicy, Config, Delivery, Durable, HistoryOwner,
     RECORD_DELAY, RunEnd, State, StateEdit, Status, TurnInFlight, WeakAgent, Written,
+    delegation::ParentCall,
     model_spec::{ModelSpec, choose_model},
     state::{Extras, check_budget, panicked, refused},
     task::{AgentShared, OwnerLink, RecordQueue, Setup, SharedBudgets, Task},
@@ -356,7 +357,9 @@ impl AgentBuilder {
         let model = choose_model(self.model, saved.model, registry)?;
         let backups = self.backups.into_iter().map(|backup| backup.resolve(registry, &model));
         let backups = backups.collect::<Result<_, _>>()?;
-        let compactor = self.compaction.map(|policy| policy.resolved(registry, &model)).transpose()?;
+        let is_sub_agent = self.extensions.get::<Arc<ParentCall>>().is_some();
+        let compactor = self.compaction.map(|policy| policy.resolved(registry, &model, !is_sub_agent));
+        let compactor = compactor.transpose()?;
         let mut config = Config {
             model,
             settings: choose_settings(self.settings, saved.settings),

@@ -89,15 +89,20 @@ impl CompactionPolicy {
         pub fn without_clearing(self) { self.clearing = false }
     }
 
-    /// Checks the settings, and looks up the model.
-    pub(super) fn resolved(self, registry: Option<&Registry>, used: &Model) -> Result<Compactor, Error> {
+    /// Checks the settings, and looks up the model. `acts_at_end` is whether the agent compacts at the end of a run.
+    pub(super) fn resolved(
+        self,
+        registry: Option<&Registry>,
+        used: &Model,
+        acts_at_end: bool,
+    ) -> Result<Compactor, Error> {
         if !(0.1..=1.0).contains(&self.threshold) {
             let text =
                 format!("the threshold of the compaction is {}; use a share from 0.1 to 1", self.threshold);
             return Err(Error::new(ErrorKind::InvalidSettings, text));
         }
         let model = self.model.clone().map(|model| model.resolve(registry, used)).transpose()?;
-        Ok(Compactor { policy: self, model })
+        Ok(Compactor { policy: self, model, acts_at_end })
     }
 }
 
@@ -168,6 +173,8 @@ pub(crate) struct Compactor {
     pub(crate) policy: CompactionPolicy,
     /// The model that writes summaries, if it is not the model of the request.
     pub(crate) model: Option<Model>,
+    /// Whether the agent compacts at the end of a run. A sub-agent ends with its run.
+    pub(crate) acts_at_end: bool,
 }
 
 /// Returns a number times a factor.

@@ -18,6 +18,7 @@
 //! | `handle_tool_use` or `handle_tool_result` has returned | `tool_decided`, `result_reviewed` | `tools` |
 //! | a tool has finished | `tool_done` | `tools` |
 //! | a running tool asks a question, or withdraws it | `tool_asked`, `tool_question_withdrawn` | `questions` |
+//! | a sub-agent's pauses have changed; a request of one has ended | `tool_delegated`, `delegated` | `questions` |
 //! | an application event; `handle_event` has begun or returned | `notify`, `event_begun`, `event_handled` | `notices` |
 //! | a recorded turn is to continue; `handle_recovery` has returned | `take_up`, `recovered` | `recovery` |
 //! | a pause is stored, so it can be reported | `paused` | `tools` |
@@ -51,7 +52,9 @@ use std::sync::Arc;
 
 pub(super) use context::{Call, Context, Effect};
 use fresh::Waited;
+pub(super) use pauses::Forward;
 pub(crate) use pauses::{Resume, check_decisions};
+pub(super) use recovery::UNCERTAIN;
 
 use super::{
     Durable, Event, Failure, KnownPrompt, Prompt, PromptState, RunEnd, RunOutcome, Snapshot, StateView,

@@ -34,6 +34,7 @@ use super::{
     WeakAgent,
     command::{Command, Reply, Stop},
     core::{Call, Context, Core, Effect},
+    delegation::ParentCall,
     phase::Op,
 };
 use crate::{
@@ -308,6 +309,11 @@ impl Task {
                 self.trace(&event);
                 self.report_committed(&event);
                 let reports = self.spending().map(|spending| spending.charge(&event)).unwrap_or_default();
+                if matches!(event, Event::Step(_) | Event::Usage(_))
+                    && let Some(above) = self.setup.extensions.get::<Arc<ParentCall>>()
+                {
+                    above.spent(&event, self.setup.hold.as_ref().map(|hold| hold.conversation()));
+                }
                 self.emit(event);
                 for report in reports {
                     self.emit(Event::Budget(Box::new(report)));
@@ -350,7 +356,11 @@ impl Task {
                     tasks.end(slot);
                 }
             }
-            Effect::RunTools(op, calls) => self.run_tools(op, calls),
+            Effect::RunTools(op, calls) => {
+                if !self.is_cut_off() {
+                    self.run_tools(op, calls);
+                }
+            }
             Effect::Delay(op, delay) => self.work().delay(op, delay),
             Effect::Watch(limit) => {
                 if limit.is_some() || self.work.is_some() {
@@ -422,7 +432,7 @@ impl Task {
             history: self.core.history().clone(),
             status: self.core.status(),
             step: self.core.step(),
-            usage: self.core.phase().turn().map(|turn| turn.usage).unwrap_or_default(),
+            usage: self.core.phase().turn().map(|turn| turn.spent()).unwrap_or_default(),
             turn: self.core.phase().turn().map(|turn| turn.id),
             extensions: self.setup.extensions.clone(),
             agent: self.weak.clone(),

@@ -56,6 +56,7 @@ mod staging;
 mod start;
 mod stated;
 mod stubborn_tools;
+mod sub_agents;
 mod subscribing;
 mod support;
 mod testing;

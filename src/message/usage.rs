@@ -1,6 +1,9 @@
 //! The usage of requests, and the rows and sums of the usage ledger.
 
-use std::ops::{Add, AddAssign};
+use std::{
+    ops::{Add, AddAssign},
+    sync::Arc,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -157,6 +160,10 @@ pub struct UsageRow {
     /// How the request ended.
     #[serde(default, skip_serializing_if = "is_default")]
     pub end: RequestEnd,
+    /// The conversation whose session stores the row, if it is a sub-agent of the conversation whose agent emits the
+    /// row. A stored row contains no conversation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub conversation: Option<Arc<str>>,
 }
 
 setters! {
@@ -176,7 +183,13 @@ impl UsageRow {
             model: None,
             usage: usage.with_finite_cost(),
             end,
+            conversation: None,
         }
+    }
+
+    /// Returns whether the row says nothing: its usage is zero, and known.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.usage.is_zero() && self.end != RequestEnd::Lost
     }
 }
 
@@ -219,6 +232,8 @@ named! {
         Title = "title",
         /// The request summarised messages.
         Summary = "summary",
+        /// A sub-agent made the request.
+        SubAgent = "sub_agent",
     }
 }
 

@@ -26,10 +26,15 @@ pub struct PendingUse {
     #[serde(default)]
     pub reason: Value,
     /// The id of the tool use whose running tool asks a question. The tool use in the pause then has this id, followed
-    /// by `?` and a number, so that an answer never applies to a later question of the same call. `None` if the pause
-    /// is about whether a tool may run.
+    /// by `?` and a number, so that an answer never applies to a later question of the same call. If a sub-agent waits,
+    /// the turn and the tool use of the sub-agent follow in place of the number. `None` if the pause is about whether
+    /// a tool of this agent may run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked_by: Option<ToolUseId>,
+    /// The pause of a sub-agent that this pause stands for. The tool use then has the name and the input of the
+    /// sub-agent's tool, and a decision is the decision about the sub-agent's pause.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sub_agent: Option<Box<SubAgentUse>>,
     /// Whether the pause survives the end of its process if the turn is recorded. A pause does not survive if a running
     /// tool asks, or if the provider waits for the decision in the middle of its response.
     #[serde(default = "yes", skip_serializing_if = "is_true")]
@@ -48,6 +53,26 @@ pub struct PendingUse {
     /// The decision that applies after the time limit. `None` rejects the tool use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_expiry: Option<Decision>,
+}
+
+/// The pause of a sub-agent.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[non_exhaustive]
+pub struct SubAgentUse {
+    /// The name of the sub-agent.
+    pub name: Arc<str>,
+    /// The id of the sub-agent's conversation. `None` if the sub-agent has no session.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub conversation: Option<Arc<str>>,
+    /// The turn of the sub-agent that the pause belongs to.
+    pub turn: TurnId,
+    /// The id of the tool use that waits in the sub-agent.
+    pub tool_use: ToolUseId,
+    /// Whether a running tool asks a question, in the sub-agent or in a sub-agent of it. Otherwise, the pause is about
+    /// whether a tool may run.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_question: bool,
 }
 
 fn yes() -> bool {
@@ -77,6 +102,7 @@ impl PendingUse {
             input_replaced: false,
             reason: Value::Null,
             asked_by: None,
+            sub_agent: None,
             survives: true,
             since: None,
             limit: None,
@@ -89,6 +115,29 @@ impl PendingUse {
     /// asks a question, the tool use that runs this tool.
     pub fn call(&self) -> &ToolUseId {
         self.asked_by.as_ref().unwrap_or(&self.tool_use.id)
+    }
+
+    /// Returns whether a running tool asks a question, and the decision is its answer. Otherwise, the pause is about
+    /// whether a tool may run, possibly a tool of a sub-agent.
+    pub fn is_question(&self) -> bool {
+        self.sub_agent.as_ref().map_or(self.asked_by.is_some(), |own| own.is_question)
+    }
+
+    /// Returns the pause as a question of the call that runs the agent `name`, whose pause this is. [`below`](Self::below)
+    /// completes it.
+    pub(crate) fn of_sub_agent(&self, name: Arc<str>, conversation: Option<Arc<str>>) -> Self {
+        let (turn, tool_use) = (self.turn, self.tool_use.id.clone());
+        let own = SubAgentUse { name, conversation, turn, tool_use, is_question: self.is_question() };
+        Self { sub_agent: Some(Box::new(own)), survives: false, on_expiry: None, ..self.clone() }
+    }
+
+    /// Returns the pause of a sub-agent as a question of this call in this turn. Its id is never that of another one.
+    pub(crate) fn below(mut self, call: &ToolUseId, turn: TurnId) -> Self {
+        if let Some(own) = &self.sub_agent {
+            self.tool_use.id = format!("{call}?{}/{}", own.turn, own.tool_use).into();
+        }
+        (self.turn, self.asked_by) = (turn, Some(call.clone()));
+        self
     }
 
     /// Returns the decision that applies after the time limit.

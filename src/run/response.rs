@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::{
-    message::{Message, ToolResult, ToolUse, TurnId, Usage, value_weight},
+    message::{Message, RequestEnd, ToolResult, ToolUse, TurnId, Usage, UsageRow, value_weight},
     provider::StopReason,
 };
 
@@ -48,8 +48,12 @@ pub struct Response {
     pub stop_reason: StopReason,
     /// The usage of the step or turn. A turn's usage includes failed attempts that `handle_error` repeated, if the
     /// service reported their usage. It also includes responses that were discarded because they did not match the
-    /// output schema.
+    /// output schema, and the requests of sub-agents that have no session of their own.
     pub usage: Usage,
+    /// The usage of sub-agents that are sessions. [`usage`](Self::usage) does not include it, because their sessions
+    /// store it.
+    #[serde(default, skip_serializing_if = "Usage::is_zero")]
+    pub delegated: Usage,
     /// The number of requests made for the prompt so far.
     pub step: u32,
     /// The id of the turn. `None` if the run was ended between two turns.
@@ -125,6 +129,7 @@ impl Response {
             messages: Vec::new(),
             stop_reason,
             usage: Usage::default(),
+            delegated: Usage::default(),
             step,
             turn: None,
             run,
@@ -134,6 +139,18 @@ impl Response {
             decided: Vec::new(),
             warnings: Vec::new(),
         }
+    }
+
+    /// Returns the row of the usage ledger for a step.
+    pub(crate) fn usage_row(&self) -> UsageRow {
+        let message = self.message.as_ref();
+        let at = message.or(self.messages.last()).map(|message| message.timestamp);
+        UsageRow::new(RequestEnd::Answered, self.usage)
+            .with_at(at.unwrap_or_default())
+            .with_turn(self.turn)
+            .with_model(self.model.clone())
+            .with_step(self.step)
+            .with_message(message.and_then(|message| message.id.clone()))
     }
 
     /// Returns the approximate size in bytes.

@@ -123,7 +123,7 @@ impl SessionSnapshot {
             SessionEvent::Agent(event) => {
                 match &**event {
                     Event::Step(response) => self.used += response.usage,
-                    Event::Usage(row) => self.used += row.usage,
+                    Event::Usage(row) if row.conversation.is_none() => self.used += row.usage,
                     _ => {}
                 }
                 self.agent.take_in(event);

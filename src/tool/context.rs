@@ -56,6 +56,7 @@ pub struct ToolContext {
     agent: Option<Arc<AgentLink>>,
     extensions: Extensions,
     epoch: Option<u64>,
+    is_repeated: bool,
     /// Notified at each progress report, if the call has a limit on the time between reports.
     watched: Option<Arc<Notify>>,
 }
@@ -73,6 +74,7 @@ impl ToolContext {
             agent: None,
             extensions: Extensions::default(),
             epoch: None,
+            is_repeated: false,
             watched: None,
         }
     }
@@ -91,6 +93,9 @@ impl ToolContext {
         pub fn with_progress(self, progress: mpsc::Sender<(ToolUseId, Value)>) {
             self.progress = Some(progress);
         }
+
+        /// Returns the same context of a call that repeats an earlier one, if `is_repeated` is true.
+        pub(crate) fn with_repeated(self, is_repeated: bool) { self.is_repeated = is_repeated }
 
         /// Returns the same context with a connection to an agent.
         pub(crate) fn with_agent(self, agent: AgentLink) { self.agent = Some(Arc::new(agent)) }
@@ -131,6 +136,12 @@ impl ToolContext {
     /// time.
     pub fn epoch(&self) -> Option<u64> {
         self.epoch
+    }
+
+    /// Returns whether the call repeats one that was running when an earlier process ended. It has the
+    /// [key](Self::idempotency_key) of the earlier call.
+    pub fn is_repeated(&self) -> bool {
+        self.is_repeated
     }
 
     /// Waits until the call is cancelled, timed out or dropped. The call's own future is then dropped, so this method
@@ -177,6 +188,24 @@ impl ToolContext {
         } else if let Some(agent) = &self.agent {
             agent.progress(self.tool_use_id.clone(), data).await;
         }
+    }
+
+    /// Like [`progress`](Self::progress), but drops the report if there is no room for it.
+    pub(crate) fn try_progress(&self, data: Value) {
+        if let Some(watched) = &self.watched {
+            watched.notify_waiters();
+        }
+        let id = self.tool_use_id.clone();
+        if let Some(progress) = &self.progress {
+            let _ = progress.try_send((id, data));
+        } else if let Some(agent) = &self.agent {
+            let _ = agent.reports.try_send(ToolReport::Progress(id, data));
+        }
+    }
+
+    /// Returns the connection of the call to its agent. `None` outside an agent.
+    pub(crate) fn agent(&self) -> Option<&AgentLink> {
+        self.agent.as_deref()
     }
 
     /// Asks a person a question in the middle of the call, and waits for the answer.
@@ -312,19 +341,40 @@ pub(crate) enum ToolReport {
         /// The sender of the answer. It is closed when the tool no longer waits.
         answer: oneshot::Sender<Answer>,
     },
+    /// The delegations of the agent have changed.
+    Delegated,
 }
 
 /// The connection of a call to its agent.
 #[derive(Debug)]
 pub(crate) struct AgentLink {
-    slot: usize,
+    /// The number of the agent's operation that runs the call.
+    pub(crate) op: u64,
+    /// The index of the call.
+    pub(crate) slot: usize,
     reports: mpsc::Sender<ToolReport>,
     clock: CallClock,
+    /// What calls share with the agent about sub-agents. Only the layer of agents knows its type.
+    pub(crate) delegations: Arc<dyn Any + Send + Sync>,
 }
 
 impl AgentLink {
-    pub(crate) fn new(slot: usize, reports: mpsc::Sender<ToolReport>) -> Self {
-        Self { slot, reports, clock: CallClock::default() }
+    pub(crate) fn new(
+        (op, slot): (u64, usize),
+        reports: mpsc::Sender<ToolReport>,
+        delegations: Arc<dyn Any + Send + Sync>,
+    ) -> Self {
+        Self { op, slot, reports, clock: CallClock::default(), delegations }
+    }
+
+    /// Wakes the agent after a change of its delegations. If the channel is full, the agent is about to be woken anyway.
+    pub(crate) fn notify(&self) {
+        let _ = self.reports.try_send(ToolReport::Delegated);
+    }
+
+    /// Stops the clock of the call until the guard is dropped.
+    pub(crate) fn stop_clock(&self) -> ClockStop<'_> {
+        self.clock.stop()
     }
 
     fn clock(&self) -> &CallClock {
@@ -349,7 +399,7 @@ impl AgentLink {
 
 /// Counts the time during which questions of a call wait, because this time does not count for the call's limit.
 #[derive(Debug, Default)]
-pub(super) struct CallClock(Mutex<CallQuestions>);
+pub(crate) struct CallClock(Mutex<CallQuestions>);
 
 #[derive(Debug, Default)]
 struct CallQuestions {
@@ -362,14 +412,14 @@ struct CallQuestions {
 }
 
 /// A guard that stops the clock until the guard is dropped.
-struct Stopped<'a>(&'a CallClock);
+pub(crate) struct ClockStop<'a>(&'a CallClock);
 
 impl CallClock {
-    fn stop(&self) -> Stopped<'_> {
+    fn stop(&self) -> ClockStop<'_> {
         let mut questions = lock(&self.0);
         questions.open += 1;
         questions.since.get_or_insert_with(Instant::now);
-        Stopped(self)
+        ClockStop(self)
     }
 
     /// Returns the time for which the clock was stopped. A period in which a question is still open is not included.
@@ -391,7 +441,7 @@ impl CallClock {
     }
 }
 
-impl Drop for Stopped<'_> {
+impl Drop for ClockStop<'_> {
     fn drop(&mut self) {
         let mut questions = lock(&self.0.0);
         questions.open -= 1;

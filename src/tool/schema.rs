@@ -135,7 +135,7 @@ impl Schema {
     /// Derives the schema of a Rust type for use as a tool's input. If the schema of the type itself has no `type`, the
     /// returned schema requires an object. Several services refuse a tool whose schema has no `type` or no
     /// `properties`.
-    pub(super) fn of_input<T: JsonSchema>() -> Self {
+    pub(crate) fn of_input<T: JsonSchema>() -> Self {
         Self::derived(as_input, derive::<T>)
     }
 

@@ -18,6 +18,7 @@ use super::{
     Action, Client, Problem, Web,
     front::readers::Reader,
     gate::WebRequest,
+    requests::decided_by,
     routes::{self, Route, command, file, routes},
     streams::{Lifetime, Permit},
     ui_messages::{DONE, Post, UiLevel, UiSettings, UiStream, UiTarget, messages, read},
@@ -90,6 +91,7 @@ async fn post(mut call: WebRequest) -> Result<Response, Problem> {
         if let Some(reader) = &mut reader {
             reader.start(&mut command, &snapshot);
         }
+        ui.decided(decided_by(&command));
         let answer = session.perform(command, Some(call.client.principal.name())).await;
         let answer = answer.inspect_err(|_| reader.iter_mut().for_each(Reader::end))?;
         if let SessionAnswer::Accepted(accepted) = answer {

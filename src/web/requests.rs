@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{Action, Principal, Problem};
 use crate::{
     manager::Listed,
-    message::{Content, Timestamp, UsageRow},
+    message::{Content, Timestamp, ToolUseId, UsageRow},
     run::{Error, ErrorKind, PendingUse, Prompt, RunAt, RunSpec},
     session::SessionCommand,
     store::{ConversationId, Position},
@@ -200,6 +200,14 @@ pub(super) const fn prompt_of(command: &mut SessionCommand) -> Option<&mut Promp
     match command {
         SessionCommand::Run(spec) => Some(&mut spec.prompt),
         _ => None,
+    }
+}
+
+/// Returns the tool uses about which a command decides.
+pub(super) fn decided_by(command: &SessionCommand) -> Vec<ToolUseId> {
+    match command {
+        SessionCommand::Decide { decisions, .. } => decisions.iter().map(|(id, _)| id.clone()).collect(),
+        _ => Vec::new(),
     }
 }
 

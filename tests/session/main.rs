@@ -20,6 +20,7 @@ mod fairness;
 mod files;
 mod flushing;
 mod gates;
+mod guarded;
 mod idle;
 mod joined;
 mod joining;

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use omni_agent::{
-    ErrorKind,
-    agent::{AgentCallbacks, ErrorDecision, State},
-    message::{RequestEnd, Usage},
+    Agent, ErrorKind,
+    agent::{AgentCallbacks, ErrorDecision, State, SubAgent},
+    message::{Purpose, RequestEnd, Usage},
     provider::{ProviderError, ProviderErrorKind},
     run::{Failure, Prompt, RunOutcome},
     session::Session,
     store::{Filter, Labels, MemoryStore, Page, Store},
-    testing::{Gate, Step},
+    testing::{Gate, ScriptedProvider, Step},
 };
 
 use crate::{
@@ -255,4 +255,24 @@ async fn ledger_contains_a_cost_without_tokens() {
     assert_eq!(rows.iter().map(|row| row.usage.cost).collect::<Vec<_>>(), [Some(0.25)]);
     let used = session.snapshot().await.unwrap().used;
     assert_eq!(store.load(session.id()).await.unwrap().used.usage, used);
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_of_a_sub_agent_are_rows_of_the_session_of_its_parent() {
+    let low = ScriptedProvider::new([spending("Found.", 4)]).model();
+    let search = SubAgent::new("search", "Searches.", move |_| Agent::builder().model(low.clone()));
+    let call = Step::new().usage(Usage::default().with_input(1));
+    let call = call.then_tool_use("a", "search", serde_json::json!({ "task": "Go." })).stop();
+    let agent =
+        Agent::builder().model(ScriptedProvider::new([call, spending("Done.", 2)]).model()).tool(search);
+    let store = MemoryStore::new();
+    let session = Session::builder(store.clone()).agent(agent).create().await.unwrap();
+    let response = session.ask("Go").await.unwrap();
+    session.flush(Duration::from_secs(9)).await.unwrap();
+    let rows = store.usage(session.id(), &Page::default()).await.unwrap();
+    let rows: Vec<_> = rows.iter().rev().map(|row| (row.purpose, row.usage.input, row.turn)).collect();
+    let turn = response.turn;
+    let (own, below) = (Purpose::Answer, Purpose::SubAgent);
+    assert_eq!(rows, [(own, 1, turn), (below, 4, turn), (own, 2, turn)]);
+    assert_eq!((response.usage.input, session.snapshot().await.unwrap().used), (7, response.usage));
 }

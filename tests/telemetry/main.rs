@@ -23,4 +23,5 @@ mod scenario;
 #[path = "../support/server.rs"]
 mod server;
 mod spawns;
+mod sub_agents;
 mod tree;

@@ -8,6 +8,7 @@ import { locale, money, percent, short } from "./format.js";
 import { Messages, firstWords, reasonOf, textOf, unansweredIn } from "./messages.js";
 import { showOutline } from "./outline.js";
 import { Sidebar } from "./sidebar.js";
+import { isQuestion } from "./tools.js";
 
 /** @typedef {import("./client.js").SessionSnapshot} SessionSnapshot */
 
@@ -540,7 +541,7 @@ function paintWaiting(snapshot) {
   const text = pauses.length === 1 ? "1 decision is needed" : `${pauses.length} decisions are needed`;
   const show = () => byId("messages").querySelector(".tool.waiting")?.scrollIntoView({ block: "center" });
   // Questions are left out, because no single answer fits all of them.
-  const approvals = pauses.filter((pause) => pause.asked_by === undefined);
+  const approvals = pauses.filter((pause) => !isQuestion(pause));
   const all = async () => {
     // One command each, so that the others are approved even if somebody has decided about one meanwhile.
     for (const { turn, tool_use } of approvals) {

@@ -40,8 +40,9 @@
  * @typedef {{ budget: Budget, spent: UsageSum, shared?: boolean, unpriced?: string }} BudgetReport
  * @typedef {"execute" | { execute_with: any } | { reject: string } | { provide: ToolResult }} Decision
  * @typedef {{ turn: string, tool_use: ToolUse, input_replaced?: boolean, reason?: any,
- *   asked_by?: string, survives?: boolean, since?: number, limit?: Duration, expires?: number,
+ *   asked_by?: string, sub_agent?: SubAgentUse, survives?: boolean, since?: number, limit?: Duration, expires?: number,
  *   on_expiry?: Decision }} PendingUse
+ * @typedef {{ name: string, conversation?: string, turn: string, tool_use: string, is_question?: boolean }} SubAgentUse
  * @typedef {{ tool_use_id: string, input?: any, is_error?: boolean }} ToolRun
  * @typedef {{ kind: "execute" | "execute_with" | "reject" | "provide" | "expired" | "interrupted", by?: string, at: number,
  *   input?: any, noted?: boolean }} UseDecision
@@ -68,8 +69,8 @@
  *   | { outcome: "lost", error: string }} StoreReport
  * @typedef {{ last: string, id: string, title: string | null, labels?: Record<string, string>, used: Usage, tree: Tree,
  *   from?: number, agent: Snapshot, unsaved: number[], store: StoreReport | null }} SessionSnapshot
- * @typedef {{ model: string, message?: Message, messages: Message[], stop_reason: StopReason, usage: Usage, step: number,
- *   turn?: string, run: number, warnings?: string[], open_tool_uses?: ToolUse[], decided?: ToolResult[], output?: any,
+ * @typedef {{ model: string, message?: Message, messages: Message[], stop_reason: StopReason, usage: Usage, delegated?: Usage,
+ *   step: number, turn?: string, run: number, warnings?: string[], open_tool_uses?: ToolUse[], decided?: ToolResult[], output?: any,
  *   output_error?: string }} Response
  * @typedef {{ type: string } & Record<string, any>} Event
  * @typedef {{ type: string } & Record<string, any>} SessionEvent
@@ -95,7 +96,7 @@
  * @typedef {{ type: "accepted", accepted: "started" | "staged" | "known", turn?: string, id?: string, ahead?: number, state?: any }
  *   | ({ type: "response" } & Response) | { type: "prompt", prompt: Prompt } | { type: "done" }} SessionAnswer
  * @typedef {{ purpose?: string, turn?: string, step?: number, message?: string, at: number, model?: string, usage: Usage,
- *   end?: string }} UsageRow
+ *   end?: string, conversation?: string }} UsageRow
  * @typedef {{ model?: string, requests: number, usage: Usage }} UsageSum
  * @typedef {{ type: string, title: string, status: number, detail?: string } & Record<string, any>} Problem
  */
@@ -734,7 +735,9 @@ function applySession(snapshot, event) {
   switch (event.type) {
     case "agent": {
       const inner = event.event;
-      if (inner.type === "step" || inner.type === "usage") addUsage(snapshot, inner.usage);
+      if (inner.type === "step") addUsage(snapshot, inner.usage);
+      // The session of a sub-agent stores its own rows.
+      if (inner.type === "usage" && inner.conversation === undefined) addUsage(snapshot, inner.usage);
       apply(snapshot.agent, inner);
       const [life, number] = snapshot.agent.last.split("-");
       snapshot.agent.last = `${life}-${Number(number) + 1}`;

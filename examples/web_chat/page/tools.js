@@ -143,9 +143,16 @@ const NOT_RUN = /^Not run\b|\bThe tool was not run\.$/;
 /** @param {import("./client.js").ToolResult} result */
 const textOf = (result) => outputOf(result).map((block) => (block.type === "text" ? block.text : "")).join("");
 
+/**
+ * Returns whether a running tool asks. A pause of a sub-agent can be either.
+ * @param {import("./client.js").PendingUse} pause
+ */
+export const isQuestion = (pause) =>
+  (pause.sub_agent ? pause.sub_agent.is_question === true : pause.asked_by !== undefined);
+
 /** @param {ToolFacts} facts */
 export function stateOf({ pause, run, result, decided, timing, isWritten, isActive, isUnstarted }) {
-  if (pause) return pause.asked_by === undefined ? "waiting" : "asking";
+  if (pause) return isQuestion(pause) ? "asking" : "waiting";
   if (result) {
     if (decided?.kind === "reject") return "denied";
     if (!result.is_error) return "done";
@@ -294,12 +301,12 @@ function approval(pause, decide) {
   };
   const text = typeof reason === "string" ? reason : reason?.message ?? pretty(reason);
   const why = text === "needs approval" ? "The model wants to run this tool." : text;
-  const label = pause.asked_by === undefined ? "Decision on" : "Question of";
+  const label = isQuestion(pause) ? "Question of" : "Decision on";
   const form = h("div", { class: "approval", role: "group", "aria-label": `${label} ${visible(use.name)}` },
     h("p", { class: "reason", dir: "auto" }, visible(why)),
     pause.expires && h("p", { class: "note" }, `Without a decision, this is decided automatically at ${new Date(pause.expires).toLocaleTimeString()}.`),
     body, problem);
-  if (pause.asked_by === undefined) choices();
+  if (!isQuestion(pause)) choices();
   else showQuestion(body, reason, send);
   return form;
 }

@@ -85,7 +85,7 @@ impl Core {
         if let Some(asked) = &mut turn.origin.asked {
             asked.add(&response);
         }
-        let used = turn.usage;
+        let used = turn.spent();
         turn.origin.spent += used;
         cx.push(Effect::Watch(None));
         if self.staged.is_empty() && next.is_none() {

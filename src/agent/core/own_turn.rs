@@ -58,8 +58,9 @@ impl Core {
         cx: &mut Context<'_>,
     ) -> bool {
         let is_open = !response.open_tool_uses.is_empty();
+        let acts = cx.config.compactor().is_some_and(|compactor| compactor.acts_at_end);
         let has_failed = matches!(turn.compacted, Compacted::Failed | Compacted::NotBySize);
-        if cx.config.compactor().is_none() || is_open || has_failed || self.leaving_since.is_some() {
+        if !acts || is_open || has_failed || self.leaving_since.is_some() {
             return false;
         }
         let (stop_reason, answered) = (response.stop_reason.clone(), Some(Arc::clone(response)));
@@ -111,7 +112,7 @@ impl Core {
             Some(answered) => Arc::unwrap_or_clone(answered),
             None => respond(&turn, own.stop_reason, cx.config),
         };
-        (response.turn, response.usage) = (Some(turn.id), turn.usage);
+        (response.turn, response.usage, response.delegated) = (Some(turn.id), turn.usage, turn.delegated);
         response.messages = turn.working.pending().cloned().collect();
         let response = Arc::new(response);
         let answer = turn.origin.asked.as_ref().map(|asked| match (asked.response(), failure) {

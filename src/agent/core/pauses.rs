@@ -12,7 +12,7 @@ use crate::{
     json::is_shallow,
     message::{ToolUse, ToolUseId, TurnId},
     provider::Fold,
-    run::{Error, ErrorKind},
+    run::{Error, ErrorKind, SubAgentUse},
     tool::Decision,
 };
 
@@ -82,12 +82,23 @@ pub(super) fn problem_of(decision: &ToolDecision) -> Option<String> {
 }
 
 /// Decisions about tool uses that wait. If one does not apply, none applies.
+#[derive(Clone, Debug)]
 pub(crate) struct Resume {
     pub(crate) decisions: Vec<(ToolUseId, Decision)>,
     /// The turn to which the tool uses must belong.
     pub(crate) turn: Option<TurnId>,
     /// The name of the person or system that decided.
     pub(crate) by: Option<Arc<str>>,
+}
+
+/// A decision about the pause of a sub-agent, which runs in this slot. The tool use is that of the sub-agent, in this
+/// turn.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Forward {
+    pub(crate) slot: usize,
+    pub(crate) turn: TurnId,
+    pub(crate) tool_use: ToolUseId,
+    pub(crate) decision: Decision,
 }
 
 impl Core {
@@ -128,8 +139,13 @@ impl Core {
         self.decide_waiting(all, cx);
     }
 
-    /// Applies the decisions about tool uses that wait. The turn continues after the last decision.
-    pub(in crate::agent) fn resume(&mut self, resume: Resume, cx: &mut Context<'_>) -> Result<(), Error> {
+    /// Applies the decisions about tool uses that wait. The turn continues after the last decision. Returns the
+    /// decisions that sub-agents carry out.
+    pub(in crate::agent) fn resume(
+        &mut self,
+        resume: Resume,
+        cx: &mut Context<'_>,
+    ) -> Result<Vec<Forward>, Error> {
         let Resume { decisions, turn, by } = resume;
         check_decisions(&decisions, by.as_deref())?;
         let unreported = self.phase.stage().and_then(Stage::unreported);
@@ -154,9 +170,19 @@ impl Core {
         }
         check_questions(&meant)?;
         if unreported.is_none() {
-            let all = self.decided(decisions, by, false, cx);
+            let (mut forwards, mut own) = (Vec::new(), Vec::new());
+            for (id, decision) in decisions {
+                match self.delegated_pause(&id) {
+                    Some((slot, pause)) => {
+                        let SubAgentUse { turn, tool_use, .. } = pause.clone();
+                        forwards.push(Forward { slot, turn, tool_use, decision });
+                    }
+                    None => own.push((id, decision)),
+                }
+            }
+            let all = self.decided(own, by, false, cx);
             self.decide_waiting(all, cx);
-            return Ok(());
+            return Ok(forwards);
         }
         // The pauses are recorded, so somebody who reads the store may decide. They are not reported yet. The decisions
         // are applied when the pauses are reported. After a restart, the time limit of a pause may be over already. Then
@@ -172,7 +198,14 @@ impl Core {
         }
         let all = self.decided(decisions, by, false, cx);
         self.decide_early(all, cx);
-        Ok(())
+        Ok(Vec::new())
+    }
+
+    /// If this is the question of a running tool for a sub-agent, returns the tool's slot and the sub-agent's pause.
+    fn delegated_pause(&self, id: &ToolUseId) -> Option<(usize, &SubAgentUse)> {
+        let Some(Stage::Executing { questions, .. }) = self.phase.stage() else { return None };
+        let question = questions.iter().find(|question| question.pause.tool_use.id == *id)?;
+        Some((question.slot, question.pause.sub_agent.as_deref()?))
     }
 
     /// Returns these decisions as events state them.
@@ -275,12 +308,13 @@ impl Core {
 /// Fails if a decision provides the result of a running tool, and another one answers a question of the same tool. The
 /// result ends the call, so the other question would no longer wait.
 fn check_questions(decisions: &[(&Arc<PendingUse>, &Decision)]) -> Result<(), Error> {
-    let asked: Vec<_> = decisions.iter().filter_map(|(pause, _)| pause.asked_by.as_ref()).collect();
+    let own = decisions.iter().filter(|(pause, _)| pause.sub_agent.is_none());
+    let asked: Vec<_> = own.clone().filter_map(|(pause, _)| pause.asked_by.as_ref()).collect();
     let ends = |(pause, decision): &&(&Arc<PendingUse>, &Decision)| {
         let is_of_call = |call: &&&ToolUseId| Some(**call) == pause.asked_by.as_ref();
         matches!(decision, Decision::Provide(_)) && asked.iter().filter(is_of_call).count() > 1
     };
-    let Some((pause, _)) = decisions.iter().find(ends) else { return Ok(()) };
+    let Some((pause, _)) = own.clone().find(ends) else { return Ok(()) };
     let text = format!(
         "the decision about {} provides the result of its call, so no other question of the call can be answered; \
          leave the other decisions out",

@@ -2,6 +2,11 @@
 //!
 //! The questions arrive through the channel of progress reports, so a step without questions has no extra cost. They
 //! are ordered by the time when they were asked.
+//!
+//! The pauses of a call's sub-agents are questions of the call. Their list is a state that the call sets, so a report
+//! that comes late or twice does no harm. A decision about such a pause changes nothing here: it is forwarded to the
+//! sub-agent, whose next list withdraws the question. These questions do not count towards [`MAX_QUESTIONS`], because
+//! each is a pause of a sub-agent already, and a person must see it.
 
 use std::sync::Arc;
 
@@ -10,11 +15,11 @@ use serde_json::Value;
 use super::{Context, Core, Effect};
 use crate::{
     agent::{
-        PendingUse,
+        Event, PendingUse,
         phase::{Op, Phase, Stage, ToolQuestion},
     },
     json::is_shallow,
-    message::{ToolUse, ToolUseId},
+    message::{Purpose, ToolUse, ToolUseId, UsageRow},
     provider::Fold,
     tool::{Answer, Decision},
 };
@@ -45,7 +50,7 @@ impl Core {
         let Some(place) = slots.get(slot).filter(|place| place.runs && place.result.is_none()) else {
             return Err(ended());
         };
-        if questions.len() >= MAX_QUESTIONS {
+        if questions.iter().filter(|question| question.pause.sub_agent.is_none()).count() >= MAX_QUESTIONS {
             return Err(format!("{MAX_QUESTIONS} questions of running tools wait already; ask again later"));
         }
         let call = place.tool_use.clone();
@@ -74,6 +79,47 @@ impl Core {
         cx.record_soon(turn.recorded);
         self.emit_pauses(cx);
         Ok(id)
+    }
+
+    /// Called when the pauses of the sub-agents of a running tool have changed. `pauses` are all that wait.
+    pub(in crate::agent) fn tool_delegated(
+        &mut self,
+        op: Op,
+        slot: usize,
+        pauses: Vec<PendingUse>,
+        cx: &mut Context<'_>,
+    ) {
+        let Some((turn, Stage::Executing { slots, questions })) = self.phase.awaited(op) else { return };
+        let Some(place) = slots.get(slot).filter(|place| place.runs && place.result.is_none()) else {
+            return;
+        };
+        let below = |pause: PendingUse| Arc::new(pause.below(&place.tool_use.id, turn.id));
+        let mut pauses: Vec<_> = pauses.into_iter().map(below).collect();
+        let before = questions.len();
+        questions.retain(|question| {
+            let is_own = question.slot == slot && question.pause.sub_agent.is_some();
+            let waits = |pause: &Arc<PendingUse>| pause.tool_use.id == question.pause.tool_use.id;
+            !is_own || pauses.extract_if(.., |pause| waits(pause)).next().is_some()
+        });
+        if pauses.is_empty() && questions.len() == before {
+            return;
+        }
+        self.waited.add_all(&pauses, turn);
+        questions.extend(pauses.into_iter().map(|pause| ToolQuestion { slot, pause }));
+        cx.record_soon(turn.recorded);
+        self.emit_pauses(cx);
+    }
+
+    /// Called when a request of a sub-agent has ended. The rows of sub-agents that are sessions are stored there.
+    pub(in crate::agent) fn delegated(&mut self, row: UsageRow, cx: &mut Context<'_>) {
+        let mut row = UsageRow { purpose: Purpose::SubAgent, message: None, turn: None, step: None, ..row };
+        if let Phase::InTurn { turn, .. } = &mut self.phase {
+            let sum = if row.conversation.is_some() { &mut turn.delegated } else { &mut turn.usage };
+            *sum += row.usage;
+            (row.turn, row.step) = (Some(turn.id), Some(turn.step));
+            cx.record_soon(turn.recorded);
+        }
+        cx.emit(Event::Usage(Box::new(row)));
     }
 
     /// Called when a running tool no longer waits for the answer to its question.

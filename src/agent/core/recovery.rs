@@ -14,7 +14,7 @@ use crate::{
         UncertainUse,
         durable::RecoveryFacts,
         phase::{
-            AfterEvent, DecidedUse, Op, Phase, Recovering, RequestFacts, Slot, Stage, StepRemains,
+            AfterEvent, DecidedUse, Op, Phase, Recovering, RequestFacts, Slot, SlotCall, Stage, StepRemains,
             ToolAnswer, Tools, Turn,
         },
     },
@@ -23,7 +23,8 @@ use crate::{
 };
 
 /// The result of a tool use whose outcome is not known.
-pub(super) const UNCERTAIN: &str = "Interrupted by a restart. It is not known whether the tool took effect.";
+pub(in crate::agent) const UNCERTAIN: &str =
+    "Interrupted by a restart. It is not known whether the tool took effect.";
 
 impl Core {
     /// Starts the continuation of a recorded turn, and asks `handle_recovery`. A turn that was restarted too often
@@ -227,7 +228,8 @@ impl Core {
                 Replay::Never => reported.push(place),
                 replay => {
                     slot.replay = replay;
-                    calls.push(tool_call(&turn, place, &slot.tool_use, slot.input.as_ref()));
+                    let call = tool_call(&turn, place, &slot.tool_use, slot.input.as_ref());
+                    calls.push(SlotCall { is_repeated: true, ..call });
                 }
             }
         }

@@ -32,7 +32,7 @@ pub(crate) struct Origin {
     /// account outlives the process.
     #[serde(skip)]
     pub(crate) first_turn: TurnId,
-    /// The usage of the earlier turns of the prompt.
+    /// The usage of the earlier turns of the prompt, with that of sub-agents.
     #[serde(default, skip_serializing_if = "Usage::is_zero")]
     pub(crate) spent: Usage,
     /// The index of the backup model in use. `None` if the first model is in use.
@@ -78,6 +78,7 @@ impl Asked {
             [.., last] => Arc::new(Response {
                 messages: self.turns.iter().flat_map(|turn| turn.messages.iter().cloned()).collect(),
                 usage: self.turns.iter().map(|turn| turn.usage).sum(),
+                delegated: self.turns.iter().map(|turn| turn.delegated).sum(),
                 ..Response::clone(last)
             }),
         })
@@ -102,6 +103,9 @@ pub(crate) struct Turn {
     /// The number of messages that were pending when the current request began.
     pub(crate) step_start: usize,
     pub(crate) usage: Usage,
+    /// The usage of sub-agents that are sessions.
+    #[serde(default, skip_serializing_if = "Usage::is_zero")]
+    pub(crate) delegated: Usage,
     /// The model of the last response, as the service reports it.
     pub(crate) model: Option<String>,
     /// The id of the model to which the last request was sent. A callback may have changed the configured model since.
@@ -284,6 +288,7 @@ impl Turn {
             step,
             step_start: 0,
             usage: Usage::default(),
+            delegated: Usage::default(),
             model: None,
             requested: None,
             warnings: Vec::new(),
@@ -310,6 +315,11 @@ impl Turn {
         let id = MessageId::made(self.id, self.next_id);
         self.next_id += 1;
         id
+    }
+
+    /// Returns the usage of the turn so far, with that of sub-agents.
+    pub(crate) fn spent(&self) -> Usage {
+        self.usage + self.delegated
     }
 
     /// Returns the conversation for the next request.

@@ -21,6 +21,7 @@ use crate::{
 
 impl Task {
     pub(super) fn serve(&mut self, command: Command) {
+        self.take_delegated();
         // A failed reply is ignored, because it only means that the caller no longer waits.
         match command {
             Command::Prompt(prompt, caller, reply) => {
@@ -56,8 +57,11 @@ impl Task {
                 self.reply(reply, unstaged);
             }
             Command::Resume(resume, reply) => {
-                let resumed = self.step(|core, cx| core.resume(resume, cx));
-                self.reply(reply, resumed);
+                let by = resume.by.clone();
+                match self.step(|core, cx| core.resume(resume, cx)) {
+                    Ok(forwards) if !forwards.is_empty() => self.forward(forwards, by.as_ref(), reply),
+                    resumed => self.reply(reply, resumed.map(drop)),
+                }
             }
             Command::Cancel(reply) => {
                 let cancelled = self.step(Core::cancel);

@@ -25,6 +25,7 @@ use crate::agent::{
     Delivery, Durable, NumberedRecord, Written,
     command::Reply,
     core::{Core, Effect},
+    delegation::DecisionReply,
     durable::RecoveryFacts,
     phase::Stage,
 };
@@ -171,6 +172,14 @@ impl Task {
                 durability.replies.push_back((durability.last, Box::new(reply)));
             }
             _ => drop(reply.send(result)),
+        }
+    }
+
+    /// Keeps a part of a reply until the last record is stored.
+    pub(super) fn reply_later(&mut self, part: DecisionReply) {
+        if let Some(durability) = self.durability.as_mut().filter(|durability| !durability.is_written()) {
+            let held = part.hold();
+            durability.replies.push_back((durability.last, Box::new(move || held.release())));
         }
     }
 

@@ -42,6 +42,7 @@ impl Task {
             None if is_unheard || self.is_parked() => InFlight::Leave,
             None => InFlight::Keep,
         };
+        self.take_delegated();
         // If the agent is idle, the interrupt or the cancel returns an error, because no turn is in flight. Ignore this
         // error.
         let _ = match in_flight {

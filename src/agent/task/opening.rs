@@ -114,6 +114,9 @@ impl Task {
     /// Waits for a permit for the prepared request, if the agent needs one, and then continues with the sending of the
     /// request.
     pub(super) fn open(&mut self, op: Op) {
+        if self.is_cut_off() {
+            return self.cut_off();
+        }
         match self.ask_for_permit() {
             Some(admitting) => self.work().await_opening(Wait::Permit(op, admitting)),
             None => self.admitted(op),
@@ -224,6 +227,9 @@ impl Task {
         let Some(provider) = self.provider() else {
             unreachable!("a request was prepared");
         };
+        if self.is_cut_off() {
+            return self.cut_off();
+        }
         if let Err(failure) = self.reserve() {
             return self.step(|core, cx| core.stream_failed(op, failure, cx));
         }

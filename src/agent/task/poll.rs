@@ -206,6 +206,7 @@ impl Task {
 
     /// Processes one input from the work in progress. Pending if no input is ready.
     fn poll_work(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.take_delegated();
         let Some(work) = &mut self.work else {
             return Poll::Pending;
         };
@@ -282,6 +283,7 @@ impl Task {
     }
 
     fn poll_stream(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let is_cut_off = self.is_cut_off();
         let Some(work) = &mut self.work else {
             return Poll::Pending;
         };
@@ -289,6 +291,10 @@ impl Task {
             return Poll::Pending;
         };
         let op = *op;
+        if is_cut_off {
+            // The retry policy must not send the request again.
+            return Poll::Pending;
+        }
         let polled = {
             let _in_run = work.trace.as_ref().map(|trace| trace.span().enter());
             guard("provider", || stream.as_mut().poll_next(cx))
@@ -369,6 +375,8 @@ impl Task {
             return;
         };
         let op = tasks.op;
+        self.take_delegated();
+        let Some(tasks) = self.work.as_mut().and_then(|work| work.tasks.as_mut()) else { return };
         let (slot, result) = match joined {
             Ok((_, done)) => done,
             Err(error) => {
@@ -397,6 +405,7 @@ impl Task {
             ToolReport::Progress(tool_use_id, data) => {
                 return self.emit(Event::ToolProgress { tool_use_id, data });
             }
+            ToolReport::Delegated => return self.take_delegated(),
             ToolReport::Question { slot, question, answer } => (slot, question, answer),
         };
         let Some(op) = self.work().tasks.as_ref().map(|tasks| tasks.op) else { return };

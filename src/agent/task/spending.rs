@@ -3,15 +3,19 @@
 //! The core decides what a refusal means. An account exists only while a run is active to which a budget applies. It
 //! belongs to one prompt. It starts with the recorded usage of the prompt, so a restart does not refill a budget.
 
+use std::sync::Arc;
+
 use super::Task;
 use crate::{
     agent::{
         Config, Event, Failure,
+        delegation::ParentCall,
         phase::{Phase, Turn},
     },
     budget::{Account, BudgetReport, Quote, SharedBudget, Spending},
-    message::{TurnId, UsageSum},
+    message::{Purpose, TurnId, UsageSum},
     provider::Request,
+    tool::Extensions,
 };
 
 /// The shared budgets of an agent, as a value in its extensions, so that an agent without any needs no memory for them.
@@ -28,38 +32,52 @@ pub(in crate::agent) struct RunSpending {
 }
 
 impl RunSpending {
-    /// Reserves the next request of `turn` in all accounts that apply. If a budget applies and `own` is not the
-    /// accounts of the turn's prompt, opens them.
+    /// Opens the accounts of the turn's prompt, if a budget applies and `own` is not them already. Budgets apply of the
+    /// agent, of the prompt, those that agents share, and that of the call whose sub-agent this is. `requests` is the
+    /// number of requests that were made for the prompt.
+    pub(in crate::agent) fn open<'o>(
+        own: &'o mut Option<Box<Self>>,
+        turn: &Turn,
+        requests: u32,
+        config: &Config,
+        extensions: &Extensions,
+    ) -> Option<&'o mut Self> {
+        let shared = extensions.get::<SharedBudgets>();
+        let above = extensions.get::<Arc<ParentCall>>().and_then(|call| call.account());
+        let budget = turn.origin.prompt.budget.or(config.budget());
+        if budget.is_none() && shared.is_none() && above.is_none() {
+            // An earlier prompt of the run may have had a budget.
+            *own = None;
+            return None;
+        }
+        let (origin, budget) = (&turn.origin, budget.unwrap_or_default());
+        if own.as_ref().is_none_or(|own| own.first_turn != origin.first_turn) {
+            let mut spent = UsageSum::new(turn.model.clone());
+            spent.add(requests.into(), origin.spent + turn.spent());
+            let parents = shared.into_iter().flat_map(|all| &all.0).map(|shared| &shared.0);
+            let parents = parents.chain(above).cloned().collect();
+            let accounts = Spending::new(Account::new(budget, &spent, parents));
+            *own = Some(Box::new(Self { first_turn: origin.first_turn, accounts, report: None }));
+        }
+        let own = own.as_deref_mut()?;
+        own.accounts.set_budget(budget);
+        Some(own)
+    }
+
+    /// Reserves the next request of `turn` in all accounts that apply.
     pub(in crate::agent) fn reserve(
         own: &mut Option<Box<Self>>,
         turn: &Turn,
         config: &Config,
-        shared: Option<&SharedBudgets>,
+        extensions: &Extensions,
         quote: impl FnOnce() -> Quote,
     ) -> Result<(), Failure> {
-        let budget = turn.origin.prompt.budget.or(config.budget());
-        if budget.is_none() && shared.is_none() {
-            // An earlier prompt of the run may have had a budget.
-            *own = None;
-            return Ok(());
-        }
-        let (origin, budget) = (&turn.origin, budget.unwrap_or_default());
-        let spending = match own {
-            Some(own) if own.first_turn == origin.first_turn => own,
-            other => {
-                let mut spent = UsageSum::new(turn.model.clone());
-                let requests = match &turn.compaction {
-                    Some(own) if own.is_alone => 0,
-                    Some(_) => turn.step,
-                    None => turn.step.saturating_sub(1),
-                };
-                spent.add(requests.into(), origin.spent + turn.usage);
-                let parents = shared.into_iter().flat_map(|all| &all.0).map(|shared| shared.0.clone());
-                let accounts = Spending::new(Account::new(budget, &spent, parents.collect()));
-                other.insert(Box::new(Self { first_turn: origin.first_turn, accounts, report: None }))
-            }
+        let requests = match &turn.compaction {
+            Some(own) if own.is_alone => 0,
+            Some(_) => turn.step,
+            None => turn.step.saturating_sub(1),
         };
-        spending.accounts.set_budget(budget);
+        let Some(spending) = Self::open(own, turn, requests, config, extensions) else { return Ok(()) };
         let reserved = spending.accounts.reserve(quote());
         reserved.map_err(|report| Failure::Budget { report })
     }
@@ -68,6 +86,8 @@ impl RunSpending {
     pub(in crate::agent) fn charge(&mut self, event: &Event) -> Vec<BudgetReport> {
         let reports = match event {
             Event::Step(response) => self.accounts.charge(response.usage, &response.model),
+            // The sub-agent has charged its request itself.
+            Event::Usage(row) if row.purpose == Purpose::SubAgent => self.accounts.reports(),
             Event::Usage(row) => self.accounts.charge(row.usage, row.model.as_deref().unwrap_or_default()),
             Event::Turn { .. } | Event::Error { .. } | Event::Cancelled { .. } => {
                 self.report = None;
@@ -93,8 +113,8 @@ impl Task {
     pub(super) fn reserve(&mut self) -> Result<(), Failure> {
         let (Some(turn), Some(work)) = (self.core.phase().turn(), &mut self.work) else { return Ok(()) };
         let Some(opening) = &work.opening else { return Ok(()) };
-        let shared = self.setup.extensions.get();
-        RunSpending::reserve(&mut work.spending, turn, &self.config, shared, || quote(&opening.request))
+        let extensions = &self.setup.extensions;
+        RunSpending::reserve(&mut work.spending, turn, &self.config, extensions, || quote(&opening.request))
     }
 
     pub(super) fn spending(&mut self) -> Option<&mut RunSpending> {

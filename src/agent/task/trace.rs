@@ -9,7 +9,8 @@ use tracing::Span;
 
 use super::{Task, work::Work};
 use crate::{
-    agent::{Event, Failure, PromptState, Response, Status},
+    agent::{Event, Failure, PromptState, Status},
+    message::Purpose,
     provider::{PROVIDER_PANICKED, error_type},
     telemetry::{self, Caller, RunFacts, RunTrace},
     tool::Decision,
@@ -90,14 +91,16 @@ fn record(work: &mut Work, event: &Event) {
             let tokens = message.as_ref().and_then(|message| message.compaction.as_ref()?.tokens);
             trace.compacted(tokens, failure.as_ref().map(kind).as_deref());
         }
-        Event::Turn { response, continues: true, .. } => trace.add(response.usage),
+        Event::Step(response) => trace.add(response.usage),
+        // The run of a sub-agent has its own span, so each request counts in one.
+        Event::Usage(row) if row.purpose != Purpose::SubAgent => trace.add(row.usage),
         Event::Turn { response, continues: false, .. } => {
-            end(work, response, Some((&response.stop_reason.to_string(), None)));
+            end(work, Some((&response.stop_reason.to_string(), None)));
         }
-        Event::Error { failure, response, .. } => {
-            end(work, response, Some(("error", Some((&kind(failure), &failure.summary())))));
+        Event::Error { failure, .. } => {
+            end(work, Some(("error", Some((&kind(failure), &failure.summary())))));
         }
-        Event::Cancelled { response, .. } => end(work, response, None),
+        Event::Cancelled { .. } => end(work, None),
         _ => {}
     }
 }
@@ -106,9 +109,8 @@ fn record(work: &mut Work, event: &Event) {
 type Ending<'a> = (&'a str, Option<(&'a str, &'a str)>);
 
 /// Ends the run's trace. `ending` is `None` if the run was cancelled.
-fn end(work: &mut Work, response: &Response, ending: Option<Ending<'_>>) {
-    let Some(mut trace) = work.trace.take() else { return };
-    trace.add(response.usage);
+fn end(work: &mut Work, ending: Option<Ending<'_>>) {
+    let Some(trace) = work.trace.take() else { return };
     if let Some((finish_reason, failure)) = ending {
         trace.end(finish_reason, failure);
     }

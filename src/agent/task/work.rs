@@ -19,7 +19,9 @@ use super::{
 use crate::{
     agent::{
         Event, PendingUse, Permit,
-        core::Effect,
+        command::{CommandResult, Reply},
+        core::{Effect, Forward},
+        delegation::{DecisionReply, Delegations, ParentCall},
         phase::{Op, SlotCall},
     },
     message::{ToolResult, ToolUseId},
@@ -46,6 +48,8 @@ pub(super) struct Work {
     /// The sender for the answer to the question that the provider is waiting on.
     pub(super) question: Option<oneshot::Sender<Decision>>,
     pub(super) tasks: Option<Tasks>,
+    /// What the tools of the run report about their sub-agents.
+    pub(super) delegations: Option<Arc<Delegations>>,
     pub(super) delay: Option<(Op, Pin<Box<Sleep>>)>,
     pub(super) watch: Option<TurnClock>,
     /// The effect that is held back until a record with this number is stored.
@@ -70,6 +74,7 @@ pub(super) struct Tasks {
     pub(super) reports: mpsc::Receiver<ToolReport>,
     /// The questions from running tools that have no answer yet.
     pub(super) questions: Vec<OpenQuestion>,
+    delegations: Arc<Delegations>,
     cancellation: CancellationToken,
 }
 
@@ -99,6 +104,7 @@ impl Tasks {
     /// Drops a running tool and its questions.
     pub(super) fn end(&mut self, slot: usize) {
         self.forget_questions(slot);
+        self.delegations.end(self.op, Some(slot));
         if let Some(running) = self.calls.iter_mut().find(|running| running.call.slot == slot) {
             running.is_ended = true;
             running.task.abort();
@@ -113,6 +119,7 @@ impl Tasks {
 
 impl Drop for Tasks {
     fn drop(&mut self) {
+        self.delegations.end(self.op, None);
         // Cancel the context, because a tool that never awaits can notice the abort only there. If all tools have
         // finished, cancel nothing, so that work that the tools started elsewhere can continue.
         if self.calls.iter().any(|running| !running.is_ended && !running.task.is_finished()) {
@@ -203,6 +210,49 @@ impl Work {
 }
 
 impl Task {
+    /// Returns whether this is a sub-agent whose call has ended, so that nothing may start any more.
+    pub(super) fn is_cut_off(&self) -> bool {
+        self.setup.extensions.get::<Arc<ParentCall>>().is_some_and(|call| call.has_ended())
+    }
+
+    /// Cancels the run of a sub-agent whose call has ended.
+    pub(super) fn cut_off(&mut self) {
+        self.step(|core, cx| {
+            // A request is about to be sent, so the agent is not idle.
+            let _ = core.cancel(cx);
+        });
+    }
+
+    /// Processes what running tools have reported about their sub-agents. Every input is preceded by this, so a run ends
+    /// with the usage that was reported before.
+    pub(super) fn take_delegated(&mut self) {
+        let Some(delegations) = self.work.as_ref().and_then(|work| work.delegations.as_ref()) else { return };
+        let (rows, changed) = delegations.take();
+        for row in rows {
+            self.step(|core, cx| core.delegated(row, cx));
+        }
+        for (op, slot, pauses) in changed {
+            self.step(|core, cx| core.tool_delegated(op, slot, pauses, cx));
+        }
+    }
+
+    /// Passes decisions to the calls whose sub-agents wait for them, and then sends the reply.
+    pub(super) fn forward(
+        &mut self,
+        forwards: Vec<Forward>,
+        by: Option<&Arc<str>>,
+        reply: Reply<CommandResult<()>>,
+    ) {
+        let reply = DecisionReply::new(reply);
+        // The command may have other decisions, which are answered when their record is stored.
+        self.reply_later(reply.clone());
+        if let Some(delegations) = self.work.as_ref().and_then(|work| work.delegations.as_ref())
+            && let Some(op) = self.core.phase().op()
+        {
+            delegations.forward(op, forwards, by, &reply);
+        }
+    }
+
     /// Passes committed messages to the provider's instance.
     pub(super) fn report_committed(&self, event: &Event) {
         let (Some(response), Some(Instance { own: Some(own), .. })) = (event.committed(), &self.instance)
@@ -239,16 +289,27 @@ impl Task {
         let epoch = setup.hold.as_ref().and_then(|hold| hold.epoch());
         let work = self.work.get_or_insert_default();
         let span = work.span().cloned();
+        let delegations = Arc::clone(work.delegations.get_or_insert_default());
+        // After a restart, no request of this process has opened the accounts.
+        let account = self.core.phase().turn().and_then(|turn| {
+            let own =
+                RunSpending::open(&mut work.spending, turn, turn.step, &self.config, &setup.extensions)?;
+            Some(Arc::clone(own.accounts.own()))
+        });
+        delegations.set_account(account);
         let (sender, reports) = mpsc::channel(16);
         let cancellation = CancellationToken::new();
         let active = Arc::clone(&self.active_calls);
         let (set, calls_run, questions) = (JoinSet::new(), Vec::new(), Vec::new());
-        let mut tasks = Tasks { op, set, calls: calls_run, reports, questions, cancellation };
+        let link = |slot| AgentLink::new((op, slot), sender.clone(), Arc::clone(&delegations) as _);
+        let delegations = Arc::clone(&delegations);
+        let mut tasks = Tasks { op, set, calls: calls_run, reports, questions, delegations, cancellation };
         for call in calls.into_iter().map(Arc::new) {
             let context = ToolContext::detached(call.tool_use.id.clone())
                 .with_idempotency_key(Arc::clone(&call.idempotency_key))
                 .with_cancellation(tasks.cancellation.clone())
-                .with_agent(AgentLink::new(call.slot, sender.clone()))
+                .with_agent(link(call.slot))
+                .with_repeated(call.is_repeated)
                 .with_extensions(setup.extensions.clone())
                 .with_epoch(epoch);
             let (tools, setup, own) = (work.tools.clone(), Arc::clone(&setup), Arc::clone(&call));

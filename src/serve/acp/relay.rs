@@ -306,7 +306,7 @@ impl Relay {
 /// can't fill in the form.
 fn needs_fields(pause: &PendingUse) -> bool {
     let required = pause.reason["schema"]["required"].as_array();
-    pause.asked_by.is_some() && required.is_some_and(|fields| !fields.is_empty())
+    pause.is_question() && required.is_some_and(|fields| !fields.is_empty())
 }
 
 /// Returns the client's decision, or `None` if the client has cancelled the turn.

@@ -50,7 +50,7 @@ pub(super) fn question(pause: &PendingUse, asks: Asks) -> Result<ElicitRequestPa
         Some(text) => clip(text, LONGEST).into_owned(),
         None => clip(&reason.to_string(), LONGEST).into_owned(),
     };
-    match (pause.asked_by.is_some(), reason["mcp"].as_str()) {
+    match (pause.is_question(), reason["mcp"].as_str()) {
         (true, Some("url")) if asks.urls => {
             let url = reason["url"].as_str().unwrap_or_default().to_owned();
             let elicitation_id = pause.tool_use.id.as_str().to_owned();
@@ -115,5 +115,5 @@ pub(super) fn decision(pause: &PendingUse, answer: ElicitResult) -> Decision {
 
 /// Returns whether the question is a form whose fields a running tool needs.
 fn is_form(pause: &PendingUse) -> bool {
-    pause.asked_by.is_some() && pause.reason["mcp"] == "form"
+    pause.is_question() && pause.reason["mcp"] == "form"
 }

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::{AgUiLevel, frame::Interrupt};
 use crate::{
     agent::Snapshot,
-    message::{Timestamp, value_weight},
+    message::{Timestamp, ToolUseId, value_weight},
     run::PendingUse,
     text::clip,
 };
@@ -17,9 +17,10 @@ const MAX_MESSAGE: usize = 16 << 10;
 const MAX_DETAILS: usize = 1 << 20;
 
 /// Returns an interrupt for each pause of the agent.
-pub(super) fn interrupts(agent: &Snapshot, level: AgUiLevel) -> Vec<Interrupt> {
+pub(super) fn interrupts(agent: &Snapshot, decided: &[ToolUseId], level: AgUiLevel) -> Vec<Interrupt> {
     let mut room = MAX_DETAILS;
-    agent.pauses.iter().map(|pause| interrupt(pause, agent, level, &mut room)).collect()
+    let pauses = agent.pauses.iter().filter(|pause| !decided.contains(&pause.tool_use.id));
+    pauses.map(|pause| interrupt(pause, agent, level, &mut room)).collect()
 }
 
 fn interrupt(pause: &PendingUse, agent: &Snapshot, level: AgUiLevel, room: &mut usize) -> Interrupt {
@@ -32,8 +33,13 @@ fn interrupt(pause: &PendingUse, agent: &Snapshot, level: AgUiLevel, room: &mut 
         fits
     };
     let mut metadata = Map::new();
-    if pause.input_replaced && pause.asked_by.is_none() && take(&pause.tool_use.input) {
+    let is_other = pause.input_replaced || pause.sub_agent.is_some();
+    if is_other && !pause.is_question() && take(&pause.tool_use.input) {
         metadata.insert("input".to_owned(), pause.tool_use.input.clone());
+    }
+    if let Some(own) = &pause.sub_agent {
+        metadata.insert("tool".to_owned(), clip(&pause.tool_use.name, MAX_MESSAGE).into());
+        metadata.insert("subAgent".to_owned(), clip(&own.name, MAX_MESSAGE).into());
     }
     let message = match &pause.reason {
         Value::String(text) => Some(clip(text, MAX_MESSAGE).into_owned()),
@@ -42,14 +48,15 @@ fn interrupt(pause: &PendingUse, agent: &Snapshot, level: AgUiLevel, room: &mut 
             if take(reason) {
                 metadata.insert("reason".to_owned(), reason.clone());
             }
-            let question = reason["message"].as_str().filter(|_| pause.asked_by.is_some());
+            let question = reason["message"].as_str().filter(|_| pause.is_question());
             question.map(|text| clip(text, MAX_MESSAGE).into_owned())
         }
     };
     let tool = || agent.state.tools.iter().find(|tool| tool.name == pause.tool_use.name);
     // The answer to a question of a running tool is the value that the question asks for.
-    let schema = match &pause.asked_by {
-        Some(_) => pause.reason.get("schema").filter(|schema| schema.is_object()),
+    let schema = match &pause.sub_agent {
+        _ if pause.is_question() => pause.reason.get("schema").filter(|schema| schema.is_object()),
+        Some(_) => None,
         None => tool().map(|tool| tool.schema.as_value()),
     };
     let schema = schema.filter(|schema| take(schema));

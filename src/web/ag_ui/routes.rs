@@ -20,7 +20,7 @@ use crate::{
         Action, Client, Problem, Web,
         front::{files::Files, intent::Intent, readers::Reader},
         gate::WebRequest,
-        requests::prompt_of,
+        requests::{decided_by, prompt_of},
         routes::{Route, file, router_of, routes},
         streams::{Lifetime, Permit},
     },
@@ -123,9 +123,10 @@ async fn perform(
     if let Some(reader) = reader {
         reader.start(&mut command, view);
     }
+    let decided = decided_by(&command);
     let answer = session.perform(*command, Some(call.client.principal.name())).await;
     let answer = answer.inspect_err(|_| reader.iter_mut().for_each(Reader::end))?;
-    Ok(AgUiStart::of(&answer, prompt, &view.agent))
+    Ok(AgUiStart::of(&answer, prompt, &view.agent).after(decided))
 }
 
 async fn join(mut call: WebRequest) -> Result<Response, Problem> {

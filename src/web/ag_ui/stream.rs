@@ -44,6 +44,7 @@ use serde_json::{Map, Value, json};
 use super::{AgUiLevel, frame::AgUiFrame};
 use crate::{
     agent::{Event, Follow, FollowFrom, FollowTarget, Snapshot, Status},
+    message::ToolUseId,
     provider::StopReason,
     run::{Accepted, PromptId, PromptState, RunOutcome},
     session::{SessionAnswer, SessionEvent, SessionSnapshot, StoreReport},
@@ -77,8 +78,8 @@ pub(crate) struct AgUiRun {
 pub(crate) enum AgUiStart {
     /// The run that a command has started or staged. The flag states whether another run comes first.
     Follow(Box<Follow>, bool),
-    /// The rest of a run, whose part so far the client has.
-    Continue(FollowTarget),
+    /// The rest of a run, whose part so far the client has, after these decisions.
+    Continue(FollowTarget, Vec<ToolUseId>),
     /// The run that is active, from its current state on. If no run is active, the end of the last run.
     Join,
     /// The end of an earlier run with this outcome.
@@ -91,7 +92,7 @@ impl AgUiStart {
     pub(crate) fn of(answer: &SessionAnswer, prompt: Option<PromptId>, view: &Snapshot) -> Self {
         let SessionAnswer::Accepted(accepted) = answer else {
             // A decision continues the turn in flight.
-            return Self::Continue(FollowTarget::InFlight);
+            return Self::Continue(FollowTarget::InFlight, Vec::new());
         };
         let is_idle = view.status == Status::Idle;
         let target = match (accepted, prompt) {
@@ -120,7 +121,15 @@ impl AgUiStart {
 
     /// Returns the part that continues with this prompt, which is staged. `None` joins.
     pub(crate) fn staged(prompt: Option<PromptId>) -> Self {
-        prompt.map_or(Self::Join, |id| Self::Continue(FollowTarget::Prompt(id)))
+        prompt.map_or(Self::Join, |id| Self::Continue(FollowTarget::Prompt(id), Vec::new()))
+    }
+
+    /// Takes note of the decisions that the command has made.
+    pub(crate) fn after(self, decided: Vec<ToolUseId>) -> Self {
+        match self {
+            Self::Continue(target, _) => Self::Continue(target, decided),
+            other => other,
+        }
     }
 }
 
@@ -146,11 +155,11 @@ impl AgUiStream {
                 follow = *own;
                 writer.wait(waits);
             }
-            AgUiStart::Continue(target) => {
+            AgUiStart::Continue(target, decided) => {
                 let waits = matches!(target, FollowTarget::Prompt(_));
                 follow = Follow::new(target, FollowFrom::Start);
                 follow.snapshot(history, agent, &mut |progress| writer.shown(progress, &view));
-                writer.reopen(waits);
+                writer.reopen(waits, decided);
             }
             AgUiStart::Join if agent.is_answering() => {
                 writer.join();

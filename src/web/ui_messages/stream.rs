@@ -41,7 +41,7 @@ use super::{
 };
 use crate::{
     agent::{Event, Follow, FollowFrom, FollowTarget, RunProgress, ToolChange},
-    message::{Message, MessageId, TurnId, Usage},
+    message::{Message, MessageId, ToolUseId, TurnId, Usage},
     provider::StopReason,
     run::{Accepted, PromptId, PromptState, RunOutcome},
     session::{SessionEvent, SessionSnapshot, StoreReport},
@@ -95,6 +95,8 @@ struct UiReply {
     is_whole: bool,
     /// The message with the last results of tools that were shown.
     results: Option<Arc<Message>>,
+    /// The tool uses about which the command has decided.
+    decided: Vec<ToolUseId>,
     /// The id of the first message of this response, and the last message.
     first: Option<MessageId>,
     last: Option<Arc<Message>>,
@@ -165,6 +167,11 @@ impl UiStream {
         this
     }
 
+    /// Records the tool uses about which the command decides. A sub-agent withdraws its pause after the decision.
+    pub(in crate::web) fn decided(&mut self, tool_uses: Vec<ToolUseId>) {
+        self.reply.decided = tool_uses;
+    }
+
     /// Records that the command has returned.
     pub(in crate::web) fn accepted(&mut self, accepted: &Accepted) {
         self.follow.accepted(accepted);
@@ -187,7 +194,9 @@ impl UiStream {
 
     /// Ends the response, because the run is paused.
     pub(in crate::web) fn pause(&mut self) {
-        self.reply.writer.pauses(self.follow.pauses());
+        let decided = &self.reply.decided;
+        let pauses = self.follow.pauses().iter().filter(|pause| !decided.contains(&pause.tool_use.id));
+        self.reply.writer.pauses(&pauses.cloned().collect::<Vec<_>>());
         self.reply.writer.step_end();
         self.reply.end("tool-calls", json!({ "paused": true }));
     }
@@ -290,7 +299,8 @@ impl UiReply {
                 self.writer.data("compaction", None, &value);
             }
             RunProgress::Pauses(pauses) => {
-                self.state = if pauses.is_empty() { UiState::Running } else { UiState::Paused };
+                let waits = pauses.iter().any(|pause| !self.decided.contains(&pause.tool_use.id));
+                self.state = if waits { UiState::Paused } else { UiState::Running };
             }
             // The answer is on another branch.
             RunProgress::Ended {
@@ -399,7 +409,7 @@ impl UiReply {
                     self.writer.frame(json!({ "type": "message-metadata", "messageMetadata": metadata }));
                 }
             }
-            Event::Usage(row) => self.steps += row.usage,
+            Event::Usage(row) if row.conversation.is_none() => self.steps += row.usage,
             Event::Turn { response, .. } => {
                 self.usage += response.usage;
                 self.steps = Usage::default();

@@ -12,7 +12,8 @@ use crate::{
         task::spending::{RunSpending, SharedBudgets},
     },
     budget::{Amounts, Budget, Quote, SharedBudget, amounts},
-    message::Usage,
+    message::{Purpose, Usage},
+    tool::Extensions,
 };
 
 /// A deliberate fault of the shell, which the comparison must notice.
@@ -74,7 +75,7 @@ impl Budgets {
     fn event(&mut self, event: &Event) -> Vec<Event> {
         let usage = match event {
             Event::Step(response) => response.usage,
-            Event::Usage(row) => row.usage,
+            Event::Usage(row) if row.purpose != Purpose::SubAgent => row.usage,
             _ => Usage::default(),
         };
         let Some(run) = &mut self.run else { return Vec::new() };
@@ -123,11 +124,13 @@ impl World {
             Some(_) => turn.step,
             None => turn.step - 1,
         };
-        let before = (requests, turn.origin.spent + turn.usage);
+        let before = (requests, turn.origin.spent + turn.spent());
         let is_known = self.budgets.run.as_ref().map(|run| Arc::as_ptr(run.accounts.own()));
         let only_leaf = self.budgets.fault == Some(BudgetFault::OnlyLeaf);
         let shared = self.budgets.shared.as_ref().filter(|_| !only_leaf);
-        let reserved = RunSpending::reserve(&mut self.budgets.run, turn, &self.config, shared, || quote);
+        let extensions =
+            shared.cloned().map_or_else(Extensions::default, |all| Extensions::default().with(all));
+        let reserved = RunSpending::reserve(&mut self.budgets.run, turn, &self.config, &extensions, || quote);
         let Budgets { run, shared, spent, reserved: held, fault, .. } = &mut self.budgets;
         let Some(run) = run else {
             self.stream = Some(super::stream::Stream::new(op));

@@ -249,6 +249,7 @@ impl World {
         if spoiled {
             decisions.push(("never".into(), Decision::Execute));
         }
+        let expected_forwards = decisions.clone();
         let resume = Resume { decisions, turn, by: by.clone() };
         let (resumed, effects) = self.feed(|core, cx| core.resume(resume, cx));
         if spoiled {
@@ -256,7 +257,14 @@ impl World {
             same_error(ErrorKind::StaleDecision, &error, effects.is_empty())?;
             return self.perform_all(effects);
         }
-        match resumed {
+        let waits = |(id, decision): &(ToolUseId, Decision)| self.questions.forward(id, decision);
+        let forwards: Vec<_> = expected_forwards.iter().filter_map(waits).collect();
+        if let Ok(given) = &resumed {
+            ensure!(*given == forwards, "{given:?} is forwarded, not {forwards:?}");
+            let is_all = forwards.len() == expected_forwards.len();
+            ensure!(!is_all || effects.is_empty(), "a forwarded decision has the effects {effects:?}");
+        }
+        match resumed.map(drop) {
             Ok(()) if unreported.contains(&id) => {
                 let only_records = matches!(effects[..], [Effect::Record]);
                 ensure!(only_records, "the decision about {id} has the effects {effects:?}");
@@ -285,7 +293,11 @@ impl World {
                 same_error(ErrorKind::StaleDecision, &error, effects.is_empty())?;
             }
         }
-        self.perform_all(effects)
+        self.perform_all(effects)?;
+        if !forwards.is_empty() && (self.friendly || self.rng.percent(50)) {
+            return self.sub_agents_continue(&forwards);
+        }
+        Ok(())
     }
 
     /// Records that the core must emit and apply `decision` about the tool use `id`, which waits.
@@ -297,6 +309,9 @@ impl World {
         expired: bool,
         in_stream: bool,
     ) -> Check {
+        if self.questions.forward(id, &decision).is_some() {
+            return Ok(());
+        }
         if let Some(slot) = self.questions.slot_of(id) {
             self.model.pauses.decided.push_back((id.clone(), decision.clone(), by, expired));
             self.expect_answer(id, slot, decision);

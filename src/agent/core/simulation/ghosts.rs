@@ -7,10 +7,10 @@ use serde_json::json;
 use super::{Check, commands::random_decision, ensure, world::World};
 use crate::{
     agent::{
-        ErrorDecision, Failure, Prompt, ToolDecision, TurnDecision,
+        ErrorDecision, Failure, PendingUse, Prompt, ToolDecision, TurnDecision,
         phase::{Op, OutputRequirement, Stage},
     },
-    message::{Text, ToolResult, ToolUse},
+    message::{Text, ToolResult, ToolUse, TurnId},
     provider::{BlockStart, Delta, ProviderError, ProviderErrorKind, StopReason},
     tool::Replay,
 };
@@ -20,7 +20,7 @@ impl World {
     pub(super) fn ghost(&mut self) -> Check {
         let before = self.core.clone();
         let (op, live) = (self.rng.next() % (self.core.last_op + 2), self.live());
-        let (mut op, mut kind) = (op, self.rng.below(17));
+        let (mut op, mut kind) = (op, self.rng.below(18));
         if let Some(Stage::Streaming { question: Some(question), .. }) = self.core.phase().stage()
             && self.rng.percent(50)
         {
@@ -76,6 +76,10 @@ impl World {
             13 => core.event_begun(op),
             14 => core.tool_question_withdrawn(op, &"a?1".into(), cx),
             15 => drop(core.tool_asked(op, slot, json!("ghost"), cx)),
+            16 => {
+                let pause = PendingUse::new(TurnId::new(7), tool_use).of_sub_agent("ghost".into(), None);
+                core.tool_delegated(op, slot, vec![pause], cx);
+            }
             _ => core.event_handled(op, Some(Prompt::new("ghost")), cx),
         });
         ensure!(effects.is_empty(), "a ghost has effects: {effects:?}");

@@ -13,8 +13,8 @@ use crate::{
     },
     budget::Budget,
     message::{
-        Blocks, CompactionTrigger, Content, History, Message, RequestEnd, Role, TurnId, Usage, UsageRow,
-        answer_open_tool_uses,
+        Blocks, CompactionTrigger, Content, History, Message, Purpose, RequestEnd, Role, TurnId, Usage,
+        UsageRow, answer_open_tool_uses,
     },
     provider::{self, MessageDelta, ProviderErrorKind, StopReason},
     tool::Replay,
@@ -83,6 +83,8 @@ pub(super) struct Model {
     /// The history that was in use before a discarded run. A `state` event must report this history at once.
     pub(super) owed: Option<History>,
     pub(super) continuation: Option<Blocks>,
+    /// The usage that a sub-agent has reported, and whether its session stores it.
+    pub(super) delegating: Option<(Usage, bool)>,
     /// The sum of all usage that streams reported.
     pub(super) spent_usage: Usage,
     /// The sum of the usage in the events of ended turns and runs.
@@ -150,6 +152,8 @@ pub(super) struct Turn {
     ending: Option<RequestEnd>,
     /// The sum of the usage in `Step` and `Usage` events.
     told_rows: Usage,
+    /// The usage of sub-agents that are sessions.
+    delegated: Usage,
     /// Whether the conversation is being compacted, and whether it was compacted for the next answer.
     pub(super) compacting: bool,
     compacted: bool,
@@ -192,6 +196,7 @@ impl Turn {
             booked: None,
             ending: None,
             told_rows: Usage::default(),
+            delegated: Usage::default(),
             compacting: false,
             compacted: false,
             is_refused: false,
@@ -245,6 +250,8 @@ impl Turn {
             self.told_rows,
             response.usage
         );
+        let (delegated, given) = (self.delegated, response.delegated);
+        ensure!(delegated == given, "{given:?} was delegated, not {delegated:?}");
         Ok(())
     }
 
@@ -590,6 +597,18 @@ impl Model {
 
     /// Checks the usage of a request that ends without a step.
     fn usage_told(&mut self, row: &UsageRow) -> Check {
+        if row.purpose == Purpose::SubAgent {
+            let (given, expected) = ((row.usage, row.conversation.is_some()), self.delegating.take());
+            ensure!(Some(given) == expected, "a sub-agent has used {given:?}, not {expected:?}");
+            ensure!(row.turn == self.turn_id && row.message.is_none(), "{row:?} in {:?}", self.turn_id);
+            let turn = self.turn()?;
+            if given.1 {
+                turn.delegated += row.usage;
+            } else {
+                (turn.before, turn.told_rows) = (turn.before + row.usage, turn.told_rows + row.usage);
+            }
+            return Ok(());
+        }
         let (answer, step, id) = (self.ids.answer.clone(), self.step, self.turn_id);
         let turn = self.turn()?;
         ensure!(turn.booked.is_none(), "{row:?} is the second row of its request");

@@ -29,6 +29,8 @@ pub(super) struct Pauses {
     pub(super) replaced: HashMap<ToolUseId, Value>,
     /// A question of a running tool that must be emitted at once: the id of its call, and the question.
     pub(super) asking: Option<(ToolUseId, Value)>,
+    /// The pauses of sub-agents that must be emitted at once, in this order.
+    pub(super) delegating: Vec<ToolUseId>,
     /// The questions of running tools whose withdrawal must be emitted at once.
     pub(super) withdrawing: Vec<ToolUseId>,
     /// The decision that applies to each tool use when the time limit of its pause ends.
@@ -61,6 +63,12 @@ impl Pauses {
         let id = &pause.tool_use.id;
         let is_fresh = self.spent.insert(id.clone());
         ensure!(is_fresh, "a late resume of {id} would apply to a newer call");
+        if pause.sub_agent.is_some() {
+            let is_next = self.delegating.first() == Some(id);
+            ensure!(is_next, "the pause {id} of a sub-agent is emitted, not {:?}", self.delegating);
+            self.delegating.remove(0);
+            return Ok(());
+        }
         let asking = self.asking.take();
         let asked = pause.asked_by.clone().map(|call| (call, pause.reason.clone()));
         ensure!(asking == asked, "a pause for the question {asked:?}, not {asking:?}");
@@ -84,6 +92,7 @@ impl Pauses {
 
     pub(super) fn check_rest(&self, core: &Core) -> Check {
         ensure!(self.decided.is_empty(), "the decisions {:?} were not emitted", self.decided);
+        ensure!(self.delegating.is_empty(), "the pauses {:?} were not emitted", self.delegating);
         ensure!(self.asking.is_none(), "the question {:?} was not emitted", self.asking);
         ensure!(self.withdrawing.is_empty(), "the withdrawal of {:?} was not emitted", self.withdrawing);
         let waiting: Vec<_> = core.phase().pauses().map(|pause| &pause.tool_use.id).collect();

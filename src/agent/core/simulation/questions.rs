@@ -6,7 +6,12 @@ use serde_json::json;
 
 use super::{Check, ensure, world::World};
 use crate::{
-    message::ToolUseId,
+    agent::{
+        PendingUse,
+        core::Forward,
+        phase::{Op, SlotCall},
+    },
+    message::{RequestEnd, ToolUse, ToolUseId, TurnId, Usage, UsageRow},
     tool::{Answer, Decision},
 };
 
@@ -19,6 +24,10 @@ pub(super) struct Questions {
     answers: VecDeque<(ToolUseId, Answer)>,
     /// The slot of the tool call that a decision must end at once.
     ending: Option<usize>,
+    /// The pauses of sub-agents that wait, each with the slot of its call and the id under which it waits.
+    delegated: Vec<(usize, ToolUseId, PendingUse)>,
+    /// The number of pauses of sub-agents so far.
+    nested: usize,
 }
 
 impl Questions {
@@ -29,7 +38,22 @@ impl Questions {
 
     /// Removes the questions of a call that has ended, and returns their ids.
     pub(super) fn end(&mut self, slot: usize) -> Vec<ToolUseId> {
-        self.open.extract_if(.., |(_, of)| *of == slot).map(|(id, _)| id).collect()
+        let own = self.open.extract_if(.., |(_, of)| *of == slot).map(|(id, _)| id);
+        own.chain(self.delegated.extract_if(.., |(of, ..)| *of == slot).map(|(_, id, _)| id)).collect()
+    }
+
+    /// Removes all questions, because the tools are dropped.
+    pub(super) fn clear(&mut self) {
+        self.open.clear();
+        self.delegated.clear();
+    }
+
+    /// Returns the decision as the core must forward it, if the pause is that of a sub-agent.
+    pub(super) fn forward(&self, id: &ToolUseId, decision: &Decision) -> Option<Forward> {
+        let (slot, _, pause) = self.delegated.iter().find(|(_, own, _)| own == id)?;
+        let own = pause.sub_agent.as_ref()?;
+        let (turn, tool_use, decision) = (own.turn, own.tool_use.clone(), decision.clone());
+        Some(Forward { slot: *slot, turn, tool_use, decision })
     }
 
     /// Checks an answer.
@@ -51,6 +75,9 @@ impl World {
     /// Lets a running tool ask a question, or withdraw one.
     pub(super) fn tool_asks(&mut self) -> Check {
         let (op, calls) = self.tasks.clone().ok_or("no tool runs")?;
+        if self.rng.percent(40) {
+            return self.tool_delegates(op, &calls);
+        }
         if !self.questions.open.is_empty() && self.rng.percent(40) {
             let index = self.rng.below(self.questions.open.len());
             let (id, _) = self.questions.open.swap_remove(index);
@@ -73,6 +100,50 @@ impl World {
             }
         }
         self.perform_all(effects)
+    }
+
+    /// Lets sub-agents carry out decisions, so that their pauses are over.
+    pub(super) fn sub_agents_continue(&mut self, forwards: &[Forward]) -> Check {
+        let (op, _) = self.tasks.clone().ok_or("no tool runs")?;
+        for Forward { slot, tool_use, .. } in forwards {
+            let delegated = &mut self.questions.delegated;
+            let over =
+                delegated.extract_if(.., |(of, _, pause)| of == slot && pause.tool_use.id == *tool_use);
+            self.model.pauses.withdrawing = over.map(|(_, id, _)| id).collect();
+            let left = self.questions.delegated.iter().filter(|(of, ..)| of == slot);
+            let left = left.map(|(.., pause)| pause.clone()).collect();
+            self.input(|core, cx| core.tool_delegated(op, *slot, left, cx))?;
+        }
+        Ok(())
+    }
+
+    /// Reports other pauses of the sub-agents of a running tool, or the usage of a request of one.
+    fn tool_delegates(&mut self, op: Op, calls: &[SlotCall]) -> Check {
+        if self.rng.percent(30) {
+            let usage = Usage::default().with_input(1 + self.rng.next() % 100);
+            let row = UsageRow::new(RequestEnd::Answered, usage);
+            let conversation = self.rng.percent(50).then(|| "child".into());
+            self.note(|| format!("a sub-agent uses {usage:?} {conversation:?}"));
+            self.model.delegating = Some((usage, conversation.is_some()));
+            return self.input(|core, cx| core.delegated(UsageRow { conversation, ..row }, cx));
+        }
+        let call = self.rng.pick(calls);
+        let before: Vec<_> =
+            self.questions.delegated.extract_if(.., |(slot, ..)| *slot == call.slot).collect();
+        let (mut kept, withdrawn): (Vec<_>, Vec<_>) = before.into_iter().partition(|_| self.rng.percent(60));
+        self.model.pauses.withdrawing = withdrawn.into_iter().map(|(_, id, _)| id).collect();
+        for _ in 0..self.rng.below(3) {
+            self.questions.nested += 1;
+            let tool_use = ToolUse::new(format!("n{}", self.questions.nested), "nested", json!({}));
+            let pause = PendingUse::new(TurnId::new(7), tool_use).of_sub_agent("child".into(), None);
+            let id = ToolUseId::from(format!("{}?{}/{}", call.tool_use.id, pause.turn, pause.tool_use.id));
+            self.model.pauses.delegating.push(id.clone());
+            kept.push((call.slot, id, pause));
+        }
+        let pauses: Vec<_> = kept.iter().map(|(_, _, pause)| pause.clone()).collect();
+        self.note(|| format!("{} delegates {}", call.tool_use.id, pauses.len()));
+        self.questions.delegated.extend(kept);
+        self.input(|core, cx| core.tool_delegated(op, call.slot, pauses, cx))
     }
 
     /// Records that this decision about the question of a tool must be applied.

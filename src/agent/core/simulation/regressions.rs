@@ -102,7 +102,7 @@ impl Bench {
     fn resume(&mut self, id: &str) -> Result<(), Error> {
         let decisions = vec![(id.into(), Decision::reject("no"))];
         let resume = Resume { decisions, turn: None, by: None };
-        self.feed(|core, cx| core.resume(resume, cx))
+        self.feed(|core, cx| core.resume(resume, cx)).map(drop)
     }
 
     fn time_over(&mut self) {

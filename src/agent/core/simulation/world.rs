@@ -156,7 +156,7 @@ fn random_compactor(rng: &mut Rng) -> Compactor {
     if rng.percent(50) {
         policy = policy.with_kept_prompts();
     }
-    Compactor { policy, model: None }
+    Compactor { policy, model: None, acts_at_end: true }
 }
 
 impl World {
@@ -341,7 +341,7 @@ impl World {
             Effect::Abort => {
                 self.expiries.clear();
                 self.model.pauses.early.clear();
-                self.questions.open.clear();
+                self.questions.clear();
                 self.held = None;
                 (self.call, self.stream, self.question, self.tasks, self.delay) =
                     (None, None, None, None, None);

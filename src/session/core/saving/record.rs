@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::{Job, Saver};
 use crate::{
     agent::Event,
-    message::{RequestEnd, TurnId, Usage, UsageRow, shared},
+    message::{TurnId, Usage, UsageRow, shared},
     run::{Response, RunEnd, TurnRecord},
     session::{
         SessionEvent,
@@ -168,22 +168,13 @@ impl Saver {
 impl Core {
     /// Notes the usage of a completed request.
     pub(in crate::session::core) fn spent_by_step(&mut self, response: &Response) {
-        let message = response.message.as_ref();
-        let row = UsageRow::new(RequestEnd::Answered, response.usage)
-            .with_at(
-                message.or(response.messages.last()).map(|message| message.timestamp).unwrap_or_default(),
-            )
-            .with_turn(response.turn)
-            .with_model(response.model.clone())
-            .with_step(response.step)
-            .with_message(message.and_then(|message| message.id.clone()));
-        self.spent_by_request(&row);
+        self.spent_by_request(&response.usage_row());
     }
 
     /// Notes the usage of a request of the turn in flight. A request without usage gets no row, unless its usage is
-    /// unknown because its process ended.
+    /// unknown because its process ended. The session of a sub-agent stores the rows of its own requests.
     pub(in crate::session::core) fn spent_by_request(&mut self, row: &UsageRow) {
-        if row.usage.is_zero() && row.end != RequestEnd::Lost {
+        if row.is_empty() || row.conversation.is_some() {
             return;
         }
         self.used += row.usage;

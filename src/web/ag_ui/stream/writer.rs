@@ -83,6 +83,8 @@ pub(super) struct AgUiWriter {
     shows_all: bool,
     /// Whether this is not the first turn of the stream.
     is_later: bool,
+    /// The tool uses about which the client has decided. A sub-agent withdraws its pause after the decision.
+    decided: Vec<ToolUseId>,
     /// The step that is open, or that will be opened after the list.
     step: Option<u32>,
     /// The last answer that has begun, and its blocks.
@@ -148,8 +150,10 @@ impl AgUiWriter {
         }
     }
 
-    /// Opens what an earlier stream has closed at its end. `waits` is whether another run comes first.
-    pub(super) fn reopen(&mut self, waits: bool) {
+    /// Opens what an earlier stream has closed at its end. `waits` is whether another run comes first. `decided` are the
+    /// tool uses about which the client has decided.
+    pub(super) fn reopen(&mut self, waits: bool, decided: Vec<ToolUseId>) {
+        self.decided = decided;
         self.list = AgUiList::None;
         self.wait(waits);
         self.open();
@@ -313,9 +317,11 @@ impl AgUiWriter {
                 let value = compaction(message, failure);
                 self.out.push(AgUiFrame::Custom { name: "omni.compaction", value });
             }
-            RunProgress::Pauses(pauses) if !pauses.is_empty() => {
+            RunProgress::Pauses(pauses)
+                if pauses.iter().any(|pause| !self.decided.contains(&pause.tool_use.id)) =>
+            {
                 self.list();
-                let interrupts = interrupts(&view.agent, self.run.level);
+                let interrupts = interrupts(&view.agent, &self.decided, self.run.level);
                 self.finish_with(AgUiOutcome::Interrupt { interrupts }, view);
             }
             RunProgress::Ended { outcome: Some(outcome), message, .. } => self.ended(outcome, message, view),

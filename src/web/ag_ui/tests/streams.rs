@@ -2,13 +2,14 @@ use serde_json::{Value, json};
 
 use super::{AgUiFrame, AgUiLevel, Client, Rig, kind_of, kinds, last};
 use crate::{
-    agent::{AgentCallbacks, ErrorDecision, State, ToolDecision},
+    agent::{Agent, AgentBuilder, AgentCallbacks, ErrorDecision, State, SubAgent, ToolDecision},
     message::{Attachment, ToolUse, Usage},
     provider::{BlockStart, Delta, Part, ProviderError, ProviderErrorKind},
     run::{Failure, RunEnd, RunOutcome},
     session::{Mode, SessionAnswer},
     subscription::Update,
-    testing::{Gate, Step},
+    testing::{Gate, ScriptedProvider, Step},
+    tool::{Tool, tool_fn},
     web::testing::abandoned,
 };
 
@@ -540,6 +541,40 @@ async fn answer_with_a_question_of_the_service_continues_or_is_void_in_the_next_
             .map(|frame| serde_json::to_value(frame).unwrap()["delta"].as_str().unwrap().to_owned())
             .collect();
         assert_eq!(deltas, if fails { "Again." } else { " after" });
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn decisions_about_two_sub_agents_are_asked_for_once_and_name_the_tools() {
+    for level in LEVELS {
+        let deletes = |name: &'static str| {
+            let steps = [Step::tool_use("d", "delete", json!({})), Step::text("Gone.")];
+            let model = ScriptedProvider::new(steps).model();
+            SubAgent::new(name, "Deletes.", move |_| {
+                let delete = tool_fn("delete", "Deletes.", |_: Value, _| async { Ok("ok") });
+                Agent::builder().model(model.clone()).tool(delete.needs_approval())
+            })
+        };
+        let both = Step::new().then_tool_use("a", "one", json!({ "task": "1" }));
+        let both = both.then_tool_use("b", "two", json!({ "task": "2" })).stop();
+        let set_up = |agent: AgentBuilder| agent.tool(deletes("one")).tool(deletes("two"));
+        let mut rig = Rig::with(level, [both, Step::text("Done.")], set_up).await;
+        rig.say("Go").await;
+        let mut asked = Vec::new();
+        while !rig.client.interrupts.is_empty() {
+            let interrupts = std::mem::take(&mut rig.client.interrupts);
+            let answer = |interrupt: &Value| {
+                assert_eq!(interrupt["metadata"]["tool"], "delete", "{interrupt}");
+                json!({ "interruptId": interrupt["id"], "status": "resolved", "payload": { "approved": true } })
+            };
+            let answers: Vec<_> = interrupts.iter().map(answer).collect();
+            asked.extend(interrupts.iter().map(|interrupt| interrupt["id"].to_string()));
+            rig.resume(json!(answers)).await;
+        }
+        asked.sort();
+        assert!(asked.len() == 2 && asked[0] != asked[1], "{asked:?}");
+        assert_eq!(rig.client.messages.last().unwrap()["content"], "Done.");
+        rig.check_messages().await;
     }
 }
 

@@ -102,6 +102,10 @@ impl UiWriter {
         if pause.asked_by.is_some() {
             data.insert("approvalId".into(), json!(pause.tool_use.id));
         }
+        if let Some(own) = &pause.sub_agent {
+            data.insert("tool".into(), json!(pause.tool_use.name));
+            data.insert("subAgent".into(), json!(own.name));
+        }
         data.insert("turn".into(), json!(pause.turn));
         data.insert("input".into(), pause.tool_use.input.clone());
         data.insert("inputReplaced".into(), pause.input_replaced.into());

@@ -1,0 +1,355 @@
+//! The connection between an agent and the sub-agents that its running tools start.
+//!
+//! # Owners
+//!
+//! ```text
+//!  the parent's task ── Work: Arc<Delegations> ◄──┐
+//!        ▲ `ToolReport::Delegated` wakes it       │ rows, pauses: written below, taken by the task before each input
+//!        │                                        │ decisions: a channel for each call, from the task to the call
+//!  the call of the tool ── CallGuard ── Arc<ParentCall> ──► ToolContext ──► AgentLink ──┘
+//!                                            ▲
+//!  the child's task ── extensions ───────────┘  reads `has_ended`, draws from `account`, reports its rows
+//! ```
+//!
+//! A call owns its child. The child knows the call and never the parent's agent, so nothing keeps a parent alive. Rows
+//! and pauses are lists under a lock, and the parent takes them before each of its inputs. So no report waits for a
+//! reader, and none is lost while the run lasts.
+//!
+//! # States of a call
+//!
+//! `begun` → `ended`. The end is a flag that is set once: when the guard is dropped, when a decision gives the call's
+//! result, or when the parent drops its tools. The shells of all descendants read it before they open a request, send
+//! one, or run tools. It is set before the parent reports the end of the call, so nothing of a child starts later.
+//!
+//! # Attacks and answers
+//!
+//! - The call is dropped at any await: the guard ends it, its channel of decisions is closed, and each decision in it is
+//!   answered with `StaleDecision`. The child ends with its last handle.
+//! - The child never answers a decision: the caller waits as with any agent. The end of the call answers it.
+//! - Rows that arrive after the call are still taken, until the run has ended. Later rows are missing in the ledger, but
+//!   not in the accounts, which the child charges itself.
+//! - A call starts several children at once, as a tool around a sub-agent can: each has its own entry, and the list of
+//!   the slot is the list of all of them.
+
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicBool, Ordering},
+};
+
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use super::{
+    Event, PendingUse,
+    command::{CommandResult, Reply},
+    core::{Forward, Resume},
+    phase::Op,
+};
+use crate::{
+    budget::Account,
+    message::UsageRow,
+    run::{Error, ErrorKind},
+    subscription::EndReason,
+    sync::lock,
+    tool::ToolContext,
+};
+
+/// What the running tools of an agent report about their sub-agents.
+#[derive(Debug, Default)]
+pub(super) struct Delegations(Mutex<DelegationState>);
+
+#[derive(Debug, Default)]
+struct DelegationState {
+    /// The account of the run whose tools run, if a budget applies.
+    account: Option<Arc<Account>>,
+    calls: Vec<DelegatedCall>,
+    rows: Vec<UsageRow>,
+}
+
+/// A call that runs a sub-agent.
+#[derive(Debug)]
+struct DelegatedCall {
+    op: Op,
+    slot: usize,
+    has_ended: Arc<AtomicBool>,
+    /// The pauses of the sub-agent.
+    pauses: Vec<PendingUse>,
+    has_changed: bool,
+    /// Unbounded, because each entry has a caller who waits for its reply.
+    decisions: UnboundedSender<ForwardedDecision>,
+}
+
+/// The pauses of all sub-agents of a call.
+pub(super) type SlotPauses = (Op, usize, Vec<PendingUse>);
+
+impl Delegations {
+    /// Sets the account from which the sub-agents of the calls that start now draw.
+    pub(super) fn set_account(&self, account: Option<Arc<Account>>) {
+        lock(&self.0).account = account;
+    }
+
+    /// Returns the rows and the lists of pauses that were not taken yet.
+    pub(super) fn take(&self) -> (Vec<UsageRow>, Vec<SlotPauses>) {
+        let mut state = lock(&self.0);
+        let mut changed: Vec<SlotPauses> = Vec::new();
+        for call in &mut state.calls {
+            if std::mem::take(&mut call.has_changed) && !changed.iter().any(|own| is_of(call, own.0, own.1)) {
+                changed.push((call.op, call.slot, Vec::new()));
+            }
+        }
+        for (op, slot, pauses) in &mut changed {
+            let calls = state.calls.iter().filter(|call| is_of(call, *op, *slot));
+            pauses.extend(calls.flat_map(|call| call.pauses.iter().cloned()));
+        }
+        state.calls.retain(|call| !call.has_ended.load(Ordering::Acquire));
+        (std::mem::take(&mut state.rows), changed)
+    }
+
+    /// Ends the calls of an operation, or one of them.
+    pub(super) fn end(&self, op: Op, slot: Option<usize>) {
+        let state = lock(&self.0);
+        let ended =
+            state.calls.iter().filter(|call| call.op == op && slot.is_none_or(|slot| slot == call.slot));
+        ended.for_each(|call| call.has_ended.store(true, Ordering::Release));
+    }
+
+    /// Passes decisions to the calls whose sub-agents wait for them. `reply` is sent when all of them have replied.
+    pub(super) fn forward(
+        &self,
+        op: Op,
+        forwards: Vec<Forward>,
+        by: Option<&Arc<str>>,
+        reply: &DecisionReply,
+    ) {
+        let mut parts: Vec<(UnboundedSender<ForwardedDecision>, ForwardedDecision)> = Vec::new();
+        let state = lock(&self.0);
+        for Forward { slot, turn, tool_use, decision } in forwards {
+            let waits = |pause: &PendingUse| pause.turn == turn && pause.tool_use.id == tool_use;
+            let call = state.calls.iter().find(|call| is_of(call, op, slot) && call.pauses.iter().any(waits));
+            let Some(call) = call else {
+                reply.clone().done(Err(Error::late_decision(tool_use.as_str())));
+                continue;
+            };
+            let same = |(sender, part): &&mut (UnboundedSender<_>, ForwardedDecision)| {
+                sender.same_channel(&call.decisions) && part.resume.turn == Some(turn)
+            };
+            if let Some((_, part)) = parts.iter_mut().find(same) {
+                part.resume.decisions.push((tool_use, decision));
+                continue;
+            }
+            let resume = Resume { decisions: vec![(tool_use, decision)], turn: Some(turn), by: by.cloned() };
+            let reply = Some(reply.clone());
+            parts.push((call.decisions.clone(), ForwardedDecision { resume, reply }));
+        }
+        drop(state);
+        for (sender, part) in parts {
+            // If the call has just ended, the dropped decision is answered.
+            drop(sender.send(part));
+        }
+    }
+}
+
+fn is_of(call: &DelegatedCall, op: Op, slot: usize) -> bool {
+    call.op == op && call.slot == slot
+}
+
+/// Decisions that a sub-agent carries out. If they are dropped, they came too late.
+#[derive(Debug)]
+pub(crate) struct ForwardedDecision {
+    pub(crate) resume: Resume,
+    reply: Option<DecisionReply>,
+}
+
+impl ForwardedDecision {
+    /// Carries the decisions out, and replies.
+    pub(crate) async fn decide<F: Future<Output = CommandResult<()>>>(
+        mut self,
+        decide: impl FnOnce(Resume) -> F,
+    ) {
+        let decided = decide(self.resume.clone()).await;
+        if let Some(reply) = self.reply.take() {
+            reply.done(decided);
+        }
+    }
+}
+
+impl Drop for ForwardedDecision {
+    fn drop(&mut self) {
+        if let Some(reply) = self.reply.take() {
+            let first = self.resume.decisions.first().map_or("", |(tool_use, _)| tool_use.as_str());
+            reply.done(Err(Error::late_decision(first)));
+        }
+    }
+}
+
+/// A part of the reply to a command with decisions. The reply is sent when all parts are dropped: the first error, or
+/// `Ok`.
+#[derive(Clone, Debug)]
+pub(crate) struct DecisionReply(Arc<SharedReply>);
+
+#[derive(Debug)]
+struct SharedReply {
+    error: Mutex<Option<Error>>,
+    reply: Option<Reply<CommandResult<()>>>,
+}
+
+impl DecisionReply {
+    pub(super) fn new(reply: Reply<CommandResult<()>>) -> Self {
+        Self(Arc::new(SharedReply { error: Mutex::default(), reply: Some(reply) }))
+    }
+
+    /// Returns a part that counts as an error if it is dropped before [`HeldReply::release`].
+    pub(super) fn hold(self) -> HeldReply {
+        HeldReply(Some(self))
+    }
+
+    pub(crate) fn done(self, result: CommandResult<()>) {
+        if let Err(error) = result {
+            lock(&self.0.error).get_or_insert(error);
+        }
+    }
+}
+
+/// A part of a reply that waits for a record.
+pub(super) struct HeldReply(Option<DecisionReply>);
+
+impl HeldReply {
+    pub(super) fn release(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for HeldReply {
+    fn drop(&mut self) {
+        if let Some(part) = self.0.take() {
+            part.done(Err(Error::ended("agent", &EndReason::Killed)));
+        }
+    }
+}
+
+impl Drop for SharedReply {
+    fn drop(&mut self) {
+        let result = lock(&self.error).take().map_or(Ok(()), Err);
+        // A failed reply only means that the caller no longer waits.
+        let _ = self.reply.take().map(|reply| reply.send(result));
+    }
+}
+
+impl Error {
+    fn late_decision(tool_use: &str) -> Self {
+        let text = format!(
+            "the decision about {tool_use} came too late, because its sub-agent no longer waits for it"
+        );
+        let error = Self::new(ErrorKind::StaleDecision, text).with_member("given", tool_use);
+        error.with_member("waiting", Vec::<String>::new())
+    }
+}
+
+/// The call of a tool that runs an agent, as this agent sees it: in its extensions, so that other agents need no memory
+/// for one.
+#[derive(Debug)]
+pub(crate) struct ParentCall {
+    context: ToolContext,
+    has_ended: Arc<AtomicBool>,
+    account: Option<Arc<Account>>,
+    /// The number of agents above the child.
+    depth: u8,
+}
+
+/// Ends a call when it is dropped.
+#[derive(Debug)]
+pub(crate) struct CallGuard(pub(crate) Arc<ParentCall>);
+
+impl Drop for CallGuard {
+    fn drop(&mut self) {
+        self.0.has_ended.store(true, Ordering::Release);
+        let (Some(link), Some(delegations)) = (self.0.context.agent(), delegations(&self.0.context)) else {
+            return;
+        };
+        let mut state = lock(&delegations.0);
+        let own = state.calls.iter_mut().find(|call| Arc::ptr_eq(&call.has_ended, &self.0.has_ended));
+        // A tool around the call can go on, so the pauses are withdrawn.
+        if let Some(call) = own.filter(|call| !call.pauses.is_empty()) {
+            call.pauses.clear();
+            call.has_changed = true;
+        }
+        drop(state);
+        link.notify();
+    }
+}
+
+impl ParentCall {
+    /// Begins a call that runs an agent. The decisions about the pauses of this agent arrive at the receiver.
+    pub(crate) fn begin(context: &ToolContext) -> (CallGuard, UnboundedReceiver<ForwardedDecision>) {
+        let (decisions, receiver) = unbounded_channel();
+        let has_ended = Arc::<AtomicBool>::default();
+        let mut account = None;
+        if let (Some(link), Some(delegations)) = (context.agent(), delegations(context)) {
+            let mut state = lock(&delegations.0);
+            account.clone_from(&state.account);
+            state.calls.push(DelegatedCall {
+                op: link.op,
+                slot: link.slot,
+                has_ended: Arc::clone(&has_ended),
+                pauses: Vec::new(),
+                has_changed: false,
+                decisions,
+            });
+        }
+        let depth = Self::depth_below(context);
+        (CallGuard(Arc::new(Self { context: context.clone(), has_ended, account, depth })), receiver)
+    }
+
+    /// Returns the number of agents above an agent that this call starts.
+    pub(crate) fn depth_below(context: &ToolContext) -> u8 {
+        context.extensions().get::<Arc<Self>>().map_or(1, |own| own.depth.saturating_add(1))
+    }
+
+    /// Returns whether the call has ended, or one above it.
+    pub(super) fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Acquire)
+            || self.context.is_cancelled()
+            || self.context.extensions().get::<Arc<Self>>().is_some_and(|above| above.has_ended())
+    }
+
+    /// Returns the account of the parent's run, from which the child draws.
+    pub(super) fn account(&self) -> Option<&Arc<Account>> {
+        self.account.as_ref()
+    }
+
+    /// Reports a request of the child, or of an agent below it, if the event states one. `conversation` is the child's.
+    pub(super) fn spent(&self, event: &Event, conversation: Option<&str>) {
+        let mut row = match event {
+            Event::Step(response) => response.usage_row(),
+            Event::Usage(row) => UsageRow::clone(row),
+            _ => return,
+        };
+        let (Some(link), Some(delegations)) = (self.context.agent(), delegations(&self.context)) else {
+            return;
+        };
+        if !row.is_empty() {
+            row.conversation = row.conversation.or_else(|| conversation.map(Arc::from));
+            lock(&delegations.0).rows.push(row);
+            link.notify();
+        }
+    }
+
+    /// Sets the pauses of the child, which wait as questions of the call. Returns `false` outside an agent, where nobody
+    /// can decide.
+    pub(crate) fn set_pauses(&self, pauses: Vec<PendingUse>) -> bool {
+        let (Some(link), Some(delegations)) = (self.context.agent(), delegations(&self.context)) else {
+            return false;
+        };
+        let mut state = lock(&delegations.0);
+        if let Some(call) = state.calls.iter_mut().find(|call| Arc::ptr_eq(&call.has_ended, &self.has_ended))
+        {
+            (call.pauses, call.has_changed) = (pauses, true);
+        }
+        drop(state);
+        link.notify();
+        true
+    }
+}
+
+fn delegations(context: &ToolContext) -> Option<&Delegations> {
+    context.agent()?.delegations.downcast_ref()
+}

@@ -1,0 +1,381 @@
+//! An agent as a tool of another one.
+//!
+//! A call starts an agent, follows its run, and returns its answer. While the call runs, it is one loop that never waits
+//! for the parent: progress is dropped if there is no room for it, pauses are a list that replaces the former one, and
+//! decisions arrive through a channel ([`delegation`](super::delegation)).
+
+use std::{
+    borrow::Cow,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use futures_util::{StreamExt, stream::FuturesUnordered};
+use schemars::JsonSchema;
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+use tokio::{
+    sync::{Semaphore, mpsc::UnboundedReceiver},
+    time::{Instant, sleep_until},
+};
+
+use super::{
+    Agent, AgentBuilder, Error, FollowTarget, PendingUse, Prompt, Response, RunStep, Running,
+    delegation::{ForwardedDecision, ParentCall},
+    running::value_of,
+};
+use crate::{
+    message::ToolUse,
+    provider::{OutputSchema, StopReason},
+    tool::{AgentLink, ClockStop, Decision, Replay, Schema, Tool, ToolContext, ToolError, ToolOutput},
+};
+
+/// The shortest time between two reports of new text.
+const REPORT_EVERY: Duration = Duration::from_millis(250);
+
+/// The number of bytes of the answer that a report of progress contains.
+const SHOWN: usize = 200;
+
+/// The member of a progress report that describes a sub-agent.
+const REPORT: &str = "sub_agent";
+
+type Start = Box<dyn Fn(&ToolContext) -> AgentBuilder + Send + Sync>;
+type Input = Box<dyn Fn(Value) -> Result<Prompt, ToolError> + Send + Sync>;
+
+/// An agent as a tool: a model delegates a task to it and gets its answer.
+///
+/// Each call starts a new agent without a history, by a closure that gets the context of the call. The agent has its own
+/// model, tools, callbacks and limits. These belong to both agents:
+///
+/// - **Decisions.** A pause of the sub-agent is a question of the call: [`PendingUse::sub_agent`](crate::run::PendingUse)
+///   describes it, and [`Agent::resume`] decides it, at each level up to the root. Meanwhile, the clocks of the call and of
+///   the parent's turn stand still.
+/// - **Costs.** The sub-agent draws from the budget of the parent's prompt and from the shared budgets of both. The parent
+///   emits the usage of each request as [`Event::Usage`](super::Event::Usage) with
+///   [`Purpose::SubAgent`](crate::message::Purpose::SubAgent).
+/// - **The end.** When the call ends, for whatever reason, the sub-agent ends, and it starts no tool and no request any
+///   more.
+///
+/// The result is the text of the last answer. If the model did not stop by itself, a note states the reason. A failure is
+/// an error result. While the sub-agent works, the call reports its progress as
+/// `{"sub_agent": {"name", "step", "tool", "text"}}`, and that of a sub-agent below it in the member `below`.
+///
+/// ```
+/// # #[cfg(feature = "test-util")]
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// # use omni_agent::testing::{ScriptedProvider, Step};
+/// # use serde_json::json;
+/// # let lead = ScriptedProvider::new([
+/// #     Step::new().then_tool_use("1", "search", json!({ "task": "Rivers" }))
+/// #         .then_tool_use("2", "files", json!({ "task": "Delete a.txt" })).stop(),
+/// #     Step::text("Both are done."),
+/// # ]).model();
+/// # let small = ScriptedProvider::new([Step::text("The Nile.")]).model();
+/// # let careful =
+/// #     ScriptedProvider::new([Step::tool_use("d", "delete", json!("a.txt")), Step::text("Deleted.")]).model();
+/// # let delete = || omni_agent::tool_fn("delete", "Deletes.", |_: serde_json::Value, _| async { Ok("ok") });
+/// use omni_agent::{Agent, Decision, Tool, agent::{RunStep, SubAgent}, budget::{Budget, SharedBudget}};
+///
+/// let team = SharedBudget::new(Budget::requests(20));
+/// let search = SubAgent::new("search", "Answers a question.", move |_| Agent::builder().model(small.clone()));
+/// let files = SubAgent::new("files", "Works on files.", move |_| {
+///     Agent::builder().model(careful.clone()).tool(delete().needs_approval())
+/// });
+/// let agent = Agent::builder().model(lead).tool(search).tool(files).shared_budget(&team).budget(Budget::requests(9));
+/// let agent = agent.start().await?;
+///
+/// let mut run = agent.run("Ask for rivers, and delete a.txt.").follow().await?;
+/// while let Some(step) = run.next().await {
+///     if let RunStep::Pauses(pauses) = step {
+///         for pause in pauses {
+///             assert_eq!((&*pause.tool_use.name, &*pause.sub_agent.as_ref().unwrap().name), ("delete", "files"));
+///             run.decide(pause.tool_use.id.clone(), Decision::Execute).await?;
+///         }
+///     }
+/// }
+/// assert_eq!(run.response().await?.text(), "Both are done.");
+/// assert_eq!(team.spent().requests, 5);
+/// # Ok::<(), omni_agent::Error>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use = "a sub-agent does nothing until it is added to an agent"]
+pub struct SubAgent {
+    name: Arc<str>,
+    description: String,
+    schema: Schema,
+    input: Input,
+    start: Start,
+    output: Option<OutputSchema>,
+    depth: u8,
+    parallel: usize,
+    /// For each depth, the places of calls. Calls of different depths do not wait for each other.
+    lines: OnceLock<Vec<Semaphore>>,
+}
+
+/// The default input.
+#[derive(Deserialize, JsonSchema)]
+struct Task {
+    /// The task, with everything that is needed to do it. Nothing else of this conversation is known there.
+    task: String,
+}
+
+impl SubAgent {
+    /// Creates a tool that runs an agent. The model calls the tool by this name, and reads the description. The closure
+    /// returns the builder of the agent, for each call.
+    ///
+    /// The input is `{ "task": string }`, unless [`with_input`](Self::with_input) sets another one.
+    pub fn new(
+        name: impl Into<Arc<str>>,
+        description: impl Into<String>,
+        agent: impl Fn(&ToolContext) -> AgentBuilder + Send + Sync + 'static,
+    ) -> Self {
+        let sub_agent = Self {
+            name: name.into(),
+            description: description.into(),
+            schema: Schema::of_input::<Task>(),
+            input: Box::new(|_| Ok(Prompt::default())),
+            start: Box::new(agent),
+            output: None,
+            depth: 3,
+            parallel: 8,
+            lines: OnceLock::new(),
+        };
+        sub_agent.with_input(|input: Task| Prompt::new(input.task))
+    }
+
+    /// Sets the type of the input, and the prompt that is made from it.
+    pub fn with_input<I: DeserializeOwned + JsonSchema>(
+        mut self,
+        prompt: impl Fn(I) -> Prompt + Send + Sync + 'static,
+    ) -> Self {
+        self.schema = Schema::of_input::<I>();
+        self.input = Box::new(move |input| {
+            let input = serde_json::from_value(input);
+            input
+                .map(&prompt)
+                .map_err(|error| ToolError::invalid_input(format!("The input could not be read: {error}")))
+        });
+        self
+    }
+
+    /// Sets the type of the answer. The result of the tool is its JSON.
+    pub fn with_output<O: JsonSchema>(mut self) -> Self {
+        self.output = Some(OutputSchema::of::<O>());
+        self
+    }
+
+    crate::setters::setters! {
+        /// Sets how many agents may be above the sub-agent. The default is 3. A call at a greater depth gets an error
+        /// result.
+        pub fn with_depth(self, depth: u8) { self.depth = depth }
+
+        /// Sets how many calls run at the same time, at each depth. The default is 8. Further calls wait.
+        pub fn with_parallel(self, parallel: usize) { self.parallel = parallel }
+    }
+
+    /// Waits for a place.
+    async fn wait_in_line(&self, depth: u8) -> Result<impl Drop + '_, ToolError> {
+        let parallel = self.parallel.clamp(1, Semaphore::MAX_PERMITS);
+        let lines = self.lines.get_or_init(|| (0..self.depth).map(|_| Semaphore::new(parallel)).collect());
+        let Some(line) = depth.checked_sub(1).and_then(|index| lines.get(usize::from(index))) else {
+            let text = format!(
+                "{:?} can't run here: at most {} agents may be above it, and {depth} are. Do the task yourself.",
+                self.name, self.depth
+            );
+            return Err(ToolError::new(text));
+        };
+        line.acquire().await.map_err(|error| ToolError::caused_by(&error))
+    }
+
+    /// Returns the result of the call.
+    fn result(&self, response: &Arc<Response>) -> Result<ToolOutput, ToolError> {
+        let (text, reason) = (response.text(), &response.stop_reason);
+        if self.output.is_some() {
+            let value = value_of::<Value>(Arc::clone(response)).map(ToolOutput::from);
+            return value.map_err(|error| ToolError::new(format!("{:?} has failed: {error}", self.name)));
+        }
+        match reason {
+            _ if text.trim().is_empty() => {
+                Err(ToolError::new(format!("{:?} has ended without an answer: {reason}", self.name)))
+            }
+            StopReason::Refusal => Err(ToolError::new(text)),
+            StopReason::Stop => Ok(text.into()),
+            _ => Ok(format!("{text}\n\n[{:?} has ended early: {reason}]", self.name).into()),
+        }
+    }
+}
+
+#[async_trait]
+impl Tool for SubAgent {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn description(&self) -> Cow<'_, str> {
+        (&*self.description).into()
+    }
+
+    fn schema(&self) -> &Schema {
+        &self.schema
+    }
+
+    /// The sub-agent has its own limits.
+    fn timeout(&self) -> Option<Duration> {
+        Some(Duration::MAX)
+    }
+
+    fn idle_timeout(&self) -> Option<Duration> {
+        Some(Duration::MAX)
+    }
+
+    /// After a restart, the sub-agent of a call is gone, and its tools may have had effects.
+    fn replay(&self) -> Replay {
+        Replay::Never
+    }
+
+    async fn call(&self, input: Value, context: ToolContext) -> Result<ToolOutput, ToolError> {
+        let mut prompt = (self.input)(input)?;
+        if let Some(output) = &self.output {
+            prompt.options.set_output(Some(output.clone()));
+        }
+        let _place = self.wait_in_line(ParentCall::depth_below(&context)).await?;
+        // The guard exists before the child, so a call that is dropped at any point leaves nothing behind.
+        let (guard, decisions) = ParentCall::begin(&context);
+        let failed = |error: Error| ToolError::new(format!("{:?} has failed: {error}", self.name));
+        let agent = (self.start)(&context).extension(Arc::clone(&guard.0)).start().await.map_err(failed)?;
+        let agent = EndedWithCall(agent);
+        let agent = &agent.0;
+        // The run is followed before it starts, so the reader sees its end as an event, with the whole response.
+        let id = prompt.id.get_or_insert_with(|| context.idempotency_key().into()).clone();
+        let running = agent.follow(FollowTarget::Prompt(id)).await.map_err(failed)?;
+        agent.prompt(prompt).await.map_err(failed)?;
+        let child = Child { name: &self.name, parent: &guard.0, agent, context: &context };
+        let response = child.follow(running, decisions).await.map_err(failed)?;
+        self.result(&response)
+    }
+}
+
+crate::debug::impl_debug!(SubAgent(self) { name: self.name, depth: self.depth, parallel: self.parallel, .. });
+
+/// Cancels the run of a sub-agent when the call ends, because others can have handles of the agent.
+struct EndedWithCall(Agent);
+
+impl Drop for EndedWithCall {
+    fn drop(&mut self) {
+        self.0.cancel_now();
+    }
+}
+
+/// A running sub-agent.
+struct Child<'a> {
+    name: &'a Arc<str>,
+    parent: &'a ParentCall,
+    agent: &'a Agent,
+    context: &'a ToolContext,
+}
+
+/// The progress of a sub-agent.
+#[derive(Default)]
+struct Progress {
+    step: u32,
+    /// The tool uses of the last answer.
+    uses: Vec<ToolUse>,
+    /// The end of the answer so far.
+    text: String,
+    last: Option<Instant>,
+    /// The time of the next report, if there is new text.
+    due: Option<Instant>,
+}
+
+impl<'a> Child<'a> {
+    /// Follows the run to its end.
+    async fn follow(
+        &self,
+        mut running: Running,
+        mut decisions: UnboundedReceiver<ForwardedDecision>,
+    ) -> Result<Arc<Response>, Error> {
+        let mut deciding = FuturesUnordered::new();
+        let (mut progress, mut clock) = (Progress::default(), None);
+        loop {
+            let due = progress.due.unwrap_or_else(Instant::now);
+            tokio::select! {
+                biased;
+                Some(()) = deciding.next() => {}
+                Some(forwarded) = decisions.recv() => {
+                    deciding.push(forwarded.decide(|resume| self.agent.decide(resume)));
+                }
+                step = running.next() => match step {
+                    Some(RunStep::Pauses(pauses)) => clock = self.pause(&pauses).await,
+                    Some(step) => self.note(step, &mut progress),
+                    None => break,
+                },
+                () = sleep_until(due), if progress.due.is_some() => self.report(&mut progress, None, None),
+            }
+        }
+        drop(clock);
+        // The agent has received these decisions, and answers each.
+        while deciding.next().await.is_some() {}
+        running.response().await
+    }
+
+    /// Shows the pauses as questions of the call. While there are some, the clock of the call is stopped.
+    async fn pause(&self, pauses: &[Arc<PendingUse>]) -> Option<ClockStop<'a>> {
+        let own = pauses.iter().map(|pause| pause.of_sub_agent(Arc::clone(self.name), None)).collect();
+        if !self.parent.set_pauses(own) {
+            for pause in pauses {
+                let declined = Decision::reject("no agent is available to ask");
+                // If the tool use no longer waits, nothing is left to decline.
+                let _ = self.agent.resume(pause.tool_use.id.clone(), declined).await;
+            }
+        }
+        self.context.agent().filter(|_| !pauses.is_empty()).map(AgentLink::stop_clock)
+    }
+
+    /// Takes note of a step of the run, and reports it if it is of interest.
+    fn note(&self, step: RunStep, progress: &mut Progress) {
+        let mut tool = None;
+        let mut below = None;
+        match step {
+            RunStep::Request { step, .. } => {
+                (progress.step, progress.text) = (step, String::new());
+            }
+            RunStep::Text { new, .. } => {
+                progress.text.push_str(&new);
+                let excess = progress.text.len().saturating_sub(SHOWN);
+                progress.text.drain(..progress.text.ceil_char_boundary(excess));
+                let next = progress.last.map_or_else(Instant::now, |last| last + REPORT_EVERY);
+                progress.due.get_or_insert(next);
+                return;
+            }
+            RunStep::Answer(message) => {
+                progress.uses = message.tool_uses().cloned().collect();
+                return;
+            }
+            RunStep::ToolStarted { id, .. } => tool = Some(id),
+            RunStep::ToolProgress { id, mut data } if data.get(REPORT).is_some() => {
+                (tool, below) = (Some(id), Some(data[REPORT].take()));
+            }
+            _ => return,
+        }
+        let tool = tool.and_then(|id| progress.uses.iter().find(|own| own.id == id));
+        let tool = tool.map(|tool| tool.name.clone());
+        self.report(progress, tool, below);
+    }
+
+    fn report(&self, progress: &mut Progress, tool: Option<String>, below: Option<Value>) {
+        (progress.due, progress.last) = (None, Some(Instant::now()));
+        let mut report = json!({ "name": self.name, "step": progress.step });
+        if let Some(tool) = tool {
+            report["tool"] = tool.into();
+        }
+        if !progress.text.is_empty() {
+            report["text"] = progress.text.as_str().into();
+        }
+        if let Some(below) = below {
+            report["below"] = below;
+        }
+        self.context.try_progress(json!({ REPORT: report }));
+    }
+}

@@ -23,7 +23,7 @@ use omni_agent::{
     agent::{Agent, CompactionPolicy, Event, Status},
     message::{Purpose, Usage},
     provider::{Model, ModelInfo, Price},
-    session::{Session, SessionEvent},
+    session::{Mode, Session, SessionEvent},
     store::MemoryStore,
     subscription::Update,
     tool::{ToolContext, ToolError, tool_fn},
@@ -74,11 +74,11 @@ async fn main() -> ExitCode {
 
 /// Returns the model with this context window. The demo model gets a price, so that the example shows costs.
 fn with_window(model: &Model, window: u64) -> Model {
-    let mut info = model.info().cloned().unwrap_or_else(|| {
-        let mut info = ModelInfo::new(model.id().to_string());
-        info.price = Some(Price::new(3.0, 15.0));
-        info
-    });
+    let mut info = ModelInfo::new(model.id().to_string());
+    match model.info() {
+        Some(known) => info.clone_from(known),
+        None => info.price = Some(Price::new(3.0, 15.0)),
+    }
     info.input_limit = None;
     model.with_info(info.with_context_window(window).with_output_limit(window / 5))
 }
@@ -93,7 +93,7 @@ async fn work() -> Result<(), Box<dyn Error>> {
         .tool(tool_fn("read_log", "Reads a part of the logbook.", read_log))
         .compaction(CompactionPolicy::default().with_kept_prompts().without_clearing());
     let session = Session::builder(MemoryStore::new()).agent(agent).create().await?;
-    let mut updates = session.subscribe().await?;
+    let mut updates = session.subscribe(Mode::Controller).await?;
 
     let mut job = vec!["My name is Ada. I look for the strongest wind in this logbook.".to_owned()];
     job.extend((1..=20).map(|part| format!("read_log {part}")));
@@ -106,8 +106,8 @@ async fn work() -> Result<(), Box<dyn Error>> {
                 Some(Update::Event(event)) => event,
                 // This reader was too slow. If the agent is idle, the end of the run is among the missed events.
                 Some(Update::Resync(snapshot)) if snapshot.agent.status == Status::Idle => break,
-                Some(Update::Resync(_)) => continue,
                 Some(Update::Closed(end)) => return Err(end.reason.into()),
+                Some(_) => continue,
                 None => return Err("the session has ended".into()),
             };
             let SessionEvent::Agent(event) = &*event.event else { continue };
@@ -121,7 +121,7 @@ async fn work() -> Result<(), Box<dyn Error>> {
                     println!("{}", dim(&compaction_line(message)));
                 }
                 Event::CompactionEnd { failure: Some(failure), .. } => {
-                    println!("   not compacted: {failure}")
+                    println!("   not compacted: {failure}");
                 }
                 Event::Usage(row) if row.purpose == Purpose::Summary => summaries += row.usage,
                 Event::Error { failure, .. } => return Err(failure.clone().into()),

@@ -136,7 +136,7 @@ impl Tree {
         for (index, (_, words)) in self.lines.iter().enumerate() {
             let branch = if index + 1 == self.lines.len() { "└─" } else { "├─" };
             let clear = if is_live { "\x1b[2K" } else { "" };
-            text.push_str(&format!("{clear}{branch} research {}: {words}\n", index + 1));
+            text.extend([clear, branch, " research ", &(index + 1).to_string(), ": ", words, "\n"]);
         }
         self.drawn = self.lines.len();
         // If the terminal is gone, nothing can be shown.

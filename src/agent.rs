@@ -344,7 +344,7 @@ impl Agent {
     pub async fn compact(&self, compact: impl Into<Compact>) -> Result<Arc<Message>, Error> {
         let (compact, caller) = (compact.into(), Caller::current());
         let response = self.call(|reply| Command::Compact(compact, caller, reply)).await??;
-        Ok(Arc::clone(response.messages.last().expect("a compaction that succeeds has a message")))
+        response.messages.last().cloned().ok_or_else(|| Error::cancelled(response))
     }
 
     /// Withdraws a staged prompt, and returns it.

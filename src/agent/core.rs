@@ -54,7 +54,6 @@ pub(super) use context::{Call, Context, Effect};
 use fresh::Waited;
 pub(super) use pauses::Forward;
 pub(crate) use pauses::{Resume, check_decisions};
-pub(super) use recovery::UNCERTAIN;
 
 use super::{
     Durable, Event, Failure, KnownPrompt, Prompt, PromptState, RunEnd, RunOutcome, Snapshot, StateView,

@@ -267,7 +267,7 @@ impl Drop for CallGuard {
         };
         let mut state = lock(&delegations.0);
         let own = state.calls.iter_mut().find(|call| Arc::ptr_eq(&call.has_ended, &self.0.has_ended));
-        // A tool around the call can go on, so the pauses are withdrawn.
+        // A tool around the call can continue, so the pauses are withdrawn.
         if let Some(call) = own.filter(|call| !call.pauses.is_empty()) {
             call.pauses.clear();
             call.has_changed = true;

@@ -35,7 +35,7 @@ use super::{
     command::{Command, Reply, Stop},
     core::{Call, Context, Core, Effect},
     delegation::ParentCall,
-    phase::Op,
+    phase::{Op, Turn},
 };
 use crate::{
     actor::{OwnWake, Termination},
@@ -432,7 +432,7 @@ impl Task {
             history: self.core.history().clone(),
             status: self.core.status(),
             step: self.core.step(),
-            usage: self.core.phase().turn().map(|turn| turn.spent()).unwrap_or_default(),
+            usage: self.core.phase().turn().map(Turn::spent).unwrap_or_default(),
             turn: self.core.phase().turn().map(|turn| turn.id),
             extensions: self.setup.extensions.clone(),
             agent: self.weak.clone(),

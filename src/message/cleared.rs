@@ -25,7 +25,9 @@ pub(crate) fn cleared(message: &Message, reason: ClearedFor) -> Message {
         match block {
             Content::ToolResult(result) if reason == ClearedFor::Refusal || !result.is_error => {
                 let (note, output) = result.parts_mut();
-                output.iter_mut().for_each(|block| clear(block, reason));
+                for block in output {
+                    clear(block, reason);
+                }
                 if let Some(ResultBlock::Text(note)) = note {
                     note.text = clip(&note.text, KEPT).into_owned();
                 }

@@ -121,8 +121,7 @@ impl History {
         let Some((index, compaction)) = self.compaction() else { return self.clone() };
         let (start, kept_from) = compaction.sent_from(index);
         let mut sent = Self::new();
-        if compaction.is_summary {
-            let own = &self.get(index).expect("the index is that of a message");
+        if let Some(own) = self.get(index).filter(|_| compaction.is_summary) {
             sent.push(Message {
                 timestamp: own.timestamp,
                 ..Message::user(format!("{PREAMBLE}{}", own.text()))

@@ -342,7 +342,7 @@ impl History {
         if lawful.check_sendable().is_ok() {
             return lawful;
         }
-        // What a compaction covers is not certain any more.
+        // It is not certain any more which messages a compaction covers.
         let messages = self.iter().filter(|message| message.compaction.is_none());
         let placed: Vec<Arc<Message>> = messages.filter_map(without_misplaced).collect();
         let mut repaired = Self::new();

@@ -69,7 +69,7 @@ impl SessionSnapshot {
     /// If a run fails and keeps nothing, its prompt is in the tree, but not on the path. A run
     /// [`again`](super::Session::again) gives it an answer.
     pub fn unanswered(&self) -> Option<(&Node, Option<&Failure>)> {
-        // A compaction that was made meanwhile stands beside the prompt.
+        // A compaction that was made meanwhile has the same parent as the prompt.
         let mut path = self.tree.iter().rev();
         let places = path.by_ref().take_while(|node| node.message().compaction.is_some()).map(Node::id);
         let mut places: Vec<_> = places.map(Some).collect();

@@ -198,7 +198,7 @@ fn read(text: &str) -> Result<Document, StoreError> {
 /// Checks that in each path of a tree, the tool uses and the tool results match. Also checks that a conversation with
 /// the active path can be opened.
 fn check_law(tree: &Tree) -> Result<(), String> {
-    // What a compaction covers depends on the whole path to it. The path to the last one contains the others.
+    // The messages that a compaction covers depend on the whole path to it. The path to the last one contains the others.
     let is_compaction = |node: &&Node| node.message().compaction.is_some();
     let compactions: Vec<&Node> = tree.nodes().filter(is_compaction).collect();
     let (mut last, mut others) = (HashSet::new(), HashSet::new());

@@ -68,8 +68,8 @@ impl Recording {
 ///
 /// A request is answered from the file if the file contains an equal request. Requests are compared by the model's id,
 /// the system prompt, the messages, the tool declarations and the options. Ids, timestamps, provider data, the
-/// application's data, decisions about tool uses and the ends of answers are not compared. If the file has several equal requests, their answers are used in the recorded
-/// order. If no request of the file is equal, the request fails with [`ProviderErrorKind::InvalidRequest`]. The error
+/// application's data, decisions about tool uses, the ends of answers and counted sizes are not compared. If the file has
+/// several equal requests, their answers are used in the recorded order. If no request of the file is equal, the request fails with [`ProviderErrorKind::InvalidRequest`]. The error
 /// shows the nearest request of the file, and the first difference.
 ///
 /// The key and the headers of a request are never written. If one of them occurs in another text of the exchange, it is

@@ -2,7 +2,7 @@
 
 use omni_agent::message::{
     Attachment, Compaction, CompactionTrigger, Content, History, HistoryError, Message, Role, Thinking,
-    ToolResult, ToolUse,
+    Timestamp, ToolResult, ToolUse,
 };
 use proptest::{collection::vec, prelude::*};
 use serde_json::json;
@@ -42,7 +42,7 @@ fn sent_without_a_compaction_is_the_same_history() {
 fn sent_with_a_summary_begins_with_it() {
     let mut history: History = ["1", "2", "3", "4"]
         .into_iter()
-        .map(|text| Message::user(text).with_timestamp(Default::default()))
+        .map(|text| Message::user(text).with_timestamp(Timestamp::default()))
         .collect();
     history.push(compaction("All counted.", true, 1, 0));
     history.push(Message::user("5"));

@@ -5,13 +5,14 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use omni_agent::{
     agent::{
-        Agent, AgentBuilder, AgentCallbacks, Durable, Event, Snapshot, State, ToolDecision, TurnDecision,
+        Agent, AgentBuilder, AgentCallbacks, CompactionPolicy, Durable, Event, Snapshot, State, SubAgent,
+        ToolDecision, TurnDecision,
     },
     budget::{Budget, SharedBudget},
     manager::{Manager, ManagerEvent, ManagerSnapshot, OpenOptions, Sweep, Titles},
     message::{Attachment, ProviderItem, ToolResult, ToolUse, TurnId, Usage},
     provider::{
-        CacheHint, Effort, Options, OutputSchema, ProviderError, ProviderErrorKind, ToolChoice,
+        CacheHint, Effort, ModelInfo, Options, OutputSchema, ProviderError, ProviderErrorKind, ToolChoice,
         custom::{BlockStart, Delta, MessageDelta},
     },
     run::{Next, Prompt, Response},
@@ -325,6 +326,41 @@ async fn budget() -> BTreeSet<String> {
     watch.end(session).await
 }
 
+/// A compaction by size within a run, one at the end of a run, and one by request that fails.
+async fn compactions() -> BTreeSet<String> {
+    let full = |text: &str| Step::new().usage(Usage::default().with_input(900)).then_text([text]).stop();
+    let refused = Step::error(ProviderError::new(ProviderErrorKind::InvalidRequest, "no"));
+    let steps = [full("A1"), Step::text("S1."), full("A2"), Step::text("S2."), Step::text("A3"), refused];
+    let provider = ScriptedProvider::new(steps);
+    let info = ModelInfo::new("small").with_context_window(1_100).with_output_limit(100);
+    let policy = CompactionPolicy::default().with_kept_turns(1);
+    let agent = Agent::builder().model(provider.model().with_info(info)).compaction(policy);
+    let (session, mut watch) = start(agent).await;
+    for prompt in ["One", "Two", "Three"] {
+        session.ask(prompt).await.unwrap();
+    }
+    session.compact("names").await.unwrap_err();
+    watch.until("agent.compaction_end").await;
+    watch.end(session).await
+}
+
+/// A pause of a sub-agent.
+async fn delegation() -> BTreeSet<String> {
+    let low = ScriptedProvider::new([Step::tool_use("d", "delete", json!({})), Step::text("Gone.")]).model();
+    let sub = SubAgent::new("sub", "Deletes.", move |_| {
+        let delete = tool_fn("delete", "Deletes.", |_: Value, _: ToolContext| async { Ok("ok") });
+        Agent::builder().model(low.clone()).tool(delete.needs_approval())
+    });
+    let steps = [Step::tool_use("s", "sub", json!({ "task": "Go." })), Step::text("Done.")];
+    let (session, mut watch) = start(scripted(steps).tool(sub)).await;
+    session.prompt("Go").await.unwrap();
+    watch.until_paused().await;
+    let pause = watch.view.agent.pauses[0].tool_use.id.clone();
+    session.resume(pause, Decision::Execute).await.unwrap();
+    session.wait_until_idle().await.unwrap();
+    watch.end(session).await
+}
+
 /// A reader that resumes after an event of an earlier start of the session.
 async fn resync() -> BTreeSet<String> {
     let (session, mut watch) = start(scripted([Step::text("Yes.")])).await;
@@ -366,6 +402,8 @@ async fn updates_of_sessions_fit_the_schema() {
     seen.append(&mut failures().await);
     seen.append(&mut changes().await);
     seen.append(&mut budget().await);
+    seen.append(&mut compactions().await);
+    seen.append(&mut delegation().await);
     seen.append(&mut resync().await);
     seen.append(&mut restart().await);
     seen.append(&mut managed().await);

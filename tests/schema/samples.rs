@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use omni_agent::{
-    agent::Event,
+    agent::{Compact, Event},
     manager::{Activity, Presence},
     message::{Purpose, RequestEnd, Timestamp, ToolResult, ToolUse, TurnId, Usage, UsageRow, UsageSum},
     provider::{Options, OutputSchema, StopReason, ThinkingMode, UnsupportedAttachment},
@@ -53,6 +53,9 @@ fn session_commands() -> Vec<SessionCommand> {
         decide(Decision::reject("No.")),
         decide(Decision::ExecuteWith(Value::Null)),
         decide(Decision::Provide(ToolResult::ok(&ToolUse::new("t", "look", json!({})), "Seen."))),
+        SessionCommand::Compact(Compact::summary().with_focus("names")),
+        SessionCommand::Compact(Compact::clear()),
+        SessionCommand::Compact(Compact::undo()),
         SessionCommand::Cancel,
         SessionCommand::Interrupt,
         SessionCommand::Navigate { node: Some(node) },

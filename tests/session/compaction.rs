@@ -62,8 +62,7 @@ fn sent(provider: &ScriptedProvider) -> Vec<String> {
 
 async fn parent(session: &Session, text: &str) -> Option<NodeId> {
     let tree = session.tree().await.unwrap();
-    let found = tree.nodes().find(|node| node.message().text() == text).and_then(Node::parent);
-    found
+    tree.nodes().find(|node| node.message().text() == text).and_then(Node::parent)
 }
 
 #[tokio::test(start_paused = true)]
@@ -174,7 +173,7 @@ async fn requested_compaction_is_stored_and_in_force_after_the_conversation_is_o
         session.ask(prompt).await.unwrap();
     }
     let compact = SessionCommand::Compact(Compact::from("names"));
-    let SessionAnswer::Message { message } = session.perform(compact).await.unwrap() else { panic!() };
+    let SessionAnswer::Message { message } = session.perform(compact, None).await.unwrap() else { panic!() };
     assert_eq!(message.text(), "S.");
     session.stop(secs(1)).await.unwrap();
 
@@ -225,8 +224,9 @@ async fn answer_before_a_compaction_at_the_end_is_complete_and_stored() {
         assert_eq!(tree.history().compaction().map(|(index, _)| index), Some(4));
         session.stop(secs(1)).await.unwrap();
         let stored = store.load(&id("talk")).await.unwrap();
-        let known = stored.last_run.unwrap().prompts;
-        assert_eq!(known[0].through, Some(node(4)), "{known:?}");
+        // Without records, the store keeps no outcomes of complete runs.
+        let known = stored.last_run.map(|end| end.prompts.clone()).unwrap_or_default();
+        assert!(durable == Durable::Turns || known[0].through == Some(node(4)), "{known:?}");
     }
 }
 
@@ -237,7 +237,8 @@ async fn stop_during_a_compaction_at_the_end_keeps_the_answer() {
         session.stop(secs(1)).await.unwrap();
         let stored = store.load(&id("talk")).await.unwrap();
         assert_eq!(stored.nodes.len(), 4, "{durable:?}");
-        let known = &stored.last_run.as_ref().unwrap().prompts[0];
-        assert!(matches!(known.state, PromptState::Ended { .. }), "{known:?}");
+        let known = stored.last_run.as_ref().and_then(|end| end.prompts.first());
+        let is_ended = known.is_some_and(|known| matches!(known.state, PromptState::Ended { .. }));
+        assert!(durable == Durable::Turns || is_ended, "{known:?}");
     }
 }

@@ -90,11 +90,12 @@
  * @typedef {"head" | { again: number } | { instead: number } | { below: number | null }} RunAt
  * @typedef {{ type: "run", at?: RunAt, prompt?: Prompt, wait?: boolean } | { type: "unstage", id: string }
  *   | { type: "decide", turn: string, decisions: [string, Decision][] } | { type: "cancel" }
- *   | { type: "interrupt" } | { type: "navigate", node: number | null }
+ *   | { type: "compact", how?: "summary" | "clear" | "undo", focus?: string } | { type: "interrupt" } | { type: "navigate", node: number | null }
  *   | { type: "title", title: string | null } | { type: "labels", labels: Record<string, string> }
  *   | { type: "model", model: string } | { type: "erase", node: number }} SessionCommand
  * @typedef {{ type: "accepted", accepted: "started" | "staged" | "known", turn?: string, id?: string, ahead?: number, state?: any }
- *   | ({ type: "response" } & Response) | { type: "prompt", prompt: Prompt } | { type: "done" }} SessionAnswer
+ *   | ({ type: "response" } & Response) | { type: "prompt", prompt: Prompt } | { type: "message", message: Message }
+ *   | { type: "done" }} SessionAnswer
  * @typedef {{ purpose?: string, turn?: string, step?: number, message?: string, at: number, model?: string, usage: Usage,
  *   end?: string, conversation?: string }} UsageRow
  * @typedef {{ model?: string, requests: number, usage: Usage }} UsageSum
@@ -1140,8 +1141,8 @@ export function childrenOf(tree, id) {
 export function isUnanswered(tree, node) {
   const parent = node.parent === undefined ? undefined : nodeOf(tree, node.parent);
   const hasResults = () => node.message?.content.some((block) => block.type === "tool_result") && !parent?.left_open;
-  const message = node.message ?? node;
-  return message.role === "user" && !message.compaction && !childrenOf(tree, node.id).length && !hasResults();
+  if (node.message?.compaction) return false;
+  return (node.message ?? node).role === "user" && !childrenOf(tree, node.id).length && !hasResults();
 }
 
 /**

@@ -29,6 +29,8 @@ const FREED_SHARE: f64 = 0.25;
 const CLEARED_SHARE: f64 = 0.6;
 /// The share of the room for the messages of a request for a summary that has to be shortened.
 const SUMMARY_SHARE: f64 = 0.9;
+/// The least room for a requested compaction, in tokens, if the context window of the model is not known.
+const UNKNOWN_ROOM: u64 = 32_000;
 /// The share of the room for kept prompts.
 const PROMPTS_SHARE: f64 = 0.1;
 
@@ -94,7 +96,7 @@ impl Core {
     }
 
     /// Processes a delta of a summary, if one is being written.
-    pub(super) fn summary_delta(&mut self, op: Op, delta: Delta, cx: &mut Context<'_>) {
+    pub(super) fn summary_delta(&mut self, op: Op, delta: &Delta, cx: &mut Context<'_>) {
         let Some((turn, Stage::Compacting { fold, .. })) = self.phase.awaited(op) else { return };
         if let Delta::Retry { .. } = delta {
             if fold.blocks().is_empty() {
@@ -102,7 +104,7 @@ impl Core {
                 spend(turn, fold.take_usage(), model, RequestEnd::Void, cx);
             }
             fold.restart();
-        } else if let Err(error) = fold.apply(&delta) {
+        } else if let Err(error) = fold.apply(delta) {
             self.stream_failed(op, error.into(), cx);
         }
     }
@@ -331,7 +333,7 @@ pub(super) fn plan(turn: &Turn, why: &WhyCompact<'_>, cx: &Context<'_>) -> Optio
         return None;
     }
     let (at, end) = insertion(turn);
-    let sizes = (size, room.unwrap_or(size).max(1), fixed(turn, cx));
+    let sizes = (size, room, fixed(turn, cx));
     let trigger = if refused.is_some() { CompactionTrigger::Overflow } else { CompactionTrigger::Size };
     let plan = fitted(planned(all, end, policy, sizes, trigger, None)?, turn, cx);
     Some(CompactionPlan { at, refused: refused.cloned(), ..plan })
@@ -351,7 +353,7 @@ pub(super) fn requested(turn: &Turn, compact: &Compact, cx: &Context<'_>) -> Res
         return Err(refuse("the provider keeps the conversation itself"));
     }
     let size = turn.size(cx.config);
-    let room = turn.room(turn.model_in(cx.config), cx.config).unwrap_or(size).max(1);
+    let room = turn.room(turn.model_in(cx.config), cx.config);
     let unset = CompactionPolicy::default();
     let policy = cx.config.compactor().map_or(&unset, |compactor| &compactor.policy);
     let sizes = (size, room, fixed(turn, cx));
@@ -413,11 +415,12 @@ fn planned(
     all: &History,
     end: usize,
     policy: &CompactionPolicy,
-    (size, room, fixed): (u64, u64, u64),
+    (size, known_room, fixed): (u64, Option<u64>, u64),
     trigger: CompactionTrigger,
     wanted: Option<(CompactHow, Option<&str>)>,
 ) -> Option<CompactionPlan> {
     let is_overflow = trigger == CompactionTrigger::Overflow;
+    let room = known_room.unwrap_or(if is_overflow { size.max(1) } else { size.max(UNKNOWN_ROOM) });
     let share = |share: f64| times(room, share);
     let before: History = all.iter().take(end).cloned().collect();
     let old = before.compaction().map(|(index, own)| (index, own.is_summary, own.sent_from(index)));
@@ -461,9 +464,10 @@ fn planned(
     if tail == 0 {
         return (is_too_large && freed(last_prompt) > 0).then(|| clearing(last_prompt));
     }
-    let (kept, cleared) = match is_too_large && last_prompt > tail {
-        true => (count(index(last_prompt), end), count(index(tail), index(last_prompt))),
-        false => (plan.kept, 0),
+    let (kept, cleared) = if is_too_large && last_prompt > tail {
+        (count(index(last_prompt), end), count(index(tail), index(last_prompt)))
+    } else {
+        (plan.kept, 0)
     };
     let mut history = before.sent();
     if is_overflow {
@@ -549,8 +553,7 @@ fn prompts(history: &History, end: usize, limit: u64) -> String {
         tokens += text_tokens(text);
         tokens <= limit
     });
-    fitting.fold(String::new(), |kept, text| match kept.is_empty() {
-        true => format!("Earlier messages of the user, the newest first:\n\n{text}"),
-        false => format!("{kept}\n\n{text}"),
-    })
+    let head = "Earlier messages of the user, the newest first:".to_owned();
+    let all = fitting.fold(head.clone(), |kept, text| format!("{kept}\n\n{text}"));
+    if all == head { String::new() } else { all }
 }

@@ -180,7 +180,7 @@ impl Core {
                     None => own.push((id, decision)),
                 }
             }
-            let all = self.decided(own, by, false, cx);
+            let all = self.decided(own, by.as_ref(), false, cx);
             self.decide_waiting(all, cx);
             return Ok(forwards);
         }
@@ -196,7 +196,7 @@ impl Core {
             self.decide_early(over, cx);
             return Err(error);
         }
-        let all = self.decided(decisions, by, false, cx);
+        let all = self.decided(decisions, by.as_ref(), false, cx);
         self.decide_early(all, cx);
         Ok(Vec::new())
     }
@@ -212,14 +212,14 @@ impl Core {
     fn decided(
         &self,
         decisions: Vec<(ToolUseId, Decision)>,
-        by: Option<Arc<str>>,
+        by: Option<&Arc<str>>,
         expired: bool,
         cx: &Context<'_>,
     ) -> Vec<Decided> {
         let Some(turn) = self.phase.turn() else { return Vec::new() };
         let made = |(tool_use, decision)| decided(turn, tool_use, decision, cx);
         let all = decisions.into_iter().map(made);
-        all.map(|decided| Decided { by: by.clone(), expired, ..decided }).collect()
+        all.map(|decided| Decided { by: by.cloned(), expired, ..decided }).collect()
     }
 
     /// Keeps decisions about pauses that are not reported yet.
@@ -293,7 +293,9 @@ impl Core {
         }
         match &mut self.phase {
             Phase::InTurn { turn, stage: Stage::Streaming { .. }, .. } => {
-                to_provider.into_iter().for_each(|decision| answer_provider(turn, decision, cx));
+                if let Some(decision) = to_provider {
+                    answer_provider(turn, decision, cx);
+                }
             }
             Phase::InTurn { stage: Stage::Paused { tools }, .. } if tools.pauses().next().is_none() => {
                 if let Some((turn, Stage::Paused { tools })) = self.phase.take_turn() {

@@ -23,8 +23,7 @@ use crate::{
 };
 
 /// The result of a tool use whose outcome is not known.
-pub(in crate::agent) const UNCERTAIN: &str =
-    "Interrupted by a restart. It is not known whether the tool took effect.";
+pub(super) const UNCERTAIN: &str = "Interrupted by a restart. It is not known whether the tool took effect.";
 
 impl Core {
     /// Starts the continuation of a recorded turn, and asks `handle_recovery`. A turn that was restarted too often

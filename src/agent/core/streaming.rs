@@ -29,7 +29,7 @@ impl Core {
     /// Processes a delta of the response.
     pub(in crate::agent) fn delta(&mut self, op: Op, delta: Delta, cx: &mut Context<'_>) {
         let Some((turn, Stage::Streaming { fold, question })) = self.phase.awaited(op) else {
-            return self.summary_delta(op, delta, cx);
+            return self.summary_delta(op, &delta, cx);
         };
         let delta = match delta {
             Delta::Retry { error, delay } => {

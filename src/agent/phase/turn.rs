@@ -170,7 +170,7 @@ pub(crate) enum Compacted {
     No,
     /// It was, so that it is not compacted again before the answer.
     Once,
-    /// A compaction has failed, so that there is none any more before the answer.
+    /// A compaction has failed, so it is not tried again before the answer.
     Failed,
     /// A compaction has failed for an earlier answer, so that the size triggers none any more in this turn.
     NotBySize,
@@ -452,7 +452,9 @@ impl Working {
         let behind: Vec<_> = self.pending().skip(place + 1).cloned().collect();
         self.rebase(committed, place);
         self.push(message);
-        behind.into_iter().for_each(|compaction| self.push(compaction));
+        for compaction in behind {
+            self.push(compaction);
+        }
     }
 }
 

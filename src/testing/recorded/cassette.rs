@@ -251,7 +251,7 @@ pub(super) struct CassetteRules {
 }
 
 /// The members of a message that are not compared. Of these, services receive only the provider data.
-const NOT_COMPARED: [&str; 5] = ["timestamp", "provider_data", "id", "app_data", "ended"];
+const NOT_COMPARED: [&str; 6] = ["timestamp", "provider_data", "id", "app_data", "ended", "context_tokens"];
 
 impl CassetteRules {
     /// Returns the canonical form of a request.

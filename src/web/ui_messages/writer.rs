@@ -306,7 +306,9 @@ impl UiWriter {
     /// Ends all open parts of text.
     fn end_texts(&mut self) {
         let open: Vec<usize> = self.texts.keys().copied().collect();
-        open.into_iter().for_each(|index| self.end_text(index));
+        for index in open {
+            self.end_text(index);
+        }
     }
 
     fn file(&mut self, index: usize, file: &Attachment) {

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     actor::random::Rng,
-    agent::{BackupCause, BackupModel, Config, Failure, backup::Backup},
+    agent::{BackupCause, BackupModel, Config, Failure, backup::Backup, compaction::times},
     provider::{self, ModelInfo, ProviderError, ProviderErrorKind, StopReason},
     tool::Replay,
 };
@@ -65,10 +65,9 @@ impl Backups {
     }
 
     /// Returns whether the next request is smaller than the room that may be used.
-    #[expect(clippy::cast_precision_loss, reason = "the numbers are small")]
     fn fits(&self, room: u64) -> bool {
         let window = room + 1;
-        self.size < ((window - self.reserve.min(window / 2)) as f64 * self.threshold) as u64
+        self.size < times(window - self.reserve.min(window / 2), self.threshold)
     }
 }
 

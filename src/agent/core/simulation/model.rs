@@ -22,6 +22,7 @@ use crate::{
 
 /// The model of one agent, which predicts the agent's events.
 #[derive(Default)]
+#[expect(clippy::struct_excessive_bools, reason = "they are independent facts")]
 pub(super) struct Model {
     pub(super) status: Status,
     /// A status that was emitted. The next event must be the cause of this status.
@@ -128,6 +129,7 @@ pub(super) enum TurnStage {
     Closed,
 }
 
+#[expect(clippy::struct_excessive_bools, reason = "they are independent facts")]
 pub(super) struct Turn {
     /// Set if the turn consists of a compaction alone: whether it was requested.
     pub(super) own: Option<bool>,

@@ -43,6 +43,17 @@ enum AgUiStage {
     Ended,
 }
 
+/// The user message that comes next.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+enum AgUiNext {
+    #[default]
+    OfTurn,
+    /// The first message of the stream's first turn.
+    First,
+    /// The first message of a later turn.
+    FirstOfLaterTurn,
+}
+
 /// The list of messages that is sent at the end of an update.
 #[derive(Debug, Default, PartialEq)]
 enum AgUiList {
@@ -77,12 +88,9 @@ pub(super) struct AgUiWriter {
     pub(super) out: Vec<AgUiFrame>,
     stage: AgUiStage,
     turn: Option<TurnId>,
-    /// Whether the next user message is the first one of the turn.
-    is_first: bool,
+    next: AgUiNext,
     /// Whether the stream shows all prompts of the run, not only its own.
     shows_all: bool,
-    /// Whether this is not the first turn of the stream.
-    is_later: bool,
     /// The tool uses about which the client has decided. A sub-agent withdraws its pause after the decision.
     decided: Vec<ToolUseId>,
     /// The step that is open, or that will be opened after the list.
@@ -239,8 +247,9 @@ impl AgUiWriter {
         match progress {
             _ if self.is_ended() => {}
             RunProgress::Turn(turn) => {
-                self.is_later = self.turn.replace(turn).is_some();
-                (self.is_first, self.sends_results) = (true, false);
+                let is_later = self.turn.replace(turn).is_some();
+                self.next = if is_later { AgUiNext::FirstOfLaterTurn } else { AgUiNext::First };
+                self.sends_results = false;
                 if self.stage == AgUiStage::Behind {
                     // The list lacks the prompt of the request, so the client removes the prompt. When its message
                     // follows, the client appends it at the end.
@@ -251,8 +260,7 @@ impl AgUiWriter {
             // The prompt of somebody else has started the next turn. Only the id of a message from the agent contains a
             // turn.
             RunProgress::User(message)
-                if self.is_first
-                    && self.is_later
+                if self.next == AgUiNext::FirstOfLaterTurn
                     && !self.shows_all
                     && has_own_content(message)
                     && message.id.as_ref().and_then(MessageId::turn).is_none() =>
@@ -344,7 +352,7 @@ impl AgUiWriter {
 
     fn user(&mut self, message: &Message) {
         self.close();
-        let is_first = mem::take(&mut self.is_first);
+        let is_first = mem::take(&mut self.next) != AgUiNext::OfTurn;
         let id = message.id.as_ref().map(ToString::to_string);
         let has_results = message.tool_results().next().is_some();
         if has_results && !is_first {
@@ -565,7 +573,7 @@ impl AgUiWriter {
             | RunOutcome::Discarded
             | RunOutcome::Stopped { stop_reason: StopReason::Interrupted } => AgUiOutcome::Cancelled,
             RunOutcome::Stopped { .. } => {
-                let uses = last.into_iter().flat_map(|message| message.tool_uses());
+                let uses = last.into_iter().flat_map(Message::tool_uses);
                 let open = uses.filter(|tool_use| tool_use.decided.is_none());
                 let pending_tool_call_ids = open.map(|tool_use| tool_use.id.to_string()).collect();
                 AgUiOutcome::Success { pending_tool_call_ids }

@@ -45,7 +45,9 @@ impl UiWriter {
     /// Drops all frames, because an earlier stream has sent them and the requests for these pauses. If text continues, the
     /// rest is another part.
     pub(in crate::web::ui_messages) fn continue_from(&mut self, pauses: &[Arc<PendingUse>]) {
-        pauses.iter().for_each(|pause| self.note_pause(pause));
+        for pause in pauses {
+            self.note_pause(pause);
+        }
         self.end_texts();
         self.frames.clear();
     }

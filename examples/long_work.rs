@@ -35,7 +35,7 @@ use support::{Flag, compaction_line, dim, explain, first_words};
 const WINDOW: Flag = Flag {
     name: "--window",
     value: "TOKENS",
-    help: "the size of the context window, 2500 if it is not given",
+    help: "the size of the context window, 1500 if it is not given",
 };
 
 /// The width of the bar in characters.
@@ -58,7 +58,7 @@ async fn read_log(input: Part, _: ToolContext) -> Result<String, ToolError> {
             (input.part + hour * 3) % 29
         )
     };
-    Ok((0..24).map(line).collect::<Vec<_>>().join("\n"))
+    Ok((0..12).map(line).collect::<Vec<_>>().join("\n"))
 }
 
 #[tokio::main]
@@ -86,7 +86,7 @@ fn with_window(model: &Model, window: u64) -> Model {
 async fn work() -> Result<(), Box<dyn Error>> {
     let about = "A job that is longer than the context window of its model.";
     let picked = support::pick_model_with(about, &[WINDOW]).await?;
-    let window: u64 = picked.value(&WINDOW).unwrap_or("2500").parse()?;
+    let window: u64 = picked.value(&WINDOW).unwrap_or("1500").parse()?;
     let agent = Agent::builder()
         .model(with_window(&picked.model, window))
         .options(picked.options.clone())

@@ -56,7 +56,6 @@ pub struct ToolContext {
     agent: Option<Arc<AgentLink>>,
     extensions: Extensions,
     epoch: Option<u64>,
-    is_repeated: bool,
     /// Notified at each progress report, if the call has a limit on the time between reports.
     watched: Option<Arc<Notify>>,
 }
@@ -74,7 +73,6 @@ impl ToolContext {
             agent: None,
             extensions: Extensions::default(),
             epoch: None,
-            is_repeated: false,
             watched: None,
         }
     }
@@ -93,9 +91,6 @@ impl ToolContext {
         pub fn with_progress(self, progress: mpsc::Sender<(ToolUseId, Value)>) {
             self.progress = Some(progress);
         }
-
-        /// Returns the same context of a call that repeats an earlier one, if `is_repeated` is true.
-        pub(crate) fn with_repeated(self, is_repeated: bool) { self.is_repeated = is_repeated }
 
         /// Returns the same context with a connection to an agent.
         pub(crate) fn with_agent(self, agent: AgentLink) { self.agent = Some(Arc::new(agent)) }
@@ -136,12 +131,6 @@ impl ToolContext {
     /// time.
     pub fn epoch(&self) -> Option<u64> {
         self.epoch
-    }
-
-    /// Returns whether the call repeats one that was running when an earlier process ended. It has the
-    /// [key](Self::idempotency_key) of the earlier call.
-    pub fn is_repeated(&self) -> bool {
-        self.is_repeated
     }
 
     /// Waits until the call is cancelled, timed out or dropped. The call's own future is then dropped, so this method

@@ -14,7 +14,7 @@ use crate::{
         UncertainUse,
         durable::RecoveryFacts,
         phase::{
-            AfterEvent, DecidedUse, Op, Phase, Recovering, RequestFacts, Slot, SlotCall, Stage, StepRemains,
+            AfterEvent, DecidedUse, Op, Phase, Recovering, RequestFacts, Slot, Stage, StepRemains,
             ToolAnswer, Tools, Turn,
         },
     },
@@ -227,8 +227,7 @@ impl Core {
                 Replay::Never => reported.push(place),
                 replay => {
                     slot.replay = replay;
-                    let call = tool_call(&turn, place, &slot.tool_use, slot.input.as_ref());
-                    calls.push(SlotCall { is_repeated: true, ..call });
+                    calls.push(tool_call(&turn, place, &slot.tool_use, slot.input.as_ref()));
                 }
             }
         }

@@ -379,8 +379,7 @@ pub(super) fn tool_call(turn: &Turn, slot: usize, tool_use: &ToolUse, input: Opt
         Some(input) => ToolUse { input: input.clone(), malformed: None, ..tool_use.clone() },
         None => tool_use.clone(),
     };
-    let is_repeated = turn.uncertain.contains(&slot);
-    SlotCall { slot, tool_use, idempotency_key: idempotency_key.into(), is_repeated }
+    SlotCall { slot, tool_use, idempotency_key: idempotency_key.into() }
 }
 
 /// Returns the message with each decided result stored in its tool use.

@@ -240,6 +240,4 @@ pub(crate) struct SlotCall {
     pub(crate) tool_use: ToolUse,
     /// The idempotency key. A repetition of this call has the same key, and every other call has a different key.
     pub(crate) idempotency_key: Arc<str>,
-    /// Whether the call was running when an earlier process ended.
-    pub(crate) is_repeated: bool,
 }

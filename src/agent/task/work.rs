@@ -309,7 +309,6 @@ impl Task {
                 .with_idempotency_key(Arc::clone(&call.idempotency_key))
                 .with_cancellation(tasks.cancellation.clone())
                 .with_agent(link(call.slot))
-                .with_repeated(call.is_repeated)
                 .with_extensions(setup.extensions.clone())
                 .with_epoch(epoch);
             let (tools, setup, own) = (work.tools.clone(), Arc::clone(&setup), Arc::clone(&call));

@@ -1,5 +1,7 @@
 //! Checks the order of events, the messages of each turn, and the ends of runs, with a model that predicts the events.
 
+mod requests;
+
 use std::{sync::Arc, time::Duration};
 
 use super::{
@@ -13,8 +15,8 @@ use crate::{
     },
     budget::Budget,
     message::{
-        Blocks, CompactionTrigger, Content, History, Message, Purpose, RequestEnd, Role, TurnId, Usage,
-        UsageRow, answer_open_tool_uses,
+        Blocks, CompactionTrigger, Content, History, Message, RequestEnd, Role, TurnId, Usage,
+        answer_open_tool_uses,
     },
     provider::{self, MessageDelta, ProviderErrorKind, StopReason},
     tool::Replay,
@@ -213,48 +215,6 @@ impl Turn {
             refused_by: None,
             replay: Replay::Never,
         }
-    }
-
-    pub(super) fn usage(&self) -> Usage {
-        self.before + self.current
-    }
-
-    /// Adds the usage of the current request to the usage of the earlier requests, because another request follows.
-    fn next_request(&mut self) {
-        self.before = self.usage();
-        (self.current, self.booked) = (Usage::default(), None);
-    }
-
-    /// Checks that the usage of the current request was reported, either as the usage of a complete response or with
-    /// the end `end`.
-    pub(super) fn check_booked(&mut self, end: RequestEnd) -> Check {
-        let ending = self.ending.take();
-        ensure!(
-            ending.is_none_or(|ending| ending == end),
-            "a request with a row for {ending:?} ends as {end:?}"
-        );
-        let is_told = self.current.is_zero()
-            || matches!(self.booked, Some(told) if told == end || told == RequestEnd::Answered);
-        ensure!(
-            is_told,
-            "{:?} was used for a request that ends as {end:?}, told: {:?}",
-            self.current,
-            self.booked
-        );
-        Ok(())
-    }
-
-    /// Checks the sum of the reported usage at the end of a turn.
-    pub(super) fn check_rows(&self, response: &Response) -> Check {
-        ensure!(
-            self.told_rows == response.usage,
-            "the rows add up to {:?}, not {:?}",
-            self.told_rows,
-            response.usage
-        );
-        let (delegated, given) = (self.delegated, response.delegated);
-        ensure!(delegated == given, "{given:?} was delegated, not {delegated:?}");
-        Ok(())
     }
 
     /// Returns whether none of the last response's tools may run.
@@ -541,91 +501,6 @@ impl Model {
             }
         }
         self.queue.change(id, state, prompt)
-    }
-
-    /// Checks the end of a compaction.
-    fn compacted(&mut self, message: Option<&Arc<Message>>, at: usize, failure: Option<&Failure>) -> Check {
-        if let Some(message) = message {
-            self.ids.user(message, None)?;
-        }
-        let turn = self.turn()?;
-        ensure!(turn.compacting && message.is_none() == failure.is_some(), "{message:?}, but {failure:?}");
-        ensure!(turn.summary.is_zero(), "{:?} was used for a summary and not told", turn.summary);
-        (turn.compacting, turn.summarising) = (false, false);
-        let Some(message) = message else {
-            // The repetition that was announced before the compaction is not made.
-            if std::mem::take(&mut turn.is_refused) {
-                self.limit = self.limit.map(|limit| limit + 1);
-            }
-            return Ok(());
-        };
-        let first = turn.pending.len() == 1 && turn.pending[0].is_prompt();
-        ensure!(at == turn.pending.len() || (first && at == 0), "a compaction at {at}");
-        turn.pending.insert(at, Arc::clone(message));
-        turn.base = turn.pending.len();
-        Ok(())
-    }
-
-    /// Checks the start of a turn that consists of a compaction alone.
-    fn compaction_begins(&mut self, turn: TurnId, trigger: CompactionTrigger, run: u32) -> Check {
-        let (requested, owed) =
-            (std::mem::take(&mut self.requested), std::mem::take(&mut self.owes_compaction));
-        ensure!(requested != owed && requested != self.run, "a compaction begins from nothing");
-        ensure!(requested == (trigger == CompactionTrigger::Request), "a compaction by {trigger:?}");
-        ensure!(self.turn_id.replace(turn) != Some(turn), "{turn} begins twice");
-        self.runs += u32::from(requested);
-        ensure!(run == self.runs, "a compaction in run {run}, not {}", self.runs);
-        if requested {
-            (self.limit, self.brought, self.turn_timeout) = (self.own_limit, None, self.own_timeout);
-            (self.named_for_run, self.backups.place) = (None, 0);
-            self.stopped = Some(RunOutcome::stopped(&StopReason::Stop));
-        }
-        self.turn = Some(Turn { own: Some(requested), compacting: true, ..Turn::new(Vec::new()) });
-        self.run = true;
-        Ok(())
-    }
-
-    /// Notes that a summary is requested.
-    pub(super) fn summarises(&mut self) -> Check {
-        let turn = self.turn()?;
-        ensure!(turn.compacting, "a summary without a compaction");
-        turn.summarising = true;
-        Ok(())
-    }
-
-    pub(super) fn is_summarising(&self) -> bool {
-        self.turn.as_ref().is_some_and(|turn| turn.summarising)
-    }
-
-    /// Checks the usage of a request that ends without a step.
-    fn usage_told(&mut self, row: &UsageRow) -> Check {
-        if row.purpose == Purpose::SubAgent {
-            let (given, expected) = ((row.usage, row.conversation.is_some()), self.delegating.take());
-            ensure!(Some(given) == expected, "a sub-agent has used {given:?}, not {expected:?}");
-            ensure!(row.turn == self.turn_id && row.message.is_none(), "{row:?} in {:?}", self.turn_id);
-            let turn = self.turn()?;
-            if given.1 {
-                turn.delegated += row.usage;
-            } else {
-                (turn.before, turn.told_rows) = (turn.before + row.usage, turn.told_rows + row.usage);
-            }
-            return Ok(());
-        }
-        let (answer, step, id) = (self.ids.answer.clone(), self.step, self.turn_id);
-        let turn = self.turn()?;
-        ensure!(turn.booked.is_none(), "{row:?} is the second row of its request");
-        ensure!(
-            row.usage == turn.current && !row.usage.is_zero(),
-            "{row:?}, but {:?} was used",
-            turn.current
-        );
-        ensure!((row.turn, row.step) == (id, Some(step)), "{row:?} in step {step} of {id:?}");
-        ensure!(row.message == answer && answer.is_some(), "{row:?}, but {answer:?} was announced");
-        let model = turn.told_model.as_deref().unwrap_or(&turn.requested);
-        ensure!(row.model.as_deref() == Some(model), "{row:?} of the model {model}");
-        (turn.booked, turn.ending) = (Some(row.end), Some(row.end));
-        turn.told_rows += row.usage;
-        Ok(())
     }
 
     /// Checks the turn's id and the run's number in a message's event.

@@ -1,4 +1,5 @@
-//! Compactions: when they are due, what they keep, and the request for a summary. The plan is a pure function of the conversation, its size and the policy.
+//! Compactions: when they are due, what they keep, and the request for a summary. The plan is a pure function of the
+//! conversation, its size and the policy.
 
 use std::{sync::Arc, time::Duration};
 
@@ -226,8 +227,8 @@ pub(super) fn spend(
     }
 }
 
-/// Returns whether an answer with this stop reason is a summary. At the limit of tokens, which is above the length that
-/// is asked for, the model has written too much, and the beginning is kept.
+/// Returns whether an answer with this stop reason is a summary. At the limit of tokens, the beginning is kept: the
+/// request asks for less, unless the context window is small.
 fn is_complete(reason: &StopReason) -> bool {
     matches!(reason, StopReason::Stop | StopReason::StopSequence | StopReason::Length)
 }

@@ -70,11 +70,10 @@ impl SessionSnapshot {
     /// [`again`](super::Session::again) gives it an answer.
     pub fn unanswered(&self) -> Option<(&Node, Option<&Failure>)> {
         // A compaction that was made meanwhile has the same parent as the prompt.
-        let mut path = self.tree.iter().rev();
-        let places = path.by_ref().take_while(|node| node.message().compaction.is_some()).map(Node::id);
-        let mut places: Vec<_> = places.map(Some).collect();
-        places.push(self.tree.last_message().map(Node::id));
-        let node = places.into_iter().find_map(|place| self.tree.unanswered(place).last())?;
+        let compactions = self.tree.iter().rev().take_while(|node| node.message().compaction.is_some());
+        let last = self.tree.last_message().map(Node::id);
+        let mut places = compactions.map(|node| Some(node.id())).chain([last]);
+        let node = places.find_map(|place| self.tree.unanswered(place).last())?;
         let last = self.agent.last_run.as_deref().filter(|end| end.unanswered.contains(node.message()));
         let failure = last.and_then(|end| match &end.outcome {
             RunOutcome::Failed { failure } => Some(failure),

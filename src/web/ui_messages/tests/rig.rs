@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use crate::{
-    agent::{Agent, AgentBuilder, Event, Status},
-    run::PromptState,
+    agent::{Agent, AgentBuilder, AgentCallbacks, ErrorDecision, Event, State, Status},
+    run::{Failure, PromptState},
     session::{
         Mode, Session, SessionAnswer, SessionCommand, SessionEvent, SessionSnapshot, SessionSubscription,
     },
@@ -57,6 +57,16 @@ pub(super) async fn session_of(
 ) -> Session {
     let agent = adapt(Agent::builder().model(provider.model()).tools(tools()));
     Session::builder(MemoryStore::new()).agent(agent).create().await.unwrap()
+}
+
+/// Callbacks that repeat each failed request after a second.
+pub(super) struct Stubborn;
+
+#[async_trait::async_trait]
+impl AgentCallbacks for Stubborn {
+    async fn handle_error(&mut self, _: &Failure, _: &mut State) -> ErrorDecision {
+        ErrorDecision::RetryAfter(Duration::from_secs(1))
+    }
 }
 
 /// A response as a client sees it.

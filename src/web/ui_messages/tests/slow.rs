@@ -1,16 +1,15 @@
 //! Readers that were too slow: a snapshot replaces the events that they missed.
 
-use std::time::Duration;
-
 use serde_json::{Value, json};
 
 use super::rig::{
-    Client, LEVELS, ask, check, find, finish, fold, fold_onto, lasting, listed, session, session_of, submit,
+    Client, LEVELS, Stubborn, ask, check, find, finish, fold, fold_onto, lasting, listed, session,
+    session_of, submit,
 };
 use crate::{
-    agent::{AgentCallbacks, ErrorDecision, Event, State},
+    agent::Event,
     provider::{Part, ProviderError, ProviderErrorKind},
-    run::{Failure, Prompt},
+    run::Prompt,
     session::{Mode, Session},
     subscription::Update,
     testing::{Gate, ScriptedProvider, Step},
@@ -85,15 +84,6 @@ async fn missed_end_of_a_run_is_the_same_end() {
                 assert_eq!(lasting(fold(&frames)), listed(&session, level).await, "{kind:?} after {seen}");
             }
         }
-    }
-}
-
-struct Stubborn;
-
-#[async_trait::async_trait]
-impl AgentCallbacks for Stubborn {
-    async fn handle_error(&mut self, _: &Failure, _: &mut State) -> ErrorDecision {
-        ErrorDecision::RetryAfter(Duration::from_secs(1))
     }
 }
 

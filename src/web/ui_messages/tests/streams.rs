@@ -1,18 +1,16 @@
 //! The frames of responses.
 
-use std::time::Duration;
-
 use serde_json::{Value, json};
 
 use super::rig::{
-    Client, LEVELS, ask, begin, check, find, finish, fold, lasting, listed, listed_id, session, session_of,
-    submit, types,
+    Client, LEVELS, Stubborn, ask, begin, check, find, finish, fold, lasting, listed, listed_id, session,
+    session_of, submit, types,
 };
 use crate::{
-    agent::{AgentCallbacks, ErrorDecision, State, TurnDecision},
+    agent::{AgentCallbacks, State, TurnDecision},
     message::ProviderItem,
     provider::{BlockStart, Delta, ProviderError, ProviderErrorKind},
-    run::{Failure, Next, Prompt, Response, RunOutcome},
+    run::{Next, Prompt, Response, RunOutcome},
     session::Session,
     testing::{Gate, ScriptedProvider, Step},
     tool::{Tool, ToolContext, tool_fn},
@@ -252,15 +250,6 @@ async fn interrupted_tools_are_sealed_so_that_no_client_sends_their_results() {
         let parts = fold(&frames);
         assert_eq!(parts.last().unwrap()["type"], "step-start", "the last step has no tools");
         check_listed(&session, level, &frames).await;
-    }
-}
-
-struct Stubborn;
-
-#[async_trait::async_trait]
-impl AgentCallbacks for Stubborn {
-    async fn handle_error(&mut self, _: &Failure, _: &mut State) -> ErrorDecision {
-        ErrorDecision::RetryAfter(Duration::from_secs(1))
     }
 }
 

@@ -6,7 +6,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Config, Failure, compaction::times, model_spec::ModelSpec, phase::Turn};
+use super::{
+    Config, Failure,
+    compaction::times,
+    model_spec::ModelSpec,
+    phase::{CompactionPlan, Turn},
+};
 use crate::{
     provider::{Model, ProviderErrorKind, Registry, RegistryError},
     tool::Replay,
@@ -117,12 +122,30 @@ impl Turn {
         if self.is_exhausted() || self.request.replay == Replay::Never {
             return None;
         }
-        let (cause, former) = (BackupCause::of(failure)?, self.model_in(config));
         let used = self.backup_in(config).and(self.origin.backup);
-        let untried =
-            (0..=u8::MAX).zip(config.backups()).skip(used.map_or(0, |index| usize::from(index) + 1));
-        let mut others = untried.filter(|(_, own)| own.model != *former && own.causes.contains(&cause));
-        others.find(|(_, own)| self.has_room(&own.model, former, cause, config)).map(|(index, _)| index)
+        let former = self.model_in(config);
+        let mut others = others(used, former, failure, config);
+        others.find(|(_, own)| self.has_room(own, config)).map(|(index, _)| index)
+    }
+
+    /// Returns the model that writes the summary: a backup model if others have failed, or that of the policy.
+    pub(super) fn writer<'a>(&'a self, plan: &CompactionPlan, config: &'a Config) -> &'a Model {
+        let backup = plan.backup.and_then(|index| config.backups().get(usize::from(index)));
+        let own = config.compactor().and_then(|compactor| compactor.model.as_ref());
+        backup.map_or_else(|| own.unwrap_or_else(|| self.model_in(config)), |backup| &backup.model)
+    }
+
+    /// Returns the backup models that can write the summary after this failure, in their order. A longer conversation
+    /// than a model has room for is shortened.
+    pub(super) fn next_writers<'a>(
+        &'a self,
+        plan: &CompactionPlan,
+        failure: &Failure,
+        config: &'a Config,
+    ) -> impl Iterator<Item = (u8, &'a Model)> {
+        let has_own = config.compactor().is_some_and(|compactor| compactor.model.is_some());
+        let first = self.origin.backup.filter(|_| !has_own);
+        others(plan.backup.or(first), self.writer(plan, config), failure, config)
     }
 
     /// Changes to the backup model that repeats the step after this failure, and returns its name. Returns `None` if
@@ -138,13 +161,32 @@ impl Turn {
             && self.next_backup(failure, config).is_some()
     }
 
-    /// Returns whether the request that has failed for `former` has room in the context window of `model`, so that the
-    /// conversation is not compacted for this model.
-    fn has_room(&self, model: &Model, former: &Model, cause: BackupCause, config: &Config) -> bool {
-        let Some(own) = self.room(model, config) else { return true };
-        let limit = |model: &Model| model.info().and_then(|info| info.input_limit.or(info.context_window));
-        let is_larger = || limit(model).zip(limit(former)).is_none_or(|(own, former)| own > former);
+    /// Returns whether the request that has failed has room in the context window of `model`, so that the conversation
+    /// is not compacted for this model.
+    fn has_room(&self, model: &Model, config: &Config) -> bool {
         let threshold = config.compactor().map_or(1.0, |compactor| compactor.policy.threshold);
-        (cause != BackupCause::ContextTooLong || is_larger()) && self.size(config) < times(own, threshold)
+        let room = self.room(model, config);
+        room.is_none_or(|room| self.size(model, config) < times(room, threshold))
     }
+}
+
+/// Returns the backup models after the `used` one that help after this failure of the model `former`, with their
+/// indices.
+fn others<'a>(
+    used: Option<u8>,
+    former: &Model,
+    failure: &Failure,
+    config: &'a Config,
+) -> impl Iterator<Item = (u8, &'a Model)> {
+    let (cause, former) = (BackupCause::of(failure), former.clone());
+    let limit = |model: &Model| model.info().and_then(|info| info.input_limit.or(info.context_window));
+    let untried = (0..=u8::MAX).zip(config.backups()).skip(used.map_or(0, |index| usize::from(index) + 1));
+    untried
+        .filter(move |(_, own)| {
+            let is_larger = || limit(&own.model).zip(limit(&former)).is_none_or(|(own, former)| own > former);
+            let helps =
+                |cause| own.causes.contains(&cause) && (cause != BackupCause::ContextTooLong || is_larger());
+            own.model != former && cause.is_some_and(helps)
+        })
+        .map(|(index, own)| (index, &own.model))
 }

@@ -92,6 +92,8 @@ pub(super) struct Core {
     step: u32,
     /// The number of runs that were started.
     runs: u32,
+    /// The id of the model that has answered last in the history, if it is known. Models count tokens differently.
+    requested: Option<Arc<str>>,
     /// The first turn of the last run.
     first_turn: Option<TurnId>,
     /// The ids of tool uses that waited for `resume`.
@@ -238,6 +240,9 @@ impl Core {
     }
 
     pub(super) fn set_history(&mut self, history: History) {
+        if !history.same(&self.history) {
+            self.requested = None;
+        }
         self.history = history;
     }
 
@@ -282,8 +287,7 @@ impl Core {
         if self.emitted_status == Status::Idle || self.first_turn.is_none() {
             (self.runs, self.first_turn) = (self.runs.wrapping_add(1), Some(id));
         }
-        let working = Working::new(&self.history);
-        let mut turn = Box::new(Turn::new(id, self.runs, origin, working, step, recorded));
+        let mut turn = Box::new(self.turn(id, origin, step, recorded));
         if step == 0 {
             turn.origin.first_turn = id;
         }
@@ -303,6 +307,12 @@ impl Core {
             }
             _ => self.prepare(turn, cx),
         }
+    }
+
+    /// Returns a turn without messages, after `step` requests for the same prompt.
+    fn turn(&self, id: TurnId, origin: Origin, step: u32, recorded: bool) -> Turn {
+        let turn = Turn::new(id, self.runs, origin, Working::new(&self.history), step, recorded);
+        Turn { requested: self.requested.clone(), ..turn }
     }
 
     /// Called when `prepare_step` has returned. The shell holds the request, which goes to `model`. The response to

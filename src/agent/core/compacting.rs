@@ -123,7 +123,7 @@ impl Core {
         spend(&mut turn, usage, model.clone(), end, cx);
         let completion = match completion {
             Ok(completion) => completion,
-            Err(error) => return self.compaction_failed(turn, &plan, error.into(), cx),
+            Err(error) => return self.compaction_failed(turn, plan, error.into(), cx),
         };
         let text = cut(completion.message.text().trim()).to_owned();
         let uses_tools = completion.message.tool_uses().next().is_some();
@@ -132,22 +132,30 @@ impl Core {
         } else if text.is_empty() || !is_complete(&completion.stop_reason) {
             let message = "the model wrote no summary of the conversation";
             let error = ProviderError::new(ProviderErrorKind::Service, message);
-            self.compaction_failed(turn, &plan, error.into(), cx);
+            self.compaction_failed(turn, plan, error.into(), cx);
         } else {
             let text = if plan.prompts.is_empty() { text } else { format!("{text}\n\n{}", plan.prompts) };
-            let model = model.unwrap_or_else(|| turn.model_in(cx.config).id().to_string());
+            let model = model.unwrap_or_else(|| turn.writer(&plan, cx.config).id().to_string());
             self.insert_compaction(turn, &plan, (true, text), Some(model), &usage, cx);
         }
     }
 
-    /// Ends a compaction that failed. The step continues or, if its request was refused, fails.
+    /// Asks the next backup model for the summary. If there is none, ends the compaction that failed: the step continues
+    /// or, if its request was refused, fails.
     pub(super) fn compaction_failed(
         &mut self,
         mut turn: Box<Turn>,
-        plan: &CompactionPlan,
+        mut plan: Box<CompactionPlan>,
         failure: Failure,
         cx: &mut Context<'_>,
     ) {
+        let is_free = |(_, model): &(u8, &Model)| (cx.replay)(model) != Replay::Never;
+        let next = turn.next_writers(&plan, &failure, cx.config).find(is_free).map(|(index, _)| index);
+        if next.is_some() {
+            plan.backup = next;
+            *plan = fitted(*plan, &turn, cx);
+            return self.summarise(turn, plan, cx);
+        }
         turn.compacted = Compacted::Failed;
         cx.emit(Event::CompactionEnd { message: None, at: plan.at, failure: Some(failure.clone()) });
         if turn.compaction.is_some() {
@@ -256,16 +264,15 @@ impl Turn {
         estimated_tokens(config.settings.system.as_deref(), &tools, &self.conversation())
     }
 
-    /// Returns the size of the next request: the size that the service has counted last, and an estimate of what came
-    /// later. If another model has counted, a larger estimate of the whole counts.
-    pub(in crate::agent) fn size(&self, config: &Config) -> u64 {
+    /// Returns the size of a request to `model`: the size that a service has counted last, and an estimate of what came
+    /// later. If another model has counted, or if it is not known which one, a larger estimate of the whole counts.
+    pub(in crate::agent) fn size(&self, model: &Model, config: &Config) -> u64 {
         let all = self.working.all();
         let from = all.compaction().map_or(0, |(index, _)| index + 1);
         let mut later = self.corrections.messages().map(|message| message.estimated_tokens()).sum::<u64>();
         for message in (from..all.len()).rev().filter_map(|index| all.get(index)) {
             if let (Role::Assistant, Some(counted)) = (message.role, message.context_tokens) {
-                let is_same = self.requested.as_ref().is_none_or(|id| id == self.model_in(config).id())
-                    && self.origin.prompt.model.is_none();
+                let is_same = self.requested.as_ref().is_some_and(|id| id == model.id());
                 let size = u64::from(counted) + later;
                 return if is_same { size } else { size.max(self.whole(config)) };
             }
@@ -312,7 +319,7 @@ pub(super) fn plan(turn: &Turn, why: &WhyCompact<'_>, cx: &Context<'_>) -> Optio
     if !may_compact {
         return None;
     }
-    let size = turn.size(cx.config);
+    let size = turn.size(model, cx.config);
     let all = turn.working.all();
     let last = all.compaction();
     let is_recent = |index: usize| all.iter().skip(index).all(|later| later.role != Role::Assistant);
@@ -353,8 +360,8 @@ pub(super) fn requested(turn: &Turn, compact: &Compact, cx: &Context<'_>) -> Res
     if keeps_conversation(turn, cx) {
         return Err(refuse("the provider keeps the conversation itself"));
     }
-    let size = turn.size(cx.config);
-    let room = turn.room(turn.model_in(cx.config), cx.config);
+    let model = turn.model_in(cx.config);
+    let (size, room) = (turn.size(model, cx.config), turn.room(model, cx.config));
     let unset = CompactionPolicy::default();
     let policy = cx.config.compactor().map_or(&unset, |compactor| &compactor.policy);
     let sizes = (size, room, fixed(turn, cx));
@@ -518,8 +525,9 @@ fn tail(sent: &[SentMessage<'_>], kept_turns: u32, prompt_follows: bool, limit: 
 
 /// Shortens the request for a summary, if another model writes it that has less room.
 fn fitted(mut plan: CompactionPlan, turn: &Turn, cx: &Context<'_>) -> CompactionPlan {
-    let own = cx.config.compactor().and_then(|compactor| compactor.model.as_ref());
-    let room = own.and_then(|model| turn.room(model, cx.config)).unwrap_or(u64::MAX);
+    let writer = turn.writer(&plan, cx.config);
+    let other = Some(writer).filter(|writer| *writer != turn.model_in(cx.config));
+    let room = other.and_then(|model| turn.room(model, cx.config)).unwrap_or(u64::MAX);
     let limit = times(room, SUMMARY_SHARE).saturating_sub(fixed(turn, cx));
     if plan.history.iter().map(|message| message.estimated_tokens()).sum::<u64>() > limit {
         plan.history = fitting(&plan.history, limit);

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     agent::{
         Compact, Durable, Event, Failure, Prompt, Response, RunOutcome, Status,
-        phase::{Compacted, CompactionPlan, CompactionTurn, Origin, Phase, Turn, Working},
+        phase::{Compacted, CompactionPlan, CompactionTurn, Origin, Phase, Turn},
     },
     message::RequestEnd,
     provider::StopReason,
@@ -65,8 +65,7 @@ impl Core {
         }
         let (stop_reason, answered) = (response.stop_reason.clone(), Some(Arc::clone(response)));
         let own = CompactionTurn { is_alone: false, stop_reason: stop_reason.clone(), answered };
-        let mut next = self.compaction_turn(turn.origin.clone(), turn.step, turn.recorded, own, cx);
-        next.requested.clone_from(&turn.requested);
+        let next = self.compaction_turn(turn.origin.clone(), turn.step, turn.recorded, own, cx);
         let Some(plan) = compacting::plan(&next, &WhyCompact::EndOfRun, cx) else { return false };
         if (cx.hold)().is_some() {
             return false;
@@ -88,8 +87,7 @@ impl Core {
         own: CompactionTurn,
         cx: &Context<'_>,
     ) -> Box<Turn> {
-        let working = Working::new(&self.history);
-        let turn = Turn::new((cx.turn_id)(), self.runs, origin, working, step, recorded);
+        let turn = self.turn((cx.turn_id)(), origin, step, recorded);
         Box::new(Turn { compaction: Some(Box::new(own)), ..turn })
     }
 

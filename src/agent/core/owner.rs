@@ -21,7 +21,7 @@ impl Core {
         cx: &mut Context<'_>,
     ) -> Result<(), Error> {
         self.check_base(&history)?;
-        self.history = history;
+        self.set_history(history);
         self.emit_history(cx);
         Ok(())
     }
@@ -104,7 +104,8 @@ impl Core {
         origin: Origin,
         cx: &mut Context<'_>,
     ) {
-        self.fallback = Some(std::mem::replace(&mut self.history, base));
+        self.fallback = Some(std::mem::take(&mut self.history));
+        self.set_history(base);
         self.emit_history(cx);
         self.begin_turn(turn, message, origin, 0, false, cx);
     }
@@ -112,7 +113,7 @@ impl Core {
     /// Restores the previous history after a run on another history that ended without a commit.
     pub(super) fn fall_back(&mut self, cx: &mut Context<'_>) {
         if let Some(before) = self.fallback.take() {
-            self.history = before;
+            self.set_history(before);
             self.emit_history(cx);
         }
     }

@@ -263,7 +263,7 @@ impl Core {
             cx.push(Effect::Abort);
             let model = fold.message().model.clone();
             spend(&mut turn, fold.take_usage(), model, RequestEnd::Failed, cx);
-            return self.compaction_failed(turn, &plan, failure, cx);
+            return self.compaction_failed(turn, plan, failure, cx);
         }
         let remains = stage.into_remains(&turn);
         if let Failure::Budget { report } = &failure {

@@ -207,6 +207,8 @@ pub(crate) struct CompactionPlan {
     pub(crate) prompts: String,
     /// Whether the model must not use tools, because it has used tools instead of writing a summary.
     pub(crate) forbids_tools: bool,
+    /// The index of the backup model that writes the summary, because others have failed.
+    pub(crate) backup: Option<u8>,
     /// The failure of the request that a service has refused because of its size, if that is the reason.
     pub(crate) refused: Option<Failure>,
 }
@@ -224,6 +226,7 @@ impl CompactionPlan {
             history: History::new(),
             prompts: String::new(),
             forbids_tools: false,
+            backup: None,
             refused: None,
         }
     }

@@ -79,7 +79,7 @@ impl Task {
         let (Some(turn), Some(Stage::Compacting { plan, .. })) = (phase.turn(), phase.stage()) else {
             return;
         };
-        let model = self.asked_model().clone();
+        let model = turn.writer(plan, &self.config).clone();
         let mut request = Box::new(self.request_to(&model, turn));
         if let Some(limit) = request.options.max_tokens() {
             // A limit for short answers would cut the summary.
@@ -103,11 +103,10 @@ impl Task {
     /// Returns the model of the request that is being made.
     fn asked_model(&self) -> &Model {
         let phase = self.core.phase();
-        let own = self.config.compactor().and_then(|compactor| compactor.model.as_ref());
-        match (phase.turn(), phase.stage(), own) {
-            (Some(_), Some(Stage::Compacting { .. }), Some(own)) => own,
-            (Some(turn), ..) => turn.model_in(&self.config),
-            (None, ..) => &self.config.model,
+        match (phase.turn(), phase.stage()) {
+            (Some(turn), Some(Stage::Compacting { plan, .. })) => turn.writer(plan, &self.config),
+            (Some(turn), _) => turn.model_in(&self.config),
+            (None, _) => &self.config.model,
         }
     }
 

@@ -1,8 +1,9 @@
 //! Compactions: before a request, after a refusal because of the size, at the end of a run, and by request.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use serde_json::json;
+use tokio::time::advance;
 
 use super::{
     hooks::{Hooks, Log, Watched, brief, failed, reached, sent, stopped, tokens},
@@ -10,10 +11,11 @@ use super::{
 };
 use crate::{
     agent::{
-        Accepted, Agent, AgentBuilder, Compact, CompactionPolicy, ErrorDecision, Event, Failure, RunStep,
+        Accepted, Agent, AgentBuilder, BackupCause, BackupModel, Compact, CompactionPolicy, ErrorDecision,
+        Event, Failure, RunStep,
     },
     message::{CompactionTrigger, Message, Purpose, RequestEnd, Usage},
-    provider::{ModelInfo, ProviderError, ProviderErrorKind, StopReason, ToolChoice},
+    provider::{Model, ModelInfo, ProviderError, ProviderErrorKind, RetryPolicy, StopReason, ToolChoice},
     run::ErrorKind,
     testing::{Gate, ScriptedProvider, Step},
     tool::tool_fn,
@@ -325,6 +327,66 @@ async fn policy_with_a_model_asks_it_for_summaries() {
     assert_eq!((provider.requests().len(), writer.requests().len()), (2, 1));
 }
 
+/// Returns a provider, and its model, whose id is the name.
+fn named(name: &str, step: Step) -> (ScriptedProvider, Model) {
+    let provider = ScriptedProvider::new([step]).named(name.to_owned());
+    let model = Model::new(Arc::new(provider.clone()), name);
+    (provider, model)
+}
+
+#[tokio::test(start_paused = true)]
+async fn summary_that_fails_is_written_by_the_next_backup_model() {
+    let failure = ProviderError::new(ProviderErrorKind::Service, "broken");
+    let failing = Step::new().usage(tokens(3)).then_text(["Half"]).fail(failure);
+    let provider = ScriptedProvider::new([counted("A1", 900), failing, Step::text("A2")]);
+    let (unused, for_refusals) = named("unused", Step::text("no"));
+    let ((blank, second), (_, third)) = (named("blank", Step::text(" ")), named("third", Step::text("S.")));
+    let builder = agent(&provider, CompactionPolicy::default().with_kept_turns(1));
+    let builder = builder.retry_policy(RetryPolicy::default().with_max_retries(0));
+    let refusals = BackupModel::new(for_refusals).with_causes([BackupCause::Refusal]);
+    let mut agent =
+        Watched::start(builder.backup_model(refusals).backup_model(second).backup_model(third)).await;
+    agent.run("Q1").await;
+    let events = agent.run("Q2").await;
+    let ends = compactions(&events);
+    let [Ok(inserted)] = &ends[..] else { panic!("{ends:?}") };
+    let own = inserted.compaction.as_ref().unwrap();
+    assert_eq!((inserted.text().as_str(), own.model.as_deref()), ("S.", Some("third")));
+    let usage = events.iter().find_map(|event| match &**event {
+        Event::Usage(row) => Some((row.purpose, row.end, row.usage)),
+        _ => None,
+    });
+    assert_eq!(usage, Some((Purpose::Summary, RequestEnd::Failed, tokens(3))));
+    assert_eq!(stopped(&events).text(), "A2", "the prompt itself goes to the first model");
+    assert_eq!((unused.requests().len(), blank.requests().len()), (0, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_to_another_model_does_not_trust_a_smaller_count() {
+    for changes in [false, true] {
+        let long =
+            Step::new().usage(Usage::default().with_input(100)).then_text(["word ".repeat(1_200)]).stop();
+        let provider = ScriptedProvider::new([long, counted("A2", 120), Step::text("A3")]);
+        let (other, model) = named("other", Step::text("S."));
+        other.push(Step::text("A3"));
+        let policy = CompactionPolicy::default().with_kept_turns(1);
+        let mut agent = Watched::start(agent(&provider, policy)).await;
+        for prompt in ["Q1", "Q2"] {
+            assert_eq!(compactions(&agent.run(prompt).await).len(), 0);
+        }
+        if changes {
+            let info = ModelInfo::new("small").with_context_window(1_100).with_output_limit(100);
+            let model = model.with_info(info);
+            agent.agent.set_state(|draft| Ok(draft.config.set_model(model)?)).await.unwrap();
+        }
+        let events = agent.run("Q3").await;
+        assert_eq!(
+            (stopped(&events).text(), compactions(&events).len()),
+            ("A3".into(), usize::from(changes))
+        );
+    }
+}
+
 /// Runs two prompts, after whose answers the size has reached the threshold.
 async fn large(steps: impl IntoIterator<Item = Step>) -> (ScriptedProvider, Watched, Vec<Arc<Event>>) {
     let answers = [counted("A1", 300), counted("A2", 900)];
@@ -374,12 +436,13 @@ async fn ask_that_ends_at_the_threshold_returns_its_answer() {
 
 #[tokio::test(start_paused = true)]
 async fn stop_during_a_compaction_at_the_end_keeps_the_answer() {
-    for interrupts in [false, true] {
+    for stop in ["cancel", "interrupt", "time limit"] {
         let gate = Gate::new();
         let held = Step::new().usage(tokens(3)).then_text(["S."]).gate(&gate).stop();
         let provider = ScriptedProvider::new([counted("A1", 300), counted("A2", 900), held]);
         let policy = CompactionPolicy::default().with_kept_turns(1);
-        let mut agent = Watched::start(agent(&provider, policy)).await;
+        let limit = Duration::from_secs(10);
+        let mut agent = Watched::start(agent(&provider, policy).turn_timeout(limit)).await;
         agent.run("Q1").await;
         let mut running = agent.agent.run("Q2").follow().await.unwrap();
         let ended = loop {
@@ -392,10 +455,10 @@ async fn stop_during_a_compaction_at_the_end_keeps_the_answer() {
         let waits = agent.agent.prompt("Q3").await.unwrap();
         assert!(matches!(waits, Accepted::Staged { .. }));
         assert_eq!(agent.agent.compact("").await.unwrap_err().kind(), ErrorKind::Busy);
-        if interrupts {
-            agent.agent.interrupt().await.unwrap();
-        } else {
-            agent.agent.cancel().await.unwrap();
+        match stop {
+            "cancel" => agent.agent.cancel().await.unwrap(),
+            "interrupt" => agent.agent.interrupt().await.unwrap(),
+            _ => advance(limit).await,
         }
         let events = agent.end().await;
         let response = stopped(&events);
@@ -434,18 +497,22 @@ async fn compaction_by_request_is_a_turn_alone() {
 
 #[tokio::test(start_paused = true)]
 async fn compaction_by_request_that_fails_changes_nothing() {
-    let steps = [Step::text("A1"), Step::text("A2"), Step::text("A3"), refused()];
-    let provider = ScriptedProvider::new(steps);
-    let mut agent = Watched::start(Agent::builder().model(provider.model())).await;
-    for prompt in ["Q1", "Q2", "Q3"] {
-        agent.run(prompt).await;
+    let held = Step::new().then_text(["S."]).gate(&Gate::new()).stop();
+    for (summary, failures) in [(refused(), 1), (held, 0)] {
+        let steps = [Step::text("A1"), Step::text("A2"), Step::text("A3"), summary];
+        let provider = ScriptedProvider::new(steps);
+        let builder = Agent::builder().model(provider.model()).turn_timeout(Duration::from_secs(10));
+        let mut agent = Watched::start(builder).await;
+        for prompt in ["Q1", "Q2", "Q3"] {
+            agent.run(prompt).await;
+        }
+        let error = agent.agent.compact("").await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Failed, "{error}");
+        let events = agent.end().await;
+        assert_eq!(compactions(&events).iter().filter(|end| end.is_err()).count(), failures);
+        assert_eq!(stopped(&events).messages.len(), 0);
+        assert_eq!(agent.history().await.len(), 6);
     }
-    let error = agent.agent.compact("").await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Failed, "{error}");
-    let events = agent.end().await;
-    assert!(compactions(&events)[0].is_err());
-    assert_eq!(stopped(&events).messages.len(), 0);
-    assert_eq!(agent.history().await.len(), 6);
 }
 
 #[tokio::test(start_paused = true)]
@@ -519,7 +586,8 @@ async fn overflow_right_after_a_compaction_at_the_end_of_a_run_is_compacted_agai
 
 #[tokio::test(start_paused = true)]
 async fn overflow_whose_summary_fails_leaves_its_step_for_a_backup_model() {
-    let provider = ScriptedProvider::new([counted("A1", 300), refused(), refused()]);
+    let no_summary = Step::error(ProviderError::new(ProviderErrorKind::InvalidRequest, "no"));
+    let provider = ScriptedProvider::new([counted("A1", 300), refused(), no_summary]);
     let other = ScriptedProvider::new([Step::text("A2")]).named("other");
     let large = other.model().with_info(ModelInfo::new("large").with_context_window(100_000));
     let policy = CompactionPolicy::default().with_kept_turns(1);

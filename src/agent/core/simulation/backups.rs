@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     actor::random::Rng,
-    agent::{BackupCause, BackupModel, Config, Failure, backup::Backup, compaction::times},
+    agent::{BackupCause, BackupModel, Config, Failure, backup::Backup, compaction::times, phase::Turn},
     provider::{self, ModelInfo, ProviderError, ProviderErrorKind, StopReason},
     tool::Replay,
 };
@@ -37,9 +37,9 @@ pub(super) struct Backups {
     fault: Option<BackupFault>,
     /// The index that the fault keeps.
     kept: Option<u8>,
-    /// The size of the next request, the tokens that are kept free for its answer, and the share of the room that the
-    /// request must not reach.
-    pub(super) size: u64,
+    /// The sizes of the next request to each model of the list.
+    pub(super) sizes: Vec<u64>,
+    /// The tokens that are kept free for the answer, and the share of the room that the request must not reach.
     pub(super) reserve: u64,
     threshold: f64,
 }
@@ -64,10 +64,15 @@ impl Backups {
         Self { list, first: Some(config.model.clone()), threshold, ..Self::default() }
     }
 
-    /// Returns whether the next request is smaller than the room that may be used.
-    fn fits(&self, room: u64) -> bool {
+    /// Notes the sizes of the next request of `turn`.
+    pub(super) fn note_sizes(&mut self, turn: &Turn, config: &Config) {
+        self.sizes = self.list.iter().map(|(own, _)| turn.size(own, config)).collect();
+    }
+
+    /// Returns whether the next request to a model of the list is smaller than the room that may be used.
+    fn fits(&self, index: usize, room: u64) -> bool {
         let window = room + 1;
-        self.size < times(window - self.reserve.min(window / 2), self.threshold)
+        self.sizes[index] < times(window - self.reserve.min(window / 2), self.threshold)
     }
 }
 
@@ -111,15 +116,17 @@ impl Model {
             _ => return None,
         };
         let former = self.model_in_use()?;
-        let has_room = |own: &provider::Model| room(own.id()).is_none_or(|own| self.backups.fits(own));
+        let has_room = |index: usize, own: &provider::Model| {
+            room(own.id()).is_none_or(|own| self.backups.fits(index, own))
+        };
         let is_larger = |own: &provider::Model| match (room(own.id()), room(former.id())) {
             (Some(own), Some(former)) => own > former,
             _ => true,
         };
         let mut next = self.backups.list.iter().enumerate().skip(self.backups.place);
-        let found = next.find(|(_, (own, causes))| {
+        let found = next.find(|(index, (own, causes))| {
             let fits = cause != BackupCause::ContextTooLong || is_larger(own);
-            causes.contains(&cause) && own != former && fits && has_room(own)
+            causes.contains(&cause) && own != former && fits && has_room(*index, own)
         });
         found.map(|(index, _)| index + 1)
     }

@@ -138,6 +138,7 @@ impl Core {
     fn keep_lost(&mut self, lost: &Self) -> Check {
         (self.notices, self.emitted_status, self.step) = (lost.notices, lost.emitted_status, lost.step);
         self.lives = lost.lives;
+        self.requested.clone_from(&lost.requested);
         self.last_run.clone_from(&lost.last_run);
         let count = lost.phase.turn().map_or(0, |turn| turn.waits);
         ensure!(self.waited.last(count) == lost.waited.last(count), "{:?} waited", self.waited);

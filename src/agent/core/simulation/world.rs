@@ -289,7 +289,9 @@ impl World {
             hold: &hold,
             effects: Vec::new(),
         };
-        self.model.backups.size = self.core.phase().turn().map_or(0, |turn| turn.size(&self.config));
+        if let Some(turn) = self.core.phase().turn() {
+            self.model.backups.note_sizes(turn, &self.config);
+        }
         let options = self.core.phase().origin().map(|origin| &origin.prompt.options);
         self.model.backups.reserve = options.and_then(Options::max_tokens).map_or(1, u64::from);
         let output = input(&mut self.core, &mut cx);

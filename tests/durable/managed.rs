@@ -9,8 +9,10 @@ use std::{
 };
 
 use omni_agent::{
-    agent::{Agent, Durable, Status},
+    agent::{Agent, CompactionPolicy, Durable, Status},
     manager::{Approval, DecisionPlace, Manager, ManagerBuilder, OpenOptions, Sweep},
+    message::Usage,
+    provider::ModelInfo,
     session::Session,
     store::{Filter, Listing, MemoryStore, Owner, Page, Store, custom::Turns},
     testing::{Gate, ScriptedProvider, Step},
@@ -268,6 +270,46 @@ async fn hand_over_leaves_the_turn_to_the_next_manager() {
     let second = manager(&store).starter(move |_| Some(options(&gate))).build();
     assert_eq!(second.recover().await.unwrap().opened, [id("a")]);
     assert_eq!(last_text(&second.get(&id("a")).unwrap()).await, "Half");
+}
+
+#[tokio::test(start_paused = true)]
+async fn hand_over_during_a_compaction_keeps_the_answer_and_leaves_the_staged_prompt() {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let gate = Gate::new();
+    let options = |gate: &Gate| {
+        let gate = gate.clone();
+        let provider = ScriptedProvider::from_fn(move |request| {
+            let asked = request.history.last().map(|message| message.text()).unwrap_or_default();
+            if asked.len() > 2 {
+                return Step::new().then_text(["Summary"]).gate(&gate).stop();
+            }
+            let usage = Usage::default().with_input(if asked == "Q2" { 900 } else { 300 });
+            Step::new().usage(usage).then_text([format!("To {asked}")]).stop()
+        });
+        let info = ModelInfo::new("small").with_context_window(1_100).with_output_limit(100);
+        let agent = Agent::builder().model(provider.model().with_info(info));
+        let policy = CompactionPolicy::default().with_kept_turns(1);
+        OpenOptions::new(agent.compaction(policy)).durable(Durable::InFlight).subscribe(None)
+    };
+    let first = manager(&store).build();
+    let session = first.create_with_id(&id("a"), options(&gate)).await.unwrap().session;
+    session.prompt("Q1").await.unwrap();
+    session.wait_until_idle().await.unwrap();
+    session.prompt("Q2").await.unwrap();
+    gate.reached().await;
+    session.prompt("Q3").await.unwrap();
+    first.hand_over(Duration::from_secs(10)).await.unwrap();
+    let stored = store.load(&id("a")).await.unwrap();
+    assert_eq!(stored.nodes.len(), 4, "the answer is stored, and no summary");
+
+    gate.open();
+    let second = manager(&store).starter(move |_| Some(options(&gate))).build();
+    assert_eq!(second.recover().await.unwrap().opened, [id("a")]);
+    let session = second.get(&id("a")).unwrap();
+    session.wait_until_idle().await.unwrap();
+    let history = session.tree().await.unwrap().history().clone();
+    let texts: Vec<_> = history.iter().map(|message| message.text()).collect();
+    assert_eq!(texts[..7], ["Q1", "To Q1", "Q2", "To Q2", "Summary", "Q3", "To Q3"]);
 }
 
 #[tokio::test(start_paused = true)]

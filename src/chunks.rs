@@ -10,7 +10,7 @@ const BITS: u32 = 5;
 /// change copies the leaf that holds the value and the branches above it, each at most once after a clone.
 // The sequence is a radix trie of full leaves, plus the last, growing leaf. This leaf is separate, so that a push after
 // a clone copies no branches. An empty sequence allocates no memory.
-pub(crate) struct Chunks<T> {
+pub(crate) struct ChunkedList<T> {
     /// The trie of the full leaves, in an `Arc`, so that an empty sequence is small.
     root: Option<Arc<Tier<T>>>,
     tail: Option<Arc<Vec<T>>>,
@@ -41,7 +41,7 @@ const fn child(leaf: usize, level: u32) -> usize {
     (leaf >> ((level - 1) * BITS)) % WIDTH
 }
 
-impl<T> Chunks<T> {
+impl<T> ChunkedList<T> {
     pub(crate) const fn new() -> Self {
         Self { root: None, tail: None, len: 0, height: 0, mark: 0 }
     }
@@ -144,7 +144,7 @@ fn differing<'a, T>(
     }
 }
 
-impl<T: Clone> Chunks<T> {
+impl<T: Clone> ChunkedList<T> {
     pub(crate) fn push(&mut self, value: T) {
         let tail = self.tail.get_or_insert_default();
         if Arc::get_mut(tail).is_none() {
@@ -216,19 +216,19 @@ fn with_leaf<T>(tier: &Tier<T>, height: u32, index: usize, leaf: Tier<T>) -> Tie
     Tier::Branch(children[..at].iter().cloned().chain([new]).collect())
 }
 
-impl<T> Default for Chunks<T> {
+impl<T> Default for ChunkedList<T> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<T> Clone for Chunks<T> {
+impl<T> Clone for ChunkedList<T> {
     fn clone(&self) -> Self {
         Self { root: self.root.clone(), tail: self.tail.clone(), ..*self }
     }
 }
 
-impl<T: PartialEq> PartialEq for Chunks<T> {
+impl<T: PartialEq> PartialEq for ChunkedList<T> {
     fn eq(&self, other: &Self) -> bool {
         let mut equal = self.len == other.len;
         if equal {
@@ -238,9 +238,9 @@ impl<T: PartialEq> PartialEq for Chunks<T> {
     }
 }
 
-impl<T: Eq> Eq for Chunks<T> {}
+impl<T: Eq> Eq for ChunkedList<T> {}
 
-impl<T: Clone> FromIterator<T> for Chunks<T> {
+impl<T: Clone> FromIterator<T> for ChunkedList<T> {
     fn from_iter<I: IntoIterator<Item = T>>(values: I) -> Self {
         let mut chunks = Self::new();
         values.into_iter().for_each(|value| chunks.push(value));

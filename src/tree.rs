@@ -64,7 +64,7 @@ use links::{Children, Ids, LinkSlot, Links, Path};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    chunks::Chunks,
+    chunks::ChunkedList,
     message::{History, Message, MessageId, Role, Usage, check_step},
     run::{Error, ErrorKind},
 };
@@ -114,8 +114,8 @@ const MAX_UNANSWERED: usize = 16;
     )
 )]
 pub struct Tree {
-    nodes: Chunks<Node>,
-    links: Chunks<Links>,
+    nodes: ChunkedList<Node>,
+    links: ChunkedList<Links>,
     ids: Ids,
     newest_root: Option<LinkSlot>,
     path: Option<Ends>,
@@ -135,8 +135,8 @@ impl Tree {
     /// Returns a tree without nodes.
     pub const fn new() -> Self {
         Self {
-            nodes: Chunks::new(),
-            links: Chunks::new(),
+            nodes: ChunkedList::new(),
+            links: ChunkedList::new(),
             ids: Ids::new(),
             newest_root: None,
             path: None,

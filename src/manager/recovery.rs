@@ -231,7 +231,9 @@ impl Manager {
             Error::new(ErrorKind::Config, text)
         })?;
         let mut recovered = Recovered::default();
-        self.0.look_through(&starter, &mut OpenAttempts::default(), None, usize::MAX, &mut recovered).await?;
+        self.0
+            .look_through(&starter, &mut FailedOpenings::default(), None, usize::MAX, &mut recovered)
+            .await?;
         Ok(recovered)
     }
 }
@@ -255,7 +257,7 @@ impl ManagerShared {
             let gone = self.recovery.alive.token().clone();
             // The task belongs to no caller, so it has no span of a caller.
             tokio::spawn(async move {
-                let (mut attempts, mut after) = (OpenAttempts::default(), None);
+                let (mut attempts, mut after) = (FailedOpenings::default(), None);
                 loop {
                     let Some(inner) = inner.upgrade().filter(|inner| !inner.registry().is_shut) else {
                         return;
@@ -284,7 +286,7 @@ impl ManagerShared {
     async fn sweep(
         self: &Arc<Self>,
         starter: &Arc<Starter>,
-        attempts: &mut OpenAttempts,
+        attempts: &mut FailedOpenings,
         after: Option<Position>,
     ) -> Option<Position> {
         let mut recovered = Recovered::default();
@@ -305,7 +307,7 @@ impl ManagerShared {
     async fn look_through(
         self: &Arc<Self>,
         starter: &Arc<Starter>,
-        attempts: &mut OpenAttempts,
+        attempts: &mut FailedOpenings,
         mut after: Option<Position>,
         most: usize,
         recovered: &mut Recovered,
@@ -399,7 +401,7 @@ impl ManagerShared {
     async fn settle(
         &self,
         tasks: &mut JoinSet<(TurnSummary, SweepOutcome)>,
-        attempts: &mut OpenAttempts,
+        attempts: &mut FailedOpenings,
         recovered: &mut Recovered,
     ) {
         match tasks.join_next().await {
@@ -417,7 +419,7 @@ impl ManagerShared {
         &self,
         turn: TurnSummary,
         error: Error,
-        attempts: &mut OpenAttempts,
+        attempts: &mut FailedOpenings,
         recovered: &mut Recovered,
     ) {
         attempts.failed(&turn, self.recovery.begun.elapsed());
@@ -565,7 +567,7 @@ enum Verdict {
 
 /// The turns that could not be opened.
 #[derive(Debug, Default)]
-struct OpenAttempts {
+struct FailedOpenings {
     failures: HashMap<ConversationId, Failures>,
 }
 
@@ -577,7 +579,7 @@ struct Failures {
     next: Duration,
 }
 
-impl OpenAttempts {
+impl FailedOpenings {
     /// Returns what to do with a turn. `now` is the time by the store's clock, and `at` is the time by a clock that
     /// runs only while the process does.
     fn verdict(&self, turn: &TurnSummary, now: Timestamp, at: Duration) -> Verdict {
@@ -655,7 +657,7 @@ mod attempts_tests {
 
     #[test]
     fn turn_with_many_lives_waits_longer() {
-        let attempts = OpenAttempts::default();
+        let attempts = FailedOpenings::default();
         let waits = |lives: u32| {
             let turn = turn(record(1).with_lives(lives), 1_000_000);
             let is_open =
@@ -671,12 +673,12 @@ mod attempts_tests {
     #[test]
     fn turn_that_was_handed_over_is_opened_at_once() {
         let turn = turn(record(1).with_lives(5).with_orderly(true), 5);
-        assert_eq!(OpenAttempts::default().verdict(&turn, Timestamp(5), secs(0)), Verdict::Open);
+        assert_eq!(FailedOpenings::default().verdict(&turn, Timestamp(5), secs(0)), Verdict::Open);
     }
 
     #[test]
     fn turn_that_failed_waits_twice_as_long_each_time() {
-        let (mut attempts, one) = (OpenAttempts::default(), turn(record(1), 0));
+        let (mut attempts, one) = (FailedOpenings::default(), turn(record(1), 0));
         let mut at = secs(0);
         for wait in [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 600, 600] {
             attempts.failed(&one, at);
@@ -698,7 +700,7 @@ mod attempts_tests {
         let limited = waiting.with_limit(secs(10));
         let verdict = |waiting: PendingUse, now: u64| {
             let turn = turn(record(1).with_lives(3).with_waiting(vec![waiting]), 0);
-            OpenAttempts::default().verdict(&turn, Timestamp(now), secs(0))
+            FailedOpenings::default().verdict(&turn, Timestamp(now), secs(0))
         };
         assert_eq!(verdict(limited.clone(), 9_999), Verdict::Open);
         assert_eq!(verdict(limited.clone(), 10_000), Verdict::Expire);
@@ -707,7 +709,7 @@ mod attempts_tests {
 
     #[test]
     fn failures_of_many_conversations_are_bounded() {
-        let mut attempts = OpenAttempts::default();
+        let mut attempts = FailedOpenings::default();
         for number in 0..2 * MOST_FAILURES {
             let mut turn = turn(record(1), 0);
             turn.id = ConversationId::new(number.to_string()).unwrap();

@@ -12,7 +12,7 @@ use std::{
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::{Blocks, Content, Message, Role, ToolResult, ToolUse, ToolUseId};
-use crate::chunks::{Chunks, WIDTH};
+use crate::chunks::{ChunkedList, WIDTH};
 
 /// A sequence of shared messages. Cloning it is O(1) and extending it is amortized O(1), regardless of its length and
 /// of the number of clones.
@@ -35,12 +35,12 @@ use crate::chunks::{Chunks, WIDTH};
     derive(schemars::JsonSchema),
     schemars(with = "Vec<Message>", description = "The messages of a conversation, in order.")
 )]
-pub struct History(Chunks<Arc<Message>>);
+pub struct History(ChunkedList<Arc<Message>>);
 
 impl History {
     /// Returns an empty history.
     pub const fn new() -> Self {
-        Self(Chunks::new())
+        Self(ChunkedList::new())
     }
 
     /// Returns the number of messages.

@@ -43,12 +43,12 @@ pub struct MemoryStore(Arc<Mutex<MemoryContent>>);
 
 #[derive(Default)]
 struct MemoryContent {
-    conversations: HashMap<ConversationId, Conversation>,
+    conversations: HashMap<ConversationId, ConversationInMemory>,
     /// The usage of deleted conversations.
     kept: KeptUsage,
 }
 
-struct Conversation {
+struct ConversationInMemory {
     stored: Stored,
     /// The write that created the conversation, followed by all later writes. The index of a write corresponds to its
     /// version.
@@ -87,12 +87,16 @@ impl MemoryStore {
         }
         let version = Version::first();
         let stored = Stored::new(version, Timestamp::now(), state.clone());
-        let conversation = Conversation { stored, writes: vec![write], usage: Vec::new() };
+        let conversation = ConversationInMemory { stored, writes: vec![write], usage: Vec::new() };
         content.conversations.insert(id.clone(), conversation);
         Ok(version)
     }
 
-    fn get<T>(&self, id: &ConversationId, read: impl FnOnce(&Conversation) -> T) -> Result<T, StoreError> {
+    fn get<T>(
+        &self,
+        id: &ConversationId,
+        read: impl FnOnce(&ConversationInMemory) -> T,
+    ) -> Result<T, StoreError> {
         let content = self.lock();
         content.conversations.get(id).map(read).ok_or_else(|| StoreError::NotFound { id: id.clone() })
     }
@@ -100,7 +104,7 @@ impl MemoryStore {
 
 impl MemoryContent {
     /// Returns the conversations that match the filter and are on this page.
-    fn list(&self, filter: &Filter, page: Page) -> Vec<(&ConversationId, &Conversation)> {
+    fn list(&self, filter: &Filter, page: Page) -> Vec<(&ConversationId, &ConversationInMemory)> {
         let all = self.conversations.iter().filter(|(_, conversation)| conversation.matches(filter));
         page.cut(
             all.map(|(id, conversation)| (conversation.stored.updated, id, (id, conversation))).collect(),
@@ -108,7 +112,7 @@ impl MemoryContent {
     }
 }
 
-impl Conversation {
+impl ConversationInMemory {
     /// Returns the write that was based on this version.
     fn written_on(&self, base: Version) -> Option<WriteId> {
         let back = usize::try_from(self.stored.version.get().checked_sub(base.get())?).ok()?;

@@ -122,7 +122,7 @@ use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 
 use self::{
-    connect::{InTurn, Object},
+    connect::{HostByHost, Object},
     error::PostgresFault,
     server::{ConnectLimits, Lane, PostgresServer, Threads},
 };
@@ -215,7 +215,7 @@ impl PostgresStoreBuilder {
     pub async fn open(self) -> Result<PostgresStore, StoreError> {
         let Self { url, schema, certificates, limits } = self;
         sql::check_schema(&schema)?;
-        let hosts = InTurn::new(&url, certificates.as_deref(), limits)?;
+        let hosts = HostByHost::new(&url, certificates.as_deref(), limits)?;
         let server = Arc::new(PostgresServer::new(&hosts, &schema, limits)?);
         let threads = Threads::start()?;
         let (migrated, name) = (Arc::clone(&server), schema.clone());

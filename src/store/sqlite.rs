@@ -172,7 +172,7 @@ use async_trait::async_trait;
 use rusqlite::Connection;
 
 use self::{
-    database::{Connections, Database, SqliteFault},
+    database::{Database, SqliteConnections, SqliteFault},
     upkeep::Upkeep,
     workers::{Urgency, Workers},
 };
@@ -279,7 +279,7 @@ impl SqliteStoreBuilder {
         let Self { file, durability, busy, lease, readers, search } = self;
         blocking(move || {
             let mut database = Database::new(database::absolute(&file)?, durability, busy, lease);
-            let Connections { writer, readers } = database.open(readers)?;
+            let SqliteConnections { writer, readers } = database.open(readers)?;
             let start = |name, connections| {
                 Workers::start(name, connections, busy)
                     .map_err(|error| StoreError::failed("starting threads for SQLite", error))

@@ -97,7 +97,7 @@ impl ToolContext {
     }
 
     /// Returns the clock of the call, which is stopped while a question waits. `None` outside an agent.
-    pub(super) fn clock(&self) -> Option<&CallClock> {
+    pub(super) fn clock(&self) -> Option<&ToolCallClock> {
         self.agent.as_deref().map(AgentLink::clock)
     }
 
@@ -342,7 +342,7 @@ pub(crate) struct AgentLink {
     /// The index of the call.
     pub(crate) slot: usize,
     reports: mpsc::Sender<ToolReport>,
-    clock: CallClock,
+    clock: ToolCallClock,
     /// What calls share with the agent about sub-agents. Only the layer of agents knows its type.
     pub(crate) delegations: Arc<dyn Any + Send + Sync>,
 }
@@ -353,7 +353,7 @@ impl AgentLink {
         reports: mpsc::Sender<ToolReport>,
         delegations: Arc<dyn Any + Send + Sync>,
     ) -> Self {
-        Self { op, slot, reports, clock: CallClock::default(), delegations }
+        Self { op, slot, reports, clock: ToolCallClock::default(), delegations }
     }
 
     /// Wakes the agent after a change of its delegations. If the channel is full, the agent is about to be woken anyway.
@@ -366,7 +366,7 @@ impl AgentLink {
         self.clock.stop()
     }
 
-    fn clock(&self) -> &CallClock {
+    fn clock(&self) -> &ToolCallClock {
         &self.clock
     }
 
@@ -388,7 +388,7 @@ impl AgentLink {
 
 /// Counts the time during which questions of a call wait, because this time does not count for the call's limit.
 #[derive(Debug, Default)]
-pub(crate) struct CallClock(Mutex<CallQuestions>);
+pub(crate) struct ToolCallClock(Mutex<CallQuestions>);
 
 #[derive(Debug, Default)]
 struct CallQuestions {
@@ -401,9 +401,9 @@ struct CallQuestions {
 }
 
 /// A guard that stops the clock until the guard is dropped.
-pub(crate) struct ClockStop<'a>(&'a CallClock);
+pub(crate) struct ClockStop<'a>(&'a ToolCallClock);
 
-impl CallClock {
+impl ToolCallClock {
     fn stop(&self) -> ClockStop<'_> {
         let mut questions = lock(&self.0);
         questions.open += 1;

@@ -106,7 +106,7 @@ impl Schema {
     /// - It has a regular expression that the engine does not support.
     /// - It is so large, or its subschemas refer to each other so often, that checking a value could take too long.
     pub fn new(value: Value) -> Result<Self, SchemaError> {
-        let Some(size) = Size::of(&value) else {
+        let Some(size) = SchemaSize::of(&value) else {
             dismantle(value);
             return Err(SchemaError(format!("it nests deeper than {MAX_DEPTH} levels")));
         };
@@ -174,7 +174,7 @@ impl Schema {
     /// pointer, and what is expected there. The text contains at most ten problems and about two thousand characters.
     pub fn validate(&self, value: &Value) -> Result<(), String> {
         let compiled = self.0.compiled.as_ref().map_err(ToString::to_string)?;
-        let size = Size::of(value)
+        let size = SchemaSize::of(value)
             .ok_or_else(|| format!("- at the top level: nests deeper than {MAX_DEPTH} levels"))?;
         match compiled.cost.judge(value, size.values) {
             CostVerdict::Shallow => compiled.check(value),
@@ -266,14 +266,14 @@ fn as_input(mut value: Value) -> Value {
     value
 }
 
-struct Size {
+struct SchemaSize {
     /// The total number of JSON values, including the outermost value.
     values: usize,
     /// The depth of nesting.
     depth: usize,
 }
 
-impl Size {
+impl SchemaSize {
     /// Returns the size of a value, or `None` if the value is nested too deeply.
     fn of(value: &Value) -> Option<Self> {
         let mut size = Self { values: 0, depth: 0 };

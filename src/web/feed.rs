@@ -426,11 +426,11 @@ impl ListWatch {
 
 /// The labels that the latest events of the list needed. All streams read them from the store once.
 #[derive(Debug, Default)]
-pub(super) struct ReadLabels(Mutex<VecDeque<Arc<Reading>>>);
+pub(super) struct ReadLabels(Mutex<VecDeque<Arc<LabelsAtEvent>>>);
 
 /// The labels of a conversation at an event of the list.
 #[derive(Debug)]
-struct Reading {
+struct LabelsAtEvent {
     event: EventId,
     conversation: ConversationId,
     labels: OnceCell<Labels>,
@@ -449,7 +449,7 @@ impl Web {
                 Arc::clone(known)
             } else {
                 let (conversation, labels) = (id.clone(), OnceCell::new());
-                let reading = Arc::new(Reading { event, conversation, labels });
+                let reading = Arc::new(LabelsAtEvent { event, conversation, labels });
                 kept.truncate(KEPT_READINGS - 1);
                 kept.push_front(Arc::clone(&reading));
                 reading

@@ -214,7 +214,7 @@ impl<'de> Deserialize<'de> for LenientCount {
 }
 
 /// A service's usage report. An unreadable count is ignored with a warning, because it must not make a response fail.
-pub(super) struct UsageReport<'v> {
+pub(super) struct ReportedUsage<'v> {
     members: Option<&'v Map<String, Value>>,
     /// The text before the name of a member in a warning.
     prefix: &'static str,
@@ -222,7 +222,7 @@ pub(super) struct UsageReport<'v> {
     unreadable: Option<String>,
 }
 
-impl<'v> UsageReport<'v> {
+impl<'v> ReportedUsage<'v> {
     /// Reads `report`, which is the value of the response's member `name`. A warning names a member of the report by
     /// `prefix` and the member's path.
     pub(super) fn of(name: &str, prefix: &'static str, report: &'v Value) -> Self {
@@ -306,8 +306,8 @@ impl LatestUsage {
     /// Emits the usage in a report, which `read` reads, and warns about its unreadable counts.
     pub(super) fn report(
         &mut self,
-        mut report: UsageReport<'_>,
-        read: fn(&mut UsageReport<'_>) -> Usage,
+        mut report: ReportedUsage<'_>,
+        read: fn(&mut ReportedUsage<'_>) -> Usage,
         deltas: &mut Vec<Delta>,
     ) {
         let usage = if report.is_empty() { None } else { Some(read(&mut report)) };

@@ -264,12 +264,12 @@ impl Unwrapper {
         self.held.push_str(text);
         if self.state == UnwrapState::Before {
             match beginning(&self.held) {
-                WrapperPrefix::Object(length) => {
+                OutputWrapping::Object(length) => {
                     self.state = UnwrapState::Inside;
                     self.held.drain(..length);
                 }
-                WrapperPrefix::Open if self.held.len() <= MAX_HELD => return String::new(),
-                WrapperPrefix::Open | WrapperPrefix::Other => self.state = UnwrapState::Outside,
+                OutputWrapping::Open if self.held.len() <= MAX_HELD => return String::new(),
+                OutputWrapping::Open | OutputWrapping::Other => self.state = UnwrapState::Outside,
             }
         }
         match self.state {
@@ -296,7 +296,7 @@ impl Unwrapper {
 }
 
 /// How a text begins.
-enum WrapperPrefix {
+enum OutputWrapping {
     /// The text begins with the object. The value in the object starts at this position.
     Object(usize),
     /// The text is too short to decide.
@@ -305,17 +305,17 @@ enum WrapperPrefix {
     Other,
 }
 
-fn beginning(text: &str) -> WrapperPrefix {
+fn beginning(text: &str) -> OutputWrapping {
     let mut rest = text.trim_start();
     for token in ["{", WRAPPER_TEXT, ":"] {
         match rest.strip_prefix(token) {
             Some(after) => rest = after.trim_start(),
-            None if token.starts_with(rest) => return WrapperPrefix::Open,
-            None => return WrapperPrefix::Other,
+            None if token.starts_with(rest) => return OutputWrapping::Open,
+            None => return OutputWrapping::Other,
         }
     }
     // White space before the value may still follow.
-    if rest.is_empty() { WrapperPrefix::Open } else { WrapperPrefix::Object(text.len() - rest.len()) }
+    if rest.is_empty() { OutputWrapping::Open } else { OutputWrapping::Object(text.len() - rest.len()) }
 }
 
 /// How the response to a request is decoded.

@@ -28,7 +28,7 @@ use crate::{
 
 /// A call of `ask`.
 #[derive(Clone, Copy)]
-pub(super) struct Ask<'a> {
+pub(super) struct AskCall<'a> {
     pub(super) caller: &'a McpCaller,
     pub(super) context: &'a RequestContext<RoleServer>,
     /// Cancelled when the client's connection has ended.
@@ -44,7 +44,7 @@ struct CallState {
     turn: TurnId,
 }
 
-impl<'a> Ask<'a> {
+impl<'a> AskCall<'a> {
     /// Performs the call. `prompt` is the id of a new prompt.
     pub(super) async fn perform(
         self,

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     ServerInfo,
-    ask::Ask,
+    ask::AskCall,
     caller::{McpCaller, Refusal},
     tools,
 };
@@ -56,7 +56,7 @@ impl Handler {
         let operation: BoxFuture<'_, Result<CallToolResult, Refusal>> = match &*request.name {
             "ask" => {
                 let prompt = format!("{}{}", self.own, self.sent.fetch_add(1, Ordering::Relaxed));
-                let ask = Ask { caller, context, gone: &self.gone };
+                let ask = AskCall { caller, context, gone: &self.gone };
                 return ask.perform(request, PromptId::new(prompt)).await;
             }
             "list" => Box::pin(tools::list(caller, request.arguments.unwrap_or_default())),

@@ -15,7 +15,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    ask::Ask,
+    ask::AskCall,
     caller::{McpCaller, Refusal},
     followed::{FollowedPrompt, PromptEnd, RunChange},
     question::{Asks, decision, question},
@@ -92,7 +92,7 @@ impl Permissions {
 }
 
 pub(super) struct RunningCall<'a> {
-    ask: Ask<'a>,
+    ask: AskCall<'a>,
     pub(super) session: Session,
     events: SessionSubscription,
     pub(super) followed: FollowedPrompt,
@@ -107,7 +107,7 @@ pub(super) struct RunningCall<'a> {
 
 impl<'a> RunningCall<'a> {
     pub(super) fn new(
-        ask: Ask<'a>,
+        ask: AskCall<'a>,
         session: Session,
         events: SessionSubscription,
         followed: FollowedPrompt,

@@ -64,7 +64,7 @@ struct Deleted {
     format_version: u64,
     birth: Birth,
     labels: Labels,
-    used: Vec<Hour>,
+    used: Vec<HourlyUsage>,
 }
 
 impl Deleted {
@@ -77,7 +77,7 @@ impl Deleted {
 
 /// The usage of one model within an hour.
 #[derive(Serialize, Deserialize)]
-struct Hour {
+struct HourlyUsage {
     hour: Timestamp,
     #[serde(flatten)]
     sum: UsageSum,
@@ -116,7 +116,7 @@ pub(super) fn keep(folder: &Path, ledger: &Ledger, durability: Durability) -> Re
         scanned => scanned?,
     };
     let hours = by_hour(&ledger.rows).into_iter();
-    let mut used: Vec<_> = hours.map(|((hour, _), sum)| Hour { hour, sum }).collect();
+    let mut used: Vec<_> = hours.map(|((hour, _), sum)| HourlyUsage { hour, sum }).collect();
     used.sort_by(|a, b| (a.hour, &a.sum.model).cmp(&(b.hour, &b.sum.model)));
     let labels = ledger.labels.clone();
     let line = encode(&Deleted { format_version: FORMAT, birth: ledger.birth, labels, used });
@@ -183,7 +183,7 @@ pub(super) fn used(
     let mut sums = Sums::default();
     for deleted in deleted.into_values().filter(|deleted| !there.contains(&deleted.birth)) {
         if filter.matches(&deleted.labels) {
-            for Hour { sum, .. } in deleted.used.iter().filter(|used| period.contains(&used.hour)) {
+            for HourlyUsage { sum, .. } in deleted.used.iter().filter(|used| period.contains(&used.hour)) {
                 sums.add(sum.model.as_deref(), sum.requests, sum.usage);
             }
         }

@@ -29,13 +29,13 @@ use super::{
 use crate::store::StoreError;
 
 /// A connection of a pool.
-pub(super) type Object = deadpool::managed::Object<InTurn>;
+pub(super) type Object = deadpool::managed::Object<HostByHost>;
 
 /// Connects to one host after another, each with its own time limit. The driver's own limit covers only the socket.
 /// With that limit alone, a host that accepts the connection but does not respond, such as a stopped process, would
 /// prevent all other hosts from being tried.
 #[derive(Clone)]
-pub(super) struct InTurn {
+pub(super) struct HostByHost {
     /// The hosts with their settings.
     hosts: Vec<(String, Config)>,
     /// The location of the database for error messages, without the password.
@@ -44,7 +44,7 @@ pub(super) struct InTurn {
     limits: ConnectLimits,
 }
 
-impl InTurn {
+impl HostByHost {
     /// Returns a connector to the hosts of this URL. It trusts these certificates (PEM), or else the platform's.
     pub(super) fn new(
         url: &str,
@@ -74,7 +74,7 @@ impl InTurn {
     }
 }
 
-impl Manager for InTurn {
+impl Manager for HostByHost {
     type Type = ClientWrapper;
     type Error = StoreError;
 

@@ -8,7 +8,7 @@ use tokio::{runtime, time::timeout};
 use tracing::Instrument;
 
 use super::{
-    connect::{InTurn, Object},
+    connect::{HostByHost, Object},
     error::{PostgresFault, Remedy, failed, no_connection, remedy, silent},
     migrate::{is_current, migrate},
     search,
@@ -72,8 +72,8 @@ pub(super) struct PostgresServer {
     pub(super) place: String,
     pub(super) limits: ConnectLimits,
     pub(super) sql: Sql,
-    conversations: Pool<InTurn>,
-    leases: Pool<InTurn>,
+    conversations: Pool<HostByHost>,
+    leases: Pool<HostByHost>,
 }
 
 /// The number of attempts of an operation. An operation is repeated even if it may have succeeded. This is safe for
@@ -82,7 +82,7 @@ const TRIES: usize = 3;
 
 impl PostgresServer {
     /// Creates the pools, without connecting.
-    pub(super) fn new(hosts: &InTurn, schema: &str, limits: ConnectLimits) -> Result<Self, StoreError> {
+    pub(super) fn new(hosts: &HostByHost, schema: &str, limits: ConnectLimits) -> Result<Self, StoreError> {
         let pool = |lane: Lane| {
             Pool::builder(hosts.clone())
                 .max_size(lane.connections(&limits))

@@ -51,7 +51,7 @@ pub(super) struct Database {
 }
 
 /// The connections of a store.
-pub(super) struct Connections {
+pub(super) struct SqliteConnections {
     /// The writing connection, or `None` if the file can only be read.
     pub(super) writer: Option<Connection>,
     pub(super) readers: Vec<Connection>,
@@ -86,7 +86,7 @@ impl Database {
 
     /// Opens the writing connection and the given number of reading connections. Creates the file and updates the
     /// schema if necessary. If the file can't be written to, opens reading connections only.
-    pub(super) fn open(&mut self, readers: usize) -> Result<Connections, StoreError> {
+    pub(super) fn open(&mut self, readers: usize) -> Result<SqliteConnections, StoreError> {
         check_linked(rusqlite::version_number(), rusqlite::version())?;
         self.create_file()?;
         self.opened = Some(file_id(&self.found()?));
@@ -94,13 +94,13 @@ impl Database {
             Ok(writer) => writer,
             Err(StoreError::Denied { .. }) => {
                 let readers = self.open_for_reading(readers)?;
-                return Ok(Connections { writer: None, readers });
+                return Ok(SqliteConnections { writer: None, readers });
             }
             Err(error) => return Err(error),
         };
         self.prepare_writer(&mut writer).map_err(|fault| self.failed("preparing", None, fault))?;
         let readers = (0..readers).map(|_| self.prepared()).collect::<Result<_, _>>()?;
-        Ok(Connections { writer: Some(writer), readers })
+        Ok(SqliteConnections { writer: Some(writer), readers })
     }
 
     /// Opens connections to a file that can't be written to.
@@ -173,20 +173,20 @@ impl Database {
     pub(super) fn still_there(&self) -> Result<(), StoreError> {
         #[derive(Debug, thiserror::Error)]
         #[error("another file has taken its place since the store was opened; open it anew")]
-        struct Replaced;
+        struct DatabaseFileReplaced;
 
         #[derive(Debug, thiserror::Error)]
         #[error("it was opened for reading alone, and another process has written to it since; open it anew")]
-        struct Changed;
+        struct DatabaseFileChanged;
 
         let unreachable = |source| Err(StoreError::Unreachable { place: self.place(), source });
         let found = self.found()?;
         if self.opened != Some(file_id(&found)) {
-            return unreachable(Arc::new(Replaced));
+            return unreachable(Arc::new(DatabaseFileReplaced));
         }
         match &self.unchanging {
             Some(stamp) if *stamp != FileStamp::of(&found) || read_only::has_log(&self.file) => {
-                unreachable(Arc::new(Changed))
+                unreachable(Arc::new(DatabaseFileChanged))
             }
             _ => Ok(()),
         }

@@ -16,7 +16,7 @@ use crate::{
             Decoder, Frame,
             decoding::{Decoded, bad, may_be_own, parse, tamed},
             error,
-            lenient::{StrictText, UsageReport},
+            lenient::{ReportedUsage, StrictText},
         },
     },
 };
@@ -628,7 +628,7 @@ impl MessagesDecoder {
     /// Reads a usage report. The counts of a report are totals. A count that the report omits stays the same. Once the
     /// service has reported its iterations, a report without them changes nothing.
     fn count(&mut self, report: &Value, deltas: &mut Vec<Delta>) -> Option<Usage> {
-        let mut counts = UsageReport::of("usage", "", report);
+        let mut counts = ReportedUsage::of("usage", "", report);
         read_counts(&mut counts, &mut self.usage, &mut self.long_writes);
         let is_report = !counts.is_empty();
         counts.warn(&mut self.usage_warned, deltas);
@@ -649,7 +649,7 @@ impl MessagesDecoder {
         let price = self.priced.as_ref().and_then(|info| info.price.as_ref());
         let mut sum: Option<Usage> = None;
         for iteration in report.get("iterations").and_then(Value::as_array).into_iter().flatten() {
-            let mut counts = UsageReport::of("usage.iterations", "", iteration);
+            let mut counts = ReportedUsage::of("usage.iterations", "", iteration);
             let (mut usage, mut long) = (Usage::default(), None);
             read_counts(&mut counts, &mut usage, &mut long);
             counts.warn(&mut self.usage_warned, deltas);
@@ -674,7 +674,7 @@ impl MessagesDecoder {
 
 /// Reads the counts of a response or of one iteration. `long_writes` is the number of tokens written to a cache that is
 /// kept for an hour. A count that the report omits stays the same.
-fn read_counts(counts: &mut UsageReport<'_>, usage: &mut Usage, long_writes: &mut Option<u64>) {
+fn read_counts(counts: &mut ReportedUsage<'_>, usage: &mut Usage, long_writes: &mut Option<u64>) {
     let Usage { input, cache_read, cache_write, output, reasoning, .. } = usage;
     let members: [(&mut u64, &[&str]); 5] = [
         (input, &["input_tokens"]),

@@ -21,7 +21,7 @@ use crate::{
                 tamed,
             },
             error::{self, is_error},
-            lenient::{LatestUsage, LenientCount, LenientText, Scalar, StrictText, UsageReport},
+            lenient::{LatestUsage, LenientCount, LenientText, ReportedUsage, Scalar, StrictText},
         },
     },
 };
@@ -345,7 +345,7 @@ impl ChatDecoder {
     /// Emits the usage. Each report covers the whole request so far, so the last report counts.
     fn emit_usage(&mut self, usage: Option<Box<Value>>, deltas: &mut Vec<Delta>) {
         if let Some(usage) = usage {
-            self.usage.report(UsageReport::of("usage", "usage.", &usage), read_usage, deltas);
+            self.usage.report(ReportedUsage::of("usage", "usage.", &usage), read_usage, deltas);
         }
     }
 
@@ -467,7 +467,7 @@ fn finish_reason(word: &str) -> Result<Option<StopReason>, &'static str> {
     }))
 }
 
-fn read_usage(report: &mut UsageReport<'_>) -> Usage {
+fn read_usage(report: &mut ReportedUsage<'_>) -> Usage {
     let prompt = report.count(&["prompt_tokens"]).unwrap_or(0);
     let read = report.count(&["prompt_tokens_details", "cached_tokens"]);
     // The tokens written to the cache have one name at OpenRouter, and another at Alibaba.

@@ -21,7 +21,7 @@ use crate::{
                 skip_unreadable, tamed,
             },
             error::{self, is_error},
-            lenient::{Arguments, LatestUsage, LenientCount, LenientText, UsageReport},
+            lenient::{Arguments, LatestUsage, LenientCount, LenientText, ReportedUsage},
         },
     },
 };
@@ -195,7 +195,7 @@ impl GeminiDecoder {
         self.metadata.emit(NAME, "responseId", id, model, deltas);
         // Each report covers the whole request so far, so the last report counts.
         if let Some(usage) = chunk.usage_metadata {
-            let report = UsageReport::of("usageMetadata", "usageMetadata.", &usage);
+            let report = ReportedUsage::of("usageMetadata", "usageMetadata.", &usage);
             self.usage.report(report, read_usage, deltas);
         }
         if let Some(feedback) = chunk.prompt_feedback {
@@ -462,7 +462,7 @@ fn finish_reason(word: &str) -> Result<Option<StopReason>, ProviderErrorKind> {
 
 /// Reads the usage. The count of the prompt includes cached tokens. It includes neither thoughts nor the tokens that
 /// the service's own tools add to the prompt. Both are counted separately.
-fn read_usage(report: &mut UsageReport<'_>) -> Usage {
+fn read_usage(report: &mut ReportedUsage<'_>) -> Usage {
     let mut count = |member| report.count(&[member]).unwrap_or(0);
     let prompt = count("promptTokenCount");
     let prompt = prompt.saturating_add(count("toolUsePromptTokenCount"));

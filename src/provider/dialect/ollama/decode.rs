@@ -14,7 +14,7 @@ use crate::{
                 AnswerBlocks, CallIds, Decoded, Strays, TextKind, bad, parse, skip_unreadable, tamed,
             },
             error::{self, is_error},
-            lenient::{Arguments, LatestUsage, LenientText, UsageReport},
+            lenient::{Arguments, LatestUsage, LenientText, ReportedUsage},
         },
     },
 };
@@ -110,7 +110,7 @@ impl OllamaDecoder {
                 "prompt_eval_cached_count": line.prompt_eval_cached_count,
                 "eval_count": line.eval_count,
             });
-            LatestUsage::default().report(UsageReport::of("", "", &report), read_usage, deltas);
+            LatestUsage::default().report(ReportedUsage::of("", "", &report), read_usage, deltas);
             let stop_reason = Some(self.stop_reason(line.done_reason.as_str()));
             let message = MessageDelta { stop_reason, ..MessageDelta::default() };
             deltas.push(Delta::Message(Box::new(message)));
@@ -191,7 +191,7 @@ fn error_text(data: &str) -> ProviderError {
     refined(error::from_event(data))
 }
 
-fn read_usage(report: &mut UsageReport<'_>) -> Usage {
+fn read_usage(report: &mut ReportedUsage<'_>) -> Usage {
     let prompt = report.count(&["prompt_eval_count"]).unwrap_or(0);
     let cache_read = report.count(&["prompt_eval_cached_count"]).unwrap_or(0).min(prompt);
     let output = report.count(&["eval_count"]).unwrap_or(0);

@@ -21,7 +21,7 @@ use crate::{
             Decoder, Frame,
             decoding::{Decoded, Metadata, bad, may_be_own, parse, tamed},
             error::{self, is_error},
-            lenient::{LatestUsage, LenientCount, LenientText, UsageReport},
+            lenient::{LatestUsage, LenientCount, LenientText, ReportedUsage},
         },
     },
 };
@@ -231,7 +231,7 @@ impl ResponsesDecoder {
     fn finish(&mut self, kind: &str, response: &Value, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
         self.emit_metadata(response, deltas);
         if let Some(report) = response.get("usage") {
-            LatestUsage::default().report(UsageReport::of("usage", "", report), read_usage, deltas);
+            LatestUsage::default().report(ReportedUsage::of("usage", "", report), read_usage, deltas);
         }
         let status = match text(response, "status") {
             "" | "in_progress" | "queued" => kind.strip_prefix("response.").unwrap_or("completed"),
@@ -276,7 +276,7 @@ fn failed(message: &str, data: &str) -> ProviderError {
 
 /// Returns the usage of a response. The service counts tokens that were read from or written to a cache as part of the
 /// prompt, so they are subtracted.
-fn read_usage(report: &mut UsageReport<'_>) -> Usage {
+fn read_usage(report: &mut ReportedUsage<'_>) -> Usage {
     let prompt = report.count(&["input_tokens"]).unwrap_or(0);
     let cache_read = report.count(&["input_tokens_details", "cached_tokens"]).unwrap_or(0).min(prompt);
     // OpenRouter reports the tokens that were written to the cache under this name.

@@ -1,7 +1,7 @@
 //! The form without bulky content in which the history keeps tool results that a model service has refused, and in
 //! which requests contain messages before a compaction.
 
-use super::{Attachment, Content, Message, ResultBlock, Source, Text};
+use super::{Attachment, Content, Message, ProviderItem, ResultBlock, Source, Text, ToolUseId};
 use crate::text::clip;
 
 /// The greatest length in bytes of a text that is kept.
@@ -18,9 +18,12 @@ pub(crate) enum ClearedFor {
 
 /// Returns the message with a note in place of each attachment, and of each text of more than 512 bytes, in its tool
 /// results. The text that tells the model of a changed input is cut instead. To make room, error results are kept, and
-/// attachments and thinking outside of results become notes, too.
+/// attachments and thinking outside of results become notes, too. Copies of them that only a service can read are removed.
 pub(crate) fn cleared(message: &Message, reason: ClearedFor) -> Message {
     let mut message = message.clone();
+    if reason == ClearedFor::Room {
+        remove_hidden(&mut message);
+    }
     for block in &mut message.content {
         match block {
             Content::ToolResult(result) if reason == ClearedFor::Refusal || !result.is_error => {
@@ -42,6 +45,51 @@ pub(crate) fn cleared(message: &Message, reason: ClearedFor) -> Message {
         }
     }
     message
+}
+
+/// Removes thinking without a readable text, signatures of empty texts, and opaque copies of thinking and of files. A
+/// message is not left without content.
+fn remove_hidden(message: &mut Message) {
+    let may_be_hidden = |block: &Content| match block {
+        Content::Thinking(thinking) => thinking.text.is_empty(),
+        Content::Text(text) => text.text.is_empty(),
+        block => matches!(block, Content::ProviderItem(_)),
+    };
+    if !message.content.iter().any(may_be_hidden) {
+        return;
+    }
+    let uses: Vec<ToolUseId> = message.tool_uses().map(|tool_use| tool_use.id.clone()).collect();
+    let mut rest = message.content.clone();
+    rest.retain_mut(|block| match block {
+        Content::Thinking(thinking) => !thinking.text.is_empty(),
+        Content::Text(text) => text.signature.is_none() || !text.text.is_empty(),
+        Content::ProviderItem(item) => is_needed(item, &uses),
+        _ => true,
+    });
+    if !rest.is_empty() {
+        message.content = rest;
+    }
+}
+
+/// Removes the entries of `reasoning_details` that belong to no tool use, and returns whether the item is still needed.
+///
+/// Gateways for several services, such as OpenRouter, return these details with an answer, and also the content of files
+/// as `annotations`. An encrypted entry with the id of a tool use is its signature. Google's models reject the tool use
+/// without it.
+fn is_needed(item: &mut ProviderItem, uses: &[ToolUseId]) -> bool {
+    let Some(members) = item.data.as_object_mut().filter(|members| members.len() == 1) else { return true };
+    if members.contains_key("annotations") {
+        return false;
+    }
+    let Some(entries) = members.get_mut("reasoning_details").and_then(|details| details.as_array_mut())
+    else {
+        return true;
+    };
+    entries.retain(|entry| {
+        let id = entry["id"].as_str();
+        entry["type"] == "reasoning.encrypted" && uses.iter().any(|own| id == Some(own.as_str()))
+    });
+    !entries.is_empty()
 }
 
 fn clear(block: &mut ResultBlock, reason: ClearedFor) {
@@ -94,7 +142,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::message::{DecisionKind, Role, Timestamp, ToolResult, ToolUse, UseDecision};
+    use crate::message::{DecisionKind, Role, Thinking, Timestamp, ToolResult, ToolUse, UseDecision};
 
     fn clear_of(blocks: Vec<ResultBlock>) -> Vec<ResultBlock> {
         let tool_use = ToolUse::new("a", "read", json!({}));
@@ -150,6 +198,40 @@ mod tests {
         assert!(kept.text().starts_with("A person changed the input of this call. It ran with: {"));
         assert_eq!(kept.output().len(), 1);
         assert!(kept.output_text().starts_with("[Removed after an error") && kept.text().len() < 2 * KEPT);
+    }
+
+    #[test]
+    fn cleared_for_room_removes_what_only_a_service_can_read() {
+        let item = |data| Content::from(ProviderItem::new("chat_completions", data));
+        let details = |entries| item(json!({ "reasoning_details": entries }));
+        let text = json!({ "type": "reasoning.text", "text": "Hm.", "signature": "s" });
+        let of_use = json!({ "type": "reasoning.encrypted", "data": "d", "id": "a" });
+        let other = json!({ "type": "reasoning.encrypted", "data": "d", "id": "rs_1" });
+        let found = item(json!({ "executable_code": "1" }));
+        let tool_use = Content::from(ToolUse::new("a", "read", json!({})));
+        let message = Message::assistant(vec![
+            Thinking::new("").with_redacted("hidden").into(),
+            Thinking::new("Hm.").with_signature("s").into(),
+            details(json!([text, of_use, other])),
+            details(json!([text])),
+            item(json!({ "annotations": [{ "type": "file", "file": { "content": "…" } }] })),
+            found.clone(),
+            Text::new("").with_signature("s").into(),
+            Text::new("So.").with_signature("s").into(),
+            tool_use.clone(),
+        ]);
+        let note = Text::new("[Not shown: 3 characters were removed to make room.]");
+        let kept: Vec<Content> = vec![
+            note.into(),
+            details(json!([of_use])),
+            found,
+            Text::new("So.").with_signature("s").into(),
+            tool_use,
+        ];
+        assert_eq!(cleared(&message, ClearedFor::Room).content, kept);
+        assert_eq!(cleared(&message, ClearedFor::Refusal), message);
+        let hidden = Message::assistant(Thinking::new("").with_redacted("hidden"));
+        assert_eq!(cleared(&hidden, ClearedFor::Room).content.len(), 1);
     }
 
     #[test]

@@ -187,6 +187,25 @@ fn encode_images_are_sent_next_to_the_text() {
 }
 
 #[test]
+fn encode_adjacent_user_messages_are_one_message() {
+    let image = |data| Content::from(Attachment::base64("image/png", data));
+    assert_eq!(
+        messages([
+            Message::user([Content::from("One."), image("AAAA")]),
+            Message::user("Two."),
+            Message::user([image("BBBB")]),
+            Message::assistant("Three."),
+            Message::user("Four."),
+        ]),
+        json!([
+            {"role": "user", "content": "One.\n\nTwo.", "images": ["AAAA", "BBBB"]},
+            {"role": "assistant", "content": "Three."},
+            {"role": "user", "content": "Four."},
+        ])
+    );
+}
+
+#[test]
 fn encode_unsupported_file_is_an_error_or_a_placeholder() {
     for (attachment, by_model) in [
         (Attachment::url("image/png", "https://example.com/x.png"), false),

@@ -98,8 +98,16 @@ impl<'a> OllamaEncoder<'a> {
             return Ok(());
         }
         let mut out = object("user", content);
-        if !parts.images.is_empty() {
-            out.insert("images".to_owned(), parts.images.into());
+        let mut images: Vec<Value> = parts.images.into_iter().map(Value::from).collect();
+        // Prompt templates expect an answer after each user message, so a second one is joined to the first.
+        if let Some(before) = self.messages.pop_if(|last| last["role"] == "user") {
+            let texts =
+                [&before["content"], &out["content"]].map(|text| text.as_str().unwrap_or_default().into());
+            out = object("user", joined(&texts));
+            images.splice(..0, before["images"].as_array().into_iter().flatten().cloned());
+        }
+        if !images.is_empty() {
+            out.insert("images".to_owned(), images.into());
         }
         self.messages.push(Value::Object(out));
         Ok(())

@@ -20,7 +20,7 @@ use crate::{
 
 /// Begins a conversation with every kind of content: thinking, opaque items, parallel calls, an image, an error and an
 /// interrupted answer.
-async fn begin(agent: &Agent, events: &mut AgentSubscription, service: &mut Service, name: &str) {
+pub(crate) async fn begin(agent: &Agent, events: &mut AgentSubscription, service: &mut Service, name: &str) {
     service.will(
         Answer::thinking(&format!("{name} thinks of cities."), &format!("{name}-sig-1"))
             .then_opaque(&format!("{name}-search"))
@@ -47,7 +47,7 @@ async fn begin(agent: &Agent, events: &mut AgentSubscription, service: &mut Serv
 }
 
 /// Runs a turn with a tool on the conversation so far.
-async fn go_on(agent: &Agent, service: &Service, name: &str, n: usize) {
+pub(crate) async fn go_on(agent: &Agent, service: &Service, name: &str, n: usize) {
     service.will(
         Answer::thinking(&format!("{name} thinks {n}."), &format!("{name}-sig-on-{n}"))
             .then_text(&format!("{name} goes on {n}."))
@@ -78,7 +78,7 @@ async fn hand_over(agent: &Agent, from: (&Service, &str), to: (&Service, &str), 
     assert_eq!(next.last().results.last().unwrap().text, "Ada");
 }
 
-async fn turn_to(agent: &Agent, model: Model) {
+pub(crate) async fn turn_to(agent: &Agent, model: Model) {
     agent
         .set_state(move |draft| {
             draft.config.model = model;
@@ -88,12 +88,12 @@ async fn turn_to(agent: &Agent, model: Model) {
         .unwrap();
 }
 
-async fn history(agent: &Agent) -> History {
+pub(crate) async fn history(agent: &Agent) -> History {
     agent.state().await.unwrap().history().clone()
 }
 
 /// Asserts that messages were only added to the conversation: all earlier messages are unchanged.
-fn assert_grown(before: &History, now: &History) {
+pub(crate) fn assert_grown(before: &History, now: &History) {
     assert!(now.len() > before.len());
     assert!(before.iter().eq(now.iter().take(before.len())));
     assert_eq!(now.check(), Ok(()));
@@ -101,9 +101,19 @@ fn assert_grown(before: &History, now: &History) {
 
 /// Whether the conversation continues in a format at the same service or at another service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum At {
+pub(crate) enum At {
     Same,
     Other,
+}
+
+impl At {
+    /// Returns the model that continues the conversation. A signature is valid only at the service that made it. The
+    /// name of the endpoint is the only difference between two services of one format.
+    pub(crate) fn model(self, format: Format, service: &Service) -> Model {
+        let name =
+            |endpoint: Endpoint| if self == Self::Other { endpoint.with_name("other") } else { endpoint };
+        format.model_with(&service.url(), name)
+    }
 }
 
 async fn carry(from: Format, to: Format, at: At) {
@@ -118,11 +128,7 @@ async fn carry(from: Format, to: Format, at: At) {
 
     let other = if at == At::Same { None } else { Some(Rig::new(to).await) };
     let (first, second) = (&first.service, other.as_ref().map_or(&first.service, |rig| &rig.service));
-    // A signature is valid only at the service that made it. The name of the endpoint is the only difference between
-    // two services of one format.
-    let other_name =
-        |endpoint: Endpoint| if at == At::Other { endpoint.with_name("other") } else { endpoint };
-    let models = (from.model(&first.url()), to.model_with(&second.url(), other_name));
+    let models = (from.model(&first.url()), at.model(to, second));
     turn_to(&agent, models.1.clone()).await;
     go_on(&agent, second, "second", 1).await;
     let gone_on = history(&agent).await;

@@ -179,6 +179,11 @@ impl Service {
         self.http.received().pop().expect("a request was received").json()
     }
 
+    /// Returns the bodies of all requests.
+    pub(crate) fn bodies(&self) -> Vec<Value> {
+        self.http.received().iter().map(Received::json).collect()
+    }
+
     /// Returns the text of all requests, with their addresses and headers.
     pub(crate) fn texts(&self) -> Vec<String> {
         self.http.received().iter().map(|request| format!("{request:?}\n{}", request.json())).collect()

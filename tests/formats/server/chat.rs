@@ -149,6 +149,7 @@ struct Called {
 const TRAITS: Traits = Traits {
     anchor: |item| item["content"].as_str().or(item["id"].as_str()).map(ToOwned::to_owned),
     private: |item| item.get("reasoning_details").is_some(),
+    thinking: |item| item.get("reasoning_details").is_some(),
 };
 
 impl Wire for Chat {

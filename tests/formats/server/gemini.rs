@@ -154,6 +154,8 @@ const TRAITS: Traits = Traits {
         let theirs = ["thought", "executableCode", "codeExecutionResult"];
         signature.is_some_and(|it| it != UNSIGNED) || theirs.iter().any(|key| part.get(key).is_some())
     },
+    // The signature of thinking before a text is on an empty text. The signature of a call belongs to the call.
+    thinking: |part| part["text"] == "",
 };
 
 impl Wire for Gemini {

@@ -24,16 +24,21 @@ pub(crate) struct Traits {
     pub(crate) anchor: fn(&Value) -> Option<String>,
     /// Returns whether the block is of a kind that only the service itself can write.
     pub(crate) private: fn(&Value) -> bool,
+    /// Returns whether the block is only thinking. The services accept earlier answers without their thinking.
+    pub(crate) thinking: fn(&Value) -> bool,
 }
+
+/// The beginning of the note that replaces thinking in an earlier answer.
+const NOTE: &str = "[Not shown: ";
 
 impl Memory {
     pub(super) fn keep(&mut self, blocks: Vec<Value>, whole: bool) {
         self.answers.push(Issued { blocks, whole });
     }
 
-    /// Checks an answer in a request. A complete answer of this service must be unchanged, block by block. In any other
-    /// answer, such as an interrupted one, each block of a kind that only the service can write must be a block that
-    /// the service has sent.
+    /// Checks an answer in a request. A complete answer of this service must be unchanged, block by block, or a note must
+    /// replace all of its thinking. In any other answer, such as an interrupted one, each block of a kind that only the
+    /// service can write must be a block that the service has sent.
     pub(crate) fn check(&self, turn: &[Value], traits: &Traits) -> Read<()> {
         let anchors: HashSet<String> = turn.iter().filter_map(|block| (traits.anchor)(block)).collect();
         let is_it = |issued: &&Issued| {
@@ -41,7 +46,7 @@ impl Memory {
             issued.whole && known.any(|anchor| anchors.contains(&anchor))
         };
         match self.answers.iter().find(is_it) {
-            Some(issued) => must(issued.blocks == turn, || {
+            Some(issued) => must(issued.blocks == turn || issued.is_without_thinking(turn, traits), || {
                 format!("an answer was sent back changed: {} for {}", show(turn), show(&issued.blocks))
             }),
             None => turn.iter().filter(|block| (traits.private)(block)).try_for_each(|block| {
@@ -49,6 +54,27 @@ impl Memory {
                 must(known, || format!("no answer contained this: {block}"))
             }),
         }
+    }
+}
+
+impl Issued {
+    /// Returns whether these are the answer's blocks, but with a note in place of all of its thinking.
+    fn is_without_thinking(&self, turn: &[Value], traits: &Traits) -> bool {
+        let mut rest = turn.iter();
+        // The note is a block, or the beginning of the text that follows it.
+        let is_sent = |block: &Value| {
+            rest.by_ref().any(|own| {
+                let text = (traits.anchor)(own).zip((traits.anchor)(block));
+                let is_noted = |(own, text): (String, String)| {
+                    own.contains(NOTE) && own.ends_with(text.trim_start_matches('['))
+                };
+                own == block || text.is_some_and(is_noted)
+            })
+        };
+        let mut kept = self.blocks.iter().filter(|block| !(traits.thinking)(block));
+        kept.all(is_sent)
+            && !turn.iter().any(|block| (traits.thinking)(block))
+            && turn.iter().all(|block| self.blocks.contains(block) || block.to_string().contains(NOTE))
     }
 }
 

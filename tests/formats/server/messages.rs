@@ -29,6 +29,7 @@ const TRAITS: Traits = Traits {
         block[key].as_str().map(ToOwned::to_owned)
     },
     private: |block| !matches!(block["type"].as_str(), Some("text" | "tool_use")),
+    thinking: |block| block["type"] == "thinking",
 };
 
 impl Wire for Messages {

@@ -98,6 +98,7 @@ struct Called {
 const TRAITS: Traits = Traits {
     anchor: |item| item["content"].as_str().or(item["id"].as_str()).map(ToOwned::to_owned),
     private: |item| item.get("thinking").is_some(),
+    thinking: |item| item.get("thinking").is_some(),
 };
 
 impl Wire for Ollama {

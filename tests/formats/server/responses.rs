@@ -109,6 +109,7 @@ const TRAITS: Traits = Traits {
         _ => None,
     },
     private: |item| matches!(item["type"].as_str(), Some("reasoning" | "web_search_call")),
+    thinking: |item| item["type"] == "reasoning",
 };
 
 impl Wire for Responses {

@@ -231,7 +231,7 @@ impl Tree {
     }
 
     /// Iterates over the unanswered prompts below a node, or over those that are roots, oldest first. An unanswered prompt
-    /// is a prompt without children. A session adds the prompts of a run that has failed in this form, and such a prompt
+    /// is a prompt without children, apart from compactions. A session adds the prompts of a run that has failed in this form, and such a prompt
     /// gets an answer by a run [`again`](crate::session::Session::again). O(1) for each child.
     ///
     /// ```
@@ -252,14 +252,29 @@ impl Tree {
         Children::new(self, newest).filter(move |node| self.is_unanswered(node))
     }
 
-    /// Returns whether a node of this tree is a prompt without children. A message with tool results is a prompt if its
-    /// parent was [left open](Node::left_open).
+    /// Returns whether a node of this tree is a prompt without children, apart from compactions. A message with tool
+    /// results is a prompt if its parent was [left open](Node::left_open).
     pub(crate) fn is_unanswered(&self, node: &Node) -> bool {
         let is_left_open = |parent| self.node(parent).is_some_and(Node::left_open);
         let is_prompt =
             || node.message.tool_results().next().is_none() || node.parent.is_some_and(is_left_open);
         let is_user = node.message.role == Role::User && node.message.compaction.is_none();
-        is_user && !node.is_outline && self.cursor(node.id).is_none() && is_prompt()
+        is_user && !node.is_outline && self.is_bare(node.id) && is_prompt()
+    }
+
+    /// Returns whether nothing but compactions stands below a node.
+    fn is_bare(&self, id: NodeId) -> bool {
+        let (mut next, mut compactions) = (Some(id), Vec::new());
+        while let Some(id) = next {
+            for child in self.children(id).into_iter().flatten() {
+                if child.message.compaction.is_none() {
+                    return false;
+                }
+                compactions.push(child.id);
+            }
+            next = compactions.pop();
+        }
+        true
     }
 
     /// Returns the child of a node that was active last. [`extend`](Self::extend) follows this cursor. Returns `None`

@@ -405,6 +405,12 @@ impl Event {
         }
     }
 
+    /// Returns whether the session of the agent adds nodes for the turn that ends with this event. If it adds none, as for
+    /// a compaction that has failed, the store knows of the end only if it is stored.
+    pub(crate) fn adds_nodes(&self) -> bool {
+        self.committed().is_some_and(|response| !response.messages.is_empty())
+    }
+
     /// Returns the approximate size in bytes. The sum of these sizes bounds the buffers of events.
     pub(crate) fn weight(&self) -> usize {
         64 + match self {

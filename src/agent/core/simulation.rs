@@ -35,11 +35,38 @@ mod world;
 
 use world::World;
 
-use crate::actor::simulation::{Check, Simulated, ensure, play_all};
+use crate::{
+    actor::simulation::{Check, Simulated, ensure, play_all},
+    agent::{CompactionPolicy, Compactor},
+    provider::ModelInfo,
+};
 
 #[test]
 fn random_schedules_keep_the_contract() {
     play_all::<World>(20_000, "agent::core::simulation");
+}
+
+/// A policy under which no compaction is due changes nothing.
+#[test]
+fn policy_without_compactions_changes_no_schedule() {
+    let played = |seed, has_policy: bool| {
+        let mut world = World::new(seed, true);
+        if world.config.compactor().is_some() || !world.config.backups().is_empty() {
+            return None;
+        }
+        let info = ModelInfo::new("model").with_context_window(u64::MAX).with_output_limit(1);
+        world.config.model = world.config.model.with_info(info);
+        world.is_uncompacted = true;
+        if has_policy {
+            let policy = CompactionPolicy::default().with_kept_turns(u32::MAX);
+            world.config.set_compactor(Some(Compactor { policy, model: None, acts_at_end: true }));
+        }
+        world.play().unwrap_or_else(|breach| panic!("schedule {seed}: {breach}"));
+        Some(world.trace().to_vec())
+    };
+    for seed in 0..1_000 {
+        assert_eq!(played(seed, true), played(seed, false), "schedule {seed}");
+    }
 }
 
 impl Simulated for World {

@@ -80,10 +80,13 @@ impl Core {
 
     /// Returns the base of a branch below a node at which a history may end.
     fn below(&self, end: Option<NodeId>) -> Result<Base, Error> {
-        if let Some(id) = end {
-            let node = self.node(id)?;
-            let is_compaction = node.message().compaction.is_some();
-            if node.message().role != Role::Assistant && !is_compaction && !self.is_end_with_results(node) {
+        let mut node = end.map(|id| self.node(id)).transpose()?;
+        // A run continues from a compaction as from the message before it.
+        while let Some(compaction) = node.filter(|node| node.message().compaction.is_some()) {
+            node = compaction.parent().and_then(|parent| self.tree.node(parent));
+        }
+        if let (Some(id), Some(node)) = (end, node) {
+            if node.message().role != Role::Assistant && !self.is_end_with_results(node) {
                 let text =
                     "is a user message; give the assistant message to continue from, or regenerate this one";
                 return Err(unfit(ErrorKind::NotAnAnswer, id, text));

@@ -107,7 +107,7 @@ impl Core {
             event => RunEnd::of(event)?.with_staged(std::mem::take(&mut self.prompts.returned)),
         };
         if prompts.is_empty() {
-            return Some(end).filter(|end| !end.is_complete());
+            return Some(end).filter(|end| !end.is_complete() || !event.adds_nodes());
         }
         (end.prompts, end.through) = (prompts.to_vec(), through);
         Some(end)

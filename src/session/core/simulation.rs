@@ -12,6 +12,7 @@
 
 mod agent;
 mod commands;
+mod compactions;
 mod joined;
 mod ledger;
 mod model;

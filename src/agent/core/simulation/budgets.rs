@@ -184,7 +184,7 @@ impl World {
         {
             run.release(phase);
         }
-        if phase.received().is_none() {
+        if self.core.is_at_rest() || phase.received().is_none() {
             self.budgets.reserved = [Amounts::default(); 2];
         }
         self.budgets.check()?;

@@ -375,6 +375,9 @@ impl World {
     }
 
     fn compact(&mut self) -> Check {
+        if self.is_uncompacted {
+            return Ok(());
+        }
         let compact = self.rng.pick(&[Compact::summary(), Compact::clear(), Compact::undo()]);
         self.note(|| format!("{compact:?}"));
         let is_idle = matches!(self.core.phase(), Phase::Idle);

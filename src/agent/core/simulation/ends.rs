@@ -84,6 +84,10 @@ impl Model {
             turn.pending.truncate(turn.pending.len() - turn.joined.len());
             self.queue.staged.splice(0..0, turn.joined.drain(..));
         }
+        ensure!(
+            turn.own.is_some() || self.is_cut_short() || !turn.compacting,
+            "a turn ends before its compaction"
+        );
         if self.is_cut_short() {
             turn.clear_refused();
             ensure!(turn.uses() == 0, "a turn that is cut short leaves tool uses open");
@@ -99,6 +103,11 @@ impl Model {
         self.committed.extend(turn.pending.iter().cloned());
         self.before = None;
         self.committed.check().map_err(|error| format!("committed: {error}"))?;
+        let mut own = self.committed.iter().rev().filter(|message| message.compaction.is_none());
+        let last = own.next();
+        let is_answered =
+            |last: &Arc<Message>| last.role == Role::Assistant || last.tool_results().next().is_some();
+        ensure!(last.is_none_or(is_answered), "the committed history ends with the prompt {last:?}");
         Ok(turn)
     }
 

@@ -411,9 +411,11 @@ impl Model {
             // These events are checked by `Desk`, which holds the state of the tool uses.
             Event::ToolStart { .. } | Event::ToolEnd { .. } => Ok(()),
             Event::CompactionStart { turn, trigger, run, .. } if self.turn.is_none() => {
+                self.compacts_once(*trigger)?;
                 self.compaction_begins(*turn, *trigger, *run)
             }
             Event::CompactionStart { turn, trigger, run, .. } => {
+                self.compacts_once(*trigger)?;
                 ensure!(
                     Some(*turn) == self.turn_id && *run == self.runs,
                     "a compaction of {turn} in run {run}"
@@ -752,9 +754,23 @@ impl Model {
             prompt.is_none_or(|prompt| prompt.model == self.named_for_run),
             "the prompt has another model"
         );
+        self.check_conversation(core)?;
         let own = self.turn.iter().flat_map(|turn| &turn.pending);
         let pending = core.phase().turn().into_iter().flat_map(|turn| turn.working.pending());
         ensure!(own.eq(pending), "the pending messages differ from the emitted ones");
+        Ok(())
+    }
+
+    /// Checks the messages that the next request contains, and that no staged prompt is part of the conversation.
+    fn check_conversation(&self, core: &Core) -> Check {
+        let Some(turn) = core.phase().turn() else { return Ok(()) };
+        let (all, sent) = (turn.working.all(), turn.working.sent());
+        ensure!(*sent == all.sent(), "{sent:?} is sent, not {:?}", all.sent());
+        for prompt in &self.queue.staged {
+            let mut others = all.iter().filter(|message| message.role == Role::User);
+            let used = others.find(|message| message.content == prompt.content.0);
+            ensure!(used.is_none(), "{prompt:?} is staged, and is part of the conversation as {used:?}");
+        }
         Ok(())
     }
 

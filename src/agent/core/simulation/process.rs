@@ -8,6 +8,7 @@ mod outcomes;
 mod phases;
 mod script;
 mod shell;
+mod summaries;
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -125,6 +126,8 @@ pub(crate) struct Process {
     soon: bool,
     /// Whether a caller waits for the response of the run.
     is_asked: bool,
+    /// Whether a caller waits for the end of a compaction.
+    requests_compaction: bool,
     /// The number of the last record, and of the last record that is reported as stored.
     last: u64,
     written: u64,
@@ -178,6 +181,7 @@ impl Process {
             question: Asking::No,
             soon: false,
             is_asked: false,
+            requests_compaction: false,
             last: 0,
             written: 0,
             loose: None,

@@ -75,6 +75,8 @@ pub(super) struct World {
     commands: usize,
     /// The percentage of callbacks that panic.
     pub(super) panics: usize,
+    /// Whether nobody requests a compaction.
+    pub(super) is_uncompacted: bool,
     /// Whether the simulated callbacks, provider and tools cooperate, so that every operation in progress ends.
     pub(super) friendly: bool,
     trace: Option<Vec<String>>,
@@ -214,6 +216,7 @@ impl World {
             prompts: 0,
             commands: rng.pick(&[4, 12, 40]),
             panics: rng.pick(&[0, 0, 2, 15]),
+            is_uncompacted: false,
             friendly: false,
             trace: trace.then(Vec::new),
             rng,

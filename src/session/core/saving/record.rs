@@ -195,7 +195,11 @@ impl Core {
         let rows = std::mem::take(&mut self.rows);
         self.settle_prompts(through, effects);
         let end = self.stored_end(event, through, continues);
-        let end = end.map_or(LastRun::Complete, |end| LastRun::Ended(Box::new(end)));
+        let end = match end {
+            Some(end) => LastRun::Ended(Box::new(end)),
+            None if event.adds_nodes() => LastRun::Complete,
+            None => LastRun::Keep,
+        };
         self.record(UnsavedRecord { rows, end, turn: None });
         self.outcomes_recorded();
     }

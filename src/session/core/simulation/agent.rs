@@ -4,6 +4,7 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use serde_json::json;
 
+use super::compactions::Underway;
 use crate::actor::random::Rng;
 use crate::{
     agent::{Config, Event, FirstMessage, Status},
@@ -23,26 +24,32 @@ pub(super) type AgentEvent = (EventId, Arc<Event>, Arc<Config>, Option<Arc<Promp
 pub(super) struct Agent {
     pub(super) config: Arc<Config>,
     /// The committed messages.
-    history: History,
+    pub(super) history: History,
     /// The committed messages before the current run, if the run started on another history and has not committed
     /// anything yet.
     before: Option<History>,
     /// The messages of the turn in flight.
-    pending: Vec<Arc<Message>>,
+    pub(super) pending: Vec<Arc<Message>>,
+    /// Whether the agent compacts its conversation.
+    pub(super) compacts: bool,
+    /// The compaction in progress.
+    pub(super) compacting: Option<Underway>,
+    /// Whether the run gives another answer to a message of an earlier run.
+    pub(super) is_again: bool,
     /// The settings of the prompt in flight.
     settings: Option<Arc<Prompt>>,
     pub(super) runs: bool,
     status: Status,
     last: EventId,
     pub(super) undelivered: VecDeque<AgentEvent>,
-    messages: u32,
+    pub(super) messages: u32,
     /// The id of the turn in flight.
-    turn: TurnId,
+    pub(super) turn: TurnId,
     /// The number of the last request of the turn in flight.
-    request: u32,
+    pub(super) request: u32,
     turns: u32,
     /// The usage of the requests of the turn in flight.
-    spent: Usage,
+    pub(super) spent: Usage,
 }
 
 fn message(role: Role, content: Vec<Content>) -> Arc<Message> {
@@ -86,6 +93,9 @@ impl Agent {
             history,
             before: None,
             pending: Vec::new(),
+            compacts: false,
+            compacting: None,
+            is_again: false,
             settings: None,
             runs: false,
             status: Status::Idle,
@@ -103,14 +113,14 @@ impl Agent {
         self.last
     }
 
-    fn emit(&mut self, event: Event) -> EventId {
+    pub(super) fn emit(&mut self, event: Event) -> EventId {
         self.last.number += 1;
         let settings = self.settings.clone().filter(|_| matches!(event, Event::Message { .. }));
         self.undelivered.push_back((self.last, Arc::new(event), Arc::clone(&self.config), settings));
         self.last
     }
 
-    fn become_(&mut self, status: Status) {
+    pub(super) fn become_(&mut self, status: Status) {
         if self.status != status {
             self.status = status;
             self.emit(Event::Status { status, pauses: Vec::new() });
@@ -129,6 +139,8 @@ impl Agent {
             // The configuration changes, as with `set_state`.
             self.config = super::start::random_config(&self.config, rng);
             self.emit_state();
+        } else if self.compacts && rng.percent(20) {
+            self.compact_on_request(rng);
         } else {
             self.settings = random_settings(rng).map(Arc::new);
             self.begin(None);
@@ -149,6 +161,9 @@ impl Agent {
             return self.fail(rng);
         }
         self.messages += 1;
+        if let Some(underway) = self.compacting.take() {
+            return self.end_compaction(underway, rng);
+        }
         let Some(last) = self.pending.last().cloned() else {
             // The previous turn was continued. This turn belongs to the same prompt or to a staged prompt.
             if rng.percent(50) {
@@ -162,6 +177,9 @@ impl Agent {
             return self.end_turn(rng);
         }
         if last.role == Role::User {
+            if self.compacts && last.compaction.is_none() && rng.percent(25) {
+                return self.compact(rng);
+            }
             if rng.percent(10) {
                 // The request fails and is repeated.
                 self.breaks_off(RequestEnd::Void, rng);
@@ -202,12 +220,16 @@ impl Agent {
         self.emit(Event::Usage(Box::new(row.with_model(name))));
     }
 
+    /// Starts a turn. Each turn gets a unique id, because the simulation compares the ends of runs across restarts of the
+    /// session.
+    pub(super) fn begin_turn(&mut self) {
+        (self.turns, self.request) = (self.turns + 1, 0);
+        self.turn = TurnId::new(u128::from(self.last.life) << 32 | u128::from(self.turns));
+    }
+
     fn add(&mut self, message: Arc<Message>) {
         if self.pending.is_empty() {
-            // Each turn gets a unique id, because the simulation compares the ends of runs across restarts of the
-            // session.
-            (self.turns, self.request) = (self.turns + 1, 0);
-            self.turn = TurnId::new(u128::from(self.last.life) << 32 | u128::from(self.turns));
+            self.begin_turn();
         }
         self.pending.push(Arc::clone(&message));
         self.emit(Event::Message { message, step: 0, turn: self.turn, run: 1 });
@@ -216,7 +238,7 @@ impl Agent {
     /// Starts a run with a new prompt, or with the given message, which then gets another response.
     fn begin(&mut self, anew: Option<Arc<Message>>) {
         self.messages += 1;
-        self.runs = true;
+        (self.runs, self.is_again) = (true, anew.is_some());
         self.become_(Status::Busy);
         let message = anew.unwrap_or_else(|| prompt(self.messages, &self.history));
         self.add(message);
@@ -239,7 +261,7 @@ impl Agent {
         with
     }
 
-    fn response(&mut self, reason: StopReason) -> Arc<Response> {
+    pub(super) fn response(&mut self, reason: StopReason) -> Arc<Response> {
         let messages = std::mem::take(&mut self.pending);
         let usage = std::mem::take(&mut self.spent);
         let message = messages.iter().rfind(|message| message.role == Role::Assistant).cloned();
@@ -252,18 +274,22 @@ impl Agent {
     fn may_end(&self) -> bool {
         let is_end =
             |last: &Arc<Message>| last.role == Role::Assistant || last.tool_results().next().is_some();
-        self.pending.len() > 1 && self.pending.last().is_some_and(is_end)
+        let own: Vec<_> = self.pending.iter().filter(|message| message.compaction.is_none()).collect();
+        own.len() > 1 && own.last().is_some_and(|last| is_end(last))
     }
 
     fn end_turn(&mut self, rng: &mut Rng) {
         self.history.extend(self.pending.iter().cloned());
-        self.before = None;
+        (self.before, self.is_again) = (None, false);
         let is_interrupted = rng.percent(10);
         let reason = if is_interrupted { StopReason::Interrupted } else { StopReason::Stop };
         if is_interrupted {
             self.breaks_off(RequestEnd::Interrupted, rng);
         }
         let response = self.response(reason);
+        if !is_interrupted && self.compact_after(&response, rng) {
+            return;
+        }
         if !is_interrupted && rng.percent(25) {
             self.emit(Event::Turn { response, continues: true });
             return;
@@ -275,7 +301,11 @@ impl Agent {
 
     /// Cancels the run or makes it fail.
     pub(super) fn fail(&mut self, rng: &mut Rng) {
-        self.runs = false;
+        if let Some(Underway::Alone(answered)) = self.compacting.take() {
+            // Only the compaction is cancelled.
+            return self.end_compaction_turn(answered, false);
+        }
+        (self.runs, self.is_again) = (false, false);
         let is_cancelled = rng.percent(50);
         if !self.pending.is_empty() {
             self.breaks_off(if is_cancelled { RequestEnd::Cancelled } else { RequestEnd::Failed }, rng);

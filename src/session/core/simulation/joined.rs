@@ -118,7 +118,7 @@ impl World {
         }
         let has_ids = outside.script.level == Durable::InFlight && rng.percent(50);
         let lives = if is_stubborn { 9 } else { 1 + rng.below(4) };
-        Self {
+        let mut world = Self {
             seed,
             common: Common {
                 starts,
@@ -135,7 +135,11 @@ impl World {
             },
             former: None,
             crashes: lives * usize::from(crashes),
+        };
+        if rng.percent(33) {
+            world.common.outside.compact(&mut rng);
         }
+        world
     }
 
     /// Plays lives until one ends with nothing left to do.

@@ -139,6 +139,13 @@ impl Model {
             Event::Turn { .. } | Event::Error { committed: true, .. } => {
                 self.spend();
                 let response = match event {
+                    // A compaction that has failed adds no node, which would remove the end of an earlier run.
+                    Event::Turn { response, continues } if response.messages.is_empty() => {
+                        if !continues {
+                            self.books.last_run = RunEnd::of(event);
+                        }
+                        response
+                    }
                     Event::Turn { response, .. } => {
                         self.books.last_run = None;
                         response
@@ -168,8 +175,10 @@ impl Model {
                 let added = self.shown.push_turn(new.iter().cloned(), response.usage);
                 let last = new.last().filter(|last| last.tool_uses().next().is_some());
                 self.left_open.extend(added.last().filter(|_| last.is_some()));
-                if let Some(prompted) = prompted {
-                    self.settings.insert(added[0], prompted);
+                // A compaction may stand before the prompt, or be a turn alone.
+                let prompt = new.iter().position(|message| message.compaction.is_none());
+                if let (Some(prompted), Some(place)) = (prompted, prompt) {
+                    self.settings.insert(added[place], prompted);
                 }
                 self.config = Arc::clone(config);
                 (vec![Kind::Agent, Kind::Tree], true)
@@ -200,6 +209,10 @@ impl Model {
             }
             Event::Message { message, .. } => {
                 self.pending.push(Arc::clone(message));
+                (vec![Kind::Agent], false)
+            }
+            Event::CompactionEnd { message: Some(message), at, .. } => {
+                self.pending.insert(*at, Arc::clone(message));
                 (vec![Kind::Agent], false)
             }
             Event::Status { status, .. } => {
@@ -304,7 +317,9 @@ impl Model {
         if let Some((before, answers)) = self.branch.take() {
             (self.shown, changes, is_known) = (before, true, answers.is_some());
         }
-        for (place, message) in pending.into_iter().enumerate().filter(|_| has_failed) {
+        // A compaction is removed with the run. It does not belong to the prompts.
+        let own = pending.into_iter().filter(|message| message.compaction.is_none());
+        for (place, message) in own.enumerate().filter(|_| has_failed) {
             let is_prompt =
                 message.role == Role::User && (place == 0 || message.tool_results().next().is_none());
             let siblings = self.shown.nodes().filter(|node| node.parent() == base);
@@ -327,14 +342,41 @@ impl Model {
         changes.then_some(Kind::Tree)
     }
 
-    /// Returns whether a node is a prompt without children. Results of tools are a prompt if a turn has left the tools to
-    /// the application.
+    /// Returns whether a node is a prompt without an answer. Only compactions may stand below it. Results of tools are a
+    /// prompt if a turn has left the tools to the application.
     fn is_unanswered(&self, id: NodeId) -> bool {
         let Some(node) = self.shown.node(id) else { return false };
         let has_results = node.message().tool_results().next().is_some();
         node.message().role == Role::User
-            && self.shown.nodes().all(|other| other.parent() != Some(id))
-            && (!has_results || node.parent().is_some_and(|parent| self.is_left_open(parent)))
+            && node.message().compaction.is_none()
+            && self.is_bare(id)
+            && (!has_results || self.above(node.parent()).is_some_and(|parent| self.is_left_open(parent)))
+    }
+
+    /// Returns whether nothing but compactions stands below a node.
+    fn is_bare(&self, id: NodeId) -> bool {
+        let mut below = self.shown.nodes().filter(|other| other.parent() == Some(id));
+        below.all(|other| other.message().compaction.is_some() && self.is_bare(other.id()))
+    }
+
+    /// Returns the newest prompt without an answer below the end of the path. Compactions at the end of the path do not
+    /// hide it.
+    pub(super) fn unanswered(&self) -> Option<NodeId> {
+        let (mut place, end) = (self.shown.head(), self.above(self.shown.head()));
+        loop {
+            let below = self.shown.nodes().filter(|node| node.parent() == place).map(Node::id);
+            let newest = below.filter(|id| self.is_unanswered(*id)).last();
+            if newest.is_some() || place == end {
+                return newest;
+            }
+            place = place.and_then(|place| self.shown.node(place)?.parent());
+        }
+    }
+
+    /// Returns the nearest node at or above this one that is not a compaction.
+    fn above(&self, id: Option<NodeId>) -> Option<NodeId> {
+        let node = self.shown.node(id?)?;
+        if node.message().compaction.is_some() { self.above(node.parent()) } else { id }
     }
 
     /// Processes a new subscriber. The event about the fallback model is emitted only once per session.
@@ -353,14 +395,18 @@ impl Model {
 
     pub(super) fn branch_below(&self, node: Option<NodeId>) -> Result<Base, Error> {
         if let Some(id) = node {
-            let message = self.message(id)?;
-            let parent = self.shown.node(id).and_then(crate::tree::Node::parent);
+            self.message(id)?;
+        }
+        // A run continues from a compaction as from the message before it.
+        if let (Some(id), Some(end)) = (node, self.above(node)) {
+            let message = self.message(end)?;
+            let parent = self.shown.node(end).and_then(crate::tree::Node::parent);
             let usage = parent.and_then(|parent| self.shown.node(parent)?.usage());
             let ends_turn = usage.is_some() && !parent.is_some_and(|parent| self.is_left_open(parent));
             if message.role == Role::User && !(ends_turn && message.tool_results().next().is_some()) {
                 return Err(unfit(ErrorKind::NotAnAnswer, id, ""));
             }
-            if message.tool_uses().next().is_some() && !self.is_left_open(id) {
+            if message.tool_uses().next().is_some() && !self.is_left_open(end) {
                 return Err(unfit(ErrorKind::OpenToolUses, id, ""));
             }
         }
@@ -389,7 +435,7 @@ impl Model {
     /// Returns a message that started a turn, and the parent of its node.
     fn prompt_at(&self, id: NodeId) -> Result<(Option<NodeId>, Arc<Message>), Error> {
         let message = self.message(id)?;
-        if message.role == Role::Assistant {
+        if message.role == Role::Assistant || message.compaction.is_some() {
             return Err(unfit(ErrorKind::NotAPrompt, id, ""));
         }
         let base = self.shown.node(id).and_then(crate::tree::Node::parent);
@@ -414,11 +460,11 @@ impl Model {
                 leaf = Some(below);
             }
         }
-        if let Some(leaf) = leaf {
-            let message = self.message(leaf)?;
+        if let Some(end) = self.above(leaf) {
+            let message = self.message(end)?;
             let is_bare = message.role == Role::User && message.tool_results().next().is_none();
-            if is_bare || self.is_unanswered(leaf) {
-                return Err(unfit(ErrorKind::Unanswered, leaf, ""));
+            if is_bare || self.is_unanswered(end) {
+                return Err(unfit(ErrorKind::Unanswered, end, ""));
             }
         }
         let base = Base { history: self.messages_to(leaf), then: Move::To(leaf) };
@@ -439,8 +485,13 @@ impl Model {
 
     pub(super) fn check(&self, core: &Core) -> Check {
         core.check()?;
-        let head = core.tree().head().filter(|head| self.is_unanswered(*head));
-        ensure!(head.is_none(), "the path ends at an unanswered prompt:\n{}", core.tree());
+        let end = self.above(core.tree().head()).filter(|end| self.is_unanswered(*end));
+        ensure!(end.is_none(), "the path ends at an unanswered prompt:\n{}", core.tree());
+        let is_prompt = |id: &NodeId| core.tree().node(*id).is_some_and(|node| is_prompt(node.message()));
+        ensure!(core.settings.keys().all(is_prompt), "settings without a prompt: {:?}", core.settings);
+        let returned = self.books.last_run.iter().flat_map(|end| &end.unanswered);
+        let compaction = returned.clone().find(|message| message.compaction.is_some());
+        ensure!(compaction.is_none(), "a failed run returns the compaction {compaction:?}");
         for (node, parent, message) in &self.failed {
             let found =
                 core.tree().node(*node).map(|node| (node.parent(), Arc::ptr_eq(node.message(), message)));
@@ -461,6 +512,11 @@ impl Model {
         same_messages(core.tree().history(), &self.committed)
             .map_err(|words| format!("the path is not the agent's history: {words}"))
     }
+}
+
+/// Returns whether a message is a prompt, or results of tools that a turn has left to the application.
+fn is_prompt(message: &Message) -> bool {
+    message.role == Role::User && message.compaction.is_none()
 }
 
 /// Returns the text of a title.

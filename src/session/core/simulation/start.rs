@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{agent::random_turn, vault::Vault};
+use super::{agent::random_turn, compactions::random_compaction, vault::Vault};
 use crate::{
     actor::random::Rng,
     agent::Config,
@@ -63,9 +63,11 @@ pub(super) fn random_labels(rng: &mut Rng) -> Labels {
 /// Puts a random conversation into the store. Its node ids may have gaps.
 pub(super) fn put_random(vault: &mut Vault, state: StoredState, rng: &mut Rng) {
     let mut tree = Tree::new();
+    let compactions = rng.pick(&[0, 30]);
     for number in 0..rng.pick(&[0, 1, 2, 5, 9]) {
+        let compaction = random_compaction(number, tree.history(), rng).filter(|_| rng.percent(compactions));
         let turn = random_turn(number, tree.history(), rng);
-        tree.push_turn(turn, crate::message::Usage::default());
+        tree.push_turn(compaction.into_iter().chain(turn), crate::message::Usage::default());
         if rng.percent(20) {
             tree.clear();
         } else if rng.percent(40) {

@@ -93,7 +93,8 @@ impl World {
         let mut vault = Vault::default();
         let config = start::random_config(&CONFIG.with(Arc::clone), &mut rng);
         let title: Option<Arc<str>> = rng.pick(&[None, None, Some("one")]).map(Arc::from);
-        let agent = Agent::new(Arc::clone(&config), crate::message::History::new(), 1);
+        let mut agent = Agent::new(Arc::clone(&config), crate::message::History::new(), 1);
+        agent.compacts = rng.percent(50);
         let labels = start::random_labels(&mut rng);
         let mut state = StoredState::default().with_labels(labels.clone());
         if let Some(title) = &title {
@@ -175,7 +176,9 @@ impl World {
         } else {
             start::random_config(&CONFIG.with(Arc::clone), &mut self.rng)
         };
+        let compacts = self.agent.compacts;
         self.agent = Agent::new(Arc::clone(&config), history, self.lives);
+        self.agent.compacts = compacts;
         let (.., books) = vault::content(&stored)?;
         let used = books.used.usage;
         self.model = Model::new(tree.clone(), &stored.state, books, Arc::clone(&config), self.agent.last());
@@ -413,6 +416,11 @@ impl World {
             kept.store,
             core.report()
         );
+        if kept.agent.status == Status::Idle && !self.ended {
+            let shown = kept.unanswered().map(|(node, _)| node.id());
+            let expected = self.model.unanswered();
+            ensure!(shown == expected, "the unanswered prompt is {shown:?}, not {expected:?}");
+        }
         if !self.ended {
             let all = core.tree().history().iter().chain(&self.model.pending);
             same_messages(kept.messages(), all)

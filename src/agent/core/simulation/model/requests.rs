@@ -8,7 +8,7 @@ use crate::{
         Failure, Response, RunOutcome,
         core::simulation::{Check, ensure},
     },
-    message::{CompactionTrigger, Message, Purpose, RequestEnd, TurnId, Usage, UsageRow},
+    message::{CompactionTrigger, Message, Purpose, RequestEnd, Role, TurnId, Usage, UsageRow},
     provider::StopReason,
 };
 
@@ -82,6 +82,20 @@ impl Model {
         ensure!(at == turn.pending.len() || (first && at == 0), "a compaction at {at}");
         turn.pending.insert(at, Arc::clone(message));
         turn.base = turn.pending.len();
+        Ok(())
+    }
+
+    /// Checks that the agent compacts by size or after an overflow at most once until the next answer. If the service
+    /// refuses the compacted conversation of an earlier turn, it is compacted again.
+    pub(super) fn compacts_once(&self, trigger: CompactionTrigger) -> Check {
+        let pending = self.turn.iter().flat_map(|turn| &turn.pending);
+        let committed = self.committed.iter().filter(|_| trigger == CompactionTrigger::Size);
+        let all: Vec<_> = committed.chain(pending).collect();
+        let unanswered = all.iter().rev().take_while(|message| message.role == Role::User);
+        let mut made = unanswered.filter_map(|message| message.compaction.as_deref());
+        let again = made.find(|own| own.trigger != CompactionTrigger::Request);
+        let is_free = trigger == CompactionTrigger::Request || again.is_none();
+        ensure!(is_free, "a compaction by {trigger:?} follows {again:?} before an answer");
         Ok(())
     }
 

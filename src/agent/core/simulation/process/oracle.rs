@@ -29,6 +29,8 @@ pub(crate) enum Reply {
     Ended(TurnId),
     /// The response of this turn.
     Answer(TurnId),
+    /// The compaction of this turn.
+    Compaction(TurnId),
 }
 
 /// The calls of one tool use.
@@ -102,7 +104,7 @@ impl Oracle {
             Reply::Prompt(text) => drop(self.acknowledged.insert(text)),
             Reply::Decision(turn, tool_use) => drop(self.decided.insert((turn, tool_use))),
             Reply::Ended(turn) => drop(self.ended.insert(turn)),
-            Reply::Answer(turn) => drop(self.answered.insert(turn)),
+            Reply::Answer(turn) | Reply::Compaction(turn) => drop(self.answered.insert(turn)),
         }
     }
 

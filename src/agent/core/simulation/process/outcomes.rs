@@ -11,7 +11,7 @@ use super::{
 use crate::{
     agent::{
         ErrorDecision, Recovery, RecoveryDecision, TurnDecision,
-        phase::{OutputRequirement, Stage, Turn},
+        phase::{OutputRequirement, Stage},
     },
     message::{History, Role, Text, ToolResult, ToolUse},
     provider::{BlockStart, Delta, Part, ProviderError, ProviderErrorKind, StopReason},
@@ -67,6 +67,9 @@ impl Process {
     }
 
     fn answer(&mut self, outside: &mut Outside, op: Op) -> Check {
+        if self.is_summarising() {
+            return self.summarise(outside, op);
+        }
         if outside.script.plot.question.is_some() && self.question == Asking::No {
             self.question = Asking::Waits;
             let tool_use = ToolUse::new(QUESTION, "put", json!({}));
@@ -80,8 +83,9 @@ impl Process {
             let error = ProviderError::new(kind, "gone");
             return self.input(outside, |core, cx| core.stream_failed(op, error.into(), cx));
         }
-        let conversation = self.core.phase().turn().map(Turn::conversation).unwrap_or_default();
-        let responses = conversation.iter().filter(|message| message.role == Role::Assistant).count();
+        // A request may contain a summary in place of earlier responses.
+        let all = self.core.phase().turn().map(|turn| turn.working.all().clone()).unwrap_or_default();
+        let responses = all.iter().filter(|message| message.role == Role::Assistant).count();
         let mut deltas = Vec::new();
         let reason = match outside.script.said(responses) {
             Said::Text => {

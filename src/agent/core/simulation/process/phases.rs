@@ -3,7 +3,7 @@
 use crate::agent::phase::{AfterEvent, Phase, Stage};
 
 /// The names of all phases, with their stages and variants.
-pub(crate) const PHASES: [&str; 16] = [
+pub(crate) const PHASES: [&str; 18] = [
     "idle",
     "noticing at rest",
     "noticing between turns",
@@ -20,6 +20,8 @@ pub(crate) const PHASES: [&str; 16] = [
     "failing",
     "delaying",
     "recovering",
+    "compacting",
+    "compacting alone",
 ];
 
 /// Returns the name of a phase. A test requires that a process is closed in each phase that has a name.
@@ -28,9 +30,9 @@ pub(super) fn name(phase: &Phase) -> &'static str {
         Phase::Idle => 0,
         Phase::Noticing { then: AfterEvent::Rest, .. } => 1,
         Phase::Noticing { then: AfterEvent::Continue(_), .. } => 2,
-        Phase::InTurn { stage, .. } => match stage {
+        Phase::InTurn { turn, stage, .. } => match stage {
             Stage::Noticing { .. } => 3,
-            Stage::Preparing | Stage::Compacting { .. } => 4,
+            Stage::Preparing => 4,
             Stage::Streaming { question: None, .. } => 5,
             Stage::Streaming { question: Some(_), .. } => 6,
             Stage::Deciding { .. } => 7,
@@ -42,6 +44,7 @@ pub(super) fn name(phase: &Phase) -> &'static str {
             Stage::Failing { .. } => 13,
             Stage::Delaying { .. } => 14,
             Stage::Recovering(_) => 15,
+            Stage::Compacting { .. } => 16 + usize::from(turn.compaction.is_some()),
         },
     };
     PHASES[index]

@@ -67,6 +67,8 @@ pub(crate) struct Plot {
     pub(crate) question: Option<Verdict>,
     /// Whether running tools ask a question.
     pub(crate) tools_ask: bool,
+    /// Whether all requests for summaries succeed.
+    pub(crate) summaries_succeed: bool,
 }
 
 impl Script {

@@ -30,7 +30,7 @@ impl Process {
             turn_id: &move || id,
             max_staged: 8,
             records: self.level,
-            replay: &|_| crate::tool::Replay::Safe,
+            replay: &|_| outside.script.provider,
             hold: &|| None,
             effects: Vec::new(),
         };
@@ -67,10 +67,27 @@ impl Process {
 
     /// Ends the process at random, if it may end.
     pub(crate) fn crash_perhaps(&mut self, outside: &mut Outside) {
-        if self.condition == Condition::MayCrash && outside.rng.percent(outside.crash_chance) {
+        self.may_crash(outside, outside.crash_chance);
+    }
+
+    /// Ends the process at random, in this percentage of the cases, if it may end. Returns whether it has ended.
+    pub(super) fn may_crash(&mut self, outside: &mut Outside, chance: usize) -> bool {
+        let crashes = self.condition == Condition::MayCrash && outside.rng.percent(chance);
+        if crashes {
             outside.note(|| "crash".to_owned());
             self.condition = Condition::Dead;
         }
+        crashes
+    }
+
+    /// Returns the reply to the caller that waits for a response, if the response promises something.
+    fn reply_to_caller(&mut self, response: &Result<Arc<Response>, Error>) -> Option<Reply> {
+        let turn = response.as_ref().ok().and_then(|response| response.turn);
+        if std::mem::take(&mut self.requests_compaction) {
+            return turn.map(Reply::Compaction);
+        }
+        let is_asked = std::mem::take(&mut self.is_asked);
+        turn.filter(|_| is_asked).map(Reply::Answer)
     }
 
     fn perform(&mut self, outside: &mut Outside, effect: Effect) -> Check {
@@ -84,11 +101,10 @@ impl Process {
                 self.timers.clear();
             }
             Effect::DropCall => self.call = None,
-            Effect::Open(op) => self.permit = Some(op),
-            Effect::Summarise(_) => return Err("a summary without a policy".to_owned()),
+            Effect::Open(op) | Effect::Summarise(op) => self.permit = Some(op),
             Effect::Connect(op) => {
                 let turn = self.core.phase().turn().ok_or("a request without a turn")?;
-                if turn.recorded {
+                if turn.recorded && !self.is_summarising() {
                     outside.oracle.requests(turn.id, turn.step, outside.script.provider)?;
                 }
                 self.stream = Some(op);
@@ -101,9 +117,7 @@ impl Process {
             Effect::Return(op) => return self.input(outside, |core, cx| core.paused(op, cx)),
             Effect::Expire(tool_use, _) => self.timers.push(tool_use),
             Effect::Resolve(response) => {
-                if std::mem::take(&mut self.is_asked)
-                    && let Some(reply) = answered(&response)
-                {
+                if let Some(reply) = self.reply_to_caller(&response) {
                     outside.oracle.acknowledge(reply);
                 }
             }
@@ -120,7 +134,7 @@ impl Process {
             return self.perform(outside, effect);
         }
         if let Effect::Resolve(response) = effect {
-            let reply = answered(&response).filter(|_| std::mem::take(&mut self.is_asked));
+            let reply = self.reply_to_caller(&response);
             self.replies.extend(reply.map(|reply| (self.last, reply)));
             return Ok(());
         }
@@ -178,9 +192,4 @@ impl Process {
         self.soon = false;
         self.loose = Some(Arc::new(NumberedRecord { number: self.last, turn }));
     }
-}
-
-/// Returns the reply to the caller of `ask`, if it promises something.
-fn answered(response: &Result<Arc<Response>, Error>) -> Option<Reply> {
-    response.as_ref().ok().and_then(|response| response.turn).map(Reply::Answer)
 }

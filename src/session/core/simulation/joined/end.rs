@@ -12,7 +12,7 @@ use crate::{
     message::{Content, DecisionKind, Message, MessageId, Role, Timestamp},
     run::{Accepted, KnownPrompt, Prompt, PromptId, PromptState, RunOutcome},
     store::Stored,
-    tree::{Node, Tree},
+    tree::{Node, NodeId, Tree},
 };
 
 impl World {
@@ -120,16 +120,34 @@ impl World {
 
     /// Returns the contents of the tree without ids and times, and without the content of messages for which `is_hidden`
     /// returns true.
+    ///
+    /// Compactions are left out, because they depend on the moments at which prompts are sent and processes end.
     pub(super) fn contents(&self, is_hidden: impl Fn(&Message) -> bool) -> Vec<String> {
-        let content = |node: &Node| {
+        let Some(stored) = self.common.place.stored() else { return Vec::new() };
+        let tree = Tree::restored(stored.nodes.clone(), stored.head, [], stored.next);
+        let tree = tree.expect("the stored nodes form a tree, as checked before");
+        let own: Vec<&Node> = tree.nodes().filter(|node| !is_compaction(node)).collect();
+        let place = |node: &Node| own.iter().position(|other| other.id() == node.id());
+        let content = |node: &&Node| {
             let message = node.message();
+            let parent = own_ancestor(&tree, node.parent()).and_then(place);
             let own = Some(without_times(&message.content)).filter(|_| !is_hidden(message));
-            let text = format!("{:?} {:?} {own:?}", node.parent(), message.role);
+            let text = format!("{parent:?} {:?} {own:?}", message.role);
             // The agent appends a number to the id of a tool use that was used before.
             text.split('_').map(|part| part.trim_start_matches(|c: char| c.is_ascii_digit())).collect()
         };
-        self.common.place.stored().iter().flat_map(|stored| &stored.nodes).map(content).collect()
+        own.iter().map(content).collect()
     }
+}
+
+fn is_compaction(node: &Node) -> bool {
+    node.message().compaction.is_some()
+}
+
+/// Returns the nearest node at or above this one that is not a compaction.
+fn own_ancestor(tree: &Tree, node: Option<NodeId>) -> Option<&Node> {
+    let node = tree.node(node?)?;
+    if is_compaction(node) { own_ancestor(tree, node.parent()) } else { Some(node) }
 }
 
 /// Returns the content without the parts of decisions that may differ after a restart: all except their inputs. A tool
@@ -196,11 +214,16 @@ fn outcome_covers_the_prompt(tree: &Tree, known: &KnownPrompt, text: &str) -> Ch
         ensure!(own_answer.is_none(), "{text} failed without a node, and has {own_answer:?}");
         return Ok(());
     }
+    let is_compaction = |node: &NodeId| tree.node(*node).is_some_and(is_compaction);
+    ensure!(
+        !known.through.is_some_and(|node| is_compaction(&node)),
+        "{text} ends at a compaction: {known:?}"
+    );
     let mut node = known.through;
     while let Some(other) = node.filter(|node| *node != own).and_then(|node| tree.node(node)) {
         node = other.parent();
-        let follows_a_turn =
-            node.and_then(|node| tree.node(node)).is_some_and(|node| node.message().role == Role::Assistant);
+        let before = own_ancestor(tree, node);
+        let follows_a_turn = before.is_some_and(|node| node.message().role == Role::Assistant);
         let starts_a_turn = follows_a_turn && other.message().text().starts_with("prompt ");
         ensure!(!starts_a_turn, "the outcome of {text} covers {:?}: {known:?}", other.message());
     }

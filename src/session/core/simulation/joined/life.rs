@@ -6,7 +6,7 @@ use super::{Common, people, place::Returned, writes::Storing};
 use crate::{
     actor::simulation::{Check, ensure},
     agent::{
-        Delivery, Status,
+        Delivery, Event, Status,
         process::{Condition, Process, Reply},
     },
     run::{PendingUse, RunEnd},
@@ -129,6 +129,9 @@ impl Life {
         if self.process.may_disturb(&mut common.outside, 2) {
             return self.process.cancel(&mut common.outside);
         }
+        if common.outside.compacts() && percent(common, if self.process.is_idle() { 8 } else { 1 }) {
+            return self.process.compact(&mut common.outside);
+        }
         let chance = if self.process.phase() == "concluding" { 50 } else { 2 };
         if self.process.may_disturb(&mut common.outside, chance) {
             return self.process.notify(&mut common.outside);
@@ -214,6 +217,9 @@ impl Life {
         let Some(Delivery { event, config, record, .. }) = self.process.take_delivery() else {
             return Ok(false);
         };
+        if let Some(Event::CompactionStart { turn, .. }) = event.as_ref().map(|event| &*event.event) {
+            common.place.compacts(*turn);
+        }
         if let Some(event) = event.as_ref().filter(|event| RunEnd::of(&event.event).is_some()) {
             let mut agent = self.view.agent.clone();
             agent.apply(event);
@@ -302,7 +308,9 @@ impl Life {
     fn may_start(&self, common: &mut Common) -> bool {
         // Between two turns, `handle_event` returns soon.
         let chance = if self.process.phase() == "noticing between turns" { 50 } else { 5 };
-        self.process.is_idle() || self.process.may_disturb(&mut common.outside, chance)
+        // A prompt that is sent during a compaction alone starts the next turn.
+        let is_early = self.process.compacts_alone() && common.outside.rng.percent(30);
+        self.process.is_idle() || is_early || self.process.may_disturb(&mut common.outside, chance)
     }
 }
 

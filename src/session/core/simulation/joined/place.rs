@@ -15,7 +15,7 @@ use crate::{
     run::{Prompt, RunEnd, RunOutcome, TurnRecord},
     session::core::Job,
     store::{Change, Commit, StoreError, Stored, StoredTurn, TurnChange, Version},
-    tree::Tree,
+    tree::{NodeId, Tree},
 };
 
 /// A prompt that the end of a run has returned.
@@ -43,6 +43,8 @@ pub(super) struct Place {
     pub(super) fault: Option<Fault>,
     /// The turns whose messages are stored.
     committed: HashSet<TurnId>,
+    /// The turns in which a compaction has begun. Such a turn may end without messages.
+    compacting: HashSet<TurnId>,
     /// The turns whose runs have a stored end.
     ended: HashSet<TurnId>,
     /// The prompts that stored ends of runs have returned.
@@ -84,6 +86,11 @@ impl Place {
         self.stored().is_some_and(is_stored) || self.turn().is_some_and(is_in_flight)
     }
 
+    /// Takes note of a compaction in this turn.
+    pub(super) fn compacts(&mut self, turn: TurnId) {
+        self.compacting.insert(turn);
+    }
+
     /// Takes note of prompts that the stored ends of runs have returned.
     pub(super) fn returns(&mut self, prompts: impl IntoIterator<Item = Returned>) {
         self.returned.extend(prompts);
@@ -120,8 +127,15 @@ impl Place {
             {
                 self.restarts.remove(&record.turn);
             }
+            if let Some(TurnChange::Record(record)) = commit.turn.as_deref()
+                && core(record)["turn"].get("compaction").is_some()
+            {
+                self.compacting.insert(record.turn);
+            }
             self.keep_older(before, commit);
             self.one_end_for_each_run(commit)?;
+            self.committed_turns_stay()?;
+            self.no_prompt_ends_at_a_compaction(commit)?;
             recorded_turn_is_on_its_head(commit)?;
         }
         self.stored_history_keeps_the_law()?;
@@ -192,7 +206,8 @@ impl Place {
                     _ => false,
                 };
                 ensure!(keeps || !is_committed, "turn {turn} was committed: {end:?}");
-                let returns = is_committed || !end.unanswered.is_empty();
+                let is_alone = self.compacting.contains(&turn) && keeps;
+                let returns = is_committed || is_alone || !end.unanswered.is_empty();
                 ensure!(returns, "turn {turn} was neither committed nor returned: {end:?}");
                 let is_leaf = |prompt: &Arc<Message>| {
                     self.stored()
@@ -211,6 +226,32 @@ impl Place {
             }
             None => {}
         }
+        Ok(())
+    }
+
+    /// No write removes a committed turn, such as the answered turn before a compaction.
+    fn committed_turns_stay(&self) -> Check {
+        let nodes = self.stored().map_or(&[][..], |stored| &stored.nodes);
+        let turns: HashSet<_> = nodes.iter().filter_map(|node| node.message().id.as_ref()?.turn()).collect();
+        let gone = self.committed.iter().find(|turn| !turns.contains(turn));
+        ensure!(gone.is_none(), "the turn {gone:?} was committed, and is removed");
+        Ok(())
+    }
+
+    /// The last node of a turn, as the outcomes of runs and prompts name it, is no compaction.
+    fn no_prompt_ends_at_a_compaction(&self, commit: &Commit) -> Check {
+        let (through, prompts) = match commit.turn.as_deref() {
+            Some(TurnChange::End(end)) => (end.through, &end.prompts[..]),
+            Some(TurnChange::Record(record)) => (None, &record.prompts[..]),
+            None => return Ok(()),
+        };
+        let is_compaction = |id: &NodeId| {
+            let nodes = self.stored().map_or(&[][..], |stored| &stored.nodes);
+            nodes.iter().any(|node| node.id() == *id && node.message().compaction.is_some())
+        };
+        let mut named = prompts.iter().filter_map(|known| known.through).chain(through);
+        let found = named.find(is_compaction);
+        ensure!(found.is_none(), "an outcome names the compaction {found:?}: {commit:?}");
         Ok(())
     }
 

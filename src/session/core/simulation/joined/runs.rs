@@ -92,8 +92,11 @@ impl Life {
         }
         let tree = self.core.tree();
         let mut node = tree.head().and_then(|head| tree.node(head));
-        let is_prompt =
-            |node: &Node| node.message().role == Role::User && node.message().tool_results().next().is_none();
+        let is_prompt = |node: &Node| {
+            let message = node.message();
+            let is_own = message.role == Role::User && message.compaction.is_none();
+            is_own && message.tool_results().next().is_none()
+        };
         while let Some(other) = node.filter(|node| !is_prompt(node)) {
             node = other.parent().and_then(|parent| tree.node(parent));
         }

@@ -56,6 +56,10 @@ fn play(declared: Declared) -> BTreeSet<&'static str> {
     let mut closed = BTreeSet::new();
     let depends_on_tools = declared.tools != Replay::Safe && declared.provider == Replay::Safe;
     for row in rows().iter().filter(|row| row.uses_tools() || !depends_on_tools) {
+        // A provider that must not repeat requests keeps the conversation itself, so nothing is compacted.
+        if row.compacts && declared.provider == Replay::Never {
+            continue;
+        }
         let mut own = BTreeSet::new();
         // Without tools, no prompt joins a turn in flight.
         for begun in Begun::ALL.into_iter().filter(|begun| row.uses_tools() || *begun != Begun::Joined) {

@@ -1,5 +1,7 @@
 //! Compares the content of the store with everything that had to be stored.
 
+use std::sync::Arc;
+
 use super::{
     super::{
         Check, ensure,
@@ -7,7 +9,11 @@ use super::{
     },
     Ledger,
 };
-use crate::{store::TitleBy, tree::Node};
+use crate::{
+    message::{Message, Role},
+    store::TitleBy,
+    tree::Node,
+};
 
 impl Ledger {
     /// Returns the latest moment whose content is in the store, if there is one. There is none while the store contains
@@ -46,11 +52,10 @@ impl Ledger {
         let known =
             created || is_erased || begun_with || is_part && self.divided || self.moment_of(vault)?.is_some();
         ensure!(known, "the session never wanted to store this tree:\n{tree}");
-        let head = tree.head().and_then(|head| tree.node(head)).map(Node::message);
-        let bare = head.is_some_and(|head| {
-            head.role == crate::message::Role::User && head.tool_results().next().is_none()
-        });
-        ensure!(!bare, "the stored head is a prompt without a response:\n{tree}");
+        let own = |message: &&Arc<Message>| message.compaction.is_none();
+        let end = tree.iter().rev().map(Node::message).find(own);
+        let bare = end.is_some_and(|end| end.role == Role::User && end.tool_results().next().is_none());
+        ensure!(!bare, "the stored path ends at a prompt without a response:\n{tree}");
         Ok(())
     }
 

@@ -23,6 +23,8 @@ pub(super) struct Row {
     /// The decision about each pause. If it is `None`, the time limit of the pause ends.
     pub(super) decision: Option<Decision>,
     pub(super) event: Event,
+    /// Whether each answer is followed by a compaction.
+    pub(super) compacts: bool,
 }
 
 /// When the application sends an event.
@@ -44,6 +46,7 @@ impl Row {
             plot: Plot { on_error: Some(ErrorDecision::Retry), ..Plot::default() },
             decision: Some(Decision::Execute),
             event: Event::Never,
+            compacts: false,
         }
     }
 
@@ -137,5 +140,18 @@ pub(super) fn rows() -> Vec<Row> {
         asking("a tool's question is rejected", reject),
         recovering("handle_recovery interrupts", RecoveryDecision::Interrupt),
         recovering("handle_recovery discards", RecoveryDecision::Discard),
+        Row {
+            continuations: 1,
+            compacts: true,
+            ..Row::new("the conversation is compacted after each turn", &["compacting", "compacting alone"])
+        },
+        Row {
+            compacts: true,
+            ..Row::tools(
+                "the conversation is compacted between steps",
+                &["compacting"],
+                &[&[Execute], &[Pause]],
+            )
+        },
     ]
 }

@@ -156,17 +156,12 @@ impl Core {
             *plan = fitted(*plan, &turn, cx);
             return self.summarise(turn, plan, cx);
         }
-        turn.compacted = Compacted::Failed;
-        cx.emit(Event::CompactionEnd { message: None, at: plan.at, failure: Some(failure.clone()) });
+        turn.compaction_failed(plan, &failure, cx);
         if turn.compaction.is_some() {
             return self.end_compaction(turn, Some(failure), false, cx);
         }
         match plan.refused.clone() {
-            Some(refused) => {
-                // The announced repetition was not made, so it does not count towards the limit of requests.
-                turn.origin.max_steps = turn.origin.max_steps.map(|max| max.saturating_add(1));
-                self.recover(turn, refused, StepRemains::default(), cx);
-            }
+            Some(refused) => self.recover(turn, refused, StepRemains::default(), cx),
             None => self.prepare_step(turn, cx),
         }
     }
@@ -253,6 +248,21 @@ fn cut(text: &str) -> &str {
 }
 
 impl Turn {
+    /// Notes that a compaction has failed, and emits its end.
+    pub(super) fn compaction_failed(
+        &mut self,
+        plan: &CompactionPlan,
+        failure: &Failure,
+        cx: &mut Context<'_>,
+    ) {
+        self.compacted = Compacted::Failed;
+        if plan.refused.is_some() {
+            // The announced repetition was not made, so it does not count towards the limit of requests.
+            self.origin.max_steps = self.origin.max_steps.map(|max| max.saturating_add(1));
+        }
+        cx.emit(Event::CompactionEnd { message: None, at: plan.at, failure: Some(failure.clone()) });
+    }
+
     /// Returns the number of tokens that a request to this model may have, if it is known.
     pub(in crate::agent) fn room(&self, model: &Model, config: &Config) -> Option<u64> {
         room(model.info()?, &config.settings.options.overlaid(&self.origin.prompt.options))

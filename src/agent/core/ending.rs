@@ -210,11 +210,11 @@ impl Core {
             return;
         }
         self.cut_summary(RequestEnd::Failed, cx);
-        let Some((turn, stage)) = self.phase.take_turn() else {
+        let Some((mut turn, stage)) = self.phase.take_turn() else {
             return;
         };
         if let Stage::Compacting { plan, .. } = &stage {
-            cx.emit(Event::CompactionEnd { message: None, at: plan.at, failure: Some(failure.clone()) });
+            turn.compaction_failed(plan, &failure, cx);
         }
         let already_failing = matches!(stage, Stage::Failing { .. });
         let remains = stage.into_remains(&turn);

@@ -165,7 +165,8 @@ impl World {
         if self.friendly || !self.rng.percent(8) {
             return;
         }
-        if self.rng.percent(30) {
+        // Another model can have less room.
+        if self.rng.percent(30) && !self.is_uncompacted {
             self.note(|| "another model".to_owned());
             self.core.set_model();
             self.model.named_for_run = None;

@@ -75,7 +75,7 @@ pub(super) struct World {
     commands: usize,
     /// The percentage of callbacks that panic.
     pub(super) panics: usize,
-    /// Whether nobody requests a compaction.
+    /// Whether nobody requests a compaction, and no callback sets another model.
     pub(super) is_uncompacted: bool,
     /// Whether the simulated callbacks, provider and tools cooperate, so that every operation in progress ends.
     pub(super) friendly: bool,
@@ -158,7 +158,8 @@ fn random_compactor(rng: &mut Rng) -> Compactor {
     if rng.percent(50) {
         policy = policy.with_kept_prompts();
     }
-    Compactor { policy, model: None, acts_at_end: true }
+    let own = rng.percent(30).then(|| model(rng.pick(&["small", "new"])));
+    Compactor { policy, model: own, acts_at_end: rng.percent(90) }
 }
 
 impl World {

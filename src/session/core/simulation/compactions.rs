@@ -62,7 +62,8 @@ impl Agent {
 
     /// Starts a compaction that is a run alone.
     pub(super) fn compact_on_request(&mut self, rng: &mut Rng) {
-        if self.history.open_tool_uses().next().is_some() || rng.percent(20) {
+        let is_open = self.history.open_tool_uses().next().is_some();
+        if is_open || self.history.is_empty() || rng.percent(20) {
             return;
         }
         self.runs = true;

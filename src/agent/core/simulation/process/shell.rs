@@ -134,7 +134,8 @@ impl Process {
             return self.perform(outside, effect);
         }
         if let Effect::Resolve(response) = effect {
-            let reply = self.reply_to_caller(&response);
+            // The caller does not know of a failure yet.
+            let reply = if response.is_ok() { self.reply_to_caller(&response) } else { None };
             self.replies.extend(reply.map(|reply| (self.last, reply)));
             return Ok(());
         }

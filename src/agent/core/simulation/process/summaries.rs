@@ -26,9 +26,8 @@ impl Outside {
         self.compact_within(20 + rng.below(150) as u64, policy);
     }
 
-    /// Gives the agents a policy with which each answer is followed by a compaction, and summaries that succeed.
+    /// Gives the agents a policy with which each answer is followed by a compaction.
     pub(crate) fn compact_always(&mut self) {
-        self.script.plot.summaries_succeed = true;
         let policy = CompactionPolicy::default().with_threshold(0.5).with_kept_turns(0).without_clearing();
         self.compact_within(0, policy);
     }

@@ -49,6 +49,9 @@ impl Scenario<'_> {
         let Self { row, begun, declared } = self;
         let mut common = World::new(0, false, None, false).common;
         common.outside = Outside::new(0, None, false);
+        if row.compacts {
+            common.outside.compact_always();
+        }
         (common.has_ids, common.on_uncertain) = (true, Some(declared.on_uncertain));
         common.joins = if begun == Begun::Joined { 100 } else { 0 };
         common.outside.script = Script::chosen(Vec::new(), 0, declared.provider, Plot::default());
@@ -66,9 +69,6 @@ impl Scenario<'_> {
         };
         let (steps, plot) = (row.said(tool), row.plot.clone());
         common.outside.script = Script::chosen(steps, row.continuations, declared.provider, plot);
-        if row.compacts {
-            common.outside.compact_always();
-        }
         Ok((common, life))
     }
 

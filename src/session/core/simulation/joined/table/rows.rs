@@ -69,6 +69,9 @@ impl Row {
     }
 }
 
+/// The phases of compactions.
+const PLACES: &[&str] = &["compacting", "compacting alone"];
+
 /// Returns the table.
 pub(super) fn rows() -> Vec<Row> {
     use Verdict::{Execute, Pause, PauseFor, Reject, Replace};
@@ -89,6 +92,10 @@ pub(super) fn rows() -> Vec<Row> {
     let recovering = |name, decision| {
         let row = Row::tools(name, &["recovering"], &[&[Execute, Pause]]);
         Row { plot: Plot { on_recovery: Some(decision), ..row.plot.clone() }, ..row }
+    };
+    let compacting = |name, phases, steps| {
+        let row = Row::tools(name, phases, steps);
+        Row { compacts: true, plot: Plot { summaries_succeed: true, ..row.plot.clone() }, ..row }
     };
     let prompt = Plot { on_event: Some(Prompt::new("from an event")), ..Row::new("", &[]).plot };
     vec![
@@ -140,18 +147,7 @@ pub(super) fn rows() -> Vec<Row> {
         asking("a tool's question is rejected", reject),
         recovering("handle_recovery interrupts", RecoveryDecision::Interrupt),
         recovering("handle_recovery discards", RecoveryDecision::Discard),
-        Row {
-            continuations: 1,
-            compacts: true,
-            ..Row::new("the conversation is compacted after each turn", &["compacting", "compacting alone"])
-        },
-        Row {
-            compacts: true,
-            ..Row::tools(
-                "the conversation is compacted between steps",
-                &["compacting"],
-                &[&[Execute], &[Pause]],
-            )
-        },
+        Row { continuations: 1, ..compacting("the conversation is compacted after each turn", PLACES, &[]) },
+        compacting("the conversation is compacted between steps", &["compacting"], &[&[Execute], &[Pause]]),
     ]
 }

@@ -60,6 +60,11 @@ impl Process {
         self.core.phase().turn().is_some_and(|turn| turn.compaction.is_some())
     }
 
+    /// Returns whether a prompt is staged.
+    pub(crate) fn has_staged(&self) -> bool {
+        !self.core.staged.is_empty()
+    }
+
     /// Requests a compaction. It is refused unless the agent is idle, or if it would change nothing.
     pub(crate) fn compact(&mut self, outside: &mut Outside) -> Check {
         let compact = outside.rng.pick(&[Compact::summary(), Compact::clear(), Compact::undo()]);

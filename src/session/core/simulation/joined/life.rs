@@ -308,8 +308,9 @@ impl Life {
     fn may_start(&self, common: &mut Common) -> bool {
         // Between two turns, `handle_event` returns soon.
         let chance = if self.process.phase() == "noticing between turns" { 50 } else { 5 };
-        // A prompt that is sent during a compaction alone starts the next turn.
-        let is_early = self.process.compacts_alone() && common.outside.rng.percent(30);
+        // A prompt that is sent during a compaction alone starts the next turn, and another one could join this turn.
+        let is_free = self.process.compacts_alone() && !self.process.has_staged();
+        let is_early = is_free && common.outside.rng.percent(30);
         self.process.is_idle() || is_early || self.process.may_disturb(&mut common.outside, chance)
     }
 }

@@ -156,7 +156,7 @@ impl Core {
             *plan = fitted(*plan, &turn, cx);
             return self.summarise(turn, plan, cx);
         }
-        turn.compaction_failed(plan, &failure, cx);
+        turn.compaction_failed(&plan, &failure, cx);
         if turn.compaction.is_some() {
             return self.end_compaction(turn, Some(failure), false, cx);
         }

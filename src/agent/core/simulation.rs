@@ -1,7 +1,7 @@
 //! A simulator of the core. A seeded world plays the shell, the callbacks, the provider and the tools. A model checks
 //! the core's events and effects.
 //!
-//! - `cargo test --lib simulation` runs 20,000 schedules.
+//! - `cargo test --lib simulation` runs 8,000 schedules.
 //! - `OMNI_SCHEDULES=1000000 cargo test --release --lib simulation` runs more.
 //! - `OMNI_SEED=17 cargo test --lib simulation` replays one schedule and prints its inputs.
 //!
@@ -43,7 +43,7 @@ use crate::{
 
 #[test]
 fn random_schedules_keep_the_contract() {
-    play_all::<World>(20_000, "agent::core::simulation");
+    play_all::<World>(8_000, "agent::core::simulation");
 }
 
 /// A policy under which no compaction is due changes nothing.

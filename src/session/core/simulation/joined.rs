@@ -3,7 +3,7 @@
 //! also freeze, lose the conversation to the next process, and wake up later. The next process continues with the stored
 //! state.
 //!
-//! - `cargo test --lib joined` runs 3,000 schedules. `OMNI_SCHEDULES` and `OMNI_SEED` work as in the other simulations.
+//! - `cargo test --lib joined` runs 1,200 schedules. `OMNI_SCHEDULES` and `OMNI_SEED` work as in the other simulations.
 //!
 //! The promises are in `agent/core/simulation/process/oracle.rs`, `place.rs` and `end.rs`. If nothing but crashes
 //! disturbs a schedule, its conversation must equal that of the undisturbed schedule.
@@ -34,7 +34,7 @@ use crate::{
 
 #[test]
 fn lives_keep_the_contract() {
-    play_all::<World>(3_000, "session::core::simulation::joined");
+    play_all::<World>(1_200, "session::core::simulation::joined");
 }
 
 #[test]

@@ -15,9 +15,9 @@ use std::{
 
 use omni_agent::{
     Error, ErrorKind,
-    agent::{Agent, AgentBuilder, AgentSubscription, Event},
-    message::{History, Role, ToolResult},
-    provider::{Model, Options, ProviderError, ProviderErrorKind, StopReason, ToolChoice},
+    agent::{Agent, AgentBuilder, AgentSubscription, CompactionPolicy, Event},
+    message::{Attachment, CompactionTrigger, Content, History, Role, ToolResult},
+    provider::{Model, ModelInfo, Options, ProviderError, ProviderErrorKind, StopReason, ToolChoice},
     subscription::Update,
     tool::{Tool, ToolContext, ToolError, tool_fn},
 };
@@ -204,6 +204,56 @@ async fn change_formats(live: &Live) {
         assert_eq!(history.len(), before.len() + response.messages.len());
         assert!(before.iter().eq(history.iter().take(before.len())), "{format:?} changed earlier messages");
         before = history;
+    }
+}
+
+/// A conversation that is longer than the context window. The test checks the requests and not the answers, because the
+/// small model does not use what it reads.
+#[test]
+fn conversation_of_40_turns_real_model_keeps_a_prompt_over_summaries() {
+    server::run("long_conversation", async |live| {
+        // This takes about a minute if the machine has nothing else to do.
+        let conversation = tokio::time::timeout(Duration::from_mins(20), long_conversation(live));
+        assert!(conversation.await.is_ok(), "the conversation took longer than 20 minutes");
+    });
+}
+
+async fn long_conversation(live: &Live) {
+    const FACT: &str = "The key of Ada is 7319.";
+    /// The context window of each conversation on the server.
+    const WINDOW: u64 = 4096;
+    let (model, requests) = live.watched(Format::ChatCompletions);
+    let model = model.with_info(ModelInfo::new("smollm2-135m").with_context_window(WINDOW));
+    // The rules fill a third of the window. The server reads them once, so the test takes less time than with long
+    // turns.
+    let rules = "You help the crew of a small harbour to keep its log of winds, tides and boats. ".repeat(75);
+    // A summary may be longer than an answer, so it ends after a sentence.
+    let options = options(16).with_stop_sequences(["."]);
+    let policy = CompactionPolicy::default().with_kept_prompts();
+    let builder = Agent::builder().model(model).options(options).system(rules);
+    let agent = builder.compaction(policy).start().await.unwrap();
+    for turn in 1..=40 {
+        // The prompts are so short that all of them are kept. A file makes each turn longer.
+        let prompt = if turn == 2 { FACT.to_owned() } else { format!("Note {turn}.") };
+        let file = format!("On day {turn}, the wind blew from the west. ").repeat(4);
+        let prompt: Vec<Content> =
+            vec![prompt.into(), Attachment::from_bytes("text/plain", file).named("note.txt").into()];
+        agent.ask(prompt).await.unwrap();
+    }
+
+    let history = agent.state().await.unwrap().history().clone();
+    assert_eq!(history.check(), Ok(()));
+    let sizes = history.iter().filter_map(|message| message.context_tokens);
+    assert!(sizes.max().is_some_and(|largest| u64::from(largest) <= WINDOW));
+    let compactions = || history.iter().filter_map(|message| message.compaction.as_deref());
+    assert!(compactions().all(|own| own.is_summary && own.trigger == CompactionTrigger::Size));
+    assert!(compactions().count() >= 2, "{} summaries", compactions().count());
+    let requests = std::mem::take(&mut *requests.lock().unwrap());
+    // A failed summary would be a request without a compaction.
+    assert_eq!(requests.len(), 40 + compactions().count());
+    for request in &requests[1..] {
+        let mut texts = request.history.iter().map(|message| message.text());
+        assert!(texts.any(|text| text.contains(FACT)), "{request:?}");
     }
 }
 

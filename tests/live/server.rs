@@ -9,9 +9,10 @@ use std::{
 };
 
 use omni_agent::{
+    async_trait,
     provider::{
-        Model,
-        custom::{AnthropicMessages, ChatCompletions, Dialect, OpenAiResponses},
+        DeltaStream, Model, Provider, ProviderError, Request,
+        custom::{AnthropicMessages, ChatCompletions, Dialect, OpenAiResponses, RequestContext},
         http::Endpoint,
     },
     testing::{Recorded, Recording},
@@ -69,15 +70,30 @@ impl Live {
         self.model(format, "tools")
     }
 
+    /// Returns a model that uses its own chat template, and the requests that it gets.
+    ///
+    /// The system prompt and the messages are not recorded, because each request of a long conversation repeats them.
+    pub(crate) fn watched(&self, format: Format) -> (Model, Arc<Mutex<Vec<Request>>>) {
+        let provider = self.provider(format, "chat", |recorded| recorded.ignoring(["/system", "/messages"]));
+        let watched = Watched { provider, requests: Arc::default() };
+        let requests = Arc::clone(&watched.requests);
+        (Model::new(Arc::new(watched), MODEL), requests)
+    }
+
     fn model(&self, format: Format, server: &str) -> Model {
+        Model::new(self.provider(format, server, |recorded| recorded), MODEL)
+    }
+
+    /// Returns the provider of a server, or of its recordings with these rules.
+    fn provider(&self, format: Format, server: &str, rules: fn(Recorded) -> Recorded) -> Arc<dyn Provider> {
         let name = format!("{}-{server}-{}.jsonl", self.scenario, format.name());
         let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/live/cassettes").join(&name);
-        let recorded = |endpoint, recording| Recorded::new(endpoint, &kept, recording);
+        let recorded = |endpoint, recording| rules(Recorded::new(endpoint, &kept, recording));
         let provider = match &self.source {
             Source::Servers { chat, tools, recording } => {
                 let endpoint = format.endpoint(if server == "chat" { chat } else { tools });
                 if !recording {
-                    return Model::new(Arc::new(endpoint), MODEL);
+                    return Arc::new(endpoint);
                 }
                 let mut providers = self.providers.lock().unwrap();
                 providers.entry(name).or_insert_with(|| recorded(endpoint, Recording::Record)).clone()
@@ -87,11 +103,11 @@ impl Live {
                 let again = folder.join(&name);
                 let replay =
                     || recorded(format.endpoint("http://127.0.0.1:9"), Recording::Replay).in_real_time();
-                let made = || Recorded::new(replay(), again, Recording::Record);
+                let made = || rules(Recorded::new(replay(), again, Recording::Record));
                 providers.entry(name).or_insert_with(made).clone()
             }
         };
-        provider.model(MODEL)
+        Arc::new(provider)
     }
 
     /// Compares the recordings of the replays with the recordings that were replayed.
@@ -111,6 +127,24 @@ impl Live {
 }
 
 const MODEL: &str = "smollm2-135m";
+
+/// A provider that keeps the requests it passes on.
+struct Watched {
+    provider: Arc<dyn Provider>,
+    requests: Arc<Mutex<Vec<Request>>>,
+}
+
+#[async_trait]
+impl Provider for Watched {
+    fn name(&self) -> &str {
+        self.provider.name()
+    }
+
+    async fn stream(&self, request: Request, context: RequestContext) -> Result<DeltaStream, ProviderError> {
+        self.requests.lock().unwrap().push(request.clone());
+        self.provider.stream(request, context).await
+    }
+}
 
 /// A wire format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -109,6 +109,7 @@ pub(crate) enum Condition {
 }
 
 /// A simulated process.
+#[expect(clippy::struct_excessive_bools, reason = "they are independent facts")]
 pub(crate) struct Process {
     pub(crate) condition: Condition,
     level: Durable,

@@ -28,6 +28,7 @@ use crate::{
     tool::{Decision, Schema, ToolSet, declared_tool_with_schema, tool_fn},
 };
 
+#[expect(clippy::struct_excessive_bools, reason = "they are independent facts")]
 pub(super) struct World {
     pub(super) rng: Rng,
     /// The reason why no prompt may be accepted now.

@@ -92,8 +92,8 @@ pub(super) struct Core {
     step: u32,
     /// The number of runs that were started.
     runs: u32,
-    /// The id of the model that has answered last in the history, if it is known. Models count tokens differently.
-    requested: Option<Arc<str>>,
+    /// The id of the model whose service has counted the tokens of the last answer in the history, if it is known.
+    counted_by: Option<Arc<str>>,
     /// The first turn of the last run.
     first_turn: Option<TurnId>,
     /// The ids of tool uses that waited for `resume`.
@@ -241,7 +241,7 @@ impl Core {
 
     pub(super) fn set_history(&mut self, history: History) {
         if !history.same(&self.history) {
-            self.requested = None;
+            self.counted_by = None;
         }
         self.history = history;
     }
@@ -312,7 +312,7 @@ impl Core {
     /// Returns a turn without messages, after `step` requests for the same prompt.
     fn turn(&self, id: TurnId, origin: Origin, step: u32, recorded: bool) -> Turn {
         let turn = Turn::new(id, self.runs, origin, Working::new(&self.history), step, recorded);
-        Turn { requested: self.requested.clone(), ..turn }
+        Turn { counted_by: self.counted_by.clone(), ..turn }
     }
 
     /// Called when `prepare_step` has returned. The shell holds the request, which goes to `model`. The response to

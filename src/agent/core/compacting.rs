@@ -282,7 +282,7 @@ impl Turn {
         let mut later = self.corrections.messages().map(|message| message.estimated_tokens()).sum::<u64>();
         for message in (from..all.len()).rev().filter_map(|index| all.get(index)) {
             if let (Role::Assistant, Some(counted)) = (message.role, message.context_tokens) {
-                let is_same = self.requested.as_ref().is_some_and(|id| id == model.id());
+                let is_same = self.counted_by.as_ref().is_some_and(|id| id == model.id());
                 let size = u64::from(counted) + later;
                 return if is_same { size } else { size.max(self.whole(config)) };
             }

@@ -111,7 +111,7 @@ impl Core {
     /// Makes the turn's messages part of the history.
     pub(super) fn commit(&mut self, turn: &Turn) {
         self.history = turn.working.all().clone();
-        self.requested.clone_from(&turn.requested);
+        self.counted_by.clone_from(&turn.counted_by);
         (self.fallback, self.lives) = (None, 0);
         self.step = turn.step;
     }

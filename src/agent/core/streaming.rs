@@ -168,6 +168,9 @@ impl Core {
         let mut messages = turn.prompts_of_step();
         message.id = turn.answer.take();
         message.context_tokens = usage.context_tokens();
+        if message.context_tokens.is_some() {
+            turn.counted_by.clone_from(&turn.requested);
+        }
         let is_usual = matches!(stop_reason, StopReason::Stop | StopReason::ToolUse | StopReason::Pause);
         message.ended = (!is_usual).then(|| Box::new(stop_reason.clone()));
         add_message(&mut turn, message, cx);

@@ -111,6 +111,10 @@ pub(crate) struct Turn {
     /// The id of the model to which the last request was sent. A callback may have changed the configured model since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) requested: Option<Arc<str>>,
+    /// The id of the model whose service has counted the tokens of the last answer in the conversation, if it is known.
+    /// Models count differently. Not recorded: after a restart, it is not known.
+    #[serde(skip)]
+    pub(crate) counted_by: Option<Arc<str>>,
     pub(crate) warnings: Vec<String>,
     /// The responses that did not match the output schema.
     #[serde(default, skip_serializing_if = "Corrections::is_empty")]
@@ -294,6 +298,7 @@ impl Turn {
             delegated: Usage::default(),
             model: None,
             requested: None,
+            counted_by: None,
             warnings: Vec::new(),
             corrections: Corrections::default(),
             wanted: OutputRequirement::default(),

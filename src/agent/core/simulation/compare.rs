@@ -138,7 +138,7 @@ impl Core {
     fn keep_lost(&mut self, lost: &Self) -> Check {
         (self.notices, self.emitted_status, self.step) = (lost.notices, lost.emitted_status, lost.step);
         self.lives = lost.lives;
-        self.requested.clone_from(&lost.requested);
+        self.counted_by.clone_from(&lost.counted_by);
         self.last_run.clone_from(&lost.last_run);
         let count = lost.phase.turn().map_or(0, |turn| turn.waits);
         ensure!(self.waited.last(count) == lost.waited.last(count), "{:?} waited", self.waited);
@@ -159,6 +159,7 @@ impl Core {
                 // before a delay. So `refused` can differ after a restart.
                 (turn.recorded, turn.refused) = (lost.recorded, lost.refused);
                 turn.compacted = lost.compacted;
+                turn.counted_by.clone_from(&lost.counted_by);
                 turn.compaction.clone_from(&lost.compaction);
                 turn.origin.asked.clone_from(&lost.origin.asked);
                 turn.origin.secrets_of.clone_from(&lost.origin.secrets_of);

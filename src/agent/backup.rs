@@ -135,8 +135,7 @@ impl Turn {
         backup.map_or_else(|| own.unwrap_or_else(|| self.model_in(config)), |backup| &backup.model)
     }
 
-    /// Returns the backup models that can write the summary after this failure, in their order. A longer conversation
-    /// than a model has room for is shortened.
+    /// Returns the backup models that can write the summary after this failure, in their order.
     pub(super) fn next_writers<'a>(
         &'a self,
         plan: &CompactionPlan,

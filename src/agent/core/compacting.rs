@@ -153,10 +153,9 @@ impl Core {
         let next = turn.next_writers(&plan, &failure, cx.config).find(is_free).map(|(index, _)| index);
         if next.is_some() {
             plan.backup = next;
-            *plan = fitted(*plan, &turn, cx);
             return self.summarise(turn, plan, cx);
         }
-        turn.compaction_failed(&plan, &failure, cx);
+        turn.end_failed_compaction(&plan, &failure, cx);
         if turn.compaction.is_some() {
             return self.end_compaction(turn, Some(failure), false, cx);
         }
@@ -249,7 +248,7 @@ fn cut(text: &str) -> &str {
 
 impl Turn {
     /// Notes that a compaction has failed, and emits its end.
-    pub(super) fn compaction_failed(
+    pub(super) fn end_failed_compaction(
         &mut self,
         plan: &CompactionPlan,
         failure: &Failure,
@@ -266,6 +265,18 @@ impl Turn {
     /// Returns the number of tokens that a request to this model may have, if it is known.
     pub(in crate::agent) fn room(&self, model: &Model, config: &Config) -> Option<u64> {
         room(model.info()?, &config.settings.options.overlaid(&self.origin.prompt.options))
+    }
+
+    /// Returns the conversation that is sent for the planned summary. It is shortened if its writer is another model, and
+    /// has less room.
+    pub(in crate::agent) fn to_summarise(&self, plan: &CompactionPlan, config: &Config) -> History {
+        let other = Some(self.writer(plan, config)).filter(|writer| *writer != self.model_in(config));
+        let Some(room) = other.and_then(|model| self.room(model, config)) else {
+            return plan.history.clone();
+        };
+        let limit = times(room, SUMMARY_SHARE).saturating_sub(fixed(self, config));
+        let size = plan.history.iter().map(|message| message.estimated_tokens()).sum::<u64>();
+        if size > limit { fitting(&plan.history, limit) } else { plan.history.clone() }
     }
 
     /// Returns the estimated size of the next request.
@@ -351,9 +362,9 @@ pub(super) fn plan(turn: &Turn, why: &WhyCompact<'_>, cx: &Context<'_>) -> Optio
         return None;
     }
     let (at, end) = insertion(turn);
-    let sizes = (size, room, fixed(turn, cx));
+    let sizes = (size, room, fixed(turn, cx.config));
     let trigger = if refused.is_some() { CompactionTrigger::Overflow } else { CompactionTrigger::Size };
-    let plan = fitted(planned(all, end, policy, sizes, trigger, None)?, turn, cx);
+    let plan = planned(all, end, policy, sizes, trigger, None)?;
     Some(CompactionPlan { at, refused: refused.cloned(), ..plan })
 }
 
@@ -374,7 +385,7 @@ pub(super) fn requested(turn: &Turn, compact: &Compact, cx: &Context<'_>) -> Res
     let (size, room) = (turn.size(model, cx.config), turn.room(model, cx.config));
     let unset = CompactionPolicy::default();
     let policy = cx.config.compactor().map_or(&unset, |compactor| &compactor.policy);
-    let sizes = (size, room, fixed(turn, cx));
+    let sizes = (size, room, fixed(turn, cx.config));
     match compact.how {
         CompactHow::Undo => {
             let is_in_force = |own: &Compaction| own.is_summary || own.cleared > 0;
@@ -393,7 +404,6 @@ pub(super) fn requested(turn: &Turn, compact: &Compact, cx: &Context<'_>) -> Res
             CompactionTrigger::Request,
             Some((how, compact.focus.as_deref())),
         )
-        .map(|plan| fitted(plan, turn, cx))
         .ok_or_else(|| refuse("it has no old messages that could be replaced or cleared")),
     }
 }
@@ -406,9 +416,9 @@ fn keeps_conversation(turn: &Turn, cx: &Context<'_>) -> bool {
 }
 
 /// Returns the size of the system prompt and the tools.
-fn fixed(turn: &Turn, cx: &Context<'_>) -> u64 {
-    let tools = turn.origin.prompt.client_tools.after(&cx.config.tools);
-    estimated_tokens(cx.config.settings.system.as_deref(), &tools, &History::new())
+fn fixed(turn: &Turn, config: &Config) -> u64 {
+    let tools = turn.origin.prompt.client_tools.after(&config.tools);
+    estimated_tokens(config.settings.system.as_deref(), &tools, &History::new())
 }
 
 /// Returns where a compaction is inserted: the index among the pending messages, and among all messages. It stands before
@@ -533,28 +543,23 @@ fn tail(sent: &[SentMessage<'_>], kept_turns: u32, prompt_follows: bool, limit: 
     oldest
 }
 
-/// Shortens the request for a summary, if another model writes it that has less room.
-fn fitted(mut plan: CompactionPlan, turn: &Turn, cx: &Context<'_>) -> CompactionPlan {
-    let writer = turn.writer(&plan, cx.config);
-    let other = Some(writer).filter(|writer| *writer != turn.model_in(cx.config));
-    let room = other.and_then(|model| turn.room(model, cx.config)).unwrap_or(u64::MAX);
-    let limit = times(room, SUMMARY_SHARE).saturating_sub(fixed(turn, cx));
-    if plan.history.iter().map(|message| message.estimated_tokens()).sum::<u64>() > limit {
-        plan.history = fitting(&plan.history, limit);
-    }
-    plan
-}
-
-/// Returns the newest messages of a conversation in their cleared form, as far as they have at most `limit` tokens.
+/// Returns the newest messages of a conversation, cleared except for the last answer, as far as they have at most `limit`
+/// tokens, but at least the last two: without them, an instruction at the end would have nothing to summarise.
 fn fitting(history: &History, limit: u64) -> History {
-    let bare: Vec<Arc<Message>> =
-        history.iter().map(|message| Arc::new(cleared(message, ClearedFor::Room))).collect();
+    // A service can require the thinking of the answer whose tools have just run.
+    let last = history.iter().rposition(|message| message.role == Role::Assistant);
+    let shortened = |(index, message): (usize, &Arc<Message>)| match last {
+        Some(last) if last == index => Arc::clone(message),
+        _ => Arc::new(cleared(message, ClearedFor::Room)),
+    };
+    let bare: Vec<Arc<Message>> = history.iter().enumerate().map(shortened).collect();
     let mut tokens = 0;
     let fits = |message: &&Arc<Message>| {
         tokens += message.estimated_tokens();
         tokens <= limit
     };
-    let mut first = bare.len() - bare.iter().rev().take_while(fits).count();
+    let first = bare.len() - bare.iter().rev().take_while(fits).count();
+    let mut first = first.min(bare.len().saturating_sub(2));
     // Results can't be sent without their tool uses.
     while bare.get(first).is_some_and(|message| message.tool_results().next().is_some()) {
         first += 1;

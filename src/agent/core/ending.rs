@@ -214,7 +214,7 @@ impl Core {
             return;
         };
         if let Stage::Compacting { plan, .. } = &stage {
-            turn.compaction_failed(plan, &failure, cx);
+            turn.end_failed_compaction(plan, &failure, cx);
         }
         let already_failing = matches!(stage, Stage::Failing { .. });
         let remains = stage.into_remains(&turn);

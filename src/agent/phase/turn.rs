@@ -205,7 +205,7 @@ pub(crate) struct CompactionPlan {
     pub(crate) cleared: u32,
     /// If no model has to be asked, the text of the compaction, and whether it is a summary.
     pub(crate) ready: Option<(bool, String)>,
-    /// The conversation that is sent for a summary, with the instruction at its end.
+    /// The conversation to be summarised, with the instruction at its end.
     pub(crate) history: History,
     /// The text that is added to the summary.
     pub(crate) prompts: String,

@@ -15,7 +15,9 @@ use crate::{
         Event, Failure, RunStep,
     },
     message::{CompactionTrigger, Message, Purpose, RequestEnd, Usage},
-    provider::{Model, ModelInfo, ProviderError, ProviderErrorKind, RetryPolicy, StopReason, ToolChoice},
+    provider::{
+        Model, ModelInfo, ProviderError, ProviderErrorKind, Request, RetryPolicy, StopReason, ToolChoice,
+    },
     run::ErrorKind,
     testing::{Gate, ScriptedProvider, Step},
     tool::tool_fn,
@@ -385,6 +387,65 @@ async fn request_to_another_model_does_not_trust_a_smaller_count() {
             ("A3".into(), usize::from(changes))
         );
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn failed_request_to_another_model_does_not_make_an_earlier_count_its_own() {
+    let words = "word ".repeat(1_200);
+    let long = Step::new().usage(Usage::default().with_input(100)).then_text([words]);
+    let no = || Step::error(ProviderError::new(ProviderErrorKind::InvalidRequest, "no"));
+    let provider = ScriptedProvider::new([long.then_tool_use("a", "read", json!({})).stop(), no()]);
+    // The summary and the request fail.
+    let (other, model) = named("other", no());
+    for step in [no(), Step::text("S."), counted("A2", 100)] {
+        other.push(step);
+    }
+    let model = model.with_info(ModelInfo::new("small").with_context_window(1_100).with_output_limit(100));
+    let mut first = Some(model);
+    let hooks = Hooks::new().on_error(move |_, state| match first.take() {
+        Some(model) => {
+            state.config_mut().set_model(model).unwrap();
+            ErrorDecision::Retry
+        }
+        None => ErrorDecision::Stop,
+    });
+    let read = tool_fn("read", "Reads.", |_: std::collections::BTreeMap<String, u8>, _| async {
+        Ok::<_, crate::tool::ToolError>("ok")
+    });
+    let builder = agent(&provider, CompactionPolicy::default().with_kept_turns(1)).tool(read);
+    let mut agent = Watched::start(builder.callbacks(hooks)).await;
+    assert!(compactions(&agent.run("Q1").await)[0].is_err());
+    let events = agent.run("Q2").await;
+    assert_eq!(stopped(&events).text(), "A2");
+    assert!(matches!(&compactions(&events)[..], [Ok(_)]), "{:?}", compactions(&events));
+}
+
+#[tokio::test(start_paused = true)]
+async fn larger_backup_model_summarises_what_a_smaller_one_was_not_sent() {
+    let words = "word ".repeat(400);
+    let long =
+        |context| Step::new().usage(Usage::default().with_input(context)).then_text([words.clone()]).stop();
+    let fails = || Step::error(ProviderError::new(ProviderErrorKind::Quota, "no"));
+    let provider = ScriptedProvider::new([long(300), long(900), fails(), Step::text("A3")]);
+    let sized = |name: &str, window, step| {
+        let (provider, model) = named(name, step);
+        let info = ModelInfo::new(name).with_context_window(window).with_output_limit(100);
+        (provider, model.with_info(info))
+    };
+    let (tiny, second) = sized("tiny", 150, fails());
+    let (large, third) = sized("large", 100_000, Step::text("S."));
+    let builder = agent(&provider, CompactionPolicy::default().with_kept_turns(1));
+    let builder = builder.retry_policy(RetryPolicy::default().with_max_retries(0));
+    let mut agent = Watched::start(builder.backup_model(second).backup_model(third)).await;
+    agent.run("Q1").await;
+    agent.run("Q2").await;
+    assert_eq!(stopped(&agent.run("Q3").await).text(), "A3");
+    let (tiny, large) = (tiny.last_request().unwrap(), large.last_request().unwrap());
+    let last = |request: &Request| request.history.last().unwrap().text();
+    assert!(last(&tiny).contains("replaced by a summary"), "even a tiny model gets the instruction");
+    assert_eq!(last(&tiny), last(&large));
+    assert!(tiny.history.len() < large.history.len());
+    assert_eq!(large.history.get(0).unwrap().text(), "Q1", "nothing is missing");
 }
 
 /// Runs two prompts, after whose answers the size has reached the threshold.

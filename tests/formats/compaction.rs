@@ -75,6 +75,8 @@ async fn compact(agent: &Agent, service: &Service, how: CompactHow) {
     wanted.how = how;
     if how == CompactHow::Summary {
         service.will(Answer::text("They spoke of Rome."));
+    } else {
+        service.accept_notes();
     }
     agent.compact(wanted).await.unwrap();
 }
@@ -196,6 +198,8 @@ async fn overflows(format: Format) {
         let thinking = Answer::thinking(&format!("Step {n}."), &format!("step-sig-{n}"));
         thinking.then_call(&format!("step_{n}"), "weather", &json!({"city": "Rome"})).using(used())
     };
+    // The request for the summary has to fit, so the earlier answers in it are cleared.
+    rig.service.accept_notes();
     rig.service.will(call(1));
     rig.service.will(Fault::ContextTooLong);
     rig.service.will(Answer::text("They spoke of Oslo and Bern."));
@@ -207,6 +211,11 @@ async fn overflows(format: Format) {
     // Four requests of two turns, the refused step, the summary, and four requests that follow it.
     let bodies = rig.service.bodies();
     assert_eq!(bodies.len(), 11);
+    // The thinking of the answer whose tools have run is required, and that of earlier answers is not.
+    let summary = bodies[6].to_string();
+    if format == Format::Messages {
+        assert!(summary.contains("step-sig-1") && !summary.contains("report-sig-2"), "{summary}");
+    }
     assert_continued(format, &bodies[7..]);
     for body in &bodies[7..] {
         assert_summary_first(format, body, CompactHow::Summary, "They spoke of Oslo and Bern.");

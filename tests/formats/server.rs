@@ -155,6 +155,11 @@ impl Service {
         self.state.lock().unwrap().habit = Some(habit);
     }
 
+    /// Makes the service accept earlier answers whose thinking is replaced by a note.
+    pub(crate) fn accept_notes(&self) {
+        self.state.lock().unwrap().memory.is_cleared = true;
+    }
+
     pub(crate) fn url(&self) -> String {
         self.http.url()
     }

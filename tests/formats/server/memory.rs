@@ -10,6 +10,8 @@ use super::{Read, must};
 #[derive(Default)]
 pub(crate) struct Memory {
     answers: Vec<Issued>,
+    /// Whether a compaction may have replaced the thinking of earlier answers.
+    pub(super) is_cleared: bool,
 }
 
 struct Issued {
@@ -36,9 +38,9 @@ impl Memory {
         self.answers.push(Issued { blocks, whole });
     }
 
-    /// Checks an answer in a request. A complete answer of this service must be unchanged, block by block, or a note must
-    /// replace all of its thinking. In any other answer, such as an interrupted one, each block of a kind that only the
-    /// service can write must be a block that the service has sent.
+    /// Checks an answer in a request. A complete answer of this service must be unchanged, block by block. If a compaction
+    /// has cleared the conversation, a note may replace all of its thinking. In any other answer, such as an interrupted
+    /// one, each block of a kind that only the service can write must be a block that the service has sent.
     pub(crate) fn check(&self, turn: &[Value], traits: &Traits) -> Read<()> {
         let anchors: HashSet<String> = turn.iter().filter_map(|block| (traits.anchor)(block)).collect();
         let is_it = |issued: &&Issued| {
@@ -46,7 +48,8 @@ impl Memory {
             issued.whole && known.any(|anchor| anchors.contains(&anchor))
         };
         match self.answers.iter().find(is_it) {
-            Some(issued) => must(issued.blocks == turn || issued.is_without_thinking(turn, traits), || {
+            Some(issued) if self.is_cleared && issued.is_without_thinking(turn, traits) => Ok(()),
+            Some(issued) => must(issued.blocks == turn, || {
                 format!("an answer was sent back changed: {} for {}", show(turn), show(&issued.blocks))
             }),
             None => turn.iter().filter(|block| (traits.private)(block)).try_for_each(|block| {

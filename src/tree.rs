@@ -230,9 +230,10 @@ impl Tree {
         Some(Children::new(self, self.newest_beside(self.slot(id)?)))
     }
 
-    /// Iterates over the unanswered prompts below a node, or over those that are roots, oldest first. An unanswered prompt
-    /// is a prompt without children, apart from compactions. A session adds the prompts of a run that has failed in this form, and such a prompt
-    /// gets an answer by a run [`again`](crate::session::Session::again). O(1) for each child.
+    /// Iterates over the unanswered prompts below a node, or over those that are roots, oldest first. An unanswered
+    /// prompt is a prompt without children, apart from compactions. A session adds the prompts of a run that has failed in
+    /// this form, and such a prompt gets an answer by a run [`again`](crate::session::Session::again). O(1) for each
+    /// child.
     ///
     /// ```
     /// use omni_agent::message::Message;

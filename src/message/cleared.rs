@@ -18,7 +18,8 @@ pub(crate) enum ClearedFor {
 
 /// Returns the message with a note in place of each attachment, and of each text of more than 512 bytes, in its tool
 /// results. The text that tells the model of a changed input is cut instead. To make room, error results are kept, and
-/// attachments and thinking outside of results become notes, too. Copies of them that only a service can read are removed.
+/// attachments and thinking outside of results become notes, too. Copies of them that only a service can read are
+/// removed.
 pub(crate) fn cleared(message: &Message, reason: ClearedFor) -> Message {
     let mut message = message.clone();
     if reason == ClearedFor::Room {

@@ -42,7 +42,6 @@ impl Digest {
         Ok(len)
     }
 
-    #[cfg(any(test, feature = "sqlite", feature = "postgres", feature = "web"))]
     pub(crate) fn value(self) -> u128 {
         self.hash
     }

@@ -60,6 +60,14 @@ impl ConversationId {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+
+    /// The beginning of the ids of sub-agents. The key of the call follows.
+    pub(crate) const SUB_AGENT: &'static str = "sub-";
+
+    /// Returns whether the conversation can be that of a sub-agent. If it is, its labels name its parent.
+    pub(crate) fn is_of_sub_agent(&self) -> bool {
+        self.0.starts_with(Self::SUB_AGENT)
+    }
 }
 
 fn check(text: &str) -> Result<(), InvalidId> {

@@ -52,6 +52,34 @@ impl Labels {
     /// The maximum number of labels of a conversation.
     pub const MOST: usize = 8;
 
+    /// The label of a sub-agent's conversation with the id of the conversation whose tool has started it.
+    pub(crate) const PARENT: &'static str = "omni.parent";
+    /// The label of a sub-agent's conversation with the id of the conversation that is above all others.
+    pub(crate) const ROOT: &'static str = "omni.root";
+    /// The label of a sub-agent's conversation with the id of the tool use.
+    pub(crate) const CALL: &'static str = "omni.call";
+
+    /// Returns one of these labels alone.
+    pub(crate) fn place(name: &str, conversation: &super::ConversationId) -> Self {
+        Self(Some(Arc::new(BTreeMap::from([(name.to_owned(), conversation.to_string())]))))
+    }
+
+    /// Returns these labels of a root with the places of a sub-agent, which `own` contains.
+    pub(crate) fn of_sub_agent<'a>(
+        &'a self,
+        own: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> Result<Self, Error> {
+        let is_place = |(name, _): &(&str, &str)| [Self::ROOT, Self::PARENT, Self::CALL].contains(name);
+        Self::new(self.iter().filter(|label| !is_place(label)).chain(own.into_iter().filter(is_place)))
+    }
+
+    /// Returns these labels without those that have one of these names.
+    pub(super) fn without(&self, names: &[&str]) -> Self {
+        let kept = self.iter().filter(|(name, _)| !names.contains(name));
+        let kept: BTreeMap<_, _> = kept.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        Self((!kept.is_empty()).then(|| Arc::new(kept)))
+    }
+
     /// Returns these labels. If a name occurs twice, the last value counts.
     ///
     /// # Errors

@@ -1,7 +1,8 @@
 //! Sums of usage.
 //!
 //! A deleted conversation leaves sums by labels, hour and model, so their number does not depend on the number of
-//! requests.
+//! requests. The labels with the parent and the call of a sub-agent are left out, because they differ for each
+//! sub-agent, so no sums would merge.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -22,6 +23,15 @@ impl Sums {
         self.0.into_values().collect()
     }
 }
+
+/// Returns the labels under which the usage of a conversation with these labels is kept when it is deleted.
+pub(super) fn kept_labels(labels: &Labels) -> Labels {
+    labels.without(&[Labels::PARENT, Labels::CALL])
+}
+
+/// The condition of SQL statements for the labels in [`kept_labels`].
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(super) const IS_KEPT_LABEL: &str = "name NOT IN ('omni.parent', 'omni.call')";
 
 /// Returns the beginning of the hour that contains this time. The usage of deleted conversations is kept by hour.
 pub(super) fn hour(at: Timestamp) -> Timestamp {
@@ -47,6 +57,7 @@ pub(super) struct KeptUsage(HashMap<(Labels, Timestamp, Option<String>), UsageSu
 
 impl KeptUsage {
     pub(super) fn keep<'r>(&mut self, labels: &Labels, rows: impl IntoIterator<Item = &'r UsageRow>) {
+        let labels = kept_labels(labels);
         for ((hour, model), sum) in by_hour(rows) {
             let kept = self.0.entry((labels.clone(), hour, model.clone()));
             kept.or_insert_with(|| UsageSum::new(model)).add(sum.requests, sum.usage);

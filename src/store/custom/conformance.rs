@@ -111,7 +111,8 @@ checks! {
         invalid_queries_are_rejected;
     usage: usage_rows_are_returned_newest_first, commit_without_usage_rows_adds_a_row_per_node_with_usage,
            usage_of_any_size_is_added_up_and_deleted,
-        used_adds_up_the_matching_rows_by_model, last_run_is_returned_until_the_next_turn;
+        used_adds_up_the_matching_rows_by_model, used_by_a_deleted_sub_agent_keeps_the_label_of_its_root,
+        last_run_is_returned_until_the_next_turn;
     erasure: erase_removes_nodes_and_their_cursors, erase_of_everything_leaves_an_empty_conversation,
         erase_keeps_the_ledger_and_removes_the_last_run, erase_keeps_the_outcomes_of_prompts,
         erase_removes_a_derived_title_and_keeps_a_persons, erase_requires_a_valid_lease;

@@ -26,7 +26,7 @@ use crate::{
     store::{
         Filter, Labels, StoreError, Summary,
         attachments::SplitFiles,
-        ledger::{Sums, by_hour},
+        ledger::{Sums, by_hour, kept_labels},
     },
 };
 
@@ -118,7 +118,7 @@ pub(super) fn keep(folder: &Path, ledger: &Ledger, durability: Durability) -> Re
     let hours = by_hour(&ledger.rows).into_iter();
     let mut used: Vec<_> = hours.map(|((hour, _), sum)| HourlyUsage { hour, sum }).collect();
     used.sort_by(|a, b| (a.hour, &a.sum.model).cmp(&(b.hour, &b.sum.model)));
-    let labels = ledger.labels.clone();
+    let labels = kept_labels(&ledger.labels);
     let line = encode(&Deleted { format_version: FORMAT, birth: ledger.birth, labels, used });
     append(&path, &file, end, torn, &line, durability)?;
     if end == 0 {

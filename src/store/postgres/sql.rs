@@ -1,6 +1,6 @@
 //! The SQL statements. Times are measured by the database. Times that the store returns are in milliseconds.
 
-use crate::store::{StoreError, words::RULE};
+use crate::store::{StoreError, ledger::IS_KEPT_LABEL, words::RULE};
 
 /// The statements for one schema.
 pub(super) struct Sql {
@@ -230,7 +230,8 @@ WITH doomed AS (
 ), kept AS (
     INSERT INTO {schema}.kept_usage
         (labels, hour, model, requests, input, cache_read, cache_write, output, reasoning, cost)
-    SELECT coalesce((SELECT jsonb_object_agg(name, value) FROM {schema}.labels WHERE conversation = $1), '{}'),
+    SELECT coalesce((SELECT jsonb_object_agg(name, value) FROM {schema}.labels
+            WHERE conversation = $1 AND {is_kept_label}), '{}'),
         at / 3600000 * 3600000, CASE WHEN octet_length(model) <= 1000 THEN model ELSE '' END, {sums}
     FROM {schema}.usage WHERE conversation = (SELECT key FROM doomed) GROUP BY 2, 3
     ON CONFLICT (labels, hour, model) DO UPDATE SET requests = kept_usage.requests + excluded.requests,
@@ -367,7 +368,7 @@ impl Sql {
         let quoted = quote(schema);
         let sql = |template: &str| {
             let parts = template.replace("{held}", HELD).replace("{labels}", LABELS).replace("{sums}", SUMS);
-            let parts = parts.replace("{rule}", &RULE.to_string());
+            let parts = parts.replace("{rule}", &RULE.to_string()).replace("{is_kept_label}", IS_KEPT_LABEL);
             let parts = parts.replace("{in_flight}", IN_FLIGHT).replace("{turn_columns}", TURN_COLUMNS);
             let parts = parts
                 .replace("{since}", &millis("turns.since"))

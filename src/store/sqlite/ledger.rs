@@ -14,7 +14,7 @@ use crate::{
     message::{Timestamp, UsageRow, UsageSum},
     store::{
         ConversationId, Filter, Page,
-        ledger::Sums,
+        ledger::{IS_KEPT_LABEL, Sums},
         rows::{RowOrigin, cost, count, sum, tokens, usage_row},
     },
 };
@@ -67,7 +67,7 @@ pub(super) fn keep(transaction: &Connection, key: i64) -> Result<(), SqliteFault
              (labels, hour, model, requests, input, cache_read, cache_write, output, reasoning, cost)
          SELECT
              (SELECT json_group_object(name, value)
-              FROM (SELECT name, value FROM labels WHERE conversation = ?1 ORDER BY name)),
+              FROM (SELECT name, value FROM labels WHERE conversation = ?1 AND {IS_KEPT_LABEL} ORDER BY name)),
              at / 3600000 * 3600000, coalesce(model, ''), {SUMS}
          FROM usage WHERE conversation = ?1 GROUP BY 2, 3
          ON CONFLICT DO UPDATE SET requests = requests + excluded.requests, input = input + excluded.input,

@@ -122,6 +122,30 @@ pub(super) async fn used_adds_up_the_matching_rows_by_model(subject: &dyn StoreU
     CheckOutcome::Made
 }
 
+pub(super) async fn used_by_a_deleted_sub_agent_keeps_the_label_of_its_root(
+    subject: &dyn StoreUnderTest,
+) -> CheckOutcome {
+    let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
+    let by = |name: &str, value: &str| Filter::with(Labels::new([(name, value)]).expect("valid labels"));
+    for (id, input) in [("sub-a", 1), ("sub-b", 10)] {
+        let labels = [("tenant", "x"), ("omni.root", "r"), ("omni.parent", "p"), ("omni.call", id)];
+        let state = StoredState::default().with_labels(Labels::new(labels).expect("valid labels"));
+        let id = conversation(id);
+        let version =
+            store.write(&id, &Write::first(), &Change::create(state)).await.expect("creating succeeds");
+        let rows = [row(input, None, at(0))];
+        committed(&*store, &id, version, &turn(1, 2).with_usage(rows)).await;
+    }
+    assert_eq!(used(&*store, &by("omni.parent", "p"), 0, 1).await, [(None, 2, 11)]);
+    store.delete(&conversation("sub-a"), None).await.expect("deleting succeeds");
+    for (name, value) in [("tenant", "x"), ("omni.root", "r")] {
+        assert_eq!(used(&*store, &by(name, value), 0, 1).await, [(None, 2, 11)], "{name}");
+    }
+    assert_eq!(used(&*store, &by("omni.parent", "p"), 0, 1).await, [(None, 1, 10)]);
+    assert_eq!(used(&*store, &by("omni.call", "sub-a"), 0, 1).await, []);
+    CheckOutcome::Made
+}
+
 pub(super) async fn last_run_is_returned_until_the_next_turn(subject: &dyn StoreUnderTest) -> CheckOutcome {
     let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
     let id = conversation("a");

@@ -125,6 +125,7 @@ pub(crate) use command::InFlight;
 use command::{Command, Reply, Stop};
 pub(crate) use compaction::Compactor;
 pub use compaction::{Compact, CompactHow, CompactionPolicy};
+pub(crate) use delegation::{ChildEnd, NewChild, ParentCall, RunningChild, SubAgentHost};
 pub use durable::{Durable, OnUncertain, RecordedStage, Recover, Recovery, RecoveryDecision, UncertainUse};
 pub(crate) use durable::{MAX_LIVES, NumberedRecord, RECORD_DELAY, TurnInFlight, UnreadableTurn, Written};
 

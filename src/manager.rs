@@ -52,6 +52,7 @@ mod limits;
 mod opening;
 mod recovery;
 mod registry;
+mod sub_agent;
 mod titles;
 
 use std::{
@@ -69,7 +70,7 @@ pub(crate) use closing::Description;
 pub use closing::Shutdown;
 pub use event::{Activity, Listed, ManagerEvent, ManagerSnapshot, OpenSession, Presence};
 use limits::TurnLimits;
-use opening::Beginning;
+use opening::{Beginning, OpenedBy};
 pub use opening::{OpenOptions, OpenedSession};
 pub use recovery::{Recovered, Sweep};
 use recovery::{RecoverySettings, SweepState};
@@ -157,6 +158,24 @@ impl ManagerShared {
         Ok(listing)
     }
 
+    /// Returns the labels of a conversation, whether it is open or not.
+    async fn own_labels(&self, id: &ConversationId) -> Result<Labels, StoreError> {
+        let open = self.registry().open_session(id);
+        match open {
+            Some(open) => Ok(open.labels),
+            None => Ok(self.store.summary(id).await?.labels),
+        }
+    }
+
+    /// Returns the labels of the root of a sub-agent, or `None` if the root does not exist.
+    async fn root_labels(&self, root: &str) -> Result<Option<Labels>, StoreError> {
+        let Ok(root) = ConversationId::new(root) else { return Ok(None) };
+        match self.own_labels(&root).await {
+            Err(StoreError::NotFound { .. }) => Ok(None),
+            labels => labels.map(Some),
+        }
+    }
+
     fn registry(&self) -> MutexGuard<'_, OpenConversations> {
         lock(&self.sessions)
     }
@@ -190,6 +209,7 @@ pub struct ManagerBuilder {
     max_open: Option<usize>,
     max_turns: Option<usize>,
     max_turns_per_tenant: Option<usize>,
+    max_sub_agents: usize,
     feed_limits: FeedLimits,
     recovery: RecoverySettings,
 }
@@ -280,6 +300,13 @@ impl ManagerBuilder {
         /// Requests are counted as described at [`max_turns`](Self::max_turns). Unlimited by default.
         pub fn max_turns_per_tenant(self, limit: usize) { self.max_turns_per_tenant = Some(limit) }
 
+        /// Sets how many [sub-agents](crate::agent::SubAgent) may run as sessions at once. Defaults to 1,000.
+        ///
+        /// Such a session takes no place of [`max_open`](Self::max_open), because the session that waits for it has one
+        /// already. At the limit, a new call gets an error result. A call that is repeated after a restart waits, or enters
+        /// beyond the limit if its parent is such a session.
+        pub fn max_sub_agents(self, limit: usize) { self.max_sub_agents = limit }
+
         /// Sets how many events, and how many bytes of events, are kept in memory for subscribers of the manager.
         pub fn feed_limits(self, limits: FeedLimits) { self.feed_limits = limits }
     }
@@ -303,7 +330,10 @@ impl ManagerBuilder {
             titles: self.titles,
             limits: TurnLimits::new(self.max_turns, self.max_turns_per_tenant),
             feed_limits: self.feed_limits,
-            sessions: Mutex::new(OpenConversations::new(self.max_open.unwrap_or(usize::MAX).max(1))),
+            sessions: Mutex::new(OpenConversations::new(
+                self.max_open.unwrap_or(usize::MAX).max(1),
+                self.max_sub_agents,
+            )),
             shutting: CancellationToken::new(),
             recovery: self.recovery.build(),
         }))
@@ -325,6 +355,7 @@ impl Manager {
             max_open: None,
             max_turns: None,
             max_turns_per_tenant: None,
+            max_sub_agents: 1000,
             feed_limits: FeedLimits::default(),
             recovery: RecoverySettings::default(),
         }
@@ -337,7 +368,7 @@ impl Manager {
     /// Returns [`ErrorKind::ShutDown`](crate::ErrorKind::ShutDown), [`ErrorKind::NoRoom`](crate::ErrorKind::NoRoom), or
     /// an error of [`SessionBuilder::create`](crate::session::SessionBuilder::create).
     pub async fn create(&self, start: impl Into<OpenOptions>) -> Result<OpenedSession, Error> {
-        self.0.open(ConversationId::generate(), start.into(), Beginning::Generated).await
+        self.0.open(ConversationId::generate(), start.into(), Beginning::Generated, OpenedBy::User).await
     }
 
     /// Starts a new conversation with this id.
@@ -352,7 +383,7 @@ impl Manager {
         id: &ConversationId,
         start: impl Into<OpenOptions>,
     ) -> Result<OpenedSession, Error> {
-        self.0.open(id.clone(), start.into(), Beginning::Named).await
+        self.0.open(id.clone(), start.into(), Beginning::Named, OpenedBy::User).await
     }
 
     /// Opens a stored conversation, or returns its session if it is already open.
@@ -363,14 +394,15 @@ impl Manager {
     /// # Errors
     ///
     /// Returns [`ErrorKind::ShutDown`](crate::ErrorKind::ShutDown), [`ErrorKind::NoRoom`](crate::ErrorKind::NoRoom),
-    /// [`ErrorKind::OpenElsewhere`](crate::ErrorKind::OpenElsewhere) with the current owner, or an error of
-    /// [`SessionBuilder::open`](crate::session::SessionBuilder::open).
+    /// [`ErrorKind::OpenElsewhere`](crate::ErrorKind::OpenElsewhere) with the current owner,
+    /// [`ErrorKind::SubAgent`](crate::ErrorKind::SubAgent) for a sub-agent that is not open while an agent above it has a
+    /// turn in flight, or an error of [`SessionBuilder::open`](crate::session::SessionBuilder::open).
     pub async fn open(
         &self,
         id: &ConversationId,
         start: impl Into<OpenOptions>,
     ) -> Result<OpenedSession, Error> {
-        self.0.open(id.clone(), start.into(), Beginning::Stored).await
+        self.0.open(id.clone(), start.into(), Beginning::Stored, OpenedBy::User).await
     }
 
     /// Opens the conversation with this id if it exists, and creates it otherwise.
@@ -385,7 +417,7 @@ impl Manager {
         id: &ConversationId,
         start: impl Into<OpenOptions>,
     ) -> Result<OpenedSession, Error> {
-        self.0.open(id.clone(), start.into(), Beginning::Either).await
+        self.0.open(id.clone(), start.into(), Beginning::Either, OpenedBy::User).await
     }
 
     /// Ends the session with this id. The conversation stays in the store. Closing a conversation that is not open
@@ -417,13 +449,15 @@ impl Manager {
         self.0.close(id, InFlight::Discard).await
     }
 
-    /// Ends the session of a conversation and deletes the conversation from the store. Deleting a conversation that
-    /// does not exist succeeds.
+    /// Ends the session of a conversation and deletes the conversation from the store, with those of its
+    /// [sub-agents](crate::agent::SubAgent). Deleting a conversation that does not exist succeeds.
     ///
     /// # Errors
     ///
-    /// If the error is [`ErrorKind::OpenElsewhere`](crate::ErrorKind::OpenElsewhere), nothing is deleted. If the store
-    /// returned an error, the session is closed nevertheless.
+    /// - [`ErrorKind::OpenElsewhere`](crate::ErrorKind::OpenElsewhere). Nothing is deleted.
+    /// - [`ErrorKind::SubAgent`](crate::ErrorKind::SubAgent) for the conversation of a sub-agent while an agent above it has
+    ///   a turn in flight. The call could be repeated, and would then do the task again. Nothing is deleted.
+    /// - The error of the store. The session is closed nevertheless.
     pub async fn delete(&self, id: &ConversationId) -> Result<(), Error> {
         self.delete_if(id, ready(Ok(()))).await
     }
@@ -435,7 +469,11 @@ impl Manager {
         id: &ConversationId,
         check: impl Future<Output = Result<(), Error>>,
     ) -> Result<(), Error> {
-        self.0.delete(id, check).await
+        let checked = async {
+            check.await?;
+            self.0.check_deletion(id).await
+        };
+        self.0.delete(id, checked).await
     }
 
     /// Sets the title of a conversation, whether or not it is open. `None` removes the title.
@@ -468,13 +506,16 @@ impl Manager {
         self.describe(id, Description::Title(title.map(Arc::from)), || ready(Ok(()))).await
     }
 
-    /// Replaces the labels of a conversation, whether or not it is open.
+    /// Replaces the labels of a conversation, whether or not it is open, and those of its sub-agents. If the call fails
+    /// after some of them, repeat it.
     ///
     /// The labels are stored like the title by [`rename`](Manager::rename), with the same exceptions.
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`rename`](Manager::rename), except the error for a long title.
+    /// Returns the errors of [`rename`](Manager::rename), except the error for a long title, and
+    /// [`ErrorKind::SubAgent`](crate::ErrorKind::SubAgent) for the conversation of a sub-agent, whose labels are those of
+    /// its root.
     ///
     /// # Cancel safety
     ///
@@ -502,14 +543,22 @@ impl Manager {
         self.0.registry().get(id)
     }
 
-    /// Returns the labels of a conversation, whether it is open or not.
+    /// Returns the labels that decide who may use a conversation, whether it is open or not: its own or, for a sub-agent,
+    /// those of its root and its places.
     #[cfg(any(feature = "acp", feature = "mcp-server", feature = "web"))]
     pub(crate) async fn labels_of(&self, id: &ConversationId) -> Result<Labels, Error> {
-        let open = self.0.registry().open_session(id);
-        match open {
-            Some(open) => Ok(open.labels),
-            None => Ok(self.0.store.summary(id).await?.labels),
+        let own = self.0.own_labels(id).await?;
+        let Some(root) = own.get(Labels::PARENT).and_then(|_| own.get(Labels::ROOT)) else { return Ok(own) };
+        match self.0.root_labels(root).await? {
+            Some(of_root) => of_root.of_sub_agent(own.iter()),
+            None => Err(StoreError::NotFound { id: id.clone() }.into()),
         }
+    }
+
+    /// Returns whether the store keeps labels.
+    #[cfg(any(feature = "acp", feature = "mcp-server", feature = "web"))]
+    pub(crate) fn keeps_labels(&self) -> bool {
+        self.0.store.traits().labels
     }
 
     /// Returns the registry of models.
@@ -529,7 +578,7 @@ impl Manager {
     ///
     /// The argument is a [`Page`], a [`Filter`] by labels, or a pair of a filter and a page. A
     /// conversation must match the filter with its stored labels and, if it is open, with those of its session, which may
-    /// not be stored yet.
+    /// not be stored yet. To leave out [sub-agents](crate::agent::SubAgent), use `Filter::default().without("omni.parent")`.
     ///
     /// ```
     /// # #[cfg(feature = "test-util")]

@@ -88,6 +88,7 @@ use error::of_agent;
 
 pub(crate) use error::{check_title, damaged_turn};
 pub use event::{SavedPart, SessionEvent, StoreReport};
+pub(crate) use loading::closed;
 pub use outcome::PromptOutcome;
 pub use perform::{SessionAnswer, SessionCommand};
 pub use run_guard::RunGuard;
@@ -102,7 +103,7 @@ pub(crate) use watcher::{Notice, Watcher};
 
 use crate::{
     actor,
-    agent::{Agent, FollowTarget, InFlight, RunRequest, RunTarget, Running, Snapshot, Status},
+    agent::{Agent, Durable, FollowTarget, InFlight, RunRequest, RunTarget, Running, Snapshot, Status},
     message::{History, UsageRow},
     run::{Accepted, Error, ErrorKind, Prompt, Response, RunAt, RunSpec},
     store::{ConversationId, IntoStore, Labels, StoreError},
@@ -241,13 +242,23 @@ impl Session {
 
     /// Replaces the labels of the conversation.
     ///
-    /// The labels are stored like a [title](Self::set_title). Labels that another process has stored in the meantime
+    /// The labels of sub-agents are not changed: see [`Manager::set_labels`](crate::Manager::set_labels). The labels are
+    /// stored like a [title](Self::set_title). Labels that another process has stored in the meantime
     /// are replaced, unless the session already has these labels.
     ///
     /// # Errors
     ///
-    /// Returns [`ErrorKind::Ended`] if the session has ended.
+    /// Returns [`ErrorKind::Ended`] if the session has ended, or [`ErrorKind::SubAgent`] if the conversation is that of a
+    /// sub-agent, whose labels are those of its root.
     pub async fn set_labels(&self, labels: Labels) -> Result<(), Error> {
+        if self.labels().await?.get(Labels::PARENT).is_some() {
+            return Err(Error::labels_of_a_sub_agent(self.id()));
+        }
+        self.relabel(labels).await
+    }
+
+    /// Replaces the labels, also those of a sub-agent.
+    pub(crate) async fn relabel(&self, labels: Labels) -> Result<(), Error> {
         self.call(|reply| Command::SetLabels(labels, reply)).await
     }
 
@@ -256,7 +267,9 @@ impl Session {
     ///
     /// If the path contains the message, the path then ends at the nearest assistant message above it that uses no
     /// tools, or is empty. The ids of erased messages are not used again. A title that was made from the messages is
-    /// removed too. The usage ledger keeps its rows, without content. [`Tree::erase`](crate::tree::Tree::erase) has an example.
+    /// removed too. In a manager, the sub-agents of erased tool uses are deleted. If this fails, repeat the call, which then
+    /// returns [`ErrorKind::UnknownNode`]. The usage ledger keeps its rows, without content.
+    /// [`Tree::erase`](crate::tree::Tree::erase) has an example.
     ///
     /// The call first waits until everything is saved, and returns when the store has erased the messages. Each wait
     /// takes at most the [end timeout](SessionBuilder::end_timeout). The documentation of the store states what may
@@ -269,6 +282,7 @@ impl Session {
     /// - [`ErrorKind::Busy`] if a run is active.
     /// - [`ErrorKind::Unsaved`] if the store did not save or erase in time. If the messages are no longer in the
     ///   tree, the store erases them later.
+    /// - [`ErrorKind::OpenElsewhere`], or another error of the store, if a sub-agent was not deleted.
     /// - [`ErrorKind::Ended`].
     ///
     /// # Cancel safety
@@ -280,8 +294,16 @@ impl Session {
         }
         let limit = self.shared.setup.end_timeout;
         self.flush(limit).await?;
-        self.call(|reply| Command::Erase(node, reply)).await??;
-        self.flush(limit).await
+        let erased = self.call(|reply| Command::Erase(node, reply)).await?;
+        if erased.as_ref().is_err_and(|error| error.kind() != ErrorKind::UnknownNode) {
+            return erased;
+        }
+        self.flush(limit).await?;
+        if let Some(watcher) = &self.shared.watcher {
+            // An earlier call can have left sub-agents of the erased messages.
+            Arc::clone(watcher).erased(self.clone()).await?;
+        }
+        erased
     }
 
     /// Records the usage of a request that belongs to no turn.
@@ -531,6 +553,11 @@ impl Session {
     /// now.
     pub(crate) fn is_between_requests(&self) -> bool {
         self.shared.is_between_requests.load(Ordering::Acquire)
+    }
+
+    /// Returns how much of a turn in flight survives the end of the process.
+    pub(crate) fn durable(&self) -> Durable {
+        self.shared.setup.durable
     }
 
     /// Returns a guard that keeps the session alive like a controller, but receives no events.

@@ -19,6 +19,7 @@
 //! | a tool has finished | `tool_done` | `tools` |
 //! | a running tool asks a question, or withdraws it | `tool_asked`, `tool_question_withdrawn` | `questions` |
 //! | a sub-agent's pauses have changed; a request of one has ended | `tool_delegated`, `delegated` | `questions` |
+//! | a tool runs a sub-agent in memory | `tool_unrepeatable` | `questions` |
 //! | an application event; `handle_event` has begun or returned | `notify`, `event_begun`, `event_handled` | `notices` |
 //! | a recorded turn is to continue; `handle_recovery` has returned | `take_up`, `recovered` | `recovery` |
 //! | a pause is stored, so it can be reported | `paused` | `tools` |
@@ -54,6 +55,7 @@ pub(super) use context::{Call, Context, Effect};
 use fresh::Waited;
 pub(super) use pauses::Forward;
 pub(crate) use pauses::{Resume, check_decisions};
+pub(super) use recovery::UNCERTAIN;
 
 use super::{
     Durable, Event, Failure, KnownPrompt, Prompt, PromptState, RunEnd, RunOutcome, Snapshot, StateView,
@@ -453,6 +455,7 @@ fn origin(prompt: Prompt, ask: bool, cx: &Context<'_>) -> Origin {
         max_steps: prompt.max_steps.or(cx.config.settings.max_steps),
         first_turn: TurnId::default(),
         spent: Usage::default(),
+        delegated: 0,
         backup: None,
         secrets_of: prompt.options.has_secrets().then(|| model.provider_name().into()),
         prompt: Arc::new(prompt.without_content()),

@@ -36,10 +36,14 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use async_trait::async_trait;
+use tokio::sync::{
+    mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    oneshot,
+};
 
 use super::{
-    Event, PendingUse,
+    AgentBuilder, Commands, Event, OwnerLink, PendingUse, RunTarget,
     command::{CommandResult, Reply},
     core::{Forward, Resume},
     phase::Op,
@@ -53,17 +57,32 @@ use crate::{
     tool::ToolContext,
 };
 
-/// What the running tools of an agent report about their sub-agents.
-#[derive(Debug, Default)]
-pub(super) struct Delegations(Mutex<DelegationState>);
+/// The reports of an agent's running tools about their sub-agents.
+#[derive(Default)]
+pub(super) struct Delegations {
+    state: Mutex<DelegationState>,
+    /// The session of the agent, if it has one.
+    owner: Option<Arc<dyn OwnerLink>>,
+    /// Whether the turn is left to the next owner of the conversation. Then the turns of the sub-agents are left, too.
+    is_leaving: AtomicBool,
+}
+
+crate::debug::impl_debug!(Delegations(self) { state: self.state, .. });
 
 #[derive(Debug, Default)]
 struct DelegationState {
     /// The account of the run whose tools run, if a budget applies.
     account: Option<Arc<Account>>,
+    /// Whether the turn is recorded.
+    is_recorded: bool,
     calls: Vec<DelegatedCall>,
     rows: Vec<UsageRow>,
+    /// The calls that must not be repeated any more, with those who wait until this is recorded.
+    unrepeatable: Vec<UnrepeatableCall>,
 }
+
+/// A call that must not be repeated any more: its operation and slot, and the reply when this is recorded.
+pub(super) type UnrepeatableCall = (Op, usize, Reply<CommandResult<()>>);
 
 /// A call that runs a sub-agent.
 #[derive(Debug)]
@@ -82,14 +101,26 @@ struct DelegatedCall {
 pub(super) type SlotPauses = (Op, usize, Vec<PendingUse>);
 
 impl Delegations {
-    /// Sets the account from which the sub-agents of the calls that start now draw.
-    pub(super) fn set_account(&self, account: Option<Arc<Account>>) {
-        lock(&self.0).account = account;
+    /// Returns the delegations of an agent that belongs to this session.
+    pub(super) fn of(owner: Option<Arc<dyn OwnerLink>>) -> Self {
+        Self { owner, ..Self::default() }
     }
 
-    /// Returns the rows and the lists of pauses that were not taken yet.
-    pub(super) fn take(&self) -> (Vec<UsageRow>, Vec<SlotPauses>) {
-        let mut state = lock(&self.0);
+    /// Sets the account from which the sub-agents of the calls that start now draw, and whether the turn is recorded.
+    pub(super) fn set_turn(&self, account: Option<Arc<Account>>, is_recorded: bool) {
+        let mut state = lock(&self.state);
+        (state.account, state.is_recorded) = (account, is_recorded);
+    }
+
+    /// Leaves the turns of the sub-agents to the next owners of their conversations.
+    pub(super) fn leave(&self) {
+        self.is_leaving.store(true, Ordering::Release);
+    }
+
+    /// Returns the rows, the lists of pauses and the calls that must not be repeated, which were not taken yet.
+    pub(super) fn take(&self) -> (Vec<UsageRow>, Vec<SlotPauses>, Vec<UnrepeatableCall>) {
+        let mut guard = lock(&self.state);
+        let state = &mut *guard;
         let mut changed: Vec<SlotPauses> = Vec::new();
         for call in &mut state.calls {
             if std::mem::take(&mut call.has_changed) && !changed.iter().any(|own| is_of(call, own.0, own.1)) {
@@ -101,12 +132,16 @@ impl Delegations {
             pauses.extend(calls.flat_map(|call| call.pauses.iter().cloned()));
         }
         state.calls.retain(|call| !call.has_ended.load(Ordering::Acquire));
-        (std::mem::take(&mut state.rows), changed)
+        (std::mem::take(&mut state.rows), changed, std::mem::take(&mut state.unrepeatable))
     }
 
     /// Ends the calls of an operation, or one of them.
     pub(super) fn end(&self, op: Op, slot: Option<usize>) {
-        let state = lock(&self.0);
+        let state = lock(&self.state);
+        if self.is_leaving.load(Ordering::Acquire) {
+            // The calls of sub-agents that are sessions are repeated. The context of all others is cancelled.
+            return;
+        }
         let ended =
             state.calls.iter().filter(|call| call.op == op && slot.is_none_or(|slot| slot == call.slot));
         ended.for_each(|call| call.has_ended.store(true, Ordering::Release));
@@ -121,7 +156,7 @@ impl Delegations {
         reply: &DecisionReply,
     ) {
         let mut parts: Vec<(UnboundedSender<ForwardedDecision>, ForwardedDecision)> = Vec::new();
-        let state = lock(&self.0);
+        let state = lock(&self.state);
         for Forward { slot, turn, tool_use, decision } in forwards {
             let waits = |pause: &PendingUse| pause.turn == turn && pause.tool_use.id == tool_use;
             let call = state.calls.iter().find(|call| is_of(call, op, slot) && call.pauses.iter().any(waits));
@@ -253,6 +288,10 @@ pub(crate) struct ParentCall {
     account: Option<Arc<Account>>,
     /// The number of agents above the child.
     depth: u8,
+    /// The id of the child's prompt, which is the same if the call is repeated.
+    key: Arc<str>,
+    /// Whether the child is a session.
+    is_session: bool,
 }
 
 /// Ends a call when it is dropped.
@@ -261,11 +300,13 @@ pub(crate) struct CallGuard(pub(crate) Arc<ParentCall>);
 
 impl Drop for CallGuard {
     fn drop(&mut self) {
-        self.0.has_ended.store(true, Ordering::Release);
+        if !self.0.is_left() {
+            self.0.has_ended.store(true, Ordering::Release);
+        }
         let (Some(link), Some(delegations)) = (self.0.context.agent(), delegations(&self.0.context)) else {
             return;
         };
-        let mut state = lock(&delegations.0);
+        let mut state = lock(&delegations.state);
         let own = state.calls.iter_mut().find(|call| Arc::ptr_eq(&call.has_ended, &self.0.has_ended));
         // A tool around the call can continue, so the pauses are withdrawn.
         if let Some(call) = own.filter(|call| !call.pauses.is_empty()) {
@@ -278,13 +319,17 @@ impl Drop for CallGuard {
 }
 
 impl ParentCall {
-    /// Begins a call that runs an agent. The decisions about the pauses of this agent arrive at the receiver.
-    pub(crate) fn begin(context: &ToolContext) -> (CallGuard, UnboundedReceiver<ForwardedDecision>) {
+    /// Begins a call that runs an agent, as a session if `is_session` is true. The decisions about the pauses of this
+    /// agent arrive at the receiver.
+    pub(crate) fn begin(
+        context: &ToolContext,
+        is_session: bool,
+    ) -> (CallGuard, UnboundedReceiver<ForwardedDecision>) {
         let (decisions, receiver) = unbounded_channel();
         let has_ended = Arc::<AtomicBool>::default();
         let mut account = None;
         if let (Some(link), Some(delegations)) = (context.agent(), delegations(context)) {
-            let mut state = lock(&delegations.0);
+            let mut state = lock(&delegations.state);
             account.clone_from(&state.account);
             state.calls.push(DelegatedCall {
                 op: link.op,
@@ -296,7 +341,13 @@ impl ParentCall {
             });
         }
         let depth = Self::depth_below(context);
-        (CallGuard(Arc::new(Self { context: context.clone(), has_ended, account, depth })), receiver)
+        // A tool around a sub-agent can call it several times.
+        let key = match context.agent().map_or(0, |link| link.children.fetch_add(1, Ordering::Relaxed)) {
+            0 => context.idempotency_key().into(),
+            number => format!("{}-{number}", context.idempotency_key()).into(),
+        };
+        let call = Self { context: context.clone(), has_ended, account, depth, key, is_session };
+        (CallGuard(Arc::new(call)), receiver)
     }
 
     /// Returns the number of agents above an agent that this call starts.
@@ -304,11 +355,58 @@ impl ParentCall {
         context.extensions().get::<Arc<Self>>().map_or(1, |own| own.depth.saturating_add(1))
     }
 
-    /// Returns whether the call has ended, or one above it.
+    /// Returns whether the call has ended, or one above it. A call whose turn is left to another process has not: its
+    /// sub-agent records its turn, and continues there.
     pub(super) fn has_ended(&self) -> bool {
+        let is_cancelled = || self.context.is_cancelled() && !self.is_left();
         self.has_ended.load(Ordering::Acquire)
-            || self.context.is_cancelled()
-            || self.context.extensions().get::<Arc<Self>>().is_some_and(|above| above.has_ended())
+            || is_cancelled()
+            || self.above().is_some_and(|above| above.has_ended())
+    }
+
+    fn above(&self) -> Option<&Arc<Self>> {
+        self.context.extensions().get()
+    }
+
+    /// Returns whether the turn of the sub-agent is left to the next owner of its conversation when the call is dropped.
+    pub(crate) fn is_left(&self) -> bool {
+        self.is_session
+            && delegations(&self.context).is_some_and(|own| own.is_leaving.load(Ordering::Acquire))
+    }
+
+    /// Returns the manager that runs the sub-agents of this call as sessions, if there is one.
+    pub(super) fn host(context: &ToolContext) -> Option<Arc<dyn SubAgentHost>> {
+        delegations(context)?.owner.as_ref()?.sub_agents()
+    }
+
+    /// Declares that the call must not be repeated, because it is about to run a sub-agent in memory, whose tools can have
+    /// effects. If the turn is recorded, waits until this is stored.
+    pub(super) async fn forbid_repetition(context: &ToolContext) {
+        let (Some(link), Some(delegations)) = (context.agent(), delegations(context)) else { return };
+        let (reply, stored) = oneshot::channel();
+        let is_recorded = {
+            let mut state = lock(&delegations.state);
+            state.unrepeatable.push((link.op, link.slot, reply));
+            state.is_recorded
+        };
+        link.notify();
+        if is_recorded {
+            // An error means that the agent has ended, and drops the call.
+            let _ = stored.await;
+        }
+    }
+
+    /// Returns whether the turn of the call is recorded.
+    pub(crate) fn is_recorded(&self) -> bool {
+        delegations(&self.context).is_some_and(|own| lock(&own.state).is_recorded)
+    }
+
+    pub(crate) fn key(&self) -> &str {
+        &self.key
+    }
+
+    pub(crate) fn context(&self) -> &ToolContext {
+        &self.context
     }
 
     /// Returns the account of the parent's run, from which the child draws.
@@ -328,7 +426,7 @@ impl ParentCall {
         };
         if !row.is_empty() {
             row.conversation = row.conversation.or_else(|| conversation.map(Arc::from));
-            lock(&delegations.0).rows.push(row);
+            lock(&delegations.state).rows.push(row);
             link.notify();
         }
     }
@@ -339,7 +437,7 @@ impl ParentCall {
         let (Some(link), Some(delegations)) = (self.context.agent(), delegations(&self.context)) else {
             return false;
         };
-        let mut state = lock(&delegations.0);
+        let mut state = lock(&delegations.state);
         if let Some(call) = state.calls.iter_mut().find(|call| Arc::ptr_eq(&call.has_ended, &self.has_ended))
         {
             (call.pauses, call.has_changed) = (pauses, true);
@@ -352,4 +450,50 @@ impl ParentCall {
 
 fn delegations(context: &ToolContext) -> Option<&Delegations> {
     context.agent()?.delegations.downcast_ref()
+}
+
+// ---- sub-agents that are sessions ----
+
+/// Runs sub-agents as sessions: the manager of the session whose tool is called.
+#[async_trait]
+pub(crate) trait SubAgentHost: Send + Sync {
+    /// Opens the session of a sub-agent, or creates it. Does not return while the manager is being shut down.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the session is closed.
+    async fn open(&self, child: NewChild<'_>) -> Result<RunningChild, Error>;
+}
+
+/// A sub-agent whose session is about to be opened.
+pub(crate) struct NewChild<'a> {
+    /// The name of the tool.
+    pub(crate) name: Arc<str>,
+    pub(crate) agent: &'a (dyn Fn() -> AgentBuilder + Send + Sync),
+    pub(crate) call: Arc<ParentCall>,
+    /// Whether the call, or the same call of an earlier process, has opened the session before.
+    pub(crate) is_known: bool,
+}
+
+/// A sub-agent that runs.
+pub(crate) struct RunningChild {
+    pub(crate) target: Box<dyn ChildTarget>,
+    /// The conversation of the sub-agent, if it is a session.
+    pub(crate) conversation: Option<Arc<str>>,
+    /// Whether the turns of the sub-agent are recorded, so that another session continues them.
+    pub(crate) is_recorded: bool,
+    pub(crate) end: Box<dyn ChildEnd>,
+}
+
+/// The agent or the session of a sub-agent.
+pub(crate) trait ChildTarget: RunTarget + Commands {}
+
+impl<T: RunTarget + Commands> ChildTarget for T {}
+
+/// Ends a sub-agent. If it is dropped, the sub-agent ends later.
+#[async_trait]
+pub(crate) trait ChildEnd: Send + Sync {
+    /// Ends the sub-agent, and waits until it has ended. If `is_left` is true, the call continues, and a recorded turn of
+    /// the sub-agent is left to its next session.
+    async fn end(self: Box<Self>, is_left: bool);
 }

@@ -1,8 +1,9 @@
 //! An agent as a tool of another one.
 //!
-//! A call starts an agent, follows its run, and returns its answer. While the call runs, it is one loop that never waits
-//! for the parent: progress is dropped if there is no room for it, pauses are a list that replaces the former one, and
-//! decisions arrive through a channel ([`delegation`](super::delegation)).
+//! A call starts an agent, follows its run, and returns its answer. In a session of a manager, the agent is that of
+//! another session, which the manager opens and closes. Otherwise, it exists in memory. One loop follows both. It never
+//! waits for the parent: progress is dropped if there is no room for it, pauses are a list that replaces the former one,
+//! and decisions arrive through a channel ([`delegation`](super::delegation)).
 
 use std::{
     borrow::Cow,
@@ -21,13 +22,16 @@ use tokio::{
 };
 
 use super::{
-    Agent, AgentBuilder, Error, FollowTarget, PendingUse, Prompt, Response, RunStep, Running,
-    delegation::{ForwardedDecision, ParentCall},
+    Agent, AgentBuilder, Error, FollowTarget, PendingUse, Prompt, PromptId, Response, Resume, RunStep,
+    Running,
+    core::UNCERTAIN,
+    delegation::{ChildEnd, ChildTarget, ForwardedDecision, NewChild, ParentCall, RunningChild},
     running::value_of,
 };
 use crate::{
     message::ToolUse,
     provider::{OutputSchema, StopReason},
+    run::{ErrorKind, RunAt, RunSpec},
     tool::{AgentLink, ClockStop, Decision, Replay, Schema, Tool, ToolContext, ToolError, ToolOutput},
 };
 
@@ -46,7 +50,9 @@ type Input = Box<dyn Fn(Value) -> Result<Prompt, ToolError> + Send + Sync>;
 /// An agent as a tool: a model delegates a task to it and gets its answer.
 ///
 /// Each call starts a new agent without a history, by a closure that gets the context of the call. The agent has its own
-/// model, tools, callbacks and limits. These belong to both agents:
+/// model, tools, callbacks and limits. In a session of a [`Manager`](crate::Manager), the agent gets a new
+/// session, whose conversation is stored with the labels of the caller. It can be watched while it runs, and read later.
+/// Otherwise, or [`in_memory`](Self::in_memory), it exists for the call only. These belong to both agents:
 ///
 /// - **Decisions.** A pause of the sub-agent is a question of the call: [`PendingUse::sub_agent`](crate::run::PendingUse)
 ///   describes it, and [`Agent::resume`] decides it, at each level up to the root. Meanwhile, the clocks of the call and of
@@ -59,7 +65,8 @@ type Input = Box<dyn Fn(Value) -> Result<Prompt, ToolError> + Send + Sync>;
 ///
 /// The result is the text of the last answer. If the model did not stop by itself, a note states the reason. A failure is
 /// an error result. While the sub-agent works, the call reports its progress as
-/// `{"sub_agent": {"name", "step", "tool", "text"}}`, and that of a sub-agent below it in the member `below`.
+/// `{"sub_agent": {"name", "conversation", "step", "tool", "text"}}`, and that of a sub-agent below it in the member
+/// `below`.
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]
@@ -110,6 +117,7 @@ pub struct SubAgent {
     output: Option<OutputSchema>,
     depth: u8,
     parallel: usize,
+    in_memory: bool,
     /// For each depth, the places of calls. Calls of different depths do not wait for each other.
     lines: OnceLock<Vec<Semaphore>>,
 }
@@ -140,12 +148,14 @@ impl SubAgent {
             output: None,
             depth: 3,
             parallel: 8,
+            in_memory: false,
             lines: OnceLock::new(),
         };
         sub_agent.with_input(|input: Task| Prompt::new(input.task))
     }
 
-    /// Sets the type of the input, and the prompt that is made from it.
+    /// Sets the type of the input, and the prompt that is made from it. If the sub-agent is a session, its prompt gets
+    /// another id, by which a repeated call finds the prompt.
     pub fn with_input<I: DeserializeOwned + JsonSchema>(
         mut self,
         prompt: impl Fn(I) -> Prompt + Send + Sync + 'static,
@@ -173,6 +183,9 @@ impl SubAgent {
 
         /// Sets how many calls run at the same time, at each depth. The default is 8. Further calls wait.
         pub fn with_parallel(self, parallel: usize) { self.parallel = parallel }
+
+        /// Runs the sub-agent in memory, even in a session of a manager. Nothing of it is stored except its usage.
+        pub fn in_memory(self) { self.in_memory = true }
     }
 
     /// Waits for a place.
@@ -230,9 +243,10 @@ impl Tool for SubAgent {
         Some(Duration::MAX)
     }
 
-    /// After a restart, the sub-agent of a call is gone, and its tools may have had effects.
+    /// After a restart, a repeated call continues its session. A sub-agent in memory is gone, and its tools may have had
+    /// effects.
     fn replay(&self) -> Replay {
-        Replay::Never
+        if self.in_memory { Replay::Never } else { Replay::Keyed }
     }
 
     async fn call(&self, input: Value, context: ToolContext) -> Result<ToolOutput, ToolError> {
@@ -241,26 +255,75 @@ impl Tool for SubAgent {
             prompt.options.set_output(Some(output.clone()));
         }
         let _place = self.wait_in_line(ParentCall::depth_below(&context)).await?;
+        let host = ParentCall::host(&context).filter(|_| !self.in_memory);
+        if host.is_none() && context.is_repeated() {
+            return Err(ToolError::new(UNCERTAIN));
+        }
+        if host.is_none() && !self.in_memory {
+            // Another process may run sub-agents as sessions, and would not find this one.
+            ParentCall::forbid_repetition(&context).await;
+        }
         // The guard exists before the child, so a call that is dropped at any point leaves nothing behind.
-        let (guard, decisions) = ParentCall::begin(&context);
+        let (guard, mut decisions) = ParentCall::begin(&context, host.is_some());
         let failed = |error: Error| ToolError::new(format!("{:?} has failed: {error}", self.name));
-        let agent = (self.start)(&context).extension(Arc::clone(&guard.0)).start().await.map_err(failed)?;
-        let agent = EndedWithCall(agent);
-        let agent = &agent.0;
-        // The run is followed before it starts, so the reader sees its end as an event, with the whole response.
-        let id = prompt.id.get_or_insert_with(|| context.idempotency_key().into()).clone();
-        let running = agent.follow(FollowTarget::Prompt(id)).await.map_err(failed)?;
-        agent.prompt(prompt).await.map_err(failed)?;
-        let child = Child { name: &self.name, parent: &guard.0, agent, context: &context };
-        let response = child.follow(running, decisions).await.map_err(failed)?;
-        self.result(&response)
+        let key = PromptId::new(guard.0.key());
+        match &host {
+            // A repeated call finds its prompt by the key.
+            Some(_) => prompt.id = Some(key),
+            None => prompt.id = prompt.id.or(Some(key)),
+        }
+        let agent = || (self.start)(&context).extension(Arc::clone(&guard.0));
+        let mut is_known = context.is_repeated();
+        loop {
+            let child = match &host {
+                Some(host) => {
+                    let (name, call) = (Arc::clone(&self.name), Arc::clone(&guard.0));
+                    host.open(NewChild { name, agent: &agent, call, is_known }).await
+                }
+                None => agent().start().await.map(RunningChild::in_memory),
+            };
+            let child = child.map_err(failed)?;
+            let call = FollowedCall {
+                name: &self.name,
+                parent: &guard.0,
+                target: &*child.target,
+                conversation: child.conversation.as_ref(),
+                context: &context,
+            };
+            let ended = call.run(prompt.clone(), &mut decisions).await;
+            let continues = |error: &Error| match error.kind() {
+                ErrorKind::Draining => host.is_some(),
+                // The session has ended, and its run has not.
+                ErrorKind::Ended => child.is_recorded,
+                _ => false,
+            };
+            let continues = ended.as_ref().is_err_and(continues);
+            child.end.end(continues).await;
+            if !continues {
+                return self.result(&ended.map_err(failed)?);
+            }
+            guard.0.set_pauses(Vec::new());
+            is_known = true;
+        }
     }
 }
 
 crate::debug::impl_debug!(SubAgent(self) { name: self.name, depth: self.depth, parallel: self.parallel, .. });
 
-/// Cancels the run of a sub-agent when the call ends, because others can have handles of the agent.
+impl RunningChild {
+    fn in_memory(agent: Agent) -> Self {
+        let target = Box::new(agent.clone());
+        Self { target, conversation: None, is_recorded: false, end: Box::new(EndedWithCall(agent)) }
+    }
+}
+
+/// Cancels the run of a sub-agent in memory when the call ends, because others can have handles of the agent.
 struct EndedWithCall(Agent);
+
+#[async_trait]
+impl ChildEnd for EndedWithCall {
+    async fn end(self: Box<Self>, _: bool) {}
+}
 
 impl Drop for EndedWithCall {
     fn drop(&mut self) {
@@ -268,11 +331,12 @@ impl Drop for EndedWithCall {
     }
 }
 
-/// A running sub-agent.
-struct Child<'a> {
+/// A call whose sub-agent runs.
+struct FollowedCall<'a> {
     name: &'a Arc<str>,
     parent: &'a ParentCall,
-    agent: &'a Agent,
+    target: &'a dyn ChildTarget,
+    conversation: Option<&'a Arc<str>>,
     context: &'a ToolContext,
 }
 
@@ -289,12 +353,26 @@ struct Progress {
     due: Option<Instant>,
 }
 
-impl<'a> Child<'a> {
+impl<'a> FollowedCall<'a> {
+    /// Sends the prompt, and follows its run to the end. A prompt that was sent by an earlier process is not sent again.
+    async fn run(
+        &self,
+        prompt: Prompt,
+        decisions: &mut UnboundedReceiver<ForwardedDecision>,
+    ) -> Result<Arc<Response>, Error> {
+        // The run is followed before it starts, so the reader sees its end as an event, with the whole response.
+        let id = prompt.id.clone().unwrap_or_else(|| PromptId::new(self.parent.key()));
+        let target = FollowTarget::Prompt(id);
+        let running = self.target.follow(target, None).await?;
+        self.target.start(RunSpec::new(RunAt::Head, prompt)).await?;
+        self.follow(running, decisions).await
+    }
+
     /// Follows the run to its end.
     async fn follow(
         &self,
         mut running: Running,
-        mut decisions: UnboundedReceiver<ForwardedDecision>,
+        decisions: &mut UnboundedReceiver<ForwardedDecision>,
     ) -> Result<Arc<Response>, Error> {
         let mut deciding = FuturesUnordered::new();
         let (mut progress, mut clock) = (Progress::default(), None);
@@ -304,7 +382,7 @@ impl<'a> Child<'a> {
                 biased;
                 Some(()) = deciding.next() => {}
                 Some(forwarded) = decisions.recv() => {
-                    deciding.push(forwarded.decide(|resume| self.agent.decide(resume)));
+                    deciding.push(forwarded.decide(|resume| self.target.decide(resume)));
                 }
                 step = running.next() => match step {
                     Some(RunStep::Pauses(pauses)) => clock = self.pause(&pauses).await,
@@ -322,12 +400,15 @@ impl<'a> Child<'a> {
 
     /// Shows the pauses as questions of the call. While there are some, the clock of the call is stopped.
     async fn pause(&self, pauses: &[Arc<PendingUse>]) -> Option<ClockStop<'a>> {
-        let own = pauses.iter().map(|pause| pause.of_sub_agent(Arc::clone(self.name), None)).collect();
+        let of_sub_agent =
+            |pause: &Arc<PendingUse>| pause.of_sub_agent(Arc::clone(self.name), self.conversation.cloned());
+        let own = pauses.iter().map(of_sub_agent).collect();
         if !self.parent.set_pauses(own) {
             for pause in pauses {
-                let declined = Decision::reject("no agent is available to ask");
+                let declined = (pause.tool_use.id.clone(), Decision::reject("no agent is available to ask"));
+                let resume = Resume { decisions: vec![declined], turn: Some(pause.turn), by: None };
                 // If the tool use no longer waits, nothing is left to decline.
-                let _ = self.agent.resume(pause.tool_use.id.clone(), declined).await;
+                let _ = self.target.decide(resume).await;
             }
         }
         self.context.agent().filter(|_| !pauses.is_empty()).map(AgentLink::stop_clock)
@@ -367,6 +448,9 @@ impl<'a> Child<'a> {
     fn report(&self, progress: &mut Progress, tool: Option<String>, below: Option<Value>) {
         (progress.due, progress.last) = (None, Some(Instant::now()));
         let mut report = json!({ "name": self.name, "step": progress.step });
+        if let Some(conversation) = self.conversation {
+            report["conversation"] = (**conversation).into();
+        }
         if let Some(tool) = tool {
             report["tool"] = tool.into();
         }

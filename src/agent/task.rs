@@ -34,7 +34,7 @@ use super::{
     WeakAgent,
     command::{Command, Reply, Stop},
     core::{Call, Context, Core, Effect},
-    delegation::ParentCall,
+    delegation::{ParentCall, SubAgentHost},
     phase::{Op, Turn},
 };
 use crate::{
@@ -86,6 +86,11 @@ pub(crate) trait OwnerLink: Send + Sync {
 
     /// Returns the reason why no prompt may be accepted now, if there is one.
     fn reason(&self) -> Option<Error>;
+
+    /// Returns the manager that runs the sub-agents of this agent as sessions, if there is one.
+    fn sub_agents(&self) -> Option<Arc<dyn SubAgentHost>> {
+        None
+    }
 }
 
 /// The state that handles and subscriptions share with the task. This state outlives the task.

@@ -1,6 +1,7 @@
 //! Approvals: tool uses that wait for a decision, whether or not their conversations are open.
 
 use std::{
+    collections::HashMap,
     fmt::{self, Write as _},
     future::ready,
     str::FromStr,
@@ -24,7 +25,7 @@ use crate::{
     session::{Session, SessionCommand, Tenure, damaged_turn},
     store::{
         Change, Commit, ConversationId, Filter, Labels, Owner, Page, Position, StoreError, StoredTurn,
-        TurnSummary, Turns, Undecidable, Write,
+        TurnSummary, Turns, Undecidable, Version, Write,
     },
     time::moment_after,
     tool::Decision,
@@ -120,11 +121,27 @@ impl Manager {
     pub(crate) async fn waiting_turns(&self, filter: &Filter, page: Page) -> Result<Vec<TurnSummary>, Error> {
         self.0.begin_sweeping();
         let mut turns = self.0.store.turns(Turns::Waiting, &self.0.checked((filter.clone(), page))?).await?;
-        let registry = self.0.registry();
-        for turn in &mut turns {
-            if let Some(open) = registry.open_session(&turn.id) {
-                turn.labels = open.labels;
+        {
+            let registry = self.0.registry();
+            for turn in &mut turns {
+                if let Some(open) = registry.open_session(&turn.id) {
+                    turn.labels = open.labels;
+                }
             }
+        }
+        // The approvals of sub-agents belong to those who own the root. Without a root, nobody sees them.
+        let mut roots: HashMap<String, Option<Labels>> = HashMap::new();
+        for turn in turns.iter_mut().filter(|turn| turn.labels.get(Labels::PARENT).is_some()) {
+            let root = turn.labels.get(Labels::ROOT).unwrap_or_default().to_owned();
+            let of_root = match roots.get(&root) {
+                Some(known) => known.clone(),
+                None => self.0.root_labels(&root).await?,
+            };
+            match &of_root {
+                Some(of_root) => turn.labels = of_root.of_sub_agent(turn.labels.clone().iter())?,
+                None => turn.approvals.clear(),
+            }
+            roots.insert(root, of_root);
         }
         Ok(turns)
     }
@@ -331,12 +348,22 @@ impl ManagerShared {
         id: &ConversationId,
         record: TurnRecord,
     ) -> Result<(), StoreError> {
+        let commit = Commit::new(record.head).with_usage([]).with_turn(record);
+        self.commit(turn.version, id, commit).await
+    }
+
+    /// Writes a commit of a conversation that nobody has open, on this version.
+    pub(super) async fn commit(
+        &self,
+        version: Version,
+        id: &ConversationId,
+        commit: Commit,
+    ) -> Result<(), StoreError> {
         // If this future is dropped, the tenure releases the conversation.
         let tenure = self.setup.acquire(&self.store, id).await?;
-        let write = Write::on(turn.version);
+        let write = Write::on(version);
         let lease = tenure.as_ref().map(Tenure::lease).transpose()?;
         let write = lease.map_or(write, |lease| write.under(&lease));
-        let commit = Commit::new(record.head).with_usage([]).with_turn(record);
         let written = self.store.write(id, &write, &Change::Commit(commit)).await;
         if let Some(tenure) = tenure {
             tenure.end(None).await;

@@ -1,6 +1,6 @@
 //! Closes, deletes, renames and labels conversations, and ends all sessions.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, future::ready, sync::Arc, time::Duration};
 
 use tokio::{
     task::{JoinError, JoinSet},
@@ -17,7 +17,7 @@ use crate::{
     agent::InFlight,
     run::{Error, ErrorKind},
     session::{Session, Tenure},
-    store::{Change, ConversationId, Labels, Lease, StateChange, StoreError, TitleBy, Write},
+    store::{Change, ConversationId, Labels, Lease, StateChange, StoreError, Summary, TitleBy, Write},
 };
 
 /// A change of the title or the labels of a conversation.
@@ -74,7 +74,9 @@ impl ManagerShared {
         };
         let inner = Arc::clone(self);
         in_a_task(self.patience(), async move {
+            let begun = Instant::now();
             let ended = inner.end(&session, Duration::ZERO, inner.close_timeout, in_flight).await;
+            inner.calls_left(&claim.id, None, inner.close_timeout.saturating_sub(begun.elapsed())).await;
             drop(claim);
             ended
         })
@@ -90,14 +92,36 @@ impl ManagerShared {
     ) -> Result<(), Error> {
         let (claim, session) = self.claim(id).await;
         check.await?;
+        // Nothing is deleted if a part can't be.
+        let elsewhere = |child: Summary| {
+            let owner = child.owner.filter(|owner| owner.name != self.owner.name)?;
+            Some(StoreError::Owned { id: child.id, owner })
+        };
+        if let Some(error) = self.descendants(id).await?.into_iter().find_map(elsewhere) {
+            return Err(error.into());
+        }
         let (inner, id, limit) = (Arc::clone(self), id.clone(), self.close_timeout);
         let gone = id.clone();
         in_a_task(self.patience(), async move {
+            let begun = Instant::now();
             if let Some(session) = session {
                 // Unsaved changes would be deleted anyway, so an error does not matter.
                 let _ = session.stop_discarding(limit).await;
             }
-            inner.delete_stored(&id).await?;
+            // The session may have ended before its calls.
+            inner.calls_left(&id, None, limit.saturating_sub(begun.elapsed())).await;
+            let below = async {
+                loop {
+                    let below = inner.descendants(&id).await?;
+                    if below.is_empty() {
+                        return Ok(());
+                    }
+                    for child in below.into_iter().rev() {
+                        Box::pin(inner.delete_one(&child.id)).await?;
+                    }
+                }
+            };
+            inner.delete_stored(&id, below).await?;
             inner.registry().emit_deleted(&id);
             drop(claim);
             Ok(())
@@ -106,8 +130,45 @@ impl ManagerShared {
         .unwrap_or_else(|reason| Err(aborted(&gone, &reason)))
     }
 
-    /// Sets the title or the labels of a conversation, whether it is open or not, and stores the change.
+    /// Deletes the conversation of a sub-agent without those below it.
+    async fn delete_one(self: &Arc<Self>, id: &ConversationId) -> Result<(), Error> {
+        let (_claim, session) = self.claim(id).await;
+        if let Some(session) = session {
+            let _ = session.stop_discarding(self.close_timeout).await;
+        }
+        self.calls_left(id, None, self.close_timeout).await;
+        self.delete_stored(id, ready(Ok(()))).await?;
+        self.registry().emit_deleted(id);
+        Ok(())
+    }
+
+    /// Sets the title or the labels of a conversation, whether it is open or not, and stores the change. Labels are also
+    /// set for all sub-agents below it.
     pub(super) async fn describe<F: Future<Output = Result<(), Error>>>(
+        self: &Arc<Self>,
+        id: &ConversationId,
+        change: Description,
+        check: impl Fn() -> F,
+    ) -> Result<(), Error> {
+        if let Description::Title(_) = &change {
+            return self.describe_one(id, change, check).await;
+        }
+        if id.is_of_sub_agent() && self.own_labels(id).await?.get(Labels::PARENT).is_some() {
+            check().await?;
+            return Err(Error::labels_of_a_sub_agent(id));
+        }
+        let described = self.describe_one(id, change, check).await;
+        let is_shown = described.as_ref().err().is_none_or(|error| error.kind() == ErrorKind::ChangeUnsaved);
+        if !is_shown || !self.store.traits().labels {
+            return described;
+        }
+        // A sub-agent that is stored later gets the new labels of the root by its call.
+        let (inner, root) = (Arc::clone(self), id.clone());
+        let labelled = in_a_task(self.patience(), async move { inner.label_descendants(&root).await });
+        described.and(labelled.await.unwrap_or_else(|reason| Err(aborted(id, &reason))))
+    }
+
+    pub(super) async fn describe_one<F: Future<Output = Result<(), Error>>>(
         self: &Arc<Self>,
         id: &ConversationId,
         change: Description,
@@ -119,7 +180,7 @@ impl ManagerShared {
             let Some(session) = session else { break claim };
             let described = match &change {
                 Description::Title(title) => session.set_title(title.as_deref()).await,
-                Description::Labels(labels) => session.set_labels(labels.clone()).await,
+                Description::Labels(labels) => session.relabel(labels.clone()).await,
             };
             match described {
                 Ok(()) => {}
@@ -132,17 +193,10 @@ impl ManagerShared {
             }
             // Release the id, so that other callers can open and close the session while the store is writing.
             drop(claim);
-            match session.flush(self.close_timeout).await {
-                Ok(()) => return Ok(()),
-                // The session has ended. If it did not store the change, the loop continues and the change
-                // is written directly to the store.
-                Err(error) if error.kind() == ErrorKind::Ended => {
-                    session.ended().await;
-                    let stopped = session.stop(Duration::ZERO).await;
-                    if stopped.err().is_none_or(|error| error.kind() == ErrorKind::Deadline) {
-                        return Ok(());
-                    }
-                }
+            match self.is_flushed(&session).await {
+                Ok(true) => return Ok(()),
+                // The loop continues, and the change is written directly to the store.
+                Ok(false) => {}
                 Err(cause) => {
                     let text = format!(
                         "the new title or labels of conversation {id} are not stored yet; the open session keeps \
@@ -167,19 +221,38 @@ impl ManagerShared {
         described.await.unwrap_or_else(|reason| Err(aborted(&cut_off, &reason)))
     }
 
-    /// Deletes a conversation that is not open.
-    async fn delete_stored(&self, id: &ConversationId) -> Result<(), StoreError> {
+    /// Waits until the store has all changes of a session. Returns `false` if the session has ended before.
+    pub(super) async fn is_flushed(&self, session: &Session) -> Result<bool, Error> {
+        match session.flush(self.close_timeout).await {
+            Err(error) if error.kind() == ErrorKind::Ended => {
+                session.ended().await;
+                let stopped = session.stop(Duration::ZERO).await;
+                Ok(stopped.err().is_none_or(|error| error.kind() == ErrorKind::Deadline))
+            }
+            flushed => flushed.map(|()| true),
+        }
+    }
+
+    /// Deletes a conversation that is not open, after `first`. Until then, no other process can open it.
+    async fn delete_stored(
+        &self,
+        id: &ConversationId,
+        first: impl Future<Output = Result<(), Error>>,
+    ) -> Result<(), Error> {
         let tenure = match self.setup.acquire(&self.store, id).await {
             Ok(tenure) => tenure,
             // The conversation does not exist, but a crash may have left parts of it in the store, so let the store
             // delete them.
-            Err(StoreError::NotFound { .. }) => return self.store.delete(id, None).await,
-            Err(error) => return Err(error),
+            Err(StoreError::NotFound { .. }) => None,
+            Err(error) => return Err(error.into()),
         };
-        let Some(tenure) = tenure else { return self.store.delete(id, None).await };
-        let deleted = self.store.delete(id, Some(&tenure.lease()?)).await;
-        tenure.end(None).await;
-        deleted
+        first.await?;
+        let lease = tenure.as_ref().map(Tenure::lease).transpose()?;
+        let deleted = self.store.delete(id, lease.as_ref()).await;
+        if let Some(tenure) = tenure {
+            tenure.end(None).await;
+        }
+        Ok(deleted?)
     }
 
     /// Sets the title or the labels of a conversation that is not open in this manager. If another manager or process
@@ -355,24 +428,28 @@ impl Manager {
         let begun = tokio::time::Instant::now();
         let mut failed = Vec::new();
         loop {
+            // The end of a session ends its calls, and these close the sessions of their sub-agents. What is still open
+            // at the deadline is ended directly.
+            let is_late = begun.elapsed() >= grace.saturating_add(deadline);
             let (sessions, claims) = {
                 let registry = inner.registry();
-                (registry.sessions(), registry.claims())
+                (registry.sessions(is_late), registry.claims())
             };
             sessions.iter().for_each(Session::drain);
             if sessions.is_empty() && claims.is_empty() {
                 break;
             }
             failed.extend(inner.end_all(sessions, begun, limits, ending).await);
-            // Also wait until no session is being opened or closed, but not beyond the deadline, because a store may
-            // hang.
+            // Also wait until no session is being opened or closed and no call runs, but not beyond the deadline, because a
+            // store may hang.
             let left = grace.saturating_add(deadline).saturating_sub(begun.elapsed());
             let claims = async {
                 for claim in &claims {
                     claim.cancelled().await;
                 }
             };
-            if tokio::time::timeout(left, claims).await.is_err() && inner.registry().sessions().is_empty() {
+            if tokio::time::timeout(left, claims).await.is_err() && inner.registry().sessions(true).is_empty()
+            {
                 break;
             }
             tokio::task::yield_now().await;

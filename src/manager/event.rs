@@ -1,11 +1,13 @@
 use std::sync::{Arc, Weak};
 
+use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use tracing::Instrument;
 
 use super::{ManagerShared, registry::Key};
 use crate::{
-    agent::Status,
+    agent::{Status, SubAgentHost},
+    run::Error,
     session::{Notice, Session, Watcher},
     store::{ConversationId, Labels, Summary},
     subscription::{EndReason, EventId, Numbered},
@@ -260,9 +262,9 @@ impl ManagerSnapshot {
 
 /// The watcher of one session.
 pub(super) struct SessionWatch {
-    inner: Weak<ManagerShared>,
-    id: ConversationId,
-    key: Key,
+    pub(super) inner: Weak<ManagerShared>,
+    pub(super) id: ConversationId,
+    pub(super) key: Key,
 }
 
 impl SessionWatch {
@@ -287,7 +289,33 @@ impl Watcher for SessionWatch {
             }
             Notice::Title(title) => inner.registry().titled(id, key, title.cloned()),
             Notice::Erased => inner.registry().forget(),
-            Notice::Labels(labels) => inner.registry().labelled(id, key, labels.clone()),
+            Notice::Discarded(turn) => {
+                let (id, mut session) = (id.clone(), inner.registry().get(id));
+                let pruning = async move {
+                    if session.is_none() {
+                        inner.registered(&id).await;
+                        session = inner.registry().get(&id);
+                    }
+                    if let Some(session) = session
+                        && let Err(error) = inner.delete_children_of(turn, &session).await
+                    {
+                        tracing::warn!(%id, %error, "the sub-agents of a discarded turn remain");
+                    }
+                };
+                tokio::spawn(pruning.in_current_span());
+            }
+            Notice::Labels(labels) => {
+                inner.registry().labelled(id, key, labels.clone());
+                if labels.get(Labels::PARENT).is_none() && inner.store.traits().labels {
+                    let root = id.clone();
+                    let labelling = async move {
+                        if let Err(error) = inner.label_descendants(&root).await {
+                            tracing::warn!(%root, %error, "sub-agents do not have the new labels of their root");
+                        }
+                    };
+                    tokio::spawn(labelling.in_current_span());
+                }
+            }
             Notice::Finished(_) => inner.make_title(id, key),
             Notice::Left => {
                 let mut registry = inner.registry();
@@ -297,6 +325,20 @@ impl Watcher for SessionWatch {
             Notice::Settled => inner.registry().changed(id, key),
             Notice::Ended(reason) => inner.registry().ended(id, key, reason),
         }
+    }
+
+    fn erased(self: Arc<Self>, session: Session) -> BoxFuture<'static, Result<(), Error>> {
+        Box::pin(async move {
+            match self.inner.upgrade() {
+                Some(inner) => inner.delete_erased(&session).await,
+                None => Ok(()),
+            }
+        })
+    }
+
+    fn sub_agents(self: Arc<Self>) -> Option<Arc<dyn SubAgentHost>> {
+        self.inner.upgrade().filter(|inner| inner.store.traits().labels)?;
+        Some(self)
     }
 }
 

@@ -12,6 +12,7 @@ use super::{
     ManagerShared,
     event::SessionWatch,
     registry::{Key, Number},
+    sub_agent::Tenant,
 };
 use crate::{
     agent::{AgentBuilder, Durable, RECORD_DELAY, Recover},
@@ -48,6 +49,15 @@ impl Drop for Opening {
     }
 }
 
+/// The caller that opens a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OpenedBy {
+    /// A user of the manager. The session takes a place.
+    User,
+    /// The call of a sub-agent. The session takes no place, because its parent waits for it.
+    Call,
+}
+
 /// The source of the conversation of a session that is started.
 #[derive(Clone, Copy)]
 pub(super) enum Beginning {
@@ -75,6 +85,7 @@ impl ManagerShared {
         id: ConversationId,
         start: OpenOptions,
         from: Beginning,
+        by: OpenedBy,
     ) -> Result<OpenedSession, Error> {
         let mode = start.mode;
         self.begin_sweeping();
@@ -93,7 +104,7 @@ impl ManagerShared {
             match begun {
                 Ok(number) => {
                     let opening = Opening { inner: Arc::clone(self), id, number };
-                    return self.start(opening, start, from).await;
+                    return self.start(opening, start, from, by).await;
                 }
                 Err(Ok(_)) if !from.takes_running() => {
                     let text = format!("conversation {id} already exists; open it, or choose another id");
@@ -140,6 +151,7 @@ impl ManagerShared {
         opening: Opening,
         start: OpenOptions,
         from: Beginning,
+        by: OpenedBy,
     ) -> Result<OpenedSession, Error> {
         let id = opening.id.clone();
         let (reply, mut answer) = oneshot::channel();
@@ -148,12 +160,20 @@ impl ManagerShared {
             let mode = start.mode;
             let mut reply = reply;
             let room = async {
-                inner.room(&opening).await?;
+                if by == OpenedBy::User {
+                    inner.room(&opening).await?;
+                }
                 let (claim, session) = inner.claim(&opening.id).await;
                 debug_assert!(session.is_none(), "only this opening opens the id");
                 // Check again whether the manager is shut down, because a shutdown that started before this claim does
                 // not wait for the claim.
-                if inner.registry().is_shut { Err(shut_down()) } else { Ok(claim) }
+                if inner.registry().is_shut {
+                    return Err(shut_down());
+                }
+                if by == OpenedBy::User && claim.id.is_of_sub_agent() {
+                    inner.check_opening(&claim.id).await?;
+                }
+                Ok(claim)
             };
             let claim = tokio::select! {
                 biased;
@@ -210,6 +230,9 @@ impl ManagerShared {
         let (id, key) = (&claim.id, claim.key);
         let mut start = start;
         start.agent = Box::new(start.agent.registry(self.registry_of_models.clone()));
+        if let Some(tenant) = &start.tenant {
+            start.agent = Box::new(start.agent.extension(Tenant(Arc::clone(tenant))));
+        }
         if let Some(admission) = self.limits.admission(start.tenant.clone(), self, id, key) {
             start.agent = Box::new(start.agent.admission(admission));
         }

@@ -19,14 +19,14 @@ use tracing::Instrument;
 
 use super::{
     Manager, ManagerBuilder, ManagerShared, OpenOptions,
-    opening::{Beginning, aborted, shut_down},
+    opening::{Beginning, OpenedBy, aborted, shut_down},
 };
 use crate::{
     error_chain,
     message::{Timestamp, TurnId},
     panics::{contained, contained_async},
     run::{Error, ErrorKind},
-    store::{ConversationId, Filter, Page, Position, StoreError, StoredTurn, TurnSummary, Turns},
+    store::{ConversationId, Filter, Labels, Page, Position, StoreError, StoredTurn, TurnSummary, Turns},
     time::{SHORTEST_INTERVAL, scaled},
 };
 
@@ -231,11 +231,20 @@ impl Manager {
             Error::new(ErrorKind::Config, text)
         })?;
         let mut recovered = Recovered::default();
+        self.0.end_orphans(None, usize::MAX).await?;
         self.0
             .look_through(&starter, &mut FailedOpenings::default(), None, usize::MAX, &mut recovered)
             .await?;
         Ok(recovered)
     }
+}
+
+/// The positions at which the next sweep continues, or `None` to begin again: among the turns that nobody works on, and
+/// among those that wait for decisions.
+#[derive(Default)]
+struct SweepPositions {
+    left: Option<Position>,
+    waiting: Option<Position>,
 }
 
 /// The outcome of a sweep for one turn.
@@ -257,19 +266,20 @@ impl ManagerShared {
             let gone = self.recovery.alive.token().clone();
             // The task belongs to no caller, so it has no span of a caller.
             tokio::spawn(async move {
-                let (mut attempts, mut after) = (FailedOpenings::default(), None);
+                let (mut attempts, mut after) = (FailedOpenings::default(), SweepPositions::default());
                 loop {
                     let Some(inner) = inner.upgrade().filter(|inner| !inner.registry().is_shut) else {
                         return;
                     };
                     // A panic of the store ends this sweep, but not the sweeps that follow.
-                    let swept = contained_async(inner.sweep(&starter, &mut attempts, after.take())).await;
+                    let from = std::mem::take(&mut after);
+                    let swept = contained_async(inner.sweep(&starter, &mut attempts, from)).await;
                     after = swept.unwrap_or_else(|panic| {
                         tracing::error!(
                             panic,
                             "a sweep for turns that nobody works on panicked; the next one follows"
                         );
-                        None
+                        SweepPositions::default()
                     });
                     drop(inner);
                     tokio::select! {
@@ -282,24 +292,57 @@ impl ManagerShared {
         }
     }
 
-    /// Runs one sweep of the task. Returns the position at which the next one continues.
+    /// Runs one sweep of the task. Returns the positions at which the next one continues.
     async fn sweep(
         self: &Arc<Self>,
         starter: &Arc<Starter>,
         attempts: &mut FailedOpenings,
-        after: Option<Position>,
-    ) -> Option<Position> {
+        after: SweepPositions,
+    ) -> SweepPositions {
         let mut recovered = Recovered::default();
-        let swept = self.look_through(starter, attempts, after, MOST_PER_SWEEP, &mut recovered);
-        let swept = tokio::select! {
+        let listed = |listed: Result<Option<Position>, Error>| {
+            listed.unwrap_or_else(|error| {
+                tracing::warn!(error = error_chain(&error), "turns that nobody works on could not be listed");
+                None
+            })
+        };
+        let swept = async {
+            let left = self.look_through(starter, attempts, after.left, MOST_PER_SWEEP, &mut recovered).await;
+            let waiting = self.end_orphans(after.waiting, MOST_PER_SWEEP).await;
+            SweepPositions { left: listed(left), waiting: listed(waiting) }
+        };
+        tokio::select! {
             biased;
             swept = swept => swept,
-            () = self.shutting.cancelled() => Ok(None),
-        };
-        swept.unwrap_or_else(|error| {
-            tracing::warn!(error = error_chain(&error), "turns that nobody works on could not be listed");
-            None
-        })
+            () = self.shutting.cancelled() => SweepPositions::default(),
+        }
+    }
+
+    /// Goes through the turns that wait for decisions, and discards those of sub-agents whose calls are never repeated.
+    /// The lists of turns that nobody works on do not contain them. Begins after the position `after`, and returns the
+    /// position at which to continue, or `None` at the end of the list.
+    async fn end_orphans(
+        self: &Arc<Self>,
+        mut after: Option<Position>,
+        most: usize,
+    ) -> Result<Option<Position>, Error> {
+        if !self.store.traits().labels {
+            return Ok(None);
+        }
+        let mut seen = 0;
+        loop {
+            let page = Page { after: after.take(), ..Page::first(PAGE) };
+            let listing = self.checked((self.recovery.sweep.filter.clone(), page))?;
+            let turns = self.listed(self.store.turns(Turns::Waiting, &listing)).await?;
+            seen += turns.len();
+            after = turns.last().filter(|_| turns.len() >= PAGE).map(|turn| turn.position.clone());
+            for turn in turns.iter().filter(|turn| turn.owner.is_none()) {
+                self.sweep_sub_agent(turn).await;
+            }
+            if after.is_none() || seen >= most {
+                return Ok(after);
+            }
+        }
     }
 
     /// Goes through the turns that nobody works on, beginning after the position `after`. Returns the position at which
@@ -326,6 +369,10 @@ impl ManagerShared {
             let is_last = turns.len() < PAGE;
             seen += turns.len();
             for turn in turns {
+                if self.sweep_sub_agent(&turn).await {
+                    after = Some(turn.position);
+                    continue;
+                }
                 let verdict = attempts.verdict(&turn, turn.now, self.recovery.begun.elapsed());
                 if verdict == Verdict::Wait || self.registry().look(&turn.id).is_some() {
                     after = Some(turn.position);
@@ -463,19 +510,59 @@ impl ManagerShared {
         )
     }
 
+    /// Returns whether the sweep is done with this turn, because it is that of the call of a sub-agent.
+    async fn sweep_sub_agent(self: &Arc<Self>, turn: &TurnSummary) -> bool {
+        if turn.labels.get(Labels::PARENT).is_none() {
+            return false;
+        }
+        match timeout(self.recovery.timeout, self.sweep_call(turn)).await {
+            Ok(Ok(is_of_call)) => is_of_call,
+            Ok(Err(error)) => {
+                self.report_failure(&turn.id, &error);
+                true
+            }
+            Err(_) => true,
+        }
+    }
+
+    /// Decides about the turn of a sub-agent's call, which only the call of its parent continues. If no agent above it can
+    /// repeat the call any more, discards the turn. Otherwise, applies the decisions for time limits that have passed, and
+    /// the sweep opens the root for the root's own turn. Returns `false` if the turn is that of a person, which continues
+    /// like the turn of every other conversation.
+    async fn sweep_call(self: &Arc<Self>, turn: &TurnSummary) -> Result<bool, Error> {
+        let is_in_use = {
+            let registry = self.registry();
+            registry.look(&turn.id).is_some() || registry.calls.has(&turn.id)
+        };
+        if is_in_use {
+            return Ok(true);
+        }
+        if self.call_turn(&turn.id).await?.is_none() {
+            return Ok(false);
+        }
+        if !self.is_called(&turn.id, &turn.labels).await? {
+            return self.discard(&turn.id).await.map(|()| true);
+        }
+        if turn.approvals.iter().any(|approval| approval.survives && approval.has_expired(turn.now)) {
+            self.expire(&turn.id).await?;
+        }
+        Ok(true)
+    }
+
     async fn open_for(
         self: &Arc<Self>,
         id: &ConversationId,
         options: Option<OpenOptions>,
     ) -> Result<SweepOutcome, Error> {
         let Some(options) = options else { return Ok(SweepOutcome::Skipped) };
-        match self.open(id.clone(), options.subscribe(None), Beginning::Stored).await {
+        match self.open(id.clone(), options.subscribe(None), Beginning::Stored, OpenedBy::User).await {
             Ok(_) => Ok(SweepOutcome::Opened),
-            // Another process was faster, or the conversation was deleted.
+            // Another process was faster, the conversation was deleted, or a sub-agent waits for the turns above it.
             Err(error) => match error.kind() {
-                ErrorKind::OpenElsewhere | ErrorKind::ShutDown | ErrorKind::NotFound => {
-                    Ok(SweepOutcome::Skipped)
-                }
+                ErrorKind::OpenElsewhere
+                | ErrorKind::ShutDown
+                | ErrorKind::NotFound
+                | ErrorKind::SubAgent => Ok(SweepOutcome::Skipped),
                 _ => Err(error),
             },
         }
@@ -488,6 +575,12 @@ impl ManagerShared {
         let (inner, id) = (Arc::clone(self), id.clone());
         let opening = async move {
             let opened = async {
+                // The turn of a sub-agent's call is continued by the turn of its root.
+                let labels = inner.store.summary(&id).await?.labels;
+                let root = labels.get(Labels::PARENT).and_then(|_| labels.get(Labels::ROOT));
+                let root = root.and_then(|root| ConversationId::new(root).ok());
+                let is_of_call = root.is_some() && inner.call_turn(&id).await?.is_some();
+                let id = root.filter(|_| is_of_call).unwrap_or_else(|| id.clone());
                 let Some(turn) = inner.store.turn(&id).await?.filter(|turn| !only_waits(turn)) else {
                     return Ok(SweepOutcome::Skipped);
                 };

@@ -10,7 +10,9 @@ use std::{
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::{Activity, ManagerEvent, ManagerSnapshot, OpenSession};
+use super::{
+    Activity, ManagerEvent, ManagerSnapshot, OpenSession, opening::OpenedBy, sub_agent::SubAgentCalls,
+};
 use crate::{
     agent::Status,
     session::Session,
@@ -40,6 +42,8 @@ pub(super) struct OpenConversations {
     /// A counter of changes. It puts the changes in order.
     clock: u64,
     feed: Feed<ManagerEvent>,
+    /// The calls whose sub-agents are sessions.
+    pub(super) calls: SubAgentCalls,
     pub(super) is_shut: bool,
     /// How the manager ended, if it has.
     pub(super) end: Option<End<ManagerSnapshot>>,
@@ -70,6 +74,8 @@ struct ManagedSession {
     since: u64,
     /// The state of the request to make room.
     rest: SleepRequest,
+    /// The caller that has opened the session. The session of a call has no place.
+    opened_by: OpenedBy,
 }
 
 impl ManagedSession {
@@ -84,8 +90,8 @@ impl ManagedSession {
 }
 
 impl OpenConversations {
-    /// Creates a registry with this number of places for open sessions.
-    pub(super) fn new(places: usize) -> Self {
+    /// Creates a registry with this number of places for open sessions, and for calls of sub-agents.
+    pub(super) fn new(places: usize, max_sub_agents: usize) -> Self {
         Self {
             slots: HashMap::new(),
             openings: HashMap::new(),
@@ -97,6 +103,7 @@ impl OpenConversations {
             last_key: 0,
             clock: 0,
             feed: Feed::new(rand::random()),
+            calls: SubAgentCalls::new(max_sub_agents),
             is_shut: false,
             end: None,
         }
@@ -134,6 +141,7 @@ impl OpenConversations {
                 used: self.clock,
                 since: 0,
                 rest: SleepRequest::default(),
+                opened_by: OpenedBy::User,
             }
         });
         if let Some(claim) = &slot.claim {
@@ -176,6 +184,8 @@ impl OpenConversations {
             slot.labels = labels;
         }
         (slot.session, slot.used, slot.since) = (Some(session), clock, clock);
+        let has_place = self.openings.get(&id).is_some_and(|opening| opening.has_place);
+        slot.opened_by = if has_place { OpenedBy::User } else { OpenedBy::Call };
         let ended = slot.ended.take();
         let open = slot.open_session(&id);
         self.end_opening(&id);
@@ -273,6 +283,7 @@ impl OpenConversations {
     pub(super) fn ended(&mut self, id: &ConversationId, key: Key, reason: &EndReason) {
         let Some(slot) = self.slots.get_mut(id).filter(|slot| slot.key == key) else { return };
         let was_open = slot.session.take().is_some();
+        let had_place = was_open && slot.opened_by == OpenedBy::User;
         if !was_open {
             slot.ended = Some(reason.clone());
         }
@@ -284,7 +295,7 @@ impl OpenConversations {
             self.emit(ManagerEvent::Closed { id: id.clone(), reason: reason.clone() });
         }
         self.end_rest(rest);
-        if was_open {
+        if had_place {
             self.vacate();
         }
         self.make_room();
@@ -347,12 +358,20 @@ impl OpenConversations {
         open.into_iter()
     }
 
-    pub(super) fn sessions(&self) -> Vec<Session> {
-        self.open().map(|(_, _, session)| session.clone()).collect()
+    /// Returns the open sessions, with or without those that their calls close.
+    pub(super) fn sessions(&self, with_sub_agents: bool) -> Vec<Session> {
+        let meant = self.open().filter(|(id, ..)| with_sub_agents || !self.calls.has(id));
+        meant.map(|(_, _, session)| session.clone()).collect()
     }
 
+    /// Returns the tokens of all claims and calls, which are cancelled when these end.
     pub(super) fn claims(&self) -> Vec<CancellationToken> {
-        self.slots.values().filter_map(|slot| slot.claim.clone()).collect()
+        self.slots.values().filter_map(|slot| slot.claim.clone()).chain(self.calls.all()).collect()
+    }
+
+    /// Returns whether this life of a session is open.
+    pub(super) fn is_open(&self, id: &ConversationId, key: Key) -> bool {
+        self.slots.get(id).is_some_and(|slot| slot.key == key && slot.session.is_some())
     }
 
     pub(super) fn snapshot(&self) -> ManagerSnapshot {
@@ -473,6 +492,7 @@ impl ManagedSession {
     /// Returns whether the session may be asked to sleep. A paused session agrees if its turn is recorded.
     fn may_sleep(&self) -> bool {
         self.rest == SleepRequest::Unasked
+            && self.opened_by == OpenedBy::User
             && self.claim.is_none()
             && self.status != Status::Busy
             && self.session.as_ref().is_some_and(|session| session.controllers() == 0)
@@ -695,11 +715,12 @@ impl OpenConversations {
         self.openings.get(id).is_some_and(|opening| self.waiting.contains_key(&opening.number))
     }
 
-    /// Returns the sessions whose tools or callbacks are running. Their places cannot become free before these tools
-    /// and callbacks are done.
+    /// Returns the sessions with a place whose tools or callbacks are running. Their places cannot become free before
+    /// these tools and callbacks are done.
     pub(in crate::manager) fn parents(&self) -> Vec<ConversationId> {
         let is_parent = |(id, slot, session): (&ConversationId, &ManagedSession, &Session)| {
-            (slot.status == Status::Busy && session.is_between_requests()).then(|| id.clone())
+            let has_place = slot.opened_by == OpenedBy::User;
+            (has_place && slot.status == Status::Busy && session.is_between_requests()).then(|| id.clone())
         };
         self.open().filter_map(is_parent).collect()
     }

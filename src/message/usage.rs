@@ -161,7 +161,7 @@ pub struct UsageRow {
     #[serde(default, skip_serializing_if = "is_default")]
     pub end: RequestEnd,
     /// The conversation whose session stores the row, if it is a sub-agent of the conversation whose agent emits the
-    /// row. A stored row contains no conversation. In this version, sub-agents have no sessions, so it is `None`.
+    /// row. A stored row contains no conversation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub conversation: Option<Arc<str>>,
 }

@@ -51,7 +51,7 @@ pub struct Response {
     /// output schema, and the requests of sub-agents that have no session of their own.
     pub usage: Usage,
     /// The usage of sub-agents that are sessions. [`usage`](Self::usage) does not include it, because their sessions
-    /// store it. In this version, sub-agents have no sessions, so it is zero.
+    /// store it.
     #[serde(default, skip_serializing_if = "Usage::is_zero")]
     pub delegated: Usage,
     /// The number of requests made for the prompt so far.

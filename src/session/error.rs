@@ -1,6 +1,7 @@
 use crate::{
     agent::Status,
     run::{Error, ErrorKind, PromptId},
+    store::ConversationId,
     tree::NodeId,
 };
 
@@ -53,4 +54,12 @@ pub(crate) fn damaged_turn(problem: &str) -> Error {
          conversation"
     );
     Error::new(ErrorKind::DamagedTurn, text)
+}
+
+impl Error {
+    /// Returns the error for a change of the labels of a sub-agent.
+    pub(crate) fn labels_of_a_sub_agent(id: &ConversationId) -> Self {
+        let text = format!("conversation {id} has the labels of its root; set the labels of the root");
+        Self::new(ErrorKind::SubAgent, text).with_member("conversation", id)
+    }
 }

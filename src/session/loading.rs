@@ -127,7 +127,7 @@ fn base(tree: &Tree, branch: BranchPoint) -> Result<History, Error> {
 
 /// Completes the stored end of a run that does not continue: removes staged prompts, which were never used, and gives
 /// prompts in flight the outcome of the run. Prompts are stored in these states if the run has ended with its process.
-pub(super) fn closed(mut end: RunEnd) -> RunEnd {
+pub(crate) fn closed(mut end: RunEnd) -> RunEnd {
     end.prompts.retain(|prompt| prompt.state != PromptState::Staged);
     for prompt in end.prompts.iter_mut().filter(|prompt| !prompt.is_over()) {
         prompt.state = PromptState::Ended { outcome: end.outcome.clone() };

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     actor::{Signal, Termination},
-    agent::{Durable, OwnerLink, Recover, WeakAgent},
+    agent::{Durable, OwnerLink, Recover, SubAgentHost, WeakAgent},
     run::{Error, ErrorKind},
     store::{ConversationId, Owner, Store, StoreError, WriteId},
     subscription::{End, EndReason, FeedLimits},
@@ -141,6 +141,10 @@ impl OwnerLink for SessionShared {
 
     fn reason(&self) -> Option<Error> {
         self.refusal()
+    }
+
+    fn sub_agents(&self) -> Option<Arc<dyn SubAgentHost>> {
+        Arc::clone(self.watcher.as_ref()?).sub_agents()
     }
 }
 

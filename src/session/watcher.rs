@@ -3,12 +3,16 @@
 //! The session's own task calls them, so they need neither a channel nor a subscription. The end is reported when the
 //! task is dropped, also after a panic. So the manager emits exactly one `Closed` for each session.
 
-use std::sync::Arc;
+use std::{future::ready, sync::Arc};
 
+use futures_util::future::BoxFuture;
+
+use super::Session;
 use crate::{
-    agent::{Event, Status},
+    agent::{Event, Status, SubAgentHost},
+    message::TurnId,
     panics::contained,
-    run::Response,
+    run::{Error, Response},
     session::SessionEvent,
     store::Labels,
     subscription::EndReason,
@@ -20,6 +24,17 @@ pub(crate) trait Watcher: Send + Sync + 'static {
     /// Processes a notification. Notifications are sent in the order of the changes. The call must be quick and must
     /// not block.
     fn notice(&self, notice: Notice<'_>);
+
+    /// Called when messages were erased from the store. Returns when nothing is left that belongs to them.
+    fn erased(self: Arc<Self>, session: Session) -> BoxFuture<'static, Result<(), Error>> {
+        drop(session);
+        Box::pin(ready(Ok(())))
+    }
+
+    /// Returns the manager that runs the sub-agents of the session's agent as sessions, if there is one.
+    fn sub_agents(self: Arc<Self>) -> Option<Arc<dyn SubAgentHost>> {
+        None
+    }
 }
 
 /// A notification to a [`Watcher`].
@@ -34,6 +49,8 @@ pub(crate) enum Notice<'a> {
     Erased,
     /// The conversation's labels changed.
     Labels(&'a Labels),
+    /// A turn was discarded, whose messages contain tool uses.
+    Discarded(TurnId),
     /// A turn was committed. The run may continue, or has failed with this turn.
     #[cfg_attr(not(test), expect(dead_code, reason = "the manager needs only the fact, tests the response"))]
     Finished(&'a Arc<Response>),
@@ -54,9 +71,19 @@ pub(super) fn notify_event(watcher: &dyn Watcher, event: &SessionEvent) {
         SessionEvent::Labels { labels } => Notice::Labels(labels),
         SessionEvent::Agent(event) => match &**event {
             Event::Status { status, .. } => Notice::Status(*status),
-            event => match event.committed() {
-                Some(response) => Notice::Finished(response),
-                None => return,
+            event => match (event.committed(), event) {
+                (Some(response), _) => Notice::Finished(response),
+                (None, Event::Cancelled { response } | Event::Error { response, .. }) => {
+                    match response.turn {
+                        Some(turn)
+                            if response.messages.iter().any(|own| own.tool_uses().next().is_some()) =>
+                        {
+                            Notice::Discarded(turn)
+                        }
+                        _ => return,
+                    }
+                }
+                _ => return,
             },
         },
         _ => return,

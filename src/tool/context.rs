@@ -4,7 +4,7 @@
 use std::{
     any::{Any, TypeId},
     future::poll_fn,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, atomic::AtomicU32},
     task::{Poll, Waker},
     time::Duration,
 };
@@ -56,6 +56,7 @@ pub struct ToolContext {
     agent: Option<Arc<AgentLink>>,
     extensions: Extensions,
     epoch: Option<u64>,
+    is_repeated: bool,
     /// Notified at each progress report, if the call has a limit on the time between reports.
     watched: Option<Arc<Notify>>,
 }
@@ -73,6 +74,7 @@ impl ToolContext {
             agent: None,
             extensions: Extensions::default(),
             epoch: None,
+            is_repeated: false,
             watched: None,
         }
     }
@@ -91,6 +93,9 @@ impl ToolContext {
         pub fn with_progress(self, progress: mpsc::Sender<(ToolUseId, Value)>) {
             self.progress = Some(progress);
         }
+
+        /// Returns the same context of a call that repeats an earlier one, if `is_repeated` is true.
+        pub(crate) fn with_repeated(self, is_repeated: bool) { self.is_repeated = is_repeated }
 
         /// Returns the same context with a connection to an agent.
         pub(crate) fn with_agent(self, agent: AgentLink) { self.agent = Some(Arc::new(agent)) }
@@ -131,6 +136,12 @@ impl ToolContext {
     /// time.
     pub fn epoch(&self) -> Option<u64> {
         self.epoch
+    }
+
+    /// Returns whether the call repeats one that was running when an earlier process ended. It has the
+    /// [key](Self::idempotency_key) of the earlier call.
+    pub fn is_repeated(&self) -> bool {
+        self.is_repeated
     }
 
     /// Waits until the call is cancelled, timed out or dropped. The call's own future is then dropped, so this method
@@ -345,6 +356,8 @@ pub(crate) struct AgentLink {
     clock: ToolCallClock,
     /// What calls share with the agent about sub-agents. Only the layer of agents knows its type.
     pub(crate) delegations: Arc<dyn Any + Send + Sync>,
+    /// The number of sub-agents that the call has started.
+    pub(crate) children: AtomicU32,
 }
 
 impl AgentLink {
@@ -353,7 +366,8 @@ impl AgentLink {
         reports: mpsc::Sender<ToolReport>,
         delegations: Arc<dyn Any + Send + Sync>,
     ) -> Self {
-        Self { op, slot, reports, clock: ToolCallClock::default(), delegations }
+        let (clock, children) = (ToolCallClock::default(), AtomicU32::new(0));
+        Self { op, slot, reports, clock, delegations, children }
     }
 
     /// Wakes the agent after a change of its delegations. If the channel is full, the agent is about to be woken anyway.

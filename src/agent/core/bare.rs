@@ -90,7 +90,8 @@ impl Core {
     }
 }
 
-/// Returns the tool uses that wait for decisions. A pause that is about to be reported counts too.
+/// Returns the tool uses that wait for decisions. A pause that is about to be reported counts too. A pause of a sub-agent
+/// that is a session is stored by this session.
 fn waiting(phase: &Phase) -> Vec<PendingUse> {
     let pauses: Vec<_> = match phase.stage().and_then(Stage::unreported) {
         Some(tools) => tools.undecided().collect(),
@@ -98,7 +99,9 @@ fn waiting(phase: &Phase) -> Vec<PendingUse> {
     };
     let untimed =
         |pause: &Arc<PendingUse>| PendingUse { since: None, expires: None, ..PendingUse::clone(pause) };
-    pauses.into_iter().map(untimed).collect()
+    let is_stored_below =
+        |pause: &PendingUse| pause.sub_agent.as_ref().is_some_and(|own| own.conversation.is_some());
+    pauses.into_iter().filter(|pause| !is_stored_below(pause)).map(untimed).collect()
 }
 
 // ---- reading ----

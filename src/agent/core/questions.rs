@@ -15,13 +15,13 @@ use serde_json::Value;
 use super::{Context, Core, Effect};
 use crate::{
     agent::{
-        Event, PendingUse,
-        phase::{Op, Phase, Stage, ToolQuestion},
+        Durable, Event, PendingUse,
+        phase::{Op, Phase, Slot, Stage, ToolQuestion},
     },
     json::is_shallow,
     message::{Purpose, ToolUse, ToolUseId, UsageRow},
     provider::Fold,
-    tool::{Answer, Decision},
+    tool::{Answer, Decision, Replay},
 };
 
 /// The maximum number of questions from running tools that can wait at the same time.
@@ -93,6 +93,9 @@ impl Core {
         let Some(place) = slots.get(slot).filter(|place| place.runs && place.result.is_none()) else {
             return;
         };
+        let is_session =
+            |pause: &PendingUse| pause.sub_agent.as_ref().is_some_and(|own| own.conversation.is_some());
+        let waits = pauses.iter().any(is_session);
         let below = |pause: PendingUse| Arc::new(pause.below(&place.tool_use.id, turn.id));
         let mut pauses: Vec<_> = pauses.into_iter().map(below).collect();
         let before = questions.len();
@@ -106,8 +109,28 @@ impl Core {
         }
         self.waited.add_all(&pauses, turn);
         questions.extend(pauses.into_iter().map(|pause| ToolQuestion { slot, pause }));
-        cx.record_soon(turn.recorded);
+        let waited = std::mem::replace(&mut slots[slot].waits, waits);
+        if waits && !waited && (turn.recorded || cx.records >= Durable::Approvals) {
+            // The session of the sub-agent has stored the pause. After a restart, this turn repeats the call.
+            turn.recorded = true;
+            cx.push(Effect::Record);
+        } else {
+            cx.record_soon(turn.recorded);
+        }
         self.emit_pauses(cx);
+    }
+
+    /// Called when a running tool is about to run a sub-agent that does not survive the process. After a restart, the tool
+    /// must not run again.
+    pub(in crate::agent) fn tool_unrepeatable(&mut self, op: Op, slot: usize, cx: &mut Context<'_>) {
+        let Some((turn, Stage::Executing { slots, .. })) = self.phase.awaited(op) else { return };
+        let recorded = turn.recorded;
+        let is_meant = |place: &&mut Slot| place.result.is_none() && place.replay != Replay::Never;
+        let Some(place) = slots.get_mut(slot).filter(is_meant) else { return };
+        place.replay = Replay::Never;
+        if recorded {
+            cx.push(Effect::Record);
+        }
     }
 
     /// Called when a request of a sub-agent has ended. The rows of sub-agents that are sessions are stored there.
@@ -116,6 +139,7 @@ impl Core {
         if let Phase::InTurn { turn, .. } = &mut self.phase {
             let sum = if row.conversation.is_some() { &mut turn.delegated } else { &mut turn.usage };
             *sum += row.usage;
+            turn.origin.delegated = turn.origin.delegated.saturating_add(1);
             (row.turn, row.step) = (Some(turn.id), Some(turn.step));
             cx.record_soon(turn.recorded);
         }

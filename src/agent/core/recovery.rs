@@ -14,7 +14,7 @@ use crate::{
         UncertainUse,
         durable::RecoveryFacts,
         phase::{
-            AfterEvent, DecidedUse, Op, Phase, Recovering, RequestFacts, Slot, Stage, StepRemains,
+            AfterEvent, DecidedUse, Op, Phase, Recovering, RequestFacts, Slot, SlotCall, Stage, StepRemains,
             ToolAnswer, Tools, Turn,
         },
     },
@@ -23,7 +23,8 @@ use crate::{
 };
 
 /// The result of a tool use whose outcome is not known.
-pub(super) const UNCERTAIN: &str = "Interrupted by a restart. It is not known whether the tool took effect.";
+pub(in crate::agent) const UNCERTAIN: &str =
+    "Interrupted by a restart. It is not known whether the tool took effect.";
 
 impl Core {
     /// Starts the continuation of a recorded turn, and asks `handle_recovery`. A turn that was restarted too often
@@ -63,12 +64,21 @@ impl Core {
         }
     }
 
-    /// Returns whether the recorded turn only waits at the time `now`: for decisions, or for the end of a delay.
+    /// Returns whether the recorded turn only waits at the time `now`: for decisions, also about tools of sub-agents, or for
+    /// the end of a delay.
     pub(in crate::agent) fn only_waits(&self, now: Timestamp) -> bool {
         match (self.recorded_stage(), self.phase.stage()) {
             (RecordedStage::Paused, _) => true,
             (_, Some(Stage::Recovering(recovering))) => {
-                matches!(recovering.stage, Stage::Delaying { until, .. } if until > now)
+                match &recovering.stage {
+                    Stage::Delaying { until, .. } => *until > now,
+                    // Sub-agents wait for decisions. A tool that does not wait can be the cause of the restart.
+                    Stage::Executing { slots, .. } => {
+                        let mut open = slots.iter().filter(|slot| slot.result.is_none()).peekable();
+                        open.peek().is_some() && open.all(|slot| slot.waits)
+                    }
+                    _ => false,
+                }
             }
             _ => false,
         }
@@ -226,8 +236,9 @@ impl Core {
             match own.map_or(Replay::Never, |own| own.replay) {
                 Replay::Never => reported.push(place),
                 replay => {
-                    slot.replay = replay;
-                    calls.push(tool_call(&turn, place, &slot.tool_use, slot.input.as_ref()));
+                    (slot.replay, slot.waits) = (replay, false);
+                    let call = tool_call(&turn, place, &slot.tool_use, slot.input.as_ref());
+                    calls.push(SlotCall { is_repeated: true, ..call });
                 }
             }
         }

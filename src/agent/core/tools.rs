@@ -125,7 +125,6 @@ impl Core {
         if uses.iter().zip(&decisions).any(|(tool_use, decision)| has_no_handler(tool_use, decision)) {
             return self.leave_to_application(turn, uses, decisions, cx);
         }
-        let recorded = turn.recorded;
         let mut calls = Vec::new();
         let mut slots = Vec::with_capacity(uses.len());
         for (slot, (tool_use, (decision, decided))) in uses.into_iter().zip(decisions).enumerate() {
@@ -140,9 +139,9 @@ impl Core {
                 cx.emit(Event::ToolStart { tool_use_id, input: input.clone() });
                 calls.push(call);
             }
-            let replay = if recorded { cx.tools.replay(&tool_use.name) } else { Replay::Never };
+            let replay = cx.tools.replay(&tool_use.name);
             let runs = result.is_none();
-            slots.push(Slot { tool_use, input, decided, runs, asked: 0, replay, result });
+            slots.push(Slot { tool_use, input, decided, runs, asked: 0, replay, waits: false, result });
         }
         self.run_tools(turn, slots, calls, cx);
         self.decided = self.last_op;
@@ -379,7 +378,8 @@ pub(super) fn tool_call(turn: &Turn, slot: usize, tool_use: &ToolUse, input: Opt
         Some(input) => ToolUse { input: input.clone(), malformed: None, ..tool_use.clone() },
         None => tool_use.clone(),
     };
-    SlotCall { slot, tool_use, idempotency_key: idempotency_key.into() }
+    let is_repeated = turn.uncertain.contains(&slot);
+    SlotCall { slot, tool_use, idempotency_key: idempotency_key.into(), is_repeated }
 }
 
 /// Returns the message with each decided result stored in its tool use.

@@ -202,8 +202,11 @@ pub(crate) struct Slot {
     pub(crate) runs: bool,
     /// The number of the last question that the running tool has asked.
     pub(crate) asked: u32,
-    /// The tool's declaration of whether it may run again, if the turn is recorded. Otherwise `Never`.
+    /// The tool's declaration of whether it may run again.
     pub(crate) replay: Replay,
+    /// Whether the tool waits for a decision about a tool of a sub-agent that is a session.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) waits: bool,
     /// The result. `None` until the result exists, and again after it was reviewed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) result: Option<ToolResult>,
@@ -240,4 +243,6 @@ pub(crate) struct SlotCall {
     pub(crate) tool_use: ToolUse,
     /// The idempotency key. A repetition of this call has the same key, and every other call has a different key.
     pub(crate) idempotency_key: Arc<str>,
+    /// Whether the call was running when an earlier process ended.
+    pub(crate) is_repeated: bool,
 }

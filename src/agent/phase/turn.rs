@@ -35,6 +35,9 @@ pub(crate) struct Origin {
     /// The usage of the earlier turns of the prompt, with that of sub-agents.
     #[serde(default, skip_serializing_if = "Usage::is_zero")]
     pub(crate) spent: Usage,
+    /// The number of requests of sub-agents for the prompt.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) delegated: u32,
     /// The index of the backup model in use. `None` if the first model is in use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) backup: Option<u8>,
@@ -47,6 +50,11 @@ pub(crate) struct Origin {
         deserialize_with = "unflag"
     )]
     pub(crate) asked: Option<Asked>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 #[expect(clippy::ref_option, reason = "serde passes a reference")]

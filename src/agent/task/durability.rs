@@ -134,8 +134,16 @@ impl Task {
     pub(super) fn leave(&mut self) {
         let Some(durability) = &mut self.durability else { return };
         durability.is_leaving = true;
+        self.leave_delegations();
         let withheld = self.work.as_mut().and_then(|work| work.held.take()).map(|held| held.1);
         self.step(|core, cx| core.leave(withheld.as_ref(), cx));
+    }
+
+    /// Leaves the turns of the sub-agents, too, because their calls are repeated in another process.
+    pub(super) fn leave_delegations(&self) {
+        if let Some(delegations) = self.work.as_ref().and_then(|work| work.delegations.as_ref()) {
+            delegations.leave();
+        }
     }
 
     /// Returns whether the turn in flight is left to another process.

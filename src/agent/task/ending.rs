@@ -48,7 +48,10 @@ impl Task {
         let _ = match in_flight {
             InFlight::Keep => self.interrupt(),
             InFlight::Discard => self.step(Core::cancel),
-            InFlight::Leave => Ok(()),
+            InFlight::Leave => {
+                self.leave_delegations();
+                Ok(())
+            }
         };
         drop_contained(self.work.take());
         drop_contained(self.wanted.take());

@@ -227,7 +227,11 @@ impl Task {
     /// with the usage that was reported before.
     pub(super) fn take_delegated(&mut self) {
         let Some(delegations) = self.work.as_ref().and_then(|work| work.delegations.as_ref()) else { return };
-        let (rows, changed) = delegations.take();
+        let (rows, changed, unrepeatable) = delegations.take();
+        for (op, slot, reply) in unrepeatable {
+            self.step(|core, cx| core.tool_unrepeatable(op, slot, cx));
+            self.reply(reply, Ok(()));
+        }
         for row in rows {
             self.step(|core, cx| core.delegated(row, cx));
         }
@@ -289,14 +293,15 @@ impl Task {
         let epoch = setup.hold.as_ref().and_then(|hold| hold.epoch());
         let work = self.work.get_or_insert_default();
         let span = work.span().cloned();
-        let delegations = Arc::clone(work.delegations.get_or_insert_default());
+        let owner = || Arc::new(Delegations::of(setup.hold.clone()));
+        let delegations = Arc::clone(work.delegations.get_or_insert_with(owner));
         // After a restart, no request of this process has opened the accounts.
         let account = self.core.phase().turn().and_then(|turn| {
             let own =
                 RunSpending::open(&mut work.spending, turn, turn.step, &self.config, &setup.extensions)?;
             Some(Arc::clone(own.accounts.own()))
         });
-        delegations.set_account(account);
+        delegations.set_turn(account, self.core.phase().is_recorded());
         let (sender, reports) = mpsc::channel(16);
         let cancellation = CancellationToken::new();
         let active = Arc::clone(&self.active_calls);
@@ -309,6 +314,7 @@ impl Task {
                 .with_idempotency_key(Arc::clone(&call.idempotency_key))
                 .with_cancellation(tasks.cancellation.clone())
                 .with_agent(link(call.slot))
+                .with_repeated(call.is_repeated)
                 .with_extensions(setup.extensions.clone())
                 .with_epoch(epoch);
             let (tools, setup, own) = (work.tools.clone(), Arc::clone(&setup), Arc::clone(&call));

@@ -476,10 +476,19 @@ async fn progress_shows_the_step_the_tool_and_at_times_the_text() {
 }
 
 #[test]
-fn sub_agent_without_a_session_must_not_run_twice() {
+fn sub_agent_in_memory_must_not_run_twice() {
     let (_, tool) = sub("sub", []);
-    assert_eq!(tool.replay(), Replay::Never);
-    assert_eq!(tool.idle_timeout(), Some(Duration::MAX));
+    assert_eq!((tool.replay(), tool.idle_timeout()), (Replay::Keyed, Some(Duration::MAX)));
+    assert_eq!(tool.in_memory().replay(), Replay::Never);
+}
+
+#[tokio::test(start_paused = true)]
+async fn repeated_call_of_a_sub_agent_without_a_session_gets_an_error() {
+    let (provider, tool) = sub("sub", [Step::text("Never.")]);
+    let context = ToolContext::detached("c").with_repeated(true);
+    let error = execute(&tool, json!({ "task": "Go." }), context).await.unwrap_err();
+    assert!(error.to_string().contains("It is not known whether the tool took effect"), "{error}");
+    assert!(provider.requests().is_empty());
 }
 
 #[tokio::test(start_paused = true)]

@@ -47,6 +47,9 @@ impl Task {
             InFlight::Keep if reason == EndReason::HandlesDropped => self.leave_turn(Leaves::Paused).await,
             in_flight => in_flight,
         };
+        // Another owner continues the recorded turn, and repeats its calls.
+        let is_continued = self.core.is_lost() && self.core.is_recorded();
+        let in_flight = if is_continued { InFlight::Leave } else { in_flight };
         let mut waiting: Vec<Stop> = stop.into_iter().collect();
         self.wind_down(&mut commands, &mut waiting, limit, in_flight).await;
         // Abort the agent if it is still running. It ends at once, unless its callbacks block their thread. The agent

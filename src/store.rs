@@ -224,7 +224,8 @@ pub trait Store: Send + Sync + 'static {
     /// name.
     ///
     /// The sums include deleted conversations: when a conversation is deleted, the store keeps the sums of its usage,
-    /// by hour and model, together with its labels. Such a sum counts if its hour begins in the period.
+    /// by hour and model, together with its labels. Of the labels of a [sub-agent](crate::agent::SubAgent), it leaves
+    /// out `omni.parent` and `omni.call`, which differ for each one. Such a sum counts if its hour begins in the period.
     ///
     /// # Errors
     ///

@@ -59,7 +59,7 @@
 //! | `DELETE C` | deletes the conversation |
 //! | `POST C/commands` | runs a [`SessionCommand`](crate::session::SessionCommand); decisions, a title and labels do not open the conversation, all others do |
 //! | `GET C/messages?before=&limit=` | the messages before a node, on its branch, oldest first: at most 4 MiB, but at least one |
-//! | `GET C/usage?limit=&after=` | the usage ledger, newest first |
+//! | `GET C/usage?limit=&after=` | the usage ledger, newest first, and the usage of sub-agents on its first page |
 //! | `GET C/files/{message}/{block}` | the bytes of an attachment |
 //! | `GET C/events?messages=` | a stream of the conversation's updates |
 //! | `GET /events?list=&watch=&messages=` | a stream of the list and of up to eight conversations |

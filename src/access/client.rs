@@ -6,6 +6,8 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::{Action, Agents, Permissions, Principal, StartRequest, Via};
+#[cfg(any(feature = "acp", feature = "web"))]
+use crate::message::{Timestamp, Usage};
 use crate::{
     error_chain,
     manager::{Listed, Manager, OpenOptions, OpenedSession},
@@ -53,8 +55,13 @@ impl Client {
         self.permissions.permits(&self.principal, action, labels)
     }
 
-    /// Returns whether a conversation with these labels is in the client's list.
+    /// Returns whether a conversation with these labels is in the client's list, which leaves out sub-agents.
     pub(crate) fn may_list(&self, labels: &Labels) -> bool {
+        labels.get(Labels::PARENT).is_none() && self.may_see(labels)
+    }
+
+    /// Returns whether a conversation with these labels is the client's, and may be listed.
+    pub(crate) fn may_see(&self, labels: &Labels) -> bool {
         self.principal.owns(labels) && self.may(Action::List, labels)
     }
 
@@ -71,10 +78,31 @@ impl Client {
         }
     }
 
-    /// Returns whether the client may see this update. If the labels change, a reader sees the new labels in an event,
-    /// or in a snapshot if it was too slow for the event.
-    pub(crate) fn still_watches(&self, update: &Update<SessionSnapshot, SessionEvent>) -> bool {
-        new_labels(update).is_none_or(|labels| self.permit(&[Action::Watch], labels).is_ok())
+    /// Returns whether the client may see this update of a conversation. If the labels change, a reader sees the new
+    /// labels in an event, or in a snapshot if it was too slow for the event.
+    pub(crate) async fn still_watches(
+        &self,
+        id: &ConversationId,
+        update: &Update<SessionSnapshot, SessionEvent>,
+    ) -> bool {
+        match new_labels(update) {
+            Some(labels) => self.still_permitted(id, labels, &[Action::Watch]).await.is_ok(),
+            None => true,
+        }
+    }
+
+    /// Checks whether the client may perform these actions on an open conversation with these labels, and returns the
+    /// labels that decide. A sub-agent has copies of the labels of its root, which can be older than those of the root.
+    pub(crate) async fn still_permitted(
+        &self,
+        id: &ConversationId,
+        labels: &Labels,
+        actions: &[Action],
+    ) -> Result<Labels, Error> {
+        if id.is_of_sub_agent() && labels.get(Labels::PARENT).is_some() {
+            return self.permitted(id, actions).await;
+        }
+        self.permit(actions, labels).map(|()| labels.clone())
     }
 
     /// Returns the labels of a conversation, if the client may perform these actions on it. A conversation that the
@@ -93,9 +121,27 @@ impl Client {
         Filter::with(self.principal.labels().clone())
     }
 
+    /// Returns the filter for lists and searches of the client's conversations, which leave out sub-agents.
+    pub(crate) fn list_filter(&self) -> Filter {
+        let is_kept = self.manager.keeps_labels();
+        if is_kept { self.filter().without(Labels::PARENT) } else { self.filter() }
+    }
+
     /// Returns a page of the list of conversations. The caller removes the conversations that the client may not see.
     pub(crate) async fn list(&self, page: Page) -> Result<Vec<Listed>, Error> {
-        self.manager.list((self.filter(), page)).await
+        self.manager.list((self.list_filter(), page)).await
+    }
+
+    /// Returns the usage of all sub-agents below a conversation, deleted ones included. If the store keeps no labels,
+    /// sub-agents have no conversations, and the usage is zero.
+    #[cfg(any(feature = "acp", feature = "web"))]
+    pub(crate) async fn delegated(&self, root: &ConversationId) -> Result<Usage, Error> {
+        if !self.manager.keeps_labels() {
+            return Ok(Usage::default());
+        }
+        let below = Filter::with(Labels::place(Labels::ROOT, root));
+        let sums = self.manager.used(&below, Timestamp(0)..Timestamp(u64::MAX)).await?;
+        Ok(sums.into_iter().map(|sum| sum.usage).sum())
     }
 
     /// Asks the application for the agent of a conversation.
@@ -142,14 +188,14 @@ impl Client {
 
     /// Opens a conversation with these labels, and subscribes to it. With `after`, the subscription continues after that
     /// event. The actions are checked again, because the labels may have changed while the conversation was being
-    /// opened.
+    /// opened. Also returns the labels that decide what is permitted from now on.
     pub(crate) async fn subscribe(
         &self,
         (id, labels): (&ConversationId, &Labels),
         mode: Mode,
         after: Option<EventId>,
         actions: &[Action],
-    ) -> Result<(Session, SessionSubscription), Error> {
+    ) -> Result<(Session, SessionSubscription, Labels), Error> {
         let OpenedSession { session, subscription, .. } = self.open(id, labels, Some(mode)).await?;
         let subscription = match (after, subscription) {
             (None, Some(subscription)) => subscription,
@@ -157,11 +203,12 @@ impl Client {
             (Some(after), _) => session.resume_from(after, mode).await?,
         };
         // A change of the labels after the snapshot is an event of the subscription.
-        match subscription.snapshot() {
-            Some(snapshot) => self.permit(actions, &snapshot.labels)?,
-            None => self.permit(actions, &session.labels().await?)?,
-        }
-        Ok((session, subscription))
+        let labels = match subscription.snapshot() {
+            Some(snapshot) => snapshot.labels.clone(),
+            None => session.labels().await?,
+        };
+        let labels = self.still_permitted(id, &labels, actions).await?;
+        Ok((session, subscription, labels))
     }
 
     /// Creates a conversation with the labels of the principal. If the client is connected by a pipe, a conversation
@@ -185,6 +232,10 @@ impl Client {
         }
         if self.is_local && id.is_none() {
             return self.manager.create(options).await;
+        }
+        if let Some(id) = id.filter(|id| id.is_of_sub_agent()) {
+            let text = "An id that begins with `sub-` belongs to a sub-agent. Choose another one.";
+            return Err(Error::new(ErrorKind::SubAgent, text).with_member("conversation", id));
         }
         let id = id.cloned().unwrap_or_else(ConversationId::generate);
         self.within_room(self.manager.create_with_id(&id, options)).await

@@ -162,7 +162,7 @@ impl McpServer {
     pub async fn stdio(self) -> Result<(), crate::Error> {
         let (output, finished) = stdio::output().map_err(stdio::unwritable)?;
         let input = stdio::input().map_err(stdio::unreadable)?;
-        let served = self.serve(input, output).await;
+        let served = Box::pin(self.serve(input, output)).await;
         finished.wait().await;
         served
     }

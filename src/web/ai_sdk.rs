@@ -205,10 +205,12 @@ impl ChatReply {
             Some(Update::Resync(snapshot)) => self.seen = snapshot.last,
             _ => {}
         }
+        let watches = match &update {
+            Some(update) => self.client.still_watches(self.session.id(), update).await,
+            None => true,
+        };
         match update {
-            Some(update) if !self.client.still_watches(&update) => {
-                self.ui.fail("There is no such conversation.");
-            }
+            Some(_) if !watches => self.ui.fail("There is no such conversation."),
             Some(Update::Event(event)) => self.ui.event(&event.event),
             Some(Update::Resync(snapshot) | Update::Closed(End { snapshot: Some(snapshot), .. })) => {
                 self.ui.snapshot(&snapshot);

@@ -12,7 +12,8 @@ crate::debug::impl_debug!(ClientIds {});
 
 impl WebBuilder {
     /// Lets clients of the AI SDK and of AG-UI choose the ids of new conversations. By default, such a client can only
-    /// use conversations that exist. An id that is not used yet has no stream and no messages.
+    /// use conversations that exist. An id that is not used yet has no stream and no messages. A stored id that begins
+    /// with `sub-` belongs to a sub-agent, so a conversation with such an id is not created (409 `sub-agent`).
     ///
     /// `scope` returns the id of the stored conversation for a principal and the client's id, or `None` if the client's
     /// id is unacceptable. It must give different principals different ids, for example by including the principal's

@@ -142,14 +142,14 @@ struct OfList<'a> {
 }
 
 /// Opens a conversation, unless it is open, and subscribes to it: as a controller if the principal may prompt,
-/// otherwise as an observer. With `after`, the subscription continues after that event. Fails if the principal may not
-/// watch the open conversation.
+/// otherwise as an observer. With `after`, the subscription continues after that event. Also returns the labels that
+/// decide what is permitted. Fails if the principal may not watch the open conversation.
 pub(super) async fn subscribe(
     client: &Client,
     id: &ConversationId,
     labels: &Labels,
     after: Option<EventId>,
-) -> Result<(Session, SessionSubscription), Error> {
+) -> Result<(Session, SessionSubscription, Labels), Error> {
     let mode = if client.may(Action::Prompt, labels) { Mode::Controller } else { Mode::Observer };
     client.subscribe((id, labels), mode, after, &[Action::Watch]).await
 }
@@ -266,7 +266,7 @@ impl UpdateStream {
                 return Some(with_data(Frame::default().event("ending"), &ending));
             };
             let frame = match item {
-                FeedItem::Conversation(id, update) => self.conversation(&id, update),
+                FeedItem::Conversation(id, update) => self.conversation(&id, update).await,
                 FeedItem::Refused(id, problem) => Some(self.refused(&id, problem)),
                 FeedItem::List(update) => {
                     Some(with_data(Frame::default().event("list"), &OfList { update: &update }))
@@ -279,15 +279,18 @@ impl UpdateStream {
         None
     }
 
-    fn conversation(
+    async fn conversation(
         &mut self,
         id: &ConversationId,
         update: Update<SessionSnapshot, SessionEvent>,
     ) -> Option<Result<Frame, axum::Error>> {
-        let Watched { lens, .. } = self.watched.iter_mut().find(|watched| watched.id == *id)?;
-        if !self.client.still_watches(&update) {
+        if self.watched.iter().all(|watched| watched.id != *id) {
+            return None;
+        }
+        if !self.client.still_watches(id, &update).await {
             return Some(self.refused(id, Problem::not_found()));
         }
+        let Watched { lens, .. } = self.watched.iter_mut().find(|watched| watched.id == *id)?;
         let mut is_delta = false;
         match &update {
             Update::Event(numbered) => {

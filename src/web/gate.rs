@@ -146,14 +146,14 @@ impl WebRequest {
     }
 
     /// Opens the route's conversation and subscribes to it. The events follow the snapshot without a gap. From now on,
-    /// the labels of the snapshot decide what is permitted.
+    /// the labels of this moment decide what is permitted.
     pub(super) async fn subscribe(
         &mut self,
     ) -> Result<(Session, SessionSubscription, Arc<SessionSnapshot>), Problem> {
         let (id, labels) = self.conversation()?;
-        let (session, updates) = feed::subscribe(&self.client, id, labels, None).await?;
+        let (session, updates, labels) = feed::subscribe(&self.client, id, labels, None).await?;
         let snapshot = updates.snapshot().map(Arc::clone).ok_or_else(Problem::invalid_position)?;
-        self.target = Some((id.clone(), snapshot.labels.clone()));
+        self.target = Some((id.clone(), labels));
         Ok((session, updates, snapshot))
     }
 
@@ -189,7 +189,7 @@ impl WebRequest {
     pub(super) async fn snapshot(&self) -> Result<SessionSnapshot, Problem> {
         let snapshot =
             self.on_session(Action::Read, |session| async move { session.snapshot().await }).await?;
-        self.client.permit(&[], &snapshot.labels)?;
+        self.client.still_permitted(self.id()?, &snapshot.labels, &[]).await?;
         Ok(snapshot)
     }
 

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{Action, Principal, Problem};
 use crate::{
     manager::Listed,
-    message::{Content, Timestamp, ToolUseId, UsageRow},
+    message::{Content, Timestamp, ToolUseId, Usage, UsageRow},
     run::{Error, ErrorKind, PendingUse, Prompt, RunAt, RunSpec},
     session::SessionCommand,
     store::{ConversationId, Position},
@@ -163,6 +163,10 @@ pub(crate) struct RowsPage {
     pub(super) rows: Vec<UsageRow>,
     /// The value of `after` for the request of the next page. `None` on the last page.
     pub(super) next: Option<usize>,
+    /// The usage of all sub-agents below the conversation, deleted ones included. The rows do not contain it. Absent if
+    /// it is zero, and on pages after the first one.
+    #[serde(skip_serializing_if = "Usage::is_zero")]
+    pub(super) delegated: Usage,
 }
 
 /// Returns the value of `next` after this entry of a list: the time by which the list is sorted, and the conversation's

@@ -32,7 +32,7 @@ use super::{
 };
 use crate::{
     manager::{Approval, Description, Listed},
-    message::{MessageId, Source, Timestamp},
+    message::{MessageId, Source, Timestamp, Usage},
     run::Prompt,
     schema,
     session::{Session, SessionAnswer, SessionCommand},
@@ -249,9 +249,8 @@ async fn approvals(call: WebRequest) -> Result<Response, Problem> {
     }
     let (manager, filter) = (&call.web.0.manager, call.client.filter());
     let read = |page| manager.waiting_turns(&filter, page);
-    let may_see = |turn: &TurnSummary| {
-        call.client.may_list(&turn.labels) && call.client.may(Action::Read, &turn.labels)
-    };
+    let may_see =
+        |turn: &TurnSummary| call.client.may_see(&turn.labels) && call.client.may(Action::Read, &turn.labels);
     // The limit counts turns, and a turn may have several approvals.
     let (turns, last) =
         visible(page, call.limit(None), read, |turn: &TurnSummary| turn.position.clone(), may_see).await?;
@@ -292,9 +291,11 @@ async fn messages(call: WebRequest) -> Result<Response, Problem> {
 async fn rows(call: WebRequest) -> Result<Response, Problem> {
     let RowsQuery { limit, after } = call.query()?;
     let limit = call.limit(limit);
-    let rows = call.web.0.manager.store().usage(call.id()?, &Page::first(limit).from(after)).await?;
+    let id = call.id()?;
+    let rows = call.web.0.manager.store().usage(id, &Page::first(limit).from(after)).await?;
     let next = (rows.len() == limit).then_some(after.saturating_add(limit));
-    Ok(json(&RowsPage { rows, next }))
+    let delegated = if after == 0 { call.client.delegated(id).await? } else { Usage::default() };
+    Ok(json(&RowsPage { rows, next, delegated }))
 }
 
 async fn usage(call: WebRequest) -> Result<Response, Problem> {
@@ -310,7 +311,7 @@ async fn usage(call: WebRequest) -> Result<Response, Problem> {
 async fn search(call: WebRequest) -> Result<Response, Problem> {
     let SearchQuery { q, limit, offset } = call.query()?;
     let page = Page::first(call.limit(limit)).from(offset);
-    let mut found = call.web.0.manager.search(&q, (call.client.filter(), page)).await?;
+    let mut found = call.web.0.manager.search(&q, (call.client.list_filter(), page)).await?;
     // A hit in a message contains a part of its text.
     found.hits.retain(|hit| {
         let labels = &hit.conversation.labels;
@@ -356,7 +357,7 @@ async fn watch(call: WebRequest) -> Result<Response, Problem> {
     let messages = messages.map(|count| check_count("messages", count)).transpose()?;
     let permit = call.open_stream()?;
     let (id, labels) = call.conversation()?;
-    let (_, subscription) = feed::subscribe(&call.client, id, labels, after.of(id)).await?;
+    let (_, subscription, _) = feed::subscribe(&call.client, id, labels, after.of(id)).await?;
     let watch = WatchedConversation { id: id.clone(), subscription: Some(subscription), messages };
     Ok(feed::respond(&call, permit, false, vec![watch], &after))
 }

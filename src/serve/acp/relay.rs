@@ -49,6 +49,8 @@ pub(super) struct Relay {
     pub(super) number: u64,
     pub(super) session: Session,
     pub(super) models: Arc<[String]>,
+    /// The usage of the session's sub-agents before the relay, which the usage of the session does not include.
+    pub(super) delegated: Usage,
 }
 
 /// The parts of the relay that change.
@@ -58,9 +60,11 @@ struct RelayState {
     model: String,
     /// The size of the model's context window, if it is known.
     window: Option<u64>,
-    /// The usage before the turn in flight. The usage of that turn is in `turn`.
+    /// The usage of the session, counted as in its snapshot.
     used: Usage,
-    turn: Usage,
+    /// The usage of the session's sub-agents. Their sessions store it, so no snapshot of this session contains it. If the
+    /// relay is too slow for the event about a request, the request counts from the next opening of the session on.
+    delegated: Usage,
     /// The questions that wait. Cancelling a token withdraws the question.
     asked: HashMap<ToolUseId, CancellationToken>,
     questions: JoinSet<()>,
@@ -105,7 +109,7 @@ impl Relay {
             model: snapshot.agent.state.model.clone(),
             window: None,
             used: snapshot.used,
-            turn: Usage::default(),
+            delegated: self.delegated,
             asked: HashMap::new(),
             questions: JoinSet::new(),
         };
@@ -165,7 +169,7 @@ impl Relay {
         for update in state.view.catch_up(snapshot) {
             self.send(update).await?;
         }
-        (state.used, state.turn) = (snapshot.used, Usage::default());
+        state.used = snapshot.used;
         self.remodelled(state, &snapshot.agent.state.model).await?;
         self.titled(snapshot.title.as_deref()).await?;
         self.ask(state, &snapshot.agent.pauses);
@@ -202,7 +206,7 @@ impl Relay {
         }
         match event {
             Event::Step(response) => {
-                state.turn += response.usage;
+                state.used += response.usage;
                 self.used(state, response.usage.total()).await?;
                 for warning in &response.warnings {
                     self.notice("A setting was not applied", warning.clone()).await?;
@@ -221,12 +225,8 @@ impl Relay {
             }
             Event::Status { pauses, .. } => self.ask(state, pauses),
             Event::State(view) => self.remodelled(state, &view.model).await?,
-            Event::Turn { response, .. }
-            | Event::Cancelled { response, .. }
-            | Event::Error { response, .. } => {
-                state.used += response.usage;
-                state.turn = Usage::default();
-            }
+            Event::Usage(row) if row.conversation.is_some() => state.delegated += row.usage,
+            Event::Usage(row) => state.used += row.usage,
             _ => {}
         }
         self.entry.prompts(|prompts| prompts.event(event));
@@ -237,7 +237,7 @@ impl Relay {
         // The protocol's usage update requires the size of the context window, so if the size is unknown, no update is
         // sent.
         let Some(size) = state.window else { return Ok(()) };
-        let cost = (state.used + state.turn).cost.map(|amount| Cost::new(amount, "USD"));
+        let cost = (state.used + state.delegated).cost.map(|amount| Cost::new(amount, "USD"));
         self.send(SessionUpdate::UsageUpdate(UsageUpdate::new(context, size).cost(cost))).await
     }
 

@@ -35,6 +35,7 @@ use crate::{
     access::{EditorServers, StartRequest, Via},
     error_chain,
     manager::{OpenOptions, OpenedSession},
+    message::Usage,
     session::Mode,
     store::{ConversationId, Filter, Labels, Page, Position},
     sync::lock,
@@ -208,6 +209,13 @@ impl EditorServer {
         let Some(events) = subscription else {
             return Err(Error::internal_error().data("the session has no subscription"));
         };
+        // A new conversation has no sub-agents. Without the ledger, the cost is that of the session alone.
+        let is_new = events.snapshot().is_some_and(|snapshot| snapshot.messages().next().is_none());
+        let delegated = if is_new {
+            Usage::default()
+        } else {
+            self.settings.client.delegated(&entry.id).await.unwrap_or_default()
+        };
         if started {
             entry.request.editor().inspect(|(_, servers)| servers.follow(&session, &events));
         }
@@ -220,6 +228,7 @@ impl EditorServer {
                 number,
                 session,
                 models: Arc::clone(&self.settings.models),
+                delegated,
             };
             // The relay outlives the request, so it does not keep the request's span.
             tokio::spawn(relay.run(events, joining, joined))
@@ -249,7 +258,9 @@ impl EditorServer {
             }
         });
         join_all(saved).await;
-        let listed = self.settings.client.manager.list((Filter::with(labels), page)).await;
+        let (manager, filter) = (&self.settings.client.manager, Filter::with(labels));
+        let filter = if manager.keeps_labels() { filter.without(Labels::PARENT) } else { filter };
+        let listed = manager.list((filter, page)).await;
         let listed = listed.map_err(|error| Error::internal_error().data(error_chain(&error)))?;
         let next = listed.last().filter(|_| listed.len() == PAGE).map(|last| Position::from(&last.summary));
         let next = next.map(|next| serde_json::to_string(&next)).transpose();

@@ -85,7 +85,7 @@ impl<'a> AskCall<'a> {
         let conversation = input.conversation.as_deref().map(id).transpose()?;
         let mut retries = 1;
         loop {
-            let (session, events) = match &conversation {
+            let (session, events, labels) = match &conversation {
                 Some(id) => self.caller.open(id, Mode::Controller, ASK).await?,
                 None => self.caller.create().await?,
             };
@@ -93,7 +93,13 @@ impl<'a> AskCall<'a> {
             match session.prompt(prompt).await {
                 Ok(accepted) => {
                     let followed = FollowedPrompt::of(id_of_prompt, &accepted);
-                    return Ok(RunningCall::new(self, session, events, followed, Sender::ThisCall));
+                    return Ok(RunningCall::new(
+                        self,
+                        (session, events),
+                        &labels,
+                        followed,
+                        Sender::ThisCall,
+                    ));
                 }
                 // The session was closed after it was opened here, so open it again.
                 Err(error) if error.kind() == ErrorKind::Ended && retries > 0 => retries -= 1,
@@ -107,13 +113,13 @@ impl<'a> AskCall<'a> {
         let state: CallState = serde_json::from_str(state).map_err(|_| {
             "the request state is invalid; send it back unchanged, or call again without it".to_owned()
         })?;
-        let (session, events) = self.caller.open(&state.conversation, Mode::Controller, ASK).await?;
+        let (session, events, labels) = self.caller.open(&state.conversation, Mode::Controller, ASK).await?;
         let mut followed = FollowedPrompt::of(state.prompt, &Accepted::Started { turn: state.turn });
         let ended = events.snapshot().and_then(|snapshot| followed.snapshot(snapshot));
         if let Some(RunChange::Ended(end)) = ended {
             return Ok(Rejoined::Ended(state.conversation, end));
         }
-        let mut call = RunningCall::new(self, session, events, followed, Sender::EarlierCall);
+        let mut call = RunningCall::new(self, (session, events), &labels, followed, Sender::EarlierCall);
         if call.followed.turn() == Some(state.turn) {
             call.answered(answers).await;
         }

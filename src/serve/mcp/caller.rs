@@ -4,7 +4,7 @@ use crate::{
     access::{Action, client::Client},
     run::Error,
     session::{Mode, Session, SessionSubscription},
-    store::ConversationId,
+    store::{ConversationId, Labels},
 };
 
 /// The maximum number of concurrent calls of a client that is connected over standard input and output.
@@ -26,13 +26,14 @@ pub(super) struct McpCaller {
 }
 
 impl McpCaller {
-    /// Opens a conversation, if the client may perform these actions, and subscribes to it.
+    /// Opens a conversation, if the client may perform these actions, and subscribes to it. Also returns the labels that
+    /// decide what is permitted.
     pub(super) async fn open(
         &self,
         id: &ConversationId,
         mode: Mode,
         actions: &[Action],
-    ) -> Result<(Session, SessionSubscription), Refusal> {
+    ) -> Result<(Session, SessionSubscription, Labels), Refusal> {
         let opened = async {
             let labels = self.client.permitted(id, actions).await?;
             self.client.subscribe((id, &labels), mode, None, actions).await
@@ -41,13 +42,15 @@ impl McpCaller {
     }
 
     /// Creates a conversation and subscribes to it. A new conversation begins with a prompt.
-    pub(super) async fn create(&self) -> Result<(Session, SessionSubscription), Refusal> {
+    pub(super) async fn create(&self) -> Result<(Session, SessionSubscription, Labels), Refusal> {
         let created = async {
             self.client.permit(ASK, self.client.principal.labels())?;
             let opened = self.client.create(None, (None, None), Some(Mode::Controller)).await?;
             Ok((opened.session, opened.subscription))
         };
         let (session, subscription) = created.await.map_err(self.refused)?;
-        Ok((session, subscription.ok_or("the session has no subscription")?))
+        let subscription = subscription.ok_or("the session has no subscription")?;
+        let labels = subscription.snapshot().map(|snapshot| snapshot.labels.clone()).unwrap_or_default();
+        Ok((session, subscription, labels))
     }
 }

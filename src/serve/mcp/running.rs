@@ -78,7 +78,7 @@ pub(super) enum Sender {
 }
 
 /// What the client may do with the conversation. This may change with the conversation's labels.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 struct Permissions {
     decide: bool,
     stop: bool,
@@ -108,16 +108,13 @@ pub(super) struct RunningCall<'a> {
 impl<'a> RunningCall<'a> {
     pub(super) fn new(
         ask: AskCall<'a>,
-        session: Session,
-        events: SessionSubscription,
+        (session, events): (Session, SessionSubscription),
+        labels: &Labels,
         followed: FollowedPrompt,
         sender: Sender,
     ) -> Self {
         let (asked, questions) = (HashMap::new(), FuturesUnordered::new());
-        let snapshot = events.snapshot();
-        let may = snapshot
-            .map(|snapshot| Permissions::of(&ask.caller.client, &snapshot.labels))
-            .unwrap_or_default();
+        let may = Permissions::of(&ask.caller.client, labels);
         Self { ask, session, events, followed, asked, questions, reports: 0, sender, may }
     }
 
@@ -166,7 +163,7 @@ impl<'a> RunningCall<'a> {
     async fn updates(&mut self, first: SessionUpdate) -> Option<RunOutcomeReply> {
         let mut next = Some(first);
         while let Some(update) = next {
-            match self.update(update) {
+            match self.update(update).await {
                 Some(Progress::Over(outcome)) => return Some(outcome),
                 Some(Progress::Text(text)) => self.report(text).await,
                 None => {}
@@ -177,13 +174,13 @@ impl<'a> RunningCall<'a> {
     }
 
     /// Processes an update.
-    fn update(&mut self, update: SessionUpdate) -> Option<Progress> {
+    async fn update(&mut self, update: SessionUpdate) -> Option<Progress> {
         if let Some(labels) = update.as_ref().and_then(new_labels) {
             let McpCaller { client, refused, .. } = self.ask.caller;
-            if let Err(error) = client.permit(&[Action::Watch], labels) {
-                return Some(Progress::Over(RunOutcomeReply::Refused(refused(error))));
+            match client.still_permitted(self.session.id(), labels, &[Action::Watch]).await {
+                Ok(labels) => self.may = Permissions::of(client, &labels),
+                Err(error) => return Some(Progress::Over(RunOutcomeReply::Refused(refused(error)))),
             }
-            self.may = Permissions::of(client, labels);
         }
         let unanswered = |why| Some(RunChange::Ended(PromptEnd::Unanswered(why)));
         let change = match update {
@@ -306,7 +303,7 @@ impl<'a> RunningCall<'a> {
             let mut next = self.events.next().now_or_never();
             loop {
                 while let Some(update) = next {
-                    if let Some(Progress::Over(_)) = self.update(update) {
+                    if let Some(Progress::Over(_)) = self.update(update).await {
                         return Ok::<_, Error>(());
                     }
                     next = self.events.next().now_or_never();

@@ -208,7 +208,7 @@ pub(super) async fn list(caller: &McpCaller, arguments: JsonObject) -> Result<Ca
 
 pub(super) async fn read(caller: &McpCaller, arguments: JsonObject) -> Result<CallToolResult, Refusal> {
     let ReadInput { conversation, last } = input(arguments)?;
-    let (_session, events) = caller.open(&id(&conversation)?, Mode::Observer, &[]).await?;
+    let (_session, events, _) = caller.open(&id(&conversation)?, Mode::Observer, &[]).await?;
     let snapshot = events.snapshot().ok_or("the conversation has no snapshot")?;
     Ok(output(&shown(snapshot, last.unwrap_or(20).clamp(1, MOST))))
 }

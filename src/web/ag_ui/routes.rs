@@ -16,6 +16,7 @@ use super::{
 use crate::{
     run::ClientTools,
     session::{Session, SessionSnapshot, SessionSubscription},
+    store::ConversationId,
     web::{
         Action, Client, Problem, Web,
         front::{files::Files, intent::Intent, readers::Reader},
@@ -74,7 +75,7 @@ async fn run(mut call: WebRequest) -> Result<Response, Problem> {
         Ok(start) => {
             let (stream, frames) = AgUiStream::begin(run, (*view).clone(), start);
             let (queue, lifetime) = (frames.into(), call.web.lifetime());
-            Ok(respond(&call, AgUiReply { run: stream, queue, updates, lifetime, reader, permit }))
+            Ok(respond(&call, AgUiReply { id, run: stream, queue, updates, lifetime, reader, permit }))
         }
         Err(problem) => {
             runs.remove(&id, &input);
@@ -142,9 +143,9 @@ async fn join(mut call: WebRequest) -> Result<Response, Problem> {
         ..AgUiRun::default()
     };
     let (stream, frames) = AgUiStream::begin(run, (*view).clone(), AgUiStart::Join);
-    let (queue, lifetime) = (frames.into(), call.web.lifetime());
+    let (queue, lifetime, id) = (frames.into(), call.web.lifetime(), session.id().clone());
     let reader = call.reader(&session, &view);
-    Ok(respond(&call, AgUiReply { run: stream, queue, updates, lifetime, reader, permit }))
+    Ok(respond(&call, AgUiReply { id, run: stream, queue, updates, lifetime, reader, permit }))
 }
 
 async fn stop(call: WebRequest) -> Result<Response, Problem> {
@@ -162,6 +163,7 @@ fn files(call: &WebRequest) -> Files {
 
 /// The state of a response.
 struct AgUiReply {
+    id: ConversationId,
     run: AgUiStream,
     queue: VecDeque<AgUiFrame>,
     updates: SessionSubscription,
@@ -211,8 +213,12 @@ impl AgUiReply {
                 }
                 update = self.updates.next() => update,
             };
+            let watches = match &update {
+                Some(update) => client.still_watches(&self.id, update).await,
+                None => true,
+            };
             self.queue.extend(match update {
-                Some(update) if client.still_watches(&update) => self.run.update(&update),
+                Some(update) if watches => self.run.update(&update),
                 Some(_) => self.run.fail("not-found", "There is no such conversation."),
                 None => self.run.fail("shut-down", "The conversation was closed."),
             });

@@ -320,7 +320,9 @@ impl Web {
     /// while the server stops, or if the principal may not stop runs. A paused run stays.
     async fn end_left(&self, leaver: Principal, session: &Session, started: &[Started]) -> Result<(), Error> {
         let labels = session.labels().await?;
-        if self.is_draining() || self.client(leaver).permit(&[Action::Stop], &labels).is_err() {
+        let client = self.client(leaver);
+        if self.is_draining() || client.still_permitted(session.id(), &labels, &[Action::Stop]).await.is_err()
+        {
             return Ok(());
         }
         for started in started {

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::problems::{
     BODY, BUSY, COMMAND, CONVERSATION, CREATE, Kinds, MODEL, OPEN, QUERY, SEARCH, STALE, START, STORE,
-    STREAM, SUMS, TITLE, UNSUPPORTED, WRITE,
+    STREAM, SUB_AGENT, SUMS, TITLE, UNSUPPORTED, WRITE,
 };
 use crate::{
     message::UsageSum,
@@ -94,7 +94,7 @@ pub(super) const OPERATIONS: &[Operation] = &[
         summary: "Returns the snapshot of a conversation.",
         description: "The parts that the server's view hides are empty or absent.",
         answer: Answer::Json(Document::include::<SessionSnapshot>),
-        problems: &[CONVERSATION, STORE, OPEN],
+        problems: &[CONVERSATION, STORE, OPEN, SUB_AGENT],
         ..PLAIN
     },
     Operation {
@@ -102,7 +102,7 @@ pub(super) const OPERATIONS: &[Operation] = &[
         id: "deleteConversation",
         summary: "Deletes a conversation.",
         description: "If the conversation is open, it is closed first, and its streams end.",
-        problems: &[CONVERSATION, STORE, OPEN, BUSY, WRITE],
+        problems: &[CONVERSATION, STORE, OPEN, SUB_AGENT, BUSY, WRITE],
         ..PLAIN
     },
     Operation {
@@ -118,6 +118,7 @@ pub(super) const OPERATIONS: &[Operation] = &[
             BODY,
             STORE,
             OPEN,
+            SUB_AGENT,
             START,
             COMMAND,
             MODEL,
@@ -137,13 +138,14 @@ pub(super) const OPERATIONS: &[Operation] = &[
                       or absent.",
         query: Some(Document::include::<MessagesQuery>),
         answer: Answer::Json(Document::include::<MessagePage>),
-        problems: &[CONVERSATION, QUERY, STORE, OPEN],
+        problems: &[CONVERSATION, QUERY, STORE, OPEN, SUB_AGENT],
         ..PLAIN
     },
     Operation {
         route: "GET /conversations/{id}/usage",
         id: "readLedger",
         summary: "Returns the usage ledger of a conversation, newest first.",
+        description: "The first page also contains the usage of the sub-agents below the conversation.",
         query: Some(Document::include::<RowsQuery>),
         answer: Answer::Json(Document::include::<RowsPage>),
         problems: &[CONVERSATION, QUERY, STORE, UNSUPPORTED],
@@ -155,7 +157,7 @@ pub(super) const OPERATIONS: &[Operation] = &[
         summary: "Returns the bytes of an attachment.",
         description: "In snapshots and streams, this address replaces an attachment of more than 64 KiB.",
         answer: Answer::File,
-        problems: &[CONVERSATION, STORE, OPEN],
+        problems: &[CONVERSATION, STORE, OPEN, SUB_AGENT],
         ..PLAIN
     },
     Operation {
@@ -167,7 +169,7 @@ pub(super) const OPERATIONS: &[Operation] = &[
                       message. If the path moves, the client gets a new snapshot.",
         query: Some(Document::include::<WatchQuery>),
         answer: Answer::Stream,
-        problems: &[CONVERSATION, QUERY, STORE, OPEN, START, STREAM],
+        problems: &[CONVERSATION, QUERY, STORE, OPEN, SUB_AGENT, START, STREAM],
         ..PLAIN
     },
     Operation {

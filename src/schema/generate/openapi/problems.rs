@@ -79,6 +79,10 @@ pub(super) const OPEN: Kinds = &[
     Kind(503, "store-behind", "Too many changes are not stored yet."),
 ];
 
+/// The problems of a route that opens, deletes or labels a stored conversation.
+pub(super) const SUB_AGENT: Kinds =
+    &[Kind(409, "sub-agent", "The conversation is that of a sub-agent, and depends on its parent.")];
+
 /// The problems of a route that starts a run or a stream.
 pub(super) const START: Kinds = &[Kind(503, "draining", "The server is about to stop.")];
 

@@ -26,5 +26,6 @@ mod renamed_elsewhere;
 mod rig;
 mod room;
 mod shutdown;
+mod sub_agents;
 mod support;
 mod titles;

@@ -41,6 +41,7 @@ mod skip;
 mod store_failures;
 mod streams;
 mod streams_random;
+mod sub_agents;
 mod support;
 mod table;
 mod tails;

@@ -108,6 +108,7 @@ const KINDS: &[(ErrorKind, u16, &str)] = &[
     (ErrorKind::Unsupported, 422, "unsupported"),
     (ErrorKind::InvalidQuery, 422, "invalid-query"),
     (ErrorKind::NoRoom, 503, "no-room"),
+    (ErrorKind::SubAgent, 409, "sub-agent"),
     (ErrorKind::NewerTurn, 503, "newer-turn"),
     (ErrorKind::DamagedTurn, 500, "damaged-turn"),
     (ErrorKind::Damaged, 500, "internal"),

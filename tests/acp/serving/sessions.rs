@@ -3,11 +3,15 @@
 use std::{error::Error, sync::Arc, time::Duration};
 
 use omni_agent::{
-    agent::{Agent, AgentCallbacks, State, StateEdit},
+    access::{Principal, StartRequest},
+    agent::{Agent, AgentCallbacks, State, StateEdit, SubAgent},
     async_trait,
     manager::{Manager, OpenOptions},
+    message::Usage,
+    provider::ModelInfo,
+    serve::acp::AcpAgent,
     store::{ConversationId, Labels, MemoryStore, Store},
-    testing::{Gate, ScriptedProvider},
+    testing::{Gate, ScriptedProvider, Step},
 };
 use serde_json::{Value, json};
 use tokio::time::timeout;
@@ -120,6 +124,34 @@ async fn tools_are_shown_from_the_call_to_the_result_with_the_usage() {
     // A model may use an id again in its next response, but the protocol's ids are unique.
     window.say(&session, "Look").await;
     assert_ne!(window.update("tool_call").await["toolCallId"], call["toolCallId"]);
+}
+
+#[tokio::test]
+async fn cost_includes_sub_agents_also_when_the_session_is_loaded() {
+    let step = |step: Step, cost| step.usage(Usage::default().with_input(1).with_cost(cost)).stop();
+    let answer = |cost| step(Step::new().then_text(["Done."]), cost);
+    let info = ModelInfo::new("scripted").with_context_window(1000);
+    let below = ScriptedProvider::new([answer(4.0)]).model();
+    let call = Step::new().then_tool_use("c", "rivers", json!({ "task": "Rivers." }));
+    let lead = ScriptedProvider::new([step(call, 1.0), answer(2.0), answer(8.0)]).model().with_info(info);
+    let manager = Manager::builder(MemoryStore::new()).build();
+    let start = move |_: &Principal, _: &StartRequest| {
+        let below = below.clone();
+        let rivers = SubAgent::new("rivers", "Answers.", move |_| Agent::builder().model(below.clone()));
+        Ok::<_, omni_agent::Error>(OpenOptions::new(Agent::builder().model(lead.clone()).tool(rivers)))
+    };
+    let mut one = Window::of(AcpAgent::new(manager.clone(), start.clone())).await;
+    let session = one.create().await;
+    one.say(&session, "Go").await;
+    assert_eq!(one.update("usage_update").await["cost"]["amount"], 1.0);
+    assert_eq!(one.update("usage_update").await["cost"]["amount"], 7.0);
+    one.close().await.unwrap();
+    manager.close(&ConversationId::new(&session).unwrap()).await.unwrap();
+
+    let mut two = Window::of(AcpAgent::new(manager, start)).await;
+    two.request("session/load", of(&session)).await.unwrap();
+    two.say(&session, "And?").await;
+    assert_eq!(two.update("usage_update").await["cost"]["amount"], 15.0);
 }
 
 #[tokio::test]

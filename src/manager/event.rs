@@ -309,7 +309,12 @@ impl Watcher for SessionWatch {
                 if labels.get(Labels::PARENT).is_none() && inner.store.traits().labels {
                     let root = id.clone();
                     let labelling = async move {
-                        if let Err(error) = inner.label_descendants(&root).await {
+                        let labelled = tokio::select! {
+                            biased;
+                            labelled = inner.label_descendants(&root) => labelled,
+                            () = inner.shutting.cancelled() => return,
+                        };
+                        if let Err(error) = labelled {
                             tracing::warn!(%root, %error, "sub-agents do not have the new labels of their root");
                         }
                     };

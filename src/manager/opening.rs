@@ -89,6 +89,10 @@ impl ManagerShared {
     ) -> Result<OpenedSession, Error> {
         let mode = start.mode;
         self.begin_sweeping();
+        // An opening that is refused must not take a place first.
+        if by == OpenedBy::User && id.is_of_sub_agent() && self.registry().get(&id).is_none() {
+            self.check_uncalled(&id).await?;
+        }
         loop {
             // One lock for all steps, so that the session of another opening can't come in between.
             let begun = {
@@ -171,7 +175,11 @@ impl ManagerShared {
                     return Err(shut_down());
                 }
                 if by == OpenedBy::User && claim.id.is_of_sub_agent() {
-                    inner.check_opening(&claim.id).await?;
+                    tokio::select! {
+                        biased;
+                        checked = inner.check_opening(&claim.id) => checked?,
+                        () = inner.shutting.cancelled() => return Err(shut_down()),
+                    }
                 }
                 Ok(claim)
             };

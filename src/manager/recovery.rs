@@ -231,11 +231,18 @@ impl Manager {
             Error::new(ErrorKind::Config, text)
         })?;
         let mut recovered = Recovered::default();
-        self.0.end_orphans(None, usize::MAX).await?;
         self.0
             .look_through(&starter, &mut FailedOpenings::default(), None, usize::MAX, &mut recovered)
             .await?;
-        Ok(recovered)
+        match self.0.end_orphans(None, usize::MAX).await {
+            // The caller needs to know what was opened.
+            Err(error) if recovered.opened.is_empty() && recovered.failed.is_empty() => Err(error),
+            Err(error) => {
+                tracing::warn!(error = error_chain(&error), "turns that wait could not be listed");
+                Ok(recovered)
+            }
+            Ok(_) => Ok(recovered),
+        }
     }
 }
 

@@ -264,11 +264,17 @@ impl SubAgentHost for SessionWatch {
                 // The call is dropped with its parent's turn.
                 ErrorKind::ShutDown => std::future::pending().await,
                 // The lease of an earlier process ends soon. A store that fails must not cost what the sub-agent has done.
-                ErrorKind::OpenElsewhere | ErrorKind::StoreUnreachable | ErrorKind::StoreFailed
+                ErrorKind::OpenElsewhere
+                | ErrorKind::LeaseLost
+                | ErrorKind::Conflict
+                | ErrorKind::StoreUnreachable
+                | ErrorKind::StoreFailed
                     if child.is_known =>
                 {
-                    tracing::debug!(%id, %error, "the sub-agent of a repeated call is not open yet");
                     sleep(scaled(delay, rand::random_range(0.75..=1.25))).await;
+                    if delay < LONGEST_DELAY && delay * 2 >= LONGEST_DELAY {
+                        tracing::warn!(%id, %error, "the sub-agent of a repeated call can't be opened yet");
+                    }
                     delay = (delay * 2).min(LONGEST_DELAY);
                 }
                 _ => return Err(error),
@@ -484,6 +490,7 @@ impl ManagerShared {
 
     /// Gives all sub-agents below a root its labels. Continues after an error, and returns the first one.
     pub(super) async fn label_descendants(self: &Arc<Self>, root: &ConversationId) -> Result<(), Error> {
+        let mut given = HashMap::new();
         loop {
             let (mut is_changed, mut failed) = (false, None);
             for child in self.descendants(root).await? {
@@ -492,15 +499,17 @@ impl ManagerShared {
                 if labels == child.labels {
                     continue;
                 }
-                match self.describe_one(&child.id, Description::Labels(labels), || ready(Ok(()))).await {
-                    Ok(()) => is_changed = true,
+                let change = Description::Labels(labels.clone());
+                match self.describe_one(&child.id, change, || ready(Ok(()))).await {
+                    // The session of another process can set others again and again.
+                    Ok(()) => is_changed |= given.insert(child.id, labels.clone()) != Some(labels),
                     // It was deleted in the meantime.
                     Err(error) if error.is_not_found() => {}
                     Err(error) => failed = failed.or(Some(error)),
                 }
             }
             // A list misses a sub-agent that is stored while the pages of the list are read.
-            if failed.is_some() || !is_changed {
+            if !is_changed {
                 return failed.map_or(Ok(()), Err);
             }
         }
@@ -592,6 +601,16 @@ impl ManagerShared {
     ///
     /// [`ErrorKind::SubAgent`] if an agent above it has a turn in flight.
     pub(super) async fn check_opening(&self, id: &ConversationId) -> Result<(), Error> {
+        self.check_uncalled(id).await?;
+        self.discard_claimed(id).await
+    }
+
+    /// Checks whether no call continues the conversation of a sub-agent, and none can be repeated.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::SubAgent`] if an agent above it has a turn in flight.
+    pub(super) async fn check_uncalled(&self, id: &ConversationId) -> Result<(), Error> {
         let labels = match self.store.summary(id).await {
             Ok(summary) => summary.labels,
             Err(StoreError::NotFound { .. }) => return Ok(()),
@@ -605,7 +624,7 @@ impl ManagerShared {
                 "watch it while its parent has it open, or open it when the turns of its parents have ended";
             return Err(at_work(id, &labels, todo));
         }
-        self.discard_claimed(id).await
+        Ok(())
     }
 
     /// Checks whether a user may delete the conversation of a sub-agent alone. If its call is repeated, the call must find the
@@ -653,9 +672,12 @@ impl ManagerShared {
                 Some(open) => {
                     if open.activity != Activity::Idle
                         && let Some(session) = session
-                        && last_snapshot(&session).await?.agent.turn.is_none_or(is_meant)
                     {
-                        return Ok(true);
+                        // A session that is not idle and has no state was killed, so its recorded turn counts.
+                        let turn = last_snapshot(&session).await.map(|snapshot| snapshot.agent.turn);
+                        if turn.is_ok_and(|turn| turn.is_none_or(is_meant)) {
+                            return Ok(true);
+                        }
                     }
                     open.labels
                 }

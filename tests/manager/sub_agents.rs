@@ -844,3 +844,52 @@ async fn sub_agents_that_an_erasure_has_left_are_deleted_when_it_is_repeated() {
     let error = in_time(session.erase(first)).await.unwrap_err();
     assert_eq!((error.kind(), left().await), (ErrorKind::UnknownNode, 1));
 }
+
+#[tokio::test(start_paused = true)]
+async fn sub_agents_whose_calls_may_be_repeated_are_refused_before_they_wait_for_a_place() {
+    let (store, gate) = (Arc::new(MemoryStore::new()), Gate::new());
+    let first = Manager::builder(Arc::clone(&store)).build();
+    let options = alone(relaying(waiting("search", &gate))).durable(Durable::InFlight);
+    let session = in_time(first.create_with_id(&id("root"), options)).await.unwrap().session;
+    session.prompt("Go").await.unwrap();
+    in_time(gate.reached()).await;
+    let below = child(&store, "root").await;
+    in_time(first.hand_over(secs(10))).await.unwrap();
+
+    let (second, busy) = (Manager::builder(Arc::clone(&store)).max_open(1).build(), Gate::new());
+    let other = create(&second, "other", held(&busy)).await;
+    other.prompt("Go").await.unwrap();
+    in_time(busy.reached()).await;
+    let error = in_time(second.open(&below, alone(calling(sub("other", []))))).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::SubAgent);
+}
+
+/// A store in which another process sets the labels of `sub-a` after each list.
+struct Rival(MemoryStore);
+
+#[async_trait::async_trait]
+impl Store for Rival {
+    forward!(self.0: load, summary, delete, write);
+
+    fn traits(&self) -> StoreTraits {
+        StoreTraits::default().with_labels(true)
+    }
+
+    async fn list(&self, listing: &omni_agent::store::Listing) -> Result<Vec<Summary>, StoreError> {
+        if self.0.summary(&id("sub-a")).await.is_ok() {
+            store_labels(&self.0, &id("sub-a"), labels_below("root")).await;
+        }
+        self.0.list(listing).await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn sub_agents_whose_labels_another_process_sets_do_not_keep_set_labels_from_returning() {
+    let manager = Manager::builder(Rival(MemoryStore::new())).build();
+    for (name, own) in [("root", labels(&[("tenant", "acme")])), ("sub-a", labels_below("root"))] {
+        let options = alone(calling(sub("search", []))).labels(own);
+        in_time(manager.create_with_id(&id(name), options)).await.unwrap();
+        in_time(manager.close(&id(name))).await.unwrap();
+    }
+    in_time(manager.set_labels(&id("root"), labels(&[("tenant", "other")]))).await.unwrap();
+}

@@ -124,7 +124,7 @@ impl World {
             Some(_) => turn.step,
             None => turn.step - 1,
         };
-        let before = (requests, turn.origin.spent + turn.spent());
+        let before = (requests + turn.origin.delegated, turn.origin.spent + turn.spent());
         let is_known = self.budgets.run.as_ref().map(|run| Arc::as_ptr(run.accounts.own()));
         let only_leaf = self.budgets.fault == Some(BudgetFault::OnlyLeaf);
         let shared = self.budgets.shared.as_ref().filter(|_| !only_leaf);

@@ -33,7 +33,7 @@ use std::{error::Error, process::ExitCode, sync::Arc, time::Duration};
 use axum::{Router, http::request::Parts};
 use omni_agent::{
     access::{Permissions, Principal, StartRequest},
-    agent::{Agent, AgentBuilder, Durable},
+    agent::{AgentBuilder, Durable},
     manager::{Manager, OpenOptions, Shutdown},
     provider::{Model, Options},
     store::{FileSystemStore, Labels, MemoryStore, Store},
@@ -96,7 +96,7 @@ async fn serve() -> Result<(), Box<dyn Error>> {
         .registry(support::models())
         .starter({
             let model = model.clone();
-            move |_| Some(durable(agent(&model)))
+            move |_| Some(durable(tools::agent(&model)))
         })
         .build();
     let models = offered(&picked.model);
@@ -104,7 +104,7 @@ async fn serve() -> Result<(), Box<dyn Error>> {
     let user = std::env::var("USER").unwrap_or_else(|_| "user".to_owned());
     let access = OneUser(Principal::new(user, Labels::new([("user", "local")])?)?);
     let agents = move |_: &Principal, request: &StartRequest| {
-        let agent = agent(&model);
+        let agent = tools::agent(&model);
         let is_new = request.conversation.is_none();
         Ok(durable(if is_new { with_first_settings(agent, &options, request) } else { agent }))
     };
@@ -151,11 +151,6 @@ async fn serve() -> Result<(), Box<dyn Error>> {
         println!("the check has succeeded");
     }
     Ok(())
-}
-
-/// Builds the agent of a stored conversation.
-fn agent(model: &Model) -> AgentBuilder {
-    tools::add_to(Agent::builder().model(model.clone()).max_steps(20))
 }
 
 /// Sets the parts with which a new conversation is stored. For a stored conversation, they would replace the stored

@@ -1,19 +1,20 @@
 //! The tools of the chat. They are harmless samples: one reports progress, one needs an approval, one returns an image,
-//! and one asks a question.
+//! one asks a question, and one is an agent, which has a sub-agent of its own.
 
 use std::time::Duration;
 
 use omni_agent::{
-    agent::AgentBuilder,
+    agent::{Agent, AgentBuilder, SubAgent},
     message::{Attachment, ResultBlock},
+    provider::Model,
     tool::{Answer, Replay, Tool, ToolContext, ToolError, ToolOutput, tool_fn},
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::json;
 
-/// Adds the tools to an agent.
-pub fn add_to(agent: AgentBuilder) -> AgentBuilder {
+/// Returns an agent with the tools.
+pub fn agent(model: &Model) -> AgentBuilder {
     // Measuring twice does no harm, so this tool runs again if the server was killed while it was running.
     let measure =
         tool_fn("measure_temperature", "Measures the temperature in a city. The result is made up.", measure)
@@ -21,7 +22,35 @@ pub fn add_to(agent: AgentBuilder) -> AgentBuilder {
     let paint = tool_fn("paint_picture", "Paints a small picture of a subject.", paint);
     let book =
         tool_fn("book_table", "Books a table in a restaurant. This is a sample that books nothing.", book);
-    agent.tool(measure).tool(send_mail()).tool(paint).tool(book)
+    let agent = Agent::builder().model(model.clone()).max_steps(20);
+    agent.tool(measure).tool(send_mail()).tool(paint).tool(book).tool(research(model))
+}
+
+/// Returns a sub-agent that looks things up, and has another one for letters.
+fn research(model: &Model) -> SubAgent {
+    let model = model.clone();
+    SubAgent::new("research", "Answers one question about a city, or has a letter delivered.", move |_| {
+        let look_up = async |City { city }, context: ToolContext| -> Result<String, ToolError> {
+            context.progress(json!({ "message": format!("reading about {city}") })).await;
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            Ok(format!("{city} has {} letters. This sample knows nothing else.", city.chars().count()))
+        };
+        let agent = Agent::builder().model(model.clone()).max_steps(6);
+        agent.tool(tool_fn("look_up", "Looks a city up.", look_up)).tool(writer(&model))
+    })
+}
+
+/// Returns a sub-agent with a tool that needs an approval.
+fn writer(model: &Model) -> SubAgent {
+    let model = model.clone();
+    SubAgent::new("writer", "Writes a letter, and has it delivered.", move |_| {
+        let deliver = async |mail: Mail, _: ToolContext| -> Result<String, ToolError> {
+            Ok(format!("This sample delivers nothing. The letter would have been: {}", mail.text))
+        };
+        let deliver =
+            tool_fn("deliver", "Delivers a letter. This is a sample that delivers nothing.", deliver);
+        Agent::builder().model(model.clone()).max_steps(6).tool(deliver.needs_approval())
+    })
 }
 
 #[derive(Deserialize, JsonSchema)]

@@ -150,7 +150,8 @@ export class Messages {
         if (block.type === "tool_result") results.set(block.tool_use_id, { result: block, message });
       }
     }
-    const pauses = new Map((agent.pauses ?? []).map((pause) => [pause.asked_by ?? pause.tool_use.id, pause]));
+    // A call can have several pauses of sub-agents. The oldest is shown first.
+    const pauses = new Map([...(agent.pauses ?? [])].reverse().map((pause) => [pause.asked_by ?? pause.tool_use.id, pause]));
     const runs = new Map((agent.tools ?? []).map((run) => [run.tool_use_id, run]));
     const shown = entries.filter(({ message }) => !message || message.role === "assistant" || isShownUser(message));
     const elements = [];

@@ -55,7 +55,8 @@ export class ToolCard {
     this.input = section("Input", h("pre", { dir: "ltr", tabIndex: 0, role: "group", "aria-label": "Input" }));
     this.changed = section("Run with this input", h("pre", { dir: "ltr", tabIndex: 0, role: "group", "aria-label": "Run with this input" }));
     this.bar = h("progress", { "aria-label": "Progress" });
-    this.progress = section("Progress", h("div", {}, this.bar), h("pre", { tabIndex: 0, role: "group", "aria-label": "Progress" }));
+    this.below = h("a", { hidden: true }, "Open the conversation of the sub-agent");
+    this.progress = section("Progress", h("div", {}, this.bar), h("pre", { tabIndex: 0, role: "group", "aria-label": "Progress" }), this.below);
     this.result = section("Result", h("div", { class: "body" }));
     this.decision = h("p", { class: "note", dir: "auto" });
     this.element = h("details", { class: "tool" }, h("summary", {}, this.name, this.brief, this.badge), this.inside);
@@ -71,7 +72,7 @@ export class ToolCard {
     setText(this.name, visible(use.name));
     const shown = pause?.tool_use.input ?? use.input;
     const text = facts.isWritten ? pretty(shown) : (facts.text ?? "");
-    const news = state === "running" && facts.progress !== undefined ? progressText(facts.progress) : "";
+    const news = state === "running" && facts.progress !== undefined ? progressText(facts.progress).split("\n")[0] : "";
     setText(this.brief, visible(news || brief(facts.isWritten ? shown : text)));
     setText(this.badge, label(state, facts));
     this.badge.className = `badge ${state}`;
@@ -119,6 +120,9 @@ export class ToolCard {
     const pre = /** @type {HTMLElement} */ (this.progress.querySelector("pre"));
     pre.hidden = text === "";
     setText(pre, visible(text));
+    const id = data?.sub_agent?.conversation;
+    this.below.hidden = typeof id !== "string";
+    if (!this.below.hidden) this.below.setAttribute("href", `#/${encodeURIComponent(id)}`);
   }
 
   /** @param {import("./client.js").PendingUse} pause */
@@ -207,10 +211,24 @@ function progressShare(data) {
 function progressText(data) {
   if (typeof data === "string") return data;
   if (data && typeof data === "object") {
+    if (data.sub_agent) return teamText(data.sub_agent);
     if (typeof data.message === "string") return data.message;
     if (progressShare(data) !== null) return "";
   }
   return pretty(data);
+}
+
+/**
+ * Describes a sub-agent and those below it, each on one line.
+ * @param {any} report
+ * @param {number} [depth]
+ * @returns {string}
+ */
+function teamText({ name, step, tool, text, below }, depth = 0) {
+  const words = String(text ?? "").replace(/\s+/g, " ").slice(-80);
+  const line = `${name}, step ${step}: ${tool ? `uses ${tool}` : words || "thinks"}`;
+  const branch = depth ? `${"   ".repeat(depth - 1)}└─ ` : "";
+  return branch + line + (below && depth < 16 ? `\n${teamText(below, depth + 1)}` : "");
 }
 
 /**
@@ -300,7 +318,8 @@ function approval(pause, decide) {
     area.focus();
   };
   const text = typeof reason === "string" ? reason : reason?.message ?? pretty(reason);
-  const why = text === "needs approval" ? "The model wants to run this tool." : text;
+  const who = pause.sub_agent ? `The sub-agent ${pause.sub_agent.name} wants to run ${use.name}.` : "The model wants to run this tool.";
+  const why = text === "needs approval" ? who : text;
   const label = isQuestion(pause) ? "Question of" : "Decision on";
   const form = h("div", { class: "approval", role: "group", "aria-label": `${label} ${visible(use.name)}` },
     h("p", { class: "reason", dir: "auto" }, visible(why)),

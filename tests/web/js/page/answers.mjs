@@ -162,6 +162,32 @@ await step("the duration of a tool is the time that the page measured, or after 
   await until(async () => assert.equal(await badge.innerText(), `done · ${took}`));
 });
 
+await step("a sub-agent of a sub-agent is drawn below it, and its tool is approved", async (made) => {
+  const page = await open(made);
+  await say(page, "research `writer: deliver good news`");
+  await page.locator("#waiting", { hasText: "1 decision is needed" }).waitFor();
+  const card = page.locator("details.tool").first();
+  await card.locator(".approval .reason", { hasText: "The sub-agent research wants to run deliver." }).waitFor();
+  const drawn = card.locator("pre[aria-label=Progress]");
+  await until(async () => assert.match(await drawn.innerText(), /^research, step 1: uses writer\n└─ writer, step 1: /));
+  await shot(page, "06-grandchild");
+  await accessible(page, "approval of a sub-agent");
+  assert.match(await card.getByRole("link", { name: "Open the conversation of the sub-agent" }).getAttribute("href"), /^#\/sub-/);
+  await page.getByRole("button", { name: "Approve" }).click();
+  await idle(page, 2);
+  await page.locator(".message.answer .markdown", { hasText: "The letter would have been" }).waitFor();
+});
+
+await step("several researchers at work are drawn side by side", async (made) => {
+  const page = await open(made);
+  const drawn = page.locator("details.tool .brief", { hasText: "research, step 1: uses look_up" });
+  // Each of them works for one second, so the page is watched before they start.
+  await Promise.all([drawn.nth(2).waitFor(), say(page, "research `look_up Oslo` and `look_up Rome` and `look_up Lisbon`")]);
+  await shot(page, "06-researchers");
+  await idle(page, 2);
+  assert.equal(await page.locator(".badge.done").count(), 3);
+});
+
 await step("several approvals are decided in different ways", async (made) => {
   const page = await open(made);
   await say(page, 'send_mail `first` and `second` and `third` and `fourth`');

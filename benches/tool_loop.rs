@@ -2,8 +2,8 @@
 //! history.
 //!
 //! Each step consists of a request to a model in memory, a tool use, the call of the tool, and its result. In the last
-//! step of a run, the model answers with a text. The figures are CPU time of the whole process on a runtime with one
-//! thread and without subscribers.
+//! step of a run, the model answers with a text. A sub-agent answers with a text at once. The figures are CPU time of the
+//! whole process on a runtime with one thread and without subscribers.
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[allow(dead_code)]
@@ -15,10 +15,10 @@ use std::sync::{
 };
 
 use omni_agent::{
-    agent::Agent,
+    agent::{Agent, SubAgent},
     message::{History, Message},
     provider::Request,
-    tool::tool_fn,
+    tool::{Tool, tool_fn},
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -38,23 +38,27 @@ fn main() {
             "step1000" => 1000,
             other => panic!("unknown case: {other}"),
         };
-        on_this_thread(each_step(length, times.div_ceil(length)));
+        on_this_thread(each_step(length, times.div_ceil(length), echo()));
         return;
     }
     let runs = size(60, 2);
     let lengths = [10, 100, 1000];
     let mut steps = [const { Vec::new() }; 3];
-    let mut turns = [const { Vec::new() }; 3];
+    let mut turns = [const { Vec::new() }; 4];
+    let mut calls = Vec::new();
     for _ in 0..runs {
         for (figures, length) in steps.iter_mut().zip(lengths) {
-            figures.push(on_this_thread(each_step(length, 2000 / length)));
+            figures.push(on_this_thread(each_step(length, 2000 / length, echo())));
         }
-        for (figures, messages) in turns.iter_mut().zip([10, 1000, 10_000]) {
+        let helper = SubAgent::new("echo", "Helps.", move |_| Agent::builder().model(support::brief()));
+        calls.push(on_this_thread(each_step(100, 20, helper.with_input(|echo: Echo| echo.text.into()))));
+        for (figures, messages) in turns.iter_mut().zip([10, 1000, 10_000, 0]) {
             figures.push(on_this_thread(each_turn(messages)));
         }
     }
     let steps = steps.map(median);
     let turns = turns.map(median);
+    let call = median(calls) - steps[1] - turns[3];
     head(&format!("CPU, median of {runs}"));
     row("a step, in a loop of 10", format!("{:.2} µs", steps[0]), "≤ 10 µs");
     row("a step, in a loop of 100", format!("{:.2} µs", steps[1]), "≤ 10 µs");
@@ -64,10 +68,15 @@ fn main() {
     row("a turn on a history of 1,000 messages", format!("{:.2} µs", turns[1]), "—");
     row("a turn on a history of 10,000 messages", format!("{:.2} µs", turns[2]), "—");
     row("ratio, 10,000 to 10", format!("{:.2}", turns[2] / turns[0]), "about 1");
+    row("a sub-agent in memory, beyond its turn and a tool's call", format!("{call:.2} µs"), "≤ 20 µs");
 }
 
-/// Returns the microseconds per step, measured in `batch` runs of `length` steps.
-async fn each_step(length: usize, batch: usize) -> f64 {
+fn echo() -> impl Tool {
+    tool_fn("echo", "Gives back its input.", |echo: Echo, _| async move { Ok(echo.text) })
+}
+
+/// Returns the microseconds per step with this tool, measured in `batch` runs of `length` steps.
+async fn each_step(length: usize, batch: usize, tool: impl Tool) -> f64 {
     let asked = Arc::new(AtomicUsize::new(0));
     let model = support::model(InMemory(move |_: &Request| {
         let step = asked.fetch_add(1, Ordering::Relaxed) + 1;
@@ -77,8 +86,7 @@ async fn each_step(length: usize, batch: usize) -> f64 {
             support::tool_use(format!("call-{step}"))
         }
     }));
-    let echo = tool_fn("echo", "Gives back its input.", |echo: Echo, _| async move { Ok(echo.text) });
-    let agent = Agent::builder().model(model).tool(echo).start().await.expect("the agent starts");
+    let agent = Agent::builder().model(model).tool(tool).start().await.expect("the agent starts");
     let run = async || {
         agent.prompt("Hi").await.expect("the agent is idle");
         agent.wait_until_idle().await.expect("the agent is running");

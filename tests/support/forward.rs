@@ -22,6 +22,17 @@ macro_rules! forward {
     (@delete $($to:tt)+) => {
         forward!(@ $($to)+ delete['c](, lease: Option<&'c omni_agent::store::custom::Lease>) -> ());
     };
+    (@turn $($to:tt)+) => {
+        forward!(@ $($to)+ turn[]() -> Option<omni_agent::store::custom::StoredTurn>);
+    };
+    (@acquire $($to:tt)+) => {
+        forward!(@ $($to)+ acquire['c](, owner: &'c omni_agent::store::Owner) -> omni_agent::store::custom::Lease);
+    };
+    (@release $($to:tt)+) => { forward!(
+        @ $($to)+ release['c](
+            , lease: &'c omni_agent::store::custom::Lease, mark: Option<omni_agent::subscription::EventId>
+        ) -> ()
+    ); };
     (@list $this:ident $store:tt) => {
         fn list<'a, 'b, 'f>(
             &'a $this,

@@ -144,7 +144,7 @@ fn check_effects(facts: &Facts, counts: &mut Counts) {
     counts.decided += decided.len();
 }
 
-fn check_conversation(
+pub(crate) fn check_conversation(
     name: &str,
     sent: &BTreeSet<String>,
     stored: &Stored,

@@ -31,6 +31,8 @@ pub(crate) enum Fact {
     Ended { conversation: String, end: Value },
     /// A tool has begun. Its effect is this line.
     Began { tool_use: String, kind: Kind, key: String, input: Value },
+    /// A model has got a request for this root or its sub-agent. No other request has this number of tokens.
+    Requested { root: String, tokens: u64 },
     /// All prompts of the conversation have ended.
     Finished { conversation: String },
 }
@@ -97,7 +99,7 @@ impl Facts {
             Fact::Ended { conversation, end } => {
                 self.ends.entry(conversation).or_default().push(serde_json::from_value(end).unwrap());
             }
-            Fact::Began { .. } | Fact::Decided { .. } | Fact::Stopped { .. } => {}
+            Fact::Began { .. } | Fact::Decided { .. } | Fact::Stopped { .. } | Fact::Requested { .. } => {}
         }
         self.lines.push(line);
     }

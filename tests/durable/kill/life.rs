@@ -12,7 +12,7 @@ use omni_agent::{
     Error, ErrorKind,
     agent::{Agent, Durable},
     manager::{Manager, OpenOptions, Sweep, Titles},
-    run::{Accepted, Prompt, PromptState, RunOutcome},
+    run::{Accepted, Prompt, RunOutcome},
     session::Session,
     store::{ConversationId, Filter, Owner, Page, Store},
     testing::ScriptedProvider,
@@ -24,7 +24,7 @@ use tokio::time::sleep;
 
 use super::{
     facts::{Fact, Facts, Ledger, gives_back, has_id},
-    place,
+    place::{self, Place},
     plan::{Kind, PROMPTS, Plan, Stop, decision},
 };
 
@@ -34,7 +34,7 @@ const ORDER: &str = "OMNI_LIFE";
 /// The number of conversations that a process works on at the same time.
 const WORKERS: usize = 3;
 
-const PATIENCE: Duration = Duration::from_mins(1);
+pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
 /// What a process has to do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -50,6 +50,24 @@ pub(crate) struct Order {
     pub(crate) finishes: bool,
     /// Whether other processes work on the same store, or the store may fail. Errors are then retried.
     pub(crate) has_rivals: bool,
+    /// Whether the conversations have sub-agents.
+    pub(crate) has_teams: bool,
+}
+
+impl Order {
+    /// Returns the order for a process that works alone until it is killed.
+    pub(crate) fn new(place: &Place, seed: u64) -> Self {
+        Self {
+            address: place.address.clone(),
+            ledger: place.ledger(),
+            seed,
+            life: 0,
+            prefix: "talk".to_owned(),
+            finishes: false,
+            has_rivals: false,
+            has_teams: false,
+        }
+    }
 }
 
 /// Starts a process with this order. It prints `open` when the store is open, and `working` when a
@@ -78,22 +96,19 @@ async fn process_lives_until_it_is_killed() {
         }
         sleep(Duration::from_millis(20)).await;
     };
-    let life = Arc::new(Life::new(order, store));
     println!("\nopen");
+    #[cfg(any(feature = "sqlite", feature = "postgres"))]
+    if order.has_teams {
+        return super::teams::live(order, store).await;
+    }
+    let life = Arc::new(Life::new(order, store));
     let workers = (0..WORKERS).map(|worker| {
         let life = Arc::clone(&life);
         tokio::spawn(async move { life.work(worker).await })
     });
-    let mut workers = futures_util::future::join_all(workers);
-    let deciding = async {
-        loop {
-            life.decide_all().await;
-            sleep(Duration::from_millis(if life.order.has_rivals { 20 } else { 2 })).await;
-        }
-    };
-    tokio::select! {
-        done = &mut workers => done.into_iter().for_each(|done| done.unwrap()),
-        () = deciding => {}
+    let done = life.decide_until(futures_util::future::join_all(workers)).await;
+    for worker in done {
+        worker.unwrap();
     }
     let ended = life.manager.shutdown(PATIENCE).await;
     assert!(life.order.has_rivals || ended.is_ok(), "{ended:?}");
@@ -101,28 +116,38 @@ async fn process_lives_until_it_is_killed() {
 
 pub(crate) struct Life {
     order: Order,
-    store: Arc<dyn Store>,
-    manager: Manager,
-    ledger: Arc<Ledger>,
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) manager: Manager,
+    pub(crate) ledger: Arc<Ledger>,
     /// The facts of earlier processes.
-    facts: Facts,
+    pub(crate) facts: Facts,
     /// The prompts that were accepted or given back since this process began.
     sent: Mutex<Vec<String>>,
 }
 
 impl Life {
     pub(crate) fn new(order: Order, store: Arc<dyn Store>) -> Self {
-        let facts = Facts::read(&order.ledger);
         let ledger = Arc::new(Ledger::open(&order.ledger, order.life));
+        let of_starter = Arc::clone(&ledger);
+        Self::with(order, store, ledger, move || options(&of_starter))
+    }
+
+    /// Returns a process whose sweep opens conversations with these options.
+    pub(crate) fn with(
+        order: Order,
+        store: Arc<dyn Store>,
+        ledger: Arc<Ledger>,
+        options: impl Fn() -> OpenOptions + Send + Sync + 'static,
+    ) -> Self {
+        let facts = Facts::read(&order.ledger);
         // A process with rivals waits until the lease of its predecessor has expired, like any other.
         let owner = if order.has_rivals { format!("life-{}", order.life) } else { "worker".to_owned() };
         let manager = Manager::builder(Arc::clone(&store)).owner(Owner::new(owner)).titles(Titles::Off);
         let manager = if order.has_rivals {
-            let of_starter = Arc::clone(&ledger);
             manager
                 .sweep(Sweep::every(Duration::from_millis(300)))
                 .idle_shutdown(Some(Duration::from_millis(100)))
-                .starter(move |_| Some(options(&of_starter)))
+                .starter(move |_| Some(options()))
         } else {
             manager.sweep(Sweep::off())
         };
@@ -188,28 +213,54 @@ impl Life {
     }
 
     async fn send(&self, session: &Session, name: &str, plan: &Plan) -> Result<(), Error> {
+        let is_started = self.send_prompt(session, name, plan).await?;
+        let Some((stop, after)) = plan.stop.filter(|_| is_started) else { return Ok(()) };
+        sleep(Duration::from_micros(after)).await;
+        self.stop(session, &plan.prompt, stop).await
+    }
+
+    /// Sends a prompt. Returns whether the prompt has started a run.
+    pub(crate) async fn send_prompt(
+        &self,
+        session: &Session,
+        name: &str,
+        plan: &Plan,
+    ) -> Result<bool, Error> {
         let prompt = plan.prompt.clone();
         self.ledger.note(Fact::Sending { conversation: name.to_owned(), prompt: prompt.clone() });
         let accepted = session.prompt(Prompt::new(plan.text()).with_id(prompt.as_str())).await?;
         self.ledger.note(Fact::Accepted { prompt: prompt.clone() });
-        self.sent.lock().unwrap().push(prompt.clone());
-        if matches!(accepted, Accepted::Known { state: PromptState::Ended { .. } }) {
-            return Ok(());
-        }
-        let is_started = matches!(accepted, Accepted::Started { .. });
-        let Some((stop, after)) = plan.stop.filter(|_| is_started) else { return Ok(()) };
-        sleep(Duration::from_micros(after)).await;
+        self.sent.lock().unwrap().push(prompt);
+        Ok(matches!(accepted, Accepted::Started { .. }))
+    }
+
+    /// Ends the run of a prompt early.
+    pub(crate) async fn stop(&self, session: &Session, prompt: &str, stop: Stop) -> Result<(), Error> {
         let stopped = match stop {
             Stop::Cancel => session.cancel().await,
             Stop::Interrupt => session.interrupt().await,
         };
         match stopped {
-            Ok(()) => self.ledger.note(Fact::Stopped { prompt, stop }),
+            Ok(()) => self.ledger.note(Fact::Stopped { prompt: prompt.to_owned(), stop }),
             // The run has already ended.
             Err(error) if error.kind() == ErrorKind::Idle => {}
             Err(error) => return Err(error),
         }
         Ok(())
+    }
+
+    /// Decides about all tool uses that wait, again and again, until the work is done.
+    pub(crate) async fn decide_until<T>(&self, work: impl Future<Output = T>) -> T {
+        let deciding = async {
+            loop {
+                self.decide_all().await;
+                sleep(Duration::from_millis(if self.order.has_rivals { 20 } else { 2 })).await;
+            }
+        };
+        tokio::select! {
+            done = work => done,
+            () = deciding => unreachable!("the decisions never end"),
+        }
     }
 
     /// Decides about all tool uses that wait.
@@ -258,7 +309,7 @@ fn options(ledger: &Arc<Ledger>) -> OpenOptions {
 }
 
 /// A tool whose effect is a line in the ledger.
-fn tool(kind: Kind, ledger: Arc<Ledger>) -> impl Tool {
+pub(crate) fn tool(kind: Kind, ledger: Arc<Ledger>) -> impl Tool {
     let tool = tool_fn(kind.name(), "Writes to the ledger.", move |input: Value, context: ToolContext| {
         let ledger = Arc::clone(&ledger);
         async move {

@@ -97,22 +97,31 @@ impl Plan {
         format!("{} is done", self.prompt)
     }
 
-    /// Returns the model's response to a request of this crate's agent.
-    pub(crate) fn respond(request: &Request) -> Step {
-        let mut steps = 0;
+    /// Returns the plan of a request of this crate's agent, and the number of the step.
+    pub(crate) fn of(request: &Request) -> (Self, usize) {
+        let mut step = 0;
         let plan = request.history.iter().rev().find_map(|message| {
             let plan = Self::read(&message.text());
-            steps += usize::from(message.role == omni_agent::message::Role::Assistant);
+            step += usize::from(message.role == omni_agent::message::Role::Assistant);
             plan
         });
-        let plan = plan.expect("each turn begins with a plan");
-        let Some(tools) = plan.steps.get(steps) else { return Step::text(plan.answer()) };
-        let response = Step::new().then_text([format!("step {steps}")]);
-        let uses = tools.iter().enumerate().fold(response, |response, (slot, tool)| {
-            let id = format!("{}.{steps}.{slot}", plan.prompt);
+        (plan.expect("each turn begins with a plan"), step)
+    }
+
+    /// Returns the model's response in a step, without its end.
+    pub(crate) fn step(&self, step: usize) -> Step {
+        let Some(tools) = self.steps.get(step) else { return Step::new().then_text([self.answer()]) };
+        let response = Step::new().then_text([format!("step {step}")]);
+        tools.iter().enumerate().fold(response, |response, (slot, tool)| {
+            let id = format!("{}.{step}.{slot}", self.prompt);
             response.then_tool_use(&id, tool.name(), json!({ "for": id }))
-        });
-        uses.stop()
+        })
+    }
+
+    /// Returns the model's response to a request of this crate's agent.
+    pub(crate) fn respond(request: &Request) -> Step {
+        let (plan, step) = Self::of(request);
+        plan.step(step).stop()
     }
 }
 

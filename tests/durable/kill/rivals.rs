@@ -24,15 +24,8 @@ pub(crate) async fn kill_one_of_two(place: &Place, outage: Option<Outage<'_>>) {
     let (seed, seconds) = (seed(), setting("OMNI_SECONDS", 300));
     let mut random = StdRng::seed_from_u64(seed);
     let mut lives = 0;
-    let order = |prefix: &str| Order {
-        address: place.address.clone(),
-        ledger: place.ledger(),
-        seed,
-        life: 0,
-        prefix: prefix.to_owned(),
-        finishes: false,
-        has_rivals: true,
-    };
+    let order =
+        |prefix: &str| Order { prefix: prefix.to_owned(), has_rivals: true, ..Order::new(place, seed) };
     let mut start = |mut order: Order| {
         lives += 1;
         order.life = lives;

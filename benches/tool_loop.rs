@@ -50,7 +50,8 @@ fn main() {
         for (figures, length) in steps.iter_mut().zip(lengths) {
             figures.push(on_this_thread(each_step(length, 2000 / length, echo())));
         }
-        let helper = SubAgent::new("echo", "Helps.", move |_| Agent::builder().model(support::brief()));
+        let brief = support::brief();
+        let helper = SubAgent::new("echo", "Helps.", move |_| Agent::builder().model(brief.clone()));
         calls.push(on_this_thread(each_step(100, 20, helper.with_input(|echo: Echo| echo.text.into()))));
         for (figures, messages) in turns.iter_mut().zip([10, 1000, 10_000, 0]) {
             figures.push(on_this_thread(each_turn(messages)));

@@ -304,7 +304,8 @@ impl ManagerBuilder {
         ///
         /// Such a session takes no place of [`max_open`](Self::max_open), because the session that waits for it has one
         /// already. At the limit, a new call gets an error result. A call that is repeated after a restart waits, or enters
-        /// beyond the limit if its parent is such a session.
+        /// beyond the limit if its parent is such a session, or if no other call is at work. So a limit of 0 refuses new
+        /// calls only.
         pub fn max_sub_agents(self, limit: usize) { self.max_sub_agents = limit }
 
         /// Sets how many events, and how many bytes of events, are kept in memory for subscribers of the manager.
@@ -395,8 +396,8 @@ impl Manager {
     ///
     /// Returns [`ErrorKind::ShutDown`](crate::ErrorKind::ShutDown), [`ErrorKind::NoRoom`](crate::ErrorKind::NoRoom),
     /// [`ErrorKind::OpenElsewhere`](crate::ErrorKind::OpenElsewhere) with the current owner,
-    /// [`ErrorKind::SubAgent`](crate::ErrorKind::SubAgent) for a sub-agent that is not open while an agent above it has a
-    /// turn in flight, or an error of [`SessionBuilder::open`](crate::session::SessionBuilder::open).
+    /// [`ErrorKind::SubAgent`](crate::ErrorKind::SubAgent) for a sub-agent that is not open while its call is at work or
+    /// may be repeated, or an error of [`SessionBuilder::open`](crate::session::SessionBuilder::open).
     pub async fn open(
         &self,
         id: &ConversationId,
@@ -455,8 +456,8 @@ impl Manager {
     /// # Errors
     ///
     /// - [`ErrorKind::OpenElsewhere`](crate::ErrorKind::OpenElsewhere). Nothing is deleted.
-    /// - [`ErrorKind::SubAgent`](crate::ErrorKind::SubAgent) for the conversation of a sub-agent while an agent above it has
-    ///   a turn in flight. The call could be repeated, and would then do the task again. Nothing is deleted.
+    /// - [`ErrorKind::SubAgent`](crate::ErrorKind::SubAgent) for the conversation of a sub-agent whose call may be repeated,
+    ///   because a repeated call would then do the task again. Nothing is deleted.
     /// - The error of the store. The session is closed nevertheless.
     pub async fn delete(&self, id: &ConversationId) -> Result<(), Error> {
         self.delete_if(id, ready(Ok(()))).await

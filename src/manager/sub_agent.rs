@@ -599,7 +599,7 @@ impl ManagerShared {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::SubAgent`] if an agent above it has a turn in flight.
+    /// [`ErrorKind::SubAgent`] if a call is at work, or may be repeated.
     pub(super) async fn check_opening(&self, id: &ConversationId) -> Result<(), Error> {
         self.check_uncalled(id).await?;
         self.discard_claimed(id).await
@@ -609,7 +609,7 @@ impl ManagerShared {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::SubAgent`] if an agent above it has a turn in flight.
+    /// [`ErrorKind::SubAgent`] if a call is at work, or may be repeated.
     pub(super) async fn check_uncalled(&self, id: &ConversationId) -> Result<(), Error> {
         let labels = match self.store.summary(id).await {
             Ok(summary) => summary.labels,
@@ -632,7 +632,7 @@ impl ManagerShared {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::SubAgent`] if an agent above it has a turn in flight.
+    /// [`ErrorKind::SubAgent`] if a call is at work, or may be repeated.
     pub(super) async fn check_deletion(&self, id: &ConversationId) -> Result<(), Error> {
         if !id.is_of_sub_agent() {
             return Ok(());

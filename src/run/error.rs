@@ -133,9 +133,10 @@ kinds! {
     /// These tools may be waiting for the new session to open, because a session keeps its place while one of its tools
     /// opens another session.
     NoRoom: 503 "no-room" "Too many conversations are open.";
-    /// The conversation is that of a sub-agent, or its id is reserved for one. Its labels are those of its root. While an
-    /// agent above it has a turn in flight, only the call of its parent opens it, and it is not deleted alone. Then the
-    /// members `parent` and `root` have the conversations above it. The member `conversation` has its id.
+    /// The conversation is that of a sub-agent, or its id is reserved for one. Its labels are those of its root. While its
+    /// parent is in the turn of the call, or an agent further above has a turn in flight, only the call opens it, and it is
+    /// not deleted alone. Then the members `parent` and `root` have the conversations above it. The member `conversation`
+    /// has its id.
     SubAgent: 409 "sub-agent" "The conversation belongs to another one.";
     /// A newer version of this crate has recorded the turn in flight. Other processes may be able to continue it. The
     /// member `format` has the format of the record.

@@ -6,7 +6,9 @@ use proptest::{collection::vec, prelude::*, sample::Index};
 use serde_json::json;
 
 use super::{MAX_UNANSWERED, Node, NodeId, Tree};
-use crate::message::{Content, Message, Timestamp, ToolResult, ToolUse, Usage};
+use crate::message::{
+    Compaction, CompactionTrigger, Content, Message, Timestamp, ToolResult, ToolUse, Usage,
+};
 
 fn timeless(message: Message) -> Arc<Message> {
     Arc::new(message.with_timestamp(Timestamp(0)))
@@ -36,6 +38,22 @@ fn graft_keeps_the_path_and_the_cursor() {
     assert_eq!((ids(tree.unanswered(Some(end))), ids(tree.unanswered(None))), (vec![5], vec![6]));
     tree.navigate(end).unwrap();
     assert_eq!(tree.extend(), head);
+}
+
+/// An answer that followed the compaction was erased.
+#[test]
+fn prompt_with_only_a_compaction_below_it_is_unanswered() {
+    let mut tree = Tree::new();
+    let end = turn(&mut tree, "a");
+    let prompt = tree.push(user("b"));
+    let summary = Message::compaction("Nothing.", Compaction::new(CompactionTrigger::Size));
+    tree.push(timeless(summary));
+    let answer = tree.push(timeless(Message::assistant("Yes.")));
+    assert_eq!(tree.unanswered(Some(end)).count(), 0);
+
+    tree.erase(answer).unwrap();
+    assert_eq!(ids(tree.unanswered(Some(end))), [prompt.get()]);
+    assert_eq!((tree.head(), tree.extend()), (Some(end), Some(end)));
 }
 
 #[test]

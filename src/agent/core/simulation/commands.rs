@@ -50,7 +50,9 @@ impl World {
         if !self.model.pauses.waiting.is_empty() && self.rng.percent(50) {
             return self.resume();
         }
-        let kind = self.rng.below(28);
+        let compacts_alone = self.core.phase().turn().is_some_and(|turn| turn.compaction.is_some());
+        // A prompt that is staged during a compaction alone, and the end of this compaction, would be rare.
+        let kind = self.rng.below(if compacts_alone { 15 } else { 28 });
         if matches!(kind, 18..22 | 22 | 25) {
             self.follow(true)?;
         }

@@ -135,6 +135,8 @@ pub(super) enum TurnStage {
 pub(super) struct Turn {
     /// Set if the turn consists of a compaction alone: whether it was requested.
     pub(super) own: Option<bool>,
+    /// Whether the turn begins with a new message, and not with one that gets another answer.
+    is_new: bool,
     pub(super) pending: Vec<Arc<Message>>,
     pub(super) blocks: Vec<Block>,
     pub(super) place: TurnStage,
@@ -188,6 +190,7 @@ impl Turn {
     fn new(pending: Vec<Arc<Message>>) -> Self {
         Self {
             own: None,
+            is_new: true,
             base: pending.len(),
             pending,
             blocks: Vec::new(),
@@ -585,7 +588,9 @@ impl Model {
             ensure!(!self.run, "a run on another history begins within a run");
             ensure!(Arc::ptr_eq(message, &answering), "the turn begins with {message:?}, not {answering:?}");
             self.take_prompt(&settings);
-            return self.began(message, step);
+            self.began(message, step)?;
+            self.turn()?.is_new = false;
+            return Ok(());
         }
         let content = if let Some(prompt) = self.starting.take() {
             ensure!(!self.run, "a prompt starts within a run");

@@ -56,6 +56,22 @@ impl Turn {
     }
 }
 
+/// Checks that a compaction has a text, and that the messages which are sent unchanged begin with a prompt or an answer.
+/// They contain the last answer, unless messages after it are cleared because nothing else makes room.
+fn keeps_whole_steps(before: &[Arc<Message>], message: &Message) -> Check {
+    ensure!(!message.text().trim().is_empty(), "a compaction without a text");
+    let own = message.compaction.as_deref().ok_or("a compaction without its facts")?;
+    let from = before.len().checked_sub(own.kept as usize).ok_or("more messages are kept than exist")?;
+    let is_own = |message: &&Arc<Message>| message.compaction.is_none();
+    let first = before[from..].iter().find(is_own);
+    let is_start = |first: &Arc<Message>| first.role == Role::Assistant || first.is_prompt();
+    ensure!(first.is_none_or(is_start), "the kept messages begin with {first:?}");
+    let answer = before.iter().rposition(|message| message.role == Role::Assistant);
+    let is_cleared = own.trigger == CompactionTrigger::Overflow && own.cleared > 0;
+    ensure!(answer.is_none_or(|answer| answer >= from || is_cleared), "the last answer is not kept: {own:?}");
+    Ok(())
+}
+
 impl Model {
     /// Checks the end of a compaction.
     pub(super) fn compacted(
@@ -67,6 +83,7 @@ impl Model {
         if let Some(message) = message {
             self.ids.user(message, None)?;
         }
+        let committed = self.committed.clone();
         let turn = self.turn()?;
         ensure!(turn.compacting && message.is_none() == failure.is_some(), "{message:?}, but {failure:?}");
         ensure!(turn.summary.is_zero(), "{:?} was used for a summary and not told", turn.summary);
@@ -78,11 +95,13 @@ impl Model {
             }
             return Ok(());
         };
-        let first = turn.pending.len() == 1 && turn.pending[0].is_prompt();
-        ensure!(at == turn.pending.len() || (first && at == 0), "a compaction at {at}");
+        let is_new = turn.is_new && turn.pending.len() == 1 && turn.pending[0].is_prompt();
+        let expected = if is_new { 0 } else { turn.pending.len() };
+        ensure!(at == expected, "a compaction at {at}, not {expected}");
+        let before: Vec<_> = committed.iter().chain(&turn.pending[..at]).cloned().collect();
         turn.pending.insert(at, Arc::clone(message));
         turn.base = turn.pending.len();
-        Ok(())
+        keeps_whole_steps(&before, message)
     }
 
     /// Checks that the agent compacts by size or after an overflow at most once until the next answer. If the service

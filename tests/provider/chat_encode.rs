@@ -322,6 +322,30 @@ fn encode_user_content_without_files_is_a_string() {
     );
 }
 
+/// A summary and the prompt after it, for example.
+#[test]
+fn encode_adjacent_user_messages_are_joined_unless_the_service_accepts_them() {
+    let said = || [Message::user("a"), Message::user("b"), Message::assistant(""), Message::user("c")];
+    assert_eq!(messages(said()), json!([{"role": "user", "content": "a\n\nb\n\nc"}]));
+
+    let image = Attachment::base64("image/png", "AAAA");
+    let joined =
+        messages([Message::user("a"), Message::user(vec![Content::from(image)]), Message::assistant("d")]);
+    assert_eq!(joined[0]["content"][0], json!({"type": "text", "text": "a"}));
+    assert_eq!(joined[0]["content"][1]["type"], "image_url");
+    assert_eq!(joined[1], json!({"role": "assistant", "content": "d"}));
+
+    let separate = json!([
+        {"role": "user", "content": "a"},
+        {"role": "user", "content": "b"},
+        {"role": "user", "content": "c"},
+    ]);
+    let openai = encode(&ChatCompletions::openai(), &Request::new(History::from_iter(said())));
+    assert_eq!(openai["messages"], separate);
+    let breakpoints = ChatCompletions::default().with_cache(CacheField::Breakpoints);
+    assert_eq!(encode(&breakpoints, &Request::new(History::from_iter(said())))["messages"], separate);
+}
+
 #[test]
 fn encode_unsupported_file_is_an_error_or_a_placeholder() {
     for (attachment, by_model) in [

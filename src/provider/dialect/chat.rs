@@ -57,8 +57,8 @@ const NAME: &str = "chat_completions";
 pub struct ChatCompletions {
     max_tokens_field: &'static str,
     system_role: &'static str,
-    /// Whether a placeholder precedes a conversation that the assistant begins. DeepSeek and the templates of many
-    /// models require a user message first.
+    /// Whether user and assistant must alternate, and the user begins, as DeepSeek and the templates of many models
+    /// require. A placeholder precedes a conversation that the assistant begins, and adjacent user messages are joined.
     user_first: bool,
     stream_usage: bool,
     output: OutputSupport,

@@ -40,7 +40,8 @@ pub(super) fn encode(chat: &ChatCompletions, request: &Request) -> Result<Encode
     let output = output_support(chat, request);
     let names = ToolNames::of(request, NAME_LIMIT, "");
     let out = Encoded::default();
-    let mut encoder = ChatEncoder { chat, request, names, traits, output, messages: Vec::new(), out };
+    let mut encoder =
+        ChatEncoder { chat, request, names, traits, output, messages: Vec::new(), said: Vec::new(), out };
     let (mut messages, passing) = encoder.messages()?;
     encoder.cache(&mut messages, passing);
     encoder.out.set("model", &*request.model);
@@ -70,6 +71,8 @@ struct ChatEncoder<'a> {
     /// How an output schema is sent in this request.
     output: OutputSupport,
     messages: Vec<Value>,
+    /// The content of the user message that ends `messages` once it is complete.
+    said: Vec<ContentPart<'a>>,
     out: Encoded,
 }
 
@@ -221,6 +224,9 @@ impl<'a> ChatEncoder<'a> {
         self.system();
         let start = self.messages.len();
         let mut end = None;
+        // DeepSeek and the templates of many models require an answer after each user message. A service with
+        // breakpoints needs no joined messages, and counts the messages that the next requests don't contain.
+        let joins = self.chat.user_first && self.chat.cache != CacheField::Breakpoints;
         for (number, message) in self.request.history.iter().enumerate() {
             if let Some((_, blocks)) = self.request.lasting.filter(|(messages, _)| *messages == number) {
                 // The results of the tools come first, each in its own message.
@@ -232,7 +238,11 @@ impl<'a> ChatEncoder<'a> {
                 Role::User => self.user(message)?,
                 Role::Assistant => self.assistant(message)?,
             }
+            if !joins {
+                self.end_user_message();
+            }
         }
+        self.end_user_message();
         let passing = end.map_or(0, |end| self.messages.len().saturating_sub(end));
         if self.chat.user_first && self.messages.get(start).is_some_and(|first| first["role"] == "assistant")
         {
@@ -254,6 +264,7 @@ impl<'a> ChatEncoder<'a> {
     fn user(&mut self, message: &'a Message) -> Result<(), ProviderError> {
         let mut parts = Vec::new();
         for result in message.tool_results() {
+            self.end_user_message();
             let content = self.tool_result(result, &mut parts)?;
             let id = call_id(result.tool_use_id.as_str());
             self.messages.push(json!({"role": "tool", "tool_call_id": id, "content": content}));
@@ -265,10 +276,14 @@ impl<'a> ChatEncoder<'a> {
                 _ => {}
             }
         }
-        if let Some(content) = content(parts) {
+        self.said.append(&mut parts);
+        Ok(())
+    }
+
+    fn end_user_message(&mut self) {
+        if let Some(content) = content(std::mem::take(&mut self.said)) {
             self.messages.push(json!({"role": "user", "content": content}));
         }
-        Ok(())
     }
 
     /// Returns the text of a tool result. A tool message can contain only text, so attachments move to the user message
@@ -325,6 +340,7 @@ impl<'a> ChatEncoder<'a> {
         if content.is_none() && calls.is_empty() {
             return Ok(());
         }
+        self.end_user_message();
         let mut out = Map::new();
         out.insert("role".to_owned(), Value::from("assistant"));
         out.insert("content".to_owned(), content.unwrap_or(Value::Null));

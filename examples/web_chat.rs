@@ -3,6 +3,7 @@
 //! ```sh
 //! cargo run --example web_chat --features web
 //! cargo run --example web_chat --features web -- --model anthropic:claude-sonnet-5 --store conversations
+//! cargo run --example web_chat --features web -- --page dist  # serves a front end that you have built
 //! cargo run --example web_chat --features web -- --check     # starts, answers one prompt, and stops
 //! ```
 //!
@@ -10,9 +11,10 @@
 //! connects again by itself.
 //!
 //! The router of `omni_agent::web` offers the conversations, and `web_chat/page` is the page: plain HTML, CSS and
-//! JavaScript modules without a build step. Its `client.js` can be copied into other front ends. The server listens on
-//! loopback only, and everybody who can reach it is the same user. A real application identifies its users in
-//! `Access::principal`.
+//! JavaScript modules without a build step. Its `client.js` can be copied into other front ends. The routes of the AI SDK
+//! are at `/api` and those of AG-UI at `/ag-ui`: `examples/front_ends` has a page for each of three libraries of React.
+//! The server listens on loopback only, and everybody who can reach it is the same user. A real application identifies
+//! its users in `Access::principal`.
 //!
 //! The module `support` selects the model. In your own crate, pass the model's name instead:
 //! `Agent::builder().model("anthropic:claude-opus-5")`.
@@ -28,7 +30,7 @@ mod support;
 #[path = "web_chat/tools.rs"]
 mod tools;
 
-use std::{error::Error, process::ExitCode, sync::Arc, time::Duration};
+use std::{error::Error, path::Path, process::ExitCode, sync::Arc, time::Duration};
 
 use axum::{Router, http::request::Parts};
 use omni_agent::{
@@ -36,7 +38,7 @@ use omni_agent::{
     agent::{AgentBuilder, Durable},
     manager::{Manager, OpenOptions, Shutdown},
     provider::{Model, Options},
-    store::{FileSystemStore, Labels, MemoryStore, Store},
+    store::{ConversationId, FileSystemStore, Labels, MemoryStore, Store},
     web::{Access, Challenge, Web},
 };
 use support::{Flag, Folder, STORE, explain};
@@ -45,7 +47,8 @@ use tokio::net::TcpListener;
 const ABOUT: &str = "A chat page in the browser.";
 const PORT: Flag = Flag { name: "--port", value: "PORT", help: "the port on loopback; 8484 by default" };
 const CHECK: Flag = Flag { name: "--check", value: "", help: "answer one prompt and stop, as a test" };
-const FLAGS: &[Flag] = &[PORT, STORE, CHECK];
+const PAGE: Flag = Flag { name: "--page", value: "DIR", help: "serve the files of this folder as the page" };
+const FLAGS: &[Flag] = &[PORT, STORE, PAGE, CHECK];
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -113,8 +116,19 @@ async fn serve() -> Result<(), Box<dyn Error>> {
         // Accept only these hosts. Otherwise, another site could reach the server by a name that it has redirected to
         // loopback (DNS rebinding).
         .hosts([address.to_string(), format!("localhost:{}", address.port())])
+        // The front ends of the AI SDK and of AG-UI choose the ids of their chats, and their Stop buttons only leave.
+        .client_ids(|_, id| ConversationId::new(format!("chat-{id}")).ok())
+        .interrupt_when_left(Duration::from_secs(5))
         .build();
-    let app = Router::new().nest("/agent", web.router()).merge(page::router(&models));
+    let page = match picked.value(&PAGE) {
+        Some(folder) => page::built(Path::new(&folder))?,
+        None => page::router(&models),
+    };
+    let app = Router::new()
+        .nest("/agent", web.router())
+        .nest("/api", web.ai_sdk())
+        .nest("/ag-ui", web.ag_ui())
+        .merge(page);
 
     // The turns that the last process has left continue without a reader.
     manager.recover().await?;

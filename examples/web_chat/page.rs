@@ -1,7 +1,10 @@
 //! The files of the page, and its security headers.
 
+use std::{fs, io, path::Path};
+
 use axum::{
     Router,
+    body::Bytes,
     http::{HeaderName, HeaderValue, header},
     response::{IntoResponse, Response},
     routing::get,
@@ -38,6 +41,10 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; i
                       connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
                       require-trusted-types-for 'script'";
 
+/// What the libraries of a built front end need in addition.
+const BUILT: &str = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; \
+                     font-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
 /// Returns the routes of the page.
 pub fn router(models: &[Model]) -> Router {
     let models: Vec<_> = models
@@ -49,15 +56,30 @@ pub fn router(models: &[Model]) -> Router {
         .collect();
     let settings = json!({ "models": models }).to_string();
     let mut router = Router::new()
-        .route("/settings.json", get(async move || file("settings.json", settings)))
-        .route("/vendor/marked.esm.js", get(async || file("marked.esm.js", LEXER)));
+        .route("/settings.json", get(async move || file("settings.json", settings, POLICY)))
+        .route("/vendor/marked.esm.js", get(async || file("marked.esm.js", LEXER, POLICY)));
     for (path, content) in FILES {
-        router = router.route(path, get(async move || file(path, content)));
+        router = router.route(path, get(async move || file(path, content, POLICY)));
     }
     router
 }
 
-fn file(path: &str, content: impl IntoResponse) -> Response {
+/// Returns the routes of a front end that a bundler has built: the files of a folder, as they are at the start.
+pub fn built(folder: &Path) -> io::Result<Router> {
+    let mut router = Router::new();
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let (Ok(name), true) = (entry.file_name().into_string(), entry.file_type()?.is_file()) else {
+            continue;
+        };
+        let content = Bytes::from(fs::read(entry.path())?);
+        let path = if name == "index.html" { "/".to_owned() } else { format!("/{name}") };
+        router = router.route(&path, get(async move || file(&name, content, BUILT)));
+    }
+    Ok(router)
+}
+
+fn file(path: &str, content: impl IntoResponse, policy: &'static str) -> Response {
     let media_type = match path.rsplit('.').next() {
         Some("js") => "text/javascript; charset=utf-8",
         Some("css") => "text/css; charset=utf-8",
@@ -68,7 +90,7 @@ fn file(path: &str, content: impl IntoResponse) -> Response {
     let mut response = content.into_response();
     let headers: [(HeaderName, &'static str); 5] = [
         (header::CONTENT_TYPE, media_type),
-        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::CONTENT_SECURITY_POLICY, policy),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::REFERRER_POLICY, "no-referrer"),
         (header::CACHE_CONTROL, "no-cache"),

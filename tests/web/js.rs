@@ -13,6 +13,14 @@ use crate::{npm, skip::skip};
 /// The folder of the scripts, and of the lists of packages with their locks.
 pub(crate) const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/web/js");
 
+/// The folder of the front ends, each with its list of packages.
+pub(crate) const FRONT_ENDS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/front_ends");
+
+/// Installs the packages of the front end `{folder}` in the same manner as [`packages`].
+pub(crate) fn front_end(folder: &str) -> Option<PathBuf> {
+    npm::packages(FRONT_ENDS, folder)
+}
+
 /// Installs the packages that `tests/web/js/{folder}` lists, and returns the folder with `node_modules`. If the
 /// packages can't be installed, reports that the test is skipped, and returns `None`.
 pub(crate) fn packages(folder: &str) -> Option<PathBuf> {
@@ -35,8 +43,13 @@ fn locks_of_the_packages_name_a_hash_for_each_and_no_host() {
     // names.
     let settings = fs::read_to_string(Path::new(SCRIPTS).join(".npmrc")).unwrap();
     assert!(settings.contains("ignore-scripts=true"));
-    let of_other_tests = ["../../acp/acp_sdk", "../../mcp/mcp_sdk"];
-    let own = ["ag_ui", "ai_sdk/6", "ai_sdk/7", "node", "page", "types", "use_chat"];
+    let of_other_tests = [
+        "../../acp/acp_sdk",
+        "../../mcp/mcp_sdk",
+        "../../../examples/front_ends/use_chat",
+        "../../../examples/front_ends/assistant_ui",
+    ];
+    let own = ["ag_ui", "ai_sdk/6", "ai_sdk/7", "node", "page", "types"];
     for folder in own.into_iter().chain(of_other_tests) {
         let text = fs::read_to_string(Path::new(SCRIPTS).join(folder).join("package-lock.json")).unwrap();
         assert!(!text.contains("://"), "{folder} names a host");

@@ -7,13 +7,13 @@ use tokio::{process::Command, time::timeout};
 
 use crate::{
     ai_sdk::{app, listen},
-    js::{SCRIPTS, chromium, node, packages},
+    js::{SCRIPTS, chromium, front_end, node, packages},
 };
 
 #[tokio::test(flavor = "multi_thread")]
 async fn use_chat_in_chromium_continues_after_a_reset_connection() {
     let (Some(chromium), Some(node)) = (chromium(), node()) else { return };
-    let (Some(react), Some(playwright)) = (packages("use_chat"), packages("page")) else { return };
+    let (Some(react), Some(playwright)) = (front_end("use_chat"), packages("page")) else { return };
     let listener = listen().await;
     let address = listener.local_addr().unwrap();
     let app = app(&Gate::new());

@@ -45,7 +45,7 @@ async fn store_long_conversation(folder: &Path) {
 }
 
 /// Builds the program of the example, and returns its path. `cargo test --test web` does not build examples.
-fn build_web_chat() -> PathBuf {
+pub(crate) fn build_web_chat() -> PathBuf {
     // The library has the features that it has for this test, so it is not compiled again.
     let features = if cfg!(feature = "acp") { "--all-features" } else { "--features=http,web" };
     let mut cargo = process::Command::new(env!("CARGO"));

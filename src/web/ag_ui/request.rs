@@ -143,6 +143,7 @@ impl AgUiInput {
         };
         let posted = intent::Posted {
             before: before.into_iter().flatten().filter_map(AgUiPosted::name).collect(),
+            whole: false,
             newest: newest.and_then(AgUiPosted::name),
             trigger,
             blocks,

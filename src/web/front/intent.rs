@@ -22,6 +22,8 @@ use crate::{
 pub(in crate::web) struct Posted {
     /// The messages before the newest one, oldest first.
     pub(in crate::web) before: Vec<Name>,
+    /// Whether nothing precedes the newest message if `before` is empty. Otherwise, the list may be incomplete.
+    pub(in crate::web) whole: bool,
     /// The newest message, or the message that it replaces.
     pub(in crate::web) newest: Option<Name>,
     pub(in crate::web) trigger: Trigger,
@@ -153,7 +155,7 @@ fn find(posted: Posted, snapshot: &SessionSnapshot) -> Option<Intent> {
     let (agent, tree) = (&snapshot.agent, &snapshot.tree);
     let mut staged = agent.staged.iter().filter_map(|prompt| prompt.id.clone());
     let staged = staged.find(|id| posted.is_of(id.as_str()));
-    let Posted { before, newest, trigger, blocks, id, fresh } = posted;
+    let Posted { before, whole, newest, trigger, blocks, id, fresh } = posted;
     let perform = |command| Some(Intent::Perform(Box::new(command)));
     let run = |at, prompt| perform(SessionCommand::Run(RunSpec::new(at, prompt)));
     let prompt = |id, blocks| Prompt::new(Blocks(blocks)).with_id(id);
@@ -209,7 +211,8 @@ fn find(posted: Posted, snapshot: &SessionSnapshot) -> Option<Intent> {
         Some(TreePlace::Node(node)) => exchange_of(tree, node).and_then(|exchange| exchange.last_node()),
         Some(TreePlace::InFlight) | None => None,
     };
-    let is_head = end.is_none() || end == tree.head();
+    let is_first = whole && before.is_empty();
+    let is_head = end.is_none() && !is_first || end == tree.head();
     run(if is_head { RunAt::Head } else { RunAt::Below(end) }, prompt(id, blocks))
 }
 

@@ -30,6 +30,9 @@ pub(in crate::web) struct Post {
     trigger: PostedTrigger,
     #[serde(default)]
     message_id: Option<String>,
+    /// Whether `messages` is everything that the chat shows. Then a list with only a new message begins a branch.
+    #[serde(default)]
+    whole: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -97,7 +100,7 @@ pub(in crate::web) fn read(
     let base = if matches!(trigger, Trigger::Results) { "results" } else { id };
     let fresh = PromptId::new(version_id(base, &snapshot.last.to_string()));
     let id = PromptId::new(stored_id(id));
-    let posted = Posted { before, newest: newest_name, trigger, blocks, id, fresh };
+    let posted = Posted { before, whole: post.whole, newest: newest_name, trigger, blocks, id, fresh };
     let found = intent(posted, snapshot)?.ok_or_else(|| {
         if is_again {
             return Problem::nothing_here("There is no such message.");

@@ -103,6 +103,21 @@ async fn new_message_builds_on_the_newest_known_message() {
 }
 
 #[tokio::test]
+async fn message_without_others_begins_a_branch_only_in_a_whole_list() {
+    let empty = session([]).await;
+    let begun = two([]).await;
+    for (session, whole, at) in
+        [(&empty, true, RunAt::Head), (&begun, false, RunAt::Head), (&begun, true, RunAt::Below(None))]
+    {
+        let mut body = submit(&[], "u3", "Hi again");
+        body["whole"] = whole.into();
+        let (command, _) = reading(session, body).await.unwrap();
+        let Some(SessionCommand::Run(spec)) = command else { panic!("{command:?}") };
+        assert_eq!(spec.at, at);
+    }
+}
+
+#[tokio::test]
 async fn message_below_a_node_off_the_path_becomes_a_branch() {
     let session = two([Step::text("Three."), Step::text("Four."), Step::text("Five.")]).await;
     let older = shown(&session).await;

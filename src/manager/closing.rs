@@ -92,12 +92,16 @@ impl ManagerShared {
     ) -> Result<(), Error> {
         let (claim, session) = self.claim(id).await;
         check.await?;
+        let entered = self.registry().calls.entered();
+        let below = self.descendants(id).await?;
+        // A call can store another sub-agent after the list was read.
+        let are_at_work = self.registry().calls.are_at_work(id, &below);
         // Nothing is deleted if a part can't be.
-        let elsewhere = |child: Summary| {
-            let owner = child.owner.filter(|owner| owner.name != self.owner.name)?;
-            Some(StoreError::Owned { id: child.id, owner })
+        let elsewhere = |child: &Summary| {
+            let owner = child.owner.clone().filter(|owner| owner.name != self.owner.name)?;
+            Some(StoreError::Owned { id: child.id.clone(), owner })
         };
-        if let Some(error) = self.descendants(id).await?.into_iter().find_map(elsewhere) {
+        if let Some(error) = below.iter().find_map(elsewhere) {
             return Err(error.into());
         }
         let (inner, id, limit) = (Arc::clone(self), id.clone(), self.close_timeout);
@@ -110,18 +114,18 @@ impl ManagerShared {
             }
             // The session may have ended before its calls.
             inner.calls_left(&id, None, limit.saturating_sub(begun.elapsed())).await;
-            let below = async {
-                loop {
-                    let below = inner.descendants(&id).await?;
-                    if below.is_empty() {
-                        return Ok(());
-                    }
+            let is_complete = !are_at_work && inner.registry().calls.entered() == entered;
+            let first = async {
+                let mut below = if is_complete { below } else { inner.descendants(&id).await? };
+                while !below.is_empty() {
                     for child in below.into_iter().rev() {
                         Box::pin(inner.delete_one(&child.id)).await?;
                     }
+                    below = if is_complete { Vec::new() } else { inner.descendants(&id).await? };
                 }
+                Ok(())
             };
-            inner.delete_stored(&id, below).await?;
+            inner.delete_stored(&id, first).await?;
             inner.registry().emit_deleted(&id);
             drop(claim);
             Ok(())
@@ -133,8 +137,11 @@ impl ManagerShared {
     /// Deletes the conversation of a sub-agent without those below it.
     async fn delete_one(self: &Arc<Self>, id: &ConversationId) -> Result<(), Error> {
         let (_claim, session) = self.claim(id).await;
-        if let Some(session) = session {
-            let _ = session.stop_discarding(self.close_timeout).await;
+        match session {
+            Some(session) => drop(session.stop_discarding(self.close_timeout).await),
+            // The end of its call has deleted it.
+            None if matches!(self.store.summary(id).await, Err(StoreError::NotFound { .. })) => return Ok(()),
+            None => {}
         }
         self.calls_left(id, None, self.close_timeout).await;
         self.delete_stored(id, ready(Ok(()))).await?;

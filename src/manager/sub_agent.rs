@@ -93,6 +93,8 @@ pub(super) struct SubAgentCalls {
     max: usize,
     /// Cancelled when any call leaves, and then replaced.
     one_left: CancellationToken,
+    /// The number of calls that have entered.
+    entered: u64,
 }
 
 struct CallState {
@@ -103,7 +105,18 @@ struct CallState {
 
 impl SubAgentCalls {
     pub(super) fn new(max: usize) -> Self {
-        Self { calls: HashMap::new(), max, one_left: CancellationToken::new() }
+        Self { calls: HashMap::new(), max, entered: 0, one_left: CancellationToken::new() }
+    }
+
+    /// Returns a number that is the same later if no call has entered in the meantime.
+    pub(super) fn entered(&self) -> u64 {
+        self.entered
+    }
+
+    /// Returns whether a call of this conversation, or of one of these sub-agents, is at work.
+    pub(super) fn are_at_work(&self, parent: &ConversationId, below: &[Summary]) -> bool {
+        let is_meant = |id: &ConversationId| id == parent || below.iter().any(|child| child.id == *id);
+        self.calls.values().any(|call| is_meant(&call.parent))
     }
 
     /// Returns whether the call of this sub-agent has not left.
@@ -144,7 +157,7 @@ impl OpenConversations {
         if !self.is_open(parent.0, parent.1) {
             return Err(Error::new(ErrorKind::Ended, "the session of the call has ended"));
         }
-        let SubAgentCalls { calls, max, one_left } = &mut self.calls;
+        let SubAgentCalls { calls, max, one_left, entered } = &mut self.calls;
         // The last call that has left was the last to wake those who wait.
         let enters = waits && (calls.is_empty() || calls.contains_key(parent.0));
         let is_full = calls.len() >= *max && !enters;
@@ -159,6 +172,7 @@ impl OpenConversations {
         }
         calls.insert(child.clone(), CallState { parent: parent.0.clone(), left: CancellationToken::new() });
         Ok(None)
+        *entered += 1;
     }
 }
 
@@ -531,13 +545,23 @@ impl ManagerShared {
             Ok(_) => return Ok(()),
             Err(error) => return Err(error.into()),
         }
-        match self.own_labels(child).await {
+        self.delete_child(child, parent.as_str()).await
+    }
+
+    /// Deletes a sub-agent of this parent. Does nothing if it is deleted already.
+    pub(super) async fn delete_child(
+        self: &Arc<Self>,
+        child: &ConversationId,
+        parent: &str,
+    ) -> Result<(), Error> {
+        let check = async {
             // Somebody else can have a conversation with this id.
-            Ok(own) if own.get(Labels::PARENT) == Some(parent.as_str()) => {
-                self.delete(child, ready(Ok(()))).await
-            }
-            Ok(_) | Err(StoreError::NotFound { .. }) => Ok(()),
-            Err(error) => Err(error.into()),
+            let is_own = self.own_labels(child).await?.get(Labels::PARENT) == Some(parent);
+            if is_own { Ok(()) } else { Err(StoreError::NotFound { id: child.clone() }.into()) }
+        };
+        match Box::pin(self.delete(child, check)).await {
+            Err(error) if error.is_not_found() => Ok(()),
+            deleted => deleted,
         }
     }
 
@@ -559,7 +583,7 @@ impl ManagerShared {
             return Ok(());
         }
         for child in children {
-            self.delete(&child.id, ready(Ok(()))).await?;
+            self.delete_child(&child.id, session.id().as_str()).await?;
         }
         Ok(())
     }
@@ -588,7 +612,7 @@ impl ManagerShared {
             };
             let call = labels.get(Labels::CALL).unwrap_or_default();
             if !uses.contains(&(turn, call.to_owned())) {
-                self.delete(&child, ready(Ok(()))).await?;
+                self.delete_child(&child, session.id().as_str()).await?;
             }
         }
         Ok(())

@@ -262,6 +262,11 @@ impl Session {
         self.call(|reply| Command::SetLabels(labels, reply)).await
     }
 
+    /// Starts to store the conversation, if the store does not have it. Otherwise, it is stored with its first turn.
+    pub(crate) async fn store(&self) -> Result<(), Error> {
+        self.call(Command::Store).await
+    }
+
     /// Erases a message and all messages below it: from the tree, from the agent's history, from the events that are
     /// kept in memory for subscribers, and from the store.
     ///

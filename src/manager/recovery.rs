@@ -533,9 +533,9 @@ impl ManagerShared {
     }
 
     /// Decides about the turn of a sub-agent's call, which only the call of its parent continues. If no agent above it can
-    /// repeat the call any more, discards the turn. Otherwise, applies the decisions for time limits that have passed, and
-    /// the sweep opens the root for the root's own turn. Returns `false` if the turn is that of a person, which continues
-    /// like the turn of every other conversation.
+    /// repeat the call any more, discards the turn, or deletes the sub-agent if its root is gone. Otherwise, applies the
+    /// decisions for time limits that have passed, and the sweep opens the root for the root's own turn. Returns `false`
+    /// if the turn is that of a person, which continues like the turn of every other conversation.
     async fn sweep_call(self: &Arc<Self>, turn: &TurnSummary) -> Result<bool, Error> {
         let is_in_use = {
             let registry = self.registry();
@@ -548,7 +548,18 @@ impl ManagerShared {
             return Ok(false);
         }
         if !self.is_called(&turn.id, &turn.labels).await? {
-            return self.discard(&turn.id).await.map(|()| true);
+            let parent = turn.labels.get(Labels::PARENT).unwrap_or_default();
+            let is_left = match turn.labels.get(Labels::ROOT) {
+                Some(root) => self.root_labels(root).await?.is_some(),
+                None => true,
+            };
+            // Without its root, nobody can reach the conversation.
+            let ended = if is_left {
+                self.discard(&turn.id).await
+            } else {
+                self.delete_child(&turn.id, parent).await
+            };
+            return ended.map(|()| true);
         }
         if turn.approvals.iter().any(|approval| approval.survives && approval.has_expired(turn.now)) {
             self.expire(&turn.id).await?;

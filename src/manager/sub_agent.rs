@@ -322,6 +322,12 @@ impl SessionWatch {
         }
         let from = if child.is_known { Beginning::Either } else { Beginning::Named };
         let opened = inner.open(id.clone(), options, from, OpenedBy::Call).await?;
+        if !child.is_known
+            && let Some(parent) = { inner.registry().get(&self.id) }
+        {
+            // Without its root in the store, a sub-agent that a crash has left could not be deleted.
+            parent.store().await?;
+        }
         if !opened.started {
             // A user has opened the conversation at rest, with another agent.
             drop(opened);

@@ -67,6 +67,7 @@ pub(super) enum Command {
     Navigate(Option<NodeId>, Reply<CommandResult<()>>),
     Erase(NodeId, Reply<CommandResult<()>>),
     SetLabels(Labels, Reply<()>),
+    Store(Reply<()>),
     Labels(Reply<Labels>),
     Spent(UsageRow, Reply<()>),
     SetTitle(Option<Arc<str>>, Reply<()>),

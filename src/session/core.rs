@@ -383,6 +383,12 @@ impl Core {
         self.save(env, effects);
     }
 
+    /// Stores the conversation, if the store does not have it.
+    pub(super) fn store(&mut self, env: &Env<'_>, effects: &mut Effects) {
+        self.state_changed();
+        self.save(env, effects);
+    }
+
     /// Sets a title that was made from the path to the node `of`, if the conversation has no title and no message of this
     /// path was erased. Returns whether the title was set.
     pub(super) fn suggest_title(

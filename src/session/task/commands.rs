@@ -61,6 +61,10 @@ impl Task {
                 self.step(|core, env, effects| core.set_labels(labels, env, effects));
                 let _ = reply.send(());
             }
+            Command::Store(reply) => {
+                self.step(Core::store);
+                let _ = reply.send(());
+            }
             Command::Spent(row, reply) => {
                 self.step(|core, env, effects| core.spent(row, env, effects));
                 let _ = reply.send(());

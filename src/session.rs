@@ -558,6 +558,7 @@ impl Session {
     /// now.
     pub(crate) fn is_between_requests(&self) -> bool {
         self.shared.is_between_requests.load(Ordering::Acquire)
+            && !self.shared.runs_no_tool.load(Ordering::Acquire)
     }
 
     /// Returns how much of a turn in flight survives the end of the process.

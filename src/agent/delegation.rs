@@ -31,9 +31,12 @@
 //! - A call starts several children at once, as a tool around a sub-agent can: each has its own entry, and the list of
 //!   the slot is the list of all of them.
 
-use std::sync::{
-    Arc, Mutex,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use async_trait::async_trait;
@@ -57,6 +60,21 @@ use crate::{
     tool::ToolContext,
 };
 
+/// The agents below an agent that is not a sub-agent. While they only wait for decisions, this agent can end, and leaves all
+/// turns in the store. The lock makes sure that no sub-agent starts a tool at the same moment.
+#[derive(Debug, Default)]
+struct Team(Mutex<TeamState>);
+
+#[derive(Debug, Default)]
+struct TeamState {
+    /// The keys of the calls whose sub-agents do not only wait for decisions.
+    at_work: HashSet<Arc<str>>,
+    /// The number of commands whose decisions are being forwarded.
+    decisions: usize,
+    /// Whether the sub-agents start no tools any more, because their turns are about to be left.
+    is_parked: bool,
+}
+
 /// The reports of an agent's running tools about their sub-agents.
 #[derive(Default)]
 pub(super) struct Delegations {
@@ -65,6 +83,7 @@ pub(super) struct Delegations {
     owner: Option<Arc<dyn OwnerLink>>,
     /// Whether the turn is left to the next owner of the conversation. Then the turns of the sub-agents are left, too.
     is_leaving: AtomicBool,
+    team: Arc<Team>,
 }
 
 crate::debug::impl_debug!(Delegations(self) { state: self.state, .. });
@@ -101,9 +120,25 @@ struct DelegatedCall {
 pub(super) type SlotPauses = (Op, usize, Vec<PendingUse>);
 
 impl Delegations {
-    /// Returns the delegations of an agent that belongs to this session.
-    pub(super) fn of(owner: Option<Arc<dyn OwnerLink>>) -> Self {
-        Self { owner, ..Self::default() }
+    /// Returns the delegations of an agent that belongs to this session, and is a sub-agent of the call `above`.
+    pub(super) fn of(owner: Option<Arc<dyn OwnerLink>>, above: Option<&Arc<ParentCall>>) -> Self {
+        let team = above.map(|above| Arc::clone(&above.team)).unwrap_or_default();
+        Self { owner, team, ..Self::default() }
+    }
+
+    /// Keeps the sub-agents from starting tools, because the turn is about to be left. Returns `false` if one of them is
+    /// at work, or gets a decision.
+    pub(super) fn park(&self) -> bool {
+        let mut team = lock(&self.team.0);
+        team.is_parked |= team.at_work.is_empty() && team.decisions == 0;
+        team.is_parked
+    }
+
+    /// Returns the reply to a command whose decisions are forwarded to sub-agents. Until it is sent, the turn is not left.
+    pub(super) fn reply(&self, reply: Reply<CommandResult<()>>) -> DecisionReply {
+        lock(&self.team.0).decisions += 1;
+        let team = Arc::clone(&self.team);
+        DecisionReply(Arc::new(SharedReply { error: Mutex::default(), reply: Some(reply), team }))
     }
 
     /// Sets the account from which the sub-agents of the calls that start now draw, and whether the turn is recorded.
@@ -225,13 +260,10 @@ pub(crate) struct DecisionReply(Arc<SharedReply>);
 struct SharedReply {
     error: Mutex<Option<Error>>,
     reply: Option<Reply<CommandResult<()>>>,
+    team: Arc<Team>,
 }
 
 impl DecisionReply {
-    pub(super) fn new(reply: Reply<CommandResult<()>>) -> Self {
-        Self(Arc::new(SharedReply { error: Mutex::default(), reply: Some(reply) }))
-    }
-
     /// Returns a part that counts as an error if it is dropped before [`HeldReply::release`].
     pub(super) fn hold(self) -> HeldReply {
         HeldReply(Some(self))
@@ -264,6 +296,7 @@ impl Drop for HeldReply {
 impl Drop for SharedReply {
     fn drop(&mut self) {
         let result = lock(&self.error).take().map_or(Ok(()), Err);
+        lock(&self.team.0).decisions -= 1;
         // A failed reply only means that the caller no longer waits.
         let _ = self.reply.take().map(|reply| reply.send(result));
     }
@@ -292,6 +325,7 @@ pub(crate) struct ParentCall {
     key: Arc<str>,
     /// Whether the child is a session.
     is_session: bool,
+    team: Arc<Team>,
 }
 
 /// Ends a call when it is dropped.
@@ -303,6 +337,7 @@ impl Drop for CallGuard {
         if !self.0.is_left() {
             self.0.has_ended.store(true, Ordering::Release);
         }
+        lock(&self.0.team.0).at_work.remove(&self.0.key);
         let (Some(link), Some(delegations)) = (self.0.context.agent(), delegations(&self.0.context)) else {
             return;
         };
@@ -341,13 +376,18 @@ impl ParentCall {
             });
         }
         let depth = Self::depth_below(context);
-        // A tool around a sub-agent can call it several times.
-        let key = match context.agent().map_or(0, |link| link.children.fetch_add(1, Ordering::Relaxed)) {
-            0 => context.idempotency_key().into(),
-            number => format!("{}-{number}", context.idempotency_key()).into(),
-        };
-        let call = Self { context: context.clone(), has_ended, account, depth, key, is_session };
+        let number = context.agent().map_or(0, |link| link.children.fetch_add(1, Ordering::Relaxed));
+        let key = Self::child_key(context.idempotency_key(), number).into();
+        let team = delegations(context).map(|own| Arc::clone(&own.team)).unwrap_or_default();
+        let call = Self { context: context.clone(), has_ended, account, depth, key, is_session, team };
+        call.set_at_work(true);
         (CallGuard(Arc::new(call)), receiver)
+    }
+
+    /// Returns the key of a child. A tool around a sub-agent can call it several times, so the children of a call have
+    /// numbers.
+    pub(crate) fn child_key(call: &str, number: u32) -> String {
+        if number == 0 { call.to_owned() } else { format!("{call}-{number}") }
     }
 
     /// Returns the number of agents above an agent that this call starts.
@@ -362,6 +402,22 @@ impl ParentCall {
         self.has_ended.load(Ordering::Acquire)
             || is_cancelled()
             || self.above().is_some_and(|above| above.has_ended())
+    }
+
+    /// States whether the child is at work. Otherwise, it only waits for decisions, also about tools of agents below it. A
+    /// child in memory is always at work, because it would be lost with its parent.
+    pub(super) fn set_at_work(&self, is_at_work: bool) {
+        let mut team = lock(&self.team.0);
+        if is_at_work && !self.has_ended.load(Ordering::Acquire) && !self.is_left() {
+            team.at_work.insert(Arc::clone(&self.key));
+        } else if !is_at_work && self.is_session {
+            team.at_work.remove(&self.key);
+        }
+    }
+
+    /// Returns whether the child starts no tool any more, because its turn is about to be left.
+    pub(super) fn is_parked(&self) -> bool {
+        lock(&self.team.0).is_parked
     }
 
     fn above(&self) -> Option<&Arc<Self>> {

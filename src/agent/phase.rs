@@ -16,7 +16,7 @@ use super::{Failure, PendingUse, Status, ToolRun};
 use crate::{
     message::{Blocks, Timestamp, ToolResult, ToolUse, TurnId},
     provider::{Fold, StopReason},
-    tool::Decision,
+    tool::{Decision, Replay},
 };
 
 /// Identifies an effect and its outcome. If a phase waits for another number than that of the outcome, the outcome is
@@ -383,6 +383,14 @@ impl Stage {
             Self::Recovering(recovering) => recovering.stage.unreported_mut(),
             _ => None,
         }
+    }
+
+    /// Returns whether tools run, and each of them waits for a decision about a tool of a sub-agent that is a session, and
+    /// can be repeated to continue this sub-agent.
+    pub(crate) fn only_delegates(&self) -> bool {
+        let Self::Executing { slots, .. } = self else { return false };
+        let mut open = slots.iter().filter(|slot| slot.result.is_none()).peekable();
+        open.peek().is_some() && open.all(|slot| slot.waits && slot.replay != Replay::Never)
     }
 
     /// Returns the number of results that the stage contains. A reviewed result counts twice, because it is one step

@@ -34,7 +34,7 @@ use super::{
     WeakAgent,
     command::{Command, Reply, Stop},
     core::{Call, Context, Core, Effect},
-    delegation::{ParentCall, SubAgentHost},
+    delegation::SubAgentHost,
     phase::{Op, Turn},
 };
 use crate::{
@@ -314,11 +314,7 @@ impl Task {
                 self.trace(&event);
                 self.report_committed(&event);
                 let reports = self.spending().map(|spending| spending.charge(&event)).unwrap_or_default();
-                if matches!(event, Event::Step(_) | Event::Usage(_))
-                    && let Some(above) = self.setup.extensions.get::<Arc<ParentCall>>()
-                {
-                    above.spent(&event, self.setup.hold.as_ref().map(|hold| hold.conversation()));
-                }
+                self.report_above(&event);
                 self.emit(event);
                 for report in reports {
                     self.emit(Event::Budget(Box::new(report)));

@@ -199,7 +199,8 @@ impl Manager {
     }
 
     /// Returns the recorded turns that nobody works on, oldest first. The conversation of such a turn is not open. In
-    /// addition, the turn needs more than decisions, or the time limit of one of its approvals has passed.
+    /// addition, the turn needs more than decisions about its own tools, or the time limit of one of its approvals has
+    /// passed. So a turn whose sub-agents wait for decisions is listed.
     ///
     /// A page may contain fewer turns than its limit, because turns of conversations that are open in this manager are
     /// left out.

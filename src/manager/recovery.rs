@@ -192,7 +192,8 @@ impl ManagerBuilder {
         /// for which the starter returns `None` takes no place. If no place for an [open session](Self::max_open) is
         /// free, a sweep opens one conversation, in the place of an idle session, and only if no caller waits for a
         /// place. If all [requests](Self::max_turns) are in use, it opens none. After each restart of a turn without
-        /// progress, and after each failure, the sweeps wait longer before they open the conversation. A conversation
+        /// progress, and after each failure, the sweeps wait longer before they open the conversation. A turn that needs
+        /// nothing but decisions about tools of its [sub-agents](crate::agent::SubAgent) is left. A conversation
         /// that cannot be opened is reported as [`ManagerEvent::NotRecovered`](super::ManagerEvent::NotRecovered).
         pub fn sweep(self, sweep: Sweep) { self.recovery.sweep = sweep }
 
@@ -385,6 +386,10 @@ impl ManagerShared {
                     after = Some(turn.position);
                     continue;
                 }
+                if self.is_waiting_below(&turn.id).await {
+                    after = Some(turn.position);
+                    continue;
+                }
                 // A turn that another manager is responsible for needs no place. If time limits have passed, their
                 // decisions are applied first, whether or not this manager opens the conversation.
                 let mut options = None;
@@ -567,6 +572,16 @@ impl ManagerShared {
         Ok(true)
     }
 
+    /// Returns whether the sweep leaves a turn, because it needs nothing but decisions about tools of its sub-agents. If this
+    /// is not known, the conversation is opened.
+    async fn is_waiting_below(&self, id: &ConversationId) -> bool {
+        let waits = self.listed(self.waits_below(id)).await;
+        waits.unwrap_or_else(|error| {
+            tracing::warn!(%id, %error, "the turns of sub-agents could not be read");
+            false
+        })
+    }
+
     async fn open_for(
         self: &Arc<Self>,
         id: &ConversationId,
@@ -602,6 +617,9 @@ impl ManagerShared {
                 let Some(turn) = inner.store.turn(&id).await?.filter(|turn| !only_waits(turn)) else {
                     return Ok(SweepOutcome::Skipped);
                 };
+                if inner.waits_below(&id).await? {
+                    return Ok(SweepOutcome::Skipped);
+                }
                 let labels = inner.store.summary(&id).await?.labels;
                 let turn = TurnSummary { labels, ..TurnSummary::new(id.clone(), &turn) };
                 inner.open_for(&id, ask(&starter, &turn)?).await
@@ -637,7 +655,7 @@ impl ManagerShared {
 }
 
 /// Returns whether the turn needs nothing but decisions.
-fn only_waits(turn: &StoredTurn) -> bool {
+pub(super) fn only_waits(turn: &StoredTurn) -> bool {
     let waiting = &turn.record.waiting;
     !waiting.is_empty() && waiting.iter().all(|waiting| waiting.survives)
 }

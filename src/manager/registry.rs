@@ -720,7 +720,7 @@ impl OpenConversations {
     pub(in crate::manager) fn parents(&self) -> Vec<ConversationId> {
         let is_parent = |(id, slot, session): (&ConversationId, &ManagedSession, &Session)| {
             let has_place = slot.opened_by == OpenedBy::User;
-            (has_place && slot.status == Status::Busy && session.is_between_requests()).then(|| id.clone())
+            (has_place && slot.status != Status::Idle && session.is_between_requests()).then(|| id.clone())
         };
         self.open().filter_map(is_parent).collect()
     }

@@ -65,10 +65,12 @@ use super::{
     closing::Description,
     event::SessionWatch,
     opening::{Beginning, OpenedBy, shut_down},
+    recovery::only_waits,
     registry::{Key, OpenConversations},
 };
 use crate::{
     agent::{ChildEnd, Durable, InFlight, NewChild, ParentCall, RunningChild, SubAgentHost},
+    error::InvalidId,
     message::{MessageId, ToolUseId, TurnId},
     run::{Error, ErrorKind, PromptState, RunEnd, RunOutcome},
     session::{Session, SessionSnapshot, closed},
@@ -91,10 +93,10 @@ pub(super) struct Tenant(pub(super) Arc<str>);
 pub(super) struct SubAgentCalls {
     calls: HashMap<ConversationId, CallState>,
     max: usize,
-    /// Cancelled when any call leaves, and then replaced.
-    one_left: CancellationToken,
     /// The number of calls that have entered.
     entered: u64,
+    /// Cancelled when any call leaves, and then replaced.
+    one_left: CancellationToken,
 }
 
 struct CallState {
@@ -170,9 +172,9 @@ impl OpenConversations {
                 return Err(Error::new(ErrorKind::NoRoom, text));
             }
         }
+        *entered += 1;
         calls.insert(child.clone(), CallState { parent: parent.0.clone(), left: CancellationToken::new() });
         Ok(None)
-        *entered += 1;
     }
 }
 
@@ -248,7 +250,7 @@ impl Drop for CallEnd {
 #[async_trait]
 impl SubAgentHost for SessionWatch {
     async fn open(&self, child: NewChild<'_>) -> Result<RunningChild, Error> {
-        let id = ConversationId::new(format!("{}{}", ConversationId::SUB_AGENT, child.call.key()));
+        let id = child_id(child.call.key());
         let id = id.map_err(|error| Error::new(ErrorKind::Internal, error.to_string()))?;
         // A call that waits does not keep the manager.
         let manager = || self.inner.upgrade().ok_or_else(shut_down);
@@ -320,14 +322,14 @@ impl SessionWatch {
                 Err(error) => return Err(error.into()),
             }
         }
-        let from = if child.is_known { Beginning::Either } else { Beginning::Named };
-        let opened = inner.open(id.clone(), options, from, OpenedBy::Call).await?;
         if !child.is_known
             && let Some(parent) = { inner.registry().get(&self.id) }
         {
             // Without its root in the store, a sub-agent that a crash has left could not be deleted.
             parent.store().await?;
         }
+        let from = if child.is_known { Beginning::Either } else { Beginning::Named };
+        let opened = inner.open(id.clone(), options, from, OpenedBy::Call).await?;
         if !opened.started {
             // A user has opened the conversation at rest, with another agent.
             drop(opened);
@@ -396,6 +398,11 @@ async fn last_snapshot(session: &Session) -> Result<SessionSnapshot, Error> {
         }
         snapshot => snapshot,
     }
+}
+
+/// Returns the id of the conversation of a sub-agent with this key.
+fn child_id(key: &str) -> Result<ConversationId, InvalidId> {
+    ConversationId::new(format!("{}{key}", ConversationId::SUB_AGENT))
 }
 
 /// Returns the turn of the call of a sub-agent, which is the beginning of the call's key.
@@ -728,6 +735,40 @@ impl ManagerShared {
                 return Ok(true);
             }
             above = labels.get(Labels::PARENT).map(str::to_owned);
+        }
+        Ok(true)
+    }
+
+    /// Returns whether the turn in flight of a conversation needs nothing but decisions about tools of its sub-agents, and
+    /// no time limit for them has passed.
+    pub(super) async fn waits_below(&self, id: &ConversationId) -> Result<bool, StoreError> {
+        if !self.store.traits().labels {
+            return Ok(false);
+        }
+        let Some(turn) = self.recorded(id).await? else { return Ok(false) };
+        let mut turns = vec![turn];
+        while let Some(turn) = turns.pop() {
+            if only_waits(&turn) {
+                if turn.approvals().iter().any(|approval| approval.has_expired(turn.now)) {
+                    return Ok(false);
+                }
+                continue;
+            }
+            let Some(calls) = turn.record.delegated_calls() else { return Ok(false) };
+            for key in calls {
+                let before = turns.len();
+                for number in 0..u32::from(u8::MAX) {
+                    let Ok(child) = child_id(&ParentCall::child_key(&key, number)) else { return Ok(false) };
+                    match self.store.turn(&child).await {
+                        Ok(turn) => turns.extend(turn),
+                        Err(StoreError::NotFound { .. }) => break,
+                        Err(error) => return Err(error),
+                    }
+                }
+                if turns.len() == before {
+                    return Ok(false);
+                }
+            }
         }
         Ok(true)
     }

@@ -237,6 +237,7 @@ pub(super) fn is_between_requests(event: &Event) -> Option<bool> {
     match event {
         // If the provider has paused the response, the response is sent back at once, and no tools run.
         Event::Step(response) => Some(response.stop_reason != StopReason::Pause),
+        Event::ToolStart { .. } => Some(true),
         Event::Message { message, .. } if message.role == Role::User => Some(false),
         Event::Turn { .. } | Event::Cancelled { .. } | Event::Error { .. } | Event::Retry { .. } => {
             Some(false)

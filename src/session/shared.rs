@@ -94,6 +94,8 @@ pub(super) struct SessionShared {
     pub(super) is_behind: AtomicBool,
     /// Whether the model has responded to the run's last request and the next request is not prepared yet.
     pub(super) is_between_requests: AtomicBool,
+    /// Whether the turn waits for decisions before its tools run.
+    pub(super) runs_no_tool: AtomicBool,
     /// The changes that were not in the store when the session ended, if there were any.
     pub(super) left_unsaved: OnceLock<Box<Unsaved>>,
     /// The error that names the tools that were still running when the session ended, if there were any.

@@ -130,6 +130,7 @@ impl SessionBuilder {
             is_behind: AtomicBool::new(false),
             is_draining: AtomicBool::new(false),
             is_between_requests: AtomicBool::new(false),
+            runs_no_tool: AtomicBool::new(false),
             left_unsaved: OnceLock::new(),
             left_running: OnceLock::new(),
             controllers: AtomicUsize::new(0),

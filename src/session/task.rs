@@ -37,7 +37,7 @@ use super::{
 };
 use crate::{
     actor::{OwnWake, passed},
-    agent::{Agent, Delivery, HistoryOwner, Snapshot, Status},
+    agent::{Agent, Delivery, Event, HistoryOwner, Snapshot, Status},
     run::Error,
     store::{Store, StoreError, WriteId},
     subscription::{EndReason, EventId, Feed},
@@ -218,6 +218,12 @@ impl Task {
         if let Some(is_between_requests) = is_between {
             self.shared.is_between_requests.store(is_between_requests, Ordering::Release);
         }
+        if let Some(Event::Status { pauses, .. }) = event.as_ref().map(|event| &*event.event) {
+            let runs_no_tool = !pauses.is_empty() && pauses.iter().all(|pause| pause.asked_by.is_none());
+            self.shared.runs_no_tool.store(runs_no_tool, Ordering::Release);
+        }
+        let has_tool_ended =
+            event.as_ref().is_some_and(|event| matches!(*event.event, Event::ToolEnd { .. }));
         let has_span = run.is_known();
         if has_span {
             self.attempts.traces.committed(&run, self.shared.id.as_str());
@@ -231,6 +237,10 @@ impl Task {
             core.delivered(event.as_ref(), record.as_deref(), &config, env, effects);
         });
         drop(in_run);
+        if has_tool_ended {
+            // All tools that still run may wait for sub-agents, and these for decisions.
+            self.notify_settled();
+        }
         if has_span && self.is_saved() {
             self.close_traces();
         }

@@ -5,7 +5,7 @@ use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Core, fresh::Waited, known};
+use super::{Core, fresh::Waited, known, tools::idempotency_key};
 use crate::{
     agent::{
         Decided, PendingUse, Prompt, Status, TurnRecord, UnreadableTurn,
@@ -158,6 +158,18 @@ impl Core {
         let restored = restore(record, history, fallback).map_err(UnreadableTurn::Damaged)?;
         restored.0.check().map_err(UnreadableTurn::Damaged)?;
         Ok(restored)
+    }
+}
+
+impl TurnRecord {
+    /// If the turn waits for nothing but decisions about tools of sub-agents that are sessions, returns the idempotency
+    /// keys of the calls of these sub-agents.
+    pub(crate) fn delegated_calls(&self) -> Option<Vec<String>> {
+        let bare: BareCore<'_> = json::parse(&self.core).ok()?;
+        let (turn, stage) = (bare.turn?, bare.stage.filter(|stage| stage.only_delegates())?);
+        let Stage::Executing { slots, .. } = &*stage else { return None };
+        let open = slots.iter().enumerate().filter(|(_, slot)| slot.result.is_none());
+        Some(open.map(|(slot, _)| idempotency_key(self.turn, turn.step, slot)).collect())
     }
 }
 

@@ -69,17 +69,11 @@ impl Core {
     pub(in crate::agent) fn only_waits(&self, now: Timestamp) -> bool {
         match (self.recorded_stage(), self.phase.stage()) {
             (RecordedStage::Paused, _) => true,
-            (_, Some(Stage::Recovering(recovering))) => {
-                match &recovering.stage {
-                    Stage::Delaying { until, .. } => *until > now,
-                    // Sub-agents wait for decisions. A tool that does not wait can be the cause of the restart.
-                    Stage::Executing { slots, .. } => {
-                        let mut open = slots.iter().filter(|slot| slot.result.is_none()).peekable();
-                        open.peek().is_some() && open.all(|slot| slot.waits)
-                    }
-                    _ => false,
-                }
-            }
+            (_, Some(Stage::Recovering(recovering))) => match &recovering.stage {
+                Stage::Delaying { until, .. } => *until > now,
+                // A tool that does not wait can be the cause of the restart.
+                stage => stage.only_delegates(),
+            },
             _ => false,
         }
     }

@@ -14,7 +14,7 @@ use crate::{
         Decided, Durable, Event, PendingUse, Response, ToolDecision,
         phase::{DecidedUse, Op, Phase, Slot, SlotCall, Stage, ToolAnswer, Tools, Turn, TurnEnd, in_stage},
     },
-    message::{Content, DecisionKind, Message, Role, ToolResult, ToolUse},
+    message::{Content, DecisionKind, Message, Role, ToolResult, ToolUse, TurnId},
     provider::{Fold, StopReason},
     tool::{Decision, Replay},
 };
@@ -371,15 +371,21 @@ fn answering(result: ToolResult, tool_use: &ToolUse) -> ToolResult {
 
 /// Returns the call of the tool in this slot. All calls of one slot have the same idempotency key.
 pub(super) fn tool_call(turn: &Turn, slot: usize, tool_use: &ToolUse, input: Option<&Value>) -> SlotCall {
-    let mut idempotency_key = String::with_capacity(48);
-    // Writing to a string never fails.
-    let _ = write!(idempotency_key, "{}-{}-{slot}", turn.id, turn.step);
     let tool_use = match input {
         Some(input) => ToolUse { input: input.clone(), malformed: None, ..tool_use.clone() },
         None => tool_use.clone(),
     };
     let is_repeated = turn.uncertain.contains(&slot);
-    SlotCall { slot, tool_use, idempotency_key: idempotency_key.into(), is_repeated }
+    let idempotency_key = idempotency_key(turn.id, turn.step, slot).into();
+    SlotCall { slot, tool_use, idempotency_key, is_repeated }
+}
+
+/// Returns the idempotency key of the call in a slot of a step.
+pub(super) fn idempotency_key(turn: TurnId, step: u32, slot: usize) -> String {
+    let mut key = String::with_capacity(48);
+    // Writing to a string never fails.
+    let _ = write!(key, "{turn}-{step}-{slot}");
+    key
 }
 
 /// Returns the message with each decided result stored in its tool use.

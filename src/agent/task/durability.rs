@@ -141,7 +141,7 @@ impl Task {
 
     /// Leaves the turns of the sub-agents, too, because their calls are repeated in another process.
     pub(super) fn leave_delegations(&self) {
-        if let Some(delegations) = self.work.as_ref().and_then(|work| work.delegations.as_ref()) {
+        if let Some(delegations) = self.delegations() {
             delegations.leave();
         }
     }
@@ -151,9 +151,15 @@ impl Task {
         self.durability.as_ref().is_some_and(|durability| durability.is_leaving)
     }
 
+    /// Returns whether no effect that waits for a record is performed any more.
+    fn is_withheld(&self) -> bool {
+        self.is_leaving() || self.above().is_some_and(|call| call.is_parked())
+    }
+
     /// Performs an effect when the last record is stored.
     pub(super) fn hold_back(&mut self, effect: Effect) {
-        let waits = |own: &&RecordQueue| own.is_leaving || !own.is_written();
+        let is_withheld = self.is_withheld();
+        let waits = |own: &&RecordQueue| is_withheld || !own.is_written();
         let Some(last) = self.durability.as_deref().filter(waits).map(|own| own.last) else {
             return self.perform(effect);
         };
@@ -214,18 +220,46 @@ impl Task {
             self.step(Core::record_now);
             return Poll::Ready(());
         }
-        let is_due = |held: &mut (u64, Effect)| held.0 <= written && !durability.is_leaving;
-        let held = self.work.as_mut().and_then(|work| work.held.take_if(is_due));
+        let is_stored = |held: &(u64, Effect)| held.0 <= written;
+        if !self.work.as_ref().and_then(|work| work.held.as_ref()).is_some_and(is_stored)
+            || self.is_withheld()
+        {
+            return Poll::Pending;
+        }
+        let held = self.work.as_mut().and_then(|work| work.held.take());
         let Some((_, effect)) = held else { return Poll::Pending };
         self.perform_all(vec![effect]);
         Poll::Ready(())
     }
 
-    /// Returns whether the agent is paused and its state is stored, so that it can end without a loss.
-    pub(super) fn is_parked(&self) -> bool {
-        self.core.phase().is_recorded()
-            && matches!(self.core.phase().stage(), Some(Stage::Paused { .. }))
+    /// Returns whether the turn only waits for decisions, also about tools of sub-agents, and can wait in the store.
+    pub(super) fn only_waits(&self) -> bool {
+        let waits = |stage: &Stage| matches!(stage, Stage::Paused { .. }) || stage.only_delegates();
+        self.core.phase().is_recorded() && self.core.phase().stage().is_some_and(waits)
+    }
+
+    /// Before the agent can end, takes up all reports of sub-agents. If the turn only waits, also records the changes for
+    /// which nothing waits.
+    pub(super) fn complete_records(&mut self) {
+        self.take_delegated();
+        let waits = self.only_waits();
+        if let Some(durability) = &mut self.durability
+            && waits
+            && durability.soon.take().is_some()
+        {
+            self.step(Core::record_now);
+        }
+    }
+
+    /// Returns whether the agent can end without a loss, because its turn only waits and is stored. If so, its sub-agents
+    /// start nothing any more, and the agent has to end.
+    pub(super) fn park(&self) -> bool {
+        self.only_waits()
             && self.durability.as_ref().is_some_and(|durability| durability.is_written())
             && !self.is_blocked()
+            && match self.core.phase().stage() {
+                Some(Stage::Executing { .. }) => self.delegations().is_some_and(|own| own.park()),
+                _ => true,
+            }
     }
 }

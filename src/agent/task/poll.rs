@@ -178,7 +178,8 @@ impl Task {
             match command {
                 Command::Stop(stop) => return Served::End(Exit::End(EndReason::Stopped, Some(stop))),
                 Command::Retire(at, reply) => {
-                    let settled = (self.is_settled() || self.is_parked()) && self.is_at(at);
+                    self.complete_records();
+                    let settled = self.is_at(at) && (self.is_settled() || self.park());
                     let _ = reply.send(settled);
                     if settled {
                         return Served::End(Exit::End(EndReason::Idle, None));

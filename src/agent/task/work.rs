@@ -21,7 +21,7 @@ use crate::{
         Event, PendingUse, Permit,
         command::{CommandResult, Reply},
         core::{Effect, Forward},
-        delegation::{DecisionReply, Delegations, ParentCall},
+        delegation::{Delegations, ParentCall},
         phase::{Op, SlotCall},
     },
     message::{ToolResult, ToolUseId},
@@ -212,7 +212,29 @@ impl Work {
 impl Task {
     /// Returns whether this is a sub-agent whose call has ended, so that nothing may start any more.
     pub(super) fn is_cut_off(&self) -> bool {
-        self.setup.extensions.get::<Arc<ParentCall>>().is_some_and(|call| call.has_ended())
+        self.above().is_some_and(|call| call.has_ended())
+    }
+
+    /// Returns the call of this agent, if it is a sub-agent.
+    pub(super) fn above(&self) -> Option<&Arc<ParentCall>> {
+        self.setup.extensions.get()
+    }
+
+    /// Reports to the call of this agent what a request has cost, and whether the agent is at work.
+    pub(super) fn report_above(&self, event: &Event) {
+        match event {
+            Event::Step(_) | Event::Usage(_) => {
+                if let Some(above) = self.above() {
+                    above.spent(event, self.setup.hold.as_ref().map(|hold| hold.conversation()));
+                }
+            }
+            Event::Status { .. } | Event::ToolEnd { .. } => {
+                if let Some(above) = self.above() {
+                    above.set_at_work(!self.only_waits());
+                }
+            }
+            _ => {}
+        }
     }
 
     /// Cancels the run of a sub-agent whose call has ended.
@@ -226,7 +248,7 @@ impl Task {
     /// Processes what running tools have reported about their sub-agents. Every input is preceded by this, so a run ends
     /// with the usage that was reported before.
     pub(super) fn take_delegated(&mut self) {
-        let Some(delegations) = self.work.as_ref().and_then(|work| work.delegations.as_ref()) else { return };
+        let Some(delegations) = self.delegations() else { return };
         let (rows, changed, unrepeatable) = delegations.take();
         for (op, slot, reply) in unrepeatable {
             self.step(|core, cx| core.tool_unrepeatable(op, slot, cx));
@@ -247,14 +269,17 @@ impl Task {
         by: Option<&Arc<str>>,
         reply: Reply<CommandResult<()>>,
     ) {
-        let reply = DecisionReply::new(reply);
+        let Some(delegations) = self.delegations().cloned() else { return };
+        let reply = delegations.reply(reply);
         // The command may have other decisions, which are answered when their record is stored.
         self.reply_later(reply.clone());
-        if let Some(delegations) = self.work.as_ref().and_then(|work| work.delegations.as_ref())
-            && let Some(op) = self.core.phase().op()
-        {
+        if let Some(op) = self.core.phase().op() {
             delegations.forward(op, forwards, by, &reply);
         }
+    }
+
+    pub(super) fn delegations(&self) -> Option<&Arc<Delegations>> {
+        self.work.as_ref()?.delegations.as_ref()
     }
 
     /// Passes committed messages to the provider's instance.
@@ -293,7 +318,7 @@ impl Task {
         let epoch = setup.hold.as_ref().and_then(|hold| hold.epoch());
         let work = self.work.get_or_insert_default();
         let span = work.span().cloned();
-        let owner = || Arc::new(Delegations::of(setup.hold.clone()));
+        let owner = || Arc::new(Delegations::of(setup.hold.clone(), setup.extensions.get()));
         let delegations = Arc::clone(work.delegations.get_or_insert_with(owner));
         // After a restart, no request of this process has opened the accounts.
         let account = self.core.phase().turn().and_then(|turn| {

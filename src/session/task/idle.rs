@@ -14,6 +14,9 @@ use crate::{
 /// The minimum time that a new session stays open, so that the code that started it can subscribe.
 const TIME_TO_SUBSCRIBE: Duration = Duration::from_millis(20);
 
+/// The minimum time between two attempts to end a session that is paused.
+const SHORTEST_RETRY: Duration = Duration::from_secs(1);
+
 /// The future that waits until an idle agent has processed its queued application events.
 pub(in crate::session) type Settling = Pin<Box<dyn Future<Output = ()> + Send>>;
 
@@ -51,6 +54,12 @@ impl Task {
         let retired = matches!(self.owner.retire(Some(self.core.seen())).await, Ok(true));
         if !retired {
             self.settle();
+            if let Some(wait) = self.shared.setup.idle_shutdown
+                && self.core.status() == Status::Paused
+            {
+                // A running tool may end without a change of the status, and the turn then only waits for decisions.
+                self.idle = Some(Box::pin(sleep(wait.max(SHORTEST_RETRY))));
+            }
         }
         retired
     }

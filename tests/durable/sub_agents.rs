@@ -63,13 +63,14 @@ struct Team {
     level: Durable,
     recover: Recover,
     budget: Budget,
+    /// Whether the root also uses a tool that waits at the gate.
+    has_other: bool,
 }
 
 impl Team {
     fn new(stage: Stage) -> Self {
-        let (deleted, requests) = Default::default();
-        let (recover, budget) = Default::default();
-        Self { stage, deleted, requests, level: Durable::InFlight, recover, budget }
+        let (deleted, requests, recover, budget) = Default::default();
+        Self { stage, deleted, requests, level: Durable::InFlight, recover, budget, has_other: false }
     }
 
     fn count(&self) -> (usize, usize) {
@@ -114,11 +115,22 @@ impl Team {
     }
 
     fn agent(&self, gate: &Gate) -> AgentBuilder {
-        let provider = ScriptedProvider::from_fn(|request| {
+        let has_other = self.has_other;
+        let provider = ScriptedProvider::from_fn(move |request| {
             let last = request.history.last();
+            let uses = Step::new().then_tool_use("call-1", "files", json!({ "task": "Go." }));
             match last.and_then(|message| message.tool_results().next().cloned()) {
                 Some(result) => Step::text(format!("It says: {}", result.text())),
-                None => Step::tool_use("call-1", "files", json!({ "task": "Go." })),
+                None if has_other => uses.then_tool_use("call-2", "wait", json!({})).stop(),
+                None => uses.stop(),
+            }
+        });
+        let at = gate.clone();
+        let wait = tool_fn("wait", "Waits.", move |_: Value, _| {
+            let at = at.clone();
+            async move {
+                at.pass().await;
+                Ok("waited")
             }
         });
         let (stage, inner, gate) = (self.stage, Arc::new(self.sub_agent(gate)), gate.clone());
@@ -136,7 +148,8 @@ impl Team {
                 Ok(output)
             }
         });
-        let agent = Agent::builder().model(provider.model()).budget(self.budget);
+        let wait = wait.with_replay(Replay::Keyed);
+        let agent = Agent::builder().model(provider.model()).budget(self.budget).tool(wait);
         match stage {
             Stage::Before | Stage::Answered => agent.tool(tool.with_replay(Replay::Keyed)),
             _ => agent.tool(inner),
@@ -150,11 +163,23 @@ fn manager(store: &Arc<dyn Store>) -> ManagerBuilder {
 
 /// Runs a life that ends when the team has reached its stage.
 async fn first_life(store: &Arc<dyn Store>, team: &Team) {
+    life(store, team, true).await;
+}
+
+async fn life(store: &Arc<dyn Store>, team: &Team, is_first: bool) {
     let (of_life, own) = (Arc::clone(store), team.clone());
     in_a_life(async move {
         let (manager, gate) = (manager(&of_life).build(), Gate::new());
-        let opened = manager.create_with_id(&id("root"), own.options(&gate)).await.unwrap();
-        opened.session.prompt("Go").await.unwrap();
+        let opened = if is_first {
+            let opened = manager.create_with_id(&id("root"), own.options(&gate)).await.unwrap();
+            opened.session.prompt("Go").await.unwrap();
+            opened
+        } else {
+            manager.open(&id("root"), own.options(&gate)).await.unwrap()
+        };
+        if own.has_other {
+            gate.reached().await;
+        }
         if own.stage == Stage::Approval {
             paused(&opened.session).await;
         } else {
@@ -266,10 +291,12 @@ async fn sub_agents_approvals_are_stored_once_and_decided_while_nothing_is_open(
             assert_eq!(waiting.iter().map(|own| &own.id.conversation).collect::<Vec<_>>(), [child]);
             assert_eq!(waiting[0].pending.tool_use.name, "delete");
 
-            // A restart during the wait is not counted, and asks again at the root.
+            // A sweep leaves the root, which needs nothing but a decision. A restart during the wait is not counted, and
+            // asks again at the root.
             let waits = worker(store, &team);
-            assert_eq!(waits.recover().await.unwrap().opened, [id("root")]);
-            paused(&waits.get(&id("root")).unwrap()).await;
+            assert!(waits.recover().await.unwrap().opened.is_empty());
+            let root = waits.open(&id("root"), team.options(&Gate::new())).await.unwrap().session;
+            paused(&root).await;
             waits.hand_over(Duration::from_secs(10)).await.unwrap();
             let turns = store.turns(Turns::All, &Page::first(9).into()).await.unwrap();
             assert!(turns.len() == 2 && turns.iter().all(|turn| turn.lives == 0), "{turns:?}");
@@ -316,6 +343,42 @@ async fn sub_agents_whose_call_is_never_repeated_are_discarded() {
         assert!(store.turns(Turns::All, &Page::first(9).into()).await.unwrap().is_empty());
         assert_eq!(team.count(), (1, 1));
         worker.shutdown(Duration::from_secs(10)).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sub_agents_whose_root_is_gone_are_deleted() {
+    for stage in [Stage::Tool, Stage::Approval] {
+        for place in stores().await {
+            let (store, team) = (&place.store, Team::new(stage));
+            first_life(store, &team).await;
+            store.delete(&id("root"), None).await.unwrap();
+            let worker = worker(store, &team);
+            assert!(worker.recover().await.unwrap().opened.is_empty(), "{stage:?}");
+            assert!(store.list(&Page::first(9).into()).await.unwrap().is_empty(), "{stage:?}");
+            worker.shutdown(Duration::from_secs(10)).await.unwrap();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn restarts_while_a_sub_agent_waits_count_only_beside_a_running_tool() {
+    for (has_other, lives) in [(false, 0), (true, 3)] {
+        for place in stores().await {
+            let (store, team) = (&place.store, Team { has_other, ..Team::new(Stage::Approval) });
+            first_life(store, &team).await;
+            for _ in 0..3 {
+                life(store, &team, false).await;
+            }
+            let turn = store.turn(&id("root")).await.unwrap().unwrap();
+            assert_eq!(turn.record.lives, lives, "{has_other}");
+            let worker = worker(store, &team);
+            let waiting = worker.pending_approvals(&Filter::default(), Page::default()).await.unwrap();
+            worker.decide(&waiting[0].id, Decision::Execute, None).await.unwrap();
+            let root = opened(&worker, &id("root")).await;
+            assert_eq!(last_text(&root).await, "It says: Files: gone 1", "{has_other}");
+            worker.shutdown(Duration::from_secs(10)).await.unwrap();
+        }
     }
 }
 
@@ -446,8 +509,8 @@ async fn sub_agents_that_wait_and_whose_call_is_never_repeated_are_discarded() {
         first_life(store, &team).await;
         team.recover = Recover::default().with_decision(RecoveryDecision::Interrupt);
         let worker = worker(store, &team);
-        assert_eq!(worker.recover().await.unwrap().opened, [id("root")]);
-        worker.get(&id("root")).unwrap().wait_until_idle().await.unwrap();
+        let root = worker.open(&id("root"), team.options(&Gate::new())).await.unwrap().session;
+        root.wait_until_idle().await.unwrap();
         worker.close(&id("root")).await.unwrap();
         assert!(worker.recover().await.unwrap().opened.is_empty());
         let [child] = &children(store).await[..] else { panic!("one child") };

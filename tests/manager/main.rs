@@ -27,5 +27,6 @@ mod rig;
 mod room;
 mod shutdown;
 mod sub_agents;
+mod sub_agents_waiting;
 mod support;
 mod titles;

@@ -90,7 +90,7 @@ async fn result(session: &Session) -> (String, bool) {
 }
 
 /// Waits until the session has pauses.
-async fn pauses(session: &Session) -> Vec<Arc<PendingUse>> {
+pub(crate) async fn pauses(session: &Session) -> Vec<Arc<PendingUse>> {
     let mut events = session.subscribe(Mode::Observer).await.unwrap();
     let first = events.snapshot().unwrap().agent.pauses.clone();
     if !first.is_empty() {
@@ -503,13 +503,13 @@ fn nested(gate: &Gate) -> AgentBuilder {
     relaying(SubAgent::new("high", "Does a task.", move |_| relaying(waiting("low", &gate))))
 }
 
-async fn last_text(session: &Session) -> String {
+pub(crate) async fn last_text(session: &Session) -> String {
     in_time(session.wait_until_idle()).await.unwrap();
     session.tree().await.unwrap().history().last().unwrap().text()
 }
 
 /// Returns the only stored sub-agent of a conversation.
-async fn child(store: &Arc<MemoryStore>, parent: &str) -> ConversationId {
+pub(crate) async fn child(store: &Arc<MemoryStore>, parent: &str) -> ConversationId {
     let mut children = children(store, parent).await;
     assert_eq!(children.len(), 1);
     children.remove(0).id

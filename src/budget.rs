@@ -239,6 +239,18 @@ impl Account {
         Self { state: Mutex::new(state), parents }
     }
 
+    /// Replaces a part of what was spent, here and not in the ancestors.
+    pub(crate) fn replace(&self, part: &UsageSum, by: &UsageSum) {
+        let mut state = lock(&self.state);
+        let unpriced = state.unpriced.take();
+        let mut spent = state.spent.clone();
+        spent.requests = spent.requests.saturating_sub(part.requests);
+        spent.usage = less(spent.usage, part.usage);
+        spent.add(by.requests, by.usage);
+        state.start(&spent);
+        state.unpriced = unpriced.or(state.unpriced.take());
+    }
+
     /// Adds the account and its ancestors.
     fn add_to(self: &Arc<Self>, all: &mut Vec<Arc<Self>>) {
         all.push(Arc::clone(self));
@@ -425,6 +437,18 @@ impl Drop for Spending {
 
 fn plus(one: Amounts, other: Amounts) -> Amounts {
     std::array::from_fn(|index| one[index].saturating_add(other[index]))
+}
+
+/// Returns the usage without a part of it.
+fn less(all: Usage, part: Usage) -> Usage {
+    let mut left = all;
+    left.input = all.input.saturating_sub(part.input);
+    left.cache_read = all.cache_read.saturating_sub(part.cache_read);
+    left.cache_write = all.cache_write.saturating_sub(part.cache_write);
+    left.output = all.output.saturating_sub(part.output);
+    left.reasoning = all.reasoning.saturating_sub(part.reasoning);
+    left.cost = all.cost.map(|cost| (cost - part.cost.unwrap_or_default()).max(0.0));
+    left
 }
 
 pub(crate) fn amounts(requests: u64, usage: &Usage) -> Amounts {

@@ -18,7 +18,7 @@
 //! | `handle_tool_use` or `handle_tool_result` has returned | `tool_decided`, `result_reviewed` | `tools` |
 //! | a tool has finished | `tool_done` | `tools` |
 //! | a running tool asks a question, or withdraws it | `tool_asked`, `tool_question_withdrawn` | `questions` |
-//! | a sub-agent's pauses have changed; a request of one has ended | `tool_delegated`, `delegated` | `questions` |
+//! | a sub-agent's pauses have changed; a request of one has ended; its stored usage is known | `tool_delegated`, `delegated`, `delegated_before` | `questions` |
 //! | a tool runs a sub-agent in memory | `tool_unrepeatable` | `questions` |
 //! | an application event; `handle_event` has begun or returned | `notify`, `event_begun`, `event_handled` | `notices` |
 //! | a recorded turn is to continue; `handle_recovery` has returned | `take_up`, `recovered` | `recovery` |

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!  the parent's task ── Work: Arc<Delegations> ◄──┐
-//!        ▲ `ToolReport::Delegated` wakes it       │ rows, pauses: written below, taken by the task before each input
+//!        ▲ `ToolReport::Delegated` wakes it       │ usage, pauses: written below, taken by the task before each input
 //!        │                                        │ decisions: a channel for each call, from the task to the call
 //!  the call of the tool ── CallGuard ── Arc<ParentCall> ──► ToolContext ──► AgentLink ──┘
 //!                                            ▲
@@ -25,6 +25,8 @@
 //!
 //! - The call is dropped at any await: the guard ends it, its channel of decisions is closed, and each decision in it is
 //!   answered with `StaleDecision`. The child ends with its last handle.
+//! - The process ends: the parent's record has a sum for each running call, which can be behind or ahead of the ledgers.
+//!   The repeated call replaces its sum by the stored one before it opens the child. So each request counts once.
 //! - The child never answers a decision: the caller waits as with any agent. The end of the call answers it.
 //! - Rows that arrive after the call are still taken, until the run has ended. Later rows are missing in the ledger, but
 //!   not in the accounts, which the child charges itself.
@@ -53,7 +55,7 @@ use super::{
 };
 use crate::{
     budget::Account,
-    message::UsageRow,
+    message::{RequestEnd, UsageRow, UsageSum},
     run::{Error, ErrorKind},
     subscription::EndReason,
     sync::lock,
@@ -95,13 +97,25 @@ struct DelegationState {
     /// Whether the turn is recorded.
     is_recorded: bool,
     calls: Vec<DelegatedCall>,
-    rows: Vec<UsageRow>,
+    /// The sums of calls with which the turn has started to run its tools, or which the calls have read since. The account
+    /// contains them.
+    charged: Vec<(Arc<str>, UsageSum)>,
+    spent: Vec<(Arc<str>, DelegatedUsage)>,
     /// The calls that must not be repeated any more, with those who wait until this is recorded.
     unrepeatable: Vec<UnrepeatableCall>,
 }
 
 /// A call that must not be repeated any more: its operation and slot, and the reply when this is recorded.
 pub(super) type UnrepeatableCall = (Op, usize, Reply<CommandResult<()>>);
+
+/// The usage of the sub-agent of a call, and of those below it.
+#[derive(Debug)]
+pub(super) enum DelegatedUsage {
+    /// A request has ended.
+    Row(Box<UsageRow>),
+    /// The usage that was stored before a repeated call has opened its sub-agent.
+    Stored(UsageSum),
+}
 
 /// A call that runs a sub-agent.
 #[derive(Debug)]
@@ -141,10 +155,16 @@ impl Delegations {
         DecisionReply(Arc::new(SharedReply { error: Mutex::default(), reply: Some(reply), team }))
     }
 
-    /// Sets the account from which the sub-agents of the calls that start now draw, and whether the turn is recorded.
-    pub(super) fn set_turn(&self, account: Option<Arc<Account>>, is_recorded: bool) {
+    /// Sets the account from which the sub-agents of the calls that start now draw, whether the turn is recorded, and the
+    /// sums of the calls that it knows.
+    pub(super) fn set_turn(
+        &self,
+        account: Option<Arc<Account>>,
+        is_recorded: bool,
+        known: Vec<(Arc<str>, UsageSum)>,
+    ) {
         let mut state = lock(&self.state);
-        (state.account, state.is_recorded) = (account, is_recorded);
+        (state.account, state.is_recorded, state.charged) = (account, is_recorded, known);
     }
 
     /// Leaves the turns of the sub-agents to the next owners of their conversations.
@@ -152,8 +172,9 @@ impl Delegations {
         self.is_leaving.store(true, Ordering::Release);
     }
 
-    /// Returns the rows, the lists of pauses and the calls that must not be repeated, which were not taken yet.
-    pub(super) fn take(&self) -> (Vec<UsageRow>, Vec<SlotPauses>, Vec<UnrepeatableCall>) {
+    /// Returns the usage by the keys of calls, the lists of pauses and the calls that must not be repeated, which were not
+    /// taken yet.
+    pub(super) fn take(&self) -> (Vec<(Arc<str>, DelegatedUsage)>, Vec<SlotPauses>, Vec<UnrepeatableCall>) {
         let mut guard = lock(&self.state);
         let state = &mut *guard;
         let mut changed: Vec<SlotPauses> = Vec::new();
@@ -167,7 +188,7 @@ impl Delegations {
             pauses.extend(calls.flat_map(|call| call.pauses.iter().cloned()));
         }
         state.calls.retain(|call| !call.has_ended.load(Ordering::Acquire));
-        (std::mem::take(&mut state.rows), changed, std::mem::take(&mut state.unrepeatable))
+        (std::mem::take(&mut state.spent), changed, std::mem::take(&mut state.unrepeatable))
     }
 
     /// Ends the calls of an operation, or one of them.
@@ -326,6 +347,8 @@ pub(crate) struct ParentCall {
     /// Whether the child is a session.
     is_session: bool,
     team: Arc<Team>,
+    /// Whether the child is opened, or was opened, for the first time in this process.
+    is_first: AtomicBool,
 }
 
 /// Ends a call when it is dropped.
@@ -378,8 +401,9 @@ impl ParentCall {
         let depth = Self::depth_below(context);
         let number = context.agent().map_or(0, |link| link.children.fetch_add(1, Ordering::Relaxed));
         let key = Self::child_key(context.idempotency_key(), number).into();
+        let is_first = AtomicBool::new(true);
         let team = delegations(context).map(|own| Arc::clone(&own.team)).unwrap_or_default();
-        let call = Self { context: context.clone(), has_ended, account, depth, key, is_session, team };
+        let call = Self { context: context.clone(), has_ended, account, depth, key, is_session, team, is_first };
         call.set_at_work(true);
         (CallGuard(Arc::new(call)), receiver)
     }
@@ -465,6 +489,38 @@ impl ParentCall {
         &self.context
     }
 
+    /// Returns whether the call is repeated after a restart, and no session of the child has ended since.
+    pub(crate) fn is_restarted(&self) -> bool {
+        self.context.is_repeated() && self.is_first.load(Ordering::Acquire)
+    }
+
+    /// Called when the child's session has ended and another one continues its turn.
+    pub(super) fn reopens(&self) {
+        self.is_first.store(false, Ordering::Release);
+        self.set_pauses(Vec::new());
+    }
+
+    /// Charges the parent's run for everything that the child, and those below it, have stored, in place of the sum that
+    /// the parent has recorded for the call. The accounts above the run do the same by the calls of their own runs, and
+    /// shared budgets start with what is stored. If the child was not opened, this can be called again.
+    pub(crate) fn begin_with(&self, stored: UsageSum) {
+        let (Some(link), Some(delegations)) = (self.context.agent(), delegations(&self.context)) else {
+            return;
+        };
+        let mut state = lock(&delegations.state);
+        let index = state.charged.iter().position(|(key, _)| *key == self.key).unwrap_or(state.charged.len());
+        if index == state.charged.len() {
+            state.charged.push((Arc::clone(&self.key), UsageSum::default()));
+        }
+        let before = std::mem::replace(&mut state.charged[index].1, stored.clone());
+        if let Some(account) = &self.account {
+            account.replace(&before, &stored);
+        }
+        state.spent.push((Arc::clone(&self.key), DelegatedUsage::Stored(stored)));
+        drop(state);
+        link.notify();
+    }
+
     /// Returns the account of the parent's run, from which the child draws.
     pub(super) fn account(&self) -> Option<&Arc<Account>> {
         self.account.as_ref()
@@ -482,7 +538,16 @@ impl ParentCall {
         };
         if !row.is_empty() {
             row.conversation = row.conversation.or_else(|| conversation.map(Arc::from));
-            lock(&delegations.state).rows.push(row);
+            if row.end == RequestEnd::Lost
+                && self.is_restarted()
+                && let Some(account) = &self.account
+            {
+                // The request was sent by an earlier process, and is in no ledger yet.
+                let lost = UsageSum { requests: 1, ..UsageSum::default() };
+                account.replace(&UsageSum::default(), &lost);
+            }
+            let row = DelegatedUsage::Row(Box::new(row));
+            lock(&delegations.state).spent.push((Arc::clone(&self.key), row));
             link.notify();
         }
     }

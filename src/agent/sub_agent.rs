@@ -302,7 +302,7 @@ impl Tool for SubAgent {
             if !continues {
                 return self.result(&ended.map_err(failed)?);
             }
-            guard.0.set_pauses(Vec::new());
+            guard.0.reopens();
             guard.0.set_at_work(true);
             is_known = true;
         }

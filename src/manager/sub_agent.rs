@@ -42,6 +42,9 @@
 //!   discarded nor left to the root. A sweep, a decision or the next opening continues it.
 //! - The child is deleted while its call may be repeated: this is refused, because the repeated call would do the task
 //!   again. The root can be deleted.
+//! - The process ends between the records of a parent and its child: before a repeated call opens its child, it reads what
+//!   the child and those below it have stored, and its parent counts this sum. Until the call has opened the child, nobody
+//!   else can add to the sum.
 //! - The parent loses its lease: another process repeats the call, so the turn of the child is left to it.
 
 use std::{
@@ -71,7 +74,7 @@ use super::{
 use crate::{
     agent::{ChildEnd, Durable, InFlight, NewChild, ParentCall, RunningChild, SubAgentHost},
     error::InvalidId,
-    message::{MessageId, ToolUseId, TurnId},
+    message::{MessageId, ToolUseId, TurnId, UsageSum},
     run::{Error, ErrorKind, PromptState, RunEnd, RunOutcome},
     session::{Session, SessionSnapshot, closed},
     store::{
@@ -321,6 +324,9 @@ impl SessionWatch {
                 Ok(_) | Err(StoreError::NotFound { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
+            if child.call.is_restarted() {
+                child.call.begin_with(inner.stored_usage(id).await?);
+            }
         }
         if !child.is_known
             && let Some(parent) = { inner.registry().get(&self.id) }
@@ -494,6 +500,34 @@ impl ManagerShared {
             }
         }
         Ok(found)
+    }
+
+    /// Returns the sum of what a sub-agent and all sub-agents below it have stored.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::OpenElsewhere`] while another process can add to it.
+    async fn stored_usage(&self, child: &ConversationId) -> Result<UsageSum, Error> {
+        let mut sum = UsageSum::default();
+        let own = match self.store.summary(child).await {
+            Err(StoreError::NotFound { .. }) => return Ok(sum),
+            own => own?,
+        };
+        for Summary { id, owner, .. } in std::iter::once(own).chain(self.descendants(child).await?) {
+            // The processes of earlier lives end parents before children.
+            if let Some(owner) = owner
+                && (id == *child || self.call_turn(&id).await?.is_some())
+            {
+                return Err(StoreError::Owned { id, owner }.into());
+            }
+            match self.store.load(&id).await {
+                Ok(stored) => sum.add(stored.used.requests, stored.used.usage),
+                // Neither can have a turn that continues.
+                Err(StoreError::NotFound { .. } | StoreError::Damaged { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(sum)
     }
 
     /// Returns the stored conversations of the sub-agents that the tools of a conversation have started.

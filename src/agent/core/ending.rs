@@ -87,6 +87,7 @@ impl Core {
         }
         let used = turn.spent();
         turn.origin.spent += used;
+        turn.join_calls(|_| false);
         cx.push(Effect::Watch(None));
         if self.staged.is_empty() && next.is_none() {
             if !self.compact_after(&turn, &response, cx) {

@@ -110,7 +110,7 @@ impl Core {
             Some(answered) => Arc::unwrap_or_clone(answered),
             None => respond(&turn, own.stop_reason, cx.config),
         };
-        (response.turn, response.usage, response.delegated) = (Some(turn.id), turn.usage, turn.delegated);
+        (response.turn, response.usage, response.delegated) = (Some(turn.id), turn.usage, turn.delegated());
         response.messages = turn.working.pending().cloned().collect();
         let response = Arc::new(response);
         let answer = turn.origin.asked.as_ref().map(|asked| match (asked.response(), failure) {

@@ -19,7 +19,7 @@ use crate::{
         phase::{Op, Phase, Slot, Stage, ToolQuestion},
     },
     json::is_shallow,
-    message::{Purpose, ToolUse, ToolUseId, UsageRow},
+    message::{Purpose, ToolUse, ToolUseId, UsageRow, UsageSum},
     provider::Fold,
     tool::{Answer, Decision, Replay},
 };
@@ -133,17 +133,34 @@ impl Core {
         }
     }
 
-    /// Called when a request of a sub-agent has ended. The rows of sub-agents that are sessions are stored there.
-    pub(in crate::agent) fn delegated(&mut self, row: UsageRow, cx: &mut Context<'_>) {
+    /// Called when a request of the sub-agent of the call with this key, or of one below it, has ended. The rows of
+    /// sub-agents that are sessions are stored there.
+    pub(in crate::agent) fn delegated(&mut self, key: &Arc<str>, row: UsageRow, cx: &mut Context<'_>) {
         let mut row = UsageRow { purpose: Purpose::SubAgent, message: None, turn: None, step: None, ..row };
         if let Phase::InTurn { turn, .. } = &mut self.phase {
-            let sum = if row.conversation.is_some() { &mut turn.delegated } else { &mut turn.usage };
-            *sum += row.usage;
-            turn.origin.delegated = turn.origin.delegated.saturating_add(1);
+            if row.conversation.is_some() {
+                turn.call_mut(key).add(1, row.usage);
+            } else {
+                turn.usage += row.usage;
+                turn.origin.delegated = turn.origin.delegated.saturating_add(1);
+            }
             (row.turn, row.step) = (Some(turn.id), Some(turn.step));
             cx.record_soon(turn.recorded);
         }
         cx.emit(Event::Usage(Box::new(row)));
+    }
+
+    /// Called when a repeated call has read what its sub-agent, and those below it, have stored so far.
+    pub(in crate::agent) fn delegated_before(
+        &mut self,
+        key: &Arc<str>,
+        stored: UsageSum,
+        cx: &mut Context<'_>,
+    ) {
+        if let Phase::InTurn { turn, .. } = &mut self.phase {
+            *turn.call_mut(key) = stored;
+            cx.record_soon(turn.recorded);
+        }
     }
 
     /// Called when a running tool no longer waits for the answer to its question.

@@ -38,7 +38,7 @@ pub(super) fn respond_with(
         messages,
         stop_reason,
         usage: turn.usage,
-        delegated: turn.delegated,
+        delegated: turn.delegated(),
         step: turn.step,
         turn: Some(turn.id),
         run: turn.run,

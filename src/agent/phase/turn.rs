@@ -6,14 +6,16 @@
 //! The id of a message is the id of its turn and a number, so it is unique without a registry. Retries do not reset the
 //! number, so a discarded response and the next one have different ids.
 
-use std::sync::Arc;
+use std::{ops::Add, sync::Arc};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{
     agent::{Failure, Prompt, Response},
     budget::Budget,
-    message::{CompactionTrigger, History, Message, MessageId, Role, ToolUseId, TurnId, Usage, UseDecision},
+    message::{
+        CompactionTrigger, History, Message, MessageId, Role, ToolUseId, TurnId, Usage, UsageSum, UseDecision,
+    },
     provider::{Corrections, Options, OutputSchema, StopReason},
     tool::Replay,
 };
@@ -35,9 +37,9 @@ pub(crate) struct Origin {
     /// The usage of the earlier turns of the prompt, with that of sub-agents.
     #[serde(default, skip_serializing_if = "Usage::is_zero")]
     pub(crate) spent: Usage,
-    /// The number of requests of sub-agents for the prompt.
+    /// The number of requests of sub-agents for the prompt, except those of [`Turn::calls`].
     #[serde(default, skip_serializing_if = "is_zero")]
-    pub(crate) delegated: u32,
+    pub(crate) delegated: u64,
     /// The index of the backup model in use. `None` if the first model is in use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) backup: Option<u8>,
@@ -53,7 +55,7 @@ pub(crate) struct Origin {
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_zero(number: &u32) -> bool {
+fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
@@ -111,9 +113,13 @@ pub(crate) struct Turn {
     /// The number of messages that were pending when the current request began.
     pub(crate) step_start: usize,
     pub(crate) usage: Usage,
-    /// The usage of sub-agents that are sessions.
+    /// The usage of sub-agents that are sessions, except that of `calls`.
     #[serde(default, skip_serializing_if = "Usage::is_zero")]
     pub(crate) delegated: Usage,
+    /// The requests of sub-agents that are sessions, by the keys of the calls of the current step. A call that is repeated
+    /// after a restart replaces its sum by the stored one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) calls: Vec<(Arc<str>, UsageSum)>,
     /// The model of the last response, as the service reports it.
     pub(crate) model: Option<String>,
     /// The id of the model to which the last request was sent. A callback may have changed the configured model since.
@@ -304,6 +310,7 @@ impl Turn {
             step_start: 0,
             usage: Usage::default(),
             delegated: Usage::default(),
+            calls: Vec::new(),
             model: None,
             requested: None,
             counted_by: None,
@@ -335,7 +342,43 @@ impl Turn {
 
     /// Returns the usage of the turn so far, with that of sub-agents.
     pub(crate) fn spent(&self) -> Usage {
-        self.usage + self.delegated
+        self.usage + self.delegated()
+    }
+
+    /// Returns the usage of sub-agents that are sessions.
+    pub(crate) fn delegated(&self) -> Usage {
+        self.calls.iter().map(|(_, sum)| sum.usage).fold(self.delegated, Usage::add)
+    }
+
+    /// Returns the number of requests of sub-agents for the prompt.
+    pub(crate) fn delegated_requests(&self) -> u64 {
+        self.calls.iter().map(|(_, sum)| sum.requests).fold(self.origin.delegated, u64::saturating_add)
+    }
+
+    /// Returns the sum of the call with this key, to be changed. Sums of earlier steps are joined, because their calls are
+    /// not repeated any more.
+    pub(crate) fn call_mut(&mut self, key: &Arc<str>) -> &mut UsageSum {
+        if let Some(index) = self.calls.iter().position(|(own, _)| own == key) {
+            return &mut self.calls[index].1;
+        }
+        let step = self.key_of_step();
+        self.join_calls(|key| key.starts_with(&step));
+        self.calls.push((Arc::clone(key), UsageSum::default()));
+        let last = self.calls.len() - 1;
+        &mut self.calls[last].1
+    }
+
+    /// Joins the sums of all calls whose keys are not to be kept.
+    pub(crate) fn join_calls(&mut self, is_kept: impl Fn(&str) -> bool) {
+        for (_, sum) in self.calls.extract_if(.., |(key, _)| !is_kept(key)) {
+            self.origin.delegated = self.origin.delegated.saturating_add(sum.requests);
+            self.delegated += sum.usage;
+        }
+    }
+
+    /// Returns the beginning of the keys of all calls of the current step.
+    pub(crate) fn key_of_step(&self) -> String {
+        format!("{}-{}-", self.id, self.step)
     }
 
     /// Returns the conversation for the next request.

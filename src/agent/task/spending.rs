@@ -53,7 +53,7 @@ impl RunSpending {
         let (origin, budget) = (&turn.origin, budget.unwrap_or_default());
         if own.as_ref().is_none_or(|own| own.first_turn != origin.first_turn) {
             let mut spent = UsageSum::new(turn.model.clone());
-            let requests = u64::from(requests) + u64::from(origin.delegated);
+            let requests = turn.delegated_requests().saturating_add(requests.into());
             spent.add(requests, origin.spent + turn.spent());
             let parents = shared.into_iter().flat_map(|all| &all.0).map(|shared| &shared.0);
             let parents = parents.chain(above).cloned().collect();

@@ -21,7 +21,7 @@ use crate::{
         Event, PendingUse, Permit,
         command::{CommandResult, Reply},
         core::{Effect, Forward},
-        delegation::{Delegations, ParentCall},
+        delegation::{DelegatedUsage, Delegations, ParentCall},
         phase::{Op, SlotCall},
     },
     message::{ToolResult, ToolUseId},
@@ -249,13 +249,16 @@ impl Task {
     /// with the usage that was reported before.
     pub(super) fn take_delegated(&mut self) {
         let Some(delegations) = self.delegations() else { return };
-        let (rows, changed, unrepeatable) = delegations.take();
+        let (spent, changed, unrepeatable) = delegations.take();
         for (op, slot, reply) in unrepeatable {
             self.step(|core, cx| core.tool_unrepeatable(op, slot, cx));
             self.reply(reply, Ok(()));
         }
-        for row in rows {
-            self.step(|core, cx| core.delegated(row, cx));
+        for (key, spent) in spent {
+            self.step(|core, cx| match spent {
+                DelegatedUsage::Row(row) => core.delegated(&key, *row, cx),
+                DelegatedUsage::Stored(sum) => core.delegated_before(&key, sum, cx),
+            });
         }
         for (op, slot, pauses) in changed {
             self.step(|core, cx| core.tool_delegated(op, slot, pauses, cx));
@@ -326,7 +329,8 @@ impl Task {
                 RunSpending::open(&mut work.spending, turn, turn.step, &self.config, &setup.extensions)?;
             Some(Arc::clone(own.accounts.own()))
         });
-        delegations.set_turn(account, self.core.phase().is_recorded());
+        let recorded = self.core.phase().turn().map_or_else(Vec::new, |turn| turn.calls.clone());
+        delegations.set_turn(account, self.core.phase().is_recorded(), recorded);
         let (sender, reports) = mpsc::channel(16);
         let cancellation = CancellationToken::new();
         let active = Arc::clone(&self.active_calls);

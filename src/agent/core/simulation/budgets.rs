@@ -124,7 +124,7 @@ impl World {
             Some(_) => turn.step,
             None => turn.step - 1,
         };
-        let before = (requests + turn.origin.delegated, turn.origin.spent + turn.spent());
+        let before = (u64::from(requests) + turn.delegated_requests(), turn.origin.spent + turn.spent());
         let is_known = self.budgets.run.as_ref().map(|run| Arc::as_ptr(run.accounts.own()));
         let only_leaf = self.budgets.fault == Some(BudgetFault::OnlyLeaf);
         let shared = self.budgets.shared.as_ref().filter(|_| !only_leaf);
@@ -137,7 +137,7 @@ impl World {
             return Ok(());
         };
         if is_known != Some(Arc::as_ptr(run.accounts.own())) {
-            spent[0] = amounts(before.0.into(), &before.1);
+            spent[0] = amounts(before.0, &before.1);
         }
         if let Err(failure) = reserved {
             self.note(|| format!("refused: {failure}"));

@@ -1,6 +1,6 @@
 //! The questions that running tools ask the user: random questions and withdrawals, and the checks of the answers.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, sync::Arc};
 
 use serde_json::json;
 
@@ -125,7 +125,8 @@ impl World {
             let conversation = self.rng.percent(50).then(|| "child".into());
             self.note(|| format!("a sub-agent uses {usage:?} {conversation:?}"));
             self.model.delegating = Some((usage, conversation.is_some()));
-            return self.input(|core, cx| core.delegated(UsageRow { conversation, ..row }, cx));
+            let key = Arc::clone(&self.rng.pick(calls).idempotency_key);
+            return self.input(|core, cx| core.delegated(&key, UsageRow { conversation, ..row }, cx));
         }
         let call = self.rng.pick(calls);
         let before: Vec<_> =

@@ -18,6 +18,9 @@ mod hostile_http;
 mod lists;
 #[path = "../support/lives.rs"]
 mod lives;
+#[cfg(all(feature = "mcp-server", feature = "web"))]
+#[path = "../support/nested.rs"]
+mod nested;
 #[path = "../support/npm.rs"]
 mod npm;
 mod official;

@@ -10,4 +10,6 @@ mod npm;
 mod person;
 mod questions;
 #[cfg(feature = "web")]
+mod sub_agents;
+#[cfg(feature = "web")]
 mod web;

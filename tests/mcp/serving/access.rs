@@ -35,24 +35,24 @@ fn labels<const N: usize>(labels: [(&str, &str); N]) -> Labels {
     Labels::new(labels).unwrap()
 }
 
-fn text(result: &Value) -> &str {
+pub fn text(result: &Value) -> &str {
     result["content"][0]["text"].as_str().unwrap()
 }
 
 /// The messages of a response that arrive one after the other.
-struct Messages {
+pub struct Messages {
     body: BodyDataStream,
     read: String,
 }
 
 impl Messages {
-    fn of(response: Response<Body>) -> Self {
+    pub fn of(response: Response<Body>) -> Self {
         assert_eq!(response.status(), StatusCode::OK);
         Self { body: response.into_body().into_data_stream(), read: String::new() }
     }
 
     /// Returns the next message with this method.
-    async fn next(&mut self, method: &str) -> Value {
+    pub async fn next(&mut self, method: &str) -> Value {
         loop {
             while let Some(end) = self.read.find('\n') {
                 let line: String = self.read.drain(..=end).collect();
@@ -68,19 +68,19 @@ impl Messages {
 }
 
 /// Returns the headers of a call in a protocol session of Ann.
-fn in_session(session: &str) -> [(&str, &str); 2] {
+pub fn in_session(session: &str) -> [(&str, &str); 2] {
     [("x-user", "ann"), ("mcp-session-id", session)]
 }
 
 /// Returns a call of `ask` in a protocol session.
-fn old_ask(prompt: &str) -> Value {
+pub fn old_ask(prompt: &str) -> Value {
     // The id is 3, because `App::call` uses the id 2 in the same protocol session.
     let params = json!({ "name": "ask", "arguments": { "prompt": prompt } });
     json!({ "jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": params })
 }
 
 /// Returns a call of `ask` of version 2026-07-28, whose client can ask its user and wants reports.
-fn asks(prompt: &str) -> Value {
+pub fn asks(prompt: &str) -> Value {
     let mut call = new_call("ask", json!({ "prompt": prompt }));
     call["params"]["_meta"]["io.modelcontextprotocol/clientCapabilities"] =
         json!({ "elicitation": { "form": {} } });
@@ -103,7 +103,7 @@ async fn call_whose_conversation_goes_to_another_user_ends_and_its_run_goes_on()
 }
 
 /// Begins a protocol session of Ann whose client can ask its user, and returns the session's id.
-async fn session_with_questions(app: &App) -> String {
+pub async fn session_with_questions(app: &App) -> String {
     let mut first = initialize();
     first["params"]["capabilities"] = json!({ "elicitation": {} });
     let created = app.send(Method::POST, &[("x-user", "ann")], &first).await;

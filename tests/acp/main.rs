@@ -12,6 +12,8 @@ mod faults;
 mod forms;
 #[path = "../support/lives.rs"]
 mod lives;
+#[path = "../support/nested.rs"]
+mod nested;
 #[path = "../support/npm.rs"]
 mod npm;
 mod permissions;

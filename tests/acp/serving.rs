@@ -7,5 +7,6 @@ mod durable;
 mod host;
 mod hostile;
 mod sessions;
+mod sub_agents;
 mod window;
 mod windows;

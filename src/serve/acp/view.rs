@@ -46,6 +46,11 @@ struct Shown {
 struct ShownTool {
     /// The id in the protocol. The ids that a model uses are unique within one message only.
     id: String,
+    /// The name and the input.
+    own: ToolCallUpdateFields,
+    /// Whether the client was asked about a tool of the sub-agent that the tool runs. It then shows the name and the input
+    /// of that tool.
+    is_asked: bool,
     has_ended: bool,
 }
 
@@ -106,6 +111,9 @@ impl Shown {
             RunProgress::Block { index, content, new, ended } => self.block(index, content, new, ended),
             RunProgress::User(message) => self.user(message),
             RunProgress::Tool { id, change: ToolChange::Started { input } } => {
+                if let (Some(tool), Some(_)) = (self.tools.get_mut(id), input) {
+                    tool.own.raw_input = input.cloned();
+                }
                 let fields = ToolCallUpdateFields::new().status(ToolCallStatus::InProgress);
                 self.update(id, fields.raw_input(input.cloned()));
             }
@@ -113,6 +121,7 @@ impl Shown {
                 self.update(id, ToolCallUpdateFields::new().content(vec![content::words(data).into()]));
             }
             RunProgress::Tool { change: ToolChange::Result(result), .. } => self.result(result),
+            RunProgress::Pauses(pauses) => self.paused(pauses),
             RunProgress::Answer(message) => self.state_end(0, message),
             RunProgress::Ended { response: Some(response), .. } => {
                 self.run_ended(&response.messages.iter().collect::<Vec<_>>());
@@ -191,9 +200,21 @@ impl Shown {
             Some(message) => format!("{message}.{index}"),
             None => tool_use.id.to_string(),
         };
-        self.tools.insert(tool_use.id.clone(), ShownTool { id: id.clone(), has_ended: false });
+        let tool = ShownTool { id: id.clone(), own: fields(tool_use), is_asked: false, has_ended: false };
+        self.tools.insert(tool_use.id.clone(), tool);
         let call = ToolCall::new(id, tool_use.name.clone()).name(tool_use.name.clone());
         call.raw_input(tool_use.input.clone())
+    }
+
+    /// Restores the names and the inputs of calls when no question about a tool of their sub-agents waits any more.
+    fn paused(&mut self, pauses: &[Arc<PendingUse>]) {
+        for (id, tool) in &mut self.tools {
+            let is_asked = pauses.iter().any(|pause| pause.sub_agent.is_some() && pause.call() == id);
+            if std::mem::replace(&mut tool.is_asked, is_asked) && !is_asked {
+                let update = ToolCallUpdate::new(tool.id.clone(), tool.own.clone());
+                self.updates.push(SessionUpdate::ToolCallUpdate(update));
+            }
+        }
     }
 
     /// Adds the content of a user message, unless the client has sent it.
@@ -244,11 +265,7 @@ impl Shown {
 
     /// Returns the tool call about which a pause asks.
     fn asked(&self, pause: &PendingUse) -> ToolCallUpdate {
-        let tool_use = &pause.tool_use;
-        let mut fields = ToolCallUpdateFields::new()
-            .title(tool_use.name.clone())
-            .name(tool_use.name.clone())
-            .raw_input(tool_use.input.clone());
+        let mut fields = fields(&pause.tool_use);
         // A tool that asks while it runs stays in progress.
         if pause.asked_by.is_none() {
             fields = fields.status(ToolCallStatus::Pending);
@@ -288,6 +305,12 @@ impl Shown {
         self.updates.extend(open.into_iter().map(failed));
         self.replaced(messages);
     }
+}
+
+/// Returns the name and the input of a tool use.
+fn fields(tool_use: &ToolUse) -> ToolCallUpdateFields {
+    let fields = ToolCallUpdateFields::new().title(tool_use.name.clone()).name(tool_use.name.clone());
+    fields.raw_input(tool_use.input.clone())
 }
 
 #[cfg(all(test, feature = "test-util"))]

@@ -100,6 +100,15 @@ async function all(agent) {
     ["allow_once", "reject_once"],
   );
 
+  // The tool of an agent that is two agents below.
+  for (const [decision, result] of [["allow", "x.txt deleted 1 times"], ["reject", "The user did not allow it."]]) {
+    decisions.push(decision);
+    assert.equal(await say(agent, sessionId, "Clean up"), `files: ${result}`);
+    const { toolCall } = questions.at(-1);
+    assert.deepEqual([toolCall.title, toolCall.rawInput], ["delete", { file: "x.txt" }]);
+    assert.equal(toolCall.content[0].content.text, "It is gone for ever.");
+  }
+
   // Cancel, during text and during a question.
   for (const [text, begun] of [
     ["Go on for ever", () => texts(sessionId) === "And on"],

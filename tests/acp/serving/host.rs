@@ -27,7 +27,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::durable::Actor;
-use crate::agent::FOLDER;
+use crate::{agent::FOLDER, nested::Nested};
 
 /// Starts the served agent without the output of the test harness: the original standard output becomes the standard
 /// error, and the original standard error becomes descriptor 3.
@@ -123,6 +123,7 @@ pub fn start(request: &StartRequest) -> Result<OpenOptions, omni_agent::Error> {
         .with(fill)?
         .with(list)?
         .with(delete.needs_approval())?
+        .with(Nested::default().team())?
         .extended(request.tools().to_vec())?;
     let mut agent = Agent::builder().tools(tools).max_steps(3).max_staged(32).registry(registry());
     if request.conversation.is_none() {
@@ -165,13 +166,14 @@ fn answer(model: &str, request: &Request) -> Step {
             let kept = results.iter().map(|result| if result.is_error { "Kept." } else { "Deleted." });
             Step::text(kept.collect::<Vec<_>>().join(" "))
         }
+        "Clean up" if !begun => Step::tool_use("call-1", "team", json!({ "task": "x.txt" })),
         "Ask" if !begun => Step::tool_use("call-1", "ask_first", json!({ "in": "x" })),
         "Fill in" if !begun => Step::tool_use("call-1", "fill_in", json!({ "in": "name" })),
         "Use the server" if !begun => {
             let tool = request.tools.iter().find(|tool| tool.name().contains("__"));
             Step::tool_use("call-1", tool.map_or("none", |tool| tool.name()), json!({ "text": "hello" }))
         }
-        "Ask" | "Fill in" | "Use the server" => {
+        "Ask" | "Fill in" | "Use the server" | "Clean up" => {
             Step::text(results.iter().map(ToolResult::text).collect::<String>())
         }
         "Think" => Step::new().then_thinking("Hm.", "").then_text(["Thought."]).stop(),

@@ -2,7 +2,10 @@
 
 use std::{path::Path, process::Stdio, time::Duration};
 
-use axum::http::request::Parts;
+use axum::{
+    http::{StatusCode, request::Parts},
+    routing::post,
+};
 use omni_agent::{
     Agent,
     access::{Permissions, Principal, StartRequest},
@@ -18,7 +21,10 @@ use omni_agent::{
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, process::Command, time::timeout};
 
-use crate::js::{SCRIPTS, node, packages};
+use crate::{
+    js::{SCRIPTS, node, packages},
+    nested::{Nested, calls},
+};
 
 /// The header `x-user` names the user, who is `me` by default.
 struct Users;
@@ -55,6 +61,7 @@ fn answer(request: &Request) -> Step {
         "fail" => Step::error(ProviderError::new(ProviderErrorKind::InvalidRequest, "The request is bad.")),
         "slow" => Step::new().then_text(["Slowly"]).hang(),
         "count" => Step::text(format!("{count} messages")),
+        text if text.starts_with("clean up ") => calls(&text["clean up ".len()..]),
         text => {
             let usage = Usage::default().with_input(10).with_output(5);
             Step::new().then_text(["Hello, ", text, "."]).usage(usage).stop()
@@ -62,7 +69,7 @@ fn answer(request: &Request) -> Step {
     }
 }
 
-fn agent() -> AgentBuilder {
+fn agent(nested: &Nested) -> AgentBuilder {
     let any = || Schema::new(json!({ "type": "object" })).unwrap();
     let add = tool_fn_with_schema("add", "Adds.", any(), |input: Value, context: ToolContext| async move {
         context.progress(json!({ "half": true })).await;
@@ -72,24 +79,34 @@ fn agent() -> AgentBuilder {
         Ok(format!("asked {input}"))
     });
     let model = ScriptedProvider::from_fn(answer).model();
-    Agent::builder().model(model).tool(add).tool(ask).needs_approval("ask")
+    Agent::builder().model(model).tool(add).tool(ask).tool(nested.team()).needs_approval("ask")
 }
 
 /// Starts a server. Returns its address.
 async fn serve() -> String {
-    let agents = |_: &Principal, _: &StartRequest| Ok::<_, omni_agent::Error>(OpenOptions::new(agent()));
+    let nested = Nested::default();
+    let later = nested.later.clone();
+    let agents =
+        move |_: &Principal, _: &StartRequest| Ok::<_, omni_agent::Error>(OpenOptions::new(agent(&nested)));
     let manager = Manager::builder(MemoryStore::new()).build();
-    let web = Web::builder(manager.clone(), Users, agents)
+    let web = Web::builder(manager.clone(), Users, agents.clone())
         .client_ids(|principal, id| ConversationId::new(format!("{}.{id}", principal.name())).ok())
         .client_tools()
         .build();
-    let stored = Web::builder(manager.clone(), Users, agents).build();
+    let stored = Web::builder(manager.clone(), Users, agents.clone()).build();
     let left = Web::builder(manager, Users, agents)
         .client_ids(|principal, id| ConversationId::new(format!("{}.{id}", principal.name())).ok())
         .interrupt_when_left(Duration::from_mins(10))
         .build();
-    let app = axum::Router::new().nest("/ag-ui", web.ag_ui()).nest("/stored", stored.ag_ui());
-    let app = app.nest("/left", left.ag_ui());
+    let app = axum::Router::new()
+        .nest("/ag-ui", web.ag_ui())
+        .nest("/stored", stored.ag_ui())
+        .nest("/agent", stored.router());
+    let open = move || {
+        later.open();
+        async { StatusCode::NO_CONTENT }
+    };
+    let app = app.nest("/left", left.ag_ui()).route("/gate", post(open));
     // Use a port below 32768, because the system may give higher ports to outgoing connections.
     let mut port = 18_460;
     let listener = loop {

@@ -20,7 +20,10 @@ use serde::Deserialize;
 use serde_json::json;
 use tokio::net::TcpListener;
 
-use crate::js::{SCRIPTS, node, packages};
+use crate::{
+    js::{SCRIPTS, node, packages},
+    nested::{Nested, calls},
+};
 
 struct OneUser;
 
@@ -59,7 +62,7 @@ fn answer(request: &Request, gate: &Gate, answers: &mut u32) -> Step {
         "fail once" => Step::error(ProviderError::new(ProviderErrorKind::Auth, "no key")),
         "slow" => Step::new().then_text(["One "]).gate(gate).more(Part::Text("two.".to_owned())).stop(),
         "count" => Step::text(format!("Answer {answers}.")),
-        other => panic!("no answer to `{other}`"),
+        other => calls(other.strip_prefix("clean up ").unwrap_or_else(|| panic!("no answer to `{other}`"))),
     }
 }
 
@@ -73,7 +76,7 @@ pub(crate) fn app(gate: &Gate) -> Router {
         }
         answer(request, &for_answers, &mut answers)
     });
-    let model = provider.model();
+    let (model, nested) = (provider.model(), Nested { later: gate.clone(), ..Nested::default() });
     let agents = move |_: &Principal, _: &StartRequest| {
         let clock = tool_fn("clock", "Tells the time.", |input: Zone, context: ToolContext| async move {
             context.progress(json!({ "zone": input.zone })).await;
@@ -83,7 +86,7 @@ pub(crate) fn app(gate: &Gate) -> Router {
             Ok(format!("deleted {}", input.zone))
         });
         let agent = Agent::builder().model(model.clone()).tool(clock).tool(delete.needs_approval());
-        let agent = agent.tool(declared_tool::<Zone>("locate", "Finds the user."));
+        let agent = agent.tool(declared_tool::<Zone>("locate", "Finds the user.")).tool(nested.team());
         Ok::<_, omni_agent::Error>(OpenOptions::new(agent))
     };
     let manager = Manager::builder(MemoryStore::new()).titles(Titles::Off).build();

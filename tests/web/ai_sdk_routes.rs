@@ -175,7 +175,7 @@ async fn draining_refuses_to_resume_a_stream() {
 }
 
 /// Reads a body until its text contains `last`, or to its end if `last` is empty. Panics if the body fails.
-async fn read(body: &mut BodyDataStream, last: &str) -> String {
+pub(crate) async fn read(body: &mut BodyDataStream, last: &str) -> String {
     let mut text = String::new();
     while last.is_empty() || !text.contains(last) {
         let Some(bytes) = body.next().await else { break };
@@ -185,7 +185,7 @@ async fn read(body: &mut BodyDataStream, last: &str) -> String {
 }
 
 /// Returns the frames of a stream, without the last one, which is not JSON.
-fn frames(text: &str) -> Vec<Value> {
+pub(crate) fn frames(text: &str) -> Vec<Value> {
     let frames = text.lines().filter_map(|line| line.strip_prefix("data: "));
     frames.filter(|frame| *frame != "[DONE]").map(|frame| serde_json::from_str(frame).unwrap()).collect()
 }

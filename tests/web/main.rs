@@ -23,11 +23,16 @@ mod killed_server;
 mod late_access;
 mod left_runs;
 mod limits;
+#[path = "../support/lives.rs"]
+mod lives;
 mod load;
 #[path = "../support/logged.rs"]
 mod logged;
 mod lost_access;
 mod moved_labels;
+#[path = "../support/nested.rs"]
+mod nested;
+mod nested_approvals;
 #[path = "../support/npm.rs"]
 mod npm;
 mod older_versions;

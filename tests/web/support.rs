@@ -8,7 +8,7 @@ use axum::{
 use futures_util::StreamExt;
 use omni_agent::{
     access::{Action, Permissions, Principal, StartRequest},
-    agent::{Agent, Durable},
+    agent::{Agent, AgentBuilder, Durable},
     async_trait,
     manager::{Manager, OpenOptions, Titles},
     message::{Attachment, ResultBlock},
@@ -158,7 +158,22 @@ impl App {
             let agent = agent.tool(lookup).needs_approval("lookup").tool(draw);
             Ok::<_, omni_agent::Error>(OpenOptions::new(agent).durable(durable))
         };
-        let web = set_up(Web::builder(manager.clone(), access, agents)).build();
+        Self::behind(set_up(Web::builder(manager.clone(), access, agents)).build(), manager, provider)
+    }
+
+    /// Returns an application all of whose conversations have this agent, with durable turns.
+    pub(crate) fn running(
+        manager: Manager,
+        agent: impl Fn() -> AgentBuilder + Send + Sync + 'static,
+    ) -> Self {
+        let agents = move |_: &Principal, _: &StartRequest| {
+            Ok::<_, omni_agent::Error>(OpenOptions::new(agent()).durable(Durable::InFlight))
+        };
+        let web = Web::builder(manager.clone(), Users, agents).build();
+        Self::behind(web, manager, ScriptedProvider::new([]))
+    }
+
+    fn behind(web: Web, manager: Manager, provider: ScriptedProvider) -> Self {
         let router = Router::new().nest("/agent", web.router()).nest("/api", web.ai_sdk());
         let router = router.nest("/ag-ui", web.ag_ui());
         Self { manager, web, provider, router }

@@ -373,7 +373,10 @@ impl UiWriter {
 
     /// Sends the progress that a tool reported.
     pub(super) fn progress(&mut self, id: &ToolUseId, data: &Value) {
-        if self.find(id).is_some_and(|tool_use| tool_use.state == UiUseState::Available) {
+        if let Some(tool_use) = self.find(id).filter(|tool_use| tool_use.state == UiUseState::Available) {
+            // A client of level 7 sends no decisions while a part shows a preliminary output. So if another tool use
+            // waits, this one gets an automatic request and response again.
+            tool_use.is_asked = false;
             self.frame(json!({
                 "type": "tool-output-available", "toolCallId": id, "output": data, "preliminary": true,
             }));

@@ -139,6 +139,68 @@ test("several approvals, with an edited input and a rejection", async () => {
   assert.equal(last(a).code, "stale-decision");
 });
 
+test("a tool two agents below", async () => {
+  const approved = (editedArgs) => ({ status: "resolved", payload: { approved: true, editedArgs } });
+  for (const [answer, result] of [
+    [() => approved(), (file) => `${file} deleted 1 times`],
+    [(file) => approved({ file: `other-${file}` }), (file) => `: {"file":"other-${file}"}other-${file} deleted 1 times`],
+    [() => ({ status: "resolved", payload: { approved: false, reason: "No." } }), () => "No."],
+    [() => ({ status: "cancelled" }), () => "Cancelled by the user."],
+  ]) {
+    for (const joins of [false, true]) {
+      const file = `${randomUUID()}.txt`;
+      let a = agent();
+      await say(a, `clean up ${file}`);
+      const [interrupt] = a.pendingInterrupts;
+      assert.deepEqual(
+        [interrupt.reason, interrupt.message, interrupt.metadata],
+        ["tool_call", "It is gone for ever.", { input: { file }, tool: "delete", subAgent: "team" }],
+      );
+      assert.equal(interrupt.toolCallId, a.messages.find((message) => message.toolCalls).toolCalls[0].id);
+      assert.equal(a.state.omni.status, "paused");
+      await isStored(a);
+      if (joins) {
+        a = await join(a.threadId);
+        assert.deepEqual(a.pendingInterrupts, [interrupt]);
+        a.url = base;
+        delete a.requestInit;
+      }
+      const resume = [{ interruptId: interrupt.id, ...answer(file) }];
+      await a.runAgent({ resume });
+      assert.equal(last(a).type, "RUN_FINISHED");
+      assert.equal(a.pendingInterrupts.length, 0);
+      const [text] = a.messages.filter((message) => message.role === "tool").map((message) => message.content);
+      assert.ok(text.startsWith("files: ") && text.endsWith(result(file)), text);
+      assert.equal(a.messages.at(-1).content, "Done.");
+      await isStored(a);
+      await a.runAgent({ resume });
+      assert.equal(last(a).code, "stale-decision");
+    }
+  }
+});
+
+test("a call that ends while another one waits", async () => {
+  const [one, two] = [`${randomUUID()}.txt`, `${randomUUID()}.txt`];
+  const a = agent();
+  await say(a, `clean up ${one} and later ${two}`);
+  const [first] = a.pendingInterrupts;
+  await fetch(`${server}/gate`, { method: "POST" });
+  const pending = async () => (await join(a.threadId)).pendingInterrupts;
+  while ((await pending()).length < 2) await new Promise((resolve) => setTimeout(resolve, 5));
+  const approve = ({ id }) => ({ resume: [{ interruptId: id, status: "resolved", payload: { approved: true } }] });
+  await a.runAgent(approve(first));
+  const [second] = a.pendingInterrupts;
+  assert.notEqual(second.toolCallId, first.toolCallId);
+  const results = (agent) => agent.messages.filter((message) => message.role === "tool").map((message) => message.content);
+  const tools = async () => (await (await fetch(`${server}/agent/conversations/me.${a.threadId}`)).json()).agent.tools;
+  const runs = (tool) => tool.tool_use_id === "n0" && tool.is_error === undefined;
+  while ((await tools()).some(runs)) await new Promise((resolve) => setTimeout(resolve, 5));
+  await a.runAgent(approve(second));
+  assert.equal(last(a).type, "RUN_FINISHED");
+  assert.deepEqual(results(a), [one, two].map((file) => `files: ${file} deleted 1 times`));
+  await isStored(a);
+});
+
 test("error", async () => {
   const a = agent();
   await say(a, "fail");

@@ -143,6 +143,94 @@ const scenarios = {
     assert.deepEqual(states(answer(chat)), ['output-denied', 'output-available', 'output-available']);
   },
 
+  async 'a tool two agents below'() {
+    const decisions = [[true, undefined], [false, 'No.']];
+    for (const [approved, reason] of decisions) {
+      for (const isLoaded of [false, true]) {
+        const file = `${crypto.randomUUID()}.txt`;
+        let chat = await open({ sendAutomaticallyWhen: whenDecided });
+        await chat.sendMessage({ text: `clean up ${file}` });
+        assert.equal(chat.status, 'ready', chat.error);
+        await sameAsListed(chat);
+        const asked = tools(answer(chat));
+        if (isLoaded) {
+          chat = await open({ id: chat.id, messages: await listed(chat.id), sendAutomaticallyWhen: whenDecided });
+          await chat.resumeStream();
+          assert.equal(chat.status, 'ready', chat.error);
+        }
+        const [part] = tools(answer(chat));
+        assert.deepEqual([part.type, part.state, part.input], ['tool-team', 'approval-requested', { task: file }]);
+        assert.deepEqual(part.approval, asked[0].approval);
+        if (level === 7) assert.equal(part.approval.requestReason, 'It is gone for ever.');
+        const { data } = answer(chat).parts.find(part => part.type === 'data-omni-approval');
+        assert.deepEqual([data.toolCallId, data.approvalId], [part.toolCallId, part.approval.id]);
+        assert.deepEqual([data.subAgent, data.tool, data.input], ['team', 'delete', { file }]);
+        assert.equal(data.reason, 'It is gone for ever.');
+        await chat.addToolApprovalResponse({ id: part.approval.id, approved, reason });
+        await until('the rest', () => chat.status === 'ready' && texts(answer(chat)) === 'Done.');
+        const [{ state, output }] = tools(answer(chat));
+        assert.deepEqual([state, output], ['output-available', `files: ${approved ? `${file} deleted 1 times` : reason}`]);
+        assert.equal(chat.messages.length, 2);
+        await sameAsListed(chat);
+      }
+    }
+  },
+
+  async 'an edit of the input of a tool two agents below'() {
+    const [file, other] = [`${crypto.randomUUID()}.txt`, `${crypto.randomUUID()}.txt`];
+    const chat = await open();
+    await chat.sendMessage({ text: `clean up ${file}` });
+    const { data } = answer(chat).parts.find(part => part.type === 'data-omni-approval');
+    const decisions = [[data.approvalId, { execute_with: { file: other } }]];
+    await request('POST', data.commands, { type: 'decide', turn: data.turn, decisions });
+    await until('the run', async () => texts((await listed(chat.id)).at(-1)) === 'Done.');
+    const [{ output }] = tools((await listed(chat.id)).at(-1));
+    assert.ok(output.startsWith('files: A person changed') && output.endsWith(`${other} deleted 1 times`), output);
+    await chat.addToolApprovalResponse({ id: data.approvalId, approved: true });
+    await chat.sendMessage();
+    assert.equal(chat.status, 'error', 'the decision comes too late');
+  },
+
+  async 'two tools below one call'() {
+    const [one, two] = [`${crypto.randomUUID()}.txt`, `${crypto.randomUUID()}.txt`];
+    const chat = await open({ sendAutomaticallyWhen: whenDecided });
+    await chat.sendMessage({ text: `clean up ${one} ${two}` });
+    await sameAsListed(chat);
+    // A part has one approval. So the second one is asked after the first one.
+    const asked = new Set();
+    for (const approved of [true, false]) {
+      const [part] = tools(answer(chat));
+      assert.equal(part.state, 'approval-requested');
+      asked.add(part.approval.id);
+      await chat.addToolApprovalResponse({ id: part.approval.id, approved, reason: 'No.' });
+      await until('the next approval', () => chat.status === 'ready' && tools(answer(chat))[0].state !== 'approval-responded');
+      if (approved) await sameAsListed(chat);
+    }
+    assert.equal(asked.size, 2);
+    assert.equal(texts(answer(chat)), 'Done.');
+    assert.equal(tools(answer(chat))[0].output, `files: No., ${two} deleted 1 times`);
+  },
+
+  async 'a call that ends while another one waits'() {
+    const [one, two] = [`${crypto.randomUUID()}.txt`, `${crypto.randomUUID()}.txt`];
+    const chat = await open({ sendAutomaticallyWhen: whenDecided });
+    await chat.sendMessage({ text: `clean up ${one} and later ${two}` });
+    assert.equal(chat.status, 'ready', chat.error);
+    assert.equal(tools(answer(chat))[0].state, 'approval-requested');
+    await request('POST', '/gate');
+    const agent = async () => (await (await request('GET', `/agent/conversations/${chat.id}`)).json()).agent;
+    await until('the second pause', async () => (await agent()).pauses.length === 2);
+    await chat.addToolApprovalResponse({ id: tools(answer(chat))[0].approval.id, approved: true });
+    await until('the second approval', () => chat.status === 'ready' && states(answer(chat))[1] === 'approval-requested');
+    const runs = tool => tool.tool_use_id === 'n0' && tool.is_error === undefined;
+    await until('the first result', async () => !(await agent()).tools.some(runs));
+    await chat.addToolApprovalResponse({ id: tools(answer(chat))[1].approval.id, approved: true });
+    await until('the rest', () => chat.status === 'ready' && texts(answer(chat)) === 'Done.');
+    const outputs = [one, two].map(file => `files: ${file} deleted 1 times`);
+    assert.deepEqual(tools(answer(chat)).map(part => part.output), outputs);
+    await sameAsListed(chat);
+  },
+
   async 'a decision from elsewhere'() {
     const chat = await open();
     await chat.sendMessage({ text: 'delete' });

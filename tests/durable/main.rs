@@ -23,6 +23,7 @@ mod managed;
 mod owned;
 mod prompts;
 mod stores;
+mod sub_agent_usage;
 mod sub_agents;
 mod sweep;
 mod writes;

@@ -26,6 +26,7 @@ mod renamed_elsewhere;
 mod rig;
 mod room;
 mod shutdown;
+mod sub_agent_calls;
 mod sub_agents;
 mod sub_agents_waiting;
 mod support;

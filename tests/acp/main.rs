@@ -4,6 +4,10 @@
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "an unwrap is a failure of the test")]
 
+#[macro_use]
+#[path = "../support/forward.rs"]
+mod forward;
+
 mod agent;
 mod conformance;
 mod conversations;

@@ -181,6 +181,30 @@ async fn decisions_for_several_children_are_checked_as_a_whole_first() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn decisions_for_several_children_apply_for_each_child_that_still_waits() {
+    let (manager, _) = managed();
+    let (tool, runs) = deleting();
+    let session = create(&manager, "root", using(tool, &["a", "b"])).await;
+    session.prompt("Go").await.unwrap();
+    let waiting = pauses(&session, 2).await;
+    let decisions = waiting.iter().map(|pause| (pause.tool_use.id.clone(), Decision::Execute)).collect();
+    let command = SessionCommand::Decide { turn: waiting[0].turn, decisions };
+    // The child of the first pause is decided at the same time, and its command arrives there first.
+    let own = waiting[0].sub_agent.clone().unwrap();
+    let first = manager.get(&id(own.conversation.as_deref().unwrap())).unwrap();
+    let (at_child, at_root) = tokio::join!(
+        first.resume(own.tool_use.clone(), Decision::reject("Keep it.")),
+        session.perform(command, None)
+    );
+    at_child.unwrap();
+    let error = at_root.unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::StaleDecision | ErrorKind::NotPaused), "{error}");
+    let text = last_text(&session).await;
+    assert!(["Keep it., gone", "gone, Keep it."].contains(&&*text), "{text}");
+    assert_eq!(runs.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn call_with_a_long_id_has_a_label_by_which_its_child_is_erased() {
     let (manager, store) = managed();
     let long: &'static str = Box::leak("x".repeat(200).into_boxed_str());

@@ -4,7 +4,7 @@
 //! its answer. A slow client slows only its relay: the subscription lags, and the next snapshot shows what was missed.
 //! A question is withdrawn when the session reports a decision, whichever client has made it.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use agent_client_protocol_schema::v1::{
     ConfigOptionUpdate, Cost, Notice, NoticeSeverity, PermissionOption, PermissionOptionKind,
@@ -12,10 +12,11 @@ use agent_client_protocol_schema::v1::{
     SessionNotification, SessionUpdate, UsageUpdate,
 };
 use serde_json::Value;
-use tokio::{sync::oneshot, task::JoinSet};
+use tokio::{sync::oneshot, task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    EditorSettings,
     entry::EditorSession,
     sessions::model_options,
     view::{EditorView, Joining},
@@ -30,6 +31,9 @@ use crate::{
     subscription::Update,
     tool::Decision,
 };
+
+/// The longest time for which an update waits for the sum of the ledger.
+const LONGEST_SUM: Duration = Duration::from_secs(1);
 
 /// The facts about the client that its relays need.
 #[derive(Clone, Default)]
@@ -48,9 +52,7 @@ pub(super) struct Relay {
     /// session.
     pub(super) number: u64,
     pub(super) session: Session,
-    pub(super) models: Arc<[String]>,
-    /// The usage of the session's sub-agents before the relay, which the usage of the session does not include.
-    pub(super) delegated: Usage,
+    pub(super) settings: EditorSettings,
 }
 
 /// The parts of the relay that change.
@@ -62,9 +64,10 @@ struct RelayState {
     window: Option<u64>,
     /// The usage of the session, counted as in its snapshot.
     used: Usage,
-    /// The usage of the session's sub-agents. Their sessions store it, so no snapshot of this session contains it. If the
-    /// relay is too slow for the event about a request, the request counts from the next opening of the session on.
+    /// The usage of the session's sub-agents. Their sessions store it, so no snapshot of this session contains it.
     delegated: Usage,
+    /// Whether `delegated` differs from the last sum of the ledger.
+    is_stale: bool,
     /// The questions that wait. Cancelling a token withdraws the question.
     asked: HashMap<ToolUseId, CancellationToken>,
     questions: JoinSet<()>,
@@ -109,7 +112,9 @@ impl Relay {
             model: snapshot.agent.state.model.clone(),
             window: None,
             used: snapshot.used,
-            delegated: self.delegated,
+            delegated: Usage::default(),
+            // A new conversation has no sub-agents.
+            is_stale: snapshot.messages().next().is_some(),
             asked: HashMap::new(),
             questions: JoinSet::new(),
         };
@@ -169,7 +174,7 @@ impl Relay {
         for update in state.view.catch_up(snapshot) {
             self.send(update).await?;
         }
-        state.used = snapshot.used;
+        (state.used, state.is_stale) = (snapshot.used, true);
         self.remodelled(state, &snapshot.agent.state.model).await?;
         self.titled(snapshot.title.as_deref()).await?;
         self.ask(state, &snapshot.agent.pauses);
@@ -225,7 +230,10 @@ impl Relay {
             }
             Event::Status { pauses, .. } => self.ask(state, pauses),
             Event::State(view) => self.remodelled(state, &view.model).await?,
-            Event::Usage(row) if row.conversation.is_some() => state.delegated += row.usage,
+            Event::Usage(row) if row.conversation.is_some() => {
+                state.delegated += row.usage;
+                state.is_stale = true;
+            }
             Event::Usage(row) => state.used += row.usage,
             _ => {}
         }
@@ -233,10 +241,18 @@ impl Relay {
         Ok(())
     }
 
-    async fn used(&self, state: &RelayState, context: u64) -> Result<(), Gone> {
+    async fn used(&self, state: &mut RelayState, context: u64) -> Result<(), Gone> {
         // The protocol's usage update requires the size of the context window, so if the size is unknown, no update is
         // sent.
         let Some(size) = state.window else { return Ok(()) };
+        // The ledger can contain a request before its event arrives, so a sum and later events would count it twice. After
+        // a step, the ledger contains all requests of the step's calls. Without a ledger, the events since the relay count.
+        if state.is_stale {
+            let sum = timeout(LONGEST_SUM, self.settings.client.delegated(&self.entry.id)).await;
+            if let Ok(Ok(delegated)) = sum {
+                (state.delegated, state.is_stale) = (delegated, false);
+            }
+        }
         let cost = (state.used + state.delegated).cost.map(|amount| Cost::new(amount, "USD"));
         self.send(SessionUpdate::UsageUpdate(UsageUpdate::new(context, size).cost(cost))).await
     }
@@ -248,7 +264,7 @@ impl Relay {
         }
         model.clone_into(&mut state.model);
         self.look_up_window(state).await;
-        match model_options(&self.models, model) {
+        match model_options(&self.settings.models, model) {
             Some(options) => {
                 self.send(SessionUpdate::ConfigOptionUpdate(ConfigOptionUpdate::new(options))).await
             }

@@ -35,7 +35,6 @@ use crate::{
     access::{EditorServers, StartRequest, Via},
     error_chain,
     manager::{OpenOptions, OpenedSession},
-    message::Usage,
     session::Mode,
     store::{ConversationId, Filter, Labels, Page, Position},
     sync::lock,
@@ -209,13 +208,6 @@ impl EditorServer {
         let Some(events) = subscription else {
             return Err(Error::internal_error().data("the session has no subscription"));
         };
-        // A new conversation has no sub-agents. Without the ledger, the cost is that of the session alone.
-        let is_new = events.snapshot().is_some_and(|snapshot| snapshot.messages().next().is_none());
-        let delegated = if is_new {
-            Usage::default()
-        } else {
-            self.settings.client.delegated(&entry.id).await.unwrap_or_default()
-        };
         if started {
             entry.request.editor().inspect(|(_, servers)| servers.follow(&session, &events));
         }
@@ -227,8 +219,7 @@ impl EditorServer {
                 entry: Arc::clone(entry),
                 number,
                 session,
-                models: Arc::clone(&self.settings.models),
-                delegated,
+                settings: self.settings.clone(),
             };
             // The relay outlives the request, so it does not keep the request's span.
             tokio::spawn(relay.run(events, joining, joined))

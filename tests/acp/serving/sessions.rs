@@ -1,16 +1,16 @@
 //! Sessions: how clients create, load, list and delete them, and how the manager closes and reopens them.
 
-use std::{error::Error, sync::Arc, time::Duration};
+use std::{error::Error, ops::Range, sync::Arc, time::Duration};
 
 use omni_agent::{
     access::{Principal, StartRequest},
     agent::{Agent, AgentCallbacks, State, StateEdit, SubAgent},
     async_trait,
     manager::{Manager, OpenOptions},
-    message::Usage,
+    message::{Timestamp, Usage, UsageSum},
     provider::ModelInfo,
     serve::acp::AcpAgent,
-    store::{ConversationId, Labels, MemoryStore, Store},
+    store::{ConversationId, Filter, Labels, MemoryStore, Page, Store, StoreError},
     testing::{Gate, ScriptedProvider, Step},
 };
 use serde_json::{Value, json};
@@ -152,6 +152,61 @@ async fn cost_includes_sub_agents_also_when_the_session_is_loaded() {
     two.request("session/load", of(&session)).await.unwrap();
     two.say(&session, "And?").await;
     assert_eq!(two.update("usage_update").await["cost"]["amount"], 15.0);
+}
+
+/// A store that returns sums only when a sub-agent has stored its usage. Until then, the sub-agent answers.
+struct LateSums {
+    store: Arc<MemoryStore>,
+    answers: Gate,
+}
+
+impl LateSums {
+    async fn has_usage(&self) -> bool {
+        let all = self.store.list(&Page::first(9).into()).await.unwrap();
+        let child = all.into_iter().find(|summary| summary.labels.get("omni.parent").is_some()).unwrap();
+        !self.store.usage(&child.id, &Page::first(1)).await.unwrap().is_empty()
+    }
+}
+
+#[async_trait]
+impl Store for LateSums {
+    forward!(self.store: traits, write, load, summary, list, delete, turn);
+
+    async fn used(&self, filter: &Filter, period: Range<Timestamp>) -> Result<Vec<UsageSum>, StoreError> {
+        self.answers.open();
+        while !self.has_usage().await {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        self.store.used(filter, period).await
+    }
+}
+
+#[tokio::test]
+async fn cost_for_a_client_that_joins_a_run_has_each_request_of_a_sub_agent_once() {
+    let step = |step: Step, cost| step.usage(Usage::default().with_input(1).with_cost(cost));
+    let info = ModelInfo::new("scripted").with_context_window(1000);
+    let answers = Gate::new();
+    let answer = step(Step::new(), 4.0).then_text(["The Nile."]).gate(&answers).stop();
+    let below = ScriptedProvider::new([answer]).model();
+    let call = step(Step::new(), 1.0).then_tool_use("c", "rivers", json!({ "task": "Rivers." })).stop();
+    let lead = ScriptedProvider::new([call, step(Step::new(), 2.0).then_text(["Done."]).stop()]);
+    let lead = lead.model().with_info(info);
+    let store = LateSums { store: Arc::new(MemoryStore::new()), answers: answers.clone() };
+    let manager = Manager::builder(Arc::new(store)).build();
+    let start = move |_: &Principal, _: &StartRequest| {
+        let below = below.clone();
+        let rivers = SubAgent::new("rivers", "Answers.", move |_| Agent::builder().model(below.clone()));
+        Ok::<_, omni_agent::Error>(OpenOptions::new(Agent::builder().model(lead.clone()).tool(rivers)))
+    };
+    let mut one = Window::of(AcpAgent::new(manager.clone(), start.clone())).await;
+    let session = one.create().await;
+    let run = one.prompt(&session, "Go").await;
+    timeout(Duration::from_secs(30), answers.reached()).await.unwrap();
+    let mut two = Window::of(AcpAgent::new(manager, start)).await;
+    two.request("session/load", of(&session)).await.unwrap();
+    answers.open();
+    one.answer(run).await.unwrap();
+    assert_eq!(two.update("usage_update").await["cost"]["amount"], 7.0);
 }
 
 #[tokio::test]

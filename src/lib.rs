@@ -103,7 +103,8 @@
 //! Agents, sessions and managers have one type of error: [`Error`]. Programs compare its [kind](ErrorKind) and read its
 //! members. Its `Display` text includes the direct cause, and [`error_chain`] adds the deeper causes.
 //! [`Error::provider_error`] returns the error of a failed request. [`Error::status`] is an HTTP status, and predicates
-//! such as [`Error::is_not_found`] state its class. Stores, providers and tools have separate types of errors.
+//! such as [`Error::is_not_found`] state its class. Stores, providers and tools have separate types of errors:
+//! [`StoreError`], [`ProviderError`] and [`ToolError`].
 //!
 //! # Panics
 //!
@@ -172,15 +173,15 @@ pub use manager::Manager;
 #[doc(no_inline)]
 pub use message::{Attachment, Message};
 #[doc(no_inline)]
-pub use provider::{Model, Options, Provider, ProviderError};
+pub use provider::{Model, Options, Provider, ProviderError, ProviderErrorKind};
 #[doc(no_inline)]
-pub use run::{Error, ErrorKind, Prompt, Response};
+pub use run::{Error, ErrorKind, Failure, Prompt, Response};
 pub use schemars;
 pub use serde_json;
 #[doc(no_inline)]
 pub use session::{Session, SessionEvent};
 #[doc(no_inline)]
-pub use store::{ConversationId, Store};
+pub use store::{ConversationId, Store, StoreError};
 #[doc(no_inline)]
 pub use subscription::{EventId, Update};
 #[doc(no_inline)]

@@ -613,7 +613,11 @@ impl Manager {
         loop {
             let stored = self.0.store.list(&listing).await?;
             let last = stored.last().filter(|_| stored.len() >= listing.page.limit).map(Position::from);
-            listed.extend(self.listed(stored, &listing.filter));
+            {
+                let registry = self.0.registry();
+                let entries = stored.into_iter().map(|summary| self.listed(&registry, summary));
+                listed.extend(entries.filter(|entry| listing.filter.matches(&entry.summary.labels)));
+            }
             match last {
                 // The page lacks the conversations whose labels have changed, so read more.
                 Some(last) if listed.len() < limit && listing.page.after.as_ref() != Some(&last) => {
@@ -622,6 +626,20 @@ impl Manager {
                 _ => return Ok(listed),
             }
         }
+    }
+
+    /// Returns the entry of one conversation in [`list`](Self::list), whether the conversation is open or not. Does not
+    /// open it.
+    ///
+    /// A conversation of [`create`](Self::create) has no entry before its first turn is stored.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) if the store has no such conversation, or with another
+    /// error of the store.
+    pub async fn summary(&self, id: &ConversationId) -> Result<Listed, Error> {
+        let stored = self.0.store.summary(id).await?;
+        Ok(self.listed(&self.0.registry(), stored))
     }
 
     /// Finds stored conversations by the words in their titles and texts, as described at
@@ -659,19 +677,15 @@ impl Manager {
         Ok(self.0.store.used(&listing.filter, period).await?)
     }
 
-    fn listed(&self, stored: Vec<Summary>, filter: &Filter) -> Vec<Listed> {
+    fn listed(&self, registry: &OpenConversations, mut summary: Summary) -> Listed {
         let is_another = |owner: &Owner| owner.name != self.0.owner.name;
-        let registry = self.0.registry();
-        let listed = stored.into_iter().map(|mut summary| {
-            let presence = match registry.correct(&mut summary) {
-                Some(activity) => Presence::Open(activity),
-                None if registry.is_waiting(&summary.id) => Presence::Waiting,
-                None if summary.owner.as_ref().is_some_and(is_another) => Presence::Elsewhere,
-                None => Presence::Stored,
-            };
-            Listed { summary, presence }
-        });
-        listed.filter(|listed| filter.matches(&listed.summary.labels)).collect()
+        let presence = match registry.correct(&mut summary) {
+            Some(activity) => Presence::Open(activity),
+            None if registry.is_waiting(&summary.id) => Presence::Waiting,
+            None if summary.owner.as_ref().is_some_and(is_another) => Presence::Elsewhere,
+            None => Presence::Stored,
+        };
+        Listed { summary, presence }
     }
 
     /// Returns the open sessions, in the order in which they were opened.

@@ -113,6 +113,7 @@ async fn list_shows_the_owner_of_an_open_conversation() {
     let list = within(two.list(Page::default())).await.unwrap();
     let talk = list.iter().find(|listed| listed.summary.id == id("talk")).unwrap();
     assert_eq!(talk.summary.owner, Some(Owner::new("one").at("http://one")));
+    assert_eq!(within(two.summary(&id("talk"))).await.unwrap(), *talk);
     within(one.close(&id("talk"))).await.unwrap();
     assert_eq!(presence(&two, "talk").await, Presence::Stored);
 }

@@ -33,6 +33,23 @@ pub fn error_chain(error: &(dyn Error + 'static)) -> String {
     text
 }
 
+/// Implements `Debug` for an error as the text of its [`error_chain`], because Rust prints `Debug` of the error that `main`
+/// returns. If a method is given, it writes the alternate form `{:#?}`.
+macro_rules! debug_as_chain {
+    ($error:ident $(, $details:ident)?) => {
+        impl ::std::fmt::Debug for $error {
+            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
+                $(if f.alternate() {
+                    return self.$details(f);
+                })?
+                f.write_str(&$crate::error::error_chain(self))
+            }
+        }
+    };
+}
+
+pub(crate) use debug_as_chain;
+
 /// Returns the `source` of an error that has this text and this cause. The errors up to the last one whose text is part
 /// of `text` are skipped, and the next error in the chain of causes is returned.
 pub(crate) fn source_after<'e>(
@@ -68,7 +85,7 @@ fn causes<'e>(error: &'e (dyn Error + 'static)) -> impl Iterator<Item = &'e (dyn
 }
 
 /// The reason why a text is not a valid id.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidId {
     /// A conversation id must not be empty.
@@ -118,6 +135,8 @@ pub enum InvalidId {
         text: String,
     },
 }
+
+debug_as_chain!(InvalidId);
 
 impl InvalidId {
     /// The largest length of a conversation id in bytes.

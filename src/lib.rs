@@ -106,6 +106,9 @@
 //! such as [`Error::is_not_found`] state its class. Stores, providers and tools have separate types of errors:
 //! [`StoreError`], [`ProviderError`] and [`ToolError`].
 //!
+//! The `Debug` text of an error is the text of [`error_chain`]. So if `main` returns an error, the program prints
+//! sentences. `{:#?}` also shows the members of an [`Error`] or a [`ProviderError`].
+//!
 //! # Panics
 //!
 //! Panics in tools, callbacks and providers are contained. This needs `panic = "unwind"`, the default. With `panic =

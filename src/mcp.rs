@@ -199,7 +199,7 @@ const UNAUTHORIZED: &str = "set a token with `header(\"Authorization\", …)`, o
 /// A server of the Model Context Protocol could not be used.
 ///
 /// The texts contain neither environment variables nor headers nor the query of the URL.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum McpError {
     /// A setting of the client is invalid.
@@ -270,6 +270,8 @@ pub enum McpError {
         reason: String,
     },
 }
+
+crate::error::debug_as_chain!(McpError);
 
 fn for_scope(scope: Option<&str>) -> String {
     scope.map_or_else(String::new, |scope| format!(" for the scope {scope:?}"))

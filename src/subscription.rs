@@ -256,7 +256,7 @@ impl<S> Clone for End<S> {
 }
 
 /// The reason why an actor ended.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -283,6 +283,8 @@ pub enum EndReason {
     #[error("its task was killed")]
     Killed,
 }
+
+crate::error::debug_as_chain!(EndReason);
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 

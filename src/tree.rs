@@ -632,7 +632,7 @@ impl Node {
 }
 
 /// An operation on a [`Tree`] is impossible. The tree is unchanged.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TreeError {
     /// No node has this id.
@@ -696,6 +696,8 @@ pub enum TreeError {
         id: NodeId,
     },
 }
+
+crate::error::debug_as_chain!(TreeError);
 
 impl From<TreeError> for Error {
     fn from(error: TreeError) -> Self {

@@ -216,7 +216,7 @@ impl<'de> Deserialize<'de> for History {
 }
 
 /// A violation of the [history law](crate::message). Indices count messages from 0.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HistoryError {
     /// A tool use has no result in the next message.
@@ -277,6 +277,8 @@ pub enum HistoryError {
         problem: &'static str,
     },
 }
+
+crate::error::debug_as_chain!(HistoryError);
 
 impl History {
     /// Checks that this history may be committed. The history must obey the [history law](crate::message). Apart from

@@ -2,7 +2,7 @@ use std::{error::Error, fmt, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{names, source_after};
+use crate::error::{debug_as_chain, names, source_after};
 
 /// The kind of a failure of a request to a model service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -185,6 +185,26 @@ impl ProviderError {
         self
     }
 
+    /// Writes the fields that are set, and the beginning of the body. The cause is part of the message.
+    fn details(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const BODY_SHOWN: usize = 200;
+        let mut shown = f.debug_struct("ProviderError");
+        shown.field("kind", &self.kind).field("message", &self.message).field("retryable", &self.retryable);
+        if let Some(wait) = self.retry_after {
+            shown.field("retry_after", &wait);
+        }
+        if let Some(status) = self.status {
+            shown.field("status", &status);
+        }
+        if let Some(body) = &self.body {
+            shown.field("body", &&body[..body.floor_char_boundary(BODY_SHOWN)]);
+        }
+        if let Some(id) = &self.request_id {
+            shown.field("request_id", id);
+        }
+        shown.finish_non_exhaustive()
+    }
+
     /// Sets whether the error is retryable, independent of its kind.
     pub fn with_retryable(mut self, retryable: bool) -> Self {
         self.retryable = retryable;
@@ -212,27 +232,7 @@ impl Error for ProviderError {
     }
 }
 
-impl fmt::Debug for ProviderError {
-    /// Shows the fields that are set, and the beginning of the body. The cause is part of the message.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const BODY_SHOWN: usize = 200;
-        let mut shown = f.debug_struct("ProviderError");
-        shown.field("kind", &self.kind).field("message", &self.message).field("retryable", &self.retryable);
-        if let Some(wait) = self.retry_after {
-            shown.field("retry_after", &wait);
-        }
-        if let Some(status) = self.status {
-            shown.field("status", &status);
-        }
-        if let Some(body) = &self.body {
-            shown.field("body", &&body[..body.floor_char_boundary(BODY_SHOWN)]);
-        }
-        if let Some(id) = &self.request_id {
-            shown.field("request_id", id);
-        }
-        shown.finish_non_exhaustive()
-    }
-}
+debug_as_chain!(ProviderError, details);
 
 impl Eq for ProviderError {}
 

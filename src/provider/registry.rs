@@ -28,7 +28,7 @@ struct Contents {
 }
 
 /// The error for a name that does not resolve to a model.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegistryError {
     /// The name is not of the form `provider:model`.
@@ -48,6 +48,8 @@ pub enum RegistryError {
         known: Vec<String>,
     },
 }
+
+crate::error::debug_as_chain!(RegistryError);
 
 fn list(known: &[String]) -> String {
     if known.is_empty() { "none".to_owned() } else { known.join(", ") }

@@ -281,7 +281,7 @@ impl Scrubber {
     pub(crate) fn shows_in(&self, error: &(dyn std::error::Error + 'static)) -> bool {
         let shows = |text: &str| matches!(self.scrub(text), Cow::Owned(_));
         shows(&error.to_string())
-            || shows(&format!("{error:?}"))
+            || shows(&format!("{error:?} {error:#?}"))
             || error.source().is_some_and(|source| self.shows_in(source))
     }
 }

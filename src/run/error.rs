@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use super::{Failure, PromptState, Response};
 use crate::{
-    error::{error_chain, source_after},
+    error::{debug_as_chain, error_chain, source_after},
     message::{HistoryError, ToolUseId},
     provider::{ProviderError, RegistryError},
     subscription::EndReason,
@@ -194,7 +194,8 @@ impl ErrorKind {
 
 /// An operation on an agent, a session or a manager failed. Unless its kind states otherwise, nothing has changed.
 ///
-/// The `Display` text is for people. Programs use the [kind](Self::kind) and the [members](Self::member), which are the
+/// The `Display` text is for people. `Debug` is the text of [`error_chain`], and `{:#?}` shows the kind and the members.
+/// Programs use the [kind](Self::kind) and the [members](Self::member), which are the
 /// facts of the failure as JSON. An error can be sent as JSON and read again:
 ///
 /// ```
@@ -390,6 +391,16 @@ impl Error {
         Self::new(ErrorKind::Output, text).about(response)
     }
 
+    /// Writes the kind, the texts of the chain of causes, and the members.
+    fn details(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("Error");
+        shown.field("kind", &self.0.kind).field("message", &error_chain(self));
+        for (name, value) in &self.0.members {
+            shown.field(name, &format_args!("{value}"));
+        }
+        shown.finish()
+    }
+
     fn about(mut self, response: Arc<Response>) -> Self {
         self.0.response = Some(response);
         self
@@ -402,17 +413,7 @@ impl fmt::Display for Error {
     }
 }
 
-impl fmt::Debug for Error {
-    /// Shows the kind, the texts of the chain of causes, and the members.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut shown = f.debug_struct("Error");
-        shown.field("kind", &self.0.kind).field("message", &error_chain(self));
-        for (name, value) in &self.0.members {
-            shown.field(name, &format_args!("{value}"));
-        }
-        shown.finish()
-    }
-}
+debug_as_chain!(Error, details);
 
 impl StdError for Error {
     /// Returns the first error in the chain of causes whose text is not already part of the `Display` output.

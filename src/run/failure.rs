@@ -8,7 +8,7 @@ use crate::{
 };
 
 /// The reason why a run failed.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
+#[derive(Clone, PartialEq, Serialize, Deserialize, thiserror::Error)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[non_exhaustive]
@@ -76,6 +76,8 @@ pub enum Failure {
         message: String,
     },
 }
+
+crate::error::debug_as_chain!(Failure);
 
 impl Failure {
     /// Returns whether the service has refused the content of the request, so that it would refuse the same content

@@ -12,7 +12,7 @@ type Cause = Arc<dyn StdError + Send + Sync>;
 ///
 /// The exception is a write whose outcome the store can't know, for instance because the connection broke. To find out,
 /// repeat the write unchanged, with the same id.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 #[non_exhaustive]
 pub enum StoreError {
     /// `create` was called with the id of an existing conversation.
@@ -124,6 +124,8 @@ pub enum StoreError {
         source: Cause,
     },
 }
+
+crate::error::debug_as_chain!(StoreError);
 
 impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

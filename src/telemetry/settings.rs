@@ -95,9 +95,11 @@ crate::debug::impl_debug! { TelemetrySettings(self) {
 } }
 
 /// Telemetry was already configured, or spans were already opened with the default settings.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("telemetry is already configured: call `telemetry::configure` once, before the first run")]
 pub struct AlreadyConfigured(());
+
+crate::error::debug_as_chain!(AlreadyConfigured);
 
 /// Configures telemetry for this process.
 ///

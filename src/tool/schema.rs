@@ -88,9 +88,11 @@ struct Compiled {
 }
 
 /// The reason why a value can't be used as a JSON Schema.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("unusable JSON Schema: {0}")]
 pub struct SchemaError(pub String);
+
+crate::error::debug_as_chain!(SchemaError);
 
 impl Schema {
     /// Compiles a schema.

@@ -9,7 +9,7 @@ use crate::panics::contained;
 pub struct ToolSet(Option<Arc<Vec<Arc<dyn Tool>>>>);
 
 /// A tool can't be added to a set.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ToolSetError {
     /// Two tools have the same name.
@@ -27,6 +27,8 @@ pub enum ToolSetError {
         error: SchemaError,
     },
 }
+
+crate::error::debug_as_chain!(ToolSetError);
 
 impl ToolSet {
     /// Creates an empty set.

@@ -99,7 +99,7 @@ async fn unusable_base_url_is_an_invalid_request() {
         let error = refused(endpoint(url), request()).await;
         assert_eq!(error.kind, ProviderErrorKind::InvalidRequest, "{url}");
         assert!(error.message.contains("\"plain\"") && error.message.contains(why), "{url}: {error}");
-        assert!(!format!("{error:?}").contains("topsecret"));
+        assert!(!format!("{error:#?}").contains("topsecret"));
     }
 }
 
@@ -154,7 +154,7 @@ async fn optional_key_may_be_missing() {
 async fn key_invalid_in_a_header_is_an_auth_error_that_hides_it() {
     let error = refused(endpoint("http://127.0.0.1:1").with_key("sk-topsecret\n"), request()).await;
     assert_eq!(error.kind, ProviderErrorKind::Auth);
-    assert!(!format!("{error} {error:?}").contains("topsecret"));
+    assert!(!format!("{error} {error:#?}").contains("topsecret"));
 }
 
 fn headers<const N: usize>(headers: [(&str, &str); N]) -> BTreeMap<String, Secret> {
@@ -193,7 +193,7 @@ async fn unusable_header_is_an_invalid_request_that_hides_its_value() {
         let error = refused(endpoint("http://127.0.0.1:1"), with_options(options)).await;
         assert_eq!(error.kind, ProviderErrorKind::InvalidRequest);
         assert!(error.message.contains(&format!("{name:?}")), "{error}");
-        assert!(!format!("{error} {error:?}").contains("topsecret"));
+        assert!(!format!("{error} {error:#?}").contains("topsecret"));
     }
 }
 

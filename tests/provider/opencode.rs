@@ -107,7 +107,7 @@ async fn rejected_key_is_an_auth_error_in_each_format() {
         let (_, answer) = exchange(&Endpoint::opencode(), model, Request::prompt("Hallo"), reply).await;
         let error = answer.unwrap_err();
         assert_eq!((error.kind, error.retryable), (ProviderErrorKind::Auth, false), "{error}");
-        assert!(!format!("{error:?}").contains(KEY));
+        assert!(!format!("{error:#?}").contains(KEY));
     }
 }
 

@@ -228,7 +228,7 @@ async fn wrong_key_is_an_auth_error_without_the_key() {
         let (_, error) = broken(endpoint, Reply::json(401, &body)).await;
         assert_eq!((error.kind, error.status, error.retryable), (ProviderErrorKind::Auth, Some(401), false));
         assert!(error.message.contains("invalid x-api-key: [secret]"), "{error}");
-        assert!(!format!("{error:?}").contains("topsecret"));
+        assert!(!format!("{error:#?}").contains("topsecret"));
     }
 }
 

@@ -172,7 +172,7 @@ fn trying(log: &Log) -> Hooks {
     Hooks::new().on_end(move |reason, state| {
         let log = log.clone();
         async move {
-            log.push(format!("{reason:?}"));
+            log.push(reason.to_string());
             let Some(session) = session_of(&state) else { return log.push("gone") };
             log.push(tell(session.prompt("Q").await));
             log.push(tell(session.tree().await));
@@ -203,7 +203,7 @@ async fn terminate_of_a_stopped_session_uses_it() {
     let log = Log::default();
     let session = on(scripted([]).callbacks(trying(&log))).create().await.unwrap();
     answered(session.stop(Duration::from_secs(10))).await.unwrap();
-    assert_eq!(log.all(), six("Stopped", "stopped"));
+    assert_eq!(log.all(), six("stopped", "stopped"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -213,7 +213,7 @@ async fn terminate_of_an_abandoned_session_finds_no_session() {
     let mut events = session.subscribe(Mode::Observer).await.unwrap();
     drop(session);
     in_time(events.next()).await.unwrap();
-    assert_eq!(log.all(), ["Stopped", "gone"]);
+    assert_eq!(log.all(), ["stopped", "gone"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -223,7 +223,13 @@ async fn terminate_of_an_idle_session_uses_it() {
     let session = builder.create().await.unwrap();
     drop(session.subscribe(Mode::Controller).await.unwrap());
     assert_eq!(ends_soon(&session).await, EndReason::Idle);
-    assert_eq!(log.all(), six("Idle", "nothing kept it open and nothing was in progress"));
+    assert_eq!(
+        log.all(),
+        six(
+            "nothing kept it open and nothing was in progress",
+            "nothing kept it open and nothing was in progress"
+        )
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -237,7 +243,7 @@ async fn terminate_of_an_agent_that_ended_by_itself_uses_its_session() {
     let session = on(scripted([]).callbacks(hooks)).create().await.unwrap();
     answered(session.notify(())).await.unwrap();
     assert_eq!(ends_soon(&session).await, EndReason::AgentEnded);
-    assert_eq!(log.all(), six("Stopped", "its agent ended"));
+    assert_eq!(log.all(), six("stopped", "its agent ended"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -253,7 +259,7 @@ async fn terminate_of_a_session_that_lost_its_conversation_uses_it() {
     store.delete(session.id(), None).await.unwrap();
     session.ask("Q1").await.unwrap();
     assert_eq!(ends_soon(&session).await, EndReason::LostPlace);
-    assert_eq!(log.all(), six("Stopped", "another writer took over the conversation in the store"));
+    assert_eq!(log.all(), six("stopped", "another writer took over the conversation in the store"));
 }
 
 // ---- application code that panics ----

@@ -136,7 +136,7 @@ async fn operations_while_the_session_stops_are_answered_at_once() {
     let hooks = Hooks::new().on_end({
         let (gate, log) = (gate.clone(), log.clone());
         move |reason, _| {
-            log.push(format!("{reason:?}"));
+            log.push(reason.to_string());
             let gate = gate.clone();
             async move { gate.pass().await }
         }
@@ -151,7 +151,7 @@ async fn operations_while_the_session_stops_are_answered_at_once() {
     assert!(session.session.end().is_none(), "the session has not ended yet");
     gate.open();
     in_time(stopping).await.unwrap().unwrap();
-    assert_eq!(log.all(), ["Stopped"]);
+    assert_eq!(log.all(), ["stopped"]);
     ended(session, EndReason::Stopped).await;
 }
 

@@ -9,7 +9,7 @@ use super::SessionId;
 
 /// An error of a backend. An agent reports it as a [`ProviderError`] with this error as its
 /// [cause](ProviderError::cause).
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackendError {
     /// The backend requires the user to sign in.
@@ -70,8 +70,10 @@ pub enum BackendError {
     Contract(Breach),
 }
 
+crate::error::debug_as_chain!(BackendError);
+
 /// A breach of a backend's contract.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Breach {
     /// The stream ended without a terminal event.
@@ -105,6 +107,8 @@ pub enum Breach {
     #[error("more than {0} permissions were requested at once")]
     TooManyPermissions(usize),
 }
+
+crate::error::debug_as_chain!(Breach);
 
 impl BackendError {
     /// Creates an [`UnknownSession`](BackendError::UnknownSession) error without a message from the backend.

@@ -14,7 +14,7 @@ use super::{Catalogue, Modality, ModelInfo, Price, Rates, Traits, from_models_de
 type Object = Map<String, Value>;
 
 /// The reason why a file can't be read as a catalogue.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum CatalogueError {
     /// The file is not JSON. The message names the line and the column.
@@ -39,6 +39,8 @@ pub enum CatalogueError {
         reason: String,
     },
 }
+
+crate::error::debug_as_chain!(CatalogueError);
 
 /// Reads the complete text of a file.
 pub(super) fn read(json: &str) -> Result<(Catalogue, Vec<CatalogueError>), CatalogueError> {

@@ -76,7 +76,7 @@ async fn open_with_tls_trusts_only_the_configured_certificates() {
         let url = format!("postgres://postgres@localhost:{}/postgres?sslmode={mode}", address.port());
         let refused = PostgresStore::builder(url).root_certificates(certificate.clone()).open().await;
         let error = refused.unwrap_err();
-        assert!(format!("{error:?}").contains("NotValidForName"), "{error:?}");
+        assert!(format!("{error:?}").contains("not valid for name"), "{error:?}");
     }
 
     for nonsense in ["", "no certificate", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"] {

@@ -18,8 +18,6 @@
 //! The module `support` selects the model. In your own crate, pass the model's name instead:
 //! `Agent::builder().model("anthropic:claude-opus-5")`.
 
-#![allow(clippy::print_stderr, reason = "this talks to the terminal")]
-
 #[path = "acp_agent/files.rs"]
 mod files;
 #[path = "support/support.rs"]

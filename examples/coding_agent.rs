@@ -9,8 +9,6 @@
 //! The agent works in the current folder. The example shows its text, thinking, tools and plans as they arrive, and you
 //! decide on its permission requests. Ctrl-C cancels the current turn. Between two turns, Ctrl-C ends the chat.
 
-#![allow(clippy::print_stderr, clippy::print_stdout, reason = "this talks to the terminal")]
-
 #[path = "coding_agent/activity.rs"]
 mod activity;
 #[path = "support/pipe.rs"]

@@ -17,8 +17,6 @@
 //! The model is scripted, so that the program needs no API key. In your own crate, pass the model's name instead:
 //! `Agent::builder().model("anthropic:claude-opus-5")`.
 
-#![allow(clippy::print_stderr, clippy::print_stdout, reason = "this talks to the terminal")]
-
 use std::{
     error::Error,
     fs::{self, OpenOptions},

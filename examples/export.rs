@@ -10,8 +10,6 @@
 //!
 //! Nothing is overwritten, and existing conversations do not change. If a copy is interrupted, run the command again.
 
-#![allow(clippy::print_stderr, clippy::print_stdout, reason = "this talks to the terminal")]
-
 #[path = "support/pipe.rs"]
 mod pipe;
 

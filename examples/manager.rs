@@ -15,8 +15,6 @@
 //! The module `support` selects the model and prints the output. In your own crate, pass the model's name instead:
 //! `Agent::builder().model("anthropic:claude-opus-5")`.
 
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "this talks to the terminal")]
-
 #[path = "support/support.rs"]
 mod support;
 #[path = "manager/table.rs"]

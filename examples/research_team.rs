@@ -9,8 +9,6 @@
 //! All agents draw from one budget. The module `support` selects the model. In your own crate, pass the model's name
 //! instead: `Agent::builder().model("anthropic:claude-opus-5")`.
 
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "this talks to the terminal")]
-
 #[path = "support/support.rs"]
 mod support;
 

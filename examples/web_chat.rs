@@ -19,8 +19,6 @@
 //! The module `support` selects the model. In your own crate, pass the model's name instead:
 //! `Agent::builder().model("anthropic:claude-opus-5")`.
 
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "this talks to the terminal")]
-
 #[path = "web_chat/check.rs"]
 mod check;
 #[path = "web_chat/page.rs"]

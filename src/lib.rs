@@ -114,7 +114,7 @@
 //! Panics in tools, callbacks and providers are contained. This needs `panic = "unwind"`, the default. With `panic =
 //! "abort"`, the crate does not compile.
 
-#![warn(unreachable_pub)]
+#![warn(unreachable_pub, clippy::print_stdout, clippy::print_stderr)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[cfg(panic = "abort")]

@@ -2,7 +2,6 @@
 //! not need any of this code. Read the examples first.
 
 #![allow(dead_code, unused_imports, reason = "each example uses a part of it")]
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "this talks to the terminal")]
 
 mod demo;
 mod folder;

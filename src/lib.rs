@@ -24,7 +24,7 @@
 //! | [`telemetry`] | spans of runs, requests and tool calls; metrics |
 //! | [`message`] | pure data: messages, content blocks, [`History`](message::History), usage |
 //! | [`budget`] | limits on spending, and the accounts that keep count |
-//! | [`tool`] | the tools that a model can call |
+//! | [`mod@tool`] | the tools that a model can call |
 //! | [`provider`] | one streaming request to a model; wire formats, endpoints, retry |
 //! | [`subscription`] | a snapshot and numbered events, without gap or overlap |
 //! | [`run`] | pure data: prompts, responses, pauses, the ends of runs |
@@ -41,7 +41,7 @@
 //! The [`guides`] explain the layers step by step, beginning with [getting started](guides::getting_started).
 //!
 //! The crate root re-exports the types that a first program needs. It also re-exports the crates that such a program
-//! needs, in the versions that this crate uses: [`macro@async_trait`], [`schemars`] and [`serde_json`].
+//! needs, in the versions that this crate uses: [`macro@async_trait`], [`schemars`], [`serde`] and [`serde_json`].
 //!
 //! ```
 //! # #[cfg(feature = "test-util")]
@@ -180,6 +180,7 @@ pub use provider::{Model, Options, Provider, ProviderError, ProviderErrorKind};
 #[doc(no_inline)]
 pub use run::{Error, ErrorKind, Failure, Prompt, Response};
 pub use schemars;
+pub use serde;
 pub use serde_json;
 #[doc(no_inline)]
 pub use session::{Session, SessionEvent};

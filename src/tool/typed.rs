@@ -137,6 +137,44 @@ where
     tool_fn_with_schema(name, description, Schema::of_input::<I>(), call)
 }
 
+/// Makes a [tool](tool_fn) from an asynchronous closure whose parameters are the members of the input. An attribute of a
+/// parameter, such as a doc comment, is the attribute of its member.
+///
+/// The closure returns a `Result` with a [`ToolError`]. It gets no [`ToolContext`] and captures no variables. For a tool
+/// that needs them, use [`tool_fn`](crate::tool_fn()).
+///
+/// ```
+/// use omni_agent::{Tool, tool};
+///
+/// let clock = tool!("clock", "Returns the time.", async || Ok("12:00"));
+/// let read = tool!("read_file", "Reads a text file.", async |path: String, limit: Option<usize>| {
+///     let text = tokio::fs::read_to_string(path).await?;
+///     Ok(text.chars().take(limit.unwrap_or(1000)).collect::<String>())
+/// });
+/// assert_eq!(read.schema().as_value()["required"][0], "path");
+/// # assert_eq!(clock.name(), "clock");
+/// ```
+#[macro_export]
+macro_rules! tool {
+    ($name:expr, $description:expr, async || $body:expr) => {
+        $crate::tool_fn($name, $description, |_: $crate::serde_json::Value, _: $crate::ToolContext| async move {
+            $body
+        })
+    };
+    ($name:expr, $description:expr, async |$($(#[$attribute:meta])* $member:ident: $type:ty),+ $(,)?| $body:expr) => {{
+        #[derive($crate::serde::Deserialize, $crate::schemars::JsonSchema)]
+        #[serde(crate = "omni_agent::serde")]
+        #[schemars(crate = "omni_agent::schemars")]
+        struct Input {
+            $($(#[$attribute])* $member: $type,)+
+        }
+        $crate::tool_fn($name, $description, |input: Input, _: $crate::ToolContext| async move {
+            let Input { $($member),+ } = input;
+            $body
+        })
+    }};
+}
+
 /// Makes a tool from a closure and a schema written by hand. `I` is any `Deserialize` type that accepts every input
 /// that the schema allows. [`Value`] always does.
 pub fn tool_fn_with_schema<I, F, R, O>(

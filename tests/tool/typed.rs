@@ -99,6 +99,42 @@ async fn tool_fn_infers_input_output_and_errors() {
 }
 
 #[tokio::test]
+async fn tool_macro_makes_the_input_from_the_parameters() {
+    let set = ToolSet::new()
+        .with(omni_agent::tool!("clock", "Returns the time.", async || Ok("12:00")))
+        .unwrap()
+        .with(omni_agent::tool!(
+            "repeat",
+            "Repeats a text.",
+            async |/** The text. */
+                   text: String,
+                   #[serde(rename = "count")] times: Option<u8>| {
+                let times = times.unwrap_or(2);
+                if times == 0 {
+                    return Err(ToolError::new("nothing to repeat"));
+                }
+                tokio::task::yield_now().await;
+                Ok(text.repeat(times.into()))
+            }
+        ))
+        .unwrap();
+    let schema = set.get("repeat").unwrap().schema().as_value().clone();
+    assert_eq!(schema["properties"]["text"]["description"], "The text.");
+    assert_eq!((&schema["required"], schema["properties"]["count"].is_object()), (&json!(["text"]), true));
+    let cases = [
+        ("clock", json!({}), "12:00", false),
+        ("repeat", json!({ "text": "ab" }), "abab", false),
+        ("repeat", json!({ "text": "ab", "count": 3 }), "ababab", false),
+        ("repeat", json!({ "text": "ab", "count": 0 }), "nothing to repeat", true),
+    ];
+    for (name, input, text, is_error) in cases {
+        let result = run_in(&set, name, input).await;
+        assert_eq!((&*result.text(), result.is_error), (text, is_error));
+    }
+    assert!(run_in(&set, "repeat", json!({})).await.is_error);
+}
+
+#[tokio::test]
 async fn tool_fn_closure_shares_what_it_captures() {
     let log = Arc::new(std::sync::Mutex::new(Vec::new()));
     let tool = tool_fn("log", "Logs.", {

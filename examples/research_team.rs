@@ -90,7 +90,7 @@ async fn research() -> Result<(), Box<dyn Error>> {
         println!("> {goal}");
         let mut running = agent.run(goal).follow().await?;
         let mut tree = Tree::default();
-        while let Some(step) = running.next().await {
+        while let Some(step) = running.next().await? {
             tree.show(&step);
         }
         println!("{}", running.response().await?.text());
@@ -110,7 +110,7 @@ struct Tree {
 impl Tree {
     fn show(&mut self, step: &RunStep) {
         match step {
-            RunStep::ToolStarted { id, .. } => self.lines.push((id.clone(), "starts".to_owned())),
+            RunStep::ToolStarted(call) => self.lines.push((call.id.clone(), "starts".to_owned())),
             RunStep::ToolProgress { id, data } => self.set(id, described(&data["sub_agent"])),
             RunStep::ToolEnded { id, is_error } => {
                 self.set(id, if *is_error { "failed" } else { "done" }.to_owned());

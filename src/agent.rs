@@ -135,7 +135,7 @@ pub(crate) use owner::{AgentPosition, Asker, FirstMessage, HistoryOwner};
 pub use request::RunRequest;
 pub(crate) use request::RunTarget;
 pub(crate) use running::Commands;
-pub use running::{RunStep, Running};
+pub use running::{Pause, RunStep, Running};
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 pub use snapshot::{Snapshot, ToolRun};
@@ -639,7 +639,7 @@ impl RunTarget for Agent {
 
     async fn follow(&self, target: FollowTarget, accepted: Option<Accepted>) -> Result<Running, Error> {
         let updates = self.subscribe().await?;
-        let (first, commands) = (updates.snapshot().cloned(), Box::new(self.clone()));
+        let (first, commands) = (updates.snapshot().cloned(), Arc::new(self.clone()));
         let of_snapshot: fn(&Snapshot) -> (&History, &Snapshot) = |agent| (&agent.state.history, agent);
         Ok(Running::new(
             (target, accepted),

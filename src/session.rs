@@ -661,7 +661,7 @@ impl RunTarget for Session {
 
     async fn follow(&self, target: FollowTarget, accepted: Option<Accepted>) -> Result<Running, Error> {
         let updates = self.subscribe(Mode::Controller).await?;
-        let (first, commands) = (updates.snapshot().cloned(), Box::new(self.clone()));
+        let (first, commands) = (updates.snapshot().cloned(), Arc::new(self.clone()));
         let of_snapshot: fn(&SessionSnapshot) -> (&History, &Snapshot) =
             |session| (session.tree.history(), &session.agent);
         Ok(Running::new(

@@ -136,6 +136,9 @@ impl RunRequest {
     /// follows the run of the earlier prompt. The prompt gets an id if it has none. If a message gets another answer,
     /// prompts that are staged meanwhile and continue the run are followed, too.
     ///
+    /// The reader decides about pauses: see [`Pause`](super::Pause). To leave the decisions to others, start the run and
+    /// follow it with [`Agent::follow`](super::Agent::follow) or [`Session::follow`](crate::Session::follow).
+    ///
     /// ```
     /// # #[cfg(feature = "test-util")]
     /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
@@ -145,14 +148,13 @@ impl RunRequest {
     ///
     /// let agent = Agent::builder().model(model).start().await?;
     /// let mut running = agent.run("Hi").follow().await?;
-    /// while let Some(step) = running.next().await {
+    /// while let Some(step) = running.next().await? {
     ///     match step {
     ///         RunStep::Text { new, .. } => print!("{new}"),
-    ///         RunStep::ToolStarted { id, .. } => println!("[{id}]"),
+    ///         RunStep::Ended(response) => assert_eq!(response.text(), "Hello!"),
     ///         _ => {}
     ///     }
     /// }
-    /// assert_eq!(running.response().await?.text(), "Hello!");
     /// # Ok::<(), omni_agent::Error>(())
     /// # })?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -178,7 +180,7 @@ impl RunRequest {
             (Accepted::Started { turn }, None) => FollowTarget::Turn(*turn),
             (Accepted::Known { .. }, None) => FollowTarget::InFlight,
         };
-        self.target.follow(target, Some(accepted)).await
+        Ok(self.target.follow(target, Some(accepted)).await?.deciding())
     }
 
     /// Starts the run, waits until it ends, and returns the response: see [`ask`](super::Agent::ask).

@@ -1,25 +1,38 @@
-use std::{collections::VecDeque, pin::Pin, sync::Arc};
+use std::{
+    collections::VecDeque,
+    ops::Deref,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use async_trait::async_trait;
 use futures_core::Stream;
 use futures_util::{StreamExt, stream};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
+#[cfg(doc)]
+use super::RunRequest;
 use super::{
     Accepted, Agent, Event, Failure, Follow, FollowFrom, FollowTarget, PendingUse, Response, Resume,
     RunOutcome, RunProgress, Snapshot, ToolChange,
 };
 use crate::{
     budget::BudgetReport,
-    message::{Content, History, Message, MessageId, ToolResult, ToolUseId, TurnId},
+    message::{Content, History, Message, MessageId, ToolResult, ToolUse, ToolUseId, TurnId},
     provider::StopReason,
     run::{Decided, Error, ErrorKind},
-    subscription::{EndReason, Update},
+    subscription::Update,
     tool::Decision,
 };
 
 /// The progress of a run that [`Running::next`] returns. It is an owned form of [`RunProgress`].
+///
+/// A program handles the steps that it needs. It may ignore all others: see [`Running::next`].
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum RunStep {
@@ -61,13 +74,8 @@ pub enum RunStep {
     Answer(Arc<Message>),
     /// A decision about a tool use was made.
     Decided(Box<Decided>),
-    /// A tool has started.
-    ToolStarted {
-        /// The id of the tool use.
-        id: ToolUseId,
-        /// The input, if it differs from the input that the model sent.
-        input: Option<Value>,
-    },
+    /// A tool has started, with the input of this tool use. A decision may have replaced the input of the model.
+    ToolStarted(ToolUse),
     /// A tool has reported progress.
     ToolProgress {
         /// The id of the tool use.
@@ -100,90 +108,116 @@ pub enum RunStep {
         /// The failure, if the compaction has failed.
         failure: Option<Failure>,
     },
-    /// The list of tool uses and questions that wait for a decision has changed.
-    Pauses(Vec<Arc<PendingUse>>),
-    /// The run has ended.
-    Ended {
-        /// The outcome. `None` if the agent does not know the outcome any more.
-        outcome: Option<RunOutcome>,
-        /// The response of the last turn. If the event with the response was missed, it has only the last message.
-        response: Arc<Response>,
-        /// The last assistant message of the run that the history contains.
-        message: Option<Arc<Message>>,
-    },
-    /// The prompt was staged, and the agent has returned it unused.
-    Returned {
-        /// The outcome of the run that did not use the prompt. `None` if the prompt was withdrawn, or if the outcome is not
-        /// known any more.
-        outcome: Option<RunOutcome>,
-    },
-    /// The agent or the session has ended before the run, for this reason.
-    Closed(EndReason),
+    /// A tool use or a question waits for a decision.
+    Pause(Pause),
+    /// The tool use or the question with this id does not wait any more.
+    PauseEnded(ToolUseId),
+    /// The run has ended, with the response of its last turn. If the event with the response was missed, the response has
+    /// only the last message. A run that fails or is cancelled ends with an error of [`Running::next`] instead.
+    Ended(Arc<Response>),
 }
 
-impl RunStep {
+/// An element of the stream of a followed run.
+enum Item {
+    Step(RunStep),
+    /// Everything that waits for a decision.
+    Pauses(Vec<Arc<PendingUse>>),
+    End(Result<Arc<Response>, Error>),
+}
+
+/// The items that were not read yet.
+struct Items {
+    queue: VecDeque<Item>,
+    /// The tool uses of the newest answer.
+    uses: Vec<ToolUse>,
+}
+
+impl Items {
     /// Adds the owned form of the progress, unless the run has ended. `snapshot` is the snapshot that has shown the
     /// progress.
-    fn add(
-        steps: &mut VecDeque<Self>,
-        progress: RunProgress<'_>,
-        turn: Option<TurnId>,
-        snapshot: Option<&Snapshot>,
-    ) {
-        if steps.back().is_some_and(Self::is_end) {
+    fn add(&mut self, progress: RunProgress<'_>, turn: Option<TurnId>, snapshot: Option<&Snapshot>) {
+        if self.has_ended() {
             return;
         }
         let step = match progress {
-            RunProgress::Waiting => Self::Waiting,
-            RunProgress::Turn(turn) => Self::Turn(turn),
-            RunProgress::User(message) => Self::User(Arc::clone(message)),
-            RunProgress::Request { step, answer } => Self::Request { step, answer: answer.cloned() },
-            RunProgress::Answer(message) => Self::Answer(Arc::clone(message)),
+            RunProgress::Waiting => RunStep::Waiting,
+            RunProgress::Turn(turn) => RunStep::Turn(turn),
+            RunProgress::User(message) => RunStep::User(Arc::clone(message)),
+            RunProgress::Request { step, answer } => {
+                self.uses.clear();
+                RunStep::Request { step, answer: answer.cloned() }
+            }
+            RunProgress::Answer(message) => RunStep::Answer(Arc::clone(message)),
             RunProgress::Void { failure, model } => {
-                Self::Void { failure: failure.cloned(), model: model.cloned() }
+                RunStep::Void { failure: failure.cloned(), model: model.cloned() }
             }
-            RunProgress::Budget(report) => Self::Budget(Box::new(report.clone())),
+            RunProgress::Budget(report) => RunStep::Budget(Box::new(report.clone())),
             RunProgress::Compaction { message, failure } => {
-                Self::Compaction { message: message.cloned(), failure: failure.cloned() }
+                RunStep::Compaction { message: message.cloned(), failure: failure.cloned() }
             }
-            RunProgress::Pauses(pauses) => Self::Pauses(pauses.to_vec()),
+            RunProgress::Pauses(pauses) => return self.queue.push_back(Item::Pauses(pauses.to_vec())),
             RunProgress::Block { index, content, new, ended } => {
-                match content {
-                    Content::Text(_) if !new.is_empty() => {
-                        steps.push_back(Self::Text { index, new: new.to_owned() });
-                    }
-                    Content::Thinking(_) if !new.is_empty() => {
-                        steps.push_back(Self::Thinking { index, new: new.to_owned() });
-                    }
-                    _ => {}
-                }
+                let text = match content {
+                    _ if new.is_empty() => None,
+                    Content::Text(_) => Some(RunStep::Text { index, new: new.to_owned() }),
+                    Content::Thinking(_) => Some(RunStep::Thinking { index, new: new.to_owned() }),
+                    _ => None,
+                };
+                self.queue.extend(text.map(Item::Step));
                 if !ended {
                     return;
                 }
-                Self::Block { index, content: content.clone() }
+                if let Content::ToolUse(tool_use) = content {
+                    self.uses.push(tool_use.clone());
+                }
+                RunStep::Block { index, content: content.clone() }
             }
             RunProgress::Tool { id, change } => match change {
-                ToolChange::Decided(decided) => Self::Decided(Box::new(decided.clone())),
-                ToolChange::Started { input } => Self::ToolStarted { id: id.clone(), input: input.cloned() },
-                ToolChange::Progress(data) => Self::ToolProgress { id: id.clone(), data: data.clone() },
-                ToolChange::Ended { is_error } => Self::ToolEnded { id: id.clone(), is_error },
-                ToolChange::Result(result) => Self::ToolResult(Box::new(result.clone())),
+                ToolChange::Decided(decided) => RunStep::Decided(Box::new(decided.clone())),
+                ToolChange::Started { input } => RunStep::ToolStarted(self.started(id, input)),
+                ToolChange::Progress(data) => RunStep::ToolProgress { id: id.clone(), data: data.clone() },
+                ToolChange::Ended { is_error } => RunStep::ToolEnded { id: id.clone(), is_error },
+                ToolChange::Result(result) => RunStep::ToolResult(Box::new(result.clone())),
             },
             RunProgress::Ended { outcome, response, message } => {
-                let (outcome, message) = (outcome.cloned(), message.cloned());
-                let response = response
-                    .cloned()
-                    .unwrap_or_else(|| Arc::new(rebuilt(outcome.as_ref(), message.clone(), turn, snapshot)));
-                Self::Ended { outcome, response, message }
+                let rebuilt = || Arc::new(rebuilt(outcome, message.cloned(), turn, snapshot));
+                let response = response.cloned().unwrap_or_else(rebuilt);
+                return self.end(result(outcome, response, message.is_some()));
             }
-            RunProgress::Returned { outcome } => Self::Returned { outcome: outcome.cloned() },
+            RunProgress::Returned { outcome } => return self.end(Err(unused(outcome))),
         };
-        steps.push_back(step);
+        self.queue.push_back(Item::Step(step));
     }
 
-    /// Returns whether no further step follows.
-    const fn is_end(&self) -> bool {
-        matches!(self, Self::Ended { .. } | Self::Returned { .. } | Self::Closed(_))
+    /// Returns the tool use with the input with which it has started. `input` is `None` if it is that of the model.
+    fn started(&self, id: &ToolUseId, input: Option<&Value>) -> ToolUse {
+        let found = self.uses.iter().rfind(|own| own.id == *id).cloned();
+        let mut tool_use = found.unwrap_or_else(|| ToolUse::new(id.clone(), "", Value::Null));
+        if let Some(input) = input {
+            tool_use.input = input.clone();
+        }
+        tool_use
+    }
+
+    /// Adds the end of the run, unless it has ended.
+    fn end(&mut self, end: Result<Arc<Response>, Error>) {
+        if !self.has_ended() {
+            self.queue.push_back(Item::End(end));
+        }
+    }
+
+    fn has_ended(&self) -> bool {
+        matches!(self.queue.back(), Some(Item::End(_)))
+    }
+}
+
+/// Returns the error for a prompt that was staged and returned unused.
+fn unused(outcome: Option<&RunOutcome>) -> Error {
+    let response = Arc::new(rebuilt(outcome, None, None, None));
+    match outcome {
+        Some(RunOutcome::Failed { failure }) => Error::failed(failure.clone(), response),
+        Some(_) => Error::cancelled(response),
+        None => Error::new(ErrorKind::NotStaged, "the prompt was withdrawn before it was used"),
     }
 }
 
@@ -262,7 +296,133 @@ impl Commands for Agent {
     }
 }
 
-/// One run that is followed, from the start of the prompt or of the turn to its end. Returned by
+/// The reason for the rejection of a pause that its reader has dropped.
+const NOBODY: &str = "Nobody was available to decide.";
+
+/// A tool use that waits for a decision, or a question of a running tool. It dereferences to the [`PendingUse`].
+///
+/// If the run was started with [`RunRequest::follow`], a pause that is dropped without a decision is rejected by the next
+/// call of [`Running::next`]. So a program that does not handle pauses never waits for a decision that cannot come.
+/// [`leave`](Self::leave) leaves the decision to somebody else. It is also left if the [`Running`] is dropped, for example
+/// at the end of the process. A reader of [`Agent::follow`] or [`Session::follow`](crate::Session::follow) never rejects.
+///
+/// Clones are the same pause. Each keeps the agent or the session alive.
+#[derive(Clone)]
+pub struct Pause(Arc<PauseShared>);
+
+struct PauseShared {
+    pending: Arc<PendingUse>,
+    commands: Arc<dyn Commands>,
+    is_settled: AtomicBool,
+    /// Gets the pause if it is dropped without a decision. `None` if the reader does not decide.
+    dropped: Option<UnboundedSender<Arc<PendingUse>>>,
+}
+
+impl Drop for PauseShared {
+    fn drop(&mut self) {
+        if let Some(dropped) = self.dropped.as_ref().filter(|_| !self.is_settled.load(Ordering::Relaxed)) {
+            // Without a reader, the pause is left.
+            let _ = dropped.send(Arc::clone(&self.pending));
+        }
+    }
+}
+
+impl Pause {
+    /// Runs the tool, or answers the question with yes.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`decide`](Self::decide).
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`decide`](Self::decide).
+    pub async fn approve(&self) -> Result<(), Error> {
+        self.decide(Decision::Execute).await
+    }
+
+    /// Rejects the tool use or declines the question. The model reads the reason.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`decide`](Self::decide).
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`decide`](Self::decide).
+    pub async fn reject(&self, reason: impl Into<String>) -> Result<(), Error> {
+        self.decide(Decision::reject(reason)).await
+    }
+
+    /// Decides.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`Agent::resume`]: [`ErrorKind::StaleDecision`] or [`ErrorKind::NotPaused`] if somebody else has
+    /// decided, or if the run has ended.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future may lose the decision. If the pause is dropped too and the decision has not arrived, it counts as
+    /// dropped without a decision.
+    pub async fn decide(&self, decision: Decision) -> Result<(), Error> {
+        self.send(decision, None).await
+    }
+
+    /// Decides in the name of a person, as [`Agent::resume_as`] does.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`decide`](Self::decide), and [`ErrorKind::InvalidDecision`] if the name is too long.
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`decide`](Self::decide).
+    pub async fn decide_as(&self, decision: Decision, by: impl Into<Arc<str>>) -> Result<(), Error> {
+        self.send(decision, Some(by.into())).await
+    }
+
+    async fn send(&self, decision: Decision, by: Option<Arc<str>>) -> Result<(), Error> {
+        let decided = self.0.commands.decide(resume(&self.0.pending, decision, by)).await;
+        if decided.as_ref().err().is_none_or(is_late) {
+            self.leave();
+        }
+        decided
+    }
+
+    /// Leaves the decision to somebody else: another subscriber, a person who decides later about a stored turn, or the time
+    /// limit of the pause.
+    pub fn leave(&self) {
+        self.0.is_settled.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Deref for Pause {
+    type Target = PendingUse;
+
+    fn deref(&self) -> &PendingUse {
+        &self.0.pending
+    }
+}
+
+impl PartialEq for Pause {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.pending == other.0.pending
+    }
+}
+
+crate::debug::impl_debug!(Pause(self) { pending: self.0.pending, .. });
+
+fn resume(pending: &PendingUse, decision: Decision, by: Option<Arc<str>>) -> Resume {
+    Resume { decisions: vec![(pending.tool_use.id.clone(), decision)], turn: Some(pending.turn), by }
+}
+
+/// Returns whether nothing waits for the decision any more.
+fn is_late(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotPaused | ErrorKind::StaleDecision | ErrorKind::Ended)
+}
+
+/// One run that is followed, from the start of the prompt or of the turn to its end. Returned by [`RunRequest::follow`],
 /// [`Agent::follow`] and [`Session::follow`](crate::Session::follow).
 ///
 /// Dropping it does not end the run. It keeps its agent or session alive. A reader that is too slow gets the rest of the
@@ -271,52 +431,62 @@ impl Commands for Agent {
 /// ```
 /// # #[cfg(feature = "test-util")]
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-/// # let provider = omni_agent::testing::ScriptedProvider::new([omni_agent::testing::Step::text("Hello!")]);
-/// # let model = provider.model();
-/// use omni_agent::agent::{Agent, FollowTarget, RunStep};
-/// use omni_agent::Prompt;
+/// # use omni_agent::{serde_json::json, testing::{ScriptedProvider, Step}};
+/// # let delete = Step::tool_use("call-1", "delete", json!({ "path": "notes.txt" }));
+/// # let model = ScriptedProvider::new([delete, Step::text("It is deleted.")]).model();
+/// use omni_agent::{Agent, Tool, agent::RunStep, tool};
 ///
-/// let agent = Agent::builder().model(model).start().await?;
-/// let mut running = agent.follow(FollowTarget::Prompt("order-7".into())).await?;
-/// agent.prompt(Prompt::new("Hi").with_id("order-7")).await?;
-/// while let Some(step) = running.next().await {
-///     if let RunStep::Text { new, .. } = step {
-///         print!("{new}");
+/// let delete = tool!("delete", "Deletes a file.", async |path: String| Ok(format!("{path} is deleted.")));
+/// let agent = Agent::builder().model(model).tool(delete.needs_approval()).start().await?;
+/// let mut run = agent.run("Delete notes.txt.").follow().await?;
+/// while let Some(step) = run.next().await? {
+///     match step {
+///         RunStep::Text { new, .. } => print!("{new}"),
+///         RunStep::Pause(pause) if pause.tool_use.input["path"] == "notes.txt" => pause.approve().await?,
+///         RunStep::ToolStarted(tool_use) => println!("[{} {}]", tool_use.name, tool_use.input),
+///         RunStep::Ended(response) => assert_eq!(response.text(), "It is deleted."),
+///         _ => {}
 ///     }
 /// }
-/// assert_eq!(running.response().await?.text(), "Hello!");
 /// # Ok::<(), omni_agent::Error>(())
 /// # })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[must_use = "a run is followed only while it is read"]
 pub struct Running {
-    steps: Pin<Box<dyn Stream<Item = RunStep> + Send>>,
-    commands: Box<dyn Commands>,
-    /// `agent` or `session`, for errors.
-    name: &'static str,
+    items: Pin<Box<dyn Stream<Item = Item> + Send>>,
+    commands: Arc<dyn Commands>,
     turn: Option<TurnId>,
-    end: Option<RunStep>,
+    pauses: Vec<Arc<PendingUse>>,
+    /// Changes of the pauses that were not returned yet.
+    changes: VecDeque<RunStep>,
+    /// Whether this reader decides about pauses.
+    decides: bool,
+    /// The pauses that were dropped without a decision. Not bounded, because there are no more than pauses of the run.
+    dropped: (UnboundedSender<Arc<PendingUse>>, UnboundedReceiver<Arc<PendingUse>>),
+    /// The dropped pause that is being rejected.
+    rejected: Option<Arc<PendingUse>>,
+    end: Option<Result<Arc<Response>, Error>>,
 }
 
 impl Running {
-    /// Creates a reader of these updates. `first` is the first snapshot.
+    /// Creates a reader of these updates. `first` is the first snapshot. `name` is `agent` or `session`, for errors.
     pub(crate) fn new<S: Send + Sync + 'static, E: Send + Sync + 'static>(
         (target, accepted): (FollowTarget, Option<Accepted>),
         first: Option<Arc<S>>,
         updates: impl Stream<Item = Update<S, E>> + Send + Unpin + 'static,
         event_of: fn(&E) -> Option<&Event>,
         snapshot_of: fn(&S) -> (&History, &Snapshot),
-        commands: Box<dyn Commands>,
+        commands: Arc<dyn Commands>,
         name: &'static str,
     ) -> Self {
-        let read = move |follow: &mut Follow, steps: &mut VecDeque<RunStep>, state: &S| {
+        let read = move |follow: &mut Follow, items: &mut Items, state: &S| {
             let ((history, agent), mut turn) = (snapshot_of(state), follow.turn());
             follow.snapshot(history, agent, &mut |progress| {
                 if let RunProgress::Turn(new) = progress {
                     turn = Some(new);
                 }
-                RunStep::add(steps, progress, turn, Some(agent));
+                items.add(progress, turn, Some(agent));
             });
         };
         // The id of a turn shows that its run was started.
@@ -324,61 +494,139 @@ impl Running {
             FollowTarget::Turn(turn) => Some(Accepted::Started { turn: *turn }),
             _ => accepted,
         };
-        let (mut follow, mut steps) = (Follow::new(target, FollowFrom::Start), VecDeque::new());
+        let mut follow = Follow::new(target, FollowFrom::Start);
+        let mut items = Items { queue: VecDeque::new(), uses: Vec::new() };
         if let Some(started) = &started {
             follow.accepted(started);
         }
         if let Some(first) = first {
-            read(&mut follow, &mut steps, &first);
+            read(&mut follow, &mut items, &first);
         }
-        let steps = stream::unfold(
-            (updates, follow, steps, false),
-            move |(mut updates, mut follow, mut steps, is_over)| async move {
+        let items = stream::unfold(
+            (updates, follow, items, false),
+            move |(mut updates, mut follow, mut items, is_over)| async move {
                 if is_over {
                     return None;
                 }
                 loop {
-                    if let Some(step) = steps.pop_front() {
-                        let is_over = step.is_end();
-                        return Some((step, (updates, follow, steps, is_over)));
+                    if let Some(item) = items.queue.pop_front() {
+                        let is_over = matches!(item, Item::End(_));
+                        return Some((item, (updates, follow, items, is_over)));
                     }
-                    match updates.next().await? {
-                        Update::Event(numbered) => {
+                    match updates.next().await {
+                        Some(Update::Event(numbered)) => {
                             if let Some(event) = event_of(&numbered.event) {
-                                follow.event(event, &mut |progress| {
-                                    RunStep::add(&mut steps, progress, None, None);
-                                });
+                                follow.event(event, &mut |progress| items.add(progress, None, None));
                             }
                         }
-                        Update::Resync(state) => read(&mut follow, &mut steps, &state),
-                        Update::Closed(end) => {
+                        Some(Update::Resync(state)) => read(&mut follow, &mut items, &state),
+                        Some(Update::Closed(end)) => {
                             if let Some(state) = &end.snapshot {
-                                read(&mut follow, &mut steps, state);
+                                read(&mut follow, &mut items, state);
                             }
-                            if !steps.back().is_some_and(RunStep::is_end) {
-                                steps.push_back(RunStep::Closed(end.reason));
-                            }
+                            items.end(Err(Error::ended(name, &end.reason)));
+                        }
+                        None => {
+                            let text = format!("the {name} has ended");
+                            items.end(Err(Error::new(ErrorKind::Ended, text)));
                         }
                     }
                 }
             },
         );
-        Self { steps: Box::pin(steps.fuse()), commands, name, turn: None, end: None }
+        Self {
+            items: Box::pin(items.fuse()),
+            commands,
+            turn: None,
+            pauses: Vec::new(),
+            changes: VecDeque::new(),
+            decides: false,
+            dropped: mpsc::unbounded_channel(),
+            rejected: None,
+            end: None,
+        }
+    }
+
+    /// Makes this the reader that decides about pauses.
+    pub(super) fn deciding(mut self) -> Self {
+        self.decides = true;
+        self
     }
 
     /// Returns the next progress of the run, or `None` after its end.
     ///
+    /// A program may ignore every step: the tools run, a failure is an error of this method, the response is also
+    /// returned by [`response`](Self::response), and a pause that is dropped without a decision is rejected, as
+    /// [`Pause`] describes.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ErrorKind::Cancelled`] or [`ErrorKind::Failed`] at the end of the run as [`ask`](Agent::ask) does. Returns
+    /// the same errors if a staged prompt was not used, and [`ErrorKind::NotStaged`] if it was withdrawn. Returns
+    /// [`ErrorKind::UnknownPrompt`] if the outcome is not known any more, and [`ErrorKind::Ended`] if the agent or the
+    /// session has ended before the run. `None` follows these errors. Also returns the errors of [`Agent::resume`] if the
+    /// rejection of a dropped pause fails.
+    ///
     /// # Cancel safety
     ///
     /// Dropping the future loses no progress.
-    pub async fn next(&mut self) -> Option<RunStep> {
-        let step = self.steps.next().await?;
-        match &step {
-            RunStep::Turn(turn) => self.turn = Some(*turn),
-            step if step.is_end() => self.end = Some(step.clone()),
-            _ => {}
+    pub async fn next(&mut self) -> Result<Option<RunStep>, Error> {
+        loop {
+            // The pause stays here until the decision is made, so that a dropped future does not lose it.
+            if let Some(pending) = &self.rejected {
+                let decided = self.commands.decide(resume(pending, Decision::reject(NOBODY), None)).await;
+                self.rejected = None;
+                decided.or_else(|error| if is_late(&error) { Ok(()) } else { Err(error) })?;
+            }
+            if let Some(change) = self.changes.pop_front() {
+                return Ok(Some(change));
+            }
+            let item = tokio::select! {
+                biased;
+                dropped = self.dropped.1.recv() => {
+                    self.rejected = dropped;
+                    continue;
+                }
+                item = self.items.next() => item,
+            };
+            match item {
+                Some(Item::Step(step)) => {
+                    if let RunStep::Turn(turn) = step {
+                        self.turn = Some(turn);
+                    }
+                    return Ok(Some(step));
+                }
+                Some(Item::Pauses(pauses)) => self.set_pauses(pauses),
+                Some(Item::End(end)) => {
+                    self.end = Some(end.clone());
+                    return end.map(|response| Some(RunStep::Ended(response)));
+                }
+                None => return Ok(None),
+            }
         }
-        Some(step)
+    }
+
+    fn set_pauses(&mut self, pauses: Vec<Arc<PendingUse>>) {
+        let is_in =
+            |list: &[Arc<PendingUse>], id: &ToolUseId| list.iter().any(|pause| pause.tool_use.id == *id);
+        let ids = self.pauses.iter().map(|pause| &pause.tool_use.id);
+        let ended = ids.filter(|id| !is_in(&pauses, id)).cloned().map(RunStep::PauseEnded);
+        self.changes.extend(ended);
+        for pending in pauses.iter().filter(|pause| !is_in(&self.pauses, &pause.tool_use.id)) {
+            let shared = PauseShared {
+                pending: Arc::clone(pending),
+                commands: Arc::clone(&self.commands),
+                is_settled: AtomicBool::new(false),
+                dropped: self.decides.then(|| self.dropped.0.clone()),
+            };
+            self.changes.push_back(RunStep::Pause(Pause(Arc::new(shared))));
+        }
+        self.pauses = pauses;
+    }
+
+    /// Returns everything that waits for a decision, as far as [`next`](Self::next) has read.
+    pub fn pauses(&self) -> &[Arc<PendingUse>] {
+        &self.pauses
     }
 
     /// Reads the run to its end, and returns the response of its last turn. If the event with the response was missed,
@@ -386,31 +634,17 @@ impl Running {
     ///
     /// # Errors
     ///
-    /// Returns [`ErrorKind::Cancelled`] or [`ErrorKind::Failed`] as [`ask`](Agent::ask) does. Returns the same errors if
-    /// a staged prompt was not used, and [`ErrorKind::NotStaged`] if it was withdrawn. Returns
-    /// [`ErrorKind::UnknownPrompt`] if the outcome is not known any more, and [`ErrorKind::Ended`] if the agent or the
-    /// session has ended before the run.
+    /// Returns the errors of [`next`](Self::next).
     ///
     /// # Cancel safety
     ///
     /// Dropping the future does not end the run. The progress that was read is lost.
     pub async fn response(&mut self) -> Result<Arc<Response>, Error> {
-        while self.next().await.is_some() {}
-        let unused = |outcome: &RunOutcome| Arc::new(rebuilt(Some(outcome), None, None, None));
-        match &self.end {
-            Some(RunStep::Ended { outcome, response, message }) => {
-                result(outcome.as_ref(), Arc::clone(response), message.is_some())
+        loop {
+            if let Some(end) = &self.end {
+                return end.clone();
             }
-            Some(RunStep::Returned { outcome: Some(RunOutcome::Failed { failure }) }) => {
-                let failed = RunOutcome::Failed { failure: failure.clone() };
-                Err(Error::failed(failure.clone(), unused(&failed)))
-            }
-            Some(RunStep::Returned { outcome: Some(outcome) }) => Err(Error::cancelled(unused(outcome))),
-            Some(RunStep::Returned { outcome: None }) => {
-                Err(Error::new(ErrorKind::NotStaged, "the prompt was withdrawn before it was used"))
-            }
-            Some(RunStep::Closed(reason)) => Err(Error::ended(self.name, reason)),
-            _ => Err(Error::new(ErrorKind::Ended, format!("the {} has ended", self.name))),
+            self.next().await?;
         }
     }
 
@@ -419,23 +653,13 @@ impl Running {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`response`](Self::response), and [`ErrorKind::Output`] if the response is not such a value.
+    /// Returns the errors of [`next`](Self::next), and [`ErrorKind::Output`] if the response is not such a value.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future does not end the run. The progress that was read is lost.
     pub async fn value<T: DeserializeOwned>(&mut self) -> Result<T, Error> {
         self.response().await.and_then(value_of)
-    }
-
-    /// Decides about a tool use or a question of the followed turn.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`Agent::resume`].
-    pub async fn decide(&self, tool_use: impl Into<ToolUseId>, decision: Decision) -> Result<(), Error> {
-        let decisions = vec![(tool_use.into(), decision)];
-        self.commands.decide(Resume { decisions, turn: self.turn, by: None }).await
     }
 
     /// Ends the run like [`Agent::interrupt`] if the turn that [`next`](Self::next) has reported last is in flight.

@@ -82,7 +82,7 @@ type Input = Box<dyn Fn(Value) -> Result<Prompt, ToolError> + Send + Sync>;
 /// # let careful =
 /// #     ScriptedProvider::new([Step::tool_use("d", "delete", json!("a.txt")), Step::text("Deleted.")]).model();
 /// # let delete = || omni_agent::tool_fn("delete", "Deletes.", |_: serde_json::Value, _| async { Ok("ok") });
-/// use omni_agent::{Agent, Decision, Tool, agent::{RunStep, SubAgent}, budget::{Budget, SharedBudget}};
+/// use omni_agent::{Agent, Tool, agent::{RunStep, SubAgent}, budget::{Budget, SharedBudget}};
 ///
 /// let team = SharedBudget::new(Budget::requests(20));
 /// let search = SubAgent::new("search", "Answers a question.", move |_| Agent::builder().model(small.clone()));
@@ -93,12 +93,10 @@ type Input = Box<dyn Fn(Value) -> Result<Prompt, ToolError> + Send + Sync>;
 /// let agent = agent.start().await?;
 ///
 /// let mut run = agent.run("Ask for rivers, and delete a.txt.").follow().await?;
-/// while let Some(step) = run.next().await {
-///     if let RunStep::Pauses(pauses) = step {
-///         for pause in pauses {
-///             assert_eq!((&*pause.tool_use.name, &*pause.sub_agent.as_ref().unwrap().name), ("delete", "files"));
-///             run.decide(pause.tool_use.id.clone(), Decision::Execute).await?;
-///         }
+/// while let Some(step) = run.next().await? {
+///     if let RunStep::Pause(pause) = step {
+///         assert_eq!((&*pause.tool_use.name, &*pause.sub_agent.as_ref().unwrap().name), ("delete", "files"));
+///         pause.approve().await?;
 ///     }
 /// }
 /// assert_eq!(run.response().await?.text(), "Both are done.");
@@ -376,7 +374,7 @@ impl<'a> FollowedCall<'a> {
         decisions: &mut UnboundedReceiver<ForwardedDecision>,
     ) -> Result<Arc<Response>, Error> {
         let mut deciding = FuturesUnordered::new();
-        let (mut progress, mut clock) = (Progress::default(), None);
+        let (mut progress, mut clock, mut shown) = (Progress::default(), None, Vec::new());
         loop {
             let due = progress.due.unwrap_or_else(Instant::now);
             tokio::select! {
@@ -386,9 +384,14 @@ impl<'a> FollowedCall<'a> {
                     deciding.push(forwarded.decide(|resume| self.target.decide(resume)));
                 }
                 step = running.next() => match step {
-                    Some(RunStep::Pauses(pauses)) => clock = self.pause(&pauses).await,
-                    Some(step) => self.note(step, &mut progress),
-                    None => break,
+                    Ok(Some(RunStep::Pause(_) | RunStep::PauseEnded(_))) if shown == running.pauses() => {}
+                    Ok(Some(RunStep::Pause(_) | RunStep::PauseEnded(_))) => {
+                        shown = running.pauses().to_vec();
+                        clock = self.pause(&shown).await;
+                    }
+                    Ok(Some(step)) => self.note(step, &mut progress),
+                    // The response has the error, too.
+                    Ok(None) | Err(_) => break,
                 },
                 () = sleep_until(due), if progress.due.is_some() => self.report(&mut progress, None, None),
             }
@@ -435,7 +438,7 @@ impl<'a> FollowedCall<'a> {
                 progress.uses = message.tool_uses().cloned().collect();
                 return;
             }
-            RunStep::ToolStarted { id, .. } => tool = Some(id),
+            RunStep::ToolStarted(tool_use) => tool = Some(tool_use.id),
             RunStep::ToolProgress { id, mut data } if data.get(REPORT).is_some() => {
                 (tool, below) = (Some(id), Some(data[REPORT].take()));
             }

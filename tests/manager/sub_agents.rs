@@ -353,7 +353,7 @@ async fn sub_agents_at_work_are_watched_and_not_opened_by_others() {
     let watched = in_time(manager.open(&child, alone(calling(sub("other", []))))).await.unwrap();
     assert!(!watched.started);
     let mut run = watched.session.follow(FollowTarget::InFlight).await.unwrap();
-    assert!(matches!(in_time(run.next()).await, Some(RunStep::Turn(_) | RunStep::User(_))));
+    assert!(matches!(in_time(run.next()).await, Ok(Some(RunStep::Turn(_) | RunStep::User(_)))));
     drop((watched, run));
 
     gate.open();

@@ -403,7 +403,7 @@ async fn follower_reads_which_model_repeats_the_request() {
     let mut running = agent.follow(FollowTarget::Prompt("own".into())).await.unwrap();
     agent.prompt(Prompt::new("Hi").with_id("own")).await.unwrap();
     let mut models = Vec::new();
-    while let Some(step) = running.next().await {
+    while let Some(step) = running.next().await.unwrap() {
         if let RunStep::Void { failure, model } = step {
             models.push((failure, model));
         }

@@ -260,7 +260,7 @@ async fn four_fifths_spent_reported_once_and_in_snapshots() {
     assert_eq!((report.spent.requests, report.spent.usage.total(), report.shared), (4, 20, false));
     gate.open();
     let mut reported = Vec::new();
-    while !matches!(running.next().await, Some(RunStep::Ended { .. }) | None) {}
+    running.response().await.unwrap();
     let mut step = 0;
     loop {
         let event = next(&mut events).await;
@@ -290,10 +290,10 @@ async fn follower_of_a_run_gets_the_report_once() {
     for running in [&mut first, &mut late] {
         let mut reports = Vec::new();
         loop {
-            match running.next().await {
+            match running.next().await.unwrap() {
                 Some(RunStep::Budget(report)) => reports.push(report.spent.usage.total()),
-                Some(RunStep::Ended { .. }) | None => break,
                 Some(_) => {}
+                None => break,
             }
         }
         assert_eq!(reports, [9_000]);

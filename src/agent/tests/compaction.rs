@@ -507,11 +507,11 @@ async fn stop_during_a_compaction_at_the_end_keeps_the_answer() {
         agent.run("Q1").await;
         let mut running = agent.agent.run("Q2").follow().await.unwrap();
         let ended = loop {
-            if let Some(RunStep::Ended { message, .. }) = running.next().await {
-                break message;
+            if let Some(RunStep::Ended(response)) = running.next().await.unwrap() {
+                break response;
             }
         };
-        assert_eq!(ended.unwrap().text(), "A2", "the stream ends with the answer");
+        assert_eq!(ended.text(), "A2", "the stream ends with the answer");
         reached(&gate).await;
         let waits = agent.agent.prompt("Q3").await.unwrap();
         assert!(matches!(waits, Accepted::Staged { .. }));

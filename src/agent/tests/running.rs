@@ -19,7 +19,7 @@ use super::{
 
 async fn text(running: &mut Running) -> String {
     let mut text = String::new();
-    while let Some(step) = running.next().await {
+    while let Some(step) = running.next().await.unwrap() {
         if let RunStep::Text { new, .. } = step {
             text.push_str(&new);
         }
@@ -66,7 +66,7 @@ async fn interrupt_after_the_end_leaves_the_next_run() {
     answered(gate.reached()).await;
     assert!(!first.interrupt().await.unwrap());
     assert_eq!(agent.snapshot().await.unwrap().status, Status::Busy);
-    while !matches!(second.next().await, Some(RunStep::Text { .. })) {}
+    while !matches!(second.next().await, Ok(Some(RunStep::Text { .. }))) {}
     assert!(second.interrupt().await.unwrap());
     assert_eq!(second.response().await.unwrap().text(), "Two");
 }
@@ -80,15 +80,142 @@ async fn decision_lets_the_followed_run_continue_to_a_value() {
     agent.prompt("Echo it.").await.unwrap();
     let pause = loop {
         match running.next().await {
-            Some(RunStep::Pauses(pauses)) => break pauses[0].clone(),
-            Some(_) => {}
-            None => panic!("the run has ended"),
+            Ok(Some(RunStep::Pause(pause))) => break pause,
+            Ok(Some(_)) => {}
+            end => panic!("the run has ended: {end:?}"),
         }
     };
-    running.decide(pause.tool_use.id.clone(), Decision::Execute).await.unwrap();
-    let again = running.decide(pause.tool_use.id.clone(), Decision::Execute).await.unwrap_err();
+    pause.approve().await.unwrap();
+    let again = pause.decide(Decision::Execute).await.unwrap_err();
     assert_eq!(again.kind(), ErrorKind::NotPaused);
     assert_eq!(running.value::<Vec<u8>>().await.unwrap(), [1, 2]);
+}
+
+/// Two uses of a tool that needs a decision, then an answer.
+async fn pausing() -> crate::agent::Agent {
+    let uses = ["0", "1"].into_iter().fold(Step::new(), |step, id| step.then_tool_use(id, "echo", json!({})));
+    let hooks = Hooks::new().deciding([("echo", ToolDecision::Pause(json!(null)))]);
+    echoing([uses.stop(), Step::text("Done.")]).callbacks(hooks).start().await.unwrap()
+}
+
+/// Returns the results of the tools, each with whether it is an error.
+async fn results(running: &mut Running) -> Vec<(String, bool)> {
+    let mut results = Vec::new();
+    while let Some(step) = answered(running.next()).await.unwrap() {
+        if let RunStep::ToolResult(result) = step {
+            results.push((result.tool_use_id.to_string(), result.is_error));
+        }
+    }
+    results.sort();
+    results
+}
+
+#[tokio::test(start_paused = true)]
+async fn pause_that_is_dropped_without_a_decision_is_rejected() {
+    let agent = pausing().await;
+    let mut running = agent.run("Echo it twice.").follow().await.unwrap();
+    assert_eq!(results(&mut running).await, [("0".to_owned(), true), ("1".to_owned(), true)]);
+
+    // One is approved. The other is dropped elsewhere while the reader waits.
+    let agent = pausing().await;
+    let mut running = agent.run("Echo it twice.").follow().await.unwrap();
+    let mut waiting = Vec::new();
+    while waiting.len() < 2 {
+        if let Some(RunStep::Pause(pause)) = answered(running.next()).await.unwrap() {
+            waiting.push(pause);
+        }
+    }
+    assert_eq!(running.pauses().len(), 2);
+    waiting[0].approve().await.unwrap();
+    let kept = waiting[1].clone();
+    let ((), read) = tokio::join!(
+        async {
+            drop(waiting);
+            tokio::task::yield_now().await;
+            drop(kept);
+        },
+        results(&mut running)
+    );
+    assert_eq!(read, [("0".to_owned(), false), ("1".to_owned(), true)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn pause_that_is_left_waits_for_a_decision_from_elsewhere() {
+    // A reader that has not started the run leaves every pause.
+    for starts in [true, false] {
+        let agent = pausing().await;
+        let mut running = match starts {
+            true => agent.run("Echo it twice.").follow().await.unwrap(),
+            false => {
+                let Accepted::Started { turn } = agent.prompt("Echo it twice.").await.unwrap() else {
+                    panic!()
+                };
+                agent.follow(FollowTarget::Turn(turn)).await.unwrap()
+            }
+        };
+        let mut seen = 0;
+        while seen < 2 {
+            if let Some(RunStep::Pause(pause)) = answered(running.next()).await.unwrap() {
+                seen += 1;
+                if starts {
+                    pause.leave();
+                }
+            }
+        }
+        let waits = tokio::time::timeout(std::time::Duration::from_hours(1), running.next()).await;
+        assert!(waits.is_err(), "{waits:?}");
+        for id in ["0", "1"] {
+            agent.resume(id, Decision::Execute).await.unwrap();
+        }
+        assert_eq!(results(&mut running).await, [("0".to_owned(), false), ("1".to_owned(), false)]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn reader_that_is_dropped_leaves_its_pauses() {
+    let agent = pausing().await;
+    let mut running = agent.run("Echo it twice.").follow().await.unwrap();
+    while !matches!(answered(running.next()).await, Ok(Some(RunStep::Pause(_)))) {}
+    drop(running);
+    assert_eq!(agent.snapshot().await.unwrap().pauses.len(), 2);
+}
+
+#[tokio::test]
+async fn tool_that_starts_is_shown_with_its_name_and_the_decided_input() {
+    let agent = pausing().await;
+    let mut running = agent.run("Echo it twice.").follow().await.unwrap();
+    let (mut started, mut ended) = (Vec::new(), Vec::new());
+    while let Some(step) = running.next().await.unwrap() {
+        match step {
+            RunStep::Pause(pause) if pause.tool_use.id.as_str() == "0" => {
+                pause.decide_as(Decision::ExecuteWith(json!({ "text": "hi" })), "ann").await.unwrap();
+            }
+            RunStep::Pause(pause) => pause.reject("No.").await.unwrap(),
+            RunStep::PauseEnded(id) => ended.push(id.to_string()),
+            RunStep::ToolStarted(tool_use) => started.push((tool_use.name, tool_use.input)),
+            _ => {}
+        }
+    }
+    assert_eq!(started, [("echo".to_owned(), json!({ "text": "hi" }))]);
+    assert_eq!(ended, ["0", "1"]);
+}
+
+#[tokio::test]
+async fn failed_run_ends_with_its_error() {
+    let agent = scripted([Step::text("One.")]).1.start().await.unwrap();
+    agent.ask("Count.").await.unwrap();
+    // The script has no second answer.
+    let mut running = agent.run("Go on.").follow().await.unwrap();
+    let error = loop {
+        match running.next().await {
+            Ok(Some(step)) => assert!(!matches!(step, RunStep::Ended(_))),
+            Ok(None) => panic!("the run has ended without an error"),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::Failed);
+    assert!(matches!(running.next().await, Ok(None)));
+    assert_eq!(running.response().await.unwrap_err().kind(), ErrorKind::Failed);
 }
 
 #[tokio::test(start_paused = true)]
@@ -133,7 +260,7 @@ async fn followed_request_is_read_whether_it_starts_waits_or_is_known() {
     let agent = scripted(script).1.start().await.unwrap();
     let mut first = agent.run("Count.").follow().await.unwrap();
     let mut staged = agent.run("Go on.").with_id("b").follow().await.unwrap();
-    assert_eq!(staged.next().await, Some(RunStep::Waiting));
+    assert!(matches!(staged.next().await, Ok(Some(RunStep::Waiting))));
     let mut known = agent.run("Go on.").with_id("b").follow().await.unwrap();
     gate.open();
     assert_eq!(text(&mut first).await, "One.");
@@ -165,14 +292,14 @@ async fn reader_that_missed_the_next_run_ends_with_its_own() {
     agent.prompt("Count.").await.unwrap();
     let mut running = agent.follow(FollowTarget::InFlight).await.unwrap();
     gate.reached().await;
-    while !matches!(running.next().await, Some(RunStep::Request { .. })) {}
+    while !matches!(running.next().await, Ok(Some(RunStep::Request { .. }))) {}
     gate.open();
     agent.wait_until_idle().await.unwrap();
     agent.ask("Go on.").await.unwrap();
     let mut ends = 0;
-    while let Some(step) = running.next().await {
+    while let Some(step) = running.next().await.unwrap() {
         assert!(ends == 0, "{step:?} follows the end");
-        ends += usize::from(matches!(step, RunStep::Ended { .. }));
+        ends += usize::from(matches!(step, RunStep::Ended(_)));
     }
     assert_eq!(ends, 1);
 }

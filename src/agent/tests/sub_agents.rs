@@ -71,9 +71,10 @@ async fn called(tool: impl Tool) -> (String, bool) {
 /// Reads the run until it has pauses.
 async fn pauses(running: &mut Running) -> Vec<Arc<PendingUse>> {
     loop {
-        match in_time(running.next()).await.expect("the run ends without a pause") {
-            RunStep::Pauses(pauses) if !pauses.is_empty() => return pauses,
-            _ => {}
+        let step = in_time(running.next()).await.unwrap().expect("the run ends without a pause");
+        if let RunStep::Pause(pause) = step {
+            pause.leave();
+            return running.pauses().to_vec();
         }
     }
 }
@@ -212,7 +213,7 @@ async fn question_of_a_nested_tool_is_a_question_at_the_root() {
     let pause = pauses(&mut running).await.remove(0);
     assert!(pause.is_question() && pause.sub_agent.as_ref().unwrap().is_question);
     assert_eq!(pause.reason, json!({ "message": "Which?" }));
-    running.decide(pause.tool_use.id.clone(), Decision::ExecuteWith(json!("this"))).await.unwrap();
+    agent.resume(pause.tool_use.id.clone(), Decision::ExecuteWith(json!("this"))).await.unwrap();
     in_time(running.response()).await.unwrap();
     let result =
         provider.last_request().unwrap().history.iter().last().unwrap().tool_results().next().unwrap().text();
@@ -262,7 +263,7 @@ async fn run_that_ends_while_a_nested_pause_waits_leaves_nothing() {
         } else {
             agent.interrupt().await.unwrap();
         }
-        while in_time(running.next()).await.is_some() {}
+        while let Ok(Some(_)) = in_time(running.next()).await {}
         let error = agent.resume(pause.tool_use.id.clone(), Decision::Execute).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotPaused);
         assert!(agent.snapshot().await.unwrap().pauses.is_empty());
@@ -352,7 +353,7 @@ async fn each_request_below_is_reported_once_by_every_level() {
     let (agent, mut running) = nested(&log).await;
     let mut events = agent.subscribe().await.unwrap();
     let pause = pauses(&mut running).await.remove(0);
-    running.decide(pause.tool_use.id.clone(), Decision::Execute).await.unwrap();
+    agent.resume(pause.tool_use.id.clone(), Decision::Execute).await.unwrap();
     let events = run_events(&mut events).await;
     let rows = events.iter().filter_map(|event| match &**event {
         Event::Usage(row) => Some((row.purpose, row.usage.total(), row.conversation.clone(), row.turn)),
@@ -571,7 +572,7 @@ async fn reader_that_missed_the_pause_of_a_sub_agent_finds_it_in_the_snapshot() 
     pauses(&mut running).await;
     let mut late = agent.follow(crate::agent::FollowTarget::InFlight).await.unwrap();
     let pause = pauses(&mut late).await.remove(0);
-    late.decide(pause.tool_use.id.clone(), Decision::reject("No.")).await.unwrap();
+    agent.resume(pause.tool_use.id.clone(), Decision::reject("No.")).await.unwrap();
     assert_eq!(in_time(late.response()).await.unwrap().text(), "Done.");
     assert!(log.all().is_empty());
 }

@@ -25,6 +25,7 @@ macro_rules! guide {
     ($name:ident, $file:literal $(, $feature:literal)*) => {
         #[doc = "[delegation]: crate::guides::delegation"]
         #[doc = "[durable]: crate::guides::durable_turns"]
+        #[doc = "[first]: https://docs.rs/crate/omni-agent/latest/source/examples/first/"]
         #[doc = "[long-conversations]: crate::guides::long_conversations"]
         #[doc = "[many-conversations]: crate::guides::many_conversations"]
         #[doc = "[mcp]: crate::guides::mcp_servers"]

@@ -19,6 +19,20 @@ const SIZES: [(&str, usize); 4] = [
 /// The folders whose files are checked if a document names them in a code span.
 const NAMED: [&str; 7] = ["src/", "tests/", "docs/", "examples/", "benches/", "fuzz/", "scripts/"];
 
+/// The first programs, in `examples/first`, with their greatest numbers of lines that are neither blank nor comments.
+const FIRST: [(&str, usize); 10] = [
+    ("chat", 20),
+    ("approval", 20),
+    ("typed", 12),
+    ("branches", 25),
+    ("mcp", 15),
+    ("service", 80),
+    ("durable", 30),
+    ("agents", 20),
+    ("unit_test", 20),
+    ("provider", 60),
+];
+
 #[derive(Default)]
 struct Document {
     path: PathBuf,
@@ -204,4 +218,24 @@ fn documents_are_short_enough() {
         let size = fs::metadata(root().join(name)).unwrap().len();
         assert!(size <= limit as u64, "{name} has {size} bytes, more than {limit}");
     }
+}
+
+#[test]
+fn first_programs_are_short_and_listed() {
+    let guide = fs::read_to_string(root().join("docs/getting-started.md")).unwrap();
+    for (name, limit) in FIRST {
+        let path = format!("examples/first/{name}.rs");
+        let program = fs::read_to_string(root().join(&path)).unwrap();
+        let is_code = |line: &&str| !line.trim().is_empty() && !line.trim().starts_with("//");
+        let count = program.lines().filter(is_code).count();
+        assert!(count <= limit, "{path} has {count} lines, more than {limit}");
+        assert!(
+            program.lines().all(|line| line.chars().count() <= 110),
+            "{path} has lines that are too long"
+        );
+        let row = format!("| `{name}.rs` | {count} |");
+        assert!(guide.contains(&row), "docs/getting-started.md has no row with {row:?}");
+    }
+    // The other file is the one that all of them include.
+    assert_eq!(fs::read_dir(root().join("examples/first")).unwrap().count(), FIRST.len() + 1);
 }

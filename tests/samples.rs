@@ -6,7 +6,7 @@
 use std::{error::Error, sync::Arc, time::Duration};
 
 use omni_agent::{
-    agent::{Agent, Event, Snapshot, Status},
+    agent::{Agent, Event, FollowTarget, RunStep, Running, Snapshot, Status},
     provider::{Model, ProviderError, ProviderErrorKind},
     session::{Mode, Session, SessionEvent, SessionSubscription},
     store::MemoryStore,
@@ -83,6 +83,21 @@ async fn read_text(mut events: Subscription<Snapshot, Event>) -> Done {
     Ok(())
 }
 
+async fn read_run(mut run: Running) -> Done {
+    // sample: run
+    while let Some(step) = run.next().await? {
+        match step {
+            RunStep::Text { new, .. } => print!("{new}"),
+            RunStep::ToolStarted(tool_use) => println!("[{} {}]", tool_use.name, tool_use.input),
+            RunStep::Pause(pause) if pause.tool_use.input["path"] == "notes.txt" => pause.approve().await?,
+            RunStep::Ended(response) => println!("\n[{} tokens]", response.usage.total()),
+            _ => {}
+        }
+    }
+    // end
+    Ok(())
+}
+
 async fn within_a_minute(read: impl Future<Output = Done>) -> Result<(), String> {
     let read = timeout(Duration::from_mins(1), read).await.expect("the sample ends within a minute");
     read.map_err(|error| error.to_string())
@@ -110,6 +125,8 @@ async fn samples_with_a_model_that_fails_return_its_error() {
     let events = agent.subscribe().await.unwrap();
     agent.prompt("Hi").await.unwrap();
     assert!(within_a_minute(read_text(events)).await.unwrap_err().contains("the run failed"));
+    let run = agent.run("Hi").follow().await.unwrap();
+    assert!(within_a_minute(read_run(run)).await.unwrap_err().contains("the run failed"));
 
     let session = session(refusing()).await;
     let events = session.subscribe(Mode::Controller).await.unwrap();
@@ -128,6 +145,9 @@ async fn samples_whose_run_is_cancelled_return_an_error() {
     agent.prompt("Hi").await.unwrap();
     agent.cancel().await.unwrap();
     assert_eq!(within_a_minute(read_text(events)).await, Err("the run was cancelled".to_owned()));
+    let run = agent.run("Hi").follow().await.unwrap();
+    agent.cancel().await.unwrap();
+    assert_eq!(within_a_minute(read_run(run)).await, Err("the run was cancelled".to_owned()));
 
     let session = session(ScriptedProvider::new([Step::new().hang()]).model()).await;
     let events = session.subscribe(Mode::Controller).await.unwrap();
@@ -140,9 +160,11 @@ async fn samples_whose_run_is_cancelled_return_an_error() {
 async fn samples_whose_agent_ends_return_the_reason() {
     let agent = agent(ScriptedProvider::new([Step::new().hang()]).model()).await;
     let (events, texts) = (agent.subscribe().await.unwrap(), agent.subscribe().await.unwrap());
+    let run = agent.follow(FollowTarget::InFlight).await.unwrap();
     agent.stop(Duration::from_secs(1)).await.unwrap();
     assert_eq!(within_a_minute(read(events)).await, Err("stopped".to_owned()));
     assert_eq!(within_a_minute(read_text(texts)).await, Err("the agent has ended: stopped".to_owned()));
+    assert_eq!(within_a_minute(read_run(run)).await, Err("the agent has ended: stopped".to_owned()));
 
     let session = session(ScriptedProvider::new([Step::new().hang()]).model()).await;
     let events = session.subscribe(Mode::Controller).await.unwrap();
@@ -164,6 +186,10 @@ async fn samples_that_fall_behind_end_with_the_snapshot() {
     agent.wait_until_idle().await.unwrap();
     assert_eq!(within_a_minute(read(events)).await, Ok(()));
     assert_eq!(within_a_minute(read_text(texts)).await, Ok(()));
+    let agent = self::agent(flood()).await;
+    let run = agent.run("Hi").follow().await.unwrap();
+    agent.wait_until_idle().await.unwrap();
+    assert_eq!(within_a_minute(read_run(run)).await, Ok(()));
 
     let session = session(flood()).await;
     let events = session.subscribe(Mode::Controller).await.unwrap();
@@ -188,10 +214,11 @@ fn lines(text: &str) -> String {
 #[test]
 fn loops_of_the_documentation_are_the_samples_of_this_file() {
     let documents = [
-        ("README.md", include_str!("../README.md"), "text"),
+        ("README.md", include_str!("../README.md"), "run"),
         ("src/lib.rs", include_str!("../src/lib.rs"), "text"),
         ("docs/getting-started.md", include_str!("../docs/getting-started.md"), "text"),
         ("docs/getting-started.md", include_str!("../docs/getting-started.md"), "agent"),
+        ("docs/getting-started.md", include_str!("../docs/getting-started.md"), "run"),
         ("src/agent.rs", include_str!("../src/agent.rs"), "agent"),
         ("src/session/subscription.rs", include_str!("../src/session/subscription.rs"), "session"),
     ];

@@ -19,13 +19,11 @@ impl Provider for Service {
     async fn stream(&self, request: Request, _: RequestContext) -> Result<DeltaStream, ProviderError> {
         // A real provider sends `request.history`, `request.tools` and `request.options` to its service.
         let last = request.history.iter().last();
-        let result = last.and_then(|message| message.tool_results().next().map(|result| result.text()));
-        let (block, part, stop) = match result {
-            Some(time) => (BlockStart::Text, Part::Text(format!("It is {time}.")), StopReason::Stop),
-            None => {
-                let block = BlockStart::ToolUse { id: "call-1".into(), name: "clock".into() };
-                (block, Part::Input("{}".into()), StopReason::ToolUse)
-            }
+        let (block, part, stop) = if let Some(result) = last.and_then(|it| it.tool_results().next()) {
+            (BlockStart::Text, Part::Text(format!("It is {}.", result.text())), StopReason::Stop)
+        } else {
+            let block = BlockStart::ToolUse { id: "call-1".into(), name: "clock".into() };
+            (block, Part::Input("{}".into()), StopReason::ToolUse)
         };
         let deltas = [
             Delta::Start { index: 0, block },

@@ -100,7 +100,7 @@ struct DelegationState {
     /// The sums of calls with which the turn has started to run its tools, or which the calls have read since. The account
     /// contains them.
     charged: Vec<(Arc<str>, UsageSum)>,
-    spent: Vec<(Arc<str>, DelegatedUsage)>,
+    spent: Vec<KeyedUsage>,
     /// The calls that must not be repeated any more, with those who wait until this is recorded.
     unrepeatable: Vec<UnrepeatableCall>,
 }
@@ -129,6 +129,9 @@ struct DelegatedCall {
     /// Unbounded, because each entry has a caller who waits for its reply.
     decisions: UnboundedSender<ForwardedDecision>,
 }
+
+/// The usage of the sub-agents of the call with this key.
+pub(super) type KeyedUsage = (Arc<str>, DelegatedUsage);
 
 /// The pauses of all sub-agents of a call.
 pub(super) type SlotPauses = (Op, usize, Vec<PendingUse>);
@@ -174,7 +177,7 @@ impl Delegations {
 
     /// Returns the usage by the keys of calls, the lists of pauses and the calls that must not be repeated, which were not
     /// taken yet.
-    pub(super) fn take(&self) -> (Vec<(Arc<str>, DelegatedUsage)>, Vec<SlotPauses>, Vec<UnrepeatableCall>) {
+    pub(super) fn take(&self) -> (Vec<KeyedUsage>, Vec<SlotPauses>, Vec<UnrepeatableCall>) {
         let mut guard = lock(&self.state);
         let state = &mut *guard;
         let mut changed: Vec<SlotPauses> = Vec::new();
@@ -403,7 +406,8 @@ impl ParentCall {
         let key = Self::child_key(context.idempotency_key(), number).into();
         let is_first = AtomicBool::new(true);
         let team = delegations(context).map(|own| Arc::clone(&own.team)).unwrap_or_default();
-        let call = Self { context: context.clone(), has_ended, account, depth, key, is_session, team, is_first };
+        let call =
+            Self { context: context.clone(), has_ended, account, depth, key, is_session, team, is_first };
         call.set_at_work(true);
         (CallGuard(Arc::new(call)), receiver)
     }

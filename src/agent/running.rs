@@ -640,12 +640,9 @@ impl Running {
     ///
     /// Dropping the future does not end the run. The progress that was read is lost.
     pub async fn response(&mut self) -> Result<Arc<Response>, Error> {
-        loop {
-            if let Some(end) = &self.end {
-                return end.clone();
-            }
-            self.next().await?;
-        }
+        while self.end.is_none() && self.next().await?.is_some() {}
+        let lost = || Err(Error::new(ErrorKind::Ended, "the agent ended before the end of the run was read"));
+        self.end.clone().unwrap_or_else(lost)
     }
 
     /// Reads the run to its end, and returns the response as a value of a Rust type. If the event with the response was

@@ -377,23 +377,24 @@ impl Canonical {
                 at = after;
             }
             let escaped = at > start;
-            match raw.get(at) {
-                Some(b'u') if escaped && let Some(code) = hex(raw, at + 1, 4) => {
-                    at += 5;
-                    let c = char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER);
-                    for byte in c.encode_utf8(&mut [0; 4]).bytes() {
-                        canonical.push(byte, start);
-                    }
-                }
-                Some(b'%') if let Some((byte, after)) = percent(raw, at) => {
-                    at = after;
+            let byte = raw.get(at).copied();
+            if escaped
+                && byte == Some(b'u')
+                && let Some(code) = hex(raw, at + 1, 4)
+            {
+                at += 5;
+                let c = char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER);
+                for byte in c.encode_utf8(&mut [0; 4]).bytes() {
                     canonical.push(byte, start);
                 }
-                Some(byte) => {
-                    at += 1;
-                    canonical.push(*byte, start);
-                }
-                None => {}
+            } else if byte == Some(b'%')
+                && let Some((byte, after)) = percent(raw, at)
+            {
+                at = after;
+                canonical.push(byte, start);
+            } else if let Some(byte) = byte {
+                at += 1;
+                canonical.push(byte, start);
             }
         }
         canonical.starts.push(raw.len());

@@ -39,7 +39,7 @@ fn using(tool: impl Tool, ids: &'static [&'static str]) -> AgentBuilder {
                 .fold(Step::new(), |step, own| step.then_tool_use(own, &name, json!({ "task": "Go." })));
             return step.stop();
         }
-        let texts: Vec<_> = results.into_iter().map(|result| result.text()).collect();
+        let texts: Vec<_> = results.into_iter().map(ToolResult::text).collect();
         Step::text(texts.join(", "))
     });
     Agent::builder().model(provider.model()).tool(tool)

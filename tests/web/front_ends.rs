@@ -24,7 +24,7 @@ async fn front_end_with_assistant_ui_in_chromium_succeeds() {
     drive("assistant_ui", 3).await;
 }
 
-/// CopilotKit needs 950 packages, so only `scripts/newest.sh` runs it, with the newest versions.
+/// `CopilotKit` needs 950 packages, so only `scripts/newest.sh` runs it, with the newest versions.
 #[tokio::test]
 #[ignore = "scripts/newest.sh runs it"]
 async fn front_end_with_copilot_kit_in_chromium_succeeds() {
@@ -37,9 +37,14 @@ async fn drive(name: &str, offset: u16) {
     let (Some(modules), Some(playwright)) = (front_end(name), packages("page")) else { return };
     let dist = Path::new(env!("CARGO_TARGET_TMPDIR")).join("front_ends").join(name);
     let source = Path::new(FRONT_ENDS);
-    let mut build = process::Command::new(&node);
-    let built =
-        build.arg(source.join("build.mjs")).arg(&modules).arg(&dist).arg(source.join(name)).output().unwrap();
+    let mut builder = process::Command::new(&node);
+    let built = builder
+        .arg(source.join("build.mjs"))
+        .arg(&modules)
+        .arg(&dist)
+        .arg(source.join(name))
+        .output()
+        .unwrap();
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
 
     let web_chat = tokio::task::spawn_blocking(build_web_chat).await.unwrap();

@@ -38,10 +38,6 @@ pub(crate) fn check_decisions(decisions: &[(ToolUseId, Decision)], by: Option<&s
             ErrorKind::InvalidDecision,
             "there is no decision; add one for a tool use that waits",
         )),
-        _ if let Some(tool_use) = repeated(decisions) => {
-            let text = format!("tool use {tool_use} has two decisions; send one");
-            Err(Error::new(ErrorKind::InvalidDecision, text))
-        }
         _ if !decisions.iter().all(|(_, decision)| is_shallow_decision(decision)) => {
             let limit = Fold::MAX_DEPTH;
             let text = format!(
@@ -49,7 +45,10 @@ pub(crate) fn check_decisions(decisions: &[(ToolUseId, Decision)], by: Option<&s
             );
             Err(Error::new(ErrorKind::InvalidDecision, text).with_member("limit", limit))
         }
-        _ => Ok(()),
+        _ => repeated(decisions).map_or(Ok(()), |tool_use| {
+            let text = format!("tool use {tool_use} has two decisions; send one");
+            Err(Error::new(ErrorKind::InvalidDecision, text))
+        }),
     }
 }
 

@@ -144,14 +144,11 @@ async fn pause_that_is_left_waits_for_a_decision_from_elsewhere() {
     // A reader that has not started the run leaves every pause.
     for starts in [true, false] {
         let agent = pausing().await;
-        let mut running = match starts {
-            true => agent.run("Echo it twice.").follow().await.unwrap(),
-            false => {
-                let Accepted::Started { turn } = agent.prompt("Echo it twice.").await.unwrap() else {
-                    panic!()
-                };
-                agent.follow(FollowTarget::Turn(turn)).await.unwrap()
-            }
+        let mut running = if starts {
+            agent.run("Echo it twice.").follow().await.unwrap()
+        } else {
+            let Accepted::Started { turn } = agent.prompt("Echo it twice.").await.unwrap() else { panic!() };
+            agent.follow(FollowTarget::Turn(turn)).await.unwrap()
         };
         let mut seen = 0;
         while seen < 2 {

@@ -129,7 +129,7 @@ impl AgUiInput {
         let (newest, before) = self.messages[..count].split_last().unzip();
         let (trigger, blocks) = match newest {
             _ if !answers.is_empty() => (Trigger::Decide(decisions(answers, pauses)?), Vec::new()),
-            _ if let Some(pause) = pauses.first() => return Err(missing_answer(&pause.tool_use.id)),
+            _ if !pauses.is_empty() => return Err(missing_answer(&pauses[0].tool_use.id)),
             Some(newest) if newest.role == "user" => (Trigger::Newest, newest.blocks()?.0),
             Some(newest) if newest.role == "tool" => (Trigger::Results, self.results(view)?),
             _ => return Err(nothing_new()),

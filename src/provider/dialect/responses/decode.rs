@@ -120,12 +120,14 @@ impl Decoder for ResponsesDecoder {
         }
         let event = match parse::<ResponsesEvent<'_>>(data) {
             Ok(event) if !event.has_whole_arguments() => Ok(event),
-            event => match tamed(data).as_deref() {
-                Some(tame) if let Ok(event) = parse(tame) => {
+            event => {
+                if let Some(tame) = tamed(data).as_deref()
+                    && let Ok(event) = parse(tame)
+                {
                     return self.event(frame.name(), event, tame, deltas);
                 }
-                _ => event,
-            },
+                event
+            }
         };
         match event {
             Ok(event) => self.event(frame.name(), event, data, deltas),

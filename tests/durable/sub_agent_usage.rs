@@ -95,12 +95,11 @@ impl Team {
             team.requests.fetch_add(1, Ordering::SeqCst);
             team.store.is_low.store(first == 100, Ordering::SeqCst);
             let has_result = request.history.last().is_some_and(|last| last.tool_results().next().is_some());
-            match has_result {
-                true => Step::new().usage(tokens(2 * first)).then_text(["Done."]).stop(),
-                false => {
-                    let task = json!({ "task": "Go." });
-                    Step::new().usage(tokens(first)).then_tool_use("call", &name, task).stop()
-                }
+            if has_result {
+                Step::new().usage(tokens(2 * first)).then_text(["Done."]).stop()
+            } else {
+                let task = json!({ "task": "Go." });
+                Step::new().usage(tokens(first)).then_tool_use("call", &name, task).stop()
             }
         });
         Agent::builder().model(provider.model()).tool(tool)

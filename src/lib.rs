@@ -106,8 +106,8 @@
 //! such as [`Error::is_not_found`] state its class. Stores, providers and tools have separate types of errors:
 //! [`StoreError`], [`ProviderError`] and [`ToolError`].
 //!
-//! The `Debug` text of an error is the text of [`error_chain`]. So if `main` returns an error, the program prints
-//! sentences. `{:#?}` also shows the members of an [`Error`] or a [`ProviderError`].
+//! The `Debug` text of an error, except a [`ToolError`], is the text of [`error_chain`]. So if `main` returns an error, the
+//! program prints sentences. `{:#?}` also shows the members of an [`Error`] or a [`ProviderError`].
 //!
 //! # Panics
 //!

@@ -279,6 +279,7 @@ fn debug_of_every_error_is_its_chain_of_sentences() {
         || telemetry::configure(TelemetrySettings::new()).and(telemetry::configure(TelemetrySettings::new()));
     let node = NodeId::new(7).unwrap();
     let no_schema = Schema::new(json!({ "type": "nothing" })).unwrap_err();
+    #[allow(unused_mut, reason = "a feature adds an error")]
     let mut errors = vec![
         boxed(omni_agent::Error::new(ErrorKind::Busy, "the agent is Busy").with_source(Outer)),
         boxed(spent()),

@@ -444,7 +444,7 @@ impl ParentCall {
     }
 
     /// Returns whether the child starts no tool any more, because its turn is about to be left.
-    pub(super) fn is_parked(&self) -> bool {
+    pub(crate) fn is_parked(&self) -> bool {
         lock(&self.team.0).is_parked
     }
 

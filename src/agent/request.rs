@@ -136,7 +136,8 @@ impl RunRequest {
     /// follows the run of the earlier prompt. The prompt gets an id if it has none. If a message gets another answer,
     /// prompts that are staged meanwhile and continue the run are followed, too.
     ///
-    /// The reader decides about pauses: see [`Pause`](super::Pause). To leave the decisions to others, start the run and
+    /// The reader decides about pauses: see [`Pause`](super::Pause). If the prompt was accepted before, or joins the turn in
+    /// flight with [`Next::Step`], it leaves the pauses to others, because somebody else has started the run. To leave the decisions to others, start the run and
     /// follow it with [`Agent::follow`](super::Agent::follow) or [`Session::follow`](crate::Session::follow).
     ///
     /// ```
@@ -173,14 +174,21 @@ impl RunRequest {
             self.spec.prompt.id.get_or_insert_with(|| PromptId::new(TurnId::new(rand::random()).to_string()));
         }
         let id = self.spec.prompt.id.clone();
+        let joins = self.spec.prompt.next == Next::Step;
         let accepted = self.target.start(self.spec).await?;
+        let starts = match accepted {
+            Accepted::Started { .. } => true,
+            Accepted::Staged { .. } => !joins,
+            Accepted::Known { .. } => false,
+        };
         let target = match (&accepted, id) {
             (Accepted::Staged { id, .. }, _) => FollowTarget::Prompt(id.clone()),
             (_, Some(id)) => FollowTarget::Prompt(id),
             (Accepted::Started { turn }, None) => FollowTarget::Turn(*turn),
             (Accepted::Known { .. }, None) => FollowTarget::InFlight,
         };
-        Ok(self.target.follow(target, Some(accepted)).await?.deciding())
+        let running = self.target.follow(target, Some(accepted)).await?;
+        Ok(if starts { running.deciding() } else { running })
     }
 
     /// Starts the run, waits until it ends, and returns the response: see [`ask`](super::Agent::ask).

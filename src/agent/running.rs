@@ -302,7 +302,8 @@ const NOBODY: &str = "Nobody was available to decide.";
 /// A tool use that waits for a decision, or a question of a running tool. It dereferences to the [`PendingUse`].
 ///
 /// If the run was started with [`RunRequest::follow`], a pause that is dropped without a decision is rejected by the next
-/// call of [`Running::next`]. So a program that does not handle pauses never waits for a decision that cannot come.
+/// call of [`Running::next`], unless the prompt was known or joined a turn in flight. So a program that drops each step
+/// never waits for a decision that cannot come. A program that keeps steps, for example in a list, keeps their pauses too.
 /// [`leave`](Self::leave) leaves the decision to somebody else. It is also left if the [`Running`] is dropped, for example
 /// at the end of the process. A reader of [`Agent::follow`] or [`Session::follow`](crate::Session::follow) never rejects.
 ///

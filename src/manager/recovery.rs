@@ -386,10 +386,6 @@ impl ManagerShared {
                     after = Some(turn.position);
                     continue;
                 }
-                if self.is_waiting_below(&turn.id).await {
-                    after = Some(turn.position);
-                    continue;
-                }
                 // A turn that another manager is responsible for needs no place. If time limits have passed, their
                 // decisions are applied first, whether or not this manager opens the conversation.
                 let mut options = None;
@@ -398,7 +394,7 @@ impl ManagerShared {
                         Ok(asked) => options = asked,
                         Err(error) => self.failed(turn.clone(), error, attempts, recovered),
                     }
-                    if options.is_none() {
+                    if options.is_none() || self.is_waiting_below(&turn.id).await {
                         after = Some(turn.position);
                         continue;
                     }

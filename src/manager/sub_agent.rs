@@ -78,7 +78,7 @@ use crate::{
     run::{Error, ErrorKind, PromptState, RunEnd, RunOutcome},
     session::{Session, SessionSnapshot, closed},
     store::{
-        Commit, ConversationId, Filter, Labels, Page, Position, StoreError, StoredTurn, Summary,
+        Commit, ConversationId, Filter, Labels, Owner, Page, Position, StoreError, StoredTurn, Summary,
         digest::Digest,
     },
     time::scaled,
@@ -212,6 +212,7 @@ impl CallEnd {
         let inner = entry.inner.upgrade()?;
         let parent = self.parent.clone();
         let in_flight = if is_left || self.call.is_left() { InFlight::Leave } else { InFlight::Keep };
+        let was_parked = self.call.is_parked();
         let closing = async move {
             let child = &entry.child;
             // An opening that has begun continues without its caller.
@@ -223,6 +224,10 @@ impl CallEnd {
             }
             if let Err(error) = inner.close(child, in_flight).await {
                 tracing::warn!(%child, %error, "a sub-agent was not closed completely");
+            }
+            if in_flight == InFlight::Leave && was_parked {
+                // A decision can have come after the root had agreed to end.
+                inner.continue_decided(child);
             }
             if in_flight != InFlight::Leave
                 && let Err(error) = inner.delete_without_parent(child, &parent).await
@@ -513,13 +518,20 @@ impl ManagerShared {
             Err(StoreError::NotFound { .. }) => return Ok(sum),
             own => own?,
         };
-        for Summary { id, owner, .. } in std::iter::once(own).chain(self.descendants(child).await?) {
-            // The processes of earlier lives end parents before children.
-            if let Some(owner) = owner
-                && (id == *child || self.call_turn(&id).await?.is_some())
+        let all: Vec<_> = std::iter::once(own).chain(self.descendants(child).await?).collect();
+        for Summary { id, owner, .. } in &all {
+            // The processes of earlier lives end parents before children. An earlier life of this process has ended, but a
+            // call of this one may still be closing its session.
+            let can_add = |owner: &&Owner| {
+                owner.name != self.owner.name || id != child && self.registry().calls.has(id)
+            };
+            if let Some(owner) = owner.as_ref().filter(can_add)
+                && (id == child || self.call_turn(id).await?.is_some())
             {
-                return Err(StoreError::Owned { id, owner }.into());
+                return Err(StoreError::Owned { id: id.clone(), owner: owner.clone() }.into());
             }
+        }
+        for Summary { id, .. } in all {
             match self.store.load(&id).await {
                 Ok(stored) => sum.add(stored.used.requests, stored.used.usage),
                 // Neither can have a turn that continues.
@@ -780,7 +792,7 @@ impl ManagerShared {
             return Ok(false);
         }
         let Some(turn) = self.recorded(id).await? else { return Ok(false) };
-        let mut turns = vec![turn];
+        let (mut turns, mut seen) = (vec![turn], HashSet::new());
         while let Some(turn) = turns.pop() {
             if only_waits(&turn) {
                 if turn.approvals().iter().any(|approval| approval.has_expired(turn.now)) {
@@ -790,6 +802,10 @@ impl ManagerShared {
             }
             let Some(calls) = turn.record.delegated_calls() else { return Ok(false) };
             for key in calls {
+                // A damaged record can name itself, or very many calls.
+                if !seen.insert(key.clone()) || seen.len() > 1024 {
+                    return Ok(false);
+                }
                 let before = turns.len();
                 for number in 0..u32::from(u8::MAX) {
                     let Ok(child) = child_id(&ParentCall::child_key(&key, number)) else { return Ok(false) };

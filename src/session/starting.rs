@@ -96,6 +96,7 @@ impl Starting {
             ends_by: None,
             idle: None,
             is_fresh: true,
+            is_pause_below: false,
             idle_when_saved: false,
             has_refused_sleep: false,
             settling: None,

@@ -77,6 +77,8 @@ pub(super) struct Task {
     pub(super) is_fresh: bool,
     /// Whether the idle time is over but the session continues because something is unsaved.
     pub(super) idle_when_saved: bool,
+    /// Whether a tool of a sub-agent waits for a decision.
+    pub(super) is_pause_below: bool,
     /// Whether the session has refused to sleep. If so, its watcher is notified when another attempt may succeed.
     pub(super) has_refused_sleep: bool,
     /// The future that waits until the idle agent has processed its application events.
@@ -221,6 +223,7 @@ impl Task {
         if let Some(Event::Status { pauses, .. }) = event.as_ref().map(|event| &*event.event) {
             let runs_no_tool = !pauses.is_empty() && pauses.iter().all(|pause| pause.asked_by.is_none());
             self.shared.runs_no_tool.store(runs_no_tool, Ordering::Release);
+            self.is_pause_below = pauses.iter().any(|pause| pause.sub_agent.is_some());
         }
         let has_tool_ended =
             event.as_ref().is_some_and(|event| matches!(*event.event, Event::ToolEnd { .. }));

@@ -165,11 +165,11 @@ macro_rules! tool {
         #[derive($crate::serde::Deserialize, $crate::schemars::JsonSchema)]
         #[serde(crate = "omni_agent::serde")]
         #[schemars(crate = "omni_agent::schemars")]
-        struct Input {
+        struct InputOfTool {
             $($(#[$attribute])* $member: $type,)+
         }
-        $crate::tool_fn($name, $description, |input: Input, _: $crate::ToolContext| async move {
-            let Input { $($member),+ } = input;
+        $crate::tool_fn($name, $description, |input: InputOfTool, _: $crate::ToolContext| async move {
+            let InputOfTool { $($member),+ } = input;
             $body
         })
     }};

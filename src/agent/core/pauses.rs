@@ -38,7 +38,7 @@ pub(crate) fn check_decisions(decisions: &[(ToolUseId, Decision)], by: Option<&s
             ErrorKind::InvalidDecision,
             "there is no decision; add one for a tool use that waits",
         )),
-        _ if !decisions.iter().all(|(_, decision)| is_shallow_decision(decision)) => {
+        _ if repeated(decisions).is_none() && !decisions.iter().all(|(_, own)| is_shallow_decision(own)) => {
             let limit = Fold::MAX_DEPTH;
             let text = format!(
                 "the decision is nested too deeply; at most {limit} levels of arrays and objects are allowed"

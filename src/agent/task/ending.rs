@@ -37,10 +37,12 @@ impl Task {
         // After its first error, the commit channel is not used again.
         let is_unheard =
             self.commit.take_if(|commit| commit.sender.is_closed()).map(drop_contained).is_some();
+        // A report that has come since the agent has agreed to end must not change this.
+        let parks = stop.is_none() && !is_unheard && self.park();
         self.take_delegated();
         let in_flight = match &stop {
             Some(stop) => stop.in_flight,
-            None if is_unheard || self.park() => InFlight::Leave,
+            None if is_unheard || parks => InFlight::Leave,
             None => InFlight::Keep,
         };
         // If the agent is idle, the interrupt or the cancel returns an error, because no turn is in flight. Ignore this

@@ -55,7 +55,7 @@ impl Task {
         if !retired {
             self.settle();
             if let Some(wait) = self.shared.setup.idle_shutdown
-                && self.core.status() == Status::Paused
+                && self.is_pause_below
             {
                 // A running tool may end without a change of the status, and the turn then only waits for decisions.
                 self.idle = Some(Box::pin(sleep(wait.max(SHORTEST_RETRY))));

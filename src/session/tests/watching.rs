@@ -46,7 +46,7 @@ impl Watcher for Notes {
             Notice::Title(title) => format!("title {:?}", title.map(|title| &**title)),
             Notice::Finished(response) => format!("finished {}", response.text()),
             Notice::Left => "left".into(),
-            Notice::Ended(reason) => format!("ended {reason:?}").to_lowercase(),
+            Notice::Ended(reason) => format!("ended: {reason}"),
             other => format!("{other:?}"),
         };
         self.0.lock().unwrap().push(note);
@@ -84,7 +84,7 @@ async fn watcher_receives_all_notices_in_order() {
     settle().await;
     session.cancel().await.unwrap();
     session.stop(AFTER).await.unwrap();
-    assert_eq!(notes.all()[5..], ["left", "busy", "idle", "ended stopped"]);
+    assert_eq!(notes.all()[5..], ["left", "busy", "idle", "ended: stopped"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -103,20 +103,20 @@ async fn end_is_reported_once_for_every_cause() {
     let (session, notes) = noted(scripted([])).await;
     let (one, two) = tokio::join!(session.stop(AFTER), session.stop(AFTER));
     one.and(two).unwrap();
-    assert_eq!(notes.all(), ["ended stopped"]);
+    assert_eq!(notes.all(), ["ended: stopped"]);
 
     // The session ends because its last handle is dropped.
     let (session, notes) = noted(scripted([])).await;
     drop(session);
     settle().await;
-    assert_eq!(notes.all(), ["ended handlesdropped"]);
+    assert_eq!(notes.all(), ["ended: its last handle was dropped"]);
 
     // `sleep` ends the session.
     let (session, notes) = noted(scripted([])).await;
     assert!(session.sleep().await.unwrap());
     session.ended().await;
     settle().await;
-    assert_eq!(notes.all(), ["ended idle"]);
+    assert_eq!(notes.all(), ["ended: nothing kept it open and nothing was in progress"]);
 
     // The idle shutdown ends the session.
     let notes = Notes::default();
@@ -125,7 +125,7 @@ async fn end_is_reported_once_for_every_cause() {
     drop(session.subscribe(Mode::Controller).await.unwrap());
     in_time(session.ended()).await;
     settle().await;
-    assert_eq!(notes.all(), ["left", "ended idle"]);
+    assert_eq!(notes.all(), ["left", "ended: nothing kept it open and nothing was in progress"]);
 
     // The agent stops itself.
     let stops = Hooks::new().on_event(|_, state| async move {
@@ -137,7 +137,7 @@ async fn end_is_reported_once_for_every_cause() {
     session.notify(()).await.unwrap();
     in_time(session.ended()).await;
     settle().await;
-    assert_eq!(notes.all(), ["ended agentended"]);
+    assert_eq!(notes.all(), ["ended: its agent ended"]);
 }
 
 #[test]

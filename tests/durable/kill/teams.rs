@@ -281,8 +281,10 @@ async fn begin(life: &Life, team: &Arc<Team>) {
     for stage in Stage::ALL.into_iter().filter(|stage| *stage != Stage::Paused) {
         team.gate(stage).reached().await;
     }
-    let paused = life.manager.get(&team.id(Stage::Paused)).unwrap();
-    while paused.snapshot().await.unwrap().agent.pauses.is_empty() {
+    // A root whose sub-agent waits is closed after its idle time.
+    while let Some(session) = life.manager.get(&team.id(Stage::Paused))
+        && session.snapshot().await.is_ok_and(|snapshot| snapshot.agent.pauses.is_empty())
+    {
         sleep(POLL).await;
     }
     // The tool has reached the stage. Now the end of the sub-agent's run reaches it, too.

@@ -291,7 +291,7 @@ impl World {
             Err(error) => {
                 ensure!(!waiting.contains(&id), "a resume of {id}, which waits, fails: {error:?}");
                 let expected = stale(open, &id);
-                ensure!(format!("{expected:?}") == format!("{error:?}"), "{error:?}, not {expected:?}");
+                ensure!(format!("{expected:#?}") == format!("{error:#?}"), "{error:#?}, not {expected:#?}");
                 same_error(ErrorKind::StaleDecision, &error, effects.is_empty())?;
             }
         }

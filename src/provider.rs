@@ -86,7 +86,7 @@ pub type DeltaStream = Pin<Box<dyn Stream<Item = Result<Delta, ProviderError>> +
 /// An implementation streams the service's response and does not retry. [`RetryPolicy`] retries for all providers.
 ///
 /// A block of text starts with a [`Delta::Start`], is extended by pieces, and may end with a [`Delta::End`]. A tool use starts
-/// with its id and name, and its input follows as pieces of JSON text ([`Part::Input`](custom::Part::Input)). The guide on
+/// with its id and name, and its input follows as pieces of JSON text ([`Part::Input`]). The guide on
 /// [extending](crate::guides::extending#the-deltas-of-a-tool-use) has an example.
 ///
 /// A provider that repeats the last message, called without an agent:

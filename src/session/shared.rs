@@ -96,6 +96,8 @@ pub(super) struct SessionShared {
     pub(super) is_between_requests: AtomicBool,
     /// Whether the turn waits for decisions before its tools run.
     pub(super) runs_no_tool: AtomicBool,
+    /// Whether a tool of a sub-agent waits for a decision.
+    pub(super) waits_below: AtomicBool,
     /// The changes that were not in the store when the session ended, if there were any.
     pub(super) left_unsaved: OnceLock<Box<Unsaved>>,
     /// The error that names the tools that were still running when the session ended, if there were any.

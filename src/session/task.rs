@@ -77,8 +77,6 @@ pub(super) struct Task {
     pub(super) is_fresh: bool,
     /// Whether the idle time is over but the session continues because something is unsaved.
     pub(super) idle_when_saved: bool,
-    /// Whether a tool of a sub-agent waits for a decision.
-    pub(super) is_pause_below: bool,
     /// Whether the session has refused to sleep. If so, its watcher is notified when another attempt may succeed.
     pub(super) has_refused_sleep: bool,
     /// The future that waits until the idle agent has processed its application events.
@@ -223,7 +221,8 @@ impl Task {
         if let Some(Event::Status { pauses, .. }) = event.as_ref().map(|event| &*event.event) {
             let runs_no_tool = !pauses.is_empty() && pauses.iter().all(|pause| pause.asked_by.is_none());
             self.shared.runs_no_tool.store(runs_no_tool, Ordering::Release);
-            self.is_pause_below = pauses.iter().any(|pause| pause.sub_agent.is_some());
+            let waits_below = pauses.iter().any(|pause| pause.sub_agent.is_some());
+            self.shared.waits_below.store(waits_below, Ordering::Release);
         }
         let has_tool_ended =
             event.as_ref().is_some_and(|event| matches!(*event.event, Event::ToolEnd { .. }));

@@ -1,7 +1,7 @@
 //! Ends an idle session without controllers, either after the time of the idle shutdown or at once to make room for
 //! other sessions.
 
-use std::{pin::Pin, time::Duration};
+use std::{pin::Pin, sync::atomic::Ordering, time::Duration};
 
 use tokio::time::sleep;
 
@@ -55,7 +55,7 @@ impl Task {
         if !retired {
             self.settle();
             if let Some(wait) = self.shared.setup.idle_shutdown
-                && self.is_pause_below
+                && self.shared.waits_below.load(Ordering::Acquire)
             {
                 // A running tool may end without a change of the status, and the turn then only waits for decisions.
                 self.idle = Some(Box::pin(sleep(wait.max(SHORTEST_RETRY))));

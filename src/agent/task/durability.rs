@@ -258,9 +258,7 @@ impl Task {
             && self.durability.as_ref().is_some_and(|durability| durability.is_written())
             && !self.is_blocked()
             && match self.core.phase().stage() {
-                Some(Stage::Executing { .. }) => {
-                    self.above().is_none() && self.delegations().is_some_and(|own| own.park())
-                }
+                Some(Stage::Executing { .. }) => self.delegations().is_some_and(|own| own.park()),
                 _ => true,
             }
     }
